@@ -26,17 +26,17 @@ var errStaleSnapshot = errors.New("the running turn started after the conversati
 // started, to which it attaches the caller. The caller must follow the turn. If the earlier turn is
 // only in the store, admit returns a repeatedRequestError.
 func (m *Manager) admit(
-	ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request,
-) (t *liveTurn, attached bool, err error) {
+	ctx context.Context, tenant string, request *parleyv1.ChatRequest, requestKey *store.Request,
+) (e *queueEntry, attached bool, err error) {
 	at := key{tenant, request.GetConversationId()}
 	for {
-		t, attached, err := m.tryAdmit(ctx, at, request, q)
+		e, attached, err := m.tryAdmit(ctx, at, request, requestKey)
 		if errors.Is(err, errStaleSnapshot) {
 			continue // A new read can become stale only if another turn starts after it.
 		}
 		pending, ok := errors.AsType[*startPendingError](err)
 		if !ok {
-			return t, attached, err
+			return e, attached, err
 		}
 		select {
 		case <-pending.decided:
@@ -47,25 +47,25 @@ func (m *Manager) admit(
 }
 
 func (m *Manager) tryAdmit(
-	ctx context.Context, at key, request *parleyv1.ChatRequest, q *store.Request,
-) (t *liveTurn, attached bool, err error) {
+	ctx context.Context, at key, request *parleyv1.ChatRequest, requestKey *store.Request,
+) (e *queueEntry, attached bool, err error) {
 	// Get the uid before the read: if the read does not find this conversation, the conversation has ended.
 	uid := m.conversationUID(at)
-	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Request: q}
+	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Request: requestKey}
 	interrupts := request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT
 	if interrupts && dependsOnHistory(request) {
 		read.Newest = -1
 	}
-	found, err := m.o.Store.Read(ctx, read)
+	snapshot, err := m.o.Store.Read(ctx, read)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		found = &store.Snapshot{}
+		snapshot = &store.Snapshot{}
 	case err != nil:
 		return nil, false, err
-	case found.Seen != nil:
-		return nil, false, &repeatedRequestError{found.Seen}
+	case snapshot.Seen != nil:
+		return nil, false, &repeatedRequestError{snapshot.Seen}
 	}
-	if uid != "" && uid != found.Conversation.GetUid() {
+	if uid != "" && uid != snapshot.Conversation.GetUid() {
 		// The store reports this end as well, but for an ephemeral conversation only at the sweep.
 		m.conversationDeleted(&store.Change{Tenant: at.tenant, ConversationID: at.id, UID: uid})
 	}
@@ -74,24 +74,24 @@ func (m *Manager) tryAdmit(
 	}
 	var refusal error
 	if interrupts {
-		refusal = m.interruptRefusal(request, found)
+		refusal = m.interruptRefusal(request, snapshot)
 	}
-	return m.enqueueOrAttach(at, proto.CloneOf(request), q, found, refusal)
+	return m.enqueueOrAttach(at, proto.CloneOf(request), requestKey, snapshot, refusal)
 }
 
 // interruptRefusal returns why the request would be refused at its start. Such a request must not
 // interrupt the running turn.
-func (m *Manager) interruptRefusal(request *parleyv1.ChatRequest, found *store.Snapshot) error {
-	if version := found.Conversation.GetVersion(); request.IfVersion != nil && request.GetIfVersion() != version {
+func (m *Manager) interruptRefusal(request *parleyv1.ChatRequest, snapshot *store.Snapshot) error {
+	if version := snapshot.Conversation.GetVersion(); request.IfVersion != nil && request.GetIfVersion() != version {
 		return &store.VersionError{Current: version}
 	}
-	if _, err := m.chooseAgent(request, found.Conversation); err != nil {
+	if _, err := m.chooseAgent(request, snapshot.Conversation); err != nil {
 		return err
 	}
 	if !dependsOnHistory(request) {
 		return nil
 	}
-	messages, err := found.Messages.Messages()
+	messages, err := snapshot.Messages.Messages()
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (m *Manager) interruptRefusal(request *parleyv1.ChatRequest, found *store.S
 	if err != nil {
 		return err
 	}
-	return history.CheckRetention(Inputs(request), answered, found, m.o.MaxConversationBytes)
+	return history.CheckRetention(Inputs(request), answered, snapshot, m.o.MaxConversationBytes)
 }
 
 // conversationUID returns the uid of the conversation in which the turns of an id run. It is empty
@@ -111,13 +111,13 @@ func (m *Manager) interruptRefusal(request *parleyv1.ChatRequest, found *store.S
 func (m *Manager) conversationUID(at key) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	switch l := m.queues[at]; {
-	case l == nil || l.running == nil:
+	switch q := m.queues[at]; {
+	case q == nil || q.running == nil:
 		return ""
-	case l.running.uid == "":
-		return l.uid
+	case q.running.uid == "":
+		return q.uid
 	default:
-		return l.running.uid
+		return q.running.uid
 	}
 }
 
@@ -125,50 +125,62 @@ func (m *Manager) conversationUID(at key) string {
 // request started in the meantime. If refusal is not nil, the request must not interrupt a running
 // turn.
 func (m *Manager) enqueueOrAttach(
-	at key, request *parleyv1.ChatRequest, q *store.Request, found *store.Snapshot, refusal error,
-) (t *liveTurn, attached bool, err error) {
+	at key, request *parleyv1.ChatRequest, requestKey *store.Request, snapshot *store.Snapshot, refusal error,
+) (e *queueEntry, attached bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := m.queues[at]
-	if t, err := l.attachToRequest(q, found.Conversation.GetUid()); t != nil || err != nil {
-		return t, true, err
+	q := m.queues[at]
+	if e, err := q.attachToRequest(requestKey, snapshot.Conversation.GetUid()); e != nil || err != nil {
+		return e, true, err
 	}
 	switch {
 	case m.stopping:
 		return nil, false, ErrShuttingDown
-	case l != nil && l.running != nil:
-		if err := l.checkBusy(request.GetOnBusy()); err != nil {
+	case q != nil && q.running != nil:
+		if err := q.checkBusy(request.GetOnBusy()); err != nil {
 			return nil, false, err
 		}
 		if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT &&
 			(request.IfVersion != nil || dependsOnHistory(request)) {
-			if err := l.checkSnapshot(found); err != nil {
+			if err := q.checkSnapshot(snapshot); err != nil {
 				return nil, false, err
 			}
 		}
 		if refusal != nil {
 			return nil, false, refusal
 		}
-	case m.runningByTenant[at.tenant] >= m.o.MaxTurns:
-		return nil, false, fmt.Errorf("%w: this tenant has %d (limit %d)", ErrTooManyTurns, m.runningByTenant[at.tenant],
-			m.o.MaxTurns)
-	case m.runningTotal >= maxRunningTotal:
-		return nil, false, fmt.Errorf("%w: the server has %d (limit %d)", ErrTooManyTurns, m.runningTotal, maxRunningTotal)
+	default:
+		if err := m.checkCapacity(at.tenant); err != nil {
+			return nil, false, err
+		}
 	}
-	if l == nil {
-		l = &queue{key: at}
-		m.queues[at] = l
+	if q == nil {
+		q = &queue{key: at}
+		m.queues[at] = q
 	}
-	t = newLiveTurn(m, l, request, q, found)
-	m.turns[t.id] = t
-	if l.running == nil {
-		l.running = t
-		close(t.mayStart)
+	e = &queueEntry{liveTurn: newLiveTurn(m, at, request), queue: q, requestKey: requestKey, readers: 1}
+	m.turns[e.id] = e
+	hasToWait := q.running != nil
+	if hasToWait {
+		q.enqueue(e)
+	} else {
+		q.running = e
+		close(e.mayStart)
 		m.runningByTenant[at.tenant]++
 		m.runningTotal++
-	} else {
-		l.enqueue(t)
 	}
-	go t.run()
-	return t, false, nil
+	go newExecution(m, e, request, snapshot, hasToWait).run()
+	return e, false, nil
+}
+
+// checkCapacity returns ErrTooManyTurns if no further turn of the tenant may run. The caller holds
+// mu.
+func (m *Manager) checkCapacity(tenant string) error {
+	switch n := m.runningByTenant[tenant]; {
+	case n >= m.o.MaxTurns:
+		return fmt.Errorf("%w: this tenant has %d (limit %d)", ErrTooManyTurns, n, m.o.MaxTurns)
+	case m.runningTotal >= maxRunningTotal:
+		return fmt.Errorf("%w: the server has %d (limit %d)", ErrTooManyTurns, m.runningTotal, maxRunningTotal)
+	}
+	return nil
 }

@@ -19,8 +19,7 @@ func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string
 		return turn, nil
 	}
 	if t := m.cancelledBeforeStart(key{tenant, conversationID}, turnID); t != nil {
-		<-t.done // The turn is about to end.
-		return t.finalTurn, nil
+		return t.await(ctx) // The turn is about to end.
 	}
 	return nil, &NotFoundError{TurnID: turnID}
 }
@@ -59,10 +58,10 @@ func (m *Manager) queuedTurns(at key) []*parleyv1.Turn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var turns []*parleyv1.Turn
-	if l := m.queues[at]; l != nil {
-		for _, t := range l.turns() {
-			if !t.ended && t.uid == "" {
-				turns = append(turns, t.queuedTurn())
+	if q := m.queues[at]; q != nil {
+		for _, e := range q.turns() {
+			if !e.ended && e.uid == "" {
+				turns = append(turns, e.queuedTurn())
 			}
 		}
 	}
@@ -73,8 +72,8 @@ func (m *Manager) queuedTurns(at key) []*parleyv1.Turn {
 func (m *Manager) cancelledBeforeStart(at key, turnID string) *liveTurn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if t := m.turns[turnID]; t != nil && t.queue.key == at && t.ended && t.uid == "" {
-		return t
+	if e := m.turns[turnID]; e != nil && e.conversation == at && e.ended && e.uid == "" {
+		return e.liveTurn
 	}
 	return nil
 }
@@ -84,13 +83,8 @@ func (m *Manager) cancelledBeforeStart(at key, turnID string) *liveTurn {
 // ended. Errors: those of Get, and store.BusyError if another server runs the turn.
 func (m *Manager) Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
 	if t := m.cancelTurn(key{tenant, conversationID}, turnID); t != nil {
-		select {
-		case <-t.done:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-		if t.finalTurn != nil {
-			return t.finalTurn, nil
+		if turn, err := t.await(ctx); turn != nil || err != nil {
+			return turn, err
 		}
 	}
 	turn, err := m.Get(ctx, tenant, conversationID, turnID)
@@ -111,12 +105,12 @@ func (m *Manager) Cancel(ctx context.Context, tenant, conversationID, turnID str
 func (m *Manager) cancelTurn(at key, turnID string) *liveTurn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.turns[turnID]
-	if t == nil || t.queue.key != at || t.ended {
+	e := m.turns[turnID]
+	if e == nil || e.conversation != at || e.ended {
 		return nil
 	}
-	if !m.removeWaiting(t, errCancelled) {
-		t.cancel(errCancelled)
+	if !m.removeWaiting(e, errCancelled) {
+		e.cancel(errCancelled)
 	}
-	return t
+	return e.liveTurn
 }

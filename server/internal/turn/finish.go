@@ -19,39 +19,39 @@ const storeRetry = 100 * time.Millisecond
 // readers end. It always calls the store, even if the conversation was reported as deleted: only
 // the store knows whether the turn still runs there, and a turn that is not ended keeps its
 // conversation busy until the next start.
-func (t *liveTurn) finish(cause error) (*parleyv1.TurnFinished, error) {
+func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 	var messages []*parleyv1.Message
-	messages, t.eventIndexes.Messages = t.answer.Finish(cause == nil)
-	end := &parleyv1.Turn{Id: t.id}
-	end.State, end.Error = t.outcome(cause)
-	if cause == nil && t.answer.HasOpenCalls() {
+	messages, x.eventIndexes.Messages = x.answer.Finish(cause == nil)
+	end := &parleyv1.Turn{Id: x.id}
+	end.State, end.Error = x.outcome(cause)
+	if cause == nil && x.answer.HasOpenCalls() {
 		end.State = parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 	}
-	result, err := t.commitEnd(messages, end)
+	result, err := x.commitEnd(messages, end)
 	if err != nil && isAnswerError(err) {
 		// Store the text alone, so that it is not lost and the conversation can be used again.
-		t.log.Error("answer refused by the store, storing its text", "error", err)
-		messages, t.eventIndexes.Messages = answer.TextOnly(messages, t.eventIndexes.GetMessages())
+		x.log.Error("answer refused by the store, storing its text", "error", err)
+		messages, x.eventIndexes.Messages = answer.TextOnly(messages, x.eventIndexes.GetMessages())
 		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, storeFailure()
-		result, err = t.commitEnd(messages, end)
+		result, err = x.commitEnd(messages, end)
 	}
 	if err != nil && isAnswerError(err) {
-		t.log.Error("text of the answer refused by the store, ending the turn without it", "error", err)
-		messages, t.eventIndexes.Messages = nil, nil
-		result, err = t.commitEnd(nil, end)
+		x.log.Error("text of the answer refused by the store, ending the turn without it", "error", err)
+		messages, x.eventIndexes.Messages = nil, nil
+		result, err = x.commitEnd(nil, end)
 	}
 	switch {
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
-		t.log.Info("turn ended with its conversation")
+		x.log.Info("turn ended with its conversation")
 		return nil, ErrConversationGone
 	case err != nil:
-		t.log.Error("answer could not be stored", "error", err)
+		x.log.Error("answer could not be stored", "error", err)
 		return nil, fmt.Errorf("store the answer: %w", err)
 	}
-	t.answer.SetStored(messages, result.Appended)
-	t.log.Debug("answer appended", "pieces", t.answer.Pieces(), "messages", len(messages))
+	x.answer.SetStored(messages, result.Appended)
+	x.log.Debug("answer appended", "pieces", x.answer.Pieces(), "messages", len(messages))
 	if e := end.GetError(); e != nil {
-		t.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", e.GetReason(), "error",
+		x.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", e.GetReason(), "error",
 			e.GetMessage())
 	}
 	return &parleyv1.TurnFinished{
@@ -76,24 +76,25 @@ func isAnswerError(err error) bool {
 // commitEnd ends the turn in the store. It retries while the store is overloaded or the disk is
 // full. If the server stops while the disk is full, commitEnd returns; the next start ends the turn
 // with the saved part of its answer.
-func (t *liveTurn) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
+func (x *execution) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
 	logged := false
 	for {
-		t.eventIndexes.Finished = t.events.ReserveFinished()
-		result, err := t.manager.o.Store.Append(context.WithoutCancel(t.ctx), &store.Append{
-			Tenant: t.queue.tenant, ConversationID: t.queue.id, Messages: messages, End: end, Events: t.eventIndexes,
+		x.eventIndexes.Finished = x.events.ReserveFinished()
+		result, err := x.manager.o.Store.Append(context.WithoutCancel(x.ctx), &store.Append{
+			Tenant: x.conversation.tenant, ConversationID: x.conversation.id, Messages: messages, End: end,
+			Events: x.eventIndexes,
 		})
 		full := errors.Is(err, store.ErrNoSpace)
-		if !full && !errors.Is(err, store.ErrOverloaded) || full && t.manager.ctx.Err() != nil {
+		if !full && !errors.Is(err, store.ErrOverloaded) || full && x.manager.ctx.Err() != nil {
 			return result, err
 		}
-		t.events.ReleaseReserved()
+		x.events.ReleaseReserved()
 		var stop <-chan struct{}
 		if full {
-			stop = t.manager.ctx.Done()
+			stop = x.manager.ctx.Done()
 			if !logged {
 				logged = true
-				t.log.Warn("disk full, answer waits", "error", err)
+				x.log.Warn("disk full, answer waits", "error", err)
 			}
 		}
 		select {

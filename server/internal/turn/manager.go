@@ -1,12 +1,33 @@
 // Package turn runs Chat turns from the request to the durable answer.
 //
 // Each turn runs in its own goroutine and continues when the stream that started it ends. The turns
-// of a conversation form a queue, and one of them runs at a time. Readers follow the turn's list of
-// events, which is retained for a while after the turn has ended. The store holds everything that
-// must not be lost; a turn whose events are no longer retained is replayed from there.
+// of a conversation form a queue, and one of them runs at a time. Readers follow the events of a turn,
+// which are retained for a while after its end. The store holds everything that must not be lost; a
+// turn that is no longer retained is replayed from there.
 //
-// One lock guards the queues: [Manager]'s mu. The list of events and the answer of a turn have
-// their own locks.
+//	Chat ── admit ──▶ queue ── start ──▶ execution ── events ──▶ output ──▶ Chat, Resume
+//	                 Manager.mu       turn's goroutine          own locks
+//
+// # Goroutines and locks
+//
+// [Manager].mu guards the manager's fields, the queues of turns and the entries in them.
+// A turn has these parts:
+//
+//	part        owner                             contents
+//	liveTurn    none, it never changes            ids, options of the request, channels, context
+//	queueEntry  Manager.mu                        readers, position, uid, state of retention
+//	execution   the turn's goroutine, no lock     request, agent, inputs, event indexes
+//	output      eventlog.Log and answer.Answer,   events and messages for readers
+//	            each with its own lock
+//	completion  the turn's goroutine; constant    the turn as it ended
+//	            after done is closed
+//
+// The order of locks is: Manager.mu or the lock of the answer, then the lock of the event log. No lock
+// is held during calls of the store or an agent. The store calls [Manager.Committed], which takes
+// Manager.mu.
+//
+// The packages below are pure parts of a turn: eventlog holds its events, answer its messages, history
+// answers questions about stored messages, and replay restores the events of a stored turn.
 //
 // Start at [Manager.Chat].
 package turn
@@ -54,12 +75,12 @@ type Manager struct {
 
 	mu              sync.Mutex
 	stopping        bool
-	turns           map[string]*liveTurn // by turn id: waiting, running and retained turns
+	turns           map[string]*queueEntry // by turn id: waiting, running and retained turns
 	queues          map[key]*queue
 	runningByTenant map[string]int // queues with a running turn, by tenant
 	runningTotal    int            // queues with a running turn
 	idle            chan struct{}  // closed when stopping is true and no turn runs
-	retained        *list.List     // elements are *liveTurn, in the order in which they ended
+	retained        *list.List     // elements are *queueEntry, in the order in which they ended
 	retainedBytes   int            // memory of the retained turns
 
 	ctx    context.Context //nolint:containedctx // the manager's own life, not a call's
@@ -70,26 +91,26 @@ type Manager struct {
 func New(ctx context.Context, o Options) *Manager {
 	managerCtx, cancel := context.WithCancelCause(ctx)
 	return &Manager{
-		o: o, turns: make(map[string]*liveTurn), queues: make(map[key]*queue), runningByTenant: make(map[string]int),
+		o: o, turns: make(map[string]*queueEntry), queues: make(map[key]*queue), runningByTenant: make(map[string]int),
 		idle: make(chan struct{}), retained: list.New(), ctx: managerCtx, cancel: cancel,
 	}
 }
 
 // Chat starts the turn of a valid request and yields its events. The request must have a
-// conversation_id. If q identifies a request that already started a turn, Chat yields the events of
-// that turn; q may be nil.
+// conversation_id. If requestKey identifies a request that already started a turn, Chat yields the
+// events of that turn; requestKey may be nil.
 //
 // The sequence ends after a finished event or with an error: an error of the store, of this
 // package, or the cause of ctx. If there was no started event, nothing was written. A caller that
 // stops reading does not end the turn unless on_disconnect is CANCEL. A queued turn is dropped when
 // its last reader leaves.
 func (m *Manager) Chat(
-	ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request,
+	ctx context.Context, tenant string, request *parleyv1.ChatRequest, requestKey *store.Request,
 ) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
-		t, attached, err := m.admit(ctx, tenant, request, q)
+		e, attached, err := m.admit(ctx, tenant, request, requestKey)
 		if err == nil {
-			err = t.follow(ctx, 0, attached, yield)
+			err = m.follow(ctx, e, 0, attached, yield)
 		}
 		m.endSequence(ctx, key{tenant, request.GetConversationId()}, err, yield)
 	}
@@ -192,8 +213,8 @@ func (m *Manager) stopAccepting() {
 		return
 	}
 	m.stopping = true
-	for _, l := range m.queues {
-		m.removeAllWaiting(l, ErrShuttingDown)
+	for _, q := range m.queues {
+		m.removeAllWaiting(q, ErrShuttingDown)
 	}
 	if m.runningTotal == 0 {
 		close(m.idle)

@@ -23,7 +23,7 @@ const (
 
 // outcome returns the state and the error of a turn that ends for this cause. A nil cause means a
 // complete answer.
-func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
+func (x *execution) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError) {
 	var failure *agent.Error
 	var large *answer.TooLargeError
 	failed := parleyv1.TurnState_TURN_STATE_FAILED
@@ -49,34 +49,34 @@ func (t *liveTurn) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnError
 		return parleyv1.TurnState_TURN_STATE_INTERRUPTED,
 			&parleyv1.TurnError{Code: codeAborted, Reason: "INTERRUPTED", Message: "a later request interrupted the turn"}
 	case errors.Is(cause, errHistoryUnreadable):
-		t.log.Error("turn failed", "error", cause)
+		x.log.Error("turn failed", "error", cause)
 		return failed, &parleyv1.TurnError{
 			Code: codeInternal, Reason: "INTERNAL", Message: "the history could not be read; see the server log",
 			Retryable: true,
 		}
 	case errors.Is(cause, errTurnTimeout):
-		return failed, timeoutError(fmt.Sprintf("agent %s did not finish within %s", t.agent.Name, t.manager.o.TurnTimeout))
+		return failed, timeoutError(fmt.Sprintf("agent %s did not finish within %s", x.agent.Name, x.manager.o.TurnTimeout))
 	case errors.Is(cause, errIdleTimeout):
-		return failed, timeoutError(fmt.Sprintf("agent %s sent nothing for %s", t.agent.Name, t.manager.o.IdleTimeout))
+		return failed, timeoutError(fmt.Sprintf("agent %s sent nothing for %s", x.agent.Name, x.manager.o.IdleTimeout))
 	case errors.As(cause, &large):
 		return failed, &parleyv1.TurnError{
 			Code: codeResourceExhausted, Reason: "AGENT_OUTPUT_TOO_LARGE",
-			Message: fmt.Sprintf("the answer of agent %s %v; the part within the limit is stored", t.agent.Name, large),
+			Message: fmt.Sprintf("the answer of agent %s %v; the part within the limit is stored", x.agent.Name, large),
 		}
 	case errors.As(cause, &failure):
 		if failure.Detail != "" {
-			t.log.Warn("agent failed", "error", failure.Message, "detail", strings.ToValidUTF8(failure.Detail, "\uFFFD"))
+			x.log.Warn("agent failed", "error", failure.Message, "detail", strings.ToValidUTF8(failure.Detail, "\uFFFD"))
 		}
 		return failed, &parleyv1.TurnError{
 			Code: codeUnavailable, Reason: "AGENT_FAILED",
-			Message:   fmt.Sprintf("agent %s failed: %s", t.agent.Name, strings.ToValidUTF8(failure.Message, "\uFFFD")),
+			Message:   fmt.Sprintf("agent %s failed: %s", x.agent.Name, strings.ToValidUTF8(failure.Message, "\uFFFD")),
 			Retryable: failure.Retryable,
 		}
 	}
 	// The text of an unknown error may contain internals, so it goes to the log only.
-	t.log.Error("agent failed", "error", cause)
+	x.log.Error("agent failed", "error", cause)
 	return failed, &parleyv1.TurnError{
-		Code: codeUnavailable, Reason: "AGENT_FAILED", Message: fmt.Sprintf("agent %s failed", t.agent.Name), Retryable: true,
+		Code: codeUnavailable, Reason: "AGENT_FAILED", Message: fmt.Sprintf("agent %s failed", x.agent.Name), Retryable: true,
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/turn/answer"
+	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 	"github.com/parleyhq/parley/server/internal/turn/replay"
 	"github.com/parleyhq/parley/store"
 )
@@ -24,12 +26,28 @@ func (e *repeatedRequestError) Error() string {
 // yieldFunc receives events. It returns false to stop.
 type yieldFunc = func(*parleyv1.TurnEvent, error) bool
 
+// output is the part of a turn that readers use. It never changes; the event log and the answer have
+// their own locks.
+type output struct {
+	id     string // of the turn
+	events *eventlog.Log
+	answer *answer.Answer
+}
+
 // follow yields the turn's events after an index to an attached reader, and detaches the reader.
-func (t *liveTurn) follow(ctx context.Context, after int32, replayed bool, yield yieldFunc) error {
-	defer t.manager.detachReader(t)
-	for event, err := range t.events.Read(ctx, after) {
+func (m *Manager) follow(
+	ctx context.Context, e *queueEntry, after int32, replayed bool, yield yieldFunc,
+) error {
+	defer m.detachReader(e)
+	return e.follow(ctx, after, replayed, yield)
+}
+
+// follow yields the turn's events after an index. replayed is set for readers that did not start the
+// turn.
+func (o *output) follow(ctx context.Context, after int32, replayed bool, yield yieldFunc) error {
+	for event, err := range o.events.Read(ctx, after) {
 		if goneErr := new(EventsGoneError); after == 0 && errors.As(err, &goneErr) {
-			return t.followMerged(ctx, replayed, yield)
+			return o.followMerged(ctx, replayed, yield)
 		}
 		if err != nil {
 			return err
@@ -43,10 +61,10 @@ func (t *liveTurn) follow(ctx context.Context, after int32, replayed bool, yield
 
 // followMerged yields the answer so far with merged texts, since the first events are no longer
 // retained, and then the following events.
-func (t *liveTurn) followMerged(ctx context.Context, replayed bool, yield yieldFunc) error {
-	partial := t.answer.Snapshot(-1)
-	events := replay.Merge(t.id, partial.Messages, partial.Indexes)
-	if started := t.events.Started(); started != nil && started.GetIndex() <= partial.LastIndex {
+func (o *output) followMerged(ctx context.Context, replayed bool, yield yieldFunc) error {
+	partial := o.answer.Snapshot(-1)
+	events := replay.Merge(o.id, partial.Messages, partial.Indexes)
+	if started := o.events.Started(); started != nil && started.GetIndex() <= partial.LastIndex {
 		events = slices.Insert(events, 0, started)
 	}
 	for _, event := range events {
@@ -54,7 +72,7 @@ func (t *liveTurn) followMerged(ctx context.Context, replayed bool, yield yieldF
 			return errReaderStopped
 		}
 	}
-	for event, err := range t.events.Read(ctx, partial.LastIndex) {
+	for event, err := range o.events.Read(ctx, partial.LastIndex) {
 		if err != nil {
 			return err
 		}
@@ -85,8 +103,8 @@ func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32
 	if turnID == "" {
 		turnID = currentTurnID(snapshot)
 	}
-	if t := m.attach(at, turnID, snapshot.Conversation.GetUid()); t != nil {
-		return t.follow(ctx, after, true, yield)
+	if e := m.attach(at, turnID, snapshot.Conversation.GetUid()); e != nil {
+		return m.follow(ctx, e, after, true, yield)
 	}
 	read.Newest = -1
 	if snapshot, err = m.o.Store.Read(ctx, read); err != nil {
@@ -134,13 +152,13 @@ func findTurn(turns []*parleyv1.Turn, id string) *parleyv1.Turn {
 
 // attach attaches a reader to a turn in memory. It returns nil if there is none or if it belongs to
 // an earlier conversation with the same id, one with another uid.
-func (m *Manager) attach(at key, turnID, uid string) *liveTurn {
+func (m *Manager) attach(at key, turnID, uid string) *queueEntry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t := m.turns[turnID]
-	if t == nil || t.queue.key != at || t.uid != "" && t.uid != uid {
+	e := m.turns[turnID]
+	if e == nil || e.conversation != at || e.uid != "" && e.uid != uid {
 		return nil
 	}
-	t.readers++
-	return t
+	e.readers++
+	return e
 }

@@ -1,11 +1,13 @@
 package turn
 
 import (
+	"container/list"
+	"context"
 	"errors"
 	"slices"
+	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -25,12 +27,12 @@ type queue struct {
 	// running is the turn at the head of the queue, from before its first commit until its end is
 	// stored. It counts toward Options.MaxTurns. When it ends, the next waiting turn takes over its
 	// capacity.
-	running *liveTurn
+	running *queueEntry
 	// waiting holds the other turns: first those that interrupt, then the rest, each group in the
 	// order of arrival.
-	waiting []*liveTurn
+	waiting []*queueEntry
 	// ended holds the retained turns, oldest first.
-	ended []*liveTurn
+	ended []*queueEntry
 	// uid is the conversation's uid. It is set when a turn has ended while others wait. The waiting
 	// turns start in this conversation or not at all.
 	uid string
@@ -39,191 +41,269 @@ type queue struct {
 	deleted bool
 }
 
-// attachToRequest attaches a reader to the turn that the request q started and returns the turn,
+// queueEntry is the part of a turn that the manager owns. Manager.mu guards its fields, except
+// liveTurn and queue, which never change.
+type queueEntry struct {
+	*liveTurn
+
+	queue        *queue
+	requestKey   *store.Request // nil if no request can attach to the turn any more
+	readers      int
+	position     int      // in the queue, from 1
+	removalCause error    // why the turn was removed from the queue before its start
+	uid          string   // of the conversation; empty before the start
+	version      int32    // of the conversation at the start
+	deletedUIDs  []string // uids of conversations with this id that were deleted during the start
+	ended        bool
+
+	retainedBytes   int           // memory of the turn after its end
+	retainedElement *list.Element // in Manager.retained
+	releaseTimer    *time.Timer
+}
+
+// attachToRequest attaches a reader to the turn that the request started and returns the turn,
 // nil if there is none. A turn that has ended qualifies if it never started or if it started in the
 // conversation with this uid.
-func (l *queue) attachToRequest(q *store.Request, uid string) (*liveTurn, error) {
-	if l == nil || q == nil {
+func (q *queue) attachToRequest(request *store.Request, uid string) (*queueEntry, error) {
+	if q == nil || request == nil {
 		return nil, nil //nolint:nilnil // there is none
 	}
-	for _, t := range l.turns() {
+	for _, e := range q.turns() {
 		switch {
-		case t.requestKey == nil || t.requestKey.ID != q.ID || t.ended && t.uid != "" && t.uid != uid:
-		case t.requestKey.Digest != q.Digest:
+		case e.requestKey == nil || e.requestKey.ID != request.ID || e.ended && e.uid != "" && e.uid != uid:
+		case e.requestKey.Digest != request.Digest:
 			return nil, store.ErrRequestReused
 		default:
-			t.readers++
-			return t, nil
+			e.readers++
+			return e, nil
 		}
 	}
 	return nil, nil //nolint:nilnil // there is none
 }
 
 // turns returns all turns of the queue, oldest first.
-func (l *queue) turns() []*liveTurn {
-	turns := slices.Clone(l.ended)
-	if l.running != nil {
-		turns = append(turns, l.running)
+func (q *queue) turns() []*queueEntry {
+	turns := slices.Clone(q.ended)
+	if q.running != nil {
+		turns = append(turns, q.running)
 	}
-	return append(turns, l.waiting...)
+	return append(turns, q.waiting...)
 }
 
 // checkBusy reports whether a request may wait for the running turn. It returns a startPendingError
 // if the request must not wait and it is unknown whether the running turn starts.
-func (l *queue) checkBusy(mode parleyv1.OnBusy) error {
+func (q *queue) checkBusy(mode parleyv1.OnBusy) error {
 	interrupting := 0
-	for _, t := range l.waiting {
-		if t.interrupts() {
+	for _, e := range q.waiting {
+		if e.interrupts {
 			interrupting++
 		}
 	}
 	switch {
 	case mode == parleyv1.OnBusy_ON_BUSY_QUEUE:
-		if len(l.waiting)-interrupting >= maxQueued {
+		if len(q.waiting)-interrupting >= maxQueued {
 			return ErrQueueFull
 		}
 	case mode == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
 		if interrupting >= maxInterrupting {
 			return ErrQueueFull
 		}
-	case l.running.uid == "":
-		return &startPendingError{l.running.startDecided}
+	case q.running.uid == "":
+		return &startPendingError{q.running.startDecided}
 	default:
-		return &store.BusyError{TurnID: l.running.id}
+		return &store.BusyError{TurnID: q.running.id}
 	}
 	return nil
 }
 
 // enqueue adds a turn to the queue. An interrupting turn goes before turns that do not interrupt.
 // It cancels the running turn if that has started; the messages of the running turn remain stored.
-func (l *queue) enqueue(t *liveTurn) {
-	t.hadToWait, t.conversation = true, nil // The snapshot is outdated when the turn starts.
-	at := len(l.waiting)
-	if t.interrupts() {
+func (q *queue) enqueue(e *queueEntry) {
+	at := len(q.waiting)
+	if e.interrupts {
 		at = 0
-		for at < len(l.waiting) && l.waiting[at].interrupts() {
+		for at < len(q.waiting) && q.waiting[at].interrupts {
 			at++
 		}
-		if l.running.uid != "" {
-			l.running.cancel(errInterrupted)
+		if q.running.uid != "" {
+			q.running.cancel(errInterrupted)
 		}
 	}
-	l.waiting = slices.Insert(l.waiting, at, t)
-	l.reportPositions()
+	q.waiting = slices.Insert(q.waiting, at, e)
+	q.reportPositions()
 }
 
 // checkSnapshot reports whether the snapshot against which an interrupting request was validated is
 // still current: it must include the start of the running turn, and no other interrupting turn may
 // wait. If not, the request must be validated again.
-func (l *queue) checkSnapshot(found *store.Snapshot) error {
-	if l.running.uid == "" {
-		return &startPendingError{l.running.startDecided}
+func (q *queue) checkSnapshot(snapshot *store.Snapshot) error {
+	if q.running.uid == "" {
+		return &startPendingError{q.running.startDecided}
 	}
-	if len(l.waiting) > 0 && l.waiting[0].interrupts() {
-		return &startPendingError{l.waiting[0].startDecided}
+	if len(q.waiting) > 0 && q.waiting[0].interrupts {
+		return &startPendingError{q.waiting[0].startDecided}
 	}
-	if c := found.Conversation; c.GetUid() != l.running.uid || c.GetVersion() < l.running.version {
+	if c := snapshot.Conversation; c.GetUid() != q.running.uid || c.GetVersion() < q.running.version {
 		return errStaleSnapshot
 	}
 	return nil
 }
 
 // reportPositions reports new positions to the readers of waiting turns.
-func (l *queue) reportPositions() {
-	for i, t := range l.waiting {
-		if t.position != i+1 {
-			t.position = i + 1
-			t.reportPosition()
+func (q *queue) reportPositions() {
+	for i, e := range q.waiting {
+		if e.position != i+1 {
+			e.position = i + 1
+			e.reportPosition()
 		}
 	}
 }
 
+// reportPosition reports the turn's position in the queue to its readers. The caller holds
+// Manager.mu.
+func (e *queueEntry) reportPosition() {
+	if e.removalCause == nil && e.position > 0 {
+		e.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{
+			Queued: &parleyv1.TurnQueued{Position: int32(e.position)},
+		}})
+	}
+}
+
+// reportPosition reports the turn's position in the queue to its readers.
+func (m *Manager) reportPosition(e *queueEntry) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e.reportPosition()
+}
+
 // removeWaiting removes a waiting turn from its queue for the given cause. It reports whether the
 // turn was waiting.
-func (m *Manager) removeWaiting(t *liveTurn, cause error) bool {
-	i := slices.Index(t.queue.waiting, t)
+func (m *Manager) removeWaiting(e *queueEntry, cause error) bool {
+	i := slices.Index(e.queue.waiting, e)
 	if i < 0 {
 		return false
 	}
-	t.queue.waiting = slices.Delete(t.queue.waiting, i, i+1)
-	t.removalCause = cause
-	t.cancel(cause)
+	e.queue.waiting = slices.Delete(e.queue.waiting, i, i+1)
+	e.removalCause = cause
+	e.cancel(cause)
 	if errors.Is(cause, errCancelled) {
-		m.retain(t, turnOverheadBytes+t.events.Memory()) // Otherwise a retry of the request would start the turn again.
+		// Otherwise a retry of the request would start the turn again.
+		m.retain(e, turnOverheadBytes+e.events.Memory())
 	} else {
-		delete(m.turns, t.id)
+		delete(m.turns, e.id)
 	}
-	t.queue.reportPositions()
+	e.queue.reportPositions()
 	return true
 }
 
 // removeAllWaiting removes all waiting turns of a queue, the last one first, so that no position
 // changes.
-func (m *Manager) removeAllWaiting(l *queue, cause error) {
-	for len(l.waiting) > 0 {
-		m.removeWaiting(l.waiting[len(l.waiting)-1], cause)
+func (m *Manager) removeAllWaiting(q *queue, cause error) {
+	for len(q.waiting) > 0 {
+		m.removeWaiting(q.waiting[len(q.waiting)-1], cause)
 	}
 }
 
 // detachReader removes a reader from the turn.
-func (m *Manager) detachReader(t *liveTurn) {
+func (m *Manager) detachReader(e *queueEntry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	t.readers--
-	m.cancelIfUnread(t)
+	e.readers--
+	m.cancelIfUnread(e)
 }
 
 // cancelIfUnread drops or cancels a turn that has no readers, if its request requires it.
-func (m *Manager) cancelIfUnread(t *liveTurn) {
-	if t.readers > 0 || t.ended || m.removeWaiting(t, errDroppedFromQueue) {
+func (m *Manager) cancelIfUnread(e *queueEntry) {
+	if e.readers > 0 || e.ended || m.removeWaiting(e, errDroppedFromQueue) {
 		return
 	}
-	if t.uid != "" && t.request.GetOnDisconnect() == parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL {
-		t.cancel(errDisconnected)
+	if e.uid != "" && e.cancelOnDisconnect {
+		e.cancel(errDisconnected)
+	}
+}
+
+// removeCancelled removes a cancelled turn from its queue and returns the cause. It returns nil if
+// the turn may start.
+func (m *Manager) removeCancelled(e *queueEntry) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.removeWaiting(e, context.Cause(e.ctx))
+	return e.removalCause
+}
+
+// checkStart reports whether a turn may still start. It returns the uid of the conversation in which
+// earlier turns of the queue ran, empty for the first turn.
+func (m *Manager) checkStart(e *queueEntry) (uid string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case e.queue.deleted:
+		err = ErrConversationGone
+	case e.readers == 0:
+		err = errDroppedFromQueue
+	}
+	if err != nil {
+		e.requestKey = nil // No request can attach to this turn any more.
+		delete(m.turns, e.id)
+	}
+	return e.queue.uid, err
+}
+
+// recordStart records that a turn has started in a conversation, and handles what happened during
+// the commit of the start.
+func (m *Manager) recordStart(e *queueEntry, c *parleyv1.Conversation) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e.uid, e.version = c.GetUid(), c.GetVersion()
+	switch {
+	case slices.Contains(e.deletedUIDs, e.uid):
+		m.closeQueue(e.queue) // The running turn has a uid only now, so that closeQueue cancels it.
+	case len(e.queue.waiting) > 0 && e.queue.waiting[0].interrupts:
+		e.cancel(errInterrupted)
+	default:
+		m.cancelIfUnread(e)
 	}
 }
 
 // finishTurn removes a turn that has ended from its queue and starts the next one. If the turn has
-// a finished event, it is retained for readers.
-func (m *Manager) finishTurn(t *liveTurn, finished eventlog.Encoded) {
-	t.cancel(nil)
-	retainedBytes := t.retainedSize(finished) // Calculate this before locking, since it takes a while.
+// a finished event, it is retained for readers and uses size bytes.
+func (m *Manager) finishTurn(e *queueEntry, finished bool, size int) {
+	e.cancel(nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := t.queue
-	if l.running == t {
-		m.startNext(l)
+	q := e.queue
+	if q.running == e {
+		m.startNext(q)
 	}
 	switch {
-	case t.removalCause != nil: // removeWaiting has retained or deleted the turn.
-	case !finished.IsZero() && !l.deleted && !m.stopping:
-		m.retain(t, retainedBytes)
+	case e.removalCause != nil: // removeWaiting has retained or deleted the turn.
+	case finished && !q.deleted && !m.stopping:
+		m.retain(e, size)
 	default:
-		delete(m.turns, t.id)
+		delete(m.turns, e.id)
 	}
-	t.ended = true
-	m.removeIfEmpty(l)
-	t.dropReferences()
+	e.ended = true
+	m.removeIfEmpty(q)
 }
 
 // startNext starts the next turn of a queue. If there is none, it frees the capacity.
-func (m *Manager) startNext(l *queue) {
-	if l.running.uid != "" {
-		l.uid = l.running.uid
+func (m *Manager) startNext(q *queue) {
+	if q.running.uid != "" {
+		q.uid = q.running.uid
 	}
-	l.running = nil
-	if len(l.waiting) > 0 {
-		l.running = l.waiting[0]
-		l.waiting = slices.Delete(l.waiting, 0, 1)
-		close(l.running.mayStart)
-		l.reportPositions()
+	q.running = nil
+	if len(q.waiting) > 0 {
+		q.running = q.waiting[0]
+		q.waiting = slices.Delete(q.waiting, 0, 1)
+		close(q.running.mayStart)
+		q.reportPositions()
 		return
 	}
-	l.uid = ""
+	q.uid = ""
 	m.runningTotal--
-	m.runningByTenant[l.tenant]--
-	if m.runningByTenant[l.tenant] == 0 {
-		delete(m.runningByTenant, l.tenant)
+	m.runningByTenant[q.tenant]--
+	if m.runningByTenant[q.tenant] == 0 {
+		delete(m.runningByTenant, q.tenant)
 	}
 	if m.runningTotal == 0 && m.stopping {
 		close(m.idle)
@@ -231,9 +311,9 @@ func (m *Manager) startNext(l *queue) {
 }
 
 // removeIfEmpty deletes a queue that has no turns.
-func (m *Manager) removeIfEmpty(l *queue) {
-	if l.running == nil && len(l.waiting)+len(l.ended) == 0 && m.queues[l.key] == l {
-		delete(m.queues, l.key)
+func (m *Manager) removeIfEmpty(q *queue) {
+	if q.running == nil && len(q.waiting)+len(q.ended) == 0 && m.queues[q.key] == q {
+		delete(m.queues, q.key)
 	}
 }
 
@@ -253,44 +333,44 @@ func (m *Manager) Committed(changes []store.Change) {
 func (m *Manager) conversationDeleted(c *store.Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := m.queues[key{c.Tenant, c.ConversationID}]
-	if l == nil {
+	q := m.queues[key{c.Tenant, c.ConversationID}]
+	if q == nil {
 		return
 	}
-	for _, t := range slices.Clone(l.ended) {
-		if c.UID == "" || t.uid == "" || t.uid == c.UID { // A damaged conversation has no uid.
-			m.release(t)
+	for _, e := range slices.Clone(q.ended) {
+		if c.UID == "" || e.uid == "" || e.uid == c.UID { // A damaged conversation has no uid.
+			m.release(e)
 		}
 	}
-	switch t := l.running; {
-	case t == nil:
-	case t.uid != "":
-		if c.UID == "" || c.UID == t.uid {
-			m.closeQueue(l)
+	switch e := q.running; {
+	case e == nil:
+	case e.uid != "":
+		if c.UID == "" || c.UID == e.uid {
+			m.closeQueue(q)
 		}
-	case l.uid != "":
-		if c.UID == "" || c.UID == l.uid {
-			t.deletedUIDs = append(t.deletedUIDs, l.uid)
-			m.closeQueue(l)
+	case q.uid != "":
+		if c.UID == "" || c.UID == q.uid {
+			e.deletedUIDs = append(e.deletedUIDs, q.uid)
+			m.closeQueue(q)
 		}
 	default: // The store has not answered yet; recordStart will compare the uid.
-		t.deletedUIDs = append(t.deletedUIDs, c.UID)
+		e.deletedUIDs = append(e.deletedUIDs, c.UID)
 	}
 }
 
 // closeQueue ends all turns of a queue whose conversation was deleted. A new conversation with the
 // same id has another queue. If the store has not yet answered whether the running turn starts,
 // that turn ends after the answer.
-func (m *Manager) closeQueue(l *queue) {
-	l.deleted = true
-	m.removeAllWaiting(l, ErrConversationGone)
-	if l.running.uid != "" {
-		l.running.cancel(ErrConversationGone)
+func (m *Manager) closeQueue(q *queue) {
+	q.deleted = true
+	m.removeAllWaiting(q, ErrConversationGone)
+	if q.running.uid != "" {
+		q.running.cancel(ErrConversationGone)
 	}
-	for _, t := range slices.Clone(l.ended) {
-		m.release(t)
+	for _, e := range slices.Clone(q.ended) {
+		m.release(e)
 	}
-	if m.queues[l.key] == l {
-		delete(m.queues, l.key)
+	if m.queues[q.key] == q {
+		delete(m.queues, q.key)
 	}
 }

@@ -31,55 +31,58 @@ var (
 var errDroppedFromQueue = errors.New("the turn has no readers")
 
 // respond calls the agent and returns why the answer ended, nil if it is complete.
-func (t *liveTurn) respond(request *parleyv1.RespondRequest) (err error) {
+func (x *execution) respond(request *parleyv1.RespondRequest) (err error) {
 	defer func() {
 		// A panic of an agent must not end the other turns.
 		if fault := recover(); fault != nil {
 			err = fmt.Errorf("agent panicked: %v\n%s", fault, debug.Stack())
 		}
 	}()
-	if cause := context.Cause(t.ctx); cause != nil {
+	if cause := context.Cause(x.ctx); cause != nil {
 		return cause // Do not call the agent.
 	}
-	stop := t.startSaving()
+	stop := x.startSaving()
 	defer stop()
-	late := time.AfterFunc(t.manager.o.TurnTimeout, func() { t.cancel(errTurnTimeout) })
+	late := time.AfterFunc(x.manager.o.TurnTimeout, func() { x.cancel(errTurnTimeout) })
 	defer late.Stop()
-	idle := time.AfterFunc(t.manager.o.IdleTimeout, func() { t.cancel(errIdleTimeout) })
+	idle := time.AfterFunc(x.manager.o.IdleTimeout, func() { x.cancel(errIdleTimeout) })
 	defer idle.Stop()
-	for piece, err := range t.agent.Agent.Respond(t.ctx, request) {
-		idle.Reset(t.manager.o.IdleTimeout)
+	for piece, err := range x.agent.Agent.Respond(x.ctx, request) {
+		idle.Reset(x.manager.o.IdleTimeout)
 		if err == nil {
-			err = t.answer.Add(piece)
+			err = x.answer.Add(piece)
 		}
 		if err != nil {
-			if cause := context.Cause(t.ctx); cause != nil {
+			if cause := context.Cause(x.ctx); cause != nil {
 				return cause
 			}
 			return err
 		}
 	}
-	return context.Cause(t.ctx)
+	return context.Cause(x.ctx)
 }
 
 // startSaving saves the partial answer every saveInterval until stop is called. stop waits for the
 // last save.
-func (t *liveTurn) startSaving() (stop func()) {
+func (x *execution) startSaving() (stop func()) {
 	saved := 0
-	return runEvery(saveInterval, func() { saved = t.save(saved) })
+	return runEvery(saveInterval, func() { saved = x.save(saved) })
 }
+
+// keepAliveCheckInterval is how often a turn checks when its readers last received an event.
+const keepAliveCheckInterval = 500 * time.Millisecond
 
 // startKeepAlive adds a keep-alive event whenever readers have received no event for
 // keepAliveInterval, until stop is called. It uses its own goroutine, since both the agent and the
 // store may be slow.
-func (t *liveTurn) startKeepAlive() (stop func()) {
-	lastIndex, lastTime := t.events.LastIndex(), time.Now()
+func (x *execution) startKeepAlive() (stop func()) {
+	lastIndex, lastTime := x.events.LastIndex(), time.Now()
 	return runEvery(keepAliveCheckInterval, func() {
-		switch n := t.events.LastIndex(); {
+		switch n := x.events.LastIndex(); {
 		case n != lastIndex:
 			lastIndex, lastTime = n, time.Now()
 		case time.Since(lastTime) >= keepAliveInterval:
-			lastIndex, lastTime = t.events.AddKeepAlive(), time.Now()
+			lastIndex, lastTime = x.events.AddKeepAlive(), time.Now()
 		}
 	})
 }
@@ -106,19 +109,20 @@ func runEvery(interval time.Duration, do func()) (stop func()) {
 
 // save stores the partial answer if it has changed since it had this number of changes. It returns
 // the number of changes that are saved.
-func (t *liveTurn) save(since int) int {
-	partial := t.answer.Snapshot(since)
+func (x *execution) save(since int) int {
+	partial := x.answer.Snapshot(since)
 	if partial == nil {
 		return since
 	}
-	events := proto.CloneOf(t.eventIndexes)
+	events := proto.CloneOf(x.eventIndexes)
 	events.Messages, events.LostAfter = partial.Indexes, partial.LastIndex
-	err := t.manager.o.Store.SaveProgress(t.ctx, &store.Progress{
-		Tenant: t.queue.tenant, ConversationID: t.queue.id, TurnID: t.id, Messages: partial.Messages, Events: events,
+	err := x.manager.o.Store.SaveProgress(x.ctx, &store.Progress{
+		Tenant: x.conversation.tenant, ConversationID: x.conversation.id, TurnID: x.id, Messages: partial.Messages,
+		Events: events,
 	})
 	if err != nil {
-		if t.ctx.Err() == nil && !errors.Is(err, store.ErrTurnEnded) {
-			t.log.Warn("partial answer could not be saved", "error", err)
+		if x.ctx.Err() == nil && !errors.Is(err, store.ErrTurnEnded) {
+			x.log.Warn("partial answer could not be saved", "error", err)
 		}
 		return since
 	}

@@ -13,24 +13,33 @@ const (
 	maxRetainedBytes = 128 << 20
 )
 
+// Memory in bytes of a turn that has ended, without its events, as measured: turnOverheadBytes for
+// each turn, messageOverheadBytes for each message of the answer and valueOverheadBytes for each of
+// its values.
+const (
+	turnOverheadBytes    = 2 << 10
+	messageOverheadBytes = 192
+	valueOverheadBytes   = 8
+)
+
 // maxListedTurns is the number of turns that are listed and retained for a conversation. It equals
 // the number that a store retains.
 const maxListedTurns = 32
 
 // retain retains a turn that has ended and uses size bytes. The caller holds mu.
-func (m *Manager) retain(t *liveTurn, size int) {
-	t.ended = true
-	t.retainedBytes = size
-	m.retainedBytes += t.retainedBytes
-	t.retainedElement = m.retained.PushBack(t)
-	t.queue.ended = append(t.queue.ended, t)
-	t.releaseTimer = time.AfterFunc(retainFor, func() {
+func (m *Manager) retain(e *queueEntry, size int) {
+	e.ended = true
+	e.retainedBytes = size
+	m.retainedBytes += e.retainedBytes
+	e.retainedElement = m.retained.PushBack(e)
+	e.queue.ended = append(e.queue.ended, e)
+	e.releaseTimer = time.AfterFunc(retainFor, func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		m.release(t)
+		m.release(e)
 	})
-	if len(t.queue.ended) > maxListedTurns {
-		m.release(t.queue.ended[0])
+	if len(e.queue.ended) > maxListedTurns {
+		m.release(e.queue.ended[0])
 	}
 	for m.retainedBytes > maxRetainedBytes {
 		m.release(m.oldestRetained())
@@ -39,17 +48,17 @@ func (m *Manager) retain(t *liveTurn, size int) {
 
 // release releases a retained turn. Readers that already follow it are not disturbed. The caller
 // holds mu.
-func (m *Manager) release(t *liveTurn) {
-	if t.retainedElement == nil {
+func (m *Manager) release(e *queueEntry) {
+	if e.retainedElement == nil {
 		return
 	}
-	t.releaseTimer.Stop()
-	m.retained.Remove(t.retainedElement)
-	t.retainedElement = nil
-	m.retainedBytes -= t.retainedBytes
-	delete(m.turns, t.id)
-	t.queue.ended = slices.DeleteFunc(t.queue.ended, func(other *liveTurn) bool { return other == t })
-	m.removeIfEmpty(t.queue)
+	e.releaseTimer.Stop()
+	m.retained.Remove(e.retainedElement)
+	e.retainedElement = nil
+	m.retainedBytes -= e.retainedBytes
+	delete(m.turns, e.id)
+	e.queue.ended = slices.DeleteFunc(e.queue.ended, func(other *queueEntry) bool { return other == e })
+	m.removeIfEmpty(e.queue)
 }
 
 // releaseAll releases all retained turns.
@@ -62,6 +71,6 @@ func (m *Manager) releaseAll() {
 }
 
 // oldestRetained returns the retained turn that ended first. There must be one.
-func (m *Manager) oldestRetained() *liveTurn {
-	return m.retained.Front().Value.(*liveTurn) //nolint:errcheck,forcetypeassert // the list contains nothing else
+func (m *Manager) oldestRetained() *queueEntry {
+	return m.retained.Front().Value.(*queueEntry) //nolint:errcheck,forcetypeassert // the list contains nothing else
 }

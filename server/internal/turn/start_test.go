@@ -162,11 +162,15 @@ func TestTurnWithoutReadersDoesNotStart(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, nil)
 	request := chatRequest("q", 0)
 	request.RequestId = "r"
-	one := newLiveTurn(f.Manager, &queue{key: key{tenant, "c"}}, request, storeRequest(request), &store.Snapshot{})
-	defer one.cancel(nil)
-	one.readers = 0
-	if err := one.start(); !errors.Is(err, errDroppedFromQueue) || one.requestKey != nil {
-		t.Errorf("start() = %v, want errDroppedFromQueue; requestKey = %v, want nil", err, one.requestKey)
+	conversation := key{tenant, "c"}
+	e := &queueEntry{
+		liveTurn: newLiveTurn(f.Manager, conversation, request), queue: &queue{key: conversation},
+		requestKey: storeRequest(request),
+	}
+	x := newExecution(f.Manager, e, request, &store.Snapshot{}, false)
+	defer e.cancel(nil)
+	if err := x.start(); !errors.Is(err, errDroppedFromQueue) || e.requestKey != nil {
+		t.Errorf("start() = %v, want errDroppedFromQueue; requestKey = %v, want nil", err, e.requestKey)
 	}
 	if stored := f.stored(t); stored != nil {
 		t.Errorf("stored messages = %q", stored)

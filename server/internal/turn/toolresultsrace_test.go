@@ -174,17 +174,23 @@ func TestTwoInterruptsWithOneResult(t *testing.T) {
 func TestTurnsReleaseHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
-		addHistory(t, f, p, "calls:1 2")
-		first, second := resultsRequest("", "1"), resultsRequest("", "2")
-		first.OnBusy, second.OnBusy = onBusyInterrupt, onBusyQueue
-		f.startChat(t, first)
-		f.startChat(t, second)
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		for _, one := range f.turns {
-			if one.conversation != nil {
-				t.Errorf("turn of %v holds the history", one.request)
-			}
+		addHistory(t, f, p, "calls:1")
+		request, conversation := resultsRequest("", "1"), key{tenant, "c"}
+		snapshot, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c", Newest: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := &queueEntry{
+			liveTurn: newLiveTurn(f.Manager, conversation, request), queue: &queue{key: conversation},
+			readers: 1,
+		}
+		defer e.cancel(nil)
+		if x := newExecution(f.Manager, e, request, snapshot, true); x.snapshot != nil {
+			t.Error("a waiting turn holds the history")
+		}
+		x := newExecution(f.Manager, e, request, snapshot, false)
+		if err := x.start(); err != nil || x.snapshot != nil {
+			t.Errorf("start() = %v; the running turn holds the history: %t", err, x.snapshot != nil)
 		}
 	})
 }

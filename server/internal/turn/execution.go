@@ -1,0 +1,148 @@
+package turn
+
+import (
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/turn/eventlog"
+	"github.com/parleyhq/parley/store"
+)
+
+// keepAliveInterval is the maximum time without an event for readers. After this time they receive
+// TurnQueued or TurnProgress.
+const keepAliveInterval = 15 * time.Second
+
+// execution runs a turn. Its fields belong to the turn's goroutine, which is run. The goroutines that
+// save the answer and send keep-alives only read fields that do not change while they run. An
+// execution is not referenced after the turn has ended.
+type execution struct {
+	*liveTurn
+
+	manager *Manager
+	entry   *queueEntry // Only methods of manager use its fields, since they hold the lock.
+	log     *slog.Logger
+
+	request    *parleyv1.ChatRequest
+	requestKey *store.Request
+	hadToWait  bool                // the turn was not first in its queue
+	snapshot   *store.Snapshot     // the conversation, read for this turn; nil after the start
+	agent      *agent.Entry        // the agent that answers
+	inputs     []*parleyv1.Message // messages to be stored at the start
+	input      *parleyv1.Message   // the message to be answered; has its sequence after the start
+
+	startResult  *store.Result // the store's result of the start
+	eventIndexes *storev1.TurnEvents
+}
+
+// newExecution returns the execution of a turn. snapshot is the conversation if it was read just
+// now.
+func newExecution(
+	m *Manager, e *queueEntry, request *parleyv1.ChatRequest, snapshot *store.Snapshot, hadToWait bool,
+) *execution {
+	x := &execution{
+		liveTurn: e.liveTurn, manager: m, entry: e, request: request, requestKey: e.requestKey, hadToWait: hadToWait,
+		log: m.o.Log.With("tenant", e.conversation.tenant, "conversation_id", e.conversation.id, "turn_id", e.id),
+	}
+	if !hadToWait { // Otherwise the snapshot is outdated when the turn starts.
+		x.snapshot = snapshot
+	}
+	for _, x.input = range Inputs(request) {
+		x.input.Id = uuid.NewString()
+		x.inputs = append(x.inputs, x.input)
+	}
+	return x
+}
+
+// run runs the turn from the queue to its end. It is the turn's goroutine.
+func (x *execution) run() {
+	err := x.waitForStart()
+	if err == nil {
+		err = x.start()
+	}
+	if err != nil {
+		x.complete(x.endWithoutStart(err))
+		return
+	}
+	request, err := x.agentRequest()
+	// Start after agentRequest: the store records the index of the started event, which a keep-alive
+	// would change.
+	stop := x.startKeepAlive()
+	if err == nil {
+		err = x.respond(request)
+	}
+	finished, err := x.finish(err)
+	stop()
+	x.endStreams(finished, err)
+	x.complete(finished.GetTurn())
+}
+
+// waitForStart waits until the turn may start. It returns an error if the turn must not start.
+func (x *execution) waitForStart() error {
+	if !x.hadToWait {
+		return nil
+	}
+	ticker := time.NewTicker(keepAliveInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-x.mayStart:
+			return nil
+		case <-ticker.C:
+			x.manager.reportPosition(x.entry)
+		case <-x.ctx.Done():
+			// A turn that is cancelled when it may already start does start, and ends at once. Its
+			// messages are stored.
+			if err := x.manager.removeCancelled(x.entry); err != nil {
+				return err
+			}
+			<-x.mayStart
+			return nil
+		}
+	}
+}
+
+// endWithoutStart ends a turn that does not start. A turn that was cancelled ends with a finished
+// event, although the store does not know the turn; endWithoutStart returns it as it ended.
+func (x *execution) endWithoutStart(err error) (turn *parleyv1.Turn) {
+	var finished *parleyv1.TurnFinished
+	if errors.Is(err, errCancelled) {
+		turn = x.queuedTurn()
+		turn.State, turn.Error = x.outcome(err)
+		turn.FinishTime = timestamppb.Now()
+		finished, err = &parleyv1.TurnFinished{Turn: turn}, nil
+	}
+	x.endStreams(finished, err)
+	close(x.startDecided)
+	return turn
+}
+
+// endStreams ends the turn and the streams of its readers, with a finished event or an error.
+func (x *execution) endStreams(finished *parleyv1.TurnFinished, err error) {
+	var lastEvent eventlog.Encoded
+	if err == nil {
+		lastEvent = eventlog.Encode(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
+	}
+	// Do this before the last event: a client that receives it may start the next turn at once.
+	x.manager.finishTurn(x.entry, !lastEvent.IsZero(), x.retainedSize(lastEvent))
+	if err == nil {
+		x.events.AddEncoded(lastEvent, nil)
+		x.answer.Release(x.eventIndexes.GetMessages())
+	}
+	x.events.End(err)
+}
+
+// retainedSize returns the approximate memory in bytes of a turn that has ended with this event.
+func (x *execution) retainedSize(finished eventlog.Encoded) int {
+	total := turnOverheadBytes + x.events.Memory() + finished.Len()
+	for _, m := range x.eventIndexes.GetMessages() {
+		total += messageOverheadBytes + valueOverheadBytes*(len(m.GetStructuredData())+len(m.GetToolCalls()))
+	}
+	return total
+}
