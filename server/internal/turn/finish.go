@@ -30,13 +30,13 @@ func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 	result, err := x.commitEnd(messages, end)
 	if err != nil && isAnswerError(err) {
 		// Store the text alone, so that it is not lost and the conversation can be used again.
-		x.log.Error("answer refused by the store, storing its text", "error", err)
+		x.log.Error("answer refused by the store, its text is stored", "error", err)
 		messages, x.eventIndexes.Messages = answer.TextOnly(messages, x.eventIndexes.GetMessages())
 		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, storeFailure()
 		result, err = x.commitEnd(messages, end)
 	}
 	if err != nil && isAnswerError(err) {
-		x.log.Error("text of the answer refused by the store, ending the turn without it", "error", err)
+		x.log.Error("text of the answer refused by the store, the turn ends without it", "error", err)
 		messages, x.eventIndexes.Messages = nil, nil
 		result, err = x.commitEnd(nil, end)
 	}
@@ -51,8 +51,8 @@ func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 	x.answer.SetStored(messages, result.Appended)
 	x.log.Debug("answer appended", "pieces", x.answer.Pieces(), "messages", len(messages))
 	if e := end.GetError(); e != nil {
-		x.log.Warn("turn did not complete", "state", end.GetState().String(), "reason", e.GetReason(), "error",
-			e.GetMessage())
+		x.log.Warn("turn did not complete",
+			"state", end.GetState().String(), "reason", e.GetReason(), "error", e.GetMessage())
 	}
 	return &parleyv1.TurnFinished{
 		Turn: result.Turn, Messages: messages, ConversationVersion: result.Conversation.GetVersion(),
