@@ -20,10 +20,10 @@ import (
 // before the agent is called, and the answer before the finished event is sent.
 func TestUserMessageIsStoredBeforeTheAgentRuns(t *testing.T) {
 	var f *fixture
-	seen := make(chan []string, 1)
+	atCall := make(chan []string, 1)
 	f = newFixture(t, map[string]agent.Agent{"main": agentFunc(
 		func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
-			seen <- f.stored(t)
+			atCall <- f.stored(t)
 			yield(text("hi"), nil)
 		})}, nil)
 	for event, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "hello"}) {
@@ -42,7 +42,7 @@ func TestUserMessageIsStoredBeforeTheAgentRuns(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff([]string{"user: hello"}, <-seen); diff != "" {
+	if diff := cmp.Diff([]string{"user: hello"}, <-atCall); diff != "" {
 		t.Errorf("stored messages at the agent's call (-want +got):\n%s", diff)
 	}
 }
@@ -220,19 +220,19 @@ func TestDisconnectDoesNotCancel(t *testing.T) {
 		t.Errorf("stored messages (-want +got):\n%s", diff)
 	}
 	// After the end, a retry receives each event, and later a replay from the store.
-	again, err := f.tryChat(t, request, q)
+	retry, err := f.tryChat(t, request, q)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if replayed := collect(t, again); len(replayed) != len(all) || !replayed[0].GetStarted().GetReplayed() {
+	if replayed := collect(t, retry); len(replayed) != len(all) || !replayed[0].GetStarted().GetReplayed() {
 		t.Errorf("retry after the end = %v, want %v", replayed, all)
 	}
 	f.releaseAll()
-	again, err = f.tryChat(t, request, q)
+	retry, err = f.tryChat(t, request, q)
 	if err != nil {
 		t.Fatal(err)
 	}
-	replayed := collectMerged(t, again)
+	replayed := collectMerged(t, retry)
 	if len(replayed) != 3 || replayed[1].GetIndex() != all[2].GetIndex() ||
 		replayed[2].GetIndex() != all[3].GetIndex() || !replayed[0].GetStarted().GetReplayed() ||
 		replayed[0].GetStarted().GetUserMessage().GetContent() != "q" ||

@@ -49,8 +49,8 @@ func TestCancelConcurrently(t *testing.T) {
 					t.Fatalf("Cancel: error %v, turn (-want +got):\n%s", a.err, diff)
 				}
 			}
-			if again := f.mustCancel(t, r.turnID()); stateName(again.GetState()) != "CANCELLED" {
-				t.Errorf("second Cancel = %v, want CANCELLED", again)
+			if retry := f.mustCancel(t, r.turnID()); stateName(retry.GetState()) != "CANCELLED" {
+				t.Errorf("second Cancel = %v, want CANCELLED", retry)
 			}
 		}
 		if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.stored(t)); diff != "" {
@@ -114,8 +114,8 @@ func TestCancelQueuedBeforeConversationExists(t *testing.T) {
 		if turn := f.mustCancel(t, queued.turnID()); stateName(turn.GetState()) != "CANCELLED" {
 			t.Errorf("second Cancel = %v, want CANCELLED", turn)
 		}
-		if again := f.startChat(t, request); again.turnID() != queued.turnID() || again.err != nil {
-			t.Errorf("retry = %q, %v, want the cancelled turn", again.received(), again.err)
+		if retry := f.startChat(t, request); retry.turnID() != queued.turnID() || retry.err != nil {
+			t.Errorf("retry = %q, %v, want the cancelled turn", retry.received(), retry.err)
 		}
 		p.lastRun().complete()
 	})

@@ -84,14 +84,14 @@ func TestResumeAfterTheStoreHung(t *testing.T) {
 		<-time.After(time.Minute)
 		close(s.gate)
 		synctest.Wait()
-		turnID, seen := r.turnID(), slices.Clone(r.events)
-		for i := 1; i < len(seen); i++ {
-			if seen[i].GetIndex() <= seen[i-1].GetIndex() {
-				t.Fatalf("event %v follows %v", seen[i], seen[i-1])
+		turnID, events := r.turnID(), slices.Clone(r.events)
+		for i := 1; i < len(events); i++ {
+			if events[i].GetIndex() <= events[i-1].GetIndex() {
+				t.Fatalf("event %v follows %v", events[i], events[i-1])
 			}
 		}
-		last := seen[len(seen)-1].GetIndex()
-		for _, event := range seen[:len(seen)-1] {
+		last := events[len(events)-1].GetIndex()
+		for _, event := range events[:len(events)-1] {
 			if got := f.startResume(t, turnID, event.GetIndex()); got.finished() == nil ||
 				got.events[len(got.events)-1].GetIndex() != last {
 				t.Errorf("Resume(%d) = %q, %v, want the events to the end", event.GetIndex(), got.received(), got.err)
@@ -101,7 +101,7 @@ func TestResumeAfterTheStoreHung(t *testing.T) {
 			t.Errorf("Resume at the end = %q, %v, want no events", got.received(), got.err)
 		}
 		f.releaseAll()
-		for _, event := range seen[:len(seen)-1] {
+		for _, event := range events[:len(events)-1] {
 			got := f.startResume(t, turnID, event.GetIndex())
 			if errors.As(got.err, new(*EventsGoneError)) {
 				got = f.startResume(t, turnID, 0)

@@ -131,19 +131,19 @@ func (m *model) queueMany(rt *rapid.T) {
 // sendChat sends a request and sets what the oracle expects.
 func (m *model) sendChat(r *parleyv1.ChatRequest) {
 	live, stored, joined, err := m.oracle.chat(r)
-	one := &oracleRead{replayed: joined}
+	read := &oracleRead{replayed: joined}
 	switch {
 	case err != nil:
-		one.refuse(err)
+		read.refuse(err)
 	case stored != nil:
-		m.oracle.replay(stored, 0, one)
+		m.oracle.replay(stored, 0, read)
 	default:
-		m.oracle.attach(live, 0, one)
+		m.oracle.attach(live, 0, read)
 	}
-	one.reader = m.startChat(m.t, r)
-	m.reads = append(m.reads, one)
+	read.reader = m.startChat(m.t, r)
+	m.reads = append(m.reads, read)
 	if live != nil && !joined {
-		live.id = one.turnID()
+		live.id = read.turnID()
 		m.turns, m.byID[live.id] = append(m.turns, live), live
 	}
 }
@@ -198,9 +198,9 @@ func (m *model) leave(rt *rapid.T) {
 	if len(some) == 0 {
 		rt.Skip("no reader")
 	}
-	one := some[rapid.IntRange(0, len(some)-1).Draw(rt, "reader")]
-	m.oracle.disconnect(one)
-	one.disconnect()
+	read := some[rapid.IntRange(0, len(some)-1).Draw(rt, "reader")]
+	m.oracle.disconnect(read)
+	read.disconnect()
 }
 
 func (m *model) resume(rt *rapid.T) {
@@ -218,19 +218,19 @@ func (m *model) resume(rt *rapid.T) {
 		events = len(found.log)
 	}
 	after := rapid.IntRange(0, events+1).Draw(rt, "after")
-	one := &oracleRead{replayed: true}
+	read := &oracleRead{replayed: true}
 	switch {
 	case err != nil:
-		one.refuse(err)
+		read.refuse(err)
 	case stored != nil:
-		m.oracle.replay(stored, after, one)
+		m.oracle.replay(stored, after, read)
 	default:
-		m.oracle.attach(live, after, one)
+		m.oracle.attach(live, after, read)
 	}
-	one.reader = startReading(m.t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
+	read.reader = startReading(m.t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
 		return m.Resume(ctx, tenant, id, turnID, int32(after))
 	})
-	m.reads = append(m.reads, one)
+	m.reads = append(m.reads, read)
 }
 
 func (m *model) cancel(rt *rapid.T) {

@@ -284,11 +284,11 @@ func TestAnswerPendingRetry(t *testing.T) {
 		first, joined := f.startChat(t, request), f.startChat(t, request)
 		p.lastRun().sendText("yes")
 		p.lastRun().complete()
-		again := f.startChat(t, request)
+		retry := f.startChat(t, request)
 		f.releaseAll()
 		stored := f.startChat(t, request)
 		want := []string{`1 started "" replayed`, `2 text "yes" at 0`, "3 finished COMPLETED"}
-		for i, r := range []*reader{joined, again, stored} {
+		for i, r := range []*reader{joined, retry, stored} {
 			if diff := cmp.Diff(want, r.received()); diff != "" || r.err != nil || r.turnID() != first.turnID() {
 				t.Errorf("retry %d: error %v, events (-want +got):\n%s", i+1, r.err, diff)
 			}

@@ -87,9 +87,9 @@ func TestQueuedTurnLivesUntilItsLastReaderLeaves(t *testing.T) {
 			t.Errorf("Get without readers = %v, %v, want none found", got, err)
 		}
 		// The next request is another turn, at the end of the queue.
-		again := f.startChat(t, dropped)
-		if again.turnID() == readers[0].turnID() || again.events[0].GetQueued().GetPosition() != 1 {
-			t.Errorf("retry = %q, want another turn at position 1", again.received())
+		retry := f.startChat(t, dropped)
+		if retry.turnID() == readers[0].turnID() || retry.events[0].GetQueued().GetPosition() != 1 {
+			t.Errorf("retry = %q, want another turn at position 1", retry.received())
 		}
 	})
 }

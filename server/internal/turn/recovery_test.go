@@ -99,24 +99,24 @@ func TestResumeAfterCrash(t *testing.T) {
 			request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
 			r := f.startChat(t, request)
 			var s pieceGenerator
-			say := func() (news bool) { // Progress is not part of the answer and is not saved.
+			send := func() (changed bool) { // Progress is not part of the answer and is not saved.
 				for _, piece := range s.draw(rt) {
 					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{piece}})
-					news = news || piece.GetProgress() == nil
+					changed = changed || piece.GetProgress() == nil
 				}
-				return news
+				return changed
 			}
-			stored := len(r.events)
+			saved := len(r.events)
 			for range rapid.IntRange(0, 2).Draw(rt, "saves") {
-				news := say()
+				changed := send()
 				<-time.After(saveInterval)
 				synctest.Wait()
-				if news {
-					stored = len(r.events)
+				if changed {
+					saved = len(r.events)
 				}
 			}
-			say()
-			seen := r.events
+			send()
+			events := r.events
 			f.crash(t, m)
 
 			all, err := readAll(f.Resume(t.Context(), tenant, "c", "", 0))
@@ -128,17 +128,17 @@ func TestResumeAfterCrash(t *testing.T) {
 				turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetId() != r.turnID() {
 				rt.Errorf("turn ended %v, want INTERRUPTED by SHUTTING_DOWN", turn)
 			}
-			if int(end.GetIndex()) <= len(seen) {
-				rt.Errorf("index of finished = %d, want more than the %d events that readers received", end.GetIndex(), len(seen))
+			if int(end.GetIndex()) <= len(events) {
+				rt.Errorf("index of finished = %d, want more than the %d events that readers received", end.GetIndex(), len(events))
 			}
-			told := slices.Concat(seen[:stored], []*parleyv1.TurnEvent{end})
-			for after := range int32(len(seen)) + 2 {
-				want, gone := expectedReplay(told, 0, after)
-				gone = gone || int(after) > stored
+			received := slices.Concat(events[:saved], []*parleyv1.TurnEvent{end})
+			for after := range int32(len(events)) + 2 {
+				want, dropped := expectedReplay(received, 0, after)
+				dropped = dropped || int(after) > saved
 				got, err := readAll(f.Resume(t.Context(), tenant, "c", r.turnID(), after))
-				if refused := errors.As(err, new(*EventsGoneError)); refused != gone || err != nil && !refused {
-					rt.Errorf("Resume(%d) of %d events, %d saved: error = %v, want EventsGoneError: %t", after, len(seen), stored,
-						err, gone)
+				if refused := errors.As(err, new(*EventsGoneError)); refused != dropped || err != nil && !refused {
+					rt.Errorf("Resume(%d) of %d events, %d saved: error = %v, want EventsGoneError: %t", after, len(events), saved,
+						err, dropped)
 				} else if diff := diffEvents(want, got); err == nil && diff != "" {
 					rt.Errorf("Resume(%d) (-want +got):\n%s", after, diff)
 				}
@@ -146,8 +146,8 @@ func TestResumeAfterCrash(t *testing.T) {
 			if got, err := readAll(f.Resume(t.Context(), tenant, "c", "", end.GetIndex())); len(got) != 0 || err != nil {
 				rt.Errorf("Resume at the end = %v, %v, want no events", got, err)
 			}
-			if again := f.startChat(t, request); again.err != nil || diffEvents(all, again.events) != "" || p.runCount() != 1 {
-				rt.Errorf("retry = %v, %v, want the same events; %d agent calls, want 1", again.received(), again.err, p.runCount())
+			if retry := f.startChat(t, request); retry.err != nil || diffEvents(all, retry.events) != "" || p.runCount() != 1 {
+				rt.Errorf("retry = %v, %v, want the same events; %d agent calls, want 1", retry.received(), retry.err, p.runCount())
 			}
 			if next := f.startChat(t, chatRequest("next", 0)); next.err != nil || next.events[0].GetStarted() == nil {
 				rt.Errorf("next Chat = %v, %v, want a new turn", next.received(), next.err)
@@ -214,8 +214,8 @@ func TestRecoverFromFile(t *testing.T) {
 		if diff := cmp.Diff(want, f.startChat(t, request).received()); diff != "" || p.runCount() != 2 {
 			t.Errorf("%d agent calls, want 2; events of a retry (-want +got):\n%s", p.runCount(), diff)
 		}
-		if again := f.startChat(t, waiting); again.err != nil || again.events[0].GetStarted() == nil || p.runCount() != 3 {
-			t.Errorf("retry of the queued request = %q, %v, want a new turn", again.received(), again.err)
+		if retry := f.startChat(t, waiting); retry.err != nil || retry.events[0].GetStarted() == nil || p.runCount() != 3 {
+			t.Errorf("retry of the queued request = %q, %v, want a new turn", retry.received(), retry.err)
 		}
 	})
 }

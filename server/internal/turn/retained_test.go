@@ -77,9 +77,9 @@ func TestReleaseDoesNotDisturbReaders(t *testing.T) {
 func TestMaxRetainedBytes(t *testing.T) {
 	large := strings.Repeat("x", 1<<20-2)
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"), text(large))}, nil)
-	const one = 2 << 20 // The large text is in its own event and in the finished event.
+	const turnBytes = 2 << 20 // The large text is in its own event and in the finished event.
 	var ids []string
-	for i := range maxRetainedBytes/one + 20 {
+	for i := range maxRetainedBytes/turnBytes + 20 {
 		ids = append(ids, fmt.Sprint("c", i))
 		readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: ids[i], Content: "q"}))
 		if f.retainedBytes > maxRetainedBytes {
@@ -87,8 +87,8 @@ func TestMaxRetainedBytes(t *testing.T) {
 		}
 	}
 	retained := f.retained.Len()
-	if retained < maxRetainedBytes/one*9/10 || retained > maxRetainedBytes/one {
-		t.Errorf("%d turns of slightly more than %d bytes retained, want %d bytes", retained, one, maxRetainedBytes)
+	if retained < maxRetainedBytes/turnBytes*9/10 || retained > maxRetainedBytes/turnBytes {
+		t.Errorf("%d turns of slightly more than %d bytes retained, want %d bytes", retained, turnBytes, maxRetainedBytes)
 	}
 	for i, id := range ids {
 		if got, want := f.retainsEvents(t, id, ""), i >= len(ids)-retained; got != want {
@@ -134,7 +134,7 @@ func TestRequestIDOutlivesTurn(t *testing.T) {
 	}
 	written := len(f.stored(t))
 	events, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request)))
-	if gone := new(EventsGoneError); !errors.As(err, &gone) || gone.Oldest != 0 || len(events) != 0 ||
+	if goneErr := new(EventsGoneError); !errors.As(err, &goneErr) || goneErr.Oldest != 0 || len(events) != 0 ||
 		len(f.stored(t)) != written {
 		t.Errorf("retry = %q, %v, want EventsGoneError; %d messages stored, want 0", describeAll(events), err,
 			len(f.stored(t))-written)
@@ -210,9 +210,9 @@ func TestReleaseWithConversation(t *testing.T) {
 					}
 				}
 				for i, id := range []string{"r", "w"} {
-					again := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: id})
-					if again.err != nil || again.events[0].GetStarted().GetReplayed() || p.runCount() != i+2 {
-						t.Errorf("Chat with request_id %s = %q, %v, want a new turn; %d agent calls", id, again.received(), again.err,
+					retry := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: id})
+					if retry.err != nil || retry.events[0].GetStarted().GetReplayed() || p.runCount() != i+2 {
+						t.Errorf("Chat with request_id %s = %q, %v, want a new turn; %d agent calls", id, retry.received(), retry.err,
 							p.runCount())
 					}
 					p.lastRun().complete()

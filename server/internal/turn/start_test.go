@@ -25,21 +25,23 @@ func TestRequestsWhileATurnStarts(t *testing.T) {
 				f, p := newControlled(t, func(o *Options) { o.Store = gatedStore{o.Store, gate} })
 				first := chatRequest("first", 0)
 				first.MustExist = refused
-				one := f.startChat(t, first)
+				firstReader := f.startChat(t, first)
 				second, queued, left := f.startChat(t, chatRequest("second", 0)),
 					f.startChat(t, chatRequest("waits", onBusyQueue)), f.startChat(t, chatRequest("left", 0))
 				left.disconnect()
-				if len(one.events)+len(second.events)+len(left.events) != 0 || second.ended ||
+				if len(firstReader.events)+len(second.events)+len(left.events) != 0 || second.ended ||
 					!errors.Is(left.err, context.Canceled) {
-					t.Errorf("events before the start: %q, %q, %q, want none", one.received(), second.received(), left.received())
+					t.Errorf("events before the start: %q, %q, %q, want none", firstReader.received(), second.received(),
+						left.received())
 				}
 				close(gate)
 				synctest.Wait()
 				if refused {
 					// The queued turn is next. The second request could start only if that were
 					// refused too.
-					if !errors.Is(one.err, store.ErrNotFound) || queued.events[1].GetStarted() == nil {
-						t.Errorf("first Chat: error = %v, want ErrNotFound; queued turn: %q, want started", one.err, queued.received())
+					if !errors.Is(firstReader.err, store.ErrNotFound) || queued.events[1].GetStarted() == nil {
+						t.Errorf("first Chat: error = %v, want ErrNotFound; queued turn: %q, want started", firstReader.err,
+							queued.received())
 					}
 				}
 				if busy := new(store.BusyError); !errors.As(second.err, &busy) || busy.TurnID != p.lastRun().request.GetTurnId() {

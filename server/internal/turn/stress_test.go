@@ -176,8 +176,8 @@ func (s *stressTest) chatAndReconnect(t *testing.T, random *rand.Rand, request *
 
 // isExpected reports whether a client may receive this error in TestStress.
 func isExpected(err error) bool {
-	for _, one := range []error{ErrQueueFull, ErrTooManyTurns, ErrConversationGone, context.Canceled} {
-		if errors.Is(err, one) {
+	for _, known := range []error{ErrQueueFull, ErrTooManyTurns, ErrConversationGone, context.Canceled} {
+		if errors.Is(err, known) {
 			return true
 		}
 	}

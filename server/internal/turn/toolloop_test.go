@@ -35,8 +35,8 @@ func newLimitedStore(t *testing.T, messages, bytes int) (*fixture, *controlledAg
 // calls, although the question is dropped.
 func TestToolLoopLongerThanRetention(t *testing.T) {
 	const rounds, calls = 8, 3
-	one := &parleyv1.ContextWindow{MaxMessages: 1}
-	for _, window := range []*parleyv1.ContextWindow{nil, one, {MaxMessages: 10, CacheStable: true}} {
+	oneMessage := &parleyv1.ContextWindow{MaxMessages: 1}
+	for _, window := range []*parleyv1.ContextWindow{nil, oneMessage, {MaxMessages: 10, CacheStable: true}} {
 		for _, fails := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v, failing %t", window, fails), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

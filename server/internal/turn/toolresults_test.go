@@ -27,15 +27,15 @@ func resultsRequest(content string, ids ...string) *parleyv1.ChatRequest {
 // callMessage returns a message of an agent with calls, each "id" or "id name".
 func callMessage(calls ...string) *parleyv1.Message {
 	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "I call"}
-	for _, one := range calls {
-		id, name, _ := strings.Cut(one, " ")
+	for _, call := range calls {
+		id, name, _ := strings.Cut(call, " ")
 		m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: id, Name: name})
 	}
 	return m
 }
 
 func TestToolResults(t *testing.T) {
-	one := &parleyv1.ContextWindow{MaxMessages: 1}
+	oneMessage := &parleyv1.ContextWindow{MaxMessages: 1}
 	tests := []struct {
 		name    string
 		history []string
@@ -115,7 +115,7 @@ func TestToolResults(t *testing.T) {
 			[]string{"completes:a", "calls:1 2"},
 			"",
 			[]string{"1", "2"},
-			one,
+			oneMessage,
 			[]string{"user: q", "assistant: ", "tool: of 1", "tool: of 2"},
 			2,
 		},
@@ -124,7 +124,7 @@ func TestToolResults(t *testing.T) {
 			[]string{"completes:a", "calls:1"},
 			"go on",
 			[]string{"1"},
-			one,
+			oneMessage,
 			[]string{"user: q", "assistant: ", "tool: of 1", "user: go on"},
 			2,
 		},
@@ -133,7 +133,7 @@ func TestToolResults(t *testing.T) {
 			[]string{"completes:a", "calls:1", "completes:b"},
 			"",
 			[]string{"1"},
-			one,
+			oneMessage,
 			[]string{"user: q", "assistant: ", "user: q", "assistant: b", "tool: of 1"},
 			1,
 		},
@@ -142,7 +142,7 @@ func TestToolResults(t *testing.T) {
 			[]string{"completes:a", "calls:1", "calls:2"},
 			"",
 			[]string{"2", "1"},
-			one,
+			oneMessage,
 			[]string{"user: q", "assistant: ", "user: q", "assistant: ", "tool: of 2", "tool: of 1"},
 			2,
 		},
@@ -178,10 +178,10 @@ func TestToolResults(t *testing.T) {
 					t.Errorf("stored messages (-want +got):\n%s", diff)
 				}
 				// A retry returns the same turn, from memory and from the store.
-				again := f.startChat(t, request)
+				live := f.startChat(t, request)
 				f.releaseAll()
 				stored := f.startChat(t, request)
-				for _, retry := range []*reader{again, stored} {
+				for _, retry := range []*reader{live, stored} {
 					if diff := cmp.Diff([]string{
 						fmt.Sprintf("1 started %q replayed", test.content), `2 text "yes" at 0`,
 						"3 finished COMPLETED",
