@@ -101,7 +101,7 @@ func TestPartialAnswersAreStored(t *testing.T) {
 		want   []string
 	}{
 		{
-			"whole", respondWith(text("a"), text("b")), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED,
+			"complete", respondWith(text("a"), text("b")), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED,
 			[]string{"user: q", "assistant: ab"},
 		},
 		{"nothing", respondWith(), 0, "", parleyv1.TurnState_TURN_STATE_COMPLETED, []string{"user: q"}},

@@ -45,9 +45,9 @@ type expectedEnd struct {
 // want returns the expected end. Disconnecting, cancelling and interrupting are independent;
 // on_busy only decides whether a turn waits, and where.
 func (c combination) want() expectedEnd {
-	continues := expectedEnd{state: "COMPLETED", stored: []string{"user: q", "assistant: half whole"}}
+	continues := expectedEnd{state: "COMPLETED", stored: []string{"user: q", "assistant: half rest"}}
 	if c.waiting {
-		continues.stored[1] = "assistant: whole"
+		continues.stored[1] = "assistant: rest"
 		switch {
 		case c.onBusy != parleyv1.OnBusy_ON_BUSY_QUEUE && c.onBusy != parleyv1.OnBusy_ON_BUSY_INTERRUPT:
 			return expectedEnd{err: &store.BusyError{}}
@@ -130,7 +130,7 @@ func (c combination) test(t *testing.T) {
 	c.trigger(t, f, r)
 	synctest.Wait()
 	for run := range p.allRuns() {
-		run.sendText("whole")
+		run.sendText("rest")
 		run.complete()
 	}
 	c.check(t, f, r)
@@ -166,12 +166,12 @@ func (c combination) trigger(t *testing.T, f *fixture, r *reader) {
 func (c combination) history(stored []string) []string {
 	other := []string{}
 	if c.event == turnInterrupted {
-		other = []string{"user: other", "assistant: whole"}
+		other = []string{"user: other", "assistant: rest"}
 	}
 	if !c.waiting {
 		return slices.Concat(stored, other)
 	}
-	ahead := []string{"user: ahead", "assistant: half whole"}
+	ahead := []string{"user: ahead", "assistant: half rest"}
 	queued := c.onBusy == parleyv1.OnBusy_ON_BUSY_QUEUE
 	if c.onBusy == parleyv1.OnBusy_ON_BUSY_INTERRUPT || c.event == turnInterrupted || c.event == serverStops {
 		ahead[1] += " …"

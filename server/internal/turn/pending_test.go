@@ -20,7 +20,7 @@ import (
 func addHistory(t *testing.T, f *fixture, p *controlledAgent, entries ...string) {
 	t.Helper()
 	failure := &agent.Error{Message: "out of order"}
-	broken := map[string]error{"breaks": failure, "finds": failure, "goes on": failure}
+	broken := map[string]error{"breaks": failure, "finds": failure, "continues": failure}
 	for _, entry := range entries {
 		kind, content, _ := strings.Cut(entry, ":")
 		if role, ok := parleyv1.Role_value["ROLE_"+strings.ToUpper(kind)]; ok {
@@ -50,7 +50,7 @@ func addHistory(t *testing.T, f *fixture, p *controlledAgent, entries ...string)
 			p.lastRun().fail()
 		case "cancels":
 			f.mustCancel(t, r.turnID())
-		case "hands":
+		case "hands off":
 			p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{handoff("other"), text("more")}})
 			p.lastRun().fail()
 		case "calls", "breaks":
@@ -58,9 +58,9 @@ func addHistory(t *testing.T, f *fixture, p *controlledAgent, entries ...string)
 				p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call(id)}})
 			}
 			p.lastRun().do(step{end: kind == "calls", err: broken[kind]})
-		case "finds", "goes on", "closes":
+		case "finds", "continues", "closes":
 			p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call("1"), result("1", "found")}})
-			if kind == "goes on" {
+			if kind == "continues" {
 				p.lastRun().sendText("so")
 			}
 			p.lastRun().do(step{end: kind == "closes", err: broken[kind]})
@@ -97,7 +97,7 @@ func TestAnswerPending(t *testing.T) {
 		{"failed twice", []string{"fails:half", "again:half"}, nil, []string{"user: q"}},
 		{"cancelled without text", []string{"cancels:"}, nil, []string{"user: q"}},
 		{"cancelled with half an answer", []string{"cancels:half"}, nil, []string{"user: q"}},
-		{"failed after a handoff", []string{"hands:I ask"}, nil, []string{"user: q"}},
+		{"failed after a handoff", []string{"hands off:I ask"}, nil, []string{"user: q"}},
 		{
 			"failed after an exchange with a tool",
 			[]string{"finds:wait"},
@@ -150,7 +150,7 @@ func TestAnswerPending(t *testing.T) {
 			nil,
 			[]string{"user: q", "assistant: a", "tool: found", "user: q", "assistant: wait …", "tool: found"},
 		},
-		{"failed after its own result", []string{"goes on:wait"}, nil, []string{"user: q", "assistant: wait", "tool: found"}},
+		{"failed after its own result", []string{"continues:wait"}, nil, []string{"user: q", "assistant: wait", "tool: found"}},
 		{"failed with calls", []string{"breaks:1"}, nil, []string{"user: q"}},
 		{
 			"a result and a text",

@@ -218,7 +218,7 @@ func TestValidPieces(t *testing.T) {
 		{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: long, Name: long}}},
 		{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: long, Name: long}}},
 		call(long), result(long, ""), // The id can be used again.
-		handoff(long), text("whole"),
+		handoff(long), text("end"),
 	}
 	pieces = append(pieces, slices.Repeat([]*parleyv1.RespondResponse{data("t", structpb.NewNullValue())}, 64)...)
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(pieces...)}, nil)
@@ -226,7 +226,7 @@ func TestValidPieces(t *testing.T) {
 	if stateName(end.GetTurn().GetState()) != "COMPLETED" {
 		t.Errorf("turn ended %v, want COMPLETED", end.GetTurn())
 	}
-	if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: ", "assistant: ", "tool: ", "assistant: whole"},
+	if diff := cmp.Diff([]string{"user: q", "assistant: ", "tool: ", "assistant: ", "tool: ", "assistant: end"},
 		f.stored(t)); diff != "" {
 		t.Errorf("stored messages (-want +got):\n%s", diff)
 	}

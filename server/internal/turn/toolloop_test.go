@@ -163,7 +163,7 @@ func TestRefusedResultsDoNotInterrupt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newLimitedStore(t, 3, 0)
 		addHistory(t, f, p, "calls:1 2")
-		other := f.startChat(t, chatRequest("meanwhile", 0))
+		other := f.startChat(t, chatRequest("other", 0))
 		request := resultsRequest("", "1", "2")
 		request.OnBusy = onBusyInterrupt
 		if r := f.startChat(t, request); !errors.As(r.err, new(*NoRoomError)) || other.ended {

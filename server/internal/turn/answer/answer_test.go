@@ -240,9 +240,9 @@ func TestRules(t *testing.T) {
 		{handoff("")},
 		{reason(strings.Repeat("x", 129))},
 	} {
-		whole, _, _ := answerOf(1000, slices.Concat([]*parleyv1.RespondResponse{text("a")}, pieces[:len(pieces)-1])...)
+		earlier, _, _ := answerOf(1000, slices.Concat([]*parleyv1.RespondResponse{text("a")}, pieces[:len(pieces)-1])...)
 		a, _, err := answerOf(1000, slices.Concat([]*parleyv1.RespondResponse{text("a")}, pieces)...)
-		want, _ := whole.Finish(false)
+		want, _ := earlier.Finish(false)
 		got, _ := a.Finish(false)
 		failure, _ := errors.AsType[*agent.Error](err)
 		if diff := cmp.Diff(describe(want), describe(got)); failure == nil || failure.Retryable || diff != "" {
