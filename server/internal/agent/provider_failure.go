@@ -35,7 +35,7 @@ func (p *Provider) ResponseError(response *http.Response, err error) *Error {
 		}
 		return p.broken(false, "the provider redirects to another address, which is not followed; set base_url to the address of the API", to)
 	}
-	body, err := io.ReadAll(response.Body)
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxRefusalBytes))
 	if err != nil {
 		body = nil // The status is sufficient.
 	}
@@ -58,11 +58,11 @@ func (p *Provider) MalformedEvent(what string) *Error {
 }
 
 // StreamError returns the error for a stream that ended before the answer. err is the error of
-// reading the stream, or nil at its end.
+// reading the stream; io.EOF is its end.
 func (p *Provider) StreamError(err error) *Error {
 	notStream, isNotStream := errors.AsType[*notStreamError](err)
 	switch {
-	case err == nil:
+	case errors.Is(err, io.EOF):
 		return &Error{Message: "the answer was cut off: the stream ended before the answer", Retryable: true}
 	case errors.Is(err, errEventTooLarge):
 		return &Error{Message: fmt.Sprintf("the provider sent an event of more than %d bytes", maxEventBytes)}

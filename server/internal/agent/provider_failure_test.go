@@ -155,7 +155,7 @@ func TestShown(t *testing.T) {
 func TestStreamError(t *testing.T) {
 	p := newProvider(t, agent.Model{})
 	body := func(text string) error {
-		_, _, err := get(t, serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }))
+		_, err := readEvents(text)
 		return fmt.Errorf("reading: %w", err)
 	}
 	const notStream = "the provider did not answer with a stream; "
@@ -163,7 +163,7 @@ func TestStreamError(t *testing.T) {
 		err  error
 		want agent.Error
 	}{
-		{nil, agent.Error{Message: "the answer was cut off: the stream ended before the answer", Retryable: true}},
+		{io.EOF, agent.Error{Message: "the answer was cut off: the stream ended before the answer", Retryable: true}},
 		{io.ErrUnexpectedEOF, agent.Error{Message: "the answer broke off", Detail: "the connection was closed", Retryable: true}},
 		{body(strings.Repeat("data: x\n", 1<<20)), agent.Error{Message: "the provider sent an event of more than 4194304 bytes"}},
 		{body(`{"error":"not loaded"}`), agent.Error{Message: notStream + "check base_url and model: not loaded"}},

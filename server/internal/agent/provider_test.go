@@ -1,13 +1,17 @@
 package agent_test
 
 import (
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -25,31 +29,20 @@ func newProvider(t *testing.T, model agent.Model) *agent.Provider {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(p.Client.CloseIdleConnections)
+	t.Cleanup(p.Close)
 	return p
 }
 
-// get sends a request and returns the response and as much of its body as can be read.
-func get(t *testing.T, p *agent.Provider) (response *http.Response, body []byte, err error) {
+// post sends a request and returns the error, or the data of the first event.
+func post(t *testing.T, p *agent.Provider) (data string, err error) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, p.Base.String(), http.NoBody)
+	events, err := p.Stream(t.Context(), "chat", make(http.Header), map[string]any{"content": "<hi>"})
 	if err != nil {
-		t.Fatal(err)
+		return "", err
 	}
-	if response, err = p.Client.Do(request); err != nil {
-		return nil, nil, err
-	}
-	defer response.Body.Close()
-	body, err = io.ReadAll(response.Body)
-	return response, body, err
-}
-
-// serve returns a provider that answers with handler.
-func serve(t *testing.T, handler http.HandlerFunc) *agent.Provider {
-	t.Helper()
-	server := httptest.NewServer(handler)
-	t.Cleanup(server.Close)
-	return newProvider(t, agent.Model{BaseURL: server.URL})
+	defer events.Close()
+	event, err := events.Next()
+	return string(event.Data), err
 }
 
 // TestProxyOfTheEnvironment runs itself in another process, because the environment is read only
@@ -58,8 +51,8 @@ func TestProxyOfTheEnvironment(t *testing.T) {
 	const childVariable = "PROVIDER_TEST_CHILD"
 	p := newProvider(t, agent.Model{BaseURL: "http://models.test/v1"})
 	if os.Getenv(childVariable) != "" {
-		_, body, err := get(t, p)
-		t.Logf("get = %q, %v", body, err)
+		data, err := post(t, p)
+		t.Logf("post = %q, %v", data, err)
 		return
 	}
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -73,62 +66,105 @@ func TestProxyOfTheEnvironment(t *testing.T) {
 	command := exec.CommandContext(t.Context(), program, "-test.run=^"+t.Name()+"$", "-test.v")
 	command.Env = append(os.Environ(), childVariable+"=1", "HTTP_PROXY="+proxy.URL, "http_proxy=", "NO_PROXY=", "no_proxy=")
 	out, err := command.CombinedOutput()
-	if want := `get = "data: http://models.test/v1/\n\n", <nil>`; err != nil || !strings.Contains(string(out), want) {
+	if want := `post = "http://models.test/v1/chat", <nil>`; err != nil || !strings.Contains(string(out), want) {
 		t.Errorf("child process: %v: %s, want %s", err, out, want)
 	}
 }
 
-// TestStreams: the errors of reading a body.
-func TestStreams(t *testing.T) {
-	const tooLarge, notStream = "an event has more than 4194304 bytes", "the body is not an event stream"
-	line := strings.Repeat("x", 64<<10)
+// TestRequest: a request has the configured headers and query, and the body as JSON that is not escaped for
+// HTML.
+func TestRequest(t *testing.T) {
+	var got string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		got = fmt.Sprint(r.Method, " ", r.RequestURI, " ", r.Header["Content-Type"], r.Header["User-Agent"], r.Header["X-A"], r.Header["X-B"], " ", string(body), err)
+		_, _ = io.WriteString(w, "data: ok\n\n")
+	}))
+	t.Cleanup(server.Close)
+	p := newProvider(t, agent.Model{BaseURL: server.URL + "/v1?k=a%20b", Headers: map[string]string{"x-a": "configured"}})
+	header := http.Header{"X-A": {"of the API"}, "X-B": {"b"}}
+	events, err := p.Stream(t.Context(), "chat", header, map[string]any{"content": "<hi>"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	events.Close()
+	if want := "POST /v1/chat?k=a+b [application/json] [parley] [configured] [b] {\"content\":\"<hi>\"}\n<nil>"; got != want {
+		t.Errorf("request = %s, want %s", got, want)
+	}
+	if value := header.Get("X-A"); value != "of the API" {
+		t.Errorf("Stream changed the header to %q", value)
+	}
+}
+
+// TestRetryWait: the wait before a retry, or that there is none.
+func TestRetryWait(t *testing.T) {
+	none := []time.Duration{-1, -1, -1}
+	usual := []time.Duration{500 * time.Millisecond, time.Second, -1}
 	for name, test := range map[string]struct {
-		body, want string
+		reply []string // The status and headers; empty for a connection error.
+		waits []time.Duration
 	}{
-		"many events":         {strings.Repeat("data: "+line+"\ndata: "+line+"\n\n", 40), ""},
-		"many with CR LF":     {strings.Repeat("event: e\r\ndata: "+line+"\r\n\r\n", 80), ""},
-		"large event":         {"data: " + strings.Repeat("x", 4<<20-7), ""},
-		"too large":           {"data: " + strings.Repeat("x", 4<<20), tooLarge},
-		"too many lines":      {strings.Repeat("data: "+line+"\n", 65), tooLarge},
-		"leading comments":    {strings.Repeat(": wait\n\n", 1000) + "data:\n\n", ""},
-		"no final line break": {"event: e\ndata:", ""},
-		"nothing":             {"", notStream},
-		"comments":            {": wait\n\n", notStream},
-		"JSON":                {"{\n  \"data:\": 1\n}\n", notStream},
-		"similar field names": {"ddata: x\n\ndat\nxyza:\n\n", notStream},
-		"long page":           {strings.Repeat("<p>\n\n", 64<<10) + "data: x\n\n", notStream},
+		"connection error":           {nil, usual},
+		"timeout":                    {[]string{"408"}, usual},
+		"conflict":                   {[]string{"409"}, usual},
+		"rate limit":                 {[]string{"429"}, usual},
+		"server error":               {[]string{"500"}, usual},
+		"overloaded":                 {[]string{"529"}, usual},
+		"refused":                    {[]string{"400"}, none},
+		"refused, wait":              {[]string{"400", "Retry-After", "1"}, none},
+		"refused, asks for retries":  {[]string{"400", "X-Should-Retry", "true"}, usual},
+		"redirect":                   {[]string{"302", "X-Should-Retry", "true"}, none},
+		"server error, but no retry": {[]string{"500", "X-Should-Retry", "false"}, none},
+		"seconds":                    {[]string{"429", "Retry-After", "2.5"}, []time.Duration{2500 * time.Millisecond, 2500 * time.Millisecond, -1}},
+		"at most":                    {[]string{"429", "Retry-After", "10"}, []time.Duration{10 * time.Second, 10 * time.Second, -1}},
+		"too long":                   {[]string{"429", "Retry-After", "10.1"}, none},
+		"infinite":                   {[]string{"429", "Retry-After", "1e999"}, none},
+		"milliseconds":               {[]string{"503", "Retry-After-Ms", "7", "Retry-After", "60"}, []time.Duration{7 * time.Millisecond, 7 * time.Millisecond, -1}},
+		"too many milliseconds":      {[]string{"503", "Retry-After-Ms", "10001", "Retry-After", "1"}, none},
+		"not a number":               {[]string{"503", "Retry-After", "NaN"}, usual},
+		"negative":                   {[]string{"503", "Retry-After", "-1"}, usual},
+		"malformed":                  {[]string{"503", "Retry-After", "soon"}, usual},
+		"a date in the past":         {[]string{"503", "Retry-After", "Fri, 31 Dec 1999 00:00:00 GMT"}, []time.Duration{0, 0, -1}},
+		"a date in the far future":   {[]string{"503", "Retry-After", "Fri, 31 Dec 2100 23:59:59 GMT"}, none},
+		"a date in some seconds":     {[]string{"503", "Retry-After", "Sat, 01 Jan 2000 00:00:05 GMT"}, []time.Duration{5 * time.Second, 0, -1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := serve(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, test.body) })
-			_, body, err := get(t, p)
-			got := ""
-			if err != nil {
-				got = err.Error()
-			}
-			if got != test.want || err == nil && string(body) != test.body {
-				t.Errorf("read %d of %d bytes with error %q, want %q", len(body), len(test.body), got, test.want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				var waits []time.Duration
+				last := time.Now() // Midnight on 1 January 2000 in a bubble.
+				p := newProvider(t, agent.Model{BaseURL: "http://models.test"})
+				agent.SetTransport(p, roundTripper(func(r *http.Request) (*http.Response, error) {
+					waits, last = append(waits, time.Since(last)), time.Now()
+					if body, err := io.ReadAll(r.Body); err != nil || string(body) != "{\"content\":\"<hi>\"}\n" {
+						t.Errorf("body = %q, %v", body, err)
+					}
+					if len(test.reply) == 0 {
+						return nil, errors.New("broken")
+					}
+					response := &http.Response{Header: make(http.Header), Body: http.NoBody, Request: r}
+					response.StatusCode, _ = strconv.Atoi(test.reply[0])
+					for i := 1; i < len(test.reply); i += 2 {
+						response.Header.Set(test.reply[i], test.reply[i+1])
+					}
+					return response, nil
+				}))
+				if _, err := post(t, p); err == nil {
+					t.Error("Stream succeeded, want an error")
+				}
+				for i, want := range test.waits {
+					got := time.Duration(-1)
+					if i+1 < len(waits) {
+						got = waits[i+1]
+					}
+					if got > want || got < min(want, want*3/4) {
+						t.Errorf("wait %d = %v, want %v or up to a quarter less", i+1, got, want)
+					}
+				}
+			})
 		})
 	}
 }
 
-// TestLongWaits: if a provider asks for a long wait, the client is told not to retry.
-func TestLongWaits(t *testing.T) {
-	for wait, want := range map[string]string{
-		"Retry-After: 10": "", "Retry-After: 11": "false", "Retry-After: -1": "", "Retry-After: soon": "", "Retry-After: 1e999": "false",
-		"Retry-After-Ms: 10000": "", "Retry-After-Ms: 10001": "false", "X-None: 0": "",
-		"Retry-After: " + time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat): "",
-		"Retry-After: " + time.Now().Add(time.Hour).UTC().Format(http.TimeFormat):  "false",
-	} {
-		p := serve(t, func(w http.ResponseWriter, _ *http.Request) {
-			name, value, _ := strings.Cut(wait, ": ")
-			w.Header().Set(name, value)
-			w.WriteHeader(http.StatusTooManyRequests)
-			_, _ = io.WriteString(w, strings.Repeat("x", 100<<10))
-		})
-		response, body, err := get(t, p)
-		if got := response.Header.Get("X-Should-Retry"); got != want || len(body) != 64<<10 || err != nil {
-			t.Errorf("%s: X-Should-Retry = %q, want %q; %d bytes, %v", wait, got, want, len(body), err)
-		}
-	}
-}
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -4,12 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 	"time"
-
-	sdk "github.com/anthropics/anthropic-sdk-go"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
@@ -17,6 +14,40 @@ import (
 
 // maxWord is the limit of the messages API for ids, the name of the model and the finish reason.
 const maxWord = 128
+
+// event contains the fields of all types of events that are used.
+type event struct {
+	Type    string `json:"type"`
+	Index   int64  `json:"index"`
+	Message struct {
+		Model string `json:"model"`
+		Usage usage  `json:"usage"`
+	} `json:"message"` // message_start
+	ContentBlock struct {
+		Type  string          `json:"type"`
+		Text  string          `json:"text"`
+		ID    string          `json:"id"`
+		Name  string          `json:"name"`
+		Input json.RawMessage `json:"input"`
+	} `json:"content_block"` // content_block_start
+	Delta struct {
+		Type        string `json:"type"`
+		Text        string `json:"text"`
+		PartialJSON string `json:"partial_json"`
+		StopReason  string `json:"stop_reason"`
+	} `json:"delta"` // content_block_delta, message_delta
+	Usage usage `json:"usage"` // message_delta
+}
+
+type usage struct {
+	Input      agent.TokenCount `json:"input_tokens"`
+	CacheWrite agent.TokenCount `json:"cache_creation_input_tokens"`
+	CacheRead  agent.TokenCount `json:"cache_read_input_tokens"`
+	Output     agent.TokenCount `json:"output_tokens"`
+	Details    struct {
+		Thinking agent.TokenCount `json:"thinking_tokens"`
+	} `json:"output_tokens_details"`
+}
 
 // answer is an answer that is being received.
 type answer struct {
@@ -39,8 +70,8 @@ type toolUse struct {
 
 // add processes the next event and returns its pieces. While the model thinks or writes a call, add
 // returns a Progress piece at intervals.
-func (a *answer) add(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResponse, error) {
-	pieces, err := a.process(event)
+func (a *answer) add(e *event) ([]*parleyv1.RespondResponse, error) {
+	pieces, err := a.process(e)
 	if err == nil && len(pieces) == 0 && time.Since(a.lastPiece) >= agent.ProgressInterval {
 		pieces = []*parleyv1.RespondResponse{agent.WorkingProgress()}
 	}
@@ -58,32 +89,30 @@ func (a *answer) add(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResp
 
 // process processes an event and returns its pieces. Unknown types of events, blocks and deltas are
 // ignored, as the API requires: new types may be added.
-func (a *answer) process(event sdk.MessageStreamEventUnion) ([]*parleyv1.RespondResponse, error) {
-	switch event.Type {
+func (a *answer) process(e *event) ([]*parleyv1.RespondResponse, error) {
+	switch e.Type {
 	case "message_start":
-		a.model = agent.Truncate(event.Message.Model, maxWord)
-		u := event.Message.Usage
-		a.count(u.InputTokens, u.CacheCreationInputTokens, u.CacheReadInputTokens, u.OutputTokens, u.OutputTokensDetails.ThinkingTokens)
+		a.model = agent.Truncate(e.Message.Model, maxWord)
+		a.count(&e.Message.Usage)
 	case "content_block_start":
-		return a.startBlock(event.Index, event.ContentBlock)
+		return a.startBlock(e)
 	case "content_block_delta":
-		switch event.Delta.Type {
+		switch e.Delta.Type {
 		case "text_delta":
-			return textPieces(event.Delta.Text), nil
+			return textPieces(e.Delta.Text), nil
 		case "input_json_delta":
-			return nil, a.addInput(event.Index, event.Delta.PartialJSON)
+			return nil, a.addInput(e.Index, e.Delta.PartialJSON)
 		}
 	case "content_block_stop":
-		if call := a.calls[event.Index]; call != nil && json.Valid([]byte(call.arguments())) {
-			delete(a.calls, event.Index)
+		if call := a.calls[e.Index]; call != nil && json.Valid([]byte(call.arguments())) {
+			delete(a.calls, e.Index)
 			return []*parleyv1.RespondResponse{call.piece()}, nil
 		}
 	case "message_delta":
-		if event.Delta.StopReason != "" {
-			a.stopReason = agent.Truncate(string(event.Delta.StopReason), maxWord)
+		if e.Delta.StopReason != "" {
+			a.stopReason = agent.Truncate(e.Delta.StopReason, maxWord)
 		}
-		u := event.Usage
-		a.count(u.InputTokens, u.CacheCreationInputTokens, u.CacheReadInputTokens, u.OutputTokens, u.OutputTokensDetails.ThinkingTokens)
+		a.count(&e.Usage)
 	case "message_stop":
 		a.complete = true
 		return a.end(), nil
@@ -92,12 +121,12 @@ func (a *answer) process(event sdk.MessageStreamEventUnion) ([]*parleyv1.Respond
 }
 
 // startBlock processes the start of a block.
-func (a *answer) startBlock(index int64, block sdk.ContentBlockStartEventContentBlockUnion) ([]*parleyv1.RespondResponse, error) {
-	switch block.Type {
+func (a *answer) startBlock(e *event) ([]*parleyv1.RespondResponse, error) {
+	switch block := &e.ContentBlock; block.Type {
 	case "text":
 		return textPieces(block.Text), nil
 	case "tool_use":
-		call := &toolUse{id: valid(block.ID), name: valid(block.Name), initial: block.JSON.Input.Raw()}
+		call := &toolUse{id: block.ID, name: block.Name, initial: strings.ToValidUTF8(string(block.Input), "\uFFFD")}
 		if err := agent.CheckCallName(call.name); err != nil {
 			return nil, err
 		}
@@ -107,7 +136,7 @@ func (a *answer) startBlock(index int64, block sdk.ContentBlockStartEventContent
 		if a.calls == nil {
 			a.calls = make(map[int64]*toolUse)
 		}
-		a.calls[index] = call
+		a.calls[e.Index] = call
 		return nil, a.bounds.Add(1, len(call.id)+len(call.name)+len(call.initial))
 	}
 	return nil, nil
@@ -124,11 +153,11 @@ func (a *answer) addInput(index int64, input string) error {
 
 // count updates the usage. The provider's counts include all earlier ones and only increase. A
 // later event may omit counts of an earlier event.
-func (a *answer) count(input, cacheWrite, cacheRead, output, thinking int64) {
-	a.usage.InputTokens = max(a.usage.InputTokens, tokens(input, cacheWrite, cacheRead))
-	a.usage.CachedInputTokens = max(a.usage.CachedInputTokens, tokens(cacheRead))
-	a.usage.OutputTokens = max(a.usage.OutputTokens, tokens(output))
-	a.usage.ReasoningTokens = max(a.usage.ReasoningTokens, tokens(thinking))
+func (a *answer) count(u *usage) {
+	a.usage.InputTokens = max(a.usage.InputTokens, agent.SumTokens(u.Input, u.CacheWrite, u.CacheRead))
+	a.usage.CachedInputTokens = max(a.usage.CachedInputTokens, agent.SumTokens(u.CacheRead))
+	a.usage.OutputTokens = max(a.usage.OutputTokens, agent.SumTokens(u.Output))
+	a.usage.ReasoningTokens = max(a.usage.ReasoningTokens, agent.SumTokens(u.Details.Thinking))
 }
 
 // end returns the last pieces: calls that are complete although their input is not JSON, the usage
@@ -157,9 +186,9 @@ func (a *answer) end() []*parleyv1.RespondResponse {
 func (t *toolUse) arguments() string {
 	switch {
 	case t.input.Len() > 0:
-		return valid(t.input.String())
+		return t.input.String()
 	case t.initial != "":
-		return valid(t.initial)
+		return t.initial
 	}
 	return "{}"
 }
@@ -174,17 +203,5 @@ func textPieces(text string) []*parleyv1.RespondResponse {
 	if text == "" {
 		return nil
 	}
-	return []*parleyv1.RespondResponse{{Piece: &parleyv1.RespondResponse_Text{Text: valid(text)}}}
-}
-
-// valid replaces invalid UTF-8 by U+FFFD.
-func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
-
-// tokens returns the sum of the counts, limited to the range of the messages API.
-func tokens(counts ...int64) int32 {
-	var sum int64
-	for _, count := range counts {
-		sum = min(sum+min(max(count, 0), math.MaxInt32), math.MaxInt32)
-	}
-	return int32(sum)
+	return []*parleyv1.RespondResponse{{Piece: &parleyv1.RespondResponse_Text{Text: text}}}
 }

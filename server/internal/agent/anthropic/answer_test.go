@@ -6,7 +6,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	sdk "github.com/anthropics/anthropic-sdk-go"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -17,11 +16,11 @@ func TestProgressWhileThinking(t *testing.T) {
 		a := &answer{lastPiece: start}
 		var got []string
 		add := func(data string) {
-			var event sdk.MessageStreamEventUnion
-			if err := json.Unmarshal([]byte(data), &event); err != nil {
+			var e event
+			if err := json.Unmarshal([]byte(data), &e); err != nil {
 				t.Fatal(err)
 			}
-			pieces, err := a.add(event)
+			pieces, err := a.add(&e)
 			if err != nil {
 				t.Fatal(err)
 			}

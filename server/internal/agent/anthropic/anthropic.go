@@ -58,15 +58,11 @@ package anthropic
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"iter"
 	"net/http"
 	"strings"
 	"time"
-
-	sdk "github.com/anthropics/anthropic-sdk-go"
-	"github.com/anthropics/anthropic-sdk-go/option"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
@@ -74,6 +70,9 @@ import (
 
 const (
 	defaultBaseURL = "https://api.anthropic.com"
+
+	// apiVersion is the version of the API that requests are written for.
+	apiVersion = "2023-06-01"
 
 	// defaultMaxTokens limits an answer if the configuration does not, because the API requires a
 	// limit.
@@ -84,8 +83,8 @@ const (
 type Agent struct {
 	config   agent.Model
 	provider *agent.Provider
-	tools    []sdk.ToolParam
-	messages sdk.MessageService
+	header   http.Header
+	tools    []tool
 }
 
 // New returns an agent for the model. It does not connect yet. If BaseURL is empty, Anthropic's is
@@ -100,70 +99,26 @@ func New(config agent.Model) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{config: config, provider: provider, tools: tools}
-	// The SDK's Client would read the environment and files in the home directory.
-	a.messages = sdk.NewMessageService(a.options()...)
-	return a, nil
-}
-
-// options returns the options of each request.
-func (a *Agent) options() []option.RequestOption {
-	base := a.provider.Base
-	if strings.HasSuffix(base.Path, "/v1/") {
-		base = base.JoinPath("../") // The paths of the API contain the version.
+	header := make(http.Header)
+	header.Set("Anthropic-Version", apiVersion)
+	if config.Key != "" {
+		header.Set("X-Api-Key", config.Key)
 	}
-	options := []option.RequestOption{
-		option.WithoutOpenTelemetry(), // Environment variables could enable tracing of messages.
-		option.WithBaseURL(base.String()),
-		option.WithMaxRetries(agent.ProviderRetries),
-		option.WithHTTPClient(a.provider.Client),
-	}
-	if a.config.Key != "" {
-		options = append(options, option.WithAPIKey(a.config.Key))
-	}
-	for name, value := range a.config.Headers {
-		options = append(options, option.WithHeader(name, value))
-	}
-	for name, values := range base.Query() { // The SDK removes the query of the base URL.
-		for _, value := range values {
-			options = append(options, option.WithQueryAdd(name, value))
-		}
-	}
-	return options
+	return &Agent{config: config, provider: provider, header: header, tools: tools}, nil
 }
 
 // Close closes the idle connections.
 func (a *Agent) Close() error {
-	a.provider.Client.CloseIdleConnections()
+	a.provider.Close()
 	return nil
 }
 
 // Respond sends one request and passes on the answer.
 func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
-		var response *http.Response
-		stream := a.messages.NewStreaming(ctx, a.params(request), option.WithResponseInto(&response))
-		defer stream.Close() //nolint:errcheck // Only reading can fail. Closing it early closes the connection.
-		err := stream.Err()
-		if err != nil || response.StatusCode > 299 {
-			err = a.provider.ResponseError(response, err)
-		}
-		answer := answer{lastPiece: time.Now()}
-		for err == nil && !answer.complete {
-			if !stream.Next() {
-				err = a.streamError(stream.Err())
-				break
-			}
-			var pieces []*parleyv1.RespondResponse
-			pieces, err = answer.add(stream.Current())
-			for _, piece := range pieces {
-				if !yield(piece, nil) {
-					return
-				}
-			}
-		}
+		err := a.ask(ctx, request, func(piece *parleyv1.RespondResponse) bool { return yield(piece, nil) })
 		switch {
-		case err == nil:
+		case err == nil || errors.Is(err, errStopped):
 		case ctx.Err() != nil:
 			yield(nil, context.Cause(ctx))
 		default:
@@ -172,13 +127,45 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 	}
 }
 
-// streamError returns the error of an answer that ended early.
-func (a *Agent) streamError(err error) error {
-	if e, ok := errors.AsType[*sdk.Error](err); ok { // An event reports the failure.
-		return a.provider.EventError([]byte(e.RawJSON()))
+// errStopped ends an answer whose consumer has stopped.
+var errStopped = errors.New("the consumer has stopped")
+
+// ask sends the request and passes each piece to emit until emit returns false.
+func (a *Agent) ask(ctx context.Context, request *parleyv1.RespondRequest, emit func(*parleyv1.RespondResponse) bool) error {
+	path := "v1/messages"
+	if strings.HasSuffix(a.provider.Base.Path, "/v1/") {
+		path = "messages"
 	}
-	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
-		return a.provider.MalformedEvent(e.Error())
+	events, err := a.provider.Stream(ctx, path, a.header, a.request(request))
+	if err != nil {
+		return err
 	}
-	return a.provider.StreamError(err)
+	defer events.Close()
+	answer := answer{lastPiece: time.Now()}
+	for !answer.complete {
+		e, err := events.Next()
+		if err != nil {
+			return a.provider.StreamError(err)
+		}
+		var data event
+		err = e.Decode(&data)
+		switch {
+		case e.Type == "error" || data.Type == "error":
+			return a.provider.EventError(e.Data)
+		case len(e.Data) == 0 || err != nil && e.Type == "":
+			continue // Each event of the API has a type.
+		case err != nil:
+			return a.provider.MalformedEvent(string(e.Data))
+		}
+		pieces, err := answer.add(&data)
+		for _, piece := range pieces {
+			if !emit(piece) {
+				return errStopped
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

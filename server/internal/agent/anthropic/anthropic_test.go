@@ -180,7 +180,7 @@ func TestPieces(t *testing.T) {
 				begin(2, object{"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": object{}}),
 				delta(2, input(`{"query":"x"}`)), end(2),
 				begin(3, object{"type": "hologram", "beam": []int{1}}), delta(3, object{"type": "beam_delta", "beam": 2}), end(3),
-				event("weather", object{"index": "north", "delta": 7}), ": a comment\n\n", event("ping", nil),
+				event("weather", object{"index": "north", "delta": 7}), ": a comment\n\n", "data: odd\n\n", event("ping", nil),
 				begin(4, object{"type": "text", "text": ""}), anthropictest.TextDelta(4, "Sugar."), end(4),
 			),
 			append([]*parleyv1.RespondResponse{text("Sugar.")}, ending(none(), "end_turn")...),
@@ -195,7 +195,7 @@ func TestPieces(t *testing.T) {
 		},
 		"invalid UTF-8": {
 			stream(strings.Replace(anthropictest.TextDelta(0, "a?b"), "?", "\xff\xfe", 1)),
-			append([]*parleyv1.RespondResponse{text("a\uFFFDb")}, ending(none(), "end_turn")...),
+			append([]*parleyv1.RespondResponse{text("a\uFFFD\uFFFDb")}, ending(none(), "end_turn")...),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

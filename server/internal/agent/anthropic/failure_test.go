@@ -89,7 +89,7 @@ func TestFailures(t *testing.T) {
 		"ended in the last event": {inStream(strings.TrimSuffix(event("message_stop", nil), "\n")), cutOff, true},
 		"event that is not JSON": {
 			inStream("event: message_delta\ndata: {\"type\":\n\n"),
-			"the provider sent an event that is not a JSON object: unexpected end of JSON input", true,
+			"the provider sent an event that is not a JSON object: {\"type\":", true,
 		},
 		"a call without an id": {
 			inStream(event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "name": "list"}})),

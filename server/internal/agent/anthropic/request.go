@@ -7,16 +7,17 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
-
-	sdk "github.com/anthropics/anthropic-sdk-go"
-	"github.com/anthropics/anthropic-sdk-go/packages/param"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
 const (
+	roleUser      = "user"
+	roleAssistant = "assistant"
+
 	beginning    = "[start of the conversation]"
 	emptyMessage = "[empty message]"
 
@@ -24,169 +25,208 @@ const (
 	maxToolName = 64
 )
 
-// params returns the body of the request, as the package comment describes it.
-func (a *Agent) params(request *parleyv1.RespondRequest) sdk.MessageNewParams {
-	params := sdk.MessageNewParams{
-		Model:     a.config.Model,
-		MaxTokens: int64(cmp.Or(a.config.MaxOutputTokens, defaultMaxTokens)),
-		Messages:  messages(agent.Answered(request.GetMessages())),
-	}
-	if a.config.Temperature != nil {
-		params.Temperature = sdk.Float(*a.config.Temperature)
-	}
-	if prompt := request.GetSystemPrompt(); !isBlank(prompt) {
-		params.System = []sdk.TextBlockParam{{Text: prompt}}
-	}
-	for _, tool := range a.tools {
-		params.Tools = append(params.Tools, sdk.ToolUnionParam{OfTool: &tool})
-	}
-	if request.GetCacheStable() {
-		mark(&params)
-	}
-	return params
+// messagesRequest is the body of a request.
+type messagesRequest struct {
+	Model       string   `json:"model"`
+	MaxTokens   int      `json:"max_tokens"`
+	Temperature *float64 `json:"temperature,omitempty"`
+	System      []block  `json:"system,omitempty"`
+	Tools       []tool   `json:"tools,omitempty"`
+	Messages    []turn   `json:"messages"`
+	Stream      bool     `json:"stream"`
 }
 
-// newTools returns the tools of the request. Their schemas are encoded once: the SDK would order
-// the keys differently each time, which would invalidate the prompt cache.
-func newTools(configured []agent.Tool) ([]sdk.ToolParam, error) {
-	var tools []sdk.ToolParam
-	for _, tool := range configured {
-		schema := []byte(`{"type":"object","properties":{}}`)
-		if tool.Parameters != nil {
+// tool is a tool that the model may call.
+type tool struct {
+	Name         string          `json:"name"`
+	Description  string          `json:"description,omitempty"`
+	InputSchema  json.RawMessage `json:"input_schema"`
+	CacheControl *cacheControl   `json:"cache_control,omitempty"`
+}
+
+// turn is a message of the API: the blocks of adjacent messages of one role.
+type turn struct {
+	Role    string  `json:"role"` // roleUser or roleAssistant.
+	Content []block `json:"content"`
+}
+
+// block contains the fields of all types of blocks: text, image, document, tool_use and tool_result.
+type block struct {
+	Type         string          `json:"type"`
+	Text         string          `json:"text,omitempty"`
+	Source       *source         `json:"source,omitempty"`      // image, document
+	ID           string          `json:"id,omitempty"`          // tool_use
+	Name         string          `json:"name,omitempty"`        // tool_use
+	Input        json.RawMessage `json:"input,omitempty"`       // tool_use
+	ToolUseID    string          `json:"tool_use_id,omitempty"` // tool_result
+	Content      []block         `json:"content,omitempty"`     // tool_result
+	IsError      bool            `json:"is_error,omitempty"`    // tool_result
+	CacheControl *cacheControl   `json:"cache_control,omitempty"`
+}
+
+// source is the URL of an image or a document.
+type source struct {
+	Type string `json:"type"`
+	URL  string `json:"url"`
+}
+
+// cacheControl marks the end of a prefix of the request for the prompt cache.
+type cacheControl struct {
+	Type string `json:"type"`
+}
+
+// request returns the body of the request, as the package comment describes it.
+func (a *Agent) request(request *parleyv1.RespondRequest) *messagesRequest {
+	r := &messagesRequest{
+		Model:       a.config.Model,
+		MaxTokens:   cmp.Or(a.config.MaxOutputTokens, defaultMaxTokens),
+		Temperature: a.config.Temperature,
+		Tools:       slices.Clone(a.tools), // The marks of the prompt cache differ between requests.
+		Messages:    turns(agent.Answered(request.GetMessages())),
+		Stream:      true,
+	}
+	if prompt := request.GetSystemPrompt(); !isBlank(prompt) {
+		r.System = []block{textBlock(prompt)}
+	}
+	if request.GetCacheStable() {
+		mark(r)
+	}
+	return r
+}
+
+// newTools returns the tools of the request. Their schemas are encoded once.
+func newTools(configured []agent.Tool) ([]tool, error) {
+	var tools []tool
+	for _, t := range configured {
+		schema := json.RawMessage(`{"type":"object","properties":{}}`)
+		if t.Parameters != nil {
 			var err error
-			if schema, err = json.Marshal(tool.Parameters); err != nil {
-				return nil, fmt.Errorf("tools: %s: %w", tool.Name, err)
+			if schema, err = json.Marshal(t.Parameters); err != nil {
+				return nil, fmt.Errorf("tools: %s: %w", t.Name, err)
 			}
 		}
-		p := sdk.ToolParam{Name: tool.Name, InputSchema: param.Override[sdk.ToolInputSchemaParam](json.RawMessage(schema))}
-		if tool.Description != "" {
-			p.Description = sdk.String(tool.Description)
-		}
-		tools = append(tools, p)
+		tools = append(tools, tool{Name: t.Name, Description: t.Description, InputSchema: schema})
 	}
 	return tools, nil
 }
 
 // mark sets at most three marks for the prompt cache.
-func mark(params *sdk.MessageNewParams) {
-	cacheControl := sdk.NewCacheControlEphemeralParam()
-	if len(params.System) > 0 {
-		params.System[0].CacheControl = cacheControl
-	} else if n := len(params.Tools); n > 0 {
-		params.Tools[n-1].OfTool.CacheControl = cacheControl
+func mark(r *messagesRequest) {
+	end := &cacheControl{Type: "ephemeral"}
+	if len(r.System) > 0 {
+		r.System[0].CacheControl = end
+	} else if n := len(r.Tools); n > 0 {
+		r.Tools[n-1].CacheControl = end
 	}
 	left := 2
-	for i := len(params.Messages) - 1; i >= 0 && left > 0; i-- {
-		if m := params.Messages[i]; m.Role == sdk.MessageParamRoleUser {
-			*m.Content[len(m.Content)-1].GetCacheControl() = cacheControl
+	for _, turn := range slices.Backward(r.Messages) {
+		if turn.Role == roleUser && left > 0 {
+			turn.Content[len(turn.Content)-1].CacheControl = end
 			left--
 		}
 	}
 }
 
-// messages returns messages with alternating roles, beginning with the user. Each message has
-// content.
-func messages(history []*parleyv1.Message) []sdk.MessageParam {
-	var turns []sdk.MessageParam
+// turns returns messages with alternating roles, beginning with the user. Each has content.
+func turns(history []*parleyv1.Message) []turn {
+	turns := []turn{}
 	for _, message := range history {
 		role, blocks := blocksOf(message)
 		if len(blocks) == 0 {
 			continue
 		}
-		if len(turns) == 0 && role == sdk.MessageParamRoleAssistant {
-			turns = append(turns, sdk.NewUserMessage(sdk.NewTextBlock(beginning)))
+		if len(turns) == 0 && role == roleAssistant {
+			turns = append(turns, turn{roleUser, []block{textBlock(beginning)}})
 		}
 		if last := len(turns) - 1; last >= 0 && turns[last].Role == role {
 			turns[last].Content = append(turns[last].Content, blocks...)
 		} else {
-			turns = append(turns, sdk.MessageParam{Role: role, Content: blocks})
+			turns = append(turns, turn{role, blocks})
 		}
 	}
 	return turns
 }
 
 // blocksOf returns the role and the blocks of a message.
-func blocksOf(message *parleyv1.Message) (sdk.MessageParamRole, []sdk.ContentBlockParamUnion) {
+func blocksOf(message *parleyv1.Message) (role string, blocks []block) {
 	switch message.GetRole() {
 	case parleyv1.Role_ROLE_ASSISTANT:
-		return sdk.MessageParamRoleAssistant, assistantBlocks(message)
+		return roleAssistant, assistantBlocks(message)
 	case parleyv1.Role_ROLE_TOOL:
-		return sdk.MessageParamRoleUser, []sdk.ContentBlockParamUnion{toolResult(message)}
+		return roleUser, []block{toolResult(message)}
 	}
-	return sdk.MessageParamRoleUser, userBlocks(message)
+	return roleUser, userBlocks(message)
 }
 
-func assistantBlocks(message *parleyv1.Message) []sdk.ContentBlockParamUnion {
-	var blocks []sdk.ContentBlockParamUnion
+func textBlock(text string) block { return block{Type: "text", Text: text} }
+
+func assistantBlocks(message *parleyv1.Message) []block {
+	var blocks []block
 	if text := agent.Text(message); !isBlank(text) {
-		blocks = append(blocks, sdk.NewTextBlock(text))
+		blocks = append(blocks, textBlock(text))
 	}
 	for _, attachment := range message.GetAttachments() {
-		blocks = append(blocks, sdk.NewTextBlock(attachmentText(attachment))) // The API allows images only in user messages.
+		blocks = append(blocks, textBlock(attachmentText(attachment))) // The API allows images only in user messages.
 	}
 	for _, call := range message.GetToolCalls() {
-		blocks = append(blocks, sdk.NewToolUseBlock(toolID(call.GetId()), input(call.GetArguments()), toolName(call.GetName())))
+		blocks = append(blocks, block{
+			Type: "tool_use", ID: toolID(call.GetId()), Name: toolName(call.GetName()), Input: input(call.GetArguments()),
+		})
 	}
 	return blocks
 }
 
-func userBlocks(message *parleyv1.Message) []sdk.ContentBlockParamUnion {
-	var blocks []sdk.ContentBlockParamUnion
+func userBlocks(message *parleyv1.Message) []block {
+	var blocks []block
 	isSystem := message.GetRole() == parleyv1.Role_ROLE_SYSTEM
 	if text := agent.Text(message); !isBlank(text) {
 		if isSystem {
 			text = "<system_message>\n" + text + "\n</system_message>"
 		}
-		blocks = append(blocks, sdk.NewTextBlock(text))
+		blocks = append(blocks, textBlock(text))
 	}
 	for _, attachment := range message.GetAttachments() {
 		blocks = append(blocks, attachmentBlock(attachment))
 	}
 	if len(blocks) == 0 && !isSystem {
-		blocks = append(blocks, sdk.NewTextBlock(emptyMessage))
+		blocks = append(blocks, textBlock(emptyMessage))
 	}
 	return blocks
 }
 
 // toolResult returns a result with all other content of its message. The result of a failure must
 // contain text, and nothing else.
-func toolResult(message *parleyv1.Message) sdk.ContentBlockParamUnion {
+func toolResult(message *parleyv1.Message) block {
 	result := message.GetToolResult()
-	block := sdk.ToolResultBlockParam{ToolUseID: toolID(result.GetCallId())}
-	add := func(b sdk.ContentBlockParamUnion) {
-		block.Content = append(block.Content, sdk.ToolResultBlockParamContentUnion{OfText: b.OfText, OfImage: b.OfImage, OfDocument: b.OfDocument})
-	}
+	b := block{Type: "tool_result", ToolUseID: toolID(result.GetCallId()), IsError: result.GetIsError()}
 	for _, text := range []string{result.GetContent(), agent.Text(message)} {
 		if !isBlank(text) {
-			add(sdk.NewTextBlock(text))
+			b.Content = append(b.Content, textBlock(text))
 		}
 	}
 	for _, attachment := range message.GetAttachments() {
-		if result.GetIsError() {
-			add(sdk.NewTextBlock(attachmentText(attachment)))
+		if b.IsError {
+			b.Content = append(b.Content, textBlock(attachmentText(attachment)))
 		} else {
-			add(attachmentBlock(attachment))
+			b.Content = append(b.Content, attachmentBlock(attachment))
 		}
 	}
-	if result.GetIsError() {
-		block.IsError = sdk.Bool(true)
-		if len(block.Content) == 0 {
-			add(sdk.NewTextBlock("failed"))
-		}
+	if b.IsError && len(b.Content) == 0 {
+		b.Content = append(b.Content, textBlock("failed"))
 	}
-	return sdk.ContentBlockParamUnion{OfToolResult: &block}
+	return b
 }
 
 // attachmentBlock returns an image or a document by its URL, or a text for any other attachment,
 // for which the API would refuse the whole conversation.
-func attachmentBlock(attachment *parleyv1.Attachment) sdk.ContentBlockParamUnion {
+func attachmentBlock(attachment *parleyv1.Attachment) block {
 	switch {
 	case agent.IsImage(attachment):
-		return sdk.NewImageBlock(sdk.URLImageSourceParam{URL: attachment.GetUri()})
+		return block{Type: "image", Source: &source{Type: "url", URL: attachment.GetUri()}}
 	case agent.IsPDF(attachment):
-		return sdk.NewDocumentBlock(sdk.URLPDFSourceParam{URL: attachment.GetUri()})
+		return block{Type: "document", Source: &source{Type: "url", URL: attachment.GetUri()}}
 	default:
-		return sdk.NewTextBlock(attachmentText(attachment))
+		return textBlock(attachmentText(attachment))
 	}
 }
 

@@ -333,9 +333,9 @@ func TestCacheMarks(t *testing.T) {
 		stable bool
 		marked []string // The text before each mark.
 	}{
-		"stable":                   {"Be brief.", tools, true, []string{`"system":[{"text":"Be brief.",`, `"tool_use_id":"a",`, `{"text":"8",`}},
-		"no system prompt":         {" ", tools, true, []string{`"name":"price",`, `"tool_use_id":"a",`, `{"text":"8",`}},
-		"nothing but the messages": {"", nil, true, []string{`"tool_use_id":"a",`, `{"text":"8",`}},
+		"stable":                   {"Be brief.", tools, true, []string{`"system":[{"type":"text","text":"Be brief.",`, `"tool_use_id":"a",`, `"text":"8",`}},
+		"no system prompt":         {" ", tools, true, []string{`"name":"price",`, `"tool_use_id":"a",`, `"text":"8",`}},
+		"nothing but the messages": {"", nil, true, []string{`"tool_use_id":"a",`, `"text":"8",`}},
 		"not stable":               {"Be brief.", tools, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	sdk "github.com/openai/openai-go/v3"
-
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 )
@@ -33,11 +31,24 @@ type call struct {
 	renamed   bool            // A part repeated the name.
 }
 
+// callDelta is a part of a call. Arguments are kept escaped.
+type callDelta struct {
+	Index    *int64 `json:"index"` // Nil if the server sends none.
+	ID       string `json:"id"`
+	Function struct {
+		Name      string          `json:"name"`
+		Arguments json.RawMessage `json:"arguments"`
+	} `json:"function"`
+}
+
 // add adds the next part of a call.
-func (c *calls) add(delta *sdk.ChatCompletionChunkChoiceDeltaToolCall) error {
+func (c *calls) add(delta *callDelta) error {
 	current, added := c.find(delta), 0
 	if current == nil {
-		current, added = &call{index: delta.Index}, 1
+		current, added = new(call), 1
+		if delta.Index != nil {
+			current.index = *delta.Index
+		}
 		c.list = append(c.list, current)
 	}
 	if current.id == "" {
@@ -46,16 +57,16 @@ func (c *calls) add(delta *sdk.ChatCompletionChunkChoiceDeltaToolCall) error {
 	if current.name == "" {
 		current.name = delta.Function.Name
 	}
-	part := argumentsPart(delta.Function.JSON.Arguments.Raw())
+	part := argumentsPart(string(delta.Function.Arguments))
 	current.arguments.WriteString(part)
 	return c.bounds.Add(added, len(part)+len(delta.ID)+len(delta.Function.Name))
 }
 
 // find returns the call that the part belongs to, or nil if the part begins a new call.
-func (c *calls) find(delta *sdk.ChatCompletionChunkChoiceDeltaToolCall) *call {
+func (c *calls) find(delta *callDelta) *call {
 	var newest *call
 	for _, call := range slices.Backward(c.list) {
-		if delta.JSON.Index.Valid() && call.index != delta.Index {
+		if delta.Index != nil && call.index != *delta.Index {
 			continue
 		}
 		if delta.ID != "" && call.id == delta.ID {

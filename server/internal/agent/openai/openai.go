@@ -11,8 +11,7 @@
 //
 // Requests contain the key, the headers and the query of base_url from the configuration. Of the
 // environment, only the proxy is used (HTTPS_PROXY, NO_PROXY); OPENAI_API_KEY and similar variables are
-// not read. The SDK adds its version, the version of Go, the operating system and the architecture.
-// Redirects are not followed, so that the key is sent only to base_url.
+// not read. Redirects are not followed, so that the key is sent only to base_url.
 //
 // # Answers
 //
@@ -38,10 +37,6 @@ import (
 	"net/http"
 	"time"
 
-	sdk "github.com/openai/openai-go/v3"
-	"github.com/openai/openai-go/v3/option"
-	"github.com/openai/openai-go/v3/packages/ssestream"
-
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 )
@@ -52,8 +47,8 @@ const defaultBaseURL = "https://api.openai.com/v1"
 type Agent struct {
 	config     agent.Model
 	provider   *agent.Provider
-	tools      []sdk.ChatCompletionToolUnionParam
-	chat       sdk.ChatCompletionService
+	header     http.Header
+	tools      []functionTool
 	usageGrace time.Duration
 }
 
@@ -68,11 +63,13 @@ func New(config agent.Model) (*Agent, error) {
 	a := &Agent{
 		config:     config,
 		provider:   provider,
+		header:     make(http.Header),
 		tools:      tools(config.Tools),
 		usageGrace: usageGrace,
 	}
-	// The SDK's Client would read the environment.
-	a.chat = sdk.NewChatCompletionService(a.options()...)
+	if config.Key != "" {
+		a.header.Set("Authorization", "Bearer "+config.Key)
+	}
 	return a, nil
 }
 
@@ -96,7 +93,7 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 
 // Close closes the idle connections.
 func (a *Agent) Close() error {
-	a.provider.Client.CloseIdleConnections()
+	a.provider.Close()
 	return nil
 }
 
@@ -104,37 +101,11 @@ func (a *Agent) Close() error {
 func (a *Agent) ask(ctx context.Context, request *parleyv1.RespondRequest, emit func(*parleyv1.RespondResponse) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var response *http.Response
-	_, err := a.chat.New(ctx, a.params(request), option.WithJSONSet("stream", true), option.WithResponseBodyInto(&response))
-	if err != nil || response.StatusCode > 299 {
-		return a.provider.ResponseError(response, err)
+	events, err := a.provider.Stream(ctx, "chat/completions", a.header, a.request(request))
+	if err != nil {
+		return err
 	}
-	defer response.Body.Close() // Closing it before its end closes the connection too.
-	s := &stream{
-		agent: a, emit: emit, decoder: ssestream.NewDecoder(response),
-		cancel: cancel, lastPiece: time.Now(),
-	}
+	defer events.Close()
+	s := &stream{agent: a, emit: emit, events: events, cancel: cancel, lastPiece: time.Now()}
 	return s.read()
-}
-
-// options returns the options of each request.
-func (a *Agent) options() []option.RequestOption {
-	options := []option.RequestOption{
-		option.WithHTTPClient(a.provider.Client),
-		option.WithBaseURL(a.provider.Base.String()),
-		option.WithMaxRetries(agent.ProviderRetries),
-	}
-	if a.config.Key != "" {
-		options = append(options, option.WithAPIKey(a.config.Key))
-	}
-	for name, value := range a.config.Headers {
-		options = append(options, option.WithHeader(name, value))
-	}
-	// The SDK resolves its path against base_url, which removes the query.
-	for name, values := range a.provider.Base.Query() {
-		for _, value := range values {
-			options = append(options, option.WithQueryAdd(name, value))
-		}
-	}
-	return options
 }

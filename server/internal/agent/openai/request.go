@@ -4,111 +4,159 @@ import (
 	"encoding/json"
 	"strings"
 
-	sdk "github.com/openai/openai-go/v3"
-	"github.com/openai/openai-go/v3/packages/param"
-
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// params returns the body of the request.
-func (a *Agent) params(request *parleyv1.RespondRequest) sdk.ChatCompletionNewParams {
-	params := sdk.ChatCompletionNewParams{
+// chatRequest is the body of a request.
+type chatRequest struct {
+	Model               string         `json:"model"`
+	Messages            []chatMessage  `json:"messages"`
+	Tools               []functionTool `json:"tools,omitempty"`
+	Temperature         *float64       `json:"temperature,omitempty"`
+	MaxTokens           int            `json:"max_tokens,omitempty"`
+	MaxCompletionTokens int            `json:"max_completion_tokens,omitempty"`
+	Stream              bool           `json:"stream"`
+	StreamOptions       streamOptions  `json:"stream_options"`
+}
+
+type streamOptions struct {
+	IncludeUsage bool `json:"include_usage"`
+}
+
+// chatMessage is a message of any role.
+type chatMessage struct {
+	Role       string     `json:"role"`
+	Content    any        `json:"content,omitempty"` // A string, a []contentPart, or nil.
+	ToolCalls  []toolCall `json:"tool_calls,omitempty"`
+	ToolCallID string     `json:"tool_call_id,omitempty"`
+}
+
+// contentPart is a text or an image.
+type contentPart struct {
+	Type     string    `json:"type"`
+	Text     string    `json:"text,omitempty"`
+	ImageURL *imageURL `json:"image_url,omitempty"`
+}
+
+type imageURL struct {
+	URL string `json:"url"`
+}
+
+// functionTool is a function that the model may call.
+type functionTool struct {
+	Type     string   `json:"type"`
+	Function function `json:"function"`
+}
+
+type function struct {
+	Name        string         `json:"name"`
+	Description string         `json:"description,omitempty"`
+	Parameters  map[string]any `json:"parameters"`
+}
+
+// toolCall is an earlier call of the model.
+type toolCall struct {
+	ID       string       `json:"id"`
+	Type     string       `json:"type"`
+	Function callFunction `json:"function"`
+}
+
+type callFunction struct {
+	Name      string `json:"name"`
+	Arguments string `json:"arguments"`
+}
+
+// request returns the body of the request.
+func (a *Agent) request(request *parleyv1.RespondRequest) *chatRequest {
+	r := &chatRequest{
 		Model:         a.config.Model,
 		Messages:      messages(request),
 		Tools:         a.tools,
-		StreamOptions: sdk.ChatCompletionStreamOptionsParam{IncludeUsage: param.NewOpt(true)},
+		Temperature:   a.config.Temperature,
+		Stream:        true,
+		StreamOptions: streamOptions{IncludeUsage: true},
 	}
-	if a.config.Temperature != nil {
-		params.Temperature = param.NewOpt(*a.config.Temperature)
+	// OpenAI's newer models refuse max_tokens, and many other servers support only that.
+	if host := a.provider.Base.Hostname(); host == "openai.com" || strings.HasSuffix(host, ".openai.com") || strings.HasSuffix(host, ".openai.azure.com") {
+		r.MaxCompletionTokens = a.config.MaxOutputTokens
+	} else {
+		r.MaxTokens = a.config.MaxOutputTokens
 	}
-	if n := int64(a.config.MaxOutputTokens); n > 0 {
-		// OpenAI's newer models refuse max_tokens, and many other servers support only that.
-		if host := a.provider.Base.Hostname(); host == "openai.com" || strings.HasSuffix(host, ".openai.com") || strings.HasSuffix(host, ".openai.azure.com") {
-			params.MaxCompletionTokens = param.NewOpt(n)
-		} else {
-			params.MaxTokens = param.NewOpt(n)
-		}
-	}
-	return params
+	return r
 }
 
 // tools returns the functions that the model may call.
-func tools(configured []agent.Tool) []sdk.ChatCompletionToolUnionParam {
-	var tools []sdk.ChatCompletionToolUnionParam
-	for _, tool := range configured {
-		function := sdk.FunctionDefinitionParam{Name: tool.Name, Parameters: tool.Parameters}
-		if tool.Description != "" {
-			function.Description = param.NewOpt(tool.Description)
-		}
-		if tool.Parameters == nil {
+func tools(configured []agent.Tool) []functionTool {
+	var tools []functionTool
+	for _, t := range configured {
+		parameters := t.Parameters
+		if parameters == nil {
 			// The API allows to omit the parameters, but the chat templates of some models require them.
-			function.Parameters = sdk.FunctionParameters{"type": "object", "properties": map[string]any{}}
+			parameters = map[string]any{"type": "object", "properties": map[string]any{}}
 		}
-		tools = append(tools, sdk.ChatCompletionFunctionTool(function))
+		tools = append(tools, functionTool{
+			Type: "function", Function: function{Name: t.Name, Description: t.Description, Parameters: parameters},
+		})
 	}
 	return tools
 }
 
 // messages returns the system prompt and the conversation.
-func messages(request *parleyv1.RespondRequest) []sdk.ChatCompletionMessageParamUnion {
-	var messages []sdk.ChatCompletionMessageParamUnion
+func messages(request *parleyv1.RespondRequest) []chatMessage {
+	messages := []chatMessage{}
 	if prompt := request.GetSystemPrompt(); prompt != "" {
-		messages = append(messages, sdk.SystemMessage(prompt))
+		messages = append(messages, chatMessage{Role: "system", Content: prompt})
 	}
 	for _, message := range agent.Answered(request.GetMessages()) {
-		messages = append(messages, toParam(message))
+		messages = append(messages, newMessage(message))
 	}
 	return messages
 }
 
-func toParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUnion {
+func newMessage(message *parleyv1.Message) chatMessage {
 	switch message.GetRole() {
 	case parleyv1.Role_ROLE_ASSISTANT:
-		return assistantParam(message)
+		return assistantMessage(message)
 	case parleyv1.Role_ROLE_SYSTEM:
-		return sdk.SystemMessage(text(message, isAny))
+		return chatMessage{Role: "system", Content: text(message, isAny)}
 	case parleyv1.Role_ROLE_TOOL:
-		return toolParam(message)
+		return toolMessage(message)
 	default:
-		return userParam(message)
+		return userMessage(message)
 	}
 }
 
-func userParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUnion {
+func userMessage(message *parleyv1.Message) chatMessage {
 	content := text(message, func(a *parleyv1.Attachment) bool { return !agent.IsImage(a) })
-	var parts []sdk.ChatCompletionContentPartUnionParam
+	var parts []contentPart
 	for _, attachment := range message.GetAttachments() {
 		if agent.IsImage(attachment) {
-			parts = append(parts, sdk.ImageContentPart(sdk.ChatCompletionContentPartImageImageURLParam{URL: attachment.GetUri()}))
+			parts = append(parts, contentPart{Type: "image_url", ImageURL: &imageURL{URL: attachment.GetUri()}})
 		}
 	}
 	if parts == nil {
-		return sdk.UserMessage(content) // Many servers do not support parts.
+		return chatMessage{Role: "user", Content: content} // Many servers do not support parts.
 	}
 	if content != "" {
-		parts = append([]sdk.ChatCompletionContentPartUnionParam{sdk.TextContentPart(content)}, parts...)
+		parts = append([]contentPart{{Type: "text", Text: content}}, parts...)
 	}
-	return sdk.UserMessage(parts)
+	return chatMessage{Role: "user", Content: parts}
 }
 
-func assistantParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUnion {
-	var assistant sdk.ChatCompletionAssistantMessageParam
+func assistantMessage(message *parleyv1.Message) chatMessage {
+	assistant := chatMessage{Role: "assistant"}
 	for _, call := range message.GetToolCalls() {
-		assistant.ToolCalls = append(assistant.ToolCalls, sdk.ChatCompletionMessageToolCallUnionParam{
-			OfFunction: &sdk.ChatCompletionMessageFunctionToolCallParam{
-				ID: call.GetId(),
-				Function: sdk.ChatCompletionMessageFunctionToolCallFunctionParam{
-					Name: call.GetName(), Arguments: arguments(call.GetArguments()),
-				},
-			},
+		assistant.ToolCalls = append(assistant.ToolCalls, toolCall{
+			ID: call.GetId(), Type: "function",
+			Function: callFunction{Name: call.GetName(), Arguments: arguments(call.GetArguments())},
 		})
 	}
 	// The API requires that empty text is omitted if there are calls.
 	if content := text(message, isAny); content != "" || assistant.ToolCalls == nil {
-		assistant.Content.OfString = param.NewOpt(content)
+		assistant.Content = content
 	}
-	return sdk.ChatCompletionMessageParamUnion{OfAssistant: &assistant}
+	return assistant
 }
 
 // arguments returns the arguments of an earlier call. Some servers refuse the whole conversation if
@@ -128,13 +176,13 @@ func arguments(written string) string {
 	return string(wrapped)
 }
 
-func toolParam(message *parleyv1.Message) sdk.ChatCompletionMessageParamUnion {
+func toolMessage(message *parleyv1.Message) chatMessage {
 	result := message.GetToolResult()
 	content := result.GetContent()
 	if result.GetIsError() {
 		content = "error: " + content
 	}
-	return sdk.ToolMessage(joined(content, text(message, isAny)), result.GetCallId())
+	return chatMessage{Role: "tool", Content: joined(content, text(message, isAny)), ToolCallID: result.GetCallId()}
 }
 
 // text returns the text of a message for the model, with a line for each attachment that wanted

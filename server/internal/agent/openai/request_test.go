@@ -244,12 +244,12 @@ func TestMaxTokensByProvider(t *testing.T) {
 		"": true, "https://eu.api.openai.com/v1": true, "https://shop.openai.azure.com/openai/v1": true,
 		"http://127.0.0.1:11434/v1": false, "https://notopenai.com": false,
 	} {
-		params := newAgent(t, agent.Model{BaseURL: address, MaxOutputTokens: 7}).params(newRequest("Hi"))
-		if got := params.MaxCompletionTokens.Value == 7 && params.MaxTokens.Value == 0; got != own {
-			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, params.MaxCompletionTokens, params.MaxTokens)
+		body := newAgent(t, agent.Model{BaseURL: address, MaxOutputTokens: 7}).request(newRequest("Hi"))
+		if got := body.MaxCompletionTokens == 7 && body.MaxTokens == 0; got != own {
+			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, body.MaxCompletionTokens, body.MaxTokens)
 		}
-		if got := params.MaxTokens.Value == 7 && params.MaxCompletionTokens.Value == 0; got == own {
-			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, params.MaxCompletionTokens, params.MaxTokens)
+		if got := body.MaxTokens == 7 && body.MaxCompletionTokens == 0; got == own {
+			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, body.MaxCompletionTokens, body.MaxTokens)
 		}
 	}
 }

@@ -8,9 +8,6 @@ import (
 	"strings"
 	"time"
 
-	sdk "github.com/openai/openai-go/v3"
-	"github.com/openai/openai-go/v3/packages/ssestream"
-
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 )
@@ -26,10 +23,10 @@ const (
 
 // stream is an answer that is being received.
 type stream struct {
-	agent   *Agent
-	emit    func(*parleyv1.RespondResponse) bool // Returns false if the consumer has stopped.
-	decoder ssestream.Decoder
-	cancel  func() // Ends the body.
+	agent  *Agent
+	emit   func(*parleyv1.RespondResponse) bool // Returns false if the consumer has stopped.
+	events *agent.EventStream
+	cancel func() // Ends the body.
 
 	lastPiece time.Time // Time of the last piece.
 	hasText   bool      // Text other than white space was received.
@@ -47,17 +44,23 @@ var errUnwanted = errors.New("the consumer has stopped")
 func (s *stream) read() error {
 	grace := time.AfterFunc(math.MaxInt64, s.cancel) // Started by Reset.
 	defer grace.Stop()
-	for s.decoder.Next() {
-		event := s.decoder.Event()
-		data := bytes.TrimSpace(event.Data)
-		if bytes.Equal(data, []byte("[DONE]")) {
+	for {
+		event, err := s.events.Next()
+		if err != nil {
+			if s.finish != "" {
+				return s.end()
+			}
+			return s.agent.provider.StreamError(err)
+		}
+		event.Data = bytes.TrimSpace(event.Data)
+		if bytes.Equal(event.Data, []byte("[DONE]")) {
 			return s.end()
 		}
-		if len(data) == 0 {
+		if len(event.Data) == 0 {
 			continue
 		}
 		unfinished := s.finish == ""
-		if err := s.add(event.Type, data); err != nil {
+		if err := s.add(event); err != nil {
 			if errors.Is(err, errUnwanted) {
 				return nil
 			}
@@ -67,30 +70,60 @@ func (s *stream) read() error {
 			grace.Reset(s.agent.usageGrace)
 		}
 	}
-	if s.finish != "" {
-		return s.end()
-	}
-	return s.agent.provider.StreamError(s.decoder.Err())
+}
+
+// chunk is the data of an event. Texts are kept escaped: see [joiner].
+type chunk struct {
+	Object  string          `json:"object"`
+	Model   string          `json:"model"`
+	Error   json.RawMessage `json:"error"`
+	Choices []struct {
+		Index        int    `json:"index"`
+		Delta        delta  `json:"delta"`
+		FinishReason string `json:"finish_reason"`
+	} `json:"choices"`
+	Usage *struct {
+		PromptTokens        agent.TokenCount `json:"prompt_tokens"`
+		CompletionTokens    agent.TokenCount `json:"completion_tokens"`
+		PromptTokensDetails struct {
+			CachedTokens agent.TokenCount `json:"cached_tokens"`
+		} `json:"prompt_tokens_details"`
+		CompletionTokensDetails struct {
+			ReasoningTokens agent.TokenCount `json:"reasoning_tokens"`
+		} `json:"completion_tokens_details"`
+	} `json:"usage"`
+}
+
+// delta is the next part of an answer.
+type delta struct {
+	Content   json.RawMessage `json:"content"`
+	Refusal   json.RawMessage `json:"refusal"`
+	ToolCalls []callDelta     `json:"tool_calls"`
 }
 
 // add processes one event.
-func (s *stream) add(eventType string, data []byte) error {
-	var chunk sdk.ChatCompletionChunk
-	if err := json.Unmarshal(data, &chunk); err != nil {
-		return s.agent.provider.MalformedEvent(string(data))
+func (s *stream) add(event agent.Event) error {
+	var c chunk
+	if err := event.Decode(&c); err != nil {
+		return s.agent.provider.MalformedEvent(string(event.Data))
 	}
 	// Most gateways send the error in the documented field. Some always send "error": null.
-	failure := chunk.JSON.ExtraFields["error"].Raw()
-	if eventType == "error" || chunk.Object == "error" || failure != "" && failure != "null" && failure != `""` {
-		return s.agent.provider.EventError(data)
+	failure := string(c.Error)
+	if event.Type == "error" || c.Object == "error" || failure != "" && failure != "null" && failure != `""` {
+		return s.agent.provider.EventError(event.Data)
 	}
-	if chunk.Model != "" {
-		s.model = chunk.Model
+	if c.Model != "" {
+		s.model = c.Model
 	}
-	if chunk.JSON.Usage.Valid() {
-		s.usage = usage(chunk.Usage)
+	if u := c.Usage; u != nil {
+		s.usage = &parleyv1.Usage{
+			InputTokens:       agent.SumTokens(u.PromptTokens),
+			OutputTokens:      agent.SumTokens(u.CompletionTokens),
+			CachedInputTokens: agent.SumTokens(u.PromptTokensDetails.CachedTokens),
+			ReasoningTokens:   agent.SumTokens(u.CompletionTokensDetails.ReasoningTokens),
+		}
 	}
-	for _, choice := range chunk.Choices {
+	for _, choice := range c.Choices {
 		if choice.Index != 0 {
 			continue // The request asks for one answer.
 		}
@@ -107,17 +140,17 @@ func (s *stream) add(eventType string, data []byte) error {
 	return nil
 }
 
-func (s *stream) addDelta(delta *sdk.ChatCompletionChunkChoiceDelta) error {
-	for _, value := range []string{delta.JSON.Refusal.Raw(), delta.JSON.Content.Raw()} {
-		if text := s.text.add(inside(value)); text != "" {
+func (s *stream) addDelta(d *delta) error {
+	for _, value := range []json.RawMessage{d.Refusal, d.Content} {
+		if text := s.text.add(inside(string(value))); text != "" {
 			s.hasText = s.hasText || strings.TrimSpace(text) != ""
 			if err := s.yield(textPiece(text)); err != nil {
 				return err
 			}
 		}
 	}
-	for i := range delta.ToolCalls {
-		if err := s.calls.add(&delta.ToolCalls[i]); err != nil {
+	for i := range d.ToolCalls {
+		if err := s.calls.add(&d.ToolCalls[i]); err != nil {
 			return err
 		}
 	}
@@ -165,17 +198,6 @@ func (s *stream) yield(piece *parleyv1.RespondResponse) error {
 	}
 	s.lastPiece = time.Now()
 	return nil
-}
-
-// usage converts the counts of the provider, without the name of the model.
-func usage(counted sdk.CompletionUsage) *parleyv1.Usage {
-	count := func(n int64) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
-	return &parleyv1.Usage{
-		InputTokens:       count(counted.PromptTokens),
-		OutputTokens:      count(counted.CompletionTokens),
-		CachedInputTokens: count(counted.PromptTokensDetails.CachedTokens),
-		ReasoningTokens:   count(counted.CompletionTokensDetails.ReasoningTokens),
-	}
 }
 
 func textPiece(text string) *parleyv1.RespondResponse {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/openai/openai-go/v3/packages/ssestream"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -239,7 +238,7 @@ func TestProgressWhileReasoning(t *testing.T) {
 		var got []string
 		s := &stream{
 			agent: &Agent{usageGrace: usageGrace}, cancel: func() {}, lastPiece: start,
-			decoder: ssestream.NewDecoder(&http.Response{Body: r}),
+			events: agent.NewEventStream(r),
 			emit: func(piece *parleyv1.RespondResponse) bool {
 				got = append(got, time.Since(start).String()+" "+piece.GetProgress().GetText()+piece.GetText()+piece.GetFinishReason())
 				return true

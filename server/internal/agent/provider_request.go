@@ -1,0 +1,131 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+const (
+	// maxRetries is how often a request is repeated before an answer has begun: after a connection
+	// error, or status 408, 409, 429 or 5xx. With the waits in between, all attempts fit in the time
+	// that a turn may be silent.
+	maxRetries = 2
+	// firstWait is the wait before the first retry if the provider does not ask for another wait. It is
+	// doubled for each further retry.
+	firstWait = 500 * time.Millisecond
+	// maxWait is the maximum wait before a request is repeated. If a provider asks for more, the error
+	// is returned at once.
+	maxWait = 10 * time.Second
+)
+
+// Stream posts body as JSON to a path below Base and returns the events of the response. header contains
+// the headers of the API; the configured headers have precedence. The error is an *Error, unless ctx has
+// ended. The caller must close the stream.
+func (p *Provider) Stream(ctx context.Context, path string, header http.Header, body any) (*EventStream, error) {
+	var encoded bytes.Buffer
+	encoder := json.NewEncoder(&encoded)
+	encoder.SetEscapeHTML(false) // The reader is a model, not a browser.
+	if err := encoder.Encode(body); err != nil {
+		return nil, &Error{Message: "the request cannot be encoded as JSON", Detail: err.Error()}
+	}
+	address := p.Base.JoinPath(path)
+	address.RawQuery = p.Base.Query().Encode()
+	header = header.Clone()
+	header.Set("Content-Type", "application/json")
+	header.Set("Accept", "application/json") // The APIs use it for streams too.
+	header.Set("User-Agent", "parley")
+	for name, value := range p.model.Headers {
+		header.Set(name, value)
+	}
+	response, err := p.send(ctx, address.String(), header, encoded.Bytes())
+	switch {
+	case ctx.Err() != nil:
+		if response != nil {
+			response.Body.Close()
+		}
+		return nil, context.Cause(ctx)
+	case err != nil || response.StatusCode >= http.StatusMultipleChoices:
+		return nil, p.ResponseError(response, err)
+	}
+	return NewEventStream(response.Body), nil
+}
+
+// send sends a request and repeats it if a retry may succeed. It returns the last response or error.
+func (p *Provider) send(ctx context.Context, address string, header http.Header, body []byte) (*http.Response, error) {
+	for retries := 0; ; retries++ {
+		request, err := http.NewRequestWithContext(ctx, http.MethodPost, address, bytes.NewReader(body))
+		if err != nil {
+			return nil, err
+		}
+		request.Header = header.Clone()
+		response, err := p.client.Do(request)
+		wait, ok := retryWait(response, retries)
+		if !ok || retries == maxRetries || ctx.Err() != nil {
+			return response, err
+		}
+		if response != nil {
+			response.Body.Close()
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// retryWait returns the wait before a request is repeated, and whether to repeat it. response is nil after a
+// connection error. Providers can override the decision by the header X-Should-Retry.
+func retryWait(response *http.Response, retries int) (wait time.Duration, ok bool) {
+	wait = firstWait << retries
+	wait -= rand.N(wait / 4) //nolint:gosec // It only keeps clients that failed together from returning together.
+	switch {
+	case response == nil:
+		return wait, true
+	case response.StatusCode < http.StatusBadRequest:
+		return 0, false
+	}
+	switch response.Header.Get("X-Should-Retry") {
+	case "true":
+	case "false":
+		return 0, false
+	default:
+		switch status := response.StatusCode; {
+		case status == http.StatusRequestTimeout, status == http.StatusConflict, status == http.StatusTooManyRequests:
+		case status < http.StatusInternalServerError:
+			return 0, false
+		}
+	}
+	if asked, ok := retryAfter(response.Header); ok {
+		wait = max(asked, 0)
+	}
+	return wait, wait <= maxWait
+}
+
+// retryAfter returns the wait that a provider asks for: in milliseconds, in seconds or until a date. A wait
+// that is too long to represent is a year.
+func retryAfter(header http.Header) (wait time.Duration, ok bool) {
+	const year = 365 * 24 * time.Hour
+	for name, unit := range map[string]time.Duration{"Retry-After-Ms": time.Millisecond, "Retry-After": time.Second} {
+		value := header.Get(name)
+		if value == "" || name == "Retry-After" && header.Get("Retry-After-Ms") != "" {
+			continue
+		}
+		// ParseFloat returns an infinite number for one that is too large.
+		if n, err := strconv.ParseFloat(value, 64); err == nil && n >= 0 || math.IsInf(n, 1) {
+			return time.Duration(min(n*float64(unit), float64(year))), true
+		}
+		if at, err := http.ParseTime(value); err == nil {
+			return min(time.Until(at), year), true
+		}
+	}
+	return 0, false
+}
