@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"runtime/debug"
 	"time"
 
 	"github.com/parleyhq/parley/server/internal/config"
@@ -74,6 +75,8 @@ func run(ctx context.Context, c *config.Config, log *slog.Logger, gcBallast int,
 	defer stopWork()
 	group, serving := errgroup.WithContext(work) // serving ends with ctx or when a transport fails.
 	transports.serve(group)
+	// The memory that only the start used, such as that of compiled rules, is garbage. The GC ballast would keep it.
+	group.Go(func() error { debug.FreeOSMemory(); return nil })
 	group.Go(func() error { sweep(serving, opened, log); return nil })
 	if opened.interactions != nil {
 		group.Go(func() error { opened.interactions.Maintain(serving); return nil })
