@@ -190,3 +190,11 @@ func TestCallLimits(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestTruncate(t *testing.T) {
+	for n, want := range []string{"", "a", "a", "aü", "aü", "aü", "aü", "aü🍬", "aü🍬"} {
+		if got := agent.Truncate("aü🍬", n); got != want {
+			t.Errorf("truncate(%d) = %q, want %q", n, got, want)
+		}
+	}
+}

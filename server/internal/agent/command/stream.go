@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"math"
 	"strings"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -112,10 +111,10 @@ type streamLine struct {
 	Status     int      `json:"api_error_status"`
 	StopReason string   `json:"stop_reason"`
 	Usage      *struct {
-		Input      int64 `json:"input_tokens"`
-		CacheWrite int64 `json:"cache_creation_input_tokens"`
-		CacheRead  int64 `json:"cache_read_input_tokens"`
-		Output     int64 `json:"output_tokens"`
+		Input      agent.TokenCount `json:"input_tokens"`
+		CacheWrite agent.TokenCount `json:"cache_creation_input_tokens"`
+		CacheRead  agent.TokenCount `json:"cache_read_input_tokens"`
+		Output     agent.TokenCount `json:"output_tokens"`
 	} `json:"usage"`
 }
 
@@ -155,7 +154,7 @@ func (s *stream) line(b []byte) ([]*parleyv1.RespondResponse, error) {
 	// A field with an unexpected type is ignored: lines of other types and of later versions may use the
 	// same name for something else.
 	if field := new(json.UnmarshalTypeError); b[0] != '{' || err != nil && !errors.As(err, &field) {
-		return nil, &agent.Error{Message: fmt.Sprintf("the program printed a line that is not a JSON object: %q", truncate(s.redact(toValidUTF8(b)), 80))}
+		return nil, &agent.Error{Message: fmt.Sprintf("the program printed a line that is not a JSON object: %q", agent.Truncate(s.redact(toValidUTF8(b)), 80))}
 	}
 	switch line.Type {
 	case "assistant":
@@ -208,7 +207,7 @@ func (s *stream) message(line *streamLine) []*parleyv1.RespondResponse {
 			pieces = append(pieces, progressPiece(block.Name))
 		case block.Type != "text" || block.Text == "" || !isMain:
 		case line.Error != "":
-			s.failure.Message = truncate(s.redact(block.Text), maxReport)
+			s.failure.Message = agent.Truncate(s.redact(block.Text), maxReport)
 		case !known:
 			pieces = append(pieces, s.newText(block.Text))
 		}
@@ -231,9 +230,9 @@ func (s *stream) result(line *streamLine) []*parleyv1.RespondResponse {
 	if usage := line.Usage; usage != nil {
 		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{
 			Model:             s.model,
-			InputTokens:       tokens(usage.Input, usage.CacheWrite, usage.CacheRead),
-			OutputTokens:      tokens(usage.Output),
-			CachedInputTokens: tokens(usage.CacheRead),
+			InputTokens:       agent.SumTokens(usage.Input, usage.CacheWrite, usage.CacheRead),
+			OutputTokens:      agent.SumTokens(usage.Output),
+			CachedInputTokens: agent.SumTokens(usage.CacheRead),
 		}}})
 	}
 	s.note("", line.StopReason)
@@ -257,10 +256,10 @@ func (s *stream) newText(text string) *parleyv1.RespondResponse {
 // model in angle brackets, which is ignored.
 func (s *stream) note(model, stopReason string) {
 	if model != "" && model[0] != '<' {
-		s.model = truncate(model, maxWord)
+		s.model = agent.Truncate(model, maxWord)
 	}
 	if stopReason != "" {
-		s.stopReason = truncate(stopReason, maxWord)
+		s.stopReason = agent.Truncate(stopReason, maxWord)
 	}
 }
 
@@ -268,20 +267,11 @@ func (s *stream) note(model, stopReason string) {
 // the model's API, if known.
 func (s *stream) newError(text, kind string, status int) *agent.Error {
 	retryable := kind == "rate_limit" || kind == "overloaded" || kind == "server_error" || status == 429 || status >= 500
-	return &agent.Error{Message: cmp.Or(truncate(s.redact(text), maxReport), "the program reported a failure without a message"), Retryable: retryable}
-}
-
-// tokens returns the sum of the counts, limited to the range of the messages API.
-func tokens(counts ...int64) int32 {
-	var sum int64
-	for _, count := range counts {
-		sum = min(sum+min(max(count, 0), math.MaxInt32), math.MaxInt32)
-	}
-	return int32(sum)
+	return &agent.Error{Message: cmp.Or(agent.Truncate(s.redact(text), maxReport), "the program reported a failure without a message"), Retryable: retryable}
 }
 
 func progressPiece(text string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{
-		Progress: &parleyv1.TurnProgress{Text: truncate(text, maxWord)},
+		Progress: &parleyv1.TurnProgress{Text: agent.Truncate(text, maxWord)},
 	}}
 }

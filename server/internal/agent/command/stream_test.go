@@ -134,7 +134,7 @@ func TestDecodeStream(t *testing.T) {
 		{
 			name:  "odd numbers",
 			lines: []string{`{"type":"result","usage":{"input_tokens":9000000000,"cache_read_input_tokens":-5,"output_tokens":1.5}}`},
-			want:  []*parleyv1.RespondResponse{usagePiece(&parleyv1.Usage{InputTokens: 2147483647})},
+			want:  []*parleyv1.RespondResponse{usagePiece(&parleyv1.Usage{InputTokens: 2147483647, OutputTokens: 1})},
 		},
 		{
 			name:  "unknown lines, unknown shapes, blank lines",

@@ -60,17 +60,6 @@ func toValidUTF8(b []byte) string {
 	return strings.Map(func(r rune) rune { return r }, string(b))
 }
 
-// truncate returns at most the first n bytes of s and does not split a character.
-func truncate(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
-}
-
 func textPiece(text string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: text}}
 }

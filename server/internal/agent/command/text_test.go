@@ -99,14 +99,6 @@ func FuzzDecodeText(f *testing.F) {
 	})
 }
 
-func TestTruncate(t *testing.T) {
-	for n, want := range []string{"", "a", "a", "aü", "aü", "aü", "aü", "aü🍬", "aü🍬"} {
-		if got := truncate("aü🍬", n); got != want {
-			t.Errorf("truncate(%d) = %q, want %q", n, got, want)
-		}
-	}
-}
-
 func TestTail(t *testing.T) {
 	var long tail
 	for range 3000 {
