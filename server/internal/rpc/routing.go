@@ -1,13 +1,9 @@
 package rpc
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"time"
-
-	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/routing"
@@ -32,20 +28,17 @@ func (s *Server) GetRoutingSummary(
 	ctx context.Context, r *parleyv1.GetRoutingSummaryRequest,
 ) (*parleyv1.GetRoutingSummaryResponse, error) {
 	id := r.GetConversationId()
-	if r.KnownVersion != nil {
-		unchanged, err := s.awaitChange(ctx, r)
-		if err != nil {
-			return nil, inConversation(id, err)
-		}
-		if unchanged {
-			return &parleyv1.GetRoutingSummaryResponse{NotModified: true}, nil
-		}
+	if unchanged, err := s.awaitChange(ctx, r); err != nil {
+		return nil, inConversation(id, err)
+	} else if unchanged {
+		return &parleyv1.GetRoutingSummaryResponse{NotModified: true}, nil
 	}
-	summary, err := s.summarize(ctx, id, summaryOptions(r.MessageLimit, r.GetMaxBytes()), wholeReply)
-	switch {
-	case r.GetAllowMissing() && errors.Is(err, store.ErrNotFound):
-		summary = &parleyv1.RoutingSummary{ConversationId: id}
-	case err != nil:
+	o := summaryOptions(r.MessageLimit, r.GetMaxBytes())
+	summary, err := s.summarize(ctx, id, o, routing.WholeReply(maxSummariesBytes))
+	if r.GetAllowMissing() && errors.Is(err, store.ErrNotFound) {
+		summary, err = &parleyv1.RoutingSummary{ConversationId: id}, nil
+	}
+	if err != nil {
 		return nil, inConversation(id, err)
 	}
 	return &parleyv1.GetRoutingSummaryResponse{Summary: summary}, nil
@@ -56,34 +49,27 @@ func (s *Server) GetRoutingSummary(
 func (s *Server) BatchGetRoutingSummaries(
 	ctx context.Context, r *parleyv1.BatchGetRoutingSummariesRequest,
 ) (*parleyv1.BatchGetRoutingSummariesResponse, error) {
-	o := summaryOptions(r.MessageLimit, r.GetMaxBytes())
+	o, ids := summaryOptions(r.MessageLimit, r.GetMaxBytes()), r.GetConversationIds()
 	if o.MaxBytes == 0 {
 		o.MaxBytes = defaultBatchBytes
 	}
-	ids := r.GetConversationIds()
-	sizes, total := make([]summarySize, len(ids)), 0 // The size of a missing conversation is 0.
-	reply, err := s.summarizeAll(ctx, ids, o, func(i int, full *parleyv1.RoutingSummary) share {
-		size := sizeOf(full)
-		sizes[i] = size
-		if total += size.all; total > maxSummariesBytes {
-			return share{} // Only sizes matter now, and a hundred full summaries need much memory.
-		}
-		return share{bytes: size.all}
-	})
-	if err != nil || total <= maxSummariesBytes {
+	batch := routing.NewBatch(len(ids), maxSummariesBytes)
+	reply, err := s.summarizeAll(ctx, ids, o, batch)
+	if err != nil || !batch.Divide() {
 		return reply, err
 	}
-	divided := divide(sizes, maxSummariesBytes)
-	return s.summarizeAll(ctx, ids, o, func(i int, _ *parleyv1.RoutingSummary) share { return divided[i] })
+	return s.summarizeAll(ctx, ids, o, batch)
 }
 
-// summarizeAll returns the summaries of conversations. shareOf returns the share of the i-th summary.
+// summarizeAll returns the summaries of conversations, each within its share of the batch.
 func (s *Server) summarizeAll(
-	ctx context.Context, ids []string, o routing.Options, shareOf func(i int, full *parleyv1.RoutingSummary) share,
+	ctx context.Context, ids []string, o routing.Options, batch *routing.Batch,
 ) (*parleyv1.BatchGetRoutingSummariesResponse, error) {
 	reply := new(parleyv1.BatchGetRoutingSummariesResponse)
 	for i, id := range ids {
-		summary, err := s.summarize(ctx, id, o, func(full *parleyv1.RoutingSummary) share { return shareOf(i, full) })
+		summary, err := s.summarize(ctx, id, o, func(full *parleyv1.RoutingSummary) routing.Share {
+			return batch.Share(i, full)
+		})
 		switch {
 		case errors.Is(err, store.ErrNotFound):
 			reply.MissingIds = append(reply.MissingIds, id)
@@ -108,9 +94,9 @@ func summaryOptions(limit *int32, maxBytes int32) routing.Options {
 }
 
 // summarize returns the summary of a conversation. shareOf returns the share of the reply for the full
-// summary. If the full summary does not fit into its share, summarize truncates it.
+// summary.
 func (s *Server) summarize(
-	ctx context.Context, id string, o routing.Options, shareOf func(full *parleyv1.RoutingSummary) share,
+	ctx context.Context, id string, o routing.Options, shareOf func(full *parleyv1.RoutingSummary) routing.Share,
 ) (*parleyv1.RoutingSummary, error) {
 	buffer, ok := s.buffers.Get().(*[]byte)
 	if !ok {
@@ -126,105 +112,16 @@ func (s *Server) summarize(
 		*buffer = snapshot.Messages
 		defer s.buffers.Put(buffer) // The summary does not reference the memory of the messages.
 	}
-	summary, err := routing.Summarize(snapshot.Conversation, snapshot.Messages, o)
-	if err != nil {
-		return nil, err
-	}
-	allowed := shareOf(summary)
-	if proto.Size(summary) <= allowed.bytes {
-		return summary, nil
-	}
-	size := sizeOf(summary)
-	rest := size.all - size.messages
-	dropLists := !allowed.lists || rest > allowed.bytes
-	if dropLists {
-		rest -= size.lists
-	}
-	if left := max(1, allowed.bytes-rest); o.MaxBytes == 0 || left < o.MaxBytes {
-		o.MaxBytes = left
-	}
-	summary, err = routing.Summarize(snapshot.Conversation, snapshot.Messages, o)
-	if err == nil && dropLists {
-		summary.PendingToolCalls, summary.StructuredDataTypes, summary.RecentAgents = nil, nil, nil
-		summary.Truncated = true
-	}
-	return summary, err
-}
-
-// summarySize is the encoded size of a summary in bytes.
-type summarySize struct {
-	all      int
-	messages int // part of all: recent messages and referenced data, which Options.MaxBytes limits
-	lists    int // part of all: pending calls, types of data and agents, which have no limit
-}
-
-func sizeOf(s *parleyv1.RoutingSummary) summarySize {
-	return summarySize{
-		all: proto.Size(s),
-		messages: len(s.ProtoReflect().GetUnknown()) + // encoded recent messages
-			proto.Size(&parleyv1.RoutingSummary{
-				RecentMessages: s.GetRecentMessages(), ReferencedData: s.GetReferencedData(),
-			}),
-		lists: proto.Size(&parleyv1.RoutingSummary{
-			PendingToolCalls: s.GetPendingToolCalls(), StructuredDataTypes: s.GetStructuredDataTypes(),
-			RecentAgents: s.GetRecentAgents(),
-		}),
-	}
-}
-
-// share is the part of a reply that a summary may use.
-type share struct {
-	bytes int
-	lists bool // The summary keeps its lists, even if messages must be removed for them.
-}
-
-// wholeReply returns the share of a summary that is the only one in its reply.
-func wholeReply(full *parleyv1.RoutingSummary) share {
-	if size := proto.Size(full); size <= maxSummariesBytes {
-		return share{bytes: size}
-	}
-	return divide([]summarySize{sizeOf(full)}, maxSummariesBytes)[0]
-}
-
-// divide divides limit bytes of a reply among summaries. Lists have priority over messages, but they
-// leave half of the bytes to messages that need them. If not all lists fit, the smallest ones do.
-// Messages get equal parts. A summary that needs less than its part leaves the rest to the others.
-func divide(sizes []summarySize, limit int) []share {
-	divided, messages, left := make([]share, len(sizes)), 0, limit
-	for i, size := range sizes {
-		divided[i].bytes = size.all - size.messages - size.lists
-		left -= divided[i].bytes
-		messages += size.messages
-	}
-	reserved := min(messages, left/2)
-	for _, i := range ascending(sizes, func(s summarySize) int { return s.lists }) {
-		if lists := sizes[i].lists; lists <= left-reserved {
-			divided[i].lists = true
-			divided[i].bytes += lists
-			left -= lists
-		}
-	}
-	for n, i := range ascending(sizes, func(s summarySize) int { return s.messages }) {
-		part := min(sizes[i].messages, left/(len(sizes)-n))
-		divided[i].bytes += part
-		left -= part
-	}
-	return divided
-}
-
-// ascending returns the indices of sizes, sorted by the result of key.
-func ascending(sizes []summarySize, key func(summarySize) int) []int {
-	order := make([]int, len(sizes))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(key(sizes[a]), key(sizes[b])) })
-	return order
+	return routing.SummarizeShare(snapshot.Conversation, snapshot.Messages, o, shareOf)
 }
 
 // awaitChange waits until the conversation differs from the known one at known_version, at most for
-// the wait_timeout of the request. It reports whether the conversation is still unchanged.
+// the wait_timeout of the request. It reports whether the conversation is still unchanged. Without a
+// known_version it returns false immediately.
 func (s *Server) awaitChange(ctx context.Context, r *parleyv1.GetRoutingSummaryRequest) (unchanged bool, err error) {
+	if r.KnownVersion == nil {
+		return false, nil
+	}
 	wait := r.GetWaitTimeout().AsDuration()
 	if wait == 0 {
 		return s.unchanged(ctx, r)

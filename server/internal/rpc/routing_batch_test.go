@@ -93,35 +93,6 @@ func (f *fixture) summaries(t *testing.T, maxBytes int32, ids ...string) *parley
 	return reply
 }
 
-func TestDivide(t *testing.T) {
-	// Each summary has 10 bytes that are neither messages nor lists.
-	s := func(messages, lists int) summarySize {
-		return summarySize{all: 10 + messages + lists, messages: messages, lists: lists}
-	}
-	for _, test := range []struct {
-		name  string
-		sizes []summarySize
-		limit int
-		want  []share
-	}{
-		{"none", nil, 100, []share{}},
-		{"all fit", []summarySize{s(10, 0), {}, s(20, 30)}, 80, []share{{20, true}, {0, true}, {60, true}}},
-		{"small ones leave their rest", []summarySize{s(100, 0), s(5, 0), s(100, 0)}, 115, []share{{50, true}, {15, true}, {50, true}}},
-		{"lists have priority", []summarySize{s(100, 0), s(10, 30)}, 110, []share{{60, true}, {50, true}}},
-		{"half is reserved for messages", []summarySize{s(100, 0), s(10, 50)}, 110, []share{{90, true}, {20, false}}},
-		{"messages need less than half", []summarySize{s(10, 50), s(10, 0)}, 90, []share{{70, true}, {20, true}}},
-		{"small lists first", []summarySize{s(0, 60), s(0, 40), s(0, 50)}, 130, []share{{10, false}, {50, true}, {60, true}}},
-		{"one summary", []summarySize{s(200, 40)}, 110, []share{{110, true}}},
-		{"one summary with large lists", []summarySize{s(200, 60)}, 110, []share{{110, false}}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			if got := divide(test.sizes, test.limit); !slices.Equal(got, test.want) {
-				t.Errorf("divide(%v, %d) = %v, want %v", test.sizes, test.limit, got, test.want)
-			}
-		})
-	}
-}
-
 // TestKnownUID checks that a new conversation with the same id and version is a change.
 func TestKnownUID(t *testing.T) {
 	f := open(t, nil)
