@@ -51,8 +51,9 @@ func allowedArrows() []arrow {
 		{"server", []string{"server/internal/*", "server/internal/agent/*", "store", "store/*store", "client", "client/mcp", api}},
 		{"server/internal/rpc", []string{
 			"server/internal/rules", "server/internal/turn", "server/internal/routing", "server/internal/watch", "server/internal/auth",
-			"server/internal/interactionlog", "server/internal/window", "server/internal/agent", "store", api,
+			"server/internal/interactionlog", "server/internal/transfer", "server/internal/window", "server/internal/agent", "store", api,
 		}},
+		{"server/internal/transfer", []string{"server/internal/rules", "store", api}},
 		{"server/internal/turn", []string{
 			"server/internal/turn/*", "server/internal/rules", "server/internal/window", "server/internal/agent", "store", api, record,
 		}},

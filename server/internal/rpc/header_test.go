@@ -24,17 +24,17 @@ func largestHeader(id string) *parleyv1.Conversation {
 	}
 	c := &parleyv1.Conversation{
 		Id: id + text(
-			maxIDBytes-len(id),
+			128-len(id),
 		), Title: text(512), Agent: text(128), SystemPrompt: text(64 << 10), Labels: make(map[string]string),
 		Retention: &parleyv1.Retention{MaxMessages: 1000, Ttl: durationpb.New(366*24*time.Hour - 1)},
-		Version:   maxImportNumber, LastSequence: maxImportNumber, CreateTime: at(), UpdateTime: at(), LastAppendTime: at(),
+		Version:   1 << 30, LastSequence: 1 << 30, CreateTime: at(), UpdateTime: at(), LastAppendTime: at(),
 		ActiveAgent: &parleyv1.ActiveAgent{
-			Agent:           text(maxAgentBytes),
-			Reason:          text(maxReasonBytes),
+			Agent:           text(128),
+			Reason:          text(1024),
 			StartTime:       at(),
 			LeaseExpireTime: timestamppb.New(time.Date(9999, 12, 31, 0, 0, 0, 999_999_999, time.UTC)),
 		},
-		ForkedFrom: &parleyv1.ForkOrigin{ConversationId: text(maxIDBytes), Sequence: maxImportNumber},
+		ForkedFrom: &parleyv1.ForkOrigin{ConversationId: text(128), Sequence: 1 << 30},
 	}
 	for i := range 64 {
 		c.Labels[fmt.Sprintf("%064d", i)] = text(1024)
@@ -51,7 +51,7 @@ func TestLargestHeader(t *testing.T) {
 	for i := range count {
 		c, size := largestHeader(fmt.Sprint("c", i)), 1
 		if i < 2 {
-			size = maxImportBytes - 100
+			size = 3<<20 - 100
 		}
 		files = append(files, &parleyv1.ExportConversationsResponse{Conversation: c, Messages: []*parleyv1.Message{{
 			Id: "m", Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: strings.Repeat("x", size), CreateTime: c.GetCreateTime(),

@@ -1,13 +1,8 @@
 package rpc
 
 import (
-	"errors"
-	"fmt"
-	"io"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,8 +13,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/server/internal/auth"
-	"github.com/parleyhq/parley/store"
 )
 
 // ignoreUID ignores the uid in comparisons with the result of an import, which has a new uid.
@@ -133,103 +126,6 @@ func TestImportGaps(t *testing.T) {
 	}
 }
 
-// TestImportParts imports conversations of several requests.
-func TestImportParts(t *testing.T) {
-	clock := newManualClock()
-	f := open(t, onClock(clock))
-	parts := func(id string, n int) []*parleyv1.ExportConversationsResponse {
-		var all []*parleyv1.ExportConversationsResponse
-		for i := range n {
-			part := exportOf(id, clock.Now())
-			part.Conversation.LastSequence, part.Messages[0].Sequence = int32(n), int32(i+1)
-			all = append(all, part)
-		}
-		return all
-	}
-	// The same header with another uid is another conversation, and its id exists already.
-	again := exportOf("complete", clock.Now())
-	again.Conversation.Uid = "another"
-	differs := parts("differs", 3)
-	differs[1].Conversation.Title = "other"
-	backward := parts("backward", 3)
-	slices.Reverse(backward)
-	late := parts("late", 3)
-	late[2].Messages[0].Role = 0
-	failures := f.wantImport(t, false, 2, 1, slices.Concat(
-		parts("complete", 3), []*parleyv1.ExportConversationsResponse{again}, differs, backward, late, parts("last", 1),
-	)...)
-	var got []string
-	for _, failure := range failures {
-		got = append(got, failure.GetConversationId()+" "+failure.GetReason())
-	}
-	want := []string{
-		"differs request 2: conversation: is not the same as in the previous request",
-		"backward request 2: messages[0].sequence: is 2, must be more than 3, the sequence of the message before",
-		"late request 3: messages[0].role: is required",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("failures (-want +got):\n%s", diff)
-	}
-	if got := exportedIDs(f.mustExport(t)); !slices.Equal(got, []string{"complete", "last"}) {
-		t.Errorf("imported %v, want complete and last", got)
-	}
-	if got := sequences(f.mustExport(t, "complete")[0].GetMessages()); !slices.Equal(got, []int32{1, 2, 3}) {
-		t.Errorf("sequences = %v, want 1, 2, 3", got)
-	}
-
-	// The last conversation of a broken stream may be incomplete and is not imported.
-	rest := append(parts("done", 1), parts("broken", 2)...)
-	broken := &importer{server: f.server, tenant: auth.DefaultTenant, reply: new(parleyv1.ImportConversationsResponse)}
-	err := broken.run(t.Context(), func() (*parleyv1.ImportConversationsRequest, error) {
-		if len(rest) == 0 {
-			return nil, io.ErrUnexpectedEOF
-		}
-		part := rest[0]
-		rest = rest[1:]
-		return &parleyv1.ImportConversationsRequest{
-			Conversation: part.GetConversation(),
-			Messages:     part.GetMessages(),
-		}, nil
-	})
-	if !errors.Is(err, io.ErrUnexpectedEOF) || broken.reply.GetImportedCount() != 1 {
-		t.Errorf("run of a broken stream = %v, reply %v", err, broken.reply)
-	}
-	_, err = f.export(t.Context(), "done", "broken")
-	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
-}
-
-// TestManyImportFailures checks that the reply lists only the first failures.
-func TestManyImportFailures(t *testing.T) {
-	clock := newManualClock()
-	f := open(t, onClock(clock))
-	var parts []*parleyv1.ExportConversationsResponse
-	for i := range maxImportFailures + 5 {
-		bad := exportOf(fmt.Sprint("c", i), clock.Now())
-		bad.Messages = slices.Repeat([]*parleyv1.Message{{Metadata: entries(64, 100, 1)}}, 2)
-		if i < 50 { // Without an id, each request is a conversation of its own.
-			bad.Conversation.Id, bad.Conversation.Uid = "", ""
-		}
-		parts = append(parts, bad)
-	}
-	failures := f.wantImport(t, false, 1, 0, append(parts, exportOf("good", clock.Now()))...)
-	if len(failures) != maxImportFailures || failures[99].GetConversationId() != "c99" {
-		t.Errorf(
-			"got %d failures, the last is %v, want %d",
-			len(failures),
-			failures[len(failures)-1],
-			maxImportFailures,
-		)
-	}
-	for _, failure := range failures {
-		if n := len(failure.GetReason()); n == 0 || n > maxTextBytes {
-			t.Fatalf("reason has %d bytes, want 1 to %d", n, maxTextBytes)
-		}
-	}
-	if lines := f.log.lines("msg=imported", "conversations=1", "failed=105"); len(lines) != 1 {
-		t.Errorf("got log lines %v, want 1", lines)
-	}
-}
-
 func TestImportDuringTurn(t *testing.T) {
 	f, script := openScripted(t, nil)
 	run := f.startChat(t, t.Context(), &parleyv1.ChatRequest{ConversationId: "busy", Content: "hello"})
@@ -248,63 +144,6 @@ func TestImportDuringTurn(t *testing.T) {
 		got[0].GetSequence() != 5 {
 		t.Errorf("messages after the import = %v", got)
 	}
-}
-
-func TestImportStoreFailure(t *testing.T) {
-	for _, test := range []struct {
-		err    error
-		code   codes.Code
-		reason string
-	}{
-		{store.ErrClosed, codes.Unavailable, "SHUTTING_DOWN"},
-		{store.ErrNoSpace, codes.ResourceExhausted, "STORE_FULL"},
-		{store.ErrFailed, codes.Unavailable, "STORE_FAILED"},
-		{store.ErrOverloaded, codes.ResourceExhausted, "STORE_BUSY"},
-		{errors.New("unknown error"), codes.Internal, "INTERNAL"},
-	} {
-		t.Run(test.reason, func(t *testing.T) {
-			f, hooks := openHooked(t, nil)
-			hooks.imported = func(i *store.Import) error {
-				if i.Conversation.GetId() == "c2" {
-					return test.err
-				}
-				return nil
-			}
-			now := time.Now()
-			_, err := f.tryImport(t.Context(), false, exportOf("c1", now), exportOf("c2", now), exportOf("c3", now))
-			wantError(t, err, test.code, test.reason)
-			if got := exportedIDs(f.mustExport(t)); !slices.Equal(got, []string{"c1"}) {
-				t.Errorf("imported before the failure = %v, want c1", got)
-			}
-			if lines := f.log.lines("msg=imported", "conversations=1", "complete=false"); len(lines) != 1 {
-				t.Errorf("got log lines %v, want 1", lines)
-			}
-		})
-	}
-	t.Run("overloaded three times", func(t *testing.T) {
-		f, hooks := openHooked(t, nil)
-		var calls atomic.Int32
-		hooks.imported = func(*store.Import) error {
-			if calls.Add(1) <= 3 {
-				return store.ErrOverloaded
-			}
-			return nil
-		}
-		f.wantImport(t, false, 2, 0, exportOf("c1", time.Now()), exportOf("c2", time.Now()))
-	})
-	t.Run("damaged", func(t *testing.T) {
-		f, hooks := openHooked(t, nil)
-		hooks.imported = func(i *store.Import) error {
-			if i.Conversation.GetId() == "c1" {
-				return store.ErrCorrupt
-			}
-			return nil
-		}
-		failures := f.wantImport(t, false, 1, 0, exportOf("c1", time.Now()), exportOf("c2", time.Now()))
-		if len(failures) != 1 || !strings.HasPrefix(failures[0].GetReason(), "RECORD_CORRUPT: ") {
-			t.Errorf("failures = %v, want RECORD_CORRUPT", failures)
-		}
-	})
 }
 
 func TestTransferIsolation(t *testing.T) {
@@ -341,34 +180,4 @@ func TestTransferIsolation(t *testing.T) {
 	if _, err := f.tryImport(t.Context(), false, other); statusOf(err).code != codes.Unauthenticated {
 		t.Errorf("import without a credential = %v, want Unauthenticated", err)
 	}
-}
-
-// TestImportStoresConcurrently checks that an import stores conversations with different ids and create
-// times concurrently, and those with the same create time one after the other.
-func TestImportStoresConcurrently(t *testing.T) {
-	f, hooks := openHooked(t, nil)
-	var running sync.Map
-	allRunning := make(chan struct{})
-	var count atomic.Int32
-	hooks.imported = func(i *store.Import) error {
-		createTime := i.Conversation.GetCreateTime().AsTime()
-		if _, exists := running.LoadOrStore(createTime, nil); exists {
-			t.Errorf("two concurrent imports with create time %v", createTime)
-		}
-		defer running.Delete(createTime)
-		if count.Add(1) == maxConcurrentStores {
-			close(allRunning)
-		}
-		<-allRunning // If not all run concurrently, the test does not end.
-		return nil
-	}
-	now := time.Now()
-	var files []*parleyv1.ExportConversationsResponse
-	for n := range maxConcurrentStores {
-		files = append(files, exportOf(fmt.Sprint("c", n), now.Add(-time.Duration(n)*time.Second)))
-	}
-	for n := range 3 {
-		files = append(files, exportOf(fmt.Sprint("same", n), now))
-	}
-	f.wantImport(t, false, maxConcurrentStores+3, 0, files...)
 }

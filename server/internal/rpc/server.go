@@ -22,6 +22,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
@@ -109,8 +110,8 @@ type Server struct {
 	log             *slog.Logger
 	authenticate    func(ctx context.Context) (auth.Principal, error)
 
-	imports   chan struct{} // one element for each running import
-	buffers   sync.Pool     // of *[]byte, for messages that are read and not retained
+	importer  *transfer.Importer
+	buffers   sync.Pool // of *[]byte, for messages that are read and not retained
 	startTime time.Time
 	stopping  chan struct{} // closed by stop
 	stop      func()
@@ -133,7 +134,7 @@ func New(o Options) (*Server, error) {
 		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, headroom: o.Headroom, now: o.Now, log: o.Log,
-		authenticate: o.Authenticate, imports: make(chan struct{}, maxImports), startTime: o.Now(),
+		authenticate: o.Authenticate, importer: transfer.NewImporter(o.Store, o.Now), startTime: o.Now(),
 		stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -14,6 +13,8 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -88,14 +89,14 @@ func refuse(code codes.Code, reason, format string, args ...any) refusal {
 
 // with sets the metadata to one entry.
 func (r refusal) with(key string, value any) refusal {
-	r.metadata = map[string]string{key: clip(fmt.Sprint(value), maxTextBytes)}
+	r.metadata = map[string]string{key: rules.Clip(fmt.Sprint(value), maxTextBytes)}
 	return r
 }
 
 // badField sets the detail to a BadRequest with one field.
 func (r refusal) badField(field, fault string) refusal {
 	r.detail = &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{
-		Field: field, Description: clip(fault, maxFaultBytes),
+		Field: field, Description: rules.Clip(fault, maxFaultBytes),
 	}}}
 	return r
 }
@@ -128,7 +129,7 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 	if r.retry > 0 {
 		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(r.retry)})
 	}
-	st := status.New(r.code, clip(r.text, maxTextBytes))
+	st := status.New(r.code, rules.Clip(r.text, maxTextBytes))
 	if detailed, err := st.WithDetails(details...); err == nil {
 		st = detailed
 	}
@@ -153,7 +154,7 @@ func refusalOf(err error) refusal { //nolint:funlen // one table
 		sequence      *sequenceGoneError
 		noCall        *turn.NoOpenCallError
 		noRoom        *turn.NoRoomError
-		damaged       *damagedError
+		damaged       *transfer.DamagedError
 	)
 	switch {
 	case errors.As(err, &invalid):
@@ -178,8 +179,8 @@ func refusalOf(err error) refusal { //nolint:funlen // one table
 	case errors.As(err, &turnNotFound):
 		r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", subject, turnNotFound)
 		r.detail = &errdetails.ResourceInfo{
-			ResourceType: "parley.v1.Turn", ResourceName: clip(turnNotFound.TurnID, maxFieldBytes), Owner: id,
-			Description: clip(r.text, maxFaultBytes),
+			ResourceType: "parley.v1.Turn", ResourceName: rules.Clip(turnNotFound.TurnID, maxFieldBytes), Owner: id,
+			Description: rules.Clip(r.text, maxFaultBytes),
 		}
 		return r
 	case errors.As(err, &events):
@@ -202,7 +203,8 @@ func refusalOf(err error) refusal { //nolint:funlen // one table
 	case errors.As(err, &noRoom):
 		return refusalOfHistory(noRoom)
 	case errors.As(err, &damaged):
-		return damaged.refusal()
+		return refuse(codes.DataLoss, "RECORD_CORRUPT", "%v; restore them from a backup, or delete them", damaged).
+			with("conversation_ids", strings.Join(damaged.IDs, ",")).logged()
 	}
 	return refusalOfSentinel(err, subject, id)
 }
@@ -310,7 +312,7 @@ func refusalOfLimit(err error) (refusal, bool) {
 				"is reached; end watches that hold some, name fewer conversation_ids, or watch without it",
 			store.MaxHolds,
 		), true
-	case errors.Is(err, errTooManyImports):
+	case errors.Is(err, transfer.ErrTooManyImports):
 		return refuse(code, "TOO_MANY_IMPORTS",
 			"the limit of concurrent imports is reached; retry when one has ended").retryable(), true
 	case errors.Is(err, store.ErrBackupRunning):
@@ -347,7 +349,7 @@ func (e *invalidError) refusal() refusal {
 	bad, size := new(errdetails.BadRequest), 0
 	for _, v := range e.violations {
 		v = &errdetails.BadRequest_FieldViolation{
-			Field: clip(v.GetField(), maxFieldBytes), Description: clip(v.GetDescription(), maxFaultBytes),
+			Field: rules.Clip(v.GetField(), maxFieldBytes), Description: rules.Clip(v.GetDescription(), maxFaultBytes),
 		}
 		if size += len(v.GetField()) + len(v.GetDescription()); size > maxViolationsBytes {
 			break
@@ -374,18 +376,4 @@ func joinNames(names []string, limit int) string {
 		}
 	}
 	return strings.Join(names, separator)
-}
-
-// clip shortens a text to at most limit bytes, at the boundary of a character. A shortened text ends
-// with "…".
-func clip(text string, limit int) string {
-	const mark = "…"
-	if len(text) <= limit {
-		return text
-	}
-	end := limit - len(mark)
-	for end > 0 && !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + mark
 }

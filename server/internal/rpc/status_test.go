@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -82,7 +83,12 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: turn.ErrQueueFull, code: codes.ResourceExhausted, reason: "QUEUE_FULL", retry: time.Second},
 		{err: watch.ErrTooMany, code: codes.ResourceExhausted, reason: "TOO_MANY_WATCHERS", retry: time.Second},
 		{err: store.ErrTooManyHolds, code: codes.ResourceExhausted, reason: "SESSION_MEMORY_FULL"},
-		{err: errTooManyImports, code: codes.ResourceExhausted, reason: "TOO_MANY_IMPORTS", retry: time.Second},
+		{
+			err:    transfer.ErrTooManyImports,
+			code:   codes.ResourceExhausted,
+			reason: "TOO_MANY_IMPORTS",
+			retry:  time.Second,
+		},
 		{err: store.ErrBackupRunning, code: codes.ResourceExhausted, reason: "BACKUP_RUNNING", retry: time.Second},
 		{
 			err:      &store.BackupSpaceError{Needed: 9, Free: 8},
@@ -191,21 +197,6 @@ func TestStatusOfGRPC(t *testing.T) {
 	if got := new(Server).toStatus(t.Context(), "/x", broken); !errors.Is(got, broken) ||
 		statusOf(got).text != "transport is closing" {
 		t.Errorf("toStatus(%v) = %v, want it unchanged", broken, got)
-	}
-}
-
-func TestClip(t *testing.T) {
-	tests := []struct {
-		text  string
-		limit int
-		want  string
-	}{
-		{"", 5, ""}, {"hello", 5, "hello"}, {"hello!", 5, "he…"}, {"héllo!", 5, "h…"}, {"日本語", 8, "日…"},
-	}
-	for _, test := range tests {
-		if got := clip(test.text, test.limit); got != test.want {
-			t.Errorf("clip(%q, %d) = %q, want %q", test.text, test.limit, got, test.want)
-		}
 	}
 }
 

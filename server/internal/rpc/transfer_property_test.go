@@ -93,12 +93,12 @@ func (a *randomCaller) export() []*parleyv1.ExportConversationsResponse {
 	a.must(err)
 	for _, part := range parts {
 		size := proto.Size(&parleyv1.ExportConversationsResponse{Messages: part.GetMessages()})
-		if size > maxExportBytes && len(part.GetMessages()) > 1 {
+		if size > maxPartBytes && len(part.GetMessages()) > 1 {
 			a.Fatalf(
 				"response has %d bytes and %d messages, want at most %d bytes",
 				size,
 				len(part.GetMessages()),
-				maxExportBytes,
+				maxPartBytes,
 			)
 		}
 	}

@@ -1,6 +1,7 @@
-package rpc
+package transfer
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -8,7 +9,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -19,9 +19,8 @@ import (
 )
 
 func TestImportFailures(t *testing.T) {
-	clock := newManualClock()
-	f := open(t, onClock(clock))
-	now := clock.Now()
+	f := open(t)
+	now := f.clock.Now()
 	x := func(n int) string { return strings.Repeat("x", n) }
 	at := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(d)) }
 	type file = parleyv1.ExportConversationsResponse
@@ -102,8 +101,8 @@ func TestImportFailures(t *testing.T) {
 			if len(failures) != 1 || failures[0].GetConversationId() != bad.GetConversation().GetId() || !strings.HasPrefix(failures[0].GetReason(), test.want) {
 				t.Errorf("failures = %v, want %q", failures, test.want)
 			}
-			if _, err := f.export(t.Context(), id); statusOf(err).code != codes.NotFound {
-				t.Errorf("export of the failed conversation = %v, want NotFound", err)
+			if _, err := f.export(t, id); !errors.Is(err, store.ErrNotFound) {
+				t.Errorf("export of the failed conversation = %v, want ErrNotFound", err)
 			}
 		})
 	}
@@ -111,8 +110,8 @@ func TestImportFailures(t *testing.T) {
 
 // TestImportAtLimits imports a conversation whose fields are at their limits.
 func TestImportAtLimits(t *testing.T) {
-	clock := newManualClock()
-	f := open(t, onClock(clock))
+	f := open(t)
+	clock := f.clock
 	file := exportOf("a", clock.Now())
 	c, m := file.GetConversation(), file.GetMessages()[0]
 	ahead := timestamppb.New(clock.Now().Add(time.Minute))
@@ -129,7 +128,13 @@ func TestImportAtLimits(t *testing.T) {
 	if r := got.GetConversation().GetRetention(); r.GetMaxMessages() != 20 || r.GetTtl().AsDuration() != time.Hour {
 		t.Errorf("retention = %v, want the default", r)
 	}
-	if n := f.append(t, "a", user("next")).GetAppended()[0]; n.GetSequence() != 1<<30+1 || n.GetExchange() != 1<<30+1 {
+	result, err := f.hooks.Append(t.Context(), &store.Append{
+		Tenant: tenant, ConversationID: "a", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := result.Appended[0]; n.GetSequence() != 1<<30+1 || n.GetExchange() != 1<<30+1 {
 		t.Errorf("next message = %v, want sequence and exchange %d", n, 1<<30+1)
 	}
 }
@@ -137,7 +142,7 @@ func TestImportAtLimits(t *testing.T) {
 // TestImportDropsOldMessages checks that an import holds only messages that a store would store.
 func TestImportDropsOldMessages(t *testing.T) {
 	for _, test := range []struct{ maxMessages, size, want int }{
-		{3, 10, 3}, {0, 10, maxImportMessages}, {1000, 1 << 20, 2}, {1000, 4 << 20, 1},
+		{3, 10, 3}, {0, 10, maxMessages}, {1000, 1 << 20, 2}, {1000, 4 << 20, 1},
 	} {
 		a := &incoming{header: &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxMessages: int32(test.maxMessages)}}}
 		sent := 3 * max(test.want, 2)

@@ -1,4 +1,4 @@
-package rpc
+package transfer
 
 import (
 	"context"
@@ -8,8 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -21,57 +20,65 @@ const (
 	maxExportBytes = 256 << 10
 	// exportPage is the number of ids that an export reads at a time.
 	exportPage = 256
-	// maxDamagedIDs is the maximum number of damaged conversations that an export names.
+	// maxDamagedIDs is the maximum number of damaged conversations that a DamagedError names.
 	maxDamagedIDs = 100
 )
 
-// damagedError contains the conversations that an export omitted because they are damaged.
-type damagedError struct {
-	ids     []string // the first maxDamagedIDs
-	count   int
-	unnamed int // part of count: conversations whose ids are damaged, too
+// DamagedError means that an export omitted conversations because they are damaged, and sent all others.
+type DamagedError struct {
+	// IDs are the ids of the first 100 conversations.
+	IDs []string
+	// Count is the number of conversations.
+	Count int
+	// Unnamed is the number of conversations whose ids are damaged, too. It is part of Count.
+	Unnamed int
 }
 
 // Error returns a text with the number and the ids of the conversations.
-func (e *damagedError) Error() string {
-	names := slices.Clone(e.ids)
-	if e.unnamed > 0 {
-		names = append(names, fmt.Sprintf("%d with damaged ids", e.unnamed))
+func (e *DamagedError) Error() string {
+	names := slices.Clone(e.IDs)
+	if e.Unnamed > 0 {
+		names = append(names, fmt.Sprintf("%d with damaged ids", e.Unnamed))
 	}
 	return fmt.Sprintf("%d conversations are damaged and were omitted, all others were sent: %s",
-		e.count, strings.Join(names, ", "))
+		e.Count, strings.Join(names, ", "))
 }
 
-func (e *damagedError) refusal() refusal {
-	return refuse(codes.DataLoss, "RECORD_CORRUPT", "%v; restore them from a backup, or delete them", e).
-		with("conversation_ids", strings.Join(e.ids, ",")).logged()
+// Exported counts what an export sent and omitted.
+type Exported struct {
+	Conversations int64
+	Messages      int64
+	// Damaged is the number of conversations that were omitted because they are damaged.
+	Damaged int
 }
 
-// exportStream is the server's end of an ExportConversations call.
-type exportStream = grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]
-
-// ExportConversations streams complete conversations. It reads each conversation after it has sent the
-// one before. So a client that reads slowly blocks nothing in the store.
+// Export sends complete conversations of a tenant. It reads each conversation after it has sent the one
+// before. So a slow send blocks nothing in the store.
 //
-// If the request has ids, the export ends with an error at the first conversation that is missing or
-// damaged. Without ids, it exports all conversations of the tenant that exist when it starts. It omits
-// those that are deleted before it reads them. It also omits damaged ones: after it has sent all
-// others, it ends with DATA_LOSS and the ids of the damaged conversations.
-func (s *Server) ExportConversations(r *parleyv1.ExportConversationsRequest, stream exportStream) error {
-	e := &exporter{server: s, tenant: tenant(stream.Context()), stream: stream}
-	err := e.run(stream.Context(), r.GetConversationIds())
-	s.log.InfoContext(stream.Context(), "exported", "tenant", e.tenant, "conversations", e.sent,
-		"messages", e.messages, "damaged", e.damaged.count, "complete", err == nil)
-	return err
+// If there are ids, the export ends with an error at the first conversation that is missing or damaged.
+// Without ids, it sends all conversations of the tenant that exist when it starts. It omits those that
+// are deleted before it reads them. It also omits damaged ones: after it has sent all others, it returns
+// a DamagedError.
+//
+// Errors about a conversation are ConversationErrors. Errors of send are returned unchanged. The counts
+// are valid if there is an error, too.
+func Export(
+	ctx context.Context, s store.Store, tenant string, ids []string,
+	send func(*parleyv1.ExportConversationsResponse) error,
+) (Exported, error) {
+	e := &exporter{store: s, tenant: tenant, sendPart: send}
+	err := e.run(ctx, ids)
+	e.exported.Damaged = e.damaged.Count
+	return e.exported, err
 }
 
 // exporter runs one export.
 type exporter struct {
-	server         *Server
-	tenant         string
-	stream         exportStream
-	sent, messages int64
-	damaged        damagedError
+	store    store.Store
+	tenant   string
+	sendPart func(*parleyv1.ExportConversationsResponse) error
+	exported Exported
+	damaged  DamagedError
 }
 
 func (e *exporter) run(ctx context.Context, ids []string) error {
@@ -110,7 +117,7 @@ func (e *exporter) sendAll(ctx context.Context) error {
 			}
 		}
 	}
-	if e.damaged.count > 0 {
+	if e.damaged.Count > 0 {
 		return &e.damaged
 	}
 	return nil
@@ -121,7 +128,7 @@ func (e *exporter) sendAll(ctx context.Context) error {
 func (e *exporter) newestCreateTime(ctx context.Context) (time.Time, error) {
 	list := &store.List{Tenant: e.tenant, PageSize: 1}
 	for {
-		page, err := e.server.store.List(ctx, list)
+		page, err := e.store.List(ctx, list)
 		switch {
 		case err != nil:
 			return time.Time{}, err
@@ -139,11 +146,11 @@ func (e *exporter) newestCreateTime(ctx context.Context) (time.Time, error) {
 func (e *exporter) nextPage(
 	ctx context.Context, list *store.List, last time.Time,
 ) (ids []string, more bool, err error) {
-	page, err := e.server.store.List(ctx, list)
+	page, err := e.store.List(ctx, list)
 	if err != nil {
 		return nil, false, err
 	}
-	e.damaged.count, e.damaged.unnamed = e.damaged.count+page.Damaged, e.damaged.unnamed+page.Damaged
+	e.damaged.Count, e.damaged.Unnamed = e.damaged.Count+page.Damaged, e.damaged.Unnamed+page.Damaged
 	for _, entry := range page.Entries {
 		if entry.GetConversation().GetCreateTime().AsTime().After(last) {
 			return ids, false, nil
@@ -158,9 +165,9 @@ func (e *exporter) nextPage(
 // failed with err. It records damaged conversations.
 func (e *exporter) omit(id string, err error) bool {
 	if errors.Is(err, store.ErrCorrupt) {
-		e.damaged.count++
-		if len(e.damaged.ids) < maxDamagedIDs {
-			e.damaged.ids = append(e.damaged.ids, id)
+		e.damaged.Count++
+		if len(e.damaged.IDs) < maxDamagedIDs {
+			e.damaged.IDs = append(e.damaged.IDs, id)
 		}
 		return true
 	}
@@ -169,9 +176,9 @@ func (e *exporter) omit(id string, err error) bool {
 
 // send sends a conversation in one or more responses.
 func (e *exporter) send(ctx context.Context, id string) error {
-	snapshot, err := e.server.store.Read(ctx, &store.Read{Tenant: e.tenant, ConversationID: id, Newest: -1})
+	snapshot, err := e.store.Read(ctx, &store.Read{Tenant: e.tenant, ConversationID: id, Newest: -1})
 	if err != nil {
-		return inConversation(id, err)
+		return &ConversationError{ID: id, Err: err}
 	}
 	c := snapshot.Conversation
 	// These fields depend on this server. Where the conversation is imported, no turn is running, and
@@ -181,14 +188,17 @@ func (e *exporter) send(ctx context.Context, id string) error {
 	for more := true; more; {
 		part := firstMessages(rest)
 		reply := &parleyv1.ExportConversationsResponse{Conversation: c}
-		setEncodedMessages(reply, part)
-		if err := e.stream.Send(reply); err != nil {
+		// The response has the messages in their stored form as unknown fields. Clients decode them as the
+		// regular field.
+		reply.ProtoReflect().SetUnknown(protoreflect.RawFields(part))
+		if err := e.sendPart(reply); err != nil {
 			return err
 		}
 		rest = rest[len(part):]
 		more = len(part) > 0 && len(rest) > 0
 	}
-	e.sent, e.messages = e.sent+1, e.messages+int64(c.GetMessageCount())
+	e.exported.Conversations++
+	e.exported.Messages += int64(c.GetMessageCount())
 	return nil
 }
 

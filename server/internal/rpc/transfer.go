@@ -1,0 +1,51 @@
+package rpc
+
+import (
+	"errors"
+
+	"google.golang.org/grpc"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/transfer"
+)
+
+type (
+	// exportStream is the server's end of an ExportConversations call.
+	exportStream = grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]
+	// importStream is the server's end of an ImportConversations call.
+	importStream = grpc.ClientStreamingServer[
+		parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse,
+	]
+)
+
+// ExportConversations streams complete conversations.
+func (s *Server) ExportConversations(r *parleyv1.ExportConversationsRequest, stream exportStream) error {
+	ctx := stream.Context()
+	exported, err := transfer.Export(ctx, s.store, tenant(ctx), r.GetConversationIds(), stream.Send)
+	s.log.InfoContext(ctx, "exported", "tenant", tenant(ctx), "conversations", exported.Conversations,
+		"messages", exported.Messages, "damaged", exported.Damaged, "complete", err == nil)
+	return transferError(err)
+}
+
+// ImportConversations stores complete conversations.
+func (s *Server) ImportConversations(stream importStream) error {
+	ctx := stream.Context()
+	imported, err := s.importer.Import(ctx, tenant(ctx), stream.Recv)
+	if errors.Is(err, transfer.ErrTooManyImports) {
+		return err
+	}
+	s.log.InfoContext(ctx, "imported", "tenant", tenant(ctx), "conversations", imported.Reply.GetImportedCount(),
+		"skipped", imported.Reply.GetSkippedCount(), "failed", imported.Failed, "complete", err == nil)
+	if err != nil {
+		return transferError(err)
+	}
+	return stream.SendAndClose(imported.Reply)
+}
+
+// transferError adds the conversation that an error of package transfer is about.
+func transferError(err error) error {
+	if e, ok := errors.AsType[*transfer.ConversationError](err); ok {
+		return inConversation(e.ID, e.Err)
+	}
+	return err
+}

@@ -1,0 +1,237 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/store"
+)
+
+const (
+	// MaxImports is the maximum number of concurrent imports over all tenants. An import uses up to
+	// 3 MiB while it waits for its client, and up to 27 MiB while it waits for the store.
+	MaxImports = 16
+	// maxFailures is the maximum number of failures in the reply of an import.
+	maxFailures = 100
+	// maxFailureID and maxFailureReason are the maximum lengths of the texts of a failure in bytes.
+	maxFailureID     = 128
+	maxFailureReason = 512
+	// maxConcurrentStores is the maximum number of conversations that an import stores concurrently, so
+	// that they share commits.
+	maxConcurrentStores = 8
+	// If the store is overloaded, an import retries after firstWait. Each wait is twice as long as the
+	// one before. After a wait of lastWait it gives up.
+	firstWait = 10 * time.Millisecond
+	lastWait  = 640 * time.Millisecond
+)
+
+// ErrTooManyImports means that MaxImports imports are running.
+var ErrTooManyImports = errors.New("too many imports")
+
+// Importer imports conversations into a store. Its methods may be called from many goroutines.
+type Importer struct {
+	store store.Store
+	now   func() time.Time
+	slots chan struct{} // one element for each running import
+}
+
+// NewImporter returns an Importer for a store. now is the clock.
+func NewImporter(s store.Store, now func() time.Time) *Importer {
+	return &Importer{store: s, now: now, slots: make(chan struct{}, MaxImports)}
+}
+
+// Running returns the number of running imports.
+func (i *Importer) Running() int { return len(i.slots) }
+
+// Imported is the result of an import.
+type Imported struct {
+	// Reply counts the imported and skipped conversations, and lists the first 100 failures.
+	Reply *parleyv1.ImportConversationsResponse
+	// Failed is the number of conversations that failed.
+	Failed int64
+}
+
+// Import stores complete conversations of a tenant, which it receives until io.EOF. It stores a
+// conversation when all its requests have arrived.
+//
+// A conversation fails if it is invalid, has a running turn, or is damaged in the store. The others are
+// still imported. If the store itself fails, Import returns the store's error as a ConversationError. The
+// conversations imported before stay stored, and the result counts them. If MaxImports imports are
+// running, Import returns ErrTooManyImports and receives nothing. Errors of receive are returned
+// unchanged.
+func (i *Importer) Import(
+	ctx context.Context, tenant string, receive func() (*parleyv1.ImportConversationsRequest, error),
+) (Imported, error) {
+	select {
+	case i.slots <- struct{}{}:
+		defer func() { <-i.slots }()
+	default:
+		return Imported{}, ErrTooManyImports
+	}
+	running := &importing{Importer: i, tenant: tenant, reply: new(parleyv1.ImportConversationsResponse)}
+	err := running.run(ctx, receive)
+	return Imported{Reply: running.reply, Failed: running.failed}, err
+}
+
+// importing is a running import. The goroutine of the call owns the fields before mu.
+type importing struct {
+	*Importer
+	tenant   string
+	incoming *incoming // the conversation that is being received; nil if there is none
+	// storing are the conversations that were passed to the store since the last call of wait.
+	storing []*incoming
+	group   errgroup.Group
+
+	mu     sync.Mutex // guards the fields below
+	failed int64
+	reply  *parleyv1.ImportConversationsResponse
+}
+
+// run imports the requests that receive returns, until io.EOF. When run returns, none of its goroutines
+// is running.
+func (i *importing) run(ctx context.Context, receive func() (*parleyv1.ImportConversationsRequest, error)) error {
+	err := i.receiveAll(ctx, receive)
+	if waitErr := i.wait(); err == nil {
+		err = waitErr
+	}
+	return err
+}
+
+func (i *importing) receiveAll(
+	ctx context.Context, receive func() (*parleyv1.ImportConversationsRequest, error),
+) error {
+	for {
+		r, err := receive()
+		if errors.Is(err, io.EOF) {
+			return i.startStore(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		if !i.incoming.continuesWith(r.GetConversation()) {
+			if err := i.startStore(ctx); err != nil {
+				return err
+			}
+			i.incoming = &incoming{header: r.GetConversation(), overwrite: r.GetOverwrite()}
+		}
+		if err := i.incoming.add(r, i.now()); err != nil {
+			return err
+		}
+		if i.incoming.complete() {
+			if err := i.startStore(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// startStore starts to store the received conversation, concurrently with a few others. An error ends
+// the import.
+func (i *importing) startStore(ctx context.Context) error {
+	c := i.incoming
+	if i.incoming = nil; c == nil {
+		return nil
+	}
+	// Conversations with the same id are stored one after the other. So are conversations with the same
+	// create time, because their order is that of their commits.
+	if len(i.storing) == maxConcurrentStores || slices.ContainsFunc(i.storing, c.mustFollow) {
+		if err := i.wait(); err != nil {
+			return err
+		}
+	}
+	i.storing = append(i.storing, c)
+	i.group.Go(func() (err error) {
+		defer func() { // The server recovers panics only in the goroutine of the call.
+			if p := recover(); p != nil {
+				err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			}
+		}()
+		return i.storeAndCount(ctx, c)
+	})
+	return nil
+}
+
+// wait waits until all conversations that were passed to the store are stored.
+func (i *importing) wait() error {
+	err := i.group.Wait()
+	i.storing, i.group = i.storing[:0], errgroup.Group{}
+	return err
+}
+
+// storeAndCount stores a conversation and counts the result. It releases the messages, because the
+// conversation stays in i.storing until the client sends more.
+func (i *importing) storeAndCount(ctx context.Context, a *incoming) error {
+	defer func() { a.frames = nil }()
+	var err error
+	a.checkCount()
+	if a.fault == "" {
+		err = i.storeConversation(ctx, a)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if a.fault == "" {
+		var (
+			busy   *store.BusyError
+			header *store.HeaderTooLargeError
+		)
+		switch {
+		case err == nil:
+			i.reply.ImportedCount++
+			return nil
+		case errors.Is(err, store.ErrConversationExists),
+			errors.Is(err, store.ErrExpired),
+			errors.Is(err, store.ErrFull):
+			i.reply.SkippedCount++
+			if errors.Is(err, store.ErrFull) {
+				i.reply.NoRoomCount++
+			}
+			return nil
+		case errors.As(err, &busy):
+			a.fault = fmt.Sprintf(
+				"CONVERSATION_BUSY: turn %s is running on the conversation; retry when it has ended",
+				busy.TurnID,
+			)
+		case errors.As(err, &header):
+			a.fault = fmt.Sprintf("conversation: %v", header)
+		case errors.Is(err, store.ErrCorrupt):
+			a.fault = "RECORD_CORRUPT: the conversation in the store is damaged; overwrite or delete it"
+		default:
+			return &ConversationError{ID: a.header.GetId(), Err: err}
+		}
+	}
+	i.failed++
+	if len(i.reply.GetFailures()) < maxFailures {
+		i.reply.Failures = append(i.reply.Failures, &parleyv1.ImportFailure{
+			ConversationId: rules.Clip(a.header.GetId(), maxFailureID), Reason: rules.Clip(a.fault, maxFailureReason),
+		})
+	}
+	return nil
+}
+
+// storeConversation stores a conversation. It retries while the store is overloaded.
+func (i *importing) storeConversation(ctx context.Context, a *incoming) error {
+	for wait := firstWait; ; wait *= 2 {
+		_, err := i.store.Import(ctx, &store.Import{
+			Tenant: i.tenant, Conversation: a.header, Messages: store.Frames(slices.Concat(a.frames...)),
+			Overwrite: a.overwrite,
+		})
+		if !errors.Is(err, store.ErrOverloaded) || wait > lastWait {
+			return err
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
