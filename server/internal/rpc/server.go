@@ -111,6 +111,7 @@ type Server struct {
 	authenticate    func(ctx context.Context) (auth.Principal, error)
 
 	importer  *transfer.Importer
+	refusals  []row     // see status.go
 	buffers   sync.Pool // of *[]byte, for messages that are read and not retained
 	startTime time.Time
 	stopping  chan struct{} // closed by stop
@@ -134,7 +135,7 @@ func New(o Options) (*Server, error) {
 		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, headroom: o.Headroom, now: o.Now, log: o.Log,
-		authenticate: o.Authenticate, importer: transfer.NewImporter(o.Store, o.Now), startTime: o.Now(),
+		authenticate: o.Authenticate, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(), startTime: o.Now(),
 		stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil
 }

@@ -118,7 +118,7 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	r := refusalOf(err)
+	r := s.refusalOf(err)
 	if r.internal {
 		s.log.ErrorContext(ctx, "call failed", "method", method, "reason", r.reason, "error", err)
 	}
@@ -136,200 +136,210 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 	return st.Err()
 }
 
-// refusalOf maps an error to the parts of its status.
-func refusalOf(err error) refusal { //nolint:funlen // one table
-	subject, id := "the conversation", ""
-	if about, ok := errors.AsType[*conversationError](err); ok {
-		subject, id = fmt.Sprintf("conversation %q", about.id), about.id
-	}
-	var (
-		invalid       *invalidError
-		version       *store.VersionError
-		busy          *store.BusyError
-		large         *tooLargeError
-		unknown       *turn.UnknownAgentError
-		notConfigured *turn.AgentNotConfiguredError
-		turnNotFound  *turn.NotFoundError
-		events        *turn.EventsGoneError
-		sequence      *sequenceGoneError
-		noCall        *turn.NoOpenCallError
-		noRoom        *turn.NoRoomError
-		damaged       *transfer.DamagedError
-	)
-	switch {
-	case errors.As(err, &invalid):
-		return invalid.refusal()
-	case errors.As(err, &version):
-		return refuse(codes.Aborted, "VERSION_MISMATCH",
-			"%s is at version %d, not at if_version; read it and decide again",
-			subject, version.Current).with("current_version", version.Current)
-	case errors.As(err, &busy):
-		return refuse(codes.Aborted, "CONVERSATION_BUSY",
-			"turn %s is running on %s; wait until it has ended, cancel it, "+
-				"or set on_busy to queue or interrupt", busy.TurnID, subject).
-			with("active_turn_id", busy.TurnID).retryable()
-	case errors.As(err, &large):
-		return refuse(codes.ResourceExhausted, "MESSAGE_TOO_LARGE", "%v", large).with("limit_bytes", large.limit)
-	case errors.As(err, &unknown):
-		return refuse(codes.InvalidArgument, "UNKNOWN_AGENT", "agent: %v", unknown).
-			with("known_agents", joinNames(unknown.Known, maxTextBytes)).badField("agent", unknown.Error())
-	case errors.As(err, &notConfigured):
-		return refuse(codes.FailedPrecondition, "AGENT_NOT_CONFIGURED", "%v", notConfigured).
-			with("known_agents", joinNames(notConfigured.Known, maxTextBytes))
-	case errors.As(err, &turnNotFound):
-		r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", subject, turnNotFound)
-		r.detail = &errdetails.ResourceInfo{
-			ResourceType: "parley.v1.Turn", ResourceName: rules.Clip(turnNotFound.TurnID, maxFieldBytes), Owner: id,
-			Description: rules.Clip(r.text, maxFaultBytes),
-		}
-		return r
-	case errors.As(err, &events):
-		r := refuse(codes.OutOfRange, "EVENTS_GONE", "%v", events)
-		if events.Oldest > 0 {
-			r = r.with("oldest_index", events.Oldest)
-		}
-		return r
-	case errors.As(err, &sequence):
-		return refuse(
-			codes.OutOfRange,
-			"SEQUENCE_GONE",
-			"at_sequence: message %d of %s is not stored; list the stored messages with ListMessages",
-			sequence.sequence,
-			subject,
-		)
-	case errors.As(err, &noCall):
-		return refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER", "tool_results: %v", noCall).
-			with("open_call_ids", joinNames(noCall.Open, maxTextBytes))
-	case errors.As(err, &noRoom):
-		return refusalOfHistory(noRoom)
-	case errors.As(err, &damaged):
-		return refuse(codes.DataLoss, "RECORD_CORRUPT", "%v; restore them from a backup, or delete them", damaged).
-			with("conversation_ids", strings.Join(damaged.IDs, ",")).logged()
-	}
-	return refusalOfSentinel(err, subject, id)
+// subject is the conversation that an error is about.
+type subject struct {
+	id   string // empty if the error is not about one conversation
+	name string // in texts
 }
 
-// refusalOfSentinel maps the errors without values.
-func refusalOfSentinel(err error, subject, id string) refusal { //nolint:funlen // one table
-	const (
-		badToken = "is not a token of this list; start again without a token, " +
-			"and do not change the other fields between pages"
-		badCursor = "is not a cursor of this server; start again without a cursor, or with the watch_cursor of a list"
-	)
-	switch {
-	case errors.Is(err, store.ErrNotFound):
-		return notFound(id, subject+" does not exist; it was never created, has expired, or was deleted")
-	case errors.Is(err, turn.ErrConversationGone):
-		return notFound(id, subject+" was deleted before the turn ended; the answer is not stored")
-	case errors.Is(err, store.ErrConversationExists):
-		return refuse(codes.AlreadyExists, "CONVERSATION_EXISTS",
-			"%s already exists; use another id, or load it with LoadConversation", subject)
-	case errors.Is(err, store.ErrRequestReused):
-		return refuse(codes.AlreadyExists, "REQUEST_ID_REUSED",
-			"request_id: was already used on %s with different content; use a new id", subject)
-	case errors.Is(err, store.ErrPageToken):
-		return refuse(
-			codes.InvalidArgument,
-			"INVALID_REQUEST",
-			"page_token: %s",
-			badToken,
-		).badField(
-			"page_token",
-			badToken,
-		)
-	case errors.Is(err, watch.ErrCursor):
-		return refuse(codes.InvalidArgument, "INVALID_REQUEST", "cursor: %s", badCursor).badField("cursor", badCursor)
-	case errors.Is(err, turn.ErrNothingToAnswer):
-		return refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER",
-			"answer_pending: %s has no message at its end that needs an answer; "+
-				"send content, or tool_results if calls are open", subject)
-	case errors.Is(err, turn.ErrShuttingDown), errors.Is(err, store.ErrClosed):
-		return refuse(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; retry").retryable()
-	case errors.Is(err, errInteractionLogOff):
-		return refuse(codes.FailedPrecondition, "INTERACTION_LOG_OFF",
-			"the interaction log is off; start the server with --interaction-log")
-	case errors.Is(err, errBackupUnsupported):
-		return refuse(codes.FailedPrecondition, "BACKUP_UNSUPPORTED",
-			"the store of this server does not support backups; start the server with --store bolt")
-	case errors.Is(err, errUnauthenticated):
-		return refuse(codes.Unauthenticated, "UNAUTHENTICATED", "the call has no valid credential; sign in")
-	case errors.Is(err, errNotAllowed):
-		return refuse(codes.PermissionDenied, "PERMISSION_DENIED", "the caller's credential does not allow this call")
-	case errors.Is(err, store.ErrCorrupt):
-		return refuse(codes.DataLoss, "RECORD_CORRUPT",
-			"%s is damaged in the store and cannot be read; restore it from a backup, or delete it", subject).logged()
-	case errors.Is(err, store.ErrFailed):
-		return refuse(
-			codes.Unavailable,
-			"STORE_FAILED",
-			"the store has failed, and the change may or may not be committed; retry after a restart of the server",
-		).logged()
+func subjectOf(err error) subject {
+	if about, ok := errors.AsType[*conversationError](err); ok {
+		return subject{id: about.id, name: fmt.Sprintf("conversation %q", about.id)}
 	}
-	if r, ok := refusalOfLimit(err); ok {
-		return r
-	}
-	switch {
-	case errors.Is(err, context.Canceled):
-		return refuse(codes.Canceled, "CANCELLED", "the caller cancelled the call")
-	case errors.Is(err, context.DeadlineExceeded):
-		return refuse(codes.DeadlineExceeded, "DEADLINE_EXCEEDED", "the call did not end within its deadline")
+	return subject{name: "the conversation"}
+}
+
+// refusalOf returns the refusal of the first row of the table that matches an error. If none matches, it
+// is an internal error, and the client does not receive its text.
+func (s *Server) refusalOf(err error) refusal {
+	about := subjectOf(err)
+	for _, row := range s.refusals {
+		if r, ok := row(err, about); ok {
+			return r
+		}
 	}
 	return refuse(codes.Internal, "INTERNAL", "internal error").logged()
 }
 
-// refusalOfLimit maps the errors about limits. It returns false for other errors.
-func refusalOfLimit(err error) (refusal, bool) {
-	const code = codes.ResourceExhausted
-	if e, ok := errors.AsType[*store.BackupSpaceError](err); ok {
-		return refuse(code, "BACKUP_SPACE", "%v; free space there", e).with("needed_bytes", e.Needed), true
+// row is a row of the table of errors. It returns the refusal of an error, or false if it does not match
+// the error.
+type row func(err error, about subject) (refusal, bool)
+
+// subjectMark stands for the name of the conversation in the texts of rows.
+const subjectMark = "{conversation}"
+
+// is returns a row that matches errors that wrap target. Their refusal is the template with the name of the
+// conversation in its text.
+func is(target error, template refusal) row {
+	return func(err error, about subject) (refusal, bool) {
+		if !errors.Is(err, target) {
+			return refusal{}, false
+		}
+		r := template // Rows are shared by all calls.
+		r.text = strings.ReplaceAll(r.text, subjectMark, about.name)
+		if r.code == codes.NotFound {
+			r.detail = &errdetails.ResourceInfo{
+				ResourceType: "parley.v1.Conversation", ResourceName: about.id, Description: r.text,
+			}
+		}
+		return r, true
 	}
-	if e, ok := errors.AsType[*store.HeaderTooLargeError](err); ok {
-		return refuse(codes.InvalidArgument, "INVALID_REQUEST", "conversation: %v; shorten its fields", e).
-			badField("conversation", e.Error()), true
-	}
-	switch {
-	case errors.Is(err, store.ErrFull):
-		return refuse(code, "STORE_FULL", "the limit of conversations is reached, and none can be evicted: "+
-			"each one has a running turn or is ephemeral; retry when a turn has ended, or delete some").retryable(), true
-	case errors.Is(err, store.ErrNoSpace):
-		return refuse(code, "STORE_FULL", "the disk of the store is full; reads and deletes still work").logged(), true
-	case errors.Is(err, store.ErrOverloaded):
-		return refuse(code, "STORE_BUSY", "too many changes are waiting for the store; retry").retryable(), true
-	case errors.Is(err, turn.ErrTooManyTurns):
-		return refuse(code, "TOO_MANY_TURNS",
-			"the limit of running turns is reached; retry when one has ended").retryable(), true
-	case errors.Is(err, turn.ErrQueueFull):
-		return refuse(code, "QUEUE_FULL",
-			"the queue of turns of the conversation is full; retry when a turn has ended").retryable(), true
-	case errors.Is(err, watch.ErrTooMany):
-		return refuse(code, "TOO_MANY_WATCHERS", "the limit of watches and waiting calls is reached; retry, "+
-			"or call GetRoutingSummary without wait_timeout").retryable(), true
-	case errors.Is(err, store.ErrTooManyHolds):
-		return refuse(
-			code,
-			"SESSION_MEMORY_FULL",
-			"delete_after_disconnect: the tenant's limit of %d ephemeral conversations "+
-				"is reached; end watches that hold some, name fewer conversation_ids, or watch without it",
-			store.MaxHolds,
-		), true
-	case errors.Is(err, transfer.ErrTooManyImports):
-		return refuse(code, "TOO_MANY_IMPORTS",
-			"the limit of concurrent imports is reached; retry when one has ended").retryable(), true
-	case errors.Is(err, store.ErrBackupRunning):
-		return refuse(code, "BACKUP_RUNNING", "another backup is running; retry when it has ended").retryable(), true
-	case errors.Is(err, errSlowReader):
-		return refuse(code, "SLOW_READER", "the client did not read a message of its stream within %s plus 1 s "+
-			"for each %d bytes of it; the turn continues, resume it with ResumeTurn; start an export or a backup again",
-			maxSendTime, minSendBytes), true
-	case errors.Is(err, errSlowSender):
-		return refuse(code, "SLOW_SENDER", "the client sent no request on its stream for %s; "+
-			"the conversations imported before are stored", maxReceiveTime), true
-	}
-	return refusal{}, false
 }
 
-// refusalOfHistory maps the error about tool results for which the history has no space.
-func refusalOfHistory(e *turn.NoRoomError) refusal {
+// as returns a row that matches errors that wrap an E. toRefusal returns their refusal.
+func as[E error](toRefusal func(e E, about subject) refusal) row {
+	return func(err error, about subject) (refusal, bool) {
+		e, ok := errors.AsType[E](err)
+		if !ok {
+			return refusal{}, false
+		}
+		return toRefusal(e, about), true
+	}
+}
+
+// refusals returns the table of errors. The first row that matches an error applies, so rows with values
+// come first, and the errors of contexts, which others wrap, come last.
+func refusals() []row { //nolint:funlen // one table
+	const limit = codes.ResourceExhausted
+	return []row{
+		// Errors with values.
+		as(func(e *invalidError, _ subject) refusal { return e.refusal() }),
+		as(versionMismatch),
+		as(conversationBusy),
+		as(func(e *tooLargeError, _ subject) refusal {
+			return refuse(limit, "MESSAGE_TOO_LARGE", "%v", e).with("limit_bytes", e.limit)
+		}),
+		as(func(e *turn.UnknownAgentError, _ subject) refusal {
+			return refuse(codes.InvalidArgument, "UNKNOWN_AGENT", "agent: %v", e).
+				with("known_agents", joinNames(e.Known, maxTextBytes)).badField("agent", e.Error())
+		}),
+		as(func(e *turn.AgentNotConfiguredError, _ subject) refusal {
+			return refuse(codes.FailedPrecondition, "AGENT_NOT_CONFIGURED", "%v", e).
+				with("known_agents", joinNames(e.Known, maxTextBytes))
+		}),
+		as(turnNotFound),
+		as(eventsGone),
+		as(func(e *sequenceGoneError, about subject) refusal {
+			return refuse(codes.OutOfRange, "SEQUENCE_GONE", "at_sequence: message %d of %s is not stored; "+
+				"list the stored messages with ListMessages", e.sequence, about.name)
+		}),
+		as(func(e *turn.NoOpenCallError, _ subject) refusal {
+			return refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER", "tool_results: %v", e).
+				with("open_call_ids", joinNames(e.Open, maxTextBytes))
+		}),
+		as(historyTooSmall),
+		as(func(e *transfer.DamagedError, _ subject) refusal {
+			return refuse(codes.DataLoss, "RECORD_CORRUPT", "%v; restore them from a backup, or delete them", e).
+				with("conversation_ids", strings.Join(e.IDs, ",")).logged()
+		}),
+		as(func(e *store.BackupSpaceError, _ subject) refusal {
+			return refuse(limit, "BACKUP_SPACE", "%v; free space there", e).with("needed_bytes", e.Needed)
+		}),
+		as(func(e *store.HeaderTooLargeError, _ subject) refusal {
+			return refuse(codes.InvalidArgument, "INVALID_REQUEST", "conversation: %v; shorten its fields", e).
+				badField("conversation", e.Error())
+		}),
+
+		// Requests that do not fit the state of the conversation or the server.
+		is(store.ErrNotFound, refuse(codes.NotFound, "CONVERSATION_NOT_FOUND",
+			subjectMark+" does not exist; it was never created, has expired, or was deleted")),
+		is(turn.ErrConversationGone, refuse(codes.NotFound, "CONVERSATION_NOT_FOUND",
+			subjectMark+" was deleted before the turn ended; the answer is not stored")),
+		is(store.ErrConversationExists, refuse(codes.AlreadyExists, "CONVERSATION_EXISTS",
+			subjectMark+" already exists; use another id, or load it with LoadConversation")),
+		is(store.ErrRequestReused, refuse(codes.AlreadyExists, "REQUEST_ID_REUSED",
+			"request_id: was already used on "+subjectMark+" with different content; use a new id")),
+		is(store.ErrPageToken, badField("page_token", "is not a token of this list; start again without a token, "+
+			"and do not change the other fields between pages")),
+		is(watch.ErrCursor, badField("cursor", "is not a cursor of this server; start again without a cursor, "+
+			"or with the watch_cursor of a list")),
+		is(turn.ErrNothingToAnswer, refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER",
+			"answer_pending: "+subjectMark+" has no message at its end that needs an answer; "+
+				"send content, or tool_results if calls are open")),
+		is(errInteractionLogOff, refuse(codes.FailedPrecondition, "INTERACTION_LOG_OFF",
+			"the interaction log is off; start the server with --interaction-log")),
+		is(errBackupUnsupported, refuse(codes.FailedPrecondition, "BACKUP_UNSUPPORTED",
+			"the store of this server does not support backups; start the server with --store bolt")),
+		is(errUnauthenticated, refuse(codes.Unauthenticated, "UNAUTHENTICATED",
+			"the call has no valid credential; sign in")),
+		is(errNotAllowed, refuse(codes.PermissionDenied, "PERMISSION_DENIED",
+			"the caller's credential does not allow this call")),
+
+		// Failures of the server.
+		is(turn.ErrShuttingDown, shuttingDown()),
+		is(store.ErrClosed, shuttingDown()),
+		is(store.ErrCorrupt, refuse(codes.DataLoss, "RECORD_CORRUPT",
+			subjectMark+" is damaged in the store and cannot be read; restore it from a backup, or delete it").
+			logged()),
+		is(store.ErrFailed, refuse(codes.Unavailable, "STORE_FAILED",
+			"the store has failed, and the change may or may not be committed; retry after a restart of the server").
+			logged()),
+
+		// Limits.
+		is(store.ErrFull, refuse(limit, "STORE_FULL",
+			"the limit of conversations is reached, and none can be evicted: each one has a running turn or is "+
+				"ephemeral; retry when a turn has ended, or delete some").retryable()),
+		is(store.ErrNoSpace, refuse(limit, "STORE_FULL",
+			"the disk of the store is full; reads and deletes still work").logged()),
+		is(store.ErrOverloaded, refuse(limit, "STORE_BUSY",
+			"too many changes are waiting for the store; retry").retryable()),
+		is(turn.ErrTooManyTurns, refuse(limit, "TOO_MANY_TURNS",
+			"the limit of running turns is reached; retry when one has ended").retryable()),
+		is(turn.ErrQueueFull, refuse(limit, "QUEUE_FULL",
+			"the queue of turns of the conversation is full; retry when a turn has ended").retryable()),
+		is(watch.ErrTooMany, refuse(limit, "TOO_MANY_WATCHERS",
+			"the limit of watches and waiting calls is reached; retry, "+
+				"or call GetRoutingSummary without wait_timeout").retryable()),
+		is(store.ErrTooManyHolds, refuse(limit, "SESSION_MEMORY_FULL",
+			"delete_after_disconnect: the tenant's limit of %d ephemeral conversations is reached; "+
+				"end watches that hold some, name fewer conversation_ids, or watch without it", store.MaxHolds)),
+		is(transfer.ErrTooManyImports, refuse(limit, "TOO_MANY_IMPORTS",
+			"the limit of concurrent imports is reached; retry when one has ended").retryable()),
+		is(store.ErrBackupRunning, refuse(limit, "BACKUP_RUNNING",
+			"another backup is running; retry when it has ended").retryable()),
+		is(errSlowReader, refuse(limit, "SLOW_READER",
+			"the client did not read a message of its stream within %s plus 1 s for each %d bytes of it; "+
+				"the turn continues, resume it with ResumeTurn; start an export or a backup again",
+			maxSendTime, minSendBytes)),
+		is(errSlowSender, refuse(limit, "SLOW_SENDER",
+			"the client sent no request on its stream for %s; the conversations imported before are stored",
+			maxReceiveTime)),
+
+		is(context.Canceled, refuse(codes.Canceled, "CANCELLED", "the caller cancelled the call")),
+		is(context.DeadlineExceeded, refuse(codes.DeadlineExceeded, "DEADLINE_EXCEEDED",
+			"the call did not end within its deadline")),
+	}
+}
+
+func versionMismatch(e *store.VersionError, about subject) refusal {
+	return refuse(codes.Aborted, "VERSION_MISMATCH", "%s is at version %d, not at if_version; read it and decide again",
+		about.name, e.Current).with("current_version", e.Current)
+}
+
+func conversationBusy(e *store.BusyError, about subject) refusal {
+	return refuse(codes.Aborted, "CONVERSATION_BUSY", "turn %s is running on %s; wait until it has ended, cancel it, "+
+		"or set on_busy to queue or interrupt", e.TurnID, about.name).with("active_turn_id", e.TurnID).retryable()
+}
+
+func turnNotFound(e *turn.NotFoundError, about subject) refusal {
+	r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", about.name, e)
+	r.detail = &errdetails.ResourceInfo{
+		ResourceType: "parley.v1.Turn", ResourceName: rules.Clip(e.TurnID, maxFieldBytes), Owner: about.id,
+		Description: rules.Clip(r.text, maxFaultBytes),
+	}
+	return r
+}
+
+func eventsGone(e *turn.EventsGoneError, _ subject) refusal {
+	r := refuse(codes.OutOfRange, "EVENTS_GONE", "%v", e)
+	if e.Oldest > 0 {
+		r = r.with("oldest_index", e.Oldest)
+	}
+	return r
+}
+
+// historyTooSmall is the refusal of tool results for which the history has no space.
+func historyTooSmall(e *turn.NoRoomError, _ subject) refusal {
 	r := refuse(codes.ResourceExhausted, "HISTORY_TOO_SMALL", "tool_results: %v", e)
 	if e.MaxBytes > 0 {
 		return r.with("max_conversation_bytes", e.MaxBytes)
@@ -337,11 +347,13 @@ func refusalOfHistory(e *turn.NoRoomError) refusal {
 	return r.with("max_messages", e.MaxMessages)
 }
 
-// notFound returns the refusal for a missing conversation.
-func notFound(id, text string) refusal {
-	r := refuse(codes.NotFound, "CONVERSATION_NOT_FOUND", "%s", text)
-	r.detail = &errdetails.ResourceInfo{ResourceType: "parley.v1.Conversation", ResourceName: id, Description: text}
-	return r
+// badField returns the refusal of a request with one invalid field.
+func badField(field, fault string) refusal {
+	return refuse(codes.InvalidArgument, "INVALID_REQUEST", "%s: %s", field, fault).badField(field, fault)
+}
+
+func shuttingDown() refusal {
+	return refuse(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; retry").retryable()
 }
 
 // refusal returns the refusal with the violations that fit into a status.

@@ -152,7 +152,7 @@ func TestStatusOfErrors(t *testing.T) {
 	for _, test := range tests {
 		t.Run(fmt.Sprintf("%T %v", test.err, test.err), func(t *testing.T) {
 			log := new(logBuffer)
-			s := &Server{log: slog.New(slog.NewTextHandler(log, nil))}
+			s := &Server{log: slog.New(slog.NewTextHandler(log, nil)), refusals: refusals()}
 			err := inConversation("c1", fmt.Errorf("read %s: %w", secret, test.err))
 			got := statusOf(s.toStatus(t.Context(), "/parley.v1.ConversationService/GetConversation", err))
 			if got.code != test.code || got.reason != test.reason || got.retry != test.retry {
@@ -191,10 +191,26 @@ func TestStatusOfErrors(t *testing.T) {
 	}
 }
 
+// TestStatusesAreIndependent checks that the status of an error contains nothing of an earlier error.
+func TestStatusesAreIndependent(t *testing.T) {
+	s := &Server{log: slog.New(slog.DiscardHandler), refusals: refusals()}
+	for _, cause := range []error{store.ErrNotFound, store.ErrCorrupt, store.ErrRequestReused, &store.BusyError{TurnID: "t"}} {
+		for _, id := range []string{"first", "second"} {
+			got := statusOf(s.toStatus(t.Context(), "/x", inConversation(id, cause)))
+			if !strings.Contains(got.text, id) || got.resource != nil && got.resource.GetResourceName() != id {
+				t.Errorf("status of %v in %q = %q, %v", cause, id, got.text, got.resource)
+			}
+		}
+		if got := statusOf(s.toStatus(t.Context(), "/x", cause)); !strings.Contains(got.text, "the conversation") {
+			t.Errorf("status of %v = %q, want no id", cause, got.text)
+		}
+	}
+}
+
 // TestStatusOfGRPC checks that an error of gRPC itself is returned unchanged.
 func TestStatusOfGRPC(t *testing.T) {
 	broken := status.Error(codes.Unavailable, "transport is closing")
-	if got := new(Server).toStatus(t.Context(), "/x", broken); !errors.Is(got, broken) ||
+	if got := (&Server{refusals: refusals()}).toStatus(t.Context(), "/x", broken); !errors.Is(got, broken) ||
 		statusOf(got).text != "transport is closing" {
 		t.Errorf("toStatus(%v) = %v, want it unchanged", broken, got)
 	}
@@ -221,7 +237,7 @@ func TestJoinNames(t *testing.T) {
 	for i := range open {
 		open[i] = fmt.Sprintf("call_%032d", i)
 	}
-	got := statusOf(new(Server).toStatus(t.Context(), "/x", &turn.NoOpenCallError{CallID: "x", Open: open})).metadata["open_call_ids"]
+	got := statusOf((&Server{refusals: refusals()}).toStatus(t.Context(), "/x", &turn.NoOpenCallError{CallID: "x", Open: open})).metadata["open_call_ids"]
 	if want := strings.Join(open[:13], ", "); got != want {
 		t.Errorf("open_call_ids = %q, want %q", got, want)
 	}
