@@ -56,6 +56,7 @@ func Run(t *testing.T, s Subject) {
 		{"Delete", s.delete},
 		{"Purge", s.purge},
 		{"Holds", s.holds},
+		{"RetryRelease", s.retryRelease},
 		{"Read", s.read},
 		{"KnownOrder", s.knownOrder},
 		{"List", s.list},

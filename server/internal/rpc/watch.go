@@ -3,8 +3,8 @@ package rpc
 import (
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
-	"time"
 
 	"google.golang.org/grpc"
 
@@ -14,20 +14,16 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-const (
-	// maxReleaseWait is the maximum time between two attempts to release ephemeral conversations. The
-	// first wait is retryDelay, and each wait is twice as long as the one before.
-	maxReleaseWait = 10 * time.Second
-	// releaseLogInterval is the number of failed attempts for each log message: the first attempt, and
-	// then about one every five minutes.
-	releaseLogInterval = 30
-)
+// releaseLogInterval is the number of failed releases for each log message: the first, and then about
+// one every five minutes.
+const releaseLogInterval = 30
+
+// changeStream is the server's end of a WatchConversations call.
+type changeStream = grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]
 
 // WatchConversations streams changes as they are committed. If delete_after_disconnect is set, it
 // holds the conversations as ephemeral conversations until the stream ends.
-func (s *Server) WatchConversations(
-	r *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
-) error {
+func (s *Server) WatchConversations(r *parleyv1.WatchConversationsRequest, stream changeStream) error {
 	ctx := stream.Context()
 	w, err := s.hub.Watch(watch.Watch{
 		Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(),
@@ -37,20 +33,21 @@ func (s *Server) WatchConversations(
 		return err
 	}
 	defer w.Stop()
-	if r.GetDeleteAfterDisconnect() != nil { // The first heartbeat tells the client that the hold is in effect.
-		hold := &store.Hold{
-			Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(),
-			DeleteAfter: r.GetDeleteAfterDisconnect().AsDuration(),
-		}
-		if err := s.store.Hold(ctx, hold); err != nil {
-			return err
-		}
-		defer func() {
-			w.Stop() // Another watcher can start before the release ends.
-			s.release(context.WithoutCancel(ctx), hold)
-		}()
+	// The first heartbeat tells the client that the hold is in effect.
+	release, err := s.hold(ctx, r)
+	if err != nil {
+		return err
 	}
-	for response, err := range w.All(ctx, s.stopping) {
+	defer release()
+	defer w.Stop() // Before the release, which may take long, so that another watcher can start.
+	return s.sendChanges(w.All(ctx, s.stopping), stream)
+}
+
+// sendChanges sends changes until the server stops or there is an error.
+func (s *Server) sendChanges(
+	changes iter.Seq2[*parleyv1.WatchConversationsResponse, error], stream changeStream,
+) error {
+	for response, err := range changes {
 		if err != nil {
 			return err
 		}
@@ -61,34 +58,38 @@ func (s *Server) WatchConversations(
 	return turn.ErrShuttingDown
 }
 
-// release releases the ephemeral conversations of a stream that has ended. It retries until the store
-// accepts the release, because the conversations would otherwise never be deleted. An overloaded store
-// is normal when many streams end at once, so it is only a warning. release gives up when the server
-// stops: the store releases all holds of a process at its next start.
+// hold holds the conversations of a watch with delete_after_disconnect. It returns the function that
+// releases them.
+func (s *Server) hold(ctx context.Context, r *parleyv1.WatchConversationsRequest) (release func(), err error) {
+	if r.GetDeleteAfterDisconnect() == nil {
+		return func() {}, nil
+	}
+	hold := &store.Hold{
+		Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(),
+		DeleteAfter: r.GetDeleteAfterDisconnect().AsDuration(),
+	}
+	if err := s.store.Hold(ctx, hold); err != nil {
+		return nil, err
+	}
+	return func() { s.release(context.WithoutCancel(ctx), hold) }, nil
+}
+
+// release releases the ephemeral conversations of a stream that has ended. When the server stops, it
+// leaves the release to the next start of the store.
 func (s *Server) release(ctx context.Context, hold *store.Hold) {
-	wait := retryDelay
-	for attempt := 0; ; attempt++ {
-		select {
-		case <-s.stopping:
-			return
-		default:
-		}
-		err := s.store.Release(ctx, hold)
-		if err == nil || errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrFailed) {
+	err := store.RetryRelease(ctx, s.store, hold, s.stopping, func(attempt int, err error) {
+		if attempt%releaseLogInterval != 0 {
 			return
 		}
-		if attempt%releaseLogInterval == 0 {
-			level := slog.LevelError
-			if errors.Is(err, store.ErrOverloaded) {
-				level = slog.LevelWarn
-			}
-			s.log.Log(ctx, level, "ephemeral conversations not released yet",
-				"tenant", hold.Tenant, "count", len(hold.ConversationIDs), "error", err)
+		level := slog.LevelError
+		if errors.Is(err, store.ErrOverloaded) { // Normal when many streams end at once.
+			level = slog.LevelWarn
 		}
-		select {
-		case <-s.stopping:
-		case <-time.After(wait):
-		}
-		wait = min(2*wait, maxReleaseWait)
+		s.log.Log(ctx, level, "ephemeral conversations not released yet",
+			"tenant", hold.Tenant, "count", len(hold.ConversationIDs), "error", err)
+	})
+	if err != nil {
+		s.log.DebugContext(ctx, "release left to the next start",
+			"tenant", hold.Tenant, "count", len(hold.ConversationIDs), "error", err)
 	}
 }
