@@ -16,9 +16,12 @@ const backupChunk = 256 << 10
 // errBackupUnsupported means that the server's store does not support backups.
 var errBackupUnsupported = errors.New("the store does not support backups")
 
+// backupStream is the server's end of a BackupStore call.
+type backupStream = grpc.ServerStreamingServer[parleyv1.BackupStoreResponse]
+
 // BackupStore streams a copy of the store with all tenants. The server makes the copy before it sends
 // the first response. So a client that reads slowly occupies disk space, but blocks nothing else.
-func (s *Server) BackupStore(_ *parleyv1.BackupStoreRequest, stream backupStream) (err error) {
+func (s *Server) BackupStore(_ *parleyv1.BackupStoreRequest, stream backupStream) error {
 	if s.backuper == nil {
 		return errBackupUnsupported
 	}
@@ -29,9 +32,6 @@ func (s *Server) BackupStore(_ *parleyv1.BackupStoreRequest, stream backupStream
 	}
 	copied := s.now()
 	sent, err := sendBackup(backup, stream)
-	if closeErr := backup.Close(); err == nil { // An error of the stream has priority.
-		err = closeErr
-	}
 	log := s.log.With("bytes", backup.Size, "sent", sent,
 		"copying", copied.Sub(start).String(), "sending", s.now().Sub(copied).String())
 	if err != nil {
@@ -42,11 +42,13 @@ func (s *Server) BackupStore(_ *parleyv1.BackupStoreRequest, stream backupStream
 	return nil
 }
 
-// backupStream is the server's end of a BackupStore call.
-type backupStream = grpc.ServerStreamingServer[parleyv1.BackupStoreResponse]
-
-// sendBackup sends a copy and returns the number of bytes sent.
+// sendBackup sends a copy and closes it. It returns the number of bytes sent.
 func sendBackup(backup *store.Backup, stream backupStream) (sent int64, err error) {
+	defer func() {
+		if closeErr := backup.Close(); err == nil { // An error of the stream has priority.
+			err = closeErr
+		}
+	}()
 	for size := backup.Size; sent < backup.Size; size = 0 {
 		// Each chunk needs its own memory, because gRPC may read it after Send returns.
 		chunk := make([]byte, min(backupChunk, backup.Size-sent))

@@ -15,6 +15,25 @@ import (
 func (s *Server) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
 	const method = "Chat"
 	ctx := stream.Context()
+	if err := s.checkInputSizes(r); err != nil {
+		return err
+	}
+	q, err := newRequest(r.GetRequestId(), method, &parleyv1.ChatRequest{
+		Content: r.GetContent(), StructuredData: r.GetStructuredData(), ToolResults: r.GetToolResults(),
+		Attachments: r.GetAttachments(), Metadata: r.GetMetadata(), Agent: r.GetAgent(), SystemPrompt: r.SystemPrompt,
+	})
+	if err != nil {
+		return err
+	}
+	r.ConversationId = idOr(r.GetConversationId(), r.GetRequestId(), tenant(ctx), method)
+	events := s.turns.Chat(ctx, tenant(ctx), r, q)
+	return forward(r.GetConversationId(), events, func(e *parleyv1.TurnEvent) error {
+		return stream.Send(&parleyv1.ChatResponse{Event: e})
+	})
+}
+
+// checkInputSizes returns an error if a tool result or the message of a request is too large.
+func (s *Server) checkInputSizes(r *parleyv1.ChatRequest) error {
 	for i, m := range turn.Inputs(r) {
 		name := "the message"
 		if m.GetRole() == parleyv1.Role_ROLE_TOOL {
@@ -24,20 +43,7 @@ func (s *Server) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingServer
 			return err
 		}
 	}
-	q, err := newRequest(r.GetRequestId(), method, &parleyv1.ChatRequest{
-		Content: r.GetContent(), StructuredData: r.GetStructuredData(), ToolResults: r.GetToolResults(),
-		Attachments: r.GetAttachments(), Metadata: r.GetMetadata(), Agent: r.GetAgent(), SystemPrompt: r.SystemPrompt,
-	})
-	if err != nil {
-		return err
-	}
-	if r.GetConversationId() == "" {
-		r.ConversationId = newID(r.GetRequestId(), tenant(ctx), method)
-	}
-	events := s.turns.Chat(ctx, tenant(ctx), r, q)
-	return forward(r.GetConversationId(), events, func(e *parleyv1.TurnEvent) error {
-		return stream.Send(&parleyv1.ChatResponse{Event: e})
-	})
+	return nil
 }
 
 // ResumeTurn streams the events of a turn after a given index, whether the turn is running or ended.

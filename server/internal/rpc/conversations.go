@@ -19,23 +19,25 @@ func (s *Server) CreateConversation(
 	ctx context.Context, r *parleyv1.CreateConversationRequest,
 ) (*parleyv1.CreateConversationResponse, error) {
 	const method = "CreateConversation"
-	in := r.GetConversation()
-	c := &parleyv1.Conversation{
-		Id: in.GetId(), Title: in.GetTitle(), Labels: in.GetLabels(), Agent: in.GetAgent(),
-		SystemPrompt: in.GetSystemPrompt(), Retention: in.GetRetention(),
-	}
+	c := settable(r.GetConversation())
 	q, err := newRequest(r.GetRequestId(), method, c)
 	if err != nil {
 		return nil, err
 	}
-	if c.GetId() == "" {
-		c.Id = newID(r.GetRequestId(), tenant(ctx), method)
-	}
+	c.Id = idOr(c.GetId(), r.GetRequestId(), tenant(ctx), method)
 	result, err := s.store.Create(ctx, &store.Create{Tenant: tenant(ctx), Conversation: c, Request: q})
 	if err != nil {
 		return nil, inConversation(c.GetId(), err)
 	}
 	return &parleyv1.CreateConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
+}
+
+// settable returns a header with the fields of c that clients can set.
+func settable(c *parleyv1.Conversation) *parleyv1.Conversation {
+	return &parleyv1.Conversation{
+		Id: c.GetId(), Title: c.GetTitle(), Labels: c.GetLabels(), Agent: c.GetAgent(),
+		SystemPrompt: c.GetSystemPrompt(), Retention: c.GetRetention(),
+	}
 }
 
 // LoadConversation returns a conversation with its newest messages. It creates the conversation if it
@@ -44,26 +46,29 @@ func (s *Server) LoadConversation(
 	ctx context.Context, r *parleyv1.LoadConversationRequest,
 ) (*parleyv1.LoadConversationResponse, error) {
 	const method = "LoadConversation"
-	id, newest := r.GetConversationId(), defaultLoadMessages
+	id := r.GetConversationId()
 	q, err := newRequest(r.GetRequestId(), method, &parleyv1.LoadConversationRequest{ConversationId: id})
 	if err != nil {
 		return nil, err
 	}
-	if id == "" {
-		id = newID(r.GetRequestId(), tenant(ctx), method)
-	}
+	read := &store.Read{Tenant: tenant(ctx), Newest: defaultLoadMessages, Request: q}
+	read.ConversationID = idOr(id, r.GetRequestId(), tenant(ctx), method)
 	if r.MessageLimit != nil {
-		newest = int(r.GetMessageLimit())
+		read.Newest = int(r.GetMessageLimit())
 	}
-	snapshot, err := s.load(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: newest, Request: q})
+	snapshot, err := s.load(ctx, read)
 	if err != nil {
-		return nil, inConversation(id, err)
+		return nil, inConversation(read.ConversationID, err)
 	}
+	return loadReply(snapshot), nil
+}
+
+func loadReply(snapshot *store.Snapshot) *parleyv1.LoadConversationResponse {
 	reply := &parleyv1.LoadConversationResponse{
 		Conversation: snapshot.Conversation, Created: snapshot.Seen != nil && snapshot.Seen.Created,
 	}
 	setEncodedMessages(reply, snapshot.Messages)
-	return reply, nil
+	return reply
 }
 
 // load reads a conversation. It creates the conversation if it does not exist.
@@ -256,20 +261,36 @@ func (s *Server) ForkConversation(
 	if err != nil {
 		return nil, err
 	}
-	id := r.GetNewConversationId()
-	if id == "" {
-		id = newID(r.GetRequestId(), tenant(ctx), method)
+	id := idOr(r.GetNewConversationId(), r.GetRequestId(), tenant(ctx), method)
+	if first, err := s.firstFork(ctx, id, q); err != nil || first != nil {
+		return first, err
 	}
-	if q != nil { // A retry returns the first result even if the source was deleted in the meantime.
-		first, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Request: q})
-		switch {
-		case err == nil && first.Seen != nil:
-			return &parleyv1.ForkConversationResponse{Conversation: first.Conversation, Replayed: true}, nil
-		case err != nil && !errors.Is(err, store.ErrNotFound):
-			return nil, inConversation(id, err)
-		}
+	return s.fork(ctx, r, id, q)
+}
+
+// firstFork returns the reply of an earlier call with the same request, or nil if there is none. So a
+// retry succeeds even if the source was deleted in the meantime.
+func (s *Server) firstFork(
+	ctx context.Context, id string, q *store.Request,
+) (*parleyv1.ForkConversationResponse, error) {
+	if q == nil {
+		return nil, nil
 	}
-	create, err := s.fork(ctx, r, id)
+	fork, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Request: q})
+	switch {
+	case err == nil && fork.Seen != nil:
+		return &parleyv1.ForkConversationResponse{Conversation: fork.Conversation, Replayed: true}, nil
+	case err != nil && !errors.Is(err, store.ErrNotFound):
+		return nil, inConversation(id, err)
+	}
+	return nil, nil
+}
+
+// fork creates a fork with an id. q is the request that the store compares retries with.
+func (s *Server) fork(
+	ctx context.Context, r *parleyv1.ForkConversationRequest, id string, q *store.Request,
+) (*parleyv1.ForkConversationResponse, error) {
+	create, err := s.readFork(ctx, r, id)
 	if err != nil {
 		return nil, inConversation(r.GetConversationId(), err)
 	}
@@ -281,9 +302,9 @@ func (s *Server) ForkConversation(
 	return &parleyv1.ForkConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
 }
 
-// fork reads the source of a fork and returns the store operation that creates the copy. A fork copies
-// everything except the lease, turns and request ids.
-func (s *Server) fork(ctx context.Context, r *parleyv1.ForkConversationRequest, id string) (*store.Create, error) {
+// readFork reads the source of a fork and returns the store operation that creates the copy. A fork
+// copies everything except the lease, turns and request ids.
+func (s *Server) readFork(ctx context.Context, r *parleyv1.ForkConversationRequest, id string) (*store.Create, error) {
 	source, err := s.store.Read(ctx, &store.Read{
 		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Newest: -1,
 	})
@@ -301,9 +322,7 @@ func (s *Server) fork(ctx context.Context, r *parleyv1.ForkConversationRequest, 
 	if r.GetAtSequence() != 0 && last != r.GetAtSequence() {
 		return nil, &sequenceGoneError{sequence: r.GetAtSequence()}
 	}
-	c := source.Conversation
-	return &store.Create{Tenant: tenant(ctx), Messages: frames[:size], Conversation: &parleyv1.Conversation{
-		Id: id, Title: c.GetTitle(), Labels: c.GetLabels(), Agent: c.GetAgent(), SystemPrompt: c.GetSystemPrompt(),
-		Retention: c.GetRetention(), ForkedFrom: &parleyv1.ForkOrigin{ConversationId: c.GetId(), Sequence: last},
-	}}, nil
+	c := settable(source.Conversation)
+	c.Id, c.ForkedFrom = id, &parleyv1.ForkOrigin{ConversationId: source.Conversation.GetId(), Sequence: last}
+	return &store.Create{Tenant: tenant(ctx), Messages: frames[:size], Conversation: c}, nil
 }

@@ -21,6 +21,14 @@ func newID(requestID string, scope ...string) string {
 	return derive(append(scope, requestID)...)
 }
 
+// idOr returns id, or newID if it is empty.
+func idOr(id, requestID string, scope ...string) string {
+	if id != "" {
+		return id
+	}
+	return newID(requestID, scope...)
+}
+
 // derive returns a UUID v4 that is a hash of the parts. It is the same in every process.
 func derive(parts ...string) string {
 	h := sha256.New()

@@ -21,22 +21,30 @@ func (s *Server) ListInteractions(
 	if s.interactions == nil {
 		return nil, errInteractionLogOff
 	}
-	if _, err := time.Parse(time.DateOnly, r.GetDate()); err != nil && r.GetDate() != "" {
-		faults := new(invalidError)
-		faults.add("date", "%s is not a day of the calendar", r.GetDate())
-		return nil, faults
+	list, err := listOf(tenant(ctx), r)
+	if err != nil {
+		return nil, err
 	}
-	page, err := s.interactions.List(ctx, &interactionlog.List{
-		Tenant: tenant(
-			ctx,
-		), Date: r.GetDate(), Within: r.GetWithin().AsDuration(), ConversationID: r.GetConversationId(),
-		PageSize: int(r.GetPageSize()), PageToken: r.GetPageToken(),
-	})
+	page, err := s.interactions.List(ctx, list)
 	if err != nil {
 		return nil, err
 	}
 	return &parleyv1.ListInteractionsResponse{
 		Interactions: page.Interactions, NextPageToken: page.NextPageToken, SkippedCount: skipped(page),
+	}, nil
+}
+
+// listOf returns the query of a request. It returns an error if the date is not a day of the calendar, for
+// example 2026-02-30. An empty date is valid.
+func listOf(tenant string, r *parleyv1.ListInteractionsRequest) (*interactionlog.List, error) {
+	if _, err := time.Parse(time.DateOnly, r.GetDate()); err != nil && r.GetDate() != "" {
+		faults := new(invalidError)
+		faults.add("date", "%s is not a day of the calendar", r.GetDate())
+		return nil, faults
+	}
+	return &interactionlog.List{
+		Tenant: tenant, Date: r.GetDate(), Within: r.GetWithin().AsDuration(), ConversationID: r.GetConversationId(),
+		PageSize: int(r.GetPageSize()), PageToken: r.GetPageToken(),
 	}, nil
 }
 

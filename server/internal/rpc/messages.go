@@ -34,8 +34,27 @@ func setEncodedMessages(reply proto.Message, messages store.Frames) {
 func (s *Server) AppendMessages(
 	ctx context.Context, r *parleyv1.AppendMessagesRequest,
 ) (*parleyv1.AppendMessagesResponse, error) {
+	q, err := s.prepareAppend(tenant(ctx), r)
+	if err != nil {
+		return nil, err
+	}
+	result, err := s.store.Append(ctx, &store.Append{
+		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Messages: r.GetMessages(),
+		Request: q, IfVersion: r.IfVersion, MustExist: r.GetMustExist(),
+	})
+	if err != nil {
+		return nil, inConversation(r.GetConversationId(), err)
+	}
+	return &parleyv1.AppendMessagesResponse{
+		Conversation: withoutPrompt(result.Conversation), Appended: result.Appended,
+		Replayed: result.Replayed, Created: result.Created,
+	}, nil
+}
+
+// prepareAppend checks the messages of a request and sets the ids of those that have none. It returns the
+// request that the store compares retries with.
+func (s *Server) prepareAppend(tenant string, r *parleyv1.AppendMessagesRequest) (*store.Request, error) {
 	const method = "AppendMessages"
-	id := r.GetConversationId()
 	for i, m := range r.GetMessages() {
 		// The server sets these fields and ignores them in requests.
 		m.Sequence, m.TurnId, m.Exchange, m.CreateTime = 0, "", 0, nil
@@ -48,21 +67,9 @@ func (s *Server) AppendMessages(
 		return nil, err
 	}
 	for i, m := range r.GetMessages() {
-		if m.GetId() == "" {
-			m.Id = newID(r.GetRequestId(), tenant(ctx), id, method, strconv.Itoa(i))
-		}
+		m.Id = idOr(m.GetId(), r.GetRequestId(), tenant, r.GetConversationId(), method, strconv.Itoa(i))
 	}
-	result, err := s.store.Append(ctx, &store.Append{
-		Tenant: tenant(ctx), ConversationID: id, Messages: r.GetMessages(),
-		Request: q, IfVersion: r.IfVersion, MustExist: r.GetMustExist(),
-	})
-	if err != nil {
-		return nil, inConversation(id, err)
-	}
-	return &parleyv1.AppendMessagesResponse{
-		Conversation: withoutPrompt(result.Conversation), Appended: result.Appended,
-		Replayed: result.Replayed, Created: result.Created,
-	}, nil
+	return q, nil
 }
 
 // checkSize returns an error if a message is too large. name is the path of the message in the
@@ -83,45 +90,59 @@ func (s *Server) ListMessages(
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
-	// The scope contains the uid, because a later conversation with the same id has other messages.
-	scope := []string{
-		"messages", tenant(ctx), id, snapshot.Conversation.GetUid(),
-		strconv.FormatBool(r.GetAscending()), strconv.Itoa(int(r.GetAfterSequence())),
-	}
-	page := messagePage{request: r}
-	if r.GetPageToken() != "" {
-		position, err := store.OpenToken(r.GetPageToken(), scope...)
-		if err != nil || len(position) != 4 {
-			return nil, store.ErrPageToken
-		}
-		page.last = int32(binary.BigEndian.Uint32(position))
+	page, err := openPage(r, tenant(ctx), snapshot.Conversation)
+	if err != nil {
+		return nil, err
 	}
 	reply := &parleyv1.ListMessagesResponse{
-		Conversation: snapshot.Conversation, OldestSequence: snapshot.Conversation.GetLastSequence() + 1,
-	}
-	for frame := range snapshot.Messages.All() {
-		reply.OldestSequence = frame.Sequence()
-		break
-	}
-	if page.fill(snapshot.Messages) {
-		reply.NextPageToken = store.SealToken(binary.BigEndian.AppendUint32(nil, uint32(page.last)), scope...)
+		Conversation: snapshot.Conversation, OldestSequence: oldestSequence(snapshot),
+		NextPageToken: page.fill(snapshot.Messages),
 	}
 	setEncodedMessages(reply, page.messages)
 	return reply, nil
 }
 
+// oldestSequence returns the sequence of the oldest stored message. If there is none, it returns the
+// sequence of the next message.
+func oldestSequence(snapshot *store.Snapshot) int32 {
+	for frame := range snapshot.Messages.All() {
+		return frame.Sequence()
+	}
+	return snapshot.Conversation.GetLastSequence() + 1
+}
+
 // messagePage is one page of ListMessages.
 type messagePage struct {
 	request *parleyv1.ListMessagesRequest
+	scope   []string // of page tokens
 	// last is the sequence of the previous page's last message, or 0 if there is none. After fill, it
 	// is the sequence of this page's last message.
 	last     int32
 	messages store.Frames
 }
 
-// fill adds the messages that belong to the page, and reports whether there is another page. stored
-// are all messages of the conversation.
-func (p *messagePage) fill(stored store.Frames) (more bool) {
+// openPage returns the page that a request names with its page token, or the first page. The page is
+// empty.
+func openPage(r *parleyv1.ListMessagesRequest, tenant string, c *parleyv1.Conversation) (*messagePage, error) {
+	// The scope contains the uid, because a later conversation with the same id has other messages.
+	p := &messagePage{request: r, scope: []string{
+		"messages", tenant, c.GetId(), c.GetUid(),
+		strconv.FormatBool(r.GetAscending()), strconv.Itoa(int(r.GetAfterSequence())),
+	}}
+	if r.GetPageToken() == "" {
+		return p, nil
+	}
+	position, err := store.OpenToken(r.GetPageToken(), p.scope...)
+	if err != nil || len(position) != 4 {
+		return nil, store.ErrPageToken
+	}
+	p.last = int32(binary.BigEndian.Uint32(position))
+	return p, nil
+}
+
+// fill adds the messages that belong to the page. It returns the token of the next page, or "" if this is
+// the last page. stored are all messages of the conversation.
+func (p *messagePage) fill(stored store.Frames) (nextToken string) {
 	frames := slices.Collect(stored.All())
 	if !p.request.GetAscending() {
 		slices.Reverse(frames)
@@ -137,13 +158,13 @@ func (p *messagePage) fill(stored store.Frames) (more bool) {
 		}
 		full := left == 0 || len(p.messages)+len(frame) > maxPageBytes
 		if len(p.messages) > 0 && full {
-			return true
+			return store.SealToken(binary.BigEndian.AppendUint32(nil, uint32(p.last)), p.scope...)
 		}
 		p.messages = append(p.messages, frame...)
 		p.last = sequence
 		left--
 	}
-	return false
+	return ""
 }
 
 // onEarlierPage reports whether a message was on an earlier page.

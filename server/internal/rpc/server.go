@@ -135,8 +135,9 @@ func New(o Options) (*Server, error) {
 		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, headroom: o.Headroom, now: o.Now, log: o.Log,
-		authenticate: o.Authenticate, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(), startTime: o.Now(),
-		stopping: stopping, stop: sync.OnceFunc(func() { close(stopping) }),
+		authenticate: o.Authenticate, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
+		startTime: o.Now(),
+		stopping:  stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil
 }
 
