@@ -116,8 +116,8 @@ func (f *faults) checkLease(a *parleyv1.ActiveAgent, now time.Time) {
 func (f *faults) checkMessage(
 	path string, m *parleyv1.Message, last int32, c *parleyv1.Conversation, now time.Time,
 ) {
-	if size := proto.Size(m); size > maxMessageBytes {
-		f.add(path[:len(path)-1], "has %d bytes in encoded form, the limit is %d", size, maxMessageBytes)
+	if size := proto.Size(m); size > maxConversationBytes {
+		f.add(path[:len(path)-1], "has %d bytes in encoded form, the limit is %d", size, maxConversationBytes)
 	}
 	if m.GetId() == "" {
 		f.add(path+"id", "is required")

@@ -170,16 +170,16 @@ func (i *importing) wait() error {
 
 // storeAndCount stores a conversation and counts the result. It releases the messages, because the
 // conversation stays in i.storing until the client sends more.
-func (i *importing) storeAndCount(ctx context.Context, a *incoming) error {
-	defer func() { a.frames = nil }()
+func (i *importing) storeAndCount(ctx context.Context, c *incoming) error {
+	defer func() { c.frames = nil }()
 	var err error
-	a.checkCount()
-	if a.fault == "" {
-		err = i.storeConversation(ctx, a)
+	c.checkCount()
+	if c.fault == "" {
+		err = i.storeConversation(ctx, c)
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if a.fault == "" {
+	if c.fault == "" {
 		var (
 			busy   *store.BusyError
 			header *store.HeaderTooLargeError
@@ -197,33 +197,33 @@ func (i *importing) storeAndCount(ctx context.Context, a *incoming) error {
 			}
 			return nil
 		case errors.As(err, &busy):
-			a.fault = fmt.Sprintf(
+			c.fault = fmt.Sprintf(
 				"CONVERSATION_BUSY: turn %s is running on the conversation; retry when it has ended",
 				busy.TurnID,
 			)
 		case errors.As(err, &header):
-			a.fault = fmt.Sprintf("conversation: %v", header)
+			c.fault = fmt.Sprintf("conversation: %v", header)
 		case errors.Is(err, store.ErrCorrupt):
-			a.fault = "RECORD_CORRUPT: the conversation in the store is damaged; overwrite or delete it"
+			c.fault = "RECORD_CORRUPT: the conversation in the store is damaged; overwrite or delete it"
 		default:
-			return &ConversationError{ID: a.header.GetId(), Err: err}
+			return &ConversationError{ID: c.header.GetId(), Err: err}
 		}
 	}
 	i.failed++
 	if len(i.reply.GetFailures()) < maxFailures {
 		i.reply.Failures = append(i.reply.Failures, &parleyv1.ImportFailure{
-			ConversationId: rules.Clip(a.header.GetId(), maxFailureID), Reason: rules.Clip(a.fault, maxFailureReason),
+			ConversationId: rules.Clip(c.header.GetId(), maxFailureID), Reason: rules.Clip(c.fault, maxFailureReason),
 		})
 	}
 	return nil
 }
 
 // storeConversation stores a conversation. It retries while the store is overloaded.
-func (i *importing) storeConversation(ctx context.Context, a *incoming) error {
+func (i *importing) storeConversation(ctx context.Context, c *incoming) error {
 	for wait := firstWait; ; wait *= 2 {
 		_, err := i.store.Import(ctx, &store.Import{
-			Tenant: i.tenant, Conversation: a.header, Messages: store.Frames(slices.Concat(a.frames...)),
-			Overwrite: a.overwrite,
+			Tenant: i.tenant, Conversation: c.header, Messages: store.Frames(slices.Concat(c.frames...)),
+			Overwrite: c.overwrite,
 		})
 		if !errors.Is(err, store.ErrOverloaded) || wait > lastWait {
 			return err

@@ -12,11 +12,11 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// maxMessages and maxMessageBytes limit the messages of one conversation that an import holds in memory.
+// maxMessages and maxConversationBytes limit the messages of one conversation that an import holds in memory.
 // No store stores more.
 const (
-	maxMessages     = 1000
-	maxMessageBytes = 3 << 20
+	maxMessages          = 1000
+	maxConversationBytes = 3 << 20
 )
 
 // incoming is a conversation of which one or more requests have arrived.
@@ -31,23 +31,24 @@ type incoming struct {
 	size      int      // of frames, in bytes
 }
 
-// continuesWith reports whether a request with the header c continues the conversation.
-func (a *incoming) continuesWith(c *parleyv1.Conversation) bool {
-	return a != nil && c.GetId() != "" && c.GetId() == a.header.GetId() && c.GetUid() == a.header.GetUid()
+// continuesWith reports whether a request with this header continues the conversation.
+func (c *incoming) continuesWith(header *parleyv1.Conversation) bool {
+	return c != nil && header.GetId() != "" && header.GetId() == c.header.GetId() &&
+		header.GetUid() == c.header.GetUid()
 }
 
 // mustFollow reports whether the conversation must be stored after another one.
-func (a *incoming) mustFollow(other *incoming) bool {
-	return a.header.GetId() == other.header.GetId() ||
-		proto.Equal(a.header.GetCreateTime(), other.header.GetCreateTime())
+func (c *incoming) mustFollow(other *incoming) bool {
+	return c.header.GetId() == other.header.GetId() ||
+		proto.Equal(c.header.GetCreateTime(), other.header.GetCreateTime())
 }
 
 // add adds the messages of a request. If the request is invalid, it sets the fault; after that it only
 // counts messages. An error is a fault of the server, not of the request.
-func (a *incoming) add(r *parleyv1.ImportConversationsRequest, now time.Time) error {
-	a.requests++
-	a.count += len(r.GetMessages())
-	if a.fault != "" {
+func (c *incoming) add(r *parleyv1.ImportConversationsRequest, now time.Time) error {
+	c.requests++
+	c.count += len(r.GetMessages())
+	if c.fault != "" {
 		return nil
 	}
 	broken, err := rules.Check(r)
@@ -55,25 +56,25 @@ func (a *incoming) add(r *parleyv1.ImportConversationsRequest, now time.Time) er
 		return err
 	}
 	found := faults(broken)
-	if a.requests == 1 {
+	if c.requests == 1 {
 		found.checkHeader(r.GetConversation(), now)
-	} else if !proto.Equal(a.header, r.GetConversation()) {
+	} else if !proto.Equal(c.header, r.GetConversation()) {
 		found.add("conversation", "is not the same as in the previous request")
 	}
 	for n, m := range r.GetMessages() {
-		found.checkMessage(fmt.Sprintf("messages[%d].", n), m, a.last, a.header, now)
-		a.last = max(a.last, m.GetSequence())
+		found.checkMessage(fmt.Sprintf("messages[%d].", n), m, c.last, c.header, now)
+		c.last = max(c.last, m.GetSequence())
 	}
 	if len(found) > 0 {
-		a.fault = found.String()
-		if a.requests > 1 {
-			a.fault = fmt.Sprintf("request %d: %s", a.requests, a.fault)
+		c.fault = found.String()
+		if c.requests > 1 {
+			c.fault = fmt.Sprintf("request %d: %s", c.requests, c.fault)
 		}
-		a.frames = nil
+		c.frames = nil
 		return nil
 	}
 	for _, m := range r.GetMessages() {
-		if err := a.addMessage(m); err != nil {
+		if err := c.addMessage(m); err != nil {
 			return err
 		}
 	}
@@ -82,7 +83,7 @@ func (a *incoming) add(r *parleyv1.ImportConversationsRequest, now time.Time) er
 
 // addMessage adds a message in encoded form. It drops the oldest messages that exceed the limits of the
 // conversation: no store would store them.
-func (a *incoming) addMessage(m *parleyv1.Message) error {
+func (c *incoming) addMessage(m *parleyv1.Message) error {
 	if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
 		m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
 	}
@@ -93,31 +94,31 @@ func (a *incoming) addMessage(m *parleyv1.Message) error {
 	if err != nil {
 		return fmt.Errorf("message %d: %w", m.GetSequence(), err)
 	}
-	a.frames, a.size = append(a.frames, frame), a.size+len(frame)
-	limit := int(a.header.GetRetention().GetMaxMessages())
+	c.frames, c.size = append(c.frames, frame), c.size+len(frame)
+	limit := int(c.header.GetRetention().GetMaxMessages())
 	if limit == 0 {
 		limit = maxMessages
 	}
-	for len(a.frames) > limit || a.size > maxMessageBytes && len(a.frames) > 1 {
-		a.size -= len(a.frames[0])
-		a.frames[0] = nil
-		a.frames = a.frames[1:]
+	for len(c.frames) > limit || c.size > maxConversationBytes && len(c.frames) > 1 {
+		c.size -= len(c.frames[0])
+		c.frames[0] = nil
+		c.frames = c.frames[1:]
 	}
 	return nil
 }
 
 // complete reports whether all messages that the header counts have arrived. Then the next request
 // starts a new conversation even if it has the same header. A file may contain a conversation twice.
-func (a *incoming) complete() bool {
-	want := int(a.header.GetMessageCount())
-	return want > 0 && a.count >= want
+func (c *incoming) complete() bool {
+	want := int(c.header.GetMessageCount())
+	return want > 0 && c.count >= want
 }
 
 // checkCount sets the fault if the number of received messages is not the one in the header. A
 // truncated file or stream must not look like a complete conversation. Headers without a count are
 // valid.
-func (a *incoming) checkCount() {
-	if want := int(a.header.GetMessageCount()); a.fault == "" && want != 0 && a.count != want {
-		a.fault = fmt.Sprintf("conversation.message_count: is %d, but %d messages arrived", want, a.count)
+func (c *incoming) checkCount() {
+	if want := int(c.header.GetMessageCount()); c.fault == "" && want != 0 && c.count != want {
+		c.fault = fmt.Sprintf("conversation.message_count: is %d, but %d messages arrived", want, c.count)
 	}
 }
