@@ -56,7 +56,10 @@ func handlerFaults(name string, source []byte) (faults []string, handlers int) {
 		handlers++
 		lines := files.Position(f.End()).Line - files.Position(f.Type.Func).Line + 1
 		if lines > maxHandlerLines {
-			faults = append(faults, fmt.Sprintf("%s: handler %s has %d lines, at most %d", name, f.Name.Name, lines, maxHandlerLines))
+			faults = append(
+				faults,
+				fmt.Sprintf("%s: handler %s has %d lines, at most %d", name, f.Name.Name, lines, maxHandlerLines),
+			)
 		}
 	}
 	return faults, handlers
@@ -82,7 +85,9 @@ func TestHandlersAreShort(t *testing.T) {
 // TestHandlerFaults checks a handler at the limit and one that is too long.
 func TestHandlerFaults(t *testing.T) {
 	handler := func(lines int) []byte {
-		return []byte("package rpc\n\n// Chat chats.\nfunc (s *Server) Chat() {\n" + strings.Repeat("\t_ = 1\n", lines-2) + "}\n")
+		return []byte(
+			"package rpc\n\n// Chat chats.\nfunc (s *Server) Chat() {\n" + strings.Repeat("\t_ = 1\n", lines-2) + "}\n",
+		)
 	}
 	for lines, want := range map[int][]string{
 		maxHandlerLines:     nil,

@@ -33,7 +33,13 @@ func (s Subject) retryRelease(t *testing.T) {
 		f.create("a")
 		f.hold("a")
 		attempts := 0
-		err := store.RetryRelease(t.Context(), &overloadedOnce{Store: f.store}, hold, nil, func(int, error) { attempts++ })
+		err := store.RetryRelease(
+			t.Context(),
+			&overloadedOnce{Store: f.store},
+			hold,
+			nil,
+			func(int, error) { attempts++ },
+		)
 		if err != nil || attempts != 1 {
 			t.Errorf("RetryRelease = %v after %d failed attempts, want nil after 1", err, attempts)
 		}
