@@ -43,7 +43,7 @@ func (s Subject) retryRelease(t *testing.T) {
 		if err != nil || attempts != 1 {
 			t.Errorf("RetryRelease = %v after %d failed attempts, want nil after 1", err, attempts)
 		}
-		f.nowhere("a")
+		f.missing("a")
 	})
 	t.Run("stopped", func(t *testing.T) {
 		f := s.open(t, nil)
@@ -55,7 +55,7 @@ func (s Subject) retryRelease(t *testing.T) {
 			t.Errorf("RetryRelease = %v, want nil", err)
 		}
 		f.clock.Advance(24 * time.Hour)
-		f.lives("a")
+		f.visible("a")
 	})
 	t.Run("closed", func(t *testing.T) {
 		f := s.open(t, nil)
