@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"syscall"
@@ -16,9 +15,6 @@ import (
 )
 
 const (
-	// backupSuffix is the suffix of the name that a copy has for an instant. A file with that name
-	// is removed, so no other program should use it.
-	backupSuffix = ".unfinished-backup"
 	// backupStep is the maximum number of bytes of a copy that are on their way to the disk at
 	// once. A commit at the same time waits for at most so many bytes.
 	backupStep = 1 << 20
@@ -29,49 +25,37 @@ const (
 	backupReserve = 64 << 20
 )
 
-// Backup implements store.Backuper. The copy is an unlinked file in the directory of the store.
+// snapshot copies the committed state of a store's file at path within one read transaction, which
+// view runs. It returns the copy, an unlinked file in the directory of the store, and its size. Errors: a
+// *store.BackupSpaceError, that of ctx, those of view and of the file system.
 //
 // A read transaction that lasts as long as writing the copy would make the file grow, since no page
-// that is replaced in that time can be reused. Each growth waits until the disk has all pending
-// writes. So Backup first copies the file outside of any transaction, while it changes, at a pace
-// that leaves the disk to others half of the time. The result is not a consistent database. Then
-// Backup reads the file again within one transaction and rewrites the blocks that differ: that is
-// mostly reading.
-func (s *Store) Backup(ctx context.Context) (*store.Backup, error) {
-	if !s.backupRunning.CompareAndSwap(false, true) {
-		return nil, store.ErrBackupRunning
-	}
-	b, err := s.makeBackup(ctx)
-	if err != nil {
-		s.backupRunning.Store(false)
-		return nil, fmt.Errorf("backup: %w", err)
-	}
-	return b, nil
-}
-
-func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
-	var size int64 // in bytes, to the end of the last page that was ever used
-	if err := s.view(ctx, func(tx *bolt.Tx) error {
-		size = tx.Size()
+// that is replaced in that time can be reused. Each growth waits until the disk has all pending writes.
+// So the file is first copied outside of any transaction, while it changes, at a pace that leaves the
+// disk to others half of the time. The result is not a consistent database. Then the file is read again
+// within one transaction, and the blocks that differ are rewritten: that is mostly reading.
+func snapshot(ctx context.Context, path string, view func(context.Context, func(*bolt.Tx) error) error) (_ *os.File, size int64, err error) {
+	if err := view(ctx, func(tx *bolt.Tx) error {
+		size = tx.Size() // to the end of the last page that was ever used
 		return nil
 	}); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	free, disk, err := diskSpace(s.path)
+	free, disk, err := diskSpace(path)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	noSpace := &store.BackupSpaceError{Needed: size + min(backupReserve, disk/reservePart), Free: free}
 	if free < noSpace.Needed {
-		return nil, noSpace
+		return nil, 0, noSpace
 	}
-	file, err := createUnlinked(s.path + backupSuffix)
+	file, err := createUnlinked(path + backupSuffix)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer func() {
 		if err != nil && isFull(err) { // Other writes have filled the disk.
-			noSpace.Free, _, _ = diskSpace(s.path)
+			noSpace.Free, _, _ = diskSpace(path)
 			noSpace.Free = min(noSpace.Free, noSpace.Needed-1) // The disk may have space again by now.
 			err = noSpace
 		}
@@ -80,20 +64,20 @@ func (s *Store) makeBackup(ctx context.Context) (_ *store.Backup, err error) {
 		}
 	}()
 	if err := preallocate(file, size); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	c := &copier{ctx: ctx, file: file, current: make([]byte, backupStep), fresh: make([]byte, backupStep)}
-	if err := c.copyPaced(s.path, size); err != nil {
-		return nil, err
+	if err := c.copyPaced(path, size); err != nil {
+		return nil, 0, err
 	}
-	if err := s.view(ctx, func(tx *bolt.Tx) error {
+	if err := view(ctx, func(tx *bolt.Tx) error {
 		c.at = 0
 		size, err = tx.WriteTo(c)
 		return err
 	}); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return &store.Backup{ReadCloser: &backupReader{io.NewSectionReader(file, 0, size), file, &s.backupRunning}, Size: size}, nil
+	return file, size, nil
 }
 
 // createUnlinked creates a file and unlinks it, so that it disappears when it is closed or when the
@@ -111,22 +95,6 @@ func createUnlinked(path string) (*os.File, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	return file, nil
-}
-
-// backupReader reads a copy. Its Close permits the next backup.
-type backupReader struct {
-	*io.SectionReader
-	file    *os.File
-	running interface{ Store(bool) }
-}
-
-// Close deletes the copy.
-func (r *backupReader) Close() error {
-	err := r.file.Close()
-	if !errors.Is(err, os.ErrClosed) { // After the first Close, another backup may be running.
-		r.running.Store(false)
-	}
-	return err
 }
 
 // copier writes a file. Where the file already has data, it writes only blocks that differ.

@@ -12,8 +12,6 @@ import (
 	"sync"
 	"testing"
 
-	bolt "go.etcd.io/bbolt"
-
 	"github.com/parleyhq/parley/store"
 )
 
@@ -166,20 +164,6 @@ func TestBackupCancelled(t *testing.T) {
 	if _, err := s.Backup(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Backup = %v, want Canceled", err)
 	}
-	// The context may also end during the copy.
-	ctx, cancel = context.WithCancel(t.Context())
-	defer cancel()
-	c := &copier{ctx: ctx, file: openScratch(t), current: make([]byte, backupStep), fresh: make([]byte, backupStep), paced: true}
-	steps := 0
-	if _, err := c.ReadFrom(readerFunc(func(p []byte) (int, error) {
-		steps++
-		if steps == 3 {
-			cancel()
-		}
-		return len(p), nil
-	})); !errors.Is(err, context.Canceled) || steps != 3 {
-		t.Errorf("ReadFrom = %v after %d steps, want Canceled after 3", err, steps)
-	}
 	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
 		t.Errorf("files = %v, want only the store", names)
 	}
@@ -188,56 +172,6 @@ func TestBackupCancelled(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Close()
-}
-
-type readerFunc func([]byte) (int, error)
-
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
-
-func openScratch(t *testing.T) *os.File {
-	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), "scratch"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { f.Close() })
-	return f
-}
-
-// TestCopier copies a file, changes the file, and copies it again from one transaction. The copy
-// must have the state of that transaction.
-func TestCopier(t *testing.T) {
-	s := open(t, newPath(t), store.Options{MaxMessages: 1000})
-	fill := func(i int) {
-		for c := range 20 {
-			appendTo(t, s, fmt.Sprint(c), fmt.Sprint(i, strings.Repeat("word ", 1000)))
-		}
-	}
-	for i := range 10 {
-		fill(i)
-	}
-	c := &copier{ctx: t.Context(), file: openScratch(t), current: make([]byte, backupStep), fresh: make([]byte, backupStep)}
-	if err := c.copyPaced(s.path, 3*backupStep/2); err != nil { // A part of the file.
-		t.Fatal(err)
-	}
-	for i := range 5 {
-		fill(i)
-	}
-	var size int64
-	var want strings.Builder
-	if err := s.db.View(func(tx *bolt.Tx) (err error) {
-		c.at = 0
-		if size, err = tx.WriteTo(c); err == nil {
-			_, err = tx.WriteTo(&want)
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	got, err := os.ReadFile(c.file.Name())
-	if err != nil || string(got) != want.String() || int64(len(got)) != size || size <= 3*backupStep/2 {
-		t.Errorf("copy has %d bytes, want the %d of one transaction; %v", len(got), size, err)
-	}
 }
 
 // TestUnfinishedFilesRemoved checks that Open removes the unfinished files of killed processes.

@@ -109,19 +109,6 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Errors that Open returns in addition to those of the file system. Each is wrapped in one line
-// that names the file, the cause, and what to do.
-var (
-	// ErrInUse: another process has the file open.
-	ErrInUse = errors.New("file is in use")
-	// ErrDamaged: this package did not write the file, or the file is no longer complete.
-	ErrDamaged = errors.New("file is damaged")
-	// ErrSchema: a version of Parley with another layout wrote the file.
-	ErrSchema = errors.New("file has another layout")
-	// ErrOwner: the file belongs to another user than the process.
-	ErrOwner = errors.New("file is of another user")
-)
-
 // Options configure a store. The zero value is usable.
 type Options struct {
 	store.Options
@@ -174,7 +161,7 @@ var (
 // ErrInUse, ErrDamaged, ErrSchema, ErrOwner, that of Options.Check, those of the file system.
 func Open(path string, o Options) (*Store, error) {
 	o = o.withDefaults()
-	db, err := openFile(path, o)
+	db, err := openFile(path, o.Timeout, o.Check)
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, err)
 	}

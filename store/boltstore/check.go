@@ -142,6 +142,14 @@ func (c *checker) addFault(format string, args ...any) {
 	c.report(fault)
 }
 
+// checkRecords checks the entries of all buckets in a transaction and calls report for each fault. e
+// separates the holds of this process from those of ended processes.
+func checkRecords(tx *bolt.Tx, e epoch, report func(fault string)) Checked {
+	c := &checker{tx: tx, epoch: e, report: report}
+	c.records()
+	return c.Checked
+}
+
 // records checks the entries of all buckets.
 func (c *checker) records() {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -222,16 +230,13 @@ func (c *checker) checkConversation(tenant string, key innerKey, r *record.Recor
 	}
 	entry := expiryKey(p.minute, tenant, key)
 	d, ok := decodeDue(entry, c.get(expiryBucket, entry))
-	session := record.Session{}
-	if sessions := c.tx.Bucket([]byte(sessionsBucket)); sessions != nil {
-		session = c.epoch.readState(sessions, tenant, head.GetId())
-	}
+	state := c.epoch.stateOf(id, c.get(sessionsBucket, id))
 	switch {
 	case !ok:
 		return fmt.Errorf("its entry in expiry, minute %d, is missing or damaged", p.minute)
 	case minuteOf(d.at) != p.minute:
 		return fmt.Errorf("its entry in expiry has nanosecond %d, which is not in minute %d", d.at, p.minute)
-	case !r.Running() && session.IsZero() && d.at > nanosecond(r.ExpireTime()):
+	case !r.Running() && state.IsZero() && d.at > nanosecond(r.ExpireTime()):
 		return fmt.Errorf("it would be swept %d ns late", d.at-nanosecond(r.ExpireTime()))
 	}
 	return c.checkTurn(r, c.get(turnsBucket, id))

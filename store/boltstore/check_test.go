@@ -254,7 +254,7 @@ func TestCheckPagesInUse(t *testing.T) {
 				t.Fatal(err)
 			}
 			if tt.free {
-				_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, long+1), int64(meta.freelist)*meta.pageSize+pageHeaderSize)
+				_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, long+1), int64(meta.freelist)*meta.pageSize+16)
 			} else { // The root page claims all pages up to the end of the other.
 				const more = 12
 				_, err = f.WriteAt(binary.NativeEndian.AppendUint32(nil, uint32(long+pages-meta.root)), int64(meta.root)*meta.pageSize+more)

@@ -3,22 +3,26 @@ package boltstore
 import (
 	"encoding/binary"
 	"errors"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 )
+
+// errUnchanged ends a transaction that wrote nothing.
+var errUnchanged = errors.New("nothing to commit")
 
 // closedKey is the key of the number of the transaction that wrote it. That is the last transaction
 // of a process that closed the file in order.
 const closedKey = "closed"
 
-// checkPages calls o.Check for the file.
-func checkPages(path string, o Options) error {
-	if o.Check == nil {
+// checkPages calls check, if it is not nil, with the path and whether the last process closed the file in order.
+func checkPages(path string, timeout time.Duration, check func(path string, closed bool) error) error {
+	if check == nil {
 		return nil
 	}
 	closed := false
 	err := recoverDamage(func() error {
-		db, err := readFile(path, o.Timeout)
+		db, err := readFile(path, timeout)
 		if err != nil {
 			return err
 		}
@@ -27,10 +31,10 @@ func checkPages(path string, o Options) error {
 			return nil
 		}), db.Close())
 	})
-	if err != nil && !errors.Is(err, ErrDamaged) { // If the file is damaged, o.Check reports more.
+	if err != nil && !errors.Is(err, ErrDamaged) { // If the file is damaged, check reports more.
 		return err
 	}
-	return o.Check(path, closed)
+	return check(path, closed)
 }
 
 // isClosed reports whether the transaction with that number closed the file.

@@ -27,8 +27,7 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 		faults = append(faults, err)
 	}
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	c := &checker{tx: tx, epoch: tl.epoch, report: func(text string) { fault("%s", text) }}
-	c.records()
+	checkRecords(tx, tl.epoch, func(text string) { fault("%s", text) })
 	want := map[string]counts{}
 	_ = tx.Bucket([]byte(conversationsBucket)).ForEach(func(key, value []byte) error {
 		tenant, rest, _ := cutTenant(key)
@@ -38,7 +37,7 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 		}
 		want[tenant] = want[tenant].plus(counts{1, int64(r.Conversation().GetMessageCount()), int64(len(value))})
 		start := tl.evictFrom[tenant]
-		state := tl.epoch.readState(tx.Bucket([]byte(sessionsBucket)), tenant, r.Conversation().GetId())
+		state := readState(tx.Bucket([]byte(sessionsBucket)), tl.epoch, tenant, r.Conversation().GetId())
 		if bytes.Compare(rest, start[:]) < 0 && !r.Running() && !state.Held {
 			fault("conversation %q of %q cannot be evicted", r.Conversation().GetId(), tenant)
 		}

@@ -12,7 +12,6 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // damage changes the value of one key of a bucket. key finds the key.
@@ -204,32 +203,4 @@ func TestDamagedProgress(t *testing.T) {
 	if events := turns[0].Events; events.GetStarted() != 1 || events.GetTurnId() != "turn" || events.GetConversationVersion() != 1 {
 		t.Errorf("events = %v, want those of the begin", events)
 	}
-}
-
-// FuzzDecode decodes small entries from arbitrary bytes. What is accepted must encode to the same
-// bytes.
-func FuzzDecode(f *testing.F) {
-	entry, id := expiryKey(7, "acme", innerKey{1, 2, 3}), idKey("acme", "a")
-	f.Add(entry, encodeDue(entry, 7))
-	f.Add(id, place{innerKey{1, 2, 3}, 7}.encode(id))
-	f.Add(id, ephemeralEntry{7, 8}.encode(id))
-	f.Add(tenantKey("acme"), counts{1, 2, 3}.encode(tenantKey("acme")))
-	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, make([]byte, record.KeySize+4))
-	f.Fuzz(func(t *testing.T, key, value []byte) {
-		if e, ok := decodeDue(key, value); ok && !slices.Equal(dueKey(e.slot, e.tenant, e.name), key) && key[4] < 0x80 {
-			t.Errorf("dueKey(decodeDue(%x)) = %x", key, dueKey(e.slot, e.tenant, e.name))
-		}
-		if c, ok := decodeCounts(key, value); ok && !slices.Equal(c.encode(key), value) {
-			t.Errorf("decodeCounts(%x) encodes to %x", value, c.encode(key))
-		}
-		if m, ok := decodeEphemeral(key, value); ok && !slices.Equal(m.encode(key), value) {
-			t.Errorf("decodeEphemeral(%x) encodes to %x", value, m.encode(key))
-		}
-		if p, err := decodePlace(key, value); err == nil && !slices.Equal(p.encode(key), value) {
-			t.Errorf("decodePlace(%x) encodes to %x", value, p.encode(key))
-		}
-		if tenant, rest, ok := cutTenant(key); ok && len(tenant)+len(rest) >= len(key) {
-			t.Errorf("cutTenant(%x) = %q, %x, which are too long", key, tenant, rest)
-		}
-	})
 }

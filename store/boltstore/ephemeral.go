@@ -113,23 +113,20 @@ func (t *txn) releaseStale(n int) {
 	}
 }
 
-// readState reads whether an id is ephemeral. If its entry is damaged, it is not.
-func (o epoch) readState(sessions *bolt.Bucket, tenant, id string) record.Session {
+// readState returns the state of an id. sessions is the bucket of that name.
+func readState(sessions *bolt.Bucket, o epoch, tenant, id string) record.Session {
 	key := idKey(tenant, id)
-	if entry, ok := decodeEphemeral(key, sessions.Get(key)); ok {
-		return o.state(entry)
-	}
-	return record.Session{}
+	return o.stateOf(key, sessions.Get(key))
 }
 
-// readStates returns a function that reads the states of the ids of a tenant. mayHaveEphemeral is
+// readStates returns a function that returns the states of the ids of a tenant. mayHaveEphemeral is
 // the result of tally.mayHaveEphemeral.
-func (o epoch) readStates(tx *bolt.Tx, mayHaveEphemeral bool, tenant string) record.Sessions {
+func readStates(tx *bolt.Tx, o epoch, mayHaveEphemeral bool, tenant string) record.Sessions {
 	if !mayHaveEphemeral {
 		return nil
 	}
 	sessions := tx.Bucket([]byte(sessionsBucket))
-	return func(id string) record.Session { return o.readState(sessions, tenant, id) }
+	return func(id string) record.Session { return readState(sessions, o, tenant, id) }
 }
 
 // hold adds a holder to each of the ids, or to none of them. It first removes expired conversations
@@ -249,7 +246,7 @@ func (t *txn) deleteEphemeral(tenant, id string) {
 
 // ephemeralState returns the state of an id within the transaction.
 func (t *txn) ephemeralState(tenant, id string) record.Session {
-	return t.tally.epoch.readState(t.sessions, tenant, id)
+	return readState(t.sessions, t.tally.epoch, tenant, id)
 }
 
 // ephemeralCount returns the number of ids of a tenant in sessions within the transaction.

@@ -224,7 +224,7 @@ func freeOnly(t *testing.T, path, mark string) {
 		switch flags := binary.NativeEndian.Uint16(page[8:]); {
 		case flags == 0x10:
 			list = number
-		case flags == leafFlag && bytes.Contains(page, []byte(mark)):
+		case flags == leafPageFlag && bytes.Contains(page, []byte(mark)):
 			leaf = number
 		}
 	}

@@ -1,14 +1,12 @@
 package boltstore
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -17,12 +15,6 @@ import (
 )
 
 const (
-	// schemaVersion is the version of the layout in the package comment. Files of schema 1 have no
-	// values of format 2, see package record. The first write sets schema 2, so that versions that
-	// cannot read such values refuse the file.
-	schemaVersion, oldSchemaVersion = 2, 1
-
-	schemaKey = "schema"
 	// mapSize is the initial size of the memory map in bytes. If the file outgrows it, bbolt maps
 	// more. Before that, it waits for the end of all reads, including that of a backup, and blocks
 	// all other transactions.
@@ -32,12 +24,15 @@ const (
 
 	remedy = "restore a backup, or move the file away to start with an empty store"
 
+	// backupSuffix is the suffix of the name that a copy has for an instant. A file with that name
+	// is removed, so no other program should use it.
+	backupSuffix     = ".unfinished-backup"
 	unfinishedSuffix = ".unfinished" // of a file that is being created; an existing file with that name is removed
 )
 
 // openFile opens the bbolt file, and creates it if it does not exist. After that no other process
 // can open it. openFile removes the unfinished files of ended processes.
-func openFile(path string, o Options) (*bolt.DB, error) {
+func openFile(path string, timeout time.Duration, check func(path string, closed bool) error) (*bolt.DB, error) {
 	if err := makeDir(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
@@ -48,12 +43,12 @@ func openFile(path string, o Options) (*bolt.DB, error) {
 			err = checkFile(path)
 		}
 	case err == nil:
-		err = checkPages(path, o)
+		err = checkPages(path, timeout, check)
 	}
 	if err != nil {
 		return nil, err
 	}
-	db, err := lockFile(path, o.Timeout)
+	db, err := lockFile(path, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -101,18 +96,6 @@ func openExisting(name string, flag int, mode os.FileMode) (*os.File, error) {
 		adviseRandom(f)
 	}
 	return f, err
-}
-
-// recoverDamage calls do and turns a panic or a memory fault of bbolt, which damaged pages cause,
-// into ErrDamaged.
-func recoverDamage(do func() error) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if cause := recover(); cause != nil {
-			err = fmt.Errorf("%w: %v: %s", ErrDamaged, cause, remedy)
-		}
-	}()
-	return do()
 }
 
 // openBolt opens a bbolt file and maps the errors and panics of bbolt to those of this package.
@@ -203,42 +186,4 @@ func lockDir(path string) (*os.File, error) {
 		return nil, errors.Join(err, dir.Close())
 	}
 	return dir, nil
-}
-
-func makeBuckets(tx *bolt.Tx) error {
-	for _, name := range []string{tenantsBucket, conversationsBucket, idsBucket, expiryBucket, turnsBucket, sessionsBucket, endsBucket} {
-		if _, err := tx.CreateBucket([]byte(name)); err != nil {
-			return err
-		}
-	}
-	meta, err := tx.CreateBucket([]byte(metaBucket))
-	if err != nil {
-		return err
-	}
-	return errors.Join(meta.Put([]byte(schemaKey), encodeSchema(schemaVersion)), markClosed(tx))
-}
-
-func encodeSchema(version uint32) []byte { return binary.BigEndian.AppendUint32(nil, version) }
-
-// checkSchema returns an error for files of other programs and of incompatible versions of Parley.
-func checkSchema(tx *bolt.Tx) error {
-	var version uint32
-	if meta := tx.Bucket([]byte(metaBucket)); meta != nil {
-		if value := meta.Get([]byte(schemaKey)); len(value) == 4 {
-			version = binary.BigEndian.Uint32(value)
-		}
-	}
-	switch {
-	case version == 0:
-		return fmt.Errorf("%w: it is a bbolt file of another program: use another file", ErrDamaged)
-	case version != schemaVersion && version != oldSchemaVersion:
-		return fmt.Errorf("%w: it has schema %d, this version of Parley reads %d: use the version that wrote it",
-			ErrSchema, version, schemaVersion)
-	}
-	for _, name := range []string{tenantsBucket, conversationsBucket, idsBucket, expiryBucket, turnsBucket} {
-		if tx.Bucket([]byte(name)) == nil {
-			return fmt.Errorf("%w: bucket %q is missing: %s", ErrDamaged, name, remedy)
-		}
-	}
-	return nil
 }

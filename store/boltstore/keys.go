@@ -202,6 +202,15 @@ func (o epoch) state(entry ephemeralEntry) record.Session {
 	return record.Session{DeleteTime: time.Unix(0, entry.deleteAt)}
 }
 
+// stateOf returns the state of an id from its key and value in sessions. If there is no value, or if
+// it is damaged, the id is not ephemeral.
+func (o epoch) stateOf(key, value []byte) record.Session {
+	if entry, ok := decodeEphemeral(key, value); ok {
+		return o.state(entry)
+	}
+	return record.Session{}
+}
+
 func (e ephemeralEntry) encode(key []byte) []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, 20), uint64(e.deleteAfter))
 	return seal(key, binary.BigEndian.AppendUint64(b, uint64(e.deleteAt)))

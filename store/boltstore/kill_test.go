@@ -113,7 +113,7 @@ func releasedAt(t *testing.T, s *Store, from, to time.Time) {
 	t.Helper()
 	_ = s.db.View(func(tx *bolt.Tx) error {
 		for _, id := range heldByChild.ConversationIDs {
-			state := s.tally.epoch.readState(tx.Bucket([]byte(sessionsBucket)), heldByChild.Tenant, id)
+			state := readState(tx.Bucket([]byte(sessionsBucket)), s.tally.epoch, heldByChild.Tenant, id)
 			if id == "none" {
 				if !state.IsZero() {
 					t.Errorf("%s is %+v", id, state)

@@ -17,6 +17,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
+// leafPageFlag is the flag of a leaf page of bbolt.
+const leafPageFlag = 0x02
+
 // flipLeaf changes one bit in the flags of the leaf page that contains mark.
 func flipLeaf(t *testing.T, path, mark string) {
 	t.Helper()
@@ -28,7 +31,7 @@ func flipLeaf(t *testing.T, path, mark string) {
 	for _, number := range usedPages(t, path) {
 		page := file[number*size:]
 		flags, more := binary.NativeEndian.Uint16(page[8:]), uint64(binary.NativeEndian.Uint32(page[12:]))
-		if flags&^0x40 == leafFlag && bytes.Contains(page[:(1+more)*size], []byte(mark)) {
+		if flags&^0x40 == leafPageFlag && bytes.Contains(page[:(1+more)*size], []byte(mark)) {
 			binary.NativeEndian.PutUint16(page[8:], flags^0x40)
 			if err := os.WriteFile(path, file, fileMode); err != nil {
 				t.Fatal(err)
@@ -171,7 +174,7 @@ func flipOverflow(t *testing.T, path string, ids []string) (id string, undo func
 		at := slices.IndexFunc(ids, func(id string) bool {
 			return bytes.Contains(page[:(1+uint64(more))*size], []byte("mark of "+id))
 		})
-		if binary.NativeEndian.Uint16(page[8:]) != leafFlag || at < 0 {
+		if binary.NativeEndian.Uint16(page[8:]) != leafPageFlag || at < 0 {
 			continue
 		}
 		for bit := range 10 {

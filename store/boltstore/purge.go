@@ -75,7 +75,7 @@ func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []innerKey
 	start := append(bytes.Clone(prefix), p.last...)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		c, scanned := tx.Bucket([]byte(conversationsBucket)).Cursor(), 0
-		sessions := s.tally.epoch.readStates(tx, mayHaveEphemeral, p.tenant)
+		sessions := readStates(tx, s.tally.epoch, mayHaveEphemeral, p.tenant)
 		k, v := c.Seek(start)
 		if p.last != nil && bytes.Equal(k, start) {
 			k, v = c.Next()

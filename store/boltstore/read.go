@@ -32,7 +32,7 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 		if err != nil {
 			return err
 		}
-		if c.Expired(now, s.tally.epoch.readStates(tx, mayHaveEphemeral, r.Tenant).Of(r.ConversationID)) {
+		if c.Expired(now, readStates(tx, s.tally.epoch, mayHaveEphemeral, r.Tenant).Of(r.ConversationID)) {
 			return store.ErrNotFound
 		}
 		snapshot, err = record.Read(c, r, now)
@@ -76,7 +76,7 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	total, now, mayHaveEphemeral := s.tally.of(l.Tenant).conversations, s.options.Now(), s.tally.mayHaveEphemeral()
 	var page *store.Page
 	err := s.view(ctx, func(tx *bolt.Tx) (err error) {
-		page, err = record.BuildPage(ctx, l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), s.tally.epoch.readStates(tx, mayHaveEphemeral, l.Tenant))
+		page, err = record.BuildPage(ctx, l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), readStates(tx, s.tally.epoch, mayHaveEphemeral, l.Tenant))
 		return err
 	})
 	if err != nil {
@@ -189,7 +189,7 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 		size := 0
 		for i, a := range s.abandonedTurns[at:] {
 			r, err := find(tx, a.tenant, a.id, record.UnmarshalHead)
-			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, s.tally.epoch.readStates(tx, mayHaveEphemeral, a.tenant).Of(a.id)) {
+			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, readStates(tx, s.tally.epoch, mayHaveEphemeral, a.tenant).Of(a.id)) {
 				continue
 			}
 			saved := tx.Bucket([]byte(turnsBucket)).Get(idKey(a.tenant, a.id))
