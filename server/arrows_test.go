@@ -44,7 +44,11 @@ func allowedArrows() []arrow {
 		{"store", []string{api, record}},
 		{"store/internal/record", []string{"store", api, record}},
 		{"store/memstore", []string{"store", "store/internal/record", api, record}},
-		{"store/boltstore", []string{"store", "store/internal/record", api, record}},
+		{"store/boltstore", []string{"store", "store/internal/record", "store/boltstore/internal/*", api, record}},
+		{"store/boltstore/internal/layout", []string{"store", "store/internal/record"}},
+		{"store/boltstore/internal/boltfile", []string{"store", "store/boltstore/internal/layout"}},
+		{"store/boltstore/internal/fsck", []string{"store/boltstore/internal/layout", "store/boltstore/internal/boltfile", "store/internal/record"}},
+		{"store/boltstore/internal/backup", []string{"store", "store/boltstore/internal/boltfile"}},
 		{"store/redisstore", []string{"store", "store/internal/record", api, record}},
 		{"store/storetest", []string{"store", api, record}},
 
@@ -109,7 +113,9 @@ func restrictions() []restriction {
 		"client", "client/mcp", "client/cmd/parley", "client/examples/agent",
 	}
 	return []restriction{
-		{"go.etcd.io/bbolt", []string{"store/boltstore"}},
+		{"go.etcd.io/bbolt", []string{
+			"store/boltstore", "store/boltstore/internal/boltfile", "store/boltstore/internal/fsck", "store/boltstore/internal/backup",
+		}},
 		{"github.com/redis/rueidis", []string{"store/redisstore"}},
 		{"google.golang.org/grpc/status", statuses},
 		{"google.golang.org/grpc/codes", statuses},
@@ -282,7 +288,8 @@ func TestArrowFaults(t *testing.T) {
 		{"store", modulePath + "/store/internal/record", "store must not import store/internal/record"},
 		{"client", modulePath + "/store", "client must not import store"},
 
-		{"server", "go.etcd.io/bbolt/errors", "server must not import go.etcd.io/bbolt/errors, only store/boltstore"},
+		{"server", "go.etcd.io/bbolt/errors", "server must not import go.etcd.io/bbolt/errors, only store/boltstore, " +
+			"store/boltstore/internal/boltfile, store/boltstore/internal/fsck, store/boltstore/internal/backup"},
 		{"store/boltstore", "github.com/redis/rueidis", "store/boltstore must not import github.com/redis/rueidis, only store/redisstore"},
 		{"server/internal/turn", "google.golang.org/grpc/status", "server/internal/turn must not import google.golang.org/grpc/status, only " + statuses},
 		{"server/internal/rpc", "os/exec", "server/internal/rpc must not import os/exec, only server, server/internal/agent/command"},

@@ -11,6 +11,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // abandonTurns begins a turn on each of n conversations, saves an answer of saved(i) bytes for
@@ -93,7 +94,7 @@ func TestAbandonedPages(t *testing.T) {
 func TestAbandonedPositions(t *testing.T) {
 	s := abandonTurns(t, 3, func(int) int { return 1 })
 	for place, want := range map[string]int{
-		"\x00": 3, "\x04acme": 3, string(idKey("acme", "c000a")): 2, string(idKey("acme", "c001")): 1, string(idKey("acme", "c002")): 0, "\xff": 0,
+		"\x00": 3, "\x04acme": 3, string(layout.IDKey("acme", "c000a")): 2, string(layout.IDKey("acme", "c001")): 1, string(layout.IDKey("acme", "c002")): 0, "\xff": 0,
 	} {
 		turns, next, err := s.Abandoned(t.Context(), place)
 		if err != nil || len(turns) != want || next != "" {
@@ -106,13 +107,13 @@ func TestAbandonedPositions(t *testing.T) {
 func TestAbandonedDamaged(t *testing.T) {
 	s := abandonTurns(t, 130, func(int) int { return 1 })
 	for i, at := range map[int]int{0: 20, 63: 20, 64: 20, 129: 20, 1: -1, 65: -1, 128: -1} {
-		damage(t, s, conversationsBucket, func(tx *bolt.Tx) []byte {
-			id := idKey("acme", fmt.Sprintf("c%03d", i))
-			p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
+		damage(t, s, layout.ConversationsBucket, func(tx *bolt.Tx) []byte {
+			id := layout.IDKey("acme", fmt.Sprintf("c%03d", i))
+			p, err := layout.DecodePlace(id, tx.Bucket([]byte(layout.IDsBucket)).Get(id))
 			if err != nil {
 				panic(err)
 			}
-			return conversationKey("acme", p.key)
+			return layout.ConversationKey("acme", p.Key)
 		}, flip(at))
 	}
 	end := func(id string) error {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // writeBackup writes a backup of s to a file and returns its path.
@@ -23,7 +24,7 @@ func writeBackup(t *testing.T, s *Store) string {
 		t.Fatal(err)
 	}
 	path := newPath(t)
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, fileMode)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, boltfile.FileMode)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,8 +179,8 @@ func TestBackupCancelled(t *testing.T) {
 func TestUnfinishedFilesRemoved(t *testing.T) {
 	path := newPath(t)
 	open(t, path, store.Options{}).Close()
-	for _, suffix := range []string{unfinishedSuffix, backupSuffix} {
-		if err := os.WriteFile(path+suffix, []byte("cut off"), fileMode); err != nil {
+	for _, suffix := range []string{boltfile.UnfinishedSuffix, boltfile.BackupSuffix} {
+		if err := os.WriteFile(path+suffix, []byte("cut off"), boltfile.FileMode); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -3,55 +3,9 @@
 // puts all queued operations into one transaction (writer.go), in which they decide and write one
 // after the other (txn.go). Start at [Open].
 //
-// # The file
-//
-// A conversation is one value. Its key begins with its create time, so the order of the keys is the
-// order of lists and evictions. All other entries are small: they lead to that key or hold counts.
-// Buckets and entries:
-//
-//	meta
-//	├── "schema"                      → version of this layout, 4 bytes
-//	└── "closed"                      → number of the transaction that wrote this, 8 bytes
-//	tenants
-//	└── <tenant>                      → conversations, messages, bytes, CRC-32C
-//	conversations
-//	└── <tenant><inner key>           → the conversation, see package record
-//	ids
-//	└── <tenant><conversation id>     → inner key, minute, CRC-32C
-//	expiry
-//	└── <minute><tenant><inner key>   → nanosecond, CRC-32C
-//	turns
-//	└── <tenant><conversation id>     → the answer so far and its events, see package record
-//	sessions
-//	└── <tenant><conversation id>     → DeleteAfter in ns, delete time in ns or holder, CRC-32C
-//	ends
-//	└── <second><tenant><conversation id> → nanosecond, CRC-32C
-//
-//	<tenant>     length as a uvarint, name: no tenant's keys begin with those of another
-//	<inner key>  create time in ns, 8 bytes; a number that separates equal times, 4 bytes
-//	<minute>     since 1970, 4 bytes; <second> likewise
-//	<nanosecond> since 1970, 8 bytes
-//
-// Integers are big-endian. Checksums cover key and value. The bucket sessions holds the ids of
-// ephemeral conversations, ends holds the times at which they are deleted. Files of the first
-// versions have schema 1 and neither of these two buckets: the first write adds both and sets
-// schema 2.
-//
-// # Invariants
-//
-// These rules hold for every committed state:
-//
-//   - A conversation has one entry in ids and one in expiry. The entry in ids names the minute of
-//     the entry in expiry.
-//   - The nanosecond in expiry falls into its minute and is not later than the conversation's
-//     expire_time, unless a turn runs or the conversation is ephemeral. It may be earlier: an
-//     append does not change the entry, and the sweeper moves it at that nanosecond.
-//   - A conversation has an entry in turns exactly while a turn runs on it.
-//   - The id of an ephemeral conversation has an entry in sessions until it is swept or used again.
-//     While a process holds the id, the entry has in place of a delete time the negated number of
-//     the transaction at which that process opened the file. After the release the id has a
-//     conversation, and one entry in ends with the same nanosecond.
-//   - tenants agrees with conversations and has no entry for a tenant without conversations.
+// Package layout describes the keys and entries of the file, and the invariants that every committed
+// state meets. Package boltfile opens and creates the file, package fsck checks it, and package backup
+// copies, compacts and restores it.
 //
 // # Holds
 //
@@ -107,6 +61,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // Options configure a store. The zero value is usable.
@@ -161,7 +116,7 @@ var (
 // ErrInUse, ErrDamaged, ErrSchema, ErrOwner, that of Options.Check, those of the file system.
 func Open(path string, o Options) (*Store, error) {
 	o = o.withDefaults()
-	db, err := openFile(path, o.Timeout, o.Check)
+	db, err := boltfile.Open(path, o.Timeout, o.Check)
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, err)
 	}
@@ -184,9 +139,9 @@ func (s *Store) fail(err error) {
 // load reads the state that is in memory: the counts, and the turns that ran when the file was last
 // written. It releases the holds of ended processes.
 func (s *Store) load() error {
-	return recoverDamage(func() error {
+	return boltfile.RecoverDamage(func() error {
 		if err := s.db.View(func(tx *bolt.Tx) error {
-			if err := checkSchema(tx); err != nil {
+			if err := boltfile.CheckSchema(tx); err != nil {
 				return err
 			}
 			if err := s.tally.load(tx, s.options.Now()); err != nil {
@@ -215,7 +170,7 @@ func (s *Store) afterCommit(t *txn) {
 
 // view runs read in a transaction. Slices from bbolt are invalid after read has returned.
 func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) error {
-	err := s.tally.guard.do(func() error {
+	err := s.tally.guard.Do(func() error {
 		return s.db.View(func(tx *bolt.Tx) error {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -268,12 +223,12 @@ func (s *Store) markClosed() error {
 	if s.failed.Load() {
 		return nil
 	}
-	mark := markClosed
-	if s.tally.guard.panicked.Load() {
-		mark = unmarkClosed
+	mark := boltfile.MarkClosed
+	if s.tally.guard.Panicked.Load() {
+		mark = boltfile.UnmarkClosed
 	}
 	err := s.writer.transact(mark)
-	if errors.Is(err, errUnchanged) || err != nil && isFull(err) {
+	if errors.Is(err, boltfile.ErrUnchanged) || err != nil && boltfile.IsFull(err) {
 		return nil
 	}
 	return err

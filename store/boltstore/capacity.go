@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -26,7 +27,7 @@ func (t *txn) victimsForCreate(tenant string, expired *stored, now time.Time) ([
 		victims = append(victims, expired)
 	}
 	limit := int64(t.options.MaxConversations)
-	excess := t.countsOf(tenant).conversations + 1 - limit
+	excess := t.countsOf(tenant).Conversations + 1 - limit
 	if limit == 0 || excess <= int64(len(victims)) {
 		return victims, nil
 	}
@@ -49,21 +50,21 @@ func (t *txn) appendVictims(victims []*stored, tenant string, n int, now time.Ti
 		skipping = skipping && !evictable
 		return evictable
 	}
-	prefix, start := tenantKey(tenant), t.evictionStart(tenant)
+	prefix, start := layout.TenantKey(tenant), t.evictionStart(tenant)
 	c := t.conversations.Cursor()
-	for k, _ := c.Seek(conversationKey(tenant, start)); len(victims) < n && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+	for k, _ := c.Seek(layout.ConversationKey(tenant, start)); len(victims) < n && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
 		if rest := k[len(prefix):]; len(rest) == record.KeySize {
 			if skipping {
-				t.evictFrom[tenant] = innerKey(rest)
+				t.evictFrom[tenant] = layout.InnerKey(rest)
 			}
-			victims = t.appendVictim(victims, tenant, innerKey(rest), mayEvict)
+			victims = t.appendVictim(victims, tenant, layout.InnerKey(rest), mayEvict)
 		}
 	}
 	return victims
 }
 
 // evictionStart returns the key of a conversation of the tenant before which none may be evicted.
-func (t *txn) evictionStart(tenant string) innerKey {
+func (t *txn) evictionStart(tenant string) layout.InnerKey {
 	if key, ok := t.evictFrom[tenant]; ok {
 		return key
 	}
@@ -71,7 +72,7 @@ func (t *txn) evictionStart(tenant string) innerKey {
 }
 
 // markEvictable records that a conversation may be evicted from now on.
-func (t *txn) markEvictable(tenant string, key innerKey) {
+func (t *txn) markEvictable(tenant string, key layout.InnerKey) {
 	if start := t.evictionStart(tenant); bytes.Compare(key[:], start[:]) < 0 {
 		t.evictFrom[tenant] = key
 	}
@@ -79,7 +80,7 @@ func (t *txn) markEvictable(tenant string, key innerKey) {
 
 // appendVictim appends the conversation with that key if mayEvict allows it and victims does not
 // contain it.
-func (t *txn) appendVictim(victims []*stored, tenant string, key innerKey, mayEvict func(*stored) bool) []*stored {
+func (t *txn) appendVictim(victims []*stored, tenant string, key layout.InnerKey, mayEvict func(*stored) bool) []*stored {
 	s, err := t.loadAt(tenant, key)
 	if err != nil || !mayEvict(s) {
 		return victims
@@ -89,7 +90,7 @@ func (t *txn) appendVictim(victims []*stored, tenant string, key innerKey, mayEv
 
 // appendUnique appends a conversation of the same tenant if victims does not contain it.
 func appendUnique(victims []*stored, s *stored) []*stored {
-	if slices.ContainsFunc(victims, func(v *stored) bool { return v.place.key == s.place.key }) {
+	if slices.ContainsFunc(victims, func(v *stored) bool { return v.place.Key == s.place.Key }) {
 		return victims
 	}
 	return append(victims, s)
@@ -112,7 +113,7 @@ func (s *Store) evictExcess(ctx context.Context, limit int) (more bool, err erro
 			evicted := 0
 			err := s.do(ctx, 0, func(t *txn) error {
 				now := s.options.Now()
-				excess := int(t.countsOf(tenant).conversations - capacity)
+				excess := int(t.countsOf(tenant).Conversations - capacity)
 				victims := t.appendVictims(nil, tenant, min(excess, step), now)
 				for _, victim := range victims {
 					t.end(victim, now)

@@ -15,6 +15,8 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -41,7 +43,7 @@ func newFilled(t *testing.T) string {
 // updateFile changes a file directly with bbolt.
 func updateFile(t *testing.T, path string, write func(tx *bolt.Tx) error) {
 	t.Helper()
-	db, err := bolt.Open(path, fileMode, nil)
+	db, err := bolt.Open(path, boltfile.FileMode, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +52,7 @@ func updateFile(t *testing.T, path string, write func(tx *bolt.Tx) error) {
 	}
 }
 
-// TestCheck breaks each invariant of the package comment once.
+// TestCheck breaks each invariant of package layout once.
 func TestCheck(t *testing.T) {
 	first := func(b *bolt.Bucket) (k, v []byte) {
 		k, v = b.Cursor().First()
@@ -71,9 +73,9 @@ func TestCheck(t *testing.T) {
 			return b.Delete(k)
 		}
 	}
-	id := func(tx *bolt.Tx, id string) (entry []byte, p place) {
-		entry = idKey("acme", id)
-		p, err := decodePlace(entry, tx.Bucket([]byte(idsBucket)).Get(entry))
+	id := func(tx *bolt.Tx, id string) (entry []byte, p layout.Place) {
+		entry = layout.IDKey("acme", id)
+		p, err := layout.DecodePlace(entry, tx.Bucket([]byte(layout.IDsBucket)).Get(entry))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,55 +85,55 @@ func TestCheck(t *testing.T) {
 		write func(tx *bolt.Tx) error
 		want  []string
 	}{
-		"messages": {flip(conversationsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: messages of conversation "a"`}},
+		"messages": {flip(layout.ConversationsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: messages of conversation "a"`}},
 		"header": {func(tx *bolt.Tx) error {
-			b := tx.Bucket([]byte(conversationsBucket))
+			b := tx.Bucket([]byte(layout.ConversationsBucket))
 			k, v := first(b)
 			v[20] ^= 1
 			return b.Put(k, v)
 		}, []string{`conversation "a" of tenant "acme": record is corrupt: header`}},
-		"record lost":    {drop(conversationsBucket), []string{`conversation "a" of tenant "acme": its id leads to key`, `leads to no conversation`, `its counts are 4 conversations`}},
-		"id":             {flip(idsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: entry of its id`, `conversation "a" of tenant "acme": record is corrupt`}},
-		"id lost":        {drop(idsBucket), []string{`conversation "a" of tenant "acme": it has no entry in ids`}},
-		"expiry":         {flip(expiryBucket), []string{`its entry in expiry, minute`, `expiry: entry`}},
-		"expiry lost":    {drop(expiryBucket), []string{`its entry in expiry, minute`}},
-		"turn":           {flip(turnsBucket), []string{`conversation "asked" of tenant "acme": record is corrupt: progress of a turn`}},
-		"turn lost":      {drop(turnsBucket), []string{`conversation "asked" of tenant "acme": a turn runs, but it has no entry in turns`}},
-		"counts":         {flip(tenantsBucket), []string{`tenant "acme": its counts are damaged`}},
-		"counts lost":    {drop(tenantsBucket), []string{`tenant "acme": it has 4 conversations and no counts`}},
-		"ephemeral":      {flip(sessionsBucket), []string{`its entry in sessions is damaged`, `has another time`}},
-		"ephemeral lost": {drop(sessionsBucket), []string{`conversation "c" of tenant "acme": its entry in ends has`}},
-		"ends":           {flip(endsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`, `ends: entry`}},
-		"ends lost":      {drop(endsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`}},
+		"record lost":    {drop(layout.ConversationsBucket), []string{`conversation "a" of tenant "acme": its id leads to key`, `leads to no conversation`, `its counts are 4 conversations`}},
+		"id":             {flip(layout.IDsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: entry of its id`, `conversation "a" of tenant "acme": record is corrupt`}},
+		"id lost":        {drop(layout.IDsBucket), []string{`conversation "a" of tenant "acme": it has no entry in ids`}},
+		"expiry":         {flip(layout.ExpiryBucket), []string{`its entry in expiry, minute`, `expiry: entry`}},
+		"expiry lost":    {drop(layout.ExpiryBucket), []string{`its entry in expiry, minute`}},
+		"turn":           {flip(layout.TurnsBucket), []string{`conversation "asked" of tenant "acme": record is corrupt: progress of a turn`}},
+		"turn lost":      {drop(layout.TurnsBucket), []string{`conversation "asked" of tenant "acme": a turn runs, but it has no entry in turns`}},
+		"counts":         {flip(layout.TenantsBucket), []string{`tenant "acme": its counts are damaged`}},
+		"counts lost":    {drop(layout.TenantsBucket), []string{`tenant "acme": it has 4 conversations and no counts`}},
+		"ephemeral":      {flip(layout.SessionsBucket), []string{`its entry in sessions is damaged`, `has another time`}},
+		"ephemeral lost": {drop(layout.SessionsBucket), []string{`conversation "c" of tenant "acme": its entry in ends has`}},
+		"ends":           {flip(layout.EndsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`, `ends: entry`}},
+		"ends lost":      {drop(layout.EndsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`}},
 		"id of another": {func(tx *bolt.Tx) error {
 			entry, _ := id(tx, "a")
 			_, other := id(tx, "b")
-			return tx.Bucket([]byte(idsBucket)).Put(entry, other.encode(entry))
+			return tx.Bucket([]byte(layout.IDsBucket)).Put(entry, other.Encode(entry))
 		}, []string{`conversation "a" of tenant "acme": its entry in ids leads to`, `conversation "a" of tenant "acme": its id leads to conversation "b"`}},
 		"late": {func(tx *bolt.Tx) error {
 			_, p := id(tx, "a")
-			entry := expiryKey(p.minute, "acme", p.key)
-			at := int64(p.minute+1)*int64(time.Minute) - 1
-			return tx.Bucket([]byte(expiryBucket)).Put(entry, encodeDue(entry, at))
+			entry := layout.ExpiryKey(p.Minute, "acme", p.Key)
+			at := int64(p.Minute+1)*int64(time.Minute) - 1
+			return tx.Bucket([]byte(layout.ExpiryBucket)).Put(entry, layout.EncodeDue(entry, at))
 		}, []string{`conversation "a" of tenant "acme": it would be swept`}},
 		"two entries in expiry": {func(tx *bolt.Tx) error {
 			_, p := id(tx, "a")
-			entry := expiryKey(p.minute+1, "acme", p.key)
-			return tx.Bucket([]byte(expiryBucket)).Put(entry, encodeDue(entry, int64(p.minute+1)*int64(time.Minute)))
+			entry := layout.ExpiryKey(p.Minute+1, "acme", p.Key)
+			return tx.Bucket([]byte(layout.ExpiryBucket)).Put(entry, layout.EncodeDue(entry, int64(p.Minute+1)*int64(time.Minute)))
 		}, []string{`conversation "a" of tenant "acme": it has an entry in expiry for minute`}},
 		"turn without a conversation": {func(tx *bolt.Tx) error {
-			return tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "none"), nil)
+			return tx.Bucket([]byte(layout.TurnsBucket)).Put(layout.IDKey("acme", "none"), nil)
 		}, []string{`conversation "none" of tenant "acme": it has an entry in turns, but does not exist`}},
 		"another turn": {func(tx *bolt.Tx) error {
 			value, err := record.MarshalProgress(&store.Progress{TurnID: "t2"})
-			return errors.Join(err, tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "asked"), value))
+			return errors.Join(err, tx.Bucket([]byte(layout.TurnsBucket)).Put(layout.IDKey("acme", "asked"), value))
 		}, []string{`conversation "asked" of tenant "acme": turn "t1" runs, but its entry in turns is of turn "t2"`}},
 		"ended turn": {func(tx *bolt.Tx) error {
-			return tx.Bucket([]byte(turnsBucket)).Put(idKey("acme", "a"), nil)
+			return tx.Bucket([]byte(layout.TurnsBucket)).Put(layout.IDKey("acme", "a"), nil)
 		}, []string{`conversation "a" of tenant "acme": no turn runs, but it has an entry in turns`}},
 		"counts without a conversation": {func(tx *bolt.Tx) error {
-			key := tenantKey("none")
-			return tx.Bucket([]byte(tenantsBucket)).Put(key, counts{1, 1, 1}.encode(key))
+			key := layout.TenantKey("none")
+			return tx.Bucket([]byte(layout.TenantsBucket)).Put(key, layout.Counts{Conversations: 1, Messages: 1, Bytes: 1}.Encode(key))
 		}, []string{`tenant "none": it has counts, but no conversation`}},
 	}
 	for name, test := range tests {
@@ -189,14 +191,14 @@ func checkPagesDamaged(t *testing.T, want string, leaf bool, at int64, damage []
 	var page uint64 // root of a bucket
 	updateFile(t, path, func(tx *bolt.Tx) error {
 		for i := range 200 { // Enough for the bucket to have pages of its own.
-			if err := tx.Bucket([]byte(idsBucket)).Put(fmt.Appendf(nil, "%04d%s", i, strings.Repeat("x", 100)), []byte("y")); err != nil {
+			if err := tx.Bucket([]byte(layout.IDsBucket)).Put(fmt.Appendf(nil, "%04d%s", i, strings.Repeat("x", 100)), []byte("y")); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	updateFile(t, path, func(tx *bolt.Tx) error {
-		page = uint64(tx.Bucket([]byte(idsBucket)).Root())
+		page = uint64(tx.Bucket([]byte(layout.IDsBucket)).Root())
 		return nil
 	})
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -238,33 +240,33 @@ func TestCheckPagesInUse(t *testing.T) {
 			path := newFilled(t)
 			const pages = 3
 			updateFile(t, path, func(tx *bolt.Tx) error {
-				return tx.Bucket([]byte(turnsBucket)).Put([]byte("long"), make([]byte, pages*os.Getpagesize()))
+				return tx.Bucket([]byte(layout.TurnsBucket)).Put([]byte("long"), make([]byte, pages*os.Getpagesize()))
 			})
 			var long uint64
 			updateFile(t, path, func(tx *bolt.Tx) error {
-				long = uint64(tx.Bucket([]byte(turnsBucket)).Root())
+				long = uint64(tx.Bucket([]byte(layout.TurnsBucket)).Root())
 				return nil
 			})
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
-			meta, err := newestMeta(f)
+			meta, err := boltfile.NewestMeta(f)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if tt.free {
-				_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, long+1), int64(meta.freelist)*meta.pageSize+16)
+				_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, long+1), int64(meta.Freelist)*meta.PageSize+16)
 			} else { // The root page claims all pages up to the end of the other.
 				const more = 12
-				_, err = f.WriteAt(binary.NativeEndian.AppendUint32(nil, uint32(long+pages-meta.root)), int64(meta.root)*meta.pageSize+more)
+				_, err = f.WriteAt(binary.NativeEndian.AppendUint32(nil, uint32(long+pages-meta.Root)), int64(meta.Root)*meta.PageSize+more)
 			}
 			if err := errors.Join(err, f.Close()); err != nil {
 				t.Fatal(err)
 			}
 			var reported []string
 			if _, err := CheckPages(path, func(fault string) { reported = append(reported, fault) }); !errors.Is(err, ErrDamaged) || !strings.Contains(strings.Join(reported, " "), tt.want) {
-				t.Errorf("CheckPages reported %q, %v, root is page %d, the other page %d", reported, err, meta.root, long)
+				t.Errorf("CheckPages reported %q, %v, root is page %d, the other page %d", reported, err, meta.Root, long)
 			}
 		})
 	}
@@ -273,11 +275,11 @@ func TestCheckPagesInUse(t *testing.T) {
 // TestCheckPagesWithoutList checks a file without a list of free pages, which bbolt then computes.
 func TestCheckPagesWithoutList(t *testing.T) {
 	path := newFilled(t)
-	db, err := bolt.Open(path, fileMode, &bolt.Options{NoFreelistSync: true})
+	db, err := bolt.Open(path, boltfile.FileMode, &bolt.Options{NoFreelistSync: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte(metaBucket)).Put([]byte("x"), nil) })
+	err = db.Update(func(tx *bolt.Tx) error { return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte("x"), nil) })
 	if err := errors.Join(err, db.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +306,7 @@ func TestCheckOtherFiles(t *testing.T) {
 	}
 	newer := newFilled(t)
 	updateFile(t, newer, func(tx *bolt.Tx) error {
-		return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), encodeSchema(schemaVersion+1))
+		return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(boltfile.SchemaKey), boltfile.EncodeSchema(boltfile.SchemaVersion+1))
 	})
 	garbage := write("garbage", strings.Repeat("garbage", 10000))
 	for path, want := range map[string]error{

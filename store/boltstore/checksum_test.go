@@ -11,16 +11,17 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // badExpiryKey returns the key of conversation "bad" in expiry.
 func badExpiryKey(tx *bolt.Tx) []byte {
-	id := idKey("acme", "bad")
-	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
+	id := layout.IDKey("acme", "bad")
+	p, err := layout.DecodePlace(id, tx.Bucket([]byte(layout.IDsBucket)).Get(id))
 	if err != nil {
 		panic(err)
 	}
-	return expiryKey(p.minute, "acme", p.key)
+	return layout.ExpiryKey(p.Minute, "acme", p.Key)
 }
 
 // flipBit returns a function that flips one bit.
@@ -56,10 +57,10 @@ func wantAllCorrupt(t *testing.T, s *Store, bit int) {
 // TestDamagedIDBits flips each bit of an entry in ids, one at a time.
 func TestDamagedIDBits(t *testing.T) {
 	s, _ := openThree(t, store.Options{})
-	for bit := range 8 * (len(innerKey{}) + 4 + 4) {
-		damage(t, s, idsBucket, keyOf("bad"), flipBit(bit))
+	for bit := range 8 * (len(layout.InnerKey{}) + 4 + 4) {
+		damage(t, s, layout.IDsBucket, keyOf("bad"), flipBit(bit))
 		wantAllCorrupt(t, s, bit)
-		damage(t, s, idsBucket, keyOf("bad"), flipBit(bit))
+		damage(t, s, layout.IDsBucket, keyOf("bad"), flipBit(bit))
 	}
 	wantConsistent(t, s)
 }
@@ -75,7 +76,7 @@ func TestDamagedKeyBits(t *testing.T) {
 	move := func(from, to []byte) {
 		t.Helper()
 		if err := s.db.Update(func(tx *bolt.Tx) error {
-			b := tx.Bucket([]byte(conversationsBucket))
+			b := tx.Bucket([]byte(layout.ConversationsBucket))
 			return errors.Join(b.Put(to, bytes.Clone(b.Get(from))), b.Delete(from))
 		}); err != nil {
 			t.Fatal(err)
@@ -88,7 +89,7 @@ func TestDamagedKeyBits(t *testing.T) {
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
 			t.Errorf("bit %d: List = %v, want new and old", bit, got)
 		}
-		if tenant, _, ok := cutTenant(wrong); ok && tenant != "acme" {
+		if tenant, _, ok := layout.CutTenant(wrong); ok && tenant != "acme" {
 			if got := listIDs(t, s, tenant); len(got) != 0 {
 				t.Errorf("bit %d: List of tenant %q = %v, want none", bit, tenant, got)
 			}
@@ -105,14 +106,14 @@ func TestDamagedDueBits(t *testing.T) {
 	var key, value []byte
 	_ = s.db.View(func(tx *bolt.Tx) error {
 		key = badExpiryKey(tx)
-		value = bytes.Clone(tx.Bucket([]byte(expiryBucket)).Get(key))
+		value = bytes.Clone(tx.Bucket([]byte(layout.ExpiryBucket)).Get(key))
 		return nil
 	})
 	c.advance(100 * 365 * 24 * time.Hour) // Every minute that a flip can produce is over by then.
 	replace := func(before, key, value []byte) {
 		t.Helper()
 		if err := s.db.Update(func(tx *bolt.Tx) error {
-			b := tx.Bucket([]byte(expiryBucket))
+			b := tx.Bucket([]byte(layout.ExpiryBucket))
 			return errors.Join(b.Delete(before), b.Put(key, value))
 		}); err != nil {
 			t.Fatal(err)
@@ -122,7 +123,7 @@ func TestDamagedDueBits(t *testing.T) {
 		both := flipBit(bit)(slices.Concat(key, value))
 		wrong := both[:len(key)]
 		replace(key, wrong, both[len(key):])
-		due, more, err := s.readDue(t.Context(), dueBucket{expiryBucket, minuteOf, nil}, 10)
+		due, more, err := s.readDue(t.Context(), dueBucket{layout.ExpiryBucket, layout.MinuteOf, nil}, 10)
 		if len(due) != 2 || more || err != nil {
 			t.Errorf("bit %d: readDue = %v, %v, %v; want the other two entries", bit, due, more, err)
 		}
@@ -138,11 +139,11 @@ func TestDamagedDue(t *testing.T) {
 	expired := func(t *testing.T) *Store {
 		t.Helper()
 		s, c := openThree(t, store.Options{MaxConversations: 3})
-		damage(t, s, expiryBucket, badExpiryKey, flip(-1))
+		damage(t, s, layout.ExpiryBucket, badExpiryKey, flip(-1))
 		c.advance(2 * time.Hour)
 		sweep(t, s)
 		_ = s.db.View(func(tx *bolt.Tx) error {
-			if n := countEntries(tx, expiryBucket); n != 1 {
+			if n := countEntries(tx, layout.ExpiryBucket); n != 1 {
 				t.Errorf("expiry has %d entries, want the damaged one", n)
 			}
 			return nil
@@ -155,7 +156,7 @@ func TestDamagedDue(t *testing.T) {
 	}
 	t.Run("deleted", func(t *testing.T) {
 		s, _ := openThree(t, store.Options{})
-		damage(t, s, expiryBucket, badExpiryKey, flip(-1))
+		damage(t, s, layout.ExpiryBucket, badExpiryKey, flip(-1))
 		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
 			t.Fatal(err)
 		}
@@ -187,12 +188,12 @@ func TestDamagedWhileRunning(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	damage(t, s, conversationsBucket, badKey, flip(20))
+	damage(t, s, layout.ConversationsBucket, badKey, flip(20))
 	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); err != nil {
 		t.Fatal(err)
 	}
 	_ = s.db.View(func(tx *bolt.Tx) error {
-		if n := countEntries(tx, turnsBucket); n != 0 {
+		if n := countEntries(tx, layout.TurnsBucket); n != 0 {
 			t.Errorf("turns has %d entries, want none", n)
 		}
 		return nil

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 func TestCompact(t *testing.T) {
@@ -44,7 +45,7 @@ func TestCompact(t *testing.T) {
 	if err != nil || done.Before != int64(len(before)) || done.After > done.Before/10 {
 		t.Fatalf("Compact = %+v, %v, want a tenth of the size", done, err)
 	}
-	if info, err := os.Stat(path); err != nil || info.Size() != done.After || info.Mode() != fileMode {
+	if info, err := os.Stat(path); err != nil || info.Size() != done.After || info.Mode() != boltfile.FileMode {
 		t.Errorf("compacted file = %v, %v", info, err)
 	}
 	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
@@ -87,7 +88,7 @@ func TestCompactNewFiles(t *testing.T) {
 func TestCompactOtherFiles(t *testing.T) {
 	for name, content := range map[string]string{"empty": "", "garbage": strings.Repeat("garbage", 10_000)} {
 		path := newPath(t)
-		if err := os.WriteFile(path, []byte(content), fileMode); err != nil {
+		if err := os.WriteFile(path, []byte(content), boltfile.FileMode); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := Compact(path, checkSound); !errors.Is(err, ErrDamaged) {

@@ -10,6 +10,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/parleyhq/parley/store/boltstore/internal/fsck"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -27,26 +29,26 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 		faults = append(faults, err)
 	}
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	checkRecords(tx, tl.epoch, func(text string) { fault("%s", text) })
-	want := map[string]counts{}
-	_ = tx.Bucket([]byte(conversationsBucket)).ForEach(func(key, value []byte) error {
-		tenant, rest, _ := cutTenant(key)
+	fsck.CheckRecords(tx, tl.epoch, func(text string) { fault("%s", text) })
+	want := map[string]layout.Counts{}
+	_ = tx.Bucket([]byte(layout.ConversationsBucket)).ForEach(func(key, value []byte) error {
+		tenant, rest, _ := layout.CutTenant(key)
 		r, err := record.Unmarshal(value)
 		if err != nil {
 			return nil //nolint:nilerr // The checker has reported it.
 		}
-		want[tenant] = want[tenant].plus(counts{1, int64(r.Conversation().GetMessageCount()), int64(len(value))})
+		want[tenant] = want[tenant].Plus(layout.Counts{Conversations: 1, Messages: int64(r.Conversation().GetMessageCount()), Bytes: int64(len(value))})
 		start := tl.evictFrom[tenant]
-		state := readState(tx.Bucket([]byte(sessionsBucket)), tl.epoch, tenant, r.Conversation().GetId())
+		state := readState(tx.Bucket([]byte(layout.SessionsBucket)), tl.epoch, tenant, r.Conversation().GetId())
 		if bytes.Compare(rest, start[:]) < 0 && !r.Running() && !state.Held {
 			fault("conversation %q of %q cannot be evicted", r.Conversation().GetId(), tenant)
 		}
 		return nil
 	})
-	got := map[string]counts{}
-	_ = tx.Bucket([]byte(tenantsBucket)).ForEach(func(key, value []byte) error {
-		tenant, _, _ := cutTenant(key)
-		c, ok := decodeCounts(key, value)
+	got := map[string]layout.Counts{}
+	_ = tx.Bucket([]byte(layout.TenantsBucket)).ForEach(func(key, value []byte) error {
+		tenant, _, _ := layout.CutTenant(key)
+		c, ok := layout.DecodeCounts(key, value)
 		if !ok {
 			fault("counts of %q are damaged", tenant)
 		}
@@ -57,13 +59,13 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 		fault("counts are %v in the file and %v in memory, want %v", got, tl.tenants, want)
 	}
 	for tenant := range tl.evictFrom {
-		if want[tenant] == (counts{}) {
+		if want[tenant] == (layout.Counts{}) {
 			fault("%q has an eviction start, but no conversations", tenant)
 		}
 	}
-	total := counts{}
+	total := layout.Counts{}
 	for _, c := range want {
-		total = total.plus(c)
+		total = total.Plus(c)
 	}
 	if tl.total != total {
 		fault("total is %v, want %v", tl.total, total)
@@ -74,7 +76,7 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 // checkDueIndexes checks that the due indexes have all entries of the slots that they have read.
 func checkDueIndexes(tx *bolt.Tx, tl *tally) (faults []error) {
 	for tenant, s := range tl.dueIndexes {
-		for name, q := range map[string]dueQueue{expiryBucket: s.expiry, endsBucket: s.ends} {
+		for name, q := range map[string]dueQueue{layout.ExpiryBucket: s.expiry, layout.EndsBucket: s.ends} {
 			if q.nextSlot == 0 {
 				continue
 			}
@@ -92,40 +94,40 @@ func checkDueIndexes(tx *bolt.Tx, tl *tally) (faults []error) {
 // tally.
 func checkEphemeral(tx *bolt.Tx, tl *tally) (faults []error) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	ends := tx.Bucket([]byte(endsBucket))
+	ends := tx.Bucket([]byte(layout.EndsBucket))
 	want, held, released := map[string]int{}, 0, 0
-	_ = tx.Bucket([]byte(sessionsBucket)).ForEach(func(key, value []byte) error {
-		tenant, id, ok := cutTenant(key)
-		m, sound := decodeEphemeral(key, value)
+	_ = tx.Bucket([]byte(layout.SessionsBucket)).ForEach(func(key, value []byte) error {
+		tenant, id, ok := layout.CutTenant(key)
+		m, sound := layout.DecodeEphemeral(key, value)
 		if !ok || !sound {
 			fault("sessions: key %x is %x", key, value)
 			return nil
 		}
 		want[tenant]++
-		if holders := tl.holders[string(key)]; holders < 0 || (holders > 0) != tl.epoch.state(m).Held {
-			fault("ephemeral %q of %q ends at %d, and has %d holders", id, tenant, m.deleteAt, holders)
+		if holders := tl.holders[string(key)]; holders < 0 || (holders > 0) != tl.epoch.State(m).Held {
+			fault("ephemeral %q of %q ends at %d, and has %d holders", id, tenant, m.DeleteAt, holders)
 		}
-		if _, stale := tl.epoch.releaseStale(m); stale {
+		if _, stale := tl.epoch.ReleaseStale(m); stale {
 			if !slices.Contains(tl.staleHolds, string(key)) {
 				fault("ephemeral %q of %q will never be released", id, tenant)
 			}
 			return nil
 		}
-		if m.held() {
+		if m.Held() {
 			held++
 			return nil
 		}
 		released++
-		if tx.Bucket([]byte(idsBucket)).Get(key) == nil {
+		if tx.Bucket([]byte(layout.IDsBucket)).Get(key) == nil {
 			fault("ephemeral %q of %q has no conversation and no holder", id, tenant)
 		}
-		entry := endKey(m.deleteAt, tenant, string(id))
-		if e, ok := decodeDue(entry, ends.Get(entry)); !ok || e.at != m.deleteAt {
-			fault("ephemeral %q of %q is deleted at %d, but swept at %d", id, tenant, m.deleteAt, e.at)
+		entry := layout.EndKey(m.DeleteAt, tenant, string(id))
+		if e, ok := layout.DecodeDue(entry, ends.Get(entry)); !ok || e.At != m.DeleteAt {
+			fault("ephemeral %q of %q is deleted at %d, but swept at %d", id, tenant, m.DeleteAt, e.At)
 		}
 		return nil
 	})
-	if n := countEntries(tx, endsBucket); n != released {
+	if n := countEntries(tx, layout.EndsBucket); n != released {
 		fault("ends has %d entries for %d", n, released)
 	}
 	if len(tl.holders) != held || !maps.Equal(tl.ephemeralCounts, want) || tl.hasEphemeral.Load() != (len(want) > 0) {

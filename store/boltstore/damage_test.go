@@ -12,6 +12,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // damage changes the value of one key of a bucket. key finds the key.
@@ -32,16 +33,16 @@ func damage(t *testing.T, s *Store, bucket string, key func(*bolt.Tx) []byte, ch
 
 // badKey returns the key of conversation "bad" in conversations.
 func badKey(tx *bolt.Tx) []byte {
-	id := idKey("acme", "bad")
-	p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
+	id := layout.IDKey("acme", "bad")
+	p, err := layout.DecodePlace(id, tx.Bucket([]byte(layout.IDsBucket)).Get(id))
 	if err != nil {
 		panic(err)
 	}
-	return conversationKey("acme", p.key)
+	return layout.ConversationKey("acme", p.Key)
 }
 
 func keyOf(id string) func(*bolt.Tx) []byte {
-	return func(*bolt.Tx) []byte { return idKey("acme", id) }
+	return func(*bolt.Tx) []byte { return layout.IDKey("acme", id) }
 }
 
 func flip(at int) func([]byte) []byte {
@@ -78,7 +79,7 @@ func TestDamagedRecord(t *testing.T) {
 					observed = append(observed, strings.TrimPrefix(change.Kind.String(), "CHANGE_KIND_")+" "+change.ConversationID)
 				}
 			}})
-			damage(t, s, conversationsBucket, badKey, change)
+			damage(t, s, layout.ConversationsBucket, badKey, change)
 			ctx := t.Context()
 			_, errRead := s.Read(ctx, &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
 			_, errAppend := s.Append(ctx, &store.Append{Tenant: "acme", ConversationID: "bad", Messages: text("more")})
@@ -110,7 +111,7 @@ func TestDamagedRecord(t *testing.T) {
 // TestDamagedIsSkipped damages a header. Calls about other conversations must not be affected.
 func TestDamagedIsSkipped(t *testing.T) {
 	s, c := openThree(t, store.Options{MaxConversations: 3})
-	damage(t, s, conversationsBucket, badKey, flip(20))
+	damage(t, s, layout.ConversationsBucket, badKey, flip(20))
 	if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
 		t.Errorf("List = %v, want new and old", got)
 	}
@@ -129,7 +130,7 @@ func TestDamagedIsSkipped(t *testing.T) {
 		t.Errorf("Stats = %+v, %v; want only the damaged conversation", stats, err)
 	}
 	_ = s.db.View(func(tx *bolt.Tx) error {
-		if n := countEntries(tx, expiryBucket); n != 1 {
+		if n := countEntries(tx, layout.ExpiryBucket); n != 1 {
 			t.Errorf("expiry has %d entries, want the deferred one", n)
 		}
 		return nil
@@ -156,10 +157,10 @@ func TestDamagedID(t *testing.T) {
 			s, _ := openThree(t, store.Options{})
 			var other []byte
 			_ = s.db.View(func(tx *bolt.Tx) error {
-				other = slices.Clone(tx.Bucket([]byte(idsBucket)).Get(idKey("acme", "new")))
+				other = slices.Clone(tx.Bucket([]byte(layout.IDsBucket)).Get(layout.IDKey("acme", "new")))
 				return nil
 			})
-			damage(t, s, idsBucket, keyOf("bad"), change(other))
+			damage(t, s, layout.IDsBucket, keyOf("bad"), change(other))
 			_, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
 			if !errors.Is(err, store.ErrCorrupt) {
 				t.Errorf("Read = %v, want ErrCorrupt", err)
@@ -194,7 +195,7 @@ func TestDamagedProgress(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	damage(t, s, turnsBucket, keyOf("a"), flip(-1))
+	damage(t, s, layout.TurnsBucket, keyOf("a"), flip(-1))
 	s.Close()
 	turns, _, err := open(t, path, store.Options{}).Abandoned(t.Context(), "")
 	if err != nil || len(turns) != 1 || turns[0].TurnID != "turn" || turns[0].Messages != nil {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // TestNoReadAhead checks that reads of the file cause no read-ahead and that restored files leave
@@ -29,9 +30,9 @@ func TestNoReadAhead(t *testing.T) {
 		do    func() error
 		pages uint64 // maximum number of cached pages afterwards
 	}{
-		{"check the file", func() error { return checkFile(path) }, 16}, // The second meta page may be at several offsets.
+		{"check the file", func() error { return boltfile.CheckFile(path) }, 16}, // The second meta page may be at several offsets.
 		{"read from the file", func() error {
-			f, err := openExisting(path, os.O_RDONLY, 0)
+			f, err := boltfile.OpenExisting(path, os.O_RDONLY, 0)
 			if err != nil {
 				return err
 			}
@@ -40,7 +41,7 @@ func TestNoReadAhead(t *testing.T) {
 		}, 3},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			adviseDontNeed(file)
+			boltfile.AdviseDontNeed(file)
 			if err := test.do(); err != nil {
 				t.Fatal(err)
 			}
@@ -79,7 +80,7 @@ func openUncached(t *testing.T, path string) *os.File {
 	if err := f.Sync(); err != nil {
 		t.Fatal(err)
 	}
-	adviseDontNeed(f)
+	boltfile.AdviseDontNeed(f)
 	if cachedPages(t, f) > 0 {
 		t.Skip("files of this file system stay in memory")
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/google/btree"
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -28,13 +29,13 @@ type dueIndex struct {
 // dueQueue is the part of a dueIndex for one bucket.
 type dueQueue struct {
 	nextSlot uint32 // first slot that was not read
-	entries  *btree.BTreeG[dueEntry]
+	entries  *btree.BTreeG[layout.DueEntry]
 }
 
 func newDueQueue() dueQueue {
 	const degree = 32
-	return dueQueue{entries: btree.NewG(degree, func(a, b dueEntry) bool {
-		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.name, b.name)) < 0
+	return dueQueue{entries: btree.NewG(degree, func(a, b layout.DueEntry) bool {
+		return cmp.Or(cmp.Compare(a.At, b.At), cmp.Compare(a.Name, b.Name)) < 0
 	})}
 }
 
@@ -50,19 +51,19 @@ func (q *dueQueue) read(b *bolt.Bucket, tenant string, slot uint32) {
 }
 
 // add adds an entry that was added to the file, if its slot was read.
-func (q *dueQueue) add(e dueEntry) {
-	if e.slot < q.nextSlot {
+func (q *dueQueue) add(e layout.DueEntry) {
+	if e.Slot < q.nextSlot {
 		q.entries.ReplaceOrInsert(e)
 	}
 }
 
 // popDue removes and yields the due entries, the earliest first. After the loop, the caller adds
 // those that must stay.
-func (q *dueQueue) popDue(now time.Time) iter.Seq[dueEntry] {
-	return func(yield func(dueEntry) bool) {
+func (q *dueQueue) popDue(now time.Time) iter.Seq[layout.DueEntry] {
+	return func(yield func(layout.DueEntry) bool) {
 		for {
 			e, ok := q.entries.Min()
-			if !ok || e.at > nanosecond(now) {
+			if !ok || e.At > layout.Nanosecond(now) {
 				return
 			}
 			q.entries.DeleteMin()
@@ -80,8 +81,8 @@ func (t *txn) readDueIndex(tenant string, now time.Time) *dueIndex {
 		s = &dueIndex{expiry: newDueQueue(), ends: newDueQueue()}
 		t.tally.dueIndexes[tenant], t.tally.usedDueIndexes[tenant] = s, true
 	}
-	s.expiry.read(t.expiry, tenant, minuteOf(nanosecond(now)))
-	s.ends.read(t.ends, tenant, secondOf(nanosecond(now)))
+	s.expiry.read(t.expiry, tenant, layout.MinuteOf(layout.Nanosecond(now)))
+	s.ends.read(t.ends, tenant, layout.SecondOf(layout.Nanosecond(now)))
 	return s
 }
 
@@ -93,15 +94,15 @@ func (t *txn) appendExpired(victims []*stored, tenant string, n int, now time.Ti
 		return victims
 	}
 	index := t.readDueIndex(tenant, now)
-	var keep []dueEntry // entries to keep: if the operation is refused, they stay in the file
+	var keep []layout.DueEntry // entries to keep: if the operation is refused, they stay in the file
 	for e := range index.expiry.popDue(now) {
-		key, _ := e.innerKey()
+		key, _ := e.InnerKey()
 		s, err := t.loadAt(tenant, key)
 		switch {
 		case err != nil: // The conversation was removed or is damaged.
 		case s.record.Expired(now, s.ephemeral):
 			victims, keep = appendUnique(victims, s), append(keep, e)
-		case s.place.minute == e.slot:
+		case s.place.Minute == e.Slot:
 			t.deleteExpiry(s)
 			t.setExpiry(s, nextCheck(s, now))
 		}
@@ -117,7 +118,7 @@ func (t *txn) appendExpired(victims []*stored, tenant string, n int, now time.Ti
 	}
 	keep = nil
 	for e := range index.ends.popDue(now) {
-		if s, err := t.load(tenant, e.name, record.UnmarshalHead); err == nil && s != nil && s.ephemeral.Over(now) {
+		if s, err := t.load(tenant, e.Name, record.UnmarshalHead); err == nil && s != nil && s.ephemeral.Over(now) {
 			victims, keep = appendUnique(victims, s), append(keep, e)
 		}
 		if len(victims) >= n {
@@ -134,10 +135,10 @@ func (t *txn) appendExpired(victims []*stored, tenant string, n int, now time.Ti
 // have ended and were not swept.
 func (t *txn) countEnded(tenant string, n int, now time.Time) int {
 	index := t.readDueIndex(tenant, now)
-	found := map[string]dueEntry{} // by id, since the index may have several entries of one id
+	found := map[string]layout.DueEntry{} // by id, since the index may have several entries of one id
 	for e := range index.ends.popDue(now) {
-		if t.ephemeralState(tenant, e.name).Over(now) {
-			found[e.name] = e
+		if t.ephemeralState(tenant, e.Name).Over(now) {
+			found[e.Name] = e
 		}
 		if len(found) >= n {
 			break
@@ -151,9 +152,9 @@ func (t *txn) countEnded(tenant string, n int, now time.Time) int {
 
 // entriesOf yields a tenant's entries in expiry or ends from one slot to another, both included. It
 // skips all entries of other tenants in a slot with one seek.
-func entriesOf(b *bolt.Bucket, tenant string, from, to uint32) iter.Seq[dueEntry] {
-	return func(yield func(dueEntry) bool) {
-		own := tenantKey(tenant)
+func entriesOf(b *bolt.Bucket, tenant string, from, to uint32) iter.Seq[layout.DueEntry] {
+	return func(yield func(layout.DueEntry) bool) {
+		own := layout.TenantKey(tenant)
 		c := b.Cursor()
 		k, v := c.Seek(append(binary.BigEndian.AppendUint32(nil, from), own...))
 		for k != nil {
@@ -168,8 +169,8 @@ func entriesOf(b *bolt.Bucket, tenant string, from, to uint32) iter.Seq[dueEntry
 			prefix := slices.Concat(k[:4], own)
 			switch {
 			case bytes.HasPrefix(k, prefix):
-				if e, ok := decodeDue(k, v); ok {
-					e.tenant = tenant // one string for all entries
+				if e, ok := layout.DecodeDue(k, v); ok {
+					e.Tenant = tenant // one string for all entries
 					if !yield(e) {
 						return
 					}

@@ -10,6 +10,8 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -49,8 +51,8 @@ func (s *Store) applyToIDs(ctx context.Context, h *store.Hold, apply func(t *txn
 	ids := record.IDs(h)
 	size := len(ids) * idWeight
 	for _, id := range ids {
-		if n := len(h.Tenant) + len(id); n > maxNames {
-			return fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, maxNames)
+		if n := len(h.Tenant) + len(id); n > layout.MaxNames {
+			return fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, layout.MaxNames)
 		}
 	}
 	return s.do(ctx, size, func(t *txn) error {
@@ -68,10 +70,10 @@ func (s *Store) releaseStaleAtOpen() error {
 		return t.finish()
 	})
 	switch {
-	case err == nil, errors.Is(err, errUnchanged):
+	case err == nil, errors.Is(err, boltfile.ErrUnchanged):
 		s.tally.apply(t)
 		return nil
-	case isFull(err) && isRolledBack(s.db, id):
+	case boltfile.IsFull(err) && isRolledBack(s.db, id):
 		return nil // The holds count as released, and Sweep writes it later.
 	}
 	return fmt.Errorf("release ephemeral conversations of ended processes: %w", err)
@@ -102,30 +104,30 @@ func (t *txn) releaseStale(n int) {
 	t.mutations++
 	t.released += len(keys)
 	for _, key := range keys {
-		entry, ok := decodeEphemeral([]byte(key), t.sessions.Get([]byte(key)))
+		entry, ok := layout.DecodeEphemeral([]byte(key), t.sessions.Get([]byte(key)))
 		if !ok {
 			continue
 		}
-		tenant, id, _ := cutTenant([]byte(key))
-		if released, left := t.tally.epoch.releaseStale(entry); left {
+		tenant, id, _ := layout.CutTenant([]byte(key))
+		if released, left := t.tally.epoch.ReleaseStale(entry); left {
 			t.putReleased(tenant, string(id), released)
 		}
 	}
 }
 
 // readState returns the state of an id. sessions is the bucket of that name.
-func readState(sessions *bolt.Bucket, o epoch, tenant, id string) record.Session {
-	key := idKey(tenant, id)
-	return o.stateOf(key, sessions.Get(key))
+func readState(sessions *bolt.Bucket, o layout.Epoch, tenant, id string) record.Session {
+	key := layout.IDKey(tenant, id)
+	return o.StateOf(key, sessions.Get(key))
 }
 
 // readStates returns a function that returns the states of the ids of a tenant. mayHaveEphemeral is
 // the result of tally.mayHaveEphemeral.
-func readStates(tx *bolt.Tx, o epoch, mayHaveEphemeral bool, tenant string) record.Sessions {
+func readStates(tx *bolt.Tx, o layout.Epoch, mayHaveEphemeral bool, tenant string) record.Sessions {
 	if !mayHaveEphemeral {
 		return nil
 	}
-	sessions := tx.Bucket([]byte(sessionsBucket))
+	sessions := tx.Bucket([]byte(layout.SessionsBucket))
 	return func(id string) record.Session { return readState(sessions, o, tenant, id) }
 }
 
@@ -149,7 +151,7 @@ func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Ti
 		t.end(s, now)
 	}
 	for _, id := range ids {
-		t.putEphemeral(tenant, id, t.tally.epoch.newHold(after))
+		t.putEphemeral(tenant, id, t.tally.epoch.NewHold(after))
 		t.setHolders(tenant, id, t.holdersOf(tenant, id)+1)
 	}
 	return nil
@@ -162,13 +164,13 @@ func (t *txn) release(tenant, id string, after time.Duration, now time.Time) {
 		return
 	}
 	t.setHolders(tenant, id, n-1)
-	key := idKey(tenant, id)
-	entry, ok := decodeEphemeral(key, t.sessions.Get(key))
+	key := layout.IDKey(tenant, id)
+	entry, ok := layout.DecodeEphemeral(key, t.sessions.Get(key))
 	if n > 1 || !ok {
 		return
 	}
 	if after > 0 {
-		t.putReleased(tenant, id, entry.release(now, after))
+		t.putReleased(tenant, id, entry.Release(now, after))
 	} else {
 		t.endEphemeral(tenant, id, now)
 	}
@@ -176,8 +178,8 @@ func (t *txn) release(tenant, id string, after time.Duration, now time.Time) {
 
 // putReleased writes that an id has no holder. If the id has no conversation, there is nothing to
 // delete later, and its entry is removed.
-func (t *txn) putReleased(tenant, id string, released ephemeralEntry) {
-	if t.ids.Get(idKey(tenant, id)) == nil {
+func (t *txn) putReleased(tenant, id string, released layout.EphemeralEntry) {
+	if t.ids.Get(layout.IDKey(tenant, id)) == nil {
 		t.deleteEphemeral(tenant, id)
 	} else {
 		t.putEphemeral(tenant, id, released)
@@ -198,47 +200,47 @@ func (t *txn) endEphemeral(tenant, id string, now time.Time) {
 }
 
 // sweepEphemeral ends the ephemeral conversation of an entry in ends.
-func (t *txn) sweepEphemeral(e dueEntry, now time.Time) {
-	if e.at > nanosecond(now) {
+func (t *txn) sweepEphemeral(e layout.DueEntry, now time.Time) {
+	if e.At > layout.Nanosecond(now) {
 		return // The clock was set back.
 	}
-	key := idKey(e.tenant, e.name)
-	if entry, ok := decodeEphemeral(key, t.sessions.Get(key)); ok && entry.deleteAt == e.at {
-		t.endEphemeral(e.tenant, e.name, now)
+	key := layout.IDKey(e.Tenant, e.Name)
+	if entry, ok := layout.DecodeEphemeral(key, t.sessions.Get(key)); ok && entry.DeleteAt == e.At {
+		t.endEphemeral(e.Tenant, e.Name, now)
 		return
 	}
 	// Another operation changed the id first, or the entry is left over from damage.
-	t.del(t.ends, dueKey(e.slot, e.tenant, e.name))
+	t.del(t.ends, layout.DueKey(e.Slot, e.Tenant, e.Name))
 }
 
 // putEphemeral writes the state of an id in sessions and ends.
-func (t *txn) putEphemeral(tenant, id string, e ephemeralEntry) {
+func (t *txn) putEphemeral(tenant, id string, e layout.EphemeralEntry) {
 	t.deleteEphemeral(tenant, id)
-	key := idKey(tenant, id)
-	t.put(t.sessions, key, e.encode(key))
+	key := layout.IDKey(tenant, id)
+	t.put(t.sessions, key, e.Encode(key))
 	t.ephemeralCounts[tenant] = t.ephemeralCount(tenant) + 1
-	if e.held() {
+	if e.Held() {
 		return
 	}
-	endEntry := endKey(e.deleteAt, tenant, id)
-	t.put(t.ends, endEntry, encodeDue(endEntry, e.deleteAt))
+	endEntry := layout.EndKey(e.DeleteAt, tenant, id)
+	t.put(t.ends, endEntry, layout.EncodeDue(endEntry, e.DeleteAt))
 	if s := t.tally.dueIndex(tenant); s != nil {
-		s.ends.add(dueEntry{slot: secondOf(e.deleteAt), tenant: tenant, name: id, at: e.deleteAt})
+		s.ends.add(layout.DueEntry{Slot: layout.SecondOf(e.DeleteAt), Tenant: tenant, Name: id, At: e.DeleteAt})
 	}
-	if p, err := decodePlace(key, t.ids.Get(key)); err == nil {
-		t.markEvictable(tenant, p.key)
+	if p, err := layout.DecodePlace(key, t.ids.Get(key)); err == nil {
+		t.markEvictable(tenant, p.Key)
 	}
 }
 
 // deleteEphemeral removes an id from sessions and ends, if it is there.
 func (t *txn) deleteEphemeral(tenant, id string) {
-	key := idKey(tenant, id)
+	key := layout.IDKey(tenant, id)
 	value := t.sessions.Get(key)
 	if value == nil {
 		return
 	}
-	if entry, ok := decodeEphemeral(key, value); ok && !entry.held() {
-		t.del(t.ends, endKey(entry.deleteAt, tenant, id))
+	if entry, ok := layout.DecodeEphemeral(key, value); ok && !entry.Held() {
+		t.del(t.ends, layout.EndKey(entry.DeleteAt, tenant, id))
 	}
 	t.del(t.sessions, key)
 	t.ephemeralCounts[tenant] = t.ephemeralCount(tenant) - 1
@@ -259,7 +261,7 @@ func (t *txn) ephemeralCount(tenant string) int {
 
 // holdersOf returns the number of holders of an id within the transaction.
 func (t *txn) holdersOf(tenant, id string) int {
-	key := idKey(tenant, id)
+	key := layout.IDKey(tenant, id)
 	if n, ok := t.holders[string(key)]; ok {
 		return n
 	}
@@ -268,5 +270,5 @@ func (t *txn) holdersOf(tenant, id string) int {
 
 func (t *txn) setHolders(tenant, id string, n int) {
 	t.mutations++
-	t.holders[string(idKey(tenant, id))] = n
+	t.holders[string(layout.IDKey(tenant, id))] = n
 }

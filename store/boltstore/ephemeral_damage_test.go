@@ -10,16 +10,17 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // badEndKey returns the key of id "bad" in ends.
 func badEndKey(tx *bolt.Tx) []byte {
-	key := idKey("acme", "bad")
-	m, ok := decodeEphemeral(key, tx.Bucket([]byte(sessionsBucket)).Get(key))
+	key := layout.IDKey("acme", "bad")
+	m, ok := layout.DecodeEphemeral(key, tx.Bucket([]byte(layout.SessionsBucket)).Get(key))
 	if !ok {
 		panic("bad is not ephemeral")
 	}
-	return endKey(m.deleteAt, "acme", "bad")
+	return layout.EndKey(m.DeleteAt, "acme", "bad")
 }
 
 // flipEachBit flips each bit of the key and value of an entry, one at a time, and calls check each
@@ -56,13 +57,13 @@ func TestDamagedEphemeralBits(t *testing.T) {
 	t.Run("held", func(t *testing.T) {
 		s, c := openThree(t, store.Options{})
 		hold(t, s, 0, "bad")
-		flipEachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
+		flipEachBit(t, s, layout.SessionsBucket, keyOf("bad"), func(bit int) {
 			if !exists(t, s, "bad") {
 				t.Errorf("bit %d: not found before its expire_time", bit)
 			}
 		})
 		c.advance(2 * time.Hour)
-		flipEachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
+		flipEachBit(t, s, layout.SessionsBucket, keyOf("bad"), func(bit int) {
 			if exists(t, s, "bad") || len(listIDs(t, s, "acme")) > 0 {
 				t.Errorf("bit %d: found after its expire_time", bit)
 			}
@@ -76,7 +77,7 @@ func TestDamagedEphemeralBits(t *testing.T) {
 		hold(t, s, 0, "bad")
 		release(t, s, time.Minute, "bad")
 		c.advance(time.Minute)
-		flipEachBit(t, s, sessionsBucket, keyOf("bad"), func(bit int) {
+		flipEachBit(t, s, layout.SessionsBucket, keyOf("bad"), func(bit int) {
 			if !exists(t, s, "bad") {
 				t.Errorf("bit %d: not found", bit)
 			}
@@ -93,8 +94,8 @@ func TestDamagedEndBits(t *testing.T) {
 	hold(t, s, 0, "bad")
 	release(t, s, time.Minute, "bad")
 	c.advance(100 * 365 * 24 * time.Hour)
-	flipEachBit(t, s, endsBucket, badEndKey, func(bit int) {
-		if due, more, err := s.readDue(t.Context(), dueBucket{endsBucket, secondOf, nil}, 10); len(due) != 0 || more || err != nil {
+	flipEachBit(t, s, layout.EndsBucket, badEndKey, func(bit int) {
+		if due, more, err := s.readDue(t.Context(), dueBucket{layout.EndsBucket, layout.SecondOf, nil}, 10); len(due) != 0 || more || err != nil {
 			t.Errorf("bit %d: readDue = %v, %v, %v; want none", bit, due, more, err)
 		}
 		if exists(t, s, "bad") {
@@ -115,7 +116,7 @@ func TestDamagedEphemeral(t *testing.T) {
 	}
 	t.Run("sessions", func(t *testing.T) {
 		s, c := start(t)
-		damage(t, s, sessionsBucket, keyOf("bad"), flip(-1))
+		damage(t, s, layout.SessionsBucket, keyOf("bad"), flip(-1))
 		c.advance(time.Minute)
 		sweep(t, s)
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
@@ -136,7 +137,7 @@ func TestDamagedEphemeral(t *testing.T) {
 		hold(t, s, 0, "bad")
 		c.advance(2 * time.Hour)
 		sweep(t, s) // The sweeper finds that bad does not expire.
-		damage(t, s, sessionsBucket, keyOf("bad"), flip(-1))
+		damage(t, s, layout.SessionsBucket, keyOf("bad"), flip(-1))
 		release(t, s, 0, "bad")
 		if exists(t, s, "bad") {
 			t.Error("bad is found after its release")
@@ -149,7 +150,7 @@ func TestDamagedEphemeral(t *testing.T) {
 	})
 	t.Run("ends", func(t *testing.T) {
 		s, c := start(t)
-		damage(t, s, endsBucket, badEndKey, flip(-1))
+		damage(t, s, layout.EndsBucket, badEndKey, flip(-1))
 		c.advance(30 * time.Minute)
 		sweep(t, s)
 		if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 3 || exists(t, s, "bad") {
@@ -166,11 +167,11 @@ func TestDamagedEphemeral(t *testing.T) {
 		s, c := start(t)
 		hold(t, s, 0, "new")
 		if err := s.db.Update(func(tx *bolt.Tx) error {
-			at := nanosecond(c.Now())
+			at := layout.Nanosecond(c.Now())
 			var errs []error
 			for _, id := range []string{"old", "bad", "new", "none"} {
-				key := endKey(at, "acme", id)
-				errs = append(errs, tx.Bucket([]byte(endsBucket)).Put(key, encodeDue(key, at)))
+				key := layout.EndKey(at, "acme", id)
+				errs = append(errs, tx.Bucket([]byte(layout.EndsBucket)).Put(key, layout.EncodeDue(key, at)))
 			}
 			return errors.Join(errs...)
 		}); err != nil {
@@ -189,7 +190,7 @@ func TestDamagedEphemeral(t *testing.T) {
 	t.Run("conversation", func(t *testing.T) {
 		s, c := start(t)
 		hold(t, s, 0, "old")
-		damage(t, s, conversationsBucket, badKey, flip(20))
+		damage(t, s, layout.ConversationsBucket, badKey, flip(20))
 		c.advance(time.Minute)
 		sweep(t, s)
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {

@@ -16,6 +16,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // hold holds ids of tenant "acme".
@@ -143,7 +144,7 @@ func TestEphemeralOlderFile(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	s.Close()
 	if err := editBolt(func(tx *bolt.Tx) error {
-		return errors.Join(tx.DeleteBucket([]byte(sessionsBucket)), tx.DeleteBucket([]byte(endsBucket)))
+		return errors.Join(tx.DeleteBucket([]byte(layout.SessionsBucket)), tx.DeleteBucket([]byte(layout.EndsBucket)))
 	})(s.path); err != nil {
 		t.Fatal(err)
 	}
@@ -270,7 +271,7 @@ func TestEphemeralClockSetBack(t *testing.T) {
 	hold(t, s, 0, "bad")
 	release(t, s, time.Minute, "bad")
 	c.advance(time.Minute)
-	due, _, err := s.readDue(t.Context(), dueBucket{endsBucket, secondOf, nil}, 10)
+	due, _, err := s.readDue(t.Context(), dueBucket{layout.EndsBucket, layout.SecondOf, nil}, 10)
 	if err != nil || len(due) != 1 {
 		t.Fatalf("readDue = %v, %v; want bad", due, err)
 	}

@@ -11,6 +11,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 const (
@@ -27,7 +28,7 @@ const (
 // damage and returns the first such error at the end.
 func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	damage := s.releaseStale(ctx)
-	for _, q := range []dueBucket{{expiryBucket, minuteOf, (*txn).sweepExpiry}, {endsBucket, secondOf, (*txn).sweepEphemeral}} {
+	for _, q := range []dueBucket{{layout.ExpiryBucket, layout.MinuteOf, (*txn).sweepExpiry}, {layout.EndsBucket, layout.SecondOf, (*txn).sweepEphemeral}} {
 		if damage == nil || errors.Is(damage, store.ErrCorrupt) {
 			limit, err = s.sweepBucket(ctx, q, limit)
 			damage = cmp.Or(damage, err)
@@ -49,11 +50,13 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 type dueBucket struct {
 	bucket string
 	slotOf func(nanosecond int64) uint32
-	end    func(*txn, dueEntry, time.Time)
+	end    func(*txn, layout.DueEntry, time.Time)
 }
 
 // key returns a key of an entry that is unique over all due buckets.
-func (q dueBucket) key(e dueEntry) string { return q.bucket + string(dueKey(e.slot, e.tenant, e.name)) }
+func (q dueBucket) key(e layout.DueEntry) string {
+	return q.bucket + string(layout.DueKey(e.Slot, e.Tenant, e.Name))
+}
 
 // sweepBucket makes the writer end the conversations of the due entries of a bucket. It returns
 // what remains of the limit. An entry that fails because of damage is deferred.
@@ -62,7 +65,7 @@ func (s *Store) sweepBucket(ctx context.Context, q dueBucket, limit int) (remain
 		entries, moreDue, err := s.readDue(ctx, q, min(limit, maxStep))
 		more = moreDue || err != nil && len(entries) > 0
 		if len(entries) > 0 {
-			err = cmp.Or(applyBisecting(entries, func(entries []dueEntry) error {
+			err = cmp.Or(applyBisecting(entries, func(entries []layout.DueEntry) error {
 				return s.writer.do(ctx, 0, func(t *txn) error {
 					now := s.options.Now()
 					for _, e := range entries {
@@ -70,7 +73,7 @@ func (s *Store) sweepBucket(ctx context.Context, q dueBucket, limit int) (remain
 					}
 					return nil
 				})
-			}, func(e dueEntry) {
+			}, func(e layout.DueEntry) {
 				s.corruptCalls.Add(1)
 				s.deferred.add(q.key(e), s.options.Now().Add(deferPeriod))
 			}), err)
@@ -130,9 +133,9 @@ func (r *deferredEntries) contains(key string, now time.Time) bool {
 
 // readDue returns at most n due entries and whether there are more. It skips damaged and deferred
 // entries. If the error is store.ErrCorrupt, the entries are those before the damage.
-func (s *Store) readDue(ctx context.Context, q dueBucket, n int) (entries []dueEntry, more bool, err error) {
+func (s *Store) readDue(ctx context.Context, q dueBucket, n int) (entries []layout.DueEntry, more bool, err error) {
 	at := s.options.Now()
-	now := nanosecond(at)
+	now := layout.Nanosecond(at)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte(q.bucket))
 		if b == nil {
@@ -140,12 +143,12 @@ func (s *Store) readDue(ctx context.Context, q dueBucket, n int) (entries []dueE
 		}
 		c, scanned := b.Cursor(), 0
 		for k, v := c.First(); k != nil; k, v = c.Next() {
-			e, ok := decodeDue(k, v)
-			if ok && e.slot > q.slotOf(now) {
+			e, ok := layout.DecodeDue(k, v)
+			if ok && e.Slot > q.slotOf(now) {
 				break
 			}
 			scanned++
-			isDue := ok && e.at <= now && !s.deferred.contains(q.key(e), at)
+			isDue := ok && e.At <= now && !s.deferred.contains(q.key(e), at)
 			if scanned > maxDueScan || isDue && len(entries) == n {
 				more = len(entries) > 0
 				break
@@ -161,17 +164,17 @@ func (s *Store) readDue(ctx context.Context, q dueBucket, n int) (entries []dueE
 
 // sweepExpiry removes the conversation of an entry in expiry if it has expired. Otherwise it moves
 // the entry to the time of the next check.
-func (t *txn) sweepExpiry(e dueEntry, now time.Time) {
-	entry := dueKey(e.slot, e.tenant, e.name)
+func (t *txn) sweepExpiry(e layout.DueEntry, now time.Time) {
+	entry := layout.DueKey(e.Slot, e.Tenant, e.Name)
 	if t.expiry.Get(entry) == nil {
 		return // Another operation moved or removed the entry first.
 	}
-	key, ok := e.innerKey()
-	s, err := t.loadAt(e.tenant, key)
-	if err == nil && s.place.minute != e.slot {
+	key, ok := e.InnerKey()
+	s, err := t.loadAt(e.Tenant, key)
+	if err == nil && s.place.Minute != e.Slot {
 		// Damage: the entry has no conversation, or was moved while the record could not be read.
 		t.del(t.expiry, entry)
-		if t.expiry.Get(expiryKey(s.place.minute, s.tenant, s.place.key)) != nil {
+		if t.expiry.Get(layout.ExpiryKey(s.place.Minute, s.tenant, s.place.Key)) != nil {
 			return
 		}
 	}
@@ -183,7 +186,7 @@ func (t *txn) sweepExpiry(e dueEntry, now time.Time) {
 		// unknown, so its entry in ids cannot be updated. After a delete, the case above removes
 		// the entry that is written here.
 		t.del(t.expiry, entry)
-		t.putExpiryEntry(e.tenant, key, nanosecond(now.Add(deferPeriod)))
+		t.putExpiryEntry(e.Tenant, key, layout.Nanosecond(now.Add(deferPeriod)))
 	case s.record.Expired(now, s.ephemeral):
 		t.end(s, now)
 	default:

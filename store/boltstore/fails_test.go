@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 func TestWriterFails(t *testing.T) {
@@ -234,7 +235,7 @@ func freeOnly(t *testing.T, path, mark string) {
 	page := file[list*size:]
 	binary.NativeEndian.PutUint16(page[10:], 1)
 	binary.NativeEndian.PutUint64(page[16:], leaf)
-	if err := os.WriteFile(path, file, fileMode); err != nil {
+	if err := os.WriteFile(path, file, boltfile.FileMode); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -15,6 +15,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // newWrittenFile returns the path of a file that a store has written and closed.
@@ -88,11 +90,11 @@ func TestOpenDamaged(t *testing.T) {
 			return errors.Join(os.Remove(path), theirs(path))
 		}, ErrDamaged, "of another program"},
 		{"a newer schema", editBolt(func(tx *bolt.Tx) error {
-			return tx.Bucket([]byte(metaBucket)).Put([]byte(schemaKey), encodeSchema(schemaVersion+1))
+			return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(boltfile.SchemaKey), boltfile.EncodeSchema(boltfile.SchemaVersion+1))
 		}), ErrSchema, "schema 3"},
-		{"no bucket", editBolt(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(expiryBucket)) }), ErrDamaged, `"expiry"`},
+		{"no bucket", editBolt(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(layout.ExpiryBucket)) }), ErrDamaged, `"expiry"`},
 		{"counts", editBolt(func(tx *bolt.Tx) error {
-			return tx.Bucket([]byte(tenantsBucket)).Put(tenantKey("acme"), make([]byte, 28))
+			return tx.Bucket([]byte(layout.TenantsBucket)).Put(layout.TenantKey("acme"), make([]byte, 28))
 		}), ErrDamaged, "counts"},
 		{"a directory", func(path string) error {
 			return errors.Join(os.Remove(path), os.Mkdir(path, 0o700))
@@ -157,12 +159,12 @@ func TestModes(t *testing.T) {
 
 func TestUnfinishedFile(t *testing.T) {
 	path := newPath(t)
-	if err := os.WriteFile(path+unfinishedSuffix, []byte("half a file"), 0o600); err != nil {
+	if err := os.WriteFile(path+boltfile.UnfinishedSuffix, []byte("half a file"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := open(t, path, store.Options{})
 	appendTo(t, s, "a", "hello")
-	if _, err := os.Stat(path + unfinishedSuffix); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(path + boltfile.UnfinishedSuffix); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Stat of the unfinished file = %v, want ErrNotExist", err)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // FuzzDamagedFile changes bytes of a small file and calls all methods of a store with it. Each
@@ -47,7 +48,7 @@ func FuzzDamagedFile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, damage []byte) {
 		used++
 		path := fmt.Sprint(path, used)
-		if err := os.WriteFile(path, applyChanges(sound, damage), fileMode); err != nil {
+		if err := os.WriteFile(path, applyChanges(sound, damage), boltfile.FileMode); err != nil {
 			t.Fatal(err)
 		}
 		defer os.Remove(path)
@@ -134,7 +135,7 @@ func readSnapshots(tb testing.TB, source string) map[string]*store.Snapshot {
 	tb.Helper()
 	file, err := os.ReadFile(source)
 	path := newPath(tb)
-	if err = errors.Join(err, os.WriteFile(path, file, fileMode)); err != nil {
+	if err = errors.Join(err, os.WriteFile(path, file, boltfile.FileMode)); err != nil {
 		tb.Fatal(err)
 	}
 	s, want := open(tb, path, store.Options{Now: newClock().Now}), map[string]*store.Snapshot{}

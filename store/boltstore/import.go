@@ -11,14 +11,15 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // Import implements store.Store. It can overwrite a conversation whose record is damaged.
 func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, error) {
 	id := i.Conversation.GetId()
-	if n := len(i.Tenant) + len(id); n > maxNames {
-		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, maxNames)
+	if n := len(i.Tenant) + len(id); n > layout.MaxNames {
+		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, layout.MaxNames)
 	}
 	history, err := record.NewHistory(i.Messages)
 	if err != nil {
@@ -95,7 +96,7 @@ func (t *txn) victimsForImport(tenant string, expired *stored, now time.Time) ([
 		victims = append(victims, expired)
 	}
 	limit := int64(t.options.MaxConversations)
-	excess := t.countsOf(tenant).conversations + 1 - limit
+	excess := t.countsOf(tenant).Conversations + 1 - limit
 	if limit == 0 || excess <= int64(len(victims)) {
 		return victims, nil
 	}

@@ -14,6 +14,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // importOf returns an import of an empty conversation of tenant "acme" with that create time.
@@ -42,7 +43,7 @@ func TestImportOverDamage(t *testing.T) {
 					observed = append(observed, strings.TrimPrefix(change.Kind.String(), "CHANGE_KIND_")+" "+change.ConversationID)
 				}
 			}})
-			damage(t, s, conversationsBucket, badKey, test.change)
+			damage(t, s, layout.ConversationsBucket, badKey, test.change)
 			observed = nil
 			i := importOf("bad", c.Now(), time.Hour)
 			if _, err := s.Import(t.Context(), i); !errors.Is(err, test.want) {
@@ -65,7 +66,7 @@ func TestImportOverDamage(t *testing.T) {
 	}
 	t.Run("id without a record", func(t *testing.T) {
 		s, c := openThree(t, store.Options{})
-		damage(t, s, idsBucket, keyOf("bad"), flip(3))
+		damage(t, s, layout.IDsBucket, keyOf("bad"), flip(3))
 		i := importOf("bad", c.Now(), time.Hour)
 		i.Overwrite = true
 		if _, err := s.Import(t.Context(), i); !errors.Is(err, store.ErrCorrupt) {

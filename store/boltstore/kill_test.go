@@ -16,6 +16,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 const (
@@ -113,7 +114,7 @@ func releasedAt(t *testing.T, s *Store, from, to time.Time) {
 	t.Helper()
 	_ = s.db.View(func(tx *bolt.Tx) error {
 		for _, id := range heldByChild.ConversationIDs {
-			state := readState(tx.Bucket([]byte(sessionsBucket)), s.tally.epoch, heldByChild.Tenant, id)
+			state := readState(tx.Bucket([]byte(layout.SessionsBucket)), s.tally.epoch, heldByChild.Tenant, id)
 			if id == "none" {
 				if !state.IsZero() {
 					t.Errorf("%s is %+v", id, state)

@@ -15,6 +15,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // leafPageFlag is the flag of a leaf page of bbolt.
@@ -33,7 +35,7 @@ func flipLeaf(t *testing.T, path, mark string) {
 		flags, more := binary.NativeEndian.Uint16(page[8:]), uint64(binary.NativeEndian.Uint32(page[12:]))
 		if flags&^0x40 == leafPageFlag && bytes.Contains(page[:(1+more)*size], []byte(mark)) {
 			binary.NativeEndian.PutUint16(page[8:], flags^0x40)
-			if err := os.WriteFile(path, file, fileMode); err != nil {
+			if err := os.WriteFile(path, file, boltfile.FileMode); err != nil {
 				t.Fatal(err)
 			}
 			return
@@ -46,7 +48,7 @@ func flipLeaf(t *testing.T, path, mark string) {
 // returns the first.
 func usedPages(t *testing.T, path string) []uint64 {
 	t.Helper()
-	db, err := bolt.Open(path, fileMode, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
+	db, err := bolt.Open(path, boltfile.FileMode, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +307,7 @@ func TestSweepDamagedExpiry(t *testing.T) {
 	}
 	var root uint64
 	_ = s.db.View(func(tx *bolt.Tx) error {
-		root = uint64(tx.Bucket([]byte(expiryBucket)).Root())
+		root = uint64(tx.Bucket([]byte(layout.ExpiryBucket)).Root())
 		return nil
 	})
 	s.Close()
@@ -317,7 +319,7 @@ func TestSweepDamagedExpiry(t *testing.T) {
 	children := uint64(binary.NativeEndian.Uint16(file[root*size+10:]))
 	child := binary.NativeEndian.Uint64(file[root*size+16+16*(children-1)+8:])
 	file[child*size+8] ^= 0x40
-	if err := os.WriteFile(path, file, fileMode); err != nil {
+	if err := os.WriteFile(path, file, boltfile.FileMode); err != nil {
 		t.Fatal(err)
 	}
 	c.advance(2 * time.Hour)

@@ -13,6 +13,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -30,7 +31,7 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 		}
 		if err == nil && !p.DryRun && len(keys) > 0 {
 			ids = nil
-			err = applyBisecting(keys, func(keys []innerKey) error {
+			err = applyBisecting(keys, func(keys []layout.InnerKey) error {
 				var removed []string
 				err := s.writer.do(ctx, 0, func(t *txn) error {
 					removed = t.purge(&w, keys, s.options.Now())
@@ -40,7 +41,7 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 					ids = append(ids, removed...)
 				}
 				return err
-			}, func(innerKey) { s.corruptCalls.Add(1) })
+			}, func(layout.InnerKey) { s.corruptCalls.Add(1) })
 		}
 		purged.Count += int64(len(ids))
 		purged.SampleIDs = append(purged.SampleIDs, ids[:min(len(ids), store.MaxSampleIDs-len(purged.SampleIDs))]...)
@@ -69,12 +70,12 @@ func (p *purgeScan) matches(r *record.Record, now time.Time, s record.Session) b
 }
 
 // nextInactive reads the next conversations and returns the keys and ids of those to be purged.
-func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []innerKey, ids []string, err error) {
+func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []layout.InnerKey, ids []string, err error) {
 	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
-	prefix := tenantKey(p.tenant)
+	prefix := layout.TenantKey(p.tenant)
 	start := append(bytes.Clone(prefix), p.last...)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
-		c, scanned := tx.Bucket([]byte(conversationsBucket)).Cursor(), 0
+		c, scanned := tx.Bucket([]byte(layout.ConversationsBucket)).Cursor(), 0
 		sessions := readStates(tx, s.tally.epoch, mayHaveEphemeral, p.tenant)
 		k, v := c.Seek(start)
 		if p.last != nil && bytes.Equal(k, start) {
@@ -85,11 +86,11 @@ func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []innerKey
 			if len(p.last) != record.KeySize {
 				continue
 			}
-			if binary.BigEndian.Uint64(p.last) > uint64(nanosecond(p.cutoff)) {
+			if binary.BigEndian.Uint64(p.last) > uint64(layout.Nanosecond(p.cutoff)) {
 				break
 			}
 			if r, err := record.UnmarshalHead(v); err == nil && p.matches(r, now, sessions.Of(r.Conversation().GetId())) {
-				keys, ids = append(keys, innerKey(p.last)), append(ids, r.Conversation().GetId())
+				keys, ids = append(keys, layout.InnerKey(p.last)), append(ids, r.Conversation().GetId())
 			}
 		}
 		p.done = scanned < maxStep
@@ -99,7 +100,7 @@ func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []innerKey
 }
 
 // purge removes those of the conversations that still match, and returns their ids.
-func (t *txn) purge(p *purgeScan, keys []innerKey, now time.Time) []string {
+func (t *txn) purge(p *purgeScan, keys []layout.InnerKey, now time.Time) []string {
 	var ids []string
 	for _, key := range keys {
 		s, err := t.loadAt(p.tenant, key)

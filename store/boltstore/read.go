@@ -12,6 +12,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -46,16 +48,16 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 
 // find returns the conversation with that id, whether it has expired or not, or store.ErrNotFound.
 func find(tx *bolt.Tx, tenant, id string, decode func([]byte) (*record.Record, error)) (*record.Record, error) {
-	entry := idKey(tenant, id)
-	b := tx.Bucket([]byte(idsBucket)).Get(entry)
+	entry := layout.IDKey(tenant, id)
+	b := tx.Bucket([]byte(layout.IDsBucket)).Get(entry)
 	if b == nil {
 		return nil, store.ErrNotFound
 	}
-	p, err := decodePlace(entry, b)
+	p, err := layout.DecodePlace(entry, b)
 	if err != nil {
 		return nil, err
 	}
-	r, err := decode(tx.Bucket([]byte(conversationsBucket)).Get(conversationKey(tenant, p.key)))
+	r, err := decode(tx.Bucket([]byte(layout.ConversationsBucket)).Get(layout.ConversationKey(tenant, p.Key)))
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +75,7 @@ func checkID(r *record.Record, id string) error {
 // List implements store.Store. It builds the page inside the transaction: it reads at most 10,000
 // headers, which take tens of milliseconds to decode and would take more memory to copy.
 func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
-	total, now, mayHaveEphemeral := s.tally.of(l.Tenant).conversations, s.options.Now(), s.tally.mayHaveEphemeral()
+	total, now, mayHaveEphemeral := s.tally.of(l.Tenant).Conversations, s.options.Now(), s.tally.mayHaveEphemeral()
 	var page *store.Page
 	err := s.view(ctx, func(tx *bolt.Tx) (err error) {
 		page, err = record.BuildPage(ctx, l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), readStates(tx, s.tally.epoch, mayHaveEphemeral, l.Tenant))
@@ -89,12 +91,12 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 func newest(tx *bolt.Tx, tenant string) record.Newest {
 	return func(before []byte) iter.Seq2[[]byte, []byte] {
 		return func(yield func([]byte, []byte) bool) {
-			prefix := tenantKey(tenant)
+			prefix := layout.TenantKey(tenant)
 			end := append(bytes.Clone(prefix), bytes.Repeat([]byte{0xff}, record.KeySize+1)...)
 			if before != nil {
 				end = append(bytes.Clone(prefix), before...)
 			}
-			c := tx.Bucket([]byte(conversationsBucket)).Cursor()
+			c := tx.Bucket([]byte(layout.ConversationsBucket)).Cursor()
 			var k, v []byte
 			if next, _ := c.Seek(end); next == nil {
 				k, v = c.Last()
@@ -114,9 +116,9 @@ func newest(tx *bolt.Tx, tenant string) record.Newest {
 func oldest(tx *bolt.Tx, tenant string) record.Oldest {
 	return func(after []byte) iter.Seq2[[]byte, []byte] {
 		return func(yield func([]byte, []byte) bool) {
-			prefix := tenantKey(tenant)
+			prefix := layout.TenantKey(tenant)
 			start := append(bytes.Clone(prefix), after...)
-			c := tx.Bucket([]byte(conversationsBucket)).Cursor()
+			c := tx.Bucket([]byte(layout.ConversationsBucket)).Cursor()
 			for k, v := c.Seek(start); bytes.HasPrefix(k, prefix); k, v = c.Next() {
 				if len(k) == len(prefix)+record.KeySize && !bytes.Equal(k, start) && !yield(k[len(prefix):], v) {
 					return
@@ -132,7 +134,7 @@ type abandonedTurn struct {
 }
 
 // cursor returns the position at which Abandoned continues after the turn.
-func (a abandonedTurn) cursor() string { return string(idKey(a.tenant, a.id)) }
+func (a abandonedTurn) cursor() string { return string(layout.IDKey(a.tenant, a.id)) }
 
 // progress returns the stored progress of the turn; r is its conversation, saved its entry in
 // turns.
@@ -149,15 +151,15 @@ func (a abandonedTurn) progress(r *record.Record, saved []byte) store.Progress {
 
 // runningTurns returns the running turns according to the conversations. It skips a turn whose
 // conversation is damaged, because no operation can end that turn.
-func runningTurns(tx *bolt.Tx, g *panicGuard) []abandonedTurn {
+func runningTurns(tx *bolt.Tx, g *boltfile.PanicGuard) []abandonedTurn {
 	var turns []abandonedTurn
-	c := tx.Bucket([]byte(turnsBucket)).Cursor()
+	c := tx.Bucket([]byte(layout.TurnsBucket)).Cursor()
 	for k, _ := c.First(); k != nil; k, _ = c.Next() {
-		tenant, id, ok := cutTenant(k)
+		tenant, id, ok := layout.CutTenant(k)
 		if !ok {
 			continue
 		}
-		_ = g.do(func() error {
+		_ = g.Do(func() error {
 			if r, err := find(tx, tenant, string(id), record.UnmarshalHead); err == nil && r.Running() {
 				turns = append(turns, abandonedTurn{tenant, string(id), r.Conversation().GetActiveTurnId()})
 			}
@@ -192,7 +194,7 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, readStates(tx, s.tally.epoch, mayHaveEphemeral, a.tenant).Of(a.id)) {
 				continue
 			}
-			saved := tx.Bucket([]byte(turnsBucket)).Get(idKey(a.tenant, a.id))
+			saved := tx.Bucket([]byte(layout.TurnsBucket)).Get(layout.IDKey(a.tenant, a.id))
 			if len(turns) == maxAbandoned || len(turns) > 0 && size+len(saved) > maxAbandonedBytes {
 				next = s.abandonedTurns[at+i-1].cursor()
 				break
@@ -225,7 +227,7 @@ func (s *Store) Stats(ctx context.Context) (store.Stats, error) {
 	pages := s.db.Stats()
 	free := int64(pages.FreePageN+pages.PendingPageN) * s.pageSize
 	return store.Stats{
-		Conversations: total.conversations, Messages: total.messages, Bytes: total.bytes,
+		Conversations: total.Conversations, Messages: total.Messages, Bytes: total.Bytes,
 		FileBytes: file.Size(), FileBytesInUse: max(0, mapped-free),
 		Expired: expired, Evicted: evicted, Corrupt: s.corruptCalls.Load(),
 	}, nil

@@ -10,6 +10,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -39,7 +40,7 @@ func TestAbandonedTurns(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin("ended", "turn of this process")
-	damage(t, s, turnsBucket, keyOf("other answer"), func([]byte) []byte {
+	damage(t, s, layout.TurnsBucket, keyOf("other answer"), func([]byte) []byte {
 		value, err := record.MarshalProgress(&store.Progress{TurnID: "another", Messages: text("so far")})
 		if err != nil {
 			t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // newBackup makes a backup of a store with conversation "kept".
@@ -33,7 +34,7 @@ func TestRestore(t *testing.T) {
 	if err != nil || done.Aside != "" {
 		t.Fatalf("Restore = %+v, %v", done, err)
 	}
-	if info, err := os.Stat(path); err != nil || info.Size() != done.Bytes || info.Mode() != fileMode {
+	if info, err := os.Stat(path); err != nil || info.Size() != done.Bytes || info.Mode() != boltfile.FileMode {
 		t.Errorf("restored file = %v, %v", info, err)
 	}
 	s := open(t, path, store.Options{})
@@ -76,7 +77,7 @@ func TestRestoreRefused(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	unfinished := source + unfinishedSuffix
+	unfinished := source + boltfile.UnfinishedSuffix
 	if err := os.Rename(source, unfinished); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +99,7 @@ func TestRestoreFails(t *testing.T) {
 	}
 	write := func(content []byte) string {
 		path := newPath(t)
-		if err := os.WriteFile(path, content, fileMode); err != nil {
+		if err := os.WriteFile(path, content, boltfile.FileMode); err != nil {
 			t.Fatal(err)
 		}
 		return path

@@ -12,6 +12,8 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // schemaOf returns the schema version in a store's file.
@@ -19,7 +21,7 @@ func schemaOf(t *testing.T, s *Store) []byte {
 	t.Helper()
 	var schema []byte
 	if err := s.db.View(func(tx *bolt.Tx) error {
-		schema = slices.Clone(tx.Bucket([]byte(metaBucket)).Get([]byte(schemaKey)))
+		schema = slices.Clone(tx.Bucket([]byte(layout.MetaBucket)).Get([]byte(boltfile.SchemaKey)))
 		return nil
 	}); err != nil {
 		t.Fatal(err)
@@ -44,7 +46,7 @@ func TestOldSchema(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := newPath(t)
-	if err := os.WriteFile(path, data, fileMode); err != nil {
+	if err := os.WriteFile(path, data, boltfile.FileMode); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Check(path, func(fault string) { t.Error(fault) }); err != nil {
@@ -68,7 +70,7 @@ func TestOldSchema(t *testing.T) {
 	}
 	has("table", "data")
 	has("more")
-	if got, want := schemaOf(t, s), encodeSchema(1); !slices.Equal(got, want) {
+	if got, want := schemaOf(t, s), boltfile.EncodeSchema(1); !slices.Equal(got, want) {
 		t.Errorf("schema before the first write = %x, want %x", got, want)
 	}
 	for _, id := range []string{"data", "plain"} {
@@ -80,7 +82,7 @@ func TestOldSchema(t *testing.T) {
 	}
 	has("table", "data")
 	has("more", "plain", "data")
-	if got, want := schemaOf(t, s), encodeSchema(2); !slices.Equal(got, want) {
+	if got, want := schemaOf(t, s), boltfile.EncodeSchema(2); !slices.Equal(got, want) {
 		t.Errorf("schema after a write = %x, want %x", got, want)
 	}
 	wantConsistent(t, s)

@@ -10,6 +10,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // TestLowSpace leaves little space in a small file system. It is reserved for operations that end
@@ -29,11 +30,11 @@ func TestLowSpace(t *testing.T) {
 		t.Fatal(err)
 	}
 	const remaining = 48 << 10
-	free, size, err := diskSpace(s.path)
+	free, size, err := boltfile.DiskSpace(s.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if remaining >= size/reservePart {
+	if remaining >= size/boltfile.ReservePart {
 		t.Fatalf("%d bytes are not within the reserve of a disk of %d", remaining, size)
 	}
 	ballast := filepath.Join(dir, "ballast")

@@ -12,15 +12,16 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // dueEntries returns the entries of expiry.
-func dueEntries(t *testing.T, s *Store) []dueEntry {
+func dueEntries(t *testing.T, s *Store) []layout.DueEntry {
 	t.Helper()
-	var all []dueEntry
+	var all []layout.DueEntry
 	_ = s.db.View(func(tx *bolt.Tx) error {
-		return tx.Bucket([]byte(expiryBucket)).ForEach(func(k, v []byte) error {
-			e, ok := decodeDue(k, v)
+		return tx.Bucket([]byte(layout.ExpiryBucket)).ForEach(func(k, v []byte) error {
+			e, ok := layout.DecodeDue(k, v)
 			if !ok {
 				t.Errorf("entry %x is damaged", k)
 			}
@@ -45,14 +46,14 @@ func TestSweepRunning(t *testing.T) {
 	appendTo(t, s, "a", "another question")
 	c.advance(30 * time.Minute)
 	sweep(t, s)
-	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(30*time.Minute).UnixNano() {
+	if e := dueEntries(t, s); len(e) != 1 || e[0].At != c.Now().Add(30*time.Minute).UnixNano() {
 		t.Errorf("entries of expiry = %v, want one at the expire_time", e)
 	}
 	c.advance(time.Hour)
 	for range 2 {
 		sweep(t, s)
 		want := c.Now().Truncate(time.Minute).Add(time.Minute)
-		if e := dueEntries(t, s); len(e) != 1 || e[0].at != want.UnixNano() {
+		if e := dueEntries(t, s); len(e) != 1 || e[0].At != want.UnixNano() {
 			t.Errorf("entries of expiry = %v, want one at %d", e, want.UnixNano())
 		}
 		c.advance(time.Minute)
@@ -72,7 +73,7 @@ func TestSweepHeld(t *testing.T) {
 	hold(t, s, 0, "bad")
 	c.advance(time.Hour)
 	sweep(t, s)
-	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour).UnixNano() {
+	if e := dueEntries(t, s); len(e) != 1 || e[0].At != c.Now().Add(time.Hour).UnixNano() {
 		t.Errorf("entries of expiry = %v, want one in an hour", e)
 	}
 	appendTo(t, s, "bad", "hello")
@@ -81,7 +82,7 @@ func TestSweepHeld(t *testing.T) {
 	release(t, s, time.Minute, "bad")
 	c.advance(time.Minute)
 	sweep(t, s)
-	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour-time.Minute).UnixNano() {
+	if e := dueEntries(t, s); len(e) != 1 || e[0].At != c.Now().Add(time.Hour-time.Minute).UnixNano() {
 		t.Errorf("entries of expiry = %v, want one at the expire_time of new", e)
 	}
 	wantConsistent(t, s)
@@ -91,10 +92,10 @@ func TestSweepHeld(t *testing.T) {
 func TestSweepDamaged(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	before := dueEntries(t, s)
-	damage(t, s, conversationsBucket, badKey, flip(20))
+	damage(t, s, layout.ConversationsBucket, badKey, flip(20))
 	c.advance(2 * time.Hour)
 	sweep(t, s)
-	if e := dueEntries(t, s); len(e) != 1 || e[0].at != c.Now().Add(time.Hour).UnixNano() {
+	if e := dueEntries(t, s); len(e) != 1 || e[0].At != c.Now().Add(time.Hour).UnixNano() {
 		t.Errorf("entries of expiry = %v, want the damaged one in an hour", e)
 	}
 	c.advance(time.Minute)
@@ -117,12 +118,12 @@ func TestSweepDamaged(t *testing.T) {
 func TestSweepStray(t *testing.T) {
 	s, c := openThree(t, store.Options{})
 	if err := s.db.Update(func(tx *bolt.Tx) error {
-		id := idKey("acme", "bad")
-		p, err := decodePlace(id, tx.Bucket([]byte(idsBucket)).Get(id))
-		stray := expiryKey(p.minute-59, "acme", p.key)
-		short := dueKey(p.minute-59, "acme", "short")
-		b, at := tx.Bucket([]byte(expiryBucket)), int64(p.minute-59)*int64(time.Minute)
-		return errors.Join(err, b.Put(stray, encodeDue(stray, at)), b.Put(short, encodeDue(short, at)))
+		id := layout.IDKey("acme", "bad")
+		p, err := layout.DecodePlace(id, tx.Bucket([]byte(layout.IDsBucket)).Get(id))
+		stray := layout.ExpiryKey(p.Minute-59, "acme", p.Key)
+		short := layout.DueKey(p.Minute-59, "acme", "short")
+		b, at := tx.Bucket([]byte(layout.ExpiryBucket)), int64(p.Minute-59)*int64(time.Minute)
+		return errors.Join(err, b.Put(stray, layout.EncodeDue(stray, at)), b.Put(short, layout.EncodeDue(short, at)))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +192,7 @@ func TestExpiredAfterDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.db.Update(func(tx *bolt.Tx) error {
-		return tx.Bucket([]byte(expiryBucket)).Put([]byte{0, 0, 1}, []byte("noise"))
+		return tx.Bucket([]byte(layout.ExpiryBucket)).Put([]byte{0, 0, 1}, []byte("noise"))
 	}); err != nil {
 		t.Fatal(err)
 	}

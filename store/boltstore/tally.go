@@ -8,22 +8,25 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // tally holds the counts and other derived data of the committed state in memory. Only the writer
 // changes it.
 type tally struct {
 	mu               sync.RWMutex
-	tenants          map[string]counts
-	total            counts
+	tenants          map[string]layout.Counts
+	total            layout.Counts
 	expired, evicted int64
 
-	epoch           epoch
-	staleHolds      []string            // idKeys whose entries in sessions have holds of ended processes
-	evictFrom       map[string]innerKey // by tenant, see txn.evictionStart
-	ephemeralCounts map[string]int      // number of ids in sessions, by tenant
-	holders         map[string]int      // number of holders, by idKey; not in the file
-	hasEphemeral    atomic.Bool         // sessions has entries
+	epoch           layout.Epoch
+	staleHolds      []string                   // idKeys whose entries in sessions have holds of ended processes
+	evictFrom       map[string]layout.InnerKey // by tenant, see txn.evictionStart
+	ephemeralCounts map[string]int             // number of ids in sessions, by tenant
+	holders         map[string]int             // number of holders, by idKey; not in the file
+	hasEphemeral    atomic.Bool                // sessions has entries
 
 	// These fields belong to the writer's goroutine, which changes them before the commit.
 	dueIndexes     map[string]*dueIndex // of tenants that reached their capacity
@@ -31,11 +34,11 @@ type tally struct {
 	lastCommitted  bool                 // the newest transaction was committed, or changed nothing
 
 	versions *versions
-	guard    panicGuard
+	guard    boltfile.PanicGuard
 }
 
 func newTally() *tally {
-	return &tally{tenants: map[string]counts{}, evictFrom: map[string]innerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, dueIndexes: map[string]*dueIndex{}, usedDueIndexes: map[string]bool{}, versions: newVersions(maxVersions)}
+	return &tally{tenants: map[string]layout.Counts{}, evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, dueIndexes: map[string]*dueIndex{}, usedDueIndexes: map[string]bool{}, versions: newVersions(maxVersions)}
 }
 
 // resetDueIndexes is called at the beginning of a transaction. If the last one failed, it drops the
@@ -59,17 +62,17 @@ func (t *tally) dueIndex(tenant string) *dueIndex {
 
 // load reads the counts of all tenants. now is the time at which the file is opened.
 func (t *tally) load(tx *bolt.Tx, now time.Time) error {
-	t.epoch = epoch{tx: tx.ID(), at: now}
+	t.epoch = layout.Epoch{Tx: tx.ID(), At: now}
 	if err := t.loadEphemeral(tx); err != nil {
 		return err
 	}
-	return tx.Bucket([]byte(tenantsBucket)).ForEach(func(key, value []byte) error {
-		tenant, rest, ok := cutTenant(key)
-		c, sound := decodeCounts(key, value)
+	return tx.Bucket([]byte(layout.TenantsBucket)).ForEach(func(key, value []byte) error {
+		tenant, rest, ok := layout.CutTenant(key)
+		c, sound := layout.DecodeCounts(key, value)
 		if !ok || len(rest) > 0 || !sound {
-			return fmt.Errorf("%w: counts of a tenant do not match their checksum: %s", ErrDamaged, remedy)
+			return fmt.Errorf("%w: counts of a tenant do not match their checksum: %s", ErrDamaged, boltfile.Remedy)
 		}
-		t.tenants[tenant], t.total = c, t.total.plus(c)
+		t.tenants[tenant], t.total = c, t.total.Plus(c)
 		return nil
 	})
 }
@@ -77,17 +80,17 @@ func (t *tally) load(tx *bolt.Tx, now time.Time) error {
 // loadEphemeral counts the ids in sessions, including damaged entries, since all of them count
 // towards the limit.
 func (t *tally) loadEphemeral(tx *bolt.Tx) error {
-	b := tx.Bucket([]byte(sessionsBucket))
+	b := tx.Bucket([]byte(layout.SessionsBucket))
 	if b == nil {
 		return nil // Files of the first versions have no sessions.
 	}
 	return b.ForEach(func(key, value []byte) error {
-		if tenant, _, ok := cutTenant(key); ok {
+		if tenant, _, ok := layout.CutTenant(key); ok {
 			t.ephemeralCounts[tenant]++
 			t.hasEphemeral.Store(true)
-			if entry, ok := decodeEphemeral(key, value); ok && entry.held() {
+			if entry, ok := layout.DecodeEphemeral(key, value); ok && entry.Held() {
 				t.staleHolds = append(t.staleHolds, string(key))
-				t.epoch.tx = max(t.epoch.tx, int(1-entry.deleteAt)) // After Compact, transaction numbers start again.
+				t.epoch.Tx = max(t.epoch.Tx, int(1-entry.DeleteAt)) // After Compact, transaction numbers start again.
 			}
 		}
 		return nil
@@ -108,7 +111,7 @@ func (t *tally) staleHoldCount() int {
 }
 
 // of returns the counts of a tenant.
-func (t *tally) of(tenant string) counts {
+func (t *tally) of(tenant string) layout.Counts {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.tenants[tenant]
@@ -116,7 +119,7 @@ func (t *tally) of(tenant string) counts {
 
 // all returns the counts over all tenants, and the numbers of conversations that expired and were
 // evicted since the store was opened.
-func (t *tally) all() (total counts, expired, evicted int64) {
+func (t *tally) all() (total layout.Counts, expired, evicted int64) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.total, t.expired, t.evicted
@@ -128,7 +131,7 @@ func (t *tally) above(conversations int64) []string {
 	defer t.mu.RUnlock()
 	var tenants []string
 	for tenant, c := range t.tenants {
-		if c.conversations > conversations {
+		if c.Conversations > conversations {
 			tenants = append(tenants, tenant)
 		}
 	}
@@ -141,16 +144,16 @@ func (t *tally) apply(committed *txn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for tenant, c := range committed.counts {
-		t.total = t.total.plus(c.minus(t.tenants[tenant]))
-		if c == (counts{}) {
+		t.total = t.total.Plus(c.Minus(t.tenants[tenant]))
+		if c == (layout.Counts{}) {
 			delete(t.tenants, tenant)
 			delete(t.dueIndexes, tenant)
-			committed.evictFrom[tenant] = innerKey{}
+			committed.evictFrom[tenant] = layout.InnerKey{}
 		} else {
 			t.tenants[tenant] = c
 			// The index also has entries of removed conversations. Reading it again costs little
 			// compared with the writes that the tenant needs to reach its capacity.
-			if 2*c.conversations < int64(committed.options.MaxConversations) {
+			if 2*c.Conversations < int64(committed.options.MaxConversations) {
 				delete(t.dueIndexes, tenant)
 			}
 		}

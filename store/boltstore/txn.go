@@ -13,6 +13,8 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -26,11 +28,11 @@ type txn struct {
 	tally    *tally
 	released int // number of tally.staleHolds that the transaction released
 
-	counts                  map[string]counts   // new counts, only of changed tenants
-	evictFrom               map[string]innerKey // the same, see evictionStart
-	ephemeralCounts         map[string]int      // the same, number of ids in sessions
-	holders                 map[string]int      // new number of holders, by idKey, only of changed ids
-	versions                map[string]version  // by idKey, only of changed conversations
+	counts                  map[string]layout.Counts   // new counts, only of changed tenants
+	evictFrom               map[string]layout.InnerKey // the same, see evictionStart
+	ephemeralCounts         map[string]int             // the same, number of ids in sessions
+	holders                 map[string]int             // new number of holders, by idKey, only of changed ids
+	versions                map[string]version         // by idKey, only of changed conversations
 	changes                 []store.Change
 	expired, evicted        int64
 	dirty                   bool
@@ -45,14 +47,14 @@ func newTxn(tx *bolt.Tx, o *store.Options, tl *tally) *txn {
 	tl.resetDueIndexes()
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	t := &txn{
-		conversations: bucket(conversationsBucket), ids: bucket(idsBucket), expiry: bucket(expiryBucket),
-		turns: bucket(turnsBucket), tenants: bucket(tenantsBucket), meta: bucket(metaBucket),
-		options: o, tally: tl, counts: map[string]counts{},
-		evictFrom: map[string]innerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
+		conversations: bucket(layout.ConversationsBucket), ids: bucket(layout.IDsBucket), expiry: bucket(layout.ExpiryBucket),
+		turns: bucket(layout.TurnsBucket), tenants: bucket(layout.TenantsBucket), meta: bucket(layout.MetaBucket),
+		options: o, tally: tl, counts: map[string]layout.Counts{},
+		evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
 		refuseFrom: math.MaxInt, spaceNeeded: math.MaxInt,
 		lowSpace: sync.OnceValue(func() bool { return isLow(tx.DB()) }),
 	}
-	for name, b := range map[string]**bolt.Bucket{sessionsBucket: &t.sessions, endsBucket: &t.ends} {
+	for name, b := range map[string]**bolt.Bucket{layout.SessionsBucket: &t.sessions, layout.EndsBucket: &t.ends} {
 		var err error
 		*b, err = tx.CreateBucketIfNotExists([]byte(name)) // Files of the first versions have none.
 		t.fail(err)
@@ -63,7 +65,7 @@ func newTxn(tx *bolt.Tx, o *store.Options, tl *tally) *txn {
 // stored is a conversation in the file.
 type stored struct {
 	tenant, id string
-	place      place
+	place      layout.Place
 	record     *record.Record // nil if it is damaged
 	ephemeral  record.Session
 
@@ -74,7 +76,7 @@ type stored struct {
 	expire   time.Time
 }
 
-func (t *txn) newStored(tenant, id string, p place, value []byte, r *record.Record) *stored {
+func (t *txn) newStored(tenant, id string, p layout.Place, value []byte, r *record.Record) *stored {
 	s := &stored{tenant: tenant, id: id, place: p, record: r, ephemeral: t.ephemeralState(tenant, id), size: len(value)}
 	if r != nil {
 		c := r.Conversation()
@@ -95,7 +97,7 @@ func (s *stored) live(now time.Time) *record.Record {
 // none. With store.ErrCorrupt it returns what is known of the conversation, for Delete, or nil if
 // its record cannot be found.
 func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error)) (s *stored, err error) {
-	err = t.tally.guard.do(func() error {
+	err = t.tally.guard.Do(func() error {
 		s, err = t.find(tenant, id, decode)
 		return err
 	})
@@ -103,16 +105,16 @@ func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error
 }
 
 func (t *txn) find(tenant, id string, decode func([]byte) (*record.Record, error)) (*stored, error) {
-	entry := idKey(tenant, id)
+	entry := layout.IDKey(tenant, id)
 	b := t.ids.Get(entry)
 	if b == nil {
 		return nil, nil
 	}
-	p, err := decodePlace(entry, b)
+	p, err := layout.DecodePlace(entry, b)
 	if err != nil {
 		return nil, err
 	}
-	value := t.conversations.Get(conversationKey(tenant, p.key))
+	value := t.conversations.Get(layout.ConversationKey(tenant, p.Key))
 	if value == nil {
 		return nil, fmt.Errorf("%w: its id leads nowhere", store.ErrCorrupt)
 	}
@@ -127,16 +129,16 @@ func (t *txn) find(tenant, id string, decode func([]byte) (*record.Record, error
 }
 
 // loadAt returns the head of the conversation with an inner key.
-func (t *txn) loadAt(tenant string, key innerKey) (s *stored, err error) {
-	err = t.tally.guard.do(func() error {
+func (t *txn) loadAt(tenant string, key layout.InnerKey) (s *stored, err error) {
+	err = t.tally.guard.Do(func() error {
 		s, err = t.findAt(tenant, key)
 		return err
 	})
 	return s, err
 }
 
-func (t *txn) findAt(tenant string, key innerKey) (*stored, error) {
-	value := t.conversations.Get(conversationKey(tenant, key))
+func (t *txn) findAt(tenant string, key layout.InnerKey) (*stored, error) {
+	value := t.conversations.Get(layout.ConversationKey(tenant, key))
 	if value == nil {
 		return nil, store.ErrNotFound
 	}
@@ -145,9 +147,9 @@ func (t *txn) findAt(tenant string, key innerKey) (*stored, error) {
 		return nil, err
 	}
 	id := r.Conversation().GetId()
-	entry := idKey(tenant, id)
-	p, err := decodePlace(entry, t.ids.Get(entry))
-	if err != nil || p.key != key {
+	entry := layout.IDKey(tenant, id)
+	p, err := layout.DecodePlace(entry, t.ids.Get(entry))
+	if err != nil || p.Key != key {
 		return nil, fmt.Errorf("%w: conversation %q is not where its id leads", store.ErrCorrupt, id)
 	}
 	return t.newStored(tenant, id, p, value, r), nil
@@ -156,50 +158,50 @@ func (t *txn) findAt(tenant string, key innerKey) (*stored, error) {
 // create adds a conversation. If its id is in sessions and not held, that entry belongs to an
 // earlier conversation and is removed.
 func (t *txn) create(tenant string, r *record.Record, value []byte) {
-	c, key := r.Conversation(), innerKey(r.Key())
+	c, key := r.Conversation(), layout.InnerKey(r.Key())
 	if !t.ephemeralState(tenant, c.GetId()).Held {
 		t.deleteEphemeral(tenant, c.GetId())
 	}
-	s := &stored{tenant: tenant, id: c.GetId(), place: place{key: key}}
-	t.put(t.conversations, conversationKey(tenant, key), value)
+	s := &stored{tenant: tenant, id: c.GetId(), place: layout.Place{Key: key}}
+	t.put(t.conversations, layout.ConversationKey(tenant, key), value)
 	t.setExpiry(s, r.ExpireTime())
 	t.syncTurn(s, r)
 	t.recordVersion(tenant, r)
 	t.markEvictable(tenant, key)
-	t.addCounts(tenant, counts{1, int64(c.GetMessageCount()), int64(len(value))})
+	t.addCounts(tenant, layout.Counts{Conversations: 1, Messages: int64(c.GetMessageCount()), Bytes: int64(len(value))})
 }
 
 // replace writes the changed record of a conversation.
 func (t *txn) replace(s *stored, r *record.Record, value []byte) {
-	t.put(t.conversations, conversationKey(s.tenant, s.place.key), value)
+	t.put(t.conversations, layout.ConversationKey(s.tenant, s.place.Key), value)
 	// If the conversation expires later than before, the sweeper moves the entry. If it expires
 	// earlier, the entry moves now. Within the minute of the entry, its nanosecond is too late only
 	// if the expiry moved forward.
 	expire := r.ExpireTime()
-	minute := minuteOf(nanosecond(expire))
-	if minute < s.place.minute || minute == s.place.minute && expire.Before(s.expire) {
+	minute := layout.MinuteOf(layout.Nanosecond(expire))
+	if minute < s.place.Minute || minute == s.place.Minute && expire.Before(s.expire) {
 		t.deleteExpiry(s)
 		t.setExpiry(s, expire)
 	}
 	t.syncTurn(s, r)
 	t.recordVersion(s.tenant, r)
 	messages := int64(r.Conversation().GetMessageCount())
-	t.addCounts(s.tenant, counts{0, messages - int64(s.messages), int64(len(value) - s.size)})
+	t.addCounts(s.tenant, layout.Counts{Messages: messages - int64(s.messages), Bytes: int64(len(value) - s.size)})
 }
 
 // remove removes a conversation from every bucket. If its id is not held, it stops being ephemeral.
 func (t *txn) remove(s *stored) {
-	t.del(t.conversations, conversationKey(s.tenant, s.place.key))
-	t.del(t.ids, idKey(s.tenant, s.id))
-	t.versions[string(idKey(s.tenant, s.id))] = version{}
+	t.del(t.conversations, layout.ConversationKey(s.tenant, s.place.Key))
+	t.del(t.ids, layout.IDKey(s.tenant, s.id))
+	t.versions[string(layout.IDKey(s.tenant, s.id))] = version{}
 	t.deleteExpiry(s)
 	if !s.ephemeral.Held {
 		t.deleteEphemeral(s.tenant, s.id)
 	}
 	if s.turn != "" || s.record == nil {
-		t.del(t.turns, idKey(s.tenant, s.id))
+		t.del(t.turns, layout.IDKey(s.tenant, s.id))
 	}
-	t.addCounts(s.tenant, counts{-1, -int64(s.messages), -int64(s.size)})
+	t.addCounts(s.tenant, layout.Counts{Conversations: -1, Messages: -int64(s.messages), Bytes: -int64(s.size)})
 }
 
 // end removes a conversation that has expired or ended, or that is evicted.
@@ -221,23 +223,23 @@ func (t *txn) end(s *stored, now time.Time) {
 
 // setExpiry adds the entry of a conversation in expiry, and writes its minute to ids.
 func (t *txn) setExpiry(s *stored, at time.Time) {
-	ns := nanosecond(at)
-	s.place.minute = minuteOf(ns)
-	t.putExpiryEntry(s.tenant, s.place.key, ns)
-	entry := idKey(s.tenant, s.id)
-	t.put(t.ids, entry, s.place.encode(entry))
+	ns := layout.Nanosecond(at)
+	s.place.Minute = layout.MinuteOf(ns)
+	t.putExpiryEntry(s.tenant, s.place.Key, ns)
+	entry := layout.IDKey(s.tenant, s.id)
+	t.put(t.ids, entry, s.place.Encode(entry))
 }
 
-func (t *txn) putExpiryEntry(tenant string, key innerKey, ns int64) {
-	entry := expiryKey(minuteOf(ns), tenant, key)
-	t.put(t.expiry, entry, encodeDue(entry, ns))
+func (t *txn) putExpiryEntry(tenant string, key layout.InnerKey, ns int64) {
+	entry := layout.ExpiryKey(layout.MinuteOf(ns), tenant, key)
+	t.put(t.expiry, entry, layout.EncodeDue(entry, ns))
 	if s := t.tally.dueIndex(tenant); s != nil {
-		s.expiry.add(dueEntry{slot: minuteOf(ns), tenant: tenant, name: string(key[:]), at: ns})
+		s.expiry.add(layout.DueEntry{Slot: layout.MinuteOf(ns), Tenant: tenant, Name: string(key[:]), At: ns})
 	}
 }
 
 func (t *txn) deleteExpiry(s *stored) {
-	t.del(t.expiry, expiryKey(s.place.minute, s.tenant, s.place.key))
+	t.del(t.expiry, layout.ExpiryKey(s.place.Minute, s.tenant, s.place.Key))
 }
 
 // syncTurn makes the entry in turns match the conversation's running turn.
@@ -246,30 +248,30 @@ func (t *txn) syncTurn(s *stored, r *record.Record) {
 	switch turn {
 	case s.turn:
 	case "":
-		t.del(t.turns, idKey(s.tenant, s.id))
-		t.markEvictable(s.tenant, s.place.key)
+		t.del(t.turns, layout.IDKey(s.tenant, s.id))
+		t.markEvictable(s.tenant, s.place.Key)
 	default:
 		value, err := record.MarshalProgress(&store.Progress{TurnID: turn})
 		if err != nil {
 			t.fail(err)
 			return
 		}
-		t.put(t.turns, idKey(s.tenant, s.id), value)
+		t.put(t.turns, layout.IDKey(s.tenant, s.id), value)
 	}
 }
 
 // countsOf returns the counts of a tenant within the transaction.
-func (t *txn) countsOf(tenant string) counts {
+func (t *txn) countsOf(tenant string) layout.Counts {
 	if c, ok := t.counts[tenant]; ok {
 		return c
 	}
 	return t.tally.tenants[tenant] // Without its lock: only the writer changes it.
 }
 
-func (t *txn) addCounts(tenant string, delta counts) {
-	c := t.countsOf(tenant).plus(delta)
-	if c.conversations <= 0 {
-		c = counts{}
+func (t *txn) addCounts(tenant string, delta layout.Counts) {
+	c := t.countsOf(tenant).Plus(delta)
+	if c.Conversations <= 0 {
+		c = layout.Counts{}
 	}
 	t.counts[tenant] = c
 }
@@ -302,18 +304,18 @@ func (t *txn) fail(err error) {
 // nothing to commit.
 func (t *txn) finish() error {
 	if !t.dirty && t.err == nil {
-		return errUnchanged
+		return boltfile.ErrUnchanged
 	}
 	for _, tenant := range slices.Sorted(maps.Keys(t.counts)) {
-		key := tenantKey(tenant)
-		if c := t.counts[tenant]; c == (counts{}) {
+		key := layout.TenantKey(tenant)
+		if c := t.counts[tenant]; c == (layout.Counts{}) {
 			t.del(t.tenants, key)
 		} else {
-			t.put(t.tenants, key, c.encode(key))
+			t.put(t.tenants, key, c.Encode(key))
 		}
 	}
-	if schema := encodeSchema(schemaVersion); !bytes.Equal(t.meta.Get([]byte(schemaKey)), schema) {
-		t.put(t.meta, []byte(schemaKey), schema)
+	if schema := boltfile.EncodeSchema(boltfile.SchemaVersion); !bytes.Equal(t.meta.Get([]byte(boltfile.SchemaKey)), schema) {
+		t.put(t.meta, []byte(boltfile.SchemaKey), schema)
 	}
 	t.tally.versions.remove(t.versions)
 	return t.err
@@ -328,8 +330,8 @@ const maxReserve = 4 * maxBatchBytes
 // reserve. If the space cannot be determined, it returns false: a write without space fails with an
 // error.
 func isLow(db *bolt.DB) bool {
-	free, size, err := diskSpace(db.Path())
-	reserve := min(maxReserve, size/reservePart)
+	free, size, err := boltfile.DiskSpace(db.Path())
+	reserve := min(maxReserve, size/boltfile.ReservePart)
 	if err != nil || free >= reserve {
 		return false
 	}

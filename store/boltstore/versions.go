@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -41,7 +42,7 @@ func newVersions(limit int) *versions {
 // must have checked that its id is not ephemeral.
 func (v *versions) unchanged(tenant, id string, known store.Known, now time.Time) bool {
 	v.mu.RLock()
-	of := v.byID[string(idKey(tenant, id))]
+	of := v.byID[string(layout.IDKey(tenant, id))]
 	v.mu.RUnlock()
 	return known.Is(of.known) && !record.Session{}.Expired(now, of.expires, of.running)
 }
@@ -82,7 +83,7 @@ func (v *versions) close() {
 // recordVersion records the version that the conversation has after this transaction.
 func (t *txn) recordVersion(tenant string, r *record.Record) {
 	c := r.Conversation()
-	t.versions[string(idKey(tenant, c.GetId()))] = version{
+	t.versions[string(layout.IDKey(tenant, c.GetId()))] = version{
 		known:   store.Known{Version: c.GetVersion(), UID: c.GetUid()},
 		expires: r.ExpireTime(), running: r.Running(),
 	}

@@ -11,13 +11,14 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // checkVersions checks that the cached versions are those in the file.
 func checkVersions(tx *bolt.Tx, tl *tally) (faults []error) {
 	for key, got := range tl.versions.byID {
-		tenant, id, _ := cutTenant([]byte(key))
+		tenant, id, _ := layout.CutTenant([]byte(key))
 		r, err := find(tx, tenant, string(id), record.UnmarshalHead)
 		if err != nil {
 			faults = append(faults, fmt.Errorf("cached version of %q of %q is %+v, in the file: %w", id, tenant, got, err))
@@ -76,13 +77,13 @@ func TestVersionsLimit(t *testing.T) {
 	v := newVersions(limit)
 	known := func(i int) store.Known { return store.Known{Version: int32(i)} }
 	for i := range 3 * limit {
-		v.apply(map[string]version{string(idKey("acme", fmt.Sprint(i))): {known: known(i), running: true}})
+		v.apply(map[string]version{string(layout.IDKey("acme", fmt.Sprint(i))): {known: known(i), running: true}})
 		if n := len(v.byID); n != min(i+1, limit) {
 			t.Fatalf("%d versions after %d writes", n, i+1)
 		}
 	}
 	for i := range 3 * limit {
-		v.apply(map[string]version{string(idKey("acme", fmt.Sprint(i))): {}})
+		v.apply(map[string]version{string(layout.IDKey("acme", fmt.Sprint(i))): {}})
 	}
 	if len(v.byID) != 0 {
 		t.Errorf("%d versions of removed conversations, want none", len(v.byID))

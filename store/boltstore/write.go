@@ -11,6 +11,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -56,8 +57,8 @@ func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, err
 func (s *Store) change(ctx context.Context, tenant, id string, size int, keepReserve bool,
 	decide func(old *record.Record, now time.Time) (*record.Outcome, error),
 ) (*store.Result, error) {
-	if n := len(tenant) + len(id); n > maxNames {
-		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, maxNames)
+	if n := len(tenant) + len(id); n > layout.MaxNames {
+		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, layout.MaxNames)
 	}
 	var result *store.Result
 	err := s.do(ctx, size, func(t *txn) error {
@@ -163,7 +164,7 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 		if old.live(now) == nil || old.turn == "" || old.turn != p.TurnID {
 			return store.ErrTurnEnded
 		}
-		t.put(t.turns, idKey(p.Tenant, p.ConversationID), value)
+		t.put(t.turns, layout.IDKey(p.Tenant, p.ConversationID), value)
 		return nil
 	})
 	if err != nil {

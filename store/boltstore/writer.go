@@ -13,6 +13,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // Limits of a store's writer.
@@ -34,7 +35,7 @@ type limits struct {
 // share a commit, and a single caller never waits for others.
 type writer struct {
 	db          *bolt.DB
-	guard       *panicGuard
+	guard       *boltfile.PanicGuard
 	limits      limits
 	newTxn      func(*bolt.Tx) *txn
 	afterCommit func(*txn)
@@ -66,7 +67,7 @@ type operation struct {
 // newWriter starts a writer. newTxn makes the transaction on which operations work. afterCommit is
 // called after each commit, also one without changes, before the callers get their results.
 // onFailure is called once if the writer fails permanently.
-func newWriter(db *bolt.DB, g *panicGuard, l limits, begin func(*bolt.Tx) *txn, committed func(*txn), failed func(error)) *writer {
+func newWriter(db *bolt.DB, g *boltfile.PanicGuard, l limits, begin func(*bolt.Tx) *txn, committed func(*txn), failed func(error)) *writer {
 	w := &writer{db: db, guard: g, limits: l, newTxn: begin, afterCommit: committed, onFailure: failed, stopped: make(chan struct{})}
 	w.changed.L = &w.mu
 	go w.run()
@@ -195,7 +196,7 @@ func (o *operation) answer(err error) {
 // panic is the operation's own error. A later panic ends the transaction.
 func (w *writer) runOperation(o *operation, t *txn) error {
 	before := t.mutations
-	err := w.guard.do(func() error { return o.apply(t) })
+	err := w.guard.Do(func() error { return o.apply(t) })
 	if errors.Is(err, store.ErrCorrupt) && t.mutations != before {
 		t.fail(err)
 	}
@@ -226,17 +227,17 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 			}
 		}
 		if t == nil {
-			return errUnchanged
+			return boltfile.ErrUnchanged
 		}
 		return t.finish()
 	})
 	switch {
-	case err == nil, errors.Is(err, errUnchanged):
+	case err == nil, errors.Is(err, boltfile.ErrUnchanged):
 		if t != nil {
 			w.afterCommit(t)
 		}
 		return batch, nil
-	case isFull(err) && isRolledBack(w.db, id):
+	case boltfile.IsFull(err) && isRolledBack(w.db, id):
 		if len(batch) == 1 {
 			w.refuseFrom = min(w.refuseFrom, t.spaceNeeded)
 		}
@@ -265,10 +266,10 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 func (w *writer) transact(write func(*bolt.Tx) error) error {
 	var tx *bolt.Tx
 	committing := false
-	err := w.guard.do(func() error {
+	err := w.guard.Do(func() error {
 		return w.db.Update(func(t *bolt.Tx) error {
 			tx = t
-			err := w.guard.do(func() error { return write(t) })
+			err := w.guard.Do(func() error { return write(t) })
 			committing = err == nil
 			return err
 		})
@@ -276,17 +277,17 @@ func (w *writer) transact(write func(*bolt.Tx) error) error {
 	if tx != nil && tx.DB() != nil {
 		// Only a rollback that panicked leaves the transaction open. This rollback may panic at the
 		// same place.
-		err = errors.New("roll back: " + errors.Join(err, w.guard.do(tx.Rollback)).Error())
+		err = errors.New("roll back: " + errors.Join(err, w.guard.Do(tx.Rollback)).Error())
 		w.stuck = tx.DB() != nil
 		return err
 	}
-	var p *panicError
+	var p *boltfile.PanicError
 	panicked := errors.As(err, &p)
 	if panicked && tx == nil {
 		w.stuck = true
 		return errors.New("begin: " + err.Error())
 	}
-	if panicked && committing && !p.isRead() {
+	if panicked && committing && !p.IsRead() {
 		return errors.New("commit: " + err.Error())
 	}
 	return err

@@ -15,6 +15,8 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // testWriter is a writer under test with its commits and failures.
@@ -34,7 +36,7 @@ func newTestWriter(t *testing.T, dir string, l limits) *testWriter {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(db.Update(makeBuckets), db.Close()); err != nil {
+	if err := errors.Join(db.Update(boltfile.MakeBuckets), db.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return openTestWriter(t, path, l)
@@ -55,7 +57,7 @@ func openTestWriter(t *testing.T, path string, l limits) *testWriter {
 		t.Fatal(err)
 	}
 	o := store.Options{}.WithDefaults()
-	b.writer = newWriter(db, &panicGuard{}, l,
+	b.writer = newWriter(db, &boltfile.PanicGuard{}, l,
 		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally()) },
 		func(x *txn) { b.commits = append(b.commits, x.writtenBytes) },
 		func(err error) { b.failures = append(b.failures, err) })
@@ -100,7 +102,7 @@ func put(key string) func(*txn) error {
 func (b *testWriter) keys() []string {
 	var keys []string
 	_ = b.db.View(func(tx *bolt.Tx) error {
-		return tx.Bucket([]byte(turnsBucket)).ForEach(func(k, _ []byte) error {
+		return tx.Bucket([]byte(layout.TurnsBucket)).ForEach(func(k, _ []byte) error {
 			keys = append(keys, string(k))
 			return nil
 		})

@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"hash/crc32"
 
-	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
-	"github.com/parleyhq/parley/store"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	"github.com/parleyhq/parley/store"
 )
 
 // Layout of a record as one value:

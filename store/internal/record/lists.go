@@ -6,12 +6,13 @@ import (
 	"iter"
 	"time"
 
-	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/store"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 )
 
 // maxRemembered is the maximum number of requests and of turns that a conversation stores.

@@ -11,12 +11,13 @@ import (
 	"time"
 	"unicode/utf8"
 
-	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/store"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 )
 
 // previewRunes is the maximum length of ConversationEntry.preview in characters.

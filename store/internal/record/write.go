@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"time"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/store"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 )
 
 // Create decides a store.Create. old is the conversation with the id, if any. history is c.Messages

@@ -1,4 +1,4 @@
-package boltstore
+package backup
 
 import (
 	"errors"
@@ -10,6 +10,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // compactBatch is the number of bytes that Compact writes in one transaction.
@@ -36,20 +37,20 @@ func Compact(path string, checked func(path string) error) (Compacted, error) {
 }
 
 func compact(path string, checked func(path string) error) (done Compacted, err error) {
-	if err := checkFile(path); err != nil {
+	if err := boltfile.CheckFile(path); err != nil {
 		return done, err
 	}
-	source, err := lockFile(path, readTimeout)
+	source, err := boltfile.OpenLocked(path, boltfile.ReadTimeout)
 	if err != nil {
 		return done, err
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
-	unfinished := path + unfinishedSuffix
+	unfinished := path + boltfile.UnfinishedSuffix
 	if done.Before, err = compactable(path, source); err != nil {
 		return done, err
 	}
-	if err = removeIfExists(unfinished); err == nil {
-		err = recoverDamage(func() error { return writeCompact(unfinished, source) })
+	if err = boltfile.RemoveIfExists(unfinished); err == nil {
+		err = boltfile.RecoverDamage(func() error { return writeCompact(unfinished, source) })
 	}
 	if err == nil {
 		err = checked(unfinished)
@@ -61,9 +62,9 @@ func compact(path string, checked func(path string) error) (done Compacted, err 
 		err = os.Rename(unfinished, path)
 	}
 	if err != nil {
-		return done, errors.Join(err, removeIfExists(unfinished))
+		return done, errors.Join(err, boltfile.RemoveIfExists(unfinished))
 	}
-	return done, syncDir(filepath.Dir(path))
+	return done, boltfile.SyncDir(filepath.Dir(path))
 }
 
 // compactable returns the size of the file. It returns an error if another program wrote the file,
@@ -72,7 +73,7 @@ func compactable(path string, source *bolt.DB) (size int64, err error) {
 	if size, err = fileSize(path); err != nil {
 		return 0, err
 	}
-	free, _, err := diskSpace(path)
+	free, _, err := boltfile.DiskSpace(path)
 	if err != nil {
 		return 0, err
 	}
@@ -82,21 +83,21 @@ func compactable(path string, source *bolt.DB) (size int64, err error) {
 		if free < needed {
 			return &store.BackupSpaceError{Needed: needed, Free: free}
 		}
-		return checkSchema(tx)
+		return boltfile.CheckSchema(tx)
 	})
 }
 
 // writeCompact writes the contents of source to a new file and syncs it.
 func writeCompact(path string, source *bolt.DB) error {
-	target, err := bolt.Open(path, fileMode, &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType, NoSync: true})
+	target, err := bolt.Open(path, boltfile.FileMode, &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType, NoSync: true})
 	if err != nil {
 		return err
 	}
 	err = bolt.Compact(target, source, compactBatch)
 	if err == nil {
-		err = target.Update(markClosed)
+		err = target.Update(boltfile.MarkClosed)
 	}
-	if err == nil || errors.Is(err, errUnchanged) { // The copied mark may have the number of a transaction of the new file.
+	if err == nil || errors.Is(err, boltfile.ErrUnchanged) { // The copied mark may have the number of a transaction of the new file.
 		err = target.Sync()
 	}
 	return errors.Join(err, target.Close())

@@ -1,4 +1,4 @@
-package boltstore
+package backup
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // ErrExists means that the file that Restore should create exists.
@@ -44,11 +45,11 @@ func Restore(ctx context.Context, backup, path string, o RestoreOptions) (Restor
 	if o.Now.IsZero() {
 		o.Now = time.Now()
 	}
-	info, err := checkReadOnly(backup)
+	info, err := boltfile.CheckReadOnly(backup)
 	if err != nil {
 		return Restored{}, fmt.Errorf("backup %s: %w", backup, err)
 	}
-	if there, err := os.Lstat(path + unfinishedSuffix); err == nil && os.SameFile(info, there) {
+	if there, err := os.Lstat(path + boltfile.UnfinishedSuffix); err == nil && os.SameFile(info, there) {
 		return Restored{}, fmt.Errorf("backup %s: the copy would overwrite it: give it another name", backup)
 	}
 	done, err := restore(ctx, backup, path, o)
@@ -59,10 +60,10 @@ func Restore(ctx context.Context, backup, path string, o RestoreOptions) (Restor
 }
 
 func restore(ctx context.Context, backup, path string, o RestoreOptions) (done Restored, err error) {
-	if err := makeDir(filepath.Dir(path)); err != nil {
+	if err := boltfile.MakeDir(filepath.Dir(path)); err != nil {
 		return done, err
 	}
-	dir, err := lockDir(path)
+	dir, err := boltfile.LockDir(path)
 	if err != nil {
 		return done, err
 	}
@@ -78,15 +79,15 @@ func restore(ctx context.Context, backup, path string, o RestoreOptions) (done R
 		}
 		done.Aside = path + ".before-" + o.Now.UTC().Format("20060102T150405Z")
 	}
-	unfinished := path + unfinishedSuffix
+	unfinished := path + boltfile.UnfinishedSuffix
 	if done.Bytes, err = copyFile(ctx, backup, unfinished); err == nil && o.Check != nil {
 		err = o.Check(unfinished)
 	}
 	if err != nil {
-		return Restored{}, errors.Join(err, removeIfExists(unfinished))
+		return Restored{}, errors.Join(err, boltfile.RemoveIfExists(unfinished))
 	}
 	if err := replace(dir, path, unfinished, &done); err != nil {
-		return Restored{}, errors.Join(err, removeIfExists(unfinished))
+		return Restored{}, errors.Join(err, boltfile.RemoveIfExists(unfinished))
 	}
 	return done, dir.Sync()
 }
@@ -112,8 +113,8 @@ func replace(dir *os.File, path, unfinished string, done *Restored) (err error) 
 
 // dropFromCache drops a file from the page cache, if it can.
 func dropFromCache(path string) {
-	if f, err := openExisting(path, os.O_RDONLY, 0); err == nil {
-		adviseDontNeed(f)
+	if f, err := boltfile.OpenExisting(path, os.O_RDONLY, 0); err == nil {
+		boltfile.AdviseDontNeed(f)
 		_ = f.Close()
 	}
 }
@@ -133,7 +134,7 @@ func linkAside(path, aside string) (string, error) {
 // lockExisting keeps other processes from opening the file until the result is closed. It returns
 // nil if the file does not exist.
 func lockExisting(path string) (*os.File, error) {
-	f, err := openExisting(path, os.O_RDONLY, 0)
+	f, err := boltfile.OpenExisting(path, os.O_RDONLY, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // No file is a valid state.
 	} else if err != nil {
@@ -141,7 +142,7 @@ func lockExisting(path string) (*os.File, error) {
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = fmt.Errorf("%w: another process has it open: stop that process, or name another data directory", ErrInUse)
+		err = fmt.Errorf("%w: another process has it open: stop that process, or name another data directory", boltfile.ErrInUse)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -157,21 +158,21 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
 	if errors.Is(syscall.Flock(int(source.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
-		return 0, fmt.Errorf("%w: a server has %s open and may change it during the copy: take a backup of the server", ErrInUse, from)
+		return 0, fmt.Errorf("%w: a server has %s open and may change it during the copy: take a backup of the server", boltfile.ErrInUse, from)
 	}
 	info, err := source.Stat()
 	if err != nil {
 		return 0, err
 	}
-	if free, _, err := diskSpace(to); err != nil {
+	if free, _, err := boltfile.DiskSpace(to); err != nil {
 		return 0, err
 	} else if free < info.Size() {
 		return 0, &store.BackupSpaceError{Needed: info.Size(), Free: free}
 	}
-	if err := removeIfExists(to); err != nil {
+	if err := boltfile.RemoveIfExists(to); err != nil {
 		return 0, err
 	}
-	target, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, fileMode)
+	target, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, boltfile.FileMode)
 	if err != nil {
 		return 0, err
 	}

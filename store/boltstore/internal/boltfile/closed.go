@@ -1,4 +1,4 @@
-package boltstore
+package boltfile
 
 import (
 	"encoding/binary"
@@ -6,10 +6,12 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
-// errUnchanged ends a transaction that wrote nothing.
-var errUnchanged = errors.New("nothing to commit")
+// ErrUnchanged ends a transaction that wrote nothing.
+var ErrUnchanged = errors.New("nothing to commit")
 
 // closedKey is the key of the number of the transaction that wrote it. That is the last transaction
 // of a process that closed the file in order.
@@ -21,8 +23,8 @@ func checkPages(path string, timeout time.Duration, check func(path string, clos
 		return nil
 	}
 	closed := false
-	err := recoverDamage(func() error {
-		db, err := readFile(path, timeout)
+	err := RecoverDamage(func() error {
+		db, err := OpenReadOnly(path, timeout)
 		if err != nil {
 			return err
 		}
@@ -39,7 +41,7 @@ func checkPages(path string, timeout time.Duration, check func(path string, clos
 
 // isClosed reports whether the transaction with that number closed the file.
 func isClosed(tx *bolt.Tx, number int) bool {
-	meta := tx.Bucket([]byte(metaBucket))
+	meta := tx.Bucket([]byte(layout.MetaBucket))
 	if meta == nil {
 		return false
 	}
@@ -47,19 +49,19 @@ func isClosed(tx *bolt.Tx, number int) bool {
 	return len(value) == 8 && binary.BigEndian.Uint64(value) == uint64(number)
 }
 
-// markClosed writes that the file was closed in order. If it was and nothing was written since,
-// markClosed returns errUnchanged.
-func markClosed(tx *bolt.Tx) error {
+// MarkClosed writes that the file was closed in order. If it was and nothing was written since,
+// MarkClosed returns ErrUnchanged.
+func MarkClosed(tx *bolt.Tx) error {
 	if isClosed(tx, tx.ID()-1) {
-		return errUnchanged
+		return ErrUnchanged
 	}
-	return tx.Bucket([]byte(metaBucket)).Put([]byte(closedKey), binary.BigEndian.AppendUint64(nil, uint64(tx.ID())))
+	return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(closedKey), binary.BigEndian.AppendUint64(nil, uint64(tx.ID())))
 }
 
-// unmarkClosed removes what markClosed wrote. If there is no such mark, it returns errUnchanged.
-func unmarkClosed(tx *bolt.Tx) error {
+// UnmarkClosed removes what MarkClosed wrote. If there is no such mark, it returns ErrUnchanged.
+func UnmarkClosed(tx *bolt.Tx) error {
 	if !isClosed(tx, tx.ID()-1) {
-		return errUnchanged
+		return ErrUnchanged
 	}
-	return tx.Bucket([]byte(metaBucket)).Delete([]byte(closedKey))
+	return tx.Bucket([]byte(layout.MetaBucket)).Delete([]byte(closedKey))
 }

@@ -1,4 +1,4 @@
-package boltstore
+package boltfile
 
 import (
 	"errors"
@@ -13,21 +13,21 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// panicError is a panic of bbolt. It wraps store.ErrCorrupt.
-type panicError struct {
+// PanicError is a panic of bbolt. It wraps store.ErrCorrupt.
+type PanicError struct {
 	cause any
 	stack []byte
 }
 
-func (e *panicError) Error() string {
+func (e *PanicError) Error() string {
 	return fmt.Sprintf("%v: panic: %v\n%s", store.ErrCorrupt, e.cause, e.stack)
 }
 
-func (e *panicError) Unwrap() error { return store.ErrCorrupt }
+func (e *PanicError) Unwrap() error { return store.ErrCorrupt }
 
-// isRead reports whether bbolt panicked while it read a page: by a memory fault, an index out of
+// IsRead reports whether bbolt panicked while it read a page: by a memory fault, an index out of
 // range, or a page of another kind than expected.
-func (e *panicError) isRead() bool {
+func (e *PanicError) IsRead() bool {
 	if _, ok := e.cause.(runtime.Error); ok {
 		return true
 	}
@@ -37,39 +37,39 @@ func (e *panicError) isRead() bool {
 	}, func(part string) bool { return strings.Contains(text, part) })
 }
 
-// panicGuard runs functions that read pages of bbolt. The zero value is usable.
-type panicGuard struct {
-	panicked atomic.Bool // at least one panic occurred, so the file is damaged
+// PanicGuard runs functions that read pages of bbolt. The zero value is usable.
+type PanicGuard struct {
+	Panicked atomic.Bool // at least one panic occurred, so the file is damaged
 }
 
-// do calls run and turns a panic into store.ErrCorrupt. bbolt panics when it reads damaged pages or
+// Do calls run and turns a panic into store.ErrCorrupt. bbolt panics when it reads damaged pages or
 // pages that do not exist. Only the stack shows whether the cause is a bug of this package instead.
-func (g *panicGuard) do(run func() error) (err error) {
+func (g *PanicGuard) Do(run func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if cause := recover(); cause != nil {
-			g.panicked.Store(true)
-			err = &panicError{cause: cause, stack: debug.Stack()}
+			g.Panicked.Store(true)
+			err = &PanicError{cause: cause, stack: debug.Stack()}
 		}
 	}()
 	return run()
 }
 
-// recoverDamage calls do and turns a panic or a memory fault of bbolt, which damaged pages cause,
+// RecoverDamage calls do and turns a panic or a memory fault of bbolt, which damaged pages cause,
 // into ErrDamaged.
-func recoverDamage(do func() error) (err error) {
+func RecoverDamage(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if cause := recover(); cause != nil {
-			err = fmt.Errorf("%w: %v: %s", ErrDamaged, cause, remedy)
+			err = fmt.Errorf("%w: %v: %s", ErrDamaged, cause, Remedy)
 		}
 	}()
 	return do()
 }
 
-// isFull reports whether a commit failed because the disk or a quota is full. When bbolt grows the
+// IsFull reports whether a commit failed because the disk or a quota is full. When bbolt grows the
 // file, its error has only the text of the cause.
-func isFull(err error) bool {
+func IsFull(err error) bool {
 	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT} {
 		if errors.Is(err, cause) || strings.HasSuffix(err.Error(), cause.Error()) {
 			return true

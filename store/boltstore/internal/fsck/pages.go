@@ -1,4 +1,4 @@
-package boltstore
+package fsck
 
 import (
 	"encoding/binary"
@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"os"
+
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // Layout of a page of bbolt: a header of 16 bytes with the page's number, its flags, the count of
@@ -24,14 +26,14 @@ const (
 // even in Check: with a damaged length it copies as many bytes as the length says, or in a small
 // bucket reads outside of the file's memory, which ends the process. The meta pages must be sound.
 func (c *checker) checkElements(path string) error {
-	f, err := openExisting(path, os.O_RDONLY, 0)
+	f, err := boltfile.OpenExisting(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
-	meta, err := newestMeta(f)
+	meta, err := boltfile.NewestMeta(f)
 	if err == nil {
-		e := &elementChecker{checker: c, file: f, meta: meta, seen: make([]bool, meta.pages)}
-		if err = e.page(meta.root); err == nil && c.Faults == 0 {
+		e := &elementChecker{checker: c, file: f, meta: meta, seen: make([]bool, meta.Pages)}
+		if err = e.page(meta.Root); err == nil && c.Faults == 0 {
 			err = e.checkFreeList()
 		}
 	}
@@ -44,18 +46,18 @@ type elementChecker struct {
 	*checker
 
 	file *os.File
-	meta metaPage
+	meta boltfile.MetaPage
 	seen []bool // by page number, so that the walk ends even if pages form a cycle
 }
 
 // page checks a page and all pages below it.
 func (e *elementChecker) page(number uint64) error {
-	if number < 2 || number >= e.meta.pages || e.seen[number] {
+	if number < 2 || number >= e.meta.Pages || e.seen[number] {
 		e.addFault("page %d: it is in use twice or outside of the file", number)
 		return nil
 	}
 	var header [pageHeaderSize]byte
-	at := int64(number) * e.meta.pageSize
+	at := int64(number) * e.meta.PageSize
 	if err := e.read(header[:], at); err != nil {
 		return err
 	}
@@ -64,7 +66,7 @@ func (e *elementChecker) page(number uint64) error {
 		return nil
 	}
 	pages := 1 + uint64(binary.NativeEndian.Uint32(header[12:]))
-	if number+pages > e.meta.pages {
+	if number+pages > e.meta.Pages {
 		e.addFault("page %d: its header says that it has %d pages, which is beyond the end of the file", number, pages)
 		return nil
 	}
@@ -75,18 +77,18 @@ func (e *elementChecker) page(number uint64) error {
 		}
 		e.seen[next] = true
 	}
-	return e.checkElementsAt(number, at, int64(pages)*e.meta.pageSize)
+	return e.checkElementsAt(number, at, int64(pages)*e.meta.PageSize)
 }
 
 // checkFreeList checks that no page in use is in the list of free pages. bbolt checks only the
 // first page of those that belong together.
 func (e *elementChecker) checkFreeList() error {
 	const manyFree = math.MaxUint16
-	if e.meta.freelist == noFreeList {
+	if e.meta.Freelist == boltfile.NoFreeList {
 		return nil
 	}
 	var header [pageHeaderSize + 8]byte
-	at := int64(e.meta.freelist) * e.meta.pageSize
+	at := int64(e.meta.Freelist) * e.meta.PageSize
 	if err := e.read(header[:], at); err != nil {
 		return err
 	}
@@ -96,8 +98,8 @@ func (e *elementChecker) checkFreeList() error {
 		count = binary.NativeEndian.Uint64(header[pageHeaderSize:])
 		at += 8
 	}
-	if count > e.meta.pages {
-		e.addFault("page %d: its list has %d free pages, but the file has %d pages", e.meta.freelist, count, e.meta.pages)
+	if count > e.meta.Pages {
+		e.addFault("page %d: its list has %d free pages, but the file has %d pages", e.meta.Freelist, count, e.meta.Pages)
 		return nil
 	}
 	list := make([]byte, 8*count)
@@ -105,7 +107,7 @@ func (e *elementChecker) checkFreeList() error {
 		return err
 	}
 	for ; len(list) > 0; list = list[8:] {
-		if number := binary.NativeEndian.Uint64(list); number < e.meta.pages && e.seen[number] {
+		if number := binary.NativeEndian.Uint64(list); number < e.meta.Pages && e.seen[number] {
 			e.addFault("page %d: it is in use and in the list of free pages", number)
 		}
 	}
@@ -182,7 +184,7 @@ func (e *elementChecker) bucket(number uint64, at, size int64) error {
 func (e *elementChecker) read(into []byte, at int64) error {
 	_, err := e.file.ReadAt(into, at)
 	if errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: it is truncated: %s", ErrDamaged, remedy)
+		return fmt.Errorf("%w: it is truncated: %s", boltfile.ErrDamaged, boltfile.Remedy)
 	}
 	return err
 }

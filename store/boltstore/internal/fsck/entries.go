@@ -1,6 +1,7 @@
-package boltstore
+package fsck
 
 import (
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -9,20 +10,20 @@ import (
 // its conversation.
 
 func (c *checker) id(key, value []byte) {
-	tenant, id, ok := cutTenant(key)
+	tenant, id, ok := layout.CutTenant(key)
 	if !ok {
 		c.addFault("ids: %x is not a valid key", key)
 		return
 	}
-	p, err := decodePlace(key, value)
+	p, err := layout.DecodePlace(key, value)
 	if err != nil {
 		c.addFault("conversation %q of tenant %q: %v", id, tenant, err)
 		return
 	}
-	at := conversationKey(tenant, p.key)
-	b := c.get(conversationsBucket, at)
+	at := layout.ConversationKey(tenant, p.Key)
+	b := c.get(layout.ConversationsBucket, at)
 	if b == nil {
-		c.addFault("conversation %q of tenant %q: its id leads to key %x, which has no conversation", id, tenant, p.key)
+		c.addFault("conversation %q of tenant %q: its id leads to key %x, which has no conversation", id, tenant, p.Key)
 		return
 	}
 	if err := c.damaged[string(at)]; err != nil {
@@ -36,35 +37,35 @@ func (c *checker) id(key, value []byte) {
 }
 
 func (c *checker) expiry(key, value []byte) {
-	d, ok := decodeDue(key, value)
-	at, isKey := d.innerKey()
+	d, ok := layout.DecodeDue(key, value)
+	at, isKey := d.InnerKey()
 	if !ok || !isKey {
 		c.addFault("expiry: entry %x is damaged: its conversation is not swept, but expires", key)
 		return
 	}
-	b := c.get(conversationsBucket, conversationKey(d.tenant, at))
+	b := c.get(layout.ConversationsBucket, layout.ConversationKey(d.Tenant, at))
 	if b == nil {
-		c.addFault("expiry: entry %x of tenant %q leads to no conversation", key, d.tenant)
+		c.addFault("expiry: entry %x of tenant %q leads to no conversation", key, d.Tenant)
 		return
 	}
 	r, err := record.UnmarshalHead(b)
 	if err != nil {
 		return // checkConversation has reported it.
 	}
-	id := idKey(d.tenant, r.Conversation().GetId())
-	if p, err := decodePlace(id, c.get(idsBucket, id)); err == nil && p.key == at && p.minute != d.slot {
+	id := layout.IDKey(d.Tenant, r.Conversation().GetId())
+	if p, err := layout.DecodePlace(id, c.get(layout.IDsBucket, id)); err == nil && p.Key == at && p.Minute != d.Slot {
 		c.addFault("conversation %q of tenant %q: it has an entry in expiry for minute %d in addition to that for minute %d",
-			r.Conversation().GetId(), d.tenant, d.slot, p.minute)
+			r.Conversation().GetId(), d.Tenant, d.Slot, p.Minute)
 	}
 }
 
 func (c *checker) turn(key, _ []byte) {
-	tenant, id, ok := cutTenant(key)
+	tenant, id, ok := layout.CutTenant(key)
 	if !ok {
 		c.addFault("turns: %x is not a valid key", key)
 		return
 	}
-	if c.get(idsBucket, key) == nil {
+	if c.get(layout.IDsBucket, key) == nil {
 		c.addFault("conversation %q of tenant %q: it has an entry in turns, but does not exist", id, tenant)
 	}
 }
@@ -72,48 +73,48 @@ func (c *checker) turn(key, _ []byte) {
 // tenant checks the counts of one tenant. They may include the messages of damaged conversations
 // that were deleted.
 func (c *checker) tenant(key, value []byte) {
-	tenant, rest, ok := cutTenant(key)
-	got, sound := decodeCounts(key, value)
+	tenant, rest, ok := layout.CutTenant(key)
+	got, sound := layout.DecodeCounts(key, value)
 	want := c.counts[tenant]
 	delete(c.counts, tenant)
 	switch {
 	case !ok || len(rest) > 0 || !sound:
 		c.addFault("tenant %q: its counts are damaged", tenant)
-	case want.conversations == 0:
+	case want.Conversations == 0:
 		c.addFault("tenant %q: it has counts, but no conversation", tenant)
-	case got.conversations != want.conversations || got.bytes != want.bytes || got.messages < want.messages:
+	case got.Conversations != want.Conversations || got.Bytes != want.Bytes || got.Messages < want.Messages:
 		c.addFault("tenant %q: its counts are %d conversations, %d messages and %d bytes, but it has %d, %d and %d", tenant,
-			got.conversations, got.messages, got.bytes, want.conversations, want.messages, want.bytes)
+			got.Conversations, got.Messages, got.Bytes, want.Conversations, want.Messages, want.Bytes)
 	}
 }
 
 func (c *checker) ephemeral(key, value []byte) {
-	tenant, id, ok := cutTenant(key)
-	e, sound := decodeEphemeral(key, value)
+	tenant, id, ok := layout.CutTenant(key)
+	e, sound := layout.DecodeEphemeral(key, value)
 	if !ok || !sound {
 		c.addFault("conversation %q of tenant %q: its entry in sessions is damaged: it counts as not ephemeral", id, tenant)
 		return
 	}
-	if e.held() {
+	if e.Held() {
 		return // The process that held it has ended.
 	}
-	if c.get(idsBucket, key) == nil {
+	if c.get(layout.IDsBucket, key) == nil {
 		c.addFault("conversation %q of tenant %q: it is ephemeral and not held, but does not exist", id, tenant)
 	}
-	entry := endKey(e.deleteAt, tenant, string(id))
-	if d, ok := decodeDue(entry, c.get(endsBucket, entry)); !ok || d.at != e.deleteAt {
-		c.addFault("conversation %q of tenant %q: it is ephemeral and deleted at %d, but has no such entry in ends", id, tenant, e.deleteAt)
+	entry := layout.EndKey(e.DeleteAt, tenant, string(id))
+	if d, ok := layout.DecodeDue(entry, c.get(layout.EndsBucket, entry)); !ok || d.At != e.DeleteAt {
+		c.addFault("conversation %q of tenant %q: it is ephemeral and deleted at %d, but has no such entry in ends", id, tenant, e.DeleteAt)
 	}
 }
 
 func (c *checker) deletion(key, value []byte) {
-	e, ok := decodeDue(key, value)
+	e, ok := layout.DecodeDue(key, value)
 	if !ok {
 		c.addFault("ends: entry %x is damaged", key)
 		return
 	}
-	id := idKey(e.tenant, e.name)
-	if entry, ok := decodeEphemeral(id, c.get(sessionsBucket, id)); !ok || entry.deleteAt != e.at {
-		c.addFault("conversation %q of tenant %q: its entry in ends has %d, but its entry in sessions has another time", e.name, e.tenant, e.at)
+	id := layout.IDKey(e.Tenant, e.Name)
+	if entry, ok := layout.DecodeEphemeral(id, c.get(layout.SessionsBucket, id)); !ok || entry.DeleteAt != e.At {
+		c.addFault("conversation %q of tenant %q: its entry in ends has %d, but its entry in sessions has another time", e.Name, e.Tenant, e.At)
 	}
 }

@@ -1,4 +1,6 @@
-package boltstore
+// Package backup copies the file of an open store, and compacts and restores the file of a store that is
+// not open. Start at [Snapshot].
+package backup
 
 import (
 	"bytes"
@@ -12,6 +14,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 const (
@@ -25,7 +28,7 @@ const (
 	backupReserve = 64 << 20
 )
 
-// snapshot copies the committed state of a store's file at path within one read transaction, which
+// Snapshot copies the committed state of a store's file at path within one read transaction, which
 // view runs. It returns the copy, an unlinked file in the directory of the store, and its size. Errors: a
 // *store.BackupSpaceError, that of ctx, those of view and of the file system.
 //
@@ -34,28 +37,28 @@ const (
 // So the file is first copied outside of any transaction, while it changes, at a pace that leaves the
 // disk to others half of the time. The result is not a consistent database. Then the file is read again
 // within one transaction, and the blocks that differ are rewritten: that is mostly reading.
-func snapshot(ctx context.Context, path string, view func(context.Context, func(*bolt.Tx) error) error) (_ *os.File, size int64, err error) {
+func Snapshot(ctx context.Context, path string, view func(context.Context, func(*bolt.Tx) error) error) (_ *os.File, size int64, err error) {
 	if err := view(ctx, func(tx *bolt.Tx) error {
 		size = tx.Size() // to the end of the last page that was ever used
 		return nil
 	}); err != nil {
 		return nil, 0, err
 	}
-	free, disk, err := diskSpace(path)
+	free, disk, err := boltfile.DiskSpace(path)
 	if err != nil {
 		return nil, 0, err
 	}
-	noSpace := &store.BackupSpaceError{Needed: size + min(backupReserve, disk/reservePart), Free: free}
+	noSpace := &store.BackupSpaceError{Needed: size + min(backupReserve, disk/boltfile.ReservePart), Free: free}
 	if free < noSpace.Needed {
 		return nil, 0, noSpace
 	}
-	file, err := createUnlinked(path + backupSuffix)
+	file, err := createUnlinked(path + boltfile.BackupSuffix)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer func() {
-		if err != nil && isFull(err) { // Other writes have filled the disk.
-			noSpace.Free, _, _ = diskSpace(path)
+		if err != nil && boltfile.IsFull(err) { // Other writes have filled the disk.
+			noSpace.Free, _, _ = boltfile.DiskSpace(path)
 			noSpace.Free = min(noSpace.Free, noSpace.Needed-1) // The disk may have space again by now.
 			err = noSpace
 		}
@@ -63,7 +66,7 @@ func snapshot(ctx context.Context, path string, view func(context.Context, func(
 			err = errors.Join(err, file.Close())
 		}
 	}()
-	if err := preallocate(file, size); err != nil {
+	if err := boltfile.Preallocate(file, size); err != nil {
 		return nil, 0, err
 	}
 	c := &copier{ctx: ctx, file: file, current: make([]byte, backupStep), fresh: make([]byte, backupStep)}
@@ -84,10 +87,10 @@ func snapshot(ctx context.Context, path string, view func(context.Context, func(
 // process ends. Only a process that ends between the two leaves the file; the next backup or the
 // next Open removes it.
 func createUnlinked(path string) (*os.File, error) {
-	if err := removeIfExists(path); err != nil {
+	if err := boltfile.RemoveIfExists(path); err != nil {
 		return nil, err
 	}
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, fileMode)
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, boltfile.FileMode)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +112,7 @@ type copier struct {
 // copyPaced copies the first size bytes of a file that may change in the meantime. It pauses after
 // each step.
 func (c *copier) copyPaced(path string, size int64) error {
-	source, err := openExisting(path, os.O_RDONLY, 0)
+	source, err := boltfile.OpenExisting(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -144,7 +147,7 @@ func (c *copier) ReadFrom(r io.Reader) (n int64, err error) {
 
 // pause waits until the disk has the last step, and then for as long as that step took.
 func (c *copier) pause(start time.Time) error {
-	if err := flushRange(c.file, c.at-backupStep, backupStep); err != nil {
+	if err := boltfile.FlushRange(c.file, c.at-backupStep, backupStep); err != nil {
 		return err
 	}
 	select {

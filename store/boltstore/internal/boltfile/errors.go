@@ -1,8 +1,8 @@
-package boltstore
+package boltfile
 
 import "errors"
 
-// Errors that Open returns in addition to those of the file system. Each is wrapped in one line
+// Errors that functions of this package return in addition to those of the file system. Each is wrapped in one line
 // that names the file, the cause, and what to do.
 var (
 	// ErrInUse: another process has the file open.

@@ -1,4 +1,4 @@
-package boltstore
+package boltfile
 
 import (
 	"errors"
@@ -18,15 +18,15 @@ func adviseRandom(file *os.File) {
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM)
 }
 
-// adviseDontNeed drops a file that is on disk from the page cache. If the file was written from
+// AdviseDontNeed drops a file that is on disk from the page cache. If the file was written from
 // start to end, the cache has it in large folios, too.
-func adviseDontNeed(file *os.File) {
+func AdviseDontNeed(file *os.File) {
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED)
 }
 
-// preallocate reserves the disk space of a file before its bytes are written. Otherwise ext4 must
+// Preallocate reserves the disk space of a file before its bytes are written. Otherwise ext4 must
 // write the data of this file to disk before another file can grow.
-func preallocate(file *os.File, size int64) error {
+func Preallocate(file *os.File, size int64) error {
 	err := syscall.Fallocate(int(file.Fd()), 0, 0, size)
 	if errors.Is(err, syscall.EOPNOTSUPP) {
 		return nil
@@ -34,9 +34,9 @@ func preallocate(file *os.File, size int64) error {
 	return err
 }
 
-// flushRange waits until a range of a file was sent to the disk. Otherwise the kernel collects many
+// FlushRange waits until a range of a file was sent to the disk. Otherwise the kernel collects many
 // dirty pages and blocks all writers when there are too many.
-func flushRange(file *os.File, at, size int64) error {
+func FlushRange(file *os.File, at, size int64) error {
 	const waitBeforeWriteWaitAfter = 1 | 2 | 4
 	err := unix.SyncFileRange(int(file.Fd()), at, size, waitBeforeWriteWaitAfter)
 	if errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.ESPIPE) {
@@ -45,9 +45,9 @@ func flushRange(file *os.File, at, size int64) error {
 	return err
 }
 
-// diskSpace returns the free space and the size of the disk of a file, in bytes. If the file system
+// DiskSpace returns the free space and the size of the disk of a file, in bytes. If the file system
 // does not report them, both are math.MaxInt64, and a write without space fails later.
-func diskSpace(path string) (free, size int64, err error) {
+func DiskSpace(path string) (free, size int64, err error) {
 	var s syscall.Statfs_t
 	if err := syscall.Statfs(filepath.Dir(path), &s); err != nil {
 		return 0, 0, &os.PathError{Op: "statfs", Path: filepath.Dir(path), Err: err}

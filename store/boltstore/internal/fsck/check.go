@@ -1,4 +1,6 @@
-package boltstore
+// Package fsck checks a store's file: its pages, its records, and whether they meet the invariants of
+// package layout. It reads the file directly, not through a store, and changes nothing. Start at [Check].
+package fsck
 
 import (
 	"bytes"
@@ -13,11 +15,10 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
-
-// readTimeout is how long a reader of a file waits for a process that has it open as a store.
-const readTimeout = time.Second
 
 // Checked is what Check read, and the number of faults that it found.
 type Checked struct {
@@ -39,7 +40,7 @@ func CheckPages(path string, report func(fault string)) (Checked, error) {
 }
 
 // Check checks the pages as CheckPages does. If the pages are sound, it also checks every record
-// and the invariants of the package comment. It changes nothing. Errors: ErrInUse, ErrSchema,
+// and the invariants of package layout. It changes nothing. Errors: ErrInUse, ErrSchema,
 // ErrDamaged (also if there was any fault), those of the file system.
 func Check(path string, report func(fault string)) (Checked, error) {
 	return check(path, report, true)
@@ -48,7 +49,7 @@ func Check(path string, report func(fault string)) (Checked, error) {
 // preload makes the kernel read all of a file into its cache. Reading from start to end takes a
 // fraction of the time that reading page by page takes.
 func preload(path string) error {
-	f, err := openExisting(path, os.O_RDONLY, 0)
+	f, err := boltfile.OpenExisting(path, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -62,21 +63,21 @@ func preload(path string) error {
 }
 
 func check(path string, report func(fault string), records bool) (done Checked, err error) {
-	info, err := checkReadOnly(path)
+	info, err := boltfile.CheckReadOnly(path)
 	if err == nil && records {
 		err = preload(path)
 	}
 	if err != nil {
 		return done, fmt.Errorf("store %s: %w", path, err)
 	}
-	db, err := readFile(path, readTimeout)
+	db, err := boltfile.OpenReadOnly(path, boltfile.ReadTimeout)
 	if err != nil {
 		return done, fmt.Errorf("store %s: %w", path, err)
 	}
 	c := &checker{report: report, Checked: Checked{Bytes: info.Size()}}
-	err = recoverDamage(func() error {
+	err = boltfile.RecoverDamage(func() error {
 		return db.View(func(tx *bolt.Tx) error {
-			c.tx, c.epoch, c.Pages = tx, epoch{tx: tx.ID(), at: time.Now()}, tx.Size()/int64(db.Info().PageSize)
+			c.tx, c.epoch, c.Pages = tx, layout.Epoch{Tx: tx.ID(), At: time.Now()}, tx.Size()/int64(db.Info().PageSize)
 			if err := c.checkElements(path); err != nil || c.Faults > 0 {
 				return err // Data in damaged pages cannot be trusted.
 			}
@@ -86,7 +87,7 @@ func check(path string, report func(fault string), records bool) (done Checked, 
 			if c.Faults > 0 {
 				return nil
 			}
-			if err := checkSchema(tx); err != nil {
+			if err := boltfile.CheckSchema(tx); err != nil {
 				return err
 			}
 			if records {
@@ -96,7 +97,7 @@ func check(path string, report func(fault string), records bool) (done Checked, 
 		})
 	})
 	if err == nil && c.Faults > 0 {
-		err = fmt.Errorf("%w: faults: %d, the first one: %s: %s", ErrDamaged, c.Faults, c.first, remedy)
+		err = fmt.Errorf("%w: faults: %d, the first one: %s: %s", boltfile.ErrDamaged, c.Faults, c.first, boltfile.Remedy)
 	}
 	if err = errors.Join(err, db.Close()); err != nil {
 		return c.Checked, fmt.Errorf("store %s: %w", path, err)
@@ -104,33 +105,16 @@ func check(path string, report func(fault string), records bool) (done Checked, 
 	return c.Checked, nil
 }
 
-// checkReadOnly checks a file as checkFile does, but accepts a file of any user and does not change
-// its mode.
-func checkReadOnly(path string) (os.FileInfo, error) {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := checkKind(info); err != nil {
-		return nil, err
-	}
-	f, err := openExisting(path, os.O_RDONLY, 0)
-	if err != nil {
-		return nil, err
-	}
-	return info, errors.Join(checkMetas(f), f.Close())
-}
-
 // checker checks one state of a file.
 type checker struct {
 	Checked
 
 	tx      *bolt.Tx
-	epoch   epoch
+	epoch   layout.Epoch
 	report  func(fault string)
-	first   string            // first fault, its first line
-	counts  map[string]counts // what tenants should contain, as far as the conversations show
-	damaged map[string]error  // conversations, by key, whose fault was not reported yet
+	first   string                   // first fault, its first line
+	counts  map[string]layout.Counts // what tenants should contain, as far as the conversations show
+	damaged map[string]error         // conversations, by key, whose fault was not reported yet
 }
 
 func (c *checker) addFault(format string, args ...any) {
@@ -142,9 +126,9 @@ func (c *checker) addFault(format string, args ...any) {
 	c.report(fault)
 }
 
-// checkRecords checks the entries of all buckets in a transaction and calls report for each fault. e
+// CheckRecords checks the entries of all buckets in a transaction and calls report for each fault. e
 // separates the holds of this process from those of ended processes.
-func checkRecords(tx *bolt.Tx, e epoch, report func(fault string)) Checked {
+func CheckRecords(tx *bolt.Tx, e layout.Epoch, report func(fault string)) Checked {
 	c := &checker{tx: tx, epoch: e, report: report}
 	c.records()
 	return c.Checked
@@ -153,20 +137,20 @@ func checkRecords(tx *bolt.Tx, e epoch, report func(fault string)) Checked {
 // records checks the entries of all buckets.
 func (c *checker) records() {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	c.counts, c.damaged = map[string]counts{}, map[string]error{}
-	c.each(conversationsBucket, c.conversation)
-	c.each(idsBucket, c.id)
+	c.counts, c.damaged = map[string]layout.Counts{}, map[string]error{}
+	c.each(layout.ConversationsBucket, c.conversation)
+	c.each(layout.IDsBucket, c.id)
 	for key, err := range c.damaged {
 		c.addFault("conversation with key %x, to which no id leads: %v", key, err)
 	}
-	c.each(expiryBucket, c.expiry)
-	c.each(turnsBucket, c.turn)
-	c.each(tenantsBucket, c.tenant)
+	c.each(layout.ExpiryBucket, c.expiry)
+	c.each(layout.TurnsBucket, c.turn)
+	c.each(layout.TenantsBucket, c.tenant)
 	for tenant, want := range c.counts { // checker.tenant removed those that tenants contains.
-		c.addFault("tenant %q: it has %d conversations and no counts", tenant, want.conversations)
+		c.addFault("tenant %q: it has %d conversations and no counts", tenant, want.Conversations)
 	}
-	c.each(sessionsBucket, c.ephemeral)
-	c.each(endsBucket, c.deletion)
+	c.each(layout.SessionsBucket, c.ephemeral)
+	c.each(layout.EndsBucket, c.deletion)
 }
 
 // each calls check for all entries of a bucket. Files of the first versions lack some buckets.
@@ -188,27 +172,27 @@ func (c *checker) get(bucket string, key []byte) []byte {
 }
 
 func (c *checker) conversation(key, value []byte) {
-	tenant, rest, ok := cutTenant(key)
+	tenant, rest, ok := layout.CutTenant(key)
 	if !ok || len(rest) != record.KeySize {
 		c.addFault("conversations: %x is not the key of a conversation", key)
 		return
 	}
 	c.Conversations++
-	found := counts{conversations: 1, bytes: int64(len(value))}
+	found := layout.Counts{Conversations: 1, Bytes: int64(len(value))}
 	if r, err := record.Unmarshal(value); err != nil {
 		c.damaged[string(key)] = err // Its entry in ids may show which conversation it is.
 	} else {
-		found.messages = int64(r.Conversation().GetMessageCount())
-		if err := c.checkConversation(tenant, innerKey(rest), r); err != nil {
+		found.Messages = int64(r.Conversation().GetMessageCount())
+		if err := c.checkConversation(tenant, layout.InnerKey(rest), r); err != nil {
 			c.addFault("conversation %q of tenant %q: %v", r.Conversation().GetId(), tenant, err)
 		}
 	}
-	c.Messages += found.messages
-	c.counts[tenant] = c.counts[tenant].plus(found)
+	c.Messages += found.Messages
+	c.counts[tenant] = c.counts[tenant].Plus(found)
 }
 
 // checkConversation checks a conversation and the entries that must exist for it.
-func (c *checker) checkConversation(tenant string, key innerKey, r *record.Record) error {
+func (c *checker) checkConversation(tenant string, key layout.InnerKey, r *record.Record) error {
 	if err := checkContents(r); err != nil {
 		return err
 	}
@@ -216,30 +200,30 @@ func (c *checker) checkConversation(tenant string, key innerKey, r *record.Recor
 	if created := int64(binary.BigEndian.Uint64(key[:])); created != head.GetCreateTime().AsTime().UnixNano() {
 		return fmt.Errorf("its key has create time %d", created)
 	}
-	id := idKey(tenant, head.GetId())
-	b := c.get(idsBucket, id)
+	id := layout.IDKey(tenant, head.GetId())
+	b := c.get(layout.IDsBucket, id)
 	if b == nil {
 		return errors.New("it has no entry in ids")
 	}
-	p, err := decodePlace(id, b)
+	p, err := layout.DecodePlace(id, b)
 	switch {
 	case err != nil:
 		return err
-	case p.key != key:
-		return fmt.Errorf("its entry in ids leads to key %x, but its key is %x", p.key, key)
+	case p.Key != key:
+		return fmt.Errorf("its entry in ids leads to key %x, but its key is %x", p.Key, key)
 	}
-	entry := expiryKey(p.minute, tenant, key)
-	d, ok := decodeDue(entry, c.get(expiryBucket, entry))
-	state := c.epoch.stateOf(id, c.get(sessionsBucket, id))
+	entry := layout.ExpiryKey(p.Minute, tenant, key)
+	d, ok := layout.DecodeDue(entry, c.get(layout.ExpiryBucket, entry))
+	state := c.epoch.StateOf(id, c.get(layout.SessionsBucket, id))
 	switch {
 	case !ok:
-		return fmt.Errorf("its entry in expiry, minute %d, is missing or damaged", p.minute)
-	case minuteOf(d.at) != p.minute:
-		return fmt.Errorf("its entry in expiry has nanosecond %d, which is not in minute %d", d.at, p.minute)
-	case !r.Running() && state.IsZero() && d.at > nanosecond(r.ExpireTime()):
-		return fmt.Errorf("it would be swept %d ns late", d.at-nanosecond(r.ExpireTime()))
+		return fmt.Errorf("its entry in expiry, minute %d, is missing or damaged", p.Minute)
+	case layout.MinuteOf(d.At) != p.Minute:
+		return fmt.Errorf("its entry in expiry has nanosecond %d, which is not in minute %d", d.At, p.Minute)
+	case !r.Running() && state.IsZero() && d.At > layout.Nanosecond(r.ExpireTime()):
+		return fmt.Errorf("it would be swept %d ns late", d.At-layout.Nanosecond(r.ExpireTime()))
 	}
-	return c.checkTurn(r, c.get(turnsBucket, id))
+	return c.checkTurn(r, c.get(layout.TurnsBucket, id))
 }
 
 // checkTurn checks the entry of a conversation in turns.

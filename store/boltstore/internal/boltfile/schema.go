@@ -1,0 +1,61 @@
+package boltfile
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+)
+
+const (
+	// SchemaVersion is the version of the layout in package layout. Files of schema 1 have no
+	// values of format 2, see package record. The first write sets schema 2, so that versions that
+	// cannot read such values refuse the file.
+	SchemaVersion, oldSchemaVersion = 2, 1
+
+	// SchemaKey is the key of the schema version in the bucket meta.
+	SchemaKey = "schema"
+)
+
+// MakeBuckets creates the buckets of a new store.
+func MakeBuckets(tx *bolt.Tx) error {
+	for _, name := range []string{layout.TenantsBucket, layout.ConversationsBucket, layout.IDsBucket, layout.ExpiryBucket, layout.TurnsBucket, layout.SessionsBucket, layout.EndsBucket} {
+		if _, err := tx.CreateBucket([]byte(name)); err != nil {
+			return err
+		}
+	}
+	meta, err := tx.CreateBucket([]byte(layout.MetaBucket))
+	if err != nil {
+		return err
+	}
+	return errors.Join(meta.Put([]byte(SchemaKey), EncodeSchema(SchemaVersion)), MarkClosed(tx))
+}
+
+// EncodeSchema returns the value of a schema version.
+func EncodeSchema(version uint32) []byte { return binary.BigEndian.AppendUint32(nil, version) }
+
+// CheckSchema returns an error for files of other programs and of incompatible versions of Parley.
+func CheckSchema(tx *bolt.Tx) error {
+	var version uint32
+	if meta := tx.Bucket([]byte(layout.MetaBucket)); meta != nil {
+		if value := meta.Get([]byte(SchemaKey)); len(value) == 4 {
+			version = binary.BigEndian.Uint32(value)
+		}
+	}
+	switch {
+	case version == 0:
+		return fmt.Errorf("%w: it is a bbolt file of another program: use another file", ErrDamaged)
+	case version != SchemaVersion && version != oldSchemaVersion:
+		return fmt.Errorf("%w: it has schema %d, this version of Parley reads %d: use the version that wrote it",
+			ErrSchema, version, SchemaVersion)
+	}
+	for _, name := range []string{layout.TenantsBucket, layout.ConversationsBucket, layout.IDsBucket, layout.ExpiryBucket, layout.TurnsBucket} {
+		if tx.Bucket([]byte(name)) == nil {
+			return fmt.Errorf("%w: bucket %q is missing: %s", ErrDamaged, name, Remedy)
+		}
+	}
+	return nil
+}
