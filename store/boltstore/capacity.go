@@ -10,7 +10,6 @@ import (
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
-	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // maxStep is the maximum number of conversations that one operation removes, and of entries that it
@@ -50,14 +49,17 @@ func (t *txn) appendVictims(victims []*stored, tenant string, n int, now time.Ti
 		skipping = skipping && !evictable
 		return evictable
 	}
-	prefix, start := layout.TenantKey(tenant), t.evictionStart(tenant)
-	c := t.conversations.Cursor()
-	for k, _ := c.Seek(layout.ConversationKey(tenant, start)); len(victims) < n && bytes.HasPrefix(k, prefix); k, _ = c.Next() {
-		if rest := k[len(prefix):]; len(rest) == record.KeySize {
-			if skipping {
-				t.evictFrom[tenant] = layout.InnerKey(rest)
-			}
-			victims = t.appendVictim(victims, tenant, layout.InnerKey(rest), mayEvict)
+	if len(victims) >= n {
+		return victims
+	}
+	start := t.evictionStart(tenant)
+	for k := range t.walk(tenant, start[:], ascending) {
+		key := layout.InnerKey(k)
+		if skipping {
+			t.evictFrom[tenant] = key
+		}
+		if victims = t.appendVictim(victims, tenant, key, mayEvict); len(victims) >= n {
+			break
 		}
 	}
 	return victims

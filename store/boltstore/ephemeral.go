@@ -227,7 +227,7 @@ func (t *txn) putEphemeral(tenant, id string, e layout.EphemeralEntry) {
 	if s := t.tally.dueIndex(tenant); s != nil {
 		s.ends.add(layout.DueEntry{Slot: layout.SecondOf(e.DeleteAt), Tenant: tenant, Name: id, At: e.DeleteAt})
 	}
-	if p, err := layout.DecodePlace(key, t.ids.Get(key)); err == nil {
+	if p, ok, err := t.place(tenant, id); ok && err == nil {
 		t.markEvictable(tenant, p.Key)
 	}
 }

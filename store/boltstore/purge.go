@@ -60,7 +60,7 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 type purgeScan struct {
 	tenant string
 	cutoff time.Time
-	last   []byte // inner key of the last conversation that was read
+	next   []byte // lower bound of the inner keys that were not read
 	done   bool
 }
 
@@ -72,25 +72,18 @@ func (p *purgeScan) matches(r *record.Record, now time.Time, s record.Session) b
 // nextInactive reads the next conversations and returns the keys and ids of those to be purged.
 func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []layout.InnerKey, ids []string, err error) {
 	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
-	prefix := layout.TenantKey(p.tenant)
-	start := append(bytes.Clone(prefix), p.last...)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
-		c, scanned := tx.Bucket([]byte(layout.ConversationsBucket)).Cursor(), 0
-		sessions := readStates(tx, s.tally.epoch, mayHaveEphemeral, p.tenant)
-		k, v := c.Seek(start)
-		if p.last != nil && bytes.Equal(k, start) {
-			k, v = c.Next()
-		}
-		for ; bytes.HasPrefix(k, prefix) && scanned < maxStep; k, v = c.Next() {
-			scanned, p.last = scanned+1, bytes.Clone(k[len(prefix):])
-			if len(p.last) != record.KeySize {
-				continue
-			}
-			if binary.BigEndian.Uint64(p.last) > uint64(layout.Nanosecond(p.cutoff)) {
+		scanned, sessions := 0, readStates(tx, s.tally.epoch, mayHaveEphemeral, p.tenant)
+		for key, value := range newReader(tx).walk(p.tenant, p.next, ascending) {
+			scanned, p.next = scanned+1, append(bytes.Clone(key), 0)
+			if binary.BigEndian.Uint64(key) > uint64(layout.Nanosecond(p.cutoff)) {
 				break
 			}
-			if r, err := record.UnmarshalHead(v); err == nil && p.matches(r, now, sessions.Of(r.Conversation().GetId())) {
-				keys, ids = append(keys, layout.InnerKey(p.last)), append(ids, r.Conversation().GetId())
+			if r, err := record.UnmarshalHead(value); err == nil && p.matches(r, now, sessions.Of(r.Conversation().GetId())) {
+				keys, ids = append(keys, layout.InnerKey(key)), append(ids, r.Conversation().GetId())
+			}
+			if scanned == maxStep {
+				break
 			}
 		}
 		p.done = scanned < maxStep

@@ -30,14 +30,14 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	}
 	var snapshot *store.Snapshot
 	err := s.view(ctx, func(tx *bolt.Tx) error {
-		c, err := find(tx, r.Tenant, r.ConversationID, decode)
+		f, err := newReader(tx).find(r.Tenant, r.ConversationID, decode)
 		if err != nil {
 			return err
 		}
-		if c.Expired(now, readStates(tx, s.tally.epoch, mayHaveEphemeral, r.Tenant).Of(r.ConversationID)) {
+		if f.record.Expired(now, readStates(tx, s.tally.epoch, mayHaveEphemeral, r.Tenant).Of(r.ConversationID)) {
 			return store.ErrNotFound
 		}
-		snapshot, err = record.Read(c, r, now)
+		snapshot, err = record.Read(f.record, r, now)
 		return err
 	})
 	if err != nil {
@@ -46,39 +46,14 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	return snapshot, nil
 }
 
-// find returns the conversation with that id, whether it has expired or not, or store.ErrNotFound.
-func find(tx *bolt.Tx, tenant, id string, decode func([]byte) (*record.Record, error)) (*record.Record, error) {
-	entry := layout.IDKey(tenant, id)
-	b := tx.Bucket([]byte(layout.IDsBucket)).Get(entry)
-	if b == nil {
-		return nil, store.ErrNotFound
-	}
-	p, err := layout.DecodePlace(entry, b)
-	if err != nil {
-		return nil, err
-	}
-	r, err := decode(tx.Bucket([]byte(layout.ConversationsBucket)).Get(layout.ConversationKey(tenant, p.Key)))
-	if err != nil {
-		return nil, err
-	}
-	return r, checkID(r, id)
-}
-
-// checkID returns an error if an entry in ids leads to the record of another conversation.
-func checkID(r *record.Record, id string) error {
-	if other := r.Conversation().GetId(); other != id {
-		return fmt.Errorf("%w: its id leads to conversation %q", store.ErrCorrupt, other)
-	}
-	return nil
-}
-
 // List implements store.Store. It builds the page inside the transaction: it reads at most 10,000
 // headers, which take tens of milliseconds to decode and would take more memory to copy.
 func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	total, now, mayHaveEphemeral := s.tally.of(l.Tenant).Conversations, s.options.Now(), s.tally.mayHaveEphemeral()
 	var page *store.Page
 	err := s.view(ctx, func(tx *bolt.Tx) (err error) {
-		page, err = record.BuildPage(ctx, l, total, now, newest(tx, l.Tenant), oldest(tx, l.Tenant), readStates(tx, s.tally.epoch, mayHaveEphemeral, l.Tenant))
+		r := newReader(tx)
+		page, err = record.BuildPage(ctx, l, total, now, r.newest(l.Tenant), r.oldest(l.Tenant), readStates(tx, s.tally.epoch, mayHaveEphemeral, l.Tenant))
 		return err
 	})
 	if err != nil {
@@ -88,43 +63,17 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 }
 
 // newest yields a tenant's conversations, the newest first, see record.Newest.
-func newest(tx *bolt.Tx, tenant string) record.Newest {
-	return func(before []byte) iter.Seq2[[]byte, []byte] {
-		return func(yield func([]byte, []byte) bool) {
-			prefix := layout.TenantKey(tenant)
-			end := append(bytes.Clone(prefix), bytes.Repeat([]byte{0xff}, record.KeySize+1)...)
-			if before != nil {
-				end = append(bytes.Clone(prefix), before...)
-			}
-			c := tx.Bucket([]byte(layout.ConversationsBucket)).Cursor()
-			var k, v []byte
-			if next, _ := c.Seek(end); next == nil {
-				k, v = c.Last()
-			} else {
-				k, v = c.Prev()
-			}
-			for ; bytes.HasPrefix(k, prefix); k, v = c.Prev() {
-				if len(k) == len(prefix)+record.KeySize && !yield(k[len(prefix):], v) {
-					return
-				}
-			}
-		}
-	}
+func (r reader) newest(tenant string) record.Newest {
+	return func(before []byte) iter.Seq2[[]byte, []byte] { return r.walk(tenant, before, descending) }
 }
 
 // oldest yields a tenant's conversations, the oldest first, see record.Oldest.
-func oldest(tx *bolt.Tx, tenant string) record.Oldest {
+func (r reader) oldest(tenant string) record.Oldest {
 	return func(after []byte) iter.Seq2[[]byte, []byte] {
-		return func(yield func([]byte, []byte) bool) {
-			prefix := layout.TenantKey(tenant)
-			start := append(bytes.Clone(prefix), after...)
-			c := tx.Bucket([]byte(layout.ConversationsBucket)).Cursor()
-			for k, v := c.Seek(start); bytes.HasPrefix(k, prefix); k, v = c.Next() {
-				if len(k) == len(prefix)+record.KeySize && !bytes.Equal(k, start) && !yield(k[len(prefix):], v) {
-					return
-				}
-			}
+		if after == nil {
+			return r.walk(tenant, nil, ascending)
 		}
+		return r.walk(tenant, append(bytes.Clone(after), 0), ascending) // the least key after it
 	}
 }
 
@@ -153,15 +102,15 @@ func (a abandonedTurn) progress(r *record.Record, saved []byte) store.Progress {
 // conversation is damaged, because no operation can end that turn.
 func runningTurns(tx *bolt.Tx, g *boltfile.PanicGuard) []abandonedTurn {
 	var turns []abandonedTurn
-	c := tx.Bucket([]byte(layout.TurnsBucket)).Cursor()
+	c, conversations := tx.Bucket([]byte(layout.TurnsBucket)).Cursor(), newReader(tx)
 	for k, _ := c.First(); k != nil; k, _ = c.Next() {
 		tenant, id, ok := layout.CutTenant(k)
 		if !ok {
 			continue
 		}
 		_ = g.Do(func() error {
-			if r, err := find(tx, tenant, string(id), record.UnmarshalHead); err == nil && r.Running() {
-				turns = append(turns, abandonedTurn{tenant, string(id), r.Conversation().GetActiveTurnId()})
+			if f, err := conversations.find(tenant, string(id), record.UnmarshalHead); err == nil && f.record.Running() {
+				turns = append(turns, abandonedTurn{tenant, string(id), f.record.Conversation().GetActiveTurnId()})
 			}
 			return nil
 		})
@@ -188,10 +137,13 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 	}
 	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
 	err = s.view(ctx, func(tx *bolt.Tx) error {
-		size := 0
+		size, conversations := 0, newReader(tx)
 		for i, a := range s.abandonedTurns[at:] {
-			r, err := find(tx, a.tenant, a.id, record.UnmarshalHead)
-			if err != nil || r.Conversation().GetActiveTurnId() != a.turn || r.Expired(now, readStates(tx, s.tally.epoch, mayHaveEphemeral, a.tenant).Of(a.id)) {
+			f, err := conversations.find(a.tenant, a.id, record.UnmarshalHead)
+			if err != nil || f.record.Conversation().GetActiveTurnId() != a.turn {
+				continue
+			}
+			if f.record.Expired(now, readStates(tx, s.tally.epoch, mayHaveEphemeral, a.tenant).Of(a.id)) {
 				continue
 			}
 			saved := tx.Bucket([]byte(layout.TurnsBucket)).Get(layout.IDKey(a.tenant, a.id))
@@ -199,7 +151,7 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 				next = s.abandonedTurns[at+i-1].cursor()
 				break
 			}
-			turns, size = append(turns, a.progress(r, saved)), size+len(saved)
+			turns, size = append(turns, a.progress(f.record, saved)), size+len(saved)
 		}
 		return nil
 	})

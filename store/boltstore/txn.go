@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -22,7 +23,8 @@ import (
 // change. Then it writes, and must not fail: the writing methods return no error. The first error
 // of bbolt stays in err and ends the transaction for all its operations.
 type txn struct {
-	meta, conversations, ids, expiry, turns, tenants, sessions, ends *bolt.Bucket
+	reader
+	meta, expiry, turns, tenants, sessions, ends *bolt.Bucket
 
 	options  *store.Options
 	tally    *tally
@@ -47,8 +49,7 @@ func newTxn(tx *bolt.Tx, o *store.Options, tl *tally) *txn {
 	tl.resetDueIndexes()
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	t := &txn{
-		conversations: bucket(layout.ConversationsBucket), ids: bucket(layout.IDsBucket), expiry: bucket(layout.ExpiryBucket),
-		turns: bucket(layout.TurnsBucket), tenants: bucket(layout.TenantsBucket), meta: bucket(layout.MetaBucket),
+		reader: newReader(tx), expiry: bucket(layout.ExpiryBucket), turns: bucket(layout.TurnsBucket), tenants: bucket(layout.TenantsBucket), meta: bucket(layout.MetaBucket),
 		options: o, tally: tl, counts: map[string]layout.Counts{},
 		evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
 		refuseFrom: math.MaxInt, spaceNeeded: math.MaxInt,
@@ -76,11 +77,11 @@ type stored struct {
 	expire   time.Time
 }
 
-func (t *txn) newStored(tenant, id string, p layout.Place, value []byte, r *record.Record) *stored {
-	s := &stored{tenant: tenant, id: id, place: p, record: r, ephemeral: t.ephemeralState(tenant, id), size: len(value)}
-	if r != nil {
-		c := r.Conversation()
-		s.messages, s.turn, s.expire = c.GetMessageCount(), c.GetActiveTurnId(), r.ExpireTime()
+func (t *txn) newStored(tenant, id string, f found) *stored {
+	s := &stored{tenant: tenant, id: id, place: f.place, record: f.record, ephemeral: t.ephemeralState(tenant, id), size: len(f.value)}
+	if f.record != nil {
+		c := f.record.Conversation()
+		s.messages, s.turn, s.expire = c.GetMessageCount(), c.GetActiveTurnId(), f.record.ExpireTime()
 	}
 	return s
 }
@@ -98,61 +99,28 @@ func (s *stored) live(now time.Time) *record.Record {
 // its record cannot be found.
 func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error)) (s *stored, err error) {
 	err = t.tally.guard.Do(func() error {
-		s, err = t.find(tenant, id, decode)
+		f, err := t.find(tenant, id, decode)
+		if f.value != nil {
+			s = t.newStored(tenant, id, f)
+		}
 		return err
 	})
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil //nolint:nilnil // No conversation is a valid result.
+	}
 	return s, err
 }
 
-func (t *txn) find(tenant, id string, decode func([]byte) (*record.Record, error)) (*stored, error) {
-	entry := layout.IDKey(tenant, id)
-	b := t.ids.Get(entry)
-	if b == nil {
-		return nil, nil
-	}
-	p, err := layout.DecodePlace(entry, b)
-	if err != nil {
-		return nil, err
-	}
-	value := t.conversations.Get(layout.ConversationKey(tenant, p.Key))
-	if value == nil {
-		return nil, fmt.Errorf("%w: its id leads nowhere", store.ErrCorrupt)
-	}
-	r, err := decode(value)
-	if err == nil {
-		err = checkID(r, id)
-	}
-	if err != nil && r != nil {
-		return nil, err // It belongs to another id.
-	}
-	return t.newStored(tenant, id, p, value, r), err
-}
-
-// loadAt returns the head of the conversation with an inner key.
+// loadAt returns the head of the conversation with an inner key, or store.ErrNotFound.
 func (t *txn) loadAt(tenant string, key layout.InnerKey) (s *stored, err error) {
 	err = t.tally.guard.Do(func() error {
-		s, err = t.findAt(tenant, key)
+		f, err := t.findAt(tenant, key)
+		if f.value != nil {
+			s = t.newStored(tenant, f.record.Conversation().GetId(), f)
+		}
 		return err
 	})
 	return s, err
-}
-
-func (t *txn) findAt(tenant string, key layout.InnerKey) (*stored, error) {
-	value := t.conversations.Get(layout.ConversationKey(tenant, key))
-	if value == nil {
-		return nil, store.ErrNotFound
-	}
-	r, err := record.UnmarshalHead(value)
-	if err != nil {
-		return nil, err
-	}
-	id := r.Conversation().GetId()
-	entry := layout.IDKey(tenant, id)
-	p, err := layout.DecodePlace(entry, t.ids.Get(entry))
-	if err != nil || p.Key != key {
-		return nil, fmt.Errorf("%w: conversation %q is not where its id leads", store.ErrCorrupt, id)
-	}
-	return t.newStored(tenant, id, p, value, r), nil
 }
 
 // create adds a conversation. If its id is in sessions and not held, that entry belongs to an

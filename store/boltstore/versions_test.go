@@ -19,11 +19,12 @@ import (
 func checkVersions(tx *bolt.Tx, tl *tally) (faults []error) {
 	for key, got := range tl.versions.byID {
 		tenant, id, _ := layout.CutTenant([]byte(key))
-		r, err := find(tx, tenant, string(id), record.UnmarshalHead)
+		f, err := newReader(tx).find(tenant, string(id), record.UnmarshalHead)
 		if err != nil {
 			faults = append(faults, fmt.Errorf("cached version of %q of %q is %+v, in the file: %w", id, tenant, got, err))
 			continue
 		}
+		r := f.record
 		c := r.Conversation()
 		want := version{known: store.Known{Version: c.GetVersion(), UID: c.GetUid()}, expires: r.ExpireTime(), running: r.Running()}
 		if got.known != want.known || got.running != want.running || !got.expires.Equal(want.expires) {
