@@ -69,8 +69,12 @@ func Checksum(parts ...[]byte) uint32 {
 	return sum
 }
 
-// Marshal encodes the record into a new slice.
+// Marshal encodes the record into a new slice. It returns an error if a header has invalid text, or if the
+// record has Sizes.
 func (r *Record) Marshal() ([]byte, error) {
+	if r.Sizes != nil {
+		return nil, errors.New("the record has the sizes of its messages in place of the messages")
+	}
 	headerSize, headAt := proto.Size(r.Header), layout{sums: 4}.headSize()
 	lengths := []int{headerSize, len(r.Requests), len(r.Turns), len(r.Prompt), len(r.Data) + len(r.newData)}
 	size := headAt + len(lengths)*binary.MaxVarintLen32 + len(r.Messages) + len(r.newMessages)

@@ -6,7 +6,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/store"
 )
 
 // Data is an index of the structured data of the retained messages: the field data of
@@ -101,12 +100,7 @@ func (r *Record) dropData() {
 	if len(r.Data) == 0 && len(r.newData) == 0 {
 		return
 	}
-	for _, frames := range [][]byte{r.Messages, r.newMessages} {
-		for frame := range store.Frames(frames).All() {
-			oldest := frame.Sequence()
-			r.Data = r.Data[dataBefore(r.Data, oldest):]
-			r.newData = r.newData[dataBefore(r.newData, oldest):]
-			return
-		}
-	}
+	oldest := r.oldestSequence()
+	r.Data = r.Data[dataBefore(r.Data, oldest):]
+	r.newData = r.newData[dataBefore(r.newData, oldest):]
 }

@@ -36,7 +36,10 @@ type Record struct {
 	// Messages are the retained messages, except those appended since the record was decoded. These
 	// are in newMessages, so that Marshal copies all messages only once. Data and newData work the
 	// same way.
-	Messages    store.Frames
+	Messages store.Frames
+	// Sizes describe the retained messages in place of Messages, which is nil then. With them, a store
+	// need not read the messages for an append. Only Append accepts a record with Sizes.
+	Sizes       []FrameSize
 	newMessages store.Frames
 	newData     []byte
 }
@@ -158,19 +161,17 @@ func (r *Record) setExpireTime() {
 // dropOldest drops the oldest messages until the limits are met, and returns how many.
 func (r *Record) dropOldest(o *store.Options) int {
 	limit, count := int(r.Conversation().GetRetention().GetMaxMessages()), int(r.Conversation().GetMessageCount())
-	dropped := 0
-	for _, frames := range []*store.Frames{&r.Messages, &r.newMessages} {
-		for frame := range frames.All() {
-			left := count - dropped
-			if left <= limit && (len(r.Messages)+len(r.newMessages) <= o.MaxConversationBytes || left == 1) {
-				break
-			}
-			*frames = (*frames)[len(frame):]
-			r.Header.DroppedBytes += int64(len(frame.Body()))
-			dropped++
+	dropped, droppedBytes, bytes := 0, 0, r.messageBytes()
+	for size, body := range r.frameSizes() {
+		left := count - dropped
+		if left <= limit && (bytes-droppedBytes <= o.MaxConversationBytes || left == 1) {
+			break
 		}
+		r.Header.DroppedBytes += int64(body)
+		dropped, droppedBytes = dropped+1, droppedBytes+size
 	}
 	if dropped > 0 {
+		r.drop(dropped, droppedBytes)
 		r.setMessageCount(count - dropped)
 		r.dropData()
 	}
@@ -180,7 +181,7 @@ func (r *Record) dropOldest(o *store.Options) int {
 // setMessageCount sets the number of retained messages and their size.
 func (r *Record) setMessageCount(count int) {
 	c := r.Conversation()
-	c.MessageCount, c.SizeBytes = int32(count), int32(len(r.Messages)+len(r.newMessages))
+	c.MessageCount, c.SizeBytes = int32(count), int32(r.messageBytes())
 }
 
 // change returns a change that describes the record in its current state.

@@ -57,7 +57,8 @@ func createExisting(old *Record, c *store.Create, now time.Time) (*Outcome, erro
 }
 
 // Append decides a store.Append. old is the conversation, or nil if there is none. drafts are
-// a.Messages as NewDrafts encoded them. uid is that of a new conversation.
+// a.Messages as NewDrafts encoded them. uid is that of a new conversation. Append decodes no message: it
+// needs the header, the lists beside it, and the sizes of the messages, see [Record.Sizes].
 func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.Time, o *store.Options) (*Outcome, error) {
 	r, created := old, old == nil
 	if old != nil {
@@ -189,7 +190,7 @@ func (r *Record) appendMessages(drafts []Draft, numbers []*parleyv1.AppendedMess
 		frames[i], start = store.Frame(r.newMessages[start:end:end]), end
 	}
 	c := r.Conversation()
-	c.MessageCount, c.SizeBytes = c.GetMessageCount()+int32(len(drafts)), int32(len(r.Messages)+len(r.newMessages))
+	c.MessageCount, c.SizeBytes = c.GetMessageCount()+int32(len(drafts)), int32(r.messageBytes())
 	return frames
 }
 
