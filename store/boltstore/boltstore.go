@@ -7,10 +7,12 @@
 // state meets. Package boltfile opens and creates the file, package fsck checks it, and package backup
 // copies, compacts and restores it.
 //
-// # Holds
+// # Closing
 //
 // A process that closes the file in order ends with a transaction that writes its own number to
 // "closed". If that number is not the newest, the process was killed or the machine failed.
+//
+// # Holds
 //
 // The number of holders of an id is only in memory. A hold of another process, which its number
 // shows, counts as released at the time at which the file was opened, since that process has ended.

@@ -98,8 +98,8 @@ func appendUnique(victims []*stored, s *stored) []*stored {
 	return append(victims, s)
 }
 
-// evictExcess removes the oldest conversations of tenants above their capacity, which was lowered
-// then. It removes at most limit conversations.
+// evictExcess removes the oldest conversations of tenants that are above the capacity since it was
+// lowered. It removes at most limit conversations.
 func (s *Store) evictExcess(ctx context.Context, limit int) (more bool, err error) {
 	capacity := int64(s.options.MaxConversations)
 	if capacity == 0 {

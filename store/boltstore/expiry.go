@@ -28,9 +28,9 @@ const (
 // damage and returns the first such error at the end.
 func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	damage := s.releaseStale(ctx)
-	for _, q := range []dueBucket{{layout.ExpiryBucket, layout.MinuteOf, (*txn).sweepExpiry}, {layout.EndsBucket, layout.SecondOf, (*txn).sweepEphemeral}} {
+	for _, b := range []dueBucket{{layout.ExpiryBucket, layout.MinuteOf, (*txn).sweepExpiry}, {layout.EndsBucket, layout.SecondOf, (*txn).sweepEphemeral}} {
 		if damage == nil || errors.Is(damage, store.ErrCorrupt) {
-			limit, err = s.sweepBucket(ctx, q, limit)
+			limit, err = s.sweepBucket(ctx, b, limit)
 			damage = cmp.Or(damage, err)
 		}
 	}
@@ -54,28 +54,28 @@ type dueBucket struct {
 }
 
 // key returns a key of an entry that is unique over all due buckets.
-func (q dueBucket) key(e layout.DueEntry) string {
-	return q.bucket + string(layout.DueKey(e.Slot, e.Tenant, e.Name))
+func (b dueBucket) key(e layout.DueEntry) string {
+	return b.bucket + string(layout.DueKey(e.Slot, e.Tenant, e.Name))
 }
 
 // sweepBucket makes the writer end the conversations of the due entries of a bucket. It returns
 // what remains of the limit. An entry that fails because of damage is deferred.
-func (s *Store) sweepBucket(ctx context.Context, q dueBucket, limit int) (remaining int, damage error) {
+func (s *Store) sweepBucket(ctx context.Context, due dueBucket, limit int) (remaining int, damage error) {
 	for more := true; more && limit > 0; {
-		entries, moreDue, err := s.readDue(ctx, q, min(limit, maxStep))
+		entries, moreDue, err := s.readDue(ctx, due, min(limit, maxStep))
 		more = moreDue || err != nil && len(entries) > 0
 		if len(entries) > 0 {
 			err = cmp.Or(applyBisecting(entries, func(entries []layout.DueEntry) error {
 				return s.writer.do(ctx, 0, func(t *txn) error {
 					now := s.options.Now()
 					for _, e := range entries {
-						q.end(t, e, now)
+						due.end(t, e, now)
 					}
 					return nil
 				})
 			}, func(e layout.DueEntry) {
 				s.corruptCalls.Add(1)
-				s.deferred.add(q.key(e), s.options.Now().Add(deferPeriod))
+				s.deferred.add(due.key(e), s.options.Now().Add(deferPeriod))
 			}), err)
 		}
 		limit -= len(entries)
@@ -111,44 +111,44 @@ type deferredEntries struct {
 	until map[string]time.Time
 }
 
-func (r *deferredEntries) add(key string, until time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.until == nil {
-		r.until = map[string]time.Time{}
+func (d *deferredEntries) add(key string, until time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.until == nil {
+		d.until = map[string]time.Time{}
 	}
-	r.until[key] = until
+	d.until[key] = until
 }
 
 // contains reports whether an entry is deferred.
-func (r *deferredEntries) contains(key string, now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	until, ok := r.until[key]
+func (d *deferredEntries) contains(key string, now time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	until, ok := d.until[key]
 	if ok && !until.After(now) {
-		delete(r.until, key)
+		delete(d.until, key)
 	}
 	return until.After(now)
 }
 
 // readDue returns at most n due entries and whether there are more. It skips damaged and deferred
 // entries. If the error is store.ErrCorrupt, the entries are those before the damage.
-func (s *Store) readDue(ctx context.Context, q dueBucket, n int) (entries []layout.DueEntry, more bool, err error) {
+func (s *Store) readDue(ctx context.Context, due dueBucket, n int) (entries []layout.DueEntry, more bool, err error) {
 	at := s.options.Now()
 	now := layout.Nanosecond(at)
 	err = s.view(ctx, func(tx *bolt.Tx) error {
-		b := tx.Bucket([]byte(q.bucket))
+		b := tx.Bucket([]byte(due.bucket))
 		if b == nil {
 			return nil // Files of the first versions have no ends.
 		}
 		c, scanned := b.Cursor(), 0
 		for k, v := c.First(); k != nil; k, v = c.Next() {
 			e, ok := layout.DecodeDue(k, v)
-			if ok && e.Slot > q.slotOf(now) {
+			if ok && e.Slot > due.slotOf(now) {
 				break
 			}
 			scanned++
-			isDue := ok && e.At <= now && !s.deferred.contains(q.key(e), at)
+			isDue := ok && e.At <= now && !s.deferred.contains(due.key(e), at)
 			if scanned > maxDueScan || isDue && len(entries) == n {
 				more = len(entries) > 0
 				break

@@ -22,10 +22,10 @@ type tally struct {
 	expired, evicted int64
 
 	epoch           layout.Epoch
-	staleHolds      []string                   // idKeys whose entries in sessions have holds of ended processes
+	staleHolds      []string                   // keys in sessions whose entries in sessions have holds of ended processes
 	evictFrom       map[string]layout.InnerKey // by tenant, see txn.evictionStart
 	ephemeralCounts map[string]int             // number of ids in sessions, by tenant
-	holders         map[string]int             // number of holders, by idKey; not in the file
+	holders         map[string]int             // number of holders, by layout.IDKey; not in the file
 	hasEphemeral    atomic.Bool                // sessions has entries
 
 	// These fields belong to the writer's goroutine, which changes them before the commit.

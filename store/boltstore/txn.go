@@ -33,8 +33,8 @@ type txn struct {
 	counts                  map[string]layout.Counts   // new counts, only of changed tenants
 	evictFrom               map[string]layout.InnerKey // the same, see evictionStart
 	ephemeralCounts         map[string]int             // the same, number of ids in sessions
-	holders                 map[string]int             // new number of holders, by idKey, only of changed ids
-	versions                map[string]version         // by idKey, only of changed conversations
+	holders                 map[string]int             // new number of holders, by layout.IDKey, only of changed ids
+	versions                map[string]version         // by layout.IDKey, only of changed conversations
 	changes                 []store.Change
 	expired, evicted        int64
 	dirty                   bool
@@ -49,7 +49,8 @@ func newTxn(tx *bolt.Tx, o *store.Options, tl *tally) *txn {
 	tl.resetDueIndexes()
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	t := &txn{
-		reader: newReader(tx), expiry: bucket(layout.ExpiryBucket), turns: bucket(layout.TurnsBucket), tenants: bucket(layout.TenantsBucket), meta: bucket(layout.MetaBucket),
+		reader: newReader(tx), expiry: bucket(layout.ExpiryBucket), turns: bucket(layout.TurnsBucket),
+		tenants: bucket(layout.TenantsBucket), meta: bucket(layout.MetaBucket),
 		options: o, tally: tl, counts: map[string]layout.Counts{},
 		evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
 		refuseFrom: math.MaxInt, spaceNeeded: math.MaxInt,
@@ -268,8 +269,8 @@ func (t *txn) fail(err error) {
 	}
 }
 
-// finish writes the values that are written once a transaction. It returns errUnchanged if there is
-// nothing to commit.
+// finish writes the values that are written once a transaction. It returns
+// boltfile.ErrUnchanged if there is nothing to commit.
 func (t *txn) finish() error {
 	if !t.dirty && t.err == nil {
 		return boltfile.ErrUnchanged

@@ -23,7 +23,7 @@ const maxVersions = 100_000
 type versions struct {
 	mu     sync.RWMutex
 	limit  int
-	byID   map[string]version // by idKey; nil after close
+	byID   map[string]version // by layout.IDKey; nil after close
 	closed bool
 }
 
