@@ -28,7 +28,9 @@ func abandonTurns(t *testing.T, n int, saved func(i int) int) *Store {
 			t.Fatal(err)
 		}
 		if err := s.SaveProgress(t.Context(), &store.Progress{
-			Tenant: "acme", ConversationID: id, TurnID: "turn", Messages: []*parleyv1.Message{{Content: strings.Repeat("x", saved(i))}},
+			Tenant: "acme", ConversationID: id, TurnID: "turn", Messages: []*parleyv1.Message{
+				{Content: strings.Repeat("x", saved(i))},
+			},
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +96,8 @@ func TestAbandonedPages(t *testing.T) {
 func TestAbandonedPositions(t *testing.T) {
 	s := abandonTurns(t, 3, func(int) int { return 1 })
 	for place, want := range map[string]int{
-		"\x00": 3, "\x04acme": 3, string(layout.IDKey("acme", "c000a")): 2, string(layout.IDKey("acme", "c001")): 1, string(layout.IDKey("acme", "c002")): 0, "\xff": 0,
+		"\x00": 3, "\x04acme": 3, string(layout.IDKey("acme", "c000a")): 2,
+		string(layout.IDKey("acme", "c001")): 1, string(layout.IDKey("acme", "c002")): 0, "\xff": 0,
 	} {
 		turns, next, err := s.Abandoned(t.Context(), place)
 		if err != nil || len(turns) != want || next != "" {
@@ -118,7 +121,9 @@ func TestAbandonedDamaged(t *testing.T) {
 	}
 	end := func(id string) error {
 		_, err := s.Append(t.Context(), &store.Append{
-			Tenant: "acme", ConversationID: id, End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_INTERRUPTED},
+			Tenant: "acme", ConversationID: id, End: &parleyv1.Turn{
+				Id: "turn", State: parleyv1.TurnState_TURN_STATE_INTERRUPTED,
+			},
 		})
 		return err
 	}

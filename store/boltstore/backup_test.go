@@ -70,7 +70,8 @@ func TestBackup(t *testing.T) {
 			group.Go(func() {
 				for i := from; more(i); i++ {
 					if _, err := s.Append(t.Context(), &store.Append{
-						Tenant: "acme", ConversationID: fmt.Sprint(c), Messages: text(fmt.Sprintf("%d %s", i, strings.Repeat("word ", 200))),
+						Tenant: "acme", ConversationID: fmt.Sprint(c), Messages: text(fmt.Sprintf("%d %s", i,
+							strings.Repeat("word ", 200))),
 					}); err != nil {
 						t.Error(err)
 						return
@@ -101,7 +102,8 @@ func TestBackup(t *testing.T) {
 	if names := fileNames(t, filepath.Dir(path)); !slices.Equal(names, []string{"parley.db"}) {
 		t.Errorf("files = %v, want only the store", names)
 	}
-	if done := wantSound(t, backup); done.Conversations != conversations || done.Messages < conversations*before || done.Bytes == 0 {
+	if done := wantSound(t, backup); done.Conversations != conversations || done.Messages < conversations*before ||
+		done.Bytes == 0 {
 		t.Errorf("Check(backup) = %+v, want all conversations and earlier messages", done)
 	}
 	copied := open(t, backup, store.Options{})

@@ -53,8 +53,10 @@ func BenchmarkBackup(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		b.Logf("round %d: p99 %.1f ms alone, %.1f ms during a backup of %.1f s: ratio %.2f; %.0f and %.0f appends/s; file %d MiB, %d MiB in use",
-			i+1, alone[i], during[i], span.Seconds(), ratios[i], rateAlone, rateDuring, stats.FileBytes>>20, stats.FileBytesInUse>>20)
+		b.Logf("round %d: p99 %.1f ms alone, %.1f ms during a backup of %.1f s: ratio %.2f; "+
+			"%.0f and %.0f appends/s; file %d MiB, %d MiB in use",
+			i+1, alone[i], during[i], span.Seconds(), ratios[i], rateAlone, rateDuring,
+			stats.FileBytes>>20, stats.FileBytesInUse>>20)
 	}
 	slices.Sort(ratios)
 	b.ReportMetric(ratios[len(ratios)/2], "p99-ratio")

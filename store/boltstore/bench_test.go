@@ -189,7 +189,9 @@ func createMany(b *testing.B, s *Store, made *atomic.Int64, callers, n int) {
 	for range callers {
 		group.Go(func() {
 			for id := made.Add(1); id <= end; id = made.Add(1) {
-				if _, err := s.Create(b.Context(), &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{Id: fmt.Sprint(id)}}); err != nil {
+				if _, err := s.Create(b.Context(), &store.Create{
+					Tenant: "acme", Conversation: &parleyv1.Conversation{Id: fmt.Sprint(id)},
+				}); err != nil {
 					b.Error(err)
 					return
 				}
@@ -258,7 +260,9 @@ func timeBesideNoisy(b *testing.B, s *Store, callers, appends int) time.Duration
 	for range callers {
 		group.Go(func() {
 			for ctx.Err() == nil {
-				if _, err := s.Append(ctx, &store.Append{Tenant: "noisy", ConversationID: "c", Messages: text("hello")}); err != nil && ctx.Err() == nil {
+				if _, err := s.Append(ctx, &store.Append{
+					Tenant: "noisy", ConversationID: "c", Messages: text("hello"),
+				}); err != nil && ctx.Err() == nil {
 					b.Error(err)
 					return
 				}
@@ -267,7 +271,9 @@ func timeBesideNoisy(b *testing.B, s *Store, callers, appends int) time.Duration
 	}
 	start := time.Now()
 	for range appends {
-		if _, err := s.Append(b.Context(), &store.Append{Tenant: "quiet", ConversationID: "c", Messages: text("hello")}); err != nil {
+		if _, err := s.Append(b.Context(), &store.Append{
+			Tenant: "quiet", ConversationID: "c", Messages: text("hello"),
+		}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -82,7 +82,9 @@ func (t *txn) markEvictable(tenant string, key layout.InnerKey) {
 
 // appendVictim appends the conversation with that key if mayEvict allows it and victims does not
 // contain it.
-func (t *txn) appendVictim(victims []*stored, tenant string, key layout.InnerKey, mayEvict func(*stored) bool) []*stored {
+func (t *txn) appendVictim(victims []*stored, tenant string, key layout.InnerKey,
+	mayEvict func(*stored) bool,
+) []*stored {
 	s, err := t.loadAt(tenant, key)
 	if err != nil || !mayEvict(s) {
 		return victims

@@ -85,31 +85,59 @@ func TestCheck(t *testing.T) {
 		write func(tx *bolt.Tx) error
 		want  []string
 	}{
-		"messages": {flip(layout.ConversationsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: messages of conversation "a"`}},
+		"messages": {
+			flip(layout.ConversationsBucket),
+			[]string{`conversation "a" of tenant "acme": record is corrupt: messages of conversation "a"`},
+		},
 		"header": {func(tx *bolt.Tx) error {
 			b := tx.Bucket([]byte(layout.ConversationsBucket))
 			k, v := first(b)
 			v[20] ^= 1
 			return b.Put(k, v)
 		}, []string{`conversation "a" of tenant "acme": record is corrupt: header`}},
-		"record lost":    {drop(layout.ConversationsBucket), []string{`conversation "a" of tenant "acme": its id leads to key`, `leads to no conversation`, `its counts are 4 conversations`}},
-		"id":             {flip(layout.IDsBucket), []string{`conversation "a" of tenant "acme": record is corrupt: entry of its id`, `conversation "a" of tenant "acme": record is corrupt`}},
-		"id lost":        {drop(layout.IDsBucket), []string{`conversation "a" of tenant "acme": it has no entry in ids`}},
-		"expiry":         {flip(layout.ExpiryBucket), []string{`its entry in expiry, minute`, `expiry: entry`}},
-		"expiry lost":    {drop(layout.ExpiryBucket), []string{`its entry in expiry, minute`}},
-		"turn":           {flip(layout.TurnsBucket), []string{`conversation "asked" of tenant "acme": record is corrupt: progress of a turn`}},
-		"turn lost":      {drop(layout.TurnsBucket), []string{`conversation "asked" of tenant "acme": a turn runs, but it has no entry in turns`}},
+		"record lost": {
+			drop(layout.ConversationsBucket),
+			[]string{
+				`conversation "a" of tenant "acme": its id leads to key`, `leads to no conversation`,
+				`its counts are 4 conversations`,
+			},
+		},
+		"id": {
+			flip(layout.IDsBucket),
+			[]string{
+				`conversation "a" of tenant "acme": record is corrupt: entry of its id`,
+				`conversation "a" of tenant "acme": record is corrupt`,
+			},
+		},
+		"id lost":     {drop(layout.IDsBucket), []string{`conversation "a" of tenant "acme": it has no entry in ids`}},
+		"expiry":      {flip(layout.ExpiryBucket), []string{`its entry in expiry, minute`, `expiry: entry`}},
+		"expiry lost": {drop(layout.ExpiryBucket), []string{`its entry in expiry, minute`}},
+		"turn": {
+			flip(layout.TurnsBucket), []string{`conversation "asked" of tenant "acme": record is corrupt: progress of a turn`},
+		},
+		"turn lost": {
+			drop(layout.TurnsBucket),
+			[]string{`conversation "asked" of tenant "acme": a turn runs, but it has no entry in turns`},
+		},
 		"counts":         {flip(layout.TenantsBucket), []string{`tenant "acme": its counts are damaged`}},
 		"counts lost":    {drop(layout.TenantsBucket), []string{`tenant "acme": it has 4 conversations and no counts`}},
 		"ephemeral":      {flip(layout.SessionsBucket), []string{`its entry in sessions is damaged`, `has another time`}},
 		"ephemeral lost": {drop(layout.SessionsBucket), []string{`conversation "c" of tenant "acme": its entry in ends has`}},
-		"ends":           {flip(layout.EndsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`, `ends: entry`}},
-		"ends lost":      {drop(layout.EndsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`}},
+		"ends": {
+			flip(layout.EndsBucket),
+			[]string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`, `ends: entry`},
+		},
+		"ends lost": {
+			drop(layout.EndsBucket), []string{`conversation "c" of tenant "acme": it is ephemeral and deleted at`},
+		},
 		"id of another": {func(tx *bolt.Tx) error {
 			entry, _ := id(tx, "a")
 			_, other := id(tx, "b")
 			return tx.Bucket([]byte(layout.IDsBucket)).Put(entry, other.Encode(entry))
-		}, []string{`conversation "a" of tenant "acme": its entry in ids leads to`, `conversation "a" of tenant "acme": its id leads to conversation "b"`}},
+		}, []string{
+			`conversation "a" of tenant "acme": its entry in ids leads to`,
+			`conversation "a" of tenant "acme": its id leads to conversation "b"`,
+		}},
 		"late": {func(tx *bolt.Tx) error {
 			_, p := id(tx, "a")
 			entry := layout.ExpiryKey(p.Minute, "acme", p.Key)
@@ -119,7 +147,8 @@ func TestCheck(t *testing.T) {
 		"two entries in expiry": {func(tx *bolt.Tx) error {
 			_, p := id(tx, "a")
 			entry := layout.ExpiryKey(p.Minute+1, "acme", p.Key)
-			return tx.Bucket([]byte(layout.ExpiryBucket)).Put(entry, layout.EncodeDue(entry, int64(p.Minute+1)*int64(time.Minute)))
+			return tx.Bucket([]byte(layout.ExpiryBucket)).Put(entry,
+				layout.EncodeDue(entry, int64(p.Minute+1)*int64(time.Minute)))
 		}, []string{`conversation "a" of tenant "acme": it has an entry in expiry for minute`}},
 		"turn without a conversation": {func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(layout.TurnsBucket)).Put(layout.IDKey("acme", "none"), nil)
@@ -133,7 +162,9 @@ func TestCheck(t *testing.T) {
 		}, []string{`conversation "a" of tenant "acme": no turn runs, but it has an entry in turns`}},
 		"counts without a conversation": {func(tx *bolt.Tx) error {
 			key := layout.TenantKey("none")
-			return tx.Bucket([]byte(layout.TenantsBucket)).Put(key, layout.Counts{Conversations: 1, Messages: 1, Bytes: 1}.Encode(key))
+			return tx.Bucket([]byte(layout.TenantsBucket)).Put(key, layout.Counts{
+				Conversations: 1, Messages: 1, Bytes: 1,
+			}.Encode(key))
 		}, []string{`tenant "none": it has counts, but no conversation`}},
 	}
 	for name, test := range tests {
@@ -191,7 +222,8 @@ func checkPagesDamaged(t *testing.T, want string, leaf bool, at int64, damage []
 	var page uint64 // root of a bucket
 	updateFile(t, path, func(tx *bolt.Tx) error {
 		for i := range 200 { // Enough for the bucket to have pages of its own.
-			if err := tx.Bucket([]byte(layout.IDsBucket)).Put(fmt.Appendf(nil, "%04d%s", i, strings.Repeat("x", 100)), []byte("y")); err != nil {
+			if err := tx.Bucket([]byte(layout.IDsBucket)).Put(fmt.Appendf(nil, "%04d%s", i, strings.Repeat("x", 100)),
+				[]byte("y")); err != nil {
 				return err
 			}
 		}
@@ -217,10 +249,13 @@ func checkPagesDamaged(t *testing.T, want string, leaf bool, at int64, damage []
 	if err := errors.Join(err, f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	for name, check := range map[string]func(string, func(string)) (Checked, error){"Check": Check, "CheckPages": CheckPages} {
+	for name, check := range map[string]func(string, func(string)) (Checked, error){
+		"Check": Check, "CheckPages": CheckPages,
+	} {
 		var reported []string
 		done, err := check(path, func(fault string) { reported = append(reported, fault) })
-		if !errors.Is(err, ErrDamaged) || int64(len(reported)) != done.Faults || done.Conversations > 0 || !strings.Contains(strings.Join(reported, " "), want) {
+		if !errors.Is(err, ErrDamaged) || int64(len(reported)) != done.Faults || done.Conversations > 0 ||
+			!strings.Contains(strings.Join(reported, " "), want) {
 			t.Errorf("%s reported %q, %+v, %v", name, reported, done, err)
 		}
 	}
@@ -259,13 +294,15 @@ func TestCheckPagesInUse(t *testing.T) {
 				_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, long+1), int64(meta.Freelist)*meta.PageSize+16)
 			} else { // The root page claims all pages up to the end of the other.
 				const more = 12
-				_, err = f.WriteAt(binary.NativeEndian.AppendUint32(nil, uint32(long+pages-meta.Root)), int64(meta.Root)*meta.PageSize+more)
+				_, err = f.WriteAt(binary.NativeEndian.AppendUint32(nil, uint32(long+pages-meta.Root)),
+					int64(meta.Root)*meta.PageSize+more)
 			}
 			if err := errors.Join(err, f.Close()); err != nil {
 				t.Fatal(err)
 			}
 			var reported []string
-			if _, err := CheckPages(path, func(fault string) { reported = append(reported, fault) }); !errors.Is(err, ErrDamaged) || !strings.Contains(strings.Join(reported, " "), tt.want) {
+			_, err = CheckPages(path, func(fault string) { reported = append(reported, fault) })
+			if !errors.Is(err, ErrDamaged) || !strings.Contains(strings.Join(reported, " "), tt.want) {
 				t.Errorf("CheckPages reported %q, %v, root is page %d, the other page %d", reported, err, meta.Root, long)
 			}
 		})
@@ -306,14 +343,16 @@ func TestCheckOtherFiles(t *testing.T) {
 	}
 	newer := newFilled(t)
 	updateFile(t, newer, func(tx *bolt.Tx) error {
-		return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(boltfile.SchemaKey), boltfile.EncodeSchema(boltfile.SchemaVersion+1))
+		return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(boltfile.SchemaKey),
+			boltfile.EncodeSchema(boltfile.SchemaVersion+1))
 	})
 	garbage := write("garbage", strings.Repeat("garbage", 10000))
 	for path, want := range map[string]error{
 		held: ErrInUse, link: ErrDamaged, dir: ErrDamaged, write("empty", ""): ErrDamaged, garbage: ErrDamaged,
 		newer: ErrSchema, filepath.Join(dir, "none"): os.ErrNotExist,
 	} {
-		if _, err := Check(path, func(fault string) { t.Error(fault) }); !errors.Is(err, want) || strings.Contains(err.Error(), "\n") {
+		if _, err := Check(path, func(fault string) { t.Error(fault) }); !errors.Is(err, want) ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("Check(%s) = %v, want %v in one line", path, err, want)
 		}
 	}

@@ -37,7 +37,9 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 		if err != nil {
 			return nil //nolint:nilerr // The checker has reported it.
 		}
-		want[tenant] = want[tenant].Plus(layout.Counts{Conversations: 1, Messages: int64(r.Conversation().GetMessageCount()), Bytes: int64(len(value))})
+		want[tenant] = want[tenant].Plus(layout.Counts{
+			Conversations: 1, Messages: int64(r.Conversation().GetMessageCount()), Bytes: int64(len(value)),
+		})
 		start := tl.evictFrom[tenant]
 		state := readState(tx.Bucket([]byte(layout.SessionsBucket)), tl.epoch, tenant, r.Conversation().GetId())
 		if bytes.Compare(rest, start[:]) < 0 && !r.Running() && !state.Held {
@@ -131,7 +133,8 @@ func checkEphemeral(tx *bolt.Tx, tl *tally) (faults []error) {
 		fault("ends has %d entries for %d", n, released)
 	}
 	if len(tl.holders) != held || !maps.Equal(tl.ephemeralCounts, want) || tl.hasEphemeral.Load() != (len(want) > 0) {
-		fault("tally has holders %v, counts %v, hasEphemeral %v; want %d held, counts %v", tl.holders, tl.ephemeralCounts, tl.hasEphemeral.Load(), held, want)
+		fault("tally has holders %v, counts %v, hasEphemeral %v; want %d held, counts %v", tl.holders, tl.ephemeralCounts,
+			tl.hasEphemeral.Load(), held, want)
 	}
 	return faults
 }

@@ -126,7 +126,8 @@ func TestDamagedIsSkipped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 1 || stats.Expired != 2 || stats.Evicted != 2 {
+	if stats, err := s.Stats(t.Context()); err != nil || stats.Conversations != 1 || stats.Expired != 2 ||
+		stats.Evicted != 2 {
 		t.Errorf("Stats = %+v, %v; want only the damaged conversation", stats, err)
 	}
 	_ = s.db.View(func(tx *bolt.Tx) error {
@@ -165,7 +166,9 @@ func TestDamagedID(t *testing.T) {
 			if !errors.Is(err, store.ErrCorrupt) {
 				t.Errorf("Read = %v, want ErrCorrupt", err)
 			}
-			if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "bad"}); !errors.Is(err, store.ErrCorrupt) {
+			if err := s.Delete(t.Context(), &store.Delete{
+				Tenant: "acme", ConversationID: "bad",
+			}); !errors.Is(err, store.ErrCorrupt) {
 				t.Errorf("Delete = %v, want ErrCorrupt, since the record cannot be found", err)
 			}
 			if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "bad", "old"}) {
@@ -191,7 +194,8 @@ func TestDamagedProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.SaveProgress(t.Context(), &store.Progress{
-		Tenant: "acme", ConversationID: "a", TurnID: "turn", Messages: text("so far"), Events: &storev1.TurnEvents{Started: 2},
+		Tenant: "acme", ConversationID: "a", TurnID: "turn", Messages: text("so far"),
+		Events: &storev1.TurnEvents{Started: 2},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -201,7 +205,8 @@ func TestDamagedProgress(t *testing.T) {
 	if err != nil || len(turns) != 1 || turns[0].TurnID != "turn" || turns[0].Messages != nil {
 		t.Fatalf("Abandoned = %+v, %v; want the turn without its answer", turns, err)
 	}
-	if events := turns[0].Events; events.GetStarted() != 1 || events.GetTurnId() != "turn" || events.GetConversationVersion() != 1 {
+	if events := turns[0].Events; events.GetStarted() != 1 || events.GetTurnId() != "turn" ||
+		events.GetConversationVersion() != 1 {
 		t.Errorf("events = %v, want those of the begin", events)
 	}
 }

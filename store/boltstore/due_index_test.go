@@ -20,7 +20,9 @@ func TestCapacityWork(t *testing.T) {
 	made := 0
 	create := func() {
 		made++
-		if _, err := s.Create(t.Context(), &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{Id: fmt.Sprint(made)}}); err != nil {
+		if _, err := s.Create(t.Context(), &store.Create{
+			Tenant: "acme", Conversation: &parleyv1.Conversation{Id: fmt.Sprint(made)},
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -33,7 +35,8 @@ func TestCapacityWork(t *testing.T) {
 	c.advance(29*time.Minute + 20*time.Second) // 40 s before the others expire
 	create()
 	if within := testing.AllocsPerRun(runs, create); within > 2*before {
-		t.Errorf("a create makes %v allocations in the minute in which %d others expire, %v before it", within, others, before)
+		t.Errorf("a create makes %v allocations in the minute in which %d others expire, %v before it", within, others,
+			before)
 	}
 	wantConsistent(t, s)
 }
@@ -86,7 +89,9 @@ func TestDueIndexAfterFailure(t *testing.T) {
 	s := open(t, newPath(t), store.Options{Now: c.Now, TTL: time.Hour, MaxConversations: 2})
 	for _, tenant := range []string{"acme", "other"} {
 		for i := range 3 {
-			if _, err := s.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: fmt.Sprint(i)}}); err != nil {
+			if _, err := s.Create(t.Context(), &store.Create{
+				Tenant: tenant, Conversation: &parleyv1.Conversation{Id: fmt.Sprint(i)},
+			}); err != nil {
 				t.Fatal(err)
 			}
 		}

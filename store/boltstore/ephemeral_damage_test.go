@@ -95,7 +95,8 @@ func TestDamagedEndBits(t *testing.T) {
 	release(t, s, time.Minute, "bad")
 	c.advance(100 * 365 * 24 * time.Hour)
 	flipEachBit(t, s, layout.EndsBucket, badEndKey, func(bit int) {
-		if due, more, err := s.readDue(t.Context(), dueBucket{layout.EndsBucket, layout.SecondOf, nil}, 10); len(due) != 0 || more || err != nil {
+		if due, more, err := s.readDue(t.Context(), dueBucket{layout.EndsBucket, layout.SecondOf, nil}, 10); len(due) != 0 ||
+			more || err != nil {
 			t.Errorf("bit %d: readDue = %v, %v, %v; want none", bit, due, more, err)
 		}
 		if exists(t, s, "bad") {
@@ -196,7 +197,9 @@ func TestDamagedEphemeral(t *testing.T) {
 		if got := listIDs(t, s, "acme"); !slices.Equal(got, []string{"new", "old"}) {
 			t.Errorf("List = %v, want new and old", got)
 		}
-		if _, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "bad"}); !errors.Is(err, store.ErrCorrupt) {
+		if _, err := s.Read(t.Context(), &store.Read{
+			Tenant: "acme", ConversationID: "bad",
+		}); !errors.Is(err, store.ErrCorrupt) {
 			t.Errorf("Read = %v, want ErrCorrupt", err)
 		}
 		hold(t, s, 0, "bad")

@@ -28,7 +28,10 @@ const (
 // damage and returns the first such error at the end.
 func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	damage := s.releaseStale(ctx)
-	for _, b := range []dueBucket{{layout.ExpiryBucket, layout.MinuteOf, (*txn).sweepExpiry}, {layout.EndsBucket, layout.SecondOf, (*txn).sweepEphemeral}} {
+	for _, b := range []dueBucket{
+		{layout.ExpiryBucket, layout.MinuteOf, (*txn).sweepExpiry},
+		{layout.EndsBucket, layout.SecondOf, (*txn).sweepEphemeral},
+	} {
 		if damage == nil || errors.Is(damage, store.ErrCorrupt) {
 			limit, err = s.sweepBucket(ctx, b, limit)
 			damage = cmp.Or(damage, err)

@@ -180,7 +180,8 @@ func TestCloseAfterRollbackPanics(t *testing.T) {
 		put := func(keys ...string) func(*txn) error {
 			return func(x *txn) error {
 				for _, key := range keys {
-					x.put(x.turns, []byte(key), []byte(key+strings.Repeat(" word", 300))) // bbolt puts a1 and a2 into one page, b1 and b2 into the next.
+					// bbolt puts a1 and a2 into one page, b1 and b2 into the next.
+					x.put(x.turns, []byte(key), []byte(key+strings.Repeat(" word", 300)))
 				}
 				return nil
 			}

@@ -79,7 +79,10 @@ func TestOpenDamaged(t *testing.T) {
 		{"empty", editBytes(func([]byte) []byte { return nil }), ErrDamaged, "empty"},
 		{"short text", editBytes(func([]byte) []byte { return []byte("hello") }), ErrDamaged, "meta pages"},
 		{"zeros", editBytes(func(b []byte) []byte { return make([]byte, len(b)) }), ErrDamaged, "meta pages"},
-		{"noise", editBytes(func(b []byte) []byte { return bytes.Repeat([]byte("noise!"), len(b)/6) }), ErrDamaged, "meta pages"},
+		{
+			"noise", editBytes(func(b []byte) []byte { return bytes.Repeat([]byte("noise!"), len(b)/6) }), ErrDamaged,
+			"meta pages",
+		},
 		{"both meta pages", editBytes(func(b []byte) []byte { b[40]++; b[page+40]++; return b }), ErrDamaged, "meta pages"},
 		{"the first meta page", editBytes(func(b []byte) []byte { b[40]++; return b }), nil, ""},
 		{"the second meta page", editBytes(func(b []byte) []byte { b[page+40]++; return b }), nil, ""},
@@ -90,9 +93,13 @@ func TestOpenDamaged(t *testing.T) {
 			return errors.Join(os.Remove(path), theirs(path))
 		}, ErrDamaged, "of another program"},
 		{"a newer schema", editBolt(func(tx *bolt.Tx) error {
-			return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(boltfile.SchemaKey), boltfile.EncodeSchema(boltfile.SchemaVersion+1))
+			return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(boltfile.SchemaKey),
+				boltfile.EncodeSchema(boltfile.SchemaVersion+1))
 		}), ErrSchema, "schema 3"},
-		{"no bucket", editBolt(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(layout.ExpiryBucket)) }), ErrDamaged, `"expiry"`},
+		{
+			"no bucket", editBolt(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(layout.ExpiryBucket)) }), ErrDamaged,
+			`"expiry"`,
+		},
 		{"counts", editBolt(func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(layout.TenantsBucket)).Put(layout.TenantKey("acme"), make([]byte, 28))
 		}), ErrDamaged, "counts"},
@@ -122,7 +129,8 @@ func TestOpenDamaged(t *testing.T) {
 			if test.want == nil {
 				return
 			}
-			if line := err.Error(); !strings.Contains(line, path) || !strings.Contains(line, test.cause) || strings.Contains(line, "\n") {
+			if line := err.Error(); !strings.Contains(line, path) || !strings.Contains(line, test.cause) ||
+				strings.Contains(line, "\n") {
 				t.Errorf("Open = %q, want one line with %q and %q", line, path, test.cause)
 			}
 			if !bytes.Equal(before, fileContent(t, path)) {

@@ -106,7 +106,9 @@ func writeSoundFile(tb testing.TB, path string) []byte {
 	s := open(tb, path, store.Options{Now: newClock().Now})
 	hold := &store.Hold{Tenant: "acme", DeleteAfter: time.Hour}
 	for i := range soundConversations {
-		a := &store.Append{Tenant: "acme", ConversationID: fmt.Sprint("c", i), Messages: text(strings.Repeat("hello ", 50+i%7*20))}
+		a := &store.Append{
+			Tenant: "acme", ConversationID: fmt.Sprint("c", i), Messages: text(strings.Repeat("hello ", 50+i%7*20)),
+		}
 		if i%4 == 0 {
 			a.Begin, a.Events = &parleyv1.Turn{Id: "turn"}, &storev1.TurnEvents{Started: 1}
 		}
@@ -141,7 +143,9 @@ func readSnapshots(tb testing.TB, source string) map[string]*store.Snapshot {
 	s, want := open(tb, path, store.Options{Now: newClock().Now}), map[string]*store.Snapshot{}
 	for i := range soundConversations {
 		id := fmt.Sprint("c", i)
-		if want[id], err = s.Read(tb.Context(), &store.Read{Tenant: "acme", ConversationID: id, Newest: -1, Turns: true}); err != nil {
+		if want[id], err = s.Read(tb.Context(), &store.Read{
+			Tenant: "acme", ConversationID: id, Newest: -1, Turns: true,
+		}); err != nil {
 			tb.Fatal(err)
 		}
 	}
@@ -280,7 +284,9 @@ func exerciseFile(ctx context.Context, path string, want map[string]*store.Snaps
 			addFault("read %s = %v with %q, want %v with %q", id, got.Conversation, got.Messages, w.Conversation, w.Messages)
 		}
 	}
-	for _, order := range []parleyv1.ListOrder{parleyv1.ListOrder_LIST_ORDER_CREATE_TIME_DESC, parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC} {
+	for _, order := range []parleyv1.ListOrder{
+		parleyv1.ListOrder_LIST_ORDER_CREATE_TIME_DESC, parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC,
+	} {
 		page, err := s.List(ctx, &store.List{Tenant: "acme", PageSize: 100, Order: order})
 		if err != nil {
 			continue
@@ -295,7 +301,9 @@ func exerciseFile(ctx context.Context, path string, want map[string]*store.Snaps
 	_, _, _ = s.Abandoned(ctx, "")
 	_, _ = s.Stats(ctx)
 	for id, w := range want {
-		result, err := s.Append(ctx, &store.Append{Tenant: "acme", ConversationID: id, MustExist: true, Messages: text("more")})
+		result, err := s.Append(ctx, &store.Append{
+			Tenant: "acme", ConversationID: id, MustExist: true, Messages: text("more"),
+		})
 		if err == nil && result.Conversation.GetVersion() != w.Conversation.GetVersion()+1 {
 			addFault("%s was appended to at version %d", id, result.Conversation.GetVersion())
 		}
@@ -315,7 +323,8 @@ func exerciseFile(ctx context.Context, path string, want map[string]*store.Snaps
 
 // sameSnapshot compares all fields of two snapshots.
 func sameSnapshot(a, b *store.Snapshot) bool {
-	return proto.Equal(a.Conversation, b.Conversation) && bytes.Equal(a.Messages, b.Messages) && a.DroppedBytes == b.DroppedBytes &&
+	return proto.Equal(a.Conversation, b.Conversation) && bytes.Equal(a.Messages, b.Messages) &&
+		a.DroppedBytes == b.DroppedBytes &&
 		slices.EqualFunc(a.Turns, b.Turns, func(a, b *parleyv1.Turn) bool { return proto.Equal(a, b) }) &&
 		slices.EqualFunc(a.Events, b.Events, func(a, b *storev1.TurnEvents) bool { return proto.Equal(a, b) })
 }

@@ -30,7 +30,9 @@ const (
 var childOptions = store.Options{MaxMessages: 1000}
 
 // heldByChild is what the child holds when it is killed.
-var heldByChild = &store.Hold{Tenant: "acme", ConversationIDs: []string{"asked", "c0", "none"}, DeleteAfter: 24 * time.Hour}
+var heldByChild = &store.Hold{
+	Tenant: "acme", ConversationIDs: []string{"asked", "c0", "none"}, DeleteAfter: 24 * time.Hour,
+}
 
 // child appends to one conversation per goroutine until it is killed. It prints each acknowledged
 // append to standard output.
@@ -42,7 +44,9 @@ func child() int {
 	}
 	ctx := context.Background()
 	if _, err := s.Append(ctx, &store.Append{
-		Tenant: "acme", ConversationID: "asked", Messages: text("question"), Begin: &parleyv1.Turn{Id: fmt.Sprint("turn of ", os.Getpid())},
+		Tenant: "acme", ConversationID: "asked", Messages: text("question"), Begin: &parleyv1.Turn{
+			Id: fmt.Sprint("turn of ", os.Getpid()),
+		},
 	}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -98,7 +102,9 @@ func TestKill(t *testing.T) {
 			t.Fatalf("Abandoned = %v, %v, want the turn of asked", turns, err)
 		}
 		if _, err := s.Append(t.Context(), &store.Append{
-			Tenant: "acme", ConversationID: "asked", End: &parleyv1.Turn{Id: turns[0].TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED},
+			Tenant: "acme", ConversationID: "asked", End: &parleyv1.Turn{
+				Id: turns[0].TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED,
+			},
 		}); err != nil {
 			t.Fatal(err)
 		}

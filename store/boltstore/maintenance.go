@@ -23,7 +23,9 @@ func (s *Store) Backup(ctx context.Context) (*store.Backup, error) {
 		s.backupRunning.Store(false)
 		return nil, fmt.Errorf("backup: %w", err)
 	}
-	return &store.Backup{ReadCloser: &backupReader{io.NewSectionReader(file, 0, size), file, &s.backupRunning}, Size: size}, nil
+	return &store.Backup{
+		ReadCloser: &backupReader{io.NewSectionReader(file, 0, size), file, &s.backupRunning}, Size: size,
+	}, nil
 }
 
 // backupReader reads a copy. Its Close permits the next backup.

@@ -51,7 +51,9 @@ func openSmall(t *testing.T, dir string, now func() time.Time, observe func([]st
 func fillDisk(t *testing.T, s *Store, id string) int {
 	t.Helper()
 	for n := 0; ; n++ {
-		_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("word ", 4000))})
+		_, err := s.Append(t.Context(), &store.Append{
+			Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("word ", 4000)),
+		})
 		if errors.Is(err, store.ErrNoSpace) {
 			return n
 		}
@@ -152,7 +154,9 @@ func TestNoSpaceForMany(t *testing.T) {
 		}
 		create := func(id string) func() error {
 			return func() error {
-				_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("word ", 3000))})
+				_, err := s.Append(t.Context(), &store.Append{
+					Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("word ", 3000)),
+				})
 				return err
 			}
 		}
@@ -225,7 +229,8 @@ func TestNoSpaceBesideDelete(t *testing.T) {
 			return func() error { return s.Delete(t.Context(), &store.Delete{Tenant: tenant, ConversationID: id}) }
 		}
 		appendTo(t, s, "tiny", "hello")
-		appendTo(t, s, "neighbour", strings.Repeat("word ", 45_000)) // More contiguous pages than the writes below can leave free.
+		// More contiguous pages than the writes below can leave free.
+		appendTo(t, s, "neighbour", strings.Repeat("word ", 45_000))
 		asked := store.Append{Begin: &parleyv1.Turn{Id: "turn"}, Events: &storev1.TurnEvents{Started: 1}}
 		for i := range 40 {
 			if err := add("other", fmt.Sprint("o", i), strings.Repeat("x", 900), asked)(); err != nil {
@@ -236,7 +241,8 @@ func TestNoSpaceBesideDelete(t *testing.T) {
 		for _, size := range []int{60_000, 30_000, 15_000, 7000, 3500, 1500} {
 			for {
 				n++
-				if err := add("zz", fmt.Sprint("f", n), strings.Repeat("w", size), store.Append{})(); errors.Is(err, store.ErrNoSpace) {
+				if err := add("zz", fmt.Sprint("f", n), strings.Repeat("w", size),
+					store.Append{})(); errors.Is(err, store.ErrNoSpace) {
 					break
 				} else if err != nil {
 					t.Fatal(err)
@@ -264,10 +270,12 @@ func TestNoSpaceBesideDelete(t *testing.T) {
 			"o1": remove("acme", "tiny"),
 			"o2": add("acme", "tiny", "small", store.Append{}),
 		} {
-			errs := together(first, remove("other", other+"0"), remove("other", other+"1"), add("other", other+"2", "answer", end),
+			errs := together(first, remove("other", other+"0"), remove("other", other+"1"),
+				add("other", other+"2", "answer", end),
 				func() error {
 					return s.SaveProgress(t.Context(), &store.Progress{
-						Tenant: "other", ConversationID: other + "4", TurnID: "turn", Messages: text("so far"), Events: &storev1.TurnEvents{Started: 1},
+						Tenant: "other", ConversationID: other + "4", TurnID: "turn", Messages: text("so far"),
+						Events: &storev1.TurnEvents{Started: 1},
 					})
 				})
 			if !errors.Is(errs[0], store.ErrNoSpace) {
@@ -296,7 +304,9 @@ func TestNoSpaceToRelease(t *testing.T) {
 	}
 	fillDisk(t, s, "a")
 	for i := 0; ; i++ { // Uses the space that fillDisk has left.
-		_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: fmt.Sprint(i), Messages: text(strings.Repeat("word ", 700))})
+		_, err := s.Append(t.Context(), &store.Append{
+			Tenant: "acme", ConversationID: fmt.Sprint(i), Messages: text(strings.Repeat("word ", 700)),
+		})
 		if errors.Is(err, store.ErrNoSpace) {
 			break
 		}

@@ -219,7 +219,9 @@ func TestDamagedLength(t *testing.T) {
 		appendTo(t, s, fmt.Sprint("deleted ", i), markedText("deleted"))
 	}
 	for i := range 12 { // Leaves free pages after those in use.
-		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: fmt.Sprint("deleted ", i)}); err != nil {
+		if err := s.Delete(t.Context(), &store.Delete{
+			Tenant: "acme", ConversationID: fmt.Sprint("deleted ", i),
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -227,7 +229,9 @@ func TestDamagedLength(t *testing.T) {
 	id, undo := flipOverflow(t, path, ids)
 
 	var failures []error
-	s, err := Open(path, Options{Options: store.Options{MaxMessages: 1}, OnFailure: func(err error) { failures = append(failures, err) }})
+	s, err := Open(path, Options{
+		Options: store.Options{MaxMessages: 1}, OnFailure: func(err error) { failures = append(failures, err) },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

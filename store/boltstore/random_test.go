@@ -22,7 +22,9 @@ func TestRandom(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		rounds++
 		w := &randomRun{T: r, t: t, clock: newClock(), path: filepath.Join(dir, fmt.Sprint(rounds), "parley.db")}
-		w.options = store.Options{Now: w.clock.Now, MaxMessages: 3, TTL: 10 * time.Minute, MaxConversations: rapid.IntRange(0, 4).Draw(r, "capacity")}
+		w.options = store.Options{
+			Now: w.clock.Now, MaxMessages: 3, TTL: 10 * time.Minute, MaxConversations: rapid.IntRange(0, 4).Draw(r, "capacity"),
+		}
 		w.store = open(t, w.path, w.options)
 		defer func() { w.store.Close() }()
 		r.Repeat(map[string]func(*rapid.T){
@@ -56,7 +58,8 @@ type randomRun struct {
 }
 
 func (w *randomRun) name(r *rapid.T) (tenant, id string) {
-	return rapid.SampledFrom([]string{"a", "ab"}).Draw(r, "tenant"), rapid.SampledFrom([]string{"", "b", "bc", "d", "e", "f"}).Draw(r, "id")
+	tenant = rapid.SampledFrom([]string{"a", "ab"}).Draw(r, "tenant")
+	return tenant, rapid.SampledFrom([]string{"", "b", "bc", "d", "e", "f"}).Draw(r, "id")
 }
 
 // logRefused logs an error. Refused calls are valid here, since package storetest tests the law.
@@ -134,9 +137,9 @@ func (w *randomRun) delete(r *rapid.T) {
 func (w *randomRun) drawHold(r *rapid.T) *store.Hold {
 	tenant, id := w.name(r)
 	_, other := w.name(r)
-	return &store.Hold{Tenant: tenant, ConversationIDs: []string{id, other}, DeleteAfter: rapid.SampledFrom([]time.Duration{
-		0, time.Second, 5 * time.Minute, 366 * 24 * time.Hour,
-	}).Draw(r, "delete after")}
+	times := []time.Duration{0, time.Second, 5 * time.Minute, 366 * 24 * time.Hour}
+	after := rapid.SampledFrom(times).Draw(r, "delete after")
+	return &store.Hold{Tenant: tenant, ConversationIDs: []string{id, other}, DeleteAfter: after}
 }
 
 func (w *randomRun) hold(r *rapid.T) { w.logRefused(r, w.store.Hold(w.t.Context(), w.drawHold(r))) }
@@ -154,7 +157,9 @@ func (w *randomRun) progress(r *rapid.T) {
 
 func (w *randomRun) purge(r *rapid.T) {
 	tenant, _ := w.name(r)
-	_, err := w.store.Purge(w.t.Context(), &store.Purge{Tenant: tenant, InactiveFor: 5 * time.Minute, DryRun: rapid.Bool().Draw(r, "dry")})
+	_, err := w.store.Purge(w.t.Context(), &store.Purge{
+		Tenant: tenant, InactiveFor: 5 * time.Minute, DryRun: rapid.Bool().Draw(r, "dry"),
+	})
 	w.logRefused(r, err)
 }
 

@@ -53,7 +53,8 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	var page *store.Page
 	err := s.view(ctx, func(tx *bolt.Tx) (err error) {
 		r := newReader(tx)
-		page, err = record.BuildPage(ctx, l, total, now, r.newest(l.Tenant), r.oldest(l.Tenant), readStates(tx, s.tally.epoch, mayHaveEphemeral, l.Tenant))
+		page, err = record.BuildPage(ctx, l, total, now, r.newest(l.Tenant), r.oldest(l.Tenant),
+			readStates(tx, s.tally.epoch, mayHaveEphemeral, l.Tenant))
 		return err
 	})
 	if err != nil {

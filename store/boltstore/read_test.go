@@ -28,7 +28,9 @@ func TestAbandonedTurns(t *testing.T) {
 	}
 	for _, id := range []string{"ended", "other answer", "runs"} {
 		begin(id, "turn")
-		if err := s.SaveProgress(t.Context(), &store.Progress{Tenant: "acme", ConversationID: id, TurnID: "turn", Messages: text("so far")}); err != nil {
+		if err := s.SaveProgress(t.Context(), &store.Progress{
+			Tenant: "acme", ConversationID: id, TurnID: "turn", Messages: text("so far"),
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -25,7 +25,10 @@ func TestLowSpace(t *testing.T) {
 		_, err := s.Append(ctx, &a)
 		return err
 	}
-	asked := store.Append{Messages: text("question"), Request: &store.Request{ID: "r", Method: "Chat"}, Begin: &parleyv1.Turn{Id: "turn"}, Events: &storev1.TurnEvents{Started: 1}}
+	asked := store.Append{
+		Messages: text("question"), Request: &store.Request{ID: "r", Method: "Chat"}, Begin: &parleyv1.Turn{Id: "turn"},
+		Events: &storev1.TurnEvents{Started: 1},
+	}
 	if err := add("asked", asked); err != nil {
 		t.Fatal(err)
 	}
@@ -57,10 +60,13 @@ func TestLowSpace(t *testing.T) {
 	for name, err := range map[string]error{
 		"replayed request": add("asked", asked),
 		"progress": s.SaveProgress(ctx, &store.Progress{
-			Tenant: "acme", ConversationID: "asked", TurnID: "turn", Messages: text("so far"), Events: &storev1.TurnEvents{Started: 1},
+			Tenant: "acme", ConversationID: "asked", TurnID: "turn", Messages: text("so far"),
+			Events: &storev1.TurnEvents{Started: 1},
 		}),
 		"answer": add("asked", store.Append{
-			Messages: text(strings.Repeat("word ", 200)), End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_COMPLETED},
+			Messages: text(strings.Repeat("word ", 200)), End: &parleyv1.Turn{
+				Id: "turn", State: parleyv1.TurnState_TURN_STATE_COMPLETED,
+			},
 		}),
 		"delete": s.Delete(ctx, &store.Delete{Tenant: "acme", ConversationID: "deleted"}),
 	} {

@@ -21,7 +21,9 @@ func openMany(t *testing.T, path string, n int, o store.Options) (*Store, *clock
 	o.Now = c.Now
 	s := open(t, path, o)
 	for i := range n {
-		if _, err := s.Create(t.Context(), &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{Id: fmt.Sprint(i)}}); err != nil {
+		if _, err := s.Create(t.Context(), &store.Create{
+			Tenant: "acme", Conversation: &parleyv1.Conversation{Id: fmt.Sprint(i)},
+		}); err != nil {
 			t.Fatal(err)
 		}
 		c.advance(time.Millisecond)
@@ -125,7 +127,9 @@ func TestExpiredAmongOthers(t *testing.T) {
 	s, c := openMany(t, newPath(t), 300, store.Options{MaxConversations: 300})
 	create := func(id string) {
 		t.Helper()
-		if _, err := s.Create(t.Context(), &store.Create{Tenant: "other", Conversation: &parleyv1.Conversation{Id: id}}); err != nil {
+		if _, err := s.Create(t.Context(), &store.Create{
+			Tenant: "other", Conversation: &parleyv1.Conversation{Id: id},
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -135,7 +139,9 @@ func TestExpiredAmongOthers(t *testing.T) {
 	c.advance(30 * time.Minute)
 	for i := range 300 {
 		if i != 299 {
-			if _, err := s.Append(t.Context(), &store.Append{Tenant: "other", ConversationID: fmt.Sprint(i), Messages: text("more")}); err != nil {
+			if _, err := s.Append(t.Context(), &store.Append{
+				Tenant: "other", ConversationID: fmt.Sprint(i), Messages: text("more"),
+			}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -179,7 +185,8 @@ func TestLarge(t *testing.T) {
 		}
 	}
 	full, err := s.Stats(t.Context())
-	if err != nil || full.Messages != 31 || full.Bytes < 17_000_000 || full.FileBytesInUse < full.Bytes || full.FileBytes < full.FileBytesInUse {
+	if err != nil || full.Messages != 31 || full.Bytes < 17_000_000 || full.FileBytesInUse < full.Bytes ||
+		full.FileBytes < full.FileBytesInUse {
 		t.Errorf("Stats = %+v, %v", full, err)
 	}
 	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"}); err != nil {

@@ -38,7 +38,11 @@ type tally struct {
 }
 
 func newTally() *tally {
-	return &tally{tenants: map[string]layout.Counts{}, evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, dueIndexes: map[string]*dueIndex{}, usedDueIndexes: map[string]bool{}, versions: newVersions(maxVersions)}
+	return &tally{
+		tenants: map[string]layout.Counts{}, evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{},
+		holders: map[string]int{}, dueIndexes: map[string]*dueIndex{}, usedDueIndexes: map[string]bool{},
+		versions: newVersions(maxVersions),
+	}
 }
 
 // resetDueIndexes is called at the beginning of a transaction. If the last one failed, it drops the

@@ -52,7 +52,8 @@ func newTxn(tx *bolt.Tx, o *store.Options, tl *tally) *txn {
 		reader: newReader(tx), expiry: bucket(layout.ExpiryBucket), turns: bucket(layout.TurnsBucket),
 		tenants: bucket(layout.TenantsBucket), meta: bucket(layout.MetaBucket),
 		options: o, tally: tl, counts: map[string]layout.Counts{},
-		evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{}, versions: map[string]version{},
+		evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{},
+		versions:   map[string]version{},
 		refuseFrom: math.MaxInt, spaceNeeded: math.MaxInt,
 		lowSpace: sync.OnceValue(func() bool { return isLow(tx.DB()) }),
 	}
@@ -79,7 +80,9 @@ type stored struct {
 }
 
 func (t *txn) newStored(tenant, id string, f found) *stored {
-	s := &stored{tenant: tenant, id: id, place: f.place, record: f.record, ephemeral: t.ephemeralState(tenant, id), size: len(f.value)}
+	s := &stored{
+		tenant: tenant, id: id, place: f.place, record: f.record, ephemeral: t.ephemeralState(tenant, id), size: len(f.value),
+	}
 	if f.record != nil {
 		c := f.record.Conversation()
 		s.messages, s.turn, s.expire = c.GetMessageCount(), c.GetActiveTurnId(), f.record.ExpireTime()
@@ -283,8 +286,9 @@ func (t *txn) finish() error {
 			t.put(t.tenants, key, c.Encode(key))
 		}
 	}
-	if schema := boltfile.EncodeSchema(boltfile.SchemaVersion); !bytes.Equal(t.meta.Get([]byte(boltfile.SchemaKey)), schema) {
-		t.put(t.meta, []byte(boltfile.SchemaKey), schema)
+	schemaKey, schema := []byte(boltfile.SchemaKey), boltfile.EncodeSchema(boltfile.SchemaVersion)
+	if !bytes.Equal(t.meta.Get(schemaKey), schema) {
+		t.put(t.meta, schemaKey, schema)
 	}
 	t.tally.versions.remove(t.versions)
 	return t.err

@@ -26,7 +26,9 @@ func checkVersions(tx *bolt.Tx, tl *tally) (faults []error) {
 		}
 		r := f.record
 		c := r.Conversation()
-		want := version{known: store.Known{Version: c.GetVersion(), UID: c.GetUid()}, expires: r.ExpireTime(), running: r.Running()}
+		want := version{
+			known: store.Known{Version: c.GetVersion(), UID: c.GetUid()}, expires: r.ExpireTime(), running: r.Running(),
+		}
 		if got.known != want.known || got.running != want.running || !got.expires.Equal(want.expires) {
 			faults = append(faults, fmt.Errorf("cached version of %q of %q is %+v, in the file %+v", id, tenant, got, want))
 		}
@@ -65,7 +67,9 @@ func TestVersionsCached(t *testing.T) {
 	wantCached("ended", ended, true)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if got, err := s.Read(ctx, &store.Read{Tenant: "acme", ConversationID: "a", Known: ended}); !errors.Is(err, context.Canceled) {
+	if got, err := s.Read(ctx, &store.Read{
+		Tenant: "acme", ConversationID: "a", Known: ended,
+	}); !errors.Is(err, context.Canceled) {
 		t.Errorf("Read with an ended context = %v, %v, want Canceled", got, err)
 	}
 	now = now.Add(time.Hour)

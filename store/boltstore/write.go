@@ -23,9 +23,10 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 	}
 	uid := uuid.NewString()
 	size := proto.Size(c.Conversation) + len(c.Messages)
-	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, true, func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Create(old, c, history, uid, now, &s.options.Options)
-	})
+	}
+	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, true, decide)
 }
 
 // Append implements store.Store.
@@ -38,16 +39,18 @@ func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, err
 	for _, m := range a.Messages {
 		size += proto.Size(m)
 	}
-	return s.change(ctx, a.Tenant, a.ConversationID, size, a.End == nil, func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Append(old, a, drafts, uid, now, &s.options.Options)
-	})
+	}
+	return s.change(ctx, a.Tenant, a.ConversationID, size, a.End == nil, decide)
 }
 
 // Update implements store.Store.
 func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, error) {
-	return s.change(ctx, u.Tenant, u.ConversationID, proto.Size(u.Values), false, func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Update(old, u, now, &s.options.Options)
-	})
+	}
+	return s.change(ctx, u.Tenant, u.ConversationID, proto.Size(u.Values), false, decide)
 }
 
 // change makes the writer write the outcome of decide for the conversation with that id. decide

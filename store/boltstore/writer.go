@@ -67,8 +67,12 @@ type operation struct {
 // newWriter starts a writer. newTxn makes the transaction on which operations work. afterCommit is
 // called after each commit, also one without changes, before the callers get their results.
 // onFailure is called once if the writer fails permanently.
-func newWriter(db *bolt.DB, g *boltfile.PanicGuard, l limits, begin func(*bolt.Tx) *txn, committed func(*txn), failed func(error)) *writer {
-	w := &writer{db: db, guard: g, limits: l, newTxn: begin, afterCommit: committed, onFailure: failed, stopped: make(chan struct{})}
+func newWriter(db *bolt.DB, g *boltfile.PanicGuard, l limits, begin func(*bolt.Tx) *txn, committed func(*txn),
+	failed func(error),
+) *writer {
+	w := &writer{
+		db: db, guard: g, limits: l, newTxn: begin, afterCommit: committed, onFailure: failed, stopped: make(chan struct{}),
+	}
 	w.changed.L = &w.mu
 	go w.run()
 	return w

@@ -246,7 +246,8 @@ func TestWriterRolledBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if isRolledBack(b.db, id) || !isRolledBack(b.db, id+1) {
-		t.Errorf("isRolledBack of transaction %d = %v, of the next one %v", id, isRolledBack(b.db, id), isRolledBack(b.db, id+1))
+		t.Errorf("isRolledBack of transaction %d = %v, of the next one %v", id, isRolledBack(b.db, id),
+			isRolledBack(b.db, id+1))
 	}
 }
 
@@ -308,7 +309,9 @@ func TestQueuedBytes(t *testing.T) {
 		var group sync.WaitGroup
 		for i, write := range []func() error{
 			func() error {
-				_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "a", Messages: []*parleyv1.Message{{Content: content}, {Content: content}}})
+				_, err := s.Append(t.Context(), &store.Append{
+					Tenant: "acme", ConversationID: "a", Messages: []*parleyv1.Message{{Content: content}, {Content: content}},
+				})
 				return err
 			},
 			func() error {
@@ -319,7 +322,9 @@ func TestQueuedBytes(t *testing.T) {
 			},
 			func() error {
 				_, err := s.Update(t.Context(), &store.Update{
-					Tenant: "acme", ConversationID: "a", Fields: []string{"title"}, Values: &parleyv1.Conversation{Title: content + content},
+					Tenant: "acme", ConversationID: "a", Fields: []string{"title"}, Values: &parleyv1.Conversation{
+						Title: content + content,
+					},
 				})
 				return err
 			},

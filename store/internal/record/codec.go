@@ -262,7 +262,8 @@ func MarshalProgress(p *store.Progress) ([]byte, error) {
 // UnmarshalProgress decodes a value of MarshalProgress into new memory. The caller sets tenant and
 // conversation.
 func UnmarshalProgress(b []byte) (*store.Progress, error) {
-	if len(b) < progressHeadAt || b[0] != progressFormat || Checksum(b[:1], b[progressHeadAt:]) != binary.BigEndian.Uint32(b[1:]) {
+	if len(b) < progressHeadAt || b[0] != progressFormat ||
+		Checksum(b[:1], b[progressHeadAt:]) != binary.BigEndian.Uint32(b[1:]) {
 		return nil, fmt.Errorf("%w: progress of a turn", store.ErrCorrupt)
 	}
 	id, n := protowire.ConsumeBytes(b[progressHeadAt:])

@@ -24,9 +24,13 @@ func sample(tb testing.TB) *record.Record {
 	o := store.Options{}.WithDefaults()
 	a := &store.Append{
 		Tenant: "acme", ConversationID: "a", Request: &store.Request{ID: "r", Method: "m"},
-		Begin: &parleyv1.Turn{Id: "t"}, Events: &storev1.TurnEvents{Started: 1, Messages: []*storev1.MessageEvents{{ToolCalls: []int32{2, 3}}}},
+		Begin: &parleyv1.Turn{Id: "t"}, Events: &storev1.TurnEvents{
+			Started: 1, Messages: []*storev1.MessageEvents{{ToolCalls: []int32{2, 3}}},
+		},
 		Messages: []*parleyv1.Message{{Id: "1", Role: parleyv1.Role_ROLE_USER, Content: "hello"}, {
-			Id: "2", Role: parleyv1.Role_ROLE_USER, StructuredData: []*parleyv1.StructuredData{{Type: "list"}, {Type: "table"}, {Type: "list"}},
+			Id: "2", Role: parleyv1.Role_ROLE_USER, StructuredData: []*parleyv1.StructuredData{
+				{Type: "list"}, {Type: "table"}, {Type: "list"},
+			},
 		}},
 	}
 	drafts, err := record.NewDrafts(a.Messages)
@@ -65,7 +69,8 @@ func TestMarshal(t *testing.T) {
 		if diff := cmp.Diff(want.Header, r.Header, protocmp.Transform()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		if !bytes.Equal(r.Requests, want.Requests) || !bytes.Equal(r.Turns, want.Turns) || !bytes.Equal(r.Prompt, want.Prompt) {
+		if !bytes.Equal(r.Requests, want.Requests) || !bytes.Equal(r.Turns, want.Turns) ||
+			!bytes.Equal(r.Prompt, want.Prompt) {
 			t.Errorf("%s: requests, turns or prompt differ", name)
 		}
 	}
@@ -167,9 +172,12 @@ func TestProgressWithoutEvents(t *testing.T) {
 
 func TestProgress(t *testing.T) {
 	messages := []*parleyv1.Message{
-		{Id: "1", Role: parleyv1.Role_ROLE_ASSISTANT, Content: "so far"}, {Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
+		{Id: "1", Role: parleyv1.Role_ROLE_ASSISTANT, Content: "so far"},
+		{Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
 	}
-	events := &storev1.TurnEvents{TurnId: "turn", Started: 1, LostAfter: 9, Messages: []*storev1.MessageEvents{{FirstText: 2, LastText: 8}, {}}}
+	events := &storev1.TurnEvents{
+		TurnId: "turn", Started: 1, LostAfter: 9, Messages: []*storev1.MessageEvents{{FirstText: 2, LastText: 8}, {}},
+	}
 	for name, want := range map[string]*store.Progress{
 		"nothing":      {TurnID: "turn"},
 		"messages":     {TurnID: "turn", Messages: messages},
@@ -215,8 +223,12 @@ func damageProgress(t *testing.T, value []byte) {
 }
 
 func FuzzUnmarshalProgress(f *testing.F) {
-	for _, events := range []*storev1.TurnEvents{nil, {Started: 1, Messages: []*storev1.MessageEvents{{FirstText: 2, LastText: 8}}}} {
-		value, err := record.MarshalProgress(&store.Progress{TurnID: "turn", Messages: []*parleyv1.Message{{Content: "so far"}}, Events: events})
+	for _, events := range []*storev1.TurnEvents{
+		nil, {Started: 1, Messages: []*storev1.MessageEvents{{FirstText: 2, LastText: 8}}},
+	} {
+		value, err := record.MarshalProgress(&store.Progress{
+			TurnID: "turn", Messages: []*parleyv1.Message{{Content: "so far"}}, Events: events,
+		})
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -15,11 +15,12 @@ import (
 )
 
 // oldFormat is a record of format 1. Message 2 has data "list" and "table", message 3 has "list".
-const oldFormat = "01dc4f5c2851123b1c30358a56640000080a3b0a016132070814120308901c38014003480350716a060880a4a7da0672060880a4a7da06" +
-	"7a060890c0a7da068a01037569649201060880a4a7da0610012208080212046c6973742209080212057461626c652208080312046c6973" +
-	"742a0461636d656265206272696566121c0a01311801220568656c6c6f1001500160017a080880a4a7da06100012320a01321802220268" +
-	"692a060a046c6973742a070a057461626c652a060a046c6973741002500160017a080880a4a7da061000121d0a013318022a060a046c69" +
-	"73741003500160017a080880a4a7da061000"
+const oldFormat = "" +
+	"01dc4f5c2851123b1c30358a56640000080a3b0a016132070814120308901c38014003480350716a060880a4a7da06720608" +
+	"80a4a7da067a060890c0a7da068a01037569649201060880a4a7da0610012208080212046c6973742209080212057461626c" +
+	"652208080312046c6973742a0461636d656265206272696566121c0a01311801220568656c6c6f1001500160017a080880a4" +
+	"a7da06100012320a01321802220268692a060a046c6973742a070a057461626c652a060a046c6973741002500160017a0808" +
+	"80a4a7da061000121d0a013318022a060a046c6973741003500160017a080880a4a7da061000"
 
 // withData returns a message with structured data of the given types.
 func withData(kinds ...string) *parleyv1.Message {
@@ -70,11 +71,13 @@ func TestOldFormat(t *testing.T) {
 		t.Errorf("data of the old value = %v, want %v", got, want)
 	}
 	head, err := record.UnmarshalHead(old)
-	if err != nil || head.Header.GetData() != nil || string(head.Prompt) != "be brief" || head.Conversation().GetMessageCount() != 3 {
+	if err != nil || head.Header.GetData() != nil || string(head.Prompt) != "be brief" ||
+		head.Conversation().GetMessageCount() != 3 {
 		t.Errorf("UnmarshalHead = %v, %v", head, err)
 	}
 	written := appended(t, old, store.Options{}, withData("more"))
-	if got, want := uses(t, written), []string{"2 list", "2 table", "3 list", "4 more"}; !slices.Equal(got, want) || written[0] != 2 {
+	if got, want := uses(t, written), []string{"2 list", "2 table", "3 list", "4 more"}; !slices.Equal(got, want) ||
+		written[0] != 2 {
 		t.Errorf("written in format %d with data %v, want format 2 with %v", written[0], got, want)
 	}
 	for bit := range 8 * len(old) {
@@ -138,7 +141,8 @@ func TestDataAtRandom(t *testing.T) {
 			} else {
 				var messages []*parleyv1.Message
 				for range rapid.IntRange(1, 8).Draw(t, "messages") {
-					messages = append(messages, withData(rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "aa"}), 0, 3).Draw(t, "types")...))
+					messages = append(messages,
+						withData(rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "aa"}), 0, 3).Draw(t, "types")...))
 				}
 				value = appended(t, value, o, messages...)
 			}

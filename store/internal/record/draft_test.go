@@ -20,7 +20,8 @@ func FuzzDraft(f *testing.F) {
 	for _, m := range []*parleyv1.Message{
 		{Id: "1", Role: parleyv1.Role_ROLE_USER, Content: "hello", Metadata: map[string]string{"k": "v"}},
 		{
-			Role: parleyv1.Role_ROLE_ASSISTANT, Sequence: 77, Exchange: 78, Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE,
+			Role: parleyv1.Role_ROLE_ASSISTANT, Sequence: 77, Exchange: 78,
+			Status:     parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE,
 			CreateTime: &timestamppb.Timestamp{Seconds: 79, Nanos: 80}, Usage: &parleyv1.Usage{InputTokens: 3},
 		},
 		{Sequence: -1, Exchange: -1, Status: -1, CreateTime: &timestamppb.Timestamp{Nanos: 1}},

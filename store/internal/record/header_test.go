@@ -38,7 +38,9 @@ func TestPaddedHeader(t *testing.T) {
 			if test.remain {
 				plain = want.Conversation()
 			}
-			for name, unmarshal := range map[string]func([]byte) (*record.Record, error){"Unmarshal": record.Unmarshal, "UnmarshalHead": record.UnmarshalHead} {
+			for name, unmarshal := range map[string]func([]byte) (*record.Record, error){
+				"Unmarshal": record.Unmarshal, "UnmarshalHead": record.UnmarshalHead,
+			} {
 				r, err := unmarshal(value)
 				if err != nil || !proto.Equal(r.Conversation(), plain) || string(r.Prompt) != "be brief" {
 					t.Errorf("%s = header of %d bytes, %v; want %d", name, proto.Size(r.Conversation()), err, proto.Size(plain))
@@ -48,7 +50,9 @@ func TestPaddedHeader(t *testing.T) {
 				return func(yield func([]byte, []byte) bool) { yield(want.Key(), value) }
 			}
 			for _, order := range []parleyv1.ListOrder{0, parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC} {
-				page, err := record.BuildPage(t.Context(), &store.List{Tenant: "acme", PageSize: 10, Order: order}, 1, time.Unix(1_800_000_000, 0), all, all, nil)
+				page, err := record.BuildPage(t.Context(), &store.List{
+					Tenant: "acme", PageSize: 10, Order: order,
+				}, 1, time.Unix(1_800_000_000, 0), all, all, nil)
 				if err != nil || len(page.Entries) != 1 || !proto.Equal(page.Entries[0].GetConversation(), plain) {
 					t.Errorf("BuildPage by %v = %d rows, %d damaged, %v, want the header", order, len(page.Entries), page.Damaged, err)
 				}
@@ -65,7 +69,8 @@ func TestPaddedHeaderIsUpdated(t *testing.T) {
 	pad(r, store.MaxHeaderBytes-1000)
 	prompt := string(make([]byte, 2000))
 	out, err := record.Update(r, &store.Update{
-		Tenant: "acme", ConversationID: "a", Fields: []string{"system_prompt"}, Values: &parleyv1.Conversation{SystemPrompt: prompt},
+		Tenant: "acme", ConversationID: "a", Fields: []string{"system_prompt"},
+		Values: &parleyv1.Conversation{SystemPrompt: prompt},
 	}, time.Unix(1_800_000_001, 0), &o)
 	if err != nil {
 		t.Fatal(err)

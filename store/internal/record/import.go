@@ -13,7 +13,9 @@ import (
 // Import decides a store.Import. old is the conversation with the id, if any: if Import returns an
 // outcome, that conversation is deleted. history is i.Messages as NewHistory decoded it. uid is
 // that of the new conversation. held reports whether a client holds the id.
-func Import(old *Record, i *store.Import, history *History, uid string, now time.Time, held bool, o *store.Options) (*Outcome, error) {
+func Import(old *Record, i *store.Import, history *History, uid string, now time.Time, held bool,
+	o *store.Options,
+) (*Outcome, error) {
 	var changes []store.Change
 	at := now
 	if old != nil {

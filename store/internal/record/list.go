@@ -54,7 +54,9 @@ type Oldest func(after []byte) iter.Seq2[[]byte, []byte]
 // must not change until BuildPage returns; the page does not refer to them. BuildPage skips and
 // counts conversations whose record is damaged, so that the others can be listed. Errors:
 // store.ErrPageToken, and the error of ctx, which is checked before each conversation.
-func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, newest Newest, oldest Oldest, sessions Sessions) (*store.Page, error) {
+func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, newest Newest, oldest Oldest,
+	sessions Sessions,
+) (*store.Page, error) {
 	var position []byte
 	if l.PageToken != "" {
 		var err error

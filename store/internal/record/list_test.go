@@ -74,7 +74,10 @@ func items(tb testing.TB, n int) []item {
 
 func TestKeyOrder(t *testing.T) {
 	at := time.Unix(1_800_000_000, 5)
-	keys := [][]byte{record.Key(at, 7), record.Key(at, 8), record.Key(at.Add(1), 0), record.Key(at.Add(300), 0), record.Key(at.Add(time.Hour), 0)}
+	keys := [][]byte{
+		record.Key(at, 7), record.Key(at, 8), record.Key(at.Add(1), 0), record.Key(at.Add(300), 0),
+		record.Key(at.Add(time.Hour), 0),
+	}
 	if !slices.IsSortedFunc(keys, bytes.Compare) {
 		t.Errorf("keys are not in the order of create time: %x", keys)
 	}
@@ -97,12 +100,16 @@ func TestPageReadsNoMore(t *testing.T) {
 		{store.List{Tenant: "acme", PageSize: 10, OldestFirst: true}, 11},
 		{store.List{Tenant: "acme", PageSize: 10, OldestFirst: true, StructuredDataType: "none"}, store.MaxListHeaders + 1},
 		{store.List{Tenant: "acme", PageSize: 10, StructuredDataType: "none"}, store.MaxListHeaders + 1},
-		{store.List{Tenant: "acme", PageSize: 10, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}, store.MaxListHeaders + 1},
+		{
+			store.List{Tenant: "acme", PageSize: 10, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC},
+			store.MaxListHeaders + 1,
+		},
 	} {
 		scanned := 0
 		page, err := record.BuildPage(t.Context(), &test.list, 0, now, newest(all, &scanned), oldest(all, &scanned), nil)
 		if err != nil || page.NextPageToken == "" || scanned != test.want {
-			t.Errorf("BuildPage(%+v) read %d items, want %d; token %q, %v", test.list, scanned, test.want, page.NextPageToken, err)
+			t.Errorf("BuildPage(%+v) read %d items, want %d; token %q, %v", test.list, scanned, test.want, page.NextPageToken,
+				err)
 		}
 	}
 }
@@ -129,7 +136,10 @@ func TestPageReadsNoMoreBytes(t *testing.T) {
 		{StructuredDataType: kind},
 		{StructuredDataType: kind, OldestFirst: true},
 		{StructuredDataType: kind, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC},
-		{StructuredDataType: "table", Labels: map[string]string{"oldest": "yes"}, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC},
+		{
+			StructuredDataType: "table", Labels: map[string]string{"oldest": "yes"},
+			Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC,
+		},
 	} {
 		l.Tenant, l.PageSize = "acme", conversations
 		rows := 0
@@ -158,7 +168,9 @@ func TestPageWithoutDamage(t *testing.T) {
 	all[2].value[40] ^= 1
 	all[4].value = nil
 	scanned := 0
-	page, err := record.BuildPage(t.Context(), &store.List{Tenant: "acme", PageSize: 10}, 5, time.Unix(1_800_000_000, 0), newest(all, &scanned), oldest(all, &scanned), nil)
+	page, err := record.BuildPage(t.Context(), &store.List{
+		Tenant: "acme", PageSize: 10,
+	}, 5, time.Unix(1_800_000_000, 0), newest(all, &scanned), oldest(all, &scanned), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,8 +178,10 @@ func TestPageWithoutDamage(t *testing.T) {
 	for _, e := range page.Entries {
 		ids = append(ids, e.GetConversation().GetId())
 	}
-	if want := []string{"c3", "c1", "c0"}; !slices.Equal(ids, want) || page.NextPageToken != "" || page.Total != 5 || page.Damaged != 2 {
-		t.Errorf("BuildPage = %v of %d, %d damaged, token %q; want %v", ids, page.Total, page.Damaged, page.NextPageToken, want)
+	if want := []string{"c3", "c1", "c0"}; !slices.Equal(ids, want) || page.NextPageToken != "" || page.Total != 5 ||
+		page.Damaged != 2 {
+		t.Errorf("BuildPage = %v of %d, %d damaged, token %q; want %v", ids, page.Total, page.Damaged, page.NextPageToken,
+			want)
 	}
 }
 
@@ -188,7 +202,8 @@ func FuzzPosition(f *testing.F) {
 		scanned := 0
 		l.PageToken = store.SealToken(position, record.Scope(l)...)
 		for range 1000 {
-			page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &scanned), oldest(all, &scanned), nil)
+			page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &scanned),
+				oldest(all, &scanned), nil)
 			if err != nil {
 				if !errors.Is(err, store.ErrPageToken) {
 					t.Errorf("BuildPage = %v, want ErrPageToken", err)
@@ -223,7 +238,8 @@ func TestBlockIsWhatItBeganWith(t *testing.T) {
 			l := &store.List{Tenant: "acme", PageSize: 4000, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}
 			seen, damaged, scanned := make(map[string]int), 0, 0
 			for pages := 0; pages == 0 || l.PageToken != ""; pages++ {
-				page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &scanned), oldest(all, &scanned), nil)
+				page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &scanned),
+					oldest(all, &scanned), nil)
 				if err != nil {
 					t.Fatal(err)
 				}

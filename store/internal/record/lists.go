@@ -75,14 +75,17 @@ func (r *Record) rememberRequest(q *store.Request, effect requestEffect) (err er
 }
 
 // applyTurn begins or ends a turn as the append requires, and returns the turn after that.
-func (r *Record) applyTurn(a *store.Append, appended []*parleyv1.AppendedMessage, now time.Time) (*parleyv1.Turn, error) {
+func (r *Record) applyTurn(a *store.Append, appended []*parleyv1.AppendedMessage,
+	now time.Time,
+) (*parleyv1.Turn, error) {
 	c := r.Conversation()
 	var t *parleyv1.Turn
 	switch {
 	case a.Begin != nil:
 		t = &parleyv1.Turn{
 			Id: a.Begin.GetId(), ConversationId: c.GetId(), RequestId: a.Begin.GetRequestId(), Agent: a.Begin.GetAgent(),
-			State: parleyv1.TurnState_TURN_STATE_RUNNING, InputSequence: a.Begin.GetInputSequence(), CreateTime: proto.CloneOf(a.Begin.GetCreateTime()),
+			State: parleyv1.TurnState_TURN_STATE_RUNNING, InputSequence: a.Begin.GetInputSequence(),
+			CreateTime: proto.CloneOf(a.Begin.GetCreateTime()),
 		}
 		if t.CreateTime == nil {
 			t.CreateTime = timestamppb.New(now)

@@ -23,8 +23,10 @@ import (
 
 // withoutEvents is a record of a version in which turns had no events: turn "first" has ended,
 // "second" runs.
-const withoutEvents = "01a91808420000000000000000450035000a3d0a016132070814120308901c380362067365636f6e646a060880a4a7da0672060880a4a7da067a060890c0a7da06" +
-	"8a01037569649201060880a4a7da062a0461636d650a1c0a05666972737412016128034a060880a4a7da0652060880a4a7da060a150a067365636f6e6412016128024a060880a4a7da06"
+const withoutEvents = "" +
+	"01a91808420000000000000000450035000a3d0a016132070814120308901c380362067365636f6e646a060880a4a7da0672" +
+	"060880a4a7da067a060890c0a7da068a01037569649201060880a4a7da062a0461636d650a1c0a0566697273741201612803" +
+	"4a060880a4a7da0652060880a4a7da060a150a067365636f6e6412016128024a060880a4a7da06"
 
 // unhex decodes hexadecimal digits.
 func unhex(tb testing.TB, digits string) []byte {
@@ -66,13 +68,20 @@ func TestTurnsWithoutEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := timestamppb.New(time.Unix(1_800_000_000, 0))
-	first := &parleyv1.Turn{Id: "first", ConversationId: "a", State: parleyv1.TurnState_TURN_STATE_COMPLETED, CreateTime: at, FinishTime: at}
-	second := &parleyv1.Turn{Id: "second", ConversationId: "a", State: parleyv1.TurnState_TURN_STATE_RUNNING, CreateTime: at}
+	first := &parleyv1.Turn{
+		Id: "first", ConversationId: "a", State: parleyv1.TurnState_TURN_STATE_COMPLETED, CreateTime: at, FinishTime: at,
+	}
+	second := &parleyv1.Turn{
+		Id: "second", ConversationId: "a", State: parleyv1.TurnState_TURN_STATE_RUNNING, CreateTime: at,
+	}
 	wantTurns(t, r, &storev1.Turns{Turns: []*parleyv1.Turn{first, second}})
 	if events := r.Events("second"); events != nil {
 		t.Errorf("Events of a turn without events = %v, want nil", events)
 	}
-	r = write(t, r, &store.Append{End: &parleyv1.Turn{Id: "second", State: parleyv1.TurnState_TURN_STATE_FAILED}, Events: &storev1.TurnEvents{Finished: 7}})
+	r = write(t, r, &store.Append{
+		End:    &parleyv1.Turn{Id: "second", State: parleyv1.TurnState_TURN_STATE_FAILED},
+		Events: &storev1.TurnEvents{Finished: 7},
+	})
 	second.State, second.FinishTime = parleyv1.TurnState_TURN_STATE_FAILED, at
 	events := &storev1.TurnEvents{TurnId: "second", Finished: 7, ConversationVersion: 4}
 	wantTurns(t, r, &storev1.Turns{Turns: []*parleyv1.Turn{first, second}, Events: []*storev1.TurnEvents{events}})
@@ -80,7 +89,9 @@ func TestTurnsWithoutEvents(t *testing.T) {
 
 // TestTurnsUndecoded checks that an append without a turn retains unknown fields of the turns.
 func TestTurnsUndecoded(t *testing.T) {
-	r := write(t, nil, &store.Append{ConversationID: "a", Begin: &parleyv1.Turn{Id: "turn"}, Events: &storev1.TurnEvents{Started: 1}})
+	r := write(t, nil, &store.Append{
+		ConversationID: "a", Begin: &parleyv1.Turn{Id: "turn"}, Events: &storev1.TurnEvents{Started: 1},
+	})
 	r.Turns = protowire.AppendVarint(protowire.AppendTag(r.Turns, 9, protowire.VarintType), 1)
 	want := bytes.Clone(r.Turns)
 	if got := write(t, r, &store.Append{}).Turns; !bytes.Equal(got, want) {
@@ -101,7 +112,9 @@ func TestTurnsAtRandom(t *testing.T) {
 			}
 			r = write(t, r, a)
 			if a.Events != nil {
-				stored[id] = &storev1.TurnEvents{TurnId: id, Started: a.Events.GetStarted(), ConversationVersion: r.Conversation().GetVersion()}
+				stored[id] = &storev1.TurnEvents{
+					TurnId: id, Started: a.Events.GetStarted(), ConversationVersion: r.Conversation().GetVersion(),
+				}
 			}
 		}
 		for range rapid.IntRange(0, 80).Draw(t, "turns") {

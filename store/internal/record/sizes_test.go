@@ -20,7 +20,10 @@ import (
 // place of the messages. Both must have the same outcome.
 func TestAppendWithSizes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		o := store.Options{MaxMessages: rapid.IntRange(1, 6).Draw(t, "max messages"), MaxConversationBytes: rapid.IntRange(1, 900).Draw(t, "max bytes")}.WithDefaults()
+		o := store.Options{
+			MaxMessages:          rapid.IntRange(1, 6).Draw(t, "max messages"),
+			MaxConversationBytes: rapid.IntRange(1, 900).Draw(t, "max bytes"),
+		}.WithDefaults()
 		value := appended(t, nil, o)
 		for range rapid.IntRange(1, 12).Draw(t, "steps") {
 			var messages []*parleyv1.Message
@@ -67,7 +70,8 @@ func TestAppendDecodesNoMessage(t *testing.T) {
 		}
 	}
 	out := appendTo(t, r, o, []*parleyv1.Message{withData()})
-	if c := out.Record.Conversation(); c.GetMessageCount() != 3 || c.GetLastSequence() != 4 || out.Changes[0].Trimmed != 1 {
+	if c := out.Record.Conversation(); c.GetMessageCount() != 3 || c.GetLastSequence() != 4 ||
+		out.Changes[0].Trimmed != 1 {
 		t.Errorf("Append = %v, %d trimmed, want 3 messages up to 4, 1 trimmed", c, out.Changes[0].Trimmed)
 	}
 }

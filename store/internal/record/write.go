@@ -13,7 +13,9 @@ import (
 
 // Create decides a store.Create. old is the conversation with the id, if any. history is c.Messages
 // as NewHistory decoded it. uid is that of the new conversation.
-func Create(old *Record, c *store.Create, history *History, uid string, now time.Time, o *store.Options) (*Outcome, error) {
+func Create(old *Record, c *store.Create, history *History, uid string, now time.Time,
+	o *store.Options,
+) (*Outcome, error) {
 	if old != nil {
 		return createExisting(old, c, now)
 	}
@@ -59,7 +61,9 @@ func createExisting(old *Record, c *store.Create, now time.Time) (*Outcome, erro
 // Append decides a store.Append. old is the conversation, or nil if there is none. drafts are
 // a.Messages as NewDrafts encoded them. uid is that of a new conversation. Append decodes no message: it
 // needs the header, the lists beside it, and the sizes of the messages, see [Record.Sizes].
-func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.Time, o *store.Options) (*Outcome, error) {
+func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.Time,
+	o *store.Options,
+) (*Outcome, error) {
 	r, created := old, old == nil
 	if old != nil {
 		now = old.writeTime(now)

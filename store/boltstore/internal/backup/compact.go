@@ -89,7 +89,9 @@ func compactable(path string, source *bolt.DB) (size int64, err error) {
 
 // writeCompact writes the contents of source to a new file and syncs it.
 func writeCompact(path string, source *bolt.DB) error {
-	target, err := bolt.Open(path, boltfile.FileMode, &bolt.Options{Timeout: time.Second, FreelistType: bolt.FreelistMapType, NoSync: true})
+	target, err := bolt.Open(path, boltfile.FileMode, &bolt.Options{
+		Timeout: time.Second, FreelistType: bolt.FreelistMapType, NoSync: true,
+	})
 	if err != nil {
 		return err
 	}
@@ -97,7 +99,8 @@ func writeCompact(path string, source *bolt.DB) error {
 	if err == nil {
 		err = target.Update(boltfile.MarkClosed)
 	}
-	if err == nil || errors.Is(err, boltfile.ErrUnchanged) { // The copied mark may have the number of a transaction of the new file.
+	// The copied mark may have the number of a transaction of the new file.
+	if err == nil || errors.Is(err, boltfile.ErrUnchanged) {
 		err = target.Sync()
 	}
 	return errors.Join(err, target.Close())

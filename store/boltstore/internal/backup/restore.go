@@ -142,7 +142,8 @@ func lockExisting(path string) (*os.File, error) {
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = fmt.Errorf("%w: another process has it open: stop that process, or name another data directory", boltfile.ErrInUse)
+		err = fmt.Errorf("%w: another process has it open: stop that process, or name another data directory",
+			boltfile.ErrInUse)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -158,7 +159,8 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
 	if errors.Is(syscall.Flock(int(source.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
-		return 0, fmt.Errorf("%w: a server has %s open and may change it during the copy: take a backup of the server", boltfile.ErrInUse, from)
+		return 0, fmt.Errorf("%w: a server has %s open and may change it during the copy: take a backup of the server",
+			boltfile.ErrInUse, from)
 	}
 	info, err := source.Stat()
 	if err != nil {

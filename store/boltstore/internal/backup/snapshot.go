@@ -37,7 +37,9 @@ const (
 // So the file is first copied outside of any transaction, while it changes, at a pace that leaves the
 // disk to others half of the time. The result is not a consistent database. Then the file is read again
 // within one transaction, and the blocks that differ are rewritten: that is mostly reading.
-func Snapshot(ctx context.Context, path string, view func(context.Context, func(*bolt.Tx) error) error) (_ *os.File, size int64, err error) {
+func Snapshot(ctx context.Context, path string,
+	view func(context.Context, func(*bolt.Tx) error) error,
+) (_ *os.File, size int64, err error) {
 	if err := view(ctx, func(tx *bolt.Tx) error {
 		size = tx.Size() // to the end of the last page that was ever used
 		return nil

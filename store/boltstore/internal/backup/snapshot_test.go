@@ -16,7 +16,9 @@ import (
 func TestCopyCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	c := &copier{ctx: ctx, file: openScratch(t), current: make([]byte, backupStep), fresh: make([]byte, backupStep), paced: true}
+	c := &copier{
+		ctx: ctx, file: openScratch(t), current: make([]byte, backupStep), fresh: make([]byte, backupStep), paced: true,
+	}
 	steps := 0
 	if _, err := c.ReadFrom(readerFunc(func(p []byte) (int, error) {
 		steps++
@@ -71,7 +73,9 @@ func TestCopier(t *testing.T) {
 	for round := range 5 {
 		fill(round)
 	}
-	c := &copier{ctx: t.Context(), file: openScratch(t), current: make([]byte, backupStep), fresh: make([]byte, backupStep)}
+	c := &copier{
+		ctx: t.Context(), file: openScratch(t), current: make([]byte, backupStep), fresh: make([]byte, backupStep),
+	}
 	if err := c.copyPaced(path, 3*backupStep/2); err != nil { // A part of the file.
 		t.Fatal(err)
 	}

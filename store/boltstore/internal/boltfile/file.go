@@ -91,7 +91,8 @@ func OpenLocked(path string, timeout time.Duration) (*bolt.DB, error) {
 		return nil, err
 	}
 	if now, err := os.Lstat(path); err != nil || !os.SameFile(opened, now) {
-		return nil, errors.Join(fmt.Errorf("%w: it was replaced while it was being opened: try again", ErrInUse), err, db.Close())
+		return nil, errors.Join(fmt.Errorf("%w: it was replaced while it was being opened: try again", ErrInUse), err,
+			db.Close())
 	}
 	return db, nil
 }
@@ -122,7 +123,8 @@ func openBolt(path string, o *bolt.Options) (db *bolt.DB, err error) {
 		return nil, err
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, fmt.Errorf("%w: another process has it open: stop that process or use another file", ErrInUse)
-	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch):
+	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum),
+		errors.Is(err, berrors.ErrVersionMismatch):
 		return nil, fmt.Errorf("%w: %w: %s", ErrDamaged, err, Remedy)
 	}
 	return db, err

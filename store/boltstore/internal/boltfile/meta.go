@@ -24,7 +24,8 @@ func CheckFile(path string) error {
 		return err
 	}
 	if s, ok := info.Sys().(*syscall.Stat_t); ok && int(s.Uid) != os.Geteuid() {
-		return fmt.Errorf("%w: it is of user %d, and this process runs as user %d: run it as that user, or give the file to this one with chown",
+		return fmt.Errorf("%w: it is of user %d, and this process runs as user %d: "+
+			"run it as that user, or give the file to this one with chown",
 			ErrOwner, s.Uid, os.Geteuid())
 	}
 	f, err := OpenExisting(path, os.O_RDONLY, 0)
@@ -105,7 +106,8 @@ func findDamage(f *os.File) (cause string, err error) {
 	case !newest.valid:
 		return "both of its meta pages are damaged", nil
 	case newest.Pages > uint64(info.Size()/newest.PageSize):
-		return fmt.Sprintf("it is truncated: it has %d bytes, but %d pages of %d bytes", info.Size(), newest.Pages, newest.PageSize), nil
+		return fmt.Sprintf("it is truncated: it has %d bytes, but %d pages of %d bytes", info.Size(), newest.Pages,
+			newest.PageSize), nil
 	case newest.Root >= newest.Pages || newest.Freelist >= newest.Pages && newest.Freelist != NoFreeList:
 		return "its meta page refers to a page outside of it", nil
 	}
@@ -162,7 +164,8 @@ func readMeta(f *os.File, at int64) (MetaPage, error) {
 		Pages: order.Uint64(b[40:]), transaction: order.Uint64(b[48:]),
 	}
 	const magic, version = 0xED0CDAED, 2
-	m.valid = order.Uint32(b) == magic && order.Uint32(b[4:]) == version && sum.Sum64() == order.Uint64(b[sumAt:]) && m.PageSize > 0
+	m.valid = order.Uint32(b) == magic && order.Uint32(b[4:]) == version && sum.Sum64() == order.Uint64(b[sumAt:]) &&
+		m.PageSize > 0
 	if !m.valid {
 		return MetaPage{}, nil
 	}

@@ -22,7 +22,10 @@ const (
 
 // MakeBuckets creates the buckets of a new store.
 func MakeBuckets(tx *bolt.Tx) error {
-	for _, name := range []string{layout.TenantsBucket, layout.ConversationsBucket, layout.IDsBucket, layout.ExpiryBucket, layout.TurnsBucket, layout.SessionsBucket, layout.EndsBucket} {
+	for _, name := range []string{
+		layout.TenantsBucket, layout.ConversationsBucket, layout.IDsBucket, layout.ExpiryBucket, layout.TurnsBucket,
+		layout.SessionsBucket, layout.EndsBucket,
+	} {
 		if _, err := tx.CreateBucket([]byte(name)); err != nil {
 			return err
 		}
@@ -52,7 +55,9 @@ func CheckSchema(tx *bolt.Tx) error {
 		return fmt.Errorf("%w: it has schema %d, this version of Parley reads %d: use the version that wrote it",
 			ErrSchema, version, SchemaVersion)
 	}
-	for _, name := range []string{layout.TenantsBucket, layout.ConversationsBucket, layout.IDsBucket, layout.ExpiryBucket, layout.TurnsBucket} {
+	for _, name := range []string{
+		layout.TenantsBucket, layout.ConversationsBucket, layout.IDsBucket, layout.ExpiryBucket, layout.TurnsBucket,
+	} {
 		if tx.Bucket([]byte(name)) == nil {
 			return fmt.Errorf("%w: bucket %q is missing: %s", ErrDamaged, name, Remedy)
 		}

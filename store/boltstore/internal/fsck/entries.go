@@ -103,7 +103,8 @@ func (c *checker) ephemeral(key, value []byte) {
 	}
 	entry := layout.EndKey(e.DeleteAt, tenant, string(id))
 	if d, ok := layout.DecodeDue(entry, c.get(layout.EndsBucket, entry)); !ok || d.At != e.DeleteAt {
-		c.addFault("conversation %q of tenant %q: it is ephemeral and deleted at %d, but has no such entry in ends", id, tenant, e.DeleteAt)
+		c.addFault("conversation %q of tenant %q: it is ephemeral and deleted at %d, but has no such entry in ends", id,
+			tenant, e.DeleteAt)
 	}
 }
 
@@ -115,6 +116,7 @@ func (c *checker) deletion(key, value []byte) {
 	}
 	id := layout.IDKey(e.Tenant, e.Name)
 	if entry, ok := layout.DecodeEphemeral(id, c.get(layout.SessionsBucket, id)); !ok || entry.DeleteAt != e.At {
-		c.addFault("conversation %q of tenant %q: its entry in ends has %d, but its entry in sessions has another time", e.Name, e.Tenant, e.At)
+		c.addFault("conversation %q of tenant %q: its entry in ends has %d, but its entry in sessions has another time",
+			e.Name, e.Tenant, e.At)
 	}
 }

@@ -279,7 +279,9 @@ func DecodeEphemeral(key, value []byte) (EphemeralEntry, bool) {
 	if !ok {
 		return EphemeralEntry{}, false
 	}
-	return EphemeralEntry{deleteAfter: time.Duration(binary.BigEndian.Uint64(b)), DeleteAt: int64(binary.BigEndian.Uint64(b[8:]))}, true
+	return EphemeralEntry{
+		deleteAfter: time.Duration(binary.BigEndian.Uint64(b)), DeleteAt: int64(binary.BigEndian.Uint64(b[8:])),
+	}, true
 }
 
 // Counts is the value of an entry in tenants.
