@@ -74,8 +74,9 @@ func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []layout.I
 	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
 	err = s.view(ctx, func(tx *bolt.Tx) error {
 		scanned, sessions := 0, readStates(tx, s.tally.epoch, mayHaveEphemeral, p.tenant)
+		var last []byte
 		for key, value := range newReader(tx).walk(p.tenant, p.next, ascending) {
-			scanned, p.next = scanned+1, append(bytes.Clone(key), 0)
+			scanned, last = scanned+1, key
 			if binary.BigEndian.Uint64(key) > uint64(layout.Nanosecond(p.cutoff)) {
 				break
 			}
@@ -85,6 +86,9 @@ func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []layout.I
 			if scanned == maxStep {
 				break
 			}
+		}
+		if last != nil {
+			p.next = append(bytes.Clone(last), 0) // the least key after it
 		}
 		p.done = scanned < maxStep
 		return nil

@@ -21,7 +21,7 @@ var ErrExists = errors.New("there is a store already")
 // RestoreOptions configure Restore. The zero value is usable.
 type RestoreOptions struct {
 	// Check is called with the path of the copied backup before the copy is put in place. It should
-	// run Check of this package in a process of its own. If nil, the copy is not checked.
+	// check the file in a process of its own. If nil, the copy is not checked.
 	Check func(path string) error
 	// Force renames an existing file instead of returning ErrExists.
 	Force bool
