@@ -66,7 +66,7 @@ func TestFullDiskOfOthers(t *testing.T) {
 // TestFullDiskWithoutReserve is the control: a server without reserved space cannot store answers, and
 // the check detects it.
 func TestFullDiskWithoutReserve(t *testing.T) {
-	unreserved := buildWith(t, "store/boltstore/space.go", "err != nil || free >= reserve", "err != nil || free >= 0")
+	unreserved := buildWith(t, "store/boltstore/txn.go", "err != nil || free >= reserve", "err != nil || free >= 0")
 	const (
 		attempts = 10              // The size of the remaining space is random.
 		limit    = 3 * time.Second // much longer than turns take with a reserve

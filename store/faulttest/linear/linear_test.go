@@ -116,10 +116,10 @@ func TestWrongServers(t *testing.T) {
 			"store/internal/record/write.go", "if a.IfVersion != nil && *a.IfVersion != current {", "if a.IfVersion != nil && *a.IfVersion > current {",
 		},
 		"one conversation too many": {
-			"store/boltstore/capacity.go", "excess := t.counted(tenant).conversations + 1 - limit", "excess := t.counted(tenant).conversations - limit",
+			"store/boltstore/capacity.go", "excess := t.countsOf(tenant).Conversations + 1 - limit", "excess := t.countsOf(tenant).Conversations - limit",
 		},
 		"one commit in fifty is rolled back": {
-			"store/boltstore/writer.go", "return t.finish()", "if err := t.finish(); err != nil || tx.ID()%50 != 0 { return err }; return errUnchanged",
+			"store/boltstore/writer.go", "return t.finish()", "if err := t.finish(); err != nil || tx.ID()%50 != 0 { return err }; return boltfile.ErrUnchanged",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
