@@ -169,6 +169,8 @@ FIND_MISSING = packages=; need() { packages="$$packages $$*"; }; set -- $$(go en
 	$(HAVE_PYTHON) || need python3 python3-venv; \
 	$(HAVE_NODE) || need nodejs npm; \
 	$(HAVE_BROWSER) || need chromium; \
+	command -v curl >/dev/null || need curl; \
+	command -v jq >/dev/null || need jq; \
 	if $(ON_LINUX); then \
 		for program in strace=strace mkfs.ext4=e2fsprogs mount=mount; do \
 			command -v "$${program%=*}" >/dev/null || need "$${program\#*=}"; \
