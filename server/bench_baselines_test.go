@@ -11,6 +11,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/transport"
 	"github.com/parleyhq/parley/store"
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/grpc"
@@ -64,7 +65,7 @@ func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 // plainService returns a service that answers with as many bytes as the request says. It is served with
 // the options and interceptors of the other services.
 func plainService() *grpc.ServiceDesc {
-	zeros := make([]byte, maxGRPCBytes)
+	zeros := make([]byte, transport.MaxGRPCBytes)
 	answer := func(_ context.Context, request any) (any, error) {
 		r, ok := request.(*wrapperspb.Int32Value)
 		if !ok {

@@ -12,14 +12,18 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/echo"
+	"github.com/parleyhq/parley/server/internal/app"
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/logqueue"
 	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/transport"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -35,7 +39,7 @@ const (
 	benchContent  = 500
 )
 
-// benchServer is the service on a store in a file, wired as in run, and a client of it.
+// benchServer is the service on a store in a file, wired as in package app, and a client of it.
 type benchServer struct {
 	ctx     context.Context //nolint:containedctx // the benchmark's
 	dir     string
@@ -52,42 +56,47 @@ type benchServer struct {
 	message *parleyv1.Message
 }
 
+// loadConfig parses a command line and returns the settings.
+func loadConfig(b *testing.B, args []string) *config.Config {
+	b.Helper()
+	var loaded *config.Config
+	must(b, config.NewCommand(args, nil, func(_ context.Context, c *config.Config) error {
+		loaded = c
+		return nil
+	}).ExecuteContext(b.Context()))
+	return loaded
+}
+
 // openBenchServer serves a number of conversations until the benchmark ends. The interaction log is off
 // unless a flag turns it on.
 func openBenchServer(b *testing.B, conversations int, flags ...string) *benchServer {
 	b.Helper()
 	c := loadConfig(b, append([]string{
-		"--grpc-address=127.0.0.1:0", "--http-address=127.0.0.1:0", "--data-dir=" + b.TempDir(), "--max-conversations=0", "--interaction-log=false",
-	}, flags...), nil)
+		"--data-dir=" + b.TempDir(), "--max-conversations=0", "--interaction-log=false",
+	}, flags...))
 	lines, err := os.Create(filepath.Join(c.DataDir, "log"))
 	must(b, err)
-	queue := newLogQueue(lines)
-	b.Cleanup(func() { queue.close(); lines.Close() })
-	log := newLogger(c, queue)
+	queue := logqueue.New(b.Context(), lines)
+	b.Cleanup(func() { queue.Close(time.Second); lines.Close() })
+	log := queue.Logger(c.LogFormat, c.LogLevel)
 
-	var turns *turn.Manager
-	hub := watch.New(watch.Options{})
-	opened, err := openStorage(b.Context(), c, log, func(committed []store.Change) {
-		hub.Committed(committed)
-		turns.Committed(committed)
-	}, func(err error) { b.Error(err) })
-	must(b, err)
-	var maintaining sync.WaitGroup
-	if opened.interactions != nil {
-		maintaining.Go(func() { opened.interactions.Maintain(b.Context()) })
-	}
-	b.Cleanup(func() {
-		maintaining.Wait()
-		must(b, opened.Close())
-	})
+	storage := app.NewStorage(c, log)
 	talker := newTalker()
 	agents, err := agent.NewSet("talker", []agent.Entry{{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}, {Name: "echo", Agent: echo.New()}})
 	must(b, err)
 	s := &benchServer{
-		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &saveCounter{Store: opened}, talker: talker, agents: agents, hub: hub,
+		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &saveCounter{Store: storage}, talker: talker, agents: agents,
+		hub:     watch.New(watch.Options{}),
 		message: benchMessage(parleyv1.Role_ROLE_USER),
 	}
-	turns = s.newTurns()
+	turns := s.newTurns()
+	must(b, storage.Open(b.Context(), c, []app.Observer{s.hub, turns}, func(err error) { b.Error(err) }))
+	var maintaining sync.WaitGroup
+	maintaining.Go(func() { storage.Maintain(b.Context()) })
+	b.Cleanup(func() {
+		maintaining.Wait()
+		must(b, storage.Close())
+	})
 	s.conn = s.serve(b, turns)
 	s.client = parleyv1.NewConversationServiceClient(s.conn)
 	must(b, s.fill(conversations))
@@ -108,24 +117,27 @@ func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn 
 	b.Helper()
 	service, err := rpc.New(rpc.Options{Store: s.store, StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log})
 	must(b, err)
-	transports, err := openTransports(s.ctx, s.config, service, s.log)
+	servers, err := transport.Open(s.ctx, transport.Options{
+		GRPCAddress: "127.0.0.1:0", HTTPAddress: "127.0.0.1:0", KeepaliveTime: s.config.KeepaliveTime, Log: s.log,
+	}, service)
 	must(b, err)
-	transports.grpc.RegisterService(plainService(), nil)
+	servers.RegisterService(plainService(), nil)
 	var serving errgroup.Group
-	transports.serve(&serving)
-	s.http = transports.http.listener.Addr().String()
+	servers.Serve(&serving)
+	s.http = servers.HTTPAddress().String()
 	b.Cleanup(func() {
-		transports.grpc.Stop()
-		transports.http.stop(context.WithoutCancel(s.ctx))
+		stopped, cancel := context.WithCancel(s.ctx)
+		cancel()
+		servers.Drain(stopped)
 		must(b, serving.Wait())
 	})
-	return connect(b, transports.grpcListener)
+	return connect(b, servers.GRPCAddress())
 }
 
 // connect returns a connection of a client.
-func connect(b *testing.B, l net.Listener) *grpc.ClientConn {
+func connect(b *testing.B, address net.Addr) *grpc.ClientConn {
 	b.Helper()
-	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(address.String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	must(b, err)
 	b.Cleanup(func() { conn.Close() })
 	return conn

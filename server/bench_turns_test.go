@@ -14,6 +14,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/transport"
 	"github.com/parleyhq/parley/store"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -211,7 +212,7 @@ type plainTurns struct {
 // openPlainStream serves events with the server's options, but without its interceptors.
 func openPlainStream(b *testing.B, events []*parleyv1.TurnEvent) parleyv1.ConversationServiceClient {
 	b.Helper()
-	server := grpc.NewServer(grpcOptions(time.Minute)...)
+	server := grpc.NewServer(transport.GRPCOptions(time.Minute)...)
 	parleyv1.RegisterConversationServiceServer(server, &plainTurns{events: events})
 	listener, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")
 	must(b, err)
@@ -221,7 +222,7 @@ func openPlainStream(b *testing.B, events []*parleyv1.TurnEvent) parleyv1.Conver
 		server.Stop()
 		must(b, serving.Wait())
 	})
-	return parleyv1.NewConversationServiceClient(connect(b, listener))
+	return parleyv1.NewConversationServiceClient(connect(b, listener.Addr()))
 }
 
 // Chat sends the events.

@@ -2,18 +2,15 @@ package main
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/nettest"
 )
 
 // rawWatch is a watch over HTTP with a small receive buffer. It reads only when the test calls it.
@@ -25,7 +22,7 @@ type rawWatch struct {
 // startRawWatch watches a conversation that ends with the stream, and a conversation named noise.
 func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
 	t.Helper()
-	conn := dialSmallBuffer(t, strings.TrimPrefix(d.url, "http://"))
+	conn := nettest.DialSmallBuffer(t, strings.TrimPrefix(d.url, "http://"))
 	path := fmt.Sprintf("/v1/watch?conversationIds=%s&conversationIds=noise-%[1]s&deleteAfterDisconnect=0.1s", id)
 	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
 	reply, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -58,34 +55,6 @@ func (w *rawWatch) until(t *testing.T, text string) {
 		if strings.Contains(line, text) {
 			return
 		}
-	}
-}
-
-// vanish has the client's machine drop what comes for this connection, without a word.
-func vanish(t *testing.T, conn *net.TCPConn) {
-	t.Helper()
-	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // Keep 0 bytes.
-	control(t, conn, func(fd int) error {
-		return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop})
-	})
-}
-
-// comeBack ends that.
-func comeBack(t *testing.T, conn *net.TCPConn) {
-	t.Helper()
-	control(t, conn, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) })
-}
-
-func control(t *testing.T, conn *net.TCPConn, set func(fd int) error) {
-	t.Helper()
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var failed error
-	err = raw.Control(func(fd uintptr) { failed = set(int(fd)) })
-	if err := errors.Join(err, failed); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -123,16 +92,16 @@ func TestGoneWatcherOverHTTP(t *testing.T) {
 		name string
 		cut  func(t *testing.T, d *door, w *rawWatch, id string)
 	}{
-		{"idle", func(t *testing.T, _ *door, w *rawWatch, _ string) { t.Helper(); vanish(t, w.conn) }},
+		{"idle", func(t *testing.T, _ *door, w *rawWatch, _ string) { t.Helper(); nettest.DropPackets(t, w.conn) }},
 		{"data under way", func(t *testing.T, d *door, w *rawWatch, id string) {
 			t.Helper()
-			vanish(t, w.conn)
+			nettest.DropPackets(t, w.conn)
 			add(t, d.server, id, says("to nobody"))
 		}},
 		{"a closed window", func(t *testing.T, d *door, w *rawWatch, id string) {
 			t.Helper()
 			overflow(t, d, id)
-			vanish(t, w.conn)
+			nettest.DropPackets(t, w.conn)
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -146,55 +115,5 @@ func TestGoneWatcherOverHTTP(t *testing.T) {
 			d.await(t, "ephemeral conversation deleted", "conversation_id=c")
 			t.Logf("found after %v", time.Since(start))
 		})
-	}
-}
-
-// TestLostProbe: a client that does not read, and of whose machine each second probe is lost, keeps
-// its connection.
-func TestLostProbe(t *testing.T) {
-	t.Parallel()
-	const keepalive = 6 * time.Second
-	listener, err := listenHTTP(t.Context(), "localhost:0", keepalive)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	client := dialSmallBuffer(t, listener.Addr().String())
-	server, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	g, stop, ended := newDeadClients(keepalive), make(chan struct{}), make(chan struct{})
-	g.trackConn(server, http.StateNew)
-	var running sync.WaitGroup
-	running.Go(func() { g.run(stop) })
-	running.Go(func() {
-		defer close(ended)
-		for text := make([]byte, 1<<20); err == nil; {
-			_, err = server.Write(text)
-		}
-	})
-	defer running.Wait()
-	defer server.Close()
-	defer close(stop)
-	await := func(what string, is func(attempts int) bool) {
-		t.Helper()
-		often := time.NewTicker(5 * time.Millisecond)
-		defer often.Stop()
-		for late := time.After(patience); !is(readAckState(server).attempts); {
-			select {
-			case <-ended:
-				t.Fatalf("the connection was ended: %v", err)
-			case <-late:
-				t.Fatalf("awaited in vain: %s", what)
-			case <-often.C:
-			}
-		}
-	}
-	for range 4 { // The probes are as rare as they get.
-		vanish(t, client)
-		await("a lost probe", func(attempts int) bool { return attempts > 0 })
-		comeBack(t, client)
-		await("an answer", func(attempts int) bool { return attempts == 0 })
 	}
 }

@@ -2,10 +2,8 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -71,40 +69,5 @@ func TestHang(t *testing.T) {
 	}
 	if code := cmd.ProcessState.ExitCode(); code != exitIO {
 		t.Errorf("it ended with %v, want %d", cmd.ProcessState, exitIO)
-	}
-}
-
-// TestListenBusySocket: a server whose backlog is full still has its socket.
-func TestListenBusySocket(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "busy.sock")
-	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer syscall.Close(fd)
-	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Listen(fd, 0); err != nil {
-		t.Fatal(err)
-	}
-	for range 10 { // Nobody accepts them.
-		conn, err := new(net.Dialer).DialContext(t.Context(), "unix", path)
-		if err != nil {
-			break
-		}
-		t.Cleanup(func() { conn.Close() })
-	}
-	l, err := listen(t.Context(), "unix:"+path)
-	if err == nil {
-		l.Close()
-		t.Fatal("the socket of another server was taken")
-	}
-	if !strings.Contains(err.Error(), path+" is in use") {
-		t.Error(err)
-	}
-	if _, err := os.Lstat(path); err != nil {
-		t.Error(err)
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -13,9 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -120,20 +116,6 @@ func turnsAreCutOff(t *testing.T) {
 	}
 	if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) > 0 {
 		t.Errorf("the stop left a turn running: %v", found)
-	}
-}
-
-// A stop that comes while the doors are being opened is no failure.
-func TestStopAheadOfServing(t *testing.T) {
-	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &transports{log: slog.New(slog.DiscardHandler), grpc: grpc.NewServer(), health: health.NewServer(), grpcListener: l}
-	d.grpc.GracefulStop()
-	if err := d.serveGRPC(); err != nil {
-		t.Error(err)
 	}
 }
 

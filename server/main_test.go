@@ -16,6 +16,17 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
+// Exit codes of parleyd.
+const (
+	exitUsage   = 64
+	exitDamaged = 65
+	exitIO      = 74
+	exitInUse   = 75
+)
+
+// storeName is the name of the store's file in the data directory.
+const storeName = "parley.db"
+
 // asServer is an environment variable that makes the test binary run as parleyd. Tests so start the
 // program under test, with the race detector if they have it, and can kill it.
 const asServer = "RUN_AS_PARLEYD"
@@ -118,7 +129,7 @@ func (s *server) terminate() { _ = s.process.Process.Signal(syscall.SIGTERM) }
 // wantStop waits for the server to end. The test fails unless the exit code is 0.
 func (s *server) wantStop(t *testing.T) {
 	t.Helper()
-	<-s.ended // The server limits the time of a stop itself; see stopMargin.
+	<-s.ended // The server limits the time of a stop itself; see server/internal/app/stop.go.
 	if state := s.process.ProcessState; state.ExitCode() != 0 {
 		t.Errorf("server stopped with %v, want exit code 0", state)
 	}

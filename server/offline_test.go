@@ -156,7 +156,7 @@ func TestCheckProcessEnds(t *testing.T) {
 		code      int
 	}{"parent has ended": {false, exitIO}, "parent runs": {true, exitInUse}} {
 		process := parleyd(t)
-		process.Args = append(process.Args[:1], checkProcessName, path)
+		process.Args = append(process.Args[:1], "check-process", path)
 		if test.openStdin {
 			if _, err := process.StdinPipe(); err != nil {
 				t.Fatal(err)

@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"bytes"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/logqueue"
 )
 
 // loadConfig parses the command line and returns the settings.
@@ -30,18 +31,26 @@ func loadConfig(tb testing.TB, args, environ []string) *config.Config {
 	return loaded
 }
 
+// start runs a command line that does not serve.
+func start(t *testing.T, args, environ []string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	queue := logqueue.New(t.Context(), &errs)
+	p := program{version: "v1", args: args, environ: environ, stdout: &out, stderr: queue}
+	code = p.start(t.Context())
+	queue.Close(logFlushLimit)
+	return code, out.String(), errs.String()
+}
+
 // TestStartFaults checks that all faults of the settings are reported on standard error, with exit
 // code 64.
 func TestStartFaults(t *testing.T) {
 	const want = "parleyd: settings: 2 faults:\n  PARLEY_TTL: \"soon\" is not a duration; write it as in 90s, 1h30m or 7d\n" +
 		"  --max-turns: 0 is too small; the minimum is 1\n"
 	for _, args := range [][]string{{"--max-turns=0"}, {"check-config", "--max-turns=0"}, {"--max-turns", "0", "check-config"}} {
-		var stdout, stderr bytes.Buffer
-		log := newLogQueue(&stderr)
-		code := start(t.Context(), args, []string{"PARLEY_TTL=soon"}, &stdout, log)
-		log.close()
-		if code != exitUsage || stdout.Len() > 0 || stderr.String() != want {
-			t.Errorf("start(%q) = %d with output %q and errors %q, want %d with errors %q", args, code, &stdout, &stderr, exitUsage, want)
+		code, stdout, stderr := start(t, args, []string{"PARLEY_TTL=soon"})
+		if code != exitUsage || stdout != "" || stderr != want {
+			t.Errorf("start(%q) = %d with output %q and errors %q, want %d with errors %q", args, code, stdout, stderr, exitUsage, want)
 		}
 	}
 }
@@ -51,14 +60,11 @@ func TestStartPrints(t *testing.T) {
 	for _, test := range []struct{ arg, want string }{
 		{"check-config", "default_agent: echo"},
 		{"--help", "Usage:"},
-		{"--version", "parleyd version " + version},
+		{"--version", "parleyd version v1"},
 	} {
-		var stdout, stderr bytes.Buffer
-		log := newLogQueue(&stderr)
-		code := start(t.Context(), []string{test.arg}, nil, &stdout, log)
-		log.close()
-		if code != 0 || stderr.Len() > 0 || !strings.Contains(stdout.String(), test.want) {
-			t.Errorf("start(%q) = %d with output %q and errors %q, want 0 with output %q", test.arg, code, &stdout, &stderr, test.want)
+		code, stdout, stderr := start(t, []string{test.arg}, nil)
+		if code != 0 || stderr != "" || !strings.Contains(stdout, test.want) {
+			t.Errorf("start(%q) = %d with output %q and errors %q, want 0 with output %q", test.arg, code, stdout, stderr, test.want)
 		}
 	}
 }

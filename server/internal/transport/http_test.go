@@ -1,4 +1,4 @@
-package main
+package transport
 
 import (
 	"bufio"
@@ -66,9 +66,9 @@ func TestTimedBodyComplete(t *testing.T) {
 // its request.
 func TestLogPanic(t *testing.T) {
 	var lines bytes.Buffer
-	d := &httpTransport{log: slog.New(slog.NewTextHandler(&lines, &slog.HandlerOptions{Level: slog.LevelError}))}
+	h := &httpServer{log: slog.New(slog.NewTextHandler(&lines, &slog.HandlerOptions{Level: slog.LevelError}))}
 	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		defer func() { d.logPanic(r, recover()) }()
+		defer func() { h.logPanic(r, recover()) }()
 		panic("a fault")
 	}))
 	if reply, err := s.Client().Get(s.URL + "/v1/stats"); err == nil {

@@ -1,9 +1,8 @@
-package main
+package transport
 
 import (
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"runtime"
@@ -12,8 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/parleyhq/parley/server/internal/nettest"
 )
+
+// testTimeout is how long a test waits for an expected event. Only a failing test takes that long.
+const testTimeout = time.Minute
 
 // TestProgressConn writes large replies in parts, each with a deadline. A client that reads a little
 // before each deadline gets the complete reply. A client that reads nothing does not.
@@ -25,21 +27,21 @@ func TestProgressConn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, readCount := dialSmallBuffer(t, listener.Addr().String()), 0
+		conn, readCount := nettest.DialSmallBuffer(t, listener.Addr().String()), 0
 		listener.ackedBytes = func(server syscall.Conn) uint64 {
 			if reads {
 				readCount++
 				if _, err := io.CopyN(io.Discard, conn, readSize); err != nil {
 					t.Errorf("read %d: %v", readCount, err)
 				}
-				for end := time.Now().Add(patience); readAckedBytes(server) < uint64(readCount*readSize) && time.Now().Before(end); {
+				for end := time.Now().Add(testTimeout); readAckedBytes(server) < uint64(readCount*readSize) && time.Now().Before(end); {
 					runtime.Gosched() // The acknowledgement is in flight.
 				}
 			}
 			return readAckedBytes(server)
 		}
 		ended := make(chan error, 1)
-		server := &http.Server{ReadHeaderTimeout: patience, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		server := &http.Server{ReadHeaderTimeout: testTimeout, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			control := http.NewResponseController(w)
 			var err error
 			for n := 0; n < size && err == nil; n += part {
@@ -67,24 +69,4 @@ func TestProgressConn(t *testing.T) {
 		_ = server.Close()
 		serving.Wait()
 	}
-}
-
-// dialSmallBuffer connects with a small receive buffer.
-func dialSmallBuffer(t *testing.T, address string) *net.TCPConn {
-	t.Helper()
-	small := net.Dialer{KeepAlive: -1, Control: func(_, _ string, conn syscall.RawConn) error {
-		var failed error
-		err := conn.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 8<<10) })
-		return errors.Join(err, failed)
-	}}
-	conn, err := small.DialContext(t.Context(), "tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		t.Fatalf("dialed connection is a %T, want a *net.TCPConn", conn)
-	}
-	return tcp
 }

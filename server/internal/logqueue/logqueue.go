@@ -1,4 +1,5 @@
-package main
+// Package logqueue writes log entries to standard error without ever blocking the caller. Start at [New].
+package logqueue
 
 import (
 	"bytes"
@@ -18,18 +19,15 @@ const (
 	// maxWriteBytes is the maximum size of one write to standard error. A reader that needs longer
 	// than stuckLimit for it counts as stuck.
 	maxWriteBytes = 16 << 10
-	// stuckLimit is how long close waits for a stuck reader, and flushLimit how long it waits for a
-	// slow one. A stop has that much time left when running turns have used their grace and streams
-	// their streamDrainTime.
+	// stuckLimit is how long Close waits for a stuck reader.
 	stuckLimit = time.Second
-	flushLimit = stopMargin - streamDrainTime - storeCloseTime
 )
 
-// logQueue queues the log entries of the process. Its own goroutine writes them to out, so that no
+// Queue queues the log entries of the process. Its own goroutine writes them to out, so that no
 // other goroutine waits for the reader. An entry that finds the queue full is dropped and counted.
 // After the next successful write, an entry reports how many were dropped. The count is of lines:
 // an entry of slog is always one line.
-type logQueue struct {
+type Queue struct {
 	out     *lineWriter
 	changed *sync.Cond    // of mu: entries are queued, or the queue is closed
 	ended   chan struct{} // closed when run returns
@@ -42,17 +40,18 @@ type logQueue struct {
 	handler    slog.Handler // writes the report of dropped entries to out
 }
 
-// newLogQueue returns a queue that writes to out. The caller must close it.
-func newLogQueue(out io.Writer) *logQueue {
+// New returns a queue that writes to out. The caller must close it. The handler that reports dropped
+// entries receives ctx, whose end has no effect.
+func New(ctx context.Context, out io.Writer) *Queue {
 	lines := &lineWriter{out: out}
-	q := &logQueue{out: lines, ended: make(chan struct{}), handler: slog.NewJSONHandler(lines, nil)}
+	q := &Queue{out: lines, ended: make(chan struct{}), handler: slog.NewJSONHandler(lines, nil)}
 	q.changed = sync.NewCond(&q.mu)
-	go q.run()
+	go q.run(ctx)
 	return q
 }
 
 // Write queues one entry, or drops it if the queue is full. It never blocks or fails.
-func (q *logQueue) Write(entry []byte) (int, error) {
+func (q *Queue) Write(entry []byte) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.queued)+len(entry) > maxQueuedBytes {
@@ -65,7 +64,7 @@ func (q *logQueue) Write(entry []byte) (int, error) {
 }
 
 // run writes the entries to out until the queue is closed and empty.
-func (q *logQueue) run() {
+func (q *Queue) run(ctx context.Context) {
 	defer close(q.ended)
 	var batch []byte
 	q.mu.Lock()
@@ -81,7 +80,7 @@ func (q *logQueue) run() {
 		dropped, handler := q.dropped, q.handler
 		q.dropped = 0
 		q.mu.Unlock()
-		if lost := q.writeBatch(batch); lost > 0 || dropped > 0 && q.report(handler, dropped) != nil {
+		if lost := q.writeBatch(batch); lost > 0 || dropped > 0 && q.report(ctx, handler, dropped) != nil {
 			dropped += lost
 		} else {
 			dropped = 0
@@ -93,7 +92,7 @@ func (q *logQueue) run() {
 }
 
 // writeBatch writes entries to out. If out fails, it returns the number of entries not written.
-func (q *logQueue) writeBatch(batch []byte) (lost int) {
+func (q *Queue) writeBatch(batch []byte) (lost int) {
 	for len(batch) > 0 {
 		part := batch[:min(len(batch), maxWriteBytes)]
 		if end := bytes.LastIndexByte(part, '\n'); end >= 0 {
@@ -110,42 +109,51 @@ func (q *logQueue) writeBatch(batch []byte) (lost int) {
 }
 
 // report writes to out how many entries were dropped.
-func (q *logQueue) report(handler slog.Handler, dropped int) error {
+func (q *Queue) report(ctx context.Context, handler slog.Handler, dropped int) error {
 	// The report ignores the level of the log: the dropped entries had passed it.
 	entry := slog.NewRecord(time.Now(), slog.LevelWarn, "log entries dropped", 0)
 	entry.AddAttrs(slog.Int("count", dropped))
 	q.startWrite()
-	return handler.Handle(context.Background(), entry)
+	return handler.Handle(ctx, entry)
 }
 
 // startWrite records that a write to out starts.
-func (q *logQueue) startWrite() {
+func (q *Queue) startWrite() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.writeStart = time.Now()
 }
 
-// reportWith sets the handler that reports dropped entries. It must write to out.
-func (q *logQueue) reportWith(handler slog.Handler) {
+// Logger returns a logger that writes to the queue. The format is "text" or "json". If empty, it is
+// text if out is a terminal, and JSON otherwise. The queue then reports dropped entries in this format.
+func (q *Queue) Logger(format string, level slog.Level) *slog.Logger {
+	handler := func(w io.Writer) slog.Handler {
+		o := &slog.HandlerOptions{Level: level}
+		if format == "text" || format == "" && q.isTerminal() {
+			return slog.NewTextHandler(w, o)
+		}
+		return slog.NewJSONHandler(w, o)
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.handler = handler
+	q.handler = handler(q.out)
+	return slog.New(handler(q))
 }
 
 // isTerminal reports whether out is a terminal.
-func (q *logQueue) isTerminal() bool {
+func (q *Queue) isTerminal() bool {
 	file, isFile := q.out.out.(*os.File)
 	return isFile && term.IsTerminal(int(file.Fd()))
 }
 
-// close returns when all queued entries are written, when one write has taken stuckLimit, or after
-// flushLimit. Entries that are not written by then are lost.
-func (q *logQueue) close() {
+// Close returns when all queued entries are written, when one write has taken stuckLimit, or after
+// limit. Entries that are not written by then are lost.
+func (q *Queue) Close(limit time.Duration) {
 	q.mu.Lock()
 	q.closed = true
 	q.changed.Signal()
 	q.mu.Unlock()
-	deadline := time.Now().Add(flushLimit)
+	deadline := time.Now().Add(limit)
 	for {
 		left := min(q.untilStuck(), time.Until(deadline))
 		if left <= 0 {
@@ -160,7 +168,7 @@ func (q *logQueue) close() {
 }
 
 // untilStuck returns how long the current write may still take before the reader counts as stuck.
-func (q *logQueue) untilStuck() time.Duration {
+func (q *Queue) untilStuck() time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.writeStart.IsZero() {

@@ -1,4 +1,4 @@
-package main
+package logqueue
 
 import (
 	"bytes"
@@ -12,19 +12,32 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/parleyhq/parley/server/internal/config"
 )
 
-// TestLogQueueDrops checks that Write returns and the queue stays bounded while out is not read. Each
+// flushLimit is the limit of Close in these tests.
+const flushLimit = 2750 * time.Millisecond
+
+// gatedLog is a log whose writes block until open is closed.
+type gatedLog struct {
+	open  chan struct{}
+	lines []string
+}
+
+func (g *gatedLog) Write(line []byte) (int, error) {
+	<-g.open
+	g.lines = append(g.lines, string(line))
+	return len(line), nil
+}
+
+// TestQueueDrops checks that Write returns and the queue stays bounded while out is not read. Each
 // entry is either written or counted as dropped, in the format of the log.
-func TestLogQueueDrops(t *testing.T) {
+func TestQueueDrops(t *testing.T) {
 	t.Parallel()
 	for format, want := range map[string]string{"json": `"msg":"log entries dropped","count":%d}`, "text": `msg="log entries dropped" count=%d`} {
 		synctest.Test(t, func(t *testing.T) {
 			g := &gatedLog{open: make(chan struct{})}
-			q := newLogQueue(g)
-			log := newLogger(&config.Config{LogFormat: format, LogLevel: slog.LevelError}, q)
+			q := New(t.Context(), g)
+			log := q.Logger(format, slog.LevelError)
 			log.Error("first")
 			synctest.Wait() // The entry is being written.
 			const entries = 3000
@@ -37,7 +50,7 @@ func TestLogQueueDrops(t *testing.T) {
 			close(g.open)
 			synctest.Wait()
 			log.Error("last")
-			q.close()
+			q.Close(flushLimit)
 			text := strings.Join(g.lines, "")
 			lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 			written := strings.Count(text, "padding")
@@ -68,24 +81,24 @@ func (w *failingWriter) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// TestLogQueueFailure checks that entries which cannot be written, for example because the disk is
+// TestQueueFailure checks that entries which cannot be written, for example because the disk is
 // full, are counted as dropped.
-func TestLogQueueFailure(t *testing.T) {
+func TestQueueFailure(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := &failingWriter{failure: errors.New("no space left on device")}
-		q := newLogQueue(w)
-		log := newLogger(&config.Config{LogFormat: "json"}, q)
+		q := New(t.Context(), w)
+		log := q.Logger("json", slog.LevelInfo)
 		for range 3 {
 			log.Info("lost")
 			synctest.Wait()
 		}
 		w.failure = nil
 		log.Info("written")
-		q.close()
+		q.Close(flushLimit)
 		var got []string
 		for d := json.NewDecoder(&w.Buffer); d.More(); {
-			var line logLine
+			var line map[string]any
 			if err := d.Decode(&line); err != nil {
 				t.Fatal(err)
 			}
@@ -114,17 +127,17 @@ func (d *fullDisk) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestLogQueueShortWrite checks the log on a disk that is full for a while. Each entry is either
+// TestQueueShortWrite checks the log on a disk that is full for a while. Each entry is either
 // complete in the log or counted as dropped, and starts its own line.
-func TestLogQueueShortWrite(t *testing.T) {
+func TestQueueShortWrite(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const entries = 200
 		for _, space := range []int{0, 1, 4096, maxWriteBytes, maxWriteBytes + 1, 100_000, 1 << 20} {
 			d := &fullDisk{space: space}
 			g := &gatedWriter{Writer: d, open: make(chan struct{})}
-			q := newLogQueue(g)
-			log := newLogger(&config.Config{LogFormat: "json"}, q)
+			q := New(t.Context(), g)
+			log := q.Logger("json", slog.LevelInfo)
 			for i := range entries {
 				log.Info("entry", "n", i, "padding", strings.Repeat("x", 1000))
 			}
@@ -134,7 +147,7 @@ func TestLogQueueShortWrite(t *testing.T) {
 			synctest.Wait()
 			d.space = 1 << 20
 			log.Info("written")
-			q.close()
+			q.Close(flushLimit)
 			seen, missing := map[string]int{}, 0
 			for line := range strings.Lines(d.String()) {
 				var entry struct {
@@ -154,18 +167,18 @@ func TestLogQueueShortWrite(t *testing.T) {
 	})
 }
 
-// TestLogQueueLongEntry checks that an entry after one that was cut off between two writes starts a
+// TestQueueLongEntry checks that an entry after one that was cut off between two writes starts a
 // new line.
-func TestLogQueueLongEntry(t *testing.T) {
+func TestQueueLongEntry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		d := &fullDisk{space: maxWriteBytes}
-		q := newLogQueue(d)
+		q := New(t.Context(), d)
 		fmt.Fprintln(q, strings.Repeat("x", 3*maxWriteBytes))
 		synctest.Wait()
 		d.space = 1 << 20
 		fmt.Fprintln(q, "written")
-		q.close()
+		q.Close(flushLimit)
 		if _, rest, _ := strings.Cut(d.String(), "\n"); !strings.HasPrefix(rest, "written\n") || !strings.Contains(rest, `"count":1}`) {
 			t.Errorf("log after the torn entry = %q, want the next entry and a count of 1", rest)
 		}
@@ -205,8 +218,8 @@ func (r *slowReader) text() string {
 	return r.read.String()
 }
 
-// TestLogQueueSlowReader checks that close waits for a slow reader, up to flushLimit.
-func TestLogQueueSlowReader(t *testing.T) {
+// TestQueueSlowReader checks that Close waits for a slow reader, up to flushLimit.
+func TestQueueSlowReader(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for _, test := range []struct {
@@ -214,8 +227,8 @@ func TestLogQueueSlowReader(t *testing.T) {
 			complete  bool
 		}{{640 << 10, true}, {20 << 10, false}} {
 			r := &slowReader{perSecond: test.perSecond}
-			q := newLogQueue(r)
-			log := newLogger(&config.Config{LogFormat: "json"}, q)
+			q := New(t.Context(), r)
+			log := q.Logger("json", slog.LevelInfo)
 			log.Info("first")
 			synctest.Wait()
 			for range 900 {
@@ -224,46 +237,46 @@ func TestLogQueueSlowReader(t *testing.T) {
 			<-time.After(stuckLimit + stuckLimit/5)
 			log.Error("last entry")
 			start := time.Now()
-			q.close()
+			q.Close(flushLimit)
 			took, read := time.Since(start), r.text()
 			if complete := strings.Contains(read, "last entry"); complete != test.complete {
 				t.Errorf("at %d B/s: last entry in the log = %v, want %v", test.perSecond, complete, test.complete)
 			}
 			if (took < flushLimit) != test.complete || took > flushLimit {
-				t.Errorf("at %d B/s: close() took %v, want %v at most, and less only if the log is complete", test.perSecond, took, flushLimit)
+				t.Errorf("at %d B/s: Close() took %v, want %v at most, and less only if the log is complete", test.perSecond, took, flushLimit)
 			}
 			<-q.ended
 		}
 	})
 }
 
-// TestLogQueueClose checks that close waits for queued entries, but not for a write that has taken
+// TestQueueClose checks that Close waits for queued entries, but not for a write that has taken
 // stuckLimit.
-func TestLogQueueClose(t *testing.T) {
+func TestQueueClose(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for _, stuck := range []time.Duration{0, stuckLimit / 2, stuckLimit, time.Hour} {
 			g := &gatedLog{open: make(chan struct{})}
-			q := newLogQueue(g)
+			q := New(t.Context(), g)
 			fmt.Fprintln(q, "entry")
 			synctest.Wait()
 			<-time.After(stuck)
 			start := time.Now()
-			q.close()
+			q.Close(flushLimit)
 			if took, want := time.Since(start), max(0, stuckLimit-stuck); took != want {
-				t.Errorf("close() took %v after a write had blocked for %v, want %v", took, stuck, want)
+				t.Errorf("Close() took %v after a write had blocked for %v, want %v", took, stuck, want)
 			}
 			close(g.open)
 			<-q.ended
 		}
 		var written bytes.Buffer
-		q := newLogQueue(&written)
+		q := New(t.Context(), &written)
 		for range 1000 {
 			fmt.Fprintln(q, "entry")
 		}
-		q.close()
+		q.Close(flushLimit)
 		if n := strings.Count(written.String(), "entry\n"); n != 1000 {
-			t.Errorf("entries written when close() returned = %d, want 1000", n)
+			t.Errorf("entries written when Close() returned = %d, want 1000", n)
 		}
 	})
 }

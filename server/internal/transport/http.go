@@ -1,4 +1,4 @@
-package main
+package transport
 
 import (
 	"context"
@@ -15,7 +15,6 @@ import (
 
 	"github.com/parleyhq/parley/client"
 	"github.com/parleyhq/parley/client/mcp"
-	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/gateway"
 	"github.com/parleyhq/parley/server/internal/rpc"
 )
@@ -29,8 +28,8 @@ const maxBodyTime = time.Minute
 // mcpTimeout is the time limit of a tool's call. Turns have the limits of turns instead.
 const mcpTimeout = 30 * time.Second
 
-// httpTransport serves the API over HTTP and MCP, and the health probes.
-type httpTransport struct {
+// httpServer serves the API over HTTP and MCP, and the health probes.
+type httpServer struct {
 	log         *slog.Logger
 	server      *http.Server
 	listener    net.Listener
@@ -39,30 +38,30 @@ type httpTransport struct {
 	client      *client.Client // of the MCP tools, over the loopback
 }
 
-// openHTTPTransport listens on the HTTP address. It does not serve yet. ready is what /readyz
+// openHTTP listens on the HTTP address. It does not serve yet. ready is what /readyz
 // reports.
-func openHTTPTransport(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool, log *slog.Logger) (*httpTransport, error) {
-	d := &httpTransport{log: log, deadClients: newDeadClients(c.KeepaliveTime)}
+func openHTTP(ctx context.Context, o Options, service *rpc.Server, ready *atomic.Bool) (*httpServer, error) {
+	h := &httpServer{log: o.Log, deadClients: newDeadClients(o.KeepaliveTime)}
 	var err error
-	if d.loopback, err = newLoopback(service); err != nil {
+	if h.loopback, err = newLoopback(service); err != nil {
 		return nil, err
 	}
-	if d.client, err = client.Dial("passthrough:loopback", d.loopback.dialOptions()...); err != nil {
+	if h.client, err = client.Dial("passthrough:loopback", h.loopback.dialOptions()...); err != nil {
 		return nil, err
 	}
-	handler, err := d.handler(ctx, c, service, ready)
+	handler, err := h.handler(ctx, o, service, ready)
 	if err != nil {
 		return nil, err
 	}
-	d.server = &http.Server{
+	h.server = &http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ConnState: d.deadClients.trackConn,
-		ErrorLog:  slog.NewLogLogger(log.Handler(), slog.LevelDebug), // errors of clients, not of the server
+		ConnState: h.deadClients.trackConn,
+		ErrorLog:  slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug), // errors of clients, not of the server
 	}
-	if d.listener, err = listenHTTP(ctx, c.HTTPAddress, c.KeepaliveTime); err != nil {
+	if h.listener, err = listenHTTP(ctx, o.HTTPAddress, o.KeepaliveTime); err != nil {
 		return nil, fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err)
 	}
-	return d, nil
+	return h, nil
 }
 
 // listenHTTP listens with TCP keepalive. A dead client to which no data is unsent is detected within
@@ -80,25 +79,25 @@ func listenHTTP(ctx context.Context, address string, keepalive time.Duration) (*
 	return &progressListener{l, readAckedBytes}, nil
 }
 
-func (d *httpTransport) handler(ctx context.Context, c *config.Config, service *rpc.Server, ready *atomic.Bool) (http.Handler, error) {
-	api, err := gateway.New(ctx, service.Direct(d.loopback.conn))
+func (h *httpServer) handler(ctx context.Context, o Options, service *rpc.Server, ready *atomic.Bool) (http.Handler, error) {
+	api, err := gateway.New(ctx, service.Direct(h.loopback.conn))
 	if err != nil {
 		return nil, err
 	}
-	tools := mcp.New(d.client, mcp.Options{Version: version, Timeout: mcpTimeout, Log: d.log}).Handler()
+	tools := mcp.New(h.client, mcp.Options{Version: o.Version, Timeout: mcpTimeout, Log: h.log}).Handler()
 	guarded, err := gateway.Guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/mcp" {
 			tools.ServeHTTP(w, r)
 			return
 		}
 		api.ServeHTTP(w, r)
-	}), c.HTTPAllowedOrigins, c.Insecure)
+	}), o.AllowedOrigins, o.Insecure)
 	if err != nil {
 		return nil, fmt.Errorf("http-allowed-origins: %w", err)
 	}
 	// An http.ServeMux would redirect a path with an empty id to the path of another call.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer func() { d.logPanic(r, recover()) }()
+		defer func() { h.logPanic(r, recover()) }()
 		if r.Body != http.NoBody && r.URL.Path != importPath {
 			r.Body = newTimedBody(w, r.Body, maxBodyTime)
 		}
@@ -115,13 +114,13 @@ func (d *httpTransport) handler(ctx context.Context, c *config.Config, service *
 
 // logPanic logs the cause of a handler's panic and then panics with http.ErrAbortHandler, which ends
 // only this request. If cause is nil, there was no panic and logPanic does nothing.
-func (d *httpTransport) logPanic(r *http.Request, cause any) {
+func (h *httpServer) logPanic(r *http.Request, cause any) {
 	switch cause {
 	case nil:
 	case http.ErrAbortHandler:
 		panic(cause)
 	default:
-		d.log.Error("panic in an HTTP request", "method", r.Method, "path", r.URL.Path, "error", cause, "stack", string(debug.Stack()))
+		h.log.Error("panic in an HTTP request", "method", r.Method, "path", r.URL.Path, "error", cause, "stack", string(debug.Stack()))
 		panic(http.ErrAbortHandler)
 	}
 }
@@ -149,28 +148,28 @@ func (b timedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (d *httpTransport) serve() error {
-	d.log.Info("serving http", "address", d.listener.Addr().String())
+func (h *httpServer) serve() error {
+	h.log.Info("serving http", "address", h.listener.Addr().String())
 	stop := make(chan struct{})
 	var checking sync.WaitGroup
-	checking.Go(func() { d.deadClients.run(stop) })
+	checking.Go(func() { h.deadClients.run(stop) })
 	defer checking.Wait()
 	defer close(stop)
-	if err := d.server.Serve(d.listener); !errors.Is(err, http.ErrServerClosed) {
+	if err := h.server.Serve(h.listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
 }
 
 // stop waits for running requests to end. When ctx ends, it closes their connections.
-func (d *httpTransport) stop(ctx context.Context) {
+func (h *httpServer) stop(ctx context.Context) {
 	var ending sync.WaitGroup
 	ending.Go(func() {
-		if d.server.Shutdown(ctx) != nil {
-			_ = d.server.Close()
+		if h.server.Shutdown(ctx) != nil {
+			_ = h.server.Close()
 		}
 	})
-	d.loopback.stop(ctx)
-	_ = d.client.Close() // An open client would resume its streams.
+	h.loopback.stop(ctx)
+	_ = h.client.Close() // An open client would resume its streams.
 	ending.Wait()
 }

@@ -1,4 +1,6 @@
-package main
+// Package arrows checks which package may import which, and which calls only programs may make. It
+// does not check imports of test files. Start at [TestArrows].
+package arrows
 
 import (
 	"bytes"
@@ -19,12 +21,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The tests of this file check which package may import which, and which calls only programs may
-// make. Imports of test files are not checked.
-
 const (
 	modulePath   = "github.com/parleyhq/parley"
 	maxFileLines = 400
+	root         = "../../.." // of the module
 )
 
 // arrow allows the packages that match from to import the packages of this module that match to. The
@@ -52,7 +52,12 @@ func allowedArrows() []arrow {
 		{"store/redisstore", []string{"store", "store/internal/record", api, record}},
 		{"store/storetest", []string{"store", api, record}},
 
-		{"server", []string{"server/internal/*", "server/internal/agent/*", "store", "store/*store", "client", "client/mcp", api}},
+		{"server", []string{"server/internal/app"}},
+		{"server/internal/app", []string{"server/internal/*", "server/internal/agent/*", "store", "store/*store", api}},
+		{"server/internal/transport", []string{"server/internal/rpc", "server/internal/gateway", "client", "client/mcp"}},
+		{"server/internal/logqueue", nil},
+		{"server/internal/nettest", nil}, // Tests call it.
+		{"server/internal/arrows", nil},
 		{"server/internal/rpc", []string{
 			"server/internal/rules", "server/internal/turn", "server/internal/routing", "server/internal/watch", "server/internal/auth",
 			"server/internal/interactionlog", "server/internal/transfer", "server/internal/window", "server/internal/agent", "store", api,
@@ -120,12 +125,12 @@ func restrictions() []restriction {
 		{"google.golang.org/grpc/status", statuses},
 		{"google.golang.org/grpc/codes", statuses},
 		// If the server is process 1, it reaps all children except those that these packages start.
-		{"os/exec", []string{"server", "server/internal/agent/command"}},
+		{"os/exec", []string{"server/internal/app", "server/internal/agent/command"}},
 	}
 }
 
-// programCalls returns the names that only package main and tests may use, by import path. "*" is
-// any name.
+// programCalls returns the names that only package main, package app and tests may use, by import path.
+// "*" is any name.
 func programCalls() map[string][]string {
 	return map[string][]string{
 		"os":        {"Exit"},
@@ -148,7 +153,7 @@ func importFaults(packages []listedPackage) []string {
 		from := relativePath(p.ImportPath)
 		row := slices.IndexFunc(rows, func(a arrow) bool { return matches(a.from, from) })
 		if row < 0 {
-			faults = append(faults, from+": unknown package, add a row to allowedArrows in server/arrows_test.go")
+			faults = append(faults, from+": unknown package, add a row to allowedArrows in server/internal/arrows/arrows_test.go")
 			continue
 		}
 		for _, imported := range p.Imports {
@@ -188,8 +193,8 @@ func matches(pattern, name string) bool {
 	return ok && err == nil
 }
 
-// fileFaults returns the faults of a Go file: its length, and calls that only package main and tests
-// may make.
+// fileFaults returns the faults of a Go file: its length, and calls that only package main, package app
+// and tests may make.
 func fileFaults(name string, source []byte) []string {
 	var faults []string
 	if lines := bytes.Count(source, []byte("\n")); lines > maxFileLines {
@@ -201,7 +206,7 @@ func fileFaults(name string, source []byte) []string {
 		return append(faults, err.Error())
 	}
 	isTest := strings.HasSuffix(name, "_test.go") || path.Dir(name) == "store/storetest"
-	if isTest || file.Name.Name == "main" {
+	if isTest || file.Name.Name == "main" || path.Dir(name) == "server/internal/app" {
 		return faults
 	}
 	forbidden := forbiddenNames(file)
@@ -212,7 +217,7 @@ func fileFaults(name string, source []byte) []string {
 		}
 		if of, ok := selector.X.(*ast.Ident); ok {
 			if names := forbidden[of.Name]; slices.Contains(names, "*") || slices.Contains(names, selector.Sel.Name) {
-				faults = append(faults, fmt.Sprintf("%s: %s.%s outside of main and tests",
+				faults = append(faults, fmt.Sprintf("%s: %s.%s outside of main, app and tests",
 					files.Position(selector.Pos()), of.Name, selector.Sel.Name))
 			}
 		}
@@ -265,16 +270,16 @@ func TestArrows(t *testing.T) {
 
 // TestArrowFaults checks that the tests of arrows reject what is forbidden.
 func TestArrowFaults(t *testing.T) {
-	const known = ": unknown package, add a row to allowedArrows in server/arrows_test.go"
+	const known = ": unknown package, add a row to allowedArrows in server/internal/arrows/arrows_test.go"
 	const statuses = "gen/parley/v1, gen/gateway/parley/v1, server/internal/rpc, server/internal/gateway, server/internal/agent/remote, " +
 		"client, client/mcp, client/cmd/parley, client/examples/agent"
 	imports := []struct{ from, imported, want string }{
 		{"server/internal/rpc", modulePath + "/server/internal/turn", ""},
 		{"server/internal/agent/echo", modulePath + "/server/internal/agent", ""},
-		{"server", modulePath + "/store/boltstore", ""},
+		{"server/internal/app", modulePath + "/store/boltstore", ""},
 		{"store/boltstore", "go.etcd.io/bbolt", ""},
 		{"client", "google.golang.org/grpc/status", ""},
-		{"server", "google.golang.org/grpc", ""},
+		{"server/internal/transport", "google.golang.org/grpc", ""},
 
 		{"server/internal/util", "fmt", "server/internal/util" + known},
 		{"server/internal/turn", modulePath + "/server/internal/rpc", "server/internal/turn must not import server/internal/rpc"},
@@ -288,11 +293,11 @@ func TestArrowFaults(t *testing.T) {
 		{"store", modulePath + "/store/internal/record", "store must not import store/internal/record"},
 		{"client", modulePath + "/store", "client must not import store"},
 
-		{"server", "go.etcd.io/bbolt/errors", "server must not import go.etcd.io/bbolt/errors, only store/boltstore, " +
+		{"server/internal/app", "go.etcd.io/bbolt/errors", "server/internal/app must not import go.etcd.io/bbolt/errors, only store/boltstore, " +
 			"store/boltstore/internal/boltfile, store/boltstore/internal/fsck, store/boltstore/internal/backup"},
 		{"store/boltstore", "github.com/redis/rueidis", "store/boltstore must not import github.com/redis/rueidis, only store/redisstore"},
 		{"server/internal/turn", "google.golang.org/grpc/status", "server/internal/turn must not import google.golang.org/grpc/status, only " + statuses},
-		{"server/internal/rpc", "os/exec", "server/internal/rpc must not import os/exec, only server, server/internal/agent/command"},
+		{"server/internal/rpc", "os/exec", "server/internal/rpc must not import os/exec, only server/internal/app, server/internal/agent/command"},
 		{"store/memstore", "google.golang.org/grpc/codes", "store/memstore must not import google.golang.org/grpc/codes, only " + statuses},
 	}
 	for _, test := range imports {
@@ -308,9 +313,9 @@ func TestArrowFaults(t *testing.T) {
 		{"store/a_test.go", "package store\nimport \"context\"\nvar _ = context.Background()\n", ""},
 		{"store/a.go", "package store\nvar context struct{ Background int }\nvar _ = context.Background\n", ""},
 
-		{"store/a.go", "package store\nimport \"os\"\nfunc f() { os.Exit(1) }\n", "store/a.go:3:12: os.Exit outside of main and tests"},
-		{"store/a.go", "package store\nimport c \"context\"\nvar _ = c.Background()\n", "store/a.go:3:9: c.Background outside of main and tests"},
-		{"store/a.go", "package store\nimport \"os/signal\"\nvar _ = signal.Stop\n", "store/a.go:3:9: signal.Stop outside of main and tests"},
+		{"store/a.go", "package store\nimport \"os\"\nfunc f() { os.Exit(1) }\n", "store/a.go:3:12: os.Exit outside of main, app and tests"},
+		{"store/a.go", "package store\nimport c \"context\"\nvar _ = c.Background()\n", "store/a.go:3:9: c.Background outside of main, app and tests"},
+		{"store/a.go", "package store\nimport \"os/signal\"\nvar _ = signal.Stop\n", "store/a.go:3:9: signal.Stop outside of main, app and tests"},
 		{"store/a.go", "package", "store/a.go:1:8: expected 'IDENT', found 'EOF'"},
 		{"server/main.go", "package main\n" + strings.Repeat("\n", maxFileLines), "server/main.go: 401 lines, at most 400"},
 	}
@@ -325,7 +330,7 @@ func TestArrowFaults(t *testing.T) {
 func listPackages(t *testing.T) []listedPackage {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports", "./...")
-	command.Dir = ".."
+	command.Dir = root
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
 	out, err := command.Output()
@@ -348,9 +353,9 @@ func listPackages(t *testing.T) []listedPackage {
 // path.
 func readFiles(t *testing.T) map[string][]byte {
 	t.Helper()
-	root := os.DirFS("..")
+	module := os.DirFS(root)
 	files := map[string][]byte{}
-	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
+	err := fs.WalkDir(module, ".", func(name string, entry fs.DirEntry, err error) error {
 		switch hidden := name != "." && strings.HasPrefix(entry.Name(), "."); {
 		case err != nil:
 			return err
@@ -359,7 +364,7 @@ func readFiles(t *testing.T) map[string][]byte {
 		case entry.IsDir() || path.Ext(name) != ".go":
 			return nil
 		}
-		files[name], err = fs.ReadFile(root, name)
+		files[name], err = fs.ReadFile(module, name)
 		return err
 	})
 	if err != nil {

@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"context"
@@ -18,18 +18,6 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/remote"
 	"github.com/parleyhq/parley/server/internal/config"
 )
-
-// openAgents creates the agents of the settings. It reaps the orphaned processes of their programs
-// until closeAgents is called. The check process of the store's file must have ended before.
-func openAgents(ctx context.Context, c *config.Config, log *slog.Logger) (agents *agent.Set, closeAgents func() error, err error) {
-	var processes command.Processes
-	if agents, err = newAgents(c, &processes); err != nil {
-		return nil, nil, err
-	}
-	logAgents(log, c)
-	stopReaping := reapOrphans(ctx, &processes, log)
-	return agents, func() error { stopReaping(); return agents.Close() }, nil
-}
 
 // reapOrphans reaps the orphaned processes of agents' programs until stop is called. If this process
 // does not inherit orphans, it does nothing.

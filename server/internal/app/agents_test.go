@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"bytes"
@@ -229,25 +229,21 @@ level=WARN msg="unknown environment variable ignored" setting=PARLEY_TLL advice=
 	}
 }
 
-// TestStartHidesSecrets checks that the log of a start contains no secret, whether the start
-// succeeds or fails.
-func TestStartHidesSecrets(t *testing.T) {
+// TestRunHidesSecrets checks that the log of a start contains no secret, whether the start succeeds or
+// fails.
+func TestRunHidesSecrets(t *testing.T) {
 	path, dir, environ := configtest.Agents(t)
-	serving, stop := context.WithCancel(t.Context())
-	defer stop()
-	var out bytes.Buffer
-	log := slog.New(&stopHandler{slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}), "serving grpc", stop})
-	c := loadConfig(t, []string{"--config", path, "--store=memory", "--grpc-address=127.0.0.1:0", "--http-address="}, environ)
-	if err := run(serving, c, log, 0, func() {}); err != nil {
-		t.Errorf("run: %v", err)
-	}
-	failing := parleyd(t, "--config", path, "--store=memory", "--grpc-address=unix:"+dir)
-	failing.Env = append(failing.Env, environ...)
-	failed, err := failing.CombinedOutput()
-	if code := failing.ProcessState.ExitCode(); code != exitIO {
-		t.Errorf("start with a directory as address = %v, exit code %d, want %d; output: %s", err, code, exitIO, failed)
-	}
-	for name, text := range map[string]string{"successful start": out.String(), "failed start": string(failed)} {
+	for name, address := range map[string]string{"successful start": "127.0.0.1:0", "failed start": "unix:" + dir} {
+		serving, stop := context.WithCancel(t.Context())
+		t.Cleanup(stop)
+		var out bytes.Buffer
+		log := slog.New(&stopHandler{slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}), "serving grpc", stop})
+		c := loadConfig(t, []string{"--config", path, "--store=memory", "--grpc-address=" + address, "--http-address="}, environ)
+		err := run(serving, c, options{log: log, onStop: func() {}})
+		if (err != nil) != (name == "failed start") {
+			t.Errorf("run() of a %s = %v", name, err)
+		}
+		text := out.String() + fmt.Sprint(err)
 		if strings.Contains(text, "marked") || !strings.Contains(text, `"agent":"gpt"`) {
 			t.Errorf("log of a %s = %q, want the agents without secrets", name, text)
 		}

@@ -1,4 +1,4 @@
-package main
+package transport
 
 import (
 	"context"
@@ -22,7 +22,7 @@ const (
 	connBytes   = 16 << 20  // flow-control window of a connection
 )
 
-// loopbackWorkers is the number of worker goroutines; see [grpcOptions].
+// loopbackWorkers is the number of worker goroutines; see [GRPCOptions].
 const loopbackWorkers = 32
 
 // loopback connects the HTTP and MCP transports to the gRPC handlers of the same process. Its
@@ -39,8 +39,8 @@ type loopback struct {
 func newLoopback(service *rpc.Server) (*loopback, error) {
 	l := &loopback{listener: bufconn.Listen(pipeBytes)}
 	l.server = grpc.NewServer(append([]grpc.ServerOption{
-		grpc.MaxRecvMsgSize(maxGRPCBytes),
-		grpc.MaxSendMsgSize(maxGRPCBytes),
+		grpc.MaxRecvMsgSize(MaxGRPCBytes),
+		grpc.MaxSendMsgSize(MaxGRPCBytes),
 		grpc.WaitForHandlers(true),
 		grpc.NumStreamWorkers(loopbackWorkers),
 		grpc.StaticStreamWindowSize(streamBytes),
@@ -59,7 +59,7 @@ func (l *loopback) dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.listener.DialContext(ctx) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxGRPCBytes), grpc.MaxCallSendMsgSize(maxGRPCBytes)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxGRPCBytes), grpc.MaxCallSendMsgSize(MaxGRPCBytes)),
 		grpc.WithStaticStreamWindowSize(streamBytes),
 		grpc.WithStaticConnWindowSize(connBytes),
 		grpc.WithWriteBufferSize(0),

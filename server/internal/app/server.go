@@ -1,0 +1,160 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/agent/command"
+	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/transport"
+	"github.com/parleyhq/parley/server/internal/turn"
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
+)
+
+// A sweep deletes at most sweepBatch conversations per transaction, so that writers never wait long.
+const (
+	sweepInterval = 2 * time.Second
+	sweepBatch    = 256
+)
+
+// options are what run needs in addition to the settings.
+type options struct {
+	version   string // of the program
+	log       *slog.Logger
+	gcBallast int    // size of the GC ballast in bytes
+	onStop    func() // called when the server starts to stop, for any reason, once or more
+}
+
+// server is the wired service. Open it with open, serve with serve, end it with stop.
+type server struct {
+	options
+
+	storage      *Storage
+	storeHealthy context.Context // ends when the store fails, with the error as its cause
+	storeFailed  context.CancelCauseFunc
+	agents       *agent.Set
+	stopReaping  func()
+	hub          *watch.Hub
+	turns        *turn.Manager
+
+	service    *rpc.Server
+	transports *transport.Servers
+
+	group     *errgroup.Group // everything that serve has started
+	serving   context.Context // ends with a signal to stop, when a transport fails, and with stopServe
+	stopServe context.CancelFunc
+}
+
+// run serves until ctx ends, a transport fails or the store fails. Then it stops the server and
+// returns the errors.
+func run(ctx context.Context, c *config.Config, o options) error {
+	s, err := open(ctx, c, o)
+	if err != nil {
+		return err
+	}
+	if err := s.turns.Recover(ctx); err != nil {
+		if ctx.Err() != nil && s.storeHealthy.Err() == nil {
+			err = nil // A signal to stop came first. The next start completes the recovery.
+		}
+		return errors.Join(err, s.close())
+	}
+	if err := s.listen(ctx, c); err != nil {
+		return errors.Join(err, s.close())
+	}
+	s.serve(ctx)
+	select {
+	case <-s.storeHealthy.Done():
+	case <-s.serving.Done():
+	}
+	return s.stop(c.StopGrace)
+}
+
+// open creates the agents and the turns and opens the storage. Turns continue after the end of ctx,
+// which is the signal to stop. The caller must call close, unless there is an error.
+func open(ctx context.Context, c *config.Config, o options) (*server, error) {
+	var processes command.Processes
+	agents, err := newAgents(c, &processes)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{options: o, agents: agents, storage: NewStorage(c, o.log), hub: watch.New(watch.Options{MaxWatchers: c.MaxWatchers})}
+	s.storeHealthy, s.storeFailed = context.WithCancelCause(context.WithoutCancel(ctx))
+	s.turns = turn.New(context.WithoutCancel(ctx), turn.Options{
+		Store: s.storage, Agents: agents, Audience: s.hub, Log: o.log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
+		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes, MaxTurns: c.MaxTurns,
+	})
+	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns}, s.storeFailed); err != nil {
+		s.storeFailed(nil)
+		return nil, errors.Join(err, agents.Close())
+	}
+	logAgents(o.log, c)
+	// The check process of the store has ended: the reaper would take its exit code.
+	s.stopReaping = reapOrphans(ctx, &processes, o.log)
+	return s, nil
+}
+
+// listen listens on the addresses of the settings. It does not serve yet.
+func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
+	backuper, _ := s.storage.Store.(store.Backuper) // Nil if the store has no backups.
+	s.service, err = rpc.New(rpc.Options{
+		Store: s.storage, Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
+		Interactions: s.storage.interactions.log, MaxMessageBytes: c.MaxMessageBytes, Version: s.version, Headroom: s.gcBallast, Log: s.log,
+	})
+	if err != nil {
+		return err
+	}
+	s.transports, err = transport.Open(ctx, transport.Options{
+		GRPCAddress: c.GRPCAddress, HTTPAddress: c.HTTPAddress, KeepaliveTime: c.KeepaliveTime,
+		AllowedOrigins: c.HTTPAllowedOrigins, Insecure: c.Insecure, Version: s.version, Log: s.log,
+	}, s.service)
+	return err
+}
+
+// serve starts the transports, the sweep of expired conversations, and the maintenance of the
+// interaction log. They run until s.serving ends. serve also returns unused memory to the system.
+func (s *server) serve(ctx context.Context) {
+	ctx, s.stopServe = context.WithCancel(ctx)
+	s.group, s.serving = errgroup.WithContext(ctx)
+	s.transports.Serve(s.group)
+	// The memory that only the start used, such as that of compiled rules, is garbage. The GC ballast would keep it.
+	s.group.Go(func() error { debug.FreeOSMemory(); return nil })
+	s.group.Go(func() error { sweep(s.serving, s.storage, s.log); return nil })
+	s.group.Go(func() error { s.storage.Maintain(s.serving); return nil })
+}
+
+// close closes the agents, and then the storage, which stores the last changes of turns.
+func (s *server) close() error {
+	s.onStop()
+	s.stopReaping()
+	err := errors.Join(s.agents.Close(), s.storage.Close())
+	s.storeFailed(nil)
+	return err
+}
+
+// sweep deletes expired conversations, and those above the capacity, every sweepInterval.
+func sweep(ctx context.Context, s store.Store, log *slog.Logger) {
+	ticker := time.NewTicker(sweepInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for more := true; more && ctx.Err() == nil; {
+			var err error
+			if more, err = s.Sweep(ctx, sweepBatch); err != nil && ctx.Err() == nil {
+				log.Error("sweep failed", "error", err)
+				break
+			}
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"slices"
+
+	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/interactionlog"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore"
+	"github.com/parleyhq/parley/store/memstore"
+)
+
+// Storage is the store and the logs that record its changes. Create it with NewStorage and call Open
+// before any other method.
+type Storage struct {
+	store.Store // nil before Open
+
+	log          *slog.Logger
+	interactions interactionRecorder
+	changes      *changeLog
+}
+
+// Observer receives the committed changes of a store. It must return quickly and must not call the
+// store.
+type Observer interface {
+	Committed(changes []store.Change)
+}
+
+// interactionRecorder is the observer that feeds the interaction log.
+type interactionRecorder struct {
+	log *interactionlog.Log // nil before Storage.Open, and if the interaction log is off
+}
+
+// Committed passes the changes to the interaction log. Nothing commits before the log is open.
+func (r *interactionRecorder) Committed(changes []store.Change) {
+	if r.log != nil {
+		r.log.Committed(changes)
+	}
+}
+
+// NewStorage returns a storage that is not open.
+func NewStorage(c *config.Config, log *slog.Logger) *Storage {
+	return &Storage{log: log, changes: newChangeLog(log, c.LogLevel, int64(c.MemoryWarningBytes))}
+}
+
+// Open opens the store and the interaction log of the settings. Each commit goes to these observers,
+// one after the other: the interaction log, observers, the change log. So whoever receives a change
+// finds its message in the interaction log. failed is called with an error from which the store cannot
+// recover. After an error, nothing is open.
+func (s *Storage) Open(ctx context.Context, c *config.Config, observers []Observer, failed func(error)) error {
+	ordered := slices.Concat([]Observer{&s.interactions}, observers, []Observer{s.changes})
+	opened, err := openStore(ctx, c, s.log, func(committed []store.Change) {
+		for _, o := range ordered {
+			o.Committed(committed)
+		}
+	}, failed)
+	if err != nil {
+		return err
+	}
+	s.Store = opened
+	go s.changes.run(context.WithoutCancel(ctx), opened.Stats)
+	if err := s.openInteractions(ctx, c); err != nil {
+		return errors.Join(err, s.Close())
+	}
+	return nil
+}
+
+// openInteractions opens the interaction log and adds the entries that it lacks. If the log is off, it
+// ends the log of an earlier process instead; see [interactionlog.TurnOff].
+func (s *Storage) openInteractions(ctx context.Context, c *config.Config) (err error) {
+	o := interactionlog.Options{
+		Dir: filepath.Join(c.DataDir, "interactions"), Redact: c.LogRedact, RetentionDays: c.LogRetentionDays, Log: s.log,
+	}
+	if !c.InteractionLog {
+		if c.Store == "memory" {
+			return nil // The files in the directory belong to another store.
+		}
+		if err := interactionlog.TurnOff(ctx, o, s.Store, auth.DefaultTenant); err != nil && ctx.Err() == nil {
+			s.log.Warn("interaction log off; entries from before the last stop are missing", "error", err)
+		}
+		return nil
+	}
+	if s.interactions.log, err = interactionlog.Open(o); err != nil {
+		return err
+	}
+	if err := s.interactions.log.CatchUp(ctx, s.Store, auth.DefaultTenant); err != nil && ctx.Err() == nil {
+		s.log.Warn("interaction log may lack entries from before the last stop; the next start tries again", "error", err)
+	}
+	return nil
+}
+
+// Maintain maintains the interaction log until ctx ends. If the log is off, it returns at once.
+func (s *Storage) Maintain(ctx context.Context) {
+	if s.interactions.log != nil {
+		s.interactions.log.Maintain(ctx)
+	}
+}
+
+// Close closes the store first, so that the logs receive its last change before they close.
+func (s *Storage) Close() error {
+	err := s.Store.Close()
+	if s.interactions.log != nil {
+		err = errors.Join(err, s.interactions.log.Close())
+	}
+	s.changes.Close()
+	return err
+}
+
+// openStore opens the store that the settings name. failed is called with an error from which the
+// store cannot recover.
+func openStore(ctx context.Context, c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error)) (store.Store, error) {
+	o := store.Options{
+		Observe: observe, MaxMessages: c.MaxMessages, TTL: c.TTL,
+		MaxConversations: c.MaxConversations, MaxConversationBytes: c.MaxConversationBytes,
+	}
+	if c.Store == "memory" {
+		log.Info("store opened", "store", c.Store, "durable", false)
+		return memstore.New(o), nil
+	}
+	path := filepath.Join(c.DataDir, storeName)
+	s, err := boltstore.Open(path, boltstore.Options{Options: o, Check: checkAtStart(ctx, log), OnFailure: failed})
+	if err != nil {
+		return nil, err
+	}
+	log.Info("store opened", "store", c.Store, "durable", true, "path", path)
+	return s, nil
+}
