@@ -74,7 +74,7 @@ testtypescript: $(TYPESCRIPT)/node_modules/.stamp build ## check client/typescri
 
 .PHONY: long
 long: ## run the random tests of turns, crashes and calls for a few minutes
-	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy|InteractionsKilled$$|Storm' ./server
+	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy|InteractionsKilled$$|Storm' ./server/e2e
 
 # A module of its own. The long round is the one to quote: there everything must run.
 FAULTTEST := store/faulttest
@@ -125,10 +125,10 @@ checkgenerate: bin/.buf ## fail if gen/ or the stubs differ from what proto/ gen
 	if $(HAVE_PYTHON); then $(PYTHON)/generate.sh "$$fresh"; same $(PYTHON)/parley/v1 "$$fresh/parley/v1"; fi; \
 	if $(HAVE_NODE); then $(TYPESCRIPT)/generate.sh "$$fresh"; same $(TYPESCRIPT)/src/gen "$$fresh/src/gen"; fi
 
-# PARLEY_BENCH_ROUNDS=3 is for a quick look; server/bench_test.go has the other variables.
+# PARLEY_BENCH_ROUNDS=3 is for a quick look; server/bench/bench_test.go has the other variables.
 .PHONY: bench
 bench: ## measure the service beside what bounds it, everything in turn
-	go test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./server
+	go test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./server/bench
 	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog/search
 
 # A module of its own, with SQLite in it, which is written in C.

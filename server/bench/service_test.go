@@ -1,0 +1,262 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/agent/echo"
+	"github.com/parleyhq/parley/server/internal/app"
+	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/logqueue"
+	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/transport"
+	"github.com/parleyhq/parley/server/internal/turn"
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+)
+
+// The number of messages of a conversation, and their size in bytes.
+const (
+	benchMessages = 20
+	benchContent  = 500
+)
+
+// benchServer is the service on a store in a file, wired as in package app, and a client of it.
+type benchServer struct {
+	ctx     context.Context //nolint:containedctx // the benchmark's
+	dir     string
+	config  *config.Config
+	log     *slog.Logger
+	store   *saveCounter
+	talker  repeater
+	agents  *agent.Set
+	hub     *watch.Hub
+	conn    *grpc.ClientConn
+	http    string // address
+	client  parleyv1.ConversationServiceClient
+	ids     []string // of the conversations
+	message *parleyv1.Message
+}
+
+// loadConfig parses a command line and returns the settings.
+func loadConfig(b *testing.B, args []string) *config.Config {
+	b.Helper()
+	var loaded *config.Config
+	must(b, config.NewCommand(args, nil, func(_ context.Context, c *config.Config) error {
+		loaded = c
+		return nil
+	}).ExecuteContext(b.Context()))
+	return loaded
+}
+
+// openBenchServer serves a number of conversations until the benchmark ends. The interaction log is off
+// unless a flag turns it on.
+func openBenchServer(b *testing.B, conversations int, flags ...string) *benchServer {
+	b.Helper()
+	c := loadConfig(b, append([]string{
+		"--data-dir=" + b.TempDir(), "--max-conversations=0", "--interaction-log=false",
+	}, flags...))
+	lines, err := os.Create(filepath.Join(c.DataDir, "log"))
+	must(b, err)
+	queue := logqueue.New(b.Context(), lines)
+	b.Cleanup(func() { queue.Close(time.Second); lines.Close() })
+	log := queue.Logger(c.LogFormat, c.LogLevel)
+
+	storage := app.NewStorage(c, log)
+	talker := newTalker()
+	agents, err := agent.NewSet("talker", []agent.Entry{{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}, {Name: "echo", Agent: echo.New()}})
+	must(b, err)
+	s := &benchServer{
+		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &saveCounter{Store: storage}, talker: talker, agents: agents,
+		hub:     watch.New(watch.Options{}),
+		message: benchMessage(parleyv1.Role_ROLE_USER),
+	}
+	turns := s.newTurns()
+	must(b, storage.Open(b.Context(), c, []app.Observer{s.hub, turns}, func(err error) { b.Error(err) }))
+	var maintaining sync.WaitGroup
+	maintaining.Go(func() { storage.Maintain(b.Context()) })
+	b.Cleanup(func() {
+		maintaining.Wait()
+		must(b, storage.Close())
+	})
+	s.conn = s.serve(b, turns)
+	s.client = parleyv1.NewConversationServiceClient(s.conn)
+	must(b, s.fill(conversations))
+	return s
+}
+
+// newTurns returns a new manager. It knows only the turns in the store.
+func (s *benchServer) newTurns() *turn.Manager {
+	c := s.config
+	return turn.New(s.ctx, turn.Options{
+		Store: s.store, Agents: s.agents, Log: s.log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
+		MaxAnswerBytes: c.MaxAnswerBytes, MaxTurns: c.MaxTurns,
+	})
+}
+
+// serve serves the store with these turns and connects to the server.
+func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn {
+	b.Helper()
+	service, err := rpc.New(rpc.Options{Store: s.store, StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log})
+	must(b, err)
+	servers, err := transport.Open(s.ctx, transport.Options{
+		GRPCAddress: "127.0.0.1:0", HTTPAddress: "127.0.0.1:0", KeepaliveTime: s.config.KeepaliveTime, Log: s.log,
+	}, service)
+	must(b, err)
+	servers.RegisterService(plainService(), nil)
+	var serving errgroup.Group
+	servers.Serve(&serving)
+	s.http = servers.HTTPAddress().String()
+	b.Cleanup(func() {
+		stopped, cancel := context.WithCancel(s.ctx)
+		cancel()
+		servers.Drain(stopped)
+		must(b, serving.Wait())
+	})
+	return connect(b, servers.GRPCAddress())
+}
+
+// connect returns a connection of a client.
+func connect(b *testing.B, address net.Addr) *grpc.ClientConn {
+	b.Helper()
+	conn, err := grpc.NewClient(address.String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(b, err)
+	b.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func must(b *testing.B, err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+func benchMessage(role parleyv1.Role) *parleyv1.Message {
+	text := strings.Repeat("all happy families are alike ", benchContent)
+	return &parleyv1.Message{Role: role, Content: text[:benchContent]}
+}
+
+// fill creates the conversations.
+func (s *benchServer) fill(conversations int) error {
+	var messages []*parleyv1.Message
+	for range benchMessages / 2 {
+		messages = append(messages, benchMessage(parleyv1.Role_ROLE_USER), benchMessage(parleyv1.Role_ROLE_ASSISTANT))
+	}
+	for _, m := range messages {
+		m.Id = uuid.NewString()
+	}
+	s.ids = make([]string, conversations)
+	var callers errgroup.Group
+	callers.SetLimit(64)
+	for i := range s.ids {
+		s.ids[i] = uuid.NewString()
+		callers.Go(func() error { return s.appendTo(s.ids[i], messages) })
+	}
+	return callers.Wait()
+}
+
+func (s *benchServer) appendTo(id string, messages []*parleyv1.Message) error {
+	_, err := s.store.Append(s.ctx, &store.Append{Tenant: auth.DefaultTenant, ConversationID: id, Messages: messages})
+	return err
+}
+
+// anyID returns the id of a random conversation.
+func (s *benchServer) anyID() string { return s.ids[rand.N(len(s.ids))] }
+
+// appending returns calls that append a message to a random conversation, with or without a request_id.
+func (s *benchServer) appending(requestID bool) func() (call, error) {
+	return func() (call, error) {
+		r := &parleyv1.AppendMessagesRequest{Messages: []*parleyv1.Message{s.message}}
+		return func(done *atomic.Int64) error {
+			r.ConversationId = s.anyID()
+			if requestID {
+				r.RequestId = uuid.NewString()
+			}
+			_, err := s.client.AppendMessages(s.ctx, r)
+			done.Add(1)
+			return err
+		}, nil
+	}
+}
+
+// appendingInProcess is appending without gRPC.
+func (s *benchServer) appendingInProcess() (call, error) {
+	message := proto.CloneOf(s.message)
+	message.Id = uuid.NewString()
+	messages := []*parleyv1.Message{message}
+	return func(done *atomic.Int64) error {
+		err := s.appendTo(s.anyID(), messages)
+		done.Add(1)
+		return err
+	}, nil
+}
+
+// loading returns a call that loads a random conversation.
+func (s *benchServer) loading() (call, error) {
+	r := new(parleyv1.LoadConversationRequest)
+	return func(done *atomic.Int64) error {
+		r.ConversationId = s.anyID()
+		reply, err := s.client.LoadConversation(s.ctx, r)
+		if err == nil && len(reply.GetMessages()) != benchMessages {
+			err = fmt.Errorf("LoadConversation = %d messages, want %d", len(reply.GetMessages()), benchMessages)
+		}
+		done.Add(1)
+		return err
+	}, nil
+}
+
+// readingSummary returns a call that reads the routing summary of a random conversation.
+func (s *benchServer) readingSummary() (call, error) {
+	r := new(parleyv1.GetRoutingSummaryRequest)
+	return func(done *atomic.Int64) error {
+		r.ConversationId = s.anyID()
+		_, err := s.client.GetRoutingSummary(s.ctx, r)
+		done.Add(1)
+		return err
+	}, nil
+}
+
+// knownSummaries is how many summaries a caller of readingUnmodified knows.
+const knownSummaries = 20
+
+// readingUnmodified returns a call that asks for a newer summary of a conversation that has not changed.
+func (s *benchServer) readingUnmodified() (call, error) {
+	known := &parleyv1.BatchGetRoutingSummariesRequest{MessageLimit: proto.Int32(0)}
+	for range knownSummaries {
+		known.ConversationIds = append(known.ConversationIds, s.anyID())
+	}
+	summaries, err := s.client.BatchGetRoutingSummaries(s.ctx, known)
+	if err != nil {
+		return nil, err
+	}
+	r := new(parleyv1.GetRoutingSummaryRequest)
+	return func(done *atomic.Int64) error {
+		last := summaries.GetSummaries()[rand.N(knownSummaries)]
+		r.ConversationId, r.KnownVersion = last.GetConversationId(), &last.Version
+		reply, err := s.client.GetRoutingSummary(s.ctx, r)
+		if err == nil && !reply.GetNotModified() {
+			err = fmt.Errorf("GetRoutingSummary(%s) = a new version, want not_modified", r.GetConversationId())
+		}
+		done.Add(1)
+		return err
+	}, nil
+}

@@ -1,0 +1,344 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// badAgent is a program that misbehaves, and what becomes of its turn.
+type badAgent struct {
+	name   string
+	script string // for sh, in a directory with badFiles
+	format string
+	reason string // of the failure; empty: the turn is COMPLETED
+	why    string // in what people are told of it
+	answer string // what is kept
+	begun  bool   // it is the beginning of answer
+}
+
+const (
+	agentIdleLimit = 3 * time.Second
+	agentTurnLimit = 5 * time.Second
+	// agentsEndWithin is the turn limit, the 5 s that an agent has to give up, and as much
+	// again for a slow machine.
+	agentsEndWithin = 2 * (agentTurnLimit + 5*time.Second)
+)
+
+func badAgents() []badAgent {
+	const failed, late, large = "AGENT_FAILED", "AGENT_TIMEOUT", "AGENT_OUTPUT_TOO_LARGE"
+	const silent = "sent nothing for 3s"
+	return []badAgent{
+		{name: "exits 1", script: "printf half; echo 'no sugar left' >&2; exit 1", reason: failed, why: "sh ended with exit code 1: no sugar left", answer: "half"},
+		{name: "is killed", script: "printf half; kill -KILL $$", reason: failed, why: "sh was ended by a signal (killed)", answer: "half"},
+		{name: "hangs", script: "printf half; exec sleep 3600", reason: late, why: silent, answer: "half"},
+		{name: "hangs without a word", script: "exec sleep 3600", reason: late, why: silent},
+		{name: "prints garbage", script: "cat garbage", answer: badFiles()["ascii"] + strings.Repeat("\uFFFD", 128)},
+		{name: "prints garbage where JSON should be", format: "stream-json", script: "cat words garbage", reason: failed, why: "a line that is not a JSON object", answer: "half"},
+		{name: "prints one byte a second", script: "for c in s l o w l y; do printf $c; sleep 1; done; sleep 3600", reason: late, why: "did not finish within 5s", answer: "slowly", begun: true},
+		{name: "prints a line of 1 MiB", script: "cat mib", answer: badFiles()["mib"]},
+		{name: "prints a line of 1 MiB+1", script: "cat mib; printf x", reason: large, why: "larger than 1048576 bytes", answer: badFiles()["mib"]},
+		{name: "prints a line of JSON of 1 MiB", format: "stream-json", script: "cat words json; echo; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf"},
+		{name: "prints a line of JSON of 1 MiB+1", format: "stream-json", script: "cat words json; echo ' '; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf"},
+		{name: "ends in mid-character", script: `printf 'caf\303'`, answer: "caf\uFFFD"},
+		{name: "closes its output in mid-character", script: `printf 'caf\303'; exec sleep 3600 >&-`, reason: late, why: silent, answer: "caf\uFFFD"},
+		{name: "ignores SIGTERM", script: "trap 'echo end >>told' TERM; printf half; while :; do sleep 1; done", reason: late, why: silent, answer: "half"},
+		{name: "leaves a grandchild that holds the pipe", script: "sleep 3600 & printf whole", answer: "whole"},
+		{name: "fails and leaves a grandchild that ignores SIGTERM", script: "(trap '' TERM; exec sleep 3600) & printf half; exit 1", reason: failed, why: "exit code 1", answer: "half"},
+	}
+}
+
+// badFiles are what the programs have at hand to print.
+func badFiles() map[string]string {
+	bytes := make([]byte, 256)
+	for i := range bytes {
+		bytes[i] = byte(i)
+	}
+	const line = `{"type":"of no interest","padding":"%s"}`
+	return map[string]string{
+		"ascii":   string(bytes[:128]),
+		"garbage": string(bytes), // none of the second half makes a character with the next
+		"mib":     strings.Repeat("x", 1<<20),
+		"words":   `{"type":"assistant","message":{"content":[{"type":"text","text":"half"}]}}` + "\n",
+		"json":    fmt.Sprintf(line, strings.Repeat("x", 1<<20-len(fmt.Sprintf(line, "")))),
+	}
+}
+
+// TestBadAgents: whatever a program does, its turn ends in time and says why, the
+// conversation goes on, and the server is afterwards what it was before. What leaks, leaks
+// in both rounds.
+func TestBadAgents(t *testing.T) {
+	t.Parallel()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range badFiles() {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bad := badAgents()
+	s := startServer(t, t.TempDir(), agents(t, badAgentsConfig(t, dir, bad)),
+		fmt.Sprint("--idle-timeout=", agentIdleLimit), fmt.Sprint("--turn-timeout=", agentTurnLimit))
+	left := remains{server: s.process.Process.Pid, dir: dir}
+
+	// A good agent first: what the first turn of all opens stays open.
+	h := hold(t, s, "good")
+	if len(left.processes()) == 0 && runtime.GOOS == "linux" {
+		t.Error("an agent that runs is not seen")
+	}
+	h.release(t, "apple")
+	atRest := left.files()
+
+	for _, round := range []string{"first", "second"} {
+		talks := make([]*talk, len(bad))
+		for i, a := range bad { // The turns run side by side; nobody need read them.
+			talks[i] = chat(t, s, &parleyv1.ChatRequest{ConversationId: a.id() + "-" + round, Content: "hello", Agent: a.id()})
+		}
+		for i, a := range bad {
+			t.Run(round+" round/"+a.name, func(t *testing.T) { a.check(t, s, talks[i]) })
+		}
+		eventually(t, "processes that are left", nil, left.processes)
+		eventually(t, "open files", atRest, left.files)
+	}
+	if told, err := os.ReadFile(filepath.Join(dir, "told")); strings.Count(string(told), "\n") != 2 {
+		t.Errorf("the agent that ignores SIGTERM was told to end: %q, %v; want it once a round", told, err)
+	}
+
+	seen := make(map[string]int)
+	for _, stack := range stacks(t, s) {
+		// The libraries keep some in store that are alike.
+		ours := strings.Contains(stack, "github.com/parleyhq/parley/") || strings.Contains(stack, "os/exec.")
+		seen[stack]++
+		if ours && seen[stack] == 2 {
+			t.Errorf("more than one goroutine is left of:\n%s", stack)
+		}
+	}
+}
+
+// check takes what is left of the agent's turn and looks at what became of it.
+func (a *badAgent) check(t *testing.T, s *server, k *talk) {
+	t.Helper()
+	id := k.started.GetConversation().GetId()
+	finished := k.end(t)
+	turn := finished.GetTurn()
+	state, status := parleyv1.TurnState_TURN_STATE_COMPLETED, parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
+	if a.reason != "" {
+		state, status = parleyv1.TurnState_TURN_STATE_FAILED, parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
+	}
+	if turn.GetState() != state || turn.GetError().GetReason() != a.reason || !strings.Contains(turn.GetError().GetMessage(), a.why) {
+		t.Errorf("the turn ended as %v, want %v, %s, %q", turn, state, a.reason, a.why)
+	}
+	if took := turn.GetFinishTime().AsTime().Sub(turn.GetCreateTime().AsTime()); took > agentsEndWithin {
+		t.Errorf("the turn took %v", took)
+	}
+	answer := a.answer
+	if a.begun && k.text != "" {
+		answer = answer[:min(len(k.text), len(answer)-1)]
+	}
+	if k.text != answer {
+		t.Errorf("%d bytes were streamed, want %d: %.300q", len(k.text), len(answer), k.text)
+	}
+
+	want := "USER hello\n"
+	if answer != "" {
+		want += "ASSISTANT " + answer + "\n"
+	}
+	kept := history(t, s, id).GetMessages()
+	if got := contents(kept); got != want {
+		t.Fatalf("%d bytes are kept, want %d: %.300q", len(got), len(want), got)
+	}
+	if answer != "" && (kept[1].GetStatus() != status || turn.GetLastAnswerSequence() != 2) {
+		t.Errorf("the answer is kept as %v of %v, want %v", kept[1].GetStatus(), turn, status)
+	}
+	next := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "once more"})
+	if turn := next.end(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || next.text != "once more" {
+		t.Errorf("the next turn: %v with %q", turn, next.text)
+	}
+	if got := contents(history(t, s, id).GetMessages()); got != want+"USER once more\nASSISTANT once more\n" {
+		t.Errorf("%d bytes are kept after the next turn: %.300q", len(got), got)
+	}
+}
+
+// id is the name as agents and conversations may have it.
+func (a *badAgent) id() string {
+	return strings.NewReplacer(" ", "-", "+", "-").Replace(a.name)
+}
+
+// badAgentsConfig is a configuration file with them, and with hold. All run in dir.
+func badAgentsConfig(t *testing.T, dir string, bad []badAgent) string {
+	t.Helper()
+	script, err := filepath.Abs("testdata/agents/hold.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]any{"hold": map[string]any{"kind": "command", "dir": dir, "command": []string{"sh", script}}}
+	for _, a := range bad {
+		entry := map[string]any{"kind": "command", "dir": dir, "command": []string{"sh", "-c", a.script}}
+		if a.format != "" {
+			entry["format"] = a.format
+		}
+		all[a.id()] = entry
+	}
+	yaml, err := json.Marshal(map[string]any{"agents": all}) // JSON is YAML, too.
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(yaml)
+}
+
+// remains are what agents may leave behind. Nothing is to be seen where there is no /proc.
+type remains struct {
+	server int    // its process
+	dir    string // the working directory of all agents, and so of what they start
+}
+
+// processes are those that run in the agents' directory, and all children of the server,
+// zombies included.
+func (r remains) processes() []string {
+	var found []string
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		stat, err := os.ReadFile(path)
+		if err != nil {
+			continue // It has just gone.
+		}
+		// The number, the name in brackets, which may hold anything, the state, the parent.
+		var state string
+		var parent int
+		_, _ = fmt.Sscan(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), &state, &parent)
+		cwd, _ := os.Readlink(filepath.Join(filepath.Dir(path), "cwd"))
+		if parent == r.server || cwd == r.dir {
+			found = append(found, string(stat))
+		}
+	}
+	return found
+}
+
+// files are those that the server has open, pipes and sockets included.
+func (r remains) files() []string {
+	var found []string
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", r.server))
+	for _, link := range links {
+		if file, err := os.Readlink(link); err == nil {
+			found = append(found, file)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// eventually waits until there is what is wanted: of the end of a process that is not its
+// child nobody is told.
+func eventually(t *testing.T, what string, want []string, get func() []string) {
+	t.Helper()
+	for late := time.After(patience); ; {
+		d := cmp.Diff(want, get())
+		if d == "" {
+			return
+		}
+		select {
+		case <-late:
+			t.Fatalf("%s (-want +got):\n%s", what, d)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// stacks ends the server with SIGQUIT, upon which Go tells where each goroutine is, and
+// returns that: the functions that a goroutine is in, and which one began it.
+func stacks(t *testing.T, s *server) []string {
+	t.Helper()
+	_ = s.process.Process.Signal(syscall.SIGQUIT)
+	<-s.ended
+	isQuit := func(line logLine) bool { return strings.HasPrefix(fmt.Sprint(line["text"]), "SIGQUIT") }
+	begin := slices.IndexFunc(s.log.lines, isQuit)
+	if begin < 0 {
+		t.Fatal("the server does not tell where its goroutines are")
+	}
+	var told strings.Builder
+	for _, line := range s.log.lines[begin:] {
+		told.WriteString(fmt.Sprint(line["text"]) + "\n")
+	}
+	s.log.lines = s.log.lines[:begin] // It was asked to write this.
+
+	var found []string
+	for block := range strings.SplitSeq(told.String(), "\n\n") {
+		head, stack, _ := strings.Cut(block, "\n")
+		if !strings.HasPrefix(head, "goroutine ") {
+			continue
+		}
+		var functions strings.Builder
+		for line := range strings.SplitSeq(stack, "\n") {
+			function, _, began := strings.Cut(line, " in goroutine ") // the line on who began it
+			if i := strings.LastIndexByte(line, '('); !began && i >= 0 {
+				function = line[:i] // without the values of arguments
+			}
+			if !strings.HasPrefix(line, "\t") {
+				functions.WriteString(function + "\n")
+			}
+		}
+		found = append(found, functions.String())
+	}
+	return found
+}
+
+// TestAgentEnvironment: a server without PATH, HOME and the like in its environment does not pass
+// the rest of it to the programs of its agents.
+func TestAgentEnvironment(t *testing.T) {
+	t.Parallel()
+	process := parleyd(t, "--store=memory", agents(t, `
+agents:
+  env: {kind: command, command: [/bin/sh, -c, "/usr/bin/env; echo complete"]}
+`))
+	process.Env = []string{asServer + "=1", "GORACE=atexit_sleep_ms=0", "SECRET_TOKEN=sk-live"}
+	s := startProcess(t, process)
+	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Agent: "env", Content: "Hi"})
+	if turn := k.end(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || !strings.Contains(k.text, "complete") {
+		t.Fatalf("turn = %v, text %q", turn, k.text)
+	}
+	if strings.Contains(k.text, "SECRET_TOKEN") || strings.Contains(k.text, asServer) {
+		t.Errorf("the program received variables of the server:\n%s", k.text)
+	}
+}
+
+// TestAgentsAreNotLocated: the error that users receive of an unreachable agent contains neither
+// its address nor the path of its socket. The log contains both.
+func TestAgentsAreNotLocated(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "hidden.sock")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	l.Close()
+	s := startServer(t, t.TempDir(), "--store=memory", agents(t, fmt.Sprintf(`
+agents:
+  remote: {kind: remote, address: 'unix:%s'}
+  openai: {kind: openai, model: m, base_url: 'http://%s/v1'}
+  anthropic: {kind: anthropic, model: m, base_url: 'http://%[2]s'}
+`, socket, address)))
+	for name, where := range map[string]string{"remote": socket, "openai": address, "anthropic": address} {
+		turn := chat(t, s, &parleyv1.ChatRequest{ConversationId: name, Agent: name, Content: "Hi"}).end(t).GetTurn()
+		if message := turn.GetError().GetMessage(); turn.GetError().GetReason() != "AGENT_FAILED" || strings.Contains(message, where) || strings.Contains(message, "dial") {
+			t.Errorf("the turn of %s ended with %v", name, turn)
+		}
+		if line := s.await(t, "agent failed", "level=WARN", "agent="+name); !strings.Contains(fmt.Sprint(line["detail"]), where) {
+			t.Errorf("log entry of %s without its address: %v", name, line)
+		}
+	}
+}

@@ -1,0 +1,238 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// chatPage is a front end: it begins a turn with fetch, shows it with EventSource, and tells
+// how far it is, and last what it was shown.
+const chatPage = `<!DOCTYPE html><title>chat</title><script type="module">
+const {door, broken, agent, content} = await (await fetch("/settings")).json();
+const tell = (what, value) => fetch("/told/" + what, {method: "POST", body: JSON.stringify(value)});
+const shown = {fetched: "", text: "", ids: [], opened: 0};
+
+const reply = await fetch(door + "/v1/chat", {method: "POST", body: JSON.stringify({conversationId: "c", agent, content})});
+const lines = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+let left = "", turn = "";
+async function nextLine() {
+  while (!left.includes("\n")) {
+    const {value, done} = await lines.read();
+    if (done) return null;
+    left += value;
+  }
+  const end = left.indexOf("\n"), line = left.slice(0, end);
+  left = left.slice(end + 1);
+  return JSON.parse(line);
+}
+const {event} = await nextLine();
+const fetched = (async () => {
+  for (let line; (line = await nextLine()); ) shown.fetched += line.event.textDelta?.text ?? "";
+})();
+
+const source = new EventSource(broken + "/v1/conversations/c/turns/" + event.turnId + "/events");
+source.onopen = () => { shown.opened++; };
+source.onmessage = ({data, lastEventId}) => {
+  const {event} = JSON.parse(data);
+  shown.ids.push(lastEventId);
+  shown.text += event.textDelta?.text ?? "";
+  tell("shown", shown.ids.length);
+};
+source.onerror = async () => {
+  if (source.readyState !== EventSource.CLOSED) return; // It asks again.
+  await fetched;
+  tell("end", shown);
+};
+</script>`
+
+// foreignPage tries everything, and tells what it could do.
+const foreignPage = `<!DOCTYPE html><title>foreign</title><script type="module">
+const {door} = await (await fetch("/settings")).json();
+const could = [], body = JSON.stringify({conversation: {id: "foreign"}});
+const attempt = async (what, answer) => { try { const reply = await answer; could.push(what + " " + (await reply.text())); } catch {} };
+await attempt("read", fetch(door + "/v1/conversations"));
+await attempt("write", fetch(door + "/v1/conversations", {method: "POST", body}));
+await attempt("write as JSON", fetch(door + "/v1/conversations", {method: "POST", headers: {"Content-Type": "application/json"}, body}));
+await fetch(door + "/v1/conversations", {method: "POST", mode: "no-cors", body}).catch(() => {}); // Sent, its answer is not shown.
+await new Promise((resolve) => {
+  const source = new EventSource(door + "/v1/watch?deleteAfterDisconnect=0s&conversationIds=mine");
+  source.onopen = () => { could.push("watch"); source.close(); resolve(); };
+  source.onerror = () => { source.close(); resolve(); };
+});
+fetch("/told/end", {method: "POST", body: JSON.stringify(could)});
+</script>`
+
+// A page in a browser begins a turn, and reads it over a connection that breaks: nothing is
+// missing, nothing comes twice, and at the end it asks no more.
+func TestBrowser(t *testing.T) {
+	t.Parallel()
+	browser := findBrowser(t)
+	p := newPuppet(t, t.TempDir(), "pipe")
+	pages := servePages(t, chatPage)
+	d := startDoor(t, t.TempDir(), agents(t, puppetAgents), "--http-allowed-origins="+pages.url)
+	proxy := startProxy(t, strings.TrimPrefix(d.url, "http://"), nil, new(resets))
+	pages.settings = map[string]string{"door": d.url, "broken": "http://" + proxy.listener.Addr().String(), "agent": "puppet", "content": p.path}
+	close(pages.ready)
+	startBrowser(t, browser, pages.url)
+
+	p.start(t)
+	for i := range answerPieces {
+		pages.await(t, "shown", fmt.Sprint(i+1)) // One by one, so that none are merged.
+		if i == answerPieces/2 {
+			proxy.reset()
+		}
+		p.say(t, i+1, i+1)
+	}
+	pages.await(t, "shown", fmt.Sprint(answerPieces+1))
+	p.end()
+	var shown struct {
+		Fetched, Text string
+		IDs           []string
+		Opened        int
+	}
+	if err := json.Unmarshal([]byte(pages.await(t, "end", "")), &shown); err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for i := range lastIndex {
+		ids = append(ids, fmt.Sprint(i+1))
+	}
+	if shown.Fetched != wholeAnswer() || shown.Text != wholeAnswer() || !slices.Equal(shown.IDs, ids) {
+		t.Errorf("the page shows %+v", shown)
+	}
+	if connections := proxy.counts.connections.Load(); shown.Opened != 2 || connections < 2 {
+		t.Errorf("the source was opened %d times over %d connections, want twice", shown.Opened, connections)
+	}
+	p.wantRuns(t, 1)
+}
+
+// A page of an origin that is not allowed can neither read nor write, though its browser is
+// on the machine of the server.
+func TestForeignPageInBrowser(t *testing.T) {
+	t.Parallel()
+	browser := findBrowser(t)
+	pages := servePages(t, foreignPage)
+	d := startDoor(t, t.TempDir(), "--http-allowed-origins=https://app.example")
+	add(t, d.server, "mine", &parleyv1.Message{Content: "secret"})
+	pages.settings = map[string]string{"door": d.url}
+	close(pages.ready)
+	startBrowser(t, browser, pages.url)
+	if could := pages.await(t, "end", ""); could != "[]" {
+		t.Errorf("the page could %s", could)
+	}
+	_, err := d.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "foreign"})
+	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
+	history(t, d.server, "mine")
+}
+
+// pages are what a browser is shown, and where that tells the test something.
+type pages struct {
+	url      string
+	ready    chan struct{} // closed when there are settings
+	settings map[string]string
+	told     map[string]chan string
+}
+
+func servePages(t *testing.T, page string) *pages {
+	t.Helper()
+	p := &pages{ready: make(chan struct{}), told: map[string]chan string{"shown": make(chan string, 2*lastIndex), "end": make(chan string, 1)}}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		_, _ = io.WriteString(w, page)
+	})
+	mux.HandleFunc("GET /settings", func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-p.ready:
+			_ = json.NewEncoder(w).Encode(p.settings)
+		case <-r.Context().Done():
+		}
+	})
+	mux.HandleFunc("POST /told/{what}", func(_ http.ResponseWriter, r *http.Request) {
+		if text, err := io.ReadAll(r.Body); err == nil {
+			p.told[r.PathValue("what")] <- string(text)
+		}
+	})
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	p.url = s.URL
+	return p
+}
+
+// await waits until the page tells something, or anything where that is empty. What is told
+// may come in another order than it was sent.
+func (p *pages) await(t *testing.T, what, want string) string {
+	t.Helper()
+	for late := time.After(patience); ; {
+		select {
+		case text := <-p.told[what]:
+			if want == "" || text == want {
+				return text
+			}
+		case <-late:
+			t.Fatalf("the page never tells %s %s", what, want)
+		}
+	}
+}
+
+// findBrowser is a program that is Chromium. The test says out loud where there is none,
+// which is a failure in CI.
+func findBrowser(t *testing.T) string {
+	t.Helper()
+	for _, name := range []string{os.Getenv("PARLEY_CHROMIUM"), "chromium", "chromium-headless-shell", "google-chrome"} {
+		if path, err := exec.LookPath(name); err == nil && name != "" {
+			return path
+		}
+	}
+	const missing = "no chromium, chromium-headless-shell or google-chrome is on the PATH, and $PARLEY_CHROMIUM names none"
+	if os.Getenv("CI") == "true" {
+		t.Fatal(missing)
+	}
+	t.Skip("SKIPPED: " + missing)
+	return ""
+}
+
+// startBrowser shows a page until the end of the test.
+func startBrowser(t *testing.T, program, url string) {
+	t.Helper()
+	flags := []string{
+		"--headless", "--disable-gpu", "--disable-dev-shm-usage", "--disable-breakpad", "--no-first-run", "--mute-audio",
+		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-proxy-server",
+		"--remote-debugging-port=0", // Else some forms of it end at once.
+		"--user-data-dir=" + t.TempDir(),
+	}
+	if os.Geteuid() == 0 {
+		flags = append(flags, "--no-sandbox") // It refuses to have one as root.
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	cmd := exec.CommandContext(ctx, program, append(flags, url)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	var says bytes.Buffer // All of its processes have it open: to wait is to wait for all of them.
+	cmd.Stderr = &says
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stop()
+		if err := cmd.Wait(); t.Failed() {
+			t.Logf("%s ended with %v and said:\n%s", program, err, says.String())
+		}
+	})
+}

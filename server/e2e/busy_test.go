@@ -1,0 +1,314 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// callerCount clients want an answer in one conversation at once.
+const callerCount = 20
+
+func TestBusy(t *testing.T) {
+	t.Parallel()
+	for name, flags := range map[string][]string{
+		"many turns may run": nil,
+		"one turn may run":   {"--max-turns=1"}, // Those that wait need no place of their own.
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFloor(t, flags...)
+			t.Run("reject", f.rejectCallers)
+			t.Run("queue", f.queueCallers)
+			t.Run("queue, all at once", f.queueAtOnce)
+			t.Run("interrupt", f.interruptCallers)
+			t.Run("interrupt, all at once", f.interruptAtOnce)
+			t.Run("any, all at once", f.anyAtOnce)
+			t.Run("the line moves up", f.lineMovesUp)
+			t.Run("cancelled from elsewhere", f.cancelledFromElsewhere)
+		})
+	}
+}
+
+// rejectCallers: one runs, all others are told which.
+func (f *floor) rejectCallers(t *testing.T) {
+	const id = "reject"
+	modes := []parleyv1.OnBusy{parleyv1.OnBusy_ON_BUSY_UNSPECIFIED, parleyv1.OnBusy_ON_BUSY_REJECT}
+	callers := f.callAtOnce(t, id, func(i int) parleyv1.OnBusy { return modes[i%2] })
+	at := slices.IndexFunc(callers, func(c *caller) bool { return c.err == nil })
+	if at < 0 {
+		t.Fatalf("nobody is answered: %v", callers[0].err)
+	}
+	runs := callers[at]
+	for _, c := range slices.Concat(callers[:at], callers[at+1:]) {
+		told := wantError(t, c.err, codes.Aborted, "CONVERSATION_BUSY")
+		if told["active_turn_id"] != runs.turnID || runs.turnID == "" {
+			t.Errorf("%s is told %v, and turn %s runs", c, told, runs.turnID)
+		}
+		wantRetry(t, c.err)
+	}
+	f.answer(t, runs)
+	next := f.call(t, id, "next", parleyv1.OnBusy_ON_BUSY_REJECT)
+	next.wantStarted(t)
+	f.want(t, id, append([]exchange{runs.kept()}, f.answerAll(t, next)...))
+}
+
+// queueCallers: 16 wait, and are answered in the order in which they came.
+func (f *floor) queueCallers(t *testing.T) {
+	const id, waiting = "queue", 16
+	var line []*caller
+	for i := range callerCount {
+		c := f.call(t, id, fmt.Sprint("caller ", i), parleyv1.OnBusy_ON_BUSY_QUEUE)
+		switch {
+		case i == 0:
+			c.wantStarted(t)
+		case i <= waiting:
+			c.wantPosition(t, i)
+		default:
+			_, err := c.stream.Recv()
+			wantError(t, err, codes.ResourceExhausted, "QUEUE_FULL")
+			wantRetry(t, err)
+			continue
+		}
+		line = append(line, c)
+	}
+	f.answerInLine(t, id, line)
+}
+
+// queueAtOnce: whoever came in which order, that is the order of the answers.
+func (f *floor) queueAtOnce(t *testing.T) {
+	const id = "queue-at-once"
+	callers := f.callAtOnce(t, id, func(int) parleyv1.OnBusy { return parleyv1.OnBusy_ON_BUSY_QUEUE })
+	line := make([]*caller, 17)
+	for _, c := range callers {
+		if c.err != nil {
+			wantError(t, c.err, codes.ResourceExhausted, "QUEUE_FULL")
+			continue
+		}
+		if (c.position == 0) != (c.started != nil) || int(c.position) >= len(line) || line[c.position] != nil {
+			t.Fatalf("%s is at %d in line, %v; others: %v", c, c.position, c.started, line)
+		}
+		line[c.position] = c
+	}
+	if slices.Contains(line, nil) {
+		t.Fatalf("17 are to be answered, and there are %v", line)
+	}
+	f.answerInLine(t, id, line)
+}
+
+// answerInLine has a line answered that has just formed: the first one runs.
+func (f *floor) answerInLine(t *testing.T, id string, line []*caller) {
+	t.Helper()
+	var want []string
+	for _, c := range slices.Backward(line[1:]) {
+		want = append(want, "QUEUED "+c.turnID)
+	}
+	want = append(want, "RUNNING "+line[0].turnID)
+	if got := f.states(t, id); !slices.Equal(got, want) {
+		t.Errorf("while all wait the turns are\n%q, want\n%q", got, want)
+	}
+	f.wantNoOtherPlace(t)
+	f.want(t, id, f.answerAll(t, line...))
+}
+
+// interruptCallers: each one cuts off the one before it, whose words stay.
+func (f *floor) interruptCallers(t *testing.T) {
+	const id = "interrupt"
+	var all []exchange
+	var before *caller
+	for i := range callerCount {
+		c := f.call(t, id, fmt.Sprint("caller ", i), parleyv1.OnBusy_ON_BUSY_INTERRUPT)
+		if before != nil {
+			c.wantPosition(t, 1)
+			before.wantEnd(t, parleyv1.TurnState_TURN_STATE_INTERRUPTED)
+			all = append(all, before.kept())
+		}
+		c.wantStarted(t)
+		if err := c.step(); err != nil || c.text != c.String()+": half an " {
+			t.Fatalf("%s has the answer %q, %v", c, c.text, err)
+		}
+		before = c
+	}
+	f.want(t, id, append(all, f.answerAll(t, before)...))
+}
+
+// interruptAtOnce: all but one are cut off, wherever they are.
+func (f *floor) interruptAtOnce(t *testing.T) {
+	const id = "interrupt-at-once"
+	callers := f.callAtOnce(t, id, func(int) parleyv1.OnBusy { return parleyv1.OnBusy_ON_BUSY_INTERRUPT })
+	ended := make(chan *caller, len(callers))
+	for _, c := range callers {
+		if c.err != nil {
+			t.Fatalf("%s: %v", c, c.err)
+		}
+		go func() { c.err = c.hearAll(); ended <- c }()
+	}
+	for range len(callers) - 1 {
+		c := <-ended
+		if c.err != nil || c.finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
+			t.Errorf("%s ends with %v, %v, want it interrupted", c, c.finished, c.err)
+		}
+	}
+	f.letGo(t) // whoever is left
+	if last := <-ended; last.err != nil || last.finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+		t.Errorf("%s, the last one, ends with %v, %v", last, last.finished, last.err)
+	}
+	f.want(t, id, inOrder(t, callers))
+}
+
+// anyAtOnce: callers of all modes come, agents answer at once, and some callers cancel
+// their turns. Whatever becomes of whom, the history is that of one turn after the other.
+func (f *floor) anyAtOnce(t *testing.T) {
+	const id = "any-at-once"
+	modes := []parleyv1.OnBusy{parleyv1.OnBusy_ON_BUSY_QUEUE, parleyv1.OnBusy_ON_BUSY_INTERRUPT, parleyv1.OnBusy_ON_BUSY_REJECT}
+	var group sync.WaitGroup
+	callers := make([]*caller, 3*callerCount)
+	for i := range callers {
+		c := newCaller(id, fmt.Sprintf("caller %d: %s", i, strings.Repeat("many words ", 5)), modes[i%len(modes)])
+		c.request.Agent, callers[i] = "echo", c
+		group.Go(func() {
+			if c.err = c.begin(t, f.server); c.err != nil {
+				return
+			}
+			if i%4 == 0 {
+				_, c.err = f.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: c.turnID})
+			}
+			if c.err == nil {
+				c.err = c.hearAll()
+			}
+		})
+	}
+	group.Wait()
+	begun := slices.DeleteFunc(callers, func(c *caller) bool {
+		switch {
+		case status.Code(c.err) == codes.Aborted:
+			wantError(t, c.err, codes.Aborted, "CONVERSATION_BUSY")
+		case status.Code(c.err) == codes.ResourceExhausted:
+			wantError(t, c.err, codes.ResourceExhausted, "QUEUE_FULL")
+		case c.err != nil:
+			t.Errorf("%s: %v", c, c.err)
+		case c.started == nil: // cancelled while it waited
+			c.wantEnd(t, parleyv1.TurnState_TURN_STATE_CANCELLED)
+		}
+		return c.started == nil
+	})
+	f.want(t, id, inOrder(t, begun))
+}
+
+// lineMovesUp: who leaves makes room, unless somebody else waits for the same answer; who
+// interrupts goes ahead.
+func (f *floor) lineMovesUp(t *testing.T) {
+	const id = "line"
+	a, b, c, d, e := f.line(t, id)
+	joined := newCaller(id, "d", parleyv1.OnBusy_ON_BUSY_QUEUE)
+	joined.joins = true
+	if err := joined.begin(t, f.server); err != nil || joined.turnID != d.turnID {
+		t.Fatalf("the same request again is turn %s, %v; want %s", joined.turnID, err, d.turnID)
+	}
+	c.leave()
+	d.wantPosition(t, 2)
+	joined.wantPosition(t, 2)
+	e.wantPosition(t, 3)
+	d.leave()
+
+	first := f.call(t, id, "first", parleyv1.OnBusy_ON_BUSY_INTERRUPT)
+	first.wantPosition(t, 1)
+	b.wantPosition(t, 2)
+	joined.wantPosition(t, 3)
+	e.wantPosition(t, 4)
+	a.wantEnd(t, parleyv1.TurnState_TURN_STATE_INTERRUPTED)
+	wantMoved(t, first, b, joined, e)
+	want := []string{"QUEUED " + e.turnID, "QUEUED " + d.turnID, "QUEUED " + b.turnID, "RUNNING " + first.turnID, "INTERRUPTED " + a.turnID}
+	if got := f.states(t, id); !slices.Equal(got, want) {
+		t.Errorf("the turns are\n%q, want\n%q", got, want)
+	}
+	f.want(t, id, append([]exchange{a.kept()}, f.answerAll(t, first, b, joined, e)...))
+}
+
+// cancelledFromElsewhere: any client may end a turn, whether it waits, runs or has ended,
+// and may do so again.
+func (f *floor) cancelledFromElsewhere(t *testing.T) {
+	const id = "cancel"
+	conn, err := grpc.NewClient(f.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	elsewhere := parleyv1.NewConversationServiceClient(conn)
+	wantCancel := func(c *caller, want parleyv1.TurnState) {
+		t.Helper()
+		var turns []*parleyv1.Turn // as it ended, according to everybody
+		for range 2 {
+			reply, err := elsewhere.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: c.turnID})
+			if err != nil || reply.GetTurn().GetState() != want {
+				t.Fatalf("cancelling the turn of %s gives %v, %v; want it %v", c, reply, err, want)
+			}
+			turns = append(turns, reply.GetTurn())
+		}
+		c.wantEnd(t, want)
+		reply, err := f.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: id, TurnId: c.turnID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, turn := range append(turns, reply.GetTurn()) {
+			if d := cmp.Diff(c.finished.GetTurn(), turn, protocmp.Transform()); d != "" {
+				t.Errorf("the turn of %s as its stream told it, and as another client got it:\n%s", c, d)
+			}
+		}
+	}
+
+	a, b, c, d, e := f.line(t, id)
+	wantCancel(c, parleyv1.TurnState_TURN_STATE_CANCELLED)
+	d.wantPosition(t, 2)
+	e.wantPosition(t, 3)
+	again := f.call(t, id, "c", parleyv1.OnBusy_ON_BUSY_QUEUE)
+	again.wantEnd(t, parleyv1.TurnState_TURN_STATE_CANCELLED)
+	if again.turnID != c.turnID || again.started != nil {
+		t.Errorf("the same request again is turn %s, %v; want %s, which was cancelled", again.turnID, again.started, c.turnID)
+	}
+	wantCancel(a, parleyv1.TurnState_TURN_STATE_CANCELLED)
+	wantMoved(t, b, d, e)
+	all := append([]exchange{a.kept()}, f.answerAll(t, b, d, e)...)
+	wantCancel(b, parleyv1.TurnState_TURN_STATE_COMPLETED)
+	f.want(t, id, all)
+	_, err = elsewhere.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: "00000000-0000-4000-8000-000000000000"})
+	wantError(t, err, codes.NotFound, "TURN_NOT_FOUND")
+}
+
+// inOrder is what is to be kept of turns that have ended, in the order in which they began.
+func inOrder(t *testing.T, callers []*caller) []exchange {
+	t.Helper()
+	slices.SortFunc(callers, func(a, b *caller) int {
+		return int(a.finished.GetTurn().GetInputSequence() - b.finished.GetTurn().GetInputSequence())
+	})
+	all := make([]exchange, len(callers))
+	for i, c := range callers {
+		c.check(t)
+		all[i] = c.kept()
+	}
+	return all
+}
+
+// wantRetry checks that a refusal says when to try again.
+func wantRetry(t *testing.T, err error) {
+	t.Helper()
+	for _, detail := range status.Convert(err).Details() {
+		if retry, ok := detail.(*errdetails.RetryInfo); ok && retry.GetRetryDelay().AsDuration() > 0 && retry.GetRetryDelay().AsDuration() <= time.Minute {
+			return
+		}
+	}
+	t.Errorf("%v does not say when to try again", err)
+}

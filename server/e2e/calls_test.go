@@ -1,0 +1,208 @@
+package e2e
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// talk is a Chat call under way: what has come of it so far.
+type talk struct {
+	stream   grpc.ServerStreamingClient[parleyv1.ChatResponse]
+	started  *parleyv1.TurnStarted
+	text     string // of all deltas
+	finished *parleyv1.TurnFinished
+}
+
+// chat begins a turn and returns when it has started.
+func chat(t *testing.T, s *server, r *parleyv1.ChatRequest) *talk {
+	t.Helper()
+	stream, err := s.Chat(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &talk{stream: stream}
+	k.hear(t, func() bool { return k.started != nil })
+	return k
+}
+
+// hear takes events until there is enough.
+func (k *talk) hear(t *testing.T, enough func() bool) {
+	t.Helper()
+	for !enough() {
+		response, err := k.stream.Recv()
+		if err != nil {
+			t.Fatalf("after %q: %v", k.text, err)
+		}
+		event := response.GetEvent()
+		k.text += event.GetTextDelta().GetText()
+		if started := event.GetStarted(); started != nil {
+			k.started = started
+		}
+		if finished := event.GetFinished(); finished != nil {
+			k.finished = finished
+		}
+	}
+}
+
+// end takes all that is left, returns how the turn ended, and checks that the stream ended
+// well.
+func (k *talk) end(t *testing.T) *parleyv1.TurnFinished {
+	t.Helper()
+	k.hear(t, func() bool { return k.finished != nil })
+	if response, err := k.stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("after finished: %v, %v; want the end of the stream", response, err)
+	}
+	return k.finished
+}
+
+// say has a turn completed and returns the answer.
+func say(t *testing.T, s *server, id, content string) string {
+	t.Helper()
+	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: content})
+	if turn := k.end(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+		t.Fatalf("%q: %v", content, turn)
+	}
+	return k.text
+}
+
+// history returns a conversation that is there already, with all its messages.
+func history(t *testing.T, s *server, id string) *parleyv1.LoadConversationResponse {
+	t.Helper()
+	limit := int32(1000)
+	reply, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id, MessageLimit: &limit})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if reply.GetCreated() {
+		t.Fatalf("conversation %q was not there", id)
+	}
+	return reply
+}
+
+// add appends messages, whose roles are the user's unless they say otherwise.
+func add(t *testing.T, s *server, id string, messages ...*parleyv1.Message) *parleyv1.AppendMessagesResponse {
+	t.Helper()
+	for _, m := range messages {
+		if m.GetRole() == parleyv1.Role_ROLE_UNSPECIFIED {
+			m.Role = parleyv1.Role_ROLE_USER
+		}
+	}
+	reply, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: messages})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply
+}
+
+// refused is why a stream was refused: the error of its beginning.
+func refused(stream grpc.ServerStreamingClient[parleyv1.ChatResponse], err error) error {
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	return err
+}
+
+// wantError checks code and reason of a refusal, and returns the metadata of its ErrorInfo.
+func wantError(t *testing.T, err error, code codes.Code, reason string) map[string]string {
+	t.Helper()
+	for _, detail := range status.Convert(err).Details() {
+		if info, ok := detail.(*errdetails.ErrorInfo); ok && status.Code(err) == code && info.GetReason() == reason {
+			return info.GetMetadata()
+		}
+	}
+	t.Fatalf("error is %v with details %v, want %v, reason %s", err, status.Convert(err).Details(), code, reason)
+	return nil
+}
+
+// agents is the flag that names a configuration file with these agents.
+func agents(t *testing.T, yaml string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "parleyd.yaml")
+	if err := os.WriteFile(path, []byte(yaml), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return "--config=" + path
+}
+
+// The agents of these tests are programs in testdata/agents; hold and fail begin their
+// answers with "half an ".
+const testAgents = `
+agents:
+  hold: {kind: command, command: [sh, testdata/agents/hold.sh]}
+  fail: {kind: command, command: [sh, testdata/agents/fail.sh]}
+  absent: {kind: command, command: [testdata/agents/there-is-no-such-program]}
+`
+
+// held is a turn whose agent has begun to answer and waits.
+type held struct {
+	*talk
+	request *parleyv1.ChatRequest
+}
+
+// hold begins a turn with the agent hold, and returns when it waits.
+func hold(t *testing.T, s *server, id string) *held {
+	t.Helper()
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// An agent that has outlived its server waits still; one that comes late finds nothing.
+		if f, err := os.OpenFile(pipe, os.O_RDWR, 0); err == nil {
+			os.Remove(pipe)
+			f.Close()
+		}
+	})
+	request := &parleyv1.ChatRequest{ConversationId: id, Content: pipe, Agent: "hold", RequestId: "hold"}
+	h := &held{talk: chat(t, s, request), request: request}
+	h.hear(t, func() bool { return h.text == "half an " })
+	return h
+}
+
+// release lets the agent say the rest, and returns how the turn ended.
+func (h *held) release(t *testing.T, rest string) *parleyv1.TurnFinished {
+	t.Helper()
+	f, err := os.OpenFile(h.request.GetContent(), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(rest + "\n"); err != nil {
+		t.Fatal(err)
+	}
+	return h.end(t)
+}
+
+// needPython says out loud that a test cannot be run, which is a failure in CI.
+func needPython(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("python3"); err == nil {
+		return
+	}
+	if os.Getenv("CI") == "true" {
+		t.Fatal("python3 is missing")
+	}
+	t.Skip("SKIPPED: the agent of this test needs python3, which is not installed")
+}
+
+// contents are roles and words of messages, a line for each.
+func contents(messages []*parleyv1.Message) string {
+	var b strings.Builder
+	for _, m := range messages {
+		b.WriteString(strings.TrimPrefix(m.GetRole().String(), "ROLE_") + " " + m.GetContent() + "\n")
+	}
+	return b.String()
+}

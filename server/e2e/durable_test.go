@@ -1,0 +1,191 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestDurable(t *testing.T) {
+	t.Parallel()
+	t.Run("acknowledged messages survive kill -9", acknowledgedSurvive)
+	t.Run("so does the message of a turn that has started", startedSurvives)
+}
+
+// writers append batches to a few conversations, each batch named by its writer and number.
+type writers struct {
+	mu    sync.Mutex
+	acked map[string]int32 // batch: sequence of its first message
+	next  map[int]int      // writer: number of its next batch
+}
+
+const (
+	writerCount = 8
+	writtenTo   = 3 // conversations
+	batchSize   = 3
+)
+
+func acknowledgedSurvive(t *testing.T) {
+	t.Parallel()
+	dataDir, all := t.TempDir(), "--max-messages=1000" // more than are written
+	w := &writers{acked: make(map[string]int32), next: make(map[int]int)}
+	for _, enough := range []int64{1, 60, 150} { // acknowledgements, then the server is killed
+		w.writeUntilKilled(t, startServer(t, dataDir, all), enough)
+		s := startServer(t, dataDir, all)
+		w.check(t, s)
+		s.kill()
+	}
+}
+
+// writeUntilKilled has all writers append at once until the server is killed, which is at
+// so many acknowledgements.
+func (w *writers) writeUntilKilled(t *testing.T, s *server, enough int64) {
+	t.Helper()
+	var group sync.WaitGroup
+	var count atomic.Int64
+	reached := make(chan struct{})
+	for writer := range writerCount {
+		group.Go(func() {
+			for {
+				batch, messages := w.batch(writer)
+				reply, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+					ConversationId: fmt.Sprint("c", writer%writtenTo), Messages: messages,
+				})
+				if err != nil {
+					return
+				}
+				w.mu.Lock()
+				w.acked[batch] = reply.GetAppended()[0].GetSequence()
+				w.mu.Unlock()
+				if count.Add(1) == enough {
+					close(reached)
+				}
+			}
+		})
+	}
+	select {
+	case <-reached:
+	case <-s.ended:
+		t.Fatal("the server ended on its own")
+	}
+	s.kill()
+	group.Wait()
+}
+
+func (w *writers) batch(writer int) (name string, messages []*parleyv1.Message) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	name = fmt.Sprintf("%d-%d", writer, w.next[writer])
+	w.next[writer]++
+	for i := range batchSize {
+		messages = append(messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("%s/%d", name, i)})
+	}
+	return name, messages
+}
+
+// check looks for every acknowledged batch in its place, and for gaps and parted batches.
+func (w *writers) check(t *testing.T, s *server) {
+	t.Helper()
+	found := make(map[string]int32)
+	for c := range writtenTo {
+		limit := int32(1000)
+		reply, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: fmt.Sprint("c", c), MessageLimit: &limit})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, m := range reply.GetMessages() {
+			batch, place, _ := strings.Cut(m.GetContent(), "/")
+			if m.GetSequence() != int32(i+1) || place != fmt.Sprint(i%batchSize) {
+				t.Fatalf("message %d of c%d is %d, %q", i+1, c, m.GetSequence(), m.GetContent())
+			}
+			if place == "0" {
+				found[batch] = m.GetSequence()
+			} else if found[batch] != m.GetSequence()-int32(i%batchSize) {
+				t.Fatalf("message %d of c%d is %q, its batch begins at %d", i+1, c, m.GetContent(), found[batch])
+			}
+		}
+		if last := reply.GetConversation().GetLastSequence(); len(reply.GetMessages())%batchSize != 0 || last != int32(len(reply.GetMessages())) {
+			t.Fatalf("c%d has %d messages, and %d is its last sequence", c, len(reply.GetMessages()), last)
+		}
+	}
+	for batch, sequence := range w.acked {
+		if found[batch] != sequence {
+			t.Errorf("batch %s was acknowledged with sequence %d, now it is at %d (0: nowhere)", batch, sequence, found[batch])
+		}
+	}
+	t.Logf("%d batches acknowledged, %d found", len(w.acked), len(found))
+}
+
+func startedSurvives(t *testing.T) {
+	t.Parallel()
+	dataDir, config := t.TempDir(), agents(t, testAgents)
+	s := startServer(t, dataDir, config)
+	k := hold(t, s, "c")
+	// What has come of the answer is saved every second. Once it is in the file, the commit
+	// that put it there has ended before the one of a later append.
+	waitForText(t, filepath.Join(dataDir, "parley.db"), "half an ")
+	add(t, s, "other", &parleyv1.Message{Content: "hello"})
+	// And a turn of which nothing may have been saved yet.
+	k2 := hold(t, s, "c2")
+	s.kill()
+
+	s = startServer(t, dataDir, config)
+	s.await(t, "turn interrupted by a stop of the server", "conversation_id=c", "saved_messages=1")
+	s.await(t, "turn interrupted by a stop of the server", "conversation_id=c2", "turn_id="+k2.started.GetConversation().GetActiveTurnId())
+	kept := history(t, s, "c")
+	if got := contents(kept.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" {
+		t.Errorf("of a turn that was cut off there is:\n%s", got)
+	}
+	if m := kept.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || kept.GetConversation().GetActiveTurnId() != "" {
+		t.Errorf("after the restart: %v, %v", m, kept.GetConversation())
+	}
+	if got := contents(history(t, s, "c2").GetMessages()); !strings.HasPrefix(got, "USER "+k2.request.GetContent()+"\n") {
+		t.Errorf("of a turn that had just started there is:\n%s", got)
+	}
+	// Who asks again under the same request id is told, and the agent does not run twice.
+	again := chat(t, s, k.request)
+	turn := again.end(t).GetTurn()
+	if !again.started.GetReplayed() || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED ||
+		turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetError().GetCode() != int32(codes.Unavailable) {
+		t.Errorf("the same request again: %v, %v", again.started, turn)
+	}
+	if found, _ := s.log.find("conversation history"); len(found) > 0 {
+		t.Errorf("an agent was called: %v", found)
+	}
+	for _, id := range []string{"c", "c2"} {
+		if answer := say(t, s, id, "go on"); answer != "go on" {
+			t.Errorf("the next answer in %s is %q", id, answer)
+		}
+	}
+}
+
+// waitForText returns when a text is in a file. There is no event for that.
+func waitForText(t *testing.T, path, text string) {
+	t.Helper()
+	look, late := time.NewTicker(20*time.Millisecond), time.After(patience)
+	defer look.Stop()
+	for {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(data, []byte(text)) {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-late:
+			t.Fatalf("%q never comes to %s", text, path)
+		}
+	}
+}

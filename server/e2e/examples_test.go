@@ -1,0 +1,138 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// example is the same agent in one language: a complete AgentService that readers copy.
+type example struct {
+	name string
+	// need is the file that starts it, made by make languages; empty: it is built here.
+	need    string
+	command func(t *testing.T) []string
+}
+
+func examples() []example {
+	const python, node = "../../client/python/.venv/bin/python", "../../client/typescript/dist/examples/shop-agent.js"
+	return []example{
+		{"go", "", func(t *testing.T) []string {
+			t.Helper()
+			binary := filepath.Join(t.TempDir(), "agent")
+			build := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "../../client/examples/agent")
+			if out, err := build.CombinedOutput(); err != nil {
+				t.Fatalf("%v:\n%s", err, out)
+			}
+			return []string{binary, "-address=127.0.0.1:0"}
+		}},
+		{"python", python, func(*testing.T) []string {
+			return []string{python, "../../client/python/examples/shop_agent.py", "--address=127.0.0.1:0"}
+		}},
+		{"typescript", node, func(*testing.T) []string { return []string{"node", node, "--address=127.0.0.1:0"} }},
+	}
+}
+
+// start starts the agent and returns its process and its address.
+func (e example) start(t *testing.T) (process *os.Process, address string) {
+	t.Helper()
+	command := e.command(t)
+	_, err := exec.LookPath(command[0])
+	if err == nil && e.need != "" {
+		_, err = os.Stat(e.need)
+	}
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skipf("SKIPPED: make languages sets up what this test needs: %v", err)
+	}
+	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // It was killed.
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	address, ok := strings.CutPrefix(strings.TrimSpace(line), "agent serves AgentService address=")
+	if !ok {
+		t.Fatalf("the agent printed %q, %v", line, err)
+	}
+	return cmd.Process, address
+}
+
+// TestExampleAgents has each example answer, stream, send data, fail on purpose, be cancelled
+// and be killed in mid-answer.
+func TestExampleAgents(t *testing.T) {
+	t.Parallel()
+	for _, e := range examples() {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			process, address := e.start(t)
+			s := startServer(t, t.TempDir(), agents(t, fmt.Sprintf(`{default_agent: shop, agents: {shop: {kind: remote, address: %q}}}`, address)))
+			for _, turn := range threeTurns {
+				said := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: turn.ask + "."})
+				finished := said.end(t)
+				if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || said.text != turn.answer.text {
+					t.Fatalf("%q: %v with %q", turn.ask, finished.GetTurn(), said.text)
+				}
+				answer := finished.GetMessages()[0]
+				data := answer.GetStructuredData()
+				if len(data) != 1 || data[0].GetType() != "product_list" || encodeJSON(t, data[0].GetValue().AsInterface()) != turn.answer.products {
+					t.Errorf("%q: data are %v", turn.ask, data)
+				}
+				if answer.GetSummary() == "" || answer.GetAgent() != "shop" {
+					t.Errorf("%q: the answer is %v", turn.ask, answer)
+				}
+			}
+			wantFailed(t, chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: "fail"}), s, "This will ", "the shop is closed")
+
+			slow := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: "slow"})
+			slow.hear(t, func() bool { return slow.text != "" })
+			reply, err := s.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{
+				ConversationId: "shop", TurnId: slow.started.GetConversation().GetActiveTurnId(),
+			})
+			if err != nil || reply.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
+				t.Errorf("CancelTurn: %v, %v", reply, err)
+			}
+			slow.end(t)
+
+			killed := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: "slow"})
+			killed.hear(t, func() bool { return killed.text != "" })
+			_ = process.Signal(syscall.SIGKILL)
+			wantFailed(t, killed, s, "tick ", "")
+		})
+	}
+}
+
+// wantFailed takes what is left of a turn, which must fail with this text kept and this why.
+func wantFailed(t *testing.T, k *talk, s *server, text, why string) {
+	t.Helper()
+	turn := k.end(t).GetTurn()
+	failure := turn.GetError()
+	if turn.GetState() != parleyv1.TurnState_TURN_STATE_FAILED || failure.GetReason() != "AGENT_FAILED" ||
+		codes.Code(failure.GetCode()) != codes.Unavailable || !failure.GetRetryable() || !strings.Contains(failure.GetMessage(), why) {
+		t.Errorf("the turn ended as %v, want it FAILED with %q", turn, why)
+	}
+	kept := history(t, s, turn.GetConversationId()).GetMessages()
+	last := kept[len(kept)-1]
+	if last.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || last.GetContent() != k.text || !strings.HasPrefix(k.text, text) {
+		t.Errorf("after %q the answer is kept as %v", k.text, last)
+	}
+}

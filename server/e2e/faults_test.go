@@ -1,0 +1,251 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestCorruptionIsFound(t *testing.T) {
+	t.Parallel()
+	t.Run("a byte of a conversation", oneByte)
+	t.Run("a page", onePage)
+	t.Run("the file", wholeFile)
+}
+
+func oneByte(t *testing.T) {
+	t.Parallel()
+	dataDir := t.TempDir()
+	s := startServer(t, dataDir)
+	for _, id := range []string{"before", "damaged", "after"} {
+		// What is damaged is too far behind to be in the header's preview as well.
+		add(t, s, id, &parleyv1.Message{Content: strings.Repeat("Many words. ", 20) + "At last the words of " + id + "."})
+	}
+	s.terminate()
+	s.wantStop(t)
+	path := filepath.Join(dataDir, "parley.db")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := []byte("the words of damaged")
+	if !bytes.Contains(data, words) { // Pages that are free may have more copies.
+		t.Fatal("the words are not in the file")
+	}
+	if err := os.WriteFile(path, bytes.ReplaceAll(data, words, []byte("the wOrds of damaged")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	s = startServer(t, dataDir)
+	get := func(id string) error {
+		_, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id})
+		return err
+	}
+	lost := func() int64 {
+		stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stats.GetDataLossTotal()
+	}
+	before := lost()
+	wantError(t, get("damaged"), codes.DataLoss, "RECORD_CORRUPT")
+	_, err = s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+		ConversationId: "damaged", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
+	})
+	wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
+	if err := errors.Join(get("before"), get("after")); err != nil {
+		t.Errorf("the others: %v", err)
+	}
+	batch, err := s.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{
+		ConversationIds: []string{"before", "damaged", "after"},
+	})
+	if err != nil || len(batch.GetSummaries()) != 2 || !slices.Equal(batch.GetMissingIds(), []string{"damaged"}) {
+		t.Errorf("batch %v, %v", batch, err)
+	}
+	if got := lost() - before; got != 3 {
+		t.Errorf("%d calls on damaged data were counted, not 3", got)
+	}
+	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
+	listed := make(map[string]bool)
+	for _, entry := range list.GetConversations() {
+		listed[entry.GetConversation().GetId()] = true
+	}
+	if err != nil || !listed["before"] || !listed["after"] {
+		t.Errorf("listed are %v, %v", listed, err)
+	}
+	if _, err := s.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "damaged"}); err != nil {
+		t.Errorf("it cannot be deleted: %v", err)
+	}
+	if reply := add(t, s, "damaged", &parleyv1.Message{Content: "hello"}); reply.GetAppended()[0].GetSequence() != 1 || !reply.GetCreated() {
+		t.Errorf("the id taken again: %v", reply)
+	}
+}
+
+// onePage damages a page of the file while the server runs, like a page that the check at the start
+// did not reach.
+func onePage(t *testing.T) {
+	t.Parallel()
+	dataDir := t.TempDir()
+	s := startServer(t, dataDir)
+	ids := make([]string, 12)
+	for i := range ids {
+		ids[i] = fmt.Sprint("c", 10+i)
+		add(t, s, ids[i], &parleyv1.Message{Content: "mark of " + ids[i] + strings.Repeat(" word", 500)})
+	}
+	flipPages(t, filepath.Join(dataDir, "parley.db"), "mark of "+ids[5])
+
+	say := func(id string) error {
+		_, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+			ConversationId: id, Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
+		})
+		return err
+	}
+	for range 2 { // A retry does not end the store.
+		wantError(t, say(ids[5]), codes.DataLoss, "RECORD_CORRUPT")
+	}
+	for _, id := range []string{ids[0], ids[11], "new"} {
+		if err := say(id); err != nil {
+			t.Errorf("AppendMessages to %s, which is on another page: %v", id, err)
+		}
+	}
+}
+
+// flipPages changes one bit in the flags of each leaf page that holds the mark.
+func flipPages(t *testing.T, path, mark string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	size, flipped := os.Getpagesize(), 0
+	for at := 2 * size; at+size <= len(data); at += size {
+		page := data[at:]
+		number, flags, more := binary.NativeEndian.Uint64(page), binary.NativeEndian.Uint16(page[8:]), binary.NativeEndian.Uint32(page[12:])
+		if number != uint64(at/size) || flags != 2 || !bytes.Contains(page[:min(len(page), (1+int(more))*size)], []byte(mark)) {
+			continue
+		}
+		if _, err := f.WriteAt([]byte{page[8] ^ 0x40}, int64(at+8)); err != nil {
+			t.Fatal(err)
+		}
+		flipped++
+	}
+	if flipped == 0 {
+		t.Fatalf("no page holds %q", mark)
+	}
+}
+
+func wholeFile(t *testing.T) {
+	t.Parallel()
+	dataDir := t.TempDir()
+	s := startServer(t, dataDir)
+	add(t, s, "c", &parleyv1.Message{Content: "hello"})
+	s.terminate()
+	s.wantStop(t)
+	path := filepath.Join(dataDir, "parley.db")
+	sound, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name string
+		data []byte
+	}{
+		{"garbage", bytes.Repeat([]byte("garbage "), 8<<10)},
+		{"empty", nil},
+		{"a word", []byte("hello")},
+		{"half", sound[:len(sound)/2]},
+		{"first page", sound[:4096]},
+		{"without its beginning", append(make([]byte, 3*4096), sound[3*4096:]...)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if err := os.WriteFile(path, test.data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			code, said := failToStart(t, "--data-dir="+dataDir)
+			if code != 65 || !strings.Contains(said, path) || !strings.Contains(said, "restore") || strings.Count(said, "\n") != 1 {
+				t.Errorf("exit code %d, want 65, with one line that names %s and what to do:\n%s", code, path, said)
+			}
+			if left, err := os.ReadFile(path); err != nil || !bytes.Equal(left, test.data) {
+				t.Errorf("the file has changed: %d bytes of %d are left, %v", len(left), len(test.data), err)
+			}
+		})
+	}
+	if err := os.WriteFile(path, sound, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	history(t, startServer(t, dataDir), "c")
+}
+
+func TestStartFailures(t *testing.T) {
+	t.Parallel()
+	dataDir := t.TempDir()
+	s := startServer(t, dataDir)
+	address := s.conn.Target()
+	for _, test := range []struct {
+		name  string
+		flags []string
+		code  int
+		words []string // in what is said, beside "parleyd: "
+	}{
+		{"a store in use", []string{"--data-dir=" + dataDir}, 75, []string{filepath.Join(dataDir, "parley.db"), "in use"}},
+		{"an address in use", []string{"--data-dir=" + t.TempDir(), "--grpc-address=" + address}, 74, []string{address, "choose another --grpc-address"}},
+		{"another address in use", []string{"--data-dir=" + t.TempDir(), "--http-address=" + address}, 74, []string{address, "choose another --http-address"}},
+		{"no directory", []string{"--data-dir=/dev/null/data"}, 74, []string{"/dev/null/data/parley.db", "not a directory"}},
+		{"an unknown store", []string{"--store=redis"}, 64, []string{`--store: "redis" is not one of memory, bolt`}},
+		{
+			"several faults",
+			[]string{"--ttl=never", "--max-turns=0", "--colour", agents(t, "agents: {x: {kind: y}}")},
+			64,
+			[]string{"4 faults", "--ttl: ", "--max-turns: ", "--colour: ", "agents.x.kind"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			code, said := failToStart(t, test.flags...)
+			if code != test.code || strings.Count(said, "\n") != 1 && code != 64 {
+				t.Errorf("exit code %d, want %d, with one line:\n%s", code, test.code, said)
+			}
+			for _, words := range append(test.words, "parleyd: ") {
+				if strings.Count(said, words) != 1 {
+					t.Errorf("%q is not said once:\n%s", words, said)
+				}
+			}
+		})
+	}
+}
+
+// failToStart runs parleyd, which must end on its own, and returns what it says beside
+// its log.
+func failToStart(t *testing.T, flags ...string) (exitCode int, said string) {
+	t.Helper()
+	var stderr bytes.Buffer
+	cmd := parleyd(t, flags...)
+	cmd.Stderr = &stderr
+	var exit *exec.ExitError
+	if err := cmd.Run(); !errors.As(err, &exit) {
+		t.Fatalf("ended with %v:\n%s", err, &stderr)
+	}
+	for line := range strings.Lines(stderr.String()) {
+		if !strings.HasPrefix(line, "{") {
+			said += line
+		}
+	}
+	return exit.ExitCode(), said
+}

@@ -1,0 +1,119 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/nettest"
+)
+
+// rawWatch is a watch over HTTP with a small receive buffer. It reads only when the test calls it.
+type rawWatch struct {
+	conn  *net.TCPConn
+	lines *bufio.Reader
+}
+
+// startRawWatch watches a conversation that ends with the stream, and a conversation named noise.
+func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
+	t.Helper()
+	conn := nettest.DialSmallBuffer(t, strings.TrimPrefix(d.url, "http://"))
+	path := fmt.Sprintf("/v1/watch?conversationIds=%s&conversationIds=noise-%[1]s&deleteAfterDisconnect=0.1s", id)
+	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path)
+	reply, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close() // Close it first: closing the body would read it to its end.
+		reply.Body.Close()
+	})
+	if reply.StatusCode != http.StatusOK {
+		t.Fatal(reply.Status)
+	}
+	w := &rawWatch{conn: conn, lines: bufio.NewReader(reply.Body)}
+	w.until(t, "HEARTBEAT")
+	return w
+}
+
+// until reads up to a line that contains text.
+func (w *rawWatch) until(t *testing.T, text string) {
+	t.Helper()
+	if err := w.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		line, err := w.lines.ReadString('\n')
+		if err != nil {
+			t.Fatalf("reading up to %q: %v", text, err)
+		}
+		if strings.Contains(line, text) {
+			return
+		}
+	}
+}
+
+// overflow appends more bytes than the buffers of a connection hold.
+func overflow(t *testing.T, d *door, id string) {
+	t.Helper()
+	for range 40 {
+		add(t, d.server, "noise-"+id, says(strings.Repeat("x", 200_000)))
+	}
+}
+
+// TestSlowWatcherOverHTTP: a watcher that reads nothing keeps its stream and its ephemeral
+// conversation for several times the time after which a vanished client is found.
+func TestSlowWatcherOverHTTP(t *testing.T) {
+	t.Parallel()
+	const keepalive = time.Second
+	d := startDoor(t, t.TempDir(), "--store=memory", "--keepalive-time="+keepalive.String())
+	w := startRawWatch(t, d, "c")
+	add(t, d.server, "c", says("hello"))
+	overflow(t, d, "c")
+	for end := time.Now().Add(5 * keepalive); time.Now().Before(end); {
+		if _, err := d.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "c"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add(t, d.server, "c", says("after that"))
+	w.until(t, "after that")
+}
+
+// TestGoneWatcherOverHTTP: the server finds a watcher whose network is cut, whatever data waits for
+// it, and deletes its ephemeral conversation.
+func TestGoneWatcherOverHTTP(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		cut  func(t *testing.T, d *door, w *rawWatch, id string)
+	}{
+		{"idle", func(t *testing.T, _ *door, w *rawWatch, _ string) { t.Helper(); nettest.DropPackets(t, w.conn) }},
+		{"data under way", func(t *testing.T, d *door, w *rawWatch, id string) {
+			t.Helper()
+			nettest.DropPackets(t, w.conn)
+			add(t, d.server, id, says("to nobody"))
+		}},
+		{"a closed window", func(t *testing.T, d *door, w *rawWatch, id string) {
+			t.Helper()
+			overflow(t, d, id)
+			nettest.DropPackets(t, w.conn)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			d := startDoor(t, t.TempDir(), "--store=memory", "--keepalive-time=1s")
+			w := startRawWatch(t, d, "c")
+			add(t, d.server, "c", says("hello"))
+			w.until(t, "hello")
+			test.cut(t, d, w, "c")
+			start := time.Now()
+			d.await(t, "ephemeral conversation deleted", "conversation_id=c")
+			t.Logf("found after %v", time.Since(start))
+		})
+	}
+}

@@ -1,0 +1,40 @@
+package e2e
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// While a stop waits for running turns, they can be read, resumed and cancelled, also over
+// new connections; there are no new ones.
+func TestServedDuringTheGrace(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), agents(t, stubbornAgents))
+	running := beginMany(t, s, 1, "slow", 0, "")[0]
+	waits := streamOf(s.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: running.id, Content: "q", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE}))
+	if event, err := waits.next(); event.GetQueued() == nil {
+		t.Fatalf("queued: %v, %v", event, err)
+	}
+	s.terminate()
+	_, err := waits.next() // It is told when there are no new turns any more.
+	wantError(t, err, codes.Unavailable, "SHUTTING_DOWN")
+
+	another := lazyClient(t, s)
+	wantError(t, refused(another.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: "other", Content: "q"})), codes.Unavailable, "SHUTTING_DOWN")
+	resumed := resume(t, another, running.id, running.turnID, 0)
+	for got := ""; got != running.said(); {
+		event, err := resumed.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got += event.GetTextDelta().GetText()
+	}
+	cancelled, err := another.CancelTurn(patient(t), &parleyv1.CancelTurnRequest{ConversationId: running.id, TurnId: running.turnID})
+	if err != nil || cancelled.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
+		t.Errorf("cancelled in the grace: %v, %v", cancelled, err)
+	}
+	s.wantStop(t) // Nothing is left to wait for.
+}

@@ -1,0 +1,276 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// talker is an agent that says more than a server keeps piece by piece, with a value every
+// now and then, and the end once it is let.
+type talker struct {
+	parleyv1.UnimplementedAgentServiceServer
+	end chan struct{}
+}
+
+const (
+	talkerPieces = 18_000
+	talkerHolds  = 17_000 // pieces, more than the 16,384 events that are kept
+	talkerValue  = 1_000  // There is one every so many pieces.
+)
+
+func (a *talker) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+	for i := range talkerPieces {
+		if i == talkerHolds {
+			select {
+			case <-a.end:
+			case <-stream.Context().Done():
+			}
+		}
+		piece := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: talkerText(i)}}
+		if talkerText(i) == "" {
+			piece.Piece = &parleyv1.RespondResponse_StructuredData{StructuredData: &parleyv1.StructuredData{Type: "number", Value: structpb.NewNumberValue(float64(i))}}
+		}
+		if err := stream.Send(piece); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// talkerText is that of a piece, empty where it is a value.
+func talkerText(i int) string {
+	if i%talkerValue == talkerValue/2 {
+		return ""
+	}
+	return fmt.Sprintf("%d ", i)
+}
+
+// Who comes late to a turn that has said much gets its text in one piece, and values from
+// its midst ahead of it. Cut off there, nobody is given the rest as if nothing were missing.
+func TestEventSourceAmongMergedTexts(t *testing.T) {
+	t.Parallel()
+	agent := &talker{end: make(chan struct{})}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := grpc.NewServer()
+	parleyv1.RegisterAgentServiceServer(service, agent)
+	go func() { _ = service.Serve(listener) }() // until Stop
+	t.Cleanup(service.Stop)
+	d := startDoor(t, t.TempDir(), agents(t, fmt.Sprintf("agents:\n  talker: {kind: remote, address: %q}\n", listener.Addr())))
+	begun := streamOf(d.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: "c", Content: "talk", Agent: "talker"}))
+	begun.take(t, 1+talkerHolds)
+	path := "/v1/conversations/c/turns/" + begun.events[0].GetTurnId() + "/events"
+
+	source := d.ask(t, "", path, "")
+	var all []*parleyv1.TurnEvent
+	take := func(from *eventSource) *parleyv1.TurnEvent {
+		t.Helper()
+		event, err := from.next()
+		reply := new(parleyv1.ResumeTurnResponse)
+		if err == nil {
+			err = protojson.Unmarshal([]byte(event.data), reply)
+		}
+		if err != nil {
+			t.Fatalf("after %d events: %v", len(all), err)
+		}
+		all = append(all, reply.GetEvent())
+		return reply.GetEvent()
+	}
+	for take(source).GetTextDelta() == nil {
+		d.ask(t, source.lastID, path, "").wantGone(t)
+	}
+	if len(all) != 1+talkerHolds/talkerValue+1 {
+		t.Errorf("the text came behind %d events", len(all)-1)
+	}
+	source.leave()
+	rest := d.ask(t, source.lastID, path, "")
+	close(agent.end)
+	for event := take(rest); event.GetFinished() == nil; {
+		event = take(rest)
+	}
+	var want strings.Builder
+	values := 0
+	for i := range talkerPieces {
+		want.WriteString(talkerText(i))
+	}
+	for _, event := range all {
+		if event.GetStructuredData() != nil {
+			values++
+		}
+	}
+	if got := textOf(all); got != want.String() || values != talkerPieces/talkerValue {
+		t.Errorf("there are %d bytes of text and %d values, want %d and %d", len(got), values, want.Len(), talkerPieces/talkerValue)
+	}
+}
+
+// A watcher whose connection is cut after any change goes on behind it, also if the URL has
+// a cursor; nothing is missing and nothing comes twice.
+func TestEventSourceOfChanges(t *testing.T) {
+	t.Parallel()
+	const messages = 20
+	d := startDoor(t, t.TempDir())
+	source := d.ask(t, "", "/v1/watch?conversationIds=c", "")
+	if _, err := source.next(); err != nil {
+		t.Fatal(err)
+	}
+	begin := source.lastID
+	var sequences []int32
+	for n := 0; n <= messages; { // and its CREATED
+		reply := new(parleyv1.WatchConversationsResponse)
+		add(t, d.server, "other", &parleyv1.Message{Content: "not watched"})
+		if n < messages {
+			add(t, d.server, "c", &parleyv1.Message{Content: "hello"})
+		}
+		for reply.GetChange().GetKind() < parleyv1.ChangeKind_CHANGE_KIND_CREATED { // nor GAP
+			event, err := source.next()
+			if err == nil {
+				err = protojson.Unmarshal([]byte(event.data), reply)
+			}
+			if err != nil || event.id != reply.GetChange().GetCursor() || reply.GetChange().GetKind() == parleyv1.ChangeKind_CHANGE_KIND_GAP {
+				t.Fatalf("after %d changes: %q, %v", n, event, err)
+			}
+		}
+		n++
+		if m := reply.GetChange().GetMessage(); m != nil {
+			sequences = append(sequences, m.GetSequence())
+		}
+		source.leave()
+		source = d.ask(t, source.lastID, "/v1/watch?conversationIds=c&cursor="+url.QueryEscape(begin), "")
+	}
+	for i, sequence := range sequences {
+		if int(sequence) != i+1 {
+			t.Fatalf("the messages are %v", sequences)
+		}
+	}
+	if len(sequences) != messages {
+		t.Errorf("there are %d messages", len(sequences))
+	}
+}
+
+// A turn that is to end with its client does so over HTTP, and so does session memory.
+func TestStreamsEndWithTheirClient(t *testing.T) {
+	t.Parallel()
+	d := startDoor(t, t.TempDir(), agents(t, puppetAgents))
+	session := d.ask(t, "", "/v1/watch?conversationIds=c&deleteAfterDisconnect=0s&includeTurnEvents=true", "")
+	if _, err := session.next(); err != nil { // It has taken effect.
+		t.Fatal(err)
+	}
+	p := newPuppet(t, t.TempDir(), "pipe")
+	source := d.ask(t, "", "/v1/chat", fmt.Sprintf(`{"conversationId":"c","content":%q,"agent":"puppet","onDisconnect":"ON_DISCONNECT_CANCEL"}`, p.path))
+	events := source.turnEvents(t)
+	p.start(t)
+	events.take(t, 1)
+	events.hear(t, p, 1, 3)
+	source.leave()
+	for {
+		event, err := session.next()
+		reply := new(parleyv1.WatchConversationsResponse)
+		if err == nil {
+			err = protojson.Unmarshal([]byte(event.data), reply)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if finished := reply.GetChange().GetTurnEvent().GetFinished(); finished != nil {
+			if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
+				t.Errorf("the turn has ended with %v", finished)
+			}
+			break
+		}
+	}
+	session.leave()
+	d.await(t, "ephemeral conversation deleted", "conversation_id=c")
+}
+
+// A stop of the server lets streams end: a turn with its last event, a watch with the reason.
+func TestStopEndsStreams(t *testing.T) {
+	t.Parallel()
+	d := startDoor(t, t.TempDir(), agents(t, puppetAgents))
+	watching := d.ask(t, "", "/v1/watch", "")
+	if _, err := watching.next(); err != nil {
+		t.Fatal(err)
+	}
+	p := newPuppet(t, t.TempDir(), "pipe")
+	events := d.ask(t, "", "/v1/chat", fmt.Sprintf(`{"conversationId":"c","content":%q,"agent":"puppet"}`, p.path)).turnEvents(t)
+	p.start(t)
+	events.take(t, 1)
+	d.terminate()
+	d.await(t, "stopping")
+	events.hear(t, p, 1, answerPieces)
+	p.end()
+	if err := events.end(); err != nil {
+		t.Error(err)
+	}
+	if last := events.events[len(events.events)-1]; last.GetFinished().GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || textOf(events.events) != wholeAnswer() {
+		t.Errorf("the last event is %v", last)
+	}
+	var last serverEvent
+	for err := error(nil); !errors.Is(err, io.EOF); {
+		var event serverEvent
+		if event, err = watching.next(); err == nil {
+			last = event
+		} else if !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+	}
+	if last.kind != "error" || last.id != "" || !strings.Contains(last.data, "SHUTTING_DOWN") {
+		t.Errorf("the last event of the watch is %q", last)
+	}
+	d.wantStop(t)
+}
+
+// What is exported over HTTP is the same after an import over HTTP, whatever is in it.
+func TestTransferOverHTTP(t *testing.T) {
+	t.Parallel()
+	from, to := startDoor(t, t.TempDir()), startDoor(t, t.TempDir())
+	awkward := "line\nend\r\n, \u2028 and \u2029, \"quoted\" \\ <b> \x00 日本"
+	for i := range 50 {
+		value, err := structpb.NewValue(map[string]any{"text": awkward, "list": []any{1.5, nil, true}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		add(t, from.server, fmt.Sprint("c:", i), &parleyv1.Message{Content: awkward},
+			&parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, StructuredData: []*parleyv1.StructuredData{{Type: "t", Value: value}}})
+	}
+	for range 10 { // More than 4 MiB of JSON in a line, since each is six bytes there.
+		add(t, from.server, "control", &parleyv1.Message{Content: strings.Repeat("\x01", 200<<10)})
+	}
+	transfer := func(path, want string) {
+		t.Helper()
+		exported, err := http.Get(from.url + "/v1/export")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer exported.Body.Close()
+		reply, err := http.Post(to.url+path, "application/x-www-form-urlencoded", exported.Body) // as curl sends it
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer reply.Body.Close()
+		if text, err := io.ReadAll(reply.Body); err != nil || reply.StatusCode != http.StatusOK || strings.TrimSpace(string(text)) != want {
+			t.Errorf("%s answers %d with %s, %v; want %s", path, reply.StatusCode, text, err, want)
+		}
+	}
+	transfer("/v1/import", `{"importedCount":"51"}`)
+	transfer("/v1/import", `{"skippedCount":"51"}`)
+	transfer("/v1/import?overwrite=true", `{"importedCount":"51"}`)
+	if d := cmp.Diff(export(t, from.server), export(t, to.server), protocmp.Transform(), exceptUID()); d != "" {
+		t.Errorf("the export of the one and the other:\n%s", d)
+	}
+}

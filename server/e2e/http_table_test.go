@@ -1,0 +1,335 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+	"google.golang.org/genproto/googleapis/rpc/code"
+)
+
+// TestTheTableOfCallsOverHTTP makes the calls that all client packages make, as requests to
+// the paths of http.yaml. The table says itself how it is read.
+func TestTheTableOfCallsOverHTTP(t *testing.T) {
+	var table struct {
+		About []string    `json:"about"`
+		Steps []tableStep `json:"steps"`
+	}
+	text, err := os.ReadFile("../../client/testdata/calls.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&table); err != nil || len(table.Steps) == 0 {
+		t.Fatalf("%d steps, %v", len(table.Steps), err)
+	}
+	run := &tableRun{door: startDoor(t, t.TempDir(), "--store=memory"), paths: readPaths(t), saved: map[string]string{}}
+	for _, step := range table.Steps {
+		t.Run(step.Name, func(t *testing.T) { run.make(t, step) })
+	}
+}
+
+// tableStep is a call and what must come of it: one of want, error, turn and changes.
+type tableStep struct {
+	Name    string          `json:"name"`
+	Call    string          `json:"call"`
+	Request json.RawMessage `json:"request"`
+	Want    any             `json:"want"`
+	Error   *struct {
+		Code   string   `json:"code"`
+		Reason string   `json:"reason"`
+		Fields []string `json:"fields"`
+	} `json:"error"`
+	Turn    any               `json:"turn"`
+	Changes []any             `json:"changes"`
+	Save    map[string]string `json:"save"`
+}
+
+// tableRun makes steps one after the other.
+type tableRun struct {
+	*door
+	paths map[string][]httpPath
+	saved map[string]string
+}
+
+func (r *tableRun) make(t *testing.T, step tableStep) {
+	t.Helper()
+	text := string(step.Request)
+	for name, value := range r.saved {
+		text = strings.ReplaceAll(text, "${"+name+"}", value)
+	}
+	var request map[string]any
+	if err := json.Unmarshal([]byte(text), &request); err != nil || strings.Contains(text, "${") {
+		t.Fatalf("%s: %v", text, err)
+	}
+	reply, err := r.client().Do(r.request(t, step.Call, request))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reply.Body.Close()
+
+	var want, got any
+	switch {
+	case step.Error != nil:
+		slices.Sort(step.Error.Fields)
+		want = fmt.Sprint(step.Error.Code, " ", step.Error.Reason, " ", step.Error.Fields)
+		got = toldError(t, reply)
+	case reply.StatusCode != http.StatusOK:
+		text, _ := io.ReadAll(reply.Body)
+		t.Fatalf("%s: %s", reply.Status, text)
+	case step.Turn != nil:
+		want, got = step.Turn, toldTurn(t, reply.Body)
+	case step.Changes != nil:
+		want, got = step.Changes, toldLines(t, reply.Body, "change", len(step.Changes))
+	default:
+		want = step.Want
+		if err := json.NewDecoder(reply.Body).Decode(&got); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if faults := unlike("", want, got); len(faults) > 0 {
+		t.Error(strings.Join(faults, "\n"))
+	}
+	for name, path := range step.Save {
+		value, ok := valueAt(got, path).(string)
+		if !ok || value == "" {
+			t.Errorf("save %s: there is no text at %s", name, path)
+		}
+		r.saved[name] = value
+	}
+}
+
+// client follows no redirections: no path of the API leads elsewhere.
+func (r *tableRun) client() *http.Client {
+	return &http.Client{
+		Transport:     &http.Transport{DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("a redirection") },
+	}
+}
+
+// httpPath is where a call is, and what of its request message is the body there.
+type httpPath struct{ method, path, body string }
+
+// readPaths returns the paths of all calls by their names.
+func readPaths(t *testing.T) map[string][]httpPath {
+	t.Helper()
+	text, err := os.ReadFile("../../proto/parley/v1/http.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type rule struct {
+		Selector, Get, Put, Post, Patch, Delete, Body string
+		Others                                        []rule `yaml:"additional_bindings"`
+	}
+	var file struct{ HTTP struct{ Rules []rule } }
+	if err := yaml.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	paths := map[string][]httpPath{}
+	for _, call := range file.HTTP.Rules {
+		name := call.Selector[strings.LastIndex(call.Selector, ".")+1:]
+		for _, r := range append([]rule{call}, call.Others...) {
+			for method, path := range map[string]string{
+				http.MethodGet: r.Get, http.MethodPut: r.Put, http.MethodPost: r.Post, http.MethodPatch: r.Patch, http.MethodDelete: r.Delete,
+			} {
+				if path != "" {
+					paths[name] = append(paths[name], httpPath{method, path, r.Body})
+				}
+			}
+		}
+	}
+	return paths
+}
+
+// request puts a call's request message into the path, the body and the query, at the last
+// of its paths whose parameters it has, else at the first.
+func (r *tableRun) request(t *testing.T, call string, message map[string]any) *http.Request {
+	t.Helper()
+	if len(r.paths[call]) == 0 {
+		t.Fatalf("%s has no path", call)
+	}
+	param := regexp.MustCompile(`\{[a-z_.]+\}`)
+	fieldOf := func(param string) string {
+		words := strings.Split(strings.Trim(param, "{}"), "_")
+		for i := range words[1:] {
+			words[i+1] = strings.ToUpper(words[i+1][:1]) + words[i+1][1:]
+		}
+		return strings.Join(words, "")
+	}
+	at := r.paths[call][0]
+	for _, p := range r.paths[call] {
+		if !slices.ContainsFunc(param.FindAllString(p.path, -1), func(p string) bool { return valueAt(message, fieldOf(p)) == nil }) {
+			at = p
+		}
+	}
+	var taken []string
+	path := param.ReplaceAllStringFunc(at.path, func(p string) string {
+		taken = append(taken, fieldOf(p))
+		id, _ := valueAt(message, fieldOf(p)).(string)
+		return url.PathEscape(id)
+	})
+	body := any(nil)
+	query := url.Values{}
+	switch at.body {
+	case "*":
+		for _, field := range taken {
+			delete(message, field)
+		}
+		body = message
+	case "":
+		addParameters(query, "", message)
+	default:
+		body = message[at.body]
+		delete(message, at.body)
+		addParameters(query, "", message)
+	}
+	for _, field := range taken {
+		query.Del(field)
+	}
+	var text []byte
+	if body != nil {
+		var err error
+		if text, err = json.Marshal(body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	request, err := http.NewRequestWithContext(t.Context(), at.method, r.url+path+"?"+query.Encode(), bytes.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return request
+}
+
+// addParameters puts the fields of a message into a query.
+func addParameters(query url.Values, path string, value any) {
+	switch value := value.(type) {
+	case map[string]any:
+		for name, inner := range value {
+			switch path {
+			case "":
+				addParameters(query, name, inner)
+			case "labels":
+				query.Set(path+"["+name+"]", fmt.Sprint(inner))
+			default:
+				addParameters(query, path+"."+name, inner)
+			}
+		}
+	case []any:
+		for _, inner := range value {
+			query.Add(path, fmt.Sprint(inner))
+		}
+	default:
+		query.Set(path, fmt.Sprint(value))
+	}
+}
+
+// toldError is the code, the reason and the fields of an error.
+func toldError(t *testing.T, reply *http.Response) string {
+	t.Helper()
+	var told struct {
+		Code    int32
+		Details []struct {
+			Reason          string
+			FieldViolations []struct{ Field string }
+		}
+	}
+	if err := json.NewDecoder(reply.Body).Decode(&told); err != nil || reply.StatusCode < 400 {
+		t.Fatalf("%s, %v: want an error", reply.Status, err)
+	}
+	reason, fields := "", []string{}
+	for _, detail := range told.Details {
+		reason += detail.Reason
+		for _, v := range detail.FieldViolations {
+			fields = append(fields, v.Field)
+		}
+	}
+	slices.Sort(fields)
+	return fmt.Sprint(code.Code(told.Code), " ", reason, " ", fields)
+}
+
+// toldLines are values of the lines of a stream, of the first n or of all.
+func toldLines(t *testing.T, stream io.Reader, name string, n int) (told []any) {
+	t.Helper()
+	lines := bufio.NewScanner(stream)
+	lines.Buffer(nil, 8<<20)
+	for (n <= 0 || len(told) < n) && lines.Scan() {
+		var line map[string]any
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil || line[name] == nil {
+			t.Fatalf("%v: %s", err, lines.Text())
+		}
+		told = append(told, line[name])
+	}
+	if lines.Err() != nil {
+		t.Fatal(lines.Err())
+	}
+	return told
+}
+
+func toldTurn(t *testing.T, stream io.Reader) any {
+	t.Helper()
+	text, last := "", any(nil)
+	for _, last = range toldLines(t, stream, "event", 0) {
+		if piece, is := valueAt(last, "textDelta.text").(string); is {
+			text += piece
+		}
+	}
+	messages, _ := valueAt(last, "finished.messages").([]any)
+	return map[string]any{"text": text, "state": valueAt(last, "finished.turn.state"), "messages": append([]any{}, messages...)}
+}
+
+// unlike says where got is not what is wanted: objects may have more fields.
+func unlike(path string, want, got any) (faults []string) {
+	switch want := want.(type) {
+	case map[string]any:
+		for name, value := range want {
+			object, _ := got.(map[string]any)
+			faults = append(faults, unlike(path+"."+name, value, object[name])...)
+		}
+		return faults
+	case []any:
+		list, _ := got.([]any)
+		if len(list) != len(want) {
+			return []string{fmt.Sprintf("%s is %v, want %d elements", path, got, len(want))}
+		}
+		for i, value := range want {
+			faults = append(faults, unlike(fmt.Sprint(path, ".", i), value, list[i])...)
+		}
+		return faults
+	}
+	if text, is := got.(string); want != got && (!is || text == "" || want != "*") {
+		return []string{fmt.Sprintf("%s is %#v, want %#v", path, got, want)}
+	}
+	return nil
+}
+
+// valueAt returns what is at a path, nil if nothing is.
+func valueAt(value any, path string) any {
+	for step := range strings.SplitSeq(path, ".") {
+		switch inner := value.(type) {
+		case map[string]any:
+			value = inner[step]
+		case []any:
+			place, err := strconv.Atoi(step)
+			if err != nil || place < 0 || place >= len(inner) {
+				return nil
+			}
+			value = inner[place]
+		default:
+			return nil
+		}
+	}
+	return value
+}

@@ -1,0 +1,349 @@
+package e2e
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// A server is killed so many times, with PARLEY_LONG=1 in the environment a hundred times, while
+// so many clients write, some of which chat. They write to fewer conversations, and to new ones
+// after a few rounds, so that the store keeps all that was said.
+const (
+	loggedKills     = 25
+	loggedKillsLong = 100
+	loggedWriters   = 64
+	loggedChatters  = 8
+	loggedInto      = 32
+	loggedFor       = 10  // rounds
+	mostLoggedAcks  = 200 // a round
+)
+
+// TestInteractionsKilled: what was acknowledged is in the log as soon as the server has gone,
+// and once the next one serves the log says, once and in order, what the store keeps.
+func TestInteractionsKilled(t *testing.T) {
+	t.Parallel()
+	kills := loggedKills
+	if os.Getenv("PARLEY_LONG") != "" {
+		kills = loggedKillsLong
+	}
+	seed := rand.Uint64()
+	t.Logf("the seed is %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	k, crashes, acked, added := newKilledLog(t), 0, 0, 0
+	for round := range kills {
+		s := startServer(t, k.dataDir, keepsAll)
+		found, _ := s.log.find("interaction log: missing entries added after an unclean stop")
+		added += len(found)
+		k.wantKept(t, s, crashes)
+		if round%loggedFor == 0 {
+			k.generation++
+		}
+		k.writeUntilKilled(t, s, loggedWriters, 1+random.Int64N(mostLoggedAcks), func() {})
+		crashes++
+		acked += k.wantAcknowledged(t)
+		if round%3 == 1 {
+			k.tear(t)
+		}
+		if round%5 == 2 {
+			killAtStart(t, k.dataDir, keepsAll)
+			crashes++
+		}
+		if t.Failed() {
+			t.Fatalf("in round %d", round)
+		}
+	}
+	s := startServer(t, k.dataDir, keepsAll)
+	k.wantKept(t, s, crashes)
+	all := k.wantAll(t, s)
+	t.Logf("%d crashes, %d messages acknowledged of %d; %d torn lines, %d of them by the test; %d starts have added lines",
+		crashes, acked, all, k.files.broken, k.torn, added)
+	s.terminate()
+	s.wantStop(t)
+}
+
+// keepsAll is the flag under which a conversation keeps as much as it can.
+const keepsAll = "--max-messages=1000"
+
+// killedLog is a log whose server is killed time and again.
+type killedLog struct {
+	dataDir    string
+	generation int          // of the conversations that are written to
+	number     atomic.Int64 // of the messages, so that no text comes twice
+
+	mu           sync.Mutex
+	acknowledged []saying // since it was last looked for
+
+	torn int // lines by tear
+
+	// What was read of the log.
+
+	files    interactionFiles
+	sessions map[string][]interactionLine // by conversation
+	said     map[saying]int
+}
+
+// saying is who said what where.
+type saying struct{ conversation, role, content string }
+
+func newKilledLog(t *testing.T) *killedLog {
+	t.Helper()
+	k := &killedLog{dataDir: t.TempDir()}
+	k.reset()
+	return k
+}
+
+// reset has the files read from their beginning.
+func (k *killedLog) reset() {
+	k.files = interactionFiles{dir: filepath.Join(k.dataDir, "interactions"), ends: make(map[string]int64)}
+	k.sessions, k.said = make(map[string][]interactionLine), make(map[saying]int)
+}
+
+// conversation is one of those that are written to.
+func (k *killedLog) conversation(number int) string {
+	return fmt.Sprintf("c%d-%d", number%loggedInto, k.generation)
+}
+
+// writeUntilKilled has writers write at once until the server is killed, which is at so many
+// acknowledgements and when it is ready for that.
+func (k *killedLog) writeUntilKilled(t *testing.T, s *server, writers int, enough int64, ready func(), others ...func() error) {
+	t.Helper()
+	var group sync.WaitGroup
+	var count atomic.Int64
+	reached, over := make(chan struct{}), make(chan struct{})
+	work := func(write func() error) {
+		group.Go(func() {
+			for {
+				if err := write(); err != nil {
+					if status.Code(err) != codes.Unavailable {
+						t.Error(err)
+					}
+					return
+				}
+			}
+		})
+	}
+	for _, write := range others {
+		work(write)
+	}
+	for writer := range writers {
+		acknowledge := func(all ...saying) {
+			k.mu.Lock()
+			k.acknowledged = append(k.acknowledged, all...)
+			k.mu.Unlock()
+			if count.Add(1) == enough {
+				close(reached)
+			}
+		}
+		id := k.conversation(writer)
+		if writer < loggedChatters {
+			work(func() error { return k.chat(t, s, id, acknowledge) })
+		} else {
+			work(func() error { return k.append(t, s, id, acknowledge) })
+		}
+	}
+	go func() { group.Wait(); close(over) }()
+	select {
+	case <-reached:
+		ready()
+	case <-s.ended:
+		t.Error("the server ended on its own")
+	case <-over:
+		t.Error("all writers have ended")
+	}
+	s.kill()
+	<-over
+	s.conn.Close()
+}
+
+// text is a message that nobody else says, most are short.
+func (k *killedLog) text() string {
+	n := k.number.Add(1)
+	words := n * 31 % 97
+	if n%16 == 0 {
+		words *= 20
+	}
+	return fmt.Sprint(n, strings.Repeat(" wörd", int(words)))
+}
+
+// append appends a message or a few.
+func (k *killedLog) append(t *testing.T, s *server, id string, acknowledge func(...saying)) error {
+	t.Helper()
+	var messages []*parleyv1.Message
+	var all []saying
+	for range 1 + rand.IntN(3) {
+		content, role := k.text(), parleyv1.Role_ROLE_USER
+		if len(messages)%2 == 1 {
+			role = parleyv1.Role_ROLE_ASSISTANT
+		}
+		messages = append(messages, &parleyv1.Message{Role: role, Content: content})
+		all = append(all, saying{id, roleName(role), content})
+	}
+	_, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: messages})
+	if err == nil {
+		acknowledge(all...)
+	}
+	return err
+}
+
+// chat has the agent echo give its answer, which are the same words.
+func (k *killedLog) chat(t *testing.T, s *server, id string, acknowledge func(...saying)) error {
+	t.Helper()
+	content := k.text()
+	stream, err := s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: id, Content: content})
+	for err == nil {
+		var response *parleyv1.ChatResponse
+		if response, err = stream.Recv(); err != nil {
+			break
+		}
+		switch event := response.GetEvent(); {
+		case event.GetStarted() != nil:
+			acknowledge(saying{id, "user", content})
+		case event.GetFinished() != nil:
+			if turn := event.GetFinished().GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+				t.Errorf("turn in %s: %v", id, turn)
+			}
+			acknowledge(saying{id, "assistant", content})
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// read takes over what has come to the files since the last time. Order and numbers must be
+// those of the conversations, without a gap.
+func (k *killedLog) read(t *testing.T) {
+	t.Helper()
+	for _, line := range k.files.next(t) {
+		id := line.SessionID
+		k.sessions[id] = append(k.sessions[id], line)
+		k.said[saying{id, line.Role, line.Content}]++
+		if n := len(k.sessions[id]); int(line.Metadata.TurnNumber) != n || line.Tenant != "default" {
+			t.Fatalf("line %d of %s in the log is %.200v", n, id, line)
+		}
+	}
+}
+
+// wantAcknowledged checks that the files hold once what was acknowledged to this server, which
+// has gone, and returns how many messages that is.
+func (k *killedLog) wantAcknowledged(t *testing.T) int {
+	t.Helper()
+	k.read(t)
+	for _, a := range k.acknowledged {
+		if n := k.said[a]; n != 1 {
+			t.Errorf("acknowledged, and %d times in the log: %.80v", n, a)
+		}
+	}
+	n := len(k.acknowledged)
+	k.acknowledged = nil
+	return n
+}
+
+// tear leaves half a line at the end of the log, as a crash does that comes in the middle of a
+// write. No kill needs to: the system takes most writes as a whole.
+func (k *killedLog) tear(t *testing.T) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(k.files.dir, "*.jsonl"))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("the log has files %q, %v", paths, err)
+	}
+	file, err := os.OpenFile(slices.Max(paths), os.O_WRONLY|os.O_APPEND, 0)
+	if err == nil {
+		_, err = file.WriteString(`{"timestamp":"2026-11-20T09:30:00.123456Z","session_id":"c1-1","tenant":"def`)
+		err = errors.Join(err, file.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.torn++
+}
+
+// wantKept checks, after so many crashes, that the log has what the store keeps of the
+// conversations that were written to last.
+func (k *killedLog) wantKept(t *testing.T, s *server, crashes int) {
+	t.Helper()
+	k.read(t)
+	if k.files.broken > crashes {
+		t.Errorf("%d crashes have torn %d lines", crashes, k.files.broken)
+	}
+	for c := range loggedInto {
+		if id := k.conversation(c); len(k.sessions[id]) > 0 {
+			k.wantSame(t, id, history(t, s, id).GetMessages())
+		}
+	}
+}
+
+// wantAll checks the whole of the files, read anew, by the whole of the store, and returns how
+// many messages there are.
+func (k *killedLog) wantAll(t *testing.T, s *server) (messages int) {
+	t.Helper()
+	broken := k.files.broken
+	k.reset()
+	k.read(t)
+	if k.files.broken != broken {
+		t.Errorf("%d lines are torn, there were %d", k.files.broken, broken)
+	}
+	kept := export(t, s)
+	for _, c := range kept {
+		k.wantSame(t, c.GetConversation().GetId(), c.GetMessages())
+		messages += len(c.GetMessages())
+	}
+	if len(kept) != len(k.sessions) {
+		t.Errorf("%d conversations are kept, %d are in the log", len(kept), len(k.sessions))
+	}
+	return messages
+}
+
+// wantSame checks that the log has these messages of a conversation, and no others.
+func (k *killedLog) wantSame(t *testing.T, id string, messages []*parleyv1.Message) {
+	t.Helper()
+	var want []interactionLine
+	for _, m := range messages {
+		line := interactionLine{
+			Timestamp: m.GetCreateTime().AsTime().Truncate(time.Microsecond),
+			SessionID: id, Tenant: "default", Role: roleName(m.GetRole()), Content: m.GetContent(),
+		}
+		line.Metadata.TurnNumber = m.GetSequence()
+		want = append(want, line)
+	}
+	if d := cmp.Diff(want, k.sessions[id]); d != "" {
+		t.Errorf("%s in the store (-) and in the log (+):\n%s", id, d)
+	}
+}
+
+// killAtStart kills a server as soon as it has opened its store.
+func killAtStart(t *testing.T, dataDir string, flags ...string) {
+	t.Helper()
+	cmd := parleyd(t, append([]string{"--data-dir=" + dataDir}, flags...)...)
+	stderr, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(stderr); lines.Scan(); {
+		if strings.Contains(lines.Text(), "store opened") {
+			_ = cmd.Process.Kill()
+		}
+	}
+	_ = cmd.Wait() // It was killed.
+}

@@ -1,0 +1,44 @@
+package e2e
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestInteractionLogOffForAWhile kills a server with a log, runs one without a log, then one with a
+// log again. Messages of the time without a log get no entries; those that the kill lost do.
+func TestInteractionLogOffForAWhile(t *testing.T) {
+	t.Parallel()
+	for _, end := range []string{"killed", "stopped"} {
+		t.Run(end, func(t *testing.T) {
+			t.Parallel()
+			dataDir := t.TempDir()
+			l := startLogged(t, dataDir)
+			begun := time.Now()
+			add(t, l.server, "c", says("one"))
+			awaitComplete(t, l, begun)
+			add(t, l.server, "c", says("two"))
+			l.kill()
+			days := l.days(t)
+			path := l.path(days[len(days)-1])
+			first, _, _ := strings.Cut(readText(t, path), "\n")
+			if err := os.WriteFile(path, []byte(first+"\n"), 0o600); err != nil { // like after a power cut
+				t.Fatal(err)
+			}
+			off := startServer(t, dataDir, "--interaction-log=false")
+			add(t, off, "c", says("off"))
+			add(t, off, "d", says("off too"))
+			if end == "killed" {
+				off.kill()
+			} else {
+				off.terminate()
+				off.wantStop(t)
+			}
+			l = startLogged(t, dataDir)
+			add(t, l.server, "c", says("three"))
+			wantLines(t, "in the files", l.filed(t), "c 1 User: one", "c 2 User: two", "c 4 User: three")
+		})
+	}
+}

@@ -1,0 +1,315 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// A server is killed so many times, each time while so many conversations are answered.
+const (
+	kills         = 20
+	killedTalkers = 6
+)
+
+// The agents say a piece every so often. The one that came last has said so many when the
+// server is killed, and a few more each time; every other so many more than the next.
+const (
+	pieceEvery   = 10 * time.Millisecond
+	fewestPieces = 50
+	morePieces   = 2
+	piecesApart  = 12
+)
+
+// mayBeLost is how much of a text a crash may cost, in time. Where that is exceeded because
+// the machine stood still for a quarter of it, nothing can be said: the round counts for
+// nothing, but few may be such.
+const (
+	mayBeLost = time.Second
+	stall     = mayBeLost / 4
+	maxStalls = 3
+)
+
+func TestKilledInMidAnswer(t *testing.T) {
+	t.Parallel()
+	dataDir, flags := t.TempDir(), []string{agents(t, puppetAgents), "--max-messages=1000"}
+	all := make([]*survivor, killedTalkers)
+	for i := range all {
+		all[i] = &survivor{id: fmt.Sprint("c", i)}
+	}
+	var slowest, most time.Duration
+	exact, beyond, stalls := 0, 0, 0
+	s := startServer(t, dataDir, flags...)
+	for round, good := 0, 0; good < kills; round++ {
+		r := runUntilKilled(t, s, all, fewestPieces+round*morePieces)
+		s = startServer(t, dataDir, flags...)
+		if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) != len(all) {
+			t.Errorf("round %d: the start ends %d turns, want %d", round, len(found), len(all))
+		}
+		var missing time.Duration
+		for _, c := range all {
+			missing = max(missing, c.wantSaved(t, s, r.killed))
+			atCut, behindCut := c.wantResumes(t, s)
+			exact, beyond = exact+atCut, beyond+behindCut
+			// The next Chat works.
+			c.kept = append(c.kept, "USER go on", "ASSISTANT "+say(t, s, c.id, "go on"))
+		}
+		switch {
+		case missing <= mayBeLost:
+			good++
+		case max(r.pause, r.slowest) >= stall && stalls < maxStalls:
+			stalls++
+		default:
+			good++
+			t.Errorf("round %d: %s of text are missing; the machine stood still for %s, a commit took %s", round, missing, r.pause, r.slowest)
+		}
+		most, slowest = max(most, missing), max(slowest, r.slowest)
+	}
+	for _, c := range all {
+		c.wantKept(t, s)
+	}
+	t.Logf("at most %s of text were missing; the slowest commit took %s; %d rounds were done again", most, slowest, stalls)
+	if exact == 0 || beyond == 0 {
+		t.Errorf("clients have gone on %d times where the saved text ends, and %d times behind it", exact, beyond)
+	}
+}
+
+// survivor is a conversation that goes on after every crash.
+type survivor struct {
+	id   string
+	kept []string // what its history is to be, roles and words
+
+	// Of the turn that is cut off:
+
+	puppet   *puppet
+	turnID   string
+	received []receipt // events
+	written  strings.Builder
+	saved    string
+}
+
+// receipt is the news of an event that a client has received.
+type receipt struct {
+	index int32
+	bytes int // of the text so far
+	at    time.Time
+}
+
+// crash is how a server went.
+type crash struct {
+	killed  time.Time
+	pause   time.Duration // the longest without a piece of the agents, which the test writes
+	slowest time.Duration // of all commits
+}
+
+// runUntilKilled begins a turn in every conversation, and kills the server when that of the
+// last one has said enough.
+func runUntilKilled(t *testing.T, s *server, all []*survivor, enough int) *crash {
+	t.Helper()
+	var clients, machine sync.WaitGroup
+	dir, feed, r := t.TempDir(), make(chan *survivor), new(crash)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	machine.Go(func() { r.pause = speak(ctx, feed) })
+	machine.Go(func() { r.slowest = commit(ctx, s) })
+	for i, c := range all {
+		c.puppet = newPuppet(t, dir, c.id)
+		c.received, c.saved = nil, ""
+		c.written.Reset()
+		stream := streamOf(s.Chat(t.Context(), &parleyv1.ChatRequest{
+			ConversationId: c.id, Content: c.puppet.path, Agent: "puppet",
+			Window: &parleyv1.ContextWindow{MaxMessages: 1}, // The agent takes its time to read.
+		}))
+		c.listen(t, stream, 0)
+		c.kept = append(c.kept, "USER "+c.puppet.path)
+		c.puppet.start(t)
+		feed <- c
+		pieces := piecesApart
+		if i == len(all)-1 {
+			pieces = enough
+		}
+		c.listen(t, stream, pieces)
+		clients.Go(func() {
+			// Until the line breaks.
+			for event, err := stream.next(); err == nil; event, err = stream.next() {
+				c.receive(event)
+			}
+		})
+	}
+	// Nothing is kept of those who wait.
+	waits := newCaller(all[0].id, "waits", parleyv1.OnBusy_ON_BUSY_QUEUE)
+	if err := waits.begin(t, s); err != nil {
+		t.Fatal(err)
+	}
+	r.killed = time.Now()
+	s.kill()
+	stop()
+	waits.leave()
+	clients.Wait()
+	machine.Wait()
+	for _, c := range all {
+		c.puppet.end()
+	}
+	return r
+}
+
+// speak has agents say a piece every so often, and returns the longest time between two.
+func speak(ctx context.Context, more <-chan *survivor) (pause time.Duration) {
+	ticker := time.NewTicker(pieceEvery)
+	defer ticker.Stop()
+	var all []*survivor
+	for last := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			return pause
+		case c := <-more:
+			all = append(all, c)
+			continue
+		case <-ticker.C:
+		}
+		now := time.Now()
+		pause, last = max(pause, now.Sub(last)), now
+		for i, c := range all {
+			piece := fmt.Sprintf("%s %d %s… ", c.id, i, now.Format("05.000"))
+			c.written.WriteString(piece)
+			_, _ = c.puppet.pipe.WriteString(piece) // When the server has gone nobody listens.
+		}
+	}
+}
+
+// commit has the server commit something now and then until it is killed, and returns the
+// longest time that took.
+func commit(ctx context.Context, s *server) (slowest time.Duration) {
+	ticker := time.NewTicker(pieceEvery)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		start := time.Now()
+		_, err := s.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{
+			ConversationId: "others", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
+		})
+		slowest = max(slowest, time.Since(start))
+		if err != nil {
+			break
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+		}
+	}
+	return slowest
+}
+
+// receive takes note of an event.
+func (c *survivor) receive(event *parleyv1.TurnEvent) {
+	bytes := len(event.GetTextDelta().GetText())
+	if n := len(c.received); n > 0 {
+		bytes += c.received[n-1].bytes
+	}
+	c.turnID = event.GetTurnId()
+	c.received = append(c.received, receipt{event.GetIndex(), bytes, time.Now()})
+}
+
+// listen takes the started event and so many others.
+func (c *survivor) listen(t *testing.T, stream *eventStream, others int) {
+	t.Helper()
+	for len(c.received) <= others {
+		event, err := stream.next()
+		if err != nil {
+			t.Fatalf("%s, after %d events: %v", c.id, len(c.received), err)
+		}
+		c.receive(event)
+	}
+}
+
+// wantSaved checks what is left of the turn that was cut off, and returns how long ago the
+// first thing that is missing had come to the client when the server was killed.
+func (c *survivor) wantSaved(t *testing.T, s *server, killed time.Time) (missing time.Duration) {
+	t.Helper()
+	messages := history(t, s, c.id).GetMessages()
+	input, answer := int32(len(c.kept)), int32(0)
+	if m := messages[len(messages)-1]; m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
+		answer, c.saved = input+1, m.GetContent()
+		c.kept = append(c.kept, "ASSISTANT "+c.saved)
+		if m.GetTurnId() != c.turnID || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || !strings.HasPrefix(c.written.String(), c.saved) {
+			t.Errorf("in %s turn %s has left %v; the agent had said %q", c.id, c.turnID, m, c.written.String())
+		}
+	}
+	c.wantKept(t, s)
+	reply, err := s.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: c.id, TurnId: c.turnID})
+	turn := reply.GetTurn()
+	if err != nil || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetFinishTime() == nil ||
+		turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetError().GetCode() != int32(codes.Unavailable) ||
+		turn.GetInputSequence() != input || turn.GetFirstAnswerSequence() != answer || turn.GetLastAnswerSequence() != answer {
+		t.Errorf("in %s the turn is %v, %v; it answers %d by %d", c.id, turn, err, input, answer)
+	}
+	for _, r := range c.received {
+		if r.bytes > len(c.saved) {
+			return killed.Sub(r.at)
+		}
+	}
+	return 0
+}
+
+// wantKept checks the whole history.
+func (c *survivor) wantKept(t *testing.T, s *server) {
+	t.Helper()
+	reply := history(t, s, c.id)
+	var got []string
+	for i, m := range reply.GetMessages() {
+		got = append(got, strings.TrimPrefix(m.GetRole().String(), "ROLE_")+" "+m.GetContent())
+		if int(m.GetSequence()) != i+1 {
+			t.Errorf("message %d of %s is %v", i+1, c.id, m)
+		}
+	}
+	if d := cmp.Diff(c.kept, got); d != "" {
+		t.Errorf("the history of %s:\n%s", c.id, d)
+	}
+	if running := reply.GetConversation().GetActiveTurnId(); running != "" {
+		t.Errorf("in %s turn %s runs", c.id, running)
+	}
+}
+
+// wantResumes has a client go on where it was cut off, and at other places: with what it
+// has it gets the text that is saved, or is told that this cannot be. It returns how often
+// the client had exactly that text, and how often it had more.
+func (c *survivor) wantResumes(t *testing.T, s *server) (exact, beyond int) {
+	t.Helper()
+	places := []receipt{{}, c.received[0], c.received[1], c.received[len(c.received)/2]}
+	for i, r := range c.received[1:] {
+		if r.bytes > len(c.saved) { // the cut is between the two
+			places = append(places, c.received[i], r, c.received[len(c.received)-1])
+			break
+		}
+	}
+	for _, r := range places {
+		rest := streamOf(s.ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: c.id, TurnId: c.turnID, AfterIndex: r.index}))
+		err := rest.end()
+		whole := r.bytes == 0 || r.bytes == len(c.saved)
+		switch {
+		case r.bytes > len(c.saved):
+			beyond++
+		case whole && r.bytes > 0:
+			exact++
+		}
+		if err != nil && !whole {
+			wantError(t, err, codes.OutOfRange, "EVENTS_GONE")
+			continue
+		}
+		var state parleyv1.TurnState
+		for _, e := range rest.events {
+			state = e.GetFinished().GetTurn().GetState() // of the last one
+		}
+		if got := c.written.String()[:r.bytes] + textOf(rest.events); err != nil || got != c.saved || state != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
+			t.Errorf("from event %d of turn %s on in %s: %v, %v;\nthe text is\n%q, want\n%q", r.index, c.turnID, c.id, rest.events, err, got, c.saved)
+		}
+	}
+	return exact, beyond
+}

@@ -1,0 +1,250 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// lease gives or ends a routing lease.
+func lease(t *testing.T, s *server, r *parleyv1.SetActiveAgentRequest) *parleyv1.Conversation {
+	t.Helper()
+	reply, err := s.SetActiveAgent(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply.GetConversation()
+}
+
+// header returns the header of a conversation.
+func header(t *testing.T, s *server, id string) *parleyv1.Conversation {
+	t.Helper()
+	reply, err := s.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply.GetConversation()
+}
+
+// Agents that answer with their names; guide is the default.
+const namedAgents = `
+default_agent: guide
+agents:
+  guide: {kind: command, command: [echo, guide]}
+  writer: {kind: command, command: [echo, writer]}
+  analyst: {kind: command, command: [echo, analyst]}
+`
+
+// TestLease hands a conversation from agent to agent.
+func TestLease(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), agents(t, namedAgents))
+	wantAgent := func(want, asked string) {
+		t.Helper()
+		k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "go on", Agent: asked})
+		turn := k.end(t).GetTurn()
+		if k.text != want+"\n" || turn.GetAgent() != want || k.finished.GetMessages()[0].GetAgent() != want {
+			t.Errorf("answered is %q by %v, want %s", k.text, turn, want)
+		}
+	}
+	set := func(agent string) {
+		t.Helper()
+		before := header(t, s, "c")
+		after := lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: agent, Reason: "because " + agent})
+		want := &parleyv1.ActiveAgent{Agent: agent, Reason: "because " + agent, StartTime: after.GetUpdateTime()}
+		if agent == "" {
+			want = nil
+		}
+		// It is no append: the conversation lives no longer for it.
+		if after.GetVersion() != before.GetVersion()+1 || !proto.Equal(after.GetExpireTime(), before.GetExpireTime()) {
+			t.Errorf("the lease made %v of %v", after, before)
+		}
+		for name, got := range map[string]*parleyv1.ActiveAgent{
+			"reply": after.GetActiveAgent(), "summary": summarize(t, s, "c").GetActiveAgent(), "header": header(t, s, "c").GetActiveAgent(),
+		} {
+			if d := cmp.Diff(want, got, protocmp.Transform()); d != "" {
+				t.Errorf("lease in the %s:\n%s", name, d)
+			}
+		}
+	}
+	wantAgent("guide", "")
+	set("writer")
+	wantAgent("writer", "") // It stays with the one who has it,
+	wantAgent("writer", "")
+	wantAgent("analyst", "analyst") // a request may ask another,
+	wantAgent("writer", "")         // and the lease stays.
+	if lease := summarize(t, s, "c").GetActiveAgent(); lease.GetAgent() != "writer" || lease.GetReason() != "because writer" {
+		t.Errorf("after four turns the lease is %v", lease)
+	}
+	set("analyst")
+	wantAgent("analyst", "")
+	set("")
+	wantAgent("guide", "")
+	var recent []string
+	for _, use := range summarize(t, s, "c").GetRecentAgents() {
+		recent = append(recent, fmt.Sprint(use.GetAgent(), use.GetLastSequence()))
+	}
+	if want := []string{"guide14", "analyst12", "writer10"}; !slices.Equal(recent, want) {
+		t.Errorf("recent agents %q, want %q", recent, want)
+	}
+	for i, m := range history(t, s, "c").GetMessages() {
+		if answer := i%2 == 1; answer != (m.GetAgent() != "") || answer && m.GetContent() != m.GetAgent()+"\n" {
+			t.Errorf("message %d is %q by %q", i+1, m.GetContent(), m.GetAgent())
+		}
+	}
+
+	// An agent that only the coordinator knows is nobody whom Chat could ask.
+	set("elsewhere")
+	before := history(t, s, "c")
+	err := refused(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: "c", Content: "hello", RequestId: "r"}))
+	if told := wantError(t, err, codes.FailedPrecondition, "AGENT_NOT_CONFIGURED"); !strings.Contains(err.Error(), "elsewhere") || told["known_agents"] != "analyst, echo, guide, writer" {
+		t.Errorf("the caller is told %v, %v", err, told)
+	}
+	if d := cmp.Diff(before, history(t, s, "c"), protocmp.Transform()); d != "" {
+		t.Errorf("a refused turn left something:\n%s", d)
+	}
+	wantAgent("writer", "writer")
+}
+
+func TestLeaseIsChecked(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir())
+	add(t, s, "c", says("hello"))
+	for _, test := range []struct {
+		name    string
+		request *parleyv1.SetActiveAgentRequest
+		code    codes.Code
+		reason  string
+	}{
+		{"an agent of 129 bytes", &parleyv1.SetActiveAgentRequest{Agent: strings.Repeat("ü", 64) + "x"}, codes.InvalidArgument, "INVALID_REQUEST"},
+		{"a reason of 1025 bytes", &parleyv1.SetActiveAgentRequest{Agent: "a", Reason: strings.Repeat("x", 1025)}, codes.InvalidArgument, "INVALID_REQUEST"},
+		{"no duration at all", &parleyv1.SetActiveAgentRequest{Agent: "a", LeaseDuration: durationpb.New(0)}, codes.InvalidArgument, "INVALID_REQUEST"},
+		{"more than 366 days", &parleyv1.SetActiveAgentRequest{Agent: "a", LeaseDuration: durationpb.New(366*24*time.Hour + 1)}, codes.InvalidArgument, "INVALID_REQUEST"},
+		{"no such conversation", &parleyv1.SetActiveAgentRequest{ConversationId: "missing", Agent: "a"}, codes.NotFound, "CONVERSATION_NOT_FOUND"},
+		{"another version", &parleyv1.SetActiveAgentRequest{Agent: "a", IfVersion: new(int32(7))}, codes.Aborted, "VERSION_MISMATCH"},
+	} {
+		if test.request.ConversationId == "" {
+			test.request.ConversationId = "c"
+		}
+		_, err := s.SetActiveAgent(t.Context(), test.request)
+		t.Run(test.name, func(t *testing.T) { wantError(t, err, test.code, test.reason) })
+	}
+	if got := summarize(t, s, "c"); got.GetActiveAgent() != nil || got.GetVersion() != 1 {
+		t.Errorf("after refusals only: %v", got)
+	}
+	most := &parleyv1.SetActiveAgentRequest{
+		ConversationId: "c", Agent: strings.Repeat("ü", 64), Reason: strings.Repeat("x", 1024),
+		LeaseDuration: durationpb.New(366 * 24 * time.Hour), IfVersion: new(int32(1)),
+	}
+	if got := lease(t, s, most).GetActiveAgent(); got.GetAgent() != most.Agent || got.GetReason() != most.Reason ||
+		got.GetLeaseExpireTime().AsTime().Sub(got.GetStartTime().AsTime()) != 366*24*time.Hour {
+		t.Errorf("the longest lease is %v", got)
+	}
+}
+
+func TestLeaseEndsByItself(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), agents(t, namedAgents))
+	add(t, s, "c", says("hello"))
+	given := lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer", LeaseDuration: durationpb.New(time.Second)})
+	end := given.GetActiveAgent().GetLeaseExpireTime().AsTime()
+	if start := given.GetActiveAgent().GetStartTime().AsTime(); end.Sub(start) != time.Second {
+		t.Fatalf("the lease is %v", given)
+	}
+	// The clock is the server's too.
+	if shown := summarize(t, s, "c"); shown.GetActiveAgent() == nil && time.Until(end) > 0 {
+		t.Errorf("%v ahead of its end there is no lease: %v", time.Until(end), shown)
+	}
+	for time.Until(end) > 0 {
+		<-time.After(time.Until(end))
+	}
+	got, conversation := summarize(t, s, "c"), header(t, s, "c")
+	if got.GetActiveAgent() != nil || conversation.GetActiveAgent() != nil {
+		t.Errorf("after its end the lease is %v, %v", got.GetActiveAgent(), conversation.GetActiveAgent())
+	}
+	if v := given.GetVersion(); got.GetVersion() != v || conversation.GetVersion() != v || !proto.Equal(got.GetUpdateTime(), given.GetUpdateTime()) {
+		t.Errorf("the end of the lease made %v of %v", conversation, given)
+	}
+	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
+	if err != nil || list.GetConversations()[0].GetConversation().GetActiveAgent() != nil {
+		t.Errorf("listed is %v, %v", list, err)
+	}
+	if answer := say(t, s, "c", "go on"); answer != "guide\n" {
+		t.Errorf("after the lease %q answers", answer)
+	}
+}
+
+// TestTwoCoordinators: both decide by the same summary, one of them wins, and the other is
+// told.
+func TestTwoCoordinators(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir())
+	add(t, s, "c", says("hello"))
+	for round := range 50 {
+		version := summarize(t, s, "c").GetVersion()
+		var errs [2]error
+		var both sync.WaitGroup
+		for i := range errs {
+			both.Go(func() {
+				_, errs[i] = s.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{
+					ConversationId: "c", Agent: fmt.Sprint("agent", i), Reason: strconv.Itoa(round), IfVersion: &version,
+				})
+			})
+		}
+		both.Wait()
+		winner := slices.Index(errs[:], nil)
+		if winner < 0 {
+			t.Fatalf("round %d: nobody wins: %v", round, errs)
+		}
+		if told := wantError(t, errs[1-winner], codes.Aborted, "VERSION_MISMATCH"); told["current_version"] != strconv.Itoa(int(version+1)) {
+			t.Errorf("round %d: the other is told %v, the version was %d", round, told, version)
+		}
+		got := summarize(t, s, "c")
+		if got.GetVersion() != version+1 || got.GetActiveAgent().GetAgent() != fmt.Sprint("agent", winner) || got.GetActiveAgent().GetReason() != strconv.Itoa(round) {
+			t.Fatalf("round %d: %d wins at version %d, and there is %v", round, winner, version, got)
+		}
+	}
+}
+
+func TestLeaseOutlivesTheServer(t *testing.T) {
+	t.Parallel()
+	dataDir, config := t.TempDir(), agents(t, namedAgents)
+	s := startServer(t, dataDir, config)
+	want := make(map[string]*parleyv1.Conversation)
+	for id, duration := range map[string]*durationpb.Duration{"bounded": durationpb.New(time.Hour), "unbounded": nil} {
+		add(t, s, id, says("hello"))
+		want[id] = lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "it began", LeaseDuration: duration})
+	}
+	for _, end := range []string{"killed", "stopped"} {
+		if end == "killed" {
+			s.kill()
+		} else {
+			s.terminate()
+			s.wantStop(t)
+		}
+		s = startServer(t, dataDir, config)
+		for id, c := range want {
+			if d := cmp.Diff(c, header(t, s, id), protocmp.Transform()); d != "" {
+				t.Errorf("%s, %s (-before +after):\n%s", id, end, d)
+			}
+			if d := cmp.Diff(c.GetActiveAgent(), summarize(t, s, id).GetActiveAgent(), protocmp.Transform()); d != "" {
+				t.Errorf("%s, %s: lease in the summary:\n%s", id, end, d)
+			}
+		}
+	}
+	if answer := say(t, s, "bounded", "go on"); answer != "writer\n" {
+		t.Errorf("after two restarts %q answers", answer)
+	}
+}

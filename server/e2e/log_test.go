@@ -1,0 +1,150 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestLogLines(t *testing.T) {
+	t.Parallel()
+	dataDir := t.TempDir()
+	s := startServer(t, dataDir, "--log-level=debug", "--max-messages=2", "--max-conversations=3", "--memory-warning-bytes=1KiB")
+	s.await(t, "store opened", "level=INFO", "store=bolt", "durable=true", "path="+filepath.Join(dataDir, "parley.db"))
+	create := func(c *parleyv1.Conversation) {
+		t.Helper()
+		if _, err := s.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{Conversation: c}); err != nil {
+			t.Fatal(err)
+		}
+		s.await(t, "conversation created", "level=INFO", "tenant=default", "conversation_id="+c.GetId())
+	}
+
+	create(&parleyv1.Conversation{Id: "a"})
+	for range 3 {
+		add(t, s, "a", &parleyv1.Message{Content: "hello"})
+	}
+	s.await(t, "message appended", "level=DEBUG", "tenant=default", "conversation_id=a", "message_count=1")
+	s.await(t, "message appended", "conversation_id=a", "message_count=2")
+	s.await(t, "conversation trimmed", "level=INFO", "conversation_id=a", "removed_messages=1", "message_count=2")
+	if found, _ := s.log.find("message appended"); len(found) != 3 {
+		t.Errorf("%d lines for three messages: %v", len(found), found)
+	}
+	s.await(t, "conversations stored", "level=INFO", "count=1")
+	if _, err := s.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, "conversation cleared", "level=INFO", "conversation_id=a", "removed_messages=2")
+	if _, err := s.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, "conversation deleted", "level=INFO", "conversation_id=a", "removed_messages=0")
+
+	create(&parleyv1.Conversation{Id: "brief", Retention: &parleyv1.Retention{Ttl: durationpb.New(100 * time.Millisecond)}})
+	s.await(t, "conversation expired", "level=INFO", "conversation_id=brief", "removed_messages=0")
+
+	if answer := say(t, s, "b", "one two three"); answer != "one two three" {
+		t.Errorf("the answer is %q", answer)
+	}
+	s.await(t, "conversation history", "level=INFO", "conversation_id=b", "agent=echo", "message_count=0")
+	s.await(t, "stream started", "level=DEBUG", "conversation_id=b")
+	s.await(t, "answer appended", "level=DEBUG", "conversation_id=b", "pieces=3")
+	if _, err := s.PurgeConversations(t.Context(), &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(1)}); err != nil {
+		t.Fatal(err)
+	}
+	s.await(t, "conversation deleted", "conversation_id=b", "removed_messages=2")
+	s.await(t, "purged", "level=INFO", "count=1")
+
+	for _, id := range []string{"c", "d", "e", "f"} {
+		add(t, s, id, &parleyv1.Message{Content: strings.Repeat("many words ", 100)})
+	}
+	s.await(t, "conversation evicted; limit of --max-conversations reached", "level=WARN", "conversation_id=c", "removed_messages=1")
+	const tooMuch = "conversations exceed --memory-warning-bytes"
+	s.await(t, tooMuch, "level=WARN", "warning_bytes=1024")
+	for range 2 { // Each report would be a reason to warn again.
+		add(t, s, "f", &parleyv1.Message{Content: "more words"})
+		stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.await(t, "conversations stored", fmt.Sprint("estimated_bytes=", stats.GetDataBytes()))
+	}
+	s.terminate()
+	s.wantStop(t)
+	if found, _ := s.log.find(tooMuch); len(found) != 1 {
+		t.Errorf("%d warnings within a minute: %v", len(found), found)
+	}
+	for _, line := range s.log.lines {
+		if strings.Contains(fmt.Sprint(line), "conversation history") && line["msg"] != "conversation history" {
+			t.Errorf("another line has that phrase: %v", line)
+		}
+	}
+
+	startServer(t, t.TempDir(), "--store=memory").await(t, "store opened", "store=memory", "durable=false")
+}
+
+// TestUnknownVariable: a variable that Kubernetes sets does not keep the server from starting.
+func TestUnknownVariable(t *testing.T) {
+	t.Parallel()
+	process := parleyd(t, "--store=memory")
+	process.Env = append(process.Env, "PARLEY_PORT=tcp://10.0.0.1:50051")
+	s := startProcess(t, process)
+	s.await(t, "unknown environment variable ignored", "level=WARN", "setting=PARLEY_PORT", "advice=parleyd --help lists the known ones")
+}
+
+// logLine is a line of the log in JSON.
+type logLine map[string]any
+
+// foreign is the message of lines that are no log lines, but say data races and panics.
+const foreign = "not a log line"
+
+// logLines is what a server writes to standard error.
+type logLines struct {
+	mu    sync.Mutex
+	lines []logLine
+	more  chan struct{} // closed when there is another line
+}
+
+func (l *logLines) read(r io.Reader) {
+	for s := bufio.NewScanner(r); s.Scan(); {
+		var line logLine
+		decoder := json.NewDecoder(strings.NewReader(s.Text()))
+		decoder.UseNumber()
+		if decoder.Decode(&line) != nil {
+			line = logLine{"msg": foreign, "text": s.Text()}
+		}
+		l.mu.Lock()
+		l.lines = append(l.lines, line)
+		close(l.more)
+		l.more = make(chan struct{})
+		l.mu.Unlock()
+	}
+}
+
+// find returns the lines with this message and these fields, as "key=value", and a channel
+// that is closed when there are more lines.
+func (l *logLines) find(message string, fields ...string) ([]logLine, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var found []logLine
+	for _, line := range l.lines {
+		differs := func(field string) bool {
+			key, value, _ := strings.Cut(field, "=")
+			return fmt.Sprint(line[key]) != value
+		}
+		if line["msg"] == message && !slices.ContainsFunc(fields, differs) {
+			found = append(found, line)
+		}
+	}
+	return found, l.more
+}

@@ -1,0 +1,103 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// threeTurns is a conversation in which each turn needs the ones before it.
+var threeTurns = []struct {
+	ask    string
+	answer reply
+}{
+	{"create three products", reply{"Created Flour, Sugar and Salt.", `[{"name":"Flour"},{"name":"Sugar"},{"name":"Salt"}]`}},
+	{"Sugar costs 50 cents", reply{"Sugar costs 50 cents.", `[{"name":"Flour"},{"cents":50,"name":"Sugar"},{"name":"Salt"}]`}},
+	{"the second one is sold out", reply{"Sugar is sold out.", `[{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"name":"Salt"}]`}},
+}
+
+// TestEachKindIsGivenTheWholeConversation has three turns with each kind of agent: each
+// counterpart gets all that was said, in its own form, and its data comes out as data.
+func TestEachKindIsGivenTheWholeConversation(t *testing.T) {
+	t.Parallel()
+	var replies []reply
+	for _, turn := range threeTurns {
+		replies = append(replies, turn.answer)
+	}
+	all := kinds(t, replies...)
+	s := startServer(t, t.TempDir(), kindsConfig(t, all))
+	for _, k := range all {
+		t.Run(k.name, func(t *testing.T) {
+			var want []given
+			var messages []string
+			for _, turn := range threeTurns {
+				said := chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: turn.ask, Agent: k.name})
+				finished := said.end(t)
+				if state := finished.GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED || said.text != turn.answer.text {
+					t.Fatalf("%q: %v with %q", turn.ask, finished.GetTurn(), said.text)
+				}
+				answer := finished.GetMessages()[0]
+				if data := answer.GetStructuredData(); len(data) != 1 || data[0].GetType() != "product_list" ||
+					encodeJSON(t, data[0].GetValue().AsInterface()) != turn.answer.products || answer.GetAgent() != k.name {
+					t.Errorf("%q: the answer is %v", turn.ask, answer)
+				}
+				messages = append(messages, k.form("user", turn.ask, "")...)
+				want = append(want, given{messages: slices.Clone(messages)})
+				messages = append(messages, k.form("assistant", turn.answer.text, turn.answer.products)...)
+			}
+			if d := cmp.Diff(want, k.given(t), cmp.AllowUnexported(given{})); d != "" {
+				t.Errorf("the counterpart was given (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// TestEachKindIsGivenItsWindow has a conversation of 150 messages answered by each kind of
+// agent, with all of it and with the newest 5 exchanges.
+func TestEachKindIsGivenItsWindow(t *testing.T) {
+	t.Parallel()
+	const kept = 150
+	all := kinds(t, reply{text: "whole"}, reply{text: "five"})
+	configured := slices.Clone(all)
+	for _, k := range all {
+		k.entry["system_prompt"] = "You keep a shop."
+		five := maps.Clone(k.entry)
+		five["window"] = map[string]any{"max_exchanges": 5}
+		configured = append(configured, kind{name: k.name + "-5", entry: five})
+	}
+	s := startServer(t, t.TempDir(), kindsConfig(t, configured), "--max-messages=1000")
+	for _, k := range all {
+		t.Run(k.name, func(t *testing.T) {
+			var messages []string
+			for i := range kept {
+				m := says(fmt.Sprint("message ", i))
+				role := "user"
+				if i%2 == 1 {
+					m, role = by("writer", m.GetContent()), "assistant"
+				}
+				add(t, s, k.name, m)
+				messages = append(messages, k.form(role, m.GetContent(), "")...)
+			}
+			chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: "all", Agent: k.name}).end(t)
+			messages = append(messages, k.form("user", "all", "")...)
+			want := []given{{"You keep a shop.", slices.Clone(messages)}}
+
+			limited := chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: "the rest", Agent: k.name + "-5"})
+			limited.end(t)
+			messages = append(append(messages, k.form("assistant", "whole", "")...), k.form("user", "the rest", "")...)
+			want = append(want, given{"You keep a shop.", messages[len(messages)-11:]})
+			if limited.started.GetHistoryCount() != 10 || !strings.Contains(messages[len(messages)-11], "message 142") {
+				t.Errorf("%d messages of history, from %s on", limited.started.GetHistoryCount(), messages[len(messages)-11])
+			}
+			if d := cmp.Diff(want, k.given(t), cmp.AllowUnexported(given{})); d != "" {
+				t.Errorf("the counterpart was given (-want +got):\n%s", d)
+			}
+		})
+	}
+}

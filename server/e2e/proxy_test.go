@@ -1,0 +1,304 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// The package client shows one unbroken stream through a proxy that resets connections at
+// random: 50 turns, or 1000 with PARLEY_LONG=1 in the environment.
+func TestResumeThroughAProxyThatResets(t *testing.T) {
+	t.Parallel()
+	runs := 50
+	if os.Getenv("PARLEY_LONG") != "" {
+		runs = 1000
+	}
+	seed := rand.Uint64()
+	t.Logf("the seed is %d", seed)
+	pipes := t.TempDir()
+	s := startServer(t, t.TempDir(), "--max-conversations=2000", agents(t, puppetAgents))
+	var counts resets
+	inParallel(runs, func(run int) {
+		t.Run(fmt.Sprint(run), throughProxy{s, pipes, seed, uint64(run), &counts}.test)
+	})
+	t.Logf("%d turns, %d connections; reset were %d in the handshake, %d later, and %d while the server was silent",
+		runs, counts.connections.Load(), counts.early.Load(), counts.late.Load(), counts.silent.Load())
+	if !t.Failed() && min(counts.early.Load(), counts.late.Load(), counts.silent.Load()) == 0 {
+		t.Error("one of them never happened")
+	}
+	stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
+	if err != nil || stats.GetActiveTurnCount() != 0 {
+		t.Errorf("after all turns: %v, %v", stats, err)
+	}
+	s.terminate()
+	s.wantStop(t)
+	for _, line := range s.log.lines {
+		if level := line["level"]; level != "INFO" {
+			t.Errorf("the server has something to say: %v", line)
+		}
+	}
+}
+
+type throughProxy struct {
+	s         *server
+	pipes     string
+	seed, run uint64
+	counts    *resets
+}
+
+// test has a turn of 50 pieces shown through a proxy, and compares it with what a reader
+// sees whose connection holds.
+func (r throughProxy) test(t *testing.T) {
+	id, s, random := fmt.Sprint("c", r.run), r.s, rand.New(rand.NewPCG(r.seed, r.run))
+	p, proxy := newPuppet(t, r.pipes, id), startProxy(t, s.conn.Target(), randomFates(random), r.counts)
+	c, err := client.Dial(proxy.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	shown := &eventStream{next: following(patient(t), c, &parleyv1.ChatRequest{ConversationId: id, Content: p.path, Agent: "puppet"})}
+	silent := map[int]bool{}
+	for range random.IntN(3) {
+		silent[random.IntN(answerPieces+1)] = true
+	}
+	p.start(t)
+	seen := resume(t, s, id, "", 0)
+	seen.take(t, 1)
+	for i := range answerPieces + 1 {
+		seen.hear(t, p, max(1, i), i) // nothing at first
+		if silent[i] {
+			// Once the client has all that there is, nothing is under way.
+			shown.take(t, len(seen.events)-len(shown.events))
+			proxy.cut()
+		}
+	}
+	p.end()
+	if err := seen.end(); err != nil {
+		t.Fatal(err)
+	}
+	if err := shown.end(); err != nil {
+		t.Fatalf("after %d events: %v", len(shown.events), err)
+	}
+	wantWhole(t, s, id, p, shown.events)
+	replayed := protocmp.IgnoreFields(&parleyv1.TurnStarted{}, "replayed")
+	if d := cmp.Diff(seen.events, shown.events, protocmp.Transform(), replayed); d != "" {
+		t.Errorf("what the proxy makes of a turn:\n%s", d)
+	}
+	if shown.events[0].GetStarted().GetReplayed() {
+		t.Error("the client did not notice that it was its own turn that it joined")
+	}
+}
+
+// A client whose server is killed in mid-answer and started again is shown how the turn
+// ended, and no text twice.
+func TestClientOutlivesItsServer(t *testing.T) {
+	t.Parallel()
+	dataDir, config := t.TempDir(), agents(t, puppetAgents)
+	s := startServer(t, dataDir, config)
+	proxy := startProxy(t, s.conn.Target(), nil, new(resets))
+	c, err := client.Dial(proxy.listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	p := newPuppet(t, t.TempDir(), "pipe")
+	shown := &eventStream{next: following(patient(t), c, &parleyv1.ChatRequest{ConversationId: "c", Content: p.path, Agent: "puppet"})}
+	p.start(t)
+	shown.take(t, 1)
+	shown.hear(t, p, 1, 10)
+	saved := textOf(shown.events)
+	waitForText(t, filepath.Join(dataDir, "parley.db"), saved)
+	add(t, s, "other", &parleyv1.Message{Content: "hello"})
+	shown.hear(t, p, 11, 11) // The file may have it or not.
+	before := len(shown.events)
+	s.kill()
+	s = startServer(t, dataDir, config)
+	proxy.aim(s.conn.Target())
+	if err := shown.end(); err != nil {
+		t.Fatalf("after %v: %v", shown.events, err)
+	}
+	if got := textOf(shown.events); got != saved+answerPiece(11) {
+		t.Errorf("the text is %q", got)
+	}
+	last := shown.events[len(shown.events)-1]
+	if finished := last.GetFinished(); len(shown.events) != before+1 || last.GetIndex() <= int32(before) ||
+		finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
+		t.Errorf("after the restart came %v", shown.events[before:])
+	}
+	kept := history(t, s, "c").GetMessages()
+	if d := cmp.Diff(kept[1:], last.GetFinished().GetMessages(), protocmp.Transform()); d != "" || len(kept) != 2 || !strings.HasPrefix(kept[1].GetContent(), saved) {
+		t.Errorf("stored is %v, which differs from what was sent:\n%s", kept, d)
+	}
+	p.wantRuns(t, 1)
+}
+
+// following begins a turn, and has its events taken one by one.
+func following(ctx context.Context, c *client.Client, r *parleyv1.ChatRequest) (next func() (*parleyv1.TurnEvent, error)) {
+	type item struct {
+		event *parleyv1.TurnEvent
+		err   error
+	}
+	items := make(chan item, 2*lastIndex) // more than there are: the client does not wait
+	go func() {
+		defer close(items)
+		for event, err := range c.Chat(ctx, r) {
+			items <- item{event, err}
+		}
+	}()
+	return func() (*parleyv1.TurnEvent, error) {
+		i, ok := <-items
+		if !ok {
+			return nil, io.EOF
+		}
+		return i.event, i.err
+	}
+}
+
+// resets counts over all proxies.
+type resets struct{ connections, early, late, silent atomic.Int64 }
+
+// fate is after how many bytes to the server, or from it, a connection is reset.
+type fate struct{ up, down int64 }
+
+// handshakeBytes is about what the peers say to each other before the first call.
+const handshakeBytes = 60
+
+// randomFates are those of a proxy's first connections. Two end in the handshake at most: a
+// client that never had a connection gives up after a few attempts.
+func randomFates(random *rand.Rand) []fate {
+	var fates []fate
+	within := func(up, down int64) {
+		if random.IntN(2) == 0 {
+			fates = append(fates, fate{up, math.MaxInt64})
+		} else {
+			fates = append(fates, fate{math.MaxInt64, down})
+		}
+	}
+	for range random.IntN(3) {
+		within(random.Int64N(handshakeBytes), random.Int64N(handshakeBytes))
+	}
+	for range random.IntN(5) {
+		within(handshakeBytes+random.Int64N(600), handshakeBytes+random.Int64N(6000))
+	}
+	random.Shuffle(len(fates), func(i, j int) { fates[i], fates[j] = fates[j], fates[i] })
+	return fates
+}
+
+// proxy stands between clients and a server, and resets connections.
+type proxy struct {
+	listener net.Listener
+	counts   *resets
+	group    sync.WaitGroup
+
+	mu     sync.Mutex
+	target string
+	fates  []fate // of the connections to come; those after them are left alone
+	open   map[net.Conn]bool
+}
+
+func startProxy(t *testing.T, target string, fates []fate, counts *resets) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{listener: l, target: target, counts: counts, fates: fates, open: make(map[net.Conn]bool)}
+	p.group.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			p.group.Go(func() { p.pass(c) })
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		p.reset()
+		p.group.Wait()
+	})
+	return p
+}
+
+// pass passes bytes on in both directions until the fate of the connection is fulfilled.
+func (p *proxy) pass(c net.Conn) {
+	f, target := p.begin(c)
+	defer p.end(c)
+	server, err := net.Dial("tcp", target)
+	if err != nil {
+		return
+	}
+	defer reset(server)
+	fulfilled := make(chan bool, 2)
+	pass := func(to io.Writer, from io.Reader, bytes int64) {
+		_, err := io.CopyN(to, from, bytes)
+		fulfilled <- err == nil
+	}
+	p.group.Go(func() { pass(server, c, f.up) })
+	p.group.Go(func() { pass(c, server, f.down) })
+	if <-fulfilled {
+		if min(f.up, f.down) < handshakeBytes {
+			p.counts.early.Add(1)
+		} else {
+			p.counts.late.Add(1)
+		}
+	}
+}
+
+// aim has the connections to come go to another server.
+func (p *proxy) aim(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = target
+}
+
+// begin notes a connection, and tells its fate and where it goes.
+func (p *proxy) begin(c net.Conn) (fate, string) {
+	p.counts.connections.Add(1)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.open[c] = true
+	f := fate{math.MaxInt64, math.MaxInt64}
+	if len(p.fates) > 0 {
+		f, p.fates = p.fates[0], p.fates[1:]
+	}
+	return f, p.target
+}
+
+func (p *proxy) end(c net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	reset(c)
+	delete(p.open, c)
+}
+
+// cut resets what is open while nothing is said.
+func (p *proxy) cut() { p.counts.silent.Add(int64(p.reset())) }
+
+// reset resets what is open, and says how many connections that were.
+func (p *proxy) reset() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.open {
+		reset(c)
+	}
+	n := len(p.open)
+	clear(p.open)
+	return n
+}

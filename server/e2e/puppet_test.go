@@ -1,0 +1,253 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// The answers of these tests come in so many pieces. The events of a turn are then numbered
+// from 1, started, to lastIndex, finished, and that of piece i is i+1.
+const (
+	answerPieces = 50
+	lastIndex    = answerPieces + 2
+)
+
+// answerPiece has runes of several bytes: offsets count bytes.
+func answerPiece(i int) string { return fmt.Sprintf("Stück %d … ", i) }
+
+func wholeAnswer() string {
+	var b strings.Builder
+	for i := range answerPieces {
+		b.WriteString(answerPiece(i + 1))
+	}
+	return b.String()
+}
+
+// The puppet says what is written to the named pipe whose path is the user's message, as it
+// is written, and adds a line to the file beside it whenever it is run.
+const puppetAgents = `
+agents:
+  puppet:
+    kind: command
+    command: [sh, -c, 'while read -r line; do last=$line; done; pipe=${last#\[USER\]: }; echo run >>"$pipe.runs"; exec cat "$pipe"']
+`
+
+// puppet is the other end of that pipe.
+type puppet struct {
+	path string // what to say to the agent
+	pipe *os.File
+}
+
+// newPuppet makes the pipe in a directory; what tells of the runs stays there.
+func newPuppet(t *testing.T, dir, name string) *puppet {
+	t.Helper()
+	p := &puppet{path: filepath.Join(dir, name)}
+	if err := syscall.Mkfifo(p.path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// Whoever waits for the other end waits no more; one that comes late finds nothing.
+		if f, err := os.OpenFile(p.path, os.O_RDWR, 0); err == nil {
+			os.Remove(p.path)
+			f.Close()
+		}
+	})
+	return p
+}
+
+// start returns when the agent runs.
+func (p *puppet) start(t *testing.T) {
+	t.Helper()
+	opened := make(chan error, 1)
+	go func() {
+		var err error
+		p.pipe, err = os.OpenFile(p.path, os.O_WRONLY, 0)
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the agent never runs")
+	}
+	t.Cleanup(func() { p.pipe.Close() })
+}
+
+// say has the agent say the pieces of the answer from one to another.
+func (p *puppet) say(t *testing.T, from, to int) {
+	t.Helper()
+	for i := from; i <= to; i++ {
+		if _, err := p.pipe.WriteString(answerPiece(i)); err != nil {
+			t.Fatalf("piece %d: %v", i, err)
+		}
+	}
+}
+
+// end has the agent end.
+func (p *puppet) end() { p.pipe.Close() }
+
+// wantRuns checks how often the agent was run for this message.
+func (p *puppet) wantRuns(t *testing.T, want int) {
+	t.Helper()
+	data, err := os.ReadFile(p.path + ".runs")
+	if runs := strings.Count(string(data), "run\n"); runs != want || err != nil && want > 0 {
+		t.Errorf("the agent was run %d times (%v), want %d", runs, err, want)
+	}
+}
+
+// wire is a client on a TCP connection of its own.
+type wire struct {
+	parleyv1.ConversationServiceClient
+	tcp net.Conn
+}
+
+func newWire(t *testing.T, s *server) *wire {
+	t.Helper()
+	tcp, err := net.Dial("tcp", s.conn.Target())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// There is no second connection: one that is cut stays so.
+	dial := func(context.Context, string) (net.Conn, error) { return tcp, nil }
+	conn, err := grpc.NewClient(s.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(); tcp.Close() })
+	return &wire{parleyv1.NewConversationServiceClient(conn), tcp}
+}
+
+// cut resets the connection.
+func (w *wire) cut() { reset(w.tcp) }
+
+func reset(c net.Conn) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	c.Close()
+}
+
+// eventStream takes the events of a call one by one.
+type eventStream struct {
+	next   func() (*parleyv1.TurnEvent, error)
+	events []*parleyv1.TurnEvent
+}
+
+func streamOf[R any, P interface {
+	*R
+	GetEvent() *parleyv1.TurnEvent
+}](call grpc.ServerStreamingClient[R], err error) *eventStream {
+	return &eventStream{next: func() (*parleyv1.TurnEvent, error) {
+		if err != nil {
+			return nil, err
+		}
+		response, err := call.Recv()
+		return P(response).GetEvent(), err
+	}}
+}
+
+// patient bounds how long a call of this test takes.
+func patient(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func resume(t *testing.T, by parleyv1.ConversationServiceClient, id, turn string, after int) *eventStream {
+	t.Helper()
+	return streamOf(by.ResumeTurn(patient(t), &parleyv1.ResumeTurnRequest{ConversationId: id, TurnId: turn, AfterIndex: int32(after)}))
+}
+
+// take takes the next n events.
+func (e *eventStream) take(t *testing.T, n int) {
+	t.Helper()
+	for range n {
+		event, err := e.next()
+		if err != nil {
+			t.Fatalf("after %d events: %v", len(e.events), err)
+		}
+		e.events = append(e.events, event)
+	}
+}
+
+// end takes all that is left and returns how the stream ends; nil is well.
+func (e *eventStream) end() error {
+	for {
+		event, err := e.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		e.events = append(e.events, event)
+	}
+}
+
+// textOf is that of all deltas.
+func textOf(events []*parleyv1.TurnEvent) string {
+	var b strings.Builder
+	for _, event := range events {
+		b.WriteString(event.GetTextDelta().GetText())
+	}
+	return b.String()
+}
+
+// wantWhole checks that these are all events of a turn that has answered p, that no text is
+// missing or doubled, and that the same is stored.
+func wantWhole(t *testing.T, s *server, id string, p *puppet, events []*parleyv1.TurnEvent) {
+	t.Helper()
+	at := 0
+	for i, event := range events {
+		if int(event.GetIndex()) != i+1 || event.GetTurnId() != events[0].GetTurnId() {
+			t.Fatalf("event %d is %v", i+1, event)
+		}
+		if delta := event.GetTextDelta(); int(delta.GetOffset()) != at && delta != nil {
+			t.Errorf("event %d has offset %d, want %d", i+1, delta.GetOffset(), at)
+		}
+		at += len(event.GetTextDelta().GetText())
+	}
+	wantAnswer(t, s, id, p, events)
+}
+
+// wantAnswer checks the whole answer, which may be replayed in fewer events.
+func wantAnswer(t *testing.T, s *server, id string, p *puppet, events []*parleyv1.TurnEvent) {
+	t.Helper()
+	if len(events) < 2 || events[0].GetStarted() == nil {
+		t.Fatalf("the events are %v", events)
+	}
+	if got := textOf(events); got != wholeAnswer() {
+		t.Errorf("the text is\n%q, want\n%q", got, wholeAnswer())
+	}
+	finished := events[len(events)-1].GetFinished()
+	if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+		t.Fatalf("the last event is %v", events[len(events)-1])
+	}
+	kept := history(t, s, id).GetMessages()
+	if got := contents(kept); got != "USER "+p.path+"\nASSISTANT "+wholeAnswer()+"\n" {
+		t.Errorf("stored is:\n%s", got)
+	}
+	if d := cmp.Diff(kept[1:], finished.GetMessages(), protocmp.Transform()); d != "" {
+		t.Errorf("the answer as it is stored and as it was sent:\n%s", d)
+	}
+	p.wantRuns(t, 1)
+}

@@ -1,0 +1,383 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// An agent never runs twice for one request_id, whoever asks how often.
+func TestOneRequestOfManyClients(t *testing.T) {
+	t.Parallel()
+	t.Run("in every mode", new(manyClients).test)
+	t.Run("behind another turn", behindAnother)
+	t.Run("killed in mid-answer", killedInMidAnswer)
+}
+
+// quickAgent is one more agent that notes its runs, and that does not wait.
+const quickAgent = `
+  quick:
+    kind: command
+    command: [sh, -c, 'while read -r line; do last=$line; done; echo run >>"${last#\[USER\]: }.runs"; printf %s "$0"', '` + quickAnswer + `']
+`
+
+const quickAnswer = "at once"
+
+// crowd is many clients, each with a connection of its own.
+type crowd []*wire
+
+func newCrowd(t *testing.T, s *server) crowd {
+	t.Helper()
+	var c crowd
+	for range 64 {
+		c = append(c, newWire(t, s))
+	}
+	return c
+}
+
+// ask has all clients send the same request at once. It returns how each stream has ended,
+// nil is well; meanwhile is called when all have come to an event.
+func (c crowd) ask(t *testing.T, r *parleyv1.ChatRequest, to func(*parleyv1.TurnEvent) bool, meanwhile func()) ([]*eventStream, []error) {
+	t.Helper()
+	come := make(chan error, len(c))
+	wait := c.begin(t, func(int) *parleyv1.ChatRequest { return r }, func(e *eventStream) error {
+		err := e.until(to)
+		come <- err
+		return err
+	})
+	for range c {
+		if err := <-come; err != nil {
+			t.Fatal(err)
+		}
+	}
+	meanwhile()
+	return wait()
+}
+
+// begin has every client send its request at once and read on after first, if that has no
+// error.
+func (c crowd) begin(t *testing.T, request func(int) *parleyv1.ChatRequest, first func(*eventStream) error) (wait func() ([]*eventStream, []error)) {
+	t.Helper()
+	var (
+		ctx     = patient(t)
+		begin   = make(chan struct{})
+		streams = make([]*eventStream, len(c))
+		ends    = make([]error, len(c))
+		group   sync.WaitGroup
+	)
+	for i, w := range c {
+		group.Go(func() {
+			<-begin
+			streams[i] = streamOf(w.Chat(ctx, request(i)))
+			if ends[i] = first(streams[i]); ends[i] == nil {
+				ends[i] = streams[i].end()
+			}
+		})
+	}
+	close(begin)
+	return func() ([]*eventStream, []error) {
+		group.Wait()
+		return streams, ends
+	}
+}
+
+// until takes events to one of a kind.
+func (e *eventStream) until(of func(*parleyv1.TurnEvent) bool) error {
+	for {
+		event, err := e.next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return io.ErrUnexpectedEOF
+		case err != nil:
+			return err
+		}
+		if e.events = append(e.events, event); of(event) {
+			return nil
+		}
+	}
+}
+
+func isStarted(e *parleyv1.TurnEvent) bool { return e.GetStarted() != nil }
+
+func isQueued(e *parleyv1.TurnEvent) bool { return e.GetQueued() != nil }
+
+// wantOne checks that all were shown the same turn, so many of them as its first reader, and
+// returns its events.
+func wantOne(t *testing.T, streams []*eventStream, ends []error, first int) []*parleyv1.TurnEvent {
+	t.Helper()
+	one, news := streams[0].events, 0
+	for i, e := range streams {
+		if ends[i] != nil || len(e.events) != len(one) {
+			t.Fatalf("client %d has %d events, %v; client 0 has %d", i, len(e.events), ends[i], len(one))
+		}
+		for j, event := range e.events {
+			if started := event.GetStarted(); started != nil {
+				if !started.GetReplayed() {
+					news++
+				}
+				started.Replayed = true
+			}
+			if !proto.Equal(event, one[j]) {
+				t.Fatalf("client %d has %v, client 0 has %v", i, event, one[j])
+			}
+		}
+	}
+	if news != first {
+		t.Errorf("%d clients are told that the turn is theirs, want %d", news, first)
+	}
+	return one
+}
+
+// manyClients are those of one server, on which one turn runs at a time: who joins it takes no
+// place of its own.
+type manyClients struct {
+	pipes string
+	s     *server
+	c     crowd
+}
+
+func (m *manyClients) test(t *testing.T) {
+	t.Parallel()
+	dataDir, config := t.TempDir(), agents(t, puppetAgents+quickAgent)
+	m.pipes, m.s = t.TempDir(), startServer(t, dataDir, config, "--max-turns=1")
+	m.c = newCrowd(t, m.s)
+	var all []*retried
+	for _, mode := range []parleyv1.OnBusy{parleyv1.OnBusy_ON_BUSY_UNSPECIFIED, parleyv1.OnBusy_ON_BUSY_QUEUE, parleyv1.OnBusy_ON_BUSY_INTERRUPT} {
+		for _, agent := range []string{"puppet", "quick"} {
+			for _, id := range []string{"", fmt.Sprintf("c-%v-%s", mode, agent)} {
+				name := fmt.Sprintf("%v-%s-%t", mode, agent, id == "")
+				r := &retried{m: m, p: newPuppet(t, m.pipes, name)}
+				r.request = &parleyv1.ChatRequest{ConversationId: id, RequestId: name, Agent: agent, OnBusy: mode, Content: r.p.path}
+				t.Run(name, r.ask)
+				all = append(all, r)
+			}
+		}
+	}
+	t.Run("two contents", m.twoContents)
+	m.s.terminate()
+	m.s.wantStop(t)
+	m.s = startServer(t, dataDir, config, "--max-turns=1")
+	m.c = newCrowd(t, m.s)
+	for _, r := range all {
+		t.Run("after a restart "+r.request.GetRequestId(), r.askAgain)
+	}
+	if found, _ := m.s.log.find("conversation history"); len(found) > 0 {
+		t.Errorf("an agent was called: %v", found)
+	}
+}
+
+// twoContents has every other client ask for something else under the same id, at once, and
+// each in a mode of its own. Only one is asked.
+func (m *manyClients) twoContents(t *testing.T) {
+	for round := range 5 {
+		id := fmt.Sprint("two-contents-", round)
+		p := []*puppet{newPuppet(t, m.pipes, id+"-0"), newPuppet(t, m.pipes, id+"-1")}
+		streams, ends := m.c.begin(t, func(i int) *parleyv1.ChatRequest {
+			return &parleyv1.ChatRequest{
+				ConversationId: id, RequestId: id, Content: p[i%2].path, Agent: "quick",
+				OnBusy: parleyv1.OnBusy(i / 2 % len(parleyv1.OnBusy_name)),
+			}
+		}, func(*eventStream) error { return nil })()
+		asked := 0
+		if ends[0] != nil {
+			asked = 1
+		}
+		var (
+			answered []*eventStream
+			well     []error
+		)
+		for i := range m.c {
+			if i%2 == asked {
+				answered, well = append(answered, streams[i]), append(well, ends[i])
+			} else {
+				wantError(t, ends[i], codes.AlreadyExists, "REQUEST_ID_REUSED")
+			}
+		}
+		r := &retried{m: m, id: id, p: p[asked], answer: quickAnswer}
+		r.wantAnswered(t, wantOne(t, answered, well, 1))
+		p[1-asked].wantRuns(t, 0)
+	}
+}
+
+// retried is a request that many clients send.
+type retried struct {
+	m       *manyClients
+	request *parleyv1.ChatRequest
+	p       *puppet
+	id      string // of the conversation
+	answer  string
+	events  []*parleyv1.TurnEvent
+}
+
+// ask has all clients ask, and once more when the turn has ended.
+func (r *retried) ask(t *testing.T) {
+	meanwhile := func() {}
+	r.answer = quickAnswer
+	if r.request.GetAgent() == "puppet" {
+		r.answer = wholeAnswer()
+		meanwhile = func() {
+			r.wantReused(t)
+			other := &parleyv1.ChatRequest{ConversationId: "other", Content: "hello", RequestId: r.request.GetRequestId()}
+			wantError(t, refused(r.m.s.Chat(patient(t), other)), codes.ResourceExhausted, "TOO_MANY_TURNS")
+			r.p.start(t)
+			r.p.say(t, 1, answerPieces)
+			r.p.end()
+		}
+	}
+	streams, ends := r.m.c.ask(t, r.request, isStarted, meanwhile)
+	r.events = wantOne(t, streams, ends, 1)
+	r.id = r.events[0].GetStarted().GetConversation().GetId()
+	r.wantAnswered(t, r.events)
+
+	streams, ends = r.m.c.ask(t, r.request, isStarted, func() {})
+	r.wantAnswered(t, wantOne(t, append(streams, &eventStream{events: r.events}), append(ends, nil), 0))
+	r.wantReused(t)
+}
+
+// askAgain has all clients ask when only the store knows of the turn.
+func (r *retried) askAgain(t *testing.T) {
+	streams, ends := r.m.c.ask(t, r.request, isStarted, func() {})
+	again := wantOne(t, streams, ends, 0)
+	r.wantAnswered(t, again)
+	if first, last := r.events[len(r.events)-1], again[len(again)-1]; !proto.Equal(first, last) {
+		t.Errorf("finished was %v, and is %v", first, last)
+	}
+	r.wantReused(t)
+}
+
+// wantAnswered checks what clients were shown, that the same is stored once, and that the
+// agent has run once.
+func (r *retried) wantAnswered(t *testing.T, events []*parleyv1.TurnEvent) {
+	t.Helper()
+	finished := events[len(events)-1].GetFinished()
+	if got := textOf(events); got != r.answer || finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+		t.Errorf("the answer is %q, and the turn %v", got, finished)
+	}
+	if got := contents(history(t, r.m.s, r.id).GetMessages()); got != "USER "+r.p.path+"\nASSISTANT "+r.answer+"\n" {
+		t.Errorf("stored is:\n%s", got)
+	}
+	r.p.wantRuns(t, 1)
+}
+
+// wantReused checks that the request's id is refused for anything else.
+func (r *retried) wantReused(t *testing.T) {
+	t.Helper()
+	for _, change := range []func(*parleyv1.ChatRequest){
+		func(other *parleyv1.ChatRequest) { other.Content += " " },
+		func(other *parleyv1.ChatRequest) { other.Agent = "echo" },
+		func(other *parleyv1.ChatRequest) { other.SystemPrompt = new("Be brief.") },
+		func(other *parleyv1.ChatRequest) { other.Metadata = map[string]string{"key": "value"} },
+	} {
+		other := proto.CloneOf(r.request)
+		change(other)
+		wantError(t, refused(r.m.s.Chat(patient(t), other)), codes.AlreadyExists, "REQUEST_ID_REUSED")
+	}
+}
+
+// Many clients with one request take one place in the line, which has 16, and interrupt
+// once.
+func behindAnother(t *testing.T) {
+	t.Parallel()
+	pipes := t.TempDir()
+	s := startServer(t, t.TempDir(), agents(t, puppetAgents), "--max-turns=1")
+	c := newCrowd(t, s)
+	for mode, state := range map[parleyv1.OnBusy]parleyv1.TurnState{
+		parleyv1.OnBusy_ON_BUSY_QUEUE:     parleyv1.TurnState_TURN_STATE_COMPLETED,
+		parleyv1.OnBusy_ON_BUSY_INTERRUPT: parleyv1.TurnState_TURN_STATE_INTERRUPTED,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			id, ahead, p := mode.String(), newPuppet(t, pipes, mode.String()+"-ahead"), newPuppet(t, pipes, mode.String())
+			first := streamOf(s.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: id, Content: ahead.path, Agent: "puppet"}))
+			ahead.start(t)
+			first.take(t, 1)
+			first.hear(t, ahead, 1, 1)
+			r := &parleyv1.ChatRequest{ConversationId: id, Content: p.path, Agent: "puppet", RequestId: "second", OnBusy: mode}
+			streams, ends := c.ask(t, r, isQueued, func() {
+				if mode == parleyv1.OnBusy_ON_BUSY_QUEUE {
+					ahead.end()
+				}
+				p.start(t)
+				p.say(t, 1, answerPieces)
+				p.end()
+			})
+			if err := first.end(); err != nil || first.events[len(first.events)-1].GetFinished().GetTurn().GetState() != state {
+				t.Errorf("the turn ahead: %v, %v; want %v", first.events, err, state)
+			}
+			one := wantOne(t, streams, ends, 1)
+			if got := textOf(one); got != wholeAnswer() {
+				t.Errorf("the answer is %q", got)
+			}
+			want := "USER " + ahead.path + "\nASSISTANT " + answerPiece(1) + "\nUSER " + p.path + "\nASSISTANT " + wholeAnswer() + "\n"
+			if got := contents(history(t, s, id).GetMessages()); got != want {
+				t.Errorf("stored is:\n%swant:\n%s", got, want)
+			}
+			ahead.wantRuns(t, 1)
+			p.wantRuns(t, 1)
+		})
+	}
+}
+
+func killedInMidAnswer(t *testing.T) {
+	t.Parallel()
+	dataDir, pipes, config := t.TempDir(), t.TempDir(), agents(t, puppetAgents)
+	s := startServer(t, dataDir, config)
+	r := &retried{m: &manyClients{s: s}, p: newPuppet(t, pipes, "running")}
+	r.request = &parleyv1.ChatRequest{Content: r.p.path, Agent: "puppet", RequestId: "running"}
+	waiting := newPuppet(t, pipes, "waiting")
+	later := &parleyv1.ChatRequest{Content: waiting.path, Agent: "puppet", RequestId: "waiting", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE}
+	streams, ends := newCrowd(t, s).ask(t, r.request, isStarted, func() {
+		reply, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
+		if err != nil || len(reply.GetConversations()) != 1 {
+			t.Fatalf("there are %v: %v", reply, err)
+		}
+		r.id = reply.GetConversations()[0].GetConversation().GetId()
+		later.ConversationId = r.id
+		if err := streamOf(s.Chat(patient(t), later)).until(isQueued); err != nil {
+			t.Fatal(err)
+		}
+		r.p.start(t)
+		r.p.say(t, 1, 1)
+		waitForText(t, filepath.Join(dataDir, "parley.db"), answerPiece(1))
+		add(t, s, "other", &parleyv1.Message{Content: "hello"})
+		s.kill()
+	})
+	for i, e := range streams {
+		if got := textOf(e.events); got != answerPiece(1) || status.Code(ends[i]) != codes.Unavailable {
+			t.Errorf("client %d has %q: %v", i, got, ends[i])
+		}
+	}
+
+	s = startServer(t, dataDir, config)
+	r.m.s = s
+	streams, ends = newCrowd(t, s).ask(t, r.request, isStarted, func() {})
+	one := wantOne(t, streams, ends, 0)
+	turn := one[len(one)-1].GetFinished().GetTurn()
+	if got := textOf(one); got != answerPiece(1) || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetError().GetReason() != "SHUTTING_DOWN" {
+		t.Errorf("the answer is %q, and the turn %v", got, turn)
+	}
+	kept := history(t, s, r.id).GetMessages()
+	if got := contents(kept); got != "USER "+r.p.path+"\nASSISTANT "+answerPiece(1)+"\n" || kept[1].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
+		t.Errorf("stored is %v", kept)
+	}
+	r.wantReused(t)
+	r.p.wantRuns(t, 1)
+
+	// The turn that waited had not begun, so it is begun now.
+	waiting.wantRuns(t, 0)
+	next := streamOf(s.Chat(patient(t), later))
+	waiting.start(t)
+	waiting.end()
+	if err := next.end(); err != nil || next.events[0].GetStarted() == nil || next.events[0].GetStarted().GetReplayed() {
+		t.Errorf("the turn that waited: %v, %v", next.events, err)
+	}
+	waiting.wantRuns(t, 1)
+}

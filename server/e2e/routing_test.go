@@ -1,0 +1,384 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// What a coordinator knows of a conversation is its summary: these tests look at nothing
+// else to say where a message belongs.
+
+// summarize returns a summary as it is without any option.
+func summarize(t *testing.T, s *server, id string) *parleyv1.RoutingSummary {
+	t.Helper()
+	return summarizeIn(t, s, id, 0)
+}
+
+// summarizeIn returns a summary in so many bytes.
+func summarizeIn(t *testing.T, s *server, id string, maxBytes int32) *parleyv1.RoutingSummary {
+	t.Helper()
+	reply, err := s.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: id, MaxBytes: maxBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply.GetSummary()
+}
+
+// by is what an agent says, with structured data of these types and values.
+func by(agent, content string, data ...string) *parleyv1.Message {
+	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, Content: content}
+	for pair := range slices.Chunk(data, 2) {
+		m.StructuredData = append(m.StructuredData, &parleyv1.StructuredData{Type: pair[0], Value: structpb.NewStringValue(pair[1])})
+	}
+	return m
+}
+
+// did is what an agent has done, in its own words.
+func did(agent, summary string, data ...string) *parleyv1.Message {
+	m := by(agent, "At length.", data...)
+	m.Summary = summary
+	return m
+}
+
+func says(content string) *parleyv1.Message { return &parleyv1.Message{Content: content} }
+
+func TestCoordinatorsAlsoGet(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), "--max-messages=8")
+	add(t, s, "c", says("Which prices?"), by("searcher", "These.", "gone", "with the message that carries it"))
+	if got := summarize(t, s, "c").GetStructuredDataTypes(); len(got) != 1 || got[0].GetType() != "gone" {
+		t.Errorf("as long as it is kept there is %v", got)
+	}
+	add(t, s, "c",
+		says("Which libraries?"), did("searcher", "searched for React libraries", "library_list", "older"),
+		says("More."), by("searcher", "Here are more of them.", "library_list", "newest", "price", "0"),
+		says("And why?"), by("analyst", "one two three four five six seven eight nine ten"),
+		says("Say it well."), did("writer", "wrote an essay", "essay", "Why not?"))
+	got := summarize(t, s, "c")
+	if d := cmp.Diff(history(t, s, "c").GetMessages()[5:], got.GetRecentMessages(), protocmp.Transform()); d != "" {
+		t.Errorf("the last 3 messages with their structured data:\n%s", d)
+	}
+	types := []*parleyv1.StructuredDataUse{
+		{Type: "essay", Count: 1, LastSequence: 10, LastAgent: "writer"},
+		{Type: "price", Count: 1, LastSequence: 6, LastAgent: "searcher"},
+		{Type: "library_list", Count: 2, LastSequence: 6, LastAgent: "searcher"},
+	}
+	if d := cmp.Diff(types, got.GetStructuredDataTypes(), protocmp.Transform()); d != "" {
+		t.Errorf("every type in the kept history:\n%s", d)
+	}
+	newest := by("", "", "price", "0", "library_list", "newest").GetStructuredData()
+	values := []*parleyv1.ReferencedData{{Sequence: 6, Agent: "searcher", Data: newest[0]}, {Sequence: 6, Agent: "searcher", Data: newest[1]}}
+	if d := cmp.Diff(values, got.GetReferencedData(), protocmp.Transform()); d != "" {
+		t.Errorf("the newest value of each type whose message is older:\n%s", d)
+	}
+	const text = "searched for React libraries, library_list+price, one two three four five six seven eight, wrote an essay"
+	if got.GetText() != "Previous: "+text {
+		t.Errorf("text %q", got.GetText())
+	}
+
+	// 10, 230, 2 and 258 are 500 characters, of more bytes.
+	first, second := strings.Repeat("ü", 230), strings.Repeat("ß", 242)+strings.Repeat("x", 16)
+	for i, test := range []struct {
+		clauses []string
+		want    string
+	}{
+		{[]string{first, second}, first + ", " + second},
+		{[]string{"oldest", first, second}, first + ", " + second},
+		{[]string{first + "ü", second}, second},
+		{[]string{first, second, "x"}, second + ", x"},
+	} {
+		id := fmt.Sprint("long", i)
+		for _, clause := range test.clauses {
+			add(t, s, id, says("?"), did("writer", clause))
+		}
+		if got := summarize(t, s, id).GetText(); got != "Previous: "+test.want {
+			t.Errorf("test %d: text %q, want %q", i, got, test.want)
+		}
+	}
+	add(t, s, "silent", says("hello?"))
+	if got := summarize(t, s, "silent").GetText(); got != "" {
+		t.Errorf("without an assistant message the text is %q", got)
+	}
+}
+
+func TestFollowUpsAreRoutable(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir())
+	t.Run("yes", func(t *testing.T) {
+		question := strings.Repeat("I can compare bundle sizes, speed, types. ", 250) + "Shall I?"
+		add(t, s, "yes", says("Which library is best?"), by("guide", "It depends."), says("On what?"), by("comparer", question), says("yes"))
+		got := summarize(t, s, "yes")
+		recent := got.GetRecentMessages()
+		if len(recent) != 3 || recent[2].GetContent() != "yes" || recent[2].GetRole() != parleyv1.Role_ROLE_USER || !got.GetAwaitingAnswer() {
+			t.Fatalf("the new ask does not show: %v", got)
+		}
+		// The question is whole, and says who put it: not 200 characters of it, not the user's side alone.
+		if m := recent[1]; m.GetContent() != question || m.GetAgent() != "comparer" || m.GetRole() != parleyv1.Role_ROLE_ASSISTANT || got.GetTruncated() {
+			t.Errorf("what it answers is %d bytes of %d by %q, truncated %t", len(m.GetContent()), len(question), m.GetAgent(), got.GetTruncated())
+		}
+		want := []*parleyv1.AgentUse{
+			{Agent: "comparer", LastSequence: 4, LastTime: recent[1].GetCreateTime()},
+			{Agent: "guide", LastSequence: 2, LastTime: recent[1].GetCreateTime()},
+		}
+		if d := cmp.Diff(want, got.GetRecentAgents(), protocmp.Transform()); d != "" {
+			t.Errorf("agents:\n%s", d)
+		}
+	})
+	t.Run("the second one", func(t *testing.T) {
+		lists := make([]*parleyv1.StructuredData, 2)
+		for i, names := range [][]any{{"Backbone", "Ember"}, {"Zustand", map[string]any{"name": "Jotai", "stars": 21.5}, "Redux"}} {
+			value, err := structpb.NewValue(names)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lists[i] = &parleyv1.StructuredData{Type: "library_list", Value: value}
+		}
+		searched, again := did("searcher", "searched for libraries"), did("searcher", "searched again")
+		searched.StructuredData, again.StructuredData = lists[:1], lists[1:]
+		add(t, s, "second", says("Which libraries?"), searched, says("Newer ones."), again,
+			says("Who wrote the first one?"), by("guide", "Poimandres."), says("Where?"), by("guide", "Everywhere."), says("the second one"))
+		got := summarize(t, s, "second")
+		want := []*parleyv1.ReferencedData{{Sequence: 4, Agent: "searcher", Data: lists[1]}}
+		if d := cmp.Diff(want, got.GetReferencedData(), protocmp.Transform()); d != "" {
+			t.Errorf("the list that it is of:\n%s", d)
+		}
+		if !got.GetAwaitingAnswer() || got.GetText() != "Previous: searched for libraries, searched again, Poimandres., Everywhere." {
+			t.Errorf("summary %v", got)
+		}
+	})
+}
+
+func TestToolStepsAreNoNewAsks(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir())
+	calls := func(ids ...string) *parleyv1.Message {
+		m := by("searcher", "")
+		for _, id := range ids {
+			m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: id, Name: "search", Arguments: `{"q": "` + id + `"}`})
+		}
+		return m
+	}
+	result := func(id string) *parleyv1.Message {
+		return &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: id, Name: "search", Content: "found", IsError: id == "a"}}
+	}
+	cutOff := by("searcher", "I fou")
+	cutOff.Status = parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
+	for _, step := range []struct {
+		name    string
+		batch   []*parleyv1.Message
+		ask     bool
+		pending string
+	}{
+		{"a question", []*parleyv1.Message{says("Which?")}, true, ""},
+		{"instructions beside it", []*parleyv1.Message{{Role: parleyv1.Role_ROLE_SYSTEM, Content: "Be brief."}}, true, ""},
+		{"two calls", []*parleyv1.Message{calls("a", "b")}, false, "a b"},
+		{"the result of one", []*parleyv1.Message{result("b")}, false, "a"},
+		{"the failure of the other", []*parleyv1.Message{result("a")}, false, ""},
+		{"a call and its result at once", []*parleyv1.Message{calls("c"), result("c")}, false, ""},
+		{"a call", []*parleyv1.Message{calls("d")}, false, "d"},
+		{"the user goes on", []*parleyv1.Message{says("Never mind. Which is best?")}, true, "d"},
+		{"an answer that was cut off", []*parleyv1.Message{cutOff}, false, "d"},
+		{"a late result", []*parleyv1.Message{result("d")}, false, ""},
+		{"the answer", []*parleyv1.Message{by("searcher", "Zustand.")}, false, ""},
+		{"instructions", []*parleyv1.Message{{Role: parleyv1.Role_ROLE_SYSTEM, Content: "Be kind."}}, false, ""},
+		{"the next question", []*parleyv1.Message{says("Why?")}, true, ""},
+	} {
+		add(t, s, "c", step.batch...)
+		got := summarize(t, s, "c")
+		var pending []string
+		for _, call := range got.GetPendingToolCalls() {
+			pending = append(pending, call.GetId())
+			if call.GetName() != "search" || call.GetArguments() != `{"q": "`+call.GetId()+`"}` {
+				t.Errorf("%s: pending is %v", step.name, call)
+			}
+		}
+		if got.GetAwaitingAnswer() != step.ask || strings.Join(pending, " ") != step.pending {
+			t.Errorf("%s: awaiting an answer %t, pending %q; want %t, %q", step.name, got.GetAwaitingAnswer(), pending, step.ask, step.pending)
+		}
+	}
+}
+
+// TestSummaryBudget is 2 KiB over messages of 10 KiB.
+func TestSummaryBudget(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir())
+	long := strings.Repeat("größer ", 10<<10/9)
+	for i, test := range []struct {
+		name     string
+		newest   *parleyv1.Message
+		maxBytes int32
+		kept     int
+		left     func(whole, left string) bool // of the oldest that is kept
+	}{
+		{"the newest is too long", says(long), 2048, 1, strings.HasPrefix},
+		{"the newest fits", says("yes"), 2048, 2, strings.HasSuffix},
+		{"two fit", says("yes"), 12 << 10, 3, strings.HasSuffix},
+		{"all but the referenced data", says("yes"), 22 << 10, 3, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			id := fmt.Sprint("c", i)
+			add(t, s, id, says(long), by("searcher", long, "library_list", long), says(long), by("writer", long, "essay", "short"), test.newest)
+			lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "it began"})
+			whole, got := summarize(t, s, id), summarizeIn(t, s, id, test.maxBytes)
+			size := proto.Size(&parleyv1.RoutingSummary{RecentMessages: got.GetRecentMessages(), ReferencedData: got.GetReferencedData()})
+			if size > int(test.maxBytes) || !got.GetTruncated() || whole.GetTruncated() || len(got.GetRecentMessages()) != test.kept {
+				t.Fatalf("%d messages and %d values in %d bytes, truncated %t", len(got.GetRecentMessages()), len(got.GetReferencedData()), size, got.GetTruncated())
+			}
+			newest := whole.GetRecentMessages()[3-test.kept:]
+			if test.left != nil {
+				content := got.GetRecentMessages()[0].GetContent()
+				if !test.left(long, content) || !utf8.ValidString(content) || size < int(test.maxBytes)-8 {
+					t.Errorf("of the oldest message %d bytes are left, in %d", len(content), size)
+				}
+				newest[0].Content = content
+			}
+			if d := cmp.Diff(newest, got.GetRecentMessages(), protocmp.Transform()); d != "" {
+				t.Errorf("messages:\n%s", d)
+			}
+			if len(got.GetStructuredDataTypes()) != 2 || len(got.GetRecentAgents()) != 2 || got.GetActiveAgent().GetAgent() != "writer" || len(whole.GetReferencedData()) != 1 {
+				t.Errorf("beside the messages there is %v", got)
+			}
+			// The rest is never cut.
+			whole.RecentMessages, whole.ReferencedData, whole.Truncated = got.RecentMessages, got.ReferencedData, true
+			if d := cmp.Diff(whole, got, protocmp.Transform()); d != "" {
+				t.Errorf("beside messages and data:\n%s", d)
+			}
+		})
+	}
+}
+
+func TestConditionalSummaries(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), agents(t, testAgents))
+	known := func(version int32, wait time.Duration) *parleyv1.GetRoutingSummaryRequest {
+		return &parleyv1.GetRoutingSummaryRequest{ConversationId: "c", KnownVersion: &version, WaitTimeout: durationpb.New(wait), AllowMissing: true}
+	}
+	var h *held
+	version := int32(0) // as long as there is no conversation
+	for _, change := range []struct {
+		name string
+		make func()
+		want int32
+	}{
+		{"its beginning", func() { add(t, s, "c", says("hello")) }, 1},
+		{"an append", func() { add(t, s, "c", by("writer", "hi")) }, 2},
+		{"a lease", func() { lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer"}) }, 3},
+		{"a turn", func() { h = hold(t, s, "c") }, 4},
+		{"the end of the turn", func() { h.release(t, "answer") }, 5},
+		{"the end of the conversation", func() {
+			if _, err := s.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "c"}); err != nil {
+				t.Error(err)
+			}
+		}, 0},
+	} {
+		begin := time.Now()
+		for _, wait := range []time.Duration{0, 20 * time.Millisecond} {
+			if reply, err := s.GetRoutingSummary(t.Context(), known(version, wait)); err != nil || !reply.GetNotModified() || reply.GetSummary() != nil {
+				t.Errorf("ahead of %s, waiting %v: %v, %v", change.name, wait, reply, err)
+			}
+		}
+		if waited := time.Since(begin); waited < 20*time.Millisecond {
+			t.Errorf("ahead of %s: a wait of 20 ms took %v", change.name, waited)
+		}
+		woken := make(chan *parleyv1.GetRoutingSummaryResponse, 1)
+		go func() {
+			reply, err := s.GetRoutingSummary(t.Context(), known(version, time.Minute))
+			if err != nil {
+				t.Errorf("%s: %v", change.name, err)
+			}
+			woken <- reply
+		}()
+		awaitWatchers(t, s, 1)
+		change.make()
+		if got := <-woken; got.GetSummary().GetVersion() != change.want || got.GetSummary() == nil {
+			t.Errorf("%s: woken from version %d with %v", change.name, version, got)
+		}
+		version = change.want
+	}
+	awaitWatchers(t, s, 0)
+}
+
+// awaitWatchers returns when so many readers wait. There is no event for that.
+func awaitWatchers(t *testing.T, s *server, want int32) {
+	t.Helper()
+	look, late := time.NewTicker(5*time.Millisecond), time.After(patience)
+	defer look.Stop()
+	for {
+		stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stats.GetWatcherCount() == want {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-late:
+			t.Fatalf("%d readers wait, want %d", stats.GetWatcherCount(), want)
+		}
+	}
+}
+
+func TestSummariesOfMany(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir())
+	var ids, missing []string
+	var want []*parleyv1.RoutingSummary
+	for i := range 100 {
+		id := fmt.Sprint("c", i)
+		ids = append(ids, id)
+		if i%3 == 1 {
+			missing = append(missing, id)
+			continue
+		}
+		add(t, s, id, says("hello "+id), by("writer", "hi", "list", id))
+		want = append(want, summarize(t, s, id))
+	}
+	got, err := s.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{ConversationIds: ids})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(&parleyv1.BatchGetRoutingSummariesResponse{Summaries: want, MissingIds: missing}, got, protocmp.Transform()); d != "" {
+		t.Errorf("100 summaries (-one by one +batch):\n%s", d)
+	}
+	for _, ids := range [][]string{append(ids, "c100"), nil} {
+		_, err := s.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{ConversationIds: ids})
+		wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
+	}
+}
+
+func TestSummaryOfARunningTurn(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir(), agents(t, testAgents))
+	h := hold(t, s, "c")
+	got := summarize(t, s, "c")
+	if turn := h.started.GetConversation().GetActiveTurnId(); got.GetActiveTurnId() != turn || turn == "" || !got.GetAwaitingAnswer() || got.GetMessageCount() != 1 || got.GetText() != "" {
+		t.Errorf("while turn %s runs: %v", turn, got)
+	}
+	if reply, err := s.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: "c", KnownVersion: new(got.GetVersion())}); err != nil || !reply.GetNotModified() {
+		t.Errorf("the pieces of an answer change the version: %v, %v", reply, err)
+	}
+	lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "echo", IfVersion: new(got.GetVersion())})
+	h.release(t, "answer")
+	got = summarize(t, s, "c")
+	if got.GetActiveTurnId() != "" || got.GetAwaitingAnswer() || got.GetText() != "Previous: half an answer" {
+		t.Errorf("after the turn: %v", got)
+	}
+	// The answer names the agent that gave it, whoever holds the lease by then.
+	if agents := got.GetRecentAgents(); len(agents) != 1 || agents[0].GetAgent() != "hold" || got.GetRecentMessages()[1].GetAgent() != "hold" || got.GetActiveAgent().GetAgent() != "echo" {
+		t.Errorf("agents after the turn: %v", got)
+	}
+}

@@ -1,0 +1,242 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// stopWithin is how long after the grace the process may take: 5 s, and what a machine that
+// is busy with other things may add.
+const stopWithin = 5*time.Second + 3*time.Second
+
+// Of 100 running turns 20 have clients that do not read.
+func TestGracefulStopOfMany(t *testing.T) {
+	t.Parallel()
+	const grace = 2 * time.Second
+	dataDir, config := t.TempDir(), agents(t, stubbornAgents)
+	s := startServer(t, dataDir, config, fmt.Sprint("--stop-grace=", grace))
+	running := beginMany(t, s, 80, "slow", 20, "flood")
+	var waiting []*caller
+	for i := range 10 {
+		c := newCaller(running[i%5].id, fmt.Sprint("waits ", i), parleyv1.OnBusy_ON_BUSY_QUEUE)
+		if err := c.begin(t, s); err != nil {
+			t.Fatal(err)
+		}
+		waiting = append(waiting, c)
+	}
+	leaver := &cutOff{id: "leaves", agent: "slow", cancel: true}
+	if err := leaver.begin(t, s, s); err != nil {
+		t.Fatal(err)
+	}
+
+	told := time.Now()
+	s.terminate()
+	s.await(t, "stopping", "running_turns=101")
+	// Those who wait are sent away while the others have their grace: within it, leaving
+	// still means what the caller said it does.
+	for _, c := range waiting {
+		wantError(t, c.hearAll(), codes.Unavailable, "SHUTTING_DOWN")
+	}
+	leaver.leave()
+	wantCutOff(t, s, running, told.Add(grace+stopWithin))
+
+	s = startServer(t, dataDir, config)
+	for _, c := range running {
+		c.wantKept(t, s, parleyv1.TurnState_TURN_STATE_INTERRUPTED, "SHUTTING_DOWN")
+	}
+	leaver.wantKept(t, s, parleyv1.TurnState_TURN_STATE_CANCELLED, "CANCELLED")
+	if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) > 0 {
+		t.Errorf("the stop left turns running: %v", found)
+	}
+}
+
+// Agents that do not listen to SIGTERM use up nearly all the time that there is. Where a busy
+// machine makes it too short for an orderly end, the process ends all the same, and the next
+// start does the rest.
+func TestGracefulStopOfTheDeaf(t *testing.T) {
+	t.Parallel()
+	const grace = 100 * time.Millisecond
+	dataDir, config := t.TempDir(), agents(t, stubbornAgents)
+	s := startServer(t, dataDir, config, fmt.Sprint("--stop-grace=", grace))
+	running := beginMany(t, s, 3, "deaf", 2, "deaf-flood")
+	latest := time.Now().Add(grace + stopWithin)
+	s.terminate()
+	<-s.ended
+	if late := time.Since(latest); late > 0 {
+		t.Errorf("the process ended %s too late", late)
+	}
+	if code := s.process.ProcessState.ExitCode(); code != 0 && code != exitIO {
+		t.Errorf("the process ended with %d", code)
+	}
+	for _, c := range running {
+		_ = c.stream.end() // The client may have been told, or not.
+	}
+	s = startServer(t, dataDir, config)
+	for _, c := range running {
+		c.wantKept(t, s, parleyv1.TurnState_TURN_STATE_INTERRUPTED, "SHUTTING_DOWN")
+	}
+}
+
+// floodZeros is what some agents say beside a few words.
+const floodZeros = 512 << 10
+
+// Agents that do not end by themselves.
+const stubbornAgents = `
+agents:
+  slow: {kind: command, command: [sh, testdata/agents/stubborn.sh]}
+  flood: {kind: command, command: [sh, testdata/agents/stubborn.sh, "524288"]}
+  deaf: {kind: command, command: [sh, -c, "trap '' TERM; . testdata/agents/stubborn.sh"]}
+  deaf-flood: {kind: command, command: [sh, -c, "trap '' TERM; . testdata/agents/stubborn.sh", sh, "524288"]}
+`
+
+// cutOff is a turn that runs when the server is told to stop.
+type cutOff struct {
+	id, agent string
+	zeros     int  // at the end of what the agent says
+	cancel    bool // when the client leaves
+	stream    *eventStream
+	leave     context.CancelFunc
+	turnID    string
+	finished  *parleyv1.TurnFinished // as the client was told, if it was
+}
+
+// said is what has come of the answer.
+func (c *cutOff) said() string { return c.id + ": half an " + strings.Repeat("0", c.zeros) }
+
+// beginMany begins turns of an agent, and of another whose clients do not read what it says,
+// which is too much for a stream to hold. It returns when all agents have said that; they
+// do not end.
+func beginMany(t *testing.T, s *server, read int, agent string, unread int, flood string) []*cutOff {
+	t.Helper()
+	lazy := lazyClient(t, s)
+	all := make([]*cutOff, read+unread)
+	errs := make([]error, len(all))
+	var group sync.WaitGroup
+	for i := range all {
+		c, by := &cutOff{id: fmt.Sprint("c", i), agent: agent, cancel: i%4 == 0}, s.ConversationServiceClient
+		if i >= read {
+			c.agent, c.zeros, by = flood, floodZeros, lazy
+		}
+		all[i] = c
+		group.Go(func() { errs[i] = c.begin(t, s, by) })
+	}
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// lazyClient has streams that hold as little as streams can.
+func lazyClient(t *testing.T, s *server) parleyv1.ConversationServiceClient {
+	t.Helper()
+	const least = 64 << 10
+	conn, err := grpc.NewClient(s.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithStaticStreamWindowSize(least), grpc.WithStaticConnWindowSize(least))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return parleyv1.NewConversationServiceClient(conn)
+}
+
+// begin begins the turn for a client, and returns when the agent has said all that it does.
+func (c *cutOff) begin(t *testing.T, s *server, by parleyv1.ConversationServiceClient) error {
+	t.Helper()
+	r := &parleyv1.ChatRequest{ConversationId: c.id, Content: c.id, Agent: c.agent}
+	if c.cancel {
+		r.OnDisconnect = parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	stream, err := by.Chat(ctx, r)
+	c.stream, c.leave = streamOf(stream, err), leave
+	read := c.stream
+	if c.zeros > 0 && err == nil {
+		_, err = stream.Header() // comes with the first event; nothing of the stream is read
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		read = streamOf(s.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{ConversationId: c.id}))
+	}
+	for got := ""; err == nil && got != c.said(); {
+		var event *parleyv1.TurnEvent
+		event, err = read.next()
+		c.turnID, got = event.GetTurnId(), got+event.GetTextDelta().GetText()
+	}
+	return err
+}
+
+// wantCutOff waits for the process to end well and in time. Clients that read are told what
+// became of their turns, those that do not have missed it.
+func wantCutOff(t *testing.T, s *server, all []*cutOff, latest time.Time) {
+	t.Helper()
+	var group sync.WaitGroup
+	for _, c := range all {
+		if c.zeros > 0 {
+			continue
+		}
+		group.Go(func() {
+			if err := c.stream.end(); err != nil {
+				t.Errorf("the client of %s: %v", c.id, err)
+				return
+			}
+			c.finished = c.stream.events[len(c.stream.events)-1].GetFinished()
+		})
+	}
+	s.wantStop(t)
+	if late := time.Since(latest); late > 0 {
+		t.Errorf("the process ended %s too late", late)
+	}
+	group.Wait()
+	for _, c := range all {
+		if c.zeros == 0 {
+			continue
+		}
+		err := c.stream.end()
+		if status.Code(err) != codes.Unavailable || len(textOf(c.stream.events)) == len(c.said()) {
+			t.Errorf("the client of %s, which did not read, has %d bytes, and %v", c.id, len(textOf(c.stream.events)), err)
+		}
+	}
+}
+
+// wantKept checks what is left after the restart.
+func (c *cutOff) wantKept(t *testing.T, s *server, state parleyv1.TurnState, reason string) {
+	t.Helper()
+	kept := history(t, s, c.id)
+	messages := kept.GetMessages()
+	if got, want := contents(messages), "USER "+c.id+"\nASSISTANT "+c.said()+"\n"; got != want || kept.GetConversation().GetActiveTurnId() != "" {
+		t.Fatalf("after the stop %s is %v, with\n%.200q, want\n%.200q", c.id, kept.GetConversation(), got, want)
+	}
+	if m := messages[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || m.GetTurnId() != c.turnID {
+		t.Errorf("in %s the answer is %v of turn %s", c.id, m.GetStatus(), m.GetTurnId())
+	}
+	list, err := s.ListTurns(t.Context(), &parleyv1.ListTurnsRequest{ConversationId: c.id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	turn := list.GetTurns()[0]
+	if len(list.GetTurns()) != 1 || turn.GetId() != c.turnID || turn.GetState() != state || turn.GetError().GetReason() != reason || turn.GetLastAnswerSequence() != 2 {
+		t.Errorf("the turns of %s are %v, want %s as %v, %s", c.id, list, c.turnID, state, reason)
+	}
+	if c.finished == nil {
+		return
+	}
+	if d := cmp.Diff(&parleyv1.TurnFinished{
+		Turn: turn, Messages: messages[1:], ConversationVersion: kept.GetConversation().GetVersion(),
+	}, c.finished, protocmp.Transform()); d != "" {
+		t.Errorf("the end of %s as it is kept, and as the client was told:\n%s", c.id, d)
+	}
+}

@@ -1,0 +1,256 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+func TestTransfer(t *testing.T) {
+	t.Parallel()
+	t.Run("an export under load is consistent, and is the same after an import", exportUnderLoad)
+	t.Run("10,000 conversations are the same after two imports", transferMany)
+	t.Run("a slow receiver holds nothing up in the store", exportToSlowReceiver)
+}
+
+// receive returns the rest of an export, the parts of each conversation joined.
+func receive(t *testing.T, stream grpc.ServerStreamingClient[parleyv1.ExportConversationsResponse]) []*parleyv1.ExportConversationsResponse {
+	t.Helper()
+	var wholes []*parleyv1.ExportConversationsResponse
+	for {
+		part, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return wholes
+		case err != nil:
+			t.Fatalf("export, after %d conversations: %v", len(wholes), err)
+		}
+		if n := len(wholes); n > 0 && wholes[n-1].GetConversation().GetId() == part.GetConversation().GetId() {
+			wholes[n-1].Messages = append(wholes[n-1].Messages, part.GetMessages()...)
+			continue
+		}
+		wholes = append(wholes, part)
+	}
+}
+
+func export(t *testing.T, s *server) []*parleyv1.ExportConversationsResponse {
+	t.Helper()
+	stream, err := s.ExportConversations(t.Context(), &parleyv1.ExportConversationsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return receive(t, stream)
+}
+
+// exportUnderLoad: each batch is one version and three sequences, so that a header and
+// messages of different moments would be seen.
+func exportUnderLoad(t *testing.T) {
+	t.Parallel()
+	const appenders, targets, batches, most = 64, 24, 40, 20
+	s := startServer(t, t.TempDir(), fmt.Sprint("--max-messages=", most))
+	var acked [targets]atomic.Int32
+	var group sync.WaitGroup
+	var left atomic.Int32
+	left.Store(appenders)
+	for w := range appenders {
+		group.Go(func() {
+			defer left.Add(-1)
+			for i := range batches {
+				c := (w + i) % targets
+				reply, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+					ConversationId: fmt.Sprint("c", c), Messages: []*parleyv1.Message{words("a"), words("b"), words("c")},
+				})
+				if err != nil {
+					t.Errorf("append: %v", err)
+					return
+				}
+				for v := acked[c].Load(); v < reply.GetConversation().GetVersion() && !acked[c].CompareAndSwap(v, reply.GetConversation().GetVersion()); {
+					v = acked[c].Load()
+				}
+			}
+		})
+	}
+	exports := 0
+	for ; left.Load() > 0; exports++ {
+		var before [targets]int32
+		for c := range targets {
+			before[c] = acked[c].Load()
+		}
+		exported := make(map[string]*parleyv1.Conversation)
+		for _, whole := range export(t, s) {
+			checkWhole(t, whole, most)
+			exported[whole.GetConversation().GetId()] = whole.GetConversation()
+		}
+		for c, version := range before {
+			if got := exported[fmt.Sprint("c", c)].GetVersion(); got < version {
+				t.Errorf("c%d is exported at version %d after version %d was acknowledged", c, got, version)
+			}
+		}
+	}
+	group.Wait()
+	t.Logf("%d exports while %d wrote", exports, appenders)
+
+	// What was exported last goes to another server.
+	exported, other := export(t, s), startServer(t, t.TempDir())
+	if len(exported) != targets {
+		t.Errorf("%d conversations were exported", len(exported))
+	}
+	takeIn(t, other, exported)
+	if d := cmp.Diff(exported, export(t, other), protocmp.Transform(), exceptUID()); d != "" {
+		t.Errorf("exported again after an import:\n%s", d)
+	}
+}
+
+// exceptUID ignores the uid in comparisons with the result of an import, which has a new uid.
+func exceptUID() cmp.Option { return protocmp.IgnoreFields(&parleyv1.Conversation{}, "uid") }
+
+// takeIn imports conversations, which must all be taken.
+func takeIn(t *testing.T, s *server, wholes []*parleyv1.ExportConversationsResponse) {
+	t.Helper()
+	stream, err := s.ImportConversations(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, whole := range wholes {
+		if err := stream.Send(&parleyv1.ImportConversationsRequest{Conversation: whole.GetConversation(), Messages: whole.GetMessages()}); err != nil {
+			break // CloseAndRecv says why.
+		}
+	}
+	if reply, err := stream.CloseAndRecv(); err != nil || int(reply.GetImportedCount()) != len(wholes) {
+		t.Fatalf("import of %d: %v, %v", len(wholes), reply, err)
+	}
+}
+
+// transferMany: of the same instant, so that nothing but their order orders them.
+func transferMany(t *testing.T) {
+	t.Parallel()
+	const count = 10_000
+	flags := []string{"--store=memory", "--max-conversations=20000", "--memory-warning-bytes=1GiB"}
+	at := timestamppb.Now()
+	first := make([]*parleyv1.ExportConversationsResponse, count)
+	for i := range first {
+		m := words(fmt.Sprint("hello ", i))
+		m.Id, m.Sequence, m.CreateTime, m.Status = "m", 7, at, parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
+		first[i] = &parleyv1.ExportConversationsResponse{Messages: []*parleyv1.Message{m}, Conversation: &parleyv1.Conversation{
+			Id: fmt.Sprint("c", i), Version: int32(i + 1), LastSequence: 9, CreateTime: at, UpdateTime: at, LastAppendTime: at,
+		}}
+	}
+	var exported [2][]*parleyv1.ExportConversationsResponse
+	for i := range exported {
+		s := startServer(t, t.TempDir(), flags...)
+		takeIn(t, s, first)
+		exported[i] = export(t, s)
+		first = exported[i]
+		s.kill()
+	}
+	if len(exported[0]) != count || len(exported[1]) != count {
+		t.Fatalf("exported are %d and %d", len(exported[0]), len(exported[1]))
+	}
+	for i, want := range exported[0] {
+		got := exported[1][i]
+		if got.GetConversation().GetUid() == want.GetConversation().GetUid() {
+			t.Fatalf("conversation %d has uid %s on both servers", i, got.GetConversation().GetUid())
+		}
+		got.Conversation.Uid = want.GetConversation().GetUid()
+		if want.GetConversation().GetId() != fmt.Sprint("c", i) || !proto.Equal(got, want) {
+			t.Fatalf("conversation %d:\n%s", i, cmp.Diff(want, got, protocmp.Transform()))
+		}
+	}
+}
+
+func words(content string) *parleyv1.Message {
+	return &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content}
+}
+
+// checkWhole looks whether header and messages are of one moment.
+func checkWhole(t *testing.T, whole *parleyv1.ExportConversationsResponse, most int32) {
+	t.Helper()
+	c, messages := whole.GetConversation(), whole.GetMessages()
+	last := 3 * c.GetVersion()
+	if kept := int32(len(messages)); c.GetLastSequence() != last || c.GetMessageCount() != kept || kept != min(most, last) {
+		t.Errorf("%s has %d messages, and its header is %v", c.GetId(), kept, c)
+	}
+	for i, m := range messages {
+		want := last - int32(len(messages)-1-i)
+		if content := string("abc"[(want-1)%3]); m.GetSequence() != want || m.GetContent() != content {
+			t.Errorf("%s, message %d of %d: sequence %d, %q; want %d, %q", c.GetId(), i, len(messages), m.GetSequence(), m.GetContent(), want, content)
+		}
+	}
+}
+
+// exportToSlowReceiver stops receiving and writes on. A read transaction that stayed open
+// meanwhile would keep every page that is written anew, and the file would grow with each.
+func exportToSlowReceiver(t *testing.T) {
+	t.Parallel()
+	const targets, rounds, size = 48, 4, 250 << 10
+	s := startServer(t, t.TempDir(), "--max-messages=1")
+	write := func(round int) {
+		t.Helper()
+		var group sync.WaitGroup
+		for c := range targets {
+			group.Go(func() {
+				m := words(fmt.Sprint(round, strings.Repeat(" ", size)))
+				if _, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: fmt.Sprint("c", c), Messages: []*parleyv1.Message{m}}); err != nil {
+					t.Errorf("append: %v", err)
+				}
+			})
+		}
+		group.Wait()
+	}
+	fileBytes := func() int64 {
+		t.Helper()
+		stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stats.GetFileBytes()
+	}
+	for round := range 3 { // Until the file has the room that writing takes.
+		write(-round)
+	}
+	// The windows are fixed: no more is ever on the way than they hold.
+	conn, err := grpc.NewClient(s.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stream, err := parleyv1.NewConversationServiceClient(conn).ExportConversations(t.Context(), &parleyv1.ExportConversationsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := fileBytes()
+	for round := range rounds {
+		write(round)
+	}
+	const written = targets * rounds * size
+	if grown := fileBytes() - before; grown > written/2 {
+		t.Errorf("%d bytes were written anew while the receiver slept, and the file has grown by %d", written, grown)
+	}
+	rest := receive(t, stream)
+	if len(rest) != targets-1 {
+		t.Fatalf("%d conversations came after the first, %s", len(rest), first.GetConversation().GetId())
+	}
+	// What was not on the way yet is as it is now.
+	newest := rest[len(rest)-1]
+	if c := newest.GetConversation(); c.GetVersion() != 3+rounds || !strings.HasPrefix(newest.GetMessages()[0].GetContent(), fmt.Sprint(rounds-1, " ")) {
+		t.Errorf("the last one is at version %d", c.GetVersion())
+	}
+}

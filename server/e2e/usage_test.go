@@ -1,0 +1,71 @@
+package e2e
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"syscall"
+	"testing"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// settle waits until no turn runs and no reader waits, and checks that every id can be chatted with.
+func (w *storm) settle(s *server) {
+	w.t.Helper()
+	eventually(w.t, "running turns and watchers", []string{"0", "0"}, func() []string {
+		stats, err := s.GetStats(w.t.Context(), &parleyv1.GetStatsRequest{})
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		return []string{fmt.Sprint(stats.GetActiveTurnCount()), fmt.Sprint(stats.GetWatcherCount())}
+	})
+	for i := range stormIDs {
+		id := fmt.Sprint("storm-", i)
+		loaded, err := s.LoadConversation(w.t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id})
+		if err != nil || loaded.GetConversation().GetActiveTurnId() != "" {
+			w.t.Errorf("LoadConversation(%s) = %v, %v, want no running turn", id, loaded.GetConversation(), err)
+		}
+		turn := chat(w.t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "hello", Agent: "echo"}).end(w.t).GetTurn()
+		if turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+			w.t.Errorf("Chat(%s) = %v, want a completed turn", id, turn)
+		}
+	}
+}
+
+// usage is what a server takes.
+type usage struct{ goroutines, heap int }
+
+// usage asks the server for the n-th time what it takes, counted from 1; see reportUsage.
+func (s *server) usage(t *testing.T, n int) usage {
+	t.Helper()
+	if err := s.process.Process.Signal(syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	line := s.await(t, "usage", fmt.Sprint("n=", n))
+	number := func(key string) int {
+		n, err := strconv.Atoi(fmt.Sprint(line[key]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	return usage{goroutines: number("goroutines"), heap: number("heap")}
+}
+
+// reportUsage has the process log what it takes, after a collection, at each SIGUSR1.
+func reportUsage() {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGUSR1)
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	for n := 1; ; n++ {
+		<-asked
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		log.Info("usage", "n", n, "goroutines", runtime.NumGoroutine(), "heap", m.HeapAlloc)
+	}
+}
