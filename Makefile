@@ -77,7 +77,7 @@ long: ## run the random tests of turns, crashes and calls for a few minutes
 	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy|InteractionsKilled$$|Storm' ./server/e2e
 
 # A module of its own. The long round is the one to quote: there everything must run.
-FAULTTEST := store/faulttest
+FAULTTEST := server/faulttest
 TEST_FAULTS := CGO_ENABLED=1 go test -race -count=1
 
 .PHONY: test-faults
@@ -132,7 +132,7 @@ bench: ## measure the service beside what bounds it, everything in turn
 	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog/search
 
 # A module of its own, with SQLite in it, which is written in C.
-BENCHCOMPARE := store/benchcompare
+BENCHCOMPARE := server/benchcompare
 
 .PHONY: testbenchcompare
 testbenchcompare:

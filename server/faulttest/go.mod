@@ -1,4 +1,4 @@
-module github.com/parleyhq/parley/store/faulttest
+module github.com/parleyhq/parley/server/faulttest
 
 go 1.26.0
 

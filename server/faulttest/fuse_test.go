@@ -12,9 +12,9 @@ import (
 	"testing"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/faulttest/crashfs"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore"
-	"github.com/parleyhq/parley/store/faulttest/crashfs"
 )
 
 const (

@@ -1,4 +1,4 @@
-module github.com/parleyhq/parley/store/benchcompare
+module github.com/parleyhq/parley/server/benchcompare
 
 go 1.26.0
 
