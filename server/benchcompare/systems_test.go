@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/parleydtest"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 )
@@ -53,10 +53,8 @@ func newDir(t *testing.T) string {
 func buildParley(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "parleyd")
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", program, "./server")
-	build.Dir = "../.."
-	if output, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build ./server: %v\n%s", err, output)
+	if err := parleydtest.Build(t.Context(), program); err != nil {
+		t.Fatal(err)
 	}
 	return program
 }

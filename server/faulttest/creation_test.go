@@ -58,7 +58,7 @@ func cutCreation(t *testing.T, call string, program []string) (cuts int, err err
 		// The parent directory does not exist either.
 		dataDir := filepath.Join(t.TempDir(), "parley", "data")
 		s, _ := launchTracedAs(t, program, dataDir, []string{fmt.Sprintf("%s:signal=SIGKILL:when=%d", call, n)})
-		err := s.awaitServing(t)
+		err := s.awaitServing()
 		s.kill()
 		if err == nil {
 			return cuts, nil // There is no n-th call.
@@ -90,7 +90,7 @@ func checkCreation(t *testing.T, dataDir string) error {
 		counts.add(t, "stores not yet created", 1)
 	}
 	s := launch(t, dataDir, nil)
-	if err := s.awaitServing(t); err != nil {
+	if err := s.awaitServing(); err != nil {
 		return err
 	}
 	if entries, err := filepath.Glob(path + "*"); err != nil || len(entries) != 1 {

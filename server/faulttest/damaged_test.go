@@ -72,7 +72,7 @@ func makeStore(t *testing.T, wrapper []string) ([]*client, []byte) {
 	t.Helper()
 	clients, dataDir := newClients(24, 6), t.TempDir()
 	s := launch(t, dataDir, wrapper, "--interaction-log=false")
-	if err := s.awaitServing(t); err != nil {
+	if err := s.awaitServing(); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
@@ -124,7 +124,7 @@ func serveDamaged(t *testing.T, wrapper []string, dataDir string, clients []*cli
 	flags := []string{"--interaction-log=false", fmt.Sprintf("--max-conversations=%d", len(clients))}
 	s := launch(t, dataDir, wrapper, flags...)
 	defer s.kill()
-	if s.awaitServing(t) != nil {
+	if s.awaitServing() != nil {
 		return refusedAtStart, wantRefusedFile(t, s, path)
 	}
 	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
@@ -159,7 +159,7 @@ func restartDamaged(t *testing.T, s *server, path string) (result, error) {
 	}
 	again := launch(t, filepath.Dir(path), nil)
 	defer again.kill()
-	if again.awaitServing(t) == nil {
+	if again.awaitServing() == nil {
 		return servedAfterStop, nil
 	}
 	return refusedAtStart, wantRefusedFile(t, again, path)

@@ -130,7 +130,7 @@ func newFullServer(t *testing.T, kind string, wrapper []string) *fullServer {
 func (f *fullServer) launch(t *testing.T) {
 	t.Helper()
 	f.server = launch(t, f.dataDir, f.wrapper, f.flag, "--max-conversations=0")
-	if err := f.awaitServing(t); err != nil {
+	if err := f.awaitServing(); err != nil {
 		t.Fatal(err)
 	}
 }

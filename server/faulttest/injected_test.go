@@ -131,7 +131,7 @@ func (b *failingServer) round(t *testing.T, n int) error {
 	}
 	// Without the interaction log, the calls are those of the store.
 	s, tr := launchTraced(t, b.dataDir, []string{fmt.Sprintf(b.inject, n, n+someCalls-1)}, "--interaction-log=false")
-	err := s.awaitServing(t)
+	err := s.awaitServing()
 	if err == nil {
 		err = b.work(t, s, tr)
 	} else if tr.calls() > 0 && b.want != continues {
@@ -149,7 +149,7 @@ func (b *failingServer) round(t *testing.T, n int) error {
 		return err
 	}
 	after := launch(t, b.dataDir, nil)
-	if err := after.awaitServing(t); err != nil {
+	if err := after.awaitServing(); err != nil {
 		return err
 	}
 	if err := verifyAll(t, after, b.clients); err != nil {
@@ -191,7 +191,7 @@ func (b *failingServer) work(t *testing.T, s *server, tr *tracer) error {
 			return nil
 		case <-first:
 			first, left = nil, moreSteps
-		case <-s.ended:
+		case <-s.process.Ended():
 			if b.want == continues || b.want == degrades {
 				return fmt.Errorf("the server ended with %v, want it to continue; standard error:\n%s", s.process.ProcessState, quote(s.output()))
 			}

@@ -10,6 +10,7 @@ package faulttest
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,6 +26,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // Environment variables of a round.
@@ -65,11 +68,8 @@ func run(m *testing.M) (code int, err error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	parleyd = filepath.Join(dir, "parleyd")
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", parleyd, "./server")
-	build.Dir = filepath.Join("..", "..") // parleyd and its dependencies belong to the main module.
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("build parleyd: %w\n%s", err, out)
+	if err := parleydtest.Build(context.Background(), parleyd); err != nil {
+		return 0, err
 	}
 	code = m.Run()
 	if code == 0 {

@@ -45,7 +45,7 @@ func TestPowerCutWithLyingSync(t *testing.T) {
 		s := launch(t, dataDir, []string{
 			"strace", "-f", "-o", os.DevNull, "-e", "trace=fsync,fdatasync", "-e", "inject=fsync,fdatasync:retval=0",
 		})
-		if err := s.awaitServing(t); err != nil {
+		if err := s.awaitServing(); err != nil {
 			t.Fatal(err)
 		}
 		clients := newClients(8, uint64(round))
@@ -53,7 +53,7 @@ func TestPowerCutWithLyingSync(t *testing.T) {
 			t.Fatalf("round %d: %v", round, err)
 		}
 		s = launch(t, dataDir, nil)
-		err := s.awaitServing(t)
+		err := s.awaitServing()
 		if err == nil {
 			err = verifyAll(t, s, clients)
 		}

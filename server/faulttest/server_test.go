@@ -1,14 +1,9 @@
 package faulttest
 
 import (
-	"bufio"
-	"bytes"
-	"encoding/json"
-	"fmt"
+	"context"
 	"os/exec"
 	"slices"
-	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -17,19 +12,15 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // server is a parleyd process and, when it serves, a client of it.
 type server struct {
 	parleyv1.ConversationServiceClient
 	parleyv1.AdminServiceClient
-	process *exec.Cmd
+	process *parleydtest.Process
 	conn    *grpc.ClientConn
-	serving chan string   // its address
-	ended   chan struct{} // closed when the process has ended and its output is read
-
-	mu     sync.Mutex
-	stderr bytes.Buffer
 }
 
 // launch starts parleyd on a data directory and a free port, and does not wait until it serves. The
@@ -37,27 +28,19 @@ type server struct {
 // of the test both are killed if they still run.
 func launch(t *testing.T, dataDir string, wrapper []string, flags ...string) *server {
 	t.Helper()
-	line := slices.Concat(wrapper, []string{
-		parleyd, "--data-dir=" + dataDir, "--grpc-address=127.0.0.1:0", "--http-address=", "--log-format=json",
-	}, flags)
-	s := &server{process: exec.Command(line[0], line[1:]...), serving: make(chan string, 1), ended: make(chan struct{})}
-	ours := func(v string) bool { return strings.HasPrefix(v, "PARLEY_") }
-	s.process.Env = slices.DeleteFunc(s.process.Environ(), ours)
-	s.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // kill sends the signal to the group, which includes the wrapper.
-	stderr, err := s.process.StderrPipe()
-	if err == nil {
-		err = s.process.Start()
+	ctx := context.WithoutCancel(t.Context())
+	command := parleydtest.Command(ctx, parleyd, dataDir, flags...)
+	if wrapper != nil {
+		wrapped := exec.CommandContext(ctx, wrapper[0], slices.Concat(wrapper[1:], command.Args)...)
+		wrapped.Env = command.Env
+		command = wrapped
 	}
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // kill sends the signal to the group, which includes the wrapper.
+	process, err := parleydtest.Start(command)
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		defer close(s.ended)
-		for lines := bufio.NewScanner(stderr); lines.Scan(); {
-			s.read(lines.Bytes())
-		}
-		_ = s.process.Wait() // The error is in ProcessState.
-	}()
+	s := &server{process: process}
 	t.Cleanup(func() {
 		s.kill()
 		if t.Failed() {
@@ -67,48 +50,29 @@ func launch(t *testing.T, dataDir string, wrapper []string, flags ...string) *se
 	return s
 }
 
-func (s *server) read(line []byte) {
-	s.mu.Lock()
-	s.stderr.Write(append(line, '\n'))
-	s.mu.Unlock()
-	var entry struct{ Msg, Address string }
-	if json.Unmarshal(line, &entry) == nil && entry.Msg == "serving grpc" {
-		s.serving <- entry.Address
-	}
-}
-
 // output returns the standard error of the process so far.
-func (s *server) output() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.stderr.String()
-}
+func (s *server) output() string { return s.process.Log.Text() }
 
 // awaitServing waits until the server serves. It returns an error if the process ends before.
-func (s *server) awaitServing(t *testing.T) error {
-	t.Helper()
-	select {
-	case address := <-s.serving:
-		// Without retries by gRPC, each step is sent as often as the client counts.
-		conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry())
-		if err != nil {
-			return err
-		}
-		s.conn = conn
-		s.ConversationServiceClient, s.AdminServiceClient = parleyv1.NewConversationServiceClient(conn), parleyv1.NewAdminServiceClient(conn)
-		return nil
-	case <-s.ended:
-		return fmt.Errorf("parleyd ended with %v:\n%s", s.process.ProcessState, quote(s.output()))
-	case <-time.After(testTimeout):
-		return fmt.Errorf("parleyd did not serve within %v:\n%s", testTimeout, quote(s.output()))
+func (s *server) awaitServing() error {
+	address, err := s.process.AwaitServing()
+	if err != nil {
+		return err
 	}
+	// Without retries by gRPC, each step is sent as often as the client counts.
+	s.conn, err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry())
+	if err != nil {
+		return err
+	}
+	s.ConversationServiceClient, s.AdminServiceClient = parleyv1.NewConversationServiceClient(s.conn), parleyv1.NewAdminServiceClient(s.conn)
+	return nil
 }
 
 // start starts parleyd and waits until it serves. The test fails if it does not.
 func start(t *testing.T, dataDir string, flags ...string) *server {
 	t.Helper()
 	s := launch(t, dataDir, nil, flags...)
-	if err := s.awaitServing(t); err != nil {
+	if err := s.awaitServing(); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -118,11 +82,11 @@ func start(t *testing.T, dataDir string, flags ...string) *server {
 // start after it.
 func (s *server) kill() {
 	select {
-	case <-s.ended: // Another process may have its id now.
+	case <-s.process.Ended(): // Another process may have its id now.
 	default:
 		_ = syscall.Kill(-s.process.Process.Pid, syscall.SIGKILL)
 	}
-	<-s.ended
+	<-s.process.Ended()
 	if s.conn != nil {
 		s.conn.Close() // An open connection would try to reconnect until the test ends.
 	}
@@ -133,7 +97,7 @@ func (s *server) kill() {
 func (s *server) awaitExit(t *testing.T) (code int, stderr string) {
 	t.Helper()
 	select {
-	case <-s.ended:
+	case <-s.process.Ended():
 	case <-time.After(testTimeout):
 		t.Fatalf("parleyd did not end within %v:\n%s", testTimeout, quote(s.output()))
 	}

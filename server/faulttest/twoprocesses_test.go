@@ -68,7 +68,7 @@ func TestTwoFirstStarts(t *testing.T) {
 		}
 		var serving []*server
 		for _, s := range all {
-			if s.awaitServing(t) == nil {
+			if s.awaitServing() == nil {
 				serving = append(serving, s)
 			} else {
 				wantRefused(t, s)
@@ -88,7 +88,7 @@ func TestTwoProcessesWithoutLock(t *testing.T) {
 	dataDir := t.TempDir()
 	start(t, dataDir)
 	s, _ := launchTraced(t, dataDir, []string{"flock:retval=0"}, "--interaction-log=false")
-	if err := s.awaitServing(t); err != nil {
+	if err := s.awaitServing(); err != nil {
 		t.Errorf("second server without the lock: %v, want it to serve; the test of two processes proves nothing", err)
 	}
 	counts.add(t, "control: second servers that served", 1)

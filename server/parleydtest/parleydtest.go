@@ -23,19 +23,28 @@ const Timeout = time.Minute
 // race or a panic. Their text is in the field "text".
 const NotAnEntry = "not a log entry"
 
-// Build builds parleyd at path. flags are additional flags of go build. The module of the caller must
-// be the main module of the repository or replace it with its directory.
+// Build builds parleyd at path, without cgo. flags are additional flags of go build. The module of the
+// caller must be the main module of the repository or replace it with its directory.
 func Build(ctx context.Context, path string, flags ...string) error {
-	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/parleyhq/parley").Output()
+	root, err := moduleDir(ctx)
 	if err != nil {
-		return fmt.Errorf("find the module: %w", err)
+		return err
 	}
 	build := exec.CommandContext(ctx, "go", slices.Concat([]string{"build", "-buildvcs=false", "-o", path}, flags, []string{"./server"})...)
-	build.Dir = strings.TrimSpace(string(root))
+	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build parleyd: %w\n%s", err, output)
 	}
 	return nil
+}
+
+// moduleDir returns the directory of the main module of the repository.
+func moduleDir(ctx context.Context) (string, error) {
+	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/parleyhq/parley").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module github.com/parleyhq/parley: %w", err)
+	}
+	return strings.TrimSpace(string(root)), nil
 }
 
 // Command returns a command that runs program as parleyd on a data directory, on a free port, without

@@ -1,16 +1,14 @@
 package linear
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
-	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/anishathalye/porcupine"
+
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // TestLinear checks that the histories of a server which is killed from time to time are linearizable.
@@ -124,7 +122,7 @@ func TestWrongServers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			program := filepath.Join(t.TempDir(), "parleyd")
-			if err := build(program, "-overlay="+overlay(t, wrong.file, wrong.line, wrong.by)); err != nil {
+			if err := parleydtest.BuildChanged(t.Context(), program, wrong.file, wrong.line, wrong.by); err != nil {
 				t.Fatal(err)
 			}
 			for seed := range 5 {
@@ -135,33 +133,4 @@ func TestWrongServers(t *testing.T) {
 			t.Error("check of 5 histories = no violation, want one")
 		})
 	}
-}
-
-// overlay replaces a line of a file of the main module for a build. It returns the path of the file for
-// the -overlay flag.
-func overlay(t *testing.T, file, line, by string) string {
-	t.Helper()
-	path, err := filepath.Abs(filepath.Join(root(), file))
-	if err != nil {
-		t.Fatal(err)
-	}
-	code, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := bytes.Count(code, []byte(line)); n != 1 {
-		t.Fatalf("%s has %q %d times, want 1; update the control", file, line, n)
-	}
-	dir := t.TempDir()
-	changed, replace := filepath.Join(dir, "changed.go"), filepath.Join(dir, "overlay.json")
-	text, err := json.Marshal(map[string]any{"Replace": map[string]string{path: changed}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, content := range map[string][]byte{changed: bytes.Replace(code, []byte(line), []byte(by), 1), replace: text} {
-		if err := os.WriteFile(name, content, 0o600); err != nil {
-			t.Fatal(fmt.Errorf("overlay: %w", err))
-		}
-	}
-	return replace
 }

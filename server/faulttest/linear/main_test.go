@@ -6,14 +6,16 @@
 package linear
 
 import (
+	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // testTimeout is how long a test waits for an expected event. Only a failing test takes that long.
@@ -38,7 +40,7 @@ func run(m *testing.M) (code int, err error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	parleyd = filepath.Join(dir, "parleyd")
-	if err := build(parleyd); err != nil {
+	if err := parleydtest.Build(context.Background(), parleyd); err != nil {
 		return 0, err
 	}
 	if code = m.Run(); code == 0 {
@@ -46,21 +48,6 @@ func run(m *testing.M) (code int, err error) {
 	}
 	return code, err
 }
-
-// build builds parleyd from the main module.
-func build(program string, flags ...string) error {
-	args := append([]string{"build", "-buildvcs=false", "-o", program}, flags...)
-	process := exec.Command("go", append(args, "./server")...)
-	process.Dir = root()
-	process.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := process.CombinedOutput(); err != nil {
-		return fmt.Errorf("build parleyd: %w\n%s", err, out)
-	}
-	return nil
-}
-
-// root returns the directory of the main module.
-func root() string { return filepath.Join("..", "..", "..") }
 
 // rounds returns how often a test repeats its work: short times, or long times in a long round.
 func rounds(short, long int) int {
