@@ -1,21 +1,18 @@
 package client_test
 
 import (
-	"bufio"
-	"encoding/json"
+	"context"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
 
 	"github.com/parleyhq/parley/client"
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // programs builds the server at most once for each test run, and owns the servers of the examples,
@@ -58,10 +55,7 @@ func (p *serverPrograms) build() (string, error) {
 		if p.dir, p.buildErr = os.MkdirTemp("", "parley-client-test-"); p.buildErr != nil {
 			return
 		}
-		build := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(p.dir, name), "../server")
-		if output, err := build.CombinedOutput(); err != nil {
-			p.buildErr = fmt.Errorf("build the server: %w\n%s", err, output)
-		}
+		p.buildErr = parleydtest.Build(context.Background(), filepath.Join(p.dir, name), "-ldflags=-s -w")
 	})
 	return filepath.Join(p.dir, name), p.buildErr
 }
@@ -94,8 +88,7 @@ func (p *serverPrograms) close() error {
 // serverProcess is a running server with the memory store.
 type serverProcess struct {
 	address string
-	command *exec.Cmd
-	reading sync.WaitGroup
+	process *parleydtest.Process
 }
 
 // startProcess starts a server and returns once it serves gRPC. The caller must kill it.
@@ -104,38 +97,20 @@ func startProcess(args ...string) (*serverProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	args = append([]string{"--store", "memory", "--interaction-log=false", "--grpc-address", "127.0.0.1:0", "--http-address", "", "--log-format", "json"}, args...)
-	s := &serverProcess{command: exec.Command(program, args...)}
-	stderr, err := s.command.StderrPipe()
+	args = append([]string{"--store=memory", "--interaction-log=false"}, args...)
+	process, err := parleydtest.Start(parleydtest.Command(context.Background(), program, "", args...))
 	if err != nil {
 		return nil, err
 	}
-	if err := s.command.Start(); err != nil {
+	s := &serverProcess{process: process}
+	if s.address, err = process.AwaitServing(); err != nil {
+		s.kill()
 		return nil, err
 	}
-	log := bufio.NewReader(stderr)
-	var output strings.Builder
-	for {
-		line, err := log.ReadBytes('\n')
-		output.Write(line)
-		if err != nil {
-			s.kill()
-			return nil, fmt.Errorf("the server ended before it served gRPC: %s", output.String())
-		}
-		var entry struct{ Msg, Address string }
-		if json.Unmarshal(line, &entry) == nil && entry.Msg == "serving grpc" {
-			s.address = entry.Address
-			s.reading.Go(func() { _, _ = io.Copy(io.Discard, log) })
-			return s, nil
-		}
-	}
+	return s, nil
 }
 
-func (s *serverProcess) kill() {
-	_ = s.command.Process.Kill()
-	s.reading.Wait()
-	_ = s.command.Wait()
-}
+func (s *serverProcess) kill() { s.process.Kill() }
 
 // dialServer starts a server with args and returns a client of it. Both end with the test.
 func dialServer(t *testing.T, args ...string) *client.Client {

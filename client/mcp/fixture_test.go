@@ -1,17 +1,15 @@
 package mcp
 
 import (
-	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"sync"
 	"testing"
 
@@ -22,6 +20,7 @@ import (
 
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // programs is the directory of the two programs that the tests run.
@@ -42,11 +41,13 @@ func (r withPrograms) Run() int {
 	}
 	defer os.RemoveAll(dir)
 	programs = dir
-	for name, source := range map[string]string{"parleyd": "../../server", "parley": "../cmd/parley"} {
-		if output, err := exec.Command("go", "build", "-buildvcs=false", "-o", program(name), source).CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", source, err, output)
-			return 1
-		}
+	if err := parleydtest.Build(context.Background(), program("parleyd")); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if output, err := exec.Command("go", "build", "-buildvcs=false", "-o", program("parley"), "../cmd/parley").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build parley: %v\n%s", err, output)
+		return 1
 	}
 	return r.M.Run()
 }
@@ -81,46 +82,20 @@ func startParley(t *testing.T) (address string, c *client.Client) {
 	if err := os.WriteFile(config, settings, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	server := exec.Command(program("parleyd"), "--store", "memory", "--interaction-log", "--data-dir", t.TempDir(), "--grpc-address", "127.0.0.1:0", "--http-address", "",
-		"--config", config, "--log-format", "json", "--max-message-bytes", "1MiB")
-	stderr, err := server.StderrPipe()
+	server, err := parleydtest.Start(parleydtest.Command(context.WithoutCancel(t.Context()), program("parleyd"), t.TempDir(),
+		"--store=memory", "--interaction-log", "--config="+config, "--max-message-bytes=1MiB"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := server.Start(); err != nil {
+	t.Cleanup(server.Kill)
+	if address, err = server.AwaitServing(); err != nil {
 		t.Fatal(err)
 	}
-	log := bufio.NewReader(stderr)
-	var reading sync.WaitGroup
-	t.Cleanup(func() {
-		_ = server.Process.Kill()
-		reading.Wait()
-		_ = server.Wait()
-	})
-	address = servingAddress(t, log)
-	reading.Go(func() { _, _ = io.Copy(io.Discard, log) })
 	if c, err = client.Dial(address); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
 	return address, c
-}
-
-// servingAddress reads the log of a server until it contains the address.
-func servingAddress(t *testing.T, log *bufio.Reader) string {
-	t.Helper()
-	var output strings.Builder
-	for {
-		line, err := log.ReadString('\n')
-		output.WriteString(line)
-		if err != nil {
-			t.Fatalf("the server ended before it served gRPC: %s", output.String())
-		}
-		var entry struct{ Msg, Address string }
-		if json.Unmarshal([]byte(line), &entry) == nil && entry.Msg == "serving grpc" {
-			return entry.Address
-		}
-	}
 }
 
 // servePuppet serves the agent puppet until the test ends, and returns the address.

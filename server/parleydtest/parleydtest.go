@@ -48,11 +48,14 @@ func moduleDir(ctx context.Context) (string, error) {
 }
 
 // Command returns a command that runs program as parleyd on a data directory, on a free port, without
-// HTTP, and with a log in JSON. flags can override these settings. The command inherits no settings
-// from the environment.
+// HTTP, and with a log in JSON. If dataDir is empty, flags must choose a store that needs none. flags
+// can override these settings. The command inherits no settings from the environment.
 func Command(ctx context.Context, program, dataDir string, flags ...string) *exec.Cmd {
-	args := append([]string{"--data-dir=" + dataDir, "--grpc-address=127.0.0.1:0", "--http-address=", "--log-format=json"}, flags...)
-	cmd := exec.CommandContext(ctx, program, args...)
+	args := []string{"--grpc-address=127.0.0.1:0", "--http-address=", "--log-format=json"}
+	if dataDir != "" {
+		args = append(args, "--data-dir="+dataDir)
+	}
+	cmd := exec.CommandContext(ctx, program, append(args, flags...)...)
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PARLEY_") })
 	return cmd
 }

@@ -1,23 +1,22 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
-	"strings"
-	"sync"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
+
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 func TestMain(m *testing.M) {
@@ -70,9 +69,8 @@ func buildServer(t *testing.T) string {
 	if runtime.GOOS == "windows" {
 		program += ".exe"
 	}
-	output, err := exec.Command("go", "build", "-o", program, "../../../server").CombinedOutput()
-	if err != nil {
-		t.Fatalf("build the server: %v\n%s", err, output)
+	if err := parleydtest.Build(t.Context(), program); err != nil {
+		t.Fatal(err)
 	}
 	return program
 }
@@ -85,42 +83,23 @@ type server struct {
 	program, dir string
 
 	address string
-	command *exec.Cmd
-	reading sync.WaitGroup
+	process *parleydtest.Process
 }
 
 // start starts the server and returns once it serves gRPC at s.address. A restarted server keeps its address.
 func (s *server) start() error {
-	args := []string{
-		"--grpc-address", cmp.Or(s.address, "127.0.0.1:0"), "--http-address", "",
-		"--data-dir", filepath.Join(s.dir, "data"), "--log-format", "text",
-	}
+	flags := []string{"--grpc-address", cmp.Or(s.address, "127.0.0.1:0")}
 	if config := filepath.Join(s.dir, "server.yaml"); exists(config) {
-		args = append(args, "--config", config)
+		flags = append(flags, "--config", config)
 	}
-	s.command = exec.Command(s.program, args...)
-	s.command.Dir = s.dir
-	stderr, err := s.command.StderrPipe()
-	if err != nil {
+	command := parleydtest.Command(context.Background(), s.program, filepath.Join(s.dir, "data"), flags...)
+	command.Dir = s.dir
+	var err error
+	if s.process, err = parleydtest.Start(command); err != nil {
 		return err
 	}
-	if err := s.command.Start(); err != nil {
-		return err
-	}
-	log := bufio.NewReader(stderr)
-	var output strings.Builder
-	for {
-		line, err := log.ReadString('\n')
-		output.WriteString(line)
-		if err != nil {
-			return fmt.Errorf("the server ended before it served gRPC: %s", output.String())
-		}
-		if _, address, found := strings.Cut(line, "address="); found && strings.Contains(line, "serving grpc") {
-			s.address, _, _ = strings.Cut(strings.TrimSpace(address), " ")
-			s.reading.Go(func() { _, _ = io.Copy(io.Discard, log) })
-			return nil
-		}
-	}
+	s.address, err = s.process.AwaitServing()
+	return err
 }
 
 func exists(name string) bool {
@@ -128,11 +107,7 @@ func exists(name string) bool {
 	return err == nil
 }
 
-func (s *server) kill() {
-	_ = s.command.Process.Kill()
-	s.reading.Wait()
-	_ = s.command.Wait()
-}
+func (s *server) kill() { s.process.Kill() }
 
 func restart(ts *testscript.TestScript, _ bool, _ []string) {
 	s, ok := ts.Value(serverKey{}).(*server)
