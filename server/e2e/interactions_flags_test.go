@@ -181,7 +181,7 @@ func TestNoInteractionLog(t *testing.T) {
 			_, erase := l.DeleteInteractions(t.Context(), &parleyv1.DeleteInteractionsRequest{ConversationId: "c"})
 			for _, err := range []error{list, search, erase} {
 				wantError(t, err, codes.FailedPrecondition, "INTERACTION_LOG_OFF")
-				if !strings.Contains(err.Error(), "start it with --interaction-log") {
+				if !strings.Contains(err.Error(), "start the server with --interaction-log") {
 					t.Errorf("it says %v", err)
 				}
 			}
