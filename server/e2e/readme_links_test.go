@@ -67,7 +67,7 @@ func TestLinksOfPages(t *testing.T) {
 			if target != "" {
 				linked = filepath.Join(filepath.Dir(path), target)
 			}
-			if _, err := os.Stat(filepath.Join("../..", linked)); err != nil {
+			if _, err := os.Stat(filepath.Join("..", "..", linked)); err != nil {
 				t.Errorf("%s: link %s: %v", path, match[1], err)
 				continue
 			}
@@ -123,7 +123,7 @@ func findPages(t *testing.T) (paths []string) {
 
 func readPage(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("../..", path))
+	text, err := os.ReadFile(filepath.Join("..", "..", path))
 	if err != nil {
 		t.Fatal(err)
 	}
