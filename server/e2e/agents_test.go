@@ -18,22 +18,22 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// badAgent is a program that misbehaves, and what becomes of its turn.
+// badAgent is a program that misbehaves, and the expected result of its turn.
 type badAgent struct {
 	name   string
-	script string // for sh, in a directory with badFiles
+	script string // run by sh in a directory that contains badFiles
 	format string
-	reason string // of the failure; empty: the turn is COMPLETED
-	why    string // in what people are told of it
-	answer string // what is kept
-	begun  bool   // it is the beginning of answer
+	reason string // of the failure; if empty, the turn is COMPLETED
+	why    string // a part of the error's message
+	answer string // the stored answer
+	begun  bool   // any non-empty beginning of answer may be stored
 }
 
 const (
 	agentIdleLimit = 3 * time.Second
 	agentTurnLimit = 5 * time.Second
-	// agentsEndWithin is the turn limit, the 5 s that an agent has to give up, and as much
-	// again for a slow machine.
+	// agentsEndWithin is the turn limit plus the 5 s that an agent has to stop, doubled for a
+	// slow machine.
 	agentsEndWithin = 2 * (agentTurnLimit + 5*time.Second)
 )
 
@@ -44,7 +44,7 @@ func badAgents() []badAgent {
 		{name: "exits 1", script: "printf half; echo 'no sugar left' >&2; exit 1", reason: failed, why: "sh ended with exit code 1: no sugar left", answer: "half"},
 		{name: "is killed", script: "printf half; kill -KILL $$", reason: failed, why: "sh was ended by a signal (killed)", answer: "half"},
 		{name: "hangs", script: "printf half; exec sleep 3600", reason: late, why: silent, answer: "half"},
-		{name: "hangs without a word", script: "exec sleep 3600", reason: late, why: silent},
+		{name: "hangs without output", script: "exec sleep 3600", reason: late, why: silent},
 		{name: "prints garbage", script: "cat garbage", answer: badFiles()["ascii"] + strings.Repeat("\uFFFD", 128)},
 		{name: "prints garbage where JSON should be", format: "stream-json", script: "cat words garbage", reason: failed, why: "a line that is not a JSON object", answer: "half"},
 		{name: "prints one byte a second", script: "for c in s l o w l y; do printf $c; sleep 1; done; sleep 3600", reason: late, why: "did not finish within 5s", answer: "slowly", begun: true},
@@ -54,31 +54,31 @@ func badAgents() []badAgent {
 		{name: "prints a line of JSON of 1 MiB+1", format: "stream-json", script: "cat words json; echo ' '; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf"},
 		{name: "ends in mid-character", script: `printf 'caf\303'`, answer: "caf\uFFFD"},
 		{name: "closes its output in mid-character", script: `printf 'caf\303'; exec sleep 3600 >&-`, reason: late, why: silent, answer: "caf\uFFFD"},
-		{name: "ignores SIGTERM", script: "trap 'echo end >>told' TERM; printf half; while :; do sleep 1; done", reason: late, why: silent, answer: "half"},
+		{name: "ignores SIGTERM", script: "trap 'echo end >>signals' TERM; printf half; while :; do sleep 1; done", reason: late, why: silent, answer: "half"},
 		{name: "leaves a grandchild that holds the pipe", script: "sleep 3600 & printf whole", answer: "whole"},
 		{name: "fails and leaves a grandchild that ignores SIGTERM", script: "(trap '' TERM; exec sleep 3600) & printf half; exit 1", reason: failed, why: "exit code 1", answer: "half"},
 	}
 }
 
-// badFiles are what the programs have at hand to print.
+// badFiles returns the names and contents of the files that the programs print.
 func badFiles() map[string]string {
 	bytes := make([]byte, 256)
 	for i := range bytes {
 		bytes[i] = byte(i)
 	}
-	const line = `{"type":"of no interest","padding":"%s"}`
+	const line = `{"type":"ignored","padding":"%s"}`
 	return map[string]string{
 		"ascii":   string(bytes[:128]),
-		"garbage": string(bytes), // none of the second half makes a character with the next
+		"garbage": string(bytes), // no two bytes of the second half form a character
 		"mib":     strings.Repeat("x", 1<<20),
 		"words":   `{"type":"assistant","message":{"content":[{"type":"text","text":"half"}]}}` + "\n",
 		"json":    fmt.Sprintf(line, strings.Repeat("x", 1<<20-len(fmt.Sprintf(line, "")))),
 	}
 }
 
-// TestBadAgents: whatever a program does, its turn ends in time and says why, the
-// conversation goes on, and the server is afterwards what it was before. What leaks, leaks
-// in both rounds.
+// TestBadAgents: whatever a program does, its turn ends in time with a reason, the conversation
+// continues, and the server holds the same processes and files as before. It runs two rounds: a
+// leak occurs in both.
 func TestBadAgents(t *testing.T) {
 	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -95,41 +95,41 @@ func TestBadAgents(t *testing.T) {
 		fmt.Sprint("--idle-timeout=", agentIdleLimit), fmt.Sprint("--turn-timeout=", agentTurnLimit))
 	left := remains{server: s.process.Process.Pid, dir: dir}
 
-	// A good agent first: what the first turn of all opens stays open.
+	// A good agent runs first, because the server keeps some files of its first turn open.
 	h := hold(t, s, "good")
 	if len(left.processes()) == 0 && runtime.GOOS == "linux" {
-		t.Error("an agent that runs is not seen")
+		t.Error("processes() = none while an agent runs, want its process")
 	}
 	h.release(t, "apple")
 	atRest := left.files()
 
 	for _, round := range []string{"first", "second"} {
 		talks := make([]*talk, len(bad))
-		for i, a := range bad { // The turns run side by side; nobody need read them.
+		for i, a := range bad { // The turns run in parallel; the test reads their events later.
 			talks[i] = chat(t, s, &parleyv1.ChatRequest{ConversationId: a.id() + "-" + round, Content: "hello", Agent: a.id()})
 		}
 		for i, a := range bad {
 			t.Run(round+" round/"+a.name, func(t *testing.T) { a.check(t, s, talks[i]) })
 		}
-		eventually(t, "processes that are left", nil, left.processes)
+		eventually(t, "processes after the turns", nil, left.processes)
 		eventually(t, "open files", atRest, left.files)
 	}
-	if told, err := os.ReadFile(filepath.Join(dir, "told")); strings.Count(string(told), "\n") != 2 {
-		t.Errorf("the agent that ignores SIGTERM was told to end: %q, %v; want it once a round", told, err)
+	if signals, err := os.ReadFile(filepath.Join(dir, "signals")); strings.Count(string(signals), "\n") != 2 {
+		t.Errorf("the agent that ignores SIGTERM received %q, %v; want one SIGTERM a round", signals, err)
 	}
 
 	seen := make(map[string]int)
 	for _, stack := range stacks(t, s) {
-		// The libraries keep some in store that are alike.
+		// Libraries keep pools of identical goroutines.
 		ours := strings.Contains(stack, "github.com/parleyhq/parley/") || strings.Contains(stack, "os/exec.")
 		seen[stack]++
 		if ours && seen[stack] == 2 {
-			t.Errorf("more than one goroutine is left of:\n%s", stack)
+			t.Errorf("more than one goroutine left with this stack:\n%s", stack)
 		}
 	}
 }
 
-// check takes what is left of the agent's turn and looks at what became of it.
+// check reads the agent's turn to its end and compares its result, answer and history.
 func (a *badAgent) check(t *testing.T, s *server, k *talk) {
 	t.Helper()
 	id := k.started.GetConversation().GetId()
@@ -143,7 +143,7 @@ func (a *badAgent) check(t *testing.T, s *server, k *talk) {
 		t.Errorf("the turn ended as %v, want %v, %s, %q", turn, state, a.reason, a.why)
 	}
 	if took := turn.GetFinishTime().AsTime().Sub(turn.GetCreateTime().AsTime()); took > agentsEndWithin {
-		t.Errorf("the turn took %v", took)
+		t.Errorf("the turn took %v, want at most %v", took, agentsEndWithin)
 	}
 	answer := a.answer
 	if a.begun && k.text != "" {
@@ -159,26 +159,26 @@ func (a *badAgent) check(t *testing.T, s *server, k *talk) {
 	}
 	kept := history(t, s, id).GetMessages()
 	if got := contents(kept); got != want {
-		t.Fatalf("%d bytes are kept, want %d: %.300q", len(got), len(want), got)
+		t.Fatalf("the history has %d bytes, want %d: %.300q", len(got), len(want), got)
 	}
 	if answer != "" && (kept[1].GetStatus() != status || turn.GetLastAnswerSequence() != 2) {
-		t.Errorf("the answer is kept as %v of %v, want %v", kept[1].GetStatus(), turn, status)
+		t.Errorf("the answer has status %v in %v, want %v", kept[1].GetStatus(), turn, status)
 	}
-	next := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "once more"})
-	if turn := next.end(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || next.text != "once more" {
-		t.Errorf("the next turn: %v with %q", turn, next.text)
+	next := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "again"})
+	if turn := next.end(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || next.text != "again" {
+		t.Errorf("the next turn = %v with %q, want it COMPLETED with %q", turn, next.text, "again")
 	}
-	if got := contents(history(t, s, id).GetMessages()); got != want+"USER once more\nASSISTANT once more\n" {
-		t.Errorf("%d bytes are kept after the next turn: %.300q", len(got), got)
+	if got := contents(history(t, s, id).GetMessages()); got != want+"USER again\nASSISTANT again\n" {
+		t.Errorf("the history has %d bytes after the next turn: %.300q", len(got), got)
 	}
 }
 
-// id is the name as agents and conversations may have it.
+// id returns the name in the form that ids of agents and conversations must have.
 func (a *badAgent) id() string {
 	return strings.NewReplacer(" ", "-", "+", "-").Replace(a.name)
 }
 
-// badAgentsConfig is a configuration file with them, and with hold. All run in dir.
+// badAgentsConfig returns a configuration file with the bad agents and hold. All run in dir.
 func badAgentsConfig(t *testing.T, dir string, bad []badAgent) string {
 	t.Helper()
 	script, err := filepath.Abs("testdata/agents/hold.sh")
@@ -193,30 +193,30 @@ func badAgentsConfig(t *testing.T, dir string, bad []badAgent) string {
 		}
 		all[a.id()] = entry
 	}
-	yaml, err := json.Marshal(map[string]any{"agents": all}) // JSON is YAML, too.
+	yaml, err := json.Marshal(map[string]any{"agents": all}) // JSON is also YAML.
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(yaml)
 }
 
-// remains are what agents may leave behind. Nothing is to be seen where there is no /proc.
+// remains finds what agents may leave behind. Without /proc it finds nothing.
 type remains struct {
-	server int    // its process
-	dir    string // the working directory of all agents, and so of what they start
+	server int    // its process id
+	dir    string // the working directory of all agents, and of the processes that they start
 }
 
-// processes are those that run in the agents' directory, and all children of the server,
-// zombies included.
+// processes returns the processes that run in the agents' directory, and all children of the
+// server, zombies included.
 func (r remains) processes() []string {
 	var found []string
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
 		stat, err := os.ReadFile(path)
 		if err != nil {
-			continue // It has just gone.
+			continue // The process has ended.
 		}
-		// The number, the name in brackets, which may hold anything, the state, the parent.
+		// The fields are: id, name in brackets with any characters in it, state, parent.
 		var state string
 		var parent int
 		_, _ = fmt.Sscan(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), &state, &parent)
@@ -228,7 +228,7 @@ func (r remains) processes() []string {
 	return found
 }
 
-// files are those that the server has open, pipes and sockets included.
+// files returns the files that the server has open, pipes and sockets included.
 func (r remains) files() []string {
 	var found []string
 	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", r.server))
@@ -241,8 +241,8 @@ func (r remains) files() []string {
 	return found
 }
 
-// eventually waits until there is what is wanted: of the end of a process that is not its
-// child nobody is told.
+// eventually polls get until it returns want. The kernel does not report the end of a process to
+// processes other than its parent.
 func eventually(t *testing.T, what string, want []string, get func() []string) {
 	t.Helper()
 	for late := time.After(patience); ; {
@@ -258,8 +258,8 @@ func eventually(t *testing.T, what string, want []string, get func() []string) {
 	}
 }
 
-// stacks ends the server with SIGQUIT, upon which Go tells where each goroutine is, and
-// returns that: the functions that a goroutine is in, and which one began it.
+// stacks ends the server with SIGQUIT, on which the Go runtime prints all goroutines. It returns
+// a stack for each goroutine: its functions and the function that started it.
 func stacks(t *testing.T, s *server) []string {
 	t.Helper()
 	_ = s.process.Process.Signal(syscall.SIGQUIT)
@@ -267,23 +267,23 @@ func stacks(t *testing.T, s *server) []string {
 	isQuit := func(line logLine) bool { return strings.HasPrefix(fmt.Sprint(line["text"]), "SIGQUIT") }
 	begin := slices.IndexFunc(s.log.lines, isQuit)
 	if begin < 0 {
-		t.Fatal("the server does not tell where its goroutines are")
+		t.Fatal("the server printed no goroutines after SIGQUIT")
 	}
-	var told strings.Builder
+	var dump strings.Builder
 	for _, line := range s.log.lines[begin:] {
-		told.WriteString(fmt.Sprint(line["text"]) + "\n")
+		dump.WriteString(fmt.Sprint(line["text"]) + "\n")
 	}
-	s.log.lines = s.log.lines[:begin] // It was asked to write this.
+	s.log.lines = s.log.lines[:begin] // The test asked for this text.
 
 	var found []string
-	for block := range strings.SplitSeq(told.String(), "\n\n") {
+	for block := range strings.SplitSeq(dump.String(), "\n\n") {
 		head, stack, _ := strings.Cut(block, "\n")
 		if !strings.HasPrefix(head, "goroutine ") {
 			continue
 		}
 		var functions strings.Builder
 		for line := range strings.SplitSeq(stack, "\n") {
-			function, _, began := strings.Cut(line, " in goroutine ") // the line on who began it
+			function, _, began := strings.Cut(line, " in goroutine ") // the line of the function that started it
 			if i := strings.LastIndexByte(line, '('); !began && i >= 0 {
 				function = line[:i] // without the values of arguments
 			}
@@ -296,7 +296,7 @@ func stacks(t *testing.T, s *server) []string {
 	return found
 }
 
-// TestAgentEnvironment: a server without PATH, HOME and the like in its environment does not pass
+// TestAgentEnvironment: a server without variables such as PATH and HOME in its environment does not pass
 // the rest of it to the programs of its agents.
 func TestAgentEnvironment(t *testing.T) {
 	t.Parallel()
@@ -315,8 +315,8 @@ agents:
 	}
 }
 
-// TestAgentsAreNotLocated: the error that users receive of an unreachable agent contains neither
-// its address nor the path of its socket. The log contains both.
+// TestAgentsAreNotLocated: the error that a user receives when an agent is unreachable contains
+// neither its address nor the path of its socket. The log contains both.
 func TestAgentsAreNotLocated(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "hidden.sock")

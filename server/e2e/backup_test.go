@@ -14,7 +14,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// backupOf makes a backup of a server and returns the file that has it.
+// backupOf backs up a server and returns the path of the backup.
 func backupOf(t *testing.T, s *server) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "backup.db")
@@ -27,7 +27,7 @@ func backupOf(t *testing.T, s *server) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	written, whole := int64(0), int64(0)
+	written, size := int64(0), int64(0)
 	for {
 		reply, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
@@ -39,17 +39,17 @@ func backupOf(t *testing.T, s *server) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		written, whole = written+int64(n), whole+reply.GetSizeBytes()
+		written, size = written+int64(n), size+reply.GetSizeBytes()
 	}
-	if written != whole || whole == 0 {
-		t.Fatalf("%d bytes came of %d", written, whole)
+	if written != size || size == 0 {
+		t.Fatalf("BackupStore sent %d bytes of %d", written, size)
 	}
 	return path
 }
 
-// TestBackupUnderLoad restores a backup that was made while 64 clients wrote, each to a
-// conversation of its own: of each there is what had come up to some instant, which is not
-// before the backup was asked for.
+// TestBackupUnderLoad restores a backup that was made while 64 clients wrote, each to its own
+// conversation. Each restored conversation ends at one instant, which is not before the request
+// for the backup.
 func TestBackupUnderLoad(t *testing.T) {
 	const writers, before, most = 64, 30, 900
 	s := startServer(t, t.TempDir(), "--max-messages=1000", "--max-conversations=0", "--interaction-log=false")
@@ -92,20 +92,20 @@ func TestBackupUnderLoad(t *testing.T) {
 	for w := range writers {
 		messages := everyMessage(t, restored, fmt.Sprint("c", w))
 		if n := int32(len(messages)); n < least[w] || n > acknowledged[w].Load()+1 {
-			t.Errorf("conversation %d has %d messages; %d had been acknowledged before the backup, %d in the end", w, n, least[w], acknowledged[w].Load())
+			t.Errorf("conversation %d has %d messages; %d were acknowledged before the backup, %d at the end", w, n, least[w], acknowledged[w].Load())
 		} else if n < acknowledged[w].Load() {
 			short++
 		}
 		for i, m := range messages {
 			if number, _, _ := strings.Cut(m.GetContent(), " "); number != fmt.Sprint(i) || m.GetSequence() != int32(i+1) {
-				t.Fatalf("conversation %d: message %d is number %s, sequence %d", w, i, number, m.GetSequence())
+				t.Fatalf("conversation %d: message %d has number %s and sequence %d", w, i, number, m.GetSequence())
 			}
 		}
 	}
-	t.Logf("%d of %d conversations went on after the instant of the backup", short, writers)
+	t.Logf("%d of %d conversations received messages after the instant of the backup", short, writers)
 }
 
-// everyMessage returns all messages of a conversation.
+// everyMessage exports a conversation and returns all its messages.
 func everyMessage(t *testing.T, s *server, id string) (all []*parleyv1.Message) {
 	t.Helper()
 	stream, err := s.ExportConversations(t.Context(), &parleyv1.ExportConversationsRequest{ConversationIds: []string{id}})

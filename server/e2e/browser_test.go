@@ -21,14 +21,14 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// chatPage is a front end: it begins a turn with fetch, shows it with EventSource, and tells
-// how far it is, and last what it was shown.
+// chatPage is a front end. It begins a turn with fetch and shows it with EventSource. It reports
+// its progress and, at the end, everything that it showed.
 const chatPage = `<!DOCTYPE html><title>chat</title><script type="module">
-const {door, broken, agent, content} = await (await fetch("/settings")).json();
-const tell = (what, value) => fetch("/told/" + what, {method: "POST", body: JSON.stringify(value)});
+const {server, proxy, agent, content} = await (await fetch("/settings")).json();
+const report = (name, value) => fetch("/reports/" + name, {method: "POST", body: JSON.stringify(value)});
 const shown = {fetched: "", text: "", ids: [], opened: 0};
 
-const reply = await fetch(door + "/v1/chat", {method: "POST", body: JSON.stringify({conversationId: "c", agent, content})});
+const reply = await fetch(server + "/v1/chat", {method: "POST", body: JSON.stringify({conversationId: "c", agent, content})});
 const lines = reply.body.pipeThrough(new TextDecoderStream()).getReader();
 let left = "", turn = "";
 async function nextLine() {
@@ -46,40 +46,40 @@ const fetched = (async () => {
   for (let line; (line = await nextLine()); ) shown.fetched += line.event.textDelta?.text ?? "";
 })();
 
-const source = new EventSource(broken + "/v1/conversations/c/turns/" + event.turnId + "/events");
+const source = new EventSource(proxy + "/v1/conversations/c/turns/" + event.turnId + "/events");
 source.onopen = () => { shown.opened++; };
 source.onmessage = ({data, lastEventId}) => {
   const {event} = JSON.parse(data);
   shown.ids.push(lastEventId);
   shown.text += event.textDelta?.text ?? "";
-  tell("shown", shown.ids.length);
+  report("shown", shown.ids.length);
 };
 source.onerror = async () => {
-  if (source.readyState !== EventSource.CLOSED) return; // It asks again.
+  if (source.readyState !== EventSource.CLOSED) return; // EventSource reconnects.
   await fetched;
-  tell("end", shown);
+  report("end", shown);
 };
 </script>`
 
-// foreignPage tries everything, and tells what it could do.
+// foreignPage tries every kind of call and reports those that succeeded.
 const foreignPage = `<!DOCTYPE html><title>foreign</title><script type="module">
-const {door} = await (await fetch("/settings")).json();
-const could = [], body = JSON.stringify({conversation: {id: "foreign"}});
-const attempt = async (what, answer) => { try { const reply = await answer; could.push(what + " " + (await reply.text())); } catch {} };
-await attempt("read", fetch(door + "/v1/conversations"));
-await attempt("write", fetch(door + "/v1/conversations", {method: "POST", body}));
-await attempt("write as JSON", fetch(door + "/v1/conversations", {method: "POST", headers: {"Content-Type": "application/json"}, body}));
-await fetch(door + "/v1/conversations", {method: "POST", mode: "no-cors", body}).catch(() => {}); // Sent, its answer is not shown.
+const {server} = await (await fetch("/settings")).json();
+const succeeded = [], body = JSON.stringify({conversation: {id: "foreign"}});
+const attempt = async (what, answer) => { try { const reply = await answer; succeeded.push(what + " " + (await reply.text())); } catch {} };
+await attempt("read", fetch(server + "/v1/conversations"));
+await attempt("write", fetch(server + "/v1/conversations", {method: "POST", body}));
+await attempt("write as JSON", fetch(server + "/v1/conversations", {method: "POST", headers: {"Content-Type": "application/json"}, body}));
+await fetch(server + "/v1/conversations", {method: "POST", mode: "no-cors", body}).catch(() => {}); // The browser sends it and hides the reply.
 await new Promise((resolve) => {
-  const source = new EventSource(door + "/v1/watch?deleteAfterDisconnect=0s&conversationIds=mine");
-  source.onopen = () => { could.push("watch"); source.close(); resolve(); };
+  const source = new EventSource(server + "/v1/watch?deleteAfterDisconnect=0s&conversationIds=mine");
+  source.onopen = () => { succeeded.push("watch"); source.close(); resolve(); };
   source.onerror = () => { source.close(); resolve(); };
 });
-fetch("/told/end", {method: "POST", body: JSON.stringify(could)});
+fetch("/reports/end", {method: "POST", body: JSON.stringify(succeeded)});
 </script>`
 
-// A page in a browser begins a turn, and reads it over a connection that breaks: nothing is
-// missing, nothing comes twice, and at the end it asks no more.
+// A page in a browser begins a turn and reads it over a connection that breaks. It receives every
+// event exactly once, and the EventSource does not reconnect after the end of the turn.
 func TestBrowser(t *testing.T) {
 	t.Parallel()
 	browser := findBrowser(t)
@@ -87,13 +87,13 @@ func TestBrowser(t *testing.T) {
 	pages := servePages(t, chatPage)
 	d := startDoor(t, t.TempDir(), agents(t, puppetAgents), "--http-allowed-origins="+pages.url)
 	proxy := startProxy(t, strings.TrimPrefix(d.url, "http://"), nil, new(resets))
-	pages.settings = map[string]string{"door": d.url, "broken": "http://" + proxy.listener.Addr().String(), "agent": "puppet", "content": p.path}
+	pages.settings = map[string]string{"server": d.url, "proxy": "http://" + proxy.listener.Addr().String(), "agent": "puppet", "content": p.path}
 	close(pages.ready)
 	startBrowser(t, browser, pages.url)
 
 	p.start(t)
 	for i := range answerPieces {
-		pages.await(t, "shown", fmt.Sprint(i+1)) // One by one, so that none are merged.
+		pages.await(t, "shown", fmt.Sprint(i+1)) // One at a time, so that the server merges no pieces.
 		if i == answerPieces/2 {
 			proxy.reset()
 		}
@@ -114,44 +114,44 @@ func TestBrowser(t *testing.T) {
 		ids = append(ids, fmt.Sprint(i+1))
 	}
 	if shown.Fetched != wholeAnswer() || shown.Text != wholeAnswer() || !slices.Equal(shown.IDs, ids) {
-		t.Errorf("the page shows %+v", shown)
+		t.Errorf("the page showed %+v, want every piece once", shown)
 	}
 	if connections := proxy.counts.connections.Load(); shown.Opened != 2 || connections < 2 {
-		t.Errorf("the source was opened %d times over %d connections, want twice", shown.Opened, connections)
+		t.Errorf("the source was opened %d times over %d connections, want 2 opens over at least 2 connections", shown.Opened, connections)
 	}
 	p.wantRuns(t, 1)
 }
 
-// A page of an origin that is not allowed can neither read nor write, though its browser is
-// on the machine of the server.
+// A page of an origin that is not allowed can neither read nor write, although its browser runs
+// on the server's machine.
 func TestForeignPageInBrowser(t *testing.T) {
 	t.Parallel()
 	browser := findBrowser(t)
 	pages := servePages(t, foreignPage)
 	d := startDoor(t, t.TempDir(), "--http-allowed-origins=https://app.example")
 	add(t, d.server, "mine", &parleyv1.Message{Content: "secret"})
-	pages.settings = map[string]string{"door": d.url}
+	pages.settings = map[string]string{"server": d.url}
 	close(pages.ready)
 	startBrowser(t, browser, pages.url)
-	if could := pages.await(t, "end", ""); could != "[]" {
-		t.Errorf("the page could %s", could)
+	if succeeded := pages.await(t, "end", ""); succeeded != "[]" {
+		t.Errorf("calls of the foreign page that succeeded: %s, want none", succeeded)
 	}
 	_, err := d.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "foreign"})
 	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
 	history(t, d.server, "mine")
 }
 
-// pages are what a browser is shown, and where that tells the test something.
+// pages serves a page to a browser and receives the reports of the page.
 type pages struct {
 	url      string
-	ready    chan struct{} // closed when there are settings
+	ready    chan struct{} // closed when settings is set
 	settings map[string]string
-	told     map[string]chan string
+	reports  map[string]chan string
 }
 
 func servePages(t *testing.T, page string) *pages {
 	t.Helper()
-	p := &pages{ready: make(chan struct{}), told: map[string]chan string{"shown": make(chan string, 2*lastIndex), "end": make(chan string, 1)}}
+	p := &pages{ready: make(chan struct{}), reports: map[string]chan string{"shown": make(chan string, 2*lastIndex), "end": make(chan string, 1)}}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -164,9 +164,9 @@ func servePages(t *testing.T, page string) *pages {
 		case <-r.Context().Done():
 		}
 	})
-	mux.HandleFunc("POST /told/{what}", func(_ http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc("POST /reports/{name}", func(_ http.ResponseWriter, r *http.Request) {
 		if text, err := io.ReadAll(r.Body); err == nil {
-			p.told[r.PathValue("what")] <- string(text)
+			p.reports[r.PathValue("name")] <- string(text)
 		}
 	})
 	s := httptest.NewServer(mux)
@@ -175,24 +175,24 @@ func servePages(t *testing.T, page string) *pages {
 	return p
 }
 
-// await waits until the page tells something, or anything where that is empty. What is told
-// may come in another order than it was sent.
-func (p *pages) await(t *testing.T, what, want string) string {
+// await returns the page's first report with this name whose text is want, or any text if want is
+// empty. Reports may arrive in another order than they were sent.
+func (p *pages) await(t *testing.T, name, want string) string {
 	t.Helper()
 	for late := time.After(patience); ; {
 		select {
-		case text := <-p.told[what]:
+		case text := <-p.reports[name]:
 			if want == "" || text == want {
 				return text
 			}
 		case <-late:
-			t.Fatalf("the page never tells %s %s", what, want)
+			t.Fatalf("no report %s %s from the page within %v", name, want, patience)
 		}
 	}
 }
 
-// findBrowser is a program that is Chromium. The test says out loud where there is none,
-// which is a failure in CI.
+// findBrowser returns the path of Chromium. If there is none, the test is skipped with a message;
+// in CI it fails.
 func findBrowser(t *testing.T) string {
 	t.Helper()
 	for _, name := range []string{os.Getenv("PARLEY_CHROMIUM"), "chromium", "chromium-headless-shell", "google-chrome"} {
@@ -208,31 +208,31 @@ func findBrowser(t *testing.T) string {
 	return ""
 }
 
-// startBrowser shows a page until the end of the test.
+// startBrowser opens a page in a browser that runs until the end of the test.
 func startBrowser(t *testing.T, program, url string) {
 	t.Helper()
 	flags := []string{
 		"--headless", "--disable-gpu", "--disable-dev-shm-usage", "--disable-breakpad", "--no-first-run", "--mute-audio",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-proxy-server",
-		"--remote-debugging-port=0", // Else some forms of it end at once.
+		"--remote-debugging-port=0", // Without it, some builds of Chromium exit at once.
 		"--user-data-dir=" + t.TempDir(),
 	}
 	if os.Geteuid() == 0 {
-		flags = append(flags, "--no-sandbox") // It refuses to have one as root.
+		flags = append(flags, "--no-sandbox") // Chromium does not start with its sandbox as root.
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, program, append(flags, url)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	var says bytes.Buffer // All of its processes have it open: to wait is to wait for all of them.
-	cmd.Stderr = &says
+	var output bytes.Buffer // All processes of the browser hold it open, so that Wait waits for all of them.
+	cmd.Stderr = &output
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		stop()
 		if err := cmd.Wait(); t.Failed() {
-			t.Logf("%s ended with %v and said:\n%s", program, err, says.String())
+			t.Logf("%s ended with %v and printed:\n%s", program, err, output.String())
 		}
 	})
 }

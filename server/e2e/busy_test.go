@@ -19,14 +19,14 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// callerCount clients want an answer in one conversation at once.
+// callerCount is the number of clients that call Chat in one conversation at the same time.
 const callerCount = 20
 
 func TestBusy(t *testing.T) {
 	t.Parallel()
 	for name, flags := range map[string][]string{
-		"many turns may run": nil,
-		"one turn may run":   {"--max-turns=1"}, // Those that wait need no place of their own.
+		"many turns run at once": nil,
+		"one turn runs at once":  {"--max-turns=1"}, // Queued turns do not count.
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -37,26 +37,26 @@ func TestBusy(t *testing.T) {
 			t.Run("interrupt", f.interruptCallers)
 			t.Run("interrupt, all at once", f.interruptAtOnce)
 			t.Run("any, all at once", f.anyAtOnce)
-			t.Run("the line moves up", f.lineMovesUp)
-			t.Run("cancelled from elsewhere", f.cancelledFromElsewhere)
+			t.Run("the queue advances", f.lineMovesUp)
+			t.Run("cancelled by another client", f.cancelledFromElsewhere)
 		})
 	}
 }
 
-// rejectCallers: one runs, all others are told which.
+// rejectCallers: one turn runs, and all other callers receive its id.
 func (f *floor) rejectCallers(t *testing.T) {
 	const id = "reject"
 	modes := []parleyv1.OnBusy{parleyv1.OnBusy_ON_BUSY_UNSPECIFIED, parleyv1.OnBusy_ON_BUSY_REJECT}
 	callers := f.callAtOnce(t, id, func(i int) parleyv1.OnBusy { return modes[i%2] })
 	at := slices.IndexFunc(callers, func(c *caller) bool { return c.err == nil })
 	if at < 0 {
-		t.Fatalf("nobody is answered: %v", callers[0].err)
+		t.Fatalf("every call was refused, the first with %v; want one turn", callers[0].err)
 	}
 	runs := callers[at]
 	for _, c := range slices.Concat(callers[:at], callers[at+1:]) {
-		told := wantError(t, c.err, codes.Aborted, "CONVERSATION_BUSY")
-		if told["active_turn_id"] != runs.turnID || runs.turnID == "" {
-			t.Errorf("%s is told %v, and turn %s runs", c, told, runs.turnID)
+		metadata := wantError(t, c.err, codes.Aborted, "CONVERSATION_BUSY")
+		if metadata["active_turn_id"] != runs.turnID || runs.turnID == "" {
+			t.Errorf("%s was refused with %v, want active_turn_id %s", c, metadata, runs.turnID)
 		}
 		wantRetry(t, c.err)
 	}
@@ -66,10 +66,10 @@ func (f *floor) rejectCallers(t *testing.T) {
 	f.want(t, id, append([]exchange{runs.kept()}, f.answerAll(t, next)...))
 }
 
-// queueCallers: 16 wait, and are answered in the order in which they came.
+// queueCallers: 16 turns wait and are answered in the order of their calls.
 func (f *floor) queueCallers(t *testing.T) {
 	const id, waiting = "queue", 16
-	var line []*caller
+	var queue []*caller
 	for i := range callerCount {
 		c := f.call(t, id, fmt.Sprint("caller ", i), parleyv1.OnBusy_ON_BUSY_QUEUE)
 		switch {
@@ -83,48 +83,48 @@ func (f *floor) queueCallers(t *testing.T) {
 			wantRetry(t, err)
 			continue
 		}
-		line = append(line, c)
+		queue = append(queue, c)
 	}
-	f.answerInLine(t, id, line)
+	f.answerInLine(t, id, queue)
 }
 
-// queueAtOnce: whoever came in which order, that is the order of the answers.
+// queueAtOnce: the turns are answered in the order of their positions.
 func (f *floor) queueAtOnce(t *testing.T) {
 	const id = "queue-at-once"
 	callers := f.callAtOnce(t, id, func(int) parleyv1.OnBusy { return parleyv1.OnBusy_ON_BUSY_QUEUE })
-	line := make([]*caller, 17)
+	queue := make([]*caller, 17)
 	for _, c := range callers {
 		if c.err != nil {
 			wantError(t, c.err, codes.ResourceExhausted, "QUEUE_FULL")
 			continue
 		}
-		if (c.position == 0) != (c.started != nil) || int(c.position) >= len(line) || line[c.position] != nil {
-			t.Fatalf("%s is at %d in line, %v; others: %v", c, c.position, c.started, line)
+		if (c.position == 0) != (c.started != nil) || int(c.position) >= len(queue) || queue[c.position] != nil {
+			t.Fatalf("%s has position %d, %v, which is impossible beside %v", c, c.position, c.started, queue)
 		}
-		line[c.position] = c
+		queue[c.position] = c
 	}
-	if slices.Contains(line, nil) {
-		t.Fatalf("17 are to be answered, and there are %v", line)
+	if slices.Contains(queue, nil) {
+		t.Fatalf("turns = %v, want 17", queue)
 	}
-	f.answerInLine(t, id, line)
+	f.answerInLine(t, id, queue)
 }
 
-// answerInLine has a line answered that has just formed: the first one runs.
-func (f *floor) answerInLine(t *testing.T, id string, line []*caller) {
+// answerInLine answers all turns of a new queue, of which the first turn runs.
+func (f *floor) answerInLine(t *testing.T, id string, queue []*caller) {
 	t.Helper()
 	var want []string
-	for _, c := range slices.Backward(line[1:]) {
+	for _, c := range slices.Backward(queue[1:]) {
 		want = append(want, "QUEUED "+c.turnID)
 	}
-	want = append(want, "RUNNING "+line[0].turnID)
+	want = append(want, "RUNNING "+queue[0].turnID)
 	if got := f.states(t, id); !slices.Equal(got, want) {
-		t.Errorf("while all wait the turns are\n%q, want\n%q", got, want)
+		t.Errorf("turns before the first answer =\n%q, want\n%q", got, want)
 	}
 	f.wantNoOtherPlace(t)
-	f.want(t, id, f.answerAll(t, line...))
+	f.want(t, id, f.answerAll(t, queue...))
 }
 
-// interruptCallers: each one cuts off the one before it, whose words stay.
+// interruptCallers: each call interrupts the turn before it, whose messages stay.
 func (f *floor) interruptCallers(t *testing.T) {
 	const id = "interrupt"
 	var all []exchange
@@ -138,14 +138,14 @@ func (f *floor) interruptCallers(t *testing.T) {
 		}
 		c.wantStarted(t)
 		if err := c.step(); err != nil || c.text != c.String()+": half an " {
-			t.Fatalf("%s has the answer %q, %v", c, c.text, err)
+			t.Fatalf("%s has the answer %q, %v; want %q", c, c.text, err, c.String()+": half an ")
 		}
 		before = c
 	}
 	f.want(t, id, append(all, f.answerAll(t, before)...))
 }
 
-// interruptAtOnce: all but one are cut off, wherever they are.
+// interruptAtOnce: all turns except one are interrupted, wherever they are.
 func (f *floor) interruptAtOnce(t *testing.T) {
 	const id = "interrupt-at-once"
 	callers := f.callAtOnce(t, id, func(int) parleyv1.OnBusy { return parleyv1.OnBusy_ON_BUSY_INTERRUPT })
@@ -162,22 +162,22 @@ func (f *floor) interruptAtOnce(t *testing.T) {
 			t.Errorf("%s ends with %v, %v, want it interrupted", c, c.finished, c.err)
 		}
 	}
-	f.letGo(t) // whoever is left
+	f.letGo(t) // the last turn
 	if last := <-ended; last.err != nil || last.finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
-		t.Errorf("%s, the last one, ends with %v, %v", last, last.finished, last.err)
+		t.Errorf("%s, the last turn, ends with %v, %v; want it completed", last, last.finished, last.err)
 	}
 	f.want(t, id, inOrder(t, callers))
 }
 
-// anyAtOnce: callers of all modes come, agents answer at once, and some callers cancel
-// their turns. Whatever becomes of whom, the history is that of one turn after the other.
+// anyAtOnce: callers use all modes, agents answer at once, and some callers cancel their turns.
+// Whatever the results, the history shows one turn after the other.
 func (f *floor) anyAtOnce(t *testing.T) {
 	const id = "any-at-once"
 	modes := []parleyv1.OnBusy{parleyv1.OnBusy_ON_BUSY_QUEUE, parleyv1.OnBusy_ON_BUSY_INTERRUPT, parleyv1.OnBusy_ON_BUSY_REJECT}
 	var group sync.WaitGroup
 	callers := make([]*caller, 3*callerCount)
 	for i := range callers {
-		c := newCaller(id, fmt.Sprintf("caller %d: %s", i, strings.Repeat("many words ", 5)), modes[i%len(modes)])
+		c := newCaller(id, fmt.Sprintf("caller %d: %s", i, strings.Repeat("many texts ", 5)), modes[i%len(modes)])
 		c.request.Agent, callers[i] = "echo", c
 		group.Go(func() {
 			if c.err = c.begin(t, f.server); c.err != nil {
@@ -192,7 +192,7 @@ func (f *floor) anyAtOnce(t *testing.T) {
 		})
 	}
 	group.Wait()
-	begun := slices.DeleteFunc(callers, func(c *caller) bool {
+	startedTurns := slices.DeleteFunc(callers, func(c *caller) bool {
 		switch {
 		case status.Code(c.err) == codes.Aborted:
 			wantError(t, c.err, codes.Aborted, "CONVERSATION_BUSY")
@@ -205,18 +205,18 @@ func (f *floor) anyAtOnce(t *testing.T) {
 		}
 		return c.started == nil
 	})
-	f.want(t, id, inOrder(t, begun))
+	f.want(t, id, inOrder(t, startedTurns))
 }
 
-// lineMovesUp: who leaves makes room, unless somebody else waits for the same answer; who
-// interrupts goes ahead.
+// lineMovesUp: a turn whose caller disconnects leaves the queue, unless another caller waits for
+// the same answer. An interrupting turn is placed first.
 func (f *floor) lineMovesUp(t *testing.T) {
-	const id = "line"
+	const id = "queue"
 	a, b, c, d, e := f.line(t, id)
 	joined := newCaller(id, "d", parleyv1.OnBusy_ON_BUSY_QUEUE)
 	joined.joins = true
 	if err := joined.begin(t, f.server); err != nil || joined.turnID != d.turnID {
-		t.Fatalf("the same request again is turn %s, %v; want %s", joined.turnID, err, d.turnID)
+		t.Fatalf("the same request again joined turn %s, %v; want %s", joined.turnID, err, d.turnID)
 	}
 	c.leave()
 	d.wantPosition(t, 2)
@@ -238,8 +238,8 @@ func (f *floor) lineMovesUp(t *testing.T) {
 	f.want(t, id, append([]exchange{a.kept()}, f.answerAll(t, first, b, joined, e)...))
 }
 
-// cancelledFromElsewhere: any client may end a turn, whether it waits, runs or has ended,
-// and may do so again.
+// cancelledFromElsewhere: any client may cancel a turn that waits, runs or has ended, and may
+// repeat the call.
 func (f *floor) cancelledFromElsewhere(t *testing.T) {
 	const id = "cancel"
 	conn, err := grpc.NewClient(f.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -250,11 +250,11 @@ func (f *floor) cancelledFromElsewhere(t *testing.T) {
 	elsewhere := parleyv1.NewConversationServiceClient(conn)
 	wantCancel := func(c *caller, want parleyv1.TurnState) {
 		t.Helper()
-		var turns []*parleyv1.Turn // as it ended, according to everybody
+		var turns []*parleyv1.Turn // the ended turn, according to each reply
 		for range 2 {
 			reply, err := elsewhere.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: c.turnID})
 			if err != nil || reply.GetTurn().GetState() != want {
-				t.Fatalf("cancelling the turn of %s gives %v, %v; want it %v", c, reply, err, want)
+				t.Fatalf("CancelTurn of %s = %v, %v; want state %v", c, reply, err, want)
 			}
 			turns = append(turns, reply.GetTurn())
 		}
@@ -265,7 +265,7 @@ func (f *floor) cancelledFromElsewhere(t *testing.T) {
 		}
 		for _, turn := range append(turns, reply.GetTurn()) {
 			if d := cmp.Diff(c.finished.GetTurn(), turn, protocmp.Transform()); d != "" {
-				t.Errorf("the turn of %s as its stream told it, and as another client got it:\n%s", c, d)
+				t.Errorf("the turn of %s in its own stream and in another client's reply (-own +other):\n%s", c, d)
 			}
 		}
 	}
@@ -277,7 +277,7 @@ func (f *floor) cancelledFromElsewhere(t *testing.T) {
 	again := f.call(t, id, "c", parleyv1.OnBusy_ON_BUSY_QUEUE)
 	again.wantEnd(t, parleyv1.TurnState_TURN_STATE_CANCELLED)
 	if again.turnID != c.turnID || again.started != nil {
-		t.Errorf("the same request again is turn %s, %v; want %s, which was cancelled", again.turnID, again.started, c.turnID)
+		t.Errorf("the same request again = turn %s, %v; want the cancelled turn %s", again.turnID, again.started, c.turnID)
 	}
 	wantCancel(a, parleyv1.TurnState_TURN_STATE_CANCELLED)
 	wantMoved(t, b, d, e)
@@ -288,7 +288,7 @@ func (f *floor) cancelledFromElsewhere(t *testing.T) {
 	wantError(t, err, codes.NotFound, "TURN_NOT_FOUND")
 }
 
-// inOrder is what is to be kept of turns that have ended, in the order in which they began.
+// inOrder returns the exchanges of ended turns in the order in which the turns started.
 func inOrder(t *testing.T, callers []*caller) []exchange {
 	t.Helper()
 	slices.SortFunc(callers, func(a, b *caller) int {
@@ -302,7 +302,7 @@ func inOrder(t *testing.T, callers []*caller) []exchange {
 	return all
 }
 
-// wantRetry checks that a refusal says when to try again.
+// wantRetry checks that an error has a RetryInfo with a delay of at most a minute.
 func wantRetry(t *testing.T, err error) {
 	t.Helper()
 	for _, detail := range status.Convert(err).Details() {
@@ -310,5 +310,5 @@ func wantRetry(t *testing.T, err error) {
 			return
 		}
 	}
-	t.Errorf("%v does not say when to try again", err)
+	t.Errorf("%v has no RetryInfo with a delay", err)
 }

@@ -13,19 +13,19 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// caller is one of several that want an answer in the same conversation.
+// caller is one of several clients that call Chat in the same conversation.
 type caller struct {
 	talk
 	request  *parleyv1.ChatRequest
-	joins    bool // the turn of another
+	joins    bool // the call joins the turn of another caller
 	turnID   string
-	events   int32 // how many have come
-	position int32 // in line, as was told last; 0: it has started
-	err      error // why the call ended, where it ran beside others
+	events   int32 // number of events received
+	position int32 // in the queue, from the last event; 0 after the start
+	err      error // the call's error, if it ran in its own goroutine
 	leave    context.CancelFunc
 }
 
-// newCaller has not called yet.
+// newCaller returns a caller that has not called Chat yet.
 func newCaller(id, content string, mode parleyv1.OnBusy) *caller {
 	name, _, _ := strings.Cut(content, ":")
 	return &caller{request: &parleyv1.ChatRequest{
@@ -33,10 +33,10 @@ func newCaller(id, content string, mode parleyv1.OnBusy) *caller {
 	}}
 }
 
-// String is the content.
+// String returns the content.
 func (c *caller) String() string { return c.request.GetContent() }
 
-// call calls.
+// call calls Chat.
 func (c *caller) call(t *testing.T, s parleyv1.ConversationServiceClient) (err error) {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
@@ -45,7 +45,7 @@ func (c *caller) call(t *testing.T, s parleyv1.ConversationServiceClient) (err e
 	return err
 }
 
-// begin calls and takes the first event.
+// begin calls Chat and receives the first event.
 func (c *caller) begin(t *testing.T, s parleyv1.ConversationServiceClient) error {
 	t.Helper()
 	if err := c.call(t, s); err != nil {
@@ -54,7 +54,7 @@ func (c *caller) begin(t *testing.T, s parleyv1.ConversationServiceClient) error
 	return c.step()
 }
 
-// step takes the next event that tells anything new.
+// step receives events up to the next one that changes the caller's state.
 func (c *caller) step() error {
 	for {
 		response, err := c.stream.Recv()
@@ -71,9 +71,9 @@ func (c *caller) step() error {
 		}
 		switch position := event.GetQueued().GetPosition(); {
 		case event.GetProgress() != nil:
-			continue // A long silence.
+			continue // It only shows that the turn is alive.
 		case position > 0 && position == c.position:
-			continue // The same.
+			continue // The position is unchanged.
 		case event.GetFinished() != nil:
 			c.finished = event.GetFinished()
 		case event.GetStarted() != nil:
@@ -86,7 +86,7 @@ func (c *caller) step() error {
 	}
 }
 
-// hearAll takes all that is left, and returns an error unless the stream ends well.
+// hearAll receives all remaining events. It returns an error unless the stream ends with EOF.
 func (c *caller) hearAll() error {
 	for c.finished == nil {
 		if err := c.step(); err != nil {
@@ -99,11 +99,11 @@ func (c *caller) hearAll() error {
 	return nil
 }
 
-// wantPosition waits for the news that the turn is at this place in line.
+// wantPosition waits for an event that places the turn at this position in the queue.
 func (c *caller) wantPosition(t *testing.T, want int) {
 	t.Helper()
 	if err := c.step(); err != nil || int(c.position) != want {
-		t.Fatalf("%s is at %d in line, %v; want %d", c, c.position, err, want)
+		t.Fatalf("%s has position %d, %v; want %d", c, c.position, err, want)
 	}
 }
 
@@ -111,11 +111,11 @@ func (c *caller) wantPosition(t *testing.T, want int) {
 func (c *caller) wantStarted(t *testing.T) {
 	t.Helper()
 	if err := c.step(); err != nil || c.started == nil || c.started.GetReplayed() != c.joins || c.text != "" {
-		t.Fatalf("%s has not just started: %v, %q, %v", c, c.started, c.text, err)
+		t.Fatalf("%s: started %v with text %q, %v; want a turn that has just started", c, c.started, c.text, err)
 	}
 }
 
-// wantEnd takes all that is left of a turn that is to end in this state.
+// wantEnd receives all remaining events of a turn and checks its final state.
 func (c *caller) wantEnd(t *testing.T, want parleyv1.TurnState) {
 	t.Helper()
 	if err := c.hearAll(); err != nil {
@@ -127,16 +127,16 @@ func (c *caller) wantEnd(t *testing.T, want parleyv1.TurnState) {
 	c.check(t)
 }
 
-// check looks at a turn whose end has been told.
+// check checks the answer and the error of a turn that has ended.
 func (c *caller) check(t *testing.T) {
 	t.Helper()
 	turn := c.finished.GetTurn()
-	whole := c.String() + ": half an answer"
+	complete := c.String() + ": half an answer"
 	if c.request.GetAgent() == "echo" {
-		whole = c.String()
+		complete = c.String()
 	}
-	if c.text != whole && (turn.GetState() == parleyv1.TurnState_TURN_STATE_COMPLETED || !strings.HasPrefix(whole, c.text)) {
-		t.Errorf("%s has the answer %q, and is %v", c, c.text, turn)
+	if c.text != complete && (turn.GetState() == parleyv1.TurnState_TURN_STATE_COMPLETED || !strings.HasPrefix(complete, c.text)) {
+		t.Errorf("%s has the answer %q of %q in %v", c, c.text, complete, turn)
 	}
 	failure, want := turn.GetError(), map[parleyv1.TurnState]*parleyv1.TurnError{
 		parleyv1.TurnState_TURN_STATE_INTERRUPTED: {Code: int32(codes.Aborted), Reason: "INTERRUPTED"},
@@ -146,11 +146,11 @@ func (c *caller) check(t *testing.T) {
 		t.Errorf("%s ends with %v, want %v", c, turn, want)
 	}
 	if turn.GetFinishTime().AsTime().Before(turn.GetCreateTime().AsTime()) || turn.GetRequestId() != c.request.GetRequestId() {
-		t.Errorf("%s ends with %v", c, turn)
+		t.Errorf("%s ends with %v, want request id %q and a finish after its creation", c, turn, c.request.GetRequestId())
 	}
 }
 
-// kept is what is to be kept of a turn that has ended.
+// kept returns the exchange that must be stored for a turn that has ended.
 func (c *caller) kept() exchange {
 	return exchange{question: c.String(), answer: c.text, turn: c.finished.GetTurn()}
 }

@@ -18,7 +18,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// talk is a Chat call under way: what has come of it so far.
+// talk is a Chat call in progress and the events received from it.
 type talk struct {
 	stream   grpc.ServerStreamingClient[parleyv1.ChatResponse]
 	started  *parleyv1.TurnStarted
@@ -26,7 +26,7 @@ type talk struct {
 	finished *parleyv1.TurnFinished
 }
 
-// chat begins a turn and returns when it has started.
+// chat begins a turn and returns after its start.
 func chat(t *testing.T, s *server, r *parleyv1.ChatRequest) *talk {
 	t.Helper()
 	stream, err := s.Chat(t.Context(), r)
@@ -38,7 +38,7 @@ func chat(t *testing.T, s *server, r *parleyv1.ChatRequest) *talk {
 	return k
 }
 
-// hear takes events until there is enough.
+// hear receives events until enough returns true.
 func (k *talk) hear(t *testing.T, enough func() bool) {
 	t.Helper()
 	for !enough() {
@@ -57,18 +57,18 @@ func (k *talk) hear(t *testing.T, enough func() bool) {
 	}
 }
 
-// end takes all that is left, returns how the turn ended, and checks that the stream ended
-// well.
+// end receives all remaining events, checks that the stream ends with EOF, and returns the last
+// event.
 func (k *talk) end(t *testing.T) *parleyv1.TurnFinished {
 	t.Helper()
 	k.hear(t, func() bool { return k.finished != nil })
 	if response, err := k.stream.Recv(); !errors.Is(err, io.EOF) {
-		t.Errorf("after finished: %v, %v; want the end of the stream", response, err)
+		t.Errorf("Recv() after finished = %v, %v; want EOF", response, err)
 	}
 	return k.finished
 }
 
-// say has a turn completed and returns the answer.
+// say sends a user's message, waits for the turn to complete and returns the answer.
 func say(t *testing.T, s *server, id, content string) string {
 	t.Helper()
 	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: content})
@@ -78,7 +78,7 @@ func say(t *testing.T, s *server, id, content string) string {
 	return k.text
 }
 
-// history returns a conversation that is there already, with all its messages.
+// history returns an existing conversation with all its messages.
 func history(t *testing.T, s *server, id string) *parleyv1.LoadConversationResponse {
 	t.Helper()
 	limit := int32(1000)
@@ -87,12 +87,12 @@ func history(t *testing.T, s *server, id string) *parleyv1.LoadConversationRespo
 		t.Fatal(err)
 	}
 	if reply.GetCreated() {
-		t.Fatalf("conversation %q was not there", id)
+		t.Fatalf("LoadConversation(%q) created it, want an existing conversation", id)
 	}
 	return reply
 }
 
-// add appends messages, whose roles are the user's unless they say otherwise.
+// add appends messages. A message without a role is a user's message.
 func add(t *testing.T, s *server, id string, messages ...*parleyv1.Message) *parleyv1.AppendMessagesResponse {
 	t.Helper()
 	for _, m := range messages {
@@ -107,7 +107,7 @@ func add(t *testing.T, s *server, id string, messages ...*parleyv1.Message) *par
 	return reply
 }
 
-// refused is why a stream was refused: the error of its beginning.
+// refused returns the error with which a stream begins, or nil.
 func refused(stream grpc.ServerStreamingClient[parleyv1.ChatResponse], err error) error {
 	if err == nil {
 		_, err = stream.Recv()
@@ -115,7 +115,7 @@ func refused(stream grpc.ServerStreamingClient[parleyv1.ChatResponse], err error
 	return err
 }
 
-// wantError checks code and reason of a refusal, and returns the metadata of its ErrorInfo.
+// wantError checks the code and reason of an error and returns the metadata of its ErrorInfo.
 func wantError(t *testing.T, err error, code codes.Code, reason string) map[string]string {
 	t.Helper()
 	for _, detail := range status.Convert(err).Details() {
@@ -123,11 +123,11 @@ func wantError(t *testing.T, err error, code codes.Code, reason string) map[stri
 			return info.GetMetadata()
 		}
 	}
-	t.Fatalf("error is %v with details %v, want %v, reason %s", err, status.Convert(err).Details(), code, reason)
+	t.Fatalf("error = %v with details %v, want %v with reason %s", err, status.Convert(err).Details(), code, reason)
 	return nil
 }
 
-// agents is the flag that names a configuration file with these agents.
+// agents returns the flag for a configuration file with these agents.
 func agents(t *testing.T, yaml string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "parleyd.yaml")
@@ -137,8 +137,8 @@ func agents(t *testing.T, yaml string) string {
 	return "--config=" + path
 }
 
-// The agents of these tests are programs in testdata/agents; hold and fail begin their
-// answers with "half an ".
+// The agents of these tests are programs in testdata/agents. The answers of hold and fail begin
+// with "half an ".
 const testAgents = `
 agents:
   hold: {kind: command, command: [sh, testdata/agents/hold.sh]}
@@ -146,13 +146,13 @@ agents:
   absent: {kind: command, command: [testdata/agents/there-is-no-such-program]}
 `
 
-// held is a turn whose agent has begun to answer and waits.
+// held is a turn whose agent has sent the beginning of its answer and waits.
 type held struct {
 	*talk
 	request *parleyv1.ChatRequest
 }
 
-// hold begins a turn with the agent hold, and returns when it waits.
+// hold begins a turn with the agent hold and returns when the agent waits.
 func hold(t *testing.T, s *server, id string) *held {
 	t.Helper()
 	pipe := filepath.Join(t.TempDir(), "pipe")
@@ -160,7 +160,7 @@ func hold(t *testing.T, s *server, id string) *held {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// An agent that has outlived its server waits still; one that comes late finds nothing.
+		// Opening the pipe ends an agent that outlived its server; removing it stops one that starts late.
 		if f, err := os.OpenFile(pipe, os.O_RDWR, 0); err == nil {
 			os.Remove(pipe)
 			f.Close()
@@ -172,7 +172,7 @@ func hold(t *testing.T, s *server, id string) *held {
 	return h
 }
 
-// release lets the agent say the rest, and returns how the turn ended.
+// release lets the agent send the rest of its answer and returns the end of the turn.
 func (h *held) release(t *testing.T, rest string) *parleyv1.TurnFinished {
 	t.Helper()
 	f, err := os.OpenFile(h.request.GetContent(), os.O_WRONLY, 0)
@@ -186,7 +186,7 @@ func (h *held) release(t *testing.T, rest string) *parleyv1.TurnFinished {
 	return h.end(t)
 }
 
-// needPython says out loud that a test cannot be run, which is a failure in CI.
+// needPython skips a test with a message if Python is missing. In CI it fails the test.
 func needPython(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("python3"); err == nil {
@@ -198,7 +198,7 @@ func needPython(t *testing.T) {
 	t.Skip("SKIPPED: the agent of this test needs python3, which is not installed")
 }
 
-// contents are roles and words of messages, a line for each.
+// contents returns one line for each message, with its role and content.
 func contents(messages []*parleyv1.Message) string {
 	var b strings.Builder
 	for _, m := range messages {

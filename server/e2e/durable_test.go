@@ -19,27 +19,27 @@ import (
 func TestDurable(t *testing.T) {
 	t.Parallel()
 	t.Run("acknowledged messages survive kill -9", acknowledgedSurvive)
-	t.Run("so does the message of a turn that has started", startedSurvives)
+	t.Run("the message of a started turn survives kill -9", startedSurvives)
 }
 
-// writers append batches to a few conversations, each batch named by its writer and number.
+// writers append batches to a few conversations. A batch is named by its writer and number.
 type writers struct {
 	mu    sync.Mutex
-	acked map[string]int32 // batch: sequence of its first message
-	next  map[int]int      // writer: number of its next batch
+	acked map[string]int32 // batch to the sequence of its first message
+	next  map[int]int      // writer to the number of its next batch
 }
 
 const (
 	writerCount = 8
-	writtenTo   = 3 // conversations
+	writtenTo   = 3 // number of conversations
 	batchSize   = 3
 )
 
 func acknowledgedSurvive(t *testing.T) {
 	t.Parallel()
-	dataDir, all := t.TempDir(), "--max-messages=1000" // more than are written
+	dataDir, all := t.TempDir(), "--max-messages=1000" // more than the test writes
 	w := &writers{acked: make(map[string]int32), next: make(map[int]int)}
-	for _, enough := range []int64{1, 60, 150} { // acknowledgements, then the server is killed
+	for _, enough := range []int64{1, 60, 150} { // acknowledgements before the server is killed
 		w.writeUntilKilled(t, startServer(t, dataDir, all), enough)
 		s := startServer(t, dataDir, all)
 		w.check(t, s)
@@ -47,8 +47,8 @@ func acknowledgedSurvive(t *testing.T) {
 	}
 }
 
-// writeUntilKilled has all writers append at once until the server is killed, which is at
-// so many acknowledgements.
+// writeUntilKilled appends batches from all writers at once, and kills the server after the given
+// number of acknowledgements.
 func (w *writers) writeUntilKilled(t *testing.T, s *server, enough int64) {
 	t.Helper()
 	var group sync.WaitGroup
@@ -93,7 +93,7 @@ func (w *writers) batch(writer int) (name string, messages []*parleyv1.Message) 
 	return name, messages
 }
 
-// check looks for every acknowledged batch in its place, and for gaps and parted batches.
+// check checks that every acknowledged batch is at its sequence, without gaps and in one piece.
 func (w *writers) check(t *testing.T, s *server) {
 	t.Helper()
 	found := make(map[string]int32)
@@ -104,23 +104,23 @@ func (w *writers) check(t *testing.T, s *server) {
 			t.Fatal(err)
 		}
 		for i, m := range reply.GetMessages() {
-			batch, place, _ := strings.Cut(m.GetContent(), "/")
-			if m.GetSequence() != int32(i+1) || place != fmt.Sprint(i%batchSize) {
-				t.Fatalf("message %d of c%d is %d, %q", i+1, c, m.GetSequence(), m.GetContent())
+			batch, index, _ := strings.Cut(m.GetContent(), "/")
+			if m.GetSequence() != int32(i+1) || index != fmt.Sprint(i%batchSize) {
+				t.Fatalf("message %d of c%d has sequence %d and content %q", i+1, c, m.GetSequence(), m.GetContent())
 			}
-			if place == "0" {
+			if index == "0" {
 				found[batch] = m.GetSequence()
 			} else if found[batch] != m.GetSequence()-int32(i%batchSize) {
-				t.Fatalf("message %d of c%d is %q, its batch begins at %d", i+1, c, m.GetContent(), found[batch])
+				t.Fatalf("message %d of c%d is %q, want its batch to begin at %d", i+1, c, m.GetContent(), found[batch])
 			}
 		}
 		if last := reply.GetConversation().GetLastSequence(); len(reply.GetMessages())%batchSize != 0 || last != int32(len(reply.GetMessages())) {
-			t.Fatalf("c%d has %d messages, and %d is its last sequence", c, len(reply.GetMessages()), last)
+			t.Fatalf("c%d has %d messages and last sequence %d, want complete batches", c, len(reply.GetMessages()), last)
 		}
 	}
 	for batch, sequence := range w.acked {
 		if found[batch] != sequence {
-			t.Errorf("batch %s was acknowledged with sequence %d, now it is at %d (0: nowhere)", batch, sequence, found[batch])
+			t.Errorf("batch %s was acknowledged with sequence %d, found at %d (0 if missing)", batch, sequence, found[batch])
 		}
 	}
 	t.Logf("%d batches acknowledged, %d found", len(w.acked), len(found))
@@ -131,11 +131,11 @@ func startedSurvives(t *testing.T) {
 	dataDir, config := t.TempDir(), agents(t, testAgents)
 	s := startServer(t, dataDir, config)
 	k := hold(t, s, "c")
-	// What has come of the answer is saved every second. Once it is in the file, the commit
-	// that put it there has ended before the one of a later append.
+	// The server saves the partial answer every second. When the text is in the file, its commit
+	// ends before the commit of a later append.
 	waitForText(t, filepath.Join(dataDir, "parley.db"), "half an ")
 	add(t, s, "other", &parleyv1.Message{Content: "hello"})
-	// And a turn of which nothing may have been saved yet.
+	// The server may not have saved any of the answer of this turn yet.
 	k2 := hold(t, s, "c2")
 	s.kill()
 
@@ -144,36 +144,36 @@ func startedSurvives(t *testing.T) {
 	s.await(t, "turn interrupted by a stop of the server", "conversation_id=c2", "turn_id="+k2.started.GetConversation().GetActiveTurnId())
 	kept := history(t, s, "c")
 	if got := contents(kept.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" {
-		t.Errorf("of a turn that was cut off there is:\n%s", got)
+		t.Errorf("history of an interrupted turn:\n%s", got)
 	}
 	if m := kept.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || kept.GetConversation().GetActiveTurnId() != "" {
 		t.Errorf("after the restart: %v, %v", m, kept.GetConversation())
 	}
 	if got := contents(history(t, s, "c2").GetMessages()); !strings.HasPrefix(got, "USER "+k2.request.GetContent()+"\n") {
-		t.Errorf("of a turn that had just started there is:\n%s", got)
+		t.Errorf("history of a turn that had just started:\n%s", got)
 	}
-	// Who asks again under the same request id is told, and the agent does not run twice.
+	// A client that repeats the request id receives the interrupted turn; the agent does not run twice.
 	again := chat(t, s, k.request)
 	turn := again.end(t).GetTurn()
 	if !again.started.GetReplayed() || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED ||
 		turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetError().GetCode() != int32(codes.Unavailable) {
-		t.Errorf("the same request again: %v, %v", again.started, turn)
+		t.Errorf("the same request again = %v, %v; want the interrupted turn", again.started, turn)
 	}
 	if found, _ := s.log.find("conversation history"); len(found) > 0 {
 		t.Errorf("an agent was called: %v", found)
 	}
 	for _, id := range []string{"c", "c2"} {
-		if answer := say(t, s, id, "go on"); answer != "go on" {
-			t.Errorf("the next answer in %s is %q", id, answer)
+		if answer := say(t, s, id, "continue"); answer != "continue" {
+			t.Errorf("the next answer in %s = %q, want %q", id, answer, "continue")
 		}
 	}
 }
 
-// waitForText returns when a text is in a file. There is no event for that.
+// waitForText polls a file until it contains the text. No event reports that.
 func waitForText(t *testing.T, path, text string) {
 	t.Helper()
-	look, late := time.NewTicker(20*time.Millisecond), time.After(patience)
-	defer look.Stop()
+	poll, late := time.NewTicker(20*time.Millisecond), time.After(patience)
+	defer poll.Stop()
 	for {
 		data, err := os.ReadFile(path)
 		if err != nil {
@@ -183,9 +183,9 @@ func waitForText(t *testing.T, path, text string) {
 			return
 		}
 		select {
-		case <-look.C:
+		case <-poll.C:
 		case <-late:
-			t.Fatalf("%q never comes to %s", text, path)
+			t.Fatalf("%q is not in %s after %v", text, path, patience)
 		}
 	}
 }

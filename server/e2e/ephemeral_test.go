@@ -14,8 +14,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// When the time of an ephemeral conversation is over, Chat begins a new conversation under its id at
-// once, although the sweep is seconds away and the agent of the old turn is still at work.
+// After the expiry of an ephemeral conversation, Chat begins a new conversation with the same id at
+// once, although the sweep comes seconds later and the agent of the old turn still runs.
 func TestChatAfterEphemeralConversation(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, puppetAgents))
@@ -42,7 +42,7 @@ func TestChatAfterEphemeralConversation(t *testing.T) {
 	}
 }
 
-// awaitNone returns when there is no conversation of that id.
+// awaitNone returns when no conversation has the id.
 func awaitNone(t *testing.T, s *server, id string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -58,7 +58,7 @@ func awaitNone(t *testing.T, s *server, id string) {
 	}
 }
 
-// wantNew wants a request to begin a conversation and to be answered.
+// wantNew checks that the request begins a conversation and is answered.
 func wantNew(t *testing.T, s *server, r *parleyv1.ChatRequest) {
 	t.Helper()
 	stream, err := s.Chat(t.Context(), r)

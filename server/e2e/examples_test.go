@@ -15,10 +15,10 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// example is the same agent in one language: a complete AgentService that readers copy.
+// example is the same agent in one language: a complete AgentService for readers to copy.
 type example struct {
 	name string
-	// need is the file that starts it, made by make languages; empty: it is built here.
+	// need is the file that starts it, built by make languages. If empty, the test builds the agent.
 	need    string
 	command func(t *testing.T) []string
 }
@@ -54,7 +54,7 @@ func (e example) start(t *testing.T) (process *os.Process, address string) {
 		if os.Getenv("CI") == "true" {
 			t.Fatal(err)
 		}
-		t.Skipf("SKIPPED: make languages sets up what this test needs: %v", err)
+		t.Skipf("SKIPPED: run make languages first: %v", err)
 	}
 	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
 	cmd.Stderr = os.Stderr
@@ -77,8 +77,8 @@ func (e example) start(t *testing.T) (process *os.Process, address string) {
 	return cmd.Process, address
 }
 
-// TestExampleAgents has each example answer, stream, send data, fail on purpose, be cancelled
-// and be killed in mid-answer.
+// TestExampleAgents lets each example answer, stream, send data and fail on purpose. It cancels
+// one turn and kills the agent during another.
 func TestExampleAgents(t *testing.T) {
 	t.Parallel()
 	for _, e := range examples() {
@@ -87,18 +87,18 @@ func TestExampleAgents(t *testing.T) {
 			process, address := e.start(t)
 			s := startServer(t, t.TempDir(), agents(t, fmt.Sprintf(`{default_agent: shop, agents: {shop: {kind: remote, address: %q}}}`, address)))
 			for _, turn := range threeTurns {
-				said := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: turn.ask + "."})
-				finished := said.end(t)
-				if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || said.text != turn.answer.text {
-					t.Fatalf("%q: %v with %q", turn.ask, finished.GetTurn(), said.text)
+				call := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: turn.ask + "."})
+				finished := call.end(t)
+				if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || call.text != turn.answer.text {
+					t.Fatalf("turn %q = %v with %q, want %q", turn.ask, finished.GetTurn(), call.text, turn.answer.text)
 				}
 				answer := finished.GetMessages()[0]
 				data := answer.GetStructuredData()
 				if len(data) != 1 || data[0].GetType() != "product_list" || encodeJSON(t, data[0].GetValue().AsInterface()) != turn.answer.products {
-					t.Errorf("%q: data are %v", turn.ask, data)
+					t.Errorf("turn %q has data %v, want a product_list %s", turn.ask, data, turn.answer.products)
 				}
 				if answer.GetSummary() == "" || answer.GetAgent() != "shop" {
-					t.Errorf("%q: the answer is %v", turn.ask, answer)
+					t.Errorf("turn %q has the answer %v, want a summary and the agent shop", turn.ask, answer)
 				}
 			}
 			wantFailed(t, chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: "fail"}), s, "This will ", "the shop is closed")
@@ -109,7 +109,7 @@ func TestExampleAgents(t *testing.T) {
 				ConversationId: "shop", TurnId: slow.started.GetConversation().GetActiveTurnId(),
 			})
 			if err != nil || reply.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
-				t.Errorf("CancelTurn: %v, %v", reply, err)
+				t.Errorf("CancelTurn = %v, %v; want CANCELLED", reply, err)
 			}
 			slow.end(t)
 
@@ -121,18 +121,19 @@ func TestExampleAgents(t *testing.T) {
 	}
 }
 
-// wantFailed takes what is left of a turn, which must fail with this text kept and this why.
-func wantFailed(t *testing.T, k *talk, s *server, text, why string) {
+// wantFailed receives the remaining events of a turn. The turn must fail with an error that contains
+// message, and the stored answer must begin with text.
+func wantFailed(t *testing.T, k *talk, s *server, text, message string) {
 	t.Helper()
 	turn := k.end(t).GetTurn()
 	failure := turn.GetError()
 	if turn.GetState() != parleyv1.TurnState_TURN_STATE_FAILED || failure.GetReason() != "AGENT_FAILED" ||
-		codes.Code(failure.GetCode()) != codes.Unavailable || !failure.GetRetryable() || !strings.Contains(failure.GetMessage(), why) {
-		t.Errorf("the turn ended as %v, want it FAILED with %q", turn, why)
+		codes.Code(failure.GetCode()) != codes.Unavailable || !failure.GetRetryable() || !strings.Contains(failure.GetMessage(), message) {
+		t.Errorf("the turn ended as %v, want it FAILED with %q", turn, message)
 	}
 	kept := history(t, s, turn.GetConversationId()).GetMessages()
 	last := kept[len(kept)-1]
 	if last.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || last.GetContent() != k.text || !strings.HasPrefix(k.text, text) {
-		t.Errorf("after %q the answer is kept as %v", k.text, last)
+		t.Errorf("the stored answer = %v, want it INCOMPLETE with %q", last, k.text)
 	}
 }

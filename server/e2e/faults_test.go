@@ -29,8 +29,8 @@ func oneByte(t *testing.T) {
 	dataDir := t.TempDir()
 	s := startServer(t, dataDir)
 	for _, id := range []string{"before", "damaged", "after"} {
-		// What is damaged is too far behind to be in the header's preview as well.
-		add(t, s, id, &parleyv1.Message{Content: strings.Repeat("Many words. ", 20) + "At last the words of " + id + "."})
+		// The damaged text is too late in the message to be in the header's preview.
+		add(t, s, id, &parleyv1.Message{Content: strings.Repeat("Many words. ", 20) + "At the end the text of " + id + "."})
 	}
 	s.terminate()
 	s.wantStop(t)
@@ -39,11 +39,11 @@ func oneByte(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	words := []byte("the words of damaged")
-	if !bytes.Contains(data, words) { // Pages that are free may have more copies.
-		t.Fatal("the words are not in the file")
+	text := []byte("the text of damaged")
+	if !bytes.Contains(data, text) { // Free pages may contain more copies.
+		t.Fatalf("%s does not contain %q", path, text)
 	}
-	if err := os.WriteFile(path, bytes.ReplaceAll(data, words, []byte("the wOrds of damaged")), 0o600); err != nil {
+	if err := os.WriteFile(path, bytes.ReplaceAll(data, text, []byte("the tExt of damaged")), 0o600); err != nil {
 		t.Fatal(err)
 	}
 
@@ -52,30 +52,30 @@ func oneByte(t *testing.T) {
 		_, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id})
 		return err
 	}
-	lost := func() int64 {
+	losses := func() int64 {
 		stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return stats.GetDataLossTotal()
 	}
-	before := lost()
+	before := losses()
 	wantError(t, get("damaged"), codes.DataLoss, "RECORD_CORRUPT")
 	_, err = s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
 		ConversationId: "damaged", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
 	})
 	wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
 	if err := errors.Join(get("before"), get("after")); err != nil {
-		t.Errorf("the others: %v", err)
+		t.Errorf("LoadConversation of the other conversations = %v, want no error", err)
 	}
 	batch, err := s.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{
 		ConversationIds: []string{"before", "damaged", "after"},
 	})
 	if err != nil || len(batch.GetSummaries()) != 2 || !slices.Equal(batch.GetMissingIds(), []string{"damaged"}) {
-		t.Errorf("batch %v, %v", batch, err)
+		t.Errorf("BatchGetRoutingSummaries = %v, %v; want 2 summaries and \"damaged\" missing", batch, err)
 	}
-	if got := lost() - before; got != 3 {
-		t.Errorf("%d calls on damaged data were counted, not 3", got)
+	if got := losses() - before; got != 3 {
+		t.Errorf("data_loss_total grew by %d, want 3", got)
 	}
 	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	listed := make(map[string]bool)
@@ -83,18 +83,18 @@ func oneByte(t *testing.T) {
 		listed[entry.GetConversation().GetId()] = true
 	}
 	if err != nil || !listed["before"] || !listed["after"] {
-		t.Errorf("listed are %v, %v", listed, err)
+		t.Errorf("ListConversations = %v, %v; want the two undamaged ones", listed, err)
 	}
 	if _, err := s.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "damaged"}); err != nil {
-		t.Errorf("it cannot be deleted: %v", err)
+		t.Errorf("DeleteConversation(damaged) = %v, want no error", err)
 	}
 	if reply := add(t, s, "damaged", &parleyv1.Message{Content: "hello"}); reply.GetAppended()[0].GetSequence() != 1 || !reply.GetCreated() {
-		t.Errorf("the id taken again: %v", reply)
+		t.Errorf("AppendMessages with the id of the deleted conversation = %v, want a new one", reply)
 	}
 }
 
-// onePage damages a page of the file while the server runs, like a page that the check at the start
-// did not reach.
+// onePage damages a page of the file while the server runs, as if the check at the start had not
+// reached the page.
 func onePage(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
@@ -106,23 +106,23 @@ func onePage(t *testing.T) {
 	}
 	flipPages(t, filepath.Join(dataDir, "parley.db"), "mark of "+ids[5])
 
-	say := func(id string) error {
+	appendTo := func(id string) error {
 		_, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
 			ConversationId: id, Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
 		})
 		return err
 	}
-	for range 2 { // A retry does not end the store.
-		wantError(t, say(ids[5]), codes.DataLoss, "RECORD_CORRUPT")
+	for range 2 { // A retry does not close the store.
+		wantError(t, appendTo(ids[5]), codes.DataLoss, "RECORD_CORRUPT")
 	}
 	for _, id := range []string{ids[0], ids[11], "new"} {
-		if err := say(id); err != nil {
+		if err := appendTo(id); err != nil {
 			t.Errorf("AppendMessages to %s, which is on another page: %v", id, err)
 		}
 	}
 }
 
-// flipPages changes one bit in the flags of each leaf page that holds the mark.
+// flipPages changes one bit in the flags of each leaf page that contains the mark.
 func flipPages(t *testing.T, path, mark string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -147,7 +147,7 @@ func flipPages(t *testing.T, path, mark string) {
 		flipped++
 	}
 	if flipped == 0 {
-		t.Fatalf("no page holds %q", mark)
+		t.Fatalf("no page contains %q", mark)
 	}
 }
 
@@ -159,7 +159,7 @@ func wholeFile(t *testing.T) {
 	s.terminate()
 	s.wantStop(t)
 	path := filepath.Join(dataDir, "parley.db")
-	sound, err := os.ReadFile(path)
+	intact, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,24 +170,24 @@ func wholeFile(t *testing.T) {
 		{"garbage", bytes.Repeat([]byte("garbage "), 8<<10)},
 		{"empty", nil},
 		{"a word", []byte("hello")},
-		{"half", sound[:len(sound)/2]},
-		{"first page", sound[:4096]},
-		{"without its beginning", append(make([]byte, 3*4096), sound[3*4096:]...)},
+		{"half", intact[:len(intact)/2]},
+		{"first page", intact[:4096]},
+		{"without its beginning", append(make([]byte, 3*4096), intact[3*4096:]...)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if err := os.WriteFile(path, test.data, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			code, said := failToStart(t, "--data-dir="+dataDir)
-			if code != 65 || !strings.Contains(said, path) || !strings.Contains(said, "restore") || strings.Count(said, "\n") != 1 {
-				t.Errorf("exit code %d, want 65, with one line that names %s and what to do:\n%s", code, path, said)
+			code, output := failToStart(t, "--data-dir="+dataDir)
+			if code != 65 || !strings.Contains(output, path) || !strings.Contains(output, "restore") || strings.Count(output, "\n") != 1 {
+				t.Errorf("exit code %d, want 65, and one line with %s and \"restore\":\n%s", code, path, output)
 			}
 			if left, err := os.ReadFile(path); err != nil || !bytes.Equal(left, test.data) {
-				t.Errorf("the file has changed: %d bytes of %d are left, %v", len(left), len(test.data), err)
+				t.Errorf("the file has %d bytes of %d or other content, %v; want it unchanged", len(left), len(test.data), err)
 			}
 		})
 	}
-	if err := os.WriteFile(path, sound, 0o600); err != nil {
+	if err := os.WriteFile(path, intact, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	history(t, startServer(t, dataDir), "c")
@@ -202,7 +202,7 @@ func TestStartFailures(t *testing.T) {
 		name  string
 		flags []string
 		code  int
-		words []string // in what is said, beside "parleyd: "
+		texts []string // in the output, beside "parleyd: "
 	}{
 		{"a store in use", []string{"--data-dir=" + dataDir}, 75, []string{filepath.Join(dataDir, "parley.db"), "in use"}},
 		{"an address in use", []string{"--data-dir=" + t.TempDir(), "--grpc-address=" + address}, 74, []string{address, "choose another --grpc-address"}},
@@ -218,34 +218,34 @@ func TestStartFailures(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			code, said := failToStart(t, test.flags...)
-			if code != test.code || strings.Count(said, "\n") != 1 && code != 64 {
-				t.Errorf("exit code %d, want %d, with one line:\n%s", code, test.code, said)
+			code, output := failToStart(t, test.flags...)
+			if code != test.code || strings.Count(output, "\n") != 1 && code != 64 {
+				t.Errorf("exit code %d, want %d, and one line:\n%s", code, test.code, output)
 			}
-			for _, words := range append(test.words, "parleyd: ") {
-				if strings.Count(said, words) != 1 {
-					t.Errorf("%q is not said once:\n%s", words, said)
+			for _, text := range append(test.texts, "parleyd: ") {
+				if strings.Count(output, text) != 1 {
+					t.Errorf("%q is not in the output exactly once:\n%s", text, output)
 				}
 			}
 		})
 	}
 }
 
-// failToStart runs parleyd, which must end on its own, and returns what it says beside
-// its log.
-func failToStart(t *testing.T, flags ...string) (exitCode int, said string) {
+// failToStart runs parleyd, which must end by itself, and returns its exit code and its output
+// without log entries.
+func failToStart(t *testing.T, flags ...string) (exitCode int, output string) {
 	t.Helper()
 	var stderr bytes.Buffer
 	cmd := parleyd(t, flags...)
 	cmd.Stderr = &stderr
 	var exit *exec.ExitError
 	if err := cmd.Run(); !errors.As(err, &exit) {
-		t.Fatalf("ended with %v:\n%s", err, &stderr)
+		t.Fatalf("Run() = %v, want an exit code other than 0:\n%s", err, &stderr)
 	}
 	for line := range strings.Lines(stderr.String()) {
 		if !strings.HasPrefix(line, "{") {
-			said += line
+			output += line
 		}
 	}
-	return exit.ExitCode(), said
+	return exit.ExitCode(), output
 }

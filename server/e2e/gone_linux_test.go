@@ -19,7 +19,7 @@ type rawWatch struct {
 	lines *bufio.Reader
 }
 
-// startRawWatch watches a conversation that ends with the stream, and a conversation named noise.
+// startRawWatch watches two conversations: id, which is deleted when the stream ends, and noise-id.
 func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
 	t.Helper()
 	conn := nettest.DialSmallBuffer(t, strings.TrimPrefix(d.url, "http://"))
@@ -67,7 +67,7 @@ func overflow(t *testing.T, d *door, id string) {
 }
 
 // TestSlowWatcherOverHTTP: a watcher that reads nothing keeps its stream and its ephemeral
-// conversation for several times the time after which a vanished client is found.
+// conversation several times longer than the server takes to detect a lost client.
 func TestSlowWatcherOverHTTP(t *testing.T) {
 	t.Parallel()
 	const keepalive = time.Second
@@ -84,8 +84,8 @@ func TestSlowWatcherOverHTTP(t *testing.T) {
 	w.until(t, "after that")
 }
 
-// TestGoneWatcherOverHTTP: the server finds a watcher whose network is cut, whatever data waits for
-// it, and deletes its ephemeral conversation.
+// TestGoneWatcherOverHTTP: the server detects a watcher whose network is cut, with or without data
+// in its buffers, and deletes the watcher's ephemeral conversation.
 func TestGoneWatcherOverHTTP(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -93,10 +93,10 @@ func TestGoneWatcherOverHTTP(t *testing.T) {
 		cut  func(t *testing.T, d *door, w *rawWatch, id string)
 	}{
 		{"idle", func(t *testing.T, _ *door, w *rawWatch, _ string) { t.Helper(); nettest.DropPackets(t, w.conn) }},
-		{"data under way", func(t *testing.T, d *door, w *rawWatch, id string) {
+		{"unacknowledged data", func(t *testing.T, d *door, w *rawWatch, id string) {
 			t.Helper()
 			nettest.DropPackets(t, w.conn)
-			add(t, d.server, id, says("to nobody"))
+			add(t, d.server, id, says("unacknowledged"))
 		}},
 		{"a closed window", func(t *testing.T, d *door, w *rawWatch, id string) {
 			t.Helper()

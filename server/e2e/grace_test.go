@@ -8,18 +8,18 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// While a stop waits for running turns, they can be read, resumed and cancelled, also over
-// new connections; there are no new ones.
+// While a stop waits for running turns, clients can read, resume and cancel them, also over new
+// connections. New turns are refused.
 func TestServedDuringTheGrace(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, stubbornAgents))
 	running := beginMany(t, s, 1, "slow", 0, "")[0]
-	waits := streamOf(s.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: running.id, Content: "q", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE}))
-	if event, err := waits.next(); event.GetQueued() == nil {
-		t.Fatalf("queued: %v, %v", event, err)
+	queued := streamOf(s.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: running.id, Content: "q", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE}))
+	if event, err := queued.next(); event.GetQueued() == nil {
+		t.Fatalf("first event of a queued turn = %v, %v; want queued", event, err)
 	}
 	s.terminate()
-	_, err := waits.next() // It is told when there are no new turns any more.
+	_, err := queued.next() // The error comes when the server accepts no more turns.
 	wantError(t, err, codes.Unavailable, "SHUTTING_DOWN")
 
 	another := lazyClient(t, s)
@@ -34,7 +34,7 @@ func TestServedDuringTheGrace(t *testing.T) {
 	}
 	cancelled, err := another.CancelTurn(patient(t), &parleyv1.CancelTurnRequest{ConversationId: running.id, TurnId: running.turnID})
 	if err != nil || cancelled.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
-		t.Errorf("cancelled in the grace: %v, %v", cancelled, err)
+		t.Errorf("CancelTurn during the grace period = %v, %v; want CANCELLED", cancelled, err)
 	}
-	s.wantStop(t) // Nothing is left to wait for.
+	s.wantStop(t) // No turn is left, so the server stops before the end of the grace period.
 }

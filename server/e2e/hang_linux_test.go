@@ -15,8 +15,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestHang: nobody reads the log, and then the store fails as well. Writes go on until it
-// does, and although a stop cannot even be logged the process ends.
+// TestHang: the log's pipe is full and has no reader, and then the store fails. Writes succeed until
+// the store fails. The process ends although it cannot log its stop.
 func TestHang(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "parley.sock")
@@ -28,7 +28,7 @@ func TestHang(t *testing.T) {
 	defer unread.Close()
 	defer stderr.Close()
 	cmd.Stderr = stderr
-	const pipeBytes = 4096 // the least; a few dozen lines
+	const pipeBytes = 4096 // the minimum; holds a few dozen log entries
 	if _, _, errno := syscall.Syscall(syscall.SYS_FCNTL, stderr.Fd(), syscall.F_SETPIPE_SZ, pipeBytes); errno != 0 {
 		t.Fatal(errno)
 	}
@@ -50,24 +50,24 @@ func TestHang(t *testing.T) {
 	}
 	for range 100 {
 		if err := create(); err != nil {
-			t.Fatalf("while nobody reads the log: %v", err)
+			t.Fatalf("CreateConversation with a full log pipe = %v, want no error", err)
 		}
 	}
 
-	limit := syscall.Rlimit{Cur: 1, Max: 1} // bytes of a file that is written to
+	limit := syscall.Rlimit{Cur: 1, Max: 1} // maximal size of a written file, in bytes
 	if _, _, errno := syscall.Syscall6(syscall.SYS_PRLIMIT64, uintptr(cmd.Process.Pid), syscall.RLIMIT_FSIZE,
 		uintptr(unsafe.Pointer(&limit)), 0, 0, 0); errno != 0 {
 		t.Fatal(errno)
 	}
 	if err := create(); err == nil {
-		t.Error("written beyond the limit of a file")
+		t.Error("CreateConversation above the file size limit = no error, want an error")
 	}
 	select {
 	case <-ended:
 	case <-time.After(patience):
-		t.Fatal("the process does not end")
+		t.Fatalf("the process runs %v after the failure of the store", patience)
 	}
 	if code := cmd.ProcessState.ExitCode(); code != exitIO {
-		t.Errorf("it ended with %v, want %d", cmd.ProcessState, exitIO)
+		t.Errorf("the process ended with %v, want exit code %d", cmd.ProcessState, exitIO)
 	}
 }

@@ -26,11 +26,11 @@ func TestHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c := reply.GetConversation(); len(reply.GetMessages()) != 20 || c.GetMessageCount() != 20 || c.GetLastSequence() != 25 {
-		t.Fatalf("%d messages load, of %v", len(reply.GetMessages()), c)
+		t.Fatalf("LoadConversation = %d messages of %v, want 20", len(reply.GetMessages()), c)
 	}
 	for i, m := range reply.GetMessages() {
 		if want := i + 6; m.GetSequence() != int32(want) || m.GetContent() != strconv.Itoa(want) {
-			t.Errorf("message %d is %d, %q; want %d", i, m.GetSequence(), m.GetContent(), want)
+			t.Errorf("message %d has sequence %d and content %q, want %d", i, m.GetSequence(), m.GetContent(), want)
 		}
 	}
 }
@@ -38,8 +38,8 @@ func TestHistory(t *testing.T) {
 func TestExpiry(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
-	// The sweeper may come between the end of a conversation and the look at it, though
-	// hardly time and again.
+	// The sweep may delete a conversation between its expiry and the next read. That is unlikely to
+	// happen in every attempt.
 	for attempt := range 5 {
 		id := fmt.Sprint("c", attempt)
 		created, err := s.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{
@@ -50,26 +50,26 @@ func TestExpiry(t *testing.T) {
 		}
 		end := created.GetConversation().GetExpireTime().AsTime()
 		if start := created.GetConversation().GetCreateTime().AsTime(); end.Sub(start) != time.Second {
-			t.Fatalf("made at %v, ends at %v", start, end)
+			t.Fatalf("created at %v, expires at %v; want 1s between them", start, end)
 		}
 		get := func() error {
 			_, err := s.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: id})
 			return err
 		}
 		for time.Until(end) > 0 {
-			// Reads do not prolong its life; the clock is the server's too.
+			// Reads do not extend the retention. The test and the server use the same clock.
 			if err := get(); err != nil && time.Until(end) > 0 {
-				t.Fatalf("%v ahead of its end: %v", time.Until(end), err)
+				t.Fatalf("GetConversation %v before the expiry = %v, want no error", time.Until(end), err)
 			}
 			<-time.After(min(time.Until(end), 100*time.Millisecond))
 		}
 		wantError(t, get(), codes.NotFound, "CONVERSATION_NOT_FOUND")
 		if swept, _ := s.log.find("conversation expired", "conversation_id="+id); len(swept) == 0 {
-			s.await(t, "conversation expired", "conversation_id="+id) // later
+			s.await(t, "conversation expired", "conversation_id="+id) // the sweep comes later
 			return
 		}
 	}
-	t.Error("no conversation was ever seen to have expired before it was swept")
+	t.Error("every conversation was swept before a read saw its expiry")
 }
 
 func TestCapacity(t *testing.T) {
@@ -81,7 +81,7 @@ func TestCapacity(t *testing.T) {
 	add(t, s, "a", &parleyv1.Message{Content: "The oldest by create time, changed last."})
 	add(t, s, "d", &parleyv1.Message{Content: "hello"})
 	if line := s.await(t, "conversation evicted; limit of --max-conversations reached", "conversation_id=a"); line["level"] != "WARN" {
-		t.Errorf("no warning: %v", line)
+		t.Errorf("log level of the eviction = %v, want WARN", line["level"])
 	}
 	ids := func() (ids []string) {
 		list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
@@ -94,16 +94,16 @@ func TestCapacity(t *testing.T) {
 		return ids
 	}
 	if d := cmp.Diff([]string{"d", "c", "b"}, ids()); d != "" {
-		t.Errorf("after the fourth:\n%s", d)
+		t.Errorf("conversations after the fourth (-want +got):\n%s", d)
 	}
 
-	// b is the oldest now, and has a running turn.
+	// b has the oldest change now, and has a running turn.
 	b := hold(t, s, "b")
 	add(t, s, "e", &parleyv1.Message{Content: "hello"})
 	if d := cmp.Diff([]string{"e", "d", "b"}, ids()); d != "" {
-		t.Errorf("with a turn on b:\n%s", d)
+		t.Errorf("conversations with a turn on b (-want +got):\n%s", d)
 	}
-	// With a turn on each there is no room.
+	// With a running turn on each conversation, none can be evicted.
 	hold(t, s, "d")
 	hold(t, s, "e")
 	_, err := s.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Id: "f"}})
@@ -111,7 +111,7 @@ func TestCapacity(t *testing.T) {
 	b.release(t, "answer")
 	add(t, s, "f", &parleyv1.Message{Content: "hello"})
 	if d := cmp.Diff([]string{"f", "e", "d"}, ids()); d != "" {
-		t.Errorf("after the turn on b:\n%s", d)
+		t.Errorf("conversations after the turn on b (-want +got):\n%s", d)
 	}
 }
 
@@ -141,29 +141,29 @@ func TestRoutingSummary(t *testing.T) {
 	}
 	got := summary()
 	if want := "Previous: searched for React libraries, analyzed Zustand"; got.GetText() != want {
-		t.Errorf("text %q, want %q", got.GetText(), want)
+		t.Errorf("GetRoutingSummary text = %q, want %q", got.GetText(), want)
 	}
 	if d := cmp.Diff(history(t, s, "c").GetMessages()[1:], got.GetRecentMessages(), protocmp.Transform()); d != "" {
-		t.Errorf("the last three messages, with their data:\n%s", d)
+		t.Errorf("the last three messages with their data (-want +got):\n%s", d)
 	}
 	types := []*parleyv1.StructuredDataUse{
 		{Type: "analysis", Count: 1, LastSequence: 4, LastAgent: "analyst"},
 		{Type: "library_list", Count: 1, LastSequence: 2, LastAgent: "searcher"},
 	}
 	if d := cmp.Diff(types, got.GetStructuredDataTypes(), protocmp.Transform()); d != "" {
-		t.Errorf("types:\n%s", d)
+		t.Errorf("structured data types (-want +got):\n%s", d)
 	}
 	if len(got.GetReferencedData()) != 0 || got.GetAwaitingAnswer() {
-		t.Errorf("beside them: %v", got)
+		t.Errorf("GetRoutingSummary = %v, want no referenced data and no awaited answer", got)
 	}
 
 	add(t, s, "c", &parleyv1.Message{Content: "And the second one?"})
 	got = summary()
 	referenced := []*parleyv1.ReferencedData{{Sequence: 2, Agent: "searcher", Data: libraries[0]}}
 	if d := cmp.Diff(referenced, got.GetReferencedData(), protocmp.Transform()); d != "" {
-		t.Errorf("the list is older than three messages:\n%s", d)
+		t.Errorf("referenced data, older than three messages (-want +got):\n%s", d)
 	}
 	if !got.GetAwaitingAnswer() || got.GetRecentMessages()[0].GetSequence() != 3 {
-		t.Errorf("with another question: %v", got)
+		t.Errorf("GetRoutingSummary after another question = %v, want an awaited answer", got)
 	}
 }
