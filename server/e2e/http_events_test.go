@@ -19,8 +19,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// talker is an agent that says more than a server keeps piece by piece, with a value every
-// now and then, and the end once it is let.
+// talker is an agent that sends more pieces than the server keeps separate, with a value at
+// intervals. It pauses after talkerHolds pieces until end is closed.
 type talker struct {
 	parleyv1.UnimplementedAgentServiceServer
 	end chan struct{}
@@ -28,8 +28,8 @@ type talker struct {
 
 const (
 	talkerPieces = 18_000
-	talkerHolds  = 17_000 // pieces, more than the 16,384 events that are kept
-	talkerValue  = 1_000  // There is one every so many pieces.
+	talkerHolds  = 17_000 // pieces, more than the 16,384 events that the server keeps
+	talkerValue  = 1_000  // One piece in this many is a value.
 )
 
 func (a *talker) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
@@ -51,7 +51,7 @@ func (a *talker) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreaming
 	return nil
 }
 
-// talkerText is that of a piece, empty where it is a value.
+// talkerText returns the text of a piece, or "" if the piece is a value.
 func talkerText(i int) string {
 	if i%talkerValue == talkerValue/2 {
 		return ""
@@ -59,8 +59,9 @@ func talkerText(i int) string {
 	return fmt.Sprintf("%d ", i)
 }
 
-// Who comes late to a turn that has said much gets its text in one piece, and values from
-// its midst ahead of it. Cut off there, nobody is given the rest as if nothing were missing.
+// A client that joins a long turn late receives its text as one merged piece, after the values that
+// were sent amid that text. If its connection breaks before the merged text, resuming fails with
+// EVENTS_GONE, so that the client does not miss text unnoticed.
 func TestEventSourceAmongMergedTexts(t *testing.T) {
 	t.Parallel()
 	agent := &talker{end: make(chan struct{})}
@@ -70,16 +71,16 @@ func TestEventSourceAmongMergedTexts(t *testing.T) {
 	}
 	service := grpc.NewServer()
 	parleyv1.RegisterAgentServiceServer(service, agent)
-	go func() { _ = service.Serve(listener) }() // until Stop
+	go func() { _ = service.Serve(listener) }() // Serve returns after Stop.
 	t.Cleanup(service.Stop)
 	d := startDoor(t, t.TempDir(), agents(t, fmt.Sprintf("agents:\n  talker: {kind: remote, address: %q}\n", listener.Addr())))
-	begun := streamOf(d.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: "c", Content: "talk", Agent: "talker"}))
-	begun.take(t, 1+talkerHolds)
-	path := "/v1/conversations/c/turns/" + begun.events[0].GetTurnId() + "/events"
+	call := streamOf(d.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: "c", Content: "talk", Agent: "talker"}))
+	call.take(t, 1+talkerHolds)
+	path := "/v1/conversations/c/turns/" + call.events[0].GetTurnId() + "/events"
 
 	source := d.ask(t, "", path, "")
 	var all []*parleyv1.TurnEvent
-	take := func(from *eventSource) *parleyv1.TurnEvent {
+	next := func(from *eventSource) *parleyv1.TurnEvent {
 		t.Helper()
 		event, err := from.next()
 		reply := new(parleyv1.ResumeTurnResponse)
@@ -92,17 +93,17 @@ func TestEventSourceAmongMergedTexts(t *testing.T) {
 		all = append(all, reply.GetEvent())
 		return reply.GetEvent()
 	}
-	for take(source).GetTextDelta() == nil {
+	for next(source).GetTextDelta() == nil {
 		d.ask(t, source.lastID, path, "").wantGone(t)
 	}
 	if len(all) != 1+talkerHolds/talkerValue+1 {
-		t.Errorf("the text came behind %d events", len(all)-1)
+		t.Errorf("the merged text came after %d events, want %d", len(all)-1, 1+talkerHolds/talkerValue)
 	}
 	source.leave()
 	rest := d.ask(t, source.lastID, path, "")
 	close(agent.end)
-	for event := take(rest); event.GetFinished() == nil; {
-		event = take(rest)
+	for event := next(rest); event.GetFinished() == nil; {
+		event = next(rest)
 	}
 	var want strings.Builder
 	values := 0
@@ -115,12 +116,12 @@ func TestEventSourceAmongMergedTexts(t *testing.T) {
 		}
 	}
 	if got := textOf(all); got != want.String() || values != talkerPieces/talkerValue {
-		t.Errorf("there are %d bytes of text and %d values, want %d and %d", len(got), values, want.Len(), talkerPieces/talkerValue)
+		t.Errorf("received %d bytes of text and %d values, want %d and %d", len(got), values, want.Len(), talkerPieces/talkerValue)
 	}
 }
 
-// A watcher whose connection is cut after any change goes on behind it, also if the URL has
-// a cursor; nothing is missing and nothing comes twice.
+// A watcher whose connection breaks after any change resumes with the next change, even if the URL
+// has a cursor. It receives every change exactly once.
 func TestEventSourceOfChanges(t *testing.T) {
 	t.Parallel()
 	const messages = 20
@@ -131,13 +132,13 @@ func TestEventSourceOfChanges(t *testing.T) {
 	}
 	begin := source.lastID
 	var sequences []int32
-	for n := 0; n <= messages; { // and its CREATED
+	for n := 0; n <= messages; { // including the change CREATED
 		reply := new(parleyv1.WatchConversationsResponse)
 		add(t, d.server, "other", &parleyv1.Message{Content: "not watched"})
 		if n < messages {
 			add(t, d.server, "c", &parleyv1.Message{Content: "hello"})
 		}
-		for reply.GetChange().GetKind() < parleyv1.ChangeKind_CHANGE_KIND_CREATED { // nor GAP
+		for reply.GetChange().GetKind() < parleyv1.ChangeKind_CHANGE_KIND_CREATED { // skips heartbeats
 			event, err := source.next()
 			if err == nil {
 				err = protojson.Unmarshal([]byte(event.data), reply)
@@ -155,20 +156,20 @@ func TestEventSourceOfChanges(t *testing.T) {
 	}
 	for i, sequence := range sequences {
 		if int(sequence) != i+1 {
-			t.Fatalf("the messages are %v", sequences)
+			t.Fatalf("sequences of the received messages = %v, want 1 to %d", sequences, messages)
 		}
 	}
 	if len(sequences) != messages {
-		t.Errorf("there are %d messages", len(sequences))
+		t.Errorf("%d messages received, want %d", len(sequences), messages)
 	}
 }
 
-// A turn that is to end with its client does so over HTTP, and so does session memory.
+// Over HTTP, a turn with ON_DISCONNECT_CANCEL and an ephemeral conversation end when their client disconnects.
 func TestStreamsEndWithTheirClient(t *testing.T) {
 	t.Parallel()
 	d := startDoor(t, t.TempDir(), agents(t, puppetAgents))
 	session := d.ask(t, "", "/v1/watch?conversationIds=c&deleteAfterDisconnect=0s&includeTurnEvents=true", "")
-	if _, err := session.next(); err != nil { // It has taken effect.
+	if _, err := session.next(); err != nil { // The first event shows that the watch has begun.
 		t.Fatal(err)
 	}
 	p := newPuppet(t, t.TempDir(), "pipe")
@@ -189,7 +190,7 @@ func TestStreamsEndWithTheirClient(t *testing.T) {
 		}
 		if finished := reply.GetChange().GetTurnEvent().GetFinished(); finished != nil {
 			if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
-				t.Errorf("the turn has ended with %v", finished)
+				t.Errorf("the turn ended with %v, want CANCELLED", finished)
 			}
 			break
 		}
@@ -198,7 +199,7 @@ func TestStreamsEndWithTheirClient(t *testing.T) {
 	d.await(t, "ephemeral conversation deleted", "conversation_id=c")
 }
 
-// A stop of the server lets streams end: a turn with its last event, a watch with the reason.
+// When the server stops, streams end: a turn with its last event, a watch with the reason.
 func TestStopEndsStreams(t *testing.T) {
 	t.Parallel()
 	d := startDoor(t, t.TempDir(), agents(t, puppetAgents))
@@ -218,7 +219,7 @@ func TestStopEndsStreams(t *testing.T) {
 		t.Error(err)
 	}
 	if last := events.events[len(events.events)-1]; last.GetFinished().GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || textOf(events.events) != wholeAnswer() {
-		t.Errorf("the last event is %v", last)
+		t.Errorf("the last event of the turn = %v, want COMPLETED with the complete answer", last)
 	}
 	var last serverEvent
 	for err := error(nil); !errors.Is(err, io.EOF); {
@@ -230,12 +231,12 @@ func TestStopEndsStreams(t *testing.T) {
 		}
 	}
 	if last.kind != "error" || last.id != "" || !strings.Contains(last.data, "SHUTTING_DOWN") {
-		t.Errorf("the last event of the watch is %q", last)
+		t.Errorf("the last event of the watch = %q, want an error SHUTTING_DOWN", last)
 	}
 	d.wantStop(t)
 }
 
-// What is exported over HTTP is the same after an import over HTTP, whatever is in it.
+// An export over HTTP is unchanged after an import over HTTP, whatever the messages contain.
 func TestTransferOverHTTP(t *testing.T) {
 	t.Parallel()
 	from, to := startDoor(t, t.TempDir()), startDoor(t, t.TempDir())
@@ -248,7 +249,7 @@ func TestTransferOverHTTP(t *testing.T) {
 		add(t, from.server, fmt.Sprint("c:", i), &parleyv1.Message{Content: awkward},
 			&parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, StructuredData: []*parleyv1.StructuredData{{Type: "t", Value: value}}})
 	}
-	for range 10 { // More than 4 MiB of JSON in a line, since each is six bytes there.
+	for range 10 { // More than 4 MiB of JSON in one line, since each byte becomes six.
 		add(t, from.server, "control", &parleyv1.Message{Content: strings.Repeat("\x01", 200<<10)})
 	}
 	transfer := func(path, want string) {
@@ -258,19 +259,19 @@ func TestTransferOverHTTP(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer exported.Body.Close()
-		reply, err := http.Post(to.url+path, "application/x-www-form-urlencoded", exported.Body) // as curl sends it
+		reply, err := http.Post(to.url+path, "application/x-www-form-urlencoded", exported.Body) // the content type that curl sends
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer reply.Body.Close()
 		if text, err := io.ReadAll(reply.Body); err != nil || reply.StatusCode != http.StatusOK || strings.TrimSpace(string(text)) != want {
-			t.Errorf("%s answers %d with %s, %v; want %s", path, reply.StatusCode, text, err, want)
+			t.Errorf("POST %s = %d with %s, %v; want 200 with %s", path, reply.StatusCode, text, err, want)
 		}
 	}
 	transfer("/v1/import", `{"importedCount":"51"}`)
 	transfer("/v1/import", `{"skippedCount":"51"}`)
 	transfer("/v1/import?overwrite=true", `{"importedCount":"51"}`)
 	if d := cmp.Diff(export(t, from.server), export(t, to.server), protocmp.Transform(), exceptUID()); d != "" {
-		t.Errorf("the export of the one and the other:\n%s", d)
+		t.Errorf("exports before (-) and after (+) the import:\n%s", d)
 	}
 }

@@ -17,13 +17,13 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// door is the HTTP side of a server.
+// door is a server with its HTTP listener.
 type door struct {
 	*server
 	url string
 }
 
-// startDoor starts a server that has one.
+// startDoor starts a server that listens for HTTP.
 func startDoor(t *testing.T, dataDir string, flags ...string) *door {
 	t.Helper()
 	s := startServer(t, dataDir, append([]string{"--http-address=127.0.0.1:0"}, flags...)...)
@@ -33,17 +33,17 @@ func startDoor(t *testing.T, dataDir string, flags ...string) *door {
 // serverEvent is a server-sent event.
 type serverEvent struct{ id, kind, data string }
 
-// eventSource is a stream of them on a connection of its own.
+// eventSource is a stream of server-sent events on its own connection.
 type eventSource struct {
 	status int
 	body   io.ReadCloser
 	lines  *bufio.Scanner
-	lastID string // as a browser keeps it
+	lastID string // the last event id, as a browser keeps it
 	leave  func() // resets the connection
 	again  func() *eventSource
 }
 
-// ask sends a request for events, with a JSON body if there is one.
+// ask sends a request for events, with a JSON body unless body is empty.
 func (d *door) ask(t *testing.T, lastID, path, body string) *eventSource {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -71,7 +71,7 @@ func (d *door) ask(t *testing.T, lastID, path, body string) *eventSource {
 	return e
 }
 
-// next takes the next event; io.EOF at the end of the stream.
+// next reads the next event. It returns io.EOF at the end of the stream.
 func (e *eventSource) next() (serverEvent, error) {
 	var event serverEvent
 	for e.lines.Scan() {
@@ -86,7 +86,7 @@ func (e *eventSource) next() (serverEvent, error) {
 		case "":
 			return event, nil
 		default:
-			return event, fmt.Errorf("the line %q is not of an event", e.lines.Text())
+			return event, fmt.Errorf("%q is not a line of a server-sent event", e.lines.Text())
 		}
 	}
 	if err := e.lines.Err(); err != nil {
@@ -95,12 +95,11 @@ func (e *eventSource) next() (serverEvent, error) {
 	return event, io.EOF
 }
 
-// turnEvents takes the events of a turn one by one, and checks that their ids are their
-// indexes.
+// turnEvents returns the stream as events of a turn and checks that their ids are their indexes.
 func (e *eventSource) turnEvents(t *testing.T) *eventStream {
 	t.Helper()
 	if e.status != http.StatusOK {
-		t.Fatalf("the status is %d", e.status)
+		t.Fatalf("status = %d, want 200", e.status)
 	}
 	return &eventStream{next: func() (*parleyv1.TurnEvent, error) {
 		event, err := e.next()
@@ -109,7 +108,7 @@ func (e *eventSource) turnEvents(t *testing.T) *eventStream {
 		}
 		reply := new(parleyv1.ResumeTurnResponse)
 		if err := protojson.Unmarshal([]byte(event.data), reply); err != nil || event.kind != "" {
-			return nil, fmt.Errorf("the event is %q: %w", event, err)
+			return nil, fmt.Errorf("event %q: %w", event, err)
 		}
 		if index := fmt.Sprint(reply.GetEvent().GetIndex()); event.id != index {
 			return nil, fmt.Errorf("event %s has the id %q", index, event.id)
@@ -118,13 +117,13 @@ func (e *eventSource) turnEvents(t *testing.T) *eventStream {
 	}}
 }
 
-// settled is the answer of a server that took the time to look: one that is too busy begins
-// a stream, which then ends without an event that has an id, and a browser asks again.
+// settled returns the server's final reply. A busy server begins a stream that ends without an event
+// that has an id, upon which a browser sends the request again.
 func (e *eventSource) settled(t *testing.T) (status int, text string) {
 	t.Helper()
 	for e.status == http.StatusOK {
 		if event, err := e.next(); err == nil && event.kind != "error" || err != nil && !errors.Is(err, io.EOF) {
-			t.Fatalf("there is %q, %v", event, err)
+			t.Fatalf("event %q, %v; want none with an id", event, err)
 		}
 		e.leave()
 		e = e.again()
@@ -136,24 +135,24 @@ func (e *eventSource) settled(t *testing.T) (status int, text string) {
 	return e.status, string(body)
 }
 
-// wantNothing checks that there is nothing to be had, in a way that has a browser ask no more.
+// wantNothing checks that no events are left, with the status that stops a browser from reconnecting.
 func (e *eventSource) wantNothing(t *testing.T) {
 	t.Helper()
 	if status, text := e.settled(t); status != http.StatusNoContent || text != "" {
-		t.Errorf("status %d with %q, want 204", status, text)
+		t.Errorf("reply = %d with %q, want 204", status, text)
 	}
 }
 
-// wantGone checks that the events are gone, and where there are some, which a client reads.
+// wantGone checks for the error EVENTS_GONE with the oldest index that is still there.
 func (e *eventSource) wantGone(t *testing.T) {
 	t.Helper()
 	if status, text := e.settled(t); status != http.StatusBadRequest || !strings.Contains(text, `"EVENTS_GONE"`) || !strings.Contains(text, `"oldest_index"`) {
-		t.Errorf("status %d with %s, want 400, EVENTS_GONE", status, text)
+		t.Errorf("reply = %d with %s, want 400 with EVENTS_GONE", status, text)
 	}
 }
 
-// A client whose connection is cut after any event goes on behind it by Last-Event-ID: with
-// the events of the turn, or by asking the same once more.
+// A client whose connection breaks after any event resumes with Last-Event-ID, either at the events
+// of the turn or with the same chat request again.
 func TestEventSourceFromEveryEvent(t *testing.T) {
 	t.Parallel()
 	dataDir, pipes, config := t.TempDir(), t.TempDir(), agents(t, puppetAgents)
@@ -175,12 +174,12 @@ func TestEventSourceFromEveryEvent(t *testing.T) {
 	}
 }
 
-// cutSource is a turn whose reader is cut off.
+// cutSource is a turn whose reader loses its connection.
 type cutSource struct {
 	p     *puppet
-	id    string // of the conversation
-	seen  int    // events that come before the cut
-	chats bool   // goes on by sending the same request again
+	id    string // id of the conversation
+	seen  int    // number of events received before the connection breaks
+	chats bool   // resumes with the same chat request instead of the turn's events
 
 	turn string
 }
@@ -190,13 +189,13 @@ func (c *cutSource) chat(t *testing.T, d *door, lastID string) *eventSource {
 	return d.ask(t, lastID, "/v1/conversations/"+c.id+"/chat", fmt.Sprintf(`{"content":%q,"agent":"puppet","request_id":"r"}`, c.p.path))
 }
 
-// goOn asks for what is behind the event that came last.
+// goOn requests the events after lastID.
 func (c *cutSource) goOn(t *testing.T, d *door, lastID string) *eventSource {
 	t.Helper()
 	if c.chats {
 		return c.chat(t, d, lastID)
 	}
-	// The URL stays what it was at first.
+	// A browser keeps the first URL when it reconnects.
 	return d.ask(t, lastID, "/v1/conversations/"+c.id+"/turns/"+c.turn+"/events?after_index=0", "")
 }
 
@@ -218,18 +217,18 @@ func (c *cutSource) test(t *testing.T, d *door) {
 		again.wantNothing(t)
 		return
 	}
-	// The answer has begun though the agent is silent.
+	// The response begins before the agent sends more.
 	rest := again.turnEvents(t)
 	rest.hear(t, c.p, c.seen, answerPieces)
 	c.p.end()
 	if err := rest.end(); err != nil {
-		t.Errorf("after %d events: %v", c.seen+len(rest.events), err)
+		t.Errorf("stream after %d events = %v, want its end", c.seen+len(rest.events), err)
 	}
 	wantWhole(t, d.server, c.id, c.p, append(events.events, rest.events...))
 	c.goOn(t, d, again.lastID).wantNothing(t)
 }
 
-// testRestarted goes on with a server that has all the text in one piece.
+// testRestarted resumes with a restarted server, which has all the text in one piece.
 func (c *cutSource) testRestarted(t *testing.T, d *door) {
 	t.Helper()
 	const merged = lastIndex - 1
@@ -251,9 +250,9 @@ func (c *cutSource) testRestarted(t *testing.T, d *door) {
 		got = append(got, int(event.GetIndex()))
 	}
 	if want := []int{merged, lastIndex}[min(c.seen/2, 1):]; !slices.Equal(got, want) {
-		t.Errorf("there are the events %v, want %v", got, want)
+		t.Errorf("indexes of the events = %v, want %v", got, want)
 	}
 	if c.seen == 1 && textOf(rest.events) != wholeAnswer() {
-		t.Errorf("the text is %q", textOf(rest.events))
+		t.Errorf("text = %q, want %q", textOf(rest.events), wholeAnswer())
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/code"
 )
 
-// TestTheTableOfCallsOverHTTP makes the calls that all client packages make, as requests to
-// the paths of http.yaml. The table says itself how it is read.
+// TestTheTableOfCallsOverHTTP sends the calls of the table that all client packages use, as requests
+// to the paths of http.yaml. The table's "about" describes its format.
 func TestTheTableOfCallsOverHTTP(t *testing.T) {
 	var table struct {
 		About []string    `json:"about"`
@@ -34,7 +34,7 @@ func TestTheTableOfCallsOverHTTP(t *testing.T) {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&table); err != nil || len(table.Steps) == 0 {
-		t.Fatalf("%d steps, %v", len(table.Steps), err)
+		t.Fatalf("table has %d steps, %v; want some", len(table.Steps), err)
 	}
 	run := &tableRun{door: startDoor(t, t.TempDir(), "--store=memory"), paths: readPaths(t), saved: map[string]string{}}
 	for _, step := range table.Steps {
@@ -42,7 +42,7 @@ func TestTheTableOfCallsOverHTTP(t *testing.T) {
 	}
 }
 
-// tableStep is a call and what must come of it: one of want, error, turn and changes.
+// tableStep is a call and its expected result: one of want, error, turn and changes.
 type tableStep struct {
 	Name    string          `json:"name"`
 	Call    string          `json:"call"`
@@ -58,7 +58,7 @@ type tableStep struct {
 	Save    map[string]string `json:"save"`
 }
 
-// tableRun makes steps one after the other.
+// tableRun runs the steps in order.
 type tableRun struct {
 	*door
 	paths map[string][]httpPath
@@ -73,7 +73,7 @@ func (r *tableRun) make(t *testing.T, step tableStep) {
 	}
 	var request map[string]any
 	if err := json.Unmarshal([]byte(text), &request); err != nil || strings.Contains(text, "${") {
-		t.Fatalf("%s: %v", text, err)
+		t.Fatalf("request %s: %v; want JSON without unknown variables", text, err)
 	}
 	reply, err := r.client().Do(r.request(t, step.Call, request))
 	if err != nil {
@@ -106,24 +106,24 @@ func (r *tableRun) make(t *testing.T, step tableStep) {
 	for name, path := range step.Save {
 		value, ok := valueAt(got, path).(string)
 		if !ok || value == "" {
-			t.Errorf("save %s: there is no text at %s", name, path)
+			t.Errorf("save %s: no text at %s in the reply", name, path)
 		}
 		r.saved[name] = value
 	}
 }
 
-// client follows no redirections: no path of the API leads elsewhere.
+// client returns an HTTP client that rejects redirections: no path of the API redirects.
 func (r *tableRun) client() *http.Client {
 	return &http.Client{
 		Transport:     &http.Transport{DisableKeepAlives: true},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("a redirection") },
+		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("unexpected redirection") },
 	}
 }
 
-// httpPath is where a call is, and what of its request message is the body there.
+// httpPath is one path of a call. body names the field of the request that is the HTTP body.
 type httpPath struct{ method, path, body string }
 
-// readPaths returns the paths of all calls by their names.
+// readPaths returns the paths of all calls by the name of the call.
 func readPaths(t *testing.T) map[string][]httpPath {
 	t.Helper()
 	text, err := os.ReadFile("../../proto/parley/v1/http.yaml")
@@ -154,20 +154,20 @@ func readPaths(t *testing.T) map[string][]httpPath {
 	return paths
 }
 
-// request puts a call's request message into the path, the body and the query, at the last
-// of its paths whose parameters it has, else at the first.
+// request puts the fields of a request message into the path, the body and the query. It uses the
+// last path of the call whose parameters are all in the message, or else the first path.
 func (r *tableRun) request(t *testing.T, call string, message map[string]any) *http.Request {
 	t.Helper()
 	if len(r.paths[call]) == 0 {
-		t.Fatalf("%s has no path", call)
+		t.Fatalf("call %s has no path in http.yaml", call)
 	}
 	param := regexp.MustCompile(`\{[a-z_.]+\}`)
 	fieldOf := func(param string) string {
-		words := strings.Split(strings.Trim(param, "{}"), "_")
-		for i := range words[1:] {
-			words[i+1] = strings.ToUpper(words[i+1][:1]) + words[i+1][1:]
+		parts := strings.Split(strings.Trim(param, "{}"), "_")
+		for i := range parts[1:] {
+			parts[i+1] = strings.ToUpper(parts[i+1][:1]) + parts[i+1][1:]
 		}
-		return strings.Join(words, "")
+		return strings.Join(parts, "")
 	}
 	at := r.paths[call][0]
 	for _, p := range r.paths[call] {
@@ -175,9 +175,9 @@ func (r *tableRun) request(t *testing.T, call string, message map[string]any) *h
 			at = p
 		}
 	}
-	var taken []string
+	var inPath []string
 	path := param.ReplaceAllStringFunc(at.path, func(p string) string {
-		taken = append(taken, fieldOf(p))
+		inPath = append(inPath, fieldOf(p))
 		id, _ := valueAt(message, fieldOf(p)).(string)
 		return url.PathEscape(id)
 	})
@@ -185,7 +185,7 @@ func (r *tableRun) request(t *testing.T, call string, message map[string]any) *h
 	query := url.Values{}
 	switch at.body {
 	case "*":
-		for _, field := range taken {
+		for _, field := range inPath {
 			delete(message, field)
 		}
 		body = message
@@ -196,7 +196,7 @@ func (r *tableRun) request(t *testing.T, call string, message map[string]any) *h
 		delete(message, at.body)
 		addParameters(query, "", message)
 	}
-	for _, field := range taken {
+	for _, field := range inPath {
 		query.Del(field)
 	}
 	var text []byte
@@ -213,7 +213,7 @@ func (r *tableRun) request(t *testing.T, call string, message map[string]any) *h
 	return request
 }
 
-// addParameters puts the fields of a message into a query.
+// addParameters adds the fields of a message to a query.
 func addParameters(query url.Values, path string, value any) {
 	switch value := value.(type) {
 	case map[string]any:
@@ -236,53 +236,53 @@ func addParameters(query url.Values, path string, value any) {
 	}
 }
 
-// toldError is the code, the reason and the fields of an error.
+// toldError returns the code, the reason and the fields of an error as one text.
 func toldError(t *testing.T, reply *http.Response) string {
 	t.Helper()
-	var told struct {
+	var body struct {
 		Code    int32
 		Details []struct {
 			Reason          string
 			FieldViolations []struct{ Field string }
 		}
 	}
-	if err := json.NewDecoder(reply.Body).Decode(&told); err != nil || reply.StatusCode < 400 {
-		t.Fatalf("%s, %v: want an error", reply.Status, err)
+	if err := json.NewDecoder(reply.Body).Decode(&body); err != nil || reply.StatusCode < 400 {
+		t.Fatalf("reply = %s, %v; want an error", reply.Status, err)
 	}
 	reason, fields := "", []string{}
-	for _, detail := range told.Details {
+	for _, detail := range body.Details {
 		reason += detail.Reason
 		for _, v := range detail.FieldViolations {
 			fields = append(fields, v.Field)
 		}
 	}
 	slices.Sort(fields)
-	return fmt.Sprint(code.Code(told.Code), " ", reason, " ", fields)
+	return fmt.Sprint(code.Code(body.Code), " ", reason, " ", fields)
 }
 
-// toldLines are values of the lines of a stream, of the first n or of all.
-func toldLines(t *testing.T, stream io.Reader, name string, n int) (told []any) {
+// toldLines returns the field name of the stream's lines: of n lines, or of all if n is 0.
+func toldLines(t *testing.T, stream io.Reader, name string, n int) (values []any) {
 	t.Helper()
 	lines := bufio.NewScanner(stream)
 	lines.Buffer(nil, 8<<20)
-	for (n <= 0 || len(told) < n) && lines.Scan() {
+	for (n <= 0 || len(values) < n) && lines.Scan() {
 		var line map[string]any
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil || line[name] == nil {
-			t.Fatalf("%v: %s", err, lines.Text())
+			t.Fatalf("line %s: %v; want a field %q", lines.Text(), err, name)
 		}
-		told = append(told, line[name])
+		values = append(values, line[name])
 	}
 	if lines.Err() != nil {
 		t.Fatal(lines.Err())
 	}
-	return told
+	return values
 }
 
 func toldTurn(t *testing.T, stream io.Reader) any {
 	t.Helper()
 	text, last := "", any(nil)
 	for _, last = range toldLines(t, stream, "event", 0) {
-		if piece, is := valueAt(last, "textDelta.text").(string); is {
+		if piece, ok := valueAt(last, "textDelta.text").(string); ok {
 			text += piece
 		}
 	}
@@ -290,7 +290,7 @@ func toldTurn(t *testing.T, stream io.Reader) any {
 	return map[string]any{"text": text, "state": valueAt(last, "finished.turn.state"), "messages": append([]any{}, messages...)}
 }
 
-// unlike says where got is not what is wanted: objects may have more fields.
+// unlike returns the differences between want and got. An object in got may have more fields.
 func unlike(path string, want, got any) (faults []string) {
 	switch want := want.(type) {
 	case map[string]any:
@@ -309,24 +309,24 @@ func unlike(path string, want, got any) (faults []string) {
 		}
 		return faults
 	}
-	if text, is := got.(string); want != got && (!is || text == "" || want != "*") {
+	if text, ok := got.(string); want != got && (!ok || text == "" || want != "*") {
 		return []string{fmt.Sprintf("%s is %#v, want %#v", path, got, want)}
 	}
 	return nil
 }
 
-// valueAt returns what is at a path, nil if nothing is.
+// valueAt returns the value at a path, or nil if there is none.
 func valueAt(value any, path string) any {
 	for step := range strings.SplitSeq(path, ".") {
 		switch inner := value.(type) {
 		case map[string]any:
 			value = inner[step]
 		case []any:
-			place, err := strconv.Atoi(step)
-			if err != nil || place < 0 || place >= len(inner) {
+			index, err := strconv.Atoi(step)
+			if err != nil || index < 0 || index >= len(inner) {
 				return nil
 			}
-			value = inner[place]
+			value = inner[index]
 		default:
 			return nil
 		}

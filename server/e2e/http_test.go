@@ -9,14 +9,14 @@ import (
 	"testing"
 )
 
-// TestOneConversationOverHTTP makes every call on a conversation whose id has ":" in it, and
-// looks in each reply for what the one before has done.
+// TestOneConversationOverHTTP sends every call for a conversation whose id contains ":". Each reply
+// must show the result of the call before it.
 func TestOneConversationOverHTTP(t *testing.T) {
 	d := startDoor(t, t.TempDir(), "--store=memory")
 	turnID := ""
 	for _, step := range []struct {
 		method, path, body string
-		want               string // in the reply
+		want               string // a part of the reply
 	}{
 		{"POST", "/v1/conversations", `{"conversation": {"id": "team:a.b", "title": "T", "agent": "echo"}}`, `"version":1`},
 		{"POST", "/v1/conversations:load", `{"conversationId": "team:a.b"}`, `"title":"T"`},
@@ -45,9 +45,9 @@ func TestOneConversationOverHTTP(t *testing.T) {
 		{"GET", "/openapi.json", "", `"openapi":"3.`},
 	} {
 		code, text := d.do(t, step.method, strings.ReplaceAll(step.path, "{turn}", turnID), step.body)
-		// protojson puts blanks where it likes.
+		// protojson inserts spaces at random.
 		if code != http.StatusOK || !strings.Contains(strings.NewReplacer(`": `, `":`, `, "`, `,"`).Replace(text), step.want) {
-			t.Fatalf("%s %s: %d, want %s: %s", step.method, step.path, code, step.want, text)
+			t.Fatalf("%s %s = %d, want 200 with %s: %s", step.method, step.path, code, step.want, text)
 		}
 		if strings.HasSuffix(step.path, "/turns") {
 			var reply struct{ Turns []struct{ ID string } }
@@ -59,8 +59,7 @@ func TestOneConversationOverHTTP(t *testing.T) {
 	}
 }
 
-// TestEmptyIDsOverHTTP wants an id that was forgotten to be said so: it must not lead to
-// another call.
+// TestEmptyIDsOverHTTP: a path with an empty id is an error. It must not reach another call.
 func TestEmptyIDsOverHTTP(t *testing.T) {
 	d := startDoor(t, t.TempDir(), "--store=memory")
 	if code, text := d.do(t, "POST", "/v1/conversations:load", `{"conversationId": "messages"}`); code != http.StatusOK {
@@ -68,7 +67,7 @@ func TestEmptyIDsOverHTTP(t *testing.T) {
 	}
 	for _, path := range []string{"/v1/conversations//messages", "/v1/conversations/", "/v1/conversations/x/../messages/"} {
 		if code, text := d.do(t, "DELETE", path, ""); code != http.StatusBadRequest && code != http.StatusNotFound && code != http.StatusMethodNotAllowed {
-			t.Errorf("%s: %d %s", path, code, text)
+			t.Errorf("DELETE %s = %d, want 400, 404 or 405: %s", path, code, text)
 		}
 	}
 	if code, text := d.do(t, "GET", "/v1/conversations/messages", ""); code != http.StatusOK {
@@ -76,7 +75,7 @@ func TestEmptyIDsOverHTTP(t *testing.T) {
 	}
 }
 
-// TestErrorsOverHTTP looks at one error of each layer of the door.
+// TestErrorsOverHTTP causes one error in each layer of the HTTP listener.
 func TestErrorsOverHTTP(t *testing.T) {
 	d := startDoor(t, t.TempDir(), "--store=memory")
 	for _, step := range []struct {
@@ -94,18 +93,18 @@ func TestErrorsOverHTTP(t *testing.T) {
 		{"PUT", "/v1/chat", "", 405, "METHOD_NOT_ALLOWED"},
 	} {
 		code, text := d.do(t, step.method, step.path, step.body)
-		var told struct {
+		var body struct {
 			Message string
 			Details []struct{ Reason string }
 		}
-		if err := json.Unmarshal([]byte(text), &told); err != nil || code != step.code || told.Message == "" ||
-			len(told.Details) == 0 || told.Details[0].Reason != step.reason {
-			t.Errorf("%s %s: %d, want %d, %s: %s", step.method, step.path, code, step.code, step.reason, text)
+		if err := json.Unmarshal([]byte(text), &body); err != nil || code != step.code || body.Message == "" ||
+			len(body.Details) == 0 || body.Details[0].Reason != step.reason {
+			t.Errorf("%s %s = %d, want %d with reason %s: %s", step.method, step.path, code, step.code, step.reason, text)
 		}
 	}
 }
 
-// do makes a request as curl does, and follows no redirection.
+// do sends a request with the content type of curl and follows no redirection.
 func (d *door) do(t *testing.T, method, path, body string) (code int, text string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, d.url+path, strings.NewReader(body))

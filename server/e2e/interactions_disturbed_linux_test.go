@@ -11,14 +11,15 @@ import (
 	"testing"
 )
 
-// TestInteractionsDisturbed: somebody does this and that to the files while the server writes.
-// What can be mended is, else lines are counted until it has been undone, and no chat fails.
+// TestInteractionsDisturbed changes the log's files in several ways while the server writes. The
+// server repairs what it can. Otherwise it counts lost entries until the change is undone. No chat
+// fails.
 func TestInteractionsDisturbed(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
 	d := &disturbed{dir: filepath.Join(dataDir, "interactions"), root: t.TempDir()}
 	a := &accounted{s: startServer(t, dataDir, keepsAll)}
-	told := 0
+	reported := 0
 	for _, test := range []struct {
 		name    string
 		disturb func(t *testing.T, d *disturbed) (undo func() error)
@@ -26,9 +27,9 @@ func TestInteractionsDisturbed(t *testing.T) {
 	}{
 		{"the directory is moved away", moved((*disturbed).directory), false},
 		{"the file is moved away", moved((*disturbed).file), false},
-		{"all may read", setMode(0o755, 0o644), false},
-		{"nobody may write", setMode(0o500, 0o400), false},
-		{"nobody may do anything", setMode(0, 0), false},
+		{"all users may read", setMode(0o755, 0o644), false},
+		{"no user may write", setMode(0o500, 0o400), false},
+		{"no user has any permission", setMode(0, 0), false},
 		{"another owner", disown, false},
 		{"a file for the directory", replaced((*disturbed).directory, makeFile), true},
 		{"a link for the directory", replaced((*disturbed).directory, makeLink("..")), true},
@@ -45,25 +46,25 @@ func TestInteractionsDisturbed(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			a.append(t, 5)
 			undo := test.disturb(t, d)
-			said := len(a.said)
+			sent := len(a.said)
 			a.append(t, 20)
 			a.chat(t)
-			said = len(a.said) - said
+			sent = len(a.said) - sent
 			if undo != nil {
 				if err := undo(); err != nil {
 					t.Fatal(err)
 				}
 			}
 			a.append(t, 5)
-			lost := a.wantAccounted(t, append(slices.Clone(d.aside), d.dir)...) - told
-			told += lost
+			lost := a.wantAccounted(t, append(slices.Clone(d.aside), d.dir)...) - reported
+			reported += lost
 			if !test.loses {
-				said = 0
+				sent = 0
 			}
-			if lost != said {
-				t.Errorf("the log tells of %d lines that are lost, want %d", lost, said)
+			if lost != sent {
+				t.Errorf("the log reports %d lost entries, want %d", lost, sent)
 			}
-			eventually(t, "modes", []string{"drwx------", "-rw-------"}, func() (modes []string) { // The directory's may take a second.
+			eventually(t, "modes", []string{"drwx------", "-rw-------"}, func() (modes []string) { // The server may take a second to reset the directory's mode.
 				for _, path := range []string{d.dir, d.file(t)} {
 					info, err := os.Stat(path)
 					if err != nil {
@@ -77,32 +78,32 @@ func TestInteractionsDisturbed(t *testing.T) {
 	}
 	a.s.terminate()
 	a.s.wantStop(t)
-	if warned := a.warnedOf(t); warned != told {
-		t.Errorf("operators were warned of %d lines that are lost, want %d", warned, told)
+	if warned := a.warnedOf(t); warned != reported {
+		t.Errorf("warnings report %d lost entries, want %d", warned, reported)
 	}
 }
 
-// disturbed is the directory of a log, and what was moved away from it.
+// disturbed is the directory of a log and the paths of what was moved out of it.
 type disturbed struct {
 	dir   string
-	aside []string // directories, in that order
-	root  string   // of those
+	aside []string // directories with the moved files, in the order of the moves
+	root  string   // parent of those directories
 }
 
-// directory is that of the log.
+// directory returns the log's directory.
 func (d *disturbed) directory(*testing.T) string { return d.dir }
 
-// file is the one of the day.
+// file returns the log's newest file.
 func (d *disturbed) file(t *testing.T) string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(d.dir, "*.jsonl"))
 	if err != nil || len(paths) == 0 {
-		t.Fatalf("%s has files %q, %v", d.dir, paths, err)
+		t.Fatalf("log files in %s = %q, %v; want some", d.dir, paths, err)
 	}
 	return slices.Max(paths)
 }
 
-// move moves directory or file away.
+// move moves the directory or the file away.
 func (d *disturbed) move(t *testing.T, path string) {
 	t.Helper()
 	aside := filepath.Join(d.root, fmt.Sprint("aside", len(d.aside)))
@@ -119,7 +120,7 @@ func (d *disturbed) move(t *testing.T, path string) {
 	}
 }
 
-// moved moves away what stays away.
+// moved returns a disturbance that moves what away for good.
 func moved(what func(*disturbed, *testing.T) string) func(*testing.T, *disturbed) func() error {
 	return func(t *testing.T, d *disturbed) func() error {
 		t.Helper()
@@ -128,14 +129,14 @@ func moved(what func(*disturbed, *testing.T) string) func(*testing.T, *disturbed
 	}
 }
 
-// replaced moves something away, and has another thing take its place for a while.
+// replaced returns a disturbance that moves what away and puts something else in its place until undo.
 func replaced(what func(*disturbed, *testing.T) string, replace func(path string) error) func(*testing.T, *disturbed) func() error {
 	return func(t *testing.T, d *disturbed) func() error {
 		t.Helper()
 		path := what(d, t)
 		d.move(t, path)
 		err := replace(path)
-		for errors.Is(err, fs.ErrExist) { // The server was faster.
+		for errors.Is(err, fs.ErrExist) { // The server has already created it again.
 			d.move(t, path)
 			err = replace(path)
 		}
@@ -160,7 +161,7 @@ func makeLink(to string) func(path string) error {
 	return func(path string) error { return os.Symlink(to, path) }
 }
 
-// setMode gives modes to directory and file.
+// setMode returns a disturbance that sets the modes of the directory and the file.
 func setMode(dir, file os.FileMode) func(*testing.T, *disturbed) func() error {
 	return func(t *testing.T, d *disturbed) func() error {
 		t.Helper()
@@ -171,12 +172,12 @@ func setMode(dir, file os.FileMode) func(*testing.T, *disturbed) func() error {
 	}
 }
 
-// disown gives directory and file to another user.
+// disown makes another user the owner of the directory and the file.
 func disown(t *testing.T, d *disturbed) func() error {
 	t.Helper()
 	const nobody = 65534
 	if err := errors.Join(os.Chown(d.file(t), nobody, nobody), os.Chown(d.dir, nobody, nobody)); err != nil {
-		t.Skipf("only root can give files away: %v", err)
+		t.Skipf("only root can change the owner of a file: %v", err)
 	}
 	return nil
 }

@@ -14,23 +14,23 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// edit is what somebody does to the files between two searches, and what is to be found then.
+// edit changes the log's files between two searches and names the expected results.
 type edit struct {
 	name    string
 	make    func() error
-	session []string // of the conversation p, in order: turn number and content
-	found   []string // of "goal", newest first: the same
+	session []string // entries of the conversation p in order, as turn number and content
+	found   []string // entries found for "goal", newest first, in the same form
 }
 
-// TestInteractionsFollowEdits: the files are the only truth, by whomever they were written.
+// TestInteractionsFollowEdits: searches return what the files contain, whoever wrote them.
 func TestInteractionsFollowEdits(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir())
-	begun := today()
-	old, older := dayBefore(t, begun, 2), dayBefore(t, begun, 5)
-	var others strings.Builder // So many that the day gets an index.
+	start := today()
+	old, older := dayBefore(t, start, 2), dayBefore(t, start, 5)
+	var others strings.Builder // Enough entries for the day to get an index.
 	for i := range 1000 {
-		others.WriteString(byHand(old, fmt.Sprint("o", i%100), i/100+1, "words of others"))
+		others.WriteString(byHand(old, fmt.Sprint("o", i%100), i/100+1, "text of others"))
 	}
 	l.put(t, old, byHand(old, "p", 1, "goal one"), others.String(), byHand(old, "p", 2, "goal two"), byHand(old, "p", 3, "goal three"))
 	add(t, l.server, "p", says("goal now"), says("more"))
@@ -38,7 +38,7 @@ func TestInteractionsFollowEdits(t *testing.T) {
 		return os.WriteFile(l.path(day), []byte(strings.Replace(readText(t, l.path(day)), from, to, 1)), 0o600)
 	}
 	var index fs.FileInfo
-	var current string // the file that is written to
+	var current string // the file that the server writes
 	rotate := func() error {
 		days := l.days(t)
 		current = l.path(days[len(days)-1])
@@ -48,22 +48,22 @@ func TestInteractionsFollowEdits(t *testing.T) {
 	for i, e := range []edit{
 		{"none", func() error { return nil }, []string{"1 goal one", "2 goal two", "3 goal three", "1 goal now", "2 more"}, []string{"1 goal now", "3 goal three", "2 goal two", "1 goal one"}},
 		{
-			"a line added", func() error { return replace(old, others.String(), others.String()+byHand(old, "p", 9, "GOAL nine")) },
+			"an entry added", func() error { return replace(old, others.String(), others.String()+byHand(old, "p", 9, "GOAL nine")) },
 			[]string{"1 goal one", "9 GOAL nine", "2 goal two", "3 goal three", "1 goal now", "2 more"},
 			[]string{"1 goal now", "3 goal three", "2 goal two", "9 GOAL nine", "1 goal one"},
 		},
 		{
-			"a line removed", func() error { return replace(old, byHand(old, "p", 1, "goal one"), "") },
+			"an entry removed", func() error { return replace(old, byHand(old, "p", 1, "goal one"), "") },
 			[]string{"9 GOAL nine", "2 goal two", "3 goal three", "1 goal now", "2 more"},
 			[]string{"1 goal now", "3 goal three", "2 goal two", "9 GOAL nine"},
 		},
 		{
-			"a line changed, in as many bytes", func() error { return replace(old, "goal two", "trifle 2") },
+			"an entry changed without a change of its size", func() error { return replace(old, "goal two", "trifle 2") },
 			[]string{"9 GOAL nine", "2 trifle 2", "3 goal three", "1 goal now", "2 more"},
 			[]string{"1 goal now", "3 goal three", "9 GOAL nine"},
 		},
 		{
-			"a line given to another conversation", func() error {
+			"an entry moved to another conversation", func() error {
 				return replace(old, byHand(old, "p", 3, "goal three"), byHand(old, "q", 3, "goal three"))
 			},
 			[]string{"9 GOAL nine", "2 trifle 2", "1 goal now", "2 more"},
@@ -81,12 +81,12 @@ func TestInteractionsFollowEdits(t *testing.T) {
 		},
 		{"the current file rotated", rotate, []string{"1 old goal"}, []string{"1 old goal"}},
 		{
-			"more said", func() error { add(t, l.server, "p", says("next goal")); return nil },
+			"a message appended", func() error { add(t, l.server, "p", says("next goal")); return nil },
 			[]string{"1 old goal", "3 next goal"},
 			[]string{"3 next goal", "1 old goal"},
 		},
 		{
-			"what was rotated put back ahead", func() error {
+			"the rotated file put back at the beginning", func() error {
 				days := l.days(t)
 				newest := l.path(days[len(days)-1])
 				both := readText(t, current+".1") + readText(t, newest)
@@ -96,7 +96,7 @@ func TestInteractionsFollowEdits(t *testing.T) {
 			[]string{"3 next goal", "1 goal now", "1 old goal"},
 		},
 		{
-			"more said behind a last line without its end", func() error { add(t, l.server, "p", says("last goal")); return nil },
+			"a message appended after a last line without a line break", func() error { add(t, l.server, "p", says("last goal")); return nil },
 			[]string{"1 old goal", "1 goal now", "2 more", "3 next goal", "4 last goal"},
 			[]string{"4 last goal", "3 next goal", "1 goal now", "1 old goal"},
 		},
@@ -105,7 +105,7 @@ func TestInteractionsFollowEdits(t *testing.T) {
 			t.Fatalf("%s: %v", e.name, err)
 		}
 		l.wantFound(t, &e)
-		// Once more when the file, which was just written, may have an index again.
+		// Check again with an old modification time: the server indexes only files that were not just written.
 		at := time.Now().Add(time.Duration(i-100) * time.Minute)
 		err := os.Chtimes(l.path(old), at, at)
 		l.wantFound(t, &e)
@@ -114,38 +114,38 @@ func TestInteractionsFollowEdits(t *testing.T) {
 		}
 		before := index
 		if index, err = os.Stat(filepath.Join(l.dir, "."+old+".sessions")); err != nil || before != nil && os.SameFile(index, before) {
-			t.Fatalf("after %s there is no new index: %v", e.name, err)
+			t.Fatalf("after %s: no new index of the day, %v", e.name, err)
 		}
 	}
 	l.terminate()
 	l.wantStop(t)
 	for _, line := range l.log.lines {
 		if line["level"] == "WARN" {
-			t.Errorf("edits are a reason to warn: %v", line)
+			t.Errorf("warning after edits: %v, want none", line)
 		}
 	}
 }
 
-// wantFound checks what there is of the conversation p, and of "goal".
+// wantFound checks the list of the conversation p and the search for "goal".
 func (l *loggedServer) wantFound(t *testing.T, e *edit) {
 	t.Helper()
 	plain := func(lines []string, skipped int) (all []string) {
 		if skipped > 0 {
-			t.Errorf("after %s: %d lines are skipped", e.name, skipped)
+			t.Errorf("after %s: %d entries skipped, want none", e.name, skipped)
 		}
 		for _, line := range lines {
-			_, line, _ = strings.Cut(line, " ") // without the conversation
+			_, line, _ = strings.Cut(line, " ") // cuts off the conversation's id
 			all = append(all, strings.Replace(line, " User:", "", 1))
 		}
 		return all
 	}
-	session := plain(l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "p"}))
-	wantLines(t, "after "+e.name+", the session", session, e.session...)
+	listed := plain(l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "p"}))
+	wantLines(t, "after "+e.name+", the conversation", listed, e.session...)
 	found := plain(l.search(t, &parleyv1.SearchInteractionsRequest{Query: "Goal"}))
 	wantLines(t, "after "+e.name+", the search", found, e.found...)
 }
 
-// wantMode checks who may read a file: its owner.
+// wantMode checks the mode of a file.
 func wantMode(t *testing.T, path string, want fs.FileMode) {
 	t.Helper()
 	info, err := os.Lstat(path)
@@ -153,12 +153,12 @@ func wantMode(t *testing.T, path string, want fs.FileMode) {
 		t.Fatal(err)
 	}
 	if info.Mode() != want {
-		t.Errorf("%s is %v, want %v", path, info.Mode(), want)
+		t.Errorf("mode of %s = %v, want %v", path, info.Mode(), want)
 	}
 }
 
-// TestInteractionModes: the log is for its owner only, whatever the umask lets through and
-// whatever there was. Not parallel, since the umask is that of the process.
+// TestInteractionModes: only the owner can read the log, whatever the umask and the earlier modes
+// are. The test is not parallel, because the umask belongs to the process.
 func TestInteractionModes(t *testing.T) {
 	dataDir := filepath.Join(t.TempDir(), "data")
 	dir := filepath.Join(dataDir, "interactions")
@@ -176,7 +176,7 @@ func TestInteractionModes(t *testing.T) {
 	}
 	for _, l := range []*loggedServer{l, fresh} {
 		wantMode(t, l.dir, fs.ModeDir|0o700)
-		say(t, l.server, "a", "words")
+		say(t, l.server, "a", "text")
 		for _, day := range l.days(t) {
 			wantMode(t, l.path(day), 0o600)
 			if err := os.Chmod(l.path(day), 0o666); err != nil {
@@ -188,34 +188,34 @@ func TestInteractionModes(t *testing.T) {
 		wantMode(t, l.path(days[len(days)-1]), 0o600)
 		hidden, err := filepath.Glob(filepath.Join(l.dir, "checkpoint*"))
 		if err != nil || len(hidden) == 0 {
-			t.Fatalf("%q, %v", hidden, err)
+			t.Fatalf("checkpoint files = %q, %v; want some", hidden, err)
 		}
 		for _, path := range hidden {
 			wantMode(t, path, 0o600)
 		}
 	}
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "a"})
-	wantLines(t, "the lines", got, "a 1 User: old", "a 1 User: words", "a 2 echo: words", "a 3 User: more")
+	wantLines(t, "ListInteractions", got, "a 1 User: old", "a 1 User: text", "a 2 echo: text", "a 3 User: more")
 }
 
-// TestInteractionLinks: a link in the place of a file is not followed. Chats go on, and the
-// log tells what it has lost.
+// TestInteractionLinks: the server does not follow a symbolic link in the place of a log file. Chats
+// succeed, and the log reports the lost entries.
 func TestInteractionLinks(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"before the start", "while it runs"} {
+	for _, name := range []string{"before the start", "while the server runs"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dataDir, target := t.TempDir(), filepath.Join(t.TempDir(), "target")
 			dir := filepath.Join(dataDir, "interactions")
-			const secret = "nothing for the log\n"
+			const secret = "not a log\n"
 			then := time.Now().Add(-time.Hour).Truncate(time.Second)
 			err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(target, []byte(secret), 0o644), os.Chmod(target, 0o644), os.Chtimes(target, then, then))
 			if err != nil {
 				t.Fatal(err)
 			}
-			// The next day's, too: it may begin meanwhile.
-			begun := today()
-			links := []string{filepath.Join(dir, begun+".jsonl"), filepath.Join(dir, dayBefore(t, begun, -1)+".jsonl")}
+			// The link of the next day is needed if midnight passes during the test.
+			start := today()
+			links := []string{filepath.Join(dir, start+".jsonl"), filepath.Join(dir, dayBefore(t, start, -1)+".jsonl")}
 			link := func() {
 				for _, path := range links {
 					if err := errors.Join(os.RemoveAll(path), os.Symlink(target, path)); err != nil {
@@ -232,22 +232,22 @@ func TestInteractionLinks(t *testing.T) {
 				link()
 			}
 
-			add(t, l.server, "c", says("lost words"))
+			add(t, l.server, "c", says("lost text"))
 			lost := l.await(t, "interaction log lost entries; writing is retried automatically", "level=WARN", "lost_lines=1")
 			if why := fmt.Sprint(lost["error"]); !strings.Contains(why, "is a link; remove it") || !strings.Contains(why, dir) {
-				t.Errorf("why: %s", why)
+				t.Errorf("error of the warning = %s, want the link's path and to remove it", why)
 			}
-			say(t, l.server, "c", "more lost words")
-			for what, r := range map[string]*parleyv1.ListInteractionsRequest{"lately": {}, "the session": {ConversationId: "c"}} {
+			say(t, l.server, "c", "more lost text")
+			for name, r := range map[string]*parleyv1.ListInteractionsRequest{"latest entries": {}, "the conversation": {ConversationId: "c"}} {
 				if got, skipped := l.list(t, r); len(got) > 0 || skipped > 0 {
-					t.Errorf("%s: %q and %d lines skipped", what, got, skipped)
+					t.Errorf("ListInteractions of %s = %q with %d skipped, want none", name, got, skipped)
 				}
 			}
 			if got, skipped := l.search(t, &parleyv1.SearchInteractionsRequest{Query: "o"}); len(got) > 0 || skipped > 0 {
-				t.Errorf("found: %q and %d lines skipped", got, skipped)
+				t.Errorf("SearchInteractions = %q with %d skipped, want none", got, skipped)
 			}
 			if info, err := os.Stat(target); err != nil || readText(t, target) != secret || info.Mode() != 0o644 || !info.ModTime().Equal(then) {
-				t.Errorf("the target is %v, %v: %q", info, err, readText(t, target))
+				t.Errorf("the target of the link = %v, %v: %q; want it unchanged", info, err, readText(t, target))
 			}
 
 			for _, path := range links {
@@ -256,22 +256,22 @@ func TestInteractionLinks(t *testing.T) {
 				}
 			}
 			l.await(t, "interaction log resumed")
-			say(t, l.server, "c", "kept words")
-			got, _ := l.search(t, &parleyv1.SearchInteractionsRequest{Query: "words"})
-			if len(got) != 2 || !strings.HasSuffix(got[0], " echo: kept words") || !strings.HasSuffix(got[1], " User: kept words") {
-				t.Errorf("found afterwards: %q", got)
+			say(t, l.server, "c", "kept text")
+			got, _ := l.search(t, &parleyv1.SearchInteractionsRequest{Query: "text"})
+			if len(got) != 2 || !strings.HasSuffix(got[0], " echo: kept text") || !strings.HasSuffix(got[1], " User: kept text") {
+				t.Errorf("SearchInteractions after the links were removed = %q, want the question and its answer", got)
 			}
-			if told := l.filed(t)[0]; !strings.HasPrefix(told, "* 0 parley: 3 lines could not be written since ") {
-				t.Errorf("the file begins with %q", told)
+			if first := l.filed(t)[0]; !strings.HasPrefix(first, "* 0 parley: 3 lines could not be written since ") {
+				t.Errorf("first entry of the file = %q, want the number of lost entries", first)
 			}
-			if kept := contents(history(t, l.server, "c").GetMessages()); !strings.Contains(kept, "USER lost words\nUSER more lost words\nASSISTANT more lost words\n") {
-				t.Errorf("the conversation is\n%s", kept)
+			if kept := contents(history(t, l.server, "c").GetMessages()); !strings.Contains(kept, "USER lost text\nUSER more lost text\nASSISTANT more lost text\n") {
+				t.Errorf("history = \n%s, want the messages that the log lost", kept)
 			}
 		})
 	}
 }
 
-// TestInteractionLinkedDirectory: a link where the directory should be stops the start.
+// TestInteractionLinkedDirectory: the server does not start if the log's directory is a symbolic link.
 func TestInteractionLinkedDirectory(t *testing.T) {
 	t.Parallel()
 	dataDir, elsewhere := t.TempDir(), t.TempDir()
@@ -279,11 +279,11 @@ func TestInteractionLinkedDirectory(t *testing.T) {
 	if err := os.Symlink(elsewhere, link); err != nil {
 		t.Fatal(err)
 	}
-	code, said := failToStart(t, "--data-dir="+dataDir)
-	if code != exitIO || !strings.Contains(said, link+" is a link; name the directory itself") || strings.Count(said, "\n") != 1 {
-		t.Errorf("the start ends with %d:\n%s", code, said)
+	code, output := failToStart(t, "--data-dir="+dataDir)
+	if code != exitIO || !strings.Contains(output, link+" is a link; name the directory itself") || strings.Count(output, "\n") != 1 {
+		t.Errorf("parleyd ended with %d, want %d and one line about the link:\n%s", code, exitIO, output)
 	}
 	if entries, err := os.ReadDir(elsewhere); err != nil || len(entries) > 0 {
-		t.Errorf("in the directory of the link there are %v, %v", entries, err)
+		t.Errorf("files in the target of the link = %v, %v; want none", entries, err)
 	}
 }

@@ -13,16 +13,17 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// A server is killed so many times while one client erases and so many write. What is in the
-// file of the day already makes an erasure take a while.
+// The server is killed erasedKills times while one client erases conversations and erasedWriters
+// clients write. The file of the day has bygoneLines entries at first, so that an erasure takes a
+// while.
 const (
 	erasedKills   = 12
 	erasedWriters = 16
 	bygoneLines   = 15_000
 )
 
-// TestInteractionsKilledWhileErasing: nothing is lost but what is erased, which does not come
-// back, and a file that was not finished is removed by the next start.
+// TestInteractionsKilledWhileErasing: only erased entries are missing, they do not come back, and the
+// next start removes an unfinished file.
 func TestInteractionsKilledWhileErasing(t *testing.T) {
 	t.Parallel()
 	k := newKilledLog(t)
@@ -42,29 +43,29 @@ func TestInteractionsKilledWhileErasing(t *testing.T) {
 		e.readAgain(t)
 		acked += k.wantAcknowledged(t)
 		if t.Failed() {
-			t.Fatalf("after crash %d", crashes)
+			t.Fatalf("failed after crash %d", crashes)
 		}
 	}
 	e.wantStarted(t, startServer(t, k.dataDir, keepsAll), crashes)
-	t.Logf("%d crashes, %d of them have left an unfinished file; %d messages acknowledged, %d conversations erased, %d torn lines",
+	t.Logf("%d crashes, %d of them left an unfinished file; %d messages acknowledged, %d conversations erased, %d torn entries",
 		crashes, hit, acked, len(e.erased), k.files.broken)
 	if hit == 0 {
-		t.Error("no crash has come while a file was rewritten")
+		t.Error("no crash happened while a file was rewritten")
 	}
 }
 
-// erasing is a log from which conversations are erased that were only begun for that.
+// erasing is a log and the conversations that are created only to be erased from it.
 type erasing struct {
 	*killedLog
 
-	path    string // of a file
-	bygone  []byte // what it begins with
-	begun   int
-	current string // conversation that is being erased
-	erased  []string
+	path    string   // path of the file of the day at the start
+	bygone  []byte   // initial content of that file
+	begun   int      // number of conversations created for erasure
+	current string   // conversation that is being erased
+	erased  []string // conversations whose erasure succeeded
 }
 
-// begin writes the file of the day.
+// begin writes the initial file of the day.
 func (e *erasing) begin(t *testing.T) {
 	t.Helper()
 	var b bytes.Buffer
@@ -82,7 +83,7 @@ func (e *erasing) begin(t *testing.T) {
 	}
 }
 
-// readAgain reads all files from their beginning, of which other lines may have gone.
+// readAgain reads all files from their beginning, since erasures may have rewritten them.
 func (e *erasing) readAgain(t *testing.T) {
 	t.Helper()
 	e.reset()
@@ -91,14 +92,14 @@ func (e *erasing) readAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.HasPrefix(text, e.bygone) {
-		t.Fatal("what was in the file before has changed")
+		t.Fatalf("the initial entries of %s have changed", e.path)
 	}
 	e.files.ends[e.path] = int64(len(e.bygone))
 	e.read(t)
 }
 
-// step returns what erases one conversation after the other: first the one that a crash has
-// left.
+// step returns a function that appends to a new conversation and erases it. Its first call erases the
+// conversation whose erasure the crash interrupted.
 func (e *erasing) step(t *testing.T, s *server) func() error {
 	t.Helper()
 	log := parleyv1.NewInteractionLogServiceClient(s.conn)
@@ -120,18 +121,18 @@ func (e *erasing) step(t *testing.T, s *server) func() error {
 	}
 }
 
-// wantStarted checks, after so many crashes, that nothing is left of what was erased, of an
-// erasure that was not finished only what was there before, and that all else is there.
+// wantStarted checks the log after a start: no unfinished file and no erased entry is left, an
+// interrupted erasure removed all entries or none, and all other entries are there.
 func (e *erasing) wantStarted(t *testing.T, s *server, crashes int) {
 	t.Helper()
 	if found := e.unfinished(t); len(found) > 0 {
-		t.Errorf("the start has left %q", found)
+		t.Errorf("unfinished files after the start = %q, want none", found)
 	}
 	e.readAgain(t)
 	e.wantKept(t, s, crashes)
 	for _, id := range e.erased {
 		if found := e.sessions[id]; len(found) > 0 {
-			t.Errorf("%s was erased, and has %d lines", id, len(found))
+			t.Errorf("conversation %s has %d entries after its erasure, want none", id, len(found))
 		}
 	}
 	if found := e.sessions[e.current]; len(found) > 0 {
@@ -139,7 +140,7 @@ func (e *erasing) wantStarted(t *testing.T, s *server, crashes int) {
 	}
 }
 
-// unfinished lists the files that are to take the place of others.
+// unfinished lists the files that will replace others when they are complete.
 func (e *erasing) unfinished(t *testing.T) []string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(e.files.dir, "*.unfinished"))
@@ -149,16 +150,16 @@ func (e *erasing) unfinished(t *testing.T) []string {
 	return paths
 }
 
-// awaitUnfinished returns when there is such a file. There is no event for that.
+// awaitUnfinished polls until there is an unfinished file. No event reports that.
 func (e *erasing) awaitUnfinished(t *testing.T) {
 	t.Helper()
-	look, late := time.NewTicker(time.Millisecond), time.After(patience)
-	defer look.Stop()
+	poll, late := time.NewTicker(time.Millisecond), time.After(patience)
+	defer poll.Stop()
 	for len(e.unfinished(t)) == 0 {
 		select {
-		case <-look.C:
+		case <-poll.C:
 		case <-late:
-			t.Fatal("no file is rewritten")
+			t.Fatalf("no unfinished file within %v", patience)
 		}
 	}
 }

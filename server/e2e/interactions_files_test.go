@@ -14,7 +14,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// interactionLine is a line of the interaction log.
+// interactionLine is an entry of the interaction log.
 type interactionLine struct {
 	Timestamp time.Time
 	SessionID string `json:"session_id"`
@@ -23,18 +23,18 @@ type interactionLine struct {
 	Content   string
 	Metadata  struct {
 		TurnNumber int32 `json:"turn_number"`
-		LostLines  int   `json:"lost_lines"` // of the log's own lines
+		LostLines  int   `json:"lost_lines"` // only in the entries that the log writes about itself
 	}
 }
 
-// interactionFiles are the files of an interaction log, which are read as they grow.
+// interactionFiles reads the files of an interaction log as they grow.
 type interactionFiles struct {
 	dir    string
-	ends   map[string]int64 // by name: up to where it was read, which is behind a line break
-	broken int              // lines that are not JSON
+	ends   map[string]int64 // by path: the offset after the last complete line that was read
+	broken int              // number of lines that are not JSON
 }
 
-// next returns the lines that have come to their end since the last time.
+// next returns the entries that were completed since the last call.
 func (f *interactionFiles) next(t *testing.T) (lines []interactionLine) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(f.dir, "*.jsonl"))
@@ -61,7 +61,7 @@ func (f *interactionFiles) next(t *testing.T) (lines []interactionLine) {
 	return lines
 }
 
-// readFrom returns what stands behind a place of a file.
+// readFrom returns the content of a file from an offset on.
 func readFrom(path string, offset int64) ([]byte, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -74,7 +74,7 @@ func readFrom(path string, offset int64) ([]byte, error) {
 	return io.ReadAll(file)
 }
 
-// roleName is a role as the log has it.
+// roleName returns the name of a role in the log.
 func roleName(r parleyv1.Role) string {
 	return strings.ToLower(strings.TrimPrefix(r.String(), "ROLE_"))
 }

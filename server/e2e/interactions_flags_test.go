@@ -15,8 +15,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestAcknowledgedIsLogged: whoever hears that a message was accepted finds it in the file at
-// once, and so does whoever hears of an answer.
+// TestAcknowledgedIsLogged: when a client receives the acknowledgement of a message or an answer, the
+// log's file contains it.
 func TestAcknowledgedIsLogged(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir(), agents(t, testAgents))
@@ -27,49 +27,49 @@ func TestAcknowledgedIsLogged(t *testing.T) {
 		})
 		text, fault := l.read()
 		if err := errors.Join(err, fault); err != nil || strings.Count(text, `"content":"`+content+`"`) != 1 {
-			t.Errorf("%q is not there once: %v", content, err)
+			t.Errorf("%q is not in the log exactly once: %v", content, err)
 		}
 	})
 
 	h := hold(t, l.server, "held")
 	question := "held 1 User: " + h.request.GetContent()
-	wantLines(t, "when the turn has started", l.filed(t)[200:], question)
+	wantLines(t, "log after the start of the turn", l.filed(t)[200:], question)
 	h.release(t, "answer")
-	wantLines(t, "when it has ended", l.filed(t)[200:], question, "held 2 hold: half an answer")
+	wantLines(t, "log after the end of the turn", l.filed(t)[200:], question, "held 2 hold: half an answer")
 }
 
-// TestLogRedact: what must not be kept is on no page of the log, and nobody finds it.
+// TestLogRedact: redacted text is in no file of the log and cannot be found by a search.
 func TestLogRedact(t *testing.T) {
 	t.Parallel()
 	const card, key = "4111111111111111", "sk-abc123"
 	dataDir := t.TempDir()
 	flag := "--log-redact=[0-9]{16}\n(?i)sk-[a-z0-9]+"
 	l := startLogged(t, dataDir, flag)
-	words := "card " + card + ", key " + strings.ToUpper(key) + "."
-	if answer := say(t, l.server, "c", words); answer != words {
-		t.Errorf("the answer is %q", answer)
+	text := "card " + card + ", key " + strings.ToUpper(key) + "."
+	if answer := say(t, l.server, "c", text); answer != text {
+		t.Errorf("answer = %q, want %q", answer, text)
 	}
-	named := says("once more")
+	named := says("again")
 	named.Metadata = map[string]string{"user": "Ada " + card, "key": key}
 	add(t, l.server, "c", named)
 
 	want := []string{
-		"c 1 User: card [redacted], key [redacted].", "c 2 echo: card [redacted], key [redacted].", "c 3 Ada [redacted]: once more",
+		"c 1 User: card [redacted], key [redacted].", "c 2 echo: card [redacted], key [redacted].", "c 3 Ada [redacted]: again",
 	}
-	wantLines(t, "in the file", l.filed(t), want...)
+	wantLines(t, "log", l.filed(t), want...)
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "c"})
-	wantLines(t, "the session", got, want...)
+	wantLines(t, "ListInteractions", got, want...)
 	for query, want := range map[string][]string{card: nil, key: nil, "D [Redacted], key": {want[1], want[0]}} {
 		got, _ := l.search(t, &parleyv1.SearchInteractionsRequest{Query: query})
 		wantLines(t, "search for "+query, got, want...)
 	}
 	l.kill()
-	l = startLogged(t, dataDir, flag) // It looks for lines that are missing.
-	wantLines(t, "after a crash", l.filed(t), want...)
+	l = startLogged(t, dataDir, flag) // After a kill, the start adds missing entries to the log.
+	wantLines(t, "log after a crash", l.filed(t), want...)
 	err := filepath.WalkDir(l.dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
 			if text := strings.ToLower(readText(t, path)); strings.Contains(text, card) || strings.Contains(text, key) {
-				t.Errorf("%s holds what was to be redacted", path)
+				t.Errorf("%s contains text that must be redacted", path)
 			}
 		}
 		return err
@@ -77,12 +77,12 @@ func TestLogRedact(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if kept := history(t, l.server, "c").GetMessages(); kept[0].GetContent() != words {
-		t.Errorf("the conversation is\n%s", contents(kept))
+	if kept := history(t, l.server, "c").GetMessages(); kept[0].GetContent() != text {
+		t.Errorf("history =\n%s, want the text without redaction", contents(kept))
 	}
 }
 
-// TestLogRetentionDays: old files go, whatever else is there stays.
+// TestLogRetentionDays: old log files are removed, and all other files stay.
 func TestLogRetentionDays(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
@@ -90,28 +90,28 @@ func TestLogRetentionDays(t *testing.T) {
 	if err := os.Mkdir(l.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	begun := today()
-	for _, ago := range []int{1, 3, 30, 3000} { // not 2: midnight may come meanwhile
-		day := dayBefore(t, begun, ago)
-		l.put(t, day, byHand(day, "c", 1, "words"))
+	start := today()
+	for _, ago := range []int{1, 3, 30, 3000} { // not 2, since midnight may pass during the test
+		day := dayBefore(t, start, ago)
+		l.put(t, day, byHand(day, "c", 1, "text"))
 	}
-	others := []string{l.path(dayBefore(t, begun, 30)) + ".gz", filepath.Join(l.dir, "notes.txt")}
+	others := []string{l.path(dayBefore(t, start, 30)) + ".gz", filepath.Join(l.dir, "notes.txt")}
 	for _, path := range others {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	l = startLogged(t, dataDir)
-	say(t, l.server, "c", "all are kept")
+	say(t, l.server, "c", "all files are kept")
 	l.terminate()
 	l.wantStop(t)
 	before := l.days(t)
 	l = startLogged(t, dataDir, "--log-retention-days=2")
 	for _, ago := range []int{3000, 30, 3} {
-		l.await(t, "interaction log: file removed, see --log-retention-days", "file="+dayBefore(t, begun, ago)+".jsonl")
+		l.await(t, "interaction log: file removed, see --log-retention-days", "file="+dayBefore(t, start, ago)+".jsonl")
 	}
-	if days := l.days(t); len(before) < 5 || before[3] != dayBefore(t, begun, 1) || !slices.Equal(days, before[3:]) {
-		t.Errorf("of %q there are %q left", before, days)
+	if days := l.days(t); len(before) < 5 || before[3] != dayBefore(t, start, 1) || !slices.Equal(days, before[3:]) {
+		t.Errorf("log files of days %q left of %q, want the last 2 days", days, before)
 	}
 	for _, path := range others {
 		if _, err := os.Stat(path); err != nil {
@@ -120,8 +120,8 @@ func TestLogRetentionDays(t *testing.T) {
 	}
 }
 
-// TestDeleteInteractions: what is erased is in no file, then and after a crash, when the log
-// looks for lines that it lacks. All others are as they were, byte for byte.
+// TestDeleteInteractions: an erased entry is in no file, neither at once nor after a crash, when the
+// start adds missing entries. All other entries are unchanged, byte for byte.
 func TestDeleteInteractions(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
@@ -129,10 +129,10 @@ func TestDeleteInteractions(t *testing.T) {
 	say(t, l.server, "gone", "of yesterday")
 	l.ageOneDay(t)
 	old := dayBefore(t, today(), 30)
-	rest := "no line at all\n" + byHand(old, "stays", 1, "of the one that is gone") + "\n"
+	rest := "not an entry\n" + byHand(old, "stays", 1, "of the one that is gone") + "\n"
 	l.put(t, old, byHand(old, "gone", 1, "long ago"), rest, byHand(old, "gone", 2, "later"))
 	say(t, l.server, "gone", "of today")
-	say(t, l.server, "stays", "words")
+	say(t, l.server, "stays", "text")
 	var want strings.Builder
 	for line := range strings.Lines(l.text(t)) {
 		if !strings.Contains(line, `"session_id":"gone"`) && !strings.Contains(line, `"session_id": "gone"`) {
@@ -143,50 +143,50 @@ func TestDeleteInteractions(t *testing.T) {
 	for _, count := range []int64{6, 0} {
 		reply, err := l.DeleteInteractions(t.Context(), &parleyv1.DeleteInteractionsRequest{ConversationId: "gone"})
 		if err != nil || reply.GetDeletedCount() != count {
-			t.Errorf("%v, %v; want %d lines erased", reply, err, count)
+			t.Errorf("DeleteInteractions = %v, %v; want %d erased", reply, err, count)
 		}
 	}
 	check := func(when string) {
 		t.Helper()
 		wantLines(t, when, strings.SplitAfter(l.text(t), "\n"), strings.SplitAfter(want.String(), "\n")...)
 		if got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "gone"}); len(got) > 0 {
-			t.Errorf("%s: %q", when, got)
+			t.Errorf("%s: ListInteractions = %q, want none", when, got)
 		}
 		for _, day := range l.days(t) {
 			wantMode(t, l.path(day), 0o600)
 		}
 	}
-	check("when it is erased")
+	check("after the erasure")
 	if kept := contents(history(t, l.server, "gone").GetMessages()); !strings.Contains(kept, "USER of today\n") {
-		t.Errorf("the conversation is\n%s", kept)
+		t.Errorf("history =\n%s, want it unchanged", kept)
 	}
 	l.kill()
 	l = startLogged(t, dataDir)
 	check("after a crash")
-	say(t, l.server, "gone", "new words")
+	say(t, l.server, "gone", "new text")
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "gone"})
-	wantLines(t, "what is said afterwards", got, "gone 5 User: new words", "gone 6 echo: new words")
+	wantLines(t, "ListInteractions after a new message", got, "gone 5 User: new text", "gone 6 echo: new text")
 }
 
-// TestNoInteractionLog: nothing is written, and the calls say how to have a log.
+// TestNoInteractionLog: no file is written, and the calls return an error that names the flag.
 func TestNoInteractionLog(t *testing.T) {
 	t.Parallel()
 	for _, flag := range []string{"--interaction-log=false", "--store=memory"} {
 		t.Run(flag, func(t *testing.T) {
 			t.Parallel()
 			l := startLogged(t, t.TempDir(), flag)
-			say(t, l.server, "c", "words")
+			say(t, l.server, "c", "text")
 			_, list := l.ListInteractions(t.Context(), &parleyv1.ListInteractionsRequest{})
-			_, search := l.SearchInteractions(t.Context(), &parleyv1.SearchInteractionsRequest{Query: "words"})
+			_, search := l.SearchInteractions(t.Context(), &parleyv1.SearchInteractionsRequest{Query: "text"})
 			_, erase := l.DeleteInteractions(t.Context(), &parleyv1.DeleteInteractionsRequest{ConversationId: "c"})
 			for _, err := range []error{list, search, erase} {
 				wantError(t, err, codes.FailedPrecondition, "INTERACTION_LOG_OFF")
 				if !strings.Contains(err.Error(), "start the server with --interaction-log") {
-					t.Errorf("it says %v", err)
+					t.Errorf("error = %v, want it to contain \"start the server with --interaction-log\"", err)
 				}
 			}
 			if _, err := os.Lstat(l.dir); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the directory of the log: %v, want none", err)
+				t.Errorf("Lstat(%s) = %v, want it absent", l.dir, err)
 			}
 		})
 	}

@@ -14,17 +14,17 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// What the server says when the log fails, and when it no longer does.
+// The server's log messages when the interaction log fails and when it works again.
 const (
 	logLost    = "interaction log lost entries; writing is retried automatically"
 	logResumed = "interaction log resumed"
 )
 
-// warnApart is the least time between two warnings, a little less than the minute that is
-// promised: the log takes the time of a line when it writes that.
+// warnApart is the minimal time between two warnings. The guarantee is a minute; the time of a log
+// entry is taken when the entry is written, so the difference can be a little less.
 const warnApart = 59 * time.Second
 
-// TestInteractionsFull: the log has a small file system of its own, which is full for a while.
+// TestInteractionsFull: the log is on a small file system of its own, which is full for a while.
 func TestInteractionsFull(t *testing.T) {
 	t.Parallel()
 	const enough = 200
@@ -33,7 +33,7 @@ func TestInteractionsFull(t *testing.T) {
 	before := a.append(t, enough)
 	a.chat(t)
 	if lost := a.wantAccounted(t, dir); lost != 0 {
-		t.Errorf("%d lines are lost ahead of time", lost)
+		t.Errorf("%d entries are lost before the disk is full, want none", lost)
 	}
 
 	makeRoom := fillUp(t, dir)
@@ -43,38 +43,38 @@ func TestInteractionsFull(t *testing.T) {
 	for range 3 {
 		a.append(t, 1)
 		a.chat(t)
-		a.awaitCount(t, dir) // The log looks for room before it counts, and may warn after it has.
+		a.awaitCount(t, dir) // The log tries to write before it counts; it may warn after that.
 	}
 	a.wantWarnedSeldom(t)
 
 	makeRoom()
-	a.s.await(t, logResumed, "level=INFO") // without another message
+	a.s.await(t, logResumed, "level=INFO") // It resumes without a new message.
 	lost := a.wantAccounted(t, dir)
 	if lost < enough/2 {
-		t.Errorf("the log tells of %d lines that are lost", lost)
+		t.Errorf("the log reports %d lost entries, want at least %d", lost, enough/2)
 	}
 	a.append(t, enough)
 	a.chat(t)
 	if got := a.wantAccounted(t, dir); got != lost {
-		t.Errorf("the log tells of %d lines that are lost, it was %d when there was room again", got, lost)
+		t.Errorf("the log reports %d lost entries, want %d as before the disk had space again", got, lost)
 	}
 	a.wantOwnLinesHidden(t)
 	stats, err := a.s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
 	if err != nil || stats.GetLostInteractionTotal() != int64(lost) {
-		t.Errorf("GetStats tells of %d lines that are lost, want %d: %v", stats.GetLostInteractionTotal(), lost, err)
+		t.Errorf("lost_interaction_total = %d, want %d; %v", stats.GetLostInteractionTotal(), lost, err)
 	}
 	a.s.terminate()
 	a.s.wantStop(t)
 	if warned := a.warnedOf(t); warned != lost {
-		t.Errorf("operators were warned of %d lines that are lost, want %d", warned, lost)
+		t.Errorf("warnings report %d lost entries, want %d", warned, lost)
 	}
 }
 
-// TestInteractionsFullKilled: a crash while the disk of the log is full. What the log lacked
-// then comes with the next start, or is counted if there is still no room.
+// TestInteractionsFullKilled kills the server while the disk of the log is full. The next start adds
+// the missing entries, or counts them as lost if the disk is still full.
 func TestInteractionsFullKilled(t *testing.T) {
 	t.Parallel()
-	for name, roomFirst := range map[string]bool{"room before the next start": true, "room after it": false} {
+	for name, roomFirst := range map[string]bool{"space before the next start": true, "space after it": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dataDir, dir := smallLog(t)
@@ -101,20 +101,20 @@ func TestInteractionsFullKilled(t *testing.T) {
 			}
 			a.append(t, 10)
 			if lost := a.wantAccounted(t, dir); lost != missing {
-				t.Errorf("the log tells of %d lines that are lost, want %d", lost, missing)
+				t.Errorf("the log reports %d lost entries, want %d", lost, missing)
 			}
 		})
 	}
 }
 
-// accounted is a server to which one client talks, and all that was said in that order.
+// accounted is a server and all messages that its only client sent, in order.
 type accounted struct {
 	s    *server
 	said []saying
 }
 
-// append appends so many messages, and returns how long that took. Their lines are shorter than
-// the one by which the log tells of others: where those have no room this has none.
+// append appends messages and returns the time that it took. Their entries are shorter than the entry
+// that reports a loss, so that when they do not fit, that entry does not fit either.
 func (a *accounted) append(t *testing.T, messages int) time.Duration {
 	t.Helper()
 	start := time.Now()
@@ -126,18 +126,18 @@ func (a *accounted) append(t *testing.T, messages int) time.Duration {
 	return time.Since(start)
 }
 
-// chat has a turn completed.
+// chat completes a turn.
 func (a *accounted) chat(t *testing.T) {
 	t.Helper()
 	content := fmt.Sprint(len(a.said))
 	if answer := say(t, a.s, "b", content); answer != content {
-		t.Errorf("the answer to %q is %q", content, answer)
+		t.Errorf("answer = %q, want %q", answer, content)
 	}
 	a.said = append(a.said, saying{"b", "user", content}, saying{"b", "assistant", content})
 }
 
-// account goes through the files of some directories, of which each goes on where the one
-// before ends. It returns how many messages they account for, and how many of those as lost.
+// account reads the files of some directories, of which each continues the one before it. It returns
+// the number of messages that are in the log or reported as lost, and the number of lost ones.
 func (a *accounted) account(t *testing.T, dirs ...string) (next, lost int) {
 	t.Helper()
 	for _, dir := range dirs {
@@ -148,42 +148,42 @@ func (a *accounted) account(t *testing.T, dirs ...string) (next, lost int) {
 				continue
 			}
 			if got := (saying{line.SessionID, line.Role, line.Content}); next >= len(a.said) || got != a.said[next] {
-				t.Fatalf("where message %d should be the log has %v", next, got)
+				t.Fatalf("entry %d of the log = %v, want the message of that number", next, got)
 			}
 			next++
 		}
 		if files.broken > 0 {
-			t.Errorf("%s has %d broken lines", dir, files.broken)
+			t.Errorf("%s has %d broken entries, want none", dir, files.broken)
 		}
 	}
 	return next, lost
 }
 
-// wantAccounted checks that each message is in its place in the log, or among those that it
-// says there are lost, and returns how many those are.
+// wantAccounted checks that each message is in the log in its order or reported as lost, and returns
+// the number of lost ones.
 func (a *accounted) wantAccounted(t *testing.T, dirs ...string) (lost int) {
 	t.Helper()
 	next, lost := a.account(t, dirs...)
 	if next != len(a.said) {
-		t.Fatalf("the log accounts for %d messages of %d", next, len(a.said))
+		t.Fatalf("the log contains or reports as lost %d messages, want %d", next, len(a.said))
 	}
 	return lost
 }
 
-// missing is how many messages are neither in the log nor among those that it says are lost.
+// missing returns the number of messages that are neither in the log nor reported as lost.
 func (a *accounted) missing(t *testing.T, dir string) int {
 	t.Helper()
 	next, _ := a.account(t, dir)
 	return len(a.said) - next
 }
 
-// awaitCount returns when the log has taken note of all that it lost. That has no event.
+// awaitCount polls until the log has counted all lost entries. No event reports that.
 func (a *accounted) awaitCount(t *testing.T, dir string) {
 	t.Helper()
 	waitForText(t, filepath.Join(dir, "checkpoint.json"), fmt.Sprintf(`"lost_lines":%d,`, a.missing(t, dir)))
 }
 
-// wantWarnedSeldom checks that between two warnings there is a minute.
+// wantWarnedSeldom checks that there is a minute between two warnings.
 func (a *accounted) wantWarnedSeldom(t *testing.T) {
 	t.Helper()
 	var last time.Time
@@ -194,13 +194,13 @@ func (a *accounted) wantWarnedSeldom(t *testing.T) {
 			t.Fatal(err)
 		}
 		if apart := at.Sub(last); apart < warnApart {
-			t.Errorf("two warnings are %s apart", apart)
+			t.Errorf("two warnings are %s apart, want at least %s", apart, warnApart)
 		}
 		last = at
 	}
 }
 
-// warnedOf is how many lines all warnings tell of.
+// warnedOf returns the number of lost entries that all warnings report.
 func (a *accounted) warnedOf(t *testing.T) (lines int) {
 	t.Helper()
 	found, _ := a.s.log.find(logLost)
@@ -214,22 +214,22 @@ func (a *accounted) warnedOf(t *testing.T) (lines int) {
 	return lines
 }
 
-// wantOwnLinesHidden checks that no caller is given what the log says about itself.
+// wantOwnLinesHidden checks that callers do not receive the entries that the log writes about itself.
 func (a *accounted) wantOwnLinesHidden(t *testing.T) {
 	t.Helper()
 	request := &parleyv1.ListInteractionsRequest{PageSize: 1000}
 	reply, err := parleyv1.NewInteractionLogServiceClient(a.s.conn).ListInteractions(t.Context(), request)
 	if err != nil || len(reply.GetInteractions()) == 0 || reply.GetSkippedCount() > 0 {
-		t.Errorf("listed are %d, %d were skipped, %v", len(reply.GetInteractions()), reply.GetSkippedCount(), err)
+		t.Errorf("ListInteractions = %d entries, %d skipped, %v; want some, none skipped", len(reply.GetInteractions()), reply.GetSkippedCount(), err)
 	}
 	for _, i := range reply.GetInteractions() {
 		if id := i.GetConversationId(); id != "a" && id != "b" {
-			t.Errorf("listed is %v", i)
+			t.Errorf("ListInteractions returned %v, want only conversations a and b", i)
 		}
 	}
 }
 
-// smallLog is a data directory with a file system of 1 MiB for the log.
+// smallLog returns a data directory whose log is on a file system of 1 MiB.
 func smallLog(t *testing.T) (dataDir, dir string) {
 	t.Helper()
 	dataDir = t.TempDir()
@@ -248,7 +248,7 @@ func smallLog(t *testing.T) (dataDir, dir string) {
 	return dataDir, dir
 }
 
-// fillUp leaves no room in the file system of a directory, and returns what makes some.
+// fillUp fills the file system of a directory. The function that it returns frees the space.
 func fillUp(t *testing.T, dir string) (makeRoom func()) {
 	t.Helper()
 	path := filepath.Join(dir, "large")

@@ -43,7 +43,7 @@ func TestImportFromAheadInLog(t *testing.T) {
 	wantLines(t, "after a crash", l.filed(t), "own 1 User: one", "own 2 User: two")
 }
 
-// awaitComplete waits until the log is complete up to a time, also after a power cut.
+// awaitComplete waits until the checkpoint says that the log is complete up to a time, even after a power cut.
 func awaitComplete(t *testing.T, l *loggedServer, until time.Time) {
 	t.Helper()
 	deadline := time.After(patience)

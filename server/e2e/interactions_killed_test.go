@@ -22,21 +22,22 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// A server is killed so many times, with PARLEY_LONG=1 in the environment a hundred times, while
-// so many clients write, some of which chat. They write to fewer conversations, and to new ones
-// after a few rounds, so that the store keeps all that was said.
+// The server is killed loggedKills times, or loggedKillsLong times with PARLEY_LONG=1 in the
+// environment, while loggedWriters clients write, of which loggedChatters chat. They write to
+// loggedInto conversations, and to new ones every loggedFor rounds, so that the store keeps all
+// messages.
 const (
 	loggedKills     = 25
 	loggedKillsLong = 100
 	loggedWriters   = 64
 	loggedChatters  = 8
 	loggedInto      = 32
-	loggedFor       = 10  // rounds
-	mostLoggedAcks  = 200 // a round
+	loggedFor       = 10  // number of rounds
+	mostLoggedAcks  = 200 // per round
 )
 
-// TestInteractionsKilled: what was acknowledged is in the log as soon as the server has gone,
-// and once the next one serves the log says, once and in order, what the store keeps.
+// TestInteractionsKilled: acknowledged messages are in the log when the server has ended. When the
+// next server serves, the log contains the messages of the store exactly once and in order.
 func TestInteractionsKilled(t *testing.T) {
 	t.Parallel()
 	kills := loggedKills
@@ -44,7 +45,7 @@ func TestInteractionsKilled(t *testing.T) {
 		kills = loggedKillsLong
 	}
 	seed := rand.Uint64()
-	t.Logf("the seed is %d", seed)
+	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
 	k, crashes, acked, added := newKilledLog(t), 0, 0, 0
 	for round := range kills {
@@ -66,40 +67,40 @@ func TestInteractionsKilled(t *testing.T) {
 			crashes++
 		}
 		if t.Failed() {
-			t.Fatalf("in round %d", round)
+			t.Fatalf("failed in round %d", round)
 		}
 	}
 	s := startServer(t, k.dataDir, keepsAll)
 	k.wantKept(t, s, crashes)
 	all := k.wantAll(t, s)
-	t.Logf("%d crashes, %d messages acknowledged of %d; %d torn lines, %d of them by the test; %d starts have added lines",
+	t.Logf("%d crashes, %d messages acknowledged of %d; %d torn entries, %d of them by the test; %d starts added entries",
 		crashes, acked, all, k.files.broken, k.torn, added)
 	s.terminate()
 	s.wantStop(t)
 }
 
-// keepsAll is the flag under which a conversation keeps as much as it can.
+// keepsAll is the flag that lets a conversation keep the maximal number of messages.
 const keepsAll = "--max-messages=1000"
 
-// killedLog is a log whose server is killed time and again.
+// killedLog is a log whose server is killed repeatedly.
 type killedLog struct {
 	dataDir    string
-	generation int          // of the conversations that are written to
-	number     atomic.Int64 // of the messages, so that no text comes twice
+	generation int          // changes the ids of the conversations, see conversation
+	number     atomic.Int64 // of the last message; makes each text unique
 
 	mu           sync.Mutex
-	acknowledged []saying // since it was last looked for
+	acknowledged []saying // since the last wantAcknowledged
 
-	torn int // lines by tear
+	torn int // number of entries torn by tear
 
-	// What was read of the log.
+	// The entries read from the log.
 
 	files    interactionFiles
 	sessions map[string][]interactionLine // by conversation
-	said     map[saying]int
+	said     map[saying]int               // number of entries for a message
 }
 
-// saying is who said what where.
+// saying identifies a message by its conversation, role and content.
 type saying struct{ conversation, role, content string }
 
 func newKilledLog(t *testing.T) *killedLog {
@@ -109,19 +110,19 @@ func newKilledLog(t *testing.T) *killedLog {
 	return k
 }
 
-// reset has the files read from their beginning.
+// reset forgets what was read, so that the files are read from their beginning.
 func (k *killedLog) reset() {
 	k.files = interactionFiles{dir: filepath.Join(k.dataDir, "interactions"), ends: make(map[string]int64)}
 	k.sessions, k.said = make(map[string][]interactionLine), make(map[saying]int)
 }
 
-// conversation is one of those that are written to.
+// conversation returns the id of one of the loggedInto current conversations.
 func (k *killedLog) conversation(number int) string {
 	return fmt.Sprintf("c%d-%d", number%loggedInto, k.generation)
 }
 
-// writeUntilKilled has writers write at once until the server is killed, which is at so many
-// acknowledgements and when it is ready for that.
+// writeUntilKilled runs writers and others until the server is killed, which happens after enough
+// acknowledgements and after ready returns.
 func (k *killedLog) writeUntilKilled(t *testing.T, s *server, writers int, enough int64, ready func(), others ...func() error) {
 	t.Helper()
 	var group sync.WaitGroup
@@ -163,26 +164,26 @@ func (k *killedLog) writeUntilKilled(t *testing.T, s *server, writers int, enoug
 	case <-reached:
 		ready()
 	case <-s.ended:
-		t.Error("the server ended on its own")
+		t.Error("the server ended before the kill")
 	case <-over:
-		t.Error("all writers have ended")
+		t.Error("all writers ended before the kill")
 	}
 	s.kill()
 	<-over
 	s.conn.Close()
 }
 
-// text is a message that nobody else says, most are short.
+// text returns a unique text. Most are short.
 func (k *killedLog) text() string {
 	n := k.number.Add(1)
-	words := n * 31 % 97
+	length := n * 31 % 97
 	if n%16 == 0 {
-		words *= 20
+		length *= 20
 	}
-	return fmt.Sprint(n, strings.Repeat(" wörd", int(words)))
+	return fmt.Sprint(n, strings.Repeat(" wörd", int(length)))
 }
 
-// append appends a message or a few.
+// append appends one to three messages.
 func (k *killedLog) append(t *testing.T, s *server, id string, acknowledge func(...saying)) error {
 	t.Helper()
 	var messages []*parleyv1.Message
@@ -202,7 +203,7 @@ func (k *killedLog) append(t *testing.T, s *server, id string, acknowledge func(
 	return err
 }
 
-// chat has the agent echo give its answer, which are the same words.
+// chat completes a turn of the agent echo, whose answer is the question.
 func (k *killedLog) chat(t *testing.T, s *server, id string, acknowledge func(...saying)) error {
 	t.Helper()
 	content := k.text()
@@ -217,7 +218,7 @@ func (k *killedLog) chat(t *testing.T, s *server, id string, acknowledge func(..
 			acknowledge(saying{id, "user", content})
 		case event.GetFinished() != nil:
 			if turn := event.GetFinished().GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
-				t.Errorf("turn in %s: %v", id, turn)
+				t.Errorf("turn in %s = %v, want COMPLETED", id, turn)
 			}
 			acknowledge(saying{id, "assistant", content})
 		}
@@ -228,8 +229,8 @@ func (k *killedLog) chat(t *testing.T, s *server, id string, acknowledge func(..
 	return err
 }
 
-// read takes over what has come to the files since the last time. Order and numbers must be
-// those of the conversations, without a gap.
+// read reads the entries written since the last call. Their order and numbers must be those of the
+// conversations, without a gap.
 func (k *killedLog) read(t *testing.T) {
 	t.Helper()
 	for _, line := range k.files.next(t) {
@@ -237,19 +238,19 @@ func (k *killedLog) read(t *testing.T) {
 		k.sessions[id] = append(k.sessions[id], line)
 		k.said[saying{id, line.Role, line.Content}]++
 		if n := len(k.sessions[id]); int(line.Metadata.TurnNumber) != n || line.Tenant != "default" {
-			t.Fatalf("line %d of %s in the log is %.200v", n, id, line)
+			t.Fatalf("entry %d of %s in the log = %.200v, want that turn number and tenant default", n, id, line)
 		}
 	}
 }
 
-// wantAcknowledged checks that the files hold once what was acknowledged to this server, which
-// has gone, and returns how many messages that is.
+// wantAcknowledged checks that the files contain each message that the killed server acknowledged
+// exactly once, and returns the number of these messages.
 func (k *killedLog) wantAcknowledged(t *testing.T) int {
 	t.Helper()
 	k.read(t)
 	for _, a := range k.acknowledged {
 		if n := k.said[a]; n != 1 {
-			t.Errorf("acknowledged, and %d times in the log: %.80v", n, a)
+			t.Errorf("acknowledged message is %d times in the log, want once: %.80v", n, a)
 		}
 	}
 	n := len(k.acknowledged)
@@ -257,13 +258,13 @@ func (k *killedLog) wantAcknowledged(t *testing.T) int {
 	return n
 }
 
-// tear leaves half a line at the end of the log, as a crash does that comes in the middle of a
-// write. No kill needs to: the system takes most writes as a whole.
+// tear appends half an entry to the log, as a crash during a write does. A kill rarely does that: the
+// system completes most writes.
 func (k *killedLog) tear(t *testing.T) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(k.files.dir, "*.jsonl"))
 	if err != nil || len(paths) == 0 {
-		t.Fatalf("the log has files %q, %v", paths, err)
+		t.Fatalf("log files = %q, %v; want some", paths, err)
 	}
 	file, err := os.OpenFile(slices.Max(paths), os.O_WRONLY|os.O_APPEND, 0)
 	if err == nil {
@@ -276,13 +277,13 @@ func (k *killedLog) tear(t *testing.T) {
 	k.torn++
 }
 
-// wantKept checks, after so many crashes, that the log has what the store keeps of the
-// conversations that were written to last.
+// wantKept checks, after this number of crashes, that the log contains the messages that the store
+// has of the current conversations.
 func (k *killedLog) wantKept(t *testing.T, s *server, crashes int) {
 	t.Helper()
 	k.read(t)
 	if k.files.broken > crashes {
-		t.Errorf("%d crashes have torn %d lines", crashes, k.files.broken)
+		t.Errorf("%d crashes tore %d entries, want at most one each", crashes, k.files.broken)
 	}
 	for c := range loggedInto {
 		if id := k.conversation(c); len(k.sessions[id]) > 0 {
@@ -291,15 +292,15 @@ func (k *killedLog) wantKept(t *testing.T, s *server, crashes int) {
 	}
 }
 
-// wantAll checks the whole of the files, read anew, by the whole of the store, and returns how
-// many messages there are.
+// wantAll reads all files again, compares them with the complete store, and returns the number of
+// messages.
 func (k *killedLog) wantAll(t *testing.T, s *server) (messages int) {
 	t.Helper()
 	broken := k.files.broken
 	k.reset()
 	k.read(t)
 	if k.files.broken != broken {
-		t.Errorf("%d lines are torn, there were %d", k.files.broken, broken)
+		t.Errorf("%d torn entries, want %d as before", k.files.broken, broken)
 	}
 	kept := export(t, s)
 	for _, c := range kept {
@@ -307,12 +308,12 @@ func (k *killedLog) wantAll(t *testing.T, s *server) (messages int) {
 		messages += len(c.GetMessages())
 	}
 	if len(kept) != len(k.sessions) {
-		t.Errorf("%d conversations are kept, %d are in the log", len(kept), len(k.sessions))
+		t.Errorf("%d conversations in the store and %d in the log, want as many", len(kept), len(k.sessions))
 	}
 	return messages
 }
 
-// wantSame checks that the log has these messages of a conversation, and no others.
+// wantSame checks that the log has exactly these messages of a conversation.
 func (k *killedLog) wantSame(t *testing.T, id string, messages []*parleyv1.Message) {
 	t.Helper()
 	var want []interactionLine
@@ -325,11 +326,11 @@ func (k *killedLog) wantSame(t *testing.T, id string, messages []*parleyv1.Messa
 		want = append(want, line)
 	}
 	if d := cmp.Diff(want, k.sessions[id]); d != "" {
-		t.Errorf("%s in the store (-) and in the log (+):\n%s", id, d)
+		t.Errorf("conversation %s in the store (-) and in the log (+):\n%s", id, d)
 	}
 }
 
-// killAtStart kills a server as soon as it has opened its store.
+// killAtStart kills a server when it has opened its store.
 func killAtStart(t *testing.T, dataDir string, flags ...string) {
 	t.Helper()
 	cmd := parleyd(t, append([]string{"--data-dir=" + dataDir}, flags...)...)

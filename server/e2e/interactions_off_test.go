@@ -16,15 +16,15 @@ func TestInteractionLogOffForAWhile(t *testing.T) {
 			t.Parallel()
 			dataDir := t.TempDir()
 			l := startLogged(t, dataDir)
-			begun := time.Now()
+			start := time.Now()
 			add(t, l.server, "c", says("one"))
-			awaitComplete(t, l, begun)
+			awaitComplete(t, l, start)
 			add(t, l.server, "c", says("two"))
 			l.kill()
 			days := l.days(t)
 			path := l.path(days[len(days)-1])
 			first, _, _ := strings.Cut(readText(t, path), "\n")
-			if err := os.WriteFile(path, []byte(first+"\n"), 0o600); err != nil { // like after a power cut
+			if err := os.WriteFile(path, []byte(first+"\n"), 0o600); err != nil { // as after a power cut
 				t.Fatal(err)
 			}
 			off := startServer(t, dataDir, "--interaction-log=false")
@@ -38,7 +38,7 @@ func TestInteractionLogOffForAWhile(t *testing.T) {
 			}
 			l = startLogged(t, dataDir)
 			add(t, l.server, "c", says("three"))
-			wantLines(t, "in the files", l.filed(t), "c 1 User: one", "c 2 User: two", "c 4 User: three")
+			wantLines(t, "log", l.filed(t), "c 1 User: one", "c 2 User: two", "c 4 User: three")
 		})
 	}
 }

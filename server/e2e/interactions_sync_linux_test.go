@@ -33,7 +33,7 @@ func TestInteractionLogSyncFails(t *testing.T) {
 	if err := json.NewDecoder(strings.NewReader(string(text))).Decode(&checkpoint); err != nil || !checkpoint.Clean {
 		t.Errorf("checkpoint = %s, %v, want a clean one", text, err)
 	}
-	wantLines(t, "in the file", l.filed(t), "c 1 User: one", "c 2 echo: one", "c 3 User: two", "c 4 echo: two")
+	wantLines(t, "log", l.filed(t), "c 1 User: one", "c 2 echo: one", "c 3 User: two", "c 4 echo: two")
 }
 
 // failFsync makes every fsync of a process fail until restore is called.
@@ -59,7 +59,7 @@ func failFsync(t *testing.T, pid int) (restore func()) {
 		}
 	}()
 	stop := func() {
-		_ = cmd.Process.Signal(syscall.SIGINT) // makes strace detach
+		_ = cmd.Process.Signal(syscall.SIGINT) // strace detaches on SIGINT.
 		<-read
 		_ = cmd.Wait()
 	}

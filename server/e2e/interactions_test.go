@@ -20,25 +20,25 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestInteractionLog is what people do with the log, each story on a server of its own. The
-// clock of a server cannot be set: what was said on other days is written by hand, or moved.
+// TestInteractionLog runs typical uses of the log, each on its own server. The clock of a server cannot
+// be set, so the test writes the entries of other days itself, or changes their dates.
 func TestInteractionLog(t *testing.T) {
 	t.Parallel()
 	t.Run("a first conversation", firstConversation)
-	t.Run("a conversation over midnight", conversationOverMidnight)
+	t.Run("a conversation across midnight", conversationOverMidnight)
 	t.Run("a delegation", delegation)
-	t.Run("a text over seven files", textOverSevenFiles)
-	t.Run("yesterday's session", yesterdaysSession)
-	t.Run("a broken line", brokenLine)
+	t.Run("a text in seven files", textOverSevenFiles)
+	t.Run("yesterday's conversation", yesterdaysSession)
+	t.Run("a broken entry", brokenLine)
 }
 
-// loggedServer is a server and the log of what is said on it: its files, and the calls that
-// read them.
+// loggedServer is a server, the directory of its interaction log, and a client of the calls that read
+// the log.
 type loggedServer struct {
 	*server
 	parleyv1.InteractionLogServiceClient
 
-	dir string // of the files
+	dir string // directory of the log's files
 }
 
 func startLogged(t *testing.T, dataDir string, flags ...string) *loggedServer {
@@ -47,10 +47,10 @@ func startLogged(t *testing.T, dataDir string, flags ...string) *loggedServer {
 	return &loggedServer{s, parleyv1.NewInteractionLogServiceClient(s.conn), filepath.Join(dataDir, "interactions")}
 }
 
-// path is that of the file of a day.
+// path returns the path of the file of a day.
 func (l *loggedServer) path(day string) string { return filepath.Join(l.dir, day+".jsonl") }
 
-// days are those that have a file, oldest first.
+// days returns the days that have a file, oldest first.
 func (l *loggedServer) days(t *testing.T) (days []string) {
 	t.Helper()
 	paths, err := filepath.Glob(l.path("????-??-??"))
@@ -63,7 +63,7 @@ func (l *loggedServer) days(t *testing.T) (days []string) {
 	return days
 }
 
-// text is that of all files, oldest first.
+// text returns the content of all files, oldest first.
 func (l *loggedServer) text(t *testing.T) string {
 	t.Helper()
 	text, err := l.read()
@@ -73,7 +73,7 @@ func (l *loggedServer) text(t *testing.T) string {
 	return text
 }
 
-// read is text for any goroutine.
+// read is like text but returns the error, so that any goroutine can call it.
 func (l *loggedServer) read() (string, error) {
 	paths, err := filepath.Glob(l.path("????-??-??"))
 	var all strings.Builder
@@ -85,7 +85,7 @@ func (l *loggedServer) read() (string, error) {
 	return all.String(), err
 }
 
-// filed are the lines of all files, oldest first, in the form of told.
+// filed returns the entries of all files, oldest first, in the form of told.
 func (l *loggedServer) filed(t *testing.T) (lines []string) {
 	t.Helper()
 	for text := range strings.Lines(l.text(t)) {
@@ -105,7 +105,7 @@ func (l *loggedServer) filed(t *testing.T) (lines []string) {
 	return lines
 }
 
-// told are interactions as "conversation turn_number agent: content".
+// told formats interactions as "conversation turn_number agent: content".
 func told(all []*parleyv1.Interaction) (lines []string) {
 	for _, i := range all {
 		turn := i.GetMetadata().GetFields()["turn_number"].GetNumberValue()
@@ -114,7 +114,7 @@ func told(all []*parleyv1.Interaction) (lines []string) {
 	return lines
 }
 
-// list returns what all pages of a list tell.
+// list returns the entries of all pages of a list.
 func (l *loggedServer) list(t *testing.T, r *parleyv1.ListInteractionsRequest) (lines []string, skipped int) {
 	t.Helper()
 	for r = proto.CloneOf(r); ; {
@@ -129,7 +129,7 @@ func (l *loggedServer) list(t *testing.T, r *parleyv1.ListInteractionsRequest) (
 	}
 }
 
-// search returns what all pages of a search tell.
+// search returns the entries of all pages of a search.
 func (l *loggedServer) search(t *testing.T, r *parleyv1.SearchInteractionsRequest) (lines []string, skipped int) {
 	t.Helper()
 	for r = proto.CloneOf(r); ; {
@@ -144,7 +144,7 @@ func (l *loggedServer) search(t *testing.T, r *parleyv1.SearchInteractionsReques
 	}
 }
 
-// wantLines compares lines that there are with those that there should be.
+// wantLines compares two lists of entries.
 func wantLines(t *testing.T, what string, got []string, want ...string) {
 	t.Helper()
 	if d := cmp.Diff(want, got); d != "" {
@@ -152,8 +152,8 @@ func wantLines(t *testing.T, what string, got []string, want ...string) {
 	}
 }
 
-// put writes the file of a day by hand, as of an hour ago: one that was just written gets no
-// index yet.
+// put writes the file of a day with a modification time of an hour ago, because the server does not
+// index a file that was just written.
 func (l *loggedServer) put(t *testing.T, day string, lines ...string) {
 	t.Helper()
 	hourAgo := time.Now().Add(-time.Hour)
@@ -163,14 +163,14 @@ func (l *loggedServer) put(t *testing.T, day string, lines ...string) {
 	}
 }
 
-// byHand is a line as people write it: from noon of a day, with spaces, and with keys in
-// another order.
+// byHand returns an entry in the form that a person might write: at noon of a day, with spaces and
+// with the keys in another order.
 func byHand(day, session string, turn int, content string) string {
 	return fmt.Sprintf(`{"session_id": %q, "content": %q, "agent": "User", "role": "user", "timestamp": "%sT12:00:00Z", "metadata": {"turn_number": %d}}`+"\n",
 		session, content, day, turn)
 }
 
-// dayBefore is so many days before a day, in UTC as all of them.
+// dayBefore returns the date that is the given number of days before a day. All dates are in UTC.
 func dayBefore(t *testing.T, day string, days int) string {
 	t.Helper()
 	at, err := time.Parse(time.DateOnly, day)
@@ -180,10 +180,10 @@ func dayBefore(t *testing.T, day string, days int) string {
 	return at.AddDate(0, 0, -days).Format(time.DateOnly)
 }
 
-// today is the day in UTC.
+// today returns the current date in UTC.
 func today() string { return time.Now().UTC().Format(time.DateOnly) }
 
-// ageOneDay makes all that was said until now a day older.
+// ageOneDay moves all entries to the day before theirs.
 func (l *loggedServer) ageOneDay(t *testing.T) {
 	t.Helper()
 	for _, day := range l.days(t) {
@@ -205,30 +205,30 @@ func readText(t *testing.T, path string) string {
 	return string(text)
 }
 
-// firstConversation makes the directory, and the file that a person reads.
+// firstConversation checks that the first turn creates the directory and a readable file.
 func firstConversation(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, filepath.Join(t.TempDir(), "data"))
 	if days := l.days(t); len(days) > 0 {
-		t.Errorf("before anybody said a word there are files of %q", days)
+		t.Errorf("log files before the first message = %q, want none", days)
 	}
-	say(t, l.server, "first", "Grüße & <more> \"words\"\n")
+	say(t, l.server, "first", "Grüße & <more> \"text\"\n")
 	kept := history(t, l.server, "first").GetMessages()
 	const layout = "2006-01-02T15:04:05.000000Z"
 	want := fmt.Sprintf(`{"timestamp":"%s","session_id":"first","tenant":"default","agent":"User","role":"user",`+
-		`"content":"Grüße & <more> \"words\"\n","metadata":{"turn_number":1,"exchange":1,"status":"complete"}}`+"\n"+
+		`"content":"Grüße & <more> \"text\"\n","metadata":{"turn_number":1,"exchange":1,"status":"complete"}}`+"\n"+
 		`{"timestamp":"%s","session_id":"first","tenant":"default","agent":"echo","role":"assistant",`+
-		`"content":"Grüße & <more> \"words\"\n","metadata":{"turn_number":2,"exchange":1,"turn_id":"%s","status":"complete"}}`+"\n",
+		`"content":"Grüße & <more> \"text\"\n","metadata":{"turn_number":2,"exchange":1,"turn_id":"%s","status":"complete"}}`+"\n",
 		kept[0].GetCreateTime().AsTime().Format(layout), kept[1].GetCreateTime().AsTime().Format(layout), kept[1].GetTurnId())
 	if d := cmp.Diff(want, l.text(t)); d != "" {
-		t.Errorf("the file (-want +got):\n%s", d)
+		t.Errorf("log file (-want +got):\n%s", d)
 	}
 	if day := kept[0].GetCreateTime().AsTime().Format(time.DateOnly); l.days(t)[0] != day {
-		t.Errorf("there are files of %q, want %s", l.days(t), day)
+		t.Errorf("days of log files = %q, want %s", l.days(t), day)
 	}
 }
 
-// conversationOverMidnight lies in two files, and is one.
+// conversationOverMidnight checks that a conversation whose entries are in two files is listed as one.
 func conversationOverMidnight(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir())
@@ -237,7 +237,7 @@ func conversationOverMidnight(t *testing.T) {
 	yesterday := l.days(t)
 	say(t, l.server, "night", "after midnight")
 	if days := l.days(t); len(days) <= len(yesterday) || !slices.Equal(days[:len(yesterday)], yesterday) {
-		t.Fatalf("there are files of %q, of the day before %q", days, yesterday)
+		t.Fatalf("days of log files = %q, want new ones after %q", days, yesterday)
 	}
 	all := []string{"night 1 User: before midnight", "night 2 echo: before midnight", "night 3 User: after midnight", "night 4 echo: after midnight"}
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "night"})
@@ -252,7 +252,7 @@ func conversationOverMidnight(t *testing.T) {
 	}
 }
 
-// coordinating is an AgentService that hands over to a planner in the middle of its answer.
+// coordinating is an AgentService that passes the turn to a planner in the middle of its answer.
 type coordinating struct {
 	parleyv1.UnimplementedAgentServiceServer
 }
@@ -265,8 +265,8 @@ func (coordinating) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStream
 	)
 }
 
-// delegation is a user's question to a coordinator, who hands over to a specialist within the
-// turn, and to another one for those that follow.
+// delegation checks the log of a question to a coordinator, which passes the turn to a specialist and
+// the later turns to another one.
 func delegation(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -275,7 +275,7 @@ func delegation(t *testing.T) {
 	}
 	service := grpc.NewServer()
 	parleyv1.RegisterAgentServiceServer(service, coordinating{})
-	go func() { _ = service.Serve(listener) }() // until Stop
+	go func() { _ = service.Serve(listener) }() // Serve returns after Stop.
 	t.Cleanup(service.Stop)
 	l := startLogged(t, t.TempDir(), agents(t, fmt.Sprintf(`
 default_agent: coordinator
@@ -287,26 +287,26 @@ agents:
 	question := chat(t, l.server, &parleyv1.ChatRequest{ConversationId: "d", Content: "Which goals?", Metadata: map[string]string{"user": "Ada"}})
 	question.end(t)
 	lease(t, l.server, &parleyv1.SetActiveAgentRequest{ConversationId: "d", Agent: "writer", Reason: "goals are set"})
-	say(t, l.server, "other", "Meanwhile.")
+	say(t, l.server, "other", "In the meantime.")
 	say(t, l.server, "d", "Write them down.")
 	want := []string{
 		"d 1 Ada: Which goals?", "d 2 coordinator: One for the planner.", "d 3 planner: Two goals.",
 		"d 4 User: Write them down.", "d 5 writer: It is written.",
 	}
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "d"})
-	wantLines(t, "the session", got, want...)
+	wantLines(t, "ListInteractions", got, want...)
 	filed := slices.DeleteFunc(l.filed(t), func(line string) bool { return strings.HasPrefix(line, "other") })
-	wantLines(t, "in the file", filed, want...)
+	wantLines(t, "log", filed, want...)
 }
 
-// textOverSevenFiles is found newest first, in capitals or not, on pages of any size.
+// textOverSevenFiles checks that a search ignores case and returns the newest first, on pages of any size.
 func textOverSevenFiles(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir())
 	const days = 7
-	begun := today()
-	for ago := -1; ago <= days; ago++ { // One too many at either end.
-		day := dayBefore(t, begun, ago)
+	start := today()
+	for ago := -1; ago <= days; ago++ { // One day before and one day after the days that are searched.
+		day := dayBefore(t, start, ago)
 		l.put(t, day, byHand(day, "plans", 1, "Quarterly GOALS, first"), byHand(day, "plans", 2, "quarterly"),
 			byHand(day, "plans", 3, "Goals quarterly"), byHand(day, "plans", 4, "the quarterly goals of "+day))
 	}
@@ -315,12 +315,12 @@ func textOverSevenFiles(t *testing.T) {
 		now := today()
 		page, err := l.SearchInteractions(t.Context(), request)
 		got, _ := l.search(t, request)
-		for now != today() { // Midnight has come meanwhile.
+		for now != today() { // Midnight passed during the search.
 			now = today()
 			got, _ = l.search(t, request)
 		}
 		if err != nil || size > 0 && len(page.GetInteractions()) != int(size) || (page.GetNextPageToken() != "") != (size > 0) {
-			t.Errorf("the first page of %d: %v, %v", size, page, err)
+			t.Errorf("SearchInteractions with page size %d = %v, %v; want a full page", size, page, err)
 		}
 		var want []string
 		for ago := range days {
@@ -330,8 +330,8 @@ func textOverSevenFiles(t *testing.T) {
 	}
 }
 
-// yesterdaysSession is replayed in order, though it was one of two at the same time, and the
-// conversation is no more.
+// yesterdaysSession checks that a deleted conversation is listed in order, although another one ran at
+// the same time.
 func yesterdaysSession(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir())
@@ -352,35 +352,35 @@ func yesterdaysSession(t *testing.T) {
 	}
 }
 
-// brokenLine costs nothing but itself, and one warning.
+// brokenLine checks that a broken entry is skipped with one warning and hides no other entry.
 func brokenLine(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir())
 	day := dayBefore(t, today(), 2)
-	whole := byHand(day, "b", 2, "goal two")
-	l.put(t, day, byHand(day, "b", 1, "goal one"), whole[:len(whole)/2]+"\n", byHand(day, "b", 3, "goal three"))
+	complete := byHand(day, "b", 2, "goal two")
+	l.put(t, day, byHand(day, "b", 1, "goal one"), complete[:len(complete)/2]+"\n", byHand(day, "b", 3, "goal three"))
 	want := []string{"b 1 User: goal one", "b 3 User: goal three"}
 	for range 3 {
 		for name, r := range map[string]*parleyv1.ListInteractionsRequest{
-			"the session": {ConversationId: "b"},
-			"the day":     {Span: &parleyv1.ListInteractionsRequest_Date{Date: day}},
+			"the conversation": {ConversationId: "b"},
+			"the day":          {Span: &parleyv1.ListInteractionsRequest_Date{Date: day}},
 		} {
 			got, skipped := l.list(t, r)
 			wantLines(t, name, got, want...)
 			if skipped != 1 {
-				t.Errorf("%s: %d lines skipped, want 1", name, skipped)
+				t.Errorf("%s: %d entries skipped, want 1", name, skipped)
 			}
 		}
 		got, skipped := l.search(t, &parleyv1.SearchInteractionsRequest{Query: "Goal"})
 		wantLines(t, "the search", got, want[1], want[0])
 		if skipped != 1 {
-			t.Errorf("the search: %d lines skipped, want 1", skipped)
+			t.Errorf("the search: %d entries skipped, want 1", skipped)
 		}
 	}
 	l.terminate()
 	l.wantStop(t)
 	warnings, _ := l.log.find("line of the interaction log skipped")
 	if len(warnings) != 1 || warnings[0]["level"] != "WARN" || warnings[0]["file"] != l.path(day) || fmt.Sprint(warnings[0]["line"]) != "2" {
-		t.Errorf("warnings: %v; want one, of line 2 in %s", warnings, l.path(day))
+		t.Errorf("warnings = %v, want one of line 2 in %s", warnings, l.path(day))
 	}
 }

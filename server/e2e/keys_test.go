@@ -24,11 +24,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// marked is in every secret of TestKeysStayHidden.
+// marked is the beginning of every secret of TestKeysStayHidden.
 const marked = "sk-MARKED"
 
-// TestKeysStayHidden has agents with keys answer, and fail in the ways in which a key comes
-// back: the counterpart gets it, and nothing that is logged, sent or kept has it.
+// TestKeysStayHidden runs agents that have keys and providers that return the keys in errors. The
+// provider receives the keys; no log entry, reply or stored file contains one.
 func TestKeysStayHidden(t *testing.T) {
 	echoes := `{"error": {"message": "Incorrect API key provided: ` + marked + `-env. You sent header ` + marked + `-header and ` + marked + `-bearer"}}`
 	openai := openaitest.New(t)
@@ -45,7 +45,7 @@ func TestKeysStayHidden(t *testing.T) {
 	openai.Always(providertest.Break)
 	anthropic.Always(providertest.Break)
 	const turns = 7
-	service := &teller{told: make(chan []string, turns)}
+	service := &teller{sent: make(chan []string, turns)}
 	address := service.serve(t)
 
 	dir := t.TempDir()
@@ -53,9 +53,9 @@ func TestKeysStayHidden(t *testing.T) {
 	if err := os.WriteFile(keyFile, []byte(marked+"-file\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("TEST_KEY_OF_OPENAI", marked+"-env") // which parleyd inherits
+	t.Setenv("TEST_KEY_OF_OPENAI", marked+"-env") // parleyd inherits the variable.
 	t.Setenv("TEST_KEY_OF_COMMAND", marked+"-command")
-	told := filepath.Join(dir, "told")
+	printed := filepath.Join(dir, "printed")
 	const onStderr = `printenv TEST_KEY_OF_COMMAND >>"$0"; printf half; echo "$TEST_KEY_OF_COMMAND is refused" >&2; exit 1`
 	const inResult = `echo '{"type":"result","is_error":true,"result":"'"$TEST_KEY_OF_COMMAND"' is refused"}'`
 	const noJSON = `echo "Error: $TEST_KEY_OF_COMMAND is refused"`
@@ -69,7 +69,7 @@ func TestKeysStayHidden(t *testing.T) {
 			"headers": map[string]any{"X-Tenant": marked + "-header", "Authorization": "Bearer " + marked + "-bearer"},
 		},
 		"remote": map[string]any{"kind": "remote", "address": address, "headers": map[string]any{"authorization": "Bearer " + marked + "-remote"}},
-		"stderr": map[string]any{"kind": "command", "command": []string{"sh", "-c", onStderr, told}, "env": []string{"TEST_KEY_OF_COMMAND"}},
+		"stderr": map[string]any{"kind": "command", "command": []string{"sh", "-c", onStderr, printed}, "env": []string{"TEST_KEY_OF_COMMAND"}},
 		"result": map[string]any{"kind": "command", "command": []string{"sh", "-c", inResult}, "env": []string{"TEST_KEY_OF_COMMAND"}, "format": "stream-json"},
 		"noJSON": map[string]any{"kind": "command", "command": []string{"sh", "-c", noJSON}, "env": []string{"TEST_KEY_OF_COMMAND"}, "format": "stream-json"},
 	}})
@@ -91,14 +91,14 @@ func TestKeysStayHidden(t *testing.T) {
 	s.terminate()
 	s.wantStop(t)
 
-	gave, err := os.ReadFile(told)
+	gave, err := os.ReadFile(printed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	sent := fmt.Sprint(openai.Requests()[0].Header, anthropic.Requests()[0].Header, <-service.told, string(gave))
+	sent := fmt.Sprint(openai.Requests()[0].Header, anthropic.Requests()[0].Header, <-service.sent, string(gave))
 	for _, secret := range []string{"-env", "-file", "-header", "-bearer", "-remote", "-command"} {
 		if !strings.Contains(sent, marked+secret) {
-			t.Errorf("%s%s was not sent to whom it is for", marked, secret)
+			t.Errorf("%s%s was not sent to its provider", marked, secret)
 		}
 	}
 	for _, line := range s.log.lines {
@@ -106,16 +106,16 @@ func TestKeysStayHidden(t *testing.T) {
 	}
 	for _, text := range seen {
 		if strings.Contains(text, marked) {
-			t.Errorf("a secret is in %s", text)
+			t.Errorf("secret in %s, want none", text)
 		}
 	}
 	db, err := os.ReadFile(filepath.Join(data, "parley.db"))
 	if err != nil || bytes.Contains(db, []byte(marked)) {
-		t.Errorf("a secret is in the store, or it cannot be read: %v", err)
+		t.Errorf("the store contains a secret, or ReadFile failed: %v", err)
 	}
 }
 
-// events has a turn and returns all that its stream sends, and its text.
+// events runs a turn and returns all responses of its stream and the text of its answer.
 func events(t *testing.T, s *server, r *parleyv1.ChatRequest) (all, text string) {
 	t.Helper()
 	stream, err := s.Chat(t.Context(), r)
@@ -127,15 +127,15 @@ func events(t *testing.T, s *server, r *parleyv1.ChatRequest) (all, text string)
 		}
 	}
 	if !errors.Is(err, io.EOF) || !strings.Contains(all, "finished") {
-		t.Fatalf("%v after %s", err, all)
+		t.Fatalf("stream ended with %v, want EOF after finished: %s", err, all)
 	}
 	return all, text
 }
 
-// teller is an AgentService that says what it was sent when it fails.
+// teller is an AgentService that fails every call with an error that contains the authorization header.
 type teller struct {
 	parleyv1.UnimplementedAgentServiceServer
-	told chan []string // of what each call was sent
+	sent chan []string // the authorization header of each call
 }
 
 func (s *teller) serve(t *testing.T) (address string) {
@@ -146,13 +146,13 @@ func (s *teller) serve(t *testing.T) (address string) {
 	}
 	server := grpc.NewServer()
 	parleyv1.RegisterAgentServiceServer(server, s)
-	go func() { _ = server.Serve(listener) }() // until Stop
+	go func() { _ = server.Serve(listener) }() // Serve returns after Stop.
 	t.Cleanup(server.Stop)
 	return listener.Addr().String()
 }
 
 func (s *teller) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
 	sent := metadata.ValueFromIncomingContext(stream.Context(), "authorization")
-	s.told <- sent
-	return status.Errorf(codes.Unauthenticated, "%q will not do", sent)
+	s.sent <- sent
+	return status.Errorf(codes.Unauthenticated, "%q is refused", sent)
 }

@@ -14,14 +14,15 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// A server is killed so many times, each time while so many conversations are answered.
+// The server is killed this number of times, each time while this number of conversations is answered.
 const (
 	kills         = 20
 	killedTalkers = 6
 )
 
-// The agents say a piece every so often. The one that came last has said so many when the
-// server is killed, and a few more each time; every other so many more than the next.
+// The agents send a piece every pieceEvery. When the server is killed, the newest agent has sent
+// fewestPieces, and morePieces more in each round. Each other agent has sent piecesApart more than the
+// next one.
 const (
 	pieceEvery   = 10 * time.Millisecond
 	fewestPieces = 50
@@ -29,9 +30,8 @@ const (
 	piecesApart  = 12
 )
 
-// mayBeLost is how much of a text a crash may cost, in time. Where that is exceeded because
-// the machine stood still for a quarter of it, nothing can be said: the round counts for
-// nothing, but few may be such.
+// mayBeLost is the age of the text that a crash may lose. A round that loses more while the machine
+// stalled for a quarter of that time is repeated, at most maxStalls times.
 const (
 	mayBeLost = time.Second
 	stall     = mayBeLost / 4
@@ -52,15 +52,15 @@ func TestKilledInMidAnswer(t *testing.T) {
 		r := runUntilKilled(t, s, all, fewestPieces+round*morePieces)
 		s = startServer(t, dataDir, flags...)
 		if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) != len(all) {
-			t.Errorf("round %d: the start ends %d turns, want %d", round, len(found), len(all))
+			t.Errorf("round %d: the start interrupted %d turns, want %d", round, len(found), len(all))
 		}
 		var missing time.Duration
 		for _, c := range all {
 			missing = max(missing, c.wantSaved(t, s, r.killed))
 			atCut, behindCut := c.wantResumes(t, s)
 			exact, beyond = exact+atCut, beyond+behindCut
-			// The next Chat works.
-			c.kept = append(c.kept, "USER go on", "ASSISTANT "+say(t, s, c.id, "go on"))
+			// A new turn succeeds.
+			c.kept = append(c.kept, "USER continue", "ASSISTANT "+say(t, s, c.id, "continue"))
 		}
 		switch {
 		case missing <= mayBeLost:
@@ -69,49 +69,49 @@ func TestKilledInMidAnswer(t *testing.T) {
 			stalls++
 		default:
 			good++
-			t.Errorf("round %d: %s of text are missing; the machine stood still for %s, a commit took %s", round, missing, r.pause, r.slowest)
+			t.Errorf("round %d: %s of text lost; the machine stalled for %s, a commit took %s", round, missing, r.pause, r.slowest)
 		}
 		most, slowest = max(most, missing), max(slowest, r.slowest)
 	}
 	for _, c := range all {
 		c.wantKept(t, s)
 	}
-	t.Logf("at most %s of text were missing; the slowest commit took %s; %d rounds were done again", most, slowest, stalls)
+	t.Logf("at most %s of text lost; slowest commit %s; %d rounds repeated", most, slowest, stalls)
 	if exact == 0 || beyond == 0 {
-		t.Errorf("clients have gone on %d times where the saved text ends, and %d times behind it", exact, beyond)
+		t.Errorf("clients resumed %d times at the end of the saved text and %d times after it, want both", exact, beyond)
 	}
 }
 
-// survivor is a conversation that goes on after every crash.
+// survivor is a conversation that continues after every crash.
 type survivor struct {
 	id   string
-	kept []string // what its history is to be, roles and words
+	kept []string // its expected history, as roles and contents
 
-	// Of the turn that is cut off:
+	// The fields below describe the interrupted turn.
 
 	puppet   *puppet
 	turnID   string
-	received []receipt // events
+	received []receipt // events in order
 	written  strings.Builder
 	saved    string
 }
 
-// receipt is the news of an event that a client has received.
+// receipt records when a client received an event.
 type receipt struct {
 	index int32
-	bytes int // of the text so far
+	bytes int // length of the text up to the event
 	at    time.Time
 }
 
-// crash is how a server went.
+// crash describes the time before a kill.
 type crash struct {
 	killed  time.Time
-	pause   time.Duration // the longest without a piece of the agents, which the test writes
-	slowest time.Duration // of all commits
+	pause   time.Duration // longest time between two pieces, which the test writes
+	slowest time.Duration // time of the slowest commit
 }
 
-// runUntilKilled begins a turn in every conversation, and kills the server when that of the
-// last one has said enough.
+// runUntilKilled begins a turn in every conversation, and kills the server when the agent of the last
+// one has sent enough pieces.
 func runUntilKilled(t *testing.T, s *server, all []*survivor, enough int) *crash {
 	t.Helper()
 	var clients, machine sync.WaitGroup
@@ -126,7 +126,7 @@ func runUntilKilled(t *testing.T, s *server, all []*survivor, enough int) *crash
 		c.written.Reset()
 		stream := streamOf(s.Chat(t.Context(), &parleyv1.ChatRequest{
 			ConversationId: c.id, Content: c.puppet.path, Agent: "puppet",
-			Window: &parleyv1.ContextWindow{MaxMessages: 1}, // The agent takes its time to read.
+			Window: &parleyv1.ContextWindow{MaxMessages: 1}, // A short window, because the agent reads slowly.
 		}))
 		c.listen(t, stream, 0)
 		c.kept = append(c.kept, "USER "+c.puppet.path)
@@ -138,13 +138,13 @@ func runUntilKilled(t *testing.T, s *server, all []*survivor, enough int) *crash
 		}
 		c.listen(t, stream, pieces)
 		clients.Go(func() {
-			// Until the line breaks.
+			// The loop ends when the connection breaks.
 			for event, err := stream.next(); err == nil; event, err = stream.next() {
 				c.receive(event)
 			}
 		})
 	}
-	// Nothing is kept of those who wait.
+	// A queued turn is not stored.
 	waits := newCaller(all[0].id, "waits", parleyv1.OnBusy_ON_BUSY_QUEUE)
 	if err := waits.begin(t, s); err != nil {
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func runUntilKilled(t *testing.T, s *server, all []*survivor, enough int) *crash
 	return r
 }
 
-// speak has agents say a piece every so often, and returns the longest time between two.
+// speak writes pieces for all agents at intervals, and returns the longest time between two.
 func speak(ctx context.Context, more <-chan *survivor) (pause time.Duration) {
 	ticker := time.NewTicker(pieceEvery)
 	defer ticker.Stop()
@@ -180,13 +180,13 @@ func speak(ctx context.Context, more <-chan *survivor) (pause time.Duration) {
 		for i, c := range all {
 			piece := fmt.Sprintf("%s %d %s… ", c.id, i, now.Format("05.000"))
 			c.written.WriteString(piece)
-			_, _ = c.puppet.pipe.WriteString(piece) // When the server has gone nobody listens.
+			_, _ = c.puppet.pipe.WriteString(piece) // After the kill the pipe has no reader.
 		}
 	}
 }
 
-// commit has the server commit something now and then until it is killed, and returns the
-// longest time that took.
+// commit appends messages at intervals until the server is killed, and returns the longest time of an
+// append.
 func commit(ctx context.Context, s *server) (slowest time.Duration) {
 	ticker := time.NewTicker(pieceEvery)
 	defer ticker.Stop()
@@ -207,7 +207,7 @@ func commit(ctx context.Context, s *server) (slowest time.Duration) {
 	return slowest
 }
 
-// receive takes note of an event.
+// receive records an event.
 func (c *survivor) receive(event *parleyv1.TurnEvent) {
 	bytes := len(event.GetTextDelta().GetText())
 	if n := len(c.received); n > 0 {
@@ -217,7 +217,7 @@ func (c *survivor) receive(event *parleyv1.TurnEvent) {
 	c.received = append(c.received, receipt{event.GetIndex(), bytes, time.Now()})
 }
 
-// listen takes the started event and so many others.
+// listen receives the event started and a number of others.
 func (c *survivor) listen(t *testing.T, stream *eventStream, others int) {
 	t.Helper()
 	for len(c.received) <= others {
@@ -229,8 +229,8 @@ func (c *survivor) listen(t *testing.T, stream *eventStream, others int) {
 	}
 }
 
-// wantSaved checks what is left of the turn that was cut off, and returns how long ago the
-// first thing that is missing had come to the client when the server was killed.
+// wantSaved checks the stored part of the interrupted turn. It returns how long before the kill the
+// client received the first missing text, or 0 if none is missing.
 func (c *survivor) wantSaved(t *testing.T, s *server, killed time.Time) (missing time.Duration) {
 	t.Helper()
 	messages := history(t, s, c.id).GetMessages()
@@ -239,7 +239,7 @@ func (c *survivor) wantSaved(t *testing.T, s *server, killed time.Time) (missing
 		answer, c.saved = input+1, m.GetContent()
 		c.kept = append(c.kept, "ASSISTANT "+c.saved)
 		if m.GetTurnId() != c.turnID || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || !strings.HasPrefix(c.written.String(), c.saved) {
-			t.Errorf("in %s turn %s has left %v; the agent had said %q", c.id, c.turnID, m, c.written.String())
+			t.Errorf("the answer in %s of turn %s = %v, want an incomplete beginning of %q", c.id, c.turnID, m, c.written.String())
 		}
 	}
 	c.wantKept(t, s)
@@ -248,7 +248,7 @@ func (c *survivor) wantSaved(t *testing.T, s *server, killed time.Time) (missing
 	if err != nil || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetFinishTime() == nil ||
 		turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetError().GetCode() != int32(codes.Unavailable) ||
 		turn.GetInputSequence() != input || turn.GetFirstAnswerSequence() != answer || turn.GetLastAnswerSequence() != answer {
-		t.Errorf("in %s the turn is %v, %v; it answers %d by %d", c.id, turn, err, input, answer)
+		t.Errorf("GetTurn in %s = %v, %v; want INTERRUPTED with input %d and answer %d", c.id, turn, err, input, answer)
 	}
 	for _, r := range c.received {
 		if r.bytes > len(c.saved) {
@@ -258,7 +258,7 @@ func (c *survivor) wantSaved(t *testing.T, s *server, killed time.Time) (missing
 	return 0
 }
 
-// wantKept checks the whole history.
+// wantKept checks the complete history.
 func (c *survivor) wantKept(t *testing.T, s *server) {
 	t.Helper()
 	reply := history(t, s, c.id)
@@ -266,25 +266,25 @@ func (c *survivor) wantKept(t *testing.T, s *server) {
 	for i, m := range reply.GetMessages() {
 		got = append(got, strings.TrimPrefix(m.GetRole().String(), "ROLE_")+" "+m.GetContent())
 		if int(m.GetSequence()) != i+1 {
-			t.Errorf("message %d of %s is %v", i+1, c.id, m)
+			t.Errorf("message %d of %s = %v, want that sequence", i+1, c.id, m)
 		}
 	}
 	if d := cmp.Diff(c.kept, got); d != "" {
-		t.Errorf("the history of %s:\n%s", c.id, d)
+		t.Errorf("history of %s (-want +got):\n%s", c.id, d)
 	}
 	if running := reply.GetConversation().GetActiveTurnId(); running != "" {
-		t.Errorf("in %s turn %s runs", c.id, running)
+		t.Errorf("conversation %s has the active turn %s, want none", c.id, running)
 	}
 }
 
-// wantResumes has a client go on where it was cut off, and at other places: with what it
-// has it gets the text that is saved, or is told that this cannot be. It returns how often
-// the client had exactly that text, and how often it had more.
+// wantResumes resumes at the place where the connection broke and at others. The client's text and the
+// resumed text must form the saved text, or the call must fail with EVENTS_GONE. It returns how often
+// the client had exactly the saved text, and how often it had more.
 func (c *survivor) wantResumes(t *testing.T, s *server) (exact, beyond int) {
 	t.Helper()
 	places := []receipt{{}, c.received[0], c.received[1], c.received[len(c.received)/2]}
 	for i, r := range c.received[1:] {
-		if r.bytes > len(c.saved) { // the cut is between the two
+		if r.bytes > len(c.saved) { // the saved text ends between the two
 			places = append(places, c.received[i], r, c.received[len(c.received)-1])
 			break
 		}
@@ -292,23 +292,23 @@ func (c *survivor) wantResumes(t *testing.T, s *server) (exact, beyond int) {
 	for _, r := range places {
 		rest := streamOf(s.ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: c.id, TurnId: c.turnID, AfterIndex: r.index}))
 		err := rest.end()
-		whole := r.bytes == 0 || r.bytes == len(c.saved)
+		atEdge := r.bytes == 0 || r.bytes == len(c.saved)
 		switch {
 		case r.bytes > len(c.saved):
 			beyond++
-		case whole && r.bytes > 0:
+		case atEdge && r.bytes > 0:
 			exact++
 		}
-		if err != nil && !whole {
+		if err != nil && !atEdge {
 			wantError(t, err, codes.OutOfRange, "EVENTS_GONE")
 			continue
 		}
 		var state parleyv1.TurnState
 		for _, e := range rest.events {
-			state = e.GetFinished().GetTurn().GetState() // of the last one
+			state = e.GetFinished().GetTurn().GetState() // state in the last event
 		}
 		if got := c.written.String()[:r.bytes] + textOf(rest.events); err != nil || got != c.saved || state != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
-			t.Errorf("from event %d of turn %s on in %s: %v, %v;\nthe text is\n%q, want\n%q", r.index, c.turnID, c.id, rest.events, err, got, c.saved)
+			t.Errorf("ResumeTurn after event %d of turn %s in %s = %v, %v;\ntext\n%q, want\n%q", r.index, c.turnID, c.id, rest.events, err, got, c.saved)
 		}
 	}
 	return exact, beyond

@@ -19,11 +19,10 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
 )
 
-// reply is what the counterpart of an agent answers: text, and a product_list unless it is
-// empty.
+// reply is one answer of an agent: text, and a product_list unless products is empty.
 type reply struct{ text, products string }
 
-// plain is how an agent of text says it.
+// plain returns the reply in the form of an agent that sends only text.
 func (r reply) plain() string {
 	if r.products == "" {
 		return r.text
@@ -31,44 +30,44 @@ func (r reply) plain() string {
 	return r.text + "\n\n```json type=product_list\n" + r.products + "\n```"
 }
 
-// given is what a counterpart was given for one answer, in its own form: a line of it for
-// each message, or a few.
+// given is the input that an agent received for one answer. Each message is one line or more in the
+// agent's own form.
 type given struct {
 	system   string
 	messages []string
 }
 
-// kind is a kind of agent with a real counterpart behind it, which answers with replies, one
-// after the other, and keeps what it was given.
+// kind is a kind of agent with a real program, provider or service. The agent sends its replies in order
+// and records its inputs.
 type kind struct {
 	name  string
-	entry map[string]any // of agents, in the configuration
+	entry map[string]any // of "agents" in the configuration
 	given func(t *testing.T) []given
-	// form is how the counterpart is given a message.
+	// form returns the form in which the agent receives a message.
 	form func(role, text, products string) []string
 }
 
-// kinds are all of them.
+// kinds returns one agent of each kind.
 func kinds(t *testing.T, replies ...reply) []kind {
 	t.Helper()
 	return []kind{commandKind(t, replies), openaiKind(t, replies), anthropicKind(t, replies), remoteKind(t, replies)}
 }
 
-// kindsConfig is a configuration file with agents of these kinds, by their names.
+// kindsConfig returns the flag for a configuration file with these agents, by their names.
 func kindsConfig(t *testing.T, kinds []kind) string {
 	t.Helper()
 	all := make(map[string]any)
 	for _, k := range kinds {
 		all[k.name] = k.entry
 	}
-	yaml, err := json.Marshal(map[string]any{"agents": all}) // JSON is YAML, too.
+	yaml, err := json.Marshal(map[string]any{"agents": all}) // JSON is also YAML.
 	if err != nil {
 		t.Fatal(err)
 	}
 	return agents(t, string(yaml))
 }
 
-// commandKind is a program that keeps its standard input in a file.
+// commandKind returns a program that stores its standard input in a file.
 func commandKind(t *testing.T, replies []reply) kind {
 	t.Helper()
 	dir := t.TempDir()
@@ -107,7 +106,7 @@ func commandKind(t *testing.T, replies []reply) kind {
 	}
 }
 
-// openaiKind is a provider of chat completions.
+// openaiKind returns a provider of chat completions.
 func openaiKind(t *testing.T, replies []reply) kind {
 	t.Helper()
 	provider := openaitest.New(t)
@@ -141,7 +140,7 @@ func openaiKind(t *testing.T, replies []reply) kind {
 	}
 }
 
-// anthropicKind is a provider of the Messages API.
+// anthropicKind returns a provider of the Messages API.
 func anthropicKind(t *testing.T, replies []reply) kind {
 	t.Helper()
 	provider := anthropictest.New(t)
@@ -175,7 +174,7 @@ func anthropicKind(t *testing.T, replies []reply) kind {
 	}
 }
 
-// remoteKind is an AgentService.
+// remoteKind returns an AgentService.
 func remoteKind(t *testing.T, replies []reply) kind {
 	t.Helper()
 	service := &recorder{replies: replies}
@@ -185,7 +184,7 @@ func remoteKind(t *testing.T, replies []reply) kind {
 	}
 	s := grpc.NewServer()
 	parleyv1.RegisterAgentServiceServer(s, service)
-	go func() { _ = s.Serve(listener) }() // until Stop
+	go func() { _ = s.Serve(listener) }() // Serve returns after Stop.
 	t.Cleanup(s.Stop)
 	form := func(role, text, products string) string {
 		return strings.TrimSpace(role + ": " + text + " " + products)
@@ -215,7 +214,7 @@ func remoteKind(t *testing.T, replies []reply) kind {
 	}
 }
 
-// recorder is an AgentService that keeps what it is asked.
+// recorder is an AgentService that records its requests.
 type recorder struct {
 	parleyv1.UnimplementedAgentServiceServer
 	replies []reply
@@ -246,7 +245,7 @@ func (r *recorder) Respond(request *parleyv1.RespondRequest, stream grpc.ServerS
 	}})
 }
 
-// encodeJSON is the value as one line of JSON, with keys in byte order.
+// encodeJSON returns a value as one line of JSON, with keys in byte order.
 func encodeJSON(t *testing.T, value any) string {
 	t.Helper()
 	var b strings.Builder

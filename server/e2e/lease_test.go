@@ -18,7 +18,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// lease gives or ends a routing lease.
+// lease sets the active agent of a conversation, or ends its lease.
 func lease(t *testing.T, s *server, r *parleyv1.SetActiveAgentRequest) *parleyv1.Conversation {
 	t.Helper()
 	reply, err := s.SetActiveAgent(t.Context(), r)
@@ -38,7 +38,7 @@ func header(t *testing.T, s *server, id string) *parleyv1.Conversation {
 	return reply.GetConversation()
 }
 
-// Agents that answer with their names; guide is the default.
+// The agents answer with their names; guide is the default.
 const namedAgents = `
 default_agent: guide
 agents:
@@ -47,16 +47,16 @@ agents:
   analyst: {kind: command, command: [echo, analyst]}
 `
 
-// TestLease hands a conversation from agent to agent.
+// TestLease passes a conversation from agent to agent.
 func TestLease(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, namedAgents))
 	wantAgent := func(want, asked string) {
 		t.Helper()
-		k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "go on", Agent: asked})
+		k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "continue", Agent: asked})
 		turn := k.end(t).GetTurn()
 		if k.text != want+"\n" || turn.GetAgent() != want || k.finished.GetMessages()[0].GetAgent() != want {
-			t.Errorf("answered is %q by %v, want %s", k.text, turn, want)
+			t.Errorf("answer = %q in %v, want one of %s", k.text, turn, want)
 		}
 	}
 	set := func(agent string) {
@@ -67,26 +67,26 @@ func TestLease(t *testing.T) {
 		if agent == "" {
 			want = nil
 		}
-		// It is no append: the conversation lives no longer for it.
+		// It is no append, so the expiry is unchanged.
 		if after.GetVersion() != before.GetVersion()+1 || !proto.Equal(after.GetExpireTime(), before.GetExpireTime()) {
-			t.Errorf("the lease made %v of %v", after, before)
+			t.Errorf("SetActiveAgent = %v after %v, want the next version and the same expiry", after, before)
 		}
 		for name, got := range map[string]*parleyv1.ActiveAgent{
 			"reply": after.GetActiveAgent(), "summary": summarize(t, s, "c").GetActiveAgent(), "header": header(t, s, "c").GetActiveAgent(),
 		} {
 			if d := cmp.Diff(want, got, protocmp.Transform()); d != "" {
-				t.Errorf("lease in the %s:\n%s", name, d)
+				t.Errorf("lease in the %s (-want +got):\n%s", name, d)
 			}
 		}
 	}
 	wantAgent("guide", "")
 	set("writer")
-	wantAgent("writer", "") // It stays with the one who has it,
+	wantAgent("writer", "") // The lease's agent answers each turn.
 	wantAgent("writer", "")
-	wantAgent("analyst", "analyst") // a request may ask another,
-	wantAgent("writer", "")         // and the lease stays.
+	wantAgent("analyst", "analyst") // A request may name another agent.
+	wantAgent("writer", "")         // The lease is unchanged.
 	if lease := summarize(t, s, "c").GetActiveAgent(); lease.GetAgent() != "writer" || lease.GetReason() != "because writer" {
-		t.Errorf("after four turns the lease is %v", lease)
+		t.Errorf("lease after four turns = %v, want the writer's", lease)
 	}
 	set("analyst")
 	wantAgent("analyst", "")
@@ -101,19 +101,19 @@ func TestLease(t *testing.T) {
 	}
 	for i, m := range history(t, s, "c").GetMessages() {
 		if answer := i%2 == 1; answer != (m.GetAgent() != "") || answer && m.GetContent() != m.GetAgent()+"\n" {
-			t.Errorf("message %d is %q by %q", i+1, m.GetContent(), m.GetAgent())
+			t.Errorf("message %d = %q by %q, want the name of its agent", i+1, m.GetContent(), m.GetAgent())
 		}
 	}
 
-	// An agent that only the coordinator knows is nobody whom Chat could ask.
+	// Chat refuses a leased agent that is not configured. A coordinator may know it.
 	set("elsewhere")
 	before := history(t, s, "c")
 	err := refused(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: "c", Content: "hello", RequestId: "r"}))
-	if told := wantError(t, err, codes.FailedPrecondition, "AGENT_NOT_CONFIGURED"); !strings.Contains(err.Error(), "elsewhere") || told["known_agents"] != "analyst, echo, guide, writer" {
-		t.Errorf("the caller is told %v, %v", err, told)
+	if metadata := wantError(t, err, codes.FailedPrecondition, "AGENT_NOT_CONFIGURED"); !strings.Contains(err.Error(), "elsewhere") || metadata["known_agents"] != "analyst, echo, guide, writer" {
+		t.Errorf("Chat = %v with %v, want the agent \"elsewhere\" and the known agents", err, metadata)
 	}
 	if d := cmp.Diff(before, history(t, s, "c"), protocmp.Transform()); d != "" {
-		t.Errorf("a refused turn left something:\n%s", d)
+		t.Errorf("history before (-) and after (+) a refused turn:\n%s", d)
 	}
 	wantAgent("writer", "writer")
 }
@@ -130,7 +130,7 @@ func TestLeaseIsChecked(t *testing.T) {
 	}{
 		{"an agent of 129 bytes", &parleyv1.SetActiveAgentRequest{Agent: strings.Repeat("ü", 64) + "x"}, codes.InvalidArgument, "INVALID_REQUEST"},
 		{"a reason of 1025 bytes", &parleyv1.SetActiveAgentRequest{Agent: "a", Reason: strings.Repeat("x", 1025)}, codes.InvalidArgument, "INVALID_REQUEST"},
-		{"no duration at all", &parleyv1.SetActiveAgentRequest{Agent: "a", LeaseDuration: durationpb.New(0)}, codes.InvalidArgument, "INVALID_REQUEST"},
+		{"a duration of 0", &parleyv1.SetActiveAgentRequest{Agent: "a", LeaseDuration: durationpb.New(0)}, codes.InvalidArgument, "INVALID_REQUEST"},
 		{"more than 366 days", &parleyv1.SetActiveAgentRequest{Agent: "a", LeaseDuration: durationpb.New(366*24*time.Hour + 1)}, codes.InvalidArgument, "INVALID_REQUEST"},
 		{"no such conversation", &parleyv1.SetActiveAgentRequest{ConversationId: "missing", Agent: "a"}, codes.NotFound, "CONVERSATION_NOT_FOUND"},
 		{"another version", &parleyv1.SetActiveAgentRequest{Agent: "a", IfVersion: new(int32(7))}, codes.Aborted, "VERSION_MISMATCH"},
@@ -142,7 +142,7 @@ func TestLeaseIsChecked(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) { wantError(t, err, test.code, test.reason) })
 	}
 	if got := summarize(t, s, "c"); got.GetActiveAgent() != nil || got.GetVersion() != 1 {
-		t.Errorf("after refusals only: %v", got)
+		t.Errorf("GetRoutingSummary after refused calls = %v, want no lease and version 1", got)
 	}
 	most := &parleyv1.SetActiveAgentRequest{
 		ConversationId: "c", Agent: strings.Repeat("ü", 64), Reason: strings.Repeat("x", 1024),
@@ -150,7 +150,7 @@ func TestLeaseIsChecked(t *testing.T) {
 	}
 	if got := lease(t, s, most).GetActiveAgent(); got.GetAgent() != most.Agent || got.GetReason() != most.Reason ||
 		got.GetLeaseExpireTime().AsTime().Sub(got.GetStartTime().AsTime()) != 366*24*time.Hour {
-		t.Errorf("the longest lease is %v", got)
+		t.Errorf("SetActiveAgent with the longest lease = %v, want it unchanged", got)
 	}
 }
 
@@ -161,33 +161,33 @@ func TestLeaseEndsByItself(t *testing.T) {
 	given := lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer", LeaseDuration: durationpb.New(time.Second)})
 	end := given.GetActiveAgent().GetLeaseExpireTime().AsTime()
 	if start := given.GetActiveAgent().GetStartTime().AsTime(); end.Sub(start) != time.Second {
-		t.Fatalf("the lease is %v", given)
+		t.Fatalf("SetActiveAgent = %v, want a lease of 1s", given)
 	}
-	// The clock is the server's too.
+	// The test and the server use the same clock.
 	if shown := summarize(t, s, "c"); shown.GetActiveAgent() == nil && time.Until(end) > 0 {
-		t.Errorf("%v ahead of its end there is no lease: %v", time.Until(end), shown)
+		t.Errorf("no lease %v before its end: %v", time.Until(end), shown)
 	}
 	for time.Until(end) > 0 {
 		<-time.After(time.Until(end))
 	}
 	got, conversation := summarize(t, s, "c"), header(t, s, "c")
 	if got.GetActiveAgent() != nil || conversation.GetActiveAgent() != nil {
-		t.Errorf("after its end the lease is %v, %v", got.GetActiveAgent(), conversation.GetActiveAgent())
+		t.Errorf("lease after its end = %v, %v; want none", got.GetActiveAgent(), conversation.GetActiveAgent())
 	}
 	if v := given.GetVersion(); got.GetVersion() != v || conversation.GetVersion() != v || !proto.Equal(got.GetUpdateTime(), given.GetUpdateTime()) {
-		t.Errorf("the end of the lease made %v of %v", conversation, given)
+		t.Errorf("header after the end of the lease = %v, want it unchanged except for the lease: %v", conversation, given)
 	}
 	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	if err != nil || list.GetConversations()[0].GetConversation().GetActiveAgent() != nil {
-		t.Errorf("listed is %v, %v", list, err)
+		t.Errorf("ListConversations = %v, %v; want no lease", list, err)
 	}
-	if answer := say(t, s, "c", "go on"); answer != "guide\n" {
-		t.Errorf("after the lease %q answers", answer)
+	if answer := say(t, s, "c", "continue"); answer != "guide\n" {
+		t.Errorf("answer after the lease = %q, want %q", answer, "guide\n")
 	}
 }
 
-// TestTwoCoordinators: both decide by the same summary, one of them wins, and the other is
-// told.
+// TestTwoCoordinators: two coordinators set the active agent for the same version. One succeeds, and the
+// other receives VERSION_MISMATCH.
 func TestTwoCoordinators(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
@@ -206,14 +206,14 @@ func TestTwoCoordinators(t *testing.T) {
 		both.Wait()
 		winner := slices.Index(errs[:], nil)
 		if winner < 0 {
-			t.Fatalf("round %d: nobody wins: %v", round, errs)
+			t.Fatalf("round %d: both calls failed: %v", round, errs)
 		}
-		if told := wantError(t, errs[1-winner], codes.Aborted, "VERSION_MISMATCH"); told["current_version"] != strconv.Itoa(int(version+1)) {
-			t.Errorf("round %d: the other is told %v, the version was %d", round, told, version)
+		if metadata := wantError(t, errs[1-winner], codes.Aborted, "VERSION_MISMATCH"); metadata["current_version"] != strconv.Itoa(int(version+1)) {
+			t.Errorf("round %d: metadata of the error = %v, want current_version %d", round, metadata, version+1)
 		}
 		got := summarize(t, s, "c")
 		if got.GetVersion() != version+1 || got.GetActiveAgent().GetAgent() != fmt.Sprint("agent", winner) || got.GetActiveAgent().GetReason() != strconv.Itoa(round) {
-			t.Fatalf("round %d: %d wins at version %d, and there is %v", round, winner, version, got)
+			t.Fatalf("round %d: agent %d set after version %d, summary = %v", round, winner, version, got)
 		}
 	}
 }
@@ -225,7 +225,7 @@ func TestLeaseOutlivesTheServer(t *testing.T) {
 	want := make(map[string]*parleyv1.Conversation)
 	for id, duration := range map[string]*durationpb.Duration{"bounded": durationpb.New(time.Hour), "unbounded": nil} {
 		add(t, s, id, says("hello"))
-		want[id] = lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "it began", LeaseDuration: duration})
+		want[id] = lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "reason", LeaseDuration: duration})
 	}
 	for _, end := range []string{"killed", "stopped"} {
 		if end == "killed" {
@@ -240,11 +240,11 @@ func TestLeaseOutlivesTheServer(t *testing.T) {
 				t.Errorf("%s, %s (-before +after):\n%s", id, end, d)
 			}
 			if d := cmp.Diff(c.GetActiveAgent(), summarize(t, s, id).GetActiveAgent(), protocmp.Transform()); d != "" {
-				t.Errorf("%s, %s: lease in the summary:\n%s", id, end, d)
+				t.Errorf("%s, %s: lease in the summary (-before +after):\n%s", id, end, d)
 			}
 		}
 	}
-	if answer := say(t, s, "bounded", "go on"); answer != "writer\n" {
-		t.Errorf("after two restarts %q answers", answer)
+	if answer := say(t, s, "bounded", "continue"); answer != "writer\n" {
+		t.Errorf("answer after two restarts = %q, want %q", answer, "writer\n")
 	}
 }

@@ -17,11 +17,11 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// floor is a server on which callers wait for each other.
+// floor is a server on which turns wait for each other.
 type floor struct {
 	*server
-	one bool // turn at a time
-	// pipe lets an agent go that has said half of its answer: it reads a line from it.
+	one bool // with --max-turns=1
+	// pipe releases agents that have sent half of their answer: each reads one line from it.
 	pipe *os.File
 }
 
@@ -31,7 +31,7 @@ func newFloor(t *testing.T, flags ...string) *floor {
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	pipe, err := os.OpenFile(path, os.O_RDWR, 0) // No agent waits for a writer.
+	pipe, err := os.OpenFile(path, os.O_RDWR, 0) // Open for reading too, so that agents do not block in open.
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ agents:
 	}
 }
 
-// call has another caller ask.
+// call starts a Chat call of a new caller.
 func (f *floor) call(t *testing.T, id, content string, mode parleyv1.OnBusy) *caller {
 	t.Helper()
 	c := newCaller(id, content, mode)
@@ -57,8 +57,8 @@ func (f *floor) call(t *testing.T, id, content string, mode parleyv1.OnBusy) *ca
 	return c
 }
 
-// callAtOnce has all callers ask at the same time. It returns when each has its first event,
-// or why there is none.
+// callAtOnce starts the Chat calls of all callers at the same time. It returns when each caller has its
+// first event or its error.
 func (f *floor) callAtOnce(t *testing.T, id string, mode func(i int) parleyv1.OnBusy) []*caller {
 	t.Helper()
 	var group sync.WaitGroup
@@ -72,22 +72,22 @@ func (f *floor) callAtOnce(t *testing.T, id string, mode func(i int) parleyv1.On
 	return callers
 }
 
-// line forms a line: the turn of a runs, the others wait in this order.
+// line starts five turns: the turn of a runs, and the others are queued in this order.
 func (f *floor) line(t *testing.T, id string) (a, b, c, d, e *caller) {
 	t.Helper()
-	line := make([]*caller, 5)
-	for i := range line {
-		line[i] = f.call(t, id, string(rune('a'+i)), parleyv1.OnBusy_ON_BUSY_QUEUE)
+	queue := make([]*caller, 5)
+	for i := range queue {
+		queue[i] = f.call(t, id, string(rune('a'+i)), parleyv1.OnBusy_ON_BUSY_QUEUE)
 		if i > 0 {
-			line[i].wantPosition(t, i)
+			queue[i].wantPosition(t, i)
 		} else {
-			line[i].wantStarted(t)
+			queue[i].wantStarted(t)
 		}
 	}
-	return line[0], line[1], line[2], line[3], line[4]
+	return queue[0], queue[1], queue[2], queue[3], queue[4]
 }
 
-// letGo lets the agent that waits say the rest, or the next one that does.
+// letGo releases one agent, the next one if none waits at the pipe.
 func (f *floor) letGo(t *testing.T) {
 	t.Helper()
 	if _, err := f.pipe.WriteString("answer\n"); err != nil {
@@ -95,29 +95,29 @@ func (f *floor) letGo(t *testing.T) {
 	}
 }
 
-// answer lets the caller have the rest of the answer.
+// answer releases the agent of a caller's turn and waits for the end of the turn.
 func (f *floor) answer(t *testing.T, c *caller) {
 	t.Helper()
 	f.letGo(t)
 	c.wantEnd(t, parleyv1.TurnState_TURN_STATE_COMPLETED)
 }
 
-// answerAll has a line answered, whose first one runs.
-func (f *floor) answerAll(t *testing.T, line ...*caller) []exchange {
+// answerAll answers all turns of a queue, of which the first runs, and returns their exchanges.
+func (f *floor) answerAll(t *testing.T, queue ...*caller) []exchange {
 	t.Helper()
 	var all []exchange
-	for i, c := range line {
+	for i, c := range queue {
 		f.answer(t, c)
 		all = append(all, c.kept())
-		wantMoved(t, line[i+1:]...)
+		wantMoved(t, queue[i+1:]...)
 	}
 	return all
 }
 
-// wantMoved: the first one has started, the others wait in this order.
-func wantMoved(t *testing.T, line ...*caller) {
+// wantMoved checks that the first turn starts and that the others have the next positions.
+func wantMoved(t *testing.T, queue ...*caller) {
 	t.Helper()
-	for i, c := range line {
+	for i, c := range queue {
 		if i == 0 {
 			c.wantStarted(t)
 		} else {
@@ -126,10 +126,10 @@ func wantMoved(t *testing.T, line ...*caller) {
 	}
 }
 
-// wantNoOtherPlace: where one turn may run at a time, the one that does takes that place.
+// wantNoOtherPlace checks that with --max-turns=1 a turn of another conversation is refused.
 func (f *floor) wantNoOtherPlace(t *testing.T) {
 	t.Helper()
-	other := newCaller("other", "me too", parleyv1.OnBusy_ON_BUSY_QUEUE)
+	other := newCaller("other", "hello", parleyv1.OnBusy_ON_BUSY_QUEUE)
 	other.request.Agent = "echo"
 	err := other.begin(t, f.server)
 	if f.one {
@@ -139,7 +139,7 @@ func (f *floor) wantNoOtherPlace(t *testing.T) {
 	}
 }
 
-// states are those of the turns, newest first; GetTurn must say the same.
+// states returns the state and id of each turn, newest first. GetTurn must return the same turns.
 func (f *floor) states(t *testing.T, id string) []string {
 	t.Helper()
 	list, err := f.ListTurns(t.Context(), &parleyv1.ListTurnsRequest{ConversationId: id})
@@ -150,20 +150,20 @@ func (f *floor) states(t *testing.T, id string) []string {
 	for _, turn := range list.GetTurns() {
 		reply, err := f.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: id, TurnId: turn.GetId()})
 		if d := cmp.Diff(turn, reply.GetTurn(), protocmp.Transform()); err != nil || d != "" || turn.GetCreateTime() == nil {
-			t.Errorf("turn %v: %v\n%s", turn, err, d)
+			t.Errorf("turn %v in ListTurns and GetTurn: %v\n%s", turn, err, d)
 		}
 		states = append(states, strings.TrimPrefix(turn.GetState().String(), "TURN_STATE_")+" "+turn.GetId())
 	}
 	return states
 }
 
-// exchange is what is to be kept of a turn.
+// exchange is the expected question, answer and turn in the history.
 type exchange struct {
-	question, answer string // no answer: no message
+	question, answer string // answer is "" if no message is stored
 	turn             *parleyv1.Turn
 }
 
-// want checks that this is the whole history and these are the newest turns, in order.
+// want checks that these exchanges are the complete history and their turns are the newest turns, in order.
 func (f *floor) want(t *testing.T, id string, all []exchange) {
 	t.Helper()
 	var wantMessages, messages []string
@@ -180,7 +180,7 @@ func (f *floor) want(t *testing.T, id string, all []exchange) {
 			wantMessages = append(wantMessages, fmt.Sprintf("%d %s ROLE_ASSISTANT %s in turn %s", answer, status, e.answer, e.turn.GetId()))
 		}
 		if e.turn.GetInputSequence() != input || e.turn.GetFirstAnswerSequence() != answer || e.turn.GetLastAnswerSequence() != answer {
-			t.Errorf("the caller of turn %d of %s was told %v, want it to answer %d by %d", len(wantTurns), id, e.turn, input, answer)
+			t.Errorf("turn %d of %s = %v, want input %d and answer %d", len(wantTurns), id, e.turn, input, answer)
 		}
 		wantTurns = append(wantTurns, e.turn)
 	}
@@ -193,10 +193,10 @@ func (f *floor) want(t *testing.T, id string, all []exchange) {
 		messages = append(messages, line)
 	}
 	if d := cmp.Diff(wantMessages, messages); d != "" {
-		t.Errorf("the history of %s:\n%s", id, d)
+		t.Errorf("history of %s (-want +got):\n%s", id, d)
 	}
 	if c := kept.GetConversation(); c.GetActiveTurnId() != "" || int(c.GetLastSequence()) != len(wantMessages) {
-		t.Errorf("%s ends as %v, want no turn and %d messages", id, c, len(wantMessages))
+		t.Errorf("header of %s = %v, want no active turn and %d messages", id, c, len(wantMessages))
 	}
 	list, err := f.ListTurns(t.Context(), &parleyv1.ListTurnsRequest{ConversationId: id})
 	if err != nil {
@@ -206,12 +206,12 @@ func (f *floor) want(t *testing.T, id string, all []exchange) {
 	const keptTurns = 32
 	wantTurns = wantTurns[max(0, len(wantTurns)-keptTurns):]
 	if d := cmp.Diff(wantTurns, list.GetTurns(), protocmp.Transform()); d != "" {
-		t.Errorf("the turns of %s:\n%s", id, d)
+		t.Errorf("ListTurns of %s (-want +got):\n%s", id, d)
 	}
 	for _, turn := range wantTurns {
 		reply, err := f.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: id, TurnId: turn.GetId()})
 		if d := cmp.Diff(turn, reply.GetTurn(), protocmp.Transform()); err != nil || d != "" {
-			t.Errorf("turn %s: %v\n%s", turn.GetId(), err, d)
+			t.Errorf("GetTurn(%s): %v (-want +got)\n%s", turn.GetId(), err, d)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func TestLogLines(t *testing.T) {
 	s.await(t, "message appended", "conversation_id=a", "message_count=2")
 	s.await(t, "conversation trimmed", "level=INFO", "conversation_id=a", "removed_messages=1", "message_count=2")
 	if found, _ := s.log.find("message appended"); len(found) != 3 {
-		t.Errorf("%d lines for three messages: %v", len(found), found)
+		t.Errorf("%d log entries for three messages, want 3: %v", len(found), found)
 	}
 	s.await(t, "conversations stored", "level=INFO", "count=1")
 	if _, err := s.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "a"}); err != nil {
@@ -54,7 +54,7 @@ func TestLogLines(t *testing.T) {
 	s.await(t, "conversation expired", "level=INFO", "conversation_id=brief", "removed_messages=0")
 
 	if answer := say(t, s, "b", "one two three"); answer != "one two three" {
-		t.Errorf("the answer is %q", answer)
+		t.Errorf("answer = %q, want %q", answer, "one two three")
 	}
 	s.await(t, "conversation history", "level=INFO", "conversation_id=b", "agent=echo", "message_count=0")
 	s.await(t, "stream started", "level=DEBUG", "conversation_id=b")
@@ -66,13 +66,13 @@ func TestLogLines(t *testing.T) {
 	s.await(t, "purged", "level=INFO", "count=1")
 
 	for _, id := range []string{"c", "d", "e", "f"} {
-		add(t, s, id, &parleyv1.Message{Content: strings.Repeat("many words ", 100)})
+		add(t, s, id, &parleyv1.Message{Content: strings.Repeat("many texts ", 100)})
 	}
 	s.await(t, "conversation evicted; limit of --max-conversations reached", "level=WARN", "conversation_id=c", "removed_messages=1")
 	const tooMuch = "conversations exceed --memory-warning-bytes"
 	s.await(t, tooMuch, "level=WARN", "warning_bytes=1024")
-	for range 2 { // Each report would be a reason to warn again.
-		add(t, s, "f", &parleyv1.Message{Content: "more words"})
+	for range 2 { // The estimate is above the limit in each report.
+		add(t, s, "f", &parleyv1.Message{Content: "more text"})
 		stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
 		if err != nil {
 			t.Fatal(err)
@@ -82,18 +82,18 @@ func TestLogLines(t *testing.T) {
 	s.terminate()
 	s.wantStop(t)
 	if found, _ := s.log.find(tooMuch); len(found) != 1 {
-		t.Errorf("%d warnings within a minute: %v", len(found), found)
+		t.Errorf("%d warnings within a minute, want 1: %v", len(found), found)
 	}
 	for _, line := range s.log.lines {
 		if strings.Contains(fmt.Sprint(line), "conversation history") && line["msg"] != "conversation history" {
-			t.Errorf("another line has that phrase: %v", line)
+			t.Errorf("another log entry contains \"conversation history\": %v", line)
 		}
 	}
 
 	startServer(t, t.TempDir(), "--store=memory").await(t, "store opened", "store=memory", "durable=false")
 }
 
-// TestUnknownVariable: a variable that Kubernetes sets does not keep the server from starting.
+// TestUnknownVariable: the server starts although Kubernetes sets a variable that it does not know.
 func TestUnknownVariable(t *testing.T) {
 	t.Parallel()
 	process := parleyd(t, "--store=memory")
@@ -102,17 +102,17 @@ func TestUnknownVariable(t *testing.T) {
 	s.await(t, "unknown environment variable ignored", "level=WARN", "setting=PARLEY_PORT", "advice=parleyd --help lists the known ones")
 }
 
-// logLine is a line of the log in JSON.
+// logLine is an entry of the server's log, decoded from JSON.
 type logLine map[string]any
 
-// foreign is the message of lines that are no log lines, but say data races and panics.
+// foreign is the message for lines that are not log entries, for example reports of data races or panics.
 const foreign = "not a log line"
 
-// logLines is what a server writes to standard error.
+// logLines collects the lines that a server writes to standard error.
 type logLines struct {
 	mu    sync.Mutex
 	lines []logLine
-	more  chan struct{} // closed when there is another line
+	more  chan struct{} // closed and replaced when a line is added
 }
 
 func (l *logLines) read(r io.Reader) {
@@ -131,8 +131,8 @@ func (l *logLines) read(r io.Reader) {
 	}
 }
 
-// find returns the lines with this message and these fields, as "key=value", and a channel
-// that is closed when there are more lines.
+// find returns the entries with this message and these fields, each written "key=value", and a channel
+// that is closed when the next line is added.
 func (l *logLines) find(message string, fields ...string) ([]logLine, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

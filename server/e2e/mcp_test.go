@@ -13,11 +13,11 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// remembers answers how many questions it was given, and the first of them.
+// remembers is an awk program that answers with the number of questions in its input and the first one.
 const remembers = `/^\[USER\]: / { n++; if (n == 1) first = substr($0, 9) } END { printf "%d questions, the first: %s", n, first }`
 
-// TestMCPAtTheHTTPDoor asks through the official client: the second answer knows the first
-// question, progress is told meanwhile, a bad argument and a failing agent have their codes.
+// TestMCPAtTheHTTPDoor calls the server's MCP tool with the official client. The second answer knows the
+// first question, progress notifications arrive, and a bad argument and a failing agent have their codes.
 func TestMCPAtTheHTTPDoor(t *testing.T) {
 	s := startServer(t, t.TempDir(), "--store=memory", "--http-address=127.0.0.1:0", agents(t, fmt.Sprintf(`
 default_agent: memory
@@ -70,13 +70,13 @@ agents:
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(test.want, got.Answer); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
+			t.Errorf("answer (-want +got):\n%s", diff)
 		}
 		id = got.ConversationID
 	}
 	progress.Lock()
 	if len(progress.messages) == 0 {
-		t.Error("no progress was told")
+		t.Error("no progress notification received, want some")
 	}
 	progress.Unlock()
 
@@ -90,7 +90,7 @@ agents:
 	} {
 		_, err := session.CallTool(t.Context(), &sdk.CallToolParams{Name: "ask_question", Arguments: test.arguments})
 		if refusal, ok := errors.AsType[*jsonrpc.Error](err); !ok || refusal.Code != test.want {
-			t.Errorf("%v gave %v, want code %d", test.arguments, err, test.want)
+			t.Errorf("ask_question(%v) = %v, want code %d", test.arguments, err, test.want)
 		}
 	}
 }

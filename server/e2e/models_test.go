@@ -12,7 +12,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// threeTurns is a conversation in which each turn needs the ones before it.
+// threeTurns is a conversation in which each turn needs the earlier ones.
 var threeTurns = []struct {
 	ask    string
 	answer reply
@@ -22,8 +22,8 @@ var threeTurns = []struct {
 	{"the second one is sold out", reply{"Sugar is sold out.", `[{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"name":"Salt"}]`}},
 }
 
-// TestEachKindIsGivenTheWholeConversation has three turns with each kind of agent: each
-// counterpart gets all that was said, in its own form, and its data comes out as data.
+// TestEachKindIsGivenTheWholeConversation runs three turns with each kind of agent. Each agent receives
+// all messages in its own form, and its data is stored as structured data.
 func TestEachKindIsGivenTheWholeConversation(t *testing.T) {
 	t.Parallel()
 	var replies []reply
@@ -37,33 +37,33 @@ func TestEachKindIsGivenTheWholeConversation(t *testing.T) {
 			var want []given
 			var messages []string
 			for _, turn := range threeTurns {
-				said := chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: turn.ask, Agent: k.name})
-				finished := said.end(t)
-				if state := finished.GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED || said.text != turn.answer.text {
-					t.Fatalf("%q: %v with %q", turn.ask, finished.GetTurn(), said.text)
+				call := chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: turn.ask, Agent: k.name})
+				finished := call.end(t)
+				if state := finished.GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED || call.text != turn.answer.text {
+					t.Fatalf("turn %q = %v with %q, want %q", turn.ask, finished.GetTurn(), call.text, turn.answer.text)
 				}
 				answer := finished.GetMessages()[0]
 				if data := answer.GetStructuredData(); len(data) != 1 || data[0].GetType() != "product_list" ||
 					encodeJSON(t, data[0].GetValue().AsInterface()) != turn.answer.products || answer.GetAgent() != k.name {
-					t.Errorf("%q: the answer is %v", turn.ask, answer)
+					t.Errorf("turn %q has the answer %v, want its product_list and agent", turn.ask, answer)
 				}
 				messages = append(messages, k.form("user", turn.ask, "")...)
 				want = append(want, given{messages: slices.Clone(messages)})
 				messages = append(messages, k.form("assistant", turn.answer.text, turn.answer.products)...)
 			}
 			if d := cmp.Diff(want, k.given(t), cmp.AllowUnexported(given{})); d != "" {
-				t.Errorf("the counterpart was given (-want +got):\n%s", d)
+				t.Errorf("input of the agent (-want +got):\n%s", d)
 			}
 		})
 	}
 }
 
-// TestEachKindIsGivenItsWindow has a conversation of 150 messages answered by each kind of
-// agent, with all of it and with the newest 5 exchanges.
+// TestEachKindIsGivenItsWindow lets each kind of agent answer a conversation of 150 messages, once with
+// all messages and once with the newest 5 exchanges.
 func TestEachKindIsGivenItsWindow(t *testing.T) {
 	t.Parallel()
 	const kept = 150
-	all := kinds(t, reply{text: "whole"}, reply{text: "five"})
+	all := kinds(t, reply{text: "all of it"}, reply{text: "five"})
 	configured := slices.Clone(all)
 	for _, k := range all {
 		k.entry["system_prompt"] = "You keep a shop."
@@ -90,13 +90,13 @@ func TestEachKindIsGivenItsWindow(t *testing.T) {
 
 			limited := chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: "the rest", Agent: k.name + "-5"})
 			limited.end(t)
-			messages = append(append(messages, k.form("assistant", "whole", "")...), k.form("user", "the rest", "")...)
+			messages = append(append(messages, k.form("assistant", "all of it", "")...), k.form("user", "the rest", "")...)
 			want = append(want, given{"You keep a shop.", messages[len(messages)-11:]})
 			if limited.started.GetHistoryCount() != 10 || !strings.Contains(messages[len(messages)-11], "message 142") {
-				t.Errorf("%d messages of history, from %s on", limited.started.GetHistoryCount(), messages[len(messages)-11])
+				t.Errorf("%d messages of history from %s on, want 10 from message 142 on", limited.started.GetHistoryCount(), messages[len(messages)-11])
 			}
 			if d := cmp.Diff(want, k.given(t), cmp.AllowUnexported(given{})); d != "" {
-				t.Errorf("the counterpart was given (-want +got):\n%s", d)
+				t.Errorf("input of the agent (-want +got):\n%s", d)
 			}
 		})
 	}

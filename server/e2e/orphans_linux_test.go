@@ -11,8 +11,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestOrphansAreReaped: as process 1 of a container, the server reaps the orphaned processes of
-// agents' programs. It never takes the exit status of a program from its turn.
+// TestOrphansAreReaped: as process 1 of a container, the server reaps the orphaned processes of agents'
+// programs. It never takes the exit status that a turn waits for.
 func TestOrphansAreReaped(t *testing.T) {
 	t.Parallel()
 	namespaces := []string{"--pid", "--fork", "--mount-proc", "--kill-child"}
@@ -20,7 +20,7 @@ func TestOrphansAreReaped(t *testing.T) {
 		namespaces = append(namespaces, "--user", "--map-root-user")
 	}
 	if out, err := exec.CommandContext(t.Context(), "unshare", append(namespaces, "true")...).CombinedOutput(); err != nil {
-		t.Skipf("SKIPPED, no process can be process 1 here: %v: %s", err, out)
+		t.Skipf("SKIPPED: unshare cannot make a PID namespace: %v: %s", err, out)
 	}
 	process := parleyd(t, "--store=memory", "--log-level=debug", agents(t, `
 agents:
@@ -55,7 +55,7 @@ agents:
 					text += response.GetEvent().GetTextDelta().GetText()
 					if end := response.GetEvent().GetFinished(); end != nil {
 						if got := end.GetTurn().GetError().GetMessage(); got != want {
-							t.Errorf("a turn of %s ended with %q, want %q", name, got, want)
+							t.Errorf("turn of %s ended with the error %q, want %q", name, got, want)
 						}
 						break
 					}
@@ -71,6 +71,6 @@ agents:
 		s.await(t, "orphaned process reaped", "pid="+pid)
 	}
 	if len(left) != 2*turns {
-		t.Errorf("%d programs left an orphan, want %d", len(left), 2*turns)
+		t.Errorf("%d orphans, want %d", len(left), 2*turns)
 	}
 }

@@ -21,8 +21,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// The package client shows one unbroken stream through a proxy that resets connections at
-// random: 50 turns, or 1000 with PARLEY_LONG=1 in the environment.
+// The Go client returns one unbroken stream through a proxy that resets connections at random. The test
+// runs 50 turns, or 1000 with PARLEY_LONG=1 in the environment.
 func TestResumeThroughAProxyThatResets(t *testing.T) {
 	t.Parallel()
 	runs := 50
@@ -30,27 +30,27 @@ func TestResumeThroughAProxyThatResets(t *testing.T) {
 		runs = 1000
 	}
 	seed := rand.Uint64()
-	t.Logf("the seed is %d", seed)
+	t.Logf("seed %d", seed)
 	pipes := t.TempDir()
 	s := startServer(t, t.TempDir(), "--max-conversations=2000", agents(t, puppetAgents))
 	var counts resets
 	inParallel(runs, func(run int) {
 		t.Run(fmt.Sprint(run), throughProxy{s, pipes, seed, uint64(run), &counts}.test)
 	})
-	t.Logf("%d turns, %d connections; reset were %d in the handshake, %d later, and %d while the server was silent",
+	t.Logf("%d turns, %d connections; %d resets in the handshake, %d later, %d while the server was silent",
 		runs, counts.connections.Load(), counts.early.Load(), counts.late.Load(), counts.silent.Load())
 	if !t.Failed() && min(counts.early.Load(), counts.late.Load(), counts.silent.Load()) == 0 {
-		t.Error("one of them never happened")
+		t.Error("a kind of reset never happened, want each at least once")
 	}
 	stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
 	if err != nil || stats.GetActiveTurnCount() != 0 {
-		t.Errorf("after all turns: %v, %v", stats, err)
+		t.Errorf("GetStats after all turns = %v, %v; want no active turns", stats, err)
 	}
 	s.terminate()
 	s.wantStop(t)
 	for _, line := range s.log.lines {
 		if level := line["level"]; level != "INFO" {
-			t.Errorf("the server has something to say: %v", line)
+			t.Errorf("log entry %v, want only level INFO", line)
 		}
 	}
 }
@@ -62,8 +62,8 @@ type throughProxy struct {
 	counts    *resets
 }
 
-// test has a turn of 50 pieces shown through a proxy, and compares it with what a reader
-// sees whose connection holds.
+// test runs a turn of 50 pieces through a proxy, and compares its events with those that a reader on an
+// unbroken connection receives.
 func (r throughProxy) test(t *testing.T) {
 	id, s, random := fmt.Sprint("c", r.run), r.s, rand.New(rand.NewPCG(r.seed, r.run))
 	p, proxy := newPuppet(t, r.pipes, id), startProxy(t, s.conn.Target(), randomFates(random), r.counts)
@@ -81,9 +81,9 @@ func (r throughProxy) test(t *testing.T) {
 	seen := resume(t, s, id, "", 0)
 	seen.take(t, 1)
 	for i := range answerPieces + 1 {
-		seen.hear(t, p, max(1, i), i) // nothing at first
+		seen.hear(t, p, max(1, i), i) // no piece if i is 0
 		if silent[i] {
-			// Once the client has all that there is, nothing is under way.
+			// When the client has all events, no data is in transit.
 			shown.take(t, len(seen.events)-len(shown.events))
 			proxy.cut()
 		}
@@ -93,20 +93,20 @@ func (r throughProxy) test(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := shown.end(); err != nil {
-		t.Fatalf("after %d events: %v", len(shown.events), err)
+		t.Fatalf("stream through the proxy after %d events: %v, want EOF", len(shown.events), err)
 	}
 	wantWhole(t, s, id, p, shown.events)
 	replayed := protocmp.IgnoreFields(&parleyv1.TurnStarted{}, "replayed")
 	if d := cmp.Diff(seen.events, shown.events, protocmp.Transform(), replayed); d != "" {
-		t.Errorf("what the proxy makes of a turn:\n%s", d)
+		t.Errorf("events without (-) and with (+) the proxy:\n%s", d)
 	}
 	if shown.events[0].GetStarted().GetReplayed() {
-		t.Error("the client did not notice that it was its own turn that it joined")
+		t.Error("started.replayed = true after a reset, want false for the client's own turn")
 	}
 }
 
-// A client whose server is killed in mid-answer and started again is shown how the turn
-// ended, and no text twice.
+// If the server is killed during an answer and started again, the client receives the end of the turn,
+// and no text twice.
 func TestClientOutlivesItsServer(t *testing.T) {
 	t.Parallel()
 	dataDir, config := t.TempDir(), agents(t, puppetAgents)
@@ -125,36 +125,36 @@ func TestClientOutlivesItsServer(t *testing.T) {
 	saved := textOf(shown.events)
 	waitForText(t, filepath.Join(dataDir, "parley.db"), saved)
 	add(t, s, "other", &parleyv1.Message{Content: "hello"})
-	shown.hear(t, p, 11, 11) // The file may have it or not.
+	shown.hear(t, p, 11, 11) // This piece may be saved or not.
 	before := len(shown.events)
 	s.kill()
 	s = startServer(t, dataDir, config)
 	proxy.aim(s.conn.Target())
 	if err := shown.end(); err != nil {
-		t.Fatalf("after %v: %v", shown.events, err)
+		t.Fatalf("stream after %v: %v, want EOF", shown.events, err)
 	}
 	if got := textOf(shown.events); got != saved+answerPiece(11) {
-		t.Errorf("the text is %q", got)
+		t.Errorf("text = %q, want %q", got, saved+answerPiece(11))
 	}
 	last := shown.events[len(shown.events)-1]
 	if finished := last.GetFinished(); len(shown.events) != before+1 || last.GetIndex() <= int32(before) ||
 		finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
-		t.Errorf("after the restart came %v", shown.events[before:])
+		t.Errorf("events after the restart = %v, want only finished with INTERRUPTED", shown.events[before:])
 	}
 	kept := history(t, s, "c").GetMessages()
 	if d := cmp.Diff(kept[1:], last.GetFinished().GetMessages(), protocmp.Transform()); d != "" || len(kept) != 2 || !strings.HasPrefix(kept[1].GetContent(), saved) {
-		t.Errorf("stored is %v, which differs from what was sent:\n%s", kept, d)
+		t.Errorf("stored messages = %v, differ from those in finished (-stored +finished):\n%s", kept, d)
 	}
 	p.wantRuns(t, 1)
 }
 
-// following begins a turn, and has its events taken one by one.
+// following begins a turn with the Go client and returns a function that returns its events one at a time.
 func following(ctx context.Context, c *client.Client, r *parleyv1.ChatRequest) (next func() (*parleyv1.TurnEvent, error)) {
 	type item struct {
 		event *parleyv1.TurnEvent
 		err   error
 	}
-	items := make(chan item, 2*lastIndex) // more than there are: the client does not wait
+	items := make(chan item, 2*lastIndex) // more than there are events, so that the client never waits for the test
 	go func() {
 		defer close(items)
 		for event, err := range c.Chat(ctx, r) {
@@ -170,17 +170,17 @@ func following(ctx context.Context, c *client.Client, r *parleyv1.ChatRequest) (
 	}
 }
 
-// resets counts over all proxies.
+// resets counts the resets of all proxies.
 type resets struct{ connections, early, late, silent atomic.Int64 }
 
-// fate is after how many bytes to the server, or from it, a connection is reset.
+// fate is the number of bytes to the server (up) or from it (down) after which a connection is reset.
 type fate struct{ up, down int64 }
 
-// handshakeBytes is about what the peers say to each other before the first call.
+// handshakeBytes is about the number of bytes that the peers exchange before the first call.
 const handshakeBytes = 60
 
-// randomFates are those of a proxy's first connections. Two end in the handshake at most: a
-// client that never had a connection gives up after a few attempts.
+// randomFates returns the reset points of a proxy's first connections. At most two are in the handshake,
+// since a client that never had a connection stops after a few attempts.
 func randomFates(random *rand.Rand) []fate {
 	var fates []fate
 	within := func(up, down int64) {
@@ -200,7 +200,7 @@ func randomFates(random *rand.Rand) []fate {
 	return fates
 }
 
-// proxy stands between clients and a server, and resets connections.
+// proxy forwards connections from clients to a server, and resets some of them.
 type proxy struct {
 	listener net.Listener
 	counts   *resets
@@ -208,7 +208,7 @@ type proxy struct {
 
 	mu     sync.Mutex
 	target string
-	fates  []fate // of the connections to come; those after them are left alone
+	fates  []fate // of the next connections; later ones are not reset
 	open   map[net.Conn]bool
 }
 
@@ -236,7 +236,7 @@ func startProxy(t *testing.T, target string, fates []fate, counts *resets) *prox
 	return p
 }
 
-// pass passes bytes on in both directions until the fate of the connection is fulfilled.
+// pass forwards bytes in both directions until the connection reaches its reset point.
 func (p *proxy) pass(c net.Conn) {
 	f, target := p.begin(c)
 	defer p.end(c)
@@ -245,14 +245,14 @@ func (p *proxy) pass(c net.Conn) {
 		return
 	}
 	defer reset(server)
-	fulfilled := make(chan bool, 2)
+	reached := make(chan bool, 2)
 	pass := func(to io.Writer, from io.Reader, bytes int64) {
 		_, err := io.CopyN(to, from, bytes)
-		fulfilled <- err == nil
+		reached <- err == nil
 	}
 	p.group.Go(func() { pass(server, c, f.up) })
 	p.group.Go(func() { pass(c, server, f.down) })
-	if <-fulfilled {
+	if <-reached {
 		if min(f.up, f.down) < handshakeBytes {
 			p.counts.early.Add(1)
 		} else {
@@ -261,14 +261,14 @@ func (p *proxy) pass(c net.Conn) {
 	}
 }
 
-// aim has the connections to come go to another server.
+// aim directs new connections to another server.
 func (p *proxy) aim(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.target = target
 }
 
-// begin notes a connection, and tells its fate and where it goes.
+// begin registers a connection, and returns its reset point and its target.
 func (p *proxy) begin(c net.Conn) (fate, string) {
 	p.counts.connections.Add(1)
 	p.mu.Lock()
@@ -288,10 +288,10 @@ func (p *proxy) end(c net.Conn) {
 	delete(p.open, c)
 }
 
-// cut resets what is open while nothing is said.
+// cut resets all open connections while the server sends nothing.
 func (p *proxy) cut() { p.counts.silent.Add(int64(p.reset())) }
 
-// reset resets what is open, and says how many connections that were.
+// reset resets all open connections and returns their number.
 func (p *proxy) reset() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

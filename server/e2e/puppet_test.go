@@ -21,14 +21,14 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// The answers of these tests come in so many pieces. The events of a turn are then numbered
-// from 1, started, to lastIndex, finished, and that of piece i is i+1.
+// The answers of these tests have answerPieces pieces. The events of such a turn have the indexes from 1
+// (started) to lastIndex (finished); piece i has the index i+1.
 const (
 	answerPieces = 50
 	lastIndex    = answerPieces + 2
 )
 
-// answerPiece has runes of several bytes: offsets count bytes.
+// answerPiece returns a text with characters of several bytes, because offsets count bytes.
 func answerPiece(i int) string { return fmt.Sprintf("Stück %d … ", i) }
 
 func wholeAnswer() string {
@@ -39,8 +39,8 @@ func wholeAnswer() string {
 	return b.String()
 }
 
-// The puppet says what is written to the named pipe whose path is the user's message, as it
-// is written, and adds a line to the file beside it whenever it is run.
+// The agent puppet sends what the test writes to the named pipe whose path is the user's message. On each
+// run it adds a line to the file path.runs.
 const puppetAgents = `
 agents:
   puppet:
@@ -48,13 +48,13 @@ agents:
     command: [sh, -c, 'while read -r line; do last=$line; done; pipe=${last#\[USER\]: }; echo run >>"$pipe.runs"; exec cat "$pipe"']
 `
 
-// puppet is the other end of that pipe.
+// puppet is the test's end of that pipe.
 type puppet struct {
-	path string // what to say to the agent
+	path string // path of the pipe, sent as the user's message
 	pipe *os.File
 }
 
-// newPuppet makes the pipe in a directory; what tells of the runs stays there.
+// newPuppet creates the pipe in a directory. The file of runs stays in that directory.
 func newPuppet(t *testing.T, dir, name string) *puppet {
 	t.Helper()
 	p := &puppet{path: filepath.Join(dir, name)}
@@ -62,7 +62,7 @@ func newPuppet(t *testing.T, dir, name string) *puppet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Whoever waits for the other end waits no more; one that comes late finds nothing.
+		// Opening the pipe ends an agent that waits at it; removing it stops one that starts late.
 		if f, err := os.OpenFile(p.path, os.O_RDWR, 0); err == nil {
 			os.Remove(p.path)
 			f.Close()
@@ -71,7 +71,7 @@ func newPuppet(t *testing.T, dir, name string) *puppet {
 	return p
 }
 
-// start returns when the agent runs.
+// start returns when the agent has opened the pipe.
 func (p *puppet) start(t *testing.T) {
 	t.Helper()
 	opened := make(chan error, 1)
@@ -86,12 +86,12 @@ func (p *puppet) start(t *testing.T) {
 			t.Fatal(err)
 		}
 	case <-time.After(patience):
-		t.Fatal("the agent never runs")
+		t.Fatalf("the agent has not opened the pipe within %v", patience)
 	}
 	t.Cleanup(func() { p.pipe.Close() })
 }
 
-// say has the agent say the pieces of the answer from one to another.
+// say makes the agent send the pieces of the answer from one number to another.
 func (p *puppet) say(t *testing.T, from, to int) {
 	t.Helper()
 	for i := from; i <= to; i++ {
@@ -101,19 +101,19 @@ func (p *puppet) say(t *testing.T, from, to int) {
 	}
 }
 
-// end has the agent end.
+// end makes the agent exit.
 func (p *puppet) end() { p.pipe.Close() }
 
-// wantRuns checks how often the agent was run for this message.
+// wantRuns checks the number of runs of the agent for this message.
 func (p *puppet) wantRuns(t *testing.T, want int) {
 	t.Helper()
 	data, err := os.ReadFile(p.path + ".runs")
 	if runs := strings.Count(string(data), "run\n"); runs != want || err != nil && want > 0 {
-		t.Errorf("the agent was run %d times (%v), want %d", runs, err, want)
+		t.Errorf("the agent ran %d times (%v), want %d", runs, err, want)
 	}
 }
 
-// wire is a client on a TCP connection of its own.
+// wire is a client on its own TCP connection.
 type wire struct {
 	parleyv1.ConversationServiceClient
 	tcp net.Conn
@@ -125,7 +125,7 @@ func newWire(t *testing.T, s *server) *wire {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// There is no second connection: one that is cut stays so.
+	// The dialer returns the only connection, so that the client cannot reconnect after cut.
 	dial := func(context.Context, string) (net.Conn, error) { return tcp, nil }
 	conn, err := grpc.NewClient(s.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
 	if err != nil {
@@ -145,7 +145,7 @@ func reset(c net.Conn) {
 	c.Close()
 }
 
-// eventStream takes the events of a call one by one.
+// eventStream receives the events of a call one at a time.
 type eventStream struct {
 	next   func() (*parleyv1.TurnEvent, error)
 	events []*parleyv1.TurnEvent
@@ -164,7 +164,7 @@ func streamOf[R any, P interface {
 	}}
 }
 
-// patient bounds how long a call of this test takes.
+// patient returns a context that ends after the test's time limit for one call.
 func patient(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -177,19 +177,19 @@ func resume(t *testing.T, by parleyv1.ConversationServiceClient, id, turn string
 	return streamOf(by.ResumeTurn(patient(t), &parleyv1.ResumeTurnRequest{ConversationId: id, TurnId: turn, AfterIndex: int32(after)}))
 }
 
-// take takes the next n events.
+// take receives the next n events.
 func (e *eventStream) take(t *testing.T, n int) {
 	t.Helper()
 	for range n {
 		event, err := e.next()
 		if err != nil {
-			t.Fatalf("after %d events: %v", len(e.events), err)
+			t.Fatalf("after %d events: %v, want another event", len(e.events), err)
 		}
 		e.events = append(e.events, event)
 	}
 }
 
-// end takes all that is left and returns how the stream ends; nil is well.
+// end receives all remaining events. It returns nil if the stream ends with EOF, and else its error.
 func (e *eventStream) end() error {
 	for {
 		event, err := e.next()
@@ -203,7 +203,7 @@ func (e *eventStream) end() error {
 	}
 }
 
-// textOf is that of all deltas.
+// textOf returns the text of all deltas.
 func textOf(events []*parleyv1.TurnEvent) string {
 	var b strings.Builder
 	for _, event := range events {
@@ -212,14 +212,14 @@ func textOf(events []*parleyv1.TurnEvent) string {
 	return b.String()
 }
 
-// wantWhole checks that these are all events of a turn that has answered p, that no text is
-// missing or doubled, and that the same is stored.
+// wantWhole checks that these are all events of a turn with the answer of p, that no text is missing or
+// doubled, and that the same answer is stored.
 func wantWhole(t *testing.T, s *server, id string, p *puppet, events []*parleyv1.TurnEvent) {
 	t.Helper()
 	at := 0
 	for i, event := range events {
 		if int(event.GetIndex()) != i+1 || event.GetTurnId() != events[0].GetTurnId() {
-			t.Fatalf("event %d is %v", i+1, event)
+			t.Fatalf("event %d = %v, want that index and the same turn", i+1, event)
 		}
 		if delta := event.GetTextDelta(); int(delta.GetOffset()) != at && delta != nil {
 			t.Errorf("event %d has offset %d, want %d", i+1, delta.GetOffset(), at)
@@ -229,25 +229,25 @@ func wantWhole(t *testing.T, s *server, id string, p *puppet, events []*parleyv1
 	wantAnswer(t, s, id, p, events)
 }
 
-// wantAnswer checks the whole answer, which may be replayed in fewer events.
+// wantAnswer checks the complete answer, which may be replayed in fewer events.
 func wantAnswer(t *testing.T, s *server, id string, p *puppet, events []*parleyv1.TurnEvent) {
 	t.Helper()
 	if len(events) < 2 || events[0].GetStarted() == nil {
-		t.Fatalf("the events are %v", events)
+		t.Fatalf("events = %v, want started first", events)
 	}
 	if got := textOf(events); got != wholeAnswer() {
-		t.Errorf("the text is\n%q, want\n%q", got, wholeAnswer())
+		t.Errorf("text =\n%q, want\n%q", got, wholeAnswer())
 	}
 	finished := events[len(events)-1].GetFinished()
 	if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
-		t.Fatalf("the last event is %v", events[len(events)-1])
+		t.Fatalf("last event = %v, want finished with COMPLETED", events[len(events)-1])
 	}
 	kept := history(t, s, id).GetMessages()
 	if got := contents(kept); got != "USER "+p.path+"\nASSISTANT "+wholeAnswer()+"\n" {
-		t.Errorf("stored is:\n%s", got)
+		t.Errorf("stored messages =\n%s, want the question and the complete answer", got)
 	}
 	if d := cmp.Diff(kept[1:], finished.GetMessages(), protocmp.Transform()); d != "" {
-		t.Errorf("the answer as it is stored and as it was sent:\n%s", d)
+		t.Errorf("the answer as stored (-) and as sent (+):\n%s", d)
 	}
 	p.wantRuns(t, 1)
 }

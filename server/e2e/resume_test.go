@@ -25,12 +25,12 @@ func TestResumeFromEveryIndex(t *testing.T) {
 		broken[i] = &brokenTurn{s: s, p: newPuppet(t, pipes, fmt.Sprint(i)), id: fmt.Sprint("c", i), seen: i / 2, ends: i%2 == 1}
 	}
 	inParallel(len(broken), func(i int) {
-		t.Run(fmt.Sprintf("cut after %d, ends meanwhile: %t", i/2, i%2 == 1), broken[i].test)
+		t.Run(fmt.Sprintf("cut after %d, ends before the resumption: %t", i/2, i%2 == 1), broken[i].test)
 	})
 	if t.Failed() {
 		return
 	}
-	paced := broken[0] // None of its pieces are merged.
+	paced := broken[0] // None of its pieces is merged.
 	inParallel(lastIndex+1, func(seen int) {
 		t.Run(fmt.Sprintf("ended and cut after %d", seen), func(t *testing.T) {
 			w := newWire(t, s)
@@ -39,7 +39,7 @@ func TestResumeFromEveryIndex(t *testing.T) {
 			w.cut()
 			second := resume(t, newWire(t, s), paced.id, turnOf(first.events), seen)
 			if err := second.end(); err != nil || len(second.events) != lastIndex-seen {
-				t.Errorf("there are %d events after %d: %v", len(second.events), seen, err)
+				t.Errorf("ResumeTurn after %d = %d events, %v; want %d", seen, len(second.events), err, lastIndex-seen)
 			}
 			wantWhole(t, s, paced.id, paced.p, append(first.events, second.events...))
 		})
@@ -56,7 +56,7 @@ func TestResumeFromEveryIndex(t *testing.T) {
 	})
 }
 
-// inParallel does something for each number below n, a few at once.
+// inParallel calls do for each number below n, in 8 goroutines.
 func inParallel(n int, do func(i int)) {
 	var (
 		group sync.WaitGroup
@@ -72,18 +72,18 @@ func inParallel(n int, do func(i int)) {
 	group.Wait()
 }
 
-// brokenTurn is a turn whose connection is cut.
+// brokenTurn is a turn whose connection breaks.
 type brokenTurn struct {
 	s    *server
 	p    *puppet
-	id   string // of the conversation
-	seen int    // events that come before the cut
-	ends bool   // before anybody listens again
+	id   string // id of the conversation
+	seen int    // number of events received before the connection breaks
+	ends bool   // the turn ends before the client resumes
 
-	all []*parleyv1.TurnEvent // those seen, and what was resumed
+	all []*parleyv1.TurnEvent // events received before and after the resumption
 }
 
-// test cuts the connection and goes on from there.
+// test breaks the connection and resumes after the events received.
 func (b *brokenTurn) test(t *testing.T) {
 	s, seen := b.s, b.seen
 	w := newWire(t, s)
@@ -93,12 +93,12 @@ func (b *brokenTurn) test(t *testing.T) {
 	first.hear(t, b.p, 1, seen-1)
 	w.cut()
 	if err := first.end(); status.Code(err) != codes.Unavailable {
-		t.Errorf("after the cut: %v", err)
+		t.Errorf("stream after the cut = %v, want UNAVAILABLE", err)
 	}
 	b.all = first.events[:seen]
-	said := max(0, seen-1)
+	sent := max(0, seen-1)
 	if b.ends {
-		b.p.say(t, said+1, answerPieces)
+		b.p.say(t, sent+1, answerPieces)
 		b.p.end()
 		s.await(t, "answer appended", "conversation_id="+b.id)
 	}
@@ -106,17 +106,17 @@ func (b *brokenTurn) test(t *testing.T) {
 	if !b.ends {
 		wantGone(t, resume(t, s, b.id, "", seen+2), 1)
 		second.take(t, 1-min(seen, 1))
-		second.hear(t, b.p, said+1, answerPieces)
+		second.hear(t, b.p, sent+1, answerPieces)
 		b.p.end()
 	}
 	if err := second.end(); err != nil {
-		t.Errorf("after %d events: %v", seen+len(second.events), err)
+		t.Errorf("stream after %d events: %v, want EOF", seen+len(second.events), err)
 	}
 	b.all = append(b.all, second.events...)
 	wantWhole(t, s, b.id, b.p, b.all)
 }
 
-// hear has the agent say the pieces from one to another, each when the one before was heard.
+// hear makes the agent send the pieces from one number to another, each after the event of the one before.
 func (e *eventStream) hear(t *testing.T, p *puppet, from, to int) {
 	t.Helper()
 	for i := from; i <= to; i++ {
@@ -125,7 +125,7 @@ func (e *eventStream) hear(t *testing.T, p *puppet, from, to int) {
 	}
 }
 
-// turnOf is the id of the turn, empty as long as it is not known.
+// turnOf returns the id of the turn, or "" if there is no event.
 func turnOf(events []*parleyv1.TurnEvent) string {
 	if len(events) == 0 {
 		return ""
@@ -133,17 +133,17 @@ func turnOf(events []*parleyv1.TurnEvent) string {
 	return events[0].GetTurnId()
 }
 
-// wantGone checks that there are no events to go on with, and from which index there are.
+// wantGone checks that the stream fails with EVENTS_GONE and this oldest index.
 func wantGone(t *testing.T, e *eventStream, oldest int) {
 	t.Helper()
 	err := e.end()
-	if told := wantError(t, err, codes.OutOfRange, "EVENTS_GONE"); told["oldest_index"] != fmt.Sprint(oldest) || len(e.events) > 0 {
-		t.Errorf("after %d events: %v with %v, want oldest_index %d", len(e.events), err, told, oldest)
+	if metadata := wantError(t, err, codes.OutOfRange, "EVENTS_GONE"); metadata["oldest_index"] != fmt.Sprint(oldest) || len(e.events) > 0 {
+		t.Errorf("stream ended after %d events with %v and %v, want oldest_index %d", len(e.events), err, metadata, oldest)
 	}
 }
 
-// goOnAfterRestart goes on with what was seen before the cut, as a client does: what is
-// no longer kept one by one it takes from the beginning, without what it has.
+// goOnAfterRestart resumes after a restart like a client: if separate events are no longer stored, it
+// resumes from the beginning and drops the events received before.
 func (b *brokenTurn) goOnAfterRestart(t *testing.T, s *server) {
 	t.Helper()
 	events := b.all[:b.seen]
@@ -152,16 +152,16 @@ func (b *brokenTurn) goOnAfterRestart(t *testing.T, s *server) {
 		wantError(t, err, codes.OutOfRange, "EVENTS_GONE")
 		events, rest = nil, resume(t, s, b.id, turnOf(events), 0)
 		if err := rest.end(); err != nil {
-			t.Errorf("after 0: %v", err)
+			t.Errorf("ResumeTurn after 0 = %v, want EOF", err)
 		}
 		if got := textOf(rest.events); !strings.HasPrefix(got, textOf(b.all[:b.seen])) {
-			t.Errorf("%q does not begin with what was seen before %d", got, b.seen)
+			t.Errorf("text = %q, want it to begin with the text of the first %d events", got, b.seen)
 		}
 	}
 	wantAnswer(t, s, b.id, b.p, append(events, rest.events...))
 }
 
-// wantReplay checks what the store has of a turn, behind every index.
+// wantReplay resumes after every index and checks which events the store replays.
 func wantReplay(t *testing.T, s *server, b *brokenTurn) {
 	t.Helper()
 	const merged = lastIndex - 1
@@ -172,13 +172,13 @@ func wantReplay(t *testing.T, s *server, b *brokenTurn) {
 			continue
 		}
 		if err := e.end(); err != nil {
-			t.Errorf("after %d: %v", after, err)
+			t.Errorf("ResumeTurn after %d = %v, want EOF", after, err)
 		}
 		var got, want []int
 		for _, event := range e.events {
 			got = append(got, int(event.GetIndex()))
 			if delta := event.GetTextDelta(); delta != nil && (delta.GetText() != wholeAnswer() || delta.GetOffset() != 0) {
-				t.Errorf("after %d: %v", after, delta)
+				t.Errorf("ResumeTurn after %d: text delta = %v, want the complete answer", after, delta)
 			}
 		}
 		for _, index := range []int{1, merged, lastIndex} {
@@ -187,7 +187,7 @@ func wantReplay(t *testing.T, s *server, b *brokenTurn) {
 			}
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("after %d there are the events %v, want %v", after, got, want)
+			t.Errorf("ResumeTurn after %d: events %v, want %v", after, got, want)
 		}
 	}
 	e := resume(t, s, b.id, "", 0)
@@ -195,9 +195,9 @@ func wantReplay(t *testing.T, s *server, b *brokenTurn) {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(b.all[lastIndex-1], e.events[len(e.events)-1], protocmp.Transform()); d != "" {
-		t.Errorf("finished before and after the restart:\n%s", d)
+		t.Errorf("finished before (-) and after (+) the restart:\n%s", d)
 	}
 	if d := cmp.Diff(b.all[0].GetStarted().GetUserMessage(), e.events[0].GetStarted().GetUserMessage(), protocmp.Transform()); d != "" || !e.events[0].GetStarted().GetReplayed() {
-		t.Errorf("started after the restart is %v:\n%s", e.events[0], d)
+		t.Errorf("started after the restart = %v, want it replayed with the user's message (-want +got):\n%s", e.events[0], d)
 	}
 }
