@@ -15,7 +15,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// An agent never runs twice for one request_id, whoever asks how often.
+// TestOneRequestOfManyClients: an agent runs once for one request_id, however many clients send it.
 func TestOneRequestOfManyClients(t *testing.T) {
 	t.Parallel()
 	t.Run("in every mode", new(manyClients).test)
@@ -23,7 +23,7 @@ func TestOneRequestOfManyClients(t *testing.T) {
 	t.Run("killed in mid-answer", killedInMidAnswer)
 }
 
-// quickAgent is one more agent that notes its runs, and that does not wait.
+// quickAgent is another agent that records its runs. It answers at once.
 const quickAgent = `
   quick:
     kind: command
@@ -32,7 +32,7 @@ const quickAgent = `
 
 const quickAnswer = "at once"
 
-// crowd is many clients, each with a connection of its own.
+// crowd is 64 clients, each with its own connection.
 type crowd []*wire
 
 func newCrowd(t *testing.T, s *server) crowd {
@@ -44,18 +44,18 @@ func newCrowd(t *testing.T, s *server) crowd {
 	return c
 }
 
-// ask has all clients send the same request at once. It returns how each stream has ended,
-// nil is well; meanwhile is called when all have come to an event.
+// ask sends the same request from all clients at once. It calls meanwhile when all have received an
+// event for which to returns true. It returns the streams and how each ended, nil for EOF.
 func (c crowd) ask(t *testing.T, r *parleyv1.ChatRequest, to func(*parleyv1.TurnEvent) bool, meanwhile func()) ([]*eventStream, []error) {
 	t.Helper()
-	come := make(chan error, len(c))
+	reached := make(chan error, len(c))
 	wait := c.begin(t, func(int) *parleyv1.ChatRequest { return r }, func(e *eventStream) error {
 		err := e.until(to)
-		come <- err
+		reached <- err
 		return err
 	})
 	for range c {
-		if err := <-come; err != nil {
+		if err := <-reached; err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -63,34 +63,34 @@ func (c crowd) ask(t *testing.T, r *parleyv1.ChatRequest, to func(*parleyv1.Turn
 	return wait()
 }
 
-// begin has every client send its request at once and read on after first, if that has no
-// error.
+// begin sends each client's request at once. Each client calls first and, if it returns no error,
+// receives all further events.
 func (c crowd) begin(t *testing.T, request func(int) *parleyv1.ChatRequest, first func(*eventStream) error) (wait func() ([]*eventStream, []error)) {
 	t.Helper()
 	var (
 		ctx     = patient(t)
-		begin   = make(chan struct{})
+		start   = make(chan struct{})
 		streams = make([]*eventStream, len(c))
 		ends    = make([]error, len(c))
 		group   sync.WaitGroup
 	)
 	for i, w := range c {
 		group.Go(func() {
-			<-begin
+			<-start
 			streams[i] = streamOf(w.Chat(ctx, request(i)))
 			if ends[i] = first(streams[i]); ends[i] == nil {
 				ends[i] = streams[i].end()
 			}
 		})
 	}
-	close(begin)
+	close(start)
 	return func() ([]*eventStream, []error) {
 		group.Wait()
 		return streams, ends
 	}
 }
 
-// until takes events to one of a kind.
+// until receives events up to one for which of returns true.
 func (e *eventStream) until(of func(*parleyv1.TurnEvent) bool) error {
 	for {
 		event, err := e.next()
@@ -110,35 +110,35 @@ func isStarted(e *parleyv1.TurnEvent) bool { return e.GetStarted() != nil }
 
 func isQueued(e *parleyv1.TurnEvent) bool { return e.GetQueued() != nil }
 
-// wantOne checks that all were shown the same turn, so many of them as its first reader, and
-// returns its events.
+// wantOne checks that all clients received the same turn, the given number of them as its first reader,
+// and returns its events.
 func wantOne(t *testing.T, streams []*eventStream, ends []error, first int) []*parleyv1.TurnEvent {
 	t.Helper()
-	one, news := streams[0].events, 0
+	one, firsts := streams[0].events, 0
 	for i, e := range streams {
 		if ends[i] != nil || len(e.events) != len(one) {
-			t.Fatalf("client %d has %d events, %v; client 0 has %d", i, len(e.events), ends[i], len(one))
+			t.Fatalf("client %d has %d events, %v; want %d as client 0", i, len(e.events), ends[i], len(one))
 		}
 		for j, event := range e.events {
 			if started := event.GetStarted(); started != nil {
 				if !started.GetReplayed() {
-					news++
+					firsts++
 				}
 				started.Replayed = true
 			}
 			if !proto.Equal(event, one[j]) {
-				t.Fatalf("client %d has %v, client 0 has %v", i, event, one[j])
+				t.Fatalf("client %d has %v, want %v as client 0", i, event, one[j])
 			}
 		}
 	}
-	if news != first {
-		t.Errorf("%d clients are told that the turn is theirs, want %d", news, first)
+	if firsts != first {
+		t.Errorf("%d clients received replayed = false, want %d", firsts, first)
 	}
 	return one
 }
 
-// manyClients are those of one server, on which one turn runs at a time: who joins it takes no
-// place of its own.
+// manyClients is a server with --max-turns=1 and its clients. A client that joins a turn does not count
+// as another turn.
 type manyClients struct {
 	pipes string
 	s     *server
@@ -171,12 +171,11 @@ func (m *manyClients) test(t *testing.T) {
 		t.Run("after a restart "+r.request.GetRequestId(), r.askAgain)
 	}
 	if found, _ := m.s.log.find("conversation history"); len(found) > 0 {
-		t.Errorf("an agent was called: %v", found)
+		t.Errorf("agents ran after the restart: %v, want none", found)
 	}
 }
 
-// twoContents has every other client ask for something else under the same id, at once, and
-// each in a mode of its own. Only one is asked.
+// twoContents sends two contents under the same request_id at once, in all modes. Only one is answered.
 func (m *manyClients) twoContents(t *testing.T) {
 	for round := range 5 {
 		id := fmt.Sprint("two-contents-", round)
@@ -187,24 +186,24 @@ func (m *manyClients) twoContents(t *testing.T) {
 				OnBusy: parleyv1.OnBusy(i / 2 % len(parleyv1.OnBusy_name)),
 			}
 		}, func(*eventStream) error { return nil })()
-		asked := 0
+		winner := 0
 		if ends[0] != nil {
-			asked = 1
+			winner = 1
 		}
 		var (
 			answered []*eventStream
-			well     []error
+			oks      []error
 		)
 		for i := range m.c {
-			if i%2 == asked {
-				answered, well = append(answered, streams[i]), append(well, ends[i])
+			if i%2 == winner {
+				answered, oks = append(answered, streams[i]), append(oks, ends[i])
 			} else {
 				wantError(t, ends[i], codes.AlreadyExists, "REQUEST_ID_REUSED")
 			}
 		}
-		r := &retried{m: m, id: id, p: p[asked], answer: quickAnswer}
-		r.wantAnswered(t, wantOne(t, answered, well, 1))
-		p[1-asked].wantRuns(t, 0)
+		r := &retried{m: m, id: id, p: p[winner], answer: quickAnswer}
+		r.wantAnswered(t, wantOne(t, answered, oks, 1))
+		p[1-winner].wantRuns(t, 0)
 	}
 }
 
@@ -213,12 +212,12 @@ type retried struct {
 	m       *manyClients
 	request *parleyv1.ChatRequest
 	p       *puppet
-	id      string // of the conversation
+	id      string // id of the conversation
 	answer  string
 	events  []*parleyv1.TurnEvent
 }
 
-// ask has all clients ask, and once more when the turn has ended.
+// ask sends the request from all clients, and again when the turn has ended.
 func (r *retried) ask(t *testing.T) {
 	meanwhile := func() {}
 	r.answer = quickAnswer
@@ -243,32 +242,32 @@ func (r *retried) ask(t *testing.T) {
 	r.wantReused(t)
 }
 
-// askAgain has all clients ask when only the store knows of the turn.
+// askAgain sends the request from all clients after a restart, when only the store has the turn.
 func (r *retried) askAgain(t *testing.T) {
 	streams, ends := r.m.c.ask(t, r.request, isStarted, func() {})
 	again := wantOne(t, streams, ends, 0)
 	r.wantAnswered(t, again)
 	if first, last := r.events[len(r.events)-1], again[len(again)-1]; !proto.Equal(first, last) {
-		t.Errorf("finished was %v, and is %v", first, last)
+		t.Errorf("finished = %v, want %v as before the restart", last, first)
 	}
 	r.wantReused(t)
 }
 
-// wantAnswered checks what clients were shown, that the same is stored once, and that the
-// agent has run once.
+// wantAnswered checks the events of the turn, that its messages are stored once, and that the agent ran
+// once.
 func (r *retried) wantAnswered(t *testing.T, events []*parleyv1.TurnEvent) {
 	t.Helper()
 	finished := events[len(events)-1].GetFinished()
 	if got := textOf(events); got != r.answer || finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
-		t.Errorf("the answer is %q, and the turn %v", got, finished)
+		t.Errorf("answer = %q of %v, want %q of a completed turn", got, finished, r.answer)
 	}
 	if got := contents(history(t, r.m.s, r.id).GetMessages()); got != "USER "+r.p.path+"\nASSISTANT "+r.answer+"\n" {
-		t.Errorf("stored is:\n%s", got)
+		t.Errorf("history =\n%s, want the question and the answer", got)
 	}
 	r.p.wantRuns(t, 1)
 }
 
-// wantReused checks that the request's id is refused for anything else.
+// wantReused checks that the same request_id with any other field is refused.
 func (r *retried) wantReused(t *testing.T) {
 	t.Helper()
 	for _, change := range []func(*parleyv1.ChatRequest){
@@ -283,8 +282,8 @@ func (r *retried) wantReused(t *testing.T) {
 	}
 }
 
-// Many clients with one request take one place in the line, which has 16, and interrupt
-// once.
+// Many clients with one request take one position in the queue, which has 16, and interrupt the running
+// turn once.
 func behindAnother(t *testing.T) {
 	t.Parallel()
 	pipes := t.TempDir()
@@ -295,32 +294,32 @@ func behindAnother(t *testing.T) {
 		parleyv1.OnBusy_ON_BUSY_INTERRUPT: parleyv1.TurnState_TURN_STATE_INTERRUPTED,
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
-			id, ahead, p := mode.String(), newPuppet(t, pipes, mode.String()+"-ahead"), newPuppet(t, pipes, mode.String())
-			first := streamOf(s.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: id, Content: ahead.path, Agent: "puppet"}))
-			ahead.start(t)
+			id, running, p := mode.String(), newPuppet(t, pipes, mode.String()+"-running"), newPuppet(t, pipes, mode.String())
+			first := streamOf(s.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: id, Content: running.path, Agent: "puppet"}))
+			running.start(t)
 			first.take(t, 1)
-			first.hear(t, ahead, 1, 1)
+			first.hear(t, running, 1, 1)
 			r := &parleyv1.ChatRequest{ConversationId: id, Content: p.path, Agent: "puppet", RequestId: "second", OnBusy: mode}
 			streams, ends := c.ask(t, r, isQueued, func() {
 				if mode == parleyv1.OnBusy_ON_BUSY_QUEUE {
-					ahead.end()
+					running.end()
 				}
 				p.start(t)
 				p.say(t, 1, answerPieces)
 				p.end()
 			})
 			if err := first.end(); err != nil || first.events[len(first.events)-1].GetFinished().GetTurn().GetState() != state {
-				t.Errorf("the turn ahead: %v, %v; want %v", first.events, err, state)
+				t.Errorf("the running turn = %v, %v; want it to end as %v", first.events, err, state)
 			}
 			one := wantOne(t, streams, ends, 1)
 			if got := textOf(one); got != wholeAnswer() {
-				t.Errorf("the answer is %q", got)
+				t.Errorf("answer = %q, want %q", got, wholeAnswer())
 			}
-			want := "USER " + ahead.path + "\nASSISTANT " + answerPiece(1) + "\nUSER " + p.path + "\nASSISTANT " + wholeAnswer() + "\n"
+			want := "USER " + running.path + "\nASSISTANT " + answerPiece(1) + "\nUSER " + p.path + "\nASSISTANT " + wholeAnswer() + "\n"
 			if got := contents(history(t, s, id).GetMessages()); got != want {
-				t.Errorf("stored is:\n%swant:\n%s", got, want)
+				t.Errorf("history =\n%s, want\n%s", got, want)
 			}
-			ahead.wantRuns(t, 1)
+			running.wantRuns(t, 1)
 			p.wantRuns(t, 1)
 		})
 	}
@@ -337,7 +336,7 @@ func killedInMidAnswer(t *testing.T) {
 	streams, ends := newCrowd(t, s).ask(t, r.request, isStarted, func() {
 		reply, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 		if err != nil || len(reply.GetConversations()) != 1 {
-			t.Fatalf("there are %v: %v", reply, err)
+			t.Fatalf("ListConversations = %v, %v; want one", reply, err)
 		}
 		r.id = reply.GetConversations()[0].GetConversation().GetId()
 		later.ConversationId = r.id
@@ -352,7 +351,7 @@ func killedInMidAnswer(t *testing.T) {
 	})
 	for i, e := range streams {
 		if got := textOf(e.events); got != answerPiece(1) || status.Code(ends[i]) != codes.Unavailable {
-			t.Errorf("client %d has %q: %v", i, got, ends[i])
+			t.Errorf("client %d received %q, %v; want the first piece and UNAVAILABLE", i, got, ends[i])
 		}
 	}
 
@@ -362,22 +361,22 @@ func killedInMidAnswer(t *testing.T) {
 	one := wantOne(t, streams, ends, 0)
 	turn := one[len(one)-1].GetFinished().GetTurn()
 	if got := textOf(one); got != answerPiece(1) || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetError().GetReason() != "SHUTTING_DOWN" {
-		t.Errorf("the answer is %q, and the turn %v", got, turn)
+		t.Errorf("answer = %q of %v, want the saved piece of an interrupted turn", got, turn)
 	}
 	kept := history(t, s, r.id).GetMessages()
 	if got := contents(kept); got != "USER "+r.p.path+"\nASSISTANT "+answerPiece(1)+"\n" || kept[1].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
-		t.Errorf("stored is %v", kept)
+		t.Errorf("history = %v, want the question and an incomplete answer", kept)
 	}
 	r.wantReused(t)
 	r.p.wantRuns(t, 1)
 
-	// The turn that waited had not begun, so it is begun now.
+	// The queued turn had not started, so the request starts it now.
 	waiting.wantRuns(t, 0)
 	next := streamOf(s.Chat(patient(t), later))
 	waiting.start(t)
 	waiting.end()
 	if err := next.end(); err != nil || next.events[0].GetStarted() == nil || next.events[0].GetStarted().GetReplayed() {
-		t.Errorf("the turn that waited: %v, %v", next.events, err)
+		t.Errorf("the queued turn = %v, %v; want a new start", next.events, err)
 	}
 	waiting.wantRuns(t, 1)
 }

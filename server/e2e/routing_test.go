@@ -18,16 +18,16 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// What a coordinator knows of a conversation is its summary: these tests look at nothing
-// else to say where a message belongs.
+// A coordinator knows a conversation only by its routing summary. These tests check that the summary is
+// enough to route a message.
 
-// summarize returns a summary as it is without any option.
+// summarize returns a routing summary without options.
 func summarize(t *testing.T, s *server, id string) *parleyv1.RoutingSummary {
 	t.Helper()
 	return summarizeIn(t, s, id, 0)
 }
 
-// summarizeIn returns a summary in so many bytes.
+// summarizeIn returns a routing summary of at most maxBytes.
 func summarizeIn(t *testing.T, s *server, id string, maxBytes int32) *parleyv1.RoutingSummary {
 	t.Helper()
 	reply, err := s.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: id, MaxBytes: maxBytes})
@@ -37,7 +37,7 @@ func summarizeIn(t *testing.T, s *server, id string, maxBytes int32) *parleyv1.R
 	return reply.GetSummary()
 }
 
-// by is what an agent says, with structured data of these types and values.
+// by returns a message of an agent, with structured data given as pairs of type and value.
 func by(agent, content string, data ...string) *parleyv1.Message {
 	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, Content: content}
 	for pair := range slices.Chunk(data, 2) {
@@ -46,9 +46,9 @@ func by(agent, content string, data ...string) *parleyv1.Message {
 	return m
 }
 
-// did is what an agent has done, in its own words.
+// did returns a message of an agent with a summary of its work.
 func did(agent, summary string, data ...string) *parleyv1.Message {
-	m := by(agent, "At length.", data...)
+	m := by(agent, "The long text.", data...)
 	m.Summary = summary
 	return m
 }
@@ -58,18 +58,18 @@ func says(content string) *parleyv1.Message { return &parleyv1.Message{Content: 
 func TestCoordinatorsAlsoGet(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "--max-messages=8")
-	add(t, s, "c", says("Which prices?"), by("searcher", "These.", "gone", "with the message that carries it"))
-	if got := summarize(t, s, "c").GetStructuredDataTypes(); len(got) != 1 || got[0].GetType() != "gone" {
-		t.Errorf("as long as it is kept there is %v", got)
+	add(t, s, "c", says("Which prices?"), by("searcher", "These.", "removed", "with its message"))
+	if got := summarize(t, s, "c").GetStructuredDataTypes(); len(got) != 1 || got[0].GetType() != "removed" {
+		t.Errorf("structured data types before the message is removed = %v, want \"removed\"", got)
 	}
 	add(t, s, "c",
 		says("Which libraries?"), did("searcher", "searched for React libraries", "library_list", "older"),
 		says("More."), by("searcher", "Here are more of them.", "library_list", "newest", "price", "0"),
 		says("And why?"), by("analyst", "one two three four five six seven eight nine ten"),
-		says("Say it well."), did("writer", "wrote an essay", "essay", "Why not?"))
+		says("Write it down."), did("writer", "wrote an essay", "essay", "Why not?"))
 	got := summarize(t, s, "c")
 	if d := cmp.Diff(history(t, s, "c").GetMessages()[5:], got.GetRecentMessages(), protocmp.Transform()); d != "" {
-		t.Errorf("the last 3 messages with their structured data:\n%s", d)
+		t.Errorf("the last 3 messages with their structured data (-want +got):\n%s", d)
 	}
 	types := []*parleyv1.StructuredDataUse{
 		{Type: "essay", Count: 1, LastSequence: 10, LastAgent: "writer"},
@@ -77,19 +77,19 @@ func TestCoordinatorsAlsoGet(t *testing.T) {
 		{Type: "library_list", Count: 2, LastSequence: 6, LastAgent: "searcher"},
 	}
 	if d := cmp.Diff(types, got.GetStructuredDataTypes(), protocmp.Transform()); d != "" {
-		t.Errorf("every type in the kept history:\n%s", d)
+		t.Errorf("structured data types of the retained messages (-want +got):\n%s", d)
 	}
 	newest := by("", "", "price", "0", "library_list", "newest").GetStructuredData()
 	values := []*parleyv1.ReferencedData{{Sequence: 6, Agent: "searcher", Data: newest[0]}, {Sequence: 6, Agent: "searcher", Data: newest[1]}}
 	if d := cmp.Diff(values, got.GetReferencedData(), protocmp.Transform()); d != "" {
-		t.Errorf("the newest value of each type whose message is older:\n%s", d)
+		t.Errorf("newest values of types with older messages (-want +got):\n%s", d)
 	}
 	const text = "searched for React libraries, library_list+price, one two three four five six seven eight, wrote an essay"
 	if got.GetText() != "Previous: "+text {
-		t.Errorf("text %q", got.GetText())
+		t.Errorf("text = %q, want %q", got.GetText(), "Previous: "+text)
 	}
 
-	// 10, 230, 2 and 258 are 500 characters, of more bytes.
+	// With "Previous: " (10 characters) and ", " (2), 230 and 258 characters make 500. They have more bytes.
 	first, second := strings.Repeat("ü", 230), strings.Repeat("ß", 242)+strings.Repeat("x", 16)
 	for i, test := range []struct {
 		clauses []string
@@ -105,12 +105,12 @@ func TestCoordinatorsAlsoGet(t *testing.T) {
 			add(t, s, id, says("?"), did("writer", clause))
 		}
 		if got := summarize(t, s, id).GetText(); got != "Previous: "+test.want {
-			t.Errorf("test %d: text %q, want %q", i, got, test.want)
+			t.Errorf("test %d: text = %q, want %q", i, got, test.want)
 		}
 	}
 	add(t, s, "silent", says("hello?"))
 	if got := summarize(t, s, "silent").GetText(); got != "" {
-		t.Errorf("without an assistant message the text is %q", got)
+		t.Errorf("text without an assistant message = %q, want none", got)
 	}
 }
 
@@ -123,18 +123,18 @@ func TestFollowUpsAreRoutable(t *testing.T) {
 		got := summarize(t, s, "yes")
 		recent := got.GetRecentMessages()
 		if len(recent) != 3 || recent[2].GetContent() != "yes" || recent[2].GetRole() != parleyv1.Role_ROLE_USER || !got.GetAwaitingAnswer() {
-			t.Fatalf("the new ask does not show: %v", got)
+			t.Fatalf("summary = %v, want the new question as last of 3 messages", got)
 		}
-		// The question is whole, and says who put it: not 200 characters of it, not the user's side alone.
+		// The question before it is complete and names its agent.
 		if m := recent[1]; m.GetContent() != question || m.GetAgent() != "comparer" || m.GetRole() != parleyv1.Role_ROLE_ASSISTANT || got.GetTruncated() {
-			t.Errorf("what it answers is %d bytes of %d by %q, truncated %t", len(m.GetContent()), len(question), m.GetAgent(), got.GetTruncated())
+			t.Errorf("the message before it has %d bytes of %d by %q, truncated %t; want all by comparer", len(m.GetContent()), len(question), m.GetAgent(), got.GetTruncated())
 		}
 		want := []*parleyv1.AgentUse{
 			{Agent: "comparer", LastSequence: 4, LastTime: recent[1].GetCreateTime()},
 			{Agent: "guide", LastSequence: 2, LastTime: recent[1].GetCreateTime()},
 		}
 		if d := cmp.Diff(want, got.GetRecentAgents(), protocmp.Transform()); d != "" {
-			t.Errorf("agents:\n%s", d)
+			t.Errorf("recent agents (-want +got):\n%s", d)
 		}
 	})
 	t.Run("the second one", func(t *testing.T) {
@@ -153,10 +153,10 @@ func TestFollowUpsAreRoutable(t *testing.T) {
 		got := summarize(t, s, "second")
 		want := []*parleyv1.ReferencedData{{Sequence: 4, Agent: "searcher", Data: lists[1]}}
 		if d := cmp.Diff(want, got.GetReferencedData(), protocmp.Transform()); d != "" {
-			t.Errorf("the list that it is of:\n%s", d)
+			t.Errorf("referenced data (-want +got):\n%s", d)
 		}
 		if !got.GetAwaitingAnswer() || got.GetText() != "Previous: searched for libraries, searched again, Poimandres., Everywhere." {
-			t.Errorf("summary %v", got)
+			t.Errorf("summary = %v, want an awaited answer and the texts of 4 answers", got)
 		}
 	})
 }
@@ -189,8 +189,8 @@ func TestToolStepsAreNoNewAsks(t *testing.T) {
 		{"the failure of the other", []*parleyv1.Message{result("a")}, false, ""},
 		{"a call and its result at once", []*parleyv1.Message{calls("c"), result("c")}, false, ""},
 		{"a call", []*parleyv1.Message{calls("d")}, false, "d"},
-		{"the user goes on", []*parleyv1.Message{says("Never mind. Which is best?")}, true, "d"},
-		{"an answer that was cut off", []*parleyv1.Message{cutOff}, false, "d"},
+		{"the user continues", []*parleyv1.Message{says("Never mind. Which is best?")}, true, "d"},
+		{"an incomplete answer", []*parleyv1.Message{cutOff}, false, "d"},
 		{"a late result", []*parleyv1.Message{result("d")}, false, ""},
 		{"the answer", []*parleyv1.Message{by("searcher", "Zustand.")}, false, ""},
 		{"instructions", []*parleyv1.Message{{Role: parleyv1.Role_ROLE_SYSTEM, Content: "Be kind."}}, false, ""},
@@ -202,16 +202,16 @@ func TestToolStepsAreNoNewAsks(t *testing.T) {
 		for _, call := range got.GetPendingToolCalls() {
 			pending = append(pending, call.GetId())
 			if call.GetName() != "search" || call.GetArguments() != `{"q": "`+call.GetId()+`"}` {
-				t.Errorf("%s: pending is %v", step.name, call)
+				t.Errorf("%s: pending call = %v, want its name and arguments", step.name, call)
 			}
 		}
 		if got.GetAwaitingAnswer() != step.ask || strings.Join(pending, " ") != step.pending {
-			t.Errorf("%s: awaiting an answer %t, pending %q; want %t, %q", step.name, got.GetAwaitingAnswer(), pending, step.ask, step.pending)
+			t.Errorf("%s: awaiting answer = %t with pending calls %q, want %t with %q", step.name, got.GetAwaitingAnswer(), pending, step.ask, step.pending)
 		}
 	}
 }
 
-// TestSummaryBudget is 2 KiB over messages of 10 KiB.
+// TestSummaryBudget limits the bytes of summaries with messages of 10 KiB.
 func TestSummaryBudget(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
@@ -220,8 +220,8 @@ func TestSummaryBudget(t *testing.T) {
 		name     string
 		newest   *parleyv1.Message
 		maxBytes int32
-		kept     int
-		left     func(whole, left string) bool // of the oldest that is kept
+		kept     int                         // number of messages in the limited summary
+		cut      func(full, cut string) bool // relation of the oldest message to its cut form, nil if it is not cut
 	}{
 		{"the newest is too long", says(long), 2048, 1, strings.HasPrefix},
 		{"the newest fits", says("yes"), 2048, 2, strings.HasSuffix},
@@ -231,30 +231,30 @@ func TestSummaryBudget(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			id := fmt.Sprint("c", i)
 			add(t, s, id, says(long), by("searcher", long, "library_list", long), says(long), by("writer", long, "essay", "short"), test.newest)
-			lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "it began"})
-			whole, got := summarize(t, s, id), summarizeIn(t, s, id, test.maxBytes)
+			lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "reason"})
+			full, got := summarize(t, s, id), summarizeIn(t, s, id, test.maxBytes)
 			size := proto.Size(&parleyv1.RoutingSummary{RecentMessages: got.GetRecentMessages(), ReferencedData: got.GetReferencedData()})
-			if size > int(test.maxBytes) || !got.GetTruncated() || whole.GetTruncated() || len(got.GetRecentMessages()) != test.kept {
-				t.Fatalf("%d messages and %d values in %d bytes, truncated %t", len(got.GetRecentMessages()), len(got.GetReferencedData()), size, got.GetTruncated())
+			if size > int(test.maxBytes) || !got.GetTruncated() || full.GetTruncated() || len(got.GetRecentMessages()) != test.kept {
+				t.Fatalf("summary of %d messages and %d values has %d bytes, truncated %t; want %d messages in %d bytes, truncated", len(got.GetRecentMessages()), len(got.GetReferencedData()), size, got.GetTruncated(), test.kept, test.maxBytes)
 			}
-			newest := whole.GetRecentMessages()[3-test.kept:]
-			if test.left != nil {
+			newest := full.GetRecentMessages()[3-test.kept:]
+			if test.cut != nil {
 				content := got.GetRecentMessages()[0].GetContent()
-				if !test.left(long, content) || !utf8.ValidString(content) || size < int(test.maxBytes)-8 {
-					t.Errorf("of the oldest message %d bytes are left, in %d", len(content), size)
+				if !test.cut(long, content) || !utf8.ValidString(content) || size < int(test.maxBytes)-8 {
+					t.Errorf("the oldest message has %d bytes in a summary of %d, want it cut to fill the limit", len(content), size)
 				}
 				newest[0].Content = content
 			}
 			if d := cmp.Diff(newest, got.GetRecentMessages(), protocmp.Transform()); d != "" {
-				t.Errorf("messages:\n%s", d)
+				t.Errorf("recent messages (-want +got):\n%s", d)
 			}
-			if len(got.GetStructuredDataTypes()) != 2 || len(got.GetRecentAgents()) != 2 || got.GetActiveAgent().GetAgent() != "writer" || len(whole.GetReferencedData()) != 1 {
-				t.Errorf("beside the messages there is %v", got)
+			if len(got.GetStructuredDataTypes()) != 2 || len(got.GetRecentAgents()) != 2 || got.GetActiveAgent().GetAgent() != "writer" || len(full.GetReferencedData()) != 1 {
+				t.Errorf("summary without its messages = %v, want 2 types, 2 agents and the lease", got)
 			}
-			// The rest is never cut.
-			whole.RecentMessages, whole.ReferencedData, whole.Truncated = got.RecentMessages, got.ReferencedData, true
-			if d := cmp.Diff(whole, got, protocmp.Transform()); d != "" {
-				t.Errorf("beside messages and data:\n%s", d)
+			// The limit never cuts the other fields.
+			full.RecentMessages, full.ReferencedData, full.Truncated = got.RecentMessages, got.ReferencedData, true
+			if d := cmp.Diff(full, got, protocmp.Transform()); d != "" {
+				t.Errorf("fields except messages and data (-want +got):\n%s", d)
 			}
 		})
 	}
@@ -267,55 +267,55 @@ func TestConditionalSummaries(t *testing.T) {
 		return &parleyv1.GetRoutingSummaryRequest{ConversationId: "c", KnownVersion: &version, WaitTimeout: durationpb.New(wait), AllowMissing: true}
 	}
 	var h *held
-	version := int32(0) // as long as there is no conversation
+	version := int32(0) // the version while no conversation exists
 	for _, change := range []struct {
 		name string
 		make func()
 		want int32
 	}{
-		{"its beginning", func() { add(t, s, "c", says("hello")) }, 1},
+		{"the creation", func() { add(t, s, "c", says("hello")) }, 1},
 		{"an append", func() { add(t, s, "c", by("writer", "hi")) }, 2},
 		{"a lease", func() { lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer"}) }, 3},
 		{"a turn", func() { h = hold(t, s, "c") }, 4},
 		{"the end of the turn", func() { h.release(t, "answer") }, 5},
-		{"the end of the conversation", func() {
+		{"the deletion", func() {
 			if _, err := s.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "c"}); err != nil {
 				t.Error(err)
 			}
 		}, 0},
 	} {
-		begin := time.Now()
+		start := time.Now()
 		for _, wait := range []time.Duration{0, 20 * time.Millisecond} {
 			if reply, err := s.GetRoutingSummary(t.Context(), known(version, wait)); err != nil || !reply.GetNotModified() || reply.GetSummary() != nil {
-				t.Errorf("ahead of %s, waiting %v: %v, %v", change.name, wait, reply, err)
+				t.Errorf("GetRoutingSummary before %s, waiting %v = %v, %v; want not modified", change.name, wait, reply, err)
 			}
 		}
-		if waited := time.Since(begin); waited < 20*time.Millisecond {
-			t.Errorf("ahead of %s: a wait of 20 ms took %v", change.name, waited)
+		if waited := time.Since(start); waited < 20*time.Millisecond {
+			t.Errorf("GetRoutingSummary before %s waited %v, want at least 20ms", change.name, waited)
 		}
 		woken := make(chan *parleyv1.GetRoutingSummaryResponse, 1)
 		go func() {
 			reply, err := s.GetRoutingSummary(t.Context(), known(version, time.Minute))
 			if err != nil {
-				t.Errorf("%s: %v", change.name, err)
+				t.Errorf("GetRoutingSummary before %s: %v", change.name, err)
 			}
 			woken <- reply
 		}()
 		awaitWatchers(t, s, 1)
 		change.make()
 		if got := <-woken; got.GetSummary().GetVersion() != change.want || got.GetSummary() == nil {
-			t.Errorf("%s: woken from version %d with %v", change.name, version, got)
+			t.Errorf("GetRoutingSummary during %s from version %d = %v, want version %d", change.name, version, got, change.want)
 		}
 		version = change.want
 	}
 	awaitWatchers(t, s, 0)
 }
 
-// awaitWatchers returns when so many readers wait. There is no event for that.
+// awaitWatchers polls until this number of readers wait. No event reports that.
 func awaitWatchers(t *testing.T, s *server, want int32) {
 	t.Helper()
-	look, late := time.NewTicker(5*time.Millisecond), time.After(patience)
-	defer look.Stop()
+	poll, late := time.NewTicker(5*time.Millisecond), time.After(patience)
+	defer poll.Stop()
 	for {
 		stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
 		if err != nil {
@@ -325,9 +325,9 @@ func awaitWatchers(t *testing.T, s *server, want int32) {
 			return
 		}
 		select {
-		case <-look.C:
+		case <-poll.C:
 		case <-late:
-			t.Fatalf("%d readers wait, want %d", stats.GetWatcherCount(), want)
+			t.Fatalf("watcher_count = %d, want %d", stats.GetWatcherCount(), want)
 		}
 	}
 }
@@ -352,7 +352,7 @@ func TestSummariesOfMany(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(&parleyv1.BatchGetRoutingSummariesResponse{Summaries: want, MissingIds: missing}, got, protocmp.Transform()); d != "" {
-		t.Errorf("100 summaries (-one by one +batch):\n%s", d)
+		t.Errorf("100 summaries (-single calls +batch):\n%s", d)
 	}
 	for _, ids := range [][]string{append(ids, "c100"), nil} {
 		_, err := s.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{ConversationIds: ids})
@@ -366,19 +366,19 @@ func TestSummaryOfARunningTurn(t *testing.T) {
 	h := hold(t, s, "c")
 	got := summarize(t, s, "c")
 	if turn := h.started.GetConversation().GetActiveTurnId(); got.GetActiveTurnId() != turn || turn == "" || !got.GetAwaitingAnswer() || got.GetMessageCount() != 1 || got.GetText() != "" {
-		t.Errorf("while turn %s runs: %v", turn, got)
+		t.Errorf("summary while turn %s runs = %v, want it active with one message", turn, got)
 	}
 	if reply, err := s.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: "c", KnownVersion: new(got.GetVersion())}); err != nil || !reply.GetNotModified() {
-		t.Errorf("the pieces of an answer change the version: %v, %v", reply, err)
+		t.Errorf("GetRoutingSummary amid an answer = %v, %v; want not modified", reply, err)
 	}
 	lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "echo", IfVersion: new(got.GetVersion())})
 	h.release(t, "answer")
 	got = summarize(t, s, "c")
 	if got.GetActiveTurnId() != "" || got.GetAwaitingAnswer() || got.GetText() != "Previous: half an answer" {
-		t.Errorf("after the turn: %v", got)
+		t.Errorf("summary after the turn = %v, want no active turn and the answer", got)
 	}
-	// The answer names the agent that gave it, whoever holds the lease by then.
+	// The answer names the agent that sent it, even if another agent has the lease now.
 	if agents := got.GetRecentAgents(); len(agents) != 1 || agents[0].GetAgent() != "hold" || got.GetRecentMessages()[1].GetAgent() != "hold" || got.GetActiveAgent().GetAgent() != "echo" {
-		t.Errorf("agents after the turn: %v", got)
+		t.Errorf("agents in the summary after the turn = %v, want hold and the leased echo", got)
 	}
 }

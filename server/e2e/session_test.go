@@ -25,19 +25,19 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// sessionsEach is how many clients vanish in each way.
+// sessionsEach is the number of clients that disconnect in each way.
 const sessionsEach = 50
 
-// asSessions in the environment makes the test binary a program of so many clients, which
-// says when they are there, and stays until it is killed.
+// asSessions in the environment makes the test binary a program of sessionsEach clients. It prints the
+// number of connected clients and runs until it is killed.
 const asSessions = "RUN_AS_SESSIONS"
 
-// Clients that connect with delete_after_disconnect, chat, and vanish in four ways leave
-// nothing behind.
+// Clients connect with delete_after_disconnect, chat, and disconnect in four ways. Their conversations
+// are deleted.
 func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
-	// What nobody holds expires at once, and silence is noticed within seconds.
+	// A conversation that no client holds expires at once, and a silent connection is found within seconds.
 	flags := []string{"--ttl=100ms", "--keepalive-time=3s"}
 	s := startServer(t, dataDir, flags...)
 	hole := startHole(t, s.conn.Target())
@@ -51,21 +51,21 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	// They have outlived their ttl when one that nobody holds has been swept.
-	say(t, s, "nobodys", "hello")
-	s.await(t, "conversation expired", "conversation_id=nobodys")
+	// When another conversation has been swept, the held ones are older than their retention.
+	say(t, s, "unheld", "hello")
+	s.await(t, "conversation expired", "conversation_id=unheld")
 	for _, way := range []string{"closed", "cut", "stay", "killed"} {
 		for i := range sessionsEach {
 			wantHistory(t, s, fmt.Sprint(way, "-", i))
 		}
 	}
 	if found, _ := s.log.find("ephemeral conversation deleted"); len(found) > 0 {
-		t.Errorf("deleted while their streams are open: %v", found)
+		t.Errorf("conversations deleted while their streams were open: %v", found)
 	}
 
 	for i, c := range closed {
 		if i%2 == 0 {
-			c.leave() // ends the stream
+			c.leave() // Cancelling the context ends the stream.
 		} else {
 			c.conn.Close()
 		}
@@ -84,11 +84,11 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 	s.wantStop(t)
 	for _, c := range stay {
 		if err := c.wait(); status.Code(err) != codes.Unavailable {
-			t.Errorf("the stream of %s ends with %v", c.id, err)
+			t.Errorf("the stream of %s ended with %v, want UNAVAILABLE", c.id, err)
 		}
 	}
 	if found, _ := s.log.find("ephemeral conversation deleted"); len(found) != 3*sessionsEach {
-		t.Errorf("%d deleted, of %d that have vanished", len(found), 3*sessionsEach)
+		t.Errorf("%d conversations deleted, want %d", len(found), 3*sessionsEach)
 	}
 
 	s = startServer(t, dataDir, flags...)
@@ -97,20 +97,20 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 	}
 	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	if err != nil || len(list.GetConversations()) != 0 || list.GetTotalSize() != 0 {
-		t.Errorf("left are %v, %v", list, err)
+		t.Errorf("ListConversations = %v, %v; want none", list, err)
 	}
 }
 
-// after is when the memory of a client is to go.
+// after returns the delete_after_disconnect of a client.
 func after(i int) time.Duration { return time.Duration(i%2) * 500 * time.Millisecond }
 
-// One that comes back in time finds its history, also when the server was restarted, or
-// killed, meanwhile.
+// A client that reconnects in time finds its history, also if the server was stopped or killed in
+// between.
 func TestSessionMemoryWaitsForItsClient(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		name string
-		away func(t *testing.T, s *server) (restarted bool)
+		name       string
+		disconnect func(t *testing.T, s *server) (restarted bool)
 	}{
 		{"a while", func(*testing.T, *server) bool { return false }},
 		{"a restart", func(t *testing.T, s *server) bool {
@@ -130,20 +130,20 @@ func TestSessionMemoryWaitsForItsClient(t *testing.T) {
 			s := startServer(t, dataDir, "--ttl=100ms")
 			first := openSession(t, s.conn.Target(), "c", time.Hour)
 			second := openSession(t, s.conn.Target(), "c", time.Hour)
-			first.leave() // The other one holds it.
+			first.leave() // The second client still holds the conversation.
 			if test.name == "a while" {
 				second.leave()
 			}
-			if test.away(t, s) {
+			if test.disconnect(t, s) {
 				s = startServer(t, dataDir, "--ttl=100ms")
 			}
-			say(t, s, "nobodys", "hello")
-			s.await(t, "conversation expired", "conversation_id=nobodys")
-			back := watchSession(t, s.conn.Target(), "c", 0)
+			say(t, s, "unheld", "hello")
+			s.await(t, "conversation expired", "conversation_id=unheld")
+			again := watchSession(t, s.conn.Target(), "c", 0)
 			if got := contents(history(t, s, "c").GetMessages()); strings.Count(got, "hello from c") != 4 {
-				t.Errorf("the history is %q", got)
+				t.Errorf("history = %q, want 2 questions and 2 answers", got)
 			}
-			back.leave()
+			again.leave()
 			s.await(t, "ephemeral conversation deleted", "conversation_id=c", "removed_messages=4")
 			_, err := s.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "c"})
 			wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
@@ -151,7 +151,7 @@ func TestSessionMemoryWaitsForItsClient(t *testing.T) {
 	}
 }
 
-// The end of a session cancels the turn that runs, and what is held is not evicted.
+// The deletion of an ephemeral conversation cancels its running turn. A held conversation is not evicted.
 func TestSessionMemoryAndTheRest(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "--max-conversations=2", agents(t, puppetAgents))
@@ -174,7 +174,7 @@ func TestSessionMemoryAndTheRest(t *testing.T) {
 	s.await(t, "ephemeral conversation deleted", "conversation_id=held", "removed_messages=3")
 }
 
-// session is a client whose conversation lives as long as its stream.
+// session is a client with an ephemeral conversation that ends with the client's stream.
 type session struct {
 	id     string
 	conn   *grpc.ClientConn
@@ -192,7 +192,7 @@ func openSession(t *testing.T, target, id string, deleteAfter time.Duration) *se
 	return c
 }
 
-// watchSession returns when the session has begun.
+// watchSession returns when the stream has begun.
 func watchSession(t *testing.T, target, id string, deleteAfter time.Duration) *session {
 	t.Helper()
 	c, err := dialSession(t.Context(), target, id, deleteAfter)
@@ -221,12 +221,12 @@ func dialSession(ctx context.Context, target, id string, deleteAfter time.Durati
 	}
 	first, err := c.stream.Recv()
 	if err == nil && first.GetChange().GetKind() != parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT {
-		err = fmt.Errorf("%s: the stream begins with %v", id, first)
+		err = fmt.Errorf("%s: first change = %v, want HEARTBEAT", id, first)
 	}
 	return c, err
 }
 
-// chat says something and hears it again.
+// chat sends a message and receives its echo.
 func (c *session) chat(ctx context.Context) error {
 	stream, err := parleyv1.NewConversationServiceClient(c.conn).Chat(ctx, &parleyv1.ChatRequest{ConversationId: c.id, Content: "hello from " + c.id})
 	for err == nil {
@@ -238,7 +238,7 @@ func (c *session) chat(ctx context.Context) error {
 	return nil
 }
 
-// wait returns how the stream ends.
+// wait returns the error that ends the stream.
 func (c *session) wait() error {
 	for {
 		if _, err := c.stream.Recv(); err != nil {
@@ -247,15 +247,15 @@ func (c *session) wait() error {
 	}
 }
 
-// wantHistory wants the words of a client and their echo.
+// wantHistory checks that the conversation has the message of a client and its echo.
 func wantHistory(t *testing.T, s *server, id string) {
 	t.Helper()
 	if got := history(t, s, id).GetMessages(); len(got) != 2 {
-		t.Errorf("the history of %s is %v", id, got)
+		t.Errorf("history of %s = %v, want 2 messages", id, got)
 	}
 }
 
-// startSessions starts a program of clients, and returns how to kill it.
+// startSessions starts a process with sessionsEach clients and returns a function that kills it.
 func startSessions(t *testing.T, target string) (kill func()) {
 	t.Helper()
 	self, err := os.Executable()
@@ -278,15 +278,15 @@ func startSessions(t *testing.T, target string) (kill func()) {
 	})
 	t.Cleanup(kill)
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != strconv.Itoa(sessionsEach)+"\n" {
-		t.Fatalf("the clients say %q, %v", line, err)
+		t.Fatalf("the process of clients printed %q, %v; want %d", line, err, sessionsEach)
 	}
 	return kill
 }
 
-// runSessions is that program.
+// runSessions is the main function of that process. It never returns.
 func runSessions(target string) {
 	var clients sync.WaitGroup
-	var there atomic.Int64
+	var connected atomic.Int64
 	for i := range sessionsEach {
 		clients.Go(func() {
 			c, err := dialSession(context.Background(), target, fmt.Sprint("killed-", i), after(i))
@@ -297,17 +297,17 @@ func runSessions(target string) {
 				fmt.Fprintln(os.Stderr, err)
 				return
 			}
-			there.Add(1)
+			connected.Add(1)
 		})
 	}
 	clients.Wait()
-	fmt.Println(there.Load())
+	fmt.Println(connected.Load())
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	select {}
 }
 
-// hole is a proxy that passes everything on until it is cut: then nothing comes through any
-// more, and nobody is told.
+// hole is a proxy that forwards all data until cut is set. From then on it drops all data, and the
+// connections stay open.
 type hole struct {
 	listener net.Listener
 	cut      atomic.Bool
@@ -345,7 +345,7 @@ func startHole(t *testing.T, target string) *hole {
 	return h
 }
 
-// passing passes on what is written, or swallows it.
+// passing forwards what is written, or drops it when hole.cut is set.
 type passing struct {
 	hole *hole
 	to   io.Writer

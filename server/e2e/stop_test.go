@@ -22,7 +22,7 @@ import (
 func TestGracefulStop(t *testing.T) {
 	t.Parallel()
 	t.Run("running turns end", turnsEnd)
-	t.Run("beyond the grace they are cut off", turnsAreCutOff)
+	t.Run("turns are interrupted after the grace period", turnsAreCutOff)
 }
 
 func turnsEnd(t *testing.T) {
@@ -38,7 +38,7 @@ func turnsEnd(t *testing.T) {
 	wantHealth := func(want grpc_health_v1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
 		if reply, err := watch.Recv(); err != nil || reply.GetStatus() != want {
-			t.Errorf("health is %v, %v; want %v", reply.GetStatus(), err, want)
+			t.Errorf("health = %v, %v; want %v", reply.GetStatus(), err, want)
 		}
 	}
 	wantHealth(grpc_health_v1.HealthCheckResponse_SERVING)
@@ -48,39 +48,39 @@ func turnsEnd(t *testing.T) {
 	s.terminate()
 	s.await(t, "stopping", "running_turns=1")
 	wantHealth(grpc_health_v1.HealthCheckResponse_NOT_SERVING)
-	leave() // The server would wait for it a little.
+	leave() // Otherwise the stop waits for this stream.
 	if code, _ := get(t, s, "/readyz"); code != http.StatusServiceUnavailable {
-		t.Errorf("/readyz while stopping is %d", code)
+		t.Errorf("GET /readyz while stopping = %d, want 503", code)
 	}
 	if code, _ := get(t, s, "/healthz"); code != http.StatusOK {
-		t.Errorf("/healthz while stopping is %d", code)
+		t.Errorf("GET /healthz while stopping = %d, want 200", code)
 	}
-	// Who waits for a change is sent away at once, not when the turn ends.
+	// A call that waits for a change ends at once, not when the turn ends.
 	wantError(t, <-waited, codes.Unavailable, "SHUTTING_DOWN")
 
 	if turn := k.release(t, "answer").GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || k.text != "half an answer" {
-		t.Errorf("the turn ended as %v with %q", turn, k.text)
+		t.Errorf("the turn ended as %v with %q, want it completed", turn, k.text)
 	}
 	s.wantStop(t)
 	kept := history(t, startServer(t, dataDir), "c").GetMessages()
 	if m := kept[len(kept)-1]; m.GetContent() != "half an answer" || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE {
-		t.Errorf("the answer is kept as %v", m)
+		t.Errorf("the stored answer = %v, want it complete", m)
 	}
 }
 
-// waitForChange has a reader wait for a conversation to change, and returns when it does
-// wait. The channel gets what it is told.
+// waitForChange calls GetRoutingSummary in a goroutine and returns when the call waits for a change.
+// The channel receives the call's error.
 func waitForChange(t *testing.T, s *server, c *parleyv1.Conversation) <-chan error {
 	t.Helper()
-	told := make(chan error, 1)
+	result := make(chan error, 1)
 	go func() {
 		reply, err := s.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
 			ConversationId: c.GetId(), KnownVersion: &c.Version, WaitTimeout: durationpb.New(patience),
 		})
 		if err == nil {
-			err = fmt.Errorf("a change is reported: %v", reply)
+			err = fmt.Errorf("got a change instead of an error: %v", reply)
 		}
-		told <- err
+		result <- err
 	}()
 	for {
 		stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
@@ -88,7 +88,7 @@ func waitForChange(t *testing.T, s *server, c *parleyv1.Conversation) <-chan err
 			t.Fatal(err)
 		}
 		if stats.GetWatcherCount() > 0 {
-			return told
+			return result
 		}
 	}
 }
@@ -101,21 +101,21 @@ func turnsAreCutOff(t *testing.T) {
 	s.terminate()
 	turn := k.end(t).GetTurn()
 	if turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetError().GetReason() != "SHUTTING_DOWN" {
-		t.Errorf("the turn ended as %v", turn)
+		t.Errorf("the turn ended as %v, want INTERRUPTED with SHUTTING_DOWN", turn)
 	}
 	s.wantStop(t)
-	s.await(t, "message appended", "conversation_id=c", "message_count=2") // what the turn left
+	s.await(t, "message appended", "conversation_id=c", "message_count=2") // the partial answer
 
 	s = startServer(t, dataDir, config)
 	kept := history(t, s, "c")
 	if got := contents(kept.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" || kept.GetConversation().GetActiveTurnId() != "" {
-		t.Fatalf("after the stop: %v with\n%s", kept.GetConversation(), got)
+		t.Fatalf("header after the stop = %v with the history\n%s, want the partial answer and no active turn", kept.GetConversation(), got)
 	}
 	if m := kept.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
-		t.Errorf("the answer is kept as %v", m)
+		t.Errorf("the stored answer = %v, want it INCOMPLETE", m)
 	}
 	if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) > 0 {
-		t.Errorf("the stop left a turn running: %v", found)
+		t.Errorf("turns interrupted by the start instead of the stop: %v, want none", found)
 	}
 }
 
@@ -124,15 +124,15 @@ func TestHealthAndReflection(t *testing.T) {
 	s := startServer(t, t.TempDir(), "--http-address=127.0.0.1:0")
 	reply, err := grpc_health_v1.NewHealthClient(s.conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
 	if err != nil || reply.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
-		t.Errorf("health is %v, %v", reply, err)
+		t.Errorf("health = %v, %v; want SERVING", reply, err)
 	}
 	reply, err = grpc_health_v1.NewHealthClient(s.conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "parley.v1.ConversationService"})
 	if err != nil || reply.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
-		t.Errorf("health of the service is %v, %v", reply, err)
+		t.Errorf("health of ConversationService = %v, %v; want SERVING", reply, err)
 	}
 	for path, want := range map[string]int{"/healthz": http.StatusOK, "/readyz": http.StatusOK, "/": http.StatusNotFound} {
 		if code, body := get(t, s, path); code != want {
-			t.Errorf("%s is %d, %q; want %d", path, code, body, want)
+			t.Errorf("GET %s = %d with %q, want %d", path, code, body, want)
 		}
 	}
 	stream, err := grpc_reflection_v1.NewServerReflectionClient(s.conn).ServerReflectionInfo(t.Context())
@@ -152,12 +152,12 @@ func TestHealthAndReflection(t *testing.T) {
 	}
 	for _, want := range []string{"parley.v1.ConversationService", "parley.v1.AdminService", "parley.v1.InteractionLogService", "grpc.health.v1.Health"} {
 		if !slices.Contains(names, want) {
-			t.Errorf("reflection lists %v, without %s", names, want)
+			t.Errorf("services listed by reflection = %v, want %s among them", names, want)
 		}
 	}
 }
 
-// get asks a server over HTTP.
+// get sends a GET request to a server.
 func get(t *testing.T, s *server, path string) (code int, body string) {
 	t.Helper()
 	reply, err := http.Get(fmt.Sprintf("http://%s%s", s.await(t, "serving http")["address"], path))
@@ -177,22 +177,22 @@ func TestUnixSocket(t *testing.T) {
 	dataDir, path := t.TempDir(), filepath.Join(t.TempDir(), "parley.sock")
 	s := startServer(t, dataDir, "--grpc-address=unix:"+path)
 	if answer := say(t, s, "c", "hello"); answer != "hello" {
-		t.Errorf("the answer is %q", answer)
+		t.Errorf("answer = %q, want %q", answer, "hello")
 	}
 	if info, err := os.Stat(path); err != nil {
 		t.Error(err)
 	} else if info.Mode().Perm() != 0o600 {
-		t.Errorf("the socket is %v, want it for its owner only", info.Mode())
+		t.Errorf("mode of the socket = %v, want 0600", info.Mode())
 	}
-	if code, said := failToStart(t, "--data-dir="+t.TempDir(), "--grpc-address=unix:"+path); code != 74 || !strings.Contains(said, path+" is in use") {
-		t.Errorf("a second server at the socket ends with %d:\n%s", code, said)
+	if code, output := failToStart(t, "--data-dir="+t.TempDir(), "--grpc-address=unix:"+path); code != 74 || !strings.Contains(output, path+" is in use") {
+		t.Errorf("a second server at the socket ended with %d, want 74 and \"in use\":\n%s", code, output)
 	}
-	s.kill() // It leaves its socket, which the next server replaces.
+	s.kill() // The socket stays, and the next server replaces it.
 	s = startServer(t, dataDir, "--grpc-address=unix:"+path)
 	history(t, s, "c")
 	s.terminate()
 	s.wantStop(t)
 	if _, err := os.Lstat(path); !os.IsNotExist(err) {
-		t.Errorf("a stop leaves the socket: %v", err)
+		t.Errorf("Lstat of the socket after a stop = %v, want it removed", err)
 	}
 }

@@ -19,11 +19,11 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// stopWithin is how long after the grace the process may take: 5 s, and what a machine that
-// is busy with other things may add.
+// stopWithin is the longest time from the end of the grace period to the end of the process: the
+// server's 5 s, and 3 s for a busy machine.
 const stopWithin = 5*time.Second + 3*time.Second
 
-// Of 100 running turns 20 have clients that do not read.
+// 100 turns run, of which 20 have clients that do not read.
 func TestGracefulStopOfMany(t *testing.T) {
 	t.Parallel()
 	const grace = 2 * time.Second
@@ -43,16 +43,16 @@ func TestGracefulStopOfMany(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	told := time.Now()
+	stopped := time.Now()
 	s.terminate()
 	s.await(t, "stopping", "running_turns=101")
-	// Those who wait are sent away while the others have their grace: within it, leaving
-	// still means what the caller said it does.
+	// Queued turns end at once, while running turns have their grace period. During that period,
+	// on_disconnect still applies.
 	for _, c := range waiting {
 		wantError(t, c.hearAll(), codes.Unavailable, "SHUTTING_DOWN")
 	}
 	leaver.leave()
-	wantCutOff(t, s, running, told.Add(grace+stopWithin))
+	wantCutOff(t, s, running, stopped.Add(grace+stopWithin))
 
 	s = startServer(t, dataDir, config)
 	for _, c := range running {
@@ -60,13 +60,12 @@ func TestGracefulStopOfMany(t *testing.T) {
 	}
 	leaver.wantKept(t, s, parleyv1.TurnState_TURN_STATE_CANCELLED, "CANCELLED")
 	if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) > 0 {
-		t.Errorf("the stop left turns running: %v", found)
+		t.Errorf("turns interrupted by the start instead of the stop: %v, want none", found)
 	}
 }
 
-// Agents that do not listen to SIGTERM use up nearly all the time that there is. Where a busy
-// machine makes it too short for an orderly end, the process ends all the same, and the next
-// start does the rest.
+// Agents that ignore SIGTERM use nearly all the time of a stop. If a busy machine makes it too short,
+// the process ends without an orderly stop, and the next start interrupts the turns.
 func TestGracefulStopOfTheDeaf(t *testing.T) {
 	t.Parallel()
 	const grace = 100 * time.Millisecond
@@ -77,13 +76,13 @@ func TestGracefulStopOfTheDeaf(t *testing.T) {
 	s.terminate()
 	<-s.ended
 	if late := time.Since(latest); late > 0 {
-		t.Errorf("the process ended %s too late", late)
+		t.Errorf("the process ended %s after the latest time", late)
 	}
 	if code := s.process.ProcessState.ExitCode(); code != 0 && code != exitIO {
-		t.Errorf("the process ended with %d", code)
+		t.Errorf("exit code = %d, want 0 or %d", code, exitIO)
 	}
 	for _, c := range running {
-		_ = c.stream.end() // The client may have been told, or not.
+		_ = c.stream.end() // The client may receive the end of the turn or not.
 	}
 	s = startServer(t, dataDir, config)
 	for _, c := range running {
@@ -91,10 +90,10 @@ func TestGracefulStopOfTheDeaf(t *testing.T) {
 	}
 }
 
-// floodZeros is what some agents say beside a few words.
+// floodZeros is the number of zeros that some agents send after their text.
 const floodZeros = 512 << 10
 
-// Agents that do not end by themselves.
+// The agents run until they are stopped.
 const stubbornAgents = `
 agents:
   slow: {kind: command, command: [sh, testdata/agents/stubborn.sh]}
@@ -103,23 +102,23 @@ agents:
   deaf-flood: {kind: command, command: [sh, -c, "trap '' TERM; . testdata/agents/stubborn.sh", sh, "524288"]}
 `
 
-// cutOff is a turn that runs when the server is told to stop.
+// cutOff is a turn that runs when the server stops.
 type cutOff struct {
 	id, agent string
-	zeros     int  // at the end of what the agent says
-	cancel    bool // when the client leaves
+	zeros     int  // number of zeros at the end of the answer
+	cancel    bool // the turn is cancelled when the client disconnects
 	stream    *eventStream
 	leave     context.CancelFunc
 	turnID    string
-	finished  *parleyv1.TurnFinished // as the client was told, if it was
+	finished  *parleyv1.TurnFinished // the client's last event, if it received one
 }
 
-// said is what has come of the answer.
+// said returns the partial answer.
 func (c *cutOff) said() string { return c.id + ": half an " + strings.Repeat("0", c.zeros) }
 
-// beginMany begins turns of an agent, and of another whose clients do not read what it says,
-// which is too much for a stream to hold. It returns when all agents have said that; they
-// do not end.
+// beginMany begins turns of two agents. The clients of the first read their streams. The clients of flood
+// do not, and its answers are larger than the buffers of a stream. It returns when all agents have sent
+// their partial answers; the agents then wait.
 func beginMany(t *testing.T, s *server, read int, agent string, unread int, flood string) []*cutOff {
 	t.Helper()
 	lazy := lazyClient(t, s)
@@ -141,7 +140,7 @@ func beginMany(t *testing.T, s *server, read int, agent string, unread int, floo
 	return all
 }
 
-// lazyClient has streams that hold as little as streams can.
+// lazyClient returns a client with the smallest flow-control windows.
 func lazyClient(t *testing.T, s *server) parleyv1.ConversationServiceClient {
 	t.Helper()
 	const least = 64 << 10
@@ -154,7 +153,7 @@ func lazyClient(t *testing.T, s *server) parleyv1.ConversationServiceClient {
 	return parleyv1.NewConversationServiceClient(conn)
 }
 
-// begin begins the turn for a client, and returns when the agent has said all that it does.
+// begin begins the turn with a client, and returns when the agent has sent its partial answer.
 func (c *cutOff) begin(t *testing.T, s *server, by parleyv1.ConversationServiceClient) error {
 	t.Helper()
 	r := &parleyv1.ChatRequest{ConversationId: c.id, Content: c.id, Agent: c.agent}
@@ -166,7 +165,7 @@ func (c *cutOff) begin(t *testing.T, s *server, by parleyv1.ConversationServiceC
 	c.stream, c.leave = streamOf(stream, err), leave
 	read := c.stream
 	if c.zeros > 0 && err == nil {
-		_, err = stream.Header() // comes with the first event; nothing of the stream is read
+		_, err = stream.Header() // The header comes with the first event, which is not read.
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
 		read = streamOf(s.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{ConversationId: c.id}))
@@ -179,8 +178,8 @@ func (c *cutOff) begin(t *testing.T, s *server, by parleyv1.ConversationServiceC
 	return err
 }
 
-// wantCutOff waits for the process to end well and in time. Clients that read are told what
-// became of their turns, those that do not have missed it.
+// wantCutOff waits for the process to end in time with exit code 0. Clients that read receive the end of
+// their turns; the others do not.
 func wantCutOff(t *testing.T, s *server, all []*cutOff, latest time.Time) {
 	t.Helper()
 	var group sync.WaitGroup
@@ -190,7 +189,7 @@ func wantCutOff(t *testing.T, s *server, all []*cutOff, latest time.Time) {
 		}
 		group.Go(func() {
 			if err := c.stream.end(); err != nil {
-				t.Errorf("the client of %s: %v", c.id, err)
+				t.Errorf("stream of %s = %v, want EOF", c.id, err)
 				return
 			}
 			c.finished = c.stream.events[len(c.stream.events)-1].GetFinished()
@@ -198,7 +197,7 @@ func wantCutOff(t *testing.T, s *server, all []*cutOff, latest time.Time) {
 	}
 	s.wantStop(t)
 	if late := time.Since(latest); late > 0 {
-		t.Errorf("the process ended %s too late", late)
+		t.Errorf("the process ended %s after the latest time", late)
 	}
 	group.Wait()
 	for _, c := range all {
@@ -207,21 +206,21 @@ func wantCutOff(t *testing.T, s *server, all []*cutOff, latest time.Time) {
 		}
 		err := c.stream.end()
 		if status.Code(err) != codes.Unavailable || len(textOf(c.stream.events)) == len(c.said()) {
-			t.Errorf("the client of %s, which did not read, has %d bytes, and %v", c.id, len(textOf(c.stream.events)), err)
+			t.Errorf("the client of %s, which did not read, received %d bytes and %v, want a part and UNAVAILABLE", c.id, len(textOf(c.stream.events)), err)
 		}
 	}
 }
 
-// wantKept checks what is left after the restart.
+// wantKept checks the stored conversation and turn after the restart.
 func (c *cutOff) wantKept(t *testing.T, s *server, state parleyv1.TurnState, reason string) {
 	t.Helper()
 	kept := history(t, s, c.id)
 	messages := kept.GetMessages()
 	if got, want := contents(messages), "USER "+c.id+"\nASSISTANT "+c.said()+"\n"; got != want || kept.GetConversation().GetActiveTurnId() != "" {
-		t.Fatalf("after the stop %s is %v, with\n%.200q, want\n%.200q", c.id, kept.GetConversation(), got, want)
+		t.Fatalf("header of %s after the stop = %v, with the history\n%.200q, want\n%.200q", c.id, kept.GetConversation(), got, want)
 	}
 	if m := messages[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || m.GetTurnId() != c.turnID {
-		t.Errorf("in %s the answer is %v of turn %s", c.id, m.GetStatus(), m.GetTurnId())
+		t.Errorf("the answer in %s is %v of turn %s, want INCOMPLETE of %s", c.id, m.GetStatus(), m.GetTurnId(), c.turnID)
 	}
 	list, err := s.ListTurns(t.Context(), &parleyv1.ListTurnsRequest{ConversationId: c.id})
 	if err != nil {
@@ -229,7 +228,7 @@ func (c *cutOff) wantKept(t *testing.T, s *server, state parleyv1.TurnState, rea
 	}
 	turn := list.GetTurns()[0]
 	if len(list.GetTurns()) != 1 || turn.GetId() != c.turnID || turn.GetState() != state || turn.GetError().GetReason() != reason || turn.GetLastAnswerSequence() != 2 {
-		t.Errorf("the turns of %s are %v, want %s as %v, %s", c.id, list, c.turnID, state, reason)
+		t.Errorf("ListTurns of %s = %v, want only %s as %v with %s", c.id, list, c.turnID, state, reason)
 	}
 	if c.finished == nil {
 		return
@@ -237,6 +236,6 @@ func (c *cutOff) wantKept(t *testing.T, s *server, state parleyv1.TurnState, rea
 	if d := cmp.Diff(&parleyv1.TurnFinished{
 		Turn: turn, Messages: messages[1:], ConversationVersion: kept.GetConversation().GetVersion(),
 	}, c.finished, protocmp.Transform()); d != "" {
-		t.Errorf("the end of %s as it is kept, and as the client was told:\n%s", c.id, d)
+		t.Errorf("the end of %s as stored (-) and as sent (+):\n%s", c.id, d)
 	}
 }

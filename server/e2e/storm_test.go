@@ -67,8 +67,7 @@ func TestStormLeavesNothingBehind(t *testing.T) {
 		t.Errorf("goroutines = %d, want at most the %d of the base; the log lists them", after.goroutines, base.goroutines)
 		_ = s.process.Process.Signal(syscall.SIGQUIT)
 	}
-	// Events of ended turns and changes for watchers stay in memory for a while, within limits of
-	// their own.
+	// Events of ended turns and changes for watchers stay in memory for a while. Each has a limit.
 	const kept = 32 << 20
 	if after.heap > base.heap+kept {
 		t.Errorf("heap = %d bytes, want at most %d of the base plus %d", after.heap, base.heap, kept)
@@ -88,10 +87,10 @@ type storm struct {
 
 	mu    sync.Mutex
 	seen  map[string]int                                   // calls by name, code and reason
-	whole map[string]*parleyv1.ExportConversationsResponse // by id, the last export
+	whole map[string]*parleyv1.ExportConversationsResponse // the last export by conversation id
 }
 
-// stormCaller is one of the workers: a connection and a random source.
+// stormCaller is one worker: a connection and a random source.
 type stormCaller struct {
 	*storm
 	*client.Client
@@ -169,8 +168,7 @@ func (c *stormCaller) call(ctx context.Context, id string) {
 	}
 }
 
-// beside makes one of the calls that most often race between a new turn and an import that
-// overwrites.
+// beside makes a call of the kinds that often race: a new turn and an import that overwrites.
 func (c *stormCaller) beside(ctx context.Context, id string) {
 	switch c.random.IntN(8) {
 	case 0:
@@ -191,12 +189,12 @@ func (c *stormCaller) beside(ctx context.Context, id string) {
 // one returns true once in n times on average.
 func (c *stormCaller) one(n int) bool { return c.random.IntN(n) == 0 }
 
-// leaving returns a context that is cancelled after a random time, like a caller that leaves. It
-// has no deadline: the server would know it and would fail the call.
+// leaving returns a context that is cancelled after a random time, like a client that disconnects. It
+// has no deadline, because the server would receive the deadline and fail the call.
 func (c *stormCaller) leaving(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
-	here, leave := context.WithCancel(ctx)
+	until, leave := context.WithCancel(ctx)
 	timer := time.AfterFunc(time.Duration(c.random.Int64N(int64(within))), leave)
-	return here, func() {
+	return until, func() {
 		timer.Stop()
 		leave()
 	}
@@ -222,16 +220,16 @@ func (c *stormCaller) chat(ctx context.Context, id string) {
 		version := int32(c.random.IntN(30))
 		r.IfVersion = &version
 	}
-	here := ctx
+	until := ctx
 	if c.one(2) {
 		var leave context.CancelFunc
-		here, leave = c.leaving(ctx, 600*time.Millisecond)
+		until, leave = c.leaving(ctx, 600*time.Millisecond)
 		defer leave()
 	}
 	last := int32(0)
-	for event, err := range c.Chat(here, r) {
+	for event, err := range c.Chat(until, r) {
 		if err != nil {
-			if here.Err() == nil {
+			if until.Err() == nil {
 				c.note("Chat", err)
 			}
 			return
@@ -246,7 +244,7 @@ func (c *stormCaller) chat(ctx context.Context, id string) {
 	}
 }
 
-// turn returns a retained turn of the conversation; nil if there is none.
+// turn returns one of the conversation's four newest turns at random, or nil if there is none.
 func (c *stormCaller) turn(ctx context.Context, id string) *parleyv1.Turn {
 	reply, err := c.ListTurns(ctx, &parleyv1.ListTurnsRequest{ConversationId: id})
 	c.note("ListTurns", err)
@@ -263,7 +261,7 @@ func (c *stormCaller) cancel(ctx context.Context, id string) {
 	}
 }
 
-// resume reads a turn from its start: the deltas must match the stored messages.
+// resume reads a turn from its start. The text of the deltas must match the stored messages.
 func (c *stormCaller) resume(ctx context.Context, id string) {
 	turn := c.turn(ctx, id)
 	if turn == nil {
@@ -296,11 +294,11 @@ func (c *stormCaller) ephemeral(ctx context.Context, id string) {
 }
 
 func (c *stormCaller) watches(ctx context.Context, r *parleyv1.WatchConversationsRequest) {
-	here, leave := c.leaving(ctx, 400*time.Millisecond)
+	until, leave := c.leaving(ctx, 400*time.Millisecond)
 	defer leave()
-	for _, err := range c.WatchConversations(here, r) {
+	for _, err := range c.WatchConversations(until, r) {
 		if err != nil {
-			if here.Err() == nil {
+			if until.Err() == nil {
 				c.note("WatchConversations", err)
 			}
 			return

@@ -15,7 +15,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/providertest"
 )
 
-// toolConfig is an entry of a model that may call a tool.
+// toolConfig returns the configuration of a model that may call a tool.
 func toolConfig(kind, url string) map[string]any {
 	return map[string]any{
 		"kind": kind, "base_url": url, "model": "test",
@@ -26,8 +26,8 @@ func toolConfig(kind, url string) map[string]any {
 	}
 }
 
-// TestToolLoop has a model ask for two calls, twice. The caller runs both and the model goes
-// on; of the next two it runs one, and goes on with other words.
+// TestToolLoop lets a model request two calls, twice. The caller sends both results of the first pair and
+// the model continues. Of the second pair the caller sends one result and a new message.
 func TestToolLoop(t *testing.T) {
 	t.Parallel()
 	arguments := func(product string) string { return fmt.Sprintf(`{"product":%q}`, product) }
@@ -65,48 +65,48 @@ func TestToolLoop(t *testing.T) {
 				r.ConversationId, r.Agent = name, name
 				finished := chat(t, s, r).end(t)
 				if finished.GetTurn().GetState() != want {
-					t.Fatalf("%v: %v", r, finished.GetTurn())
+					t.Fatalf("Chat(%v) = %v, want %v", r, finished.GetTurn(), want)
 				}
 				return finished
 			}
 			calls := ask(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED, &parleyv1.ChatRequest{Content: "which is dearer?"}).GetMessages()[0].GetToolCalls()
 			if len(calls) != 2 || calls[0].GetName() != "price" || calls[1].GetArguments() != arguments("Salt") {
-				t.Fatalf("the calls are %v", calls)
+				t.Fatalf("tool calls = %v, want price of Sugar and of Salt", calls)
 			}
 			if pending := summarize(t, s, name).GetPendingToolCalls(); len(pending) != 2 {
-				t.Errorf("pending are %v", pending)
+				t.Errorf("pending tool calls = %v, want 2", pending)
 			}
 			answer := ask(parleyv1.TurnState_TURN_STATE_COMPLETED, &parleyv1.ChatRequest{ToolResults: []*parleyv1.ToolResult{
 				{CallId: "c2", Content: "10"}, {CallId: "c1", Content: "50"},
 			}})
 			if text := answer.GetMessages()[0].GetContent(); text != "Sugar is dearer." {
-				t.Errorf("the model goes on with %q", text)
+				t.Errorf("answer after the results = %q, want %q", text, "Sugar is dearer.")
 			}
 			ask(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED, &parleyv1.ChatRequest{Content: "and of these?"})
 			ask(parleyv1.TurnState_TURN_STATE_COMPLETED, &parleyv1.ChatRequest{
 				Content: "never mind", ToolResults: []*parleyv1.ToolResult{{CallId: "c3", Content: "there is none", IsError: true}},
 			})
 
-			// What each request had of calls and results, in its order: none is without the other.
+			// The calls and results of each request, in its order: each call has a result.
 			var none []string
 			both := []string{"call c1", "call c2", "c1: 50", "c2: 10"}
 			want := [][]string{none, both, both, slices.Concat(both, []string{"call c3", "call c4", "c3: error: there is none", "c4: no result"})}
 			got := results()
 			if d := cmp.Diff(want, got); d != "" {
-				t.Errorf("calls and results that the provider saw (-want +got):\n%s", d)
+				t.Errorf("calls and results in the provider's requests (-want +got):\n%s", d)
 			}
 			roles := contents(history(t, s, name).GetMessages())
 			if d := cmp.Diff(strings.Join([]string{
 				"USER which is dearer?", "ASSISTANT ", "TOOL ", "TOOL ", "ASSISTANT Sugar is dearer.",
 				"USER and of these?", "ASSISTANT ", "TOOL ", "USER never mind", "ASSISTANT As you wish.", "",
 			}, "\n"), roles); d != "" {
-				t.Errorf("the history (-want +got):\n%s", d)
+				t.Errorf("history (-want +got):\n%s", d)
 			}
 		})
 	}
 }
 
-// openaiCalls are the calls and results in a request, in their order.
+// openaiCalls returns the calls and results in a request, in their order.
 func openaiCalls(t *testing.T, r providertest.Request) (all []string) {
 	t.Helper()
 	for _, line := range r.Messages() {
@@ -128,7 +128,7 @@ func openaiCalls(t *testing.T, r providertest.Request) (all []string) {
 	return all
 }
 
-// anthropicCalls are the same of the other provider, which is told of errors by a field.
+// anthropicCalls is openaiCalls for the other provider, in whose requests a field marks errors.
 func anthropicCalls(t *testing.T, r providertest.Request) (all []string) {
 	t.Helper()
 	for _, line := range r.Messages() {

@@ -21,12 +21,12 @@ import (
 
 func TestTransfer(t *testing.T) {
 	t.Parallel()
-	t.Run("an export under load is consistent, and is the same after an import", exportUnderLoad)
-	t.Run("10,000 conversations are the same after two imports", transferMany)
-	t.Run("a slow receiver holds nothing up in the store", exportToSlowReceiver)
+	t.Run("an export under load is consistent, and unchanged by an import", exportUnderLoad)
+	t.Run("10,000 conversations are unchanged by two imports", transferMany)
+	t.Run("a slow receiver does not block the store", exportToSlowReceiver)
 }
 
-// receive returns the rest of an export, the parts of each conversation joined.
+// receive returns the rest of an export, with the parts of each conversation joined.
 func receive(t *testing.T, stream grpc.ServerStreamingClient[parleyv1.ExportConversationsResponse]) []*parleyv1.ExportConversationsResponse {
 	t.Helper()
 	var wholes []*parleyv1.ExportConversationsResponse
@@ -36,7 +36,7 @@ func receive(t *testing.T, stream grpc.ServerStreamingClient[parleyv1.ExportConv
 		case errors.Is(err, io.EOF):
 			return wholes
 		case err != nil:
-			t.Fatalf("export, after %d conversations: %v", len(wholes), err)
+			t.Fatalf("ExportConversations after %d conversations: %v", len(wholes), err)
 		}
 		if n := len(wholes); n > 0 && wholes[n-1].GetConversation().GetId() == part.GetConversation().GetId() {
 			wholes[n-1].Messages = append(wholes[n-1].Messages, part.GetMessages()...)
@@ -55,8 +55,8 @@ func export(t *testing.T, s *server) []*parleyv1.ExportConversationsResponse {
 	return receive(t, stream)
 }
 
-// exportUnderLoad: each batch is one version and three sequences, so that a header and
-// messages of different moments would be seen.
+// exportUnderLoad appends batches, each of which adds one version and three sequences, so that a header
+// and messages of different versions are detected.
 func exportUnderLoad(t *testing.T) {
 	t.Parallel()
 	const appenders, targets, batches, most = 64, 24, 40, 20
@@ -74,7 +74,7 @@ func exportUnderLoad(t *testing.T) {
 					ConversationId: fmt.Sprint("c", c), Messages: []*parleyv1.Message{words("a"), words("b"), words("c")},
 				})
 				if err != nil {
-					t.Errorf("append: %v", err)
+					t.Errorf("AppendMessages: %v", err)
 					return
 				}
 				for v := acked[c].Load(); v < reply.GetConversation().GetVersion() && !acked[c].CompareAndSwap(v, reply.GetConversation().GetVersion()); {
@@ -96,28 +96,28 @@ func exportUnderLoad(t *testing.T) {
 		}
 		for c, version := range before {
 			if got := exported[fmt.Sprint("c", c)].GetVersion(); got < version {
-				t.Errorf("c%d is exported at version %d after version %d was acknowledged", c, got, version)
+				t.Errorf("c%d exported at version %d, want at least %d, which was acknowledged before", c, got, version)
 			}
 		}
 	}
 	group.Wait()
-	t.Logf("%d exports while %d wrote", exports, appenders)
+	t.Logf("%d exports while %d clients wrote", exports, appenders)
 
-	// What was exported last goes to another server.
+	// Another server imports the last export.
 	exported, other := export(t, s), startServer(t, t.TempDir())
 	if len(exported) != targets {
-		t.Errorf("%d conversations were exported", len(exported))
+		t.Errorf("%d conversations exported, want %d", len(exported), targets)
 	}
 	takeIn(t, other, exported)
 	if d := cmp.Diff(exported, export(t, other), protocmp.Transform(), exceptUID()); d != "" {
-		t.Errorf("exported again after an import:\n%s", d)
+		t.Errorf("export before (-) and after (+) an import:\n%s", d)
 	}
 }
 
 // exceptUID ignores the uid in comparisons with the result of an import, which has a new uid.
 func exceptUID() cmp.Option { return protocmp.IgnoreFields(&parleyv1.Conversation{}, "uid") }
 
-// takeIn imports conversations, which must all be taken.
+// takeIn imports conversations. All must be imported.
 func takeIn(t *testing.T, s *server, wholes []*parleyv1.ExportConversationsResponse) {
 	t.Helper()
 	stream, err := s.ImportConversations(t.Context())
@@ -126,15 +126,15 @@ func takeIn(t *testing.T, s *server, wholes []*parleyv1.ExportConversationsRespo
 	}
 	for _, whole := range wholes {
 		if err := stream.Send(&parleyv1.ImportConversationsRequest{Conversation: whole.GetConversation(), Messages: whole.GetMessages()}); err != nil {
-			break // CloseAndRecv says why.
+			break // CloseAndRecv returns the error.
 		}
 	}
 	if reply, err := stream.CloseAndRecv(); err != nil || int(reply.GetImportedCount()) != len(wholes) {
-		t.Fatalf("import of %d: %v, %v", len(wholes), reply, err)
+		t.Fatalf("ImportConversations of %d = %v, %v; want all imported", len(wholes), reply, err)
 	}
 }
 
-// transferMany: of the same instant, so that nothing but their order orders them.
+// transferMany exports and imports conversations with equal times, so that only their order in the file orders them.
 func transferMany(t *testing.T) {
 	t.Parallel()
 	const count = 10_000
@@ -157,7 +157,7 @@ func transferMany(t *testing.T) {
 		s.kill()
 	}
 	if len(exported[0]) != count || len(exported[1]) != count {
-		t.Fatalf("exported are %d and %d", len(exported[0]), len(exported[1]))
+		t.Fatalf("%d and %d conversations exported, want %d each", len(exported[0]), len(exported[1]), count)
 	}
 	for i, want := range exported[0] {
 		got := exported[1][i]
@@ -166,7 +166,7 @@ func transferMany(t *testing.T) {
 		}
 		got.Conversation.Uid = want.GetConversation().GetUid()
 		if want.GetConversation().GetId() != fmt.Sprint("c", i) || !proto.Equal(got, want) {
-			t.Fatalf("conversation %d:\n%s", i, cmp.Diff(want, got, protocmp.Transform()))
+			t.Fatalf("conversation %d after the first (-) and second (+) import:\n%s", i, cmp.Diff(want, got, protocmp.Transform()))
 		}
 	}
 }
@@ -175,24 +175,24 @@ func words(content string) *parleyv1.Message {
 	return &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content}
 }
 
-// checkWhole looks whether header and messages are of one moment.
+// checkWhole checks that the header and messages are of the same version.
 func checkWhole(t *testing.T, whole *parleyv1.ExportConversationsResponse, most int32) {
 	t.Helper()
 	c, messages := whole.GetConversation(), whole.GetMessages()
 	last := 3 * c.GetVersion()
 	if kept := int32(len(messages)); c.GetLastSequence() != last || c.GetMessageCount() != kept || kept != min(most, last) {
-		t.Errorf("%s has %d messages, and its header is %v", c.GetId(), kept, c)
+		t.Errorf("%s has %d messages and the header %v, want those of one version", c.GetId(), kept, c)
 	}
 	for i, m := range messages {
 		want := last - int32(len(messages)-1-i)
 		if content := string("abc"[(want-1)%3]); m.GetSequence() != want || m.GetContent() != content {
-			t.Errorf("%s, message %d of %d: sequence %d, %q; want %d, %q", c.GetId(), i, len(messages), m.GetSequence(), m.GetContent(), want, content)
+			t.Errorf("%s, message %d of %d: sequence %d with %q, want %d with %q", c.GetId(), i, len(messages), m.GetSequence(), m.GetContent(), want, content)
 		}
 	}
 }
 
-// exportToSlowReceiver stops receiving and writes on. A read transaction that stayed open
-// meanwhile would keep every page that is written anew, and the file would grow with each.
+// exportToSlowReceiver stops receiving and continues to write. A read transaction that stayed open would
+// keep the old version of every written page, and the file would grow with each write.
 func exportToSlowReceiver(t *testing.T) {
 	t.Parallel()
 	const targets, rounds, size = 48, 4, 250 << 10
@@ -204,7 +204,7 @@ func exportToSlowReceiver(t *testing.T) {
 			group.Go(func() {
 				m := words(fmt.Sprint(round, strings.Repeat(" ", size)))
 				if _, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: fmt.Sprint("c", c), Messages: []*parleyv1.Message{m}}); err != nil {
-					t.Errorf("append: %v", err)
+					t.Errorf("AppendMessages: %v", err)
 				}
 			})
 		}
@@ -218,10 +218,10 @@ func exportToSlowReceiver(t *testing.T) {
 		}
 		return stats.GetFileBytes()
 	}
-	for round := range 3 { // Until the file has the room that writing takes.
+	for round := range 3 { // Grow the file to the size that the writes need.
 		write(-round)
 	}
-	// The windows are fixed: no more is ever on the way than they hold.
+	// Fixed windows limit the number of bytes in transit.
 	conn, err := grpc.NewClient(s.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithInitialWindowSize(64<<10), grpc.WithInitialConnWindowSize(64<<10))
 	if err != nil {
@@ -242,15 +242,15 @@ func exportToSlowReceiver(t *testing.T) {
 	}
 	const written = targets * rounds * size
 	if grown := fileBytes() - before; grown > written/2 {
-		t.Errorf("%d bytes were written anew while the receiver slept, and the file has grown by %d", written, grown)
+		t.Errorf("the file grew by %d bytes while the receiver stopped and %d bytes were overwritten, want at most half", grown, written)
 	}
 	rest := receive(t, stream)
 	if len(rest) != targets-1 {
-		t.Fatalf("%d conversations came after the first, %s", len(rest), first.GetConversation().GetId())
+		t.Fatalf("%d conversations received after the first, %s, want %d", len(rest), first.GetConversation().GetId(), targets-1)
 	}
-	// What was not on the way yet is as it is now.
+	// Conversations that were not in transit yet are exported in their current version.
 	newest := rest[len(rest)-1]
 	if c := newest.GetConversation(); c.GetVersion() != 3+rounds || !strings.HasPrefix(newest.GetMessages()[0].GetContent(), fmt.Sprint(rounds-1, " ")) {
-		t.Errorf("the last one is at version %d", c.GetVersion())
+		t.Errorf("the last conversation has version %d, want %d", c.GetVersion(), 3+rounds)
 	}
 }

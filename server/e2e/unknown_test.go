@@ -12,9 +12,9 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestUnknownFields creates conversations with a message each. All requests are nearly as large as
-// gRPC accepts, for fields that the server does not know. All conversations can be listed, over
-// gRPC and over HTTP, also after a restart.
+// TestUnknownFields creates three conversations with one message each. All requests contain unknown fields
+// and are nearly as large as gRPC accepts. All conversations can be listed, over gRPC and HTTP, also after
+// a restart.
 func TestUnknownFields(t *testing.T) {
 	t.Parallel()
 	const size = 4<<20 - 600

@@ -15,7 +15,7 @@ import (
 )
 
 // TestUnreadLog: the pipe behind standard error is full, or its reader has ended. Turns complete, and
-// the server stops as always. When the pipe is read again, the log says how many entries are missing.
+// the server stops normally. When the pipe is read again, the log says how many entries are missing.
 func TestUnreadLog(t *testing.T) {
 	t.Parallel()
 	t.Run("read again", func(t *testing.T) {
@@ -34,7 +34,7 @@ func TestUnreadLog(t *testing.T) {
 		<-reading
 		s.await(t, "stopped")
 		if alien, _ := s.log.find(foreign); len(alien) > 0 {
-			t.Errorf("output that is no log entry: %v", alien[0])
+			t.Errorf("output %v, want only log entries", alien[0])
 		}
 	})
 	t.Run("never read", func(t *testing.T) {
@@ -45,7 +45,7 @@ func TestUnreadLog(t *testing.T) {
 		select {
 		case <-s.ended:
 		case <-time.After(patience):
-			t.Fatal("server did not stop")
+			t.Fatalf("the server did not stop within %v", patience)
 		}
 		s.wantStop(t)
 	})

@@ -13,7 +13,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// settle waits until no turn runs and no reader waits, and checks that every id can be chatted with.
+// settle waits until no turn runs and no reader waits, and checks that Chat succeeds for every id.
 func (w *storm) settle(s *server) {
 	w.t.Helper()
 	eventually(w.t, "running turns and watchers", []string{"0", "0"}, func() []string {
@@ -36,10 +36,10 @@ func (w *storm) settle(s *server) {
 	}
 }
 
-// usage is what a server takes.
+// usage is the number of goroutines and the heap bytes of a server.
 type usage struct{ goroutines, heap int }
 
-// usage asks the server for the n-th time what it takes, counted from 1; see reportUsage.
+// usage makes the server log its usage for the n-th time, counted from 1, and returns it; see reportUsage.
 func (s *server) usage(t *testing.T, n int) usage {
 	t.Helper()
 	if err := s.process.Process.Signal(syscall.SIGUSR1); err != nil {
@@ -56,13 +56,13 @@ func (s *server) usage(t *testing.T, n int) usage {
 	return usage{goroutines: number("goroutines"), heap: number("heap")}
 }
 
-// reportUsage has the process log what it takes, after a collection, at each SIGUSR1.
+// reportUsage logs the usage of the process, after a garbage collection, at each SIGUSR1.
 func reportUsage() {
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGUSR1)
+	requests := make(chan os.Signal, 1)
+	signal.Notify(requests, syscall.SIGUSR1)
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	for n := 1; ; n++ {
-		<-asked
+		<-requests
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)

@@ -21,15 +21,15 @@ import (
 	"github.com/parleyhq/parley/server/parleydtest"
 )
 
-// waitingReaders is how many wait at once, each for a conversation of its own.
+// waitingReaders is the number of readers that wait at once, each for its own conversation.
 const waitingReaders = 1000
 
-// maxWaiterBytes is what each may cost the server.
+// maxWaiterBytes is the maximal memory of the server for each waiting reader.
 const maxWaiterBytes = 32 << 10
 
-// TestThousandReadersWait has readers wait for summaries: an append wakes exactly its own,
-// and the memory of the server, a process of its own without the race detector, grows by
-// less than 32 KiB for each.
+// TestThousandReadersWait lets readers wait for summaries. An append wakes only the reader of its
+// conversation. The memory of the server grows by less than 32 KiB for each reader. The server is a
+// process of its own without the race detector.
 func TestThousandReadersWait(t *testing.T) {
 	t.Parallel()
 	pid, target := startPlain(t)
@@ -71,11 +71,11 @@ func TestThousandReadersWait(t *testing.T) {
 		select {
 		case w := <-woken:
 			if w != all[i] || w.err != nil || w.version != 2 {
-				t.Fatalf("an append to %s wakes %s, which reads version %d, %v", ids[i], w.id, w.version, w.err)
+				t.Fatalf("an append to %s woke %s with version %d, %v; want its own reader with version 2", ids[i], w.id, w.version, w.err)
 			}
 			sent, acknowledged = append(sent, w.at.Sub(start)), append(acknowledged, w.at.Sub(done))
 		case <-time.After(patience):
-			t.Fatalf("an append to %s wakes nobody", ids[i])
+			t.Fatalf("an append to %s woke no reader", ids[i])
 		}
 	}
 	t.Logf("from the call of an append to its reader's reply: %s", distribution(sent))
@@ -83,7 +83,7 @@ func TestThousandReadersWait(t *testing.T) {
 	writer.awaitWatchers(t, 0)
 }
 
-// distribution says how long things took.
+// distribution formats the median, the 99th percentile and the maximum of some durations.
 func distribution(all []time.Duration) string {
 	slices.Sort(all)
 	at := func(share float64) time.Duration { return all[int(share*float64(len(all)-1))].Round(time.Microsecond) }
@@ -99,7 +99,7 @@ type waiter struct {
 	err     error
 }
 
-// wait waits as a client does, again and again, and says so when there is something new.
+// wait repeats its call until there is a new version, and sends itself to woken.
 func (w *waiter) wait(ctx context.Context, woken chan<- *waiter) {
 	known := int32(1)
 	for {
@@ -117,7 +117,7 @@ func (w *waiter) wait(ctx context.Context, woken chan<- *waiter) {
 	}
 }
 
-// startPlain builds the program as it is shipped and starts it.
+// startPlain builds the released program and starts it.
 func startPlain(t *testing.T) (pid int, target string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -137,7 +137,7 @@ func startPlain(t *testing.T) (pid int, target string) {
 	return server.Process.Pid, "unix:" + socket
 }
 
-// residentBytes is how much memory a process has.
+// residentBytes returns the resident memory of a process.
 func residentBytes(t *testing.T, pid int) int {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -155,7 +155,7 @@ func residentBytes(t *testing.T, pid int) int {
 	return kib << 10
 }
 
-// apiClient is a client on a connection of its own, which waits for the server to listen.
+// apiClient is a client on its own connection, which waits until the server listens.
 type apiClient struct {
 	parleyv1.ConversationServiceClient
 	parleyv1.AdminServiceClient
@@ -179,7 +179,7 @@ func (c *apiClient) append(ctx context.Context, id string) error {
 	return err
 }
 
-// awaitWatchers returns when so many watch and wait.
+// awaitWatchers polls until the server has this number of watchers and waiting readers.
 func (c *apiClient) awaitWatchers(t *testing.T, want int32) {
 	t.Helper()
 	for late := time.Now().Add(patience); ; {
@@ -196,7 +196,7 @@ func (c *apiClient) awaitWatchers(t *testing.T, want int32) {
 	}
 }
 
-// warmUp has the server do enough for its memory to be that of one at work.
+// warmUp makes the server do some work, so that its memory is that of a server in use.
 func (c *apiClient) warmUp(t *testing.T) {
 	t.Helper()
 	inParallel(waitingReaders, func(i int) {

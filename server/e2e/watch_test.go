@@ -17,8 +17,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// So many write at once, each one message after the other to any of so many conversations.
-// All of it stays within what a server keeps for watchers.
+// watchedWriters clients write at once, each watchedMessages messages in sequence to random ones of
+// watchedConversations conversations. The server keeps that number of changes for watchers.
 const (
 	watchedWriters       = 64
 	watchedConversations = 16
@@ -26,10 +26,10 @@ const (
 	watchBreaks          = 50
 )
 
-// changes is a stream of a watch.
+// changes is the stream of a watch.
 type changes struct {
 	stream grpc.ServerStreamingClient[parleyv1.WatchConversationsResponse]
-	cursor string // of the last one
+	cursor string // cursor of the last change
 }
 
 func watchFrom(ctx context.Context, by parleyv1.ConversationServiceClient, cursor string, ids ...string) (*changes, error) {
@@ -37,7 +37,7 @@ func watchFrom(ctx context.Context, by parleyv1.ConversationServiceClient, curso
 	return &changes{stream, cursor}, err
 }
 
-// next takes the next change that is no heartbeat.
+// next returns the next change that is not a heartbeat.
 func (c *changes) next() (*parleyv1.ConversationChange, error) {
 	for {
 		response, err := c.stream.Recv()
@@ -51,21 +51,21 @@ func (c *changes) next() (*parleyv1.ConversationChange, error) {
 	}
 }
 
-// begin takes the first heartbeat, which says that nothing is missed from here on.
+// begin receives the first heartbeat. The stream contains every change after it.
 func (c *changes) begin(t *testing.T) {
 	t.Helper()
 	response, err := c.stream.Recv()
 	if err != nil || response.GetChange().GetKind() != parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT {
-		t.Fatalf("a watch begins with %v, %v", response, err)
+		t.Fatalf("first change of a watch = %v, %v; want HEARTBEAT", response, err)
 	}
 	c.cursor = response.GetChange().GetCursor()
 }
 
-// seenChanges is what a watcher of all conversations has seen, and what was wrong with it.
+// seenChanges records the changes that a watcher received, and those that were wrong.
 type seenChanges struct {
-	lines     []string // of every change, in order
+	lines     []string // one line for each change, in order
 	sequences map[string]int32
-	messages  map[string]int // how far each writer is
+	messages  map[string]int // number of the last message of each writer
 	faults    []string
 }
 
@@ -73,7 +73,7 @@ func newSeenChanges() *seenChanges {
 	return &seenChanges{sequences: make(map[string]int32), messages: make(map[string]int)}
 }
 
-// see takes note of a change. A message has the name of its writer, and its number.
+// see records a change. The content of a message is the name of its writer and a number.
 func (s *seenChanges) see(c *parleyv1.ConversationChange) {
 	id, m := c.GetConversationId(), c.GetMessage()
 	s.lines = append(s.lines, fmt.Sprint(c.GetKind(), " ", id, " ", c.GetVersion(), " ", m.GetContent()))
@@ -83,14 +83,14 @@ func (s *seenChanges) see(c *parleyv1.ConversationChange) {
 	writer, n, _ := strings.Cut(m.GetContent(), " ")
 	s.sequences[id]++
 	s.messages[writer]++
-	// A writer waits for each reply, so that its messages are committed in this order,
-	// whatever conversations they are in.
+	// A writer waits for each reply, so that its messages are committed in order, whatever their
+	// conversations.
 	if c.GetKind() != parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED || m.GetSequence() != s.sequences[id] || n != fmt.Sprint(s.messages[writer]) {
-		s.faults = append(s.faults, fmt.Sprintf("change %d is %v, want message %d of %s, or message %d of %s", len(s.lines), c, s.sequences[id], id, s.messages[writer], writer))
+		s.faults = append(s.faults, fmt.Sprintf("change %d = %v, want message %d of %s, or message %d of %s", len(s.lines), c, s.sequences[id], id, s.messages[writer], writer))
 	}
 }
 
-// isWhole reports whether all messages of all writers were seen.
+// isWhole reports whether all messages of all writers were received.
 func (s *seenChanges) isWhole() bool {
 	return len(s.lines) >= watchedConversations+watchedWriters*watchedMessages
 }
@@ -102,13 +102,13 @@ func (s *seenChanges) check(t *testing.T, who string) {
 	}
 	for i := range watchedWriters {
 		if n := s.messages[fmt.Sprint("w", i)]; n != watchedMessages {
-			t.Errorf("%s has seen %d messages of writer %d", who, n, i)
+			t.Errorf("%s received %d messages of writer %d, want %d", who, n, i, watchedMessages)
 		}
 	}
 }
 
-// TestWatcherUnderWriters: a watcher of all conversations sees every append once, in the
-// order of commit, however often its stream is broken.
+// TestWatcherUnderWriters: a watcher of all conversations receives every append once, in the order of
+// commits, however often its stream breaks.
 func TestWatcherUnderWriters(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "--max-messages=1000")
@@ -119,23 +119,23 @@ func TestWatcherUnderWriters(t *testing.T) {
 	}
 	steady.begin(t)
 	first := steady.cursor
-	whole, broken := newSeenChanges(), newSeenChanges()
+	complete, broken := newSeenChanges(), newSeenChanges()
 	var group sync.WaitGroup
 	group.Go(func() {
-		for !whole.isWhole() {
+		for !complete.isWhole() {
 			change, err := steady.next()
 			if err != nil {
-				t.Errorf("after %d changes: %v", len(whole.lines), err)
+				t.Errorf("watch after %d changes: %v", len(complete.lines), err)
 				return
 			}
-			whole.see(change)
+			complete.see(change)
 		}
 	})
 	breaks := 0
 	group.Go(func() {
 		for cursor := first; !broken.isWhole(); breaks++ {
 			if cursor, err = broken.leg(ctx, t, s, cursor, breaks); err != nil {
-				t.Errorf("leg %d, after %d changes: %v", breaks, len(broken.lines), err)
+				t.Errorf("watch %d after %d changes: %v", breaks, len(broken.lines), err)
 				return
 			}
 		}
@@ -154,18 +154,18 @@ func TestWatcherUnderWriters(t *testing.T) {
 		})
 	}
 	group.Wait()
-	whole.check(t, "the steady watcher")
+	complete.check(t, "the steady watcher")
 	broken.check(t, "the watcher whose stream was broken")
-	if !slices.Equal(whole.lines, broken.lines) {
-		t.Errorf("the watchers have seen %d and %d changes in different orders", len(whole.lines), len(broken.lines))
+	if !slices.Equal(complete.lines, broken.lines) {
+		t.Errorf("the watchers received %d and %d changes in different orders", len(complete.lines), len(broken.lines))
 	}
 	if breaks < watchBreaks {
-		t.Errorf("the stream was broken %d times", breaks)
+		t.Errorf("the stream broke %d times, want at least %d", breaks, watchBreaks)
 	}
 }
 
-// leg goes on from a cursor until the stream breaks, by the client or by the network, and
-// returns the cursor of the last change that came.
+// leg watches from a cursor until the client or the network breaks the stream, and returns the cursor of
+// the last change received.
 func (s *seenChanges) leg(ctx context.Context, t *testing.T, from *server, cursor string, number int) (string, error) {
 	t.Helper()
 	ctx, leave := context.WithCancel(ctx)
@@ -180,16 +180,16 @@ func (s *seenChanges) leg(ctx context.Context, t *testing.T, from *server, curso
 		}
 	}
 	if number%2 == 0 {
-		leave() // Else the connection is cut.
+		leave() // Otherwise the deferred cut breaks the connection.
 	}
 	return watch.cursor, err
 }
 
-// TestStalledWatcher: one that does not read holds nobody up. When it reads again it gets a
-// GAP in the place of what is gone, and then what is committed.
+// TestStalledWatcher: a watcher that does not read blocks no other client. When it reads again, it receives
+// a GAP in place of the lost changes, and then the new ones.
 func TestStalledWatcher(t *testing.T) {
 	t.Parallel()
-	const batches, batch = 150, 100 // More than the 10,000 changes that are kept.
+	const batches, batch = 150, 100 // more than the 10,000 changes that the server keeps
 	s := startServer(t, t.TempDir(), "--max-messages=1000")
 	ctx := patient(t)
 	stalled, err := watchFrom(ctx, lazyClient(t, s), "")
@@ -213,7 +213,7 @@ func TestStalledWatcher(t *testing.T) {
 	for {
 		change, err := stalled.next()
 		if err != nil {
-			t.Fatalf("after %d messages: %v", count, err)
+			t.Fatalf("watch after %d messages: %v", count, err)
 		}
 		if change.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_GAP {
 			break
@@ -221,27 +221,27 @@ func TestStalledWatcher(t *testing.T) {
 		if change.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED {
 			count++
 			if change.GetMessage().GetSequence() != count {
-				t.Fatalf("message %d is %v", count, change)
+				t.Fatalf("message %d = %v, want that sequence", count, change)
 			}
 		}
 	}
 	if count == 0 || count > batches*batch/2 {
-		t.Errorf("a GAP came after %d messages", count)
+		t.Errorf("GAP after %d messages, want it within the first half", count)
 	}
-	t.Logf("a GAP came after %d messages of %d", count, batches*batch)
+	t.Logf("GAP after %d messages of %d", count, batches*batch)
 	add(t, s, "c", &parleyv1.Message{Content: "after that"})
 	if change, err := stalled.next(); err != nil || change.GetMessage().GetSequence() != batches*batch+1 {
-		t.Errorf("after the GAP: %v, %v", change, err)
+		t.Errorf("change after the GAP = %v, %v; want the newest message", change, err)
 	}
-	// Who watches a conversation in which nothing happens has missed nothing.
+	// A watcher of a conversation without changes has no gap.
 	add(t, s, "quiet", &parleyv1.Message{Content: "hello"})
 	if change, err := quiet.next(); err != nil || change.GetKind() != parleyv1.ChangeKind_CHANGE_KIND_CREATED {
-		t.Errorf("in the quiet conversation: %v, %v", change, err)
+		t.Errorf("change in the quiet conversation = %v, %v; want CREATED", change, err)
 	}
 }
 
-// TestStopWithStalledWatchers: a stop does not wait for clients that do not read, and tells
-// the others.
+// TestStopWithStalledWatchers: a stop does not wait for watchers that do not read. The others receive
+// SHUTTING_DOWN.
 func TestStopWithStalledWatchers(t *testing.T) {
 	t.Parallel()
 	const grace = 100 * time.Millisecond
@@ -269,14 +269,14 @@ func TestStopWithStalledWatchers(t *testing.T) {
 		})
 	}
 	content := strings.Repeat("hello ", 10_000)
-	for range 20 { // More than a stream holds.
+	for range 20 { // more than the buffers of a stream
 		add(t, s, "c", &parleyv1.Message{Content: content})
 	}
 	latest := time.Now().Add(grace + stopWithin)
 	s.terminate()
 	s.wantStop(t)
 	if late := time.Since(latest); late > 0 {
-		t.Errorf("the process ended %s too late", late)
+		t.Errorf("the process ended %s after the latest time", late)
 	}
 	group.Wait()
 	for _, err := range ends {
@@ -288,7 +288,7 @@ func TestStopWithStalledWatchers(t *testing.T) {
 			_, err = c.next()
 		}
 		if status.Code(err) != codes.Unavailable {
-			t.Errorf("one that did not read was told %v", err)
+			t.Errorf("stream of a watcher that did not read = %v, want UNAVAILABLE", err)
 		}
 	}
 }
