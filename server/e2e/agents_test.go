@@ -20,13 +20,13 @@ import (
 
 // badAgent is a program that misbehaves, and the expected result of its turn.
 type badAgent struct {
-	name   string
-	script string // run by sh in a directory that contains badFiles
-	format string
-	reason string // of the failure; if empty, the turn is COMPLETED
-	why    string // a part of the error's message
-	answer string // the stored answer
-	begun  bool   // any non-empty beginning of answer may be stored
+	name      string
+	script    string // run by sh in a directory that contains badFiles
+	format    string
+	reason    string // of the failure; if empty, the turn is COMPLETED
+	errorText string // a part of the error's message
+	answer    string // the stored answer
+	anyPrefix bool   // any non-empty beginning of answer may be stored
 }
 
 const (
@@ -41,22 +41,22 @@ func badAgents() []badAgent {
 	const failed, late, large = "AGENT_FAILED", "AGENT_TIMEOUT", "AGENT_OUTPUT_TOO_LARGE"
 	const silent = "sent nothing for 3s"
 	return []badAgent{
-		{name: "exits 1", script: "printf half; echo 'no sugar left' >&2; exit 1", reason: failed, why: "sh ended with exit code 1: no sugar left", answer: "half"},
-		{name: "is killed", script: "printf half; kill -KILL $$", reason: failed, why: "sh was ended by a signal (killed)", answer: "half"},
-		{name: "hangs", script: "printf half; exec sleep 3600", reason: late, why: silent, answer: "half"},
-		{name: "hangs without output", script: "exec sleep 3600", reason: late, why: silent},
+		{name: "exits 1", script: "printf half; echo 'no sugar left' >&2; exit 1", reason: failed, errorText: "sh ended with exit code 1: no sugar left", answer: "half"},
+		{name: "is killed", script: "printf half; kill -KILL $$", reason: failed, errorText: "sh was ended by a signal (killed)", answer: "half"},
+		{name: "hangs", script: "printf half; exec sleep 3600", reason: late, errorText: silent, answer: "half"},
+		{name: "hangs without output", script: "exec sleep 3600", reason: late, errorText: silent},
 		{name: "prints garbage", script: "cat garbage", answer: badFiles()["ascii"] + strings.Repeat("\uFFFD", 128)},
-		{name: "prints garbage where JSON should be", format: "stream-json", script: "cat words garbage", reason: failed, why: "a line that is not a JSON object", answer: "half"},
-		{name: "prints one byte a second", script: "for c in s l o w l y; do printf $c; sleep 1; done; sleep 3600", reason: late, why: "did not finish within 5s", answer: "slowly", begun: true},
+		{name: "prints garbage where JSON should be", format: "stream-json", script: "cat words garbage", reason: failed, errorText: "a line that is not a JSON object", answer: "half"},
+		{name: "prints one byte a second", script: "for c in s l o w l y; do printf $c; sleep 1; done; sleep 3600", reason: late, errorText: "did not finish within 5s", answer: "slowly", anyPrefix: true},
 		{name: "prints a line of 1 MiB", script: "cat mib", answer: badFiles()["mib"]},
-		{name: "prints a line of 1 MiB+1", script: "cat mib; printf x", reason: large, why: "larger than 1048576 bytes", answer: badFiles()["mib"]},
+		{name: "prints a line of 1 MiB+1", script: "cat mib; printf x", reason: large, errorText: "larger than 1048576 bytes", answer: badFiles()["mib"]},
 		{name: "prints a line of JSON of 1 MiB", format: "stream-json", script: "cat words json; echo; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf"},
 		{name: "prints a line of JSON of 1 MiB+1", format: "stream-json", script: "cat words json; echo ' '; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf"},
 		{name: "ends in mid-character", script: `printf 'caf\303'`, answer: "caf\uFFFD"},
-		{name: "closes its output in mid-character", script: `printf 'caf\303'; exec sleep 3600 >&-`, reason: late, why: silent, answer: "caf\uFFFD"},
-		{name: "ignores SIGTERM", script: "trap 'echo end >>signals' TERM; printf half; while :; do sleep 1; done", reason: late, why: silent, answer: "half"},
+		{name: "closes its output in mid-character", script: `printf 'caf\303'; exec sleep 3600 >&-`, reason: late, errorText: silent, answer: "caf\uFFFD"},
+		{name: "ignores SIGTERM", script: "trap 'echo end >>signals' TERM; printf half; while :; do sleep 1; done", reason: late, errorText: silent, answer: "half"},
 		{name: "leaves a grandchild that holds the pipe", script: "sleep 3600 & printf whole", answer: "whole"},
-		{name: "fails and leaves a grandchild that ignores SIGTERM", script: "(trap '' TERM; exec sleep 3600) & printf half; exit 1", reason: failed, why: "exit code 1", answer: "half"},
+		{name: "fails and leaves a grandchild that ignores SIGTERM", script: "(trap '' TERM; exec sleep 3600) & printf half; exit 1", reason: failed, errorText: "exit code 1", answer: "half"},
 	}
 }
 
@@ -104,7 +104,7 @@ func TestBadAgents(t *testing.T) {
 	atRest := left.files()
 
 	for _, round := range []string{"first", "second"} {
-		talks := make([]*talk, len(bad))
+		talks := make([]*chatCall, len(bad))
 		for i, a := range bad { // The turns run in parallel; the test reads their events later.
 			talks[i] = chat(t, s, &parleyv1.ChatRequest{ConversationId: a.id() + "-" + round, Content: "hello", Agent: a.id()})
 		}
@@ -119,7 +119,7 @@ func TestBadAgents(t *testing.T) {
 	}
 
 	seen := make(map[string]int)
-	for _, stack := range stacks(t, s) {
+	for _, stack := range goroutineStacks(t, s) {
 		// Libraries keep pools of identical goroutines.
 		ours := strings.Contains(stack, "github.com/parleyhq/parley/") || strings.Contains(stack, "os/exec.")
 		seen[stack]++
@@ -130,23 +130,23 @@ func TestBadAgents(t *testing.T) {
 }
 
 // check reads the agent's turn to its end and compares its result, answer and history.
-func (a *badAgent) check(t *testing.T, s *server, k *talk) {
+func (a *badAgent) check(t *testing.T, s *server, k *chatCall) {
 	t.Helper()
 	id := k.started.GetConversation().GetId()
-	finished := k.end(t)
+	finished := k.finish(t)
 	turn := finished.GetTurn()
 	state, status := parleyv1.TurnState_TURN_STATE_COMPLETED, parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
 	if a.reason != "" {
 		state, status = parleyv1.TurnState_TURN_STATE_FAILED, parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
 	}
-	if turn.GetState() != state || turn.GetError().GetReason() != a.reason || !strings.Contains(turn.GetError().GetMessage(), a.why) {
-		t.Errorf("the turn ended as %v, want %v, %s, %q", turn, state, a.reason, a.why)
+	if turn.GetState() != state || turn.GetError().GetReason() != a.reason || !strings.Contains(turn.GetError().GetMessage(), a.errorText) {
+		t.Errorf("the turn ended as %v, want %v, %s, %q", turn, state, a.reason, a.errorText)
 	}
 	if took := turn.GetFinishTime().AsTime().Sub(turn.GetCreateTime().AsTime()); took > agentsEndWithin {
 		t.Errorf("the turn took %v, want at most %v", took, agentsEndWithin)
 	}
 	answer := a.answer
-	if a.begun && k.text != "" {
+	if a.anyPrefix && k.text != "" {
 		answer = answer[:min(len(k.text), len(answer)-1)]
 	}
 	if k.text != answer {
@@ -165,7 +165,7 @@ func (a *badAgent) check(t *testing.T, s *server, k *talk) {
 		t.Errorf("the answer has status %v in %v, want %v", kept[1].GetStatus(), turn, status)
 	}
 	next := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "again"})
-	if turn := next.end(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || next.text != "again" {
+	if turn := next.finish(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || next.text != "again" {
 		t.Errorf("the next turn = %v with %q, want it COMPLETED with %q", turn, next.text, "again")
 	}
 	if got := contents(history(t, s, id).GetMessages()); got != want+"USER again\nASSISTANT again\n" {
@@ -258,9 +258,9 @@ func eventually(t *testing.T, what string, want []string, get func() []string) {
 	}
 }
 
-// stacks ends the server with SIGQUIT, on which the Go runtime prints all goroutines. It returns
+// goroutineStacks ends the server with SIGQUIT, on which the Go runtime prints all goroutines. It returns
 // a stack for each goroutine: its functions and the function that started it.
-func stacks(t *testing.T, s *server) []string {
+func goroutineStacks(t *testing.T, s *server) []string {
 	t.Helper()
 	_ = s.process.Process.Signal(syscall.SIGQUIT)
 	<-s.ended
@@ -307,7 +307,7 @@ agents:
 	process.Env = []string{asServer + "=1", "GORACE=atexit_sleep_ms=0", "SECRET_TOKEN=sk-live"}
 	s := startProcess(t, process)
 	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Agent: "env", Content: "Hi"})
-	if turn := k.end(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || !strings.Contains(k.text, "complete") {
+	if turn := k.finish(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || !strings.Contains(k.text, "complete") {
 		t.Fatalf("turn = %v, text %q", turn, k.text)
 	}
 	if strings.Contains(k.text, "SECRET_TOKEN") || strings.Contains(k.text, asServer) {
@@ -333,7 +333,7 @@ agents:
   anthropic: {kind: anthropic, model: m, base_url: 'http://%[2]s'}
 `, socket, address)))
 	for name, where := range map[string]string{"remote": socket, "openai": address, "anthropic": address} {
-		turn := chat(t, s, &parleyv1.ChatRequest{ConversationId: name, Agent: name, Content: "Hi"}).end(t).GetTurn()
+		turn := chat(t, s, &parleyv1.ChatRequest{ConversationId: name, Agent: name, Content: "Hi"}).finish(t).GetTurn()
 		if message := turn.GetError().GetMessage(); turn.GetError().GetReason() != "AGENT_FAILED" || strings.Contains(message, where) || strings.Contains(message, "dial") {
 			t.Errorf("the turn of %s ended with %v", name, turn)
 		}

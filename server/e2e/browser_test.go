@@ -85,7 +85,7 @@ func TestBrowser(t *testing.T) {
 	browser := findBrowser(t)
 	p := newPuppet(t, t.TempDir(), "pipe")
 	pages := servePages(t, chatPage)
-	d := startDoor(t, t.TempDir(), agents(t, puppetAgents), "--http-allowed-origins="+pages.url)
+	d := startHTTPServer(t, t.TempDir(), agents(t, puppetAgents), "--http-allowed-origins="+pages.url)
 	proxy := startProxy(t, strings.TrimPrefix(d.url, "http://"), nil, new(resets))
 	pages.settings = map[string]string{"server": d.url, "proxy": "http://" + proxy.listener.Addr().String(), "agent": "puppet", "content": p.path}
 	close(pages.ready)
@@ -93,27 +93,27 @@ func TestBrowser(t *testing.T) {
 
 	p.start(t)
 	for i := range answerPieces {
-		pages.await(t, "shown", fmt.Sprint(i+1)) // One at a time, so that the server merges no pieces.
+		pages.awaitReport(t, "shown", fmt.Sprint(i+1)) // One at a time, so that the server merges no pieces.
 		if i == answerPieces/2 {
 			proxy.reset()
 		}
-		p.say(t, i+1, i+1)
+		p.send(t, i+1, i+1)
 	}
-	pages.await(t, "shown", fmt.Sprint(answerPieces+1))
-	p.end()
+	pages.awaitReport(t, "shown", fmt.Sprint(answerPieces+1))
+	p.finish()
 	var shown struct {
 		Fetched, Text string
 		IDs           []string
 		Opened        int
 	}
-	if err := json.Unmarshal([]byte(pages.await(t, "end", "")), &shown); err != nil {
+	if err := json.Unmarshal([]byte(pages.awaitReport(t, "end", "")), &shown); err != nil {
 		t.Fatal(err)
 	}
 	var ids []string
 	for i := range lastIndex {
 		ids = append(ids, fmt.Sprint(i+1))
 	}
-	if shown.Fetched != wholeAnswer() || shown.Text != wholeAnswer() || !slices.Equal(shown.IDs, ids) {
+	if shown.Fetched != completeAnswer() || shown.Text != completeAnswer() || !slices.Equal(shown.IDs, ids) {
 		t.Errorf("the page showed %+v, want every piece once", shown)
 	}
 	if connections := proxy.counts.connections.Load(); shown.Opened != 2 || connections < 2 {
@@ -128,12 +128,12 @@ func TestForeignPageInBrowser(t *testing.T) {
 	t.Parallel()
 	browser := findBrowser(t)
 	pages := servePages(t, foreignPage)
-	d := startDoor(t, t.TempDir(), "--http-allowed-origins=https://app.example")
+	d := startHTTPServer(t, t.TempDir(), "--http-allowed-origins=https://app.example")
 	add(t, d.server, "mine", &parleyv1.Message{Content: "secret"})
 	pages.settings = map[string]string{"server": d.url}
 	close(pages.ready)
 	startBrowser(t, browser, pages.url)
-	if succeeded := pages.await(t, "end", ""); succeeded != "[]" {
+	if succeeded := pages.awaitReport(t, "end", ""); succeeded != "[]" {
 		t.Errorf("calls of the foreign page that succeeded: %s, want none", succeeded)
 	}
 	_, err := d.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "foreign"})
@@ -175,9 +175,9 @@ func servePages(t *testing.T, page string) *pages {
 	return p
 }
 
-// await returns the page's first report with this name whose text is want, or any text if want is
+// awaitReport returns the page's first report with this name whose text is want, or any text if want is
 // empty. Reports may arrive in another order than they were sent.
-func (p *pages) await(t *testing.T, name, want string) string {
+func (p *pages) awaitReport(t *testing.T, name, want string) string {
 	t.Helper()
 	for late := time.After(patience); ; {
 		select {

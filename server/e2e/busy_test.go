@@ -30,21 +30,21 @@ func TestBusy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newFloor(t, flags...)
+			f := newQueueServer(t, flags...)
 			t.Run("reject", f.rejectCallers)
 			t.Run("queue", f.queueCallers)
 			t.Run("queue, all at once", f.queueAtOnce)
 			t.Run("interrupt", f.interruptCallers)
 			t.Run("interrupt, all at once", f.interruptAtOnce)
 			t.Run("any, all at once", f.anyAtOnce)
-			t.Run("the queue advances", f.lineMovesUp)
-			t.Run("cancelled by another client", f.cancelledFromElsewhere)
+			t.Run("the queue advances", f.queueAdvances)
+			t.Run("cancelled by another client", f.cancelledByAnotherClient)
 		})
 	}
 }
 
 // rejectCallers: one turn runs, and all other callers receive its id.
-func (f *floor) rejectCallers(t *testing.T) {
+func (f *queueServer) rejectCallers(t *testing.T) {
 	const id = "reject"
 	modes := []parleyv1.OnBusy{parleyv1.OnBusy_ON_BUSY_UNSPECIFIED, parleyv1.OnBusy_ON_BUSY_REJECT}
 	callers := f.callAtOnce(t, id, func(i int) parleyv1.OnBusy { return modes[i%2] })
@@ -63,11 +63,11 @@ func (f *floor) rejectCallers(t *testing.T) {
 	f.answer(t, runs)
 	next := f.call(t, id, "next", parleyv1.OnBusy_ON_BUSY_REJECT)
 	next.wantStarted(t)
-	f.want(t, id, append([]exchange{runs.kept()}, f.answerAll(t, next)...))
+	f.wantExchanges(t, id, append([]exchange{runs.exchange()}, f.answerAll(t, next)...))
 }
 
 // queueCallers: 16 turns wait and are answered in the order of their calls.
-func (f *floor) queueCallers(t *testing.T) {
+func (f *queueServer) queueCallers(t *testing.T) {
 	const id, waiting = "queue", 16
 	var queue []*caller
 	for i := range callerCount {
@@ -85,11 +85,11 @@ func (f *floor) queueCallers(t *testing.T) {
 		}
 		queue = append(queue, c)
 	}
-	f.answerInLine(t, id, queue)
+	f.answerQueue(t, id, queue)
 }
 
 // queueAtOnce: the turns are answered in the order of their positions.
-func (f *floor) queueAtOnce(t *testing.T) {
+func (f *queueServer) queueAtOnce(t *testing.T) {
 	const id = "queue-at-once"
 	callers := f.callAtOnce(t, id, func(int) parleyv1.OnBusy { return parleyv1.OnBusy_ON_BUSY_QUEUE })
 	queue := make([]*caller, 17)
@@ -106,11 +106,11 @@ func (f *floor) queueAtOnce(t *testing.T) {
 	if slices.Contains(queue, nil) {
 		t.Fatalf("turns = %v, want 17", queue)
 	}
-	f.answerInLine(t, id, queue)
+	f.answerQueue(t, id, queue)
 }
 
-// answerInLine answers all turns of a new queue, of which the first turn runs.
-func (f *floor) answerInLine(t *testing.T, id string, queue []*caller) {
+// answerQueue answers all turns of a new queue, of which the first turn runs.
+func (f *queueServer) answerQueue(t *testing.T, id string, queue []*caller) {
 	t.Helper()
 	var want []string
 	for _, c := range slices.Backward(queue[1:]) {
@@ -120,12 +120,12 @@ func (f *floor) answerInLine(t *testing.T, id string, queue []*caller) {
 	if got := f.states(t, id); !slices.Equal(got, want) {
 		t.Errorf("turns before the first answer =\n%q, want\n%q", got, want)
 	}
-	f.wantNoOtherPlace(t)
-	f.want(t, id, f.answerAll(t, queue...))
+	f.wantTurnLimit(t)
+	f.wantExchanges(t, id, f.answerAll(t, queue...))
 }
 
 // interruptCallers: each call interrupts the turn before it, whose messages stay.
-func (f *floor) interruptCallers(t *testing.T) {
+func (f *queueServer) interruptCallers(t *testing.T) {
 	const id = "interrupt"
 	var all []exchange
 	var before *caller
@@ -134,19 +134,19 @@ func (f *floor) interruptCallers(t *testing.T) {
 		if before != nil {
 			c.wantPosition(t, 1)
 			before.wantEnd(t, parleyv1.TurnState_TURN_STATE_INTERRUPTED)
-			all = append(all, before.kept())
+			all = append(all, before.exchange())
 		}
 		c.wantStarted(t)
-		if err := c.step(); err != nil || c.text != c.String()+": half an " {
+		if err := c.nextEvent(); err != nil || c.text != c.String()+": half an " {
 			t.Fatalf("%s has the answer %q, %v; want %q", c, c.text, err, c.String()+": half an ")
 		}
 		before = c
 	}
-	f.want(t, id, append(all, f.answerAll(t, before)...))
+	f.wantExchanges(t, id, append(all, f.answerAll(t, before)...))
 }
 
 // interruptAtOnce: all turns except one are interrupted, wherever they are.
-func (f *floor) interruptAtOnce(t *testing.T) {
+func (f *queueServer) interruptAtOnce(t *testing.T) {
 	const id = "interrupt-at-once"
 	callers := f.callAtOnce(t, id, func(int) parleyv1.OnBusy { return parleyv1.OnBusy_ON_BUSY_INTERRUPT })
 	ended := make(chan *caller, len(callers))
@@ -154,7 +154,7 @@ func (f *floor) interruptAtOnce(t *testing.T) {
 		if c.err != nil {
 			t.Fatalf("%s: %v", c, c.err)
 		}
-		go func() { c.err = c.hearAll(); ended <- c }()
+		go func() { c.err = c.drain(); ended <- c }()
 	}
 	for range len(callers) - 1 {
 		c := <-ended
@@ -162,16 +162,16 @@ func (f *floor) interruptAtOnce(t *testing.T) {
 			t.Errorf("%s ends with %v, %v, want it interrupted", c, c.finished, c.err)
 		}
 	}
-	f.letGo(t) // the last turn
+	f.releaseAgent(t) // the last turn
 	if last := <-ended; last.err != nil || last.finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
 		t.Errorf("%s, the last turn, ends with %v, %v; want it completed", last, last.finished, last.err)
 	}
-	f.want(t, id, inOrder(t, callers))
+	f.wantExchanges(t, id, exchangesInOrder(t, callers))
 }
 
 // anyAtOnce: callers use all modes, agents answer at once, and some callers cancel their turns.
 // Whatever the results, the history shows one turn after the other.
-func (f *floor) anyAtOnce(t *testing.T) {
+func (f *queueServer) anyAtOnce(t *testing.T) {
 	const id = "any-at-once"
 	modes := []parleyv1.OnBusy{parleyv1.OnBusy_ON_BUSY_QUEUE, parleyv1.OnBusy_ON_BUSY_INTERRUPT, parleyv1.OnBusy_ON_BUSY_REJECT}
 	var group sync.WaitGroup
@@ -180,14 +180,14 @@ func (f *floor) anyAtOnce(t *testing.T) {
 		c := newCaller(id, fmt.Sprintf("caller %d: %s", i, strings.Repeat("many texts ", 5)), modes[i%len(modes)])
 		c.request.Agent, callers[i] = "echo", c
 		group.Go(func() {
-			if c.err = c.begin(t, f.server); c.err != nil {
+			if c.err = c.start(t, f.server); c.err != nil {
 				return
 			}
 			if i%4 == 0 {
 				_, c.err = f.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: c.turnID})
 			}
 			if c.err == nil {
-				c.err = c.hearAll()
+				c.err = c.drain()
 			}
 		})
 	}
@@ -205,24 +205,24 @@ func (f *floor) anyAtOnce(t *testing.T) {
 		}
 		return c.started == nil
 	})
-	f.want(t, id, inOrder(t, startedTurns))
+	f.wantExchanges(t, id, exchangesInOrder(t, startedTurns))
 }
 
-// lineMovesUp: a turn whose caller disconnects leaves the queue, unless another caller waits for
+// queueAdvances: a turn whose caller disconnects leaves the queue, unless another caller waits for
 // the same answer. An interrupting turn is placed first.
-func (f *floor) lineMovesUp(t *testing.T) {
+func (f *queueServer) queueAdvances(t *testing.T) {
 	const id = "queue"
-	a, b, c, d, e := f.line(t, id)
+	a, b, c, d, e := f.queueFive(t, id)
 	joined := newCaller(id, "d", parleyv1.OnBusy_ON_BUSY_QUEUE)
 	joined.joins = true
-	if err := joined.begin(t, f.server); err != nil || joined.turnID != d.turnID {
+	if err := joined.start(t, f.server); err != nil || joined.turnID != d.turnID {
 		t.Fatalf("the same request again joined turn %s, %v; want %s", joined.turnID, err, d.turnID)
 	}
-	c.leave()
+	c.disconnect()
 	d.wantPosition(t, 2)
 	joined.wantPosition(t, 2)
 	e.wantPosition(t, 3)
-	d.leave()
+	d.disconnect()
 
 	first := f.call(t, id, "first", parleyv1.OnBusy_ON_BUSY_INTERRUPT)
 	first.wantPosition(t, 1)
@@ -230,17 +230,17 @@ func (f *floor) lineMovesUp(t *testing.T) {
 	joined.wantPosition(t, 3)
 	e.wantPosition(t, 4)
 	a.wantEnd(t, parleyv1.TurnState_TURN_STATE_INTERRUPTED)
-	wantMoved(t, first, b, joined, e)
+	wantAdvanced(t, first, b, joined, e)
 	want := []string{"QUEUED " + e.turnID, "QUEUED " + d.turnID, "QUEUED " + b.turnID, "RUNNING " + first.turnID, "INTERRUPTED " + a.turnID}
 	if got := f.states(t, id); !slices.Equal(got, want) {
 		t.Errorf("the turns are\n%q, want\n%q", got, want)
 	}
-	f.want(t, id, append([]exchange{a.kept()}, f.answerAll(t, first, b, joined, e)...))
+	f.wantExchanges(t, id, append([]exchange{a.exchange()}, f.answerAll(t, first, b, joined, e)...))
 }
 
-// cancelledFromElsewhere: any client may cancel a turn that waits, runs or has ended, and may
+// cancelledByAnotherClient: any client may cancel a turn that waits, runs or has ended, and may
 // repeat the call.
-func (f *floor) cancelledFromElsewhere(t *testing.T) {
+func (f *queueServer) cancelledByAnotherClient(t *testing.T) {
 	const id = "cancel"
 	conn, err := grpc.NewClient(f.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -270,7 +270,7 @@ func (f *floor) cancelledFromElsewhere(t *testing.T) {
 		}
 	}
 
-	a, b, c, d, e := f.line(t, id)
+	a, b, c, d, e := f.queueFive(t, id)
 	wantCancel(c, parleyv1.TurnState_TURN_STATE_CANCELLED)
 	d.wantPosition(t, 2)
 	e.wantPosition(t, 3)
@@ -280,16 +280,16 @@ func (f *floor) cancelledFromElsewhere(t *testing.T) {
 		t.Errorf("the same request again = turn %s, %v; want the cancelled turn %s", again.turnID, again.started, c.turnID)
 	}
 	wantCancel(a, parleyv1.TurnState_TURN_STATE_CANCELLED)
-	wantMoved(t, b, d, e)
-	all := append([]exchange{a.kept()}, f.answerAll(t, b, d, e)...)
+	wantAdvanced(t, b, d, e)
+	all := append([]exchange{a.exchange()}, f.answerAll(t, b, d, e)...)
 	wantCancel(b, parleyv1.TurnState_TURN_STATE_COMPLETED)
-	f.want(t, id, all)
+	f.wantExchanges(t, id, all)
 	_, err = elsewhere.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: "00000000-0000-4000-8000-000000000000"})
 	wantError(t, err, codes.NotFound, "TURN_NOT_FOUND")
 }
 
-// inOrder returns the exchanges of ended turns in the order in which the turns started.
-func inOrder(t *testing.T, callers []*caller) []exchange {
+// exchangesInOrder returns the exchanges of ended turns in the order in which the turns started.
+func exchangesInOrder(t *testing.T, callers []*caller) []exchange {
 	t.Helper()
 	slices.SortFunc(callers, func(a, b *caller) int {
 		return int(a.finished.GetTurn().GetInputSequence() - b.finished.GetTurn().GetInputSequence())
@@ -297,7 +297,7 @@ func inOrder(t *testing.T, callers []*caller) []exchange {
 	all := make([]exchange, len(callers))
 	for i, c := range callers {
 		c.check(t)
-		all[i] = c.kept()
+		all[i] = c.exchange()
 	}
 	return all
 }

@@ -15,14 +15,14 @@ import (
 
 // caller is one of several clients that call Chat in the same conversation.
 type caller struct {
-	talk
-	request  *parleyv1.ChatRequest
-	joins    bool // the call joins the turn of another caller
-	turnID   string
-	events   int32 // number of events received
-	position int32 // in the queue, from the last event; 0 after the start
-	err      error // the call's error, if it ran in its own goroutine
-	leave    context.CancelFunc
+	chatCall
+	request    *parleyv1.ChatRequest
+	joins      bool // the call joins the turn of another caller
+	turnID     string
+	events     int32 // number of events received
+	position   int32 // in the queue, from the last event; 0 after the start
+	err        error // the call's error, if it ran in its own goroutine
+	disconnect context.CancelFunc
 }
 
 // newCaller returns a caller that has not called Chat yet.
@@ -40,22 +40,22 @@ func (c *caller) String() string { return c.request.GetContent() }
 func (c *caller) call(t *testing.T, s parleyv1.ConversationServiceClient) (err error) {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
-	c.leave = leave
+	c.disconnect = leave
 	c.stream, err = s.Chat(ctx, c.request)
 	return err
 }
 
-// begin calls Chat and receives the first event.
-func (c *caller) begin(t *testing.T, s parleyv1.ConversationServiceClient) error {
+// start calls Chat and receives the first event.
+func (c *caller) start(t *testing.T, s parleyv1.ConversationServiceClient) error {
 	t.Helper()
 	if err := c.call(t, s); err != nil {
 		return err
 	}
-	return c.step()
+	return c.nextEvent()
 }
 
-// step receives events up to the next one that changes the caller's state.
-func (c *caller) step() error {
+// nextEvent receives events up to the next one that changes the caller's state.
+func (c *caller) nextEvent() error {
 	for {
 		response, err := c.stream.Recv()
 		if err != nil {
@@ -86,14 +86,14 @@ func (c *caller) step() error {
 	}
 }
 
-// hearAll receives all remaining events. It returns an error unless the stream ends with EOF.
-func (c *caller) hearAll() error {
+// drain receives all remaining events. It returns an error unless the stream ends with EOF.
+func (c *caller) drain() error {
 	for c.finished == nil {
-		if err := c.step(); err != nil {
+		if err := c.nextEvent(); err != nil {
 			return err
 		}
 	}
-	if err := c.step(); !errors.Is(err, io.EOF) {
+	if err := c.nextEvent(); !errors.Is(err, io.EOF) {
 		return fmt.Errorf("after finished: %w", err)
 	}
 	return nil
@@ -102,7 +102,7 @@ func (c *caller) hearAll() error {
 // wantPosition waits for an event that places the turn at this position in the queue.
 func (c *caller) wantPosition(t *testing.T, want int) {
 	t.Helper()
-	if err := c.step(); err != nil || int(c.position) != want {
+	if err := c.nextEvent(); err != nil || int(c.position) != want {
 		t.Fatalf("%s has position %d, %v; want %d", c, c.position, err, want)
 	}
 }
@@ -110,7 +110,7 @@ func (c *caller) wantPosition(t *testing.T, want int) {
 // wantStarted waits for the turn to start.
 func (c *caller) wantStarted(t *testing.T) {
 	t.Helper()
-	if err := c.step(); err != nil || c.started == nil || c.started.GetReplayed() != c.joins || c.text != "" {
+	if err := c.nextEvent(); err != nil || c.started == nil || c.started.GetReplayed() != c.joins || c.text != "" {
 		t.Fatalf("%s: started %v with text %q, %v; want a turn that has just started", c, c.started, c.text, err)
 	}
 }
@@ -118,7 +118,7 @@ func (c *caller) wantStarted(t *testing.T) {
 // wantEnd receives all remaining events of a turn and checks its final state.
 func (c *caller) wantEnd(t *testing.T, want parleyv1.TurnState) {
 	t.Helper()
-	if err := c.hearAll(); err != nil {
+	if err := c.drain(); err != nil {
 		t.Fatalf("%s: %v", c, err)
 	}
 	if got := c.finished.GetTurn().GetState(); got != want {
@@ -150,7 +150,7 @@ func (c *caller) check(t *testing.T) {
 	}
 }
 
-// kept returns the exchange that must be stored for a turn that has ended.
-func (c *caller) kept() exchange {
+// exchange returns the exchange that must be stored for a turn that has ended.
+func (c *caller) exchange() exchange {
 	return exchange{question: c.String(), answer: c.text, turn: c.finished.GetTurn()}
 }

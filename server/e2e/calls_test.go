@@ -18,8 +18,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// talk is a Chat call in progress and the events received from it.
-type talk struct {
+// chatCall is a Chat call in progress and the events received from it.
+type chatCall struct {
 	stream   grpc.ServerStreamingClient[parleyv1.ChatResponse]
 	started  *parleyv1.TurnStarted
 	text     string // of all deltas
@@ -27,19 +27,19 @@ type talk struct {
 }
 
 // chat begins a turn and returns after its start.
-func chat(t *testing.T, s *server, r *parleyv1.ChatRequest) *talk {
+func chat(t *testing.T, s *server, r *parleyv1.ChatRequest) *chatCall {
 	t.Helper()
 	stream, err := s.Chat(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &talk{stream: stream}
-	k.hear(t, func() bool { return k.started != nil })
+	k := &chatCall{stream: stream}
+	k.receiveUntil(t, func() bool { return k.started != nil })
 	return k
 }
 
-// hear receives events until enough returns true.
-func (k *talk) hear(t *testing.T, enough func() bool) {
+// receiveUntil receives events until enough returns true.
+func (k *chatCall) receiveUntil(t *testing.T, enough func() bool) {
 	t.Helper()
 	for !enough() {
 		response, err := k.stream.Recv()
@@ -57,22 +57,22 @@ func (k *talk) hear(t *testing.T, enough func() bool) {
 	}
 }
 
-// end receives all remaining events, checks that the stream ends with EOF, and returns the last
+// finish receives all remaining events, checks that the stream ends with EOF, and returns the last
 // event.
-func (k *talk) end(t *testing.T) *parleyv1.TurnFinished {
+func (k *chatCall) finish(t *testing.T) *parleyv1.TurnFinished {
 	t.Helper()
-	k.hear(t, func() bool { return k.finished != nil })
+	k.receiveUntil(t, func() bool { return k.finished != nil })
 	if response, err := k.stream.Recv(); !errors.Is(err, io.EOF) {
 		t.Errorf("Recv() after finished = %v, %v; want EOF", response, err)
 	}
 	return k.finished
 }
 
-// say sends a user's message, waits for the turn to complete and returns the answer.
-func say(t *testing.T, s *server, id, content string) string {
+// ask sends a user's message, waits for the turn to complete and returns the answer.
+func ask(t *testing.T, s *server, id, content string) string {
 	t.Helper()
 	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: content})
-	if turn := k.end(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+	if turn := k.finish(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
 		t.Fatalf("%q: %v", content, turn)
 	}
 	return k.text
@@ -107,8 +107,8 @@ func add(t *testing.T, s *server, id string, messages ...*parleyv1.Message) *par
 	return reply
 }
 
-// refused returns the error with which a stream begins, or nil.
-func refused(stream grpc.ServerStreamingClient[parleyv1.ChatResponse], err error) error {
+// firstError returns the error with which a stream begins, or nil.
+func firstError(stream grpc.ServerStreamingClient[parleyv1.ChatResponse], err error) error {
 	if err == nil {
 		_, err = stream.Recv()
 	}
@@ -148,7 +148,7 @@ agents:
 
 // held is a turn whose agent has sent the beginning of its answer and waits.
 type held struct {
-	*talk
+	*chatCall
 	request *parleyv1.ChatRequest
 }
 
@@ -167,8 +167,8 @@ func hold(t *testing.T, s *server, id string) *held {
 		}
 	})
 	request := &parleyv1.ChatRequest{ConversationId: id, Content: pipe, Agent: "hold", RequestId: "hold"}
-	h := &held{talk: chat(t, s, request), request: request}
-	h.hear(t, func() bool { return h.text == "half an " })
+	h := &held{chatCall: chat(t, s, request), request: request}
+	h.receiveUntil(t, func() bool { return h.text == "half an " })
 	return h
 }
 
@@ -183,7 +183,7 @@ func (h *held) release(t *testing.T, rest string) *parleyv1.TurnFinished {
 	if _, err := f.WriteString(rest + "\n"); err != nil {
 		t.Fatal(err)
 	}
-	return h.end(t)
+	return h.finish(t)
 }
 
 // needPython skips a test with a message if Python is missing. In CI it fails the test.

@@ -30,9 +30,9 @@ type writers struct {
 }
 
 const (
-	writerCount = 8
-	writtenTo   = 3 // number of conversations
-	batchSize   = 3
+	writerCount          = 8
+	writtenConversations = 3 // number of conversations
+	batchSize            = 3
 )
 
 func acknowledgedSurvive(t *testing.T) {
@@ -57,9 +57,9 @@ func (w *writers) writeUntilKilled(t *testing.T, s *server, enough int64) {
 	for writer := range writerCount {
 		group.Go(func() {
 			for {
-				batch, messages := w.batch(writer)
+				batch, messages := w.nextBatch(writer)
 				reply, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
-					ConversationId: fmt.Sprint("c", writer%writtenTo), Messages: messages,
+					ConversationId: fmt.Sprint("c", writer%writtenConversations), Messages: messages,
 				})
 				if err != nil {
 					return
@@ -82,7 +82,7 @@ func (w *writers) writeUntilKilled(t *testing.T, s *server, enough int64) {
 	group.Wait()
 }
 
-func (w *writers) batch(writer int) (name string, messages []*parleyv1.Message) {
+func (w *writers) nextBatch(writer int) (name string, messages []*parleyv1.Message) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	name = fmt.Sprintf("%d-%d", writer, w.next[writer])
@@ -97,7 +97,7 @@ func (w *writers) batch(writer int) (name string, messages []*parleyv1.Message) 
 func (w *writers) check(t *testing.T, s *server) {
 	t.Helper()
 	found := make(map[string]int32)
-	for c := range writtenTo {
+	for c := range writtenConversations {
 		limit := int32(1000)
 		reply, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: fmt.Sprint("c", c), MessageLimit: &limit})
 		if err != nil {
@@ -154,7 +154,7 @@ func startedSurvives(t *testing.T) {
 	}
 	// A client that repeats the request id receives the interrupted turn; the agent does not run twice.
 	again := chat(t, s, k.request)
-	turn := again.end(t).GetTurn()
+	turn := again.finish(t).GetTurn()
 	if !again.started.GetReplayed() || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED ||
 		turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetError().GetCode() != int32(codes.Unavailable) {
 		t.Errorf("the same request again = %v, %v; want the interrupted turn", again.started, turn)
@@ -163,7 +163,7 @@ func startedSurvives(t *testing.T) {
 		t.Errorf("an agent was called: %v", found)
 	}
 	for _, id := range []string{"c", "c2"} {
-		if answer := say(t, s, id, "continue"); answer != "continue" {
+		if answer := ask(t, s, id, "continue"); answer != "continue" {
 			t.Errorf("the next answer in %s = %q, want %q", id, answer, "continue")
 		}
 	}

@@ -24,11 +24,11 @@ func TestChatAfterEphemeralConversation(t *testing.T) {
 		for _, version := range []*int32{nil, new(int32)} {
 			id := fmt.Sprint(name, "-", version != nil)
 			t.Run(id, func(t *testing.T) {
-				c := watchSession(t, s.conn.Target(), id, time.Millisecond)
+				c := watchEphemeral(t, s.conn.Target(), id, time.Millisecond)
 				p := newPuppet(t, dir, id)
 				old := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: p.path, Agent: "puppet"})
 				p.start(t)
-				c.leave()
+				c.disconnect()
 				awaitNone(t, s, id)
 				wantNew(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "new", OnBusy: parleyv1.OnBusy(busy), IfVersion: version})
 				var err error

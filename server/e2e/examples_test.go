@@ -88,7 +88,7 @@ func TestExampleAgents(t *testing.T) {
 			s := startServer(t, t.TempDir(), agents(t, fmt.Sprintf(`{default_agent: shop, agents: {shop: {kind: remote, address: %q}}}`, address)))
 			for _, turn := range threeTurns {
 				call := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: turn.ask + "."})
-				finished := call.end(t)
+				finished := call.finish(t)
 				if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || call.text != turn.answer.text {
 					t.Fatalf("turn %q = %v with %q, want %q", turn.ask, finished.GetTurn(), call.text, turn.answer.text)
 				}
@@ -104,17 +104,17 @@ func TestExampleAgents(t *testing.T) {
 			wantFailed(t, chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: "fail"}), s, "This will ", "the shop is closed")
 
 			slow := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: "slow"})
-			slow.hear(t, func() bool { return slow.text != "" })
+			slow.receiveUntil(t, func() bool { return slow.text != "" })
 			reply, err := s.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{
 				ConversationId: "shop", TurnId: slow.started.GetConversation().GetActiveTurnId(),
 			})
 			if err != nil || reply.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
 				t.Errorf("CancelTurn = %v, %v; want CANCELLED", reply, err)
 			}
-			slow.end(t)
+			slow.finish(t)
 
 			killed := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: "slow"})
-			killed.hear(t, func() bool { return killed.text != "" })
+			killed.receiveUntil(t, func() bool { return killed.text != "" })
 			_ = process.Signal(syscall.SIGKILL)
 			wantFailed(t, killed, s, "tick ", "")
 		})
@@ -123,9 +123,9 @@ func TestExampleAgents(t *testing.T) {
 
 // wantFailed receives the remaining events of a turn. The turn must fail with an error that contains
 // message, and the stored answer must begin with text.
-func wantFailed(t *testing.T, k *talk, s *server, text, message string) {
+func wantFailed(t *testing.T, k *chatCall, s *server, text, message string) {
 	t.Helper()
-	turn := k.end(t).GetTurn()
+	turn := k.finish(t).GetTurn()
 	failure := turn.GetError()
 	if turn.GetState() != parleyv1.TurnState_TURN_STATE_FAILED || failure.GetReason() != "AGENT_FAILED" ||
 		codes.Code(failure.GetCode()) != codes.Unavailable || !failure.GetRetryable() || !strings.Contains(failure.GetMessage(), message) {

@@ -20,7 +20,7 @@ type rawWatch struct {
 }
 
 // startRawWatch watches two conversations: id, which is deleted when the stream ends, and noise-id.
-func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
+func startRawWatch(t *testing.T, d *httpServer, id string) *rawWatch {
 	t.Helper()
 	conn := nettest.DialSmallBuffer(t, strings.TrimPrefix(d.url, "http://"))
 	path := fmt.Sprintf("/v1/watch?conversationIds=%s&conversationIds=noise-%[1]s&deleteAfterDisconnect=0.1s", id)
@@ -37,12 +37,12 @@ func startRawWatch(t *testing.T, d *door, id string) *rawWatch {
 		t.Fatal(reply.Status)
 	}
 	w := &rawWatch{conn: conn, lines: bufio.NewReader(reply.Body)}
-	w.until(t, "HEARTBEAT")
+	w.readUntil(t, "HEARTBEAT")
 	return w
 }
 
-// until reads up to a line that contains text.
-func (w *rawWatch) until(t *testing.T, text string) {
+// readUntil reads up to a line that contains text.
+func (w *rawWatch) readUntil(t *testing.T, text string) {
 	t.Helper()
 	if err := w.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
@@ -59,10 +59,10 @@ func (w *rawWatch) until(t *testing.T, text string) {
 }
 
 // overflow appends more bytes than the buffers of a connection hold.
-func overflow(t *testing.T, d *door, id string) {
+func overflow(t *testing.T, d *httpServer, id string) {
 	t.Helper()
 	for range 40 {
-		add(t, d.server, "noise-"+id, says(strings.Repeat("x", 200_000)))
+		add(t, d.server, "noise-"+id, userMessage(strings.Repeat("x", 200_000)))
 	}
 }
 
@@ -71,17 +71,17 @@ func overflow(t *testing.T, d *door, id string) {
 func TestSlowWatcherOverHTTP(t *testing.T) {
 	t.Parallel()
 	const keepalive = time.Second
-	d := startDoor(t, t.TempDir(), "--store=memory", "--keepalive-time="+keepalive.String())
+	d := startHTTPServer(t, t.TempDir(), "--store=memory", "--keepalive-time="+keepalive.String())
 	w := startRawWatch(t, d, "c")
-	add(t, d.server, "c", says("hello"))
+	add(t, d.server, "c", userMessage("hello"))
 	overflow(t, d, "c")
 	for end := time.Now().Add(5 * keepalive); time.Now().Before(end); {
 		if _, err := d.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "c"}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	add(t, d.server, "c", says("after that"))
-	w.until(t, "after that")
+	add(t, d.server, "c", userMessage("after that"))
+	w.readUntil(t, "after that")
 }
 
 // TestGoneWatcherOverHTTP: the server detects a watcher whose network is cut, with or without data
@@ -90,15 +90,15 @@ func TestGoneWatcherOverHTTP(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name string
-		cut  func(t *testing.T, d *door, w *rawWatch, id string)
+		cut  func(t *testing.T, d *httpServer, w *rawWatch, id string)
 	}{
-		{"idle", func(t *testing.T, _ *door, w *rawWatch, _ string) { t.Helper(); nettest.DropPackets(t, w.conn) }},
-		{"unacknowledged data", func(t *testing.T, d *door, w *rawWatch, id string) {
+		{"idle", func(t *testing.T, _ *httpServer, w *rawWatch, _ string) { t.Helper(); nettest.DropPackets(t, w.conn) }},
+		{"unacknowledged data", func(t *testing.T, d *httpServer, w *rawWatch, id string) {
 			t.Helper()
 			nettest.DropPackets(t, w.conn)
-			add(t, d.server, id, says("unacknowledged"))
+			add(t, d.server, id, userMessage("unacknowledged"))
 		}},
-		{"a closed window", func(t *testing.T, d *door, w *rawWatch, id string) {
+		{"a closed window", func(t *testing.T, d *httpServer, w *rawWatch, id string) {
 			t.Helper()
 			overflow(t, d, id)
 			nettest.DropPackets(t, w.conn)
@@ -106,10 +106,10 @@ func TestGoneWatcherOverHTTP(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			d := startDoor(t, t.TempDir(), "--store=memory", "--keepalive-time=1s")
+			d := startHTTPServer(t, t.TempDir(), "--store=memory", "--keepalive-time=1s")
 			w := startRawWatch(t, d, "c")
-			add(t, d.server, "c", says("hello"))
-			w.until(t, "hello")
+			add(t, d.server, "c", userMessage("hello"))
+			w.readUntil(t, "hello")
 			test.cut(t, d, w, "c")
 			start := time.Now()
 			d.await(t, "ephemeral conversation deleted", "conversation_id=c")

@@ -19,29 +19,29 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// talker is an agent that sends more pieces than the server keeps separate, with a value at
-// intervals. It pauses after talkerHolds pieces until end is closed.
-type talker struct {
+// numberAgent is an agent that sends more pieces than the server keeps separate, with a value at
+// intervals. It pauses after numbersBeforePause pieces until end is closed.
+type numberAgent struct {
 	parleyv1.UnimplementedAgentServiceServer
-	end chan struct{}
+	release chan struct{}
 }
 
 const (
-	talkerPieces = 18_000
-	talkerHolds  = 17_000 // pieces, more than the 16,384 events that the server keeps
-	talkerValue  = 1_000  // One piece in this many is a value.
+	numberPieces       = 18_000
+	numbersBeforePause = 17_000 // pieces, more than the 16,384 events that the server keeps
+	numbersPerValue    = 1_000  // One piece in this many is a value.
 )
 
-func (a *talker) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
-	for i := range talkerPieces {
-		if i == talkerHolds {
+func (a *numberAgent) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+	for i := range numberPieces {
+		if i == numbersBeforePause {
 			select {
-			case <-a.end:
+			case <-a.release:
 			case <-stream.Context().Done():
 			}
 		}
-		piece := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: talkerText(i)}}
-		if talkerText(i) == "" {
+		piece := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: numberText(i)}}
+		if numberText(i) == "" {
 			piece.Piece = &parleyv1.RespondResponse_StructuredData{StructuredData: &parleyv1.StructuredData{Type: "number", Value: structpb.NewNumberValue(float64(i))}}
 		}
 		if err := stream.Send(piece); err != nil {
@@ -51,9 +51,9 @@ func (a *talker) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreaming
 	return nil
 }
 
-// talkerText returns the text of a piece, or "" if the piece is a value.
-func talkerText(i int) string {
-	if i%talkerValue == talkerValue/2 {
+// numberText returns the text of a piece, or "" if the piece is a value.
+func numberText(i int) string {
+	if i%numbersPerValue == numbersPerValue/2 {
 		return ""
 	}
 	return fmt.Sprintf("%d ", i)
@@ -64,7 +64,7 @@ func talkerText(i int) string {
 // EVENTS_GONE, so that the client does not miss text unnoticed.
 func TestEventSourceAmongMergedTexts(t *testing.T) {
 	t.Parallel()
-	agent := &talker{end: make(chan struct{})}
+	agent := &numberAgent{release: make(chan struct{})}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -73,12 +73,12 @@ func TestEventSourceAmongMergedTexts(t *testing.T) {
 	parleyv1.RegisterAgentServiceServer(service, agent)
 	go func() { _ = service.Serve(listener) }() // Serve returns after Stop.
 	t.Cleanup(service.Stop)
-	d := startDoor(t, t.TempDir(), agents(t, fmt.Sprintf("agents:\n  talker: {kind: remote, address: %q}\n", listener.Addr())))
-	call := streamOf(d.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: "c", Content: "talk", Agent: "talker"}))
-	call.take(t, 1+talkerHolds)
+	d := startHTTPServer(t, t.TempDir(), agents(t, fmt.Sprintf("agents:\n  numbers: {kind: remote, address: %q}\n", listener.Addr())))
+	call := streamOf(d.Chat(timeLimited(t), &parleyv1.ChatRequest{ConversationId: "c", Content: "talk", Agent: "numbers"}))
+	call.receive(t, 1+numbersBeforePause)
 	path := "/v1/conversations/c/turns/" + call.events[0].GetTurnId() + "/events"
 
-	source := d.ask(t, "", path, "")
+	source := d.openEvents(t, "", path, "")
 	var all []*parleyv1.TurnEvent
 	next := func(from *eventSource) *parleyv1.TurnEvent {
 		t.Helper()
@@ -94,29 +94,29 @@ func TestEventSourceAmongMergedTexts(t *testing.T) {
 		return reply.GetEvent()
 	}
 	for next(source).GetTextDelta() == nil {
-		d.ask(t, source.lastID, path, "").wantGone(t)
+		d.openEvents(t, source.lastID, path, "").wantEventsGone(t)
 	}
-	if len(all) != 1+talkerHolds/talkerValue+1 {
-		t.Errorf("the merged text came after %d events, want %d", len(all)-1, 1+talkerHolds/talkerValue)
+	if len(all) != 1+numbersBeforePause/numbersPerValue+1 {
+		t.Errorf("the merged text came after %d events, want %d", len(all)-1, 1+numbersBeforePause/numbersPerValue)
 	}
-	source.leave()
-	rest := d.ask(t, source.lastID, path, "")
-	close(agent.end)
+	source.disconnect()
+	rest := d.openEvents(t, source.lastID, path, "")
+	close(agent.release)
 	for event := next(rest); event.GetFinished() == nil; {
 		event = next(rest)
 	}
 	var want strings.Builder
 	values := 0
-	for i := range talkerPieces {
-		want.WriteString(talkerText(i))
+	for i := range numberPieces {
+		want.WriteString(numberText(i))
 	}
 	for _, event := range all {
 		if event.GetStructuredData() != nil {
 			values++
 		}
 	}
-	if got := textOf(all); got != want.String() || values != talkerPieces/talkerValue {
-		t.Errorf("received %d bytes of text and %d values, want %d and %d", len(got), values, want.Len(), talkerPieces/talkerValue)
+	if got := textOf(all); got != want.String() || values != numberPieces/numbersPerValue {
+		t.Errorf("received %d bytes of text and %d values, want %d and %d", len(got), values, want.Len(), numberPieces/numbersPerValue)
 	}
 }
 
@@ -125,8 +125,8 @@ func TestEventSourceAmongMergedTexts(t *testing.T) {
 func TestEventSourceOfChanges(t *testing.T) {
 	t.Parallel()
 	const messages = 20
-	d := startDoor(t, t.TempDir())
-	source := d.ask(t, "", "/v1/watch?conversationIds=c", "")
+	d := startHTTPServer(t, t.TempDir())
+	source := d.openEvents(t, "", "/v1/watch?conversationIds=c", "")
 	if _, err := source.next(); err != nil {
 		t.Fatal(err)
 	}
@@ -151,8 +151,8 @@ func TestEventSourceOfChanges(t *testing.T) {
 		if m := reply.GetChange().GetMessage(); m != nil {
 			sequences = append(sequences, m.GetSequence())
 		}
-		source.leave()
-		source = d.ask(t, source.lastID, "/v1/watch?conversationIds=c&cursor="+url.QueryEscape(begin), "")
+		source.disconnect()
+		source = d.openEvents(t, source.lastID, "/v1/watch?conversationIds=c&cursor="+url.QueryEscape(begin), "")
 	}
 	for i, sequence := range sequences {
 		if int(sequence) != i+1 {
@@ -167,18 +167,18 @@ func TestEventSourceOfChanges(t *testing.T) {
 // Over HTTP, a turn with ON_DISCONNECT_CANCEL and an ephemeral conversation end when their client disconnects.
 func TestStreamsEndWithTheirClient(t *testing.T) {
 	t.Parallel()
-	d := startDoor(t, t.TempDir(), agents(t, puppetAgents))
-	session := d.ask(t, "", "/v1/watch?conversationIds=c&deleteAfterDisconnect=0s&includeTurnEvents=true", "")
+	d := startHTTPServer(t, t.TempDir(), agents(t, puppetAgents))
+	session := d.openEvents(t, "", "/v1/watch?conversationIds=c&deleteAfterDisconnect=0s&includeTurnEvents=true", "")
 	if _, err := session.next(); err != nil { // The first event shows that the watch has begun.
 		t.Fatal(err)
 	}
 	p := newPuppet(t, t.TempDir(), "pipe")
-	source := d.ask(t, "", "/v1/chat", fmt.Sprintf(`{"conversationId":"c","content":%q,"agent":"puppet","onDisconnect":"ON_DISCONNECT_CANCEL"}`, p.path))
+	source := d.openEvents(t, "", "/v1/chat", fmt.Sprintf(`{"conversationId":"c","content":%q,"agent":"puppet","onDisconnect":"ON_DISCONNECT_CANCEL"}`, p.path))
 	events := source.turnEvents(t)
 	p.start(t)
-	events.take(t, 1)
-	events.hear(t, p, 1, 3)
-	source.leave()
+	events.receive(t, 1)
+	events.sendAndReceive(t, p, 1, 3)
+	source.disconnect()
 	for {
 		event, err := session.next()
 		reply := new(parleyv1.WatchConversationsResponse)
@@ -195,30 +195,30 @@ func TestStreamsEndWithTheirClient(t *testing.T) {
 			break
 		}
 	}
-	session.leave()
+	session.disconnect()
 	d.await(t, "ephemeral conversation deleted", "conversation_id=c")
 }
 
 // When the server stops, streams end: a turn with its last event, a watch with the reason.
 func TestStopEndsStreams(t *testing.T) {
 	t.Parallel()
-	d := startDoor(t, t.TempDir(), agents(t, puppetAgents))
-	watching := d.ask(t, "", "/v1/watch", "")
+	d := startHTTPServer(t, t.TempDir(), agents(t, puppetAgents))
+	watching := d.openEvents(t, "", "/v1/watch", "")
 	if _, err := watching.next(); err != nil {
 		t.Fatal(err)
 	}
 	p := newPuppet(t, t.TempDir(), "pipe")
-	events := d.ask(t, "", "/v1/chat", fmt.Sprintf(`{"conversationId":"c","content":%q,"agent":"puppet"}`, p.path)).turnEvents(t)
+	events := d.openEvents(t, "", "/v1/chat", fmt.Sprintf(`{"conversationId":"c","content":%q,"agent":"puppet"}`, p.path)).turnEvents(t)
 	p.start(t)
-	events.take(t, 1)
+	events.receive(t, 1)
 	d.terminate()
 	d.await(t, "stopping")
-	events.hear(t, p, 1, answerPieces)
-	p.end()
-	if err := events.end(); err != nil {
+	events.sendAndReceive(t, p, 1, answerPieces)
+	p.finish()
+	if err := events.drain(); err != nil {
 		t.Error(err)
 	}
-	if last := events.events[len(events.events)-1]; last.GetFinished().GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || textOf(events.events) != wholeAnswer() {
+	if last := events.events[len(events.events)-1]; last.GetFinished().GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || textOf(events.events) != completeAnswer() {
 		t.Errorf("the last event of the turn = %v, want COMPLETED with the complete answer", last)
 	}
 	var last serverEvent
@@ -239,7 +239,7 @@ func TestStopEndsStreams(t *testing.T) {
 // An export over HTTP is unchanged after an import over HTTP, whatever the messages contain.
 func TestTransferOverHTTP(t *testing.T) {
 	t.Parallel()
-	from, to := startDoor(t, t.TempDir()), startDoor(t, t.TempDir())
+	from, to := startHTTPServer(t, t.TempDir()), startHTTPServer(t, t.TempDir())
 	awkward := "line\nend\r\n, \u2028 and \u2029, \"quoted\" \\ <b> \x00 日本"
 	for i := range 50 {
 		value, err := structpb.NewValue(map[string]any{"text": awkward, "list": []any{1.5, nil, true}})

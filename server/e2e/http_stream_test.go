@@ -17,17 +17,17 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// door is a server with its HTTP listener.
-type door struct {
+// httpServer is a server with its HTTP listener.
+type httpServer struct {
 	*server
 	url string
 }
 
-// startDoor starts a server that listens for HTTP.
-func startDoor(t *testing.T, dataDir string, flags ...string) *door {
+// startHTTPServer starts a server that listens for HTTP.
+func startHTTPServer(t *testing.T, dataDir string, flags ...string) *httpServer {
 	t.Helper()
 	s := startServer(t, dataDir, append([]string{"--http-address=127.0.0.1:0"}, flags...)...)
-	return &door{s, fmt.Sprintf("http://%s", s.await(t, "serving http")["address"])}
+	return &httpServer{s, fmt.Sprintf("http://%s", s.await(t, "serving http")["address"])}
 }
 
 // serverEvent is a server-sent event.
@@ -35,16 +35,16 @@ type serverEvent struct{ id, kind, data string }
 
 // eventSource is a stream of server-sent events on its own connection.
 type eventSource struct {
-	status int
-	body   io.ReadCloser
-	lines  *bufio.Scanner
-	lastID string // the last event id, as a browser keeps it
-	leave  func() // resets the connection
-	again  func() *eventSource
+	status     int
+	body       io.ReadCloser
+	lines      *bufio.Scanner
+	lastID     string // the last event id, as a browser keeps it
+	disconnect func() // resets the connection
+	repeat     func() *eventSource
 }
 
-// ask sends a request for events, with a JSON body unless body is empty.
-func (d *door) ask(t *testing.T, lastID, path, body string) *eventSource {
+// openEvents sends a request for events, with a JSON body unless body is empty.
+func (d *httpServer) openEvents(t *testing.T, lastID, path, body string) *eventSource {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	method, content := http.MethodGet, io.Reader(nil)
@@ -64,9 +64,9 @@ func (d *door) ask(t *testing.T, lastID, path, body string) *eventSource {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &eventSource{status: reply.StatusCode, body: reply.Body, lines: bufio.NewScanner(reply.Body), lastID: lastID, leave: cancel}
+	e := &eventSource{status: reply.StatusCode, body: reply.Body, lines: bufio.NewScanner(reply.Body), lastID: lastID, disconnect: cancel}
 	e.lines.Buffer(nil, 8<<20)
-	e.again = func() *eventSource { return d.ask(t, e.lastID, path, body) }
+	e.repeat = func() *eventSource { return d.openEvents(t, e.lastID, path, body) }
 	t.Cleanup(func() { cancel(); reply.Body.Close() })
 	return e
 }
@@ -117,16 +117,16 @@ func (e *eventSource) turnEvents(t *testing.T) *eventStream {
 	}}
 }
 
-// settled returns the server's final reply. A busy server begins a stream that ends without an event
+// finalReply returns the server's final reply. A busy server begins a stream that ends without an event
 // that has an id, upon which a browser sends the request again.
-func (e *eventSource) settled(t *testing.T) (status int, text string) {
+func (e *eventSource) finalReply(t *testing.T) (status int, text string) {
 	t.Helper()
 	for e.status == http.StatusOK {
 		if event, err := e.next(); err == nil && event.kind != "error" || err != nil && !errors.Is(err, io.EOF) {
 			t.Fatalf("event %q, %v; want none with an id", event, err)
 		}
-		e.leave()
-		e = e.again()
+		e.disconnect()
+		e = e.repeat()
 	}
 	body, err := io.ReadAll(e.body)
 	if err != nil {
@@ -135,18 +135,18 @@ func (e *eventSource) settled(t *testing.T) (status int, text string) {
 	return e.status, string(body)
 }
 
-// wantNothing checks that no events are left, with the status that stops a browser from reconnecting.
-func (e *eventSource) wantNothing(t *testing.T) {
+// wantNoContent checks that no events are left, with the status that stops a browser from reconnecting.
+func (e *eventSource) wantNoContent(t *testing.T) {
 	t.Helper()
-	if status, text := e.settled(t); status != http.StatusNoContent || text != "" {
+	if status, text := e.finalReply(t); status != http.StatusNoContent || text != "" {
 		t.Errorf("reply = %d with %q, want 204", status, text)
 	}
 }
 
-// wantGone checks for the error EVENTS_GONE with the oldest index that is still there.
-func (e *eventSource) wantGone(t *testing.T) {
+// wantEventsGone checks for the error EVENTS_GONE with the oldest index that is still there.
+func (e *eventSource) wantEventsGone(t *testing.T) {
 	t.Helper()
-	if status, text := e.settled(t); status != http.StatusBadRequest || !strings.Contains(text, `"EVENTS_GONE"`) || !strings.Contains(text, `"oldest_index"`) {
+	if status, text := e.finalReply(t); status != http.StatusBadRequest || !strings.Contains(text, `"EVENTS_GONE"`) || !strings.Contains(text, `"oldest_index"`) {
 		t.Errorf("reply = %d with %s, want 400 with EVENTS_GONE", status, text)
 	}
 }
@@ -156,7 +156,7 @@ func (e *eventSource) wantGone(t *testing.T) {
 func TestEventSourceFromEveryEvent(t *testing.T) {
 	t.Parallel()
 	dataDir, pipes, config := t.TempDir(), t.TempDir(), agents(t, puppetAgents)
-	d := startDoor(t, dataDir, config)
+	d := startHTTPServer(t, dataDir, config)
 	all := make([]*cutSource, 2*lastIndex)
 	for i := range all {
 		all[i] = &cutSource{p: newPuppet(t, pipes, fmt.Sprint(i)), id: fmt.Sprint("c:", i), seen: i/2 + 1, chats: i%2 == 1}
@@ -168,7 +168,7 @@ func TestEventSourceFromEveryEvent(t *testing.T) {
 		return
 	}
 	d.kill()
-	d = startDoor(t, dataDir, config)
+	d = startHTTPServer(t, dataDir, config)
 	for _, c := range all {
 		t.Run(fmt.Sprintf("cut after %d, restarted, chats: %t", c.seen, c.chats), func(t *testing.T) { c.testRestarted(t, d) })
 	}
@@ -184,65 +184,65 @@ type cutSource struct {
 	turn string
 }
 
-func (c *cutSource) chat(t *testing.T, d *door, lastID string) *eventSource {
+func (c *cutSource) chat(t *testing.T, d *httpServer, lastID string) *eventSource {
 	t.Helper()
-	return d.ask(t, lastID, "/v1/conversations/"+c.id+"/chat", fmt.Sprintf(`{"content":%q,"agent":"puppet","request_id":"r"}`, c.p.path))
+	return d.openEvents(t, lastID, "/v1/conversations/"+c.id+"/chat", fmt.Sprintf(`{"content":%q,"agent":"puppet","request_id":"r"}`, c.p.path))
 }
 
-// goOn requests the events after lastID.
-func (c *cutSource) goOn(t *testing.T, d *door, lastID string) *eventSource {
+// resume requests the events after lastID.
+func (c *cutSource) resume(t *testing.T, d *httpServer, lastID string) *eventSource {
 	t.Helper()
 	if c.chats {
 		return c.chat(t, d, lastID)
 	}
 	// A browser keeps the first URL when it reconnects.
-	return d.ask(t, lastID, "/v1/conversations/"+c.id+"/turns/"+c.turn+"/events?after_index=0", "")
+	return d.openEvents(t, lastID, "/v1/conversations/"+c.id+"/turns/"+c.turn+"/events?after_index=0", "")
 }
 
-func (c *cutSource) test(t *testing.T, d *door) {
+func (c *cutSource) test(t *testing.T, d *httpServer) {
 	t.Helper()
 	source := c.chat(t, d, "")
 	events := source.turnEvents(t)
 	c.p.start(t)
-	events.take(t, 1)
+	events.receive(t, 1)
 	c.turn = events.events[0].GetTurnId()
-	events.hear(t, c.p, 1, min(c.seen-1, answerPieces))
+	events.sendAndReceive(t, c.p, 1, min(c.seen-1, answerPieces))
 	if c.seen == lastIndex {
-		c.p.end()
-		events.take(t, 1)
+		c.p.finish()
+		events.receive(t, 1)
 	}
-	source.leave()
-	again := c.goOn(t, d, source.lastID)
+	source.disconnect()
+	again := c.resume(t, d, source.lastID)
 	if c.seen == lastIndex {
-		again.wantNothing(t)
+		again.wantNoContent(t)
 		return
 	}
 	// The response begins before the agent sends more.
 	rest := again.turnEvents(t)
-	rest.hear(t, c.p, c.seen, answerPieces)
-	c.p.end()
-	if err := rest.end(); err != nil {
+	rest.sendAndReceive(t, c.p, c.seen, answerPieces)
+	c.p.finish()
+	if err := rest.drain(); err != nil {
 		t.Errorf("stream after %d events = %v, want its end", c.seen+len(rest.events), err)
 	}
-	wantWhole(t, d.server, c.id, c.p, append(events.events, rest.events...))
-	c.goOn(t, d, again.lastID).wantNothing(t)
+	wantCompleteTurn(t, d.server, c.id, c.p, append(events.events, rest.events...))
+	c.resume(t, d, again.lastID).wantNoContent(t)
 }
 
 // testRestarted resumes with a restarted server, which has all the text in one piece.
-func (c *cutSource) testRestarted(t *testing.T, d *door) {
+func (c *cutSource) testRestarted(t *testing.T, d *httpServer) {
 	t.Helper()
 	const merged = lastIndex - 1
-	source := c.goOn(t, d, strconv.Itoa(c.seen))
+	source := c.resume(t, d, strconv.Itoa(c.seen))
 	switch {
 	case c.seen == lastIndex:
-		source.wantNothing(t)
+		source.wantNoContent(t)
 		return
 	case c.seen > 1 && c.seen < merged:
-		source.wantGone(t)
+		source.wantEventsGone(t)
 		return
 	}
 	rest := source.turnEvents(t)
-	if err := rest.end(); err != nil {
+	if err := rest.drain(); err != nil {
 		t.Error(err)
 	}
 	var got []int
@@ -252,7 +252,7 @@ func (c *cutSource) testRestarted(t *testing.T, d *door) {
 	if want := []int{merged, lastIndex}[min(c.seen/2, 1):]; !slices.Equal(got, want) {
 		t.Errorf("indexes of the events = %v, want %v", got, want)
 	}
-	if c.seen == 1 && textOf(rest.events) != wholeAnswer() {
-		t.Errorf("text = %q, want %q", textOf(rest.events), wholeAnswer())
+	if c.seen == 1 && textOf(rest.events) != completeAnswer() {
+		t.Errorf("text = %q, want %q", textOf(rest.events), completeAnswer())
 	}
 }

@@ -36,9 +36,9 @@ func TestTheTableOfCallsOverHTTP(t *testing.T) {
 	if err := decoder.Decode(&table); err != nil || len(table.Steps) == 0 {
 		t.Fatalf("table has %d steps, %v; want some", len(table.Steps), err)
 	}
-	run := &tableRun{door: startDoor(t, t.TempDir(), "--store=memory"), paths: readPaths(t), saved: map[string]string{}}
+	run := &tableRun{httpServer: startHTTPServer(t, t.TempDir(), "--store=memory"), paths: readPaths(t), saved: map[string]string{}}
 	for _, step := range table.Steps {
-		t.Run(step.Name, func(t *testing.T) { run.make(t, step) })
+		t.Run(step.Name, func(t *testing.T) { run.runStep(t, step) })
 	}
 }
 
@@ -60,12 +60,12 @@ type tableStep struct {
 
 // tableRun runs the steps in order.
 type tableRun struct {
-	*door
+	*httpServer
 	paths map[string][]httpPath
 	saved map[string]string
 }
 
-func (r *tableRun) make(t *testing.T, step tableStep) {
+func (r *tableRun) runStep(t *testing.T, step tableStep) {
 	t.Helper()
 	text := string(step.Request)
 	for name, value := range r.saved {
@@ -86,21 +86,21 @@ func (r *tableRun) make(t *testing.T, step tableStep) {
 	case step.Error != nil:
 		slices.Sort(step.Error.Fields)
 		want = fmt.Sprint(step.Error.Code, " ", step.Error.Reason, " ", step.Error.Fields)
-		got = toldError(t, reply)
+		got = errorOf(t, reply)
 	case reply.StatusCode != http.StatusOK:
 		text, _ := io.ReadAll(reply.Body)
 		t.Fatalf("%s: %s", reply.Status, text)
 	case step.Turn != nil:
-		want, got = step.Turn, toldTurn(t, reply.Body)
+		want, got = step.Turn, turnOfStream(t, reply.Body)
 	case step.Changes != nil:
-		want, got = step.Changes, toldLines(t, reply.Body, "change", len(step.Changes))
+		want, got = step.Changes, streamValues(t, reply.Body, "change", len(step.Changes))
 	default:
 		want = step.Want
 		if err := json.NewDecoder(reply.Body).Decode(&got); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if faults := unlike("", want, got); len(faults) > 0 {
+	if faults := differences("", want, got); len(faults) > 0 {
 		t.Error(strings.Join(faults, "\n"))
 	}
 	for name, path := range step.Save {
@@ -236,8 +236,8 @@ func addParameters(query url.Values, path string, value any) {
 	}
 }
 
-// toldError returns the code, the reason and the fields of an error as one text.
-func toldError(t *testing.T, reply *http.Response) string {
+// errorOf returns the code, the reason and the fields of an error as one text.
+func errorOf(t *testing.T, reply *http.Response) string {
 	t.Helper()
 	var body struct {
 		Code    int32
@@ -260,8 +260,8 @@ func toldError(t *testing.T, reply *http.Response) string {
 	return fmt.Sprint(code.Code(body.Code), " ", reason, " ", fields)
 }
 
-// toldLines returns the field name of the stream's lines: of n lines, or of all if n is 0.
-func toldLines(t *testing.T, stream io.Reader, name string, n int) (values []any) {
+// streamValues returns the field name of the stream's lines: of n lines, or of all if n is 0.
+func streamValues(t *testing.T, stream io.Reader, name string, n int) (values []any) {
 	t.Helper()
 	lines := bufio.NewScanner(stream)
 	lines.Buffer(nil, 8<<20)
@@ -278,10 +278,10 @@ func toldLines(t *testing.T, stream io.Reader, name string, n int) (values []any
 	return values
 }
 
-func toldTurn(t *testing.T, stream io.Reader) any {
+func turnOfStream(t *testing.T, stream io.Reader) any {
 	t.Helper()
 	text, last := "", any(nil)
-	for _, last = range toldLines(t, stream, "event", 0) {
+	for _, last = range streamValues(t, stream, "event", 0) {
 		if piece, ok := valueAt(last, "textDelta.text").(string); ok {
 			text += piece
 		}
@@ -290,13 +290,13 @@ func toldTurn(t *testing.T, stream io.Reader) any {
 	return map[string]any{"text": text, "state": valueAt(last, "finished.turn.state"), "messages": append([]any{}, messages...)}
 }
 
-// unlike returns the differences between want and got. An object in got may have more fields.
-func unlike(path string, want, got any) (faults []string) {
+// differences returns the differences between want and got. An object in got may have more fields.
+func differences(path string, want, got any) (faults []string) {
 	switch want := want.(type) {
 	case map[string]any:
 		for name, value := range want {
 			object, _ := got.(map[string]any)
-			faults = append(faults, unlike(path+"."+name, value, object[name])...)
+			faults = append(faults, differences(path+"."+name, value, object[name])...)
 		}
 		return faults
 	case []any:
@@ -305,7 +305,7 @@ func unlike(path string, want, got any) (faults []string) {
 			return []string{fmt.Sprintf("%s is %v, want %d elements", path, got, len(want))}
 		}
 		for i, value := range want {
-			faults = append(faults, unlike(fmt.Sprint(path, ".", i), value, list[i])...)
+			faults = append(faults, differences(fmt.Sprint(path, ".", i), value, list[i])...)
 		}
 		return faults
 	}

@@ -12,7 +12,7 @@ import (
 // TestOneConversationOverHTTP sends every call for a conversation whose id contains ":". Each reply
 // must show the result of the call before it.
 func TestOneConversationOverHTTP(t *testing.T) {
-	d := startDoor(t, t.TempDir(), "--store=memory")
+	d := startHTTPServer(t, t.TempDir(), "--store=memory")
 	turnID := ""
 	for _, step := range []struct {
 		method, path, body string
@@ -61,7 +61,7 @@ func TestOneConversationOverHTTP(t *testing.T) {
 
 // TestEmptyIDsOverHTTP: a path with an empty id is an error. It must not reach another call.
 func TestEmptyIDsOverHTTP(t *testing.T) {
-	d := startDoor(t, t.TempDir(), "--store=memory")
+	d := startHTTPServer(t, t.TempDir(), "--store=memory")
 	if code, text := d.do(t, "POST", "/v1/conversations:load", `{"conversationId": "messages"}`); code != http.StatusOK {
 		t.Fatal(code, text)
 	}
@@ -77,7 +77,7 @@ func TestEmptyIDsOverHTTP(t *testing.T) {
 
 // TestErrorsOverHTTP causes one error in each layer of the HTTP listener.
 func TestErrorsOverHTTP(t *testing.T) {
-	d := startDoor(t, t.TempDir(), "--store=memory")
+	d := startHTTPServer(t, t.TempDir(), "--store=memory")
 	for _, step := range []struct {
 		method, path, body string
 		code               int
@@ -105,7 +105,7 @@ func TestErrorsOverHTTP(t *testing.T) {
 }
 
 // do sends a request with the content type of curl and follows no redirection.
-func (d *door) do(t *testing.T, method, path, body string) (code int, text string) {
+func (d *httpServer) do(t *testing.T, method, path, body string) (code int, text string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), method, d.url+path, strings.NewReader(body))
 	if err != nil {

@@ -37,7 +37,7 @@ func TestChatsBesideImports(t *testing.T) {
 	const conversations, chats = 4, 25
 	s := startServer(t, t.TempDir())
 	for c := range conversations {
-		add(t, s, fmt.Sprint("c", c), words("before"))
+		add(t, s, fmt.Sprint("c", c), messageOf("before"))
 	}
 	wholes := export(t, s)
 	var chatters, importers sync.WaitGroup
@@ -85,7 +85,7 @@ func TestChatsBesideImports(t *testing.T) {
 			continue
 		}
 		k := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "after"})
-		k.hear(t, func() bool { return k.finished != nil })
+		k.receiveUntil(t, func() bool { return k.finished != nil })
 		if state := k.finished.GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED {
 			t.Errorf("turn after the imports in %s = %v, want completed", id, state)
 		}
@@ -97,12 +97,12 @@ func TestChatsBesideImports(t *testing.T) {
 func TestImportOverIsAnotherConversation(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
-	add(t, s, "c", words("one"), words("two"), words("three"))
+	add(t, s, "c", messageOf("one"), messageOf("two"), messageOf("three"))
 	whole := export(t, s)[0]
-	ask := func() *talk {
+	ask := func() *chatCall {
 		t.Helper()
 		k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "hi", RequestId: "r"})
-		k.hear(t, func() bool { return k.finished != nil })
+		k.receiveUntil(t, func() bool { return k.finished != nil })
 		return k
 	}
 	first := ask()

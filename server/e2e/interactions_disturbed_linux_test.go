@@ -18,7 +18,7 @@ func TestInteractionsDisturbed(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
 	d := &disturbed{dir: filepath.Join(dataDir, "interactions"), root: t.TempDir()}
-	a := &accounted{s: startServer(t, dataDir, keepsAll)}
+	a := &ledger{s: startServer(t, dataDir, keepAllFlag)}
 	reported := 0
 	for _, test := range []struct {
 		name    string
@@ -30,7 +30,7 @@ func TestInteractionsDisturbed(t *testing.T) {
 		{"all users may read", setMode(0o755, 0o644), false},
 		{"no user may write", setMode(0o500, 0o400), false},
 		{"no user has any permission", setMode(0, 0), false},
-		{"another owner", disown, false},
+		{"another owner", changeOwner, false},
 		{"a file for the directory", replaced((*disturbed).directory, makeFile), true},
 		{"a link for the directory", replaced((*disturbed).directory, makeLink("..")), true},
 		{"a directory for the file", replaced((*disturbed).file, makeDirectory), true},
@@ -46,17 +46,17 @@ func TestInteractionsDisturbed(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			a.append(t, 5)
 			undo := test.disturb(t, d)
-			sent := len(a.said)
+			sent := len(a.sent)
 			a.append(t, 20)
 			a.chat(t)
-			sent = len(a.said) - sent
+			sent = len(a.sent) - sent
 			if undo != nil {
 				if err := undo(); err != nil {
 					t.Fatal(err)
 				}
 			}
 			a.append(t, 5)
-			lost := a.wantAccounted(t, append(slices.Clone(d.aside), d.dir)...) - reported
+			lost := a.wantComplete(t, append(slices.Clone(d.aside), d.dir)...) - reported
 			reported += lost
 			if !test.loses {
 				sent = 0
@@ -78,7 +78,7 @@ func TestInteractionsDisturbed(t *testing.T) {
 	}
 	a.s.terminate()
 	a.s.wantStop(t)
-	if warned := a.warnedOf(t); warned != reported {
+	if warned := a.warnedLosses(t); warned != reported {
 		t.Errorf("warnings report %d lost entries, want %d", warned, reported)
 	}
 }
@@ -172,8 +172,8 @@ func setMode(dir, file os.FileMode) func(*testing.T, *disturbed) func() error {
 	}
 }
 
-// disown makes another user the owner of the directory and the file.
-func disown(t *testing.T, d *disturbed) func() error {
+// changeOwner makes another user the owner of the directory and the file.
+func changeOwner(t *testing.T, d *disturbed) func() error {
 	t.Helper()
 	const nobody = 65534
 	if err := errors.Join(os.Chown(d.file(t), nobody, nobody), os.Chown(d.dir, nobody, nobody)); err != nil {

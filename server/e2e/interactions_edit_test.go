@@ -16,10 +16,10 @@ import (
 
 // edit changes the log's files between two searches and names the expected results.
 type edit struct {
-	name    string
-	make    func() error
-	session []string // entries of the conversation p in order, as turn number and content
-	found   []string // entries found for "goal", newest first, in the same form
+	name   string
+	apply  func() error
+	listed []string // entries of the conversation p in order, as turn number and content
+	found  []string // entries found for "goal", newest first, in the same form
 }
 
 // TestInteractionsFollowEdits: searches return what the files contain, whoever wrote them.
@@ -30,10 +30,10 @@ func TestInteractionsFollowEdits(t *testing.T) {
 	old, older := dayBefore(t, start, 2), dayBefore(t, start, 5)
 	var others strings.Builder // Enough entries for the day to get an index.
 	for i := range 1000 {
-		others.WriteString(byHand(old, fmt.Sprint("o", i%100), i/100+1, "text of others"))
+		others.WriteString(handwrittenEntry(old, fmt.Sprint("o", i%100), i/100+1, "text of others"))
 	}
-	l.put(t, old, byHand(old, "p", 1, "goal one"), others.String(), byHand(old, "p", 2, "goal two"), byHand(old, "p", 3, "goal three"))
-	add(t, l.server, "p", says("goal now"), says("more"))
+	l.writeDay(t, old, handwrittenEntry(old, "p", 1, "goal one"), others.String(), handwrittenEntry(old, "p", 2, "goal two"), handwrittenEntry(old, "p", 3, "goal three"))
+	add(t, l.server, "p", userMessage("goal now"), userMessage("more"))
 	replace := func(day, from, to string) error {
 		return os.WriteFile(l.path(day), []byte(strings.Replace(readText(t, l.path(day)), from, to, 1)), 0o600)
 	}
@@ -48,12 +48,14 @@ func TestInteractionsFollowEdits(t *testing.T) {
 	for i, e := range []edit{
 		{"none", func() error { return nil }, []string{"1 goal one", "2 goal two", "3 goal three", "1 goal now", "2 more"}, []string{"1 goal now", "3 goal three", "2 goal two", "1 goal one"}},
 		{
-			"an entry added", func() error { return replace(old, others.String(), others.String()+byHand(old, "p", 9, "GOAL nine")) },
+			"an entry added", func() error {
+				return replace(old, others.String(), others.String()+handwrittenEntry(old, "p", 9, "GOAL nine"))
+			},
 			[]string{"1 goal one", "9 GOAL nine", "2 goal two", "3 goal three", "1 goal now", "2 more"},
 			[]string{"1 goal now", "3 goal three", "2 goal two", "9 GOAL nine", "1 goal one"},
 		},
 		{
-			"an entry removed", func() error { return replace(old, byHand(old, "p", 1, "goal one"), "") },
+			"an entry removed", func() error { return replace(old, handwrittenEntry(old, "p", 1, "goal one"), "") },
 			[]string{"9 GOAL nine", "2 goal two", "3 goal three", "1 goal now", "2 more"},
 			[]string{"1 goal now", "3 goal three", "2 goal two", "9 GOAL nine"},
 		},
@@ -64,13 +66,15 @@ func TestInteractionsFollowEdits(t *testing.T) {
 		},
 		{
 			"an entry moved to another conversation", func() error {
-				return replace(old, byHand(old, "p", 3, "goal three"), byHand(old, "q", 3, "goal three"))
+				return replace(old, handwrittenEntry(old, "p", 3, "goal three"), handwrittenEntry(old, "q", 3, "goal three"))
 			},
 			[]string{"9 GOAL nine", "2 trifle 2", "1 goal now", "2 more"},
 			[]string{"1 goal now", "3 goal three", "9 GOAL nine"},
 		},
 		{
-			"a file added", func() error { return os.WriteFile(l.path(older), []byte(byHand(older, "p", 1, "old goal")), 0o644) },
+			"a file added", func() error {
+				return os.WriteFile(l.path(older), []byte(handwrittenEntry(older, "p", 1, "old goal")), 0o644)
+			},
 			[]string{"1 old goal", "9 GOAL nine", "2 trifle 2", "1 goal now", "2 more"},
 			[]string{"1 goal now", "3 goal three", "9 GOAL nine", "1 old goal"},
 		},
@@ -81,7 +85,7 @@ func TestInteractionsFollowEdits(t *testing.T) {
 		},
 		{"the current file rotated", rotate, []string{"1 old goal"}, []string{"1 old goal"}},
 		{
-			"a message appended", func() error { add(t, l.server, "p", says("next goal")); return nil },
+			"a message appended", func() error { add(t, l.server, "p", userMessage("next goal")); return nil },
 			[]string{"1 old goal", "3 next goal"},
 			[]string{"3 next goal", "1 old goal"},
 		},
@@ -96,12 +100,12 @@ func TestInteractionsFollowEdits(t *testing.T) {
 			[]string{"3 next goal", "1 goal now", "1 old goal"},
 		},
 		{
-			"a message appended after a last line without a line break", func() error { add(t, l.server, "p", says("last goal")); return nil },
+			"a message appended after a last line without a line break", func() error { add(t, l.server, "p", userMessage("last goal")); return nil },
 			[]string{"1 old goal", "1 goal now", "2 more", "3 next goal", "4 last goal"},
 			[]string{"4 last goal", "3 next goal", "1 goal now", "1 old goal"},
 		},
 	} {
-		if err := e.make(); err != nil {
+		if err := e.apply(); err != nil {
 			t.Fatalf("%s: %v", e.name, err)
 		}
 		l.wantFound(t, &e)
@@ -140,9 +144,9 @@ func (l *loggedServer) wantFound(t *testing.T, e *edit) {
 		return all
 	}
 	listed := plain(l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "p"}))
-	wantLines(t, "after "+e.name+", the conversation", listed, e.session...)
+	wantEntries(t, "after "+e.name+", the conversation", listed, e.listed...)
 	found := plain(l.search(t, &parleyv1.SearchInteractionsRequest{Query: "Goal"}))
-	wantLines(t, "after "+e.name+", the search", found, e.found...)
+	wantEntries(t, "after "+e.name+", the search", found, e.found...)
 }
 
 // wantMode checks the mode of a file.
@@ -165,7 +169,7 @@ func TestInteractionModes(t *testing.T) {
 	before := syscall.Umask(0)
 	day := dayBefore(t, today(), 2)
 	open := filepath.Join(dir, day+".jsonl")
-	err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(open, []byte(byHand(day, "a", 1, "old")), 0o644))
+	err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(open, []byte(handwrittenEntry(day, "a", 1, "old")), 0o644))
 	wantMode(t, dir, fs.ModeDir|0o755)
 	wantMode(t, open, 0o644)
 	l := startLogged(t, dataDir)
@@ -176,14 +180,14 @@ func TestInteractionModes(t *testing.T) {
 	}
 	for _, l := range []*loggedServer{l, fresh} {
 		wantMode(t, l.dir, fs.ModeDir|0o700)
-		say(t, l.server, "a", "text")
+		ask(t, l.server, "a", "text")
 		for _, day := range l.days(t) {
 			wantMode(t, l.path(day), 0o600)
 			if err := os.Chmod(l.path(day), 0o666); err != nil {
 				t.Fatal(err)
 			}
 		}
-		add(t, l.server, "a", says("more"))
+		add(t, l.server, "a", userMessage("more"))
 		days := l.days(t)
 		wantMode(t, l.path(days[len(days)-1]), 0o600)
 		hidden, err := filepath.Glob(filepath.Join(l.dir, "checkpoint*"))
@@ -195,7 +199,7 @@ func TestInteractionModes(t *testing.T) {
 		}
 	}
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "a"})
-	wantLines(t, "ListInteractions", got, "a 1 User: old", "a 1 User: text", "a 2 echo: text", "a 3 User: more")
+	wantEntries(t, "ListInteractions", got, "a 1 User: old", "a 1 User: text", "a 2 echo: text", "a 3 User: more")
 }
 
 // TestInteractionLinks: the server does not follow a symbolic link in the place of a log file. Chats
@@ -228,16 +232,16 @@ func TestInteractionLinks(t *testing.T) {
 			}
 			l := startLogged(t, dataDir)
 			if name != "before the start" {
-				say(t, l.server, "c", "an open file")
+				ask(t, l.server, "c", "an open file")
 				link()
 			}
 
-			add(t, l.server, "c", says("lost text"))
+			add(t, l.server, "c", userMessage("lost text"))
 			lost := l.await(t, "interaction log lost entries; writing is retried automatically", "level=WARN", "lost_lines=1")
 			if why := fmt.Sprint(lost["error"]); !strings.Contains(why, "is a link; remove it") || !strings.Contains(why, dir) {
 				t.Errorf("error of the warning = %s, want the link's path and to remove it", why)
 			}
-			say(t, l.server, "c", "more lost text")
+			ask(t, l.server, "c", "more lost text")
 			for name, r := range map[string]*parleyv1.ListInteractionsRequest{"latest entries": {}, "the conversation": {ConversationId: "c"}} {
 				if got, skipped := l.list(t, r); len(got) > 0 || skipped > 0 {
 					t.Errorf("ListInteractions of %s = %q with %d skipped, want none", name, got, skipped)
@@ -256,12 +260,12 @@ func TestInteractionLinks(t *testing.T) {
 				}
 			}
 			l.await(t, "interaction log resumed")
-			say(t, l.server, "c", "kept text")
+			ask(t, l.server, "c", "kept text")
 			got, _ := l.search(t, &parleyv1.SearchInteractionsRequest{Query: "text"})
 			if len(got) != 2 || !strings.HasSuffix(got[0], " echo: kept text") || !strings.HasSuffix(got[1], " User: kept text") {
 				t.Errorf("SearchInteractions after the links were removed = %q, want the question and its answer", got)
 			}
-			if first := l.filed(t)[0]; !strings.HasPrefix(first, "* 0 parley: 3 lines could not be written since ") {
+			if first := l.entries(t)[0]; !strings.HasPrefix(first, "* 0 parley: 3 lines could not be written since ") {
 				t.Errorf("first entry of the file = %q, want the number of lost entries", first)
 			}
 			if kept := contents(history(t, l.server, "c").GetMessages()); !strings.Contains(kept, "USER lost text\nUSER more lost text\nASSISTANT more lost text\n") {

@@ -14,12 +14,12 @@ import (
 )
 
 // The server is killed erasedKills times while one client erases conversations and erasedWriters
-// clients write. The file of the day has bygoneLines entries at first, so that an erasure takes a
+// clients write. The file of the day has initialEntries entries at first, so that an erasure takes a
 // while.
 const (
-	erasedKills   = 12
-	erasedWriters = 16
-	bygoneLines   = 15_000
+	erasedKills    = 12
+	erasedWriters  = 16
+	initialEntries = 15_000
 )
 
 // TestInteractionsKilledWhileErasing: only erased entries are missing, they do not come back, and the
@@ -28,25 +28,25 @@ func TestInteractionsKilledWhileErasing(t *testing.T) {
 	t.Parallel()
 	k := newKilledLog(t)
 	e := &erasing{killedLog: k}
-	e.begin(t)
+	e.writeInitial(t)
 	crashes, acked, hit := 0, 0, 0
 	for round := range erasedKills {
-		s := startServer(t, k.dataDir, keepsAll)
-		e.wantStarted(t, s, crashes)
+		s := startServer(t, k.dataDir, keepAllFlag)
+		e.wantAfterStart(t, s, crashes)
 		ready := func() {}
 		if round%2 == 1 {
 			ready = func() { e.awaitUnfinished(t) }
 		}
-		k.writeUntilKilled(t, s, erasedWriters, 1+rand.Int64N(mostLoggedAcks), ready, e.step(t, s))
+		k.writeUntilKilled(t, s, erasedWriters, 1+rand.Int64N(maxLoggedAcks), ready, e.eraseNext(t, s))
 		crashes++
 		hit += len(e.unfinished(t))
-		e.readAgain(t)
+		e.rereadAll(t)
 		acked += k.wantAcknowledged(t)
 		if t.Failed() {
 			t.Fatalf("failed after crash %d", crashes)
 		}
 	}
-	e.wantStarted(t, startServer(t, k.dataDir, keepsAll), crashes)
+	e.wantAfterStart(t, startServer(t, k.dataDir, keepAllFlag), crashes)
 	t.Logf("%d crashes, %d of them left an unfinished file; %d messages acknowledged, %d conversations erased, %d torn entries",
 		crashes, hit, acked, len(e.erased), k.files.broken)
 	if hit == 0 {
@@ -59,55 +59,55 @@ type erasing struct {
 	*killedLog
 
 	path    string   // path of the file of the day at the start
-	bygone  []byte   // initial content of that file
-	begun   int      // number of conversations created for erasure
+	initial []byte   // initial content of that file
+	created int      // number of conversations created for erasure
 	current string   // conversation that is being erased
 	erased  []string // conversations whose erasure succeeded
 }
 
-// begin writes the initial file of the day.
-func (e *erasing) begin(t *testing.T) {
+// writeInitial writes the initial file of the day.
+func (e *erasing) writeInitial(t *testing.T) {
 	t.Helper()
 	var b bytes.Buffer
 	now := time.Now().UTC()
-	for i := range bygoneLines {
+	for i := range initialEntries {
 		fmt.Fprintf(&b, `{"timestamp":%q,"session_id":"bygone","tenant":"default","agent":"User","role":"user","content":"%s","metadata":{"turn_number":%d}}`+"\n",
 			now.Format("2006-01-02T15:04:05.000000Z"), strings.Repeat("long ago ", 10), i+1)
 	}
-	e.path, e.bygone = filepath.Join(e.files.dir, now.Format(time.DateOnly)+".jsonl"), b.Bytes()
+	e.path, e.initial = filepath.Join(e.files.dir, now.Format(time.DateOnly)+".jsonl"), b.Bytes()
 	if err := os.Mkdir(e.files.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(e.path, e.bygone, 0o600); err != nil {
+	if err := os.WriteFile(e.path, e.initial, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// readAgain reads all files from their beginning, since erasures may have rewritten them.
-func (e *erasing) readAgain(t *testing.T) {
+// rereadAll reads all files from their beginning, since erasures may have rewritten them.
+func (e *erasing) rereadAll(t *testing.T) {
 	t.Helper()
 	e.reset()
 	text, err := os.ReadFile(e.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.HasPrefix(text, e.bygone) {
+	if !bytes.HasPrefix(text, e.initial) {
 		t.Fatalf("the initial entries of %s have changed", e.path)
 	}
-	e.files.ends[e.path] = int64(len(e.bygone))
+	e.files.ends[e.path] = int64(len(e.initial))
 	e.read(t)
 }
 
-// step returns a function that appends to a new conversation and erases it. Its first call erases the
+// eraseNext returns a function that appends to a new conversation and erases it. Its first call erases the
 // conversation whose erasure the crash interrupted.
-func (e *erasing) step(t *testing.T, s *server) func() error {
+func (e *erasing) eraseNext(t *testing.T, s *server) func() error {
 	t.Helper()
 	log := parleyv1.NewInteractionLogServiceClient(s.conn)
 	return func() error {
 		if e.current == "" {
-			id := fmt.Sprint("erased", e.begun)
-			e.begun++
-			if err := e.append(t, s, id, func(...saying) {}); err != nil {
+			id := fmt.Sprint("erased", e.created)
+			e.created++
+			if err := e.append(t, s, id, func(...sentMessage) {}); err != nil {
 				return err
 			}
 			e.current = id
@@ -121,15 +121,15 @@ func (e *erasing) step(t *testing.T, s *server) func() error {
 	}
 }
 
-// wantStarted checks the log after a start: no unfinished file and no erased entry is left, an
+// wantAfterStart checks the log after a start: no unfinished file and no erased entry is left, an
 // interrupted erasure removed all entries or none, and all other entries are there.
-func (e *erasing) wantStarted(t *testing.T, s *server, crashes int) {
+func (e *erasing) wantAfterStart(t *testing.T, s *server, crashes int) {
 	t.Helper()
 	if found := e.unfinished(t); len(found) > 0 {
 		t.Errorf("unfinished files after the start = %q, want none", found)
 	}
-	e.readAgain(t)
-	e.wantKept(t, s, crashes)
+	e.rereadAll(t)
+	e.wantStored(t, s, crashes)
 	for _, id := range e.erased {
 		if found := e.sessions[id]; len(found) > 0 {
 			t.Errorf("conversation %s has %d entries after its erasure, want none", id, len(found))

@@ -14,8 +14,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// interactionLine is an entry of the interaction log.
-type interactionLine struct {
+// interactionEntry is an entry of the interaction log.
+type interactionEntry struct {
 	Timestamp time.Time
 	SessionID string `json:"session_id"`
 	Tenant    string
@@ -35,7 +35,7 @@ type interactionFiles struct {
 }
 
 // next returns the entries that were completed since the last call.
-func (f *interactionFiles) next(t *testing.T) (lines []interactionLine) {
+func (f *interactionFiles) next(t *testing.T) (lines []interactionEntry) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(f.dir, "*.jsonl"))
 	if err != nil {
@@ -50,7 +50,7 @@ func (f *interactionFiles) next(t *testing.T) (lines []interactionLine) {
 		text = text[:bytes.LastIndexByte(text, '\n')+1]
 		f.ends[path] += int64(len(text))
 		for text := range bytes.Lines(text) {
-			var line interactionLine
+			var line interactionEntry
 			if json.Unmarshal(text, &line) != nil {
 				f.broken++
 				continue

@@ -33,9 +33,9 @@ func TestAcknowledgedIsLogged(t *testing.T) {
 
 	h := hold(t, l.server, "held")
 	question := "held 1 User: " + h.request.GetContent()
-	wantLines(t, "log after the start of the turn", l.filed(t)[200:], question)
+	wantEntries(t, "log after the start of the turn", l.entries(t)[200:], question)
 	h.release(t, "answer")
-	wantLines(t, "log after the end of the turn", l.filed(t)[200:], question, "held 2 hold: half an answer")
+	wantEntries(t, "log after the end of the turn", l.entries(t)[200:], question, "held 2 hold: half an answer")
 }
 
 // TestLogRedact: redacted text is in no file of the log and cannot be found by a search.
@@ -46,26 +46,26 @@ func TestLogRedact(t *testing.T) {
 	flag := "--log-redact=[0-9]{16}\n(?i)sk-[a-z0-9]+"
 	l := startLogged(t, dataDir, flag)
 	text := "card " + card + ", key " + strings.ToUpper(key) + "."
-	if answer := say(t, l.server, "c", text); answer != text {
+	if answer := ask(t, l.server, "c", text); answer != text {
 		t.Errorf("answer = %q, want %q", answer, text)
 	}
-	named := says("again")
+	named := userMessage("again")
 	named.Metadata = map[string]string{"user": "Ada " + card, "key": key}
 	add(t, l.server, "c", named)
 
 	want := []string{
 		"c 1 User: card [redacted], key [redacted].", "c 2 echo: card [redacted], key [redacted].", "c 3 Ada [redacted]: again",
 	}
-	wantLines(t, "log", l.filed(t), want...)
+	wantEntries(t, "log", l.entries(t), want...)
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "c"})
-	wantLines(t, "ListInteractions", got, want...)
+	wantEntries(t, "ListInteractions", got, want...)
 	for query, want := range map[string][]string{card: nil, key: nil, "D [Redacted], key": {want[1], want[0]}} {
 		got, _ := l.search(t, &parleyv1.SearchInteractionsRequest{Query: query})
-		wantLines(t, "search for "+query, got, want...)
+		wantEntries(t, "search for "+query, got, want...)
 	}
 	l.kill()
 	l = startLogged(t, dataDir, flag) // After a kill, the start adds missing entries to the log.
-	wantLines(t, "log after a crash", l.filed(t), want...)
+	wantEntries(t, "log after a crash", l.entries(t), want...)
 	err := filepath.WalkDir(l.dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() {
 			if text := strings.ToLower(readText(t, path)); strings.Contains(text, card) || strings.Contains(text, key) {
@@ -93,7 +93,7 @@ func TestLogRetentionDays(t *testing.T) {
 	start := today()
 	for _, ago := range []int{1, 3, 30, 3000} { // not 2, since midnight may pass during the test
 		day := dayBefore(t, start, ago)
-		l.put(t, day, byHand(day, "c", 1, "text"))
+		l.writeDay(t, day, handwrittenEntry(day, "c", 1, "text"))
 	}
 	others := []string{l.path(dayBefore(t, start, 30)) + ".gz", filepath.Join(l.dir, "notes.txt")}
 	for _, path := range others {
@@ -102,7 +102,7 @@ func TestLogRetentionDays(t *testing.T) {
 		}
 	}
 	l = startLogged(t, dataDir)
-	say(t, l.server, "c", "all files are kept")
+	ask(t, l.server, "c", "all files are kept")
 	l.terminate()
 	l.wantStop(t)
 	before := l.days(t)
@@ -126,13 +126,13 @@ func TestDeleteInteractions(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
 	l := startLogged(t, dataDir)
-	say(t, l.server, "gone", "of yesterday")
+	ask(t, l.server, "gone", "of yesterday")
 	l.ageOneDay(t)
 	old := dayBefore(t, today(), 30)
-	rest := "not an entry\n" + byHand(old, "stays", 1, "of the one that is gone") + "\n"
-	l.put(t, old, byHand(old, "gone", 1, "long ago"), rest, byHand(old, "gone", 2, "later"))
-	say(t, l.server, "gone", "of today")
-	say(t, l.server, "stays", "text")
+	rest := "not an entry\n" + handwrittenEntry(old, "stays", 1, "of the one that is gone") + "\n"
+	l.writeDay(t, old, handwrittenEntry(old, "gone", 1, "long ago"), rest, handwrittenEntry(old, "gone", 2, "later"))
+	ask(t, l.server, "gone", "of today")
+	ask(t, l.server, "stays", "text")
 	var want strings.Builder
 	for line := range strings.Lines(l.text(t)) {
 		if !strings.Contains(line, `"session_id":"gone"`) && !strings.Contains(line, `"session_id": "gone"`) {
@@ -148,7 +148,7 @@ func TestDeleteInteractions(t *testing.T) {
 	}
 	check := func(when string) {
 		t.Helper()
-		wantLines(t, when, strings.SplitAfter(l.text(t), "\n"), strings.SplitAfter(want.String(), "\n")...)
+		wantEntries(t, when, strings.SplitAfter(l.text(t), "\n"), strings.SplitAfter(want.String(), "\n")...)
 		if got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "gone"}); len(got) > 0 {
 			t.Errorf("%s: ListInteractions = %q, want none", when, got)
 		}
@@ -163,9 +163,9 @@ func TestDeleteInteractions(t *testing.T) {
 	l.kill()
 	l = startLogged(t, dataDir)
 	check("after a crash")
-	say(t, l.server, "gone", "new text")
+	ask(t, l.server, "gone", "new text")
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "gone"})
-	wantLines(t, "ListInteractions after a new message", got, "gone 5 User: new text", "gone 6 echo: new text")
+	wantEntries(t, "ListInteractions after a new message", got, "gone 5 User: new text", "gone 6 echo: new text")
 }
 
 // TestNoInteractionLog: no file is written, and the calls return an error that names the flag.
@@ -175,7 +175,7 @@ func TestNoInteractionLog(t *testing.T) {
 		t.Run(flag, func(t *testing.T) {
 			t.Parallel()
 			l := startLogged(t, t.TempDir(), flag)
-			say(t, l.server, "c", "text")
+			ask(t, l.server, "c", "text")
 			_, list := l.ListInteractions(t.Context(), &parleyv1.ListInteractionsRequest{})
 			_, search := l.SearchInteractions(t.Context(), &parleyv1.SearchInteractionsRequest{Query: "text"})
 			_, erase := l.DeleteInteractions(t.Context(), &parleyv1.DeleteInteractionsRequest{ConversationId: "c"})

@@ -20,19 +20,19 @@ const (
 	logResumed = "interaction log resumed"
 )
 
-// warnApart is the minimal time between two warnings. The guarantee is a minute; the time of a log
+// minWarningInterval is the minimal time between two warnings. The guarantee is a minute; the time of a log
 // entry is taken when the entry is written, so the difference can be a little less.
-const warnApart = 59 * time.Second
+const minWarningInterval = 59 * time.Second
 
 // TestInteractionsFull: the log is on a small file system of its own, which is full for a while.
 func TestInteractionsFull(t *testing.T) {
 	t.Parallel()
 	const enough = 200
 	dataDir, dir := smallLog(t)
-	a := &accounted{s: startServer(t, dataDir, keepsAll)}
+	a := &ledger{s: startServer(t, dataDir, keepAllFlag)}
 	before := a.append(t, enough)
 	a.chat(t)
-	if lost := a.wantAccounted(t, dir); lost != 0 {
+	if lost := a.wantComplete(t, dir); lost != 0 {
 		t.Errorf("%d entries are lost before the disk is full, want none", lost)
 	}
 
@@ -43,29 +43,29 @@ func TestInteractionsFull(t *testing.T) {
 	for range 3 {
 		a.append(t, 1)
 		a.chat(t)
-		a.awaitCount(t, dir) // The log tries to write before it counts; it may warn after that.
+		a.awaitLossCount(t, dir) // The log tries to write before it counts; it may warn after that.
 	}
-	a.wantWarnedSeldom(t)
+	a.wantWarningInterval(t)
 
 	makeRoom()
 	a.s.await(t, logResumed, "level=INFO") // It resumes without a new message.
-	lost := a.wantAccounted(t, dir)
+	lost := a.wantComplete(t, dir)
 	if lost < enough/2 {
 		t.Errorf("the log reports %d lost entries, want at least %d", lost, enough/2)
 	}
 	a.append(t, enough)
 	a.chat(t)
-	if got := a.wantAccounted(t, dir); got != lost {
+	if got := a.wantComplete(t, dir); got != lost {
 		t.Errorf("the log reports %d lost entries, want %d as before the disk had space again", got, lost)
 	}
-	a.wantOwnLinesHidden(t)
+	a.wantOwnEntriesHidden(t)
 	stats, err := a.s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
 	if err != nil || stats.GetLostInteractionTotal() != int64(lost) {
 		t.Errorf("lost_interaction_total = %d, want %d; %v", stats.GetLostInteractionTotal(), lost, err)
 	}
 	a.s.terminate()
 	a.s.wantStop(t)
-	if warned := a.warnedOf(t); warned != lost {
+	if warned := a.warnedLosses(t); warned != lost {
 		t.Errorf("warnings report %d lost entries, want %d", warned, lost)
 	}
 }
@@ -78,11 +78,11 @@ func TestInteractionsFullKilled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dataDir, dir := smallLog(t)
-			a := &accounted{s: startServer(t, dataDir, keepsAll)}
+			a := &ledger{s: startServer(t, dataDir, keepAllFlag)}
 			a.append(t, 30)
 			makeRoom := fillUp(t, dir)
 			a.append(t, 50)
-			a.awaitCount(t, dir)
+			a.awaitLossCount(t, dir)
 			a.append(t, 10)
 			missing := a.missing(t, dir)
 			a.s.kill()
@@ -90,7 +90,7 @@ func TestInteractionsFullKilled(t *testing.T) {
 				makeRoom()
 				missing = 0
 			}
-			a.s = startServer(t, dataDir, keepsAll)
+			a.s = startServer(t, dataDir, keepAllFlag)
 			if !roomFirst {
 				a.append(t, 10)
 				a.chat(t)
@@ -100,45 +100,45 @@ func TestInteractionsFullKilled(t *testing.T) {
 				a.s.await(t, logResumed)
 			}
 			a.append(t, 10)
-			if lost := a.wantAccounted(t, dir); lost != missing {
+			if lost := a.wantComplete(t, dir); lost != missing {
 				t.Errorf("the log reports %d lost entries, want %d", lost, missing)
 			}
 		})
 	}
 }
 
-// accounted is a server and all messages that its only client sent, in order.
-type accounted struct {
+// ledger is a server and all messages that its only client sent, in order.
+type ledger struct {
 	s    *server
-	said []saying
+	sent []sentMessage
 }
 
 // append appends messages and returns the time that it took. Their entries are shorter than the entry
 // that reports a loss, so that when they do not fit, that entry does not fit either.
-func (a *accounted) append(t *testing.T, messages int) time.Duration {
+func (a *ledger) append(t *testing.T, messages int) time.Duration {
 	t.Helper()
 	start := time.Now()
 	for range messages {
-		content := fmt.Sprint(len(a.said))
+		content := fmt.Sprint(len(a.sent))
 		add(t, a.s, "a", &parleyv1.Message{Content: content})
-		a.said = append(a.said, saying{"a", "user", content})
+		a.sent = append(a.sent, sentMessage{"a", "user", content})
 	}
 	return time.Since(start)
 }
 
 // chat completes a turn.
-func (a *accounted) chat(t *testing.T) {
+func (a *ledger) chat(t *testing.T) {
 	t.Helper()
-	content := fmt.Sprint(len(a.said))
-	if answer := say(t, a.s, "b", content); answer != content {
+	content := fmt.Sprint(len(a.sent))
+	if answer := ask(t, a.s, "b", content); answer != content {
 		t.Errorf("answer = %q, want %q", answer, content)
 	}
-	a.said = append(a.said, saying{"b", "user", content}, saying{"b", "assistant", content})
+	a.sent = append(a.sent, sentMessage{"b", "user", content}, sentMessage{"b", "assistant", content})
 }
 
-// account reads the files of some directories, of which each continues the one before it. It returns
+// count reads the files of some directories, of which each continues the one before it. It returns
 // the number of messages that are in the log or reported as lost, and the number of lost ones.
-func (a *accounted) account(t *testing.T, dirs ...string) (next, lost int) {
+func (a *ledger) count(t *testing.T, dirs ...string) (next, lost int) {
 	t.Helper()
 	for _, dir := range dirs {
 		files := interactionFiles{dir: dir, ends: make(map[string]int64)}
@@ -147,7 +147,7 @@ func (a *accounted) account(t *testing.T, dirs ...string) (next, lost int) {
 				next, lost = next+line.Metadata.LostLines, lost+line.Metadata.LostLines
 				continue
 			}
-			if got := (saying{line.SessionID, line.Role, line.Content}); next >= len(a.said) || got != a.said[next] {
+			if got := (sentMessage{line.SessionID, line.Role, line.Content}); next >= len(a.sent) || got != a.sent[next] {
 				t.Fatalf("entry %d of the log = %v, want the message of that number", next, got)
 			}
 			next++
@@ -159,32 +159,32 @@ func (a *accounted) account(t *testing.T, dirs ...string) (next, lost int) {
 	return next, lost
 }
 
-// wantAccounted checks that each message is in the log in its order or reported as lost, and returns
+// wantComplete checks that each message is in the log in its order or reported as lost, and returns
 // the number of lost ones.
-func (a *accounted) wantAccounted(t *testing.T, dirs ...string) (lost int) {
+func (a *ledger) wantComplete(t *testing.T, dirs ...string) (lost int) {
 	t.Helper()
-	next, lost := a.account(t, dirs...)
-	if next != len(a.said) {
-		t.Fatalf("the log contains or reports as lost %d messages, want %d", next, len(a.said))
+	next, lost := a.count(t, dirs...)
+	if next != len(a.sent) {
+		t.Fatalf("the log contains or reports as lost %d messages, want %d", next, len(a.sent))
 	}
 	return lost
 }
 
 // missing returns the number of messages that are neither in the log nor reported as lost.
-func (a *accounted) missing(t *testing.T, dir string) int {
+func (a *ledger) missing(t *testing.T, dir string) int {
 	t.Helper()
-	next, _ := a.account(t, dir)
-	return len(a.said) - next
+	next, _ := a.count(t, dir)
+	return len(a.sent) - next
 }
 
-// awaitCount polls until the log has counted all lost entries. No event reports that.
-func (a *accounted) awaitCount(t *testing.T, dir string) {
+// awaitLossCount polls until the log has counted all lost entries. No event reports that.
+func (a *ledger) awaitLossCount(t *testing.T, dir string) {
 	t.Helper()
 	waitForText(t, filepath.Join(dir, "checkpoint.json"), fmt.Sprintf(`"lost_lines":%d,`, a.missing(t, dir)))
 }
 
-// wantWarnedSeldom checks that there is a minute between two warnings.
-func (a *accounted) wantWarnedSeldom(t *testing.T) {
+// wantWarningInterval checks that there is a minute between two warnings.
+func (a *ledger) wantWarningInterval(t *testing.T) {
 	t.Helper()
 	var last time.Time
 	found, _ := a.s.log.find(logLost)
@@ -193,15 +193,15 @@ func (a *accounted) wantWarnedSeldom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if apart := at.Sub(last); apart < warnApart {
-			t.Errorf("two warnings are %s apart, want at least %s", apart, warnApart)
+		if apart := at.Sub(last); apart < minWarningInterval {
+			t.Errorf("two warnings are %s apart, want at least %s", apart, minWarningInterval)
 		}
 		last = at
 	}
 }
 
-// warnedOf returns the number of lost entries that all warnings report.
-func (a *accounted) warnedOf(t *testing.T) (lines int) {
+// warnedLosses returns the number of lost entries that all warnings report.
+func (a *ledger) warnedLosses(t *testing.T) (lines int) {
 	t.Helper()
 	found, _ := a.s.log.find(logLost)
 	for _, line := range found {
@@ -214,8 +214,8 @@ func (a *accounted) warnedOf(t *testing.T) (lines int) {
 	return lines
 }
 
-// wantOwnLinesHidden checks that callers do not receive the entries that the log writes about itself.
-func (a *accounted) wantOwnLinesHidden(t *testing.T) {
+// wantOwnEntriesHidden checks that callers do not receive the entries that the log writes about itself.
+func (a *ledger) wantOwnEntriesHidden(t *testing.T) {
 	t.Helper()
 	request := &parleyv1.ListInteractionsRequest{PageSize: 1000}
 	reply, err := parleyv1.NewInteractionLogServiceClient(a.s.conn).ListInteractions(t.Context(), request)

@@ -35,12 +35,12 @@ func TestImportFromAheadInLog(t *testing.T) {
 	}
 	for _, content := range []string{"one", "two"} {
 		imported := time.Now()
-		add(t, l.server, "own", says(content))
+		add(t, l.server, "own", userMessage(content))
 		awaitComplete(t, l, imported)
 	}
 	l.kill()
 	l = startLogged(t, dataDir)
-	wantLines(t, "after a crash", l.filed(t), "own 1 User: one", "own 2 User: two")
+	wantEntries(t, "after a crash", l.entries(t), "own 1 User: one", "own 2 User: two")
 }
 
 // awaitComplete waits until the checkpoint says that the log is complete up to a time, even after a power cut.

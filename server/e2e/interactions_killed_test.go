@@ -24,16 +24,16 @@ import (
 
 // The server is killed loggedKills times, or loggedKillsLong times with PARLEY_LONG=1 in the
 // environment, while loggedWriters clients write, of which loggedChatters chat. They write to
-// loggedInto conversations, and to new ones every loggedFor rounds, so that the store keeps all
+// loggedConversations conversations, and to new ones every loggedRounds rounds, so that the store keeps all
 // messages.
 const (
-	loggedKills     = 25
-	loggedKillsLong = 100
-	loggedWriters   = 64
-	loggedChatters  = 8
-	loggedInto      = 32
-	loggedFor       = 10  // number of rounds
-	mostLoggedAcks  = 200 // per round
+	loggedKills         = 25
+	loggedKillsLong     = 100
+	loggedWriters       = 64
+	loggedChatters      = 8
+	loggedConversations = 32
+	loggedRounds        = 10  // number of rounds
+	maxLoggedAcks       = 200 // per round
 )
 
 // TestInteractionsKilled: acknowledged messages are in the log when the server has ended. When the
@@ -49,29 +49,29 @@ func TestInteractionsKilled(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	k, crashes, acked, added := newKilledLog(t), 0, 0, 0
 	for round := range kills {
-		s := startServer(t, k.dataDir, keepsAll)
+		s := startServer(t, k.dataDir, keepAllFlag)
 		found, _ := s.log.find("interaction log: missing entries added after an unclean stop")
 		added += len(found)
-		k.wantKept(t, s, crashes)
-		if round%loggedFor == 0 {
+		k.wantStored(t, s, crashes)
+		if round%loggedRounds == 0 {
 			k.generation++
 		}
-		k.writeUntilKilled(t, s, loggedWriters, 1+random.Int64N(mostLoggedAcks), func() {})
+		k.writeUntilKilled(t, s, loggedWriters, 1+random.Int64N(maxLoggedAcks), func() {})
 		crashes++
 		acked += k.wantAcknowledged(t)
 		if round%3 == 1 {
 			k.tear(t)
 		}
 		if round%5 == 2 {
-			killAtStart(t, k.dataDir, keepsAll)
+			killAtStart(t, k.dataDir, keepAllFlag)
 			crashes++
 		}
 		if t.Failed() {
 			t.Fatalf("failed in round %d", round)
 		}
 	}
-	s := startServer(t, k.dataDir, keepsAll)
-	k.wantKept(t, s, crashes)
+	s := startServer(t, k.dataDir, keepAllFlag)
+	k.wantStored(t, s, crashes)
 	all := k.wantAll(t, s)
 	t.Logf("%d crashes, %d messages acknowledged of %d; %d torn entries, %d of them by the test; %d starts added entries",
 		crashes, acked, all, k.files.broken, k.torn, added)
@@ -79,8 +79,8 @@ func TestInteractionsKilled(t *testing.T) {
 	s.wantStop(t)
 }
 
-// keepsAll is the flag that lets a conversation keep the maximal number of messages.
-const keepsAll = "--max-messages=1000"
+// keepAllFlag is the flag that lets a conversation keep the maximal number of messages.
+const keepAllFlag = "--max-messages=1000"
 
 // killedLog is a log whose server is killed repeatedly.
 type killedLog struct {
@@ -89,19 +89,19 @@ type killedLog struct {
 	number     atomic.Int64 // of the last message; makes each text unique
 
 	mu           sync.Mutex
-	acknowledged []saying // since the last wantAcknowledged
+	acknowledged []sentMessage // since the last wantAcknowledged
 
 	torn int // number of entries torn by tear
 
 	// The entries read from the log.
 
 	files    interactionFiles
-	sessions map[string][]interactionLine // by conversation
-	said     map[saying]int               // number of entries for a message
+	sessions map[string][]interactionEntry // by conversation
+	counts   map[sentMessage]int           // number of entries for a message
 }
 
-// saying identifies a message by its conversation, role and content.
-type saying struct{ conversation, role, content string }
+// sentMessage identifies a message by its conversation, role and content.
+type sentMessage struct{ conversation, role, content string }
 
 func newKilledLog(t *testing.T) *killedLog {
 	t.Helper()
@@ -113,12 +113,12 @@ func newKilledLog(t *testing.T) *killedLog {
 // reset forgets what was read, so that the files are read from their beginning.
 func (k *killedLog) reset() {
 	k.files = interactionFiles{dir: filepath.Join(k.dataDir, "interactions"), ends: make(map[string]int64)}
-	k.sessions, k.said = make(map[string][]interactionLine), make(map[saying]int)
+	k.sessions, k.counts = make(map[string][]interactionEntry), make(map[sentMessage]int)
 }
 
-// conversation returns the id of one of the loggedInto current conversations.
+// conversation returns the id of one of the loggedConversations current conversations.
 func (k *killedLog) conversation(number int) string {
-	return fmt.Sprintf("c%d-%d", number%loggedInto, k.generation)
+	return fmt.Sprintf("c%d-%d", number%loggedConversations, k.generation)
 }
 
 // writeUntilKilled runs writers and others until the server is killed, which happens after enough
@@ -144,7 +144,7 @@ func (k *killedLog) writeUntilKilled(t *testing.T, s *server, writers int, enoug
 		work(write)
 	}
 	for writer := range writers {
-		acknowledge := func(all ...saying) {
+		acknowledge := func(all ...sentMessage) {
 			k.mu.Lock()
 			k.acknowledged = append(k.acknowledged, all...)
 			k.mu.Unlock()
@@ -184,17 +184,17 @@ func (k *killedLog) text() string {
 }
 
 // append appends one to three messages.
-func (k *killedLog) append(t *testing.T, s *server, id string, acknowledge func(...saying)) error {
+func (k *killedLog) append(t *testing.T, s *server, id string, acknowledge func(...sentMessage)) error {
 	t.Helper()
 	var messages []*parleyv1.Message
-	var all []saying
+	var all []sentMessage
 	for range 1 + rand.IntN(3) {
 		content, role := k.text(), parleyv1.Role_ROLE_USER
 		if len(messages)%2 == 1 {
 			role = parleyv1.Role_ROLE_ASSISTANT
 		}
 		messages = append(messages, &parleyv1.Message{Role: role, Content: content})
-		all = append(all, saying{id, roleName(role), content})
+		all = append(all, sentMessage{id, roleName(role), content})
 	}
 	_, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: messages})
 	if err == nil {
@@ -204,7 +204,7 @@ func (k *killedLog) append(t *testing.T, s *server, id string, acknowledge func(
 }
 
 // chat completes a turn of the agent echo, whose answer is the question.
-func (k *killedLog) chat(t *testing.T, s *server, id string, acknowledge func(...saying)) error {
+func (k *killedLog) chat(t *testing.T, s *server, id string, acknowledge func(...sentMessage)) error {
 	t.Helper()
 	content := k.text()
 	stream, err := s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: id, Content: content})
@@ -215,12 +215,12 @@ func (k *killedLog) chat(t *testing.T, s *server, id string, acknowledge func(..
 		}
 		switch event := response.GetEvent(); {
 		case event.GetStarted() != nil:
-			acknowledge(saying{id, "user", content})
+			acknowledge(sentMessage{id, "user", content})
 		case event.GetFinished() != nil:
 			if turn := event.GetFinished().GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
 				t.Errorf("turn in %s = %v, want COMPLETED", id, turn)
 			}
-			acknowledge(saying{id, "assistant", content})
+			acknowledge(sentMessage{id, "assistant", content})
 		}
 	}
 	if errors.Is(err, io.EOF) {
@@ -236,7 +236,7 @@ func (k *killedLog) read(t *testing.T) {
 	for _, line := range k.files.next(t) {
 		id := line.SessionID
 		k.sessions[id] = append(k.sessions[id], line)
-		k.said[saying{id, line.Role, line.Content}]++
+		k.counts[sentMessage{id, line.Role, line.Content}]++
 		if n := len(k.sessions[id]); int(line.Metadata.TurnNumber) != n || line.Tenant != "default" {
 			t.Fatalf("entry %d of %s in the log = %.200v, want that turn number and tenant default", n, id, line)
 		}
@@ -249,7 +249,7 @@ func (k *killedLog) wantAcknowledged(t *testing.T) int {
 	t.Helper()
 	k.read(t)
 	for _, a := range k.acknowledged {
-		if n := k.said[a]; n != 1 {
+		if n := k.counts[a]; n != 1 {
 			t.Errorf("acknowledged message is %d times in the log, want once: %.80v", n, a)
 		}
 	}
@@ -277,15 +277,15 @@ func (k *killedLog) tear(t *testing.T) {
 	k.torn++
 }
 
-// wantKept checks, after this number of crashes, that the log contains the messages that the store
+// wantStored checks, after this number of crashes, that the log contains the messages that the store
 // has of the current conversations.
-func (k *killedLog) wantKept(t *testing.T, s *server, crashes int) {
+func (k *killedLog) wantStored(t *testing.T, s *server, crashes int) {
 	t.Helper()
 	k.read(t)
 	if k.files.broken > crashes {
 		t.Errorf("%d crashes tore %d entries, want at most one each", crashes, k.files.broken)
 	}
-	for c := range loggedInto {
+	for c := range loggedConversations {
 		if id := k.conversation(c); len(k.sessions[id]) > 0 {
 			k.wantSame(t, id, history(t, s, id).GetMessages())
 		}
@@ -316,9 +316,9 @@ func (k *killedLog) wantAll(t *testing.T, s *server) (messages int) {
 // wantSame checks that the log has exactly these messages of a conversation.
 func (k *killedLog) wantSame(t *testing.T, id string, messages []*parleyv1.Message) {
 	t.Helper()
-	var want []interactionLine
+	var want []interactionEntry
 	for _, m := range messages {
-		line := interactionLine{
+		line := interactionEntry{
 			Timestamp: m.GetCreateTime().AsTime().Truncate(time.Microsecond),
 			SessionID: id, Tenant: "default", Role: roleName(m.GetRole()), Content: m.GetContent(),
 		}

@@ -16,7 +16,7 @@ func TestLongestMessageInLog(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
 	l := startLogged(t, dataDir, "--max-message-bytes=3MiB")
-	m := says("")
+	m := userMessage("")
 	m.Content = strings.Repeat("\x01", 3<<20-proto.Size(m)-8)
 	add(t, l.server, "c", m)
 	size := func() int64 {

@@ -17,9 +17,9 @@ func TestInteractionLogOffForAWhile(t *testing.T) {
 			dataDir := t.TempDir()
 			l := startLogged(t, dataDir)
 			start := time.Now()
-			add(t, l.server, "c", says("one"))
+			add(t, l.server, "c", userMessage("one"))
 			awaitComplete(t, l, start)
-			add(t, l.server, "c", says("two"))
+			add(t, l.server, "c", userMessage("two"))
 			l.kill()
 			days := l.days(t)
 			path := l.path(days[len(days)-1])
@@ -28,8 +28,8 @@ func TestInteractionLogOffForAWhile(t *testing.T) {
 				t.Fatal(err)
 			}
 			off := startServer(t, dataDir, "--interaction-log=false")
-			add(t, off, "c", says("off"))
-			add(t, off, "d", says("off too"))
+			add(t, off, "c", userMessage("off"))
+			add(t, off, "d", userMessage("off too"))
 			if end == "killed" {
 				off.kill()
 			} else {
@@ -37,8 +37,8 @@ func TestInteractionLogOffForAWhile(t *testing.T) {
 				off.wantStop(t)
 			}
 			l = startLogged(t, dataDir)
-			add(t, l.server, "c", says("three"))
-			wantLines(t, "log", l.filed(t), "c 1 User: one", "c 2 User: two", "c 4 User: three")
+			add(t, l.server, "c", userMessage("three"))
+			wantEntries(t, "log", l.entries(t), "c 1 User: one", "c 2 User: two", "c 4 User: three")
 		})
 	}
 }

@@ -19,10 +19,10 @@ func TestInteractionLogSyncFails(t *testing.T) {
 	dataDir := t.TempDir()
 	l := startLogged(t, dataDir)
 	restore := failFsync(t, l.process.Process.Pid)
-	say(t, l.server, "c", "one")
+	ask(t, l.server, "c", "one")
 	l.await(t, "interaction log may not survive a power cut")
 	restore()
-	say(t, l.server, "c", "two")
+	ask(t, l.server, "c", "two")
 	l.terminate()
 	l.wantStop(t)
 	text, err := os.ReadFile(filepath.Join(l.dir, "checkpoint.json"))
@@ -33,7 +33,7 @@ func TestInteractionLogSyncFails(t *testing.T) {
 	if err := json.NewDecoder(strings.NewReader(string(text))).Decode(&checkpoint); err != nil || !checkpoint.Clean {
 		t.Errorf("checkpoint = %s, %v, want a clean one", text, err)
 	}
-	wantLines(t, "log", l.filed(t), "c 1 User: one", "c 2 echo: one", "c 3 User: two", "c 4 echo: two")
+	wantEntries(t, "log", l.entries(t), "c 1 User: one", "c 2 echo: one", "c 3 User: two", "c 4 echo: two")
 }
 
 // failFsync makes every fsync of a process fail until restore is called.

@@ -25,11 +25,11 @@ import (
 func TestInteractionLog(t *testing.T) {
 	t.Parallel()
 	t.Run("a first conversation", firstConversation)
-	t.Run("a conversation across midnight", conversationOverMidnight)
+	t.Run("a conversation across midnight", conversationAcrossMidnight)
 	t.Run("a delegation", delegation)
-	t.Run("a text in seven files", textOverSevenFiles)
-	t.Run("yesterday's conversation", yesterdaysSession)
-	t.Run("a broken entry", brokenLine)
+	t.Run("a text in seven files", textInSevenFiles)
+	t.Run("yesterday's conversation", yesterdaysConversation)
+	t.Run("a broken entry", brokenEntry)
 }
 
 // loggedServer is a server, the directory of its interaction log, and a client of the calls that read
@@ -85,8 +85,8 @@ func (l *loggedServer) read() (string, error) {
 	return all.String(), err
 }
 
-// filed returns the entries of all files, oldest first, in the form of told.
-func (l *loggedServer) filed(t *testing.T) (lines []string) {
+// entries returns the entries of all files, oldest first, in the form of formatInteractions.
+func (l *loggedServer) entries(t *testing.T) (lines []string) {
 	t.Helper()
 	for text := range strings.Lines(l.text(t)) {
 		var line struct {
@@ -105,8 +105,8 @@ func (l *loggedServer) filed(t *testing.T) (lines []string) {
 	return lines
 }
 
-// told formats interactions as "conversation turn_number agent: content".
-func told(all []*parleyv1.Interaction) (lines []string) {
+// formatInteractions formats interactions as "conversation turn_number agent: content".
+func formatInteractions(all []*parleyv1.Interaction) (lines []string) {
 	for _, i := range all {
 		turn := i.GetMetadata().GetFields()["turn_number"].GetNumberValue()
 		lines = append(lines, fmt.Sprintf("%s %v %s: %s", i.GetConversationId(), turn, i.GetAgent(), i.GetContent()))
@@ -122,7 +122,7 @@ func (l *loggedServer) list(t *testing.T, r *parleyv1.ListInteractionsRequest) (
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines, skipped = append(lines, told(page.GetInteractions())...), skipped+int(page.GetSkippedCount())
+		lines, skipped = append(lines, formatInteractions(page.GetInteractions())...), skipped+int(page.GetSkippedCount())
 		if r.PageToken = page.GetNextPageToken(); r.GetPageToken() == "" {
 			return lines, skipped
 		}
@@ -137,24 +137,24 @@ func (l *loggedServer) search(t *testing.T, r *parleyv1.SearchInteractionsReques
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines, skipped = append(lines, told(page.GetInteractions())...), skipped+int(page.GetSkippedCount())
+		lines, skipped = append(lines, formatInteractions(page.GetInteractions())...), skipped+int(page.GetSkippedCount())
 		if r.PageToken = page.GetNextPageToken(); r.GetPageToken() == "" {
 			return lines, skipped
 		}
 	}
 }
 
-// wantLines compares two lists of entries.
-func wantLines(t *testing.T, what string, got []string, want ...string) {
+// wantEntries compares two lists of entries.
+func wantEntries(t *testing.T, what string, got []string, want ...string) {
 	t.Helper()
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("%s (-want +got):\n%s", what, d)
 	}
 }
 
-// put writes the file of a day with a modification time of an hour ago, because the server does not
+// writeDay writes the file of a day with a modification time of an hour ago, because the server does not
 // index a file that was just written.
-func (l *loggedServer) put(t *testing.T, day string, lines ...string) {
+func (l *loggedServer) writeDay(t *testing.T, day string, lines ...string) {
 	t.Helper()
 	hourAgo := time.Now().Add(-time.Hour)
 	err := os.WriteFile(l.path(day), []byte(strings.Join(lines, "")), 0o600)
@@ -163,9 +163,9 @@ func (l *loggedServer) put(t *testing.T, day string, lines ...string) {
 	}
 }
 
-// byHand returns an entry in the form that a person might write: at noon of a day, with spaces and
+// handwrittenEntry returns an entry in the form that a person might write: at noon of a day, with spaces and
 // with the keys in another order.
-func byHand(day, session string, turn int, content string) string {
+func handwrittenEntry(day, session string, turn int, content string) string {
 	return fmt.Sprintf(`{"session_id": %q, "content": %q, "agent": "User", "role": "user", "timestamp": "%sT12:00:00Z", "metadata": {"turn_number": %d}}`+"\n",
 		session, content, day, turn)
 }
@@ -192,7 +192,7 @@ func (l *loggedServer) ageOneDay(t *testing.T) {
 		if err := os.Remove(l.path(day)); err != nil {
 			t.Fatal(err)
 		}
-		l.put(t, before, text)
+		l.writeDay(t, before, text)
 	}
 }
 
@@ -212,7 +212,7 @@ func firstConversation(t *testing.T) {
 	if days := l.days(t); len(days) > 0 {
 		t.Errorf("log files before the first message = %q, want none", days)
 	}
-	say(t, l.server, "first", "Grüße & <more> \"text\"\n")
+	ask(t, l.server, "first", "Grüße & <more> \"text\"\n")
 	kept := history(t, l.server, "first").GetMessages()
 	const layout = "2006-01-02T15:04:05.000000Z"
 	want := fmt.Sprintf(`{"timestamp":"%s","session_id":"first","tenant":"default","agent":"User","role":"user",`+
@@ -228,36 +228,36 @@ func firstConversation(t *testing.T) {
 	}
 }
 
-// conversationOverMidnight checks that a conversation whose entries are in two files is listed as one.
-func conversationOverMidnight(t *testing.T) {
+// conversationAcrossMidnight checks that a conversation whose entries are in two files is listed as one.
+func conversationAcrossMidnight(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir())
-	say(t, l.server, "night", "before midnight")
+	ask(t, l.server, "night", "before midnight")
 	l.ageOneDay(t)
 	yesterday := l.days(t)
-	say(t, l.server, "night", "after midnight")
+	ask(t, l.server, "night", "after midnight")
 	if days := l.days(t); len(days) <= len(yesterday) || !slices.Equal(days[:len(yesterday)], yesterday) {
 		t.Fatalf("days of log files = %q, want new ones after %q", days, yesterday)
 	}
 	all := []string{"night 1 User: before midnight", "night 2 echo: before midnight", "night 3 User: after midnight", "night 4 echo: after midnight"}
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "night"})
-	wantLines(t, "the conversation", got, all...)
+	wantEntries(t, "the conversation", got, all...)
 	got, _ = l.list(t, &parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: yesterday[0]}})
-	wantLines(t, "the day before", got, all[:2]...)
+	wantEntries(t, "the day before", got, all[:2]...)
 	slices.Reverse(all)
 	for _, id := range []string{"", "night"} {
 		within := &parleyv1.ListInteractionsRequest_Within{Within: durationpb.New(48 * time.Hour)}
 		got, _ = l.list(t, &parleyv1.ListInteractionsRequest{Span: within, ConversationId: id})
-		wantLines(t, "within 48 h", got, all...)
+		wantEntries(t, "within 48 h", got, all...)
 	}
 }
 
-// coordinating is an AgentService that passes the turn to a planner in the middle of its answer.
-type coordinating struct {
+// delegatingAgent is an AgentService that passes the turn to a planner in the middle of its answer.
+type delegatingAgent struct {
 	parleyv1.UnimplementedAgentServiceServer
 }
 
-func (coordinating) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+func (delegatingAgent) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
 	return errors.Join(
 		stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: "One for the planner."}}),
 		stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "planner"}}),
@@ -274,7 +274,7 @@ func delegation(t *testing.T) {
 		t.Fatal(err)
 	}
 	service := grpc.NewServer()
-	parleyv1.RegisterAgentServiceServer(service, coordinating{})
+	parleyv1.RegisterAgentServiceServer(service, delegatingAgent{})
 	go func() { _ = service.Serve(listener) }() // Serve returns after Stop.
 	t.Cleanup(service.Stop)
 	l := startLogged(t, t.TempDir(), agents(t, fmt.Sprintf(`
@@ -285,30 +285,30 @@ agents:
 `, listener.Addr())))
 
 	question := chat(t, l.server, &parleyv1.ChatRequest{ConversationId: "d", Content: "Which goals?", Metadata: map[string]string{"user": "Ada"}})
-	question.end(t)
-	lease(t, l.server, &parleyv1.SetActiveAgentRequest{ConversationId: "d", Agent: "writer", Reason: "goals are set"})
-	say(t, l.server, "other", "In the meantime.")
-	say(t, l.server, "d", "Write them down.")
+	question.finish(t)
+	setActiveAgent(t, l.server, &parleyv1.SetActiveAgentRequest{ConversationId: "d", Agent: "writer", Reason: "goals are set"})
+	ask(t, l.server, "other", "In the meantime.")
+	ask(t, l.server, "d", "Write them down.")
 	want := []string{
 		"d 1 Ada: Which goals?", "d 2 coordinator: One for the planner.", "d 3 planner: Two goals.",
 		"d 4 User: Write them down.", "d 5 writer: It is written.",
 	}
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "d"})
-	wantLines(t, "ListInteractions", got, want...)
-	filed := slices.DeleteFunc(l.filed(t), func(line string) bool { return strings.HasPrefix(line, "other") })
-	wantLines(t, "log", filed, want...)
+	wantEntries(t, "ListInteractions", got, want...)
+	filed := slices.DeleteFunc(l.entries(t), func(line string) bool { return strings.HasPrefix(line, "other") })
+	wantEntries(t, "log", filed, want...)
 }
 
-// textOverSevenFiles checks that a search ignores case and returns the newest first, on pages of any size.
-func textOverSevenFiles(t *testing.T) {
+// textInSevenFiles checks that a search ignores case and returns the newest first, on pages of any size.
+func textInSevenFiles(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir())
 	const days = 7
 	start := today()
 	for ago := -1; ago <= days; ago++ { // One day before and one day after the days that are searched.
 		day := dayBefore(t, start, ago)
-		l.put(t, day, byHand(day, "plans", 1, "Quarterly GOALS, first"), byHand(day, "plans", 2, "quarterly"),
-			byHand(day, "plans", 3, "Goals quarterly"), byHand(day, "plans", 4, "the quarterly goals of "+day))
+		l.writeDay(t, day, handwrittenEntry(day, "plans", 1, "Quarterly GOALS, first"), handwrittenEntry(day, "plans", 2, "quarterly"),
+			handwrittenEntry(day, "plans", 3, "Goals quarterly"), handwrittenEntry(day, "plans", 4, "the quarterly goals of "+day))
 	}
 	for _, size := range []int32{0, 1, 3} {
 		request := &parleyv1.SearchInteractionsRequest{Query: "quarterly goals", PageSize: size}
@@ -326,19 +326,19 @@ func textOverSevenFiles(t *testing.T) {
 		for ago := range days {
 			want = append(want, "plans 4 User: the quarterly goals of "+dayBefore(t, now, ago), "plans 1 User: Quarterly GOALS, first")
 		}
-		wantLines(t, fmt.Sprint("pages of ", size), got, want...)
+		wantEntries(t, fmt.Sprint("pages of ", size), got, want...)
 	}
 }
 
-// yesterdaysSession checks that a deleted conversation is listed in order, although another one ran at
+// yesterdaysConversation checks that a deleted conversation is listed in order, although another one ran at
 // the same time.
-func yesterdaysSession(t *testing.T) {
+func yesterdaysConversation(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir())
 	var want []string
 	for i := range 3 {
 		for _, id := range []string{"session", "other"} {
-			say(t, l.server, id, fmt.Sprint(id, " ", i))
+			ask(t, l.server, id, fmt.Sprint(id, " ", i))
 		}
 		want = append(want, fmt.Sprintf("session %d User: session %d", 2*i+1, i), fmt.Sprintf("session %d echo: session %d", 2*i+2, i))
 	}
@@ -348,17 +348,17 @@ func yesterdaysSession(t *testing.T) {
 	}
 	for _, size := range []int32{0, 1, 4} {
 		got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "session", PageSize: size})
-		wantLines(t, fmt.Sprint("pages of ", size), got, want...)
+		wantEntries(t, fmt.Sprint("pages of ", size), got, want...)
 	}
 }
 
-// brokenLine checks that a broken entry is skipped with one warning and hides no other entry.
-func brokenLine(t *testing.T) {
+// brokenEntry checks that a broken entry is skipped with one warning and hides no other entry.
+func brokenEntry(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir())
 	day := dayBefore(t, today(), 2)
-	complete := byHand(day, "b", 2, "goal two")
-	l.put(t, day, byHand(day, "b", 1, "goal one"), complete[:len(complete)/2]+"\n", byHand(day, "b", 3, "goal three"))
+	complete := handwrittenEntry(day, "b", 2, "goal two")
+	l.writeDay(t, day, handwrittenEntry(day, "b", 1, "goal one"), complete[:len(complete)/2]+"\n", handwrittenEntry(day, "b", 3, "goal three"))
 	want := []string{"b 1 User: goal one", "b 3 User: goal three"}
 	for range 3 {
 		for name, r := range map[string]*parleyv1.ListInteractionsRequest{
@@ -366,13 +366,13 @@ func brokenLine(t *testing.T) {
 			"the day":          {Span: &parleyv1.ListInteractionsRequest_Date{Date: day}},
 		} {
 			got, skipped := l.list(t, r)
-			wantLines(t, name, got, want...)
+			wantEntries(t, name, got, want...)
 			if skipped != 1 {
 				t.Errorf("%s: %d entries skipped, want 1", name, skipped)
 			}
 		}
 		got, skipped := l.search(t, &parleyv1.SearchInteractionsRequest{Query: "Goal"})
-		wantLines(t, "the search", got, want[1], want[0])
+		wantEntries(t, "the search", got, want[1], want[0])
 		if skipped != 1 {
 			t.Errorf("the search: %d entries skipped, want 1", skipped)
 		}

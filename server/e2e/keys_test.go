@@ -24,13 +24,13 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// marked is the beginning of every secret of TestKeysStayHidden.
-const marked = "sk-MARKED"
+// secretMark is the beginning of every secret of TestKeysStayHidden.
+const secretMark = "sk-MARKED"
 
 // TestKeysStayHidden runs agents that have keys and providers that return the keys in errors. The
 // provider receives the keys; no log entry, reply or stored file contains one.
 func TestKeysStayHidden(t *testing.T) {
-	echoes := `{"error": {"message": "Incorrect API key provided: ` + marked + `-env. You sent header ` + marked + `-header and ` + marked + `-bearer"}}`
+	echoes := `{"error": {"message": "Incorrect API key provided: ` + secretMark + `-env. You sent header ` + secretMark + `-header and ` + secretMark + `-bearer"}}`
 	openai := openaitest.New(t)
 	anthropic := anthropictest.New(t)
 	for _, code := range []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusBadRequest} {
@@ -40,21 +40,21 @@ func TestKeysStayHidden(t *testing.T) {
 	openai.Then(openaitest.Events(openaitest.Words("half")[1], echoes))
 	openai.Then(openaitest.Text("well"))
 	anthropic.Then(providertest.Parts(anthropictest.Message{}.Start(), anthropictest.TextDelta(0, "half"),
-		anthropictest.Error("api_error", marked+"-file, "+marked+"-header and "+marked+"-bearer")))
+		anthropictest.Error("api_error", secretMark+"-file, "+secretMark+"-header and "+secretMark+"-bearer")))
 	anthropic.Then(anthropictest.Text("well"))
 	openai.Always(providertest.Break)
 	anthropic.Always(providertest.Break)
 	const turns = 7
-	service := &teller{sent: make(chan []string, turns)}
+	service := &refusingAgent{sent: make(chan []string, turns)}
 	address := service.serve(t)
 
 	dir := t.TempDir()
 	keyFile := filepath.Join(dir, "key")
-	if err := os.WriteFile(keyFile, []byte(marked+"-file\n"), 0o600); err != nil {
+	if err := os.WriteFile(keyFile, []byte(secretMark+"-file\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("TEST_KEY_OF_OPENAI", marked+"-env") // parleyd inherits the variable.
-	t.Setenv("TEST_KEY_OF_COMMAND", marked+"-command")
+	t.Setenv("TEST_KEY_OF_OPENAI", secretMark+"-env") // parleyd inherits the variable.
+	t.Setenv("TEST_KEY_OF_COMMAND", secretMark+"-command")
 	printed := filepath.Join(dir, "printed")
 	const onStderr = `printenv TEST_KEY_OF_COMMAND >>"$0"; printf half; echo "$TEST_KEY_OF_COMMAND is refused" >&2; exit 1`
 	const inResult = `echo '{"type":"result","is_error":true,"result":"'"$TEST_KEY_OF_COMMAND"' is refused"}'`
@@ -62,13 +62,13 @@ func TestKeysStayHidden(t *testing.T) {
 	config := encodeJSON(t, map[string]any{"agents": map[string]any{
 		"openai": map[string]any{
 			"kind": "openai", "base_url": openai.URL, "model": "m", "api_key_env": "TEST_KEY_OF_OPENAI",
-			"headers": map[string]any{"X-Tenant": marked + "-header", "X-Gateway": "Bearer " + marked + "-bearer"},
+			"headers": map[string]any{"X-Tenant": secretMark + "-header", "X-Gateway": "Bearer " + secretMark + "-bearer"},
 		},
 		"anthropic": map[string]any{
 			"kind": "anthropic", "base_url": anthropic.URL, "model": "m", "api_key_file": keyFile,
-			"headers": map[string]any{"X-Tenant": marked + "-header", "Authorization": "Bearer " + marked + "-bearer"},
+			"headers": map[string]any{"X-Tenant": secretMark + "-header", "Authorization": "Bearer " + secretMark + "-bearer"},
 		},
-		"remote": map[string]any{"kind": "remote", "address": address, "headers": map[string]any{"authorization": "Bearer " + marked + "-remote"}},
+		"remote": map[string]any{"kind": "remote", "address": address, "headers": map[string]any{"authorization": "Bearer " + secretMark + "-remote"}},
 		"stderr": map[string]any{"kind": "command", "command": []string{"sh", "-c", onStderr, printed}, "env": []string{"TEST_KEY_OF_COMMAND"}},
 		"result": map[string]any{"kind": "command", "command": []string{"sh", "-c", inResult}, "env": []string{"TEST_KEY_OF_COMMAND"}, "format": "stream-json"},
 		"noJSON": map[string]any{"kind": "command", "command": []string{"sh", "-c", noJSON}, "env": []string{"TEST_KEY_OF_COMMAND"}, "format": "stream-json"},
@@ -97,20 +97,20 @@ func TestKeysStayHidden(t *testing.T) {
 	}
 	sent := fmt.Sprint(openai.Requests()[0].Header, anthropic.Requests()[0].Header, <-service.sent, string(gave))
 	for _, secret := range []string{"-env", "-file", "-header", "-bearer", "-remote", "-command"} {
-		if !strings.Contains(sent, marked+secret) {
-			t.Errorf("%s%s was not sent to its provider", marked, secret)
+		if !strings.Contains(sent, secretMark+secret) {
+			t.Errorf("%s%s was not sent to its provider", secretMark, secret)
 		}
 	}
 	for _, line := range s.log.lines {
 		seen = append(seen, fmt.Sprint(line))
 	}
 	for _, text := range seen {
-		if strings.Contains(text, marked) {
+		if strings.Contains(text, secretMark) {
 			t.Errorf("secret in %s, want none", text)
 		}
 	}
 	db, err := os.ReadFile(filepath.Join(data, "parley.db"))
-	if err != nil || bytes.Contains(db, []byte(marked)) {
+	if err != nil || bytes.Contains(db, []byte(secretMark)) {
 		t.Errorf("the store contains a secret, or ReadFile failed: %v", err)
 	}
 }
@@ -132,13 +132,13 @@ func events(t *testing.T, s *server, r *parleyv1.ChatRequest) (all, text string)
 	return all, text
 }
 
-// teller is an AgentService that fails every call with an error that contains the authorization header.
-type teller struct {
+// refusingAgent is an AgentService that fails every call with an error that contains the authorization header.
+type refusingAgent struct {
 	parleyv1.UnimplementedAgentServiceServer
 	sent chan []string // the authorization header of each call
 }
 
-func (s *teller) serve(t *testing.T) (address string) {
+func (s *refusingAgent) serve(t *testing.T) (address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -151,7 +151,7 @@ func (s *teller) serve(t *testing.T) (address string) {
 	return listener.Addr().String()
 }
 
-func (s *teller) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+func (s *refusingAgent) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
 	sent := metadata.ValueFromIncomingContext(stream.Context(), "authorization")
 	s.sent <- sent
 	return status.Errorf(codes.Unauthenticated, "%q is refused", sent)

@@ -16,32 +16,32 @@ import (
 
 // The server is killed this number of times, each time while this number of conversations is answered.
 const (
-	kills         = 20
-	killedTalkers = 6
+	kills               = 20
+	killedConversations = 6
 )
 
 // The agents send a piece every pieceEvery. When the server is killed, the newest agent has sent
-// fewestPieces, and morePieces more in each round. Each other agent has sent piecesApart more than the
+// minPieces, and morePieces more in each round. Each other agent has sent piecesApart more than the
 // next one.
 const (
-	pieceEvery   = 10 * time.Millisecond
-	fewestPieces = 50
-	morePieces   = 2
-	piecesApart  = 12
+	pieceEvery  = 10 * time.Millisecond
+	minPieces   = 50
+	morePieces  = 2
+	piecesApart = 12
 )
 
-// mayBeLost is the age of the text that a crash may lose. A round that loses more while the machine
+// maxLoss is the age of the text that a crash may lose. A round that loses more while the machine
 // stalled for a quarter of that time is repeated, at most maxStalls times.
 const (
-	mayBeLost = time.Second
-	stall     = mayBeLost / 4
+	maxLoss   = time.Second
+	stall     = maxLoss / 4
 	maxStalls = 3
 )
 
 func TestKilledInMidAnswer(t *testing.T) {
 	t.Parallel()
 	dataDir, flags := t.TempDir(), []string{agents(t, puppetAgents), "--max-messages=1000"}
-	all := make([]*survivor, killedTalkers)
+	all := make([]*survivor, killedConversations)
 	for i := range all {
 		all[i] = &survivor{id: fmt.Sprint("c", i)}
 	}
@@ -49,7 +49,7 @@ func TestKilledInMidAnswer(t *testing.T) {
 	exact, beyond, stalls := 0, 0, 0
 	s := startServer(t, dataDir, flags...)
 	for round, good := 0, 0; good < kills; round++ {
-		r := runUntilKilled(t, s, all, fewestPieces+round*morePieces)
+		r := runUntilKilled(t, s, all, minPieces+round*morePieces)
 		s = startServer(t, dataDir, flags...)
 		if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) != len(all) {
 			t.Errorf("round %d: the start interrupted %d turns, want %d", round, len(found), len(all))
@@ -60,10 +60,10 @@ func TestKilledInMidAnswer(t *testing.T) {
 			atCut, behindCut := c.wantResumes(t, s)
 			exact, beyond = exact+atCut, beyond+behindCut
 			// A new turn succeeds.
-			c.kept = append(c.kept, "USER continue", "ASSISTANT "+say(t, s, c.id, "continue"))
+			c.want = append(c.want, "USER continue", "ASSISTANT "+ask(t, s, c.id, "continue"))
 		}
 		switch {
-		case missing <= mayBeLost:
+		case missing <= maxLoss:
 			good++
 		case max(r.pause, r.slowest) >= stall && stalls < maxStalls:
 			stalls++
@@ -74,7 +74,7 @@ func TestKilledInMidAnswer(t *testing.T) {
 		most, slowest = max(most, missing), max(slowest, r.slowest)
 	}
 	for _, c := range all {
-		c.wantKept(t, s)
+		c.wantStored(t, s)
 	}
 	t.Logf("at most %s of text lost; slowest commit %s; %d rounds repeated", most, slowest, stalls)
 	if exact == 0 || beyond == 0 {
@@ -85,7 +85,7 @@ func TestKilledInMidAnswer(t *testing.T) {
 // survivor is a conversation that continues after every crash.
 type survivor struct {
 	id   string
-	kept []string // its expected history, as roles and contents
+	want []string // its expected history, as roles and contents
 
 	// The fields below describe the interrupted turn.
 
@@ -118,8 +118,8 @@ func runUntilKilled(t *testing.T, s *server, all []*survivor, enough int) *crash
 	dir, feed, r := t.TempDir(), make(chan *survivor), new(crash)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	machine.Go(func() { r.pause = speak(ctx, feed) })
-	machine.Go(func() { r.slowest = commit(ctx, s) })
+	machine.Go(func() { r.pause = writePieces(ctx, feed) })
+	machine.Go(func() { r.slowest = measureCommits(ctx, s) })
 	for i, c := range all {
 		c.puppet = newPuppet(t, dir, c.id)
 		c.received, c.saved = nil, ""
@@ -128,41 +128,41 @@ func runUntilKilled(t *testing.T, s *server, all []*survivor, enough int) *crash
 			ConversationId: c.id, Content: c.puppet.path, Agent: "puppet",
 			Window: &parleyv1.ContextWindow{MaxMessages: 1}, // A short window, because the agent reads slowly.
 		}))
-		c.listen(t, stream, 0)
-		c.kept = append(c.kept, "USER "+c.puppet.path)
+		c.receiveEvents(t, stream, 0)
+		c.want = append(c.want, "USER "+c.puppet.path)
 		c.puppet.start(t)
 		feed <- c
 		pieces := piecesApart
 		if i == len(all)-1 {
 			pieces = enough
 		}
-		c.listen(t, stream, pieces)
+		c.receiveEvents(t, stream, pieces)
 		clients.Go(func() {
 			// The loop ends when the connection breaks.
 			for event, err := stream.next(); err == nil; event, err = stream.next() {
-				c.receive(event)
+				c.record(event)
 			}
 		})
 	}
 	// A queued turn is not stored.
 	waits := newCaller(all[0].id, "waits", parleyv1.OnBusy_ON_BUSY_QUEUE)
-	if err := waits.begin(t, s); err != nil {
+	if err := waits.start(t, s); err != nil {
 		t.Fatal(err)
 	}
 	r.killed = time.Now()
 	s.kill()
 	stop()
-	waits.leave()
+	waits.disconnect()
 	clients.Wait()
 	machine.Wait()
 	for _, c := range all {
-		c.puppet.end()
+		c.puppet.finish()
 	}
 	return r
 }
 
-// speak writes pieces for all agents at intervals, and returns the longest time between two.
-func speak(ctx context.Context, more <-chan *survivor) (pause time.Duration) {
+// writePieces writes pieces for all agents at intervals, and returns the longest time between two.
+func writePieces(ctx context.Context, more <-chan *survivor) (pause time.Duration) {
 	ticker := time.NewTicker(pieceEvery)
 	defer ticker.Stop()
 	var all []*survivor
@@ -185,9 +185,9 @@ func speak(ctx context.Context, more <-chan *survivor) (pause time.Duration) {
 	}
 }
 
-// commit appends messages at intervals until the server is killed, and returns the longest time of an
+// measureCommits appends messages at intervals until the server is killed, and returns the longest time of an
 // append.
-func commit(ctx context.Context, s *server) (slowest time.Duration) {
+func measureCommits(ctx context.Context, s *server) (slowest time.Duration) {
 	ticker := time.NewTicker(pieceEvery)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
@@ -207,8 +207,8 @@ func commit(ctx context.Context, s *server) (slowest time.Duration) {
 	return slowest
 }
 
-// receive records an event.
-func (c *survivor) receive(event *parleyv1.TurnEvent) {
+// record records an event.
+func (c *survivor) record(event *parleyv1.TurnEvent) {
 	bytes := len(event.GetTextDelta().GetText())
 	if n := len(c.received); n > 0 {
 		bytes += c.received[n-1].bytes
@@ -217,15 +217,15 @@ func (c *survivor) receive(event *parleyv1.TurnEvent) {
 	c.received = append(c.received, receipt{event.GetIndex(), bytes, time.Now()})
 }
 
-// listen receives the event started and a number of others.
-func (c *survivor) listen(t *testing.T, stream *eventStream, others int) {
+// receiveEvents receives the event started and a number of others.
+func (c *survivor) receiveEvents(t *testing.T, stream *eventStream, others int) {
 	t.Helper()
 	for len(c.received) <= others {
 		event, err := stream.next()
 		if err != nil {
 			t.Fatalf("%s, after %d events: %v", c.id, len(c.received), err)
 		}
-		c.receive(event)
+		c.record(event)
 	}
 }
 
@@ -234,15 +234,15 @@ func (c *survivor) listen(t *testing.T, stream *eventStream, others int) {
 func (c *survivor) wantSaved(t *testing.T, s *server, killed time.Time) (missing time.Duration) {
 	t.Helper()
 	messages := history(t, s, c.id).GetMessages()
-	input, answer := int32(len(c.kept)), int32(0)
+	input, answer := int32(len(c.want)), int32(0)
 	if m := messages[len(messages)-1]; m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
 		answer, c.saved = input+1, m.GetContent()
-		c.kept = append(c.kept, "ASSISTANT "+c.saved)
+		c.want = append(c.want, "ASSISTANT "+c.saved)
 		if m.GetTurnId() != c.turnID || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || !strings.HasPrefix(c.written.String(), c.saved) {
 			t.Errorf("the answer in %s of turn %s = %v, want an incomplete beginning of %q", c.id, c.turnID, m, c.written.String())
 		}
 	}
-	c.wantKept(t, s)
+	c.wantStored(t, s)
 	reply, err := s.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: c.id, TurnId: c.turnID})
 	turn := reply.GetTurn()
 	if err != nil || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetFinishTime() == nil ||
@@ -258,8 +258,8 @@ func (c *survivor) wantSaved(t *testing.T, s *server, killed time.Time) (missing
 	return 0
 }
 
-// wantKept checks the complete history.
-func (c *survivor) wantKept(t *testing.T, s *server) {
+// wantStored checks the complete history.
+func (c *survivor) wantStored(t *testing.T, s *server) {
 	t.Helper()
 	reply := history(t, s, c.id)
 	var got []string
@@ -269,7 +269,7 @@ func (c *survivor) wantKept(t *testing.T, s *server) {
 			t.Errorf("message %d of %s = %v, want that sequence", i+1, c.id, m)
 		}
 	}
-	if d := cmp.Diff(c.kept, got); d != "" {
+	if d := cmp.Diff(c.want, got); d != "" {
 		t.Errorf("history of %s (-want +got):\n%s", c.id, d)
 	}
 	if running := reply.GetConversation().GetActiveTurnId(); running != "" {
@@ -291,7 +291,7 @@ func (c *survivor) wantResumes(t *testing.T, s *server) (exact, beyond int) {
 	}
 	for _, r := range places {
 		rest := streamOf(s.ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: c.id, TurnId: c.turnID, AfterIndex: r.index}))
-		err := rest.end()
+		err := rest.drain()
 		atEdge := r.bytes == 0 || r.bytes == len(c.saved)
 		switch {
 		case r.bytes > len(c.saved):

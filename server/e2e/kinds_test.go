@@ -22,17 +22,17 @@ import (
 // reply is one answer of an agent: text, and a product_list unless products is empty.
 type reply struct{ text, products string }
 
-// plain returns the reply in the form of an agent that sends only text.
-func (r reply) plain() string {
+// asText returns the reply in the form of an agent that sends only text.
+func (r reply) asText() string {
 	if r.products == "" {
 		return r.text
 	}
 	return r.text + "\n\n```json type=product_list\n" + r.products + "\n```"
 }
 
-// given is the input that an agent received for one answer. Each message is one line or more in the
+// agentInput is the input that an agent received for one answer. Each message is one line or more in the
 // agent's own form.
-type given struct {
+type agentInput struct {
 	system   string
 	messages []string
 }
@@ -42,7 +42,7 @@ type given struct {
 type kind struct {
 	name  string
 	entry map[string]any // of "agents" in the configuration
-	given func(t *testing.T) []given
+	given func(t *testing.T) []agentInput
 	// form returns the form in which the agent receives a message.
 	form func(role, text, products string) []string
 }
@@ -72,7 +72,7 @@ func commandKind(t *testing.T, replies []reply) kind {
 	t.Helper()
 	dir := t.TempDir()
 	for i, r := range replies {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint("reply-", i)), []byte(r.plain()), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint("reply-", i)), []byte(r.asText()), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -80,14 +80,14 @@ func commandKind(t *testing.T, replies []reply) kind {
 	return kind{
 		name:  "command",
 		entry: map[string]any{"kind": "command", "command": []string{"sh", "-c", script}, "dir": dir, "structured_blocks": true},
-		given: func(t *testing.T) (all []given) {
+		given: func(t *testing.T) (all []agentInput) {
 			t.Helper()
 			for i := range replies {
 				input, err := os.ReadFile(filepath.Join(dir, fmt.Sprint("given-", i)))
 				if err != nil {
 					t.Fatal(err)
 				}
-				var g given
+				var g agentInput
 				g.messages = strings.Split(strings.TrimSuffix(string(input), "\n"), "\n\n")
 				if prompt, ok := strings.CutPrefix(g.messages[0], "[SYSTEM]: "); ok {
 					g.system, g.messages = prompt, g.messages[1:]
@@ -111,7 +111,7 @@ func openaiKind(t *testing.T, replies []reply) kind {
 	t.Helper()
 	provider := openaitest.New(t)
 	for _, r := range replies {
-		provider.Then(openaitest.Text(strings.SplitAfter(r.plain(), " ")...))
+		provider.Then(openaitest.Text(strings.SplitAfter(r.asText(), " ")...))
 	}
 	form := func(role, content string) string {
 		return encodeJSON(t, map[string]any{"role": role, "content": content})
@@ -121,10 +121,10 @@ func openaiKind(t *testing.T, replies []reply) kind {
 		entry: map[string]any{
 			"kind": "openai", "base_url": provider.URL, "model": "gpt-test", "structured_blocks": true,
 		},
-		given: func(t *testing.T) (all []given) {
+		given: func(t *testing.T) (all []agentInput) {
 			t.Helper()
 			for _, r := range provider.Requests() {
-				g := given{messages: r.Messages()}
+				g := agentInput{messages: r.Messages()}
 				var first struct{ Role, Content string }
 				if err := json.Unmarshal([]byte(g.messages[0]), &first); err != nil {
 					t.Fatal(err)
@@ -136,7 +136,9 @@ func openaiKind(t *testing.T, replies []reply) kind {
 			}
 			return all
 		},
-		form: func(role, text, products string) []string { return []string{form(role, reply{text, products}.plain())} },
+		form: func(role, text, products string) []string {
+			return []string{form(role, reply{text, products}.asText())}
+		},
 	}
 }
 
@@ -145,17 +147,17 @@ func anthropicKind(t *testing.T, replies []reply) kind {
 	t.Helper()
 	provider := anthropictest.New(t)
 	for _, r := range replies {
-		provider.Then(anthropictest.Text(strings.SplitAfter(r.plain(), " ")...))
+		provider.Then(anthropictest.Text(strings.SplitAfter(r.asText(), " ")...))
 	}
 	return kind{
 		name: "anthropic",
 		entry: map[string]any{
 			"kind": "anthropic", "base_url": provider.URL, "model": "claude-test", "structured_blocks": true,
 		},
-		given: func(t *testing.T) (all []given) {
+		given: func(t *testing.T) (all []agentInput) {
 			t.Helper()
 			for _, r := range provider.Requests() {
-				g := given{messages: r.Messages()}
+				g := agentInput{messages: r.Messages()}
 				var body struct{ System []struct{ Text string } }
 				if err := json.Unmarshal(r.Body, &body); err != nil {
 					t.Fatal(err)
@@ -168,7 +170,7 @@ func anthropicKind(t *testing.T, replies []reply) kind {
 			return all
 		},
 		form: func(role, text, products string) []string {
-			block := map[string]any{"type": "text", "text": reply{text, products}.plain()}
+			block := map[string]any{"type": "text", "text": reply{text, products}.asText()}
 			return []string{encodeJSON(t, map[string]any{"role": role, "content": []any{block}})}
 		},
 	}
@@ -192,12 +194,12 @@ func remoteKind(t *testing.T, replies []reply) kind {
 	return kind{
 		name:  "remote",
 		entry: map[string]any{"kind": "remote", "address": listener.Addr().String()},
-		given: func(t *testing.T) (all []given) {
+		given: func(t *testing.T) (all []agentInput) {
 			t.Helper()
 			service.mu.Lock()
 			defer service.mu.Unlock()
 			for _, r := range service.requests {
-				g := given{system: r.GetSystemPrompt()}
+				g := agentInput{system: r.GetSystemPrompt()}
 				for _, m := range r.GetMessages() {
 					var products string
 					for _, data := range m.GetStructuredData() {

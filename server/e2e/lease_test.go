@@ -18,8 +18,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// lease sets the active agent of a conversation, or ends its lease.
-func lease(t *testing.T, s *server, r *parleyv1.SetActiveAgentRequest) *parleyv1.Conversation {
+// setActiveAgent sets the active agent of a conversation, or ends its lease.
+func setActiveAgent(t *testing.T, s *server, r *parleyv1.SetActiveAgentRequest) *parleyv1.Conversation {
 	t.Helper()
 	reply, err := s.SetActiveAgent(t.Context(), r)
 	if err != nil {
@@ -54,7 +54,7 @@ func TestLease(t *testing.T) {
 	wantAgent := func(want, asked string) {
 		t.Helper()
 		k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "continue", Agent: asked})
-		turn := k.end(t).GetTurn()
+		turn := k.finish(t).GetTurn()
 		if k.text != want+"\n" || turn.GetAgent() != want || k.finished.GetMessages()[0].GetAgent() != want {
 			t.Errorf("answer = %q in %v, want one of %s", k.text, turn, want)
 		}
@@ -62,7 +62,7 @@ func TestLease(t *testing.T) {
 	set := func(agent string) {
 		t.Helper()
 		before := header(t, s, "c")
-		after := lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: agent, Reason: "because " + agent})
+		after := setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: agent, Reason: "because " + agent})
 		want := &parleyv1.ActiveAgent{Agent: agent, Reason: "because " + agent, StartTime: after.GetUpdateTime()}
 		if agent == "" {
 			want = nil
@@ -108,7 +108,7 @@ func TestLease(t *testing.T) {
 	// Chat refuses a leased agent that is not configured. A coordinator may know it.
 	set("elsewhere")
 	before := history(t, s, "c")
-	err := refused(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: "c", Content: "hello", RequestId: "r"}))
+	err := firstError(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: "c", Content: "hello", RequestId: "r"}))
 	if metadata := wantError(t, err, codes.FailedPrecondition, "AGENT_NOT_CONFIGURED"); !strings.Contains(err.Error(), "elsewhere") || metadata["known_agents"] != "analyst, echo, guide, writer" {
 		t.Errorf("Chat = %v with %v, want the agent \"elsewhere\" and the known agents", err, metadata)
 	}
@@ -121,7 +121,7 @@ func TestLease(t *testing.T) {
 func TestLeaseIsChecked(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
-	add(t, s, "c", says("hello"))
+	add(t, s, "c", userMessage("hello"))
 	for _, test := range []struct {
 		name    string
 		request *parleyv1.SetActiveAgentRequest
@@ -148,7 +148,7 @@ func TestLeaseIsChecked(t *testing.T) {
 		ConversationId: "c", Agent: strings.Repeat("ü", 64), Reason: strings.Repeat("x", 1024),
 		LeaseDuration: durationpb.New(366 * 24 * time.Hour), IfVersion: new(int32(1)),
 	}
-	if got := lease(t, s, most).GetActiveAgent(); got.GetAgent() != most.Agent || got.GetReason() != most.Reason ||
+	if got := setActiveAgent(t, s, most).GetActiveAgent(); got.GetAgent() != most.Agent || got.GetReason() != most.Reason ||
 		got.GetLeaseExpireTime().AsTime().Sub(got.GetStartTime().AsTime()) != 366*24*time.Hour {
 		t.Errorf("SetActiveAgent with the longest lease = %v, want it unchanged", got)
 	}
@@ -157,8 +157,8 @@ func TestLeaseIsChecked(t *testing.T) {
 func TestLeaseEndsByItself(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, namedAgents))
-	add(t, s, "c", says("hello"))
-	given := lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer", LeaseDuration: durationpb.New(time.Second)})
+	add(t, s, "c", userMessage("hello"))
+	given := setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer", LeaseDuration: durationpb.New(time.Second)})
 	end := given.GetActiveAgent().GetLeaseExpireTime().AsTime()
 	if start := given.GetActiveAgent().GetStartTime().AsTime(); end.Sub(start) != time.Second {
 		t.Fatalf("SetActiveAgent = %v, want a lease of 1s", given)
@@ -181,7 +181,7 @@ func TestLeaseEndsByItself(t *testing.T) {
 	if err != nil || list.GetConversations()[0].GetConversation().GetActiveAgent() != nil {
 		t.Errorf("ListConversations = %v, %v; want no lease", list, err)
 	}
-	if answer := say(t, s, "c", "continue"); answer != "guide\n" {
+	if answer := ask(t, s, "c", "continue"); answer != "guide\n" {
 		t.Errorf("answer after the lease = %q, want %q", answer, "guide\n")
 	}
 }
@@ -191,7 +191,7 @@ func TestLeaseEndsByItself(t *testing.T) {
 func TestTwoCoordinators(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
-	add(t, s, "c", says("hello"))
+	add(t, s, "c", userMessage("hello"))
 	for round := range 50 {
 		version := summarize(t, s, "c").GetVersion()
 		var errs [2]error
@@ -224,8 +224,8 @@ func TestLeaseOutlivesTheServer(t *testing.T) {
 	s := startServer(t, dataDir, config)
 	want := make(map[string]*parleyv1.Conversation)
 	for id, duration := range map[string]*durationpb.Duration{"bounded": durationpb.New(time.Hour), "unbounded": nil} {
-		add(t, s, id, says("hello"))
-		want[id] = lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "reason", LeaseDuration: duration})
+		add(t, s, id, userMessage("hello"))
+		want[id] = setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "reason", LeaseDuration: duration})
 	}
 	for _, end := range []string{"killed", "stopped"} {
 		if end == "killed" {
@@ -244,7 +244,7 @@ func TestLeaseOutlivesTheServer(t *testing.T) {
 			}
 		}
 	}
-	if answer := say(t, s, "bounded", "continue"); answer != "writer\n" {
+	if answer := ask(t, s, "bounded", "continue"); answer != "writer\n" {
 		t.Errorf("answer after two restarts = %q, want %q", answer, "writer\n")
 	}
 }

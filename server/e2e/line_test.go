@@ -17,15 +17,15 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// floor is a server on which turns wait for each other.
-type floor struct {
+// queueServer is a server on which turns wait for each other.
+type queueServer struct {
 	*server
-	one bool // with --max-turns=1
+	oneTurn bool // with --max-turns=1
 	// pipe releases agents that have sent half of their answer: each reads one line from it.
 	pipe *os.File
 }
 
-func newFloor(t *testing.T, flags ...string) *floor {
+func newQueueServer(t *testing.T, flags ...string) *queueServer {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
@@ -41,14 +41,14 @@ default_agent: slow
 agents:
   slow: {kind: command, command: [sh, testdata/agents/slow.sh, %q]}
 `, path))
-	return &floor{
-		server: startServer(t, t.TempDir(), append(flags, config, "--max-messages=1000")...),
-		one:    slices.Contains(flags, "--max-turns=1"), pipe: pipe,
+	return &queueServer{
+		server:  startServer(t, t.TempDir(), append(flags, config, "--max-messages=1000")...),
+		oneTurn: slices.Contains(flags, "--max-turns=1"), pipe: pipe,
 	}
 }
 
 // call starts a Chat call of a new caller.
-func (f *floor) call(t *testing.T, id, content string, mode parleyv1.OnBusy) *caller {
+func (f *queueServer) call(t *testing.T, id, content string, mode parleyv1.OnBusy) *caller {
 	t.Helper()
 	c := newCaller(id, content, mode)
 	if err := c.call(t, f.server); err != nil {
@@ -59,21 +59,21 @@ func (f *floor) call(t *testing.T, id, content string, mode parleyv1.OnBusy) *ca
 
 // callAtOnce starts the Chat calls of all callers at the same time. It returns when each caller has its
 // first event or its error.
-func (f *floor) callAtOnce(t *testing.T, id string, mode func(i int) parleyv1.OnBusy) []*caller {
+func (f *queueServer) callAtOnce(t *testing.T, id string, mode func(i int) parleyv1.OnBusy) []*caller {
 	t.Helper()
 	var group sync.WaitGroup
 	callers := make([]*caller, callerCount)
 	for i := range callers {
 		c := newCaller(id, fmt.Sprint("caller ", i), mode(i))
 		callers[i] = c
-		group.Go(func() { c.err = c.begin(t, f.server) })
+		group.Go(func() { c.err = c.start(t, f.server) })
 	}
 	group.Wait()
 	return callers
 }
 
-// line starts five turns: the turn of a runs, and the others are queued in this order.
-func (f *floor) line(t *testing.T, id string) (a, b, c, d, e *caller) {
+// queueFive starts five turns: the turn of a runs, and the others are queued in this order.
+func (f *queueServer) queueFive(t *testing.T, id string) (a, b, c, d, e *caller) {
 	t.Helper()
 	queue := make([]*caller, 5)
 	for i := range queue {
@@ -87,8 +87,8 @@ func (f *floor) line(t *testing.T, id string) (a, b, c, d, e *caller) {
 	return queue[0], queue[1], queue[2], queue[3], queue[4]
 }
 
-// letGo releases one agent, the next one if none waits at the pipe.
-func (f *floor) letGo(t *testing.T) {
+// releaseAgent releases one agent, the next one if none waits at the pipe.
+func (f *queueServer) releaseAgent(t *testing.T) {
 	t.Helper()
 	if _, err := f.pipe.WriteString("answer\n"); err != nil {
 		t.Fatal(err)
@@ -96,26 +96,26 @@ func (f *floor) letGo(t *testing.T) {
 }
 
 // answer releases the agent of a caller's turn and waits for the end of the turn.
-func (f *floor) answer(t *testing.T, c *caller) {
+func (f *queueServer) answer(t *testing.T, c *caller) {
 	t.Helper()
-	f.letGo(t)
+	f.releaseAgent(t)
 	c.wantEnd(t, parleyv1.TurnState_TURN_STATE_COMPLETED)
 }
 
 // answerAll answers all turns of a queue, of which the first runs, and returns their exchanges.
-func (f *floor) answerAll(t *testing.T, queue ...*caller) []exchange {
+func (f *queueServer) answerAll(t *testing.T, queue ...*caller) []exchange {
 	t.Helper()
 	var all []exchange
 	for i, c := range queue {
 		f.answer(t, c)
-		all = append(all, c.kept())
-		wantMoved(t, queue[i+1:]...)
+		all = append(all, c.exchange())
+		wantAdvanced(t, queue[i+1:]...)
 	}
 	return all
 }
 
-// wantMoved checks that the first turn starts and that the others have the next positions.
-func wantMoved(t *testing.T, queue ...*caller) {
+// wantAdvanced checks that the first turn starts and that the others have the next positions.
+func wantAdvanced(t *testing.T, queue ...*caller) {
 	t.Helper()
 	for i, c := range queue {
 		if i == 0 {
@@ -126,13 +126,13 @@ func wantMoved(t *testing.T, queue ...*caller) {
 	}
 }
 
-// wantNoOtherPlace checks that with --max-turns=1 a turn of another conversation is refused.
-func (f *floor) wantNoOtherPlace(t *testing.T) {
+// wantTurnLimit checks that with --max-turns=1 a turn of another conversation is refused.
+func (f *queueServer) wantTurnLimit(t *testing.T) {
 	t.Helper()
 	other := newCaller("other", "hello", parleyv1.OnBusy_ON_BUSY_QUEUE)
 	other.request.Agent = "echo"
-	err := other.begin(t, f.server)
-	if f.one {
+	err := other.start(t, f.server)
+	if f.oneTurn {
 		wantError(t, err, codes.ResourceExhausted, "TOO_MANY_TURNS")
 	} else if err != nil {
 		t.Error(err)
@@ -140,7 +140,7 @@ func (f *floor) wantNoOtherPlace(t *testing.T) {
 }
 
 // states returns the state and id of each turn, newest first. GetTurn must return the same turns.
-func (f *floor) states(t *testing.T, id string) []string {
+func (f *queueServer) states(t *testing.T, id string) []string {
 	t.Helper()
 	list, err := f.ListTurns(t.Context(), &parleyv1.ListTurnsRequest{ConversationId: id})
 	if err != nil {
@@ -163,8 +163,8 @@ type exchange struct {
 	turn             *parleyv1.Turn
 }
 
-// want checks that these exchanges are the complete history and their turns are the newest turns, in order.
-func (f *floor) want(t *testing.T, id string, all []exchange) {
+// wantExchanges checks that these exchanges are the complete history and their turns are the newest turns, in order.
+func (f *queueServer) wantExchanges(t *testing.T, id string, all []exchange) {
 	t.Helper()
 	var wantMessages, messages []string
 	var wantTurns []*parleyv1.Turn

@@ -53,7 +53,7 @@ func TestLogLines(t *testing.T) {
 	create(&parleyv1.Conversation{Id: "brief", Retention: &parleyv1.Retention{Ttl: durationpb.New(100 * time.Millisecond)}})
 	s.await(t, "conversation expired", "level=INFO", "conversation_id=brief", "removed_messages=0")
 
-	if answer := say(t, s, "b", "one two three"); answer != "one two three" {
+	if answer := ask(t, s, "b", "one two three"); answer != "one two three" {
 		t.Errorf("answer = %q, want %q", answer, "one two three")
 	}
 	s.await(t, "conversation history", "level=INFO", "conversation_id=b", "agent=echo", "message_count=0")

@@ -13,18 +13,18 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// remembers is an awk program that answers with the number of questions in its input and the first one.
-const remembers = `/^\[USER\]: / { n++; if (n == 1) first = substr($0, 9) } END { printf "%d questions, the first: %s", n, first }`
+// questionCounter is an awk program that answers with the number of questions in its input and the first one.
+const questionCounter = `/^\[USER\]: / { n++; if (n == 1) first = substr($0, 9) } END { printf "%d questions, the first: %s", n, first }`
 
-// TestMCPAtTheHTTPDoor calls the server's MCP tool with the official client. The second answer knows the
+// TestMCPOverHTTP calls the server's MCP tool with the official client. The second answer knows the
 // first question, progress notifications arrive, and a bad argument and a failing agent have their codes.
-func TestMCPAtTheHTTPDoor(t *testing.T) {
+func TestMCPOverHTTP(t *testing.T) {
 	s := startServer(t, t.TempDir(), "--store=memory", "--http-address=127.0.0.1:0", agents(t, fmt.Sprintf(`
 default_agent: memory
 agents:
   memory: {kind: command, command: [awk, %q]}
   broken: {kind: command, command: [sh, -c, "echo out of ideas >&2; exit 3"]}
-`, remembers)))
+`, questionCounter)))
 	var progress struct {
 		sync.Mutex
 		messages []string

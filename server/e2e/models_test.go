@@ -22,9 +22,9 @@ var threeTurns = []struct {
 	{"the second one is sold out", reply{"Sugar is sold out.", `[{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"name":"Salt"}]`}},
 }
 
-// TestEachKindIsGivenTheWholeConversation runs three turns with each kind of agent. Each agent receives
+// TestEachKindReceivesTheConversation runs three turns with each kind of agent. Each agent receives
 // all messages in its own form, and its data is stored as structured data.
-func TestEachKindIsGivenTheWholeConversation(t *testing.T) {
+func TestEachKindReceivesTheConversation(t *testing.T) {
 	t.Parallel()
 	var replies []reply
 	for _, turn := range threeTurns {
@@ -34,11 +34,11 @@ func TestEachKindIsGivenTheWholeConversation(t *testing.T) {
 	s := startServer(t, t.TempDir(), kindsConfig(t, all))
 	for _, k := range all {
 		t.Run(k.name, func(t *testing.T) {
-			var want []given
+			var want []agentInput
 			var messages []string
 			for _, turn := range threeTurns {
 				call := chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: turn.ask, Agent: k.name})
-				finished := call.end(t)
+				finished := call.finish(t)
 				if state := finished.GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED || call.text != turn.answer.text {
 					t.Fatalf("turn %q = %v with %q, want %q", turn.ask, finished.GetTurn(), call.text, turn.answer.text)
 				}
@@ -48,19 +48,19 @@ func TestEachKindIsGivenTheWholeConversation(t *testing.T) {
 					t.Errorf("turn %q has the answer %v, want its product_list and agent", turn.ask, answer)
 				}
 				messages = append(messages, k.form("user", turn.ask, "")...)
-				want = append(want, given{messages: slices.Clone(messages)})
+				want = append(want, agentInput{messages: slices.Clone(messages)})
 				messages = append(messages, k.form("assistant", turn.answer.text, turn.answer.products)...)
 			}
-			if d := cmp.Diff(want, k.given(t), cmp.AllowUnexported(given{})); d != "" {
+			if d := cmp.Diff(want, k.given(t), cmp.AllowUnexported(agentInput{})); d != "" {
 				t.Errorf("input of the agent (-want +got):\n%s", d)
 			}
 		})
 	}
 }
 
-// TestEachKindIsGivenItsWindow lets each kind of agent answer a conversation of 150 messages, once with
+// TestEachKindReceivesItsWindow lets each kind of agent answer a conversation of 150 messages, once with
 // all messages and once with the newest 5 exchanges.
-func TestEachKindIsGivenItsWindow(t *testing.T) {
+func TestEachKindReceivesItsWindow(t *testing.T) {
 	t.Parallel()
 	const kept = 150
 	all := kinds(t, reply{text: "all of it"}, reply{text: "five"})
@@ -76,26 +76,26 @@ func TestEachKindIsGivenItsWindow(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			var messages []string
 			for i := range kept {
-				m := says(fmt.Sprint("message ", i))
+				m := userMessage(fmt.Sprint("message ", i))
 				role := "user"
 				if i%2 == 1 {
-					m, role = by("writer", m.GetContent()), "assistant"
+					m, role = agentMessage("writer", m.GetContent()), "assistant"
 				}
 				add(t, s, k.name, m)
 				messages = append(messages, k.form(role, m.GetContent(), "")...)
 			}
-			chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: "all", Agent: k.name}).end(t)
+			chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: "all", Agent: k.name}).finish(t)
 			messages = append(messages, k.form("user", "all", "")...)
-			want := []given{{"You keep a shop.", slices.Clone(messages)}}
+			want := []agentInput{{"You keep a shop.", slices.Clone(messages)}}
 
 			limited := chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: "the rest", Agent: k.name + "-5"})
-			limited.end(t)
+			limited.finish(t)
 			messages = append(append(messages, k.form("assistant", "all of it", "")...), k.form("user", "the rest", "")...)
-			want = append(want, given{"You keep a shop.", messages[len(messages)-11:]})
+			want = append(want, agentInput{"You keep a shop.", messages[len(messages)-11:]})
 			if limited.started.GetHistoryCount() != 10 || !strings.Contains(messages[len(messages)-11], "message 142") {
 				t.Errorf("%d messages of history from %s on, want 10 from message 142 on", limited.started.GetHistoryCount(), messages[len(messages)-11])
 			}
-			if d := cmp.Diff(want, k.given(t), cmp.AllowUnexported(given{})); d != "" {
+			if d := cmp.Diff(want, k.given(t), cmp.AllowUnexported(agentInput{})); d != "" {
 				t.Errorf("input of the agent (-want +got):\n%s", d)
 			}
 		})

@@ -66,36 +66,36 @@ type throughProxy struct {
 // unbroken connection receives.
 func (r throughProxy) test(t *testing.T) {
 	id, s, random := fmt.Sprint("c", r.run), r.s, rand.New(rand.NewPCG(r.seed, r.run))
-	p, proxy := newPuppet(t, r.pipes, id), startProxy(t, s.conn.Target(), randomFates(random), r.counts)
+	p, proxy := newPuppet(t, r.pipes, id), startProxy(t, s.conn.Target(), randomResetPoints(random), r.counts)
 	c, err := client.Dial(proxy.listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	shown := &eventStream{next: following(patient(t), c, &parleyv1.ChatRequest{ConversationId: id, Content: p.path, Agent: "puppet"})}
+	shown := &eventStream{next: chatEvents(timeLimited(t), c, &parleyv1.ChatRequest{ConversationId: id, Content: p.path, Agent: "puppet"})}
 	silent := map[int]bool{}
 	for range random.IntN(3) {
 		silent[random.IntN(answerPieces+1)] = true
 	}
 	p.start(t)
 	seen := resume(t, s, id, "", 0)
-	seen.take(t, 1)
+	seen.receive(t, 1)
 	for i := range answerPieces + 1 {
-		seen.hear(t, p, max(1, i), i) // no piece if i is 0
+		seen.sendAndReceive(t, p, max(1, i), i) // no piece if i is 0
 		if silent[i] {
 			// When the client has all events, no data is in transit.
-			shown.take(t, len(seen.events)-len(shown.events))
-			proxy.cut()
+			shown.receive(t, len(seen.events)-len(shown.events))
+			proxy.resetSilent()
 		}
 	}
-	p.end()
-	if err := seen.end(); err != nil {
+	p.finish()
+	if err := seen.drain(); err != nil {
 		t.Fatal(err)
 	}
-	if err := shown.end(); err != nil {
+	if err := shown.drain(); err != nil {
 		t.Fatalf("stream through the proxy after %d events: %v, want EOF", len(shown.events), err)
 	}
-	wantWhole(t, s, id, p, shown.events)
+	wantCompleteTurn(t, s, id, p, shown.events)
 	replayed := protocmp.IgnoreFields(&parleyv1.TurnStarted{}, "replayed")
 	if d := cmp.Diff(seen.events, shown.events, protocmp.Transform(), replayed); d != "" {
 		t.Errorf("events without (-) and with (+) the proxy:\n%s", d)
@@ -118,19 +118,19 @@ func TestClientOutlivesItsServer(t *testing.T) {
 	}
 	t.Cleanup(func() { c.Close() })
 	p := newPuppet(t, t.TempDir(), "pipe")
-	shown := &eventStream{next: following(patient(t), c, &parleyv1.ChatRequest{ConversationId: "c", Content: p.path, Agent: "puppet"})}
+	shown := &eventStream{next: chatEvents(timeLimited(t), c, &parleyv1.ChatRequest{ConversationId: "c", Content: p.path, Agent: "puppet"})}
 	p.start(t)
-	shown.take(t, 1)
-	shown.hear(t, p, 1, 10)
+	shown.receive(t, 1)
+	shown.sendAndReceive(t, p, 1, 10)
 	saved := textOf(shown.events)
 	waitForText(t, filepath.Join(dataDir, "parley.db"), saved)
 	add(t, s, "other", &parleyv1.Message{Content: "hello"})
-	shown.hear(t, p, 11, 11) // This piece may be saved or not.
+	shown.sendAndReceive(t, p, 11, 11) // This piece may be saved or not.
 	before := len(shown.events)
 	s.kill()
 	s = startServer(t, dataDir, config)
-	proxy.aim(s.conn.Target())
-	if err := shown.end(); err != nil {
+	proxy.setTarget(s.conn.Target())
+	if err := shown.drain(); err != nil {
 		t.Fatalf("stream after %v: %v, want EOF", shown.events, err)
 	}
 	if got := textOf(shown.events); got != saved+answerPiece(11) {
@@ -148,8 +148,8 @@ func TestClientOutlivesItsServer(t *testing.T) {
 	p.wantRuns(t, 1)
 }
 
-// following begins a turn with the Go client and returns a function that returns its events one at a time.
-func following(ctx context.Context, c *client.Client, r *parleyv1.ChatRequest) (next func() (*parleyv1.TurnEvent, error)) {
+// chatEvents begins a turn with the Go client and returns a function that returns its events one at a time.
+func chatEvents(ctx context.Context, c *client.Client, r *parleyv1.ChatRequest) (next func() (*parleyv1.TurnEvent, error)) {
 	type item struct {
 		event *parleyv1.TurnEvent
 		err   error
@@ -173,21 +173,21 @@ func following(ctx context.Context, c *client.Client, r *parleyv1.ChatRequest) (
 // resets counts the resets of all proxies.
 type resets struct{ connections, early, late, silent atomic.Int64 }
 
-// fate is the number of bytes to the server (up) or from it (down) after which a connection is reset.
-type fate struct{ up, down int64 }
+// resetPoint is the number of bytes to the server (up) or from it (down) after which a connection is reset.
+type resetPoint struct{ up, down int64 }
 
 // handshakeBytes is about the number of bytes that the peers exchange before the first call.
 const handshakeBytes = 60
 
-// randomFates returns the reset points of a proxy's first connections. At most two are in the handshake,
+// randomResetPoints returns the reset points of a proxy's first connections. At most two are in the handshake,
 // since a client that never had a connection stops after a few attempts.
-func randomFates(random *rand.Rand) []fate {
-	var fates []fate
+func randomResetPoints(random *rand.Rand) []resetPoint {
+	var fates []resetPoint
 	within := func(up, down int64) {
 		if random.IntN(2) == 0 {
-			fates = append(fates, fate{up, math.MaxInt64})
+			fates = append(fates, resetPoint{up, math.MaxInt64})
 		} else {
-			fates = append(fates, fate{math.MaxInt64, down})
+			fates = append(fates, resetPoint{math.MaxInt64, down})
 		}
 	}
 	for range random.IntN(3) {
@@ -206,26 +206,26 @@ type proxy struct {
 	counts   *resets
 	group    sync.WaitGroup
 
-	mu     sync.Mutex
-	target string
-	fates  []fate // of the next connections; later ones are not reset
-	open   map[net.Conn]bool
+	mu          sync.Mutex
+	target      string
+	resetPoints []resetPoint // of the next connections; later ones are not reset
+	open        map[net.Conn]bool
 }
 
-func startProxy(t *testing.T, target string, fates []fate, counts *resets) *proxy {
+func startProxy(t *testing.T, target string, fates []resetPoint, counts *resets) *proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{listener: l, target: target, counts: counts, fates: fates, open: make(map[net.Conn]bool)}
+	p := &proxy{listener: l, target: target, counts: counts, resetPoints: fates, open: make(map[net.Conn]bool)}
 	p.group.Go(func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			p.group.Go(func() { p.pass(c) })
+			p.group.Go(func() { p.forward(c) })
 		}
 	})
 	t.Cleanup(func() {
@@ -236,10 +236,10 @@ func startProxy(t *testing.T, target string, fates []fate, counts *resets) *prox
 	return p
 }
 
-// pass forwards bytes in both directions until the connection reaches its reset point.
-func (p *proxy) pass(c net.Conn) {
-	f, target := p.begin(c)
-	defer p.end(c)
+// forward forwards bytes in both directions until the connection reaches its reset point.
+func (p *proxy) forward(c net.Conn) {
+	f, target := p.register(c)
+	defer p.remove(c)
 	server, err := net.Dial("tcp", target)
 	if err != nil {
 		return
@@ -261,35 +261,35 @@ func (p *proxy) pass(c net.Conn) {
 	}
 }
 
-// aim directs new connections to another server.
-func (p *proxy) aim(target string) {
+// setTarget directs new connections to another server.
+func (p *proxy) setTarget(target string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.target = target
 }
 
-// begin registers a connection, and returns its reset point and its target.
-func (p *proxy) begin(c net.Conn) (fate, string) {
+// register registers a connection, and returns its reset point and its target.
+func (p *proxy) register(c net.Conn) (resetPoint, string) {
 	p.counts.connections.Add(1)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.open[c] = true
-	f := fate{math.MaxInt64, math.MaxInt64}
-	if len(p.fates) > 0 {
-		f, p.fates = p.fates[0], p.fates[1:]
+	f := resetPoint{math.MaxInt64, math.MaxInt64}
+	if len(p.resetPoints) > 0 {
+		f, p.resetPoints = p.resetPoints[0], p.resetPoints[1:]
 	}
 	return f, p.target
 }
 
-func (p *proxy) end(c net.Conn) {
+func (p *proxy) remove(c net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	reset(c)
 	delete(p.open, c)
 }
 
-// cut resets all open connections while the server sends nothing.
-func (p *proxy) cut() { p.counts.silent.Add(int64(p.reset())) }
+// resetSilent resets all open connections while the server sends nothing.
+func (p *proxy) resetSilent() { p.counts.silent.Add(int64(p.reset())) }
 
 // reset resets all open connections and returns their number.
 func (p *proxy) reset() int {

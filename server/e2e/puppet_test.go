@@ -31,7 +31,7 @@ const (
 // answerPiece returns a text with characters of several bytes, because offsets count bytes.
 func answerPiece(i int) string { return fmt.Sprintf("Stück %d … ", i) }
 
-func wholeAnswer() string {
+func completeAnswer() string {
 	var b strings.Builder
 	for i := range answerPieces {
 		b.WriteString(answerPiece(i + 1))
@@ -91,8 +91,8 @@ func (p *puppet) start(t *testing.T) {
 	t.Cleanup(func() { p.pipe.Close() })
 }
 
-// say makes the agent send the pieces of the answer from one number to another.
-func (p *puppet) say(t *testing.T, from, to int) {
+// send makes the agent send the pieces of the answer from one number to another.
+func (p *puppet) send(t *testing.T, from, to int) {
 	t.Helper()
 	for i := from; i <= to; i++ {
 		if _, err := p.pipe.WriteString(answerPiece(i)); err != nil {
@@ -101,8 +101,8 @@ func (p *puppet) say(t *testing.T, from, to int) {
 	}
 }
 
-// end makes the agent exit.
-func (p *puppet) end() { p.pipe.Close() }
+// finish makes the agent exit.
+func (p *puppet) finish() { p.pipe.Close() }
 
 // wantRuns checks the number of runs of the agent for this message.
 func (p *puppet) wantRuns(t *testing.T, want int) {
@@ -113,13 +113,13 @@ func (p *puppet) wantRuns(t *testing.T, want int) {
 	}
 }
 
-// wire is a client on its own TCP connection.
-type wire struct {
+// singleConn is a client on its own TCP connection.
+type singleConn struct {
 	parleyv1.ConversationServiceClient
 	tcp net.Conn
 }
 
-func newWire(t *testing.T, s *server) *wire {
+func newSingleConn(t *testing.T, s *server) *singleConn {
 	t.Helper()
 	tcp, err := net.Dial("tcp", s.conn.Target())
 	if err != nil {
@@ -132,11 +132,11 @@ func newWire(t *testing.T, s *server) *wire {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close(); tcp.Close() })
-	return &wire{parleyv1.NewConversationServiceClient(conn), tcp}
+	return &singleConn{parleyv1.NewConversationServiceClient(conn), tcp}
 }
 
-// cut resets the connection.
-func (w *wire) cut() { reset(w.tcp) }
+// breakConn resets the connection.
+func (w *singleConn) breakConn() { reset(w.tcp) }
 
 func reset(c net.Conn) {
 	if tcp, ok := c.(*net.TCPConn); ok {
@@ -164,8 +164,8 @@ func streamOf[R any, P interface {
 	}}
 }
 
-// patient returns a context that ends after the test's time limit for one call.
-func patient(t *testing.T) context.Context {
+// timeLimited returns a context that ends after the test's time limit for one call.
+func timeLimited(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
@@ -174,11 +174,11 @@ func patient(t *testing.T) context.Context {
 
 func resume(t *testing.T, by parleyv1.ConversationServiceClient, id, turn string, after int) *eventStream {
 	t.Helper()
-	return streamOf(by.ResumeTurn(patient(t), &parleyv1.ResumeTurnRequest{ConversationId: id, TurnId: turn, AfterIndex: int32(after)}))
+	return streamOf(by.ResumeTurn(timeLimited(t), &parleyv1.ResumeTurnRequest{ConversationId: id, TurnId: turn, AfterIndex: int32(after)}))
 }
 
-// take receives the next n events.
-func (e *eventStream) take(t *testing.T, n int) {
+// receive receives the next n events.
+func (e *eventStream) receive(t *testing.T, n int) {
 	t.Helper()
 	for range n {
 		event, err := e.next()
@@ -189,8 +189,8 @@ func (e *eventStream) take(t *testing.T, n int) {
 	}
 }
 
-// end receives all remaining events. It returns nil if the stream ends with EOF, and else its error.
-func (e *eventStream) end() error {
+// drain receives all remaining events. It returns nil if the stream ends with EOF, and else its error.
+func (e *eventStream) drain() error {
 	for {
 		event, err := e.next()
 		switch {
@@ -212,9 +212,9 @@ func textOf(events []*parleyv1.TurnEvent) string {
 	return b.String()
 }
 
-// wantWhole checks that these are all events of a turn with the answer of p, that no text is missing or
+// wantCompleteTurn checks that these are all events of a turn with the answer of p, that no text is missing or
 // doubled, and that the same answer is stored.
-func wantWhole(t *testing.T, s *server, id string, p *puppet, events []*parleyv1.TurnEvent) {
+func wantCompleteTurn(t *testing.T, s *server, id string, p *puppet, events []*parleyv1.TurnEvent) {
 	t.Helper()
 	at := 0
 	for i, event := range events {
@@ -235,15 +235,15 @@ func wantAnswer(t *testing.T, s *server, id string, p *puppet, events []*parleyv
 	if len(events) < 2 || events[0].GetStarted() == nil {
 		t.Fatalf("events = %v, want started first", events)
 	}
-	if got := textOf(events); got != wholeAnswer() {
-		t.Errorf("text =\n%q, want\n%q", got, wholeAnswer())
+	if got := textOf(events); got != completeAnswer() {
+		t.Errorf("text =\n%q, want\n%q", got, completeAnswer())
 	}
 	finished := events[len(events)-1].GetFinished()
 	if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
 		t.Fatalf("last event = %v, want finished with COMPLETED", events[len(events)-1])
 	}
 	kept := history(t, s, id).GetMessages()
-	if got := contents(kept); got != "USER "+p.path+"\nASSISTANT "+wholeAnswer()+"\n" {
+	if got := contents(kept); got != "USER "+p.path+"\nASSISTANT "+completeAnswer()+"\n" {
 		t.Errorf("stored messages =\n%s, want the question and the complete answer", got)
 	}
 	if d := cmp.Diff(kept[1:], finished.GetMessages(), protocmp.Transform()); d != "" {

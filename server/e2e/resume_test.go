@@ -33,24 +33,24 @@ func TestResumeFromEveryIndex(t *testing.T) {
 	paced := broken[0] // None of its pieces is merged.
 	inParallel(lastIndex+1, func(seen int) {
 		t.Run(fmt.Sprintf("ended and cut after %d", seen), func(t *testing.T) {
-			w := newWire(t, s)
+			w := newSingleConn(t, s)
 			first := resume(t, w, paced.id, "", 0)
-			first.take(t, seen)
-			w.cut()
-			second := resume(t, newWire(t, s), paced.id, turnOf(first.events), seen)
-			if err := second.end(); err != nil || len(second.events) != lastIndex-seen {
+			first.receive(t, seen)
+			w.breakConn()
+			second := resume(t, newSingleConn(t, s), paced.id, turnOf(first.events), seen)
+			if err := second.drain(); err != nil || len(second.events) != lastIndex-seen {
 				t.Errorf("ResumeTurn after %d = %d events, %v; want %d", seen, len(second.events), err, lastIndex-seen)
 			}
-			wantWhole(t, s, paced.id, paced.p, append(first.events, second.events...))
+			wantCompleteTurn(t, s, paced.id, paced.p, append(first.events, second.events...))
 		})
 	})
-	wantGone(t, resume(t, s, paced.id, "", lastIndex+1), 1)
+	wantEventsGone(t, resume(t, s, paced.id, "", lastIndex+1), 1)
 
 	s.kill()
 	s = startServer(t, dataDir, config)
 	t.Run("after a restart", func(t *testing.T) {
 		for _, b := range broken {
-			b.goOnAfterRestart(t, s)
+			b.resumeAfterRestart(t, s)
 		}
 		wantReplay(t, s, paced)
 	})
@@ -86,42 +86,42 @@ type brokenTurn struct {
 // test breaks the connection and resumes after the events received.
 func (b *brokenTurn) test(t *testing.T) {
 	s, seen := b.s, b.seen
-	w := newWire(t, s)
-	first := streamOf(w.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: b.id, Content: b.p.path, Agent: "puppet"}))
+	w := newSingleConn(t, s)
+	first := streamOf(w.Chat(timeLimited(t), &parleyv1.ChatRequest{ConversationId: b.id, Content: b.p.path, Agent: "puppet"}))
 	b.p.start(t)
-	first.take(t, min(seen, 1))
-	first.hear(t, b.p, 1, seen-1)
-	w.cut()
-	if err := first.end(); status.Code(err) != codes.Unavailable {
+	first.receive(t, min(seen, 1))
+	first.sendAndReceive(t, b.p, 1, seen-1)
+	w.breakConn()
+	if err := first.drain(); status.Code(err) != codes.Unavailable {
 		t.Errorf("stream after the cut = %v, want UNAVAILABLE", err)
 	}
 	b.all = first.events[:seen]
 	sent := max(0, seen-1)
 	if b.ends {
-		b.p.say(t, sent+1, answerPieces)
-		b.p.end()
+		b.p.send(t, sent+1, answerPieces)
+		b.p.finish()
 		s.await(t, "answer appended", "conversation_id="+b.id)
 	}
-	second := resume(t, newWire(t, s), b.id, turnOf(b.all), seen)
+	second := resume(t, newSingleConn(t, s), b.id, turnOf(b.all), seen)
 	if !b.ends {
-		wantGone(t, resume(t, s, b.id, "", seen+2), 1)
-		second.take(t, 1-min(seen, 1))
-		second.hear(t, b.p, sent+1, answerPieces)
-		b.p.end()
+		wantEventsGone(t, resume(t, s, b.id, "", seen+2), 1)
+		second.receive(t, 1-min(seen, 1))
+		second.sendAndReceive(t, b.p, sent+1, answerPieces)
+		b.p.finish()
 	}
-	if err := second.end(); err != nil {
+	if err := second.drain(); err != nil {
 		t.Errorf("stream after %d events: %v, want EOF", seen+len(second.events), err)
 	}
 	b.all = append(b.all, second.events...)
-	wantWhole(t, s, b.id, b.p, b.all)
+	wantCompleteTurn(t, s, b.id, b.p, b.all)
 }
 
-// hear makes the agent send the pieces from one number to another, each after the event of the one before.
-func (e *eventStream) hear(t *testing.T, p *puppet, from, to int) {
+// sendAndReceive makes the agent send the pieces from one number to another, each after the event of the one before.
+func (e *eventStream) sendAndReceive(t *testing.T, p *puppet, from, to int) {
 	t.Helper()
 	for i := from; i <= to; i++ {
-		p.say(t, i, i)
-		e.take(t, 1)
+		p.send(t, i, i)
+		e.receive(t, 1)
 	}
 }
 
@@ -133,25 +133,25 @@ func turnOf(events []*parleyv1.TurnEvent) string {
 	return events[0].GetTurnId()
 }
 
-// wantGone checks that the stream fails with EVENTS_GONE and this oldest index.
-func wantGone(t *testing.T, e *eventStream, oldest int) {
+// wantEventsGone checks that the stream fails with EVENTS_GONE and this oldest index.
+func wantEventsGone(t *testing.T, e *eventStream, oldest int) {
 	t.Helper()
-	err := e.end()
+	err := e.drain()
 	if metadata := wantError(t, err, codes.OutOfRange, "EVENTS_GONE"); metadata["oldest_index"] != fmt.Sprint(oldest) || len(e.events) > 0 {
 		t.Errorf("stream ended after %d events with %v and %v, want oldest_index %d", len(e.events), err, metadata, oldest)
 	}
 }
 
-// goOnAfterRestart resumes after a restart like a client: if separate events are no longer stored, it
+// resumeAfterRestart resumes after a restart like a client: if separate events are no longer stored, it
 // resumes from the beginning and drops the events received before.
-func (b *brokenTurn) goOnAfterRestart(t *testing.T, s *server) {
+func (b *brokenTurn) resumeAfterRestart(t *testing.T, s *server) {
 	t.Helper()
 	events := b.all[:b.seen]
 	rest := resume(t, s, b.id, turnOf(events), b.seen)
-	if err := rest.end(); err != nil {
+	if err := rest.drain(); err != nil {
 		wantError(t, err, codes.OutOfRange, "EVENTS_GONE")
 		events, rest = nil, resume(t, s, b.id, turnOf(events), 0)
-		if err := rest.end(); err != nil {
+		if err := rest.drain(); err != nil {
 			t.Errorf("ResumeTurn after 0 = %v, want EOF", err)
 		}
 		if got := textOf(rest.events); !strings.HasPrefix(got, textOf(b.all[:b.seen])) {
@@ -168,16 +168,16 @@ func wantReplay(t *testing.T, s *server, b *brokenTurn) {
 	for after := range lastIndex + 2 {
 		e := resume(t, s, b.id, "", after)
 		if after > 1 && after < merged || after > lastIndex {
-			wantGone(t, e, 1)
+			wantEventsGone(t, e, 1)
 			continue
 		}
-		if err := e.end(); err != nil {
+		if err := e.drain(); err != nil {
 			t.Errorf("ResumeTurn after %d = %v, want EOF", after, err)
 		}
 		var got, want []int
 		for _, event := range e.events {
 			got = append(got, int(event.GetIndex()))
-			if delta := event.GetTextDelta(); delta != nil && (delta.GetText() != wholeAnswer() || delta.GetOffset() != 0) {
+			if delta := event.GetTextDelta(); delta != nil && (delta.GetText() != completeAnswer() || delta.GetOffset() != 0) {
 				t.Errorf("ResumeTurn after %d: text delta = %v, want the complete answer", after, delta)
 			}
 		}
@@ -191,7 +191,7 @@ func wantReplay(t *testing.T, s *server, b *brokenTurn) {
 		}
 	}
 	e := resume(t, s, b.id, "", 0)
-	if err := e.end(); err != nil {
+	if err := e.drain(); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff(b.all[lastIndex-1], e.events[len(e.events)-1], protocmp.Transform()); d != "" {

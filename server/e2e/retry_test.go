@@ -19,7 +19,7 @@ import (
 func TestOneRequestOfManyClients(t *testing.T) {
 	t.Parallel()
 	t.Run("in every mode", new(manyClients).test)
-	t.Run("behind another turn", behindAnother)
+	t.Run("behind another turn", behindRunningTurn)
 	t.Run("killed in mid-answer", killedInMidAnswer)
 }
 
@@ -32,25 +32,25 @@ const quickAgent = `
 
 const quickAnswer = "at once"
 
-// crowd is 64 clients, each with its own connection.
-type crowd []*wire
+// clientGroup is 64 clients, each with its own connection.
+type clientGroup []*singleConn
 
-func newCrowd(t *testing.T, s *server) crowd {
+func newClientGroup(t *testing.T, s *server) clientGroup {
 	t.Helper()
-	var c crowd
+	var c clientGroup
 	for range 64 {
-		c = append(c, newWire(t, s))
+		c = append(c, newSingleConn(t, s))
 	}
 	return c
 }
 
-// ask sends the same request from all clients at once. It calls meanwhile when all have received an
+// chatAll sends the same request from all clients at once. It calls meanwhile when all have received an
 // event for which to returns true. It returns the streams and how each ended, nil for EOF.
-func (c crowd) ask(t *testing.T, r *parleyv1.ChatRequest, to func(*parleyv1.TurnEvent) bool, meanwhile func()) ([]*eventStream, []error) {
+func (c clientGroup) chatAll(t *testing.T, r *parleyv1.ChatRequest, to func(*parleyv1.TurnEvent) bool, meanwhile func()) ([]*eventStream, []error) {
 	t.Helper()
 	reached := make(chan error, len(c))
-	wait := c.begin(t, func(int) *parleyv1.ChatRequest { return r }, func(e *eventStream) error {
-		err := e.until(to)
+	wait := c.startAll(t, func(int) *parleyv1.ChatRequest { return r }, func(e *eventStream) error {
+		err := e.receiveUntil(to)
 		reached <- err
 		return err
 	})
@@ -63,12 +63,12 @@ func (c crowd) ask(t *testing.T, r *parleyv1.ChatRequest, to func(*parleyv1.Turn
 	return wait()
 }
 
-// begin sends each client's request at once. Each client calls first and, if it returns no error,
+// startAll sends each client's request at once. Each client calls first and, if it returns no error,
 // receives all further events.
-func (c crowd) begin(t *testing.T, request func(int) *parleyv1.ChatRequest, first func(*eventStream) error) (wait func() ([]*eventStream, []error)) {
+func (c clientGroup) startAll(t *testing.T, request func(int) *parleyv1.ChatRequest, first func(*eventStream) error) (wait func() ([]*eventStream, []error)) {
 	t.Helper()
 	var (
-		ctx     = patient(t)
+		ctx     = timeLimited(t)
 		start   = make(chan struct{})
 		streams = make([]*eventStream, len(c))
 		ends    = make([]error, len(c))
@@ -79,7 +79,7 @@ func (c crowd) begin(t *testing.T, request func(int) *parleyv1.ChatRequest, firs
 			<-start
 			streams[i] = streamOf(w.Chat(ctx, request(i)))
 			if ends[i] = first(streams[i]); ends[i] == nil {
-				ends[i] = streams[i].end()
+				ends[i] = streams[i].drain()
 			}
 		})
 	}
@@ -90,8 +90,8 @@ func (c crowd) begin(t *testing.T, request func(int) *parleyv1.ChatRequest, firs
 	}
 }
 
-// until receives events up to one for which of returns true.
-func (e *eventStream) until(of func(*parleyv1.TurnEvent) bool) error {
+// receiveUntil receives events up to one for which of returns true.
+func (e *eventStream) receiveUntil(of func(*parleyv1.TurnEvent) bool) error {
 	for {
 		event, err := e.next()
 		switch {
@@ -110,9 +110,9 @@ func isStarted(e *parleyv1.TurnEvent) bool { return e.GetStarted() != nil }
 
 func isQueued(e *parleyv1.TurnEvent) bool { return e.GetQueued() != nil }
 
-// wantOne checks that all clients received the same turn, the given number of them as its first reader,
+// wantSameTurn checks that all clients received the same turn, the given number of them as its first reader,
 // and returns its events.
-func wantOne(t *testing.T, streams []*eventStream, ends []error, first int) []*parleyv1.TurnEvent {
+func wantSameTurn(t *testing.T, streams []*eventStream, ends []error, first int) []*parleyv1.TurnEvent {
 	t.Helper()
 	one, firsts := streams[0].events, 0
 	for i, e := range streams {
@@ -142,20 +142,20 @@ func wantOne(t *testing.T, streams []*eventStream, ends []error, first int) []*p
 type manyClients struct {
 	pipes string
 	s     *server
-	c     crowd
+	c     clientGroup
 }
 
 func (m *manyClients) test(t *testing.T) {
 	t.Parallel()
 	dataDir, config := t.TempDir(), agents(t, puppetAgents+quickAgent)
 	m.pipes, m.s = t.TempDir(), startServer(t, dataDir, config, "--max-turns=1")
-	m.c = newCrowd(t, m.s)
-	var all []*retried
+	m.c = newClientGroup(t, m.s)
+	var all []*repeatedRequest
 	for _, mode := range []parleyv1.OnBusy{parleyv1.OnBusy_ON_BUSY_UNSPECIFIED, parleyv1.OnBusy_ON_BUSY_QUEUE, parleyv1.OnBusy_ON_BUSY_INTERRUPT} {
 		for _, agent := range []string{"puppet", "quick"} {
 			for _, id := range []string{"", fmt.Sprintf("c-%v-%s", mode, agent)} {
 				name := fmt.Sprintf("%v-%s-%t", mode, agent, id == "")
-				r := &retried{m: m, p: newPuppet(t, m.pipes, name)}
+				r := &repeatedRequest{m: m, p: newPuppet(t, m.pipes, name)}
 				r.request = &parleyv1.ChatRequest{ConversationId: id, RequestId: name, Agent: agent, OnBusy: mode, Content: r.p.path}
 				t.Run(name, r.ask)
 				all = append(all, r)
@@ -166,9 +166,9 @@ func (m *manyClients) test(t *testing.T) {
 	m.s.terminate()
 	m.s.wantStop(t)
 	m.s = startServer(t, dataDir, config, "--max-turns=1")
-	m.c = newCrowd(t, m.s)
+	m.c = newClientGroup(t, m.s)
 	for _, r := range all {
-		t.Run("after a restart "+r.request.GetRequestId(), r.askAgain)
+		t.Run("after a restart "+r.request.GetRequestId(), r.askAfterRestart)
 	}
 	if found, _ := m.s.log.find("conversation history"); len(found) > 0 {
 		t.Errorf("agents ran after the restart: %v, want none", found)
@@ -180,7 +180,7 @@ func (m *manyClients) twoContents(t *testing.T) {
 	for round := range 5 {
 		id := fmt.Sprint("two-contents-", round)
 		p := []*puppet{newPuppet(t, m.pipes, id+"-0"), newPuppet(t, m.pipes, id+"-1")}
-		streams, ends := m.c.begin(t, func(i int) *parleyv1.ChatRequest {
+		streams, ends := m.c.startAll(t, func(i int) *parleyv1.ChatRequest {
 			return &parleyv1.ChatRequest{
 				ConversationId: id, RequestId: id, Content: p[i%2].path, Agent: "quick",
 				OnBusy: parleyv1.OnBusy(i / 2 % len(parleyv1.OnBusy_name)),
@@ -201,14 +201,14 @@ func (m *manyClients) twoContents(t *testing.T) {
 				wantError(t, ends[i], codes.AlreadyExists, "REQUEST_ID_REUSED")
 			}
 		}
-		r := &retried{m: m, id: id, p: p[winner], answer: quickAnswer}
-		r.wantAnswered(t, wantOne(t, answered, oks, 1))
+		r := &repeatedRequest{m: m, id: id, p: p[winner], answer: quickAnswer}
+		r.wantAnswered(t, wantSameTurn(t, answered, oks, 1))
 		p[1-winner].wantRuns(t, 0)
 	}
 }
 
-// retried is a request that many clients send.
-type retried struct {
+// repeatedRequest is a request that many clients send.
+type repeatedRequest struct {
 	m       *manyClients
 	request *parleyv1.ChatRequest
 	p       *puppet
@@ -218,44 +218,44 @@ type retried struct {
 }
 
 // ask sends the request from all clients, and again when the turn has ended.
-func (r *retried) ask(t *testing.T) {
+func (r *repeatedRequest) ask(t *testing.T) {
 	meanwhile := func() {}
 	r.answer = quickAnswer
 	if r.request.GetAgent() == "puppet" {
-		r.answer = wholeAnswer()
+		r.answer = completeAnswer()
 		meanwhile = func() {
-			r.wantReused(t)
+			r.wantReuseRefused(t)
 			other := &parleyv1.ChatRequest{ConversationId: "other", Content: "hello", RequestId: r.request.GetRequestId()}
-			wantError(t, refused(r.m.s.Chat(patient(t), other)), codes.ResourceExhausted, "TOO_MANY_TURNS")
+			wantError(t, firstError(r.m.s.Chat(timeLimited(t), other)), codes.ResourceExhausted, "TOO_MANY_TURNS")
 			r.p.start(t)
-			r.p.say(t, 1, answerPieces)
-			r.p.end()
+			r.p.send(t, 1, answerPieces)
+			r.p.finish()
 		}
 	}
-	streams, ends := r.m.c.ask(t, r.request, isStarted, meanwhile)
-	r.events = wantOne(t, streams, ends, 1)
+	streams, ends := r.m.c.chatAll(t, r.request, isStarted, meanwhile)
+	r.events = wantSameTurn(t, streams, ends, 1)
 	r.id = r.events[0].GetStarted().GetConversation().GetId()
 	r.wantAnswered(t, r.events)
 
-	streams, ends = r.m.c.ask(t, r.request, isStarted, func() {})
-	r.wantAnswered(t, wantOne(t, append(streams, &eventStream{events: r.events}), append(ends, nil), 0))
-	r.wantReused(t)
+	streams, ends = r.m.c.chatAll(t, r.request, isStarted, func() {})
+	r.wantAnswered(t, wantSameTurn(t, append(streams, &eventStream{events: r.events}), append(ends, nil), 0))
+	r.wantReuseRefused(t)
 }
 
-// askAgain sends the request from all clients after a restart, when only the store has the turn.
-func (r *retried) askAgain(t *testing.T) {
-	streams, ends := r.m.c.ask(t, r.request, isStarted, func() {})
-	again := wantOne(t, streams, ends, 0)
+// askAfterRestart sends the request from all clients after a restart, when only the store has the turn.
+func (r *repeatedRequest) askAfterRestart(t *testing.T) {
+	streams, ends := r.m.c.chatAll(t, r.request, isStarted, func() {})
+	again := wantSameTurn(t, streams, ends, 0)
 	r.wantAnswered(t, again)
 	if first, last := r.events[len(r.events)-1], again[len(again)-1]; !proto.Equal(first, last) {
 		t.Errorf("finished = %v, want %v as before the restart", last, first)
 	}
-	r.wantReused(t)
+	r.wantReuseRefused(t)
 }
 
 // wantAnswered checks the events of the turn, that its messages are stored once, and that the agent ran
 // once.
-func (r *retried) wantAnswered(t *testing.T, events []*parleyv1.TurnEvent) {
+func (r *repeatedRequest) wantAnswered(t *testing.T, events []*parleyv1.TurnEvent) {
 	t.Helper()
 	finished := events[len(events)-1].GetFinished()
 	if got := textOf(events); got != r.answer || finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
@@ -267,8 +267,8 @@ func (r *retried) wantAnswered(t *testing.T, events []*parleyv1.TurnEvent) {
 	r.p.wantRuns(t, 1)
 }
 
-// wantReused checks that the same request_id with any other field is refused.
-func (r *retried) wantReused(t *testing.T) {
+// wantReuseRefused checks that the same request_id with any other field is refused.
+func (r *repeatedRequest) wantReuseRefused(t *testing.T) {
 	t.Helper()
 	for _, change := range []func(*parleyv1.ChatRequest){
 		func(other *parleyv1.ChatRequest) { other.Content += " " },
@@ -278,44 +278,44 @@ func (r *retried) wantReused(t *testing.T) {
 	} {
 		other := proto.CloneOf(r.request)
 		change(other)
-		wantError(t, refused(r.m.s.Chat(patient(t), other)), codes.AlreadyExists, "REQUEST_ID_REUSED")
+		wantError(t, firstError(r.m.s.Chat(timeLimited(t), other)), codes.AlreadyExists, "REQUEST_ID_REUSED")
 	}
 }
 
 // Many clients with one request take one position in the queue, which has 16, and interrupt the running
 // turn once.
-func behindAnother(t *testing.T) {
+func behindRunningTurn(t *testing.T) {
 	t.Parallel()
 	pipes := t.TempDir()
 	s := startServer(t, t.TempDir(), agents(t, puppetAgents), "--max-turns=1")
-	c := newCrowd(t, s)
+	c := newClientGroup(t, s)
 	for mode, state := range map[parleyv1.OnBusy]parleyv1.TurnState{
 		parleyv1.OnBusy_ON_BUSY_QUEUE:     parleyv1.TurnState_TURN_STATE_COMPLETED,
 		parleyv1.OnBusy_ON_BUSY_INTERRUPT: parleyv1.TurnState_TURN_STATE_INTERRUPTED,
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
 			id, running, p := mode.String(), newPuppet(t, pipes, mode.String()+"-running"), newPuppet(t, pipes, mode.String())
-			first := streamOf(s.Chat(patient(t), &parleyv1.ChatRequest{ConversationId: id, Content: running.path, Agent: "puppet"}))
+			first := streamOf(s.Chat(timeLimited(t), &parleyv1.ChatRequest{ConversationId: id, Content: running.path, Agent: "puppet"}))
 			running.start(t)
-			first.take(t, 1)
-			first.hear(t, running, 1, 1)
+			first.receive(t, 1)
+			first.sendAndReceive(t, running, 1, 1)
 			r := &parleyv1.ChatRequest{ConversationId: id, Content: p.path, Agent: "puppet", RequestId: "second", OnBusy: mode}
-			streams, ends := c.ask(t, r, isQueued, func() {
+			streams, ends := c.chatAll(t, r, isQueued, func() {
 				if mode == parleyv1.OnBusy_ON_BUSY_QUEUE {
-					running.end()
+					running.finish()
 				}
 				p.start(t)
-				p.say(t, 1, answerPieces)
-				p.end()
+				p.send(t, 1, answerPieces)
+				p.finish()
 			})
-			if err := first.end(); err != nil || first.events[len(first.events)-1].GetFinished().GetTurn().GetState() != state {
+			if err := first.drain(); err != nil || first.events[len(first.events)-1].GetFinished().GetTurn().GetState() != state {
 				t.Errorf("the running turn = %v, %v; want it to end as %v", first.events, err, state)
 			}
-			one := wantOne(t, streams, ends, 1)
-			if got := textOf(one); got != wholeAnswer() {
-				t.Errorf("answer = %q, want %q", got, wholeAnswer())
+			one := wantSameTurn(t, streams, ends, 1)
+			if got := textOf(one); got != completeAnswer() {
+				t.Errorf("answer = %q, want %q", got, completeAnswer())
 			}
-			want := "USER " + running.path + "\nASSISTANT " + answerPiece(1) + "\nUSER " + p.path + "\nASSISTANT " + wholeAnswer() + "\n"
+			want := "USER " + running.path + "\nASSISTANT " + answerPiece(1) + "\nUSER " + p.path + "\nASSISTANT " + completeAnswer() + "\n"
 			if got := contents(history(t, s, id).GetMessages()); got != want {
 				t.Errorf("history =\n%s, want\n%s", got, want)
 			}
@@ -329,22 +329,22 @@ func killedInMidAnswer(t *testing.T) {
 	t.Parallel()
 	dataDir, pipes, config := t.TempDir(), t.TempDir(), agents(t, puppetAgents)
 	s := startServer(t, dataDir, config)
-	r := &retried{m: &manyClients{s: s}, p: newPuppet(t, pipes, "running")}
+	r := &repeatedRequest{m: &manyClients{s: s}, p: newPuppet(t, pipes, "running")}
 	r.request = &parleyv1.ChatRequest{Content: r.p.path, Agent: "puppet", RequestId: "running"}
 	waiting := newPuppet(t, pipes, "waiting")
 	later := &parleyv1.ChatRequest{Content: waiting.path, Agent: "puppet", RequestId: "waiting", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE}
-	streams, ends := newCrowd(t, s).ask(t, r.request, isStarted, func() {
+	streams, ends := newClientGroup(t, s).chatAll(t, r.request, isStarted, func() {
 		reply, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 		if err != nil || len(reply.GetConversations()) != 1 {
 			t.Fatalf("ListConversations = %v, %v; want one", reply, err)
 		}
 		r.id = reply.GetConversations()[0].GetConversation().GetId()
 		later.ConversationId = r.id
-		if err := streamOf(s.Chat(patient(t), later)).until(isQueued); err != nil {
+		if err := streamOf(s.Chat(timeLimited(t), later)).receiveUntil(isQueued); err != nil {
 			t.Fatal(err)
 		}
 		r.p.start(t)
-		r.p.say(t, 1, 1)
+		r.p.send(t, 1, 1)
 		waitForText(t, filepath.Join(dataDir, "parley.db"), answerPiece(1))
 		add(t, s, "other", &parleyv1.Message{Content: "hello"})
 		s.kill()
@@ -357,8 +357,8 @@ func killedInMidAnswer(t *testing.T) {
 
 	s = startServer(t, dataDir, config)
 	r.m.s = s
-	streams, ends = newCrowd(t, s).ask(t, r.request, isStarted, func() {})
-	one := wantOne(t, streams, ends, 0)
+	streams, ends = newClientGroup(t, s).chatAll(t, r.request, isStarted, func() {})
+	one := wantSameTurn(t, streams, ends, 0)
 	turn := one[len(one)-1].GetFinished().GetTurn()
 	if got := textOf(one); got != answerPiece(1) || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetError().GetReason() != "SHUTTING_DOWN" {
 		t.Errorf("answer = %q of %v, want the saved piece of an interrupted turn", got, turn)
@@ -367,15 +367,15 @@ func killedInMidAnswer(t *testing.T) {
 	if got := contents(kept); got != "USER "+r.p.path+"\nASSISTANT "+answerPiece(1)+"\n" || kept[1].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
 		t.Errorf("history = %v, want the question and an incomplete answer", kept)
 	}
-	r.wantReused(t)
+	r.wantReuseRefused(t)
 	r.p.wantRuns(t, 1)
 
 	// The queued turn had not started, so the request starts it now.
 	waiting.wantRuns(t, 0)
-	next := streamOf(s.Chat(patient(t), later))
+	next := streamOf(s.Chat(timeLimited(t), later))
 	waiting.start(t)
-	waiting.end()
-	if err := next.end(); err != nil || next.events[0].GetStarted() == nil || next.events[0].GetStarted().GetReplayed() {
+	waiting.finish()
+	if err := next.drain(); err != nil || next.events[0].GetStarted() == nil || next.events[0].GetStarted().GetReplayed() {
 		t.Errorf("the queued turn = %v, %v; want a new start", next.events, err)
 	}
 	waiting.wantRuns(t, 1)

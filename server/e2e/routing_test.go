@@ -37,8 +37,8 @@ func summarizeIn(t *testing.T, s *server, id string, maxBytes int32) *parleyv1.R
 	return reply.GetSummary()
 }
 
-// by returns a message of an agent, with structured data given as pairs of type and value.
-func by(agent, content string, data ...string) *parleyv1.Message {
+// agentMessage returns a message of an agent, with structured data given as pairs of type and value.
+func agentMessage(agent, content string, data ...string) *parleyv1.Message {
 	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, Content: content}
 	for pair := range slices.Chunk(data, 2) {
 		m.StructuredData = append(m.StructuredData, &parleyv1.StructuredData{Type: pair[0], Value: structpb.NewStringValue(pair[1])})
@@ -46,27 +46,27 @@ func by(agent, content string, data ...string) *parleyv1.Message {
 	return m
 }
 
-// did returns a message of an agent with a summary of its work.
-func did(agent, summary string, data ...string) *parleyv1.Message {
-	m := by(agent, "The long text.", data...)
+// summarizedMessage returns a message of an agent with a summary of its work.
+func summarizedMessage(agent, summary string, data ...string) *parleyv1.Message {
+	m := agentMessage(agent, "The long text.", data...)
 	m.Summary = summary
 	return m
 }
 
-func says(content string) *parleyv1.Message { return &parleyv1.Message{Content: content} }
+func userMessage(content string) *parleyv1.Message { return &parleyv1.Message{Content: content} }
 
 func TestCoordinatorsAlsoGet(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "--max-messages=8")
-	add(t, s, "c", says("Which prices?"), by("searcher", "These.", "removed", "with its message"))
+	add(t, s, "c", userMessage("Which prices?"), agentMessage("searcher", "These.", "removed", "with its message"))
 	if got := summarize(t, s, "c").GetStructuredDataTypes(); len(got) != 1 || got[0].GetType() != "removed" {
 		t.Errorf("structured data types before the message is removed = %v, want \"removed\"", got)
 	}
 	add(t, s, "c",
-		says("Which libraries?"), did("searcher", "searched for React libraries", "library_list", "older"),
-		says("More."), by("searcher", "Here are more of them.", "library_list", "newest", "price", "0"),
-		says("And why?"), by("analyst", "one two three four five six seven eight nine ten"),
-		says("Write it down."), did("writer", "wrote an essay", "essay", "Why not?"))
+		userMessage("Which libraries?"), summarizedMessage("searcher", "searched for React libraries", "library_list", "older"),
+		userMessage("More."), agentMessage("searcher", "Here are more of them.", "library_list", "newest", "price", "0"),
+		userMessage("And why?"), agentMessage("analyst", "one two three four five six seven eight nine ten"),
+		userMessage("Write it down."), summarizedMessage("writer", "wrote an essay", "essay", "Why not?"))
 	got := summarize(t, s, "c")
 	if d := cmp.Diff(history(t, s, "c").GetMessages()[5:], got.GetRecentMessages(), protocmp.Transform()); d != "" {
 		t.Errorf("the last 3 messages with their structured data (-want +got):\n%s", d)
@@ -79,7 +79,7 @@ func TestCoordinatorsAlsoGet(t *testing.T) {
 	if d := cmp.Diff(types, got.GetStructuredDataTypes(), protocmp.Transform()); d != "" {
 		t.Errorf("structured data types of the retained messages (-want +got):\n%s", d)
 	}
-	newest := by("", "", "price", "0", "library_list", "newest").GetStructuredData()
+	newest := agentMessage("", "", "price", "0", "library_list", "newest").GetStructuredData()
 	values := []*parleyv1.ReferencedData{{Sequence: 6, Agent: "searcher", Data: newest[0]}, {Sequence: 6, Agent: "searcher", Data: newest[1]}}
 	if d := cmp.Diff(values, got.GetReferencedData(), protocmp.Transform()); d != "" {
 		t.Errorf("newest values of types with older messages (-want +got):\n%s", d)
@@ -102,13 +102,13 @@ func TestCoordinatorsAlsoGet(t *testing.T) {
 	} {
 		id := fmt.Sprint("long", i)
 		for _, clause := range test.clauses {
-			add(t, s, id, says("?"), did("writer", clause))
+			add(t, s, id, userMessage("?"), summarizedMessage("writer", clause))
 		}
 		if got := summarize(t, s, id).GetText(); got != "Previous: "+test.want {
 			t.Errorf("test %d: text = %q, want %q", i, got, test.want)
 		}
 	}
-	add(t, s, "silent", says("hello?"))
+	add(t, s, "silent", userMessage("hello?"))
 	if got := summarize(t, s, "silent").GetText(); got != "" {
 		t.Errorf("text without an assistant message = %q, want none", got)
 	}
@@ -119,7 +119,7 @@ func TestFollowUpsAreRoutable(t *testing.T) {
 	s := startServer(t, t.TempDir())
 	t.Run("yes", func(t *testing.T) {
 		question := strings.Repeat("I can compare bundle sizes, speed, types. ", 250) + "Shall I?"
-		add(t, s, "yes", says("Which library is best?"), by("guide", "It depends."), says("On what?"), by("comparer", question), says("yes"))
+		add(t, s, "yes", userMessage("Which library is best?"), agentMessage("guide", "It depends."), userMessage("On what?"), agentMessage("comparer", question), userMessage("yes"))
 		got := summarize(t, s, "yes")
 		recent := got.GetRecentMessages()
 		if len(recent) != 3 || recent[2].GetContent() != "yes" || recent[2].GetRole() != parleyv1.Role_ROLE_USER || !got.GetAwaitingAnswer() {
@@ -146,10 +146,10 @@ func TestFollowUpsAreRoutable(t *testing.T) {
 			}
 			lists[i] = &parleyv1.StructuredData{Type: "library_list", Value: value}
 		}
-		searched, again := did("searcher", "searched for libraries"), did("searcher", "searched again")
+		searched, again := summarizedMessage("searcher", "searched for libraries"), summarizedMessage("searcher", "searched again")
 		searched.StructuredData, again.StructuredData = lists[:1], lists[1:]
-		add(t, s, "second", says("Which libraries?"), searched, says("Newer ones."), again,
-			says("Who wrote the first one?"), by("guide", "Poimandres."), says("Where?"), by("guide", "Everywhere."), says("the second one"))
+		add(t, s, "second", userMessage("Which libraries?"), searched, userMessage("Newer ones."), again,
+			userMessage("Who wrote the first one?"), agentMessage("guide", "Poimandres."), userMessage("Where?"), agentMessage("guide", "Everywhere."), userMessage("the second one"))
 		got := summarize(t, s, "second")
 		want := []*parleyv1.ReferencedData{{Sequence: 4, Agent: "searcher", Data: lists[1]}}
 		if d := cmp.Diff(want, got.GetReferencedData(), protocmp.Transform()); d != "" {
@@ -165,7 +165,7 @@ func TestToolStepsAreNoNewAsks(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
 	calls := func(ids ...string) *parleyv1.Message {
-		m := by("searcher", "")
+		m := agentMessage("searcher", "")
 		for _, id := range ids {
 			m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: id, Name: "search", Arguments: `{"q": "` + id + `"}`})
 		}
@@ -174,7 +174,7 @@ func TestToolStepsAreNoNewAsks(t *testing.T) {
 	result := func(id string) *parleyv1.Message {
 		return &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: id, Name: "search", Content: "found", IsError: id == "a"}}
 	}
-	cutOff := by("searcher", "I fou")
+	cutOff := agentMessage("searcher", "I fou")
 	cutOff.Status = parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
 	for _, step := range []struct {
 		name    string
@@ -182,19 +182,19 @@ func TestToolStepsAreNoNewAsks(t *testing.T) {
 		ask     bool
 		pending string
 	}{
-		{"a question", []*parleyv1.Message{says("Which?")}, true, ""},
+		{"a question", []*parleyv1.Message{userMessage("Which?")}, true, ""},
 		{"instructions beside it", []*parleyv1.Message{{Role: parleyv1.Role_ROLE_SYSTEM, Content: "Be brief."}}, true, ""},
 		{"two calls", []*parleyv1.Message{calls("a", "b")}, false, "a b"},
 		{"the result of one", []*parleyv1.Message{result("b")}, false, "a"},
 		{"the failure of the other", []*parleyv1.Message{result("a")}, false, ""},
 		{"a call and its result at once", []*parleyv1.Message{calls("c"), result("c")}, false, ""},
 		{"a call", []*parleyv1.Message{calls("d")}, false, "d"},
-		{"the user continues", []*parleyv1.Message{says("Never mind. Which is best?")}, true, "d"},
+		{"the user continues", []*parleyv1.Message{userMessage("Never mind. Which is best?")}, true, "d"},
 		{"an incomplete answer", []*parleyv1.Message{cutOff}, false, "d"},
 		{"a late result", []*parleyv1.Message{result("d")}, false, ""},
-		{"the answer", []*parleyv1.Message{by("searcher", "Zustand.")}, false, ""},
+		{"the answer", []*parleyv1.Message{agentMessage("searcher", "Zustand.")}, false, ""},
 		{"instructions", []*parleyv1.Message{{Role: parleyv1.Role_ROLE_SYSTEM, Content: "Be kind."}}, false, ""},
-		{"the next question", []*parleyv1.Message{says("Why?")}, true, ""},
+		{"the next question", []*parleyv1.Message{userMessage("Why?")}, true, ""},
 	} {
 		add(t, s, "c", step.batch...)
 		got := summarize(t, s, "c")
@@ -223,15 +223,15 @@ func TestSummaryBudget(t *testing.T) {
 		kept     int                         // number of messages in the limited summary
 		cut      func(full, cut string) bool // relation of the oldest message to its cut form, nil if it is not cut
 	}{
-		{"the newest is too long", says(long), 2048, 1, strings.HasPrefix},
-		{"the newest fits", says("yes"), 2048, 2, strings.HasSuffix},
-		{"two fit", says("yes"), 12 << 10, 3, strings.HasSuffix},
-		{"all but the referenced data", says("yes"), 22 << 10, 3, nil},
+		{"the newest is too long", userMessage(long), 2048, 1, strings.HasPrefix},
+		{"the newest fits", userMessage("yes"), 2048, 2, strings.HasSuffix},
+		{"two fit", userMessage("yes"), 12 << 10, 3, strings.HasSuffix},
+		{"all but the referenced data", userMessage("yes"), 22 << 10, 3, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			id := fmt.Sprint("c", i)
-			add(t, s, id, says(long), by("searcher", long, "library_list", long), says(long), by("writer", long, "essay", "short"), test.newest)
-			lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "reason"})
+			add(t, s, id, userMessage(long), agentMessage("searcher", long, "library_list", long), userMessage(long), agentMessage("writer", long, "essay", "short"), test.newest)
+			setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "reason"})
 			full, got := summarize(t, s, id), summarizeIn(t, s, id, test.maxBytes)
 			size := proto.Size(&parleyv1.RoutingSummary{RecentMessages: got.GetRecentMessages(), ReferencedData: got.GetReferencedData()})
 			if size > int(test.maxBytes) || !got.GetTruncated() || full.GetTruncated() || len(got.GetRecentMessages()) != test.kept {
@@ -273,9 +273,9 @@ func TestConditionalSummaries(t *testing.T) {
 		make func()
 		want int32
 	}{
-		{"the creation", func() { add(t, s, "c", says("hello")) }, 1},
-		{"an append", func() { add(t, s, "c", by("writer", "hi")) }, 2},
-		{"a lease", func() { lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer"}) }, 3},
+		{"the creation", func() { add(t, s, "c", userMessage("hello")) }, 1},
+		{"an append", func() { add(t, s, "c", agentMessage("writer", "hi")) }, 2},
+		{"a lease", func() { setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer"}) }, 3},
 		{"a turn", func() { h = hold(t, s, "c") }, 4},
 		{"the end of the turn", func() { h.release(t, "answer") }, 5},
 		{"the deletion", func() {
@@ -344,7 +344,7 @@ func TestSummariesOfMany(t *testing.T) {
 			missing = append(missing, id)
 			continue
 		}
-		add(t, s, id, says("hello "+id), by("writer", "hi", "list", id))
+		add(t, s, id, userMessage("hello "+id), agentMessage("writer", "hi", "list", id))
 		want = append(want, summarize(t, s, id))
 	}
 	got, err := s.BatchGetRoutingSummaries(t.Context(), &parleyv1.BatchGetRoutingSummariesRequest{ConversationIds: ids})
@@ -371,7 +371,7 @@ func TestSummaryOfARunningTurn(t *testing.T) {
 	if reply, err := s.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: "c", KnownVersion: new(got.GetVersion())}); err != nil || !reply.GetNotModified() {
 		t.Errorf("GetRoutingSummary amid an answer = %v, %v; want not modified", reply, err)
 	}
-	lease(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "echo", IfVersion: new(got.GetVersion())})
+	setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "echo", IfVersion: new(got.GetVersion())})
 	h.release(t, "answer")
 	got = summarize(t, s, "c")
 	if got.GetActiveTurnId() != "" || got.GetAwaitingAnswer() || got.GetText() != "Previous: half an answer" {

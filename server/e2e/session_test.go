@@ -25,37 +25,37 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// sessionsEach is the number of clients that disconnect in each way.
-const sessionsEach = 50
+// clientsPerWay is the number of clients that disconnect in each way.
+const clientsPerWay = 50
 
-// asSessions in the environment makes the test binary a program of sessionsEach clients. It prints the
+// asSessions in the environment makes the test binary a program of clientsPerWay clients. It prints the
 // number of connected clients and runs until it is killed.
 const asSessions = "RUN_AS_SESSIONS"
 
 // Clients connect with delete_after_disconnect, chat, and disconnect in four ways. Their conversations
 // are deleted.
-func TestSessionMemoryEndsWithItsStream(t *testing.T) {
+func TestEphemeralConversationEndsWithItsStream(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
 	// A conversation that no client holds expires at once, and a silent connection is found within seconds.
 	flags := []string{"--ttl=100ms", "--keepalive-time=3s"}
 	s := startServer(t, dataDir, flags...)
-	hole := startHole(t, s.conn.Target())
-	closed, cut, stay := make([]*session, sessionsEach), make([]*session, sessionsEach), make([]*session, sessionsEach)
-	inParallel(sessionsEach, func(i int) {
-		closed[i] = openSession(t, s.conn.Target(), fmt.Sprint("closed-", i), after(i))
-		cut[i] = openSession(t, hole.listener.Addr().String(), fmt.Sprint("cut-", i), after(i))
-		stay[i] = openSession(t, s.conn.Target(), fmt.Sprint("stay-", i), after(i))
+	hole := startSilentProxy(t, s.conn.Target())
+	closed, cut, stay := make([]*ephemeralClient, clientsPerWay), make([]*ephemeralClient, clientsPerWay), make([]*ephemeralClient, clientsPerWay)
+	inParallel(clientsPerWay, func(i int) {
+		closed[i] = openEphemeral(t, s.conn.Target(), fmt.Sprint("closed-", i), deletionDelay(i))
+		cut[i] = openEphemeral(t, hole.listener.Addr().String(), fmt.Sprint("cut-", i), deletionDelay(i))
+		stay[i] = openEphemeral(t, s.conn.Target(), fmt.Sprint("stay-", i), deletionDelay(i))
 	})
-	killed := startSessions(t, s.conn.Target())
+	killed := startEphemeralClients(t, s.conn.Target())
 	if t.Failed() {
 		t.FailNow()
 	}
 	// When another conversation has been swept, the held ones are older than their retention.
-	say(t, s, "unheld", "hello")
+	ask(t, s, "unheld", "hello")
 	s.await(t, "conversation expired", "conversation_id=unheld")
 	for _, way := range []string{"closed", "cut", "stay", "killed"} {
-		for i := range sessionsEach {
+		for i := range clientsPerWay {
 			wantHistory(t, s, fmt.Sprint(way, "-", i))
 		}
 	}
@@ -65,7 +65,7 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 
 	for i, c := range closed {
 		if i%2 == 0 {
-			c.leave() // Cancelling the context ends the stream.
+			c.disconnect() // Cancelling the context ends the stream.
 		} else {
 			c.conn.Close()
 		}
@@ -73,11 +73,11 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 	killed()
 	hole.cut.Store(true)
 	for _, way := range []string{"closed", "cut", "killed"} {
-		for i := range sessionsEach {
+		for i := range clientsPerWay {
 			s.await(t, "ephemeral conversation deleted", fmt.Sprint("conversation_id=", way, "-", i), "removed_messages=2")
 		}
 	}
-	for i := range sessionsEach {
+	for i := range clientsPerWay {
 		wantHistory(t, s, fmt.Sprint("stay-", i))
 	}
 	s.terminate()
@@ -87,12 +87,12 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 			t.Errorf("the stream of %s ended with %v, want UNAVAILABLE", c.id, err)
 		}
 	}
-	if found, _ := s.log.find("ephemeral conversation deleted"); len(found) != 3*sessionsEach {
-		t.Errorf("%d conversations deleted, want %d", len(found), 3*sessionsEach)
+	if found, _ := s.log.find("ephemeral conversation deleted"); len(found) != 3*clientsPerWay {
+		t.Errorf("%d conversations deleted, want %d", len(found), 3*clientsPerWay)
 	}
 
 	s = startServer(t, dataDir, flags...)
-	for i := range sessionsEach {
+	for i := range clientsPerWay {
 		s.await(t, "ephemeral conversation deleted", fmt.Sprint("conversation_id=stay-", i), "removed_messages=2")
 	}
 	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
@@ -101,12 +101,12 @@ func TestSessionMemoryEndsWithItsStream(t *testing.T) {
 	}
 }
 
-// after returns the delete_after_disconnect of a client.
-func after(i int) time.Duration { return time.Duration(i%2) * 500 * time.Millisecond }
+// deletionDelay returns the delete_after_disconnect of a client.
+func deletionDelay(i int) time.Duration { return time.Duration(i%2) * 500 * time.Millisecond }
 
 // A client that reconnects in time finds its history, also if the server was stopped or killed in
 // between.
-func TestSessionMemoryWaitsForItsClient(t *testing.T) {
+func TestEphemeralConversationWaitsForItsClient(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name       string
@@ -128,22 +128,22 @@ func TestSessionMemoryWaitsForItsClient(t *testing.T) {
 			t.Parallel()
 			dataDir := t.TempDir()
 			s := startServer(t, dataDir, "--ttl=100ms")
-			first := openSession(t, s.conn.Target(), "c", time.Hour)
-			second := openSession(t, s.conn.Target(), "c", time.Hour)
-			first.leave() // The second client still holds the conversation.
+			first := openEphemeral(t, s.conn.Target(), "c", time.Hour)
+			second := openEphemeral(t, s.conn.Target(), "c", time.Hour)
+			first.disconnect() // The second client still holds the conversation.
 			if test.name == "a while" {
-				second.leave()
+				second.disconnect()
 			}
 			if test.disconnect(t, s) {
 				s = startServer(t, dataDir, "--ttl=100ms")
 			}
-			say(t, s, "unheld", "hello")
+			ask(t, s, "unheld", "hello")
 			s.await(t, "conversation expired", "conversation_id=unheld")
-			again := watchSession(t, s.conn.Target(), "c", 0)
+			again := watchEphemeral(t, s.conn.Target(), "c", 0)
 			if got := contents(history(t, s, "c").GetMessages()); strings.Count(got, "hello from c") != 4 {
 				t.Errorf("history = %q, want 2 questions and 2 answers", got)
 			}
-			again.leave()
+			again.disconnect()
 			s.await(t, "ephemeral conversation deleted", "conversation_id=c", "removed_messages=4")
 			_, err := s.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "c"})
 			wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
@@ -152,18 +152,18 @@ func TestSessionMemoryWaitsForItsClient(t *testing.T) {
 }
 
 // The deletion of an ephemeral conversation cancels its running turn. A held conversation is not evicted.
-func TestSessionMemoryAndTheRest(t *testing.T) {
+func TestEphemeralConversationAndTheRest(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "--max-conversations=2", agents(t, puppetAgents))
-	held := openSession(t, s.conn.Target(), "held", 0)
+	held := openEphemeral(t, s.conn.Target(), "held", 0)
 	for i := range 5 {
-		say(t, s, fmt.Sprint("other-", i), "hello")
+		ask(t, s, fmt.Sprint("other-", i), "hello")
 	}
 	wantHistory(t, s, "held")
 	p := newPuppet(t, t.TempDir(), "pipe")
 	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "held", Content: p.path, Agent: "puppet"})
 	p.start(t)
-	held.leave()
+	held.disconnect()
 	for {
 		_, err := k.stream.Recv()
 		if err != nil {
@@ -174,45 +174,45 @@ func TestSessionMemoryAndTheRest(t *testing.T) {
 	s.await(t, "ephemeral conversation deleted", "conversation_id=held", "removed_messages=3")
 }
 
-// session is a client with an ephemeral conversation that ends with the client's stream.
-type session struct {
-	id     string
-	conn   *grpc.ClientConn
-	stream grpc.ServerStreamingClient[parleyv1.WatchConversationsResponse]
-	leave  context.CancelFunc
+// ephemeralClient is a client with an ephemeral conversation that ends with the client's stream.
+type ephemeralClient struct {
+	id         string
+	conn       *grpc.ClientConn
+	stream     grpc.ServerStreamingClient[parleyv1.WatchConversationsResponse]
+	disconnect context.CancelFunc
 }
 
-// openSession watches a conversation and then chats in it.
-func openSession(t *testing.T, target, id string, deleteAfter time.Duration) *session {
+// openEphemeral watches a conversation and then chats in it.
+func openEphemeral(t *testing.T, target, id string, deleteAfter time.Duration) *ephemeralClient {
 	t.Helper()
-	c := watchSession(t, target, id, deleteAfter)
+	c := watchEphemeral(t, target, id, deleteAfter)
 	if err := c.chat(t.Context()); err != nil {
 		t.Error(err)
 	}
 	return c
 }
 
-// watchSession returns when the stream has begun.
-func watchSession(t *testing.T, target, id string, deleteAfter time.Duration) *session {
+// watchEphemeral returns when the stream has begun.
+func watchEphemeral(t *testing.T, target, id string, deleteAfter time.Duration) *ephemeralClient {
 	t.Helper()
-	c, err := dialSession(t.Context(), target, id, deleteAfter)
+	c, err := dialEphemeral(t.Context(), target, id, deleteAfter)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		c.leave()
+		c.disconnect()
 		c.conn.Close()
 	})
 	return c
 }
 
-func dialSession(ctx context.Context, target, id string, deleteAfter time.Duration) (*session, error) {
+func dialEphemeral(ctx context.Context, target, id string, deleteAfter time.Duration) (*ephemeralClient, error) {
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}
-	c := &session{id: id, conn: conn}
-	ctx, c.leave = context.WithCancel(ctx)
+	c := &ephemeralClient{id: id, conn: conn}
+	ctx, c.disconnect = context.WithCancel(ctx)
 	c.stream, err = parleyv1.NewConversationServiceClient(conn).WatchConversations(ctx, &parleyv1.WatchConversationsRequest{
 		ConversationIds: []string{id}, DeleteAfterDisconnect: durationpb.New(deleteAfter),
 	})
@@ -227,7 +227,7 @@ func dialSession(ctx context.Context, target, id string, deleteAfter time.Durati
 }
 
 // chat sends a message and receives its echo.
-func (c *session) chat(ctx context.Context) error {
+func (c *ephemeralClient) chat(ctx context.Context) error {
 	stream, err := parleyv1.NewConversationServiceClient(c.conn).Chat(ctx, &parleyv1.ChatRequest{ConversationId: c.id, Content: "hello from " + c.id})
 	for err == nil {
 		_, err = stream.Recv()
@@ -239,7 +239,7 @@ func (c *session) chat(ctx context.Context) error {
 }
 
 // wait returns the error that ends the stream.
-func (c *session) wait() error {
+func (c *ephemeralClient) wait() error {
 	for {
 		if _, err := c.stream.Recv(); err != nil {
 			return err
@@ -255,8 +255,8 @@ func wantHistory(t *testing.T, s *server, id string) {
 	}
 }
 
-// startSessions starts a process with sessionsEach clients and returns a function that kills it.
-func startSessions(t *testing.T, target string) (kill func()) {
+// startEphemeralClients starts a process with clientsPerWay clients and returns a function that kills it.
+func startEphemeralClients(t *testing.T, target string) (kill func()) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -277,8 +277,8 @@ func startSessions(t *testing.T, target string) (kill func()) {
 		_ = cmd.Wait()
 	})
 	t.Cleanup(kill)
-	if line, err := bufio.NewReader(out).ReadString('\n'); line != strconv.Itoa(sessionsEach)+"\n" {
-		t.Fatalf("the process of clients printed %q, %v; want %d", line, err, sessionsEach)
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != strconv.Itoa(clientsPerWay)+"\n" {
+		t.Fatalf("the process of clients printed %q, %v; want %d", line, err, clientsPerWay)
 	}
 	return kill
 }
@@ -287,9 +287,9 @@ func startSessions(t *testing.T, target string) (kill func()) {
 func runSessions(target string) {
 	var clients sync.WaitGroup
 	var connected atomic.Int64
-	for i := range sessionsEach {
+	for i := range clientsPerWay {
 		clients.Go(func() {
-			c, err := dialSession(context.Background(), target, fmt.Sprint("killed-", i), after(i))
+			c, err := dialEphemeral(context.Background(), target, fmt.Sprint("killed-", i), deletionDelay(i))
 			if err == nil {
 				err = c.chat(context.Background())
 			}
@@ -306,21 +306,21 @@ func runSessions(target string) {
 	select {}
 }
 
-// hole is a proxy that forwards all data until cut is set. From then on it drops all data, and the
+// silentProxy is a proxy that forwards all data until cut is set. From then on it drops all data, and the
 // connections stay open.
-type hole struct {
+type silentProxy struct {
 	listener net.Listener
 	cut      atomic.Bool
 	group    sync.WaitGroup
 }
 
-func startHole(t *testing.T, target string) *hole {
+func startSilentProxy(t *testing.T, target string) *silentProxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &hole{listener: l}
+	h := &silentProxy{listener: l}
 	h.group.Go(func() {
 		for {
 			client, err := l.Accept()
@@ -337,22 +337,22 @@ func startHole(t *testing.T, target string) *hole {
 				client.Close()
 				server.Close()
 			})
-			h.group.Go(func() { _, _ = io.Copy(passing{h, server}, client) })
-			h.group.Go(func() { _, _ = io.Copy(passing{h, client}, server) })
+			h.group.Go(func() { _, _ = io.Copy(cuttableWriter{h, server}, client) })
+			h.group.Go(func() { _, _ = io.Copy(cuttableWriter{h, client}, server) })
 		}
 	})
 	t.Cleanup(func() { l.Close() })
 	return h
 }
 
-// passing forwards what is written, or drops it when hole.cut is set.
-type passing struct {
-	hole *hole
-	to   io.Writer
+// cuttableWriter forwards what is written, or drops it when proxy.cut is set.
+type cuttableWriter struct {
+	proxy *silentProxy
+	to    io.Writer
 }
 
-func (p passing) Write(b []byte) (int, error) {
-	if p.hole.cut.Load() {
+func (p cuttableWriter) Write(b []byte) (int, error) {
+	if p.proxy.cut.Load() {
 		return len(b), nil
 	}
 	return p.to.Write(b)

@@ -22,7 +22,7 @@ import (
 func TestGracefulStop(t *testing.T) {
 	t.Parallel()
 	t.Run("running turns end", turnsEnd)
-	t.Run("turns are interrupted after the grace period", turnsAreCutOff)
+	t.Run("turns are interrupted after the grace period", turnsAreInterrupted)
 }
 
 func turnsEnd(t *testing.T) {
@@ -49,10 +49,10 @@ func turnsEnd(t *testing.T) {
 	s.await(t, "stopping", "running_turns=1")
 	wantHealth(grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	leave() // Otherwise the stop waits for this stream.
-	if code, _ := get(t, s, "/readyz"); code != http.StatusServiceUnavailable {
+	if code, _ := httpGet(t, s, "/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("GET /readyz while stopping = %d, want 503", code)
 	}
-	if code, _ := get(t, s, "/healthz"); code != http.StatusOK {
+	if code, _ := httpGet(t, s, "/healthz"); code != http.StatusOK {
 		t.Errorf("GET /healthz while stopping = %d, want 200", code)
 	}
 	// A call that waits for a change ends at once, not when the turn ends.
@@ -93,13 +93,13 @@ func waitForChange(t *testing.T, s *server, c *parleyv1.Conversation) <-chan err
 	}
 }
 
-func turnsAreCutOff(t *testing.T) {
+func turnsAreInterrupted(t *testing.T) {
 	t.Parallel()
 	dataDir, config := t.TempDir(), agents(t, testAgents)
 	s := startServer(t, dataDir, config, "--stop-grace=100ms", "--log-level=debug")
 	k := hold(t, s, "c")
 	s.terminate()
-	turn := k.end(t).GetTurn()
+	turn := k.finish(t).GetTurn()
 	if turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetError().GetReason() != "SHUTTING_DOWN" {
 		t.Errorf("the turn ended as %v, want INTERRUPTED with SHUTTING_DOWN", turn)
 	}
@@ -131,7 +131,7 @@ func TestHealthAndReflection(t *testing.T) {
 		t.Errorf("health of ConversationService = %v, %v; want SERVING", reply, err)
 	}
 	for path, want := range map[string]int{"/healthz": http.StatusOK, "/readyz": http.StatusOK, "/": http.StatusNotFound} {
-		if code, body := get(t, s, path); code != want {
+		if code, body := httpGet(t, s, path); code != want {
 			t.Errorf("GET %s = %d with %q, want %d", path, code, body, want)
 		}
 	}
@@ -157,8 +157,8 @@ func TestHealthAndReflection(t *testing.T) {
 	}
 }
 
-// get sends a GET request to a server.
-func get(t *testing.T, s *server, path string) (code int, body string) {
+// httpGet sends a GET request to a server.
+func httpGet(t *testing.T, s *server, path string) (code int, body string) {
 	t.Helper()
 	reply, err := http.Get(fmt.Sprintf("http://%s%s", s.await(t, "serving http")["address"], path))
 	if err != nil {
@@ -176,7 +176,7 @@ func TestUnixSocket(t *testing.T) {
 	t.Parallel()
 	dataDir, path := t.TempDir(), filepath.Join(t.TempDir(), "parley.sock")
 	s := startServer(t, dataDir, "--grpc-address=unix:"+path)
-	if answer := say(t, s, "c", "hello"); answer != "hello" {
+	if answer := ask(t, s, "c", "hello"); answer != "hello" {
 		t.Errorf("answer = %q, want %q", answer, "hello")
 	}
 	if info, err := os.Stat(path); err != nil {

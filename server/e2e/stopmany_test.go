@@ -29,17 +29,17 @@ func TestGracefulStopOfMany(t *testing.T) {
 	const grace = 2 * time.Second
 	dataDir, config := t.TempDir(), agents(t, stubbornAgents)
 	s := startServer(t, dataDir, config, fmt.Sprint("--stop-grace=", grace))
-	running := beginMany(t, s, 80, "slow", 20, "flood")
+	running := startTurns(t, s, 80, "slow", 20, "flood")
 	var waiting []*caller
 	for i := range 10 {
 		c := newCaller(running[i%5].id, fmt.Sprint("waits ", i), parleyv1.OnBusy_ON_BUSY_QUEUE)
-		if err := c.begin(t, s); err != nil {
+		if err := c.start(t, s); err != nil {
 			t.Fatal(err)
 		}
 		waiting = append(waiting, c)
 	}
-	leaver := &cutOff{id: "leaves", agent: "slow", cancel: true}
-	if err := leaver.begin(t, s, s); err != nil {
+	leaver := &stoppedTurn{id: "leaves", agent: "slow", cancel: true}
+	if err := leaver.start(t, s, s); err != nil {
 		t.Fatal(err)
 	}
 
@@ -49,16 +49,16 @@ func TestGracefulStopOfMany(t *testing.T) {
 	// Queued turns end at once, while running turns have their grace period. During that period,
 	// on_disconnect still applies.
 	for _, c := range waiting {
-		wantError(t, c.hearAll(), codes.Unavailable, "SHUTTING_DOWN")
+		wantError(t, c.drain(), codes.Unavailable, "SHUTTING_DOWN")
 	}
-	leaver.leave()
-	wantCutOff(t, s, running, stopped.Add(grace+stopWithin))
+	leaver.disconnect()
+	wantStopped(t, s, running, stopped.Add(grace+stopWithin))
 
 	s = startServer(t, dataDir, config)
 	for _, c := range running {
-		c.wantKept(t, s, parleyv1.TurnState_TURN_STATE_INTERRUPTED, "SHUTTING_DOWN")
+		c.wantStored(t, s, parleyv1.TurnState_TURN_STATE_INTERRUPTED, "SHUTTING_DOWN")
 	}
-	leaver.wantKept(t, s, parleyv1.TurnState_TURN_STATE_CANCELLED, "CANCELLED")
+	leaver.wantStored(t, s, parleyv1.TurnState_TURN_STATE_CANCELLED, "CANCELLED")
 	if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) > 0 {
 		t.Errorf("turns interrupted by the start instead of the stop: %v, want none", found)
 	}
@@ -66,12 +66,12 @@ func TestGracefulStopOfMany(t *testing.T) {
 
 // Agents that ignore SIGTERM use nearly all the time of a stop. If a busy machine makes it too short,
 // the process ends without an orderly stop, and the next start interrupts the turns.
-func TestGracefulStopOfTheDeaf(t *testing.T) {
+func TestGracefulStopOfAgentsThatIgnoreSIGTERM(t *testing.T) {
 	t.Parallel()
 	const grace = 100 * time.Millisecond
 	dataDir, config := t.TempDir(), agents(t, stubbornAgents)
 	s := startServer(t, dataDir, config, fmt.Sprint("--stop-grace=", grace))
-	running := beginMany(t, s, 3, "deaf", 2, "deaf-flood")
+	running := startTurns(t, s, 3, "deaf", 2, "deaf-flood")
 	latest := time.Now().Add(grace + stopWithin)
 	s.terminate()
 	<-s.ended
@@ -82,11 +82,11 @@ func TestGracefulStopOfTheDeaf(t *testing.T) {
 		t.Errorf("exit code = %d, want 0 or %d", code, exitIO)
 	}
 	for _, c := range running {
-		_ = c.stream.end() // The client may receive the end of the turn or not.
+		_ = c.stream.drain() // The client may receive the end of the turn or not.
 	}
 	s = startServer(t, dataDir, config)
 	for _, c := range running {
-		c.wantKept(t, s, parleyv1.TurnState_TURN_STATE_INTERRUPTED, "SHUTTING_DOWN")
+		c.wantStored(t, s, parleyv1.TurnState_TURN_STATE_INTERRUPTED, "SHUTTING_DOWN")
 	}
 }
 
@@ -102,36 +102,38 @@ agents:
   deaf-flood: {kind: command, command: [sh, -c, "trap '' TERM; . testdata/agents/stubborn.sh", sh, "524288"]}
 `
 
-// cutOff is a turn that runs when the server stops.
-type cutOff struct {
-	id, agent string
-	zeros     int  // number of zeros at the end of the answer
-	cancel    bool // the turn is cancelled when the client disconnects
-	stream    *eventStream
-	leave     context.CancelFunc
-	turnID    string
-	finished  *parleyv1.TurnFinished // the client's last event, if it received one
+// stoppedTurn is a turn that runs when the server stops.
+type stoppedTurn struct {
+	id, agent  string
+	zeros      int  // number of zeros at the end of the answer
+	cancel     bool // the turn is cancelled when the client disconnects
+	stream     *eventStream
+	disconnect context.CancelFunc
+	turnID     string
+	finished   *parleyv1.TurnFinished // the client's last event, if it received one
 }
 
-// said returns the partial answer.
-func (c *cutOff) said() string { return c.id + ": half an " + strings.Repeat("0", c.zeros) }
+// partialAnswer returns the partial answer.
+func (c *stoppedTurn) partialAnswer() string {
+	return c.id + ": half an " + strings.Repeat("0", c.zeros)
+}
 
-// beginMany begins turns of two agents. The clients of the first read their streams. The clients of flood
+// startTurns begins turns of two agents. The clients of the first read their streams. The clients of flood
 // do not, and its answers are larger than the buffers of a stream. It returns when all agents have sent
 // their partial answers; the agents then wait.
-func beginMany(t *testing.T, s *server, read int, agent string, unread int, flood string) []*cutOff {
+func startTurns(t *testing.T, s *server, read int, agent string, unread int, flood string) []*stoppedTurn {
 	t.Helper()
-	lazy := lazyClient(t, s)
-	all := make([]*cutOff, read+unread)
+	lazy := smallWindowClient(t, s)
+	all := make([]*stoppedTurn, read+unread)
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i := range all {
-		c, by := &cutOff{id: fmt.Sprint("c", i), agent: agent, cancel: i%4 == 0}, s.ConversationServiceClient
+		c, by := &stoppedTurn{id: fmt.Sprint("c", i), agent: agent, cancel: i%4 == 0}, s.ConversationServiceClient
 		if i >= read {
 			c.agent, c.zeros, by = flood, floodZeros, lazy
 		}
 		all[i] = c
-		group.Go(func() { errs[i] = c.begin(t, s, by) })
+		group.Go(func() { errs[i] = c.start(t, s, by) })
 	}
 	group.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -140,8 +142,8 @@ func beginMany(t *testing.T, s *server, read int, agent string, unread int, floo
 	return all
 }
 
-// lazyClient returns a client with the smallest flow-control windows.
-func lazyClient(t *testing.T, s *server) parleyv1.ConversationServiceClient {
+// smallWindowClient returns a client with the smallest flow-control windows.
+func smallWindowClient(t *testing.T, s *server) parleyv1.ConversationServiceClient {
 	t.Helper()
 	const least = 64 << 10
 	conn, err := grpc.NewClient(s.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -153,8 +155,8 @@ func lazyClient(t *testing.T, s *server) parleyv1.ConversationServiceClient {
 	return parleyv1.NewConversationServiceClient(conn)
 }
 
-// begin begins the turn with a client, and returns when the agent has sent its partial answer.
-func (c *cutOff) begin(t *testing.T, s *server, by parleyv1.ConversationServiceClient) error {
+// start begins the turn with a client, and returns when the agent has sent its partial answer.
+func (c *stoppedTurn) start(t *testing.T, s *server, by parleyv1.ConversationServiceClient) error {
 	t.Helper()
 	r := &parleyv1.ChatRequest{ConversationId: c.id, Content: c.id, Agent: c.agent}
 	if c.cancel {
@@ -162,7 +164,7 @@ func (c *cutOff) begin(t *testing.T, s *server, by parleyv1.ConversationServiceC
 	}
 	ctx, leave := context.WithCancel(t.Context())
 	stream, err := by.Chat(ctx, r)
-	c.stream, c.leave = streamOf(stream, err), leave
+	c.stream, c.disconnect = streamOf(stream, err), leave
 	read := c.stream
 	if c.zeros > 0 && err == nil {
 		_, err = stream.Header() // The header comes with the first event, which is not read.
@@ -170,7 +172,7 @@ func (c *cutOff) begin(t *testing.T, s *server, by parleyv1.ConversationServiceC
 		defer leave()
 		read = streamOf(s.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{ConversationId: c.id}))
 	}
-	for got := ""; err == nil && got != c.said(); {
+	for got := ""; err == nil && got != c.partialAnswer(); {
 		var event *parleyv1.TurnEvent
 		event, err = read.next()
 		c.turnID, got = event.GetTurnId(), got+event.GetTextDelta().GetText()
@@ -178,9 +180,9 @@ func (c *cutOff) begin(t *testing.T, s *server, by parleyv1.ConversationServiceC
 	return err
 }
 
-// wantCutOff waits for the process to end in time with exit code 0. Clients that read receive the end of
+// wantStopped waits for the process to end in time with exit code 0. Clients that read receive the end of
 // their turns; the others do not.
-func wantCutOff(t *testing.T, s *server, all []*cutOff, latest time.Time) {
+func wantStopped(t *testing.T, s *server, all []*stoppedTurn, latest time.Time) {
 	t.Helper()
 	var group sync.WaitGroup
 	for _, c := range all {
@@ -188,7 +190,7 @@ func wantCutOff(t *testing.T, s *server, all []*cutOff, latest time.Time) {
 			continue
 		}
 		group.Go(func() {
-			if err := c.stream.end(); err != nil {
+			if err := c.stream.drain(); err != nil {
 				t.Errorf("stream of %s = %v, want EOF", c.id, err)
 				return
 			}
@@ -204,19 +206,19 @@ func wantCutOff(t *testing.T, s *server, all []*cutOff, latest time.Time) {
 		if c.zeros == 0 {
 			continue
 		}
-		err := c.stream.end()
-		if status.Code(err) != codes.Unavailable || len(textOf(c.stream.events)) == len(c.said()) {
+		err := c.stream.drain()
+		if status.Code(err) != codes.Unavailable || len(textOf(c.stream.events)) == len(c.partialAnswer()) {
 			t.Errorf("the client of %s, which did not read, received %d bytes and %v, want a part and UNAVAILABLE", c.id, len(textOf(c.stream.events)), err)
 		}
 	}
 }
 
-// wantKept checks the stored conversation and turn after the restart.
-func (c *cutOff) wantKept(t *testing.T, s *server, state parleyv1.TurnState, reason string) {
+// wantStored checks the stored conversation and turn after the restart.
+func (c *stoppedTurn) wantStored(t *testing.T, s *server, state parleyv1.TurnState, reason string) {
 	t.Helper()
 	kept := history(t, s, c.id)
 	messages := kept.GetMessages()
-	if got, want := contents(messages), "USER "+c.id+"\nASSISTANT "+c.said()+"\n"; got != want || kept.GetConversation().GetActiveTurnId() != "" {
+	if got, want := contents(messages), "USER "+c.id+"\nASSISTANT "+c.partialAnswer()+"\n"; got != want || kept.GetConversation().GetActiveTurnId() != "" {
 		t.Fatalf("header of %s after the stop = %v, with the history\n%.200q, want\n%.200q", c.id, kept.GetConversation(), got, want)
 	}
 	if m := messages[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || m.GetTurnId() != c.turnID {

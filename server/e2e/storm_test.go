@@ -49,7 +49,7 @@ func TestStormLeavesNothingBehind(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed = %d", seed)
 	s := startServer(t, t.TempDir(), agents(t, stormAgents))
-	w := &storm{t: t, seen: map[string]int{}, whole: map[string]*parleyv1.ExportConversationsResponse{}}
+	w := &storm{t: t, seen: map[string]int{}, exports: map[string]*parleyv1.ExportConversationsResponse{}}
 	w.settle(s)
 	base := s.usage(t, 1)
 	w.run(s, seed, duration)
@@ -85,9 +85,9 @@ func TestStormLeavesNothingBehind(t *testing.T) {
 type storm struct {
 	t *testing.T
 
-	mu    sync.Mutex
-	seen  map[string]int                                   // calls by name, code and reason
-	whole map[string]*parleyv1.ExportConversationsResponse // the last export by conversation id
+	mu      sync.Mutex
+	seen    map[string]int                                   // calls by name, code and reason
+	exports map[string]*parleyv1.ExportConversationsResponse // the last export by conversation id
 }
 
 // stormCaller is one worker: a connection and a random source.
@@ -113,7 +113,7 @@ func (w *storm) run(s *server, seed uint64, duration time.Duration) {
 			for time.Now().Before(over) {
 				ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 				if id := caller.random.IntN(stormIDs); id == 0 {
-					caller.beside(ctx, fmt.Sprint("storm-", id))
+					caller.race(ctx, fmt.Sprint("storm-", id))
 				} else {
 					caller.call(ctx, fmt.Sprint("storm-", id))
 				}
@@ -124,8 +124,8 @@ func (w *storm) run(s *server, seed uint64, duration time.Duration) {
 	group.Wait()
 }
 
-// note counts the result of a call. Some errors are never a valid result, whatever a caller does.
-func (c *stormCaller) note(name string, err error) {
+// record counts the result of a call. Some errors are never a valid result, whatever a caller does.
+func (c *stormCaller) record(name string, err error) {
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
@@ -153,7 +153,7 @@ func (c *stormCaller) call(ctx context.Context, id string) {
 		{6, c.overwrite},
 		{1, c.remove},
 		{4, c.change},
-		{4, c.look},
+		{4, c.read},
 	}
 	n := 0
 	for _, kind := range kinds {
@@ -168,8 +168,8 @@ func (c *stormCaller) call(ctx context.Context, id string) {
 	}
 }
 
-// beside makes a call of the kinds that often race: a new turn and an import that overwrites.
-func (c *stormCaller) beside(ctx context.Context, id string) {
+// race makes a call of the kinds that often race: a new turn and an import that overwrites.
+func (c *stormCaller) race(ctx context.Context, id string) {
 	switch c.random.IntN(8) {
 	case 0:
 		c.export(ctx, id)
@@ -178,20 +178,20 @@ func (c *stormCaller) beside(ctx context.Context, id string) {
 	default:
 		for _, err := range c.Chat(ctx, &parleyv1.ChatRequest{ConversationId: id, Content: "one", Agent: "echo"}) {
 			if err != nil {
-				c.note("Chat", err)
+				c.record("Chat", err)
 				return
 			}
 		}
-		c.note("Chat", nil)
+		c.record("Chat", nil)
 	}
 }
 
-// one returns true once in n times on average.
-func (c *stormCaller) one(n int) bool { return c.random.IntN(n) == 0 }
+// oneIn returns true once in n times on average.
+func (c *stormCaller) oneIn(n int) bool { return c.random.IntN(n) == 0 }
 
-// leaving returns a context that is cancelled after a random time, like a client that disconnects. It
+// disconnecting returns a context that is cancelled after a random time, like a client that disconnects. It
 // has no deadline, because the server would receive the deadline and fail the call.
-func (c *stormCaller) leaving(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
+func (c *stormCaller) disconnecting(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
 	until, leave := context.WithCancel(ctx)
 	timer := time.AfterFunc(time.Duration(c.random.Int64N(int64(within))), leave)
 	return until, func() {
@@ -213,24 +213,24 @@ func (c *stormCaller) chat(ctx context.Context, id string) {
 	case 2:
 		r.StructuredData = []*parleyv1.StructuredData{{Type: "list", Value: structpb.NewStringValue("x")}}
 	}
-	if c.one(3) {
+	if c.oneIn(3) {
 		r.RequestId = fmt.Sprint("r", c.random.IntN(40))
 	}
-	if c.one(4) {
+	if c.oneIn(4) {
 		version := int32(c.random.IntN(30))
 		r.IfVersion = &version
 	}
 	until := ctx
-	if c.one(2) {
+	if c.oneIn(2) {
 		var leave context.CancelFunc
-		until, leave = c.leaving(ctx, 600*time.Millisecond)
+		until, leave = c.disconnecting(ctx, 600*time.Millisecond)
 		defer leave()
 	}
 	last := int32(0)
 	for event, err := range c.Chat(until, r) {
 		if err != nil {
 			if until.Err() == nil {
-				c.note("Chat", err)
+				c.record("Chat", err)
 			}
 			return
 		}
@@ -239,7 +239,7 @@ func (c *stormCaller) chat(ctx context.Context, id string) {
 		}
 		last = event.GetIndex()
 		if finished := event.GetFinished(); finished != nil {
-			c.note("Chat "+finished.GetTurn().GetState().String(), nil)
+			c.record("Chat "+finished.GetTurn().GetState().String(), nil)
 		}
 	}
 }
@@ -247,7 +247,7 @@ func (c *stormCaller) chat(ctx context.Context, id string) {
 // turn returns one of the conversation's four newest turns at random, or nil if there is none.
 func (c *stormCaller) turn(ctx context.Context, id string) *parleyv1.Turn {
 	reply, err := c.ListTurns(ctx, &parleyv1.ListTurnsRequest{ConversationId: id})
-	c.note("ListTurns", err)
+	c.record("ListTurns", err)
 	if len(reply.GetTurns()) == 0 {
 		return nil
 	}
@@ -257,7 +257,7 @@ func (c *stormCaller) turn(ctx context.Context, id string) *parleyv1.Turn {
 func (c *stormCaller) cancel(ctx context.Context, id string) {
 	if turn := c.turn(ctx, id); turn != nil {
 		_, err := c.CancelTurn(ctx, &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: turn.GetId()})
-		c.note("CancelTurn", err)
+		c.record("CancelTurn", err)
 	}
 }
 
@@ -270,7 +270,7 @@ func (c *stormCaller) resume(ctx context.Context, id string) {
 	shown, kept := "", ""
 	for event, err := range c.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{ConversationId: id, TurnId: turn.GetId()}) {
 		if err != nil {
-			c.note("ResumeTurn", err)
+			c.record("ResumeTurn", err)
 			return
 		}
 		shown += event.GetTextDelta().GetText()
@@ -278,14 +278,14 @@ func (c *stormCaller) resume(ctx context.Context, id string) {
 			kept += m.GetContent()
 		}
 	}
-	c.note("ResumeTurn", nil)
+	c.record("ResumeTurn", nil)
 	if kept != "" && kept != shown {
 		c.t.Errorf("ResumeTurn(%s): deltas %q, messages %q, want them equal", turn.GetId(), shown, kept)
 	}
 }
 
 func (c *stormCaller) watch(ctx context.Context, id string) {
-	c.watches(ctx, &parleyv1.WatchConversationsRequest{ConversationIds: []string{id}, IncludeTurnEvents: c.one(2)})
+	c.watches(ctx, &parleyv1.WatchConversationsRequest{ConversationIds: []string{id}, IncludeTurnEvents: c.oneIn(2)})
 }
 
 func (c *stormCaller) ephemeral(ctx context.Context, id string) {
@@ -294,12 +294,12 @@ func (c *stormCaller) ephemeral(ctx context.Context, id string) {
 }
 
 func (c *stormCaller) watches(ctx context.Context, r *parleyv1.WatchConversationsRequest) {
-	until, leave := c.leaving(ctx, 400*time.Millisecond)
+	until, leave := c.disconnecting(ctx, 400*time.Millisecond)
 	defer leave()
 	for _, err := range c.WatchConversations(until, r) {
 		if err != nil {
 			if until.Err() == nil {
-				c.note("WatchConversations", err)
+				c.record("WatchConversations", err)
 			}
 			return
 		}
@@ -313,18 +313,18 @@ func (c *stormCaller) export(ctx context.Context, id string) {
 	if err == nil {
 		whole, err = stream.Recv()
 	}
-	c.note("ExportConversations", err)
+	c.record("ExportConversations", err)
 	if err != nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.whole[id] = whole
+	c.exports[id] = whole
 }
 
 func (c *stormCaller) overwrite(ctx context.Context, id string) {
 	c.mu.Lock()
-	whole := c.whole[id]
+	whole := c.exports[id]
 	c.mu.Unlock()
 	if whole == nil {
 		return
@@ -336,51 +336,51 @@ func (c *stormCaller) overwrite(ctx context.Context, id string) {
 	if err == nil {
 		_, err = stream.CloseAndRecv()
 	}
-	c.note("ImportConversations", err)
+	c.record("ImportConversations", err)
 }
 
 func (c *stormCaller) remove(ctx context.Context, id string) {
-	if c.one(4) {
+	if c.oneIn(4) {
 		_, err := c.PurgeConversations(ctx, &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(time.Second)})
-		c.note("PurgeConversations", err)
+		c.record("PurgeConversations", err)
 		return
 	}
 	_, err := c.DeleteConversation(ctx, &parleyv1.DeleteConversationRequest{ConversationId: id})
-	c.note("DeleteConversation", err)
+	c.record("DeleteConversation", err)
 }
 
 func (c *stormCaller) change(ctx context.Context, id string) {
 	switch c.random.IntN(4) {
 	case 0:
 		_, err := c.ClearConversation(ctx, &parleyv1.ClearConversationRequest{ConversationId: id})
-		c.note("ClearConversation", err)
+		c.record("ClearConversation", err)
 	case 1:
 		_, err := c.UpdateConversation(ctx, &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: id, Title: fmt.Sprint(c.random.Int())}})
-		c.note("UpdateConversation", err)
+		c.record("UpdateConversation", err)
 	case 2:
 		// Add a call without a result, for the Chat with tool_results.
 		m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, ToolCalls: []*parleyv1.ToolCall{{Id: "call-1", Name: "add"}}}
 		_, err := c.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{m}})
-		c.note("AppendMessages", err)
+		c.record("AppendMessages", err)
 	case 3:
 		_, err := c.SetActiveAgent(ctx, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "slow", LeaseDuration: durationpb.New(time.Second)})
-		c.note("SetActiveAgent", err)
+		c.record("SetActiveAgent", err)
 	}
 }
 
-func (c *stormCaller) look(ctx context.Context, id string) {
+func (c *stormCaller) read(ctx context.Context, id string) {
 	switch c.random.IntN(3) {
 	case 0:
 		_, err := c.LoadConversation(ctx, &parleyv1.LoadConversationRequest{ConversationId: id})
-		c.note("LoadConversation", err)
+		c.record("LoadConversation", err)
 	case 1:
 		known := int32(c.random.IntN(20))
 		_, err := c.GetRoutingSummary(ctx, &parleyv1.GetRoutingSummaryRequest{
 			ConversationId: id, KnownVersion: &known, WaitTimeout: durationpb.New(200 * time.Millisecond), AllowMissing: true,
 		})
-		c.note("GetRoutingSummary", err)
+		c.record("GetRoutingSummary", err)
 	case 2:
 		_, err := c.ListConversations(ctx, &parleyv1.ListConversationsRequest{Order: parleyv1.ListOrder(c.random.IntN(3))})
-		c.note("ListConversations", err)
+		c.record("ListConversations", err)
 	}
 }

@@ -63,7 +63,7 @@ func TestToolLoop(t *testing.T) {
 			ask := func(want parleyv1.TurnState, r *parleyv1.ChatRequest) *parleyv1.TurnFinished {
 				t.Helper()
 				r.ConversationId, r.Agent = name, name
-				finished := chat(t, s, r).end(t)
+				finished := chat(t, s, r).finish(t)
 				if finished.GetTurn().GetState() != want {
 					t.Fatalf("Chat(%v) = %v, want %v", r, finished.GetTurn(), want)
 				}

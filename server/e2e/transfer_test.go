@@ -71,7 +71,7 @@ func exportUnderLoad(t *testing.T) {
 			for i := range batches {
 				c := (w + i) % targets
 				reply, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
-					ConversationId: fmt.Sprint("c", c), Messages: []*parleyv1.Message{words("a"), words("b"), words("c")},
+					ConversationId: fmt.Sprint("c", c), Messages: []*parleyv1.Message{messageOf("a"), messageOf("b"), messageOf("c")},
 				})
 				if err != nil {
 					t.Errorf("AppendMessages: %v", err)
@@ -91,7 +91,7 @@ func exportUnderLoad(t *testing.T) {
 		}
 		exported := make(map[string]*parleyv1.Conversation)
 		for _, whole := range export(t, s) {
-			checkWhole(t, whole, most)
+			checkConsistent(t, whole, most)
 			exported[whole.GetConversation().GetId()] = whole.GetConversation()
 		}
 		for c, version := range before {
@@ -108,7 +108,7 @@ func exportUnderLoad(t *testing.T) {
 	if len(exported) != targets {
 		t.Errorf("%d conversations exported, want %d", len(exported), targets)
 	}
-	takeIn(t, other, exported)
+	importAll(t, other, exported)
 	if d := cmp.Diff(exported, export(t, other), protocmp.Transform(), exceptUID()); d != "" {
 		t.Errorf("export before (-) and after (+) an import:\n%s", d)
 	}
@@ -117,8 +117,8 @@ func exportUnderLoad(t *testing.T) {
 // exceptUID ignores the uid in comparisons with the result of an import, which has a new uid.
 func exceptUID() cmp.Option { return protocmp.IgnoreFields(&parleyv1.Conversation{}, "uid") }
 
-// takeIn imports conversations. All must be imported.
-func takeIn(t *testing.T, s *server, wholes []*parleyv1.ExportConversationsResponse) {
+// importAll imports conversations. All must be imported.
+func importAll(t *testing.T, s *server, wholes []*parleyv1.ExportConversationsResponse) {
 	t.Helper()
 	stream, err := s.ImportConversations(t.Context())
 	if err != nil {
@@ -142,7 +142,7 @@ func transferMany(t *testing.T) {
 	at := timestamppb.Now()
 	first := make([]*parleyv1.ExportConversationsResponse, count)
 	for i := range first {
-		m := words(fmt.Sprint("hello ", i))
+		m := messageOf(fmt.Sprint("hello ", i))
 		m.Id, m.Sequence, m.CreateTime, m.Status = "m", 7, at, parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
 		first[i] = &parleyv1.ExportConversationsResponse{Messages: []*parleyv1.Message{m}, Conversation: &parleyv1.Conversation{
 			Id: fmt.Sprint("c", i), Version: int32(i + 1), LastSequence: 9, CreateTime: at, UpdateTime: at, LastAppendTime: at,
@@ -151,7 +151,7 @@ func transferMany(t *testing.T) {
 	var exported [2][]*parleyv1.ExportConversationsResponse
 	for i := range exported {
 		s := startServer(t, t.TempDir(), flags...)
-		takeIn(t, s, first)
+		importAll(t, s, first)
 		exported[i] = export(t, s)
 		first = exported[i]
 		s.kill()
@@ -171,12 +171,12 @@ func transferMany(t *testing.T) {
 	}
 }
 
-func words(content string) *parleyv1.Message {
+func messageOf(content string) *parleyv1.Message {
 	return &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content}
 }
 
-// checkWhole checks that the header and messages are of the same version.
-func checkWhole(t *testing.T, whole *parleyv1.ExportConversationsResponse, most int32) {
+// checkConsistent checks that the header and messages are of the same version.
+func checkConsistent(t *testing.T, whole *parleyv1.ExportConversationsResponse, most int32) {
 	t.Helper()
 	c, messages := whole.GetConversation(), whole.GetMessages()
 	last := 3 * c.GetVersion()
@@ -202,7 +202,7 @@ func exportToSlowReceiver(t *testing.T) {
 		var group sync.WaitGroup
 		for c := range targets {
 			group.Go(func() {
-				m := words(fmt.Sprint(round, strings.Repeat(" ", size)))
+				m := messageOf(fmt.Sprint(round, strings.Repeat(" ", size)))
 				if _, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: fmt.Sprint("c", c), Messages: []*parleyv1.Message{m}}); err != nil {
 					t.Errorf("AppendMessages: %v", err)
 				}

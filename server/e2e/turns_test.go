@@ -27,7 +27,7 @@ agents:
 			{"Sugar for 50 cents", "Added Sugar for 50 cents, message 3 of this conversation"},
 			{"What is on the list?", "Sugar for 50 cents"},
 		} {
-			if answer := say(t, s, id, turn.content); answer != turn.answer {
+			if answer := ask(t, s, id, turn.content); answer != turn.answer {
 				t.Errorf("answer to %q = %q, want %q", turn.content, answer, turn.answer)
 			}
 			// The turns have 0, 2 and 4 messages of history.
@@ -46,14 +46,14 @@ agents:
 			for i := range 5 {
 				item := fmt.Sprintf("%s %d for %d cents", product, i, 10+i)
 				list = append(list, item)
-				say(t, s, product, "Add a product")
+				ask(t, s, product, "Add a product")
 				want := fmt.Sprintf("Added %s, message %d of this conversation", item, 4*i+3)
-				if answer := say(t, s, product, item); answer != want {
+				if answer := ask(t, s, product, item); answer != want {
 					t.Errorf("answer = %q, want %q", answer, want)
 				}
 			}
 			want := strings.Join(list, "; ")
-			if answer := say(t, s, product, "What is on the list?"); answer != want {
+			if answer := ask(t, s, product, "What is on the list?"); answer != want {
 				t.Errorf("list = %q, want %q", answer, want)
 			}
 		})
@@ -72,7 +72,7 @@ func TestUserFirst(t *testing.T) {
 	if c := during.GetConversation(); c.GetActiveTurnId() == "" || c.GetVersion() != k.started.GetConversation().GetVersion() {
 		t.Errorf("header while the agent answers = %v, want an active turn and version %d", c, k.started.GetConversation().GetVersion())
 	}
-	err := refused(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: "c", Content: "hello"}))
+	err := firstError(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: "c", Content: "hello"}))
 	if metadata := wantError(t, err, codes.Aborted, "CONVERSATION_BUSY"); metadata["active_turn_id"] != during.GetConversation().GetActiveTurnId() {
 		t.Errorf("metadata of the second Chat's error = %v, want the active turn", metadata)
 	}
@@ -89,7 +89,7 @@ func TestUserFirst(t *testing.T) {
 	}
 
 	// An agent that fails before its first text does not affect the user's message.
-	failed := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "anybody?", Agent: "absent"}).end(t)
+	failed := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "anybody?", Agent: "absent"}).finish(t)
 	if turn := failed.GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_FAILED || len(failed.GetMessages()) != 0 {
 		t.Errorf("turn of a missing program = %v, want FAILED without messages", failed)
 	}
@@ -103,7 +103,7 @@ func TestPartialAnswersAreKept(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, testAgents))
 	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "hello", Agent: "fail"})
-	finished := k.end(t)
+	finished := k.finish(t)
 	turn, failure := finished.GetTurn(), finished.GetTurn().GetError()
 	if turn.GetState() != parleyv1.TurnState_TURN_STATE_FAILED || turn.GetInputSequence() != 1 ||
 		turn.GetFirstAnswerSequence() != 2 || turn.GetLastAnswerSequence() != 2 {
@@ -126,7 +126,7 @@ func TestPartialAnswersAreKept(t *testing.T) {
 
 	// The conversation continues, and the next agent receives all messages.
 	next := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "again"})
-	if next.started.GetHistoryCount() != 2 || next.end(t).GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+	if next.started.GetHistoryCount() != 2 || next.finish(t).GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
 		t.Errorf("the next turn = %v, %v; want 2 messages of history and COMPLETED", next.started, next.finished)
 	}
 	want := "USER hello\nASSISTANT half an \nUSER again\nASSISTANT again\n"
@@ -152,7 +152,7 @@ agents:
 			change(r)
 		}
 		k := chat(t, s, r)
-		k.end(t)
+		k.finish(t)
 		return k.started.GetAgent(), k.text
 	}
 	wantAnswer := func(wantAgent, want string, change func(*parleyv1.ChatRequest)) {
@@ -190,12 +190,12 @@ agents:
 	wantAnswer("echo", "hello", func(r *parleyv1.ChatRequest) { r.Agent = "echo" })
 
 	before := history(t, s, id).GetConversation()
-	err := refused(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: id, Content: "hello", Agent: "nobody"}))
+	err := firstError(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: id, Content: "hello", Agent: "nobody"}))
 	if metadata := wantError(t, err, codes.InvalidArgument, "UNKNOWN_AGENT"); metadata["known_agents"] != "echo, mirror, second" {
 		t.Errorf("metadata of the error = %v, want the known agents", metadata)
 	}
 	lease("nobody")
-	err = refused(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: id, Content: "hello"}))
+	err = firstError(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: id, Content: "hello"}))
 	wantError(t, err, codes.FailedPrecondition, "AGENT_NOT_CONFIGURED")
 	if c := history(t, s, id).GetConversation(); c.GetLastSequence() != before.GetLastSequence() || c.GetActiveTurnId() != "" {
 		t.Errorf("header after two refused turns = %v, want %v", c, before)

@@ -20,7 +20,7 @@ func TestUnknownFields(t *testing.T) {
 	const size = 4<<20 - 600
 	dir := t.TempDir()
 	unknown := protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), make([]byte, size))
-	d := startDoor(t, dir)
+	d := startHTTPServer(t, dir)
 	for _, id := range []string{"a", "b", "c"} {
 		ttl := durationpb.New(time.Hour)
 		ttl.ProtoReflect().SetUnknown(unknown)
@@ -37,7 +37,7 @@ func TestUnknownFields(t *testing.T) {
 			t.Errorf("AppendMessages(%s): %v", id, err)
 		}
 	}
-	list := func(d *door) {
+	list := func(d *httpServer) {
 		t.Helper()
 		page, err := d.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 		if n := len(page.GetConversations()); err != nil || n != 3 {
@@ -51,5 +51,5 @@ func TestUnknownFields(t *testing.T) {
 	}
 	list(d)
 	d.kill()
-	list(startDoor(t, dir))
+	list(startHTTPServer(t, dir))
 }

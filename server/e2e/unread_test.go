@@ -27,7 +27,7 @@ func TestUnreadLog(t *testing.T) {
 		if count := fmt.Sprint(s.await(t, "log entries dropped", "level=WARN")["count"]); strings.Trim(count, "0123456789") != "" || count == "0" {
 			t.Errorf("log entries dropped = %s, want a number above 0", count)
 		}
-		say(t, s, "read", "Hi")
+		ask(t, s, "read", "Hi")
 		s.await(t, "conversation created", "conversation_id=read")
 		s.terminate()
 		s.wantStop(t)
@@ -52,7 +52,7 @@ func TestUnreadLog(t *testing.T) {
 	t.Run("the reader ended", func(t *testing.T) {
 		t.Parallel()
 		s, unread := startUnread(t)
-		say(t, s, "before", "Hi")
+		ask(t, s, "before", "Hi")
 		unread.Close()
 		chatUnread(t, s)
 		s.terminate()
@@ -95,7 +95,7 @@ func startUnread(t *testing.T) (*server, *os.File) {
 func chatUnread(t *testing.T, s *server) {
 	t.Helper()
 	for i := range 1000 {
-		if answer := say(t, s, fmt.Sprint(strings.Repeat("unread-", 18), i%7), "Hi"); answer != "Hi" {
+		if answer := ask(t, s, fmt.Sprint(strings.Repeat("unread-", 18), i%7), "Hi"); answer != "Hi" {
 			t.Fatalf("answer of turn %d = %q, want Hi", i, answer)
 		}
 	}

@@ -29,7 +29,7 @@ func (w *storm) settle(s *server) {
 		if err != nil || loaded.GetConversation().GetActiveTurnId() != "" {
 			w.t.Errorf("LoadConversation(%s) = %v, %v, want no running turn", id, loaded.GetConversation(), err)
 		}
-		turn := chat(w.t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "hello", Agent: "echo"}).end(w.t).GetTurn()
+		turn := chat(w.t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "hello", Agent: "echo"}).finish(w.t).GetTurn()
 		if turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
 			w.t.Errorf("Chat(%s) = %v, want a completed turn", id, turn)
 		}

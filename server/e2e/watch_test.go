@@ -51,8 +51,8 @@ func (c *changes) next() (*parleyv1.ConversationChange, error) {
 	}
 }
 
-// begin receives the first heartbeat. The stream contains every change after it.
-func (c *changes) begin(t *testing.T) {
+// start receives the first heartbeat. The stream contains every change after it.
+func (c *changes) start(t *testing.T) {
 	t.Helper()
 	response, err := c.stream.Recv()
 	if err != nil || response.GetChange().GetKind() != parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT {
@@ -73,8 +73,8 @@ func newSeenChanges() *seenChanges {
 	return &seenChanges{sequences: make(map[string]int32), messages: make(map[string]int)}
 }
 
-// see records a change. The content of a message is the name of its writer and a number.
-func (s *seenChanges) see(c *parleyv1.ConversationChange) {
+// record records a change. The content of a message is the name of its writer and a number.
+func (s *seenChanges) record(c *parleyv1.ConversationChange) {
 	id, m := c.GetConversationId(), c.GetMessage()
 	s.lines = append(s.lines, fmt.Sprint(c.GetKind(), " ", id, " ", c.GetVersion(), " ", m.GetContent()))
 	if c.GetKind() == parleyv1.ChangeKind_CHANGE_KIND_CREATED && s.sequences[id] == 0 {
@@ -90,8 +90,8 @@ func (s *seenChanges) see(c *parleyv1.ConversationChange) {
 	}
 }
 
-// isWhole reports whether all messages of all writers were received.
-func (s *seenChanges) isWhole() bool {
+// isComplete reports whether all messages of all writers were received.
+func (s *seenChanges) isComplete() bool {
 	return len(s.lines) >= watchedConversations+watchedWriters*watchedMessages
 }
 
@@ -112,29 +112,29 @@ func (s *seenChanges) check(t *testing.T, who string) {
 func TestWatcherUnderWriters(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "--max-messages=1000")
-	ctx := patient(t)
-	steady, err := watchFrom(ctx, newWire(t, s), "")
+	ctx := timeLimited(t)
+	steady, err := watchFrom(ctx, newSingleConn(t, s), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	steady.begin(t)
+	steady.start(t)
 	first := steady.cursor
 	complete, broken := newSeenChanges(), newSeenChanges()
 	var group sync.WaitGroup
 	group.Go(func() {
-		for !complete.isWhole() {
+		for !complete.isComplete() {
 			change, err := steady.next()
 			if err != nil {
 				t.Errorf("watch after %d changes: %v", len(complete.lines), err)
 				return
 			}
-			complete.see(change)
+			complete.record(change)
 		}
 	})
 	breaks := 0
 	group.Go(func() {
-		for cursor := first; !broken.isWhole(); breaks++ {
-			if cursor, err = broken.leg(ctx, t, s, cursor, breaks); err != nil {
+		for cursor := first; !broken.isComplete(); breaks++ {
+			if cursor, err = broken.watchUntilBreak(ctx, t, s, cursor, breaks); err != nil {
 				t.Errorf("watch %d after %d changes: %v", breaks, len(broken.lines), err)
 				return
 			}
@@ -164,19 +164,19 @@ func TestWatcherUnderWriters(t *testing.T) {
 	}
 }
 
-// leg watches from a cursor until the client or the network breaks the stream, and returns the cursor of
+// watchUntilBreak watches from a cursor until the client or the network breaks the stream, and returns the cursor of
 // the last change received.
-func (s *seenChanges) leg(ctx context.Context, t *testing.T, from *server, cursor string, number int) (string, error) {
+func (s *seenChanges) watchUntilBreak(ctx context.Context, t *testing.T, from *server, cursor string, number int) (string, error) {
 	t.Helper()
 	ctx, leave := context.WithCancel(ctx)
 	defer leave()
-	by := newWire(t, from)
-	defer by.cut()
+	by := newSingleConn(t, from)
+	defer by.breakConn()
 	watch, err := watchFrom(ctx, by, cursor)
-	for left := rand.IntN(watchedWriters * watchedMessages / watchBreaks); err == nil && left >= 0 && !s.isWhole(); left-- {
+	for left := rand.IntN(watchedWriters * watchedMessages / watchBreaks); err == nil && left >= 0 && !s.isComplete(); left-- {
 		var change *parleyv1.ConversationChange
 		if change, err = watch.next(); err == nil {
-			s.see(change)
+			s.record(change)
 		}
 	}
 	if number%2 == 0 {
@@ -191,17 +191,17 @@ func TestStalledWatcher(t *testing.T) {
 	t.Parallel()
 	const batches, batch = 150, 100 // more than the 10,000 changes that the server keeps
 	s := startServer(t, t.TempDir(), "--max-messages=1000")
-	ctx := patient(t)
-	stalled, err := watchFrom(ctx, lazyClient(t, s), "")
+	ctx := timeLimited(t)
+	stalled, err := watchFrom(ctx, smallWindowClient(t, s), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	stalled.begin(t)
-	quiet, err := watchFrom(ctx, lazyClient(t, s), "", "quiet")
+	stalled.start(t)
+	quiet, err := watchFrom(ctx, smallWindowClient(t, s), "", "quiet")
 	if err != nil {
 		t.Fatal(err)
 	}
-	quiet.begin(t)
+	quiet.start(t)
 	messages := make([]*parleyv1.Message, batch)
 	for i := range messages {
 		messages[i] = &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "hello"}
@@ -246,18 +246,18 @@ func TestStopWithStalledWatchers(t *testing.T) {
 	t.Parallel()
 	const grace = 100 * time.Millisecond
 	s := startServer(t, t.TempDir(), fmt.Sprint("--stop-grace=", grace), "--max-messages=1000")
-	ctx := patient(t)
+	ctx := timeLimited(t)
 	watch := func(by parleyv1.ConversationServiceClient) *changes {
 		c, err := watchFrom(ctx, by, "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.begin(t)
+		c.start(t)
 		return c
 	}
 	var reading, stalled []*changes
 	for range 5 {
-		reading, stalled = append(reading, watch(s)), append(stalled, watch(lazyClient(t, s)))
+		reading, stalled = append(reading, watch(s)), append(stalled, watch(smallWindowClient(t, s)))
 	}
 	ends := make([]error, len(reading))
 	var group sync.WaitGroup
