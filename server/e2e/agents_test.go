@@ -157,12 +157,12 @@ func (a *badAgent) check(t *testing.T, s *server, k *chatCall) {
 	if answer != "" {
 		want += "ASSISTANT " + answer + "\n"
 	}
-	kept := history(t, s, id).GetMessages()
-	if got := contents(kept); got != want {
+	stored := history(t, s, id).GetMessages()
+	if got := contents(stored); got != want {
 		t.Fatalf("the history has %d bytes, want %d: %.300q", len(got), len(want), got)
 	}
-	if answer != "" && (kept[1].GetStatus() != status || turn.GetLastAnswerSequence() != 2) {
-		t.Errorf("the answer has status %v in %v, want %v", kept[1].GetStatus(), turn, status)
+	if answer != "" && (stored[1].GetStatus() != status || turn.GetLastAnswerSequence() != 2) {
+		t.Errorf("the answer has status %v in %v, want %v", stored[1].GetStatus(), turn, status)
 	}
 	next := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "again"})
 	if turn := next.finish(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || next.text != "again" {

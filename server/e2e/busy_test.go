@@ -211,7 +211,7 @@ func (f *queueServer) anyAtOnce(t *testing.T) {
 // queueAdvances: a turn whose caller disconnects leaves the queue, unless another caller waits for
 // the same answer. An interrupting turn is placed first.
 func (f *queueServer) queueAdvances(t *testing.T) {
-	const id = "queue"
+	const id = "queue-advances"
 	a, b, c, d, e := f.queueFive(t, id)
 	joined := newCaller(id, "d", parleyv1.OnBusy_ON_BUSY_QUEUE)
 	joined.joins = true
@@ -233,7 +233,7 @@ func (f *queueServer) queueAdvances(t *testing.T) {
 	wantAdvanced(t, first, b, joined, e)
 	want := []string{"QUEUED " + e.turnID, "QUEUED " + d.turnID, "QUEUED " + b.turnID, "RUNNING " + first.turnID, "INTERRUPTED " + a.turnID}
 	if got := f.states(t, id); !slices.Equal(got, want) {
-		t.Errorf("the turns are\n%q, want\n%q", got, want)
+		t.Errorf("turns =\n%q, want\n%q", got, want)
 	}
 	f.wantExchanges(t, id, append([]exchange{a.exchange()}, f.answerAll(t, first, b, joined, e)...))
 }

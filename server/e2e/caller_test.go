@@ -39,8 +39,8 @@ func (c *caller) String() string { return c.request.GetContent() }
 // call calls Chat.
 func (c *caller) call(t *testing.T, s parleyv1.ConversationServiceClient) (err error) {
 	t.Helper()
-	ctx, leave := context.WithCancel(t.Context())
-	c.disconnect = leave
+	ctx, cancel := context.WithCancel(t.Context())
+	c.disconnect = cancel
 	c.stream, err = s.Chat(ctx, c.request)
 	return err
 }

@@ -142,12 +142,12 @@ func startedSurvives(t *testing.T) {
 	s = startServer(t, dataDir, config)
 	s.await(t, "turn interrupted by a stop of the server", "conversation_id=c", "saved_messages=1")
 	s.await(t, "turn interrupted by a stop of the server", "conversation_id=c2", "turn_id="+k2.started.GetConversation().GetActiveTurnId())
-	kept := history(t, s, "c")
-	if got := contents(kept.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" {
+	stored := history(t, s, "c")
+	if got := contents(stored.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" {
 		t.Errorf("history of an interrupted turn:\n%s", got)
 	}
-	if m := kept.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || kept.GetConversation().GetActiveTurnId() != "" {
-		t.Errorf("after the restart: %v, %v", m, kept.GetConversation())
+	if m := stored.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || stored.GetConversation().GetActiveTurnId() != "" {
+		t.Errorf("after the restart: %v, %v", m, stored.GetConversation())
 	}
 	if got := contents(history(t, s, "c2").GetMessages()); !strings.HasPrefix(got, "USER "+k2.request.GetContent()+"\n") {
 		t.Errorf("history of a turn that had just started:\n%s", got)

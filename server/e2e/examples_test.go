@@ -131,8 +131,8 @@ func wantFailed(t *testing.T, k *chatCall, s *server, text, message string) {
 		codes.Code(failure.GetCode()) != codes.Unavailable || !failure.GetRetryable() || !strings.Contains(failure.GetMessage(), message) {
 		t.Errorf("the turn ended as %v, want it FAILED with %q", turn, message)
 	}
-	kept := history(t, s, turn.GetConversationId()).GetMessages()
-	last := kept[len(kept)-1]
+	stored := history(t, s, turn.GetConversationId()).GetMessages()
+	last := stored[len(stored)-1]
 	if last.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || last.GetContent() != k.text || !strings.HasPrefix(k.text, text) {
 		t.Errorf("the stored answer = %v, want it INCOMPLETE with %q", last, k.text)
 	}

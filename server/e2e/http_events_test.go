@@ -168,8 +168,8 @@ func TestEventSourceOfChanges(t *testing.T) {
 func TestStreamsEndWithTheirClient(t *testing.T) {
 	t.Parallel()
 	d := startHTTPServer(t, t.TempDir(), agents(t, puppetAgents))
-	session := d.openEvents(t, "", "/v1/watch?conversationIds=c&deleteAfterDisconnect=0s&includeTurnEvents=true", "")
-	if _, err := session.next(); err != nil { // The first event shows that the watch has begun.
+	watch := d.openEvents(t, "", "/v1/watch?conversationIds=c&deleteAfterDisconnect=0s&includeTurnEvents=true", "")
+	if _, err := watch.next(); err != nil { // The first event shows that the watch has started.
 		t.Fatal(err)
 	}
 	p := newPuppet(t, t.TempDir(), "pipe")
@@ -180,7 +180,7 @@ func TestStreamsEndWithTheirClient(t *testing.T) {
 	events.sendAndReceive(t, p, 1, 3)
 	source.disconnect()
 	for {
-		event, err := session.next()
+		event, err := watch.next()
 		reply := new(parleyv1.WatchConversationsResponse)
 		if err == nil {
 			err = protojson.Unmarshal([]byte(event.data), reply)
@@ -195,7 +195,7 @@ func TestStreamsEndWithTheirClient(t *testing.T) {
 			break
 		}
 	}
-	session.disconnect()
+	watch.disconnect()
 	d.await(t, "ephemeral conversation deleted", "conversation_id=c")
 }
 

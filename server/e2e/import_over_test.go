@@ -14,12 +14,12 @@ import (
 )
 
 // importOver imports a conversation over another one and reports whether the import was done.
-func importOver(t *testing.T, s *server, whole *parleyv1.ExportConversationsResponse) bool {
+func importOver(t *testing.T, s *server, conversation *parleyv1.ExportConversationsResponse) bool {
 	t.Helper()
 	stream, err := s.ImportConversations(t.Context())
 	if err == nil {
 		_ = stream.Send(&parleyv1.ImportConversationsRequest{ // CloseAndRecv returns the error.
-			Conversation: whole.GetConversation(), Messages: whole.GetMessages(), Overwrite: true,
+			Conversation: conversation.GetConversation(), Messages: conversation.GetMessages(), Overwrite: true,
 		})
 		var reply *parleyv1.ImportConversationsResponse
 		if reply, err = stream.CloseAndRecv(); err == nil {
@@ -39,7 +39,7 @@ func TestChatsBesideImports(t *testing.T) {
 	for c := range conversations {
 		add(t, s, fmt.Sprint("c", c), messageOf("before"))
 	}
-	wholes := export(t, s)
+	exports := export(t, s)
 	var chatters, importers sync.WaitGroup
 	for c := range conversations {
 		id, done := fmt.Sprint("c", c), make(chan struct{})
@@ -64,7 +64,7 @@ func TestChatsBesideImports(t *testing.T) {
 		})
 		importers.Go(func() {
 			for imported := false; ; {
-				imported = importOver(t, s, wholes[c]) || imported
+				imported = importOver(t, s, exports[c]) || imported
 				select {
 				case <-done:
 					if !imported {
@@ -98,7 +98,7 @@ func TestImportOverIsAnotherConversation(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
 	add(t, s, "c", messageOf("one"), messageOf("two"), messageOf("three"))
-	whole := export(t, s)[0]
+	conversation := export(t, s)[0]
 	ask := func() *chatCall {
 		t.Helper()
 		k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "hi", RequestId: "r"})
@@ -112,7 +112,7 @@ func TestImportOverIsAnotherConversation(t *testing.T) {
 	if err != nil || listed.GetNextPageToken() == "" {
 		t.Fatalf("ListMessages = %v, %v, want a page token", listed, err)
 	}
-	if !importOver(t, s, whole) {
+	if !importOver(t, s, conversation) {
 		t.Fatal("the conversation was not imported")
 	}
 

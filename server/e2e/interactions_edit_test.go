@@ -22,7 +22,7 @@ type edit struct {
 	found  []string // entries found for "goal", newest first, in the same form
 }
 
-// TestInteractionsFollowEdits: searches return what the files contain, whoever wrote them.
+// TestInteractionsFollowEdits: searches return what the files contain, whatever program wrote them.
 func TestInteractionsFollowEdits(t *testing.T) {
 	t.Parallel()
 	l := startLogged(t, t.TempDir())
@@ -260,16 +260,16 @@ func TestInteractionLinks(t *testing.T) {
 				}
 			}
 			l.await(t, "interaction log resumed")
-			ask(t, l.server, "c", "kept text")
+			ask(t, l.server, "c", "stored text")
 			got, _ := l.search(t, &parleyv1.SearchInteractionsRequest{Query: "text"})
-			if len(got) != 2 || !strings.HasSuffix(got[0], " echo: kept text") || !strings.HasSuffix(got[1], " User: kept text") {
+			if len(got) != 2 || !strings.HasSuffix(got[0], " echo: stored text") || !strings.HasSuffix(got[1], " User: stored text") {
 				t.Errorf("SearchInteractions after the links were removed = %q, want the question and its answer", got)
 			}
 			if first := l.entries(t)[0]; !strings.HasPrefix(first, "* 0 parley: 3 lines could not be written since ") {
 				t.Errorf("first entry of the file = %q, want the number of lost entries", first)
 			}
-			if kept := contents(history(t, l.server, "c").GetMessages()); !strings.Contains(kept, "USER lost text\nUSER more lost text\nASSISTANT more lost text\n") {
-				t.Errorf("history = \n%s, want the messages that the log lost", kept)
+			if stored := contents(history(t, l.server, "c").GetMessages()); !strings.Contains(stored, "USER lost text\nUSER more lost text\nASSISTANT more lost text\n") {
+				t.Errorf("history = \n%s, want the messages that the log lost", stored)
 			}
 		})
 	}

@@ -77,8 +77,8 @@ func TestLogRedact(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if kept := history(t, l.server, "c").GetMessages(); kept[0].GetContent() != text {
-		t.Errorf("history =\n%s, want the text without redaction", contents(kept))
+	if stored := history(t, l.server, "c").GetMessages(); stored[0].GetContent() != text {
+		t.Errorf("history =\n%s, want the text without redaction", contents(stored))
 	}
 }
 
@@ -102,7 +102,7 @@ func TestLogRetentionDays(t *testing.T) {
 		}
 	}
 	l = startLogged(t, dataDir)
-	ask(t, l.server, "c", "all files are kept")
+	ask(t, l.server, "c", "no file is removed")
 	l.terminate()
 	l.wantStop(t)
 	before := l.days(t)
@@ -157,8 +157,8 @@ func TestDeleteInteractions(t *testing.T) {
 		}
 	}
 	check("after the erasure")
-	if kept := contents(history(t, l.server, "gone").GetMessages()); !strings.Contains(kept, "USER of today\n") {
-		t.Errorf("history =\n%s, want it unchanged", kept)
+	if stored := contents(history(t, l.server, "gone").GetMessages()); !strings.Contains(stored, "USER of today\n") {
+		t.Errorf("history =\n%s, want it unchanged", stored)
 	}
 	l.kill()
 	l = startLogged(t, dataDir)

@@ -302,13 +302,13 @@ func (k *killedLog) wantAll(t *testing.T, s *server) (messages int) {
 	if k.files.broken != broken {
 		t.Errorf("%d torn entries, want %d as before", k.files.broken, broken)
 	}
-	kept := export(t, s)
-	for _, c := range kept {
+	stored := export(t, s)
+	for _, c := range stored {
 		k.wantSame(t, c.GetConversation().GetId(), c.GetMessages())
 		messages += len(c.GetMessages())
 	}
-	if len(kept) != len(k.sessions) {
-		t.Errorf("%d conversations in the store and %d in the log, want as many", len(kept), len(k.sessions))
+	if len(stored) != len(k.sessions) {
+		t.Errorf("%d conversations in the store and %d in the log, want as many", len(stored), len(k.sessions))
 	}
 	return messages
 }

@@ -213,17 +213,17 @@ func firstConversation(t *testing.T) {
 		t.Errorf("log files before the first message = %q, want none", days)
 	}
 	ask(t, l.server, "first", "Grüße & <more> \"text\"\n")
-	kept := history(t, l.server, "first").GetMessages()
+	stored := history(t, l.server, "first").GetMessages()
 	const layout = "2006-01-02T15:04:05.000000Z"
 	want := fmt.Sprintf(`{"timestamp":"%s","session_id":"first","tenant":"default","agent":"User","role":"user",`+
 		`"content":"Grüße & <more> \"text\"\n","metadata":{"turn_number":1,"exchange":1,"status":"complete"}}`+"\n"+
 		`{"timestamp":"%s","session_id":"first","tenant":"default","agent":"echo","role":"assistant",`+
 		`"content":"Grüße & <more> \"text\"\n","metadata":{"turn_number":2,"exchange":1,"turn_id":"%s","status":"complete"}}`+"\n",
-		kept[0].GetCreateTime().AsTime().Format(layout), kept[1].GetCreateTime().AsTime().Format(layout), kept[1].GetTurnId())
+		stored[0].GetCreateTime().AsTime().Format(layout), stored[1].GetCreateTime().AsTime().Format(layout), stored[1].GetTurnId())
 	if d := cmp.Diff(want, l.text(t)); d != "" {
 		t.Errorf("log file (-want +got):\n%s", d)
 	}
-	if day := kept[0].GetCreateTime().AsTime().Format(time.DateOnly); l.days(t)[0] != day {
+	if day := stored[0].GetCreateTime().AsTime().Format(time.DateOnly); l.days(t)[0] != day {
 		t.Errorf("days of log files = %q, want %s", l.days(t), day)
 	}
 }
@@ -295,8 +295,8 @@ agents:
 	}
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "d"})
 	wantEntries(t, "ListInteractions", got, want...)
-	filed := slices.DeleteFunc(l.entries(t), func(line string) bool { return strings.HasPrefix(line, "other") })
-	wantEntries(t, "log", filed, want...)
+	entries := slices.DeleteFunc(l.entries(t), func(line string) bool { return strings.HasPrefix(line, "other") })
+	wantEntries(t, "log", entries, want...)
 }
 
 // textInSevenFiles checks that a search ignores case and returns the newest first, on pages of any size.

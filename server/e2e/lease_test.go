@@ -158,10 +158,10 @@ func TestLeaseEndsByItself(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, namedAgents))
 	add(t, s, "c", userMessage("hello"))
-	given := setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer", LeaseDuration: durationpb.New(time.Second)})
-	end := given.GetActiveAgent().GetLeaseExpireTime().AsTime()
-	if start := given.GetActiveAgent().GetStartTime().AsTime(); end.Sub(start) != time.Second {
-		t.Fatalf("SetActiveAgent = %v, want a lease of 1s", given)
+	leased := setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer", LeaseDuration: durationpb.New(time.Second)})
+	end := leased.GetActiveAgent().GetLeaseExpireTime().AsTime()
+	if start := leased.GetActiveAgent().GetStartTime().AsTime(); end.Sub(start) != time.Second {
+		t.Fatalf("SetActiveAgent = %v, want a lease of 1s", leased)
 	}
 	// The test and the server use the same clock.
 	if shown := summarize(t, s, "c"); shown.GetActiveAgent() == nil && time.Until(end) > 0 {
@@ -174,8 +174,8 @@ func TestLeaseEndsByItself(t *testing.T) {
 	if got.GetActiveAgent() != nil || conversation.GetActiveAgent() != nil {
 		t.Errorf("lease after its end = %v, %v; want none", got.GetActiveAgent(), conversation.GetActiveAgent())
 	}
-	if v := given.GetVersion(); got.GetVersion() != v || conversation.GetVersion() != v || !proto.Equal(got.GetUpdateTime(), given.GetUpdateTime()) {
-		t.Errorf("header after the end of the lease = %v, want it unchanged except for the lease: %v", conversation, given)
+	if v := leased.GetVersion(); got.GetVersion() != v || conversation.GetVersion() != v || !proto.Equal(got.GetUpdateTime(), leased.GetUpdateTime()) {
+		t.Errorf("header after the end of the lease = %v, want it unchanged except for the lease: %v", conversation, leased)
 	}
 	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	if err != nil || list.GetConversations()[0].GetConversation().GetActiveAgent() != nil {

@@ -184,8 +184,8 @@ func (f *queueServer) wantExchanges(t *testing.T, id string, all []exchange) {
 		}
 		wantTurns = append(wantTurns, e.turn)
 	}
-	kept := history(t, f.server, id)
-	for _, m := range kept.GetMessages() {
+	stored := history(t, f.server, id)
+	for _, m := range stored.GetMessages() {
 		line := fmt.Sprintf("%d %s %s %s", m.GetSequence(), m.GetStatus(), m.GetRole(), m.GetContent())
 		if m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
 			line += " in turn " + m.GetTurnId()
@@ -195,7 +195,7 @@ func (f *queueServer) wantExchanges(t *testing.T, id string, all []exchange) {
 	if d := cmp.Diff(wantMessages, messages); d != "" {
 		t.Errorf("history of %s (-want +got):\n%s", id, d)
 	}
-	if c := kept.GetConversation(); c.GetActiveTurnId() != "" || int(c.GetLastSequence()) != len(wantMessages) {
+	if c := stored.GetConversation(); c.GetActiveTurnId() != "" || int(c.GetLastSequence()) != len(wantMessages) {
 		t.Errorf("header of %s = %v, want no active turn and %d messages", id, c, len(wantMessages))
 	}
 	list, err := f.ListTurns(t.Context(), &parleyv1.ListTurnsRequest{ConversationId: id})
@@ -203,8 +203,8 @@ func (f *queueServer) wantExchanges(t *testing.T, id string, all []exchange) {
 		t.Fatal(err)
 	}
 	slices.Reverse(list.Turns)
-	const keptTurns = 32
-	wantTurns = wantTurns[max(0, len(wantTurns)-keptTurns):]
+	const retainedTurns = 32
+	wantTurns = wantTurns[max(0, len(wantTurns)-retainedTurns):]
 	if d := cmp.Diff(wantTurns, list.GetTurns(), protocmp.Transform()); d != "" {
 		t.Errorf("ListTurns of %s (-want +got):\n%s", id, d)
 	}

@@ -62,7 +62,7 @@ func TestEachKindReceivesTheConversation(t *testing.T) {
 // all messages and once with the newest 5 exchanges.
 func TestEachKindReceivesItsWindow(t *testing.T) {
 	t.Parallel()
-	const kept = 150
+	const messageCount = 150
 	all := kinds(t, reply{text: "all of it"}, reply{text: "five"})
 	configured := slices.Clone(all)
 	for _, k := range all {
@@ -75,7 +75,7 @@ func TestEachKindReceivesItsWindow(t *testing.T) {
 	for _, k := range all {
 		t.Run(k.name, func(t *testing.T) {
 			var messages []string
-			for i := range kept {
+			for i := range messageCount {
 				m := userMessage(fmt.Sprint("message ", i))
 				role := "user"
 				if i%2 == 1 {

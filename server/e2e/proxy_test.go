@@ -141,9 +141,9 @@ func TestClientOutlivesItsServer(t *testing.T) {
 		finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
 		t.Errorf("events after the restart = %v, want only finished with INTERRUPTED", shown.events[before:])
 	}
-	kept := history(t, s, "c").GetMessages()
-	if d := cmp.Diff(kept[1:], last.GetFinished().GetMessages(), protocmp.Transform()); d != "" || len(kept) != 2 || !strings.HasPrefix(kept[1].GetContent(), saved) {
-		t.Errorf("stored messages = %v, differ from those in finished (-stored +finished):\n%s", kept, d)
+	stored := history(t, s, "c").GetMessages()
+	if d := cmp.Diff(stored[1:], last.GetFinished().GetMessages(), protocmp.Transform()); d != "" || len(stored) != 2 || !strings.HasPrefix(stored[1].GetContent(), saved) {
+		t.Errorf("stored messages = %v, differ from those in finished (-stored +finished):\n%s", stored, d)
 	}
 	p.wantRuns(t, 1)
 }

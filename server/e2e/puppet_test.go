@@ -242,11 +242,11 @@ func wantAnswer(t *testing.T, s *server, id string, p *puppet, events []*parleyv
 	if finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
 		t.Fatalf("last event = %v, want finished with COMPLETED", events[len(events)-1])
 	}
-	kept := history(t, s, id).GetMessages()
-	if got := contents(kept); got != "USER "+p.path+"\nASSISTANT "+completeAnswer()+"\n" {
+	stored := history(t, s, id).GetMessages()
+	if got := contents(stored); got != "USER "+p.path+"\nASSISTANT "+completeAnswer()+"\n" {
 		t.Errorf("stored messages =\n%s, want the question and the complete answer", got)
 	}
-	if d := cmp.Diff(kept[1:], finished.GetMessages(), protocmp.Transform()); d != "" {
+	if d := cmp.Diff(stored[1:], finished.GetMessages(), protocmp.Transform()); d != "" {
 		t.Errorf("the answer as stored (-) and as sent (+):\n%s", d)
 	}
 	p.wantRuns(t, 1)

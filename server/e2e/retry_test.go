@@ -19,7 +19,7 @@ import (
 func TestOneRequestOfManyClients(t *testing.T) {
 	t.Parallel()
 	t.Run("in every mode", new(manyClients).test)
-	t.Run("behind another turn", behindRunningTurn)
+	t.Run("queued after another turn", behindRunningTurn)
 	t.Run("killed in mid-answer", killedInMidAnswer)
 }
 
@@ -363,9 +363,9 @@ func killedInMidAnswer(t *testing.T) {
 	if got := textOf(one); got != answerPiece(1) || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetError().GetReason() != "SHUTTING_DOWN" {
 		t.Errorf("answer = %q of %v, want the saved piece of an interrupted turn", got, turn)
 	}
-	kept := history(t, s, r.id).GetMessages()
-	if got := contents(kept); got != "USER "+r.p.path+"\nASSISTANT "+answerPiece(1)+"\n" || kept[1].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
-		t.Errorf("history = %v, want the question and an incomplete answer", kept)
+	stored := history(t, s, r.id).GetMessages()
+	if got := contents(stored); got != "USER "+r.p.path+"\nASSISTANT "+answerPiece(1)+"\n" || stored[1].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
+		t.Errorf("history = %v, want the question and an incomplete answer", stored)
 	}
 	r.wantReuseRefused(t)
 	r.p.wantRuns(t, 1)

@@ -220,7 +220,7 @@ func TestSummaryBudget(t *testing.T) {
 		name     string
 		newest   *parleyv1.Message
 		maxBytes int32
-		kept     int                         // number of messages in the limited summary
+		count    int                         // number of messages in the limited summary
 		cut      func(full, cut string) bool // relation of the oldest message to its cut form, nil if it is not cut
 	}{
 		{"the newest is too long", userMessage(long), 2048, 1, strings.HasPrefix},
@@ -234,10 +234,10 @@ func TestSummaryBudget(t *testing.T) {
 			setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "reason"})
 			full, got := summarize(t, s, id), summarizeIn(t, s, id, test.maxBytes)
 			size := proto.Size(&parleyv1.RoutingSummary{RecentMessages: got.GetRecentMessages(), ReferencedData: got.GetReferencedData()})
-			if size > int(test.maxBytes) || !got.GetTruncated() || full.GetTruncated() || len(got.GetRecentMessages()) != test.kept {
-				t.Fatalf("summary of %d messages and %d values has %d bytes, truncated %t; want %d messages in %d bytes, truncated", len(got.GetRecentMessages()), len(got.GetReferencedData()), size, got.GetTruncated(), test.kept, test.maxBytes)
+			if size > int(test.maxBytes) || !got.GetTruncated() || full.GetTruncated() || len(got.GetRecentMessages()) != test.count {
+				t.Fatalf("summary of %d messages and %d values has %d bytes, truncated %t; want %d messages in %d bytes, truncated", len(got.GetRecentMessages()), len(got.GetReferencedData()), size, got.GetTruncated(), test.count, test.maxBytes)
 			}
-			newest := full.GetRecentMessages()[3-test.kept:]
+			newest := full.GetRecentMessages()[3-test.count:]
 			if test.cut != nil {
 				content := got.GetRecentMessages()[0].GetContent()
 				if !test.cut(long, content) || !utf8.ValidString(content) || size < int(test.maxBytes)-8 {

@@ -40,11 +40,11 @@ func TestEphemeralConversationEndsWithItsStream(t *testing.T) {
 	// A conversation that no client holds expires at once, and a silent connection is found within seconds.
 	flags := []string{"--ttl=100ms", "--keepalive-time=3s"}
 	s := startServer(t, dataDir, flags...)
-	hole := startSilentProxy(t, s.conn.Target())
+	proxy := startSilentProxy(t, s.conn.Target())
 	closed, cut, stay := make([]*ephemeralClient, clientsPerWay), make([]*ephemeralClient, clientsPerWay), make([]*ephemeralClient, clientsPerWay)
 	inParallel(clientsPerWay, func(i int) {
 		closed[i] = openEphemeral(t, s.conn.Target(), fmt.Sprint("closed-", i), deletionDelay(i))
-		cut[i] = openEphemeral(t, hole.listener.Addr().String(), fmt.Sprint("cut-", i), deletionDelay(i))
+		cut[i] = openEphemeral(t, proxy.listener.Addr().String(), fmt.Sprint("cut-", i), deletionDelay(i))
 		stay[i] = openEphemeral(t, s.conn.Target(), fmt.Sprint("stay-", i), deletionDelay(i))
 	})
 	killed := startEphemeralClients(t, s.conn.Target())
@@ -71,7 +71,7 @@ func TestEphemeralConversationEndsWithItsStream(t *testing.T) {
 		}
 	}
 	killed()
-	hole.cut.Store(true)
+	proxy.cut.Store(true)
 	for _, way := range []string{"closed", "cut", "killed"} {
 		for i := range clientsPerWay {
 			s.await(t, "ephemeral conversation deleted", fmt.Sprint("conversation_id=", way, "-", i), "removed_messages=2")
@@ -192,7 +192,7 @@ func openEphemeral(t *testing.T, target, id string, deleteAfter time.Duration) *
 	return c
 }
 
-// watchEphemeral returns when the stream has begun.
+// watchEphemeral returns when the stream has started.
 func watchEphemeral(t *testing.T, target, id string, deleteAfter time.Duration) *ephemeralClient {
 	t.Helper()
 	c, err := dialEphemeral(t.Context(), target, id, deleteAfter)

@@ -29,8 +29,8 @@ func turnsEnd(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
 	s := startServer(t, dataDir, "--http-address=127.0.0.1:0", agents(t, testAgents))
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	watch, err := grpc_health_v1.NewHealthClient(s.conn).Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +48,7 @@ func turnsEnd(t *testing.T) {
 	s.terminate()
 	s.await(t, "stopping", "running_turns=1")
 	wantHealth(grpc_health_v1.HealthCheckResponse_NOT_SERVING)
-	leave() // Otherwise the stop waits for this stream.
+	cancel() // Otherwise the stop waits for this stream.
 	if code, _ := httpGet(t, s, "/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("GET /readyz while stopping = %d, want 503", code)
 	}
@@ -62,8 +62,8 @@ func turnsEnd(t *testing.T) {
 		t.Errorf("the turn ended as %v with %q, want it completed", turn, k.text)
 	}
 	s.wantStop(t)
-	kept := history(t, startServer(t, dataDir), "c").GetMessages()
-	if m := kept[len(kept)-1]; m.GetContent() != "half an answer" || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE {
+	stored := history(t, startServer(t, dataDir), "c").GetMessages()
+	if m := stored[len(stored)-1]; m.GetContent() != "half an answer" || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE {
 		t.Errorf("the stored answer = %v, want it complete", m)
 	}
 }
@@ -107,11 +107,11 @@ func turnsAreInterrupted(t *testing.T) {
 	s.await(t, "message appended", "conversation_id=c", "message_count=2") // the partial answer
 
 	s = startServer(t, dataDir, config)
-	kept := history(t, s, "c")
-	if got := contents(kept.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" || kept.GetConversation().GetActiveTurnId() != "" {
-		t.Fatalf("header after the stop = %v with the history\n%s, want the partial answer and no active turn", kept.GetConversation(), got)
+	stored := history(t, s, "c")
+	if got := contents(stored.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" || stored.GetConversation().GetActiveTurnId() != "" {
+		t.Fatalf("header after the stop = %v with the history\n%s, want the partial answer and no active turn", stored.GetConversation(), got)
 	}
-	if m := kept.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
+	if m := stored.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
 		t.Errorf("the stored answer = %v, want it INCOMPLETE", m)
 	}
 	if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) > 0 {

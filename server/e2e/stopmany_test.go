@@ -162,14 +162,14 @@ func (c *stoppedTurn) start(t *testing.T, s *server, by parleyv1.ConversationSer
 	if c.cancel {
 		r.OnDisconnect = parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL
 	}
-	ctx, leave := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	stream, err := by.Chat(ctx, r)
-	c.stream, c.disconnect = streamOf(stream, err), leave
+	c.stream, c.disconnect = streamOf(stream, err), cancel
 	read := c.stream
 	if c.zeros > 0 && err == nil {
 		_, err = stream.Header() // The header comes with the first event, which is not read.
-		ctx, leave := context.WithCancel(t.Context())
-		defer leave()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
 		read = streamOf(s.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{ConversationId: c.id}))
 	}
 	for got := ""; err == nil && got != c.partialAnswer(); {
@@ -216,10 +216,10 @@ func wantStopped(t *testing.T, s *server, all []*stoppedTurn, latest time.Time) 
 // wantStored checks the stored conversation and turn after the restart.
 func (c *stoppedTurn) wantStored(t *testing.T, s *server, state parleyv1.TurnState, reason string) {
 	t.Helper()
-	kept := history(t, s, c.id)
-	messages := kept.GetMessages()
-	if got, want := contents(messages), "USER "+c.id+"\nASSISTANT "+c.partialAnswer()+"\n"; got != want || kept.GetConversation().GetActiveTurnId() != "" {
-		t.Fatalf("header of %s after the stop = %v, with the history\n%.200q, want\n%.200q", c.id, kept.GetConversation(), got, want)
+	stored := history(t, s, c.id)
+	messages := stored.GetMessages()
+	if got, want := contents(messages), "USER "+c.id+"\nASSISTANT "+c.partialAnswer()+"\n"; got != want || stored.GetConversation().GetActiveTurnId() != "" {
+		t.Fatalf("header of %s after the stop = %v, with the history\n%.200q, want\n%.200q", c.id, stored.GetConversation(), got, want)
 	}
 	if m := messages[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || m.GetTurnId() != c.turnID {
 		t.Errorf("the answer in %s is %v of turn %s, want INCOMPLETE of %s", c.id, m.GetStatus(), m.GetTurnId(), c.turnID)
@@ -236,7 +236,7 @@ func (c *stoppedTurn) wantStored(t *testing.T, s *server, state parleyv1.TurnSta
 		return
 	}
 	if d := cmp.Diff(&parleyv1.TurnFinished{
-		Turn: turn, Messages: messages[1:], ConversationVersion: kept.GetConversation().GetVersion(),
+		Turn: turn, Messages: messages[1:], ConversationVersion: stored.GetConversation().GetVersion(),
 	}, c.finished, protocmp.Transform()); d != "" {
 		t.Errorf("the end of %s as stored (-) and as sent (+):\n%s", c.id, d)
 	}

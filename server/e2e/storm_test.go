@@ -68,9 +68,9 @@ func TestStormLeavesNothingBehind(t *testing.T) {
 		_ = s.process.Process.Signal(syscall.SIGQUIT)
 	}
 	// Events of ended turns and changes for watchers stay in memory for a while. Each has a limit.
-	const kept = 32 << 20
-	if after.heap > base.heap+kept {
-		t.Errorf("heap = %d bytes, want at most %d of the base plus %d", after.heap, base.heap, kept)
+	const retained = 32 << 20
+	if after.heap > base.heap+retained {
+		t.Errorf("heap = %d bytes, want at most %d of the base plus %d", after.heap, base.heap, retained)
 	}
 	s.terminate()
 	s.wantStop(t)
@@ -192,11 +192,11 @@ func (c *stormCaller) oneIn(n int) bool { return c.random.IntN(n) == 0 }
 // disconnecting returns a context that is cancelled after a random time, like a client that disconnects. It
 // has no deadline, because the server would receive the deadline and fail the call.
 func (c *stormCaller) disconnecting(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
-	until, leave := context.WithCancel(ctx)
-	timer := time.AfterFunc(time.Duration(c.random.Int64N(int64(within))), leave)
+	until, cancel := context.WithCancel(ctx)
+	timer := time.AfterFunc(time.Duration(c.random.Int64N(int64(within))), cancel)
 	return until, func() {
 		timer.Stop()
-		leave()
+		cancel()
 	}
 }
 
@@ -222,9 +222,9 @@ func (c *stormCaller) chat(ctx context.Context, id string) {
 	}
 	until := ctx
 	if c.oneIn(2) {
-		var leave context.CancelFunc
-		until, leave = c.disconnecting(ctx, 600*time.Millisecond)
-		defer leave()
+		var cancel context.CancelFunc
+		until, cancel = c.disconnecting(ctx, 600*time.Millisecond)
+		defer cancel()
 	}
 	last := int32(0)
 	for event, err := range c.Chat(until, r) {
@@ -267,7 +267,7 @@ func (c *stormCaller) resume(ctx context.Context, id string) {
 	if turn == nil {
 		return
 	}
-	shown, kept := "", ""
+	shown, stored := "", ""
 	for event, err := range c.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{ConversationId: id, TurnId: turn.GetId()}) {
 		if err != nil {
 			c.record("ResumeTurn", err)
@@ -275,12 +275,12 @@ func (c *stormCaller) resume(ctx context.Context, id string) {
 		}
 		shown += event.GetTextDelta().GetText()
 		for _, m := range event.GetFinished().GetMessages() {
-			kept += m.GetContent()
+			stored += m.GetContent()
 		}
 	}
 	c.record("ResumeTurn", nil)
-	if kept != "" && kept != shown {
-		c.t.Errorf("ResumeTurn(%s): deltas %q, messages %q, want them equal", turn.GetId(), shown, kept)
+	if stored != "" && stored != shown {
+		c.t.Errorf("ResumeTurn(%s): deltas %q, messages %q, want them equal", turn.GetId(), shown, stored)
 	}
 }
 
@@ -294,8 +294,8 @@ func (c *stormCaller) ephemeral(ctx context.Context, id string) {
 }
 
 func (c *stormCaller) watches(ctx context.Context, r *parleyv1.WatchConversationsRequest) {
-	until, leave := c.disconnecting(ctx, 400*time.Millisecond)
-	defer leave()
+	until, cancel := c.disconnecting(ctx, 400*time.Millisecond)
+	defer cancel()
 	for _, err := range c.WatchConversations(until, r) {
 		if err != nil {
 			if until.Err() == nil {
@@ -309,9 +309,9 @@ func (c *stormCaller) watches(ctx context.Context, r *parleyv1.WatchConversation
 // export stores a conversation for a later import.
 func (c *stormCaller) export(ctx context.Context, id string) {
 	stream, err := c.ExportConversations(ctx, &parleyv1.ExportConversationsRequest{ConversationIds: []string{id}})
-	var whole *parleyv1.ExportConversationsResponse
+	var exported *parleyv1.ExportConversationsResponse
 	if err == nil {
-		whole, err = stream.Recv()
+		exported, err = stream.Recv()
 	}
 	c.record("ExportConversations", err)
 	if err != nil {
@@ -319,19 +319,19 @@ func (c *stormCaller) export(ctx context.Context, id string) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.exports[id] = whole
+	c.exports[id] = exported
 }
 
 func (c *stormCaller) overwrite(ctx context.Context, id string) {
 	c.mu.Lock()
-	whole := c.exports[id]
+	exported := c.exports[id]
 	c.mu.Unlock()
-	if whole == nil {
+	if exported == nil {
 		return
 	}
 	stream, err := c.ImportConversations(ctx)
 	if err == nil {
-		err = stream.Send(&parleyv1.ImportConversationsRequest{Conversation: whole.GetConversation(), Messages: whole.GetMessages(), Overwrite: true})
+		err = stream.Send(&parleyv1.ImportConversationsRequest{Conversation: exported.GetConversation(), Messages: exported.GetMessages(), Overwrite: true})
 	}
 	if err == nil {
 		_, err = stream.CloseAndRecv()

@@ -29,20 +29,20 @@ func TestTransfer(t *testing.T) {
 // receive returns the rest of an export, with the parts of each conversation joined.
 func receive(t *testing.T, stream grpc.ServerStreamingClient[parleyv1.ExportConversationsResponse]) []*parleyv1.ExportConversationsResponse {
 	t.Helper()
-	var wholes []*parleyv1.ExportConversationsResponse
+	var conversations []*parleyv1.ExportConversationsResponse
 	for {
 		part, err := stream.Recv()
 		switch {
 		case errors.Is(err, io.EOF):
-			return wholes
+			return conversations
 		case err != nil:
-			t.Fatalf("ExportConversations after %d conversations: %v", len(wholes), err)
+			t.Fatalf("ExportConversations after %d conversations: %v", len(conversations), err)
 		}
-		if n := len(wholes); n > 0 && wholes[n-1].GetConversation().GetId() == part.GetConversation().GetId() {
-			wholes[n-1].Messages = append(wholes[n-1].Messages, part.GetMessages()...)
+		if n := len(conversations); n > 0 && conversations[n-1].GetConversation().GetId() == part.GetConversation().GetId() {
+			conversations[n-1].Messages = append(conversations[n-1].Messages, part.GetMessages()...)
 			continue
 		}
-		wholes = append(wholes, part)
+		conversations = append(conversations, part)
 	}
 }
 
@@ -90,9 +90,9 @@ func exportUnderLoad(t *testing.T) {
 			before[c] = acked[c].Load()
 		}
 		exported := make(map[string]*parleyv1.Conversation)
-		for _, whole := range export(t, s) {
-			checkConsistent(t, whole, most)
-			exported[whole.GetConversation().GetId()] = whole.GetConversation()
+		for _, conversation := range export(t, s) {
+			checkConsistent(t, conversation, most)
+			exported[conversation.GetConversation().GetId()] = conversation.GetConversation()
 		}
 		for c, version := range before {
 			if got := exported[fmt.Sprint("c", c)].GetVersion(); got < version {
@@ -118,19 +118,19 @@ func exportUnderLoad(t *testing.T) {
 func exceptUID() cmp.Option { return protocmp.IgnoreFields(&parleyv1.Conversation{}, "uid") }
 
 // importAll imports conversations. All must be imported.
-func importAll(t *testing.T, s *server, wholes []*parleyv1.ExportConversationsResponse) {
+func importAll(t *testing.T, s *server, conversations []*parleyv1.ExportConversationsResponse) {
 	t.Helper()
 	stream, err := s.ImportConversations(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, whole := range wholes {
-		if err := stream.Send(&parleyv1.ImportConversationsRequest{Conversation: whole.GetConversation(), Messages: whole.GetMessages()}); err != nil {
+	for _, conversation := range conversations {
+		if err := stream.Send(&parleyv1.ImportConversationsRequest{Conversation: conversation.GetConversation(), Messages: conversation.GetMessages()}); err != nil {
 			break // CloseAndRecv returns the error.
 		}
 	}
-	if reply, err := stream.CloseAndRecv(); err != nil || int(reply.GetImportedCount()) != len(wholes) {
-		t.Fatalf("ImportConversations of %d = %v, %v; want all imported", len(wholes), reply, err)
+	if reply, err := stream.CloseAndRecv(); err != nil || int(reply.GetImportedCount()) != len(conversations) {
+		t.Fatalf("ImportConversations of %d = %v, %v; want all imported", len(conversations), reply, err)
 	}
 }
 
@@ -176,12 +176,12 @@ func messageOf(content string) *parleyv1.Message {
 }
 
 // checkConsistent checks that the header and messages are of the same version.
-func checkConsistent(t *testing.T, whole *parleyv1.ExportConversationsResponse, most int32) {
+func checkConsistent(t *testing.T, conversation *parleyv1.ExportConversationsResponse, most int32) {
 	t.Helper()
-	c, messages := whole.GetConversation(), whole.GetMessages()
+	c, messages := conversation.GetConversation(), conversation.GetMessages()
 	last := 3 * c.GetVersion()
-	if kept := int32(len(messages)); c.GetLastSequence() != last || c.GetMessageCount() != kept || kept != min(most, last) {
-		t.Errorf("%s has %d messages and the header %v, want those of one version", c.GetId(), kept, c)
+	if stored := int32(len(messages)); c.GetLastSequence() != last || c.GetMessageCount() != stored || stored != min(most, last) {
+		t.Errorf("%s has %d messages and the header %v, want those of one version", c.GetId(), stored, c)
 	}
 	for i, m := range messages {
 		want := last - int32(len(messages)-1-i)

@@ -113,14 +113,14 @@ func TestPartialAnswersAreKept(t *testing.T) {
 	if failure.GetReason() != "AGENT_FAILED" || failure.GetCode() != int32(codes.Unavailable) || failure.GetMessage() != message {
 		t.Errorf("error of the turn = %v, want AGENT_FAILED with %q", failure, message)
 	}
-	kept := history(t, s, "c")
-	if c := kept.GetConversation(); c.GetActiveTurnId() != "" || c.GetLastSequence() != 2 {
+	stored := history(t, s, "c")
+	if c := stored.GetConversation(); c.GetActiveTurnId() != "" || c.GetLastSequence() != 2 {
 		t.Fatalf("header after the turn = %v, want no active turn and 2 messages", c)
 	}
-	if m := kept.GetMessages()[1]; m.GetContent() != "half an " || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || m.GetAgent() != "fail" {
+	if m := stored.GetMessages()[1]; m.GetContent() != "half an " || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || m.GetAgent() != "fail" {
 		t.Errorf("the stored answer = %v, want the incomplete text of fail", m)
 	}
-	if d := cmp.Diff(finished.GetMessages(), kept.GetMessages()[1:], protocmp.Transform()); d != "" {
+	if d := cmp.Diff(finished.GetMessages(), stored.GetMessages()[1:], protocmp.Transform()); d != "" {
 		t.Errorf("the answer as sent (-) and as stored (+):\n%s", d)
 	}
 

@@ -33,8 +33,8 @@ func TestUnreadLog(t *testing.T) {
 		s.wantStop(t)
 		<-reading
 		s.await(t, "stopped")
-		if alien, _ := s.log.find(foreign); len(alien) > 0 {
-			t.Errorf("output %v, want only log entries", alien[0])
+		if foreignLines, _ := s.log.find(foreign); len(foreignLines) > 0 {
+			t.Errorf("output %v, want only log entries", foreignLines[0])
 		}
 	})
 	t.Run("never read", func(t *testing.T) {

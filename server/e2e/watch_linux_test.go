@@ -44,11 +44,11 @@ func TestThousandReadersWait(t *testing.T) {
 	})
 	writer.warmUp(t)
 	before := residentBytes(t, pid)
-	ctx, leave := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	woken := make(chan *waiter, waitingReaders)
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
-	defer leave()
+	defer cancel()
 	readers := []*apiClient{client(), client(), client(), client()}
 	for i, id := range ids {
 		all[i] = &waiter{id: id, client: readers[i%len(readers)]}

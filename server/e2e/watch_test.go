@@ -168,8 +168,8 @@ func TestWatcherUnderWriters(t *testing.T) {
 // the last change received.
 func (s *seenChanges) watchUntilBreak(ctx context.Context, t *testing.T, from *server, cursor string, number int) (string, error) {
 	t.Helper()
-	ctx, leave := context.WithCancel(ctx)
-	defer leave()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	by := newSingleConn(t, from)
 	defer by.breakConn()
 	watch, err := watchFrom(ctx, by, cursor)
@@ -180,7 +180,7 @@ func (s *seenChanges) watchUntilBreak(ctx context.Context, t *testing.T, from *s
 		}
 	}
 	if number%2 == 0 {
-		leave() // Otherwise the deferred cut breaks the connection.
+		cancel() // Otherwise the deferred cut breaks the connection.
 	}
 	return watch.cursor, err
 }
