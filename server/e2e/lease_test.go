@@ -67,7 +67,7 @@ func TestLease(t *testing.T) {
 		if agent == "" {
 			want = nil
 		}
-		// It is no append, so the expiry is unchanged.
+		// The call is not an append, so the expiry is unchanged.
 		if after.GetVersion() != before.GetVersion()+1 || !proto.Equal(after.GetExpireTime(), before.GetExpireTime()) {
 			t.Errorf("SetActiveAgent = %v after %v, want the next version and the same expiry", after, before)
 		}

@@ -125,7 +125,7 @@ func newSingleConn(t *testing.T, s *server) *singleConn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The dialer returns the only connection, so that the client cannot reconnect after cut.
+	// The dialer returns the only connection, so that the client cannot reconnect after breakConn.
 	dial := func(context.Context, string) (net.Conn, error) { return tcp, nil }
 	conn, err := grpc.NewClient(s.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
 	if err != nil {

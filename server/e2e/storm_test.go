@@ -38,7 +38,7 @@ agents:
 `
 
 // TestStormLeavesNothingBehind: after random calls in every mode, with imports that overwrite,
-// ephemeral watches and deletes, no conversation is busy and every id can be chatted with. The
+// ephemeral watches and deletes, no conversation is busy and every id accepts a Chat. The
 // server's goroutines and heap are back at the base. The calls last 5 s, or 60 s with PARLEY_LONG=1
 // in the environment.
 func TestStormLeavesNothingBehind(t *testing.T) {
@@ -97,7 +97,7 @@ type stormCaller struct {
 	random *rand.Rand
 }
 
-// run has all workers call for the duration.
+// run lets all workers make calls for the duration.
 func (w *storm) run(s *server, seed uint64, duration time.Duration) {
 	over := time.Now().Add(duration)
 	var group sync.WaitGroup

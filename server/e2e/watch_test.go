@@ -180,7 +180,7 @@ func (s *seenChanges) watchUntilBreak(ctx context.Context, t *testing.T, from *s
 		}
 	}
 	if number%2 == 0 {
-		cancel() // Otherwise the deferred cut breaks the connection.
+		cancel() // Otherwise the deferred breakConn ends the stream.
 	}
 	return watch.cursor, err
 }
