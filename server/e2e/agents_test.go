@@ -47,7 +47,7 @@ func badAgents() []badAgent {
 		{name: "hangs without output", script: "exec sleep 3600", reason: late, errorText: silent},
 		{name: "prints garbage", script: "cat garbage", answer: badFiles()["ascii"] + strings.Repeat("\uFFFD", 128)},
 		{name: "prints garbage where JSON should be", format: "stream-json", script: "cat words garbage", reason: failed, errorText: "a line that is not a JSON object", answer: "half"},
-		{name: "prints one byte a second", script: "for c in s l o w l y; do printf $c; sleep 1; done; sleep 3600", reason: late, errorText: "did not finish within 5s", answer: "slowly", anyPrefix: true},
+		{name: "prints one byte a second", script: "for c in s l o w l y s l o w l y; do printf $c; sleep 1; done; sleep 3600", reason: late, errorText: "did not finish within 5s", answer: "slowlyslowly", anyPrefix: true},
 		{name: "prints a line of 1 MiB", script: "cat mib", answer: badFiles()["mib"]},
 		{name: "prints a line of 1 MiB+1", script: "cat mib; printf x", reason: large, errorText: "larger than 1048576 bytes", answer: badFiles()["mib"]},
 		{name: "prints a line of JSON of 1 MiB", format: "stream-json", script: "cat words json; echo; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf"},
