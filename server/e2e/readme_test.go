@@ -1,10 +1,8 @@
 package e2e_test
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
-	"io"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/agent/anthropic/anthropictest"
 	"github.com/parleyhq/parley/server/internal/config/configtest"
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // page is a page of documentation whose commands are run.
@@ -102,13 +101,13 @@ func requirePrograms(t *testing.T, programs ...string) {
 func buildPrograms(t *testing.T) string {
 	t.Helper()
 	bin := t.TempDir()
+	if err := parleydtest.Build(t.Context(), filepath.Join(bin, "parleyd")); err != nil {
+		t.Fatal(err)
+	}
 	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", bin,
-		"github.com/parleyhq/parley/server", "github.com/parleyhq/parley/client/cmd/parley")
+		"github.com/parleyhq/parley/client/cmd/parley")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, output)
-	}
-	if err := os.Rename(filepath.Join(bin, "server"), filepath.Join(bin, "parleyd")); err != nil {
-		t.Fatal(err)
 	}
 	if _, err := exec.LookPath("grpcurl"); err == nil {
 		return bin
@@ -249,44 +248,27 @@ func (s *site) start(t *testing.T) (stop func()) {
 	if s.grpc == "" {
 		s.grpc, s.http = "127.0.0.1:0", "127.0.0.1:0"
 	}
-	args := []string{"--log-format=json", "--grpc-address=" + s.grpc, "--http-address=" + s.http}
+	args := []string{"--grpc-address=" + s.grpc, "--http-address=" + s.http}
 	if s.config != "" {
 		args = append(args, "--config="+s.config)
 	}
-	server := exec.CommandContext(t.Context(), filepath.Join(s.root, "bin", "parleyd"), args...)
-	server.Dir, server.Env = s.root, s.environ()
-	stderr, err := server.StderrPipe()
-	if err == nil {
-		err = server.Start()
-	}
+	command := parleydtest.Command(t.Context(), filepath.Join(s.root, "bin", "parleyd"), "data", args...)
+	command.Dir, command.Env = s.root, s.environ()
+	server, err := parleydtest.Start(command)
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := bufio.NewReader(stderr)
-	var serving int
-	for lines := ""; serving < 2; {
-		line, err := log.ReadString('\n')
-		if lines += line; err != nil {
-			t.Fatalf("the server ended:\n%s", lines)
+	t.Cleanup(server.Kill)
+	for message, address := range map[string]*string{"serving grpc": &s.grpc, "serving http": &s.http} {
+		entry, err := server.Await(message)
+		if err != nil {
+			t.Fatal(err)
 		}
-		var entry struct{ Msg, Address string }
-		_ = json.Unmarshal([]byte(line), &entry) // what is no JSON is shown above
-		switch entry.Msg {
-		case "serving grpc":
-			s.grpc, serving = entry.Address, serving+1
-		case "serving http":
-			s.http, serving = entry.Address, serving+1
-		}
+		*address = fmt.Sprint(entry["address"])
 	}
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		_, _ = io.Copy(io.Discard, log)
-	}()
 	return func() {
 		_ = server.Process.Signal(syscall.SIGTERM)
-		<-drained
-		_ = server.Wait() // Its exit code is tested elsewhere.
+		<-server.Ended() // Its exit code is tested elsewhere.
 	}
 }
 
