@@ -143,7 +143,7 @@ type Change struct {
 	// Trimmed is the number of old messages that the write dropped to stay within limits. It is set
 	// in the last change of a write only.
 	Trimmed int
-	// SessionEnded is set for DELETED if the conversation was ephemeral and its delete time has
+	// EphemeralEnded is set for DELETED if the conversation was ephemeral and its delete time has
 	// passed.
-	SessionEnded bool
+	EphemeralEnded bool
 }

@@ -118,7 +118,7 @@ func (t *txn) appendExpired(victims []*stored, tenant string, n int, now time.Ti
 	}
 	keep = nil
 	for e := range index.ends.popDue(now) {
-		if s, err := t.load(tenant, e.Name, record.UnmarshalHead); err == nil && s != nil && s.ephemeral.Over(now) {
+		if s, err := t.load(tenant, e.Name, record.UnmarshalHead); err == nil && s != nil && s.ephemeral.HasEnded(now) {
 			victims, keep = appendUnique(victims, s), append(keep, e)
 		}
 		if len(victims) >= n {
@@ -137,7 +137,7 @@ func (t *txn) countEnded(tenant string, n int, now time.Time) int {
 	index := t.readDueIndex(tenant, now)
 	found := map[string]layout.DueEntry{} // by id, since the index may have several entries of one id
 	for e := range index.ends.popDue(now) {
-		if t.ephemeralState(tenant, e.Name).Over(now) {
+		if t.ephemeralState(tenant, e.Name).HasEnded(now) {
 			found[e.Name] = e
 		}
 		if len(found) >= n {

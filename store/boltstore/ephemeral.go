@@ -48,7 +48,7 @@ const idWeight = 1 << 10
 
 // applyToIDs makes the writer call apply with the ids of a hold.
 func (s *Store) applyToIDs(ctx context.Context, h *store.Hold, apply func(t *txn, ids []string) error) error {
-	ids := record.IDs(h)
+	ids := record.HoldIDs(h)
 	size := len(ids) * idWeight
 	for _, id := range ids {
 		if n := len(h.Tenant) + len(id); n > layout.MaxNames {
@@ -116,19 +116,19 @@ func (t *txn) releaseStale(n int) {
 }
 
 // readState returns the state of an id. sessions is the bucket of that name.
-func readState(sessions *bolt.Bucket, o layout.Epoch, tenant, id string) record.Session {
+func readState(sessions *bolt.Bucket, o layout.Epoch, tenant, id string) record.Ephemeral {
 	key := layout.IDKey(tenant, id)
 	return o.StateOf(key, sessions.Get(key))
 }
 
 // readStates returns a function that returns the states of the ids of a tenant. mayHaveEphemeral is
 // the result of tally.mayHaveEphemeral.
-func readStates(tx *bolt.Tx, o layout.Epoch, mayHaveEphemeral bool, tenant string) record.Sessions {
+func readStates(tx *bolt.Tx, o layout.Epoch, mayHaveEphemeral bool, tenant string) record.EphemeralStates {
 	if !mayHaveEphemeral {
 		return nil
 	}
 	sessions := tx.Bucket([]byte(layout.SessionsBucket))
-	return func(id string) record.Session { return readState(sessions, o, tenant, id) }
+	return func(id string) record.Ephemeral { return readState(sessions, o, tenant, id) }
 }
 
 // hold adds a holder to each of the ids, or to none of them. It first removes expired conversations
@@ -137,7 +137,7 @@ func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Ti
 	var expired []*stored
 	more := t.ephemeralCount(tenant) - store.MaxHolds
 	for _, id := range ids {
-		if !t.ephemeralState(tenant, id).Lasts(now) {
+		if !t.ephemeralState(tenant, id).IsActive(now) {
 			more++
 		}
 		if s, err := t.load(tenant, id, record.UnmarshalHead); err == nil && s != nil && s.live(now) == nil {
@@ -193,8 +193,8 @@ func (t *txn) endEphemeral(tenant, id string, now time.Time) {
 	if err != nil || s == nil {
 		return
 	}
-	deleted := s.record.Gone(tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now)
-	deleted.SessionEnded = true
+	deleted := s.record.RemovalChange(tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now)
+	deleted.EphemeralEnded = true
 	t.remove(s)
 	t.changes = append(t.changes, deleted)
 }
@@ -247,7 +247,7 @@ func (t *txn) deleteEphemeral(tenant, id string) {
 }
 
 // ephemeralState returns the state of an id within the transaction.
-func (t *txn) ephemeralState(tenant, id string) record.Session {
+func (t *txn) ephemeralState(tenant, id string) record.Ephemeral {
 	return readState(t.sessions, t.tally.epoch, tenant, id)
 }
 

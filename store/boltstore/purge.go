@@ -65,7 +65,7 @@ type purgeScan struct {
 }
 
 // matches reports whether the conversation is to be purged.
-func (p *purgeScan) matches(r *record.Record, now time.Time, s record.Session) bool {
+func (p *purgeScan) matches(r *record.Record, now time.Time, s record.Ephemeral) bool {
 	return !r.Conversation().GetLastAppendTime().AsTime().After(p.cutoff) && !r.Expired(now, s)
 }
 
@@ -105,7 +105,7 @@ func (t *txn) purge(p *purgeScan, keys []layout.InnerKey, now time.Time) []strin
 			continue
 		}
 		t.remove(s)
-		t.changes = append(t.changes, s.record.Gone(p.tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now))
+		t.changes = append(t.changes, s.record.RemovalChange(p.tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now))
 		ids = append(ids, s.id)
 	}
 	return ids

@@ -70,7 +70,7 @@ type stored struct {
 	tenant, id string
 	place      layout.Place
 	record     *record.Record // nil if it is damaged
-	ephemeral  record.Session
+	ephemeral  record.Ephemeral
 
 	// Values before the operation, which may change the record.
 	size     int
@@ -178,7 +178,7 @@ func (t *txn) remove(s *stored) {
 
 // end removes a conversation that has expired or ended, or that is evicted.
 func (t *txn) end(s *stored, now time.Time) {
-	if s.ephemeral.Over(now) {
+	if s.ephemeral.HasEnded(now) {
 		t.endEphemeral(s.tenant, s.id, now)
 		return
 	}
@@ -190,7 +190,7 @@ func (t *txn) end(s *stored, now time.Time) {
 		t.evicted++
 	}
 	t.remove(s)
-	t.changes = append(t.changes, s.record.Gone(s.tenant, kind, now))
+	t.changes = append(t.changes, s.record.RemovalChange(s.tenant, kind, now))
 }
 
 // setExpiry adds the entry of a conversation in expiry, and writes its minute to ids.

@@ -44,7 +44,7 @@ func (v *versions) unchanged(tenant, id string, known store.Known, now time.Time
 	v.mu.RLock()
 	of := v.byID[string(layout.IDKey(tenant, id))]
 	v.mu.RUnlock()
-	return known.Is(of.known) && !record.Session{}.Expired(now, of.expires, of.running)
+	return known.Is(of.known) && !record.Ephemeral{}.Expired(now, of.expires, of.running)
 }
 
 // remove removes the changed conversations from the cache.

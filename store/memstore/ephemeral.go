@@ -22,32 +22,32 @@ type ephemeralID struct {
 
 // state returns the input for the decisions of package record. A nil ephemeralID is the zero state:
 // an ordinary id.
-func (m *ephemeralID) state() record.Session {
+func (m *ephemeralID) state() record.Ephemeral {
 	if m == nil {
-		return record.Session{}
+		return record.Ephemeral{}
 	}
-	return record.Session{Held: m.holders > 0, DeleteTime: m.deleteTime}
+	return record.Ephemeral{Held: m.holders > 0, DeleteTime: m.deleteTime}
 }
 
 // ephemeralStates returns a function that looks an id up among the ephemeral ids of a tenant.
-func ephemeralStates(all *btree.BTreeG[*ephemeralID]) record.Sessions {
-	return func(id string) record.Session {
+func ephemeralStates(all *btree.BTreeG[*ephemeralID]) record.EphemeralStates {
+	return func(id string) record.Ephemeral {
 		m, _ := all.Get(&ephemeralID{id: id})
 		return m.state()
 	}
 }
 
 // ephemeralState returns the state of an id; zero if it is an ordinary id.
-func (t *tenant) ephemeralState(id string) record.Session {
+func (t *tenant) ephemeralState(id string) record.Ephemeral {
 	if t == nil {
-		return record.Session{}
+		return record.Ephemeral{}
 	}
 	return ephemeralStates(t.ephemeral)(id)
 }
 
 // Hold implements store.Store. It ignores DeleteAfter, because nothing outlives the process.
 func (s *Store) Hold(ctx context.Context, h *store.Hold) error {
-	ids := record.IDs(h)
+	ids := record.HoldIDs(h)
 	err := s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		t := s.tenants[h.Tenant]
 		if t == nil {
@@ -72,12 +72,12 @@ func (s *Store) Hold(ctx context.Context, h *store.Hold) error {
 func (t *tenant) countEphemeral(ids []string, now time.Time) int {
 	n := t.ephemeral.Len()
 	for _, id := range ids {
-		if !t.ephemeralState(id).Lasts(now) {
+		if !t.ephemeralState(id).IsActive(now) {
 			n++
 		}
 	}
 	t.byDeleteTime.Ascend(func(m *ephemeralID) bool {
-		over := m.state().Over(now)
+		over := m.state().HasEnded(now)
 		if over {
 			n--
 		}
@@ -103,7 +103,7 @@ func (s *Store) hold(t *tenant, id string, now time.Time) []store.Change {
 
 // Release implements store.Store.
 func (s *Store) Release(ctx context.Context, h *store.Hold) error {
-	ids := record.IDs(h)
+	ids := record.HoldIDs(h)
 	err := s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		t := s.tenants[h.Tenant]
 		if t == nil {
@@ -140,7 +140,7 @@ func (s *Store) release(t *tenant, id string, now time.Time, after time.Duration
 	}
 	m.deleteTime = now.Add(after)
 	s.putEphemeral(t, m)
-	if m.state().Over(now) {
+	if m.state().HasEnded(now) {
 		return []store.Change{s.removeAndReport(t, e, now)}
 	}
 	return nil

@@ -40,11 +40,11 @@ func (s *Store) read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 
 // entry returns a conversation, expired or not, nil if there is none, and the ephemeral state of
 // its id.
-func (s *Store) entry(ctx context.Context, tenantName, id string) (*entry, record.Session, error) {
+func (s *Store) entry(ctx context.Context, tenantName, id string) (*entry, record.Ephemeral, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.closed {
-		return nil, record.Session{}, store.ErrClosed
+		return nil, record.Ephemeral{}, store.ErrClosed
 	}
 	t := s.tenants[tenantName]
 	return t.find(id), t.ephemeralState(id), ctx.Err()

@@ -41,7 +41,7 @@ func newEntry(tenantName string, r *record.Record) (*entry, error) {
 	c := r.Conversation()
 	return &entry{
 		value: value, appended: c.GetLastAppendTime().AsTime(), expires: r.ExpireTime(), turn: c.GetActiveTurnId(),
-		removal: r.Gone(tenantName, parleyv1.ChangeKind_CHANGE_KIND_UNSPECIFIED, time.Time{}),
+		removal: r.RemovalChange(tenantName, parleyv1.ChangeKind_CHANGE_KIND_UNSPECIFIED, time.Time{}),
 	}, nil
 }
 
@@ -74,12 +74,12 @@ func (t *tenant) find(id string) *entry {
 
 // expired reports whether the conversation has expired or its delete time has passed, even if it
 // has not been swept. s is the ephemeral state of its id.
-func (e *entry) expired(now time.Time, s record.Session) bool {
+func (e *entry) expired(now time.Time, s record.Ephemeral) bool {
 	return s.Expired(now, e.expires, e.turn != "")
 }
 
 // live decodes the conversation. It returns nil if e is nil or has expired.
-func (e *entry) live(now time.Time, s record.Session, decode func([]byte) (*record.Record, error)) (*record.Record, error) {
+func (e *entry) live(now time.Time, s record.Ephemeral, decode func([]byte) (*record.Record, error)) (*record.Record, error) {
 	if e == nil || e.expired(now, s) {
 		return nil, nil //nolint:nilnil // nil means that there is no conversation.
 	}
@@ -106,10 +106,10 @@ func (t *tenant) victim(id string, limit int, now time.Time) (*entry, error) {
 
 // expired returns a conversation that has expired and has not been swept; nil if there is none.
 func (t *tenant) expired(now time.Time) *entry {
-	if e, ok := t.byExpireTime.Min(); ok && e.expired(now, record.Session{}) {
+	if e, ok := t.byExpireTime.Min(); ok && e.expired(now, record.Ephemeral{}) {
 		return e
 	}
-	if m, ok := t.byDeleteTime.Min(); ok && m.state().Over(now) {
+	if m, ok := t.byDeleteTime.Min(); ok && m.state().HasEnded(now) {
 		return t.byID[m.id]
 	}
 	return nil
@@ -177,8 +177,8 @@ func (s *Store) removeAndReport(t *tenant, e *entry, now time.Time) store.Change
 	change, ephemeral := e.removal, t.ephemeralState(e.removal.ConversationID)
 	change.Time = now
 	switch {
-	case ephemeral.Over(now):
-		change.Kind, change.SessionEnded = parleyv1.ChangeKind_CHANGE_KIND_DELETED, true
+	case ephemeral.HasEnded(now):
+		change.Kind, change.EphemeralEnded = parleyv1.ChangeKind_CHANGE_KIND_DELETED, true
 	case e.expired(now, ephemeral):
 		change.Kind = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED
 		s.stats.Expired++

@@ -75,7 +75,7 @@ func (o *observer) drain() []store.Change {
 	return changes
 }
 
-// ephemeralEnded is the end of the summary of a change with SessionEnded.
+// ephemeralEnded is the end of the summary of a change with EphemeralEnded.
 const ephemeralEnded = ", ephemeral"
 
 // summaries returns the parts of changes that are determined by the writes alone.
@@ -83,7 +83,7 @@ func summaries(changes []store.Change) []string {
 	out := make([]string, len(changes))
 	for i, c := range changes {
 		out[i] = fmt.Sprintf("%s %s version %d count %d trimmed %d", kind(c.Kind), c.ConversationID, c.Version, c.Count, c.Trimmed)
-		if c.SessionEnded {
+		if c.EphemeralEnded {
 			out[i] += ephemeralEnded
 		}
 	}

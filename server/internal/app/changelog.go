@@ -67,7 +67,7 @@ func (l *changeLog) Committed(changes []store.Change) {
 			continue
 		}
 		select {
-		case l.queue <- changeEntry{c.Tenant, c.ConversationID, c.Kind, c.Version, c.Count, c.Trimmed, c.SessionEnded}:
+		case l.queue <- changeEntry{c.Tenant, c.ConversationID, c.Kind, c.Version, c.Count, c.Trimmed, c.EphemeralEnded}:
 		default:
 			l.dropped.Add(1)
 		}

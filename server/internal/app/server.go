@@ -88,7 +88,7 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 	s := &server{options: o, agents: agents, storage: NewStorage(c, o.log), hub: watch.New(watch.Options{MaxWatchers: c.MaxWatchers})}
 	s.storeHealthy, s.storeFailed = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.turns = turn.New(context.WithoutCancel(ctx), turn.Options{
-		Store: s.storage, Agents: agents, Audience: s.hub, Log: o.log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
+		Store: s.storage, Agents: agents, EventSink: s.hub, Log: o.log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
 		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes, MaxTurns: c.MaxTurns,
 	})
 	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns}, s.storeFailed); err != nil {
@@ -106,7 +106,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	backuper, _ := s.storage.Store.(store.Backuper) // Nil if the store has no backups.
 	s.service, err = rpc.New(rpc.Options{
 		Store: s.storage, Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
-		Interactions: s.storage.interactions.log, MaxMessageBytes: c.MaxMessageBytes, Version: s.version, Headroom: s.gcBallast, Log: s.log,
+		Interactions: s.storage.interactions.log, MaxMessageBytes: c.MaxMessageBytes, Version: s.version, BallastBytes: s.gcBallast, Log: s.log,
 	})
 	if err != nil {
 		return err

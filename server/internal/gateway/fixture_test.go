@@ -79,7 +79,7 @@ func openService(t *testing.T) *grpc.ClientConn {
 		turns.Committed(changes)
 	}})
 	turns = turn.New(t.Context(), turn.Options{
-		Store: conversations, Agents: agents, Audience: hub, Log: log, TurnTimeout: testTimeout, IdleTimeout: testTimeout,
+		Store: conversations, Agents: agents, EventSink: hub, Log: log, TurnTimeout: testTimeout, IdleTimeout: testTimeout,
 		MaxAnswerBytes: 3 << 20, MaxTurns: 16,
 	})
 	service, err := rpc.New(rpc.Options{Store: conversations, StoreName: "memory", Turns: turns, Hub: hub, Agents: agents, Log: log})

@@ -27,7 +27,7 @@ func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*pa
 	return &parleyv1.GetStatsResponse{
 		Version: s.version, Store: s.storeName, StartTime: timestamppb.New(s.startTime),
 		ConversationCount: stats.Conversations, MessageCount: stats.Messages, DataBytes: stats.Bytes,
-		MemoryBytes: heapBytes() - int64(s.headroom), FileBytes: stats.FileBytes, FileBytesInUse: stats.FileBytesInUse,
+		MemoryBytes: heapBytes() - int64(s.ballastBytes), FileBytes: stats.FileBytes, FileBytesInUse: stats.FileBytesInUse,
 		ActiveTurnCount: int32(s.turns.Running()), WatcherCount: int32(s.hub.Watchers()),
 		ExpiredTotal: stats.Expired, EvictedTotal: stats.Evicted,
 		LostInteractionTotal: lost, DataLossTotal: stats.Corrupt,

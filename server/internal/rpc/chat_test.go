@@ -145,7 +145,7 @@ func TestChatErrors(t *testing.T) {
 			},
 		)
 	})
-	late = turn.ErrConversationGone
+	late = turn.ErrConversationDeleted
 	events, err := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c1", Content: "x"})
 	if got := wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND"); len(events) != 1 ||
 		got.resource.GetResourceName() != "c1" {

@@ -91,7 +91,7 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	f.store = memstore.New(s.storeOptions)
 	s.Store = s.wrap(f.store)
 	turns = turn.New(t.Context(), turn.Options{
-		Store: s.Store, Agents: s.Agents, Audience: f.hub, Log: log, TurnTimeout: time.Minute, IdleTimeout: time.Minute,
+		Store: s.Store, Agents: s.Agents, EventSink: f.hub, Log: log, TurnTimeout: time.Minute, IdleTimeout: time.Minute,
 		MaxAnswerBytes: 1 << 20, MaxTurns: 16,
 	})
 	if s.Turns == nil {

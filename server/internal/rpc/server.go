@@ -73,9 +73,9 @@ type Options struct {
 	MaxMessageBytes int
 	// Version is the version of the program in GetStats.
 	Version string
-	// Headroom is the size of the GC ballast in bytes. GetStats subtracts it from the size of the heap.
+	// BallastBytes is the size of the GC ballast in bytes. GetStats subtracts it from the size of the heap.
 	// If 0, there is no ballast.
-	Headroom int
+	BallastBytes int
 	// Now is the clock. If nil, it is time.Now.
 	Now func() time.Time
 	// Log receives the internal errors that statuses do not contain. At debug level it also receives
@@ -105,7 +105,7 @@ type Server struct {
 	agents          *agent.Set
 	maxMessageBytes int
 	version         string
-	headroom        int
+	ballastBytes    int
 	now             func() time.Time
 	log             *slog.Logger
 	authenticate    func(ctx context.Context) (auth.Principal, error)
@@ -134,7 +134,7 @@ func New(o Options) (*Server, error) {
 	return &Server{
 		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
 		interactions: o.Interactions, agents: o.Agents,
-		maxMessageBytes: o.MaxMessageBytes, version: o.Version, headroom: o.Headroom, now: o.Now, log: o.Log,
+		maxMessageBytes: o.MaxMessageBytes, version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
 		authenticate: o.Authenticate, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
 		startTime: o.Now(),
 		stopping:  stopping, stop: sync.OnceFunc(func() { close(stopping) }),

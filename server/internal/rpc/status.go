@@ -243,7 +243,7 @@ func refusals() []row { //nolint:funlen // one table
 		// Requests that do not fit the state of the conversation or the server.
 		is(store.ErrNotFound, refuse(codes.NotFound, "CONVERSATION_NOT_FOUND",
 			subjectMark+" does not exist; it was never created, has expired, or was deleted")),
-		is(turn.ErrConversationGone, refuse(codes.NotFound, "CONVERSATION_NOT_FOUND",
+		is(turn.ErrConversationDeleted, refuse(codes.NotFound, "CONVERSATION_NOT_FOUND",
 			subjectMark+" was deleted before the turn ended; the answer is not stored")),
 		is(store.ErrConversationExists, refuse(codes.AlreadyExists, "CONVERSATION_EXISTS",
 			subjectMark+" already exists; use another id, or load it with LoadConversation")),
@@ -339,7 +339,7 @@ func eventsGone(e *turn.EventsGoneError, _ subject) refusal {
 }
 
 // historyTooSmall is the refusal of tool results for which the history has no space.
-func historyTooSmall(e *turn.NoRoomError, _ subject) refusal {
+func historyTooSmall(e *turn.HistoryFullError, _ subject) refusal {
 	r := refuse(codes.ResourceExhausted, "HISTORY_TOO_SMALL", "tool_results: %v", e)
 	if e.MaxBytes > 0 {
 		return r.with("max_conversation_bytes", e.MaxBytes)

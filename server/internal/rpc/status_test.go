@@ -37,7 +37,7 @@ func TestStatusOfErrors(t *testing.T) {
 		turn     string
 	}{
 		{err: store.ErrNotFound, code: codes.NotFound, reason: "CONVERSATION_NOT_FOUND"},
-		{err: turn.ErrConversationGone, code: codes.NotFound, reason: "CONVERSATION_NOT_FOUND"},
+		{err: turn.ErrConversationDeleted, code: codes.NotFound, reason: "CONVERSATION_NOT_FOUND"},
 		{err: &turn.NotFoundError{TurnID: "t1"}, code: codes.NotFound, reason: "TURN_NOT_FOUND", turn: "t1"},
 		{err: &turn.NotFoundError{}, code: codes.NotFound, reason: "TURN_NOT_FOUND"},
 		{err: turn.ErrNothingToAnswer, code: codes.FailedPrecondition, reason: "NOTHING_TO_ANSWER"},
@@ -119,13 +119,13 @@ func TestStatusOfErrors(t *testing.T) {
 			metadata: map[string]string{"open_call_ids": "a, b"},
 		},
 		{
-			err:      &turn.NoRoomError{CallID: "x", MaxMessages: 20},
+			err:      &turn.HistoryFullError{CallID: "x", MaxMessages: 20},
 			code:     codes.ResourceExhausted,
 			reason:   "HISTORY_TOO_SMALL",
 			metadata: map[string]string{"max_messages": "20"},
 		},
 		{
-			err:      &turn.NoRoomError{CallID: "x", MaxMessages: 20, MaxBytes: 9},
+			err:      &turn.HistoryFullError{CallID: "x", MaxMessages: 20, MaxBytes: 9},
 			code:     codes.ResourceExhausted,
 			reason:   "HISTORY_TOO_SMALL",
 			metadata: map[string]string{"max_conversation_bytes": "9"},

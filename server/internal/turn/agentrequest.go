@@ -47,11 +47,11 @@ func (x *execution) history() (*parleyv1.Conversation, []*parleyv1.Message, erro
 	})
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return nil, nil, ErrConversationGone
+		return nil, nil, ErrConversationDeleted
 	case err != nil:
 		return nil, nil, fmt.Errorf("%w: %w", errHistoryUnreadable, err)
 	case snapshot.Conversation.GetUid() != x.startResult.Conversation.GetUid():
-		return nil, nil, ErrConversationGone
+		return nil, nil, ErrConversationDeleted
 	}
 	messages, err := snapshot.Messages.Messages()
 	if err != nil {

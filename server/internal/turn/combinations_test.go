@@ -83,7 +83,7 @@ func (c combination) want() expectedEnd {
 			cut = expectedEnd{err: ErrShuttingDown}
 		}
 	case conversationDeleted:
-		return expectedEnd{err: ErrConversationGone}
+		return expectedEnd{err: ErrConversationDeleted}
 	}
 	if !c.waiting { // A queued turn has not started, so nothing is stored.
 		cut.stored = []string{"user: q", "assistant: half  …"}

@@ -231,7 +231,7 @@ func TestTurnIsUnreachableThroughOtherConversations(t *testing.T) {
 			t.Errorf("Running() = %d, want 2; next stream ended with %v", f.Running(), next.err)
 		}
 		p.runs[1].complete()
-		if !errors.Is(runs.err, ErrConversationGone) || f.Running() != 1 {
+		if !errors.Is(runs.err, ErrConversationDeleted) || f.Running() != 1 {
 			t.Errorf("running turn ended with %v; Running() = %d, want 1", runs.err, f.Running())
 		}
 	})

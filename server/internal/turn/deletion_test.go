@@ -164,8 +164,8 @@ func TestDeleteBetweenTurns(t *testing.T) {
 			p.lastRun().complete()
 			synctest.Wait()
 			for _, w := range queued {
-				if !errors.Is(w.err, ErrConversationGone) {
-					t.Errorf("after the delete, %q ended with %v, want ErrConversationGone", w.received(), w.err)
+				if !errors.Is(w.err, ErrConversationDeleted) {
+					t.Errorf("after the delete, %q ended with %v, want ErrConversationDeleted", w.received(), w.err)
 				}
 			}
 			if f.Running() != 0 || f.stored(t) != nil || p.runCount() != 1 {
@@ -193,8 +193,8 @@ func TestExpiryBetweenTurns(t *testing.T) {
 		<-time.After(2 * ttl)
 		synctest.Wait()
 		for _, w := range queued {
-			if !errors.Is(w.err, ErrConversationGone) {
-				t.Errorf("after the expiry, %q ended with %v, want ErrConversationGone", w.received(), w.err)
+			if !errors.Is(w.err, ErrConversationDeleted) {
+				t.Errorf("after the expiry, %q ended with %v, want ErrConversationDeleted", w.received(), w.err)
 			}
 		}
 		if first.err != nil || f.Running() != 0 || p.runCount() != 1 {

@@ -126,12 +126,12 @@ func TestChatAfterEphemeralExpiry(t *testing.T) {
 						t.Errorf("Chat = %q, %v; want a new conversation", r.received(), r.err)
 					}
 					// Readers of the old turns receive the error of a deleted conversation.
-					if !errors.Is(queued.err, ErrConversationGone) || old.ended {
+					if !errors.Is(queued.err, ErrConversationDeleted) || old.ended {
 						t.Errorf("queued turn ended with %v; stream of the old turn ended: %t", queued.err, old.ended)
 					}
 					agent.complete()
-					if !errors.Is(old.err, ErrConversationGone) {
-						t.Errorf("old turn ended with %v, want %v", old.err, ErrConversationGone)
+					if !errors.Is(old.err, ErrConversationDeleted) {
+						t.Errorf("old turn ended with %v, want %v", old.err, ErrConversationDeleted)
 					}
 					if test.want != nil {
 						r = f.startChat(t, chatRequest("new", 0))
@@ -161,7 +161,7 @@ func TestOldTurnEndsWhenIDIsReused(t *testing.T) {
 		p.lastRun().sendText("half")
 		f.expireEphemeral(t)
 		r := f.startChat(t, chatRequest("new", 0))
-		if !errors.Is(old.err, ErrConversationGone) || f.Running() != 1 {
+		if !errors.Is(old.err, ErrConversationDeleted) || f.Running() != 1 {
 			t.Errorf("old turn = %q, %v; %d turns run, want only the new one", old.received(), old.err, f.Running())
 		}
 		p.lastRun().complete()
@@ -194,8 +194,8 @@ func TestChatBetweenTurnsAfterEphemeralExpiry(t *testing.T) {
 			}
 			close(second)
 			synctest.Wait()
-			if !errors.Is(queued.err, ErrConversationGone) {
-				t.Errorf("%v: queued turn ended with %v, want %v", busy, queued.err, ErrConversationGone)
+			if !errors.Is(queued.err, ErrConversationDeleted) {
+				t.Errorf("%v: queued turn ended with %v, want %v", busy, queued.err, ErrConversationDeleted)
 			}
 			p.lastRun().complete()
 		})

@@ -19,8 +19,8 @@ var (
 	ErrQueueFull = errors.New("too many turns wait in the conversation")
 	// ErrNothingToAnswer reports that no message of the history needs an answer.
 	ErrNothingToAnswer = history.ErrNothingToAnswer
-	// ErrConversationGone reports that the conversation was deleted before its turn ended.
-	ErrConversationGone = errors.New("the conversation was deleted before the turn ended")
+	// ErrConversationDeleted reports that the conversation was deleted before its turn ended.
+	ErrConversationDeleted = errors.New("the conversation was deleted before the turn ended")
 )
 
 // UnknownAgentError reports that a request names an agent that is not configured.
@@ -68,6 +68,6 @@ type EventsGoneError = eventlog.GoneError
 // NoOpenCallError reports that a tool result does not match an open call.
 type NoOpenCallError = history.NoOpenCallError
 
-// NoRoomError reports that a conversation cannot retain both tool results and the calls that they
+// HistoryFullError reports that a conversation cannot retain both tool results and the calls that they
 // resolve.
-type NoRoomError = history.NoRoomError
+type HistoryFullError = history.HistoryFullError

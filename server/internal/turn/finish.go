@@ -43,7 +43,7 @@ func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 	switch {
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
 		x.log.Info("turn ended with its conversation")
-		return nil, ErrConversationGone
+		return nil, ErrConversationDeleted
 	case err != nil:
 		x.log.Error("answer could not be stored", "error", err)
 		return nil, fmt.Errorf("store the answer: %w", err)

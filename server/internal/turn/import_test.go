@@ -80,8 +80,8 @@ func TestImportBeforeStart(t *testing.T) {
 				}
 				want := []string{"user: before"}
 				if waits {
-					if !errors.Is(r.err, ErrConversationGone) {
-						t.Errorf("Chat = %q, %v, want ErrConversationGone", r.received(), r.err)
+					if !errors.Is(r.err, ErrConversationDeleted) {
+						t.Errorf("Chat = %q, %v, want ErrConversationDeleted", r.received(), r.err)
 					}
 				} else {
 					want = append(want, "user: q", "assistant: a")

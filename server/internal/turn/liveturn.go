@@ -67,7 +67,7 @@ func newLiveTurn(m *Manager, conversation key, request *parleyv1.ChatRequest) *l
 		completion: completion{done: make(chan struct{})},
 	}
 	t.id = uuid.NewString()
-	t.events = eventlog.New(t.id, conversation.tenant, conversation.id, m.o.Audience)
+	t.events = eventlog.New(t.id, conversation.tenant, conversation.id, m.o.EventSink)
 	t.answer = answer.New(t.id, m.o.MaxAnswerBytes, t.events)
 	// The context is not derived from the call's: the turn continues when its caller leaves.
 	t.ctx, t.cancel = context.WithCancelCause(m.ctx)

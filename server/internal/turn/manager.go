@@ -51,12 +51,12 @@ import (
 // maxRunningTotal limits the running turns of all tenants together.
 const maxRunningTotal = 1024
 
-// Options configures a Manager. All fields are required except Audience and MaxConversationBytes.
+// Options configures a Manager. All fields are required except EventSink and MaxConversationBytes.
 type Options struct {
-	Store    store.Store
-	Agents   *agent.Set
-	Audience eventlog.Sink
-	Log      *slog.Logger
+	Store     store.Store
+	Agents    *agent.Set
+	EventSink eventlog.Sink
+	Log       *slog.Logger
 	// TurnTimeout limits a turn, IdleTimeout the time between two pieces of the agent. Both count
 	// from the start of the turn; the time in the queue is not included.
 	TurnTimeout, IdleTimeout time.Duration

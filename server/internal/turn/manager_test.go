@@ -128,7 +128,7 @@ func TestDeleteEndsTurn(t *testing.T) {
 	for _, err := range events {
 		last = err
 	}
-	if !errors.Is(last, ErrConversationGone) {
+	if !errors.Is(last, ErrConversationDeleted) {
 		t.Errorf("stream ended with %v, want the reason", last)
 	}
 	if stored := f.stored(t); len(stored) != 0 {
@@ -172,8 +172,8 @@ func TestDeleteDuringStart(t *testing.T) {
 	for _, err := range f.Chat(t.Context(), tenant, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}, nil) {
 		last = err
 	}
-	if !errors.Is(last, ErrConversationGone) || f.Running() != 0 {
-		t.Errorf("stream ended with %v, want ErrConversationGone; %d turns run", last, f.Running())
+	if !errors.Is(last, ErrConversationDeleted) || f.Running() != 0 {
+		t.Errorf("stream ended with %v, want ErrConversationDeleted; %d turns run", last, f.Running())
 	}
 }
 

@@ -112,7 +112,7 @@ func errorKind(err error) string {
 		return "no such call"
 	}
 	for _, run := range []error{
-		store.ErrNotFound, store.ErrRequestReused, ErrQueueFull, ErrTooManyTurns, ErrConversationGone, ErrShuttingDown,
+		store.ErrNotFound, store.ErrRequestReused, ErrQueueFull, ErrTooManyTurns, ErrConversationDeleted, ErrShuttingDown,
 		context.Canceled,
 	} {
 		if errors.Is(err, run) {

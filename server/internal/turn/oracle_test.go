@@ -268,7 +268,7 @@ func (o *oracle) end(t *oracleTurn, state string) {
 		t.add("finished %s", state)
 		t.queue.retain(t)
 	} else {
-		t.err = ErrConversationGone
+		t.err = ErrConversationDeleted
 	}
 	t.release()
 	o.startNext(t.queue)
@@ -349,7 +349,7 @@ func (o *oracle) delete(id string) {
 		return
 	}
 	queue.ended = nil
-	queue.removeAllWaiting(ErrConversationGone)
+	queue.removeAllWaiting(ErrConversationDeleted)
 	if queue.running != nil {
 		o.stop(queue.running, "gone")
 	}

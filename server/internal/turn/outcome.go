@@ -39,7 +39,7 @@ func (x *execution) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnErro
 		return parleyv1.TurnState_TURN_STATE_CANCELLED, &parleyv1.TurnError{
 			Code: codeCancelled, Reason: "CANCELLED", Message: "the last reader disconnected and on_disconnect is CANCEL",
 		}
-	case errors.Is(cause, ErrConversationGone):
+	case errors.Is(cause, ErrConversationDeleted):
 		// This is stored only if the store still has the conversation and the turn.
 		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{
 			Code: codeAborted, Reason: "INTERRUPTED", Message: "the conversation was not found while the turn ran",

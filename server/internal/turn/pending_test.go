@@ -329,7 +329,7 @@ func TestIDReusedBeforeStart(t *testing.T) {
 				remade = f.stored(t)
 			}
 			r := f.startChat(t, request)
-			if diff := cmp.Diff(remade, f.stored(t)); diff != "" || !errors.Is(r.err, ErrConversationGone) || p.runCount() > 0 {
+			if diff := cmp.Diff(remade, f.stored(t)); diff != "" || !errors.Is(r.err, ErrConversationDeleted) || p.runCount() > 0 {
 				t.Errorf("%v: Chat = %q, %v; %d agent calls; stored messages (-want +got):\n%s", request, r.received(), r.err,
 					p.runCount(), diff)
 			}

@@ -238,7 +238,7 @@ func (m *Manager) checkStart(e *queueEntry) (uid string, err error) {
 	defer m.mu.Unlock()
 	switch {
 	case e.queue.deleted:
-		err = ErrConversationGone
+		err = ErrConversationDeleted
 	case e.readers == 0:
 		err = errDroppedFromQueue
 	}
@@ -363,9 +363,9 @@ func (m *Manager) conversationDeleted(c *store.Change) {
 // that turn ends after the answer.
 func (m *Manager) closeQueue(q *queue) {
 	q.deleted = true
-	m.removeAllWaiting(q, ErrConversationGone)
+	m.removeAllWaiting(q, ErrConversationDeleted)
 	if q.running.uid != "" {
-		q.running.cancel(ErrConversationGone)
+		q.running.cancel(ErrConversationDeleted)
 	}
 	for _, e := range slices.Clone(q.ended) {
 		m.release(e)

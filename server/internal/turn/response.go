@@ -17,7 +17,7 @@ import (
 // answer; this interval and the time of a commit stay below that.
 const saveInterval = 500 * time.Millisecond
 
-// Causes that cancel a running turn, in addition to ErrShuttingDown and ErrConversationGone.
+// Causes that cancel a running turn, in addition to ErrShuttingDown and ErrConversationDeleted.
 var (
 	errIdleTimeout  = errors.New("the agent sent nothing for idle_timeout")
 	errTurnTimeout  = errors.New("the agent did not finish within turn_timeout")

@@ -32,7 +32,7 @@ func (x *execution) start() error {
 			x.snapshot = nil
 			continue
 		case errors.Is(err, store.ErrNotFound) && (uid != "" || a != nil && a.UID != ""):
-			return ErrConversationGone
+			return ErrConversationDeleted
 		case err != nil:
 			return err
 		case result.Replayed:
@@ -117,7 +117,7 @@ func (x *execution) startAppend(uid string) (*store.Append, error) {
 func (x *execution) bindToHistory(a *store.Append) error {
 	c := x.snapshot.Conversation
 	if a.UID != "" && a.UID != c.GetUid() {
-		return ErrConversationGone
+		return ErrConversationDeleted
 	}
 	a.UID = c.GetUid()
 	if running := c.GetActiveTurnId(); running != "" {

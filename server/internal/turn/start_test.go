@@ -148,8 +148,8 @@ func TestDeleteDuringStartEndsQueuedTurns(t *testing.T) {
 		close(gate)
 		synctest.Wait()
 		for i, r := range readers {
-			if !errors.Is(r.err, ErrConversationGone) {
-				t.Errorf("reader %d: %q, %v, want ErrConversationGone", i, r.received(), r.err)
+			if !errors.Is(r.err, ErrConversationDeleted) {
+				t.Errorf("reader %d: %q, %v, want ErrConversationDeleted", i, r.received(), r.err)
 			}
 		}
 		if diff := cmp.Diff([]string{"user: new"}, f.stored(t)); diff != "" || p.runCount() != 0 {

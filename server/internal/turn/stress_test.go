@@ -176,7 +176,7 @@ func (s *stressTest) chatAndReconnect(t *testing.T, random *rand.Rand, request *
 
 // isExpected reports whether a client may receive this error in TestStress.
 func isExpected(err error) bool {
-	for _, known := range []error{ErrQueueFull, ErrTooManyTurns, ErrConversationGone, context.Canceled} {
+	for _, known := range []error{ErrQueueFull, ErrTooManyTurns, ErrConversationDeleted, context.Canceled} {
 		if errors.Is(err, known) {
 			return true
 		}

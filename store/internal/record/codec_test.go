@@ -136,7 +136,7 @@ func FuzzUnmarshal(f *testing.F) {
 				}
 				continue
 			}
-			r.Expired(time.Unix(0, 0), record.Session{})
+			r.Expired(time.Unix(0, 0), record.Ephemeral{})
 			_, _ = r.AllTurns()
 			r.Events("t")
 			_, _ = r.Seen(&store.Request{ID: "r", Method: "m"})

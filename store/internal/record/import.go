@@ -26,14 +26,14 @@ func Import(old *Record, i *store.Import, history *History, uid string, now time
 			return nil, &store.BusyError{TurnID: old.Conversation().GetActiveTurnId()}
 		}
 		at = old.writeTime(now)
-		changes = append(changes, old.Gone(i.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, at))
+		changes = append(changes, old.RemovalChange(i.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, at))
 	}
 	r := newImported(i, history, uid, o)
 	if err := r.checkHeader(); err != nil {
 		return nil, err
 	}
 	r.removeExpiredLease(now)
-	if !held && r.Expired(now, Session{}) {
+	if !held && r.Expired(now, Ephemeral{}) {
 		return nil, store.ErrExpired
 	}
 	trimmed := r.dropOldest(o)

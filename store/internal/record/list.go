@@ -55,7 +55,7 @@ type Oldest func(after []byte) iter.Seq2[[]byte, []byte]
 // counts conversations whose record is damaged, so that the others can be listed. Errors:
 // store.ErrPageToken, and the error of ctx, which is checked before each conversation.
 func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, newest Newest, oldest Oldest,
-	sessions Sessions,
+	sessions EphemeralStates,
 ) (*store.Page, error) {
 	var position []byte
 	if l.PageToken != "" {
@@ -110,7 +110,7 @@ func scope(l *store.List) []string {
 type pager struct {
 	list      *store.List
 	now       time.Time
-	sessions  Sessions
+	sessions  EphemeralStates
 	entries   []*parleyv1.ConversationEntry
 	size      int
 	damaged   int

@@ -63,7 +63,7 @@ func (r *Record) ExpireTime() time.Time { return r.Conversation().GetExpireTime(
 
 // Expired reports whether the conversation has expired or ended at this time. s is the state of its
 // id.
-func (r *Record) Expired(now time.Time, s Session) bool {
+func (r *Record) Expired(now time.Time, s Ephemeral) bool {
 	return s.Expired(now, r.ExpireTime(), r.Running())
 }
 
@@ -82,8 +82,8 @@ func (r *Record) Entry() *parleyv1.ConversationEntry {
 	return &parleyv1.ConversationEntry{Conversation: r.Conversation(), Preview: r.Header.GetPreview()}
 }
 
-// Gone returns the change that reports the removal of the conversation, of that kind.
-func (r *Record) Gone(tenant string, kind parleyv1.ChangeKind, now time.Time) store.Change {
+// RemovalChange returns the change that reports the removal of the conversation, of that kind.
+func (r *Record) RemovalChange(tenant string, kind parleyv1.ChangeKind, now time.Time) store.Change {
 	c := r.change(tenant, kind, now)
 	c.Conversation = nil
 	return c

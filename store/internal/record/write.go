@@ -307,6 +307,6 @@ func Delete(r *Record, d *store.Delete, now time.Time) (*Outcome, error) {
 	if v := r.Conversation().GetVersion(); d.IfVersion != nil && *d.IfVersion != v {
 		return nil, &store.VersionError{Current: v}
 	}
-	deleted := r.Gone(d.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, r.writeTime(now))
+	deleted := r.RemovalChange(d.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, r.writeTime(now))
 	return &Outcome{Changes: []store.Change{deleted}}, nil
 }

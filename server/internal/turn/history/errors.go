@@ -30,9 +30,9 @@ func (e *NoOpenCallError) Error() string {
 	return fmt.Sprintf("%q %s; %s", e.CallID, problem, open)
 }
 
-// NoRoomError reports that a conversation cannot retain both tool results and the calls that they
+// HistoryFullError reports that a conversation cannot retain both tool results and the calls that they
 // resolve.
-type NoRoomError struct {
+type HistoryFullError struct {
 	// CallID is the id of a call that would be dropped.
 	CallID string
 	// MaxMessages is the message limit of the conversation.
@@ -42,7 +42,7 @@ type NoRoomError struct {
 }
 
 // Error says which limit to raise.
-func (e *NoRoomError) Error() string {
+func (e *HistoryFullError) Error() string {
 	if e.MaxBytes > 0 {
 		return fmt.Sprintf("storing the tool results would drop their call %.64q: "+
 			"a conversation retains %d bytes of messages; send shorter results", e.CallID, e.MaxBytes)

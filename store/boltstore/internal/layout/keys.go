@@ -248,23 +248,23 @@ func (o Epoch) ReleaseStale(entry EphemeralEntry) (EphemeralEntry, bool) {
 
 // State returns the state on which package record decides. A stale hold counts as released, whether
 // that was written or not.
-func (o Epoch) State(entry EphemeralEntry) record.Session {
+func (o Epoch) State(entry EphemeralEntry) record.Ephemeral {
 	if released, ok := o.ReleaseStale(entry); ok {
 		entry = released
 	}
 	if entry.Held() {
-		return record.Session{Held: true}
+		return record.Ephemeral{Held: true}
 	}
-	return record.Session{DeleteTime: time.Unix(0, entry.DeleteAt)}
+	return record.Ephemeral{DeleteTime: time.Unix(0, entry.DeleteAt)}
 }
 
 // StateOf returns the state of an id from its key and value in sessions. If there is no value, or if
 // it is damaged, the id is not ephemeral.
-func (o Epoch) StateOf(key, value []byte) record.Session {
+func (o Epoch) StateOf(key, value []byte) record.Ephemeral {
 	if entry, ok := DecodeEphemeral(key, value); ok {
 		return o.State(entry)
 	}
-	return record.Session{}
+	return record.Ephemeral{}
 }
 
 // Encode returns the value of the entry with that key.
