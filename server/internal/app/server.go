@@ -88,7 +88,8 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 	s := &server{options: o, agents: agents, storage: NewStorage(c, o.log), hub: watch.New(watch.Options{MaxWatchers: c.MaxWatchers})}
 	s.storeHealthy, s.storeFailed = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.turns = turn.New(context.WithoutCancel(ctx), turn.Options{
-		Store: s.storage, Agents: agents, EventSink: s.hub, Log: o.log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
+		Store: s.storage, Agents: agents, EventSink: s.hub, Log: o.log,
+		TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
 		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes, MaxTurns: c.MaxTurns,
 	})
 	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns}, s.storeFailed); err != nil {
