@@ -12,8 +12,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 )
 
-// liveTurn is a turn that waits, runs, or has ended and is retained. Its fields never change, so no
-// lock guards them. See the package comment for the parts that change.
+// liveTurn is a turn that waits, runs, or has ended and is retained. Its own fields never change, so no
+// lock guards them. See the package comment for the parts that change and for what guards them.
 type liveTurn struct {
 	output
 	completion

@@ -10,7 +10,7 @@
 //
 // # Goroutines and locks
 //
-// [Manager].mu guards the manager's fields, the queues of turns and the entries in them.
+// [Manager].mu guards the queues of turns, the entries in them and the manager's counts.
 // A turn has these parts:
 //
 //	part        owner                             contents
@@ -22,12 +22,27 @@
 //	completion  the turn's goroutine; constant    the turn as it ended
 //	            after done is closed
 //
-// The order of locks is: Manager.mu or the lock of the answer, then the lock of the event log. No lock
-// is held during calls of the store or an agent. The store calls [Manager.Committed], which takes
-// Manager.mu.
+// These goroutines use them:
 //
-// The packages below are pure parts of a turn: eventlog holds its events, answer its messages, history
-// answers questions about stored messages, and replay restores the events of a stored turn.
+//	goroutine              runs                         uses
+//	caller's               Chat, Resume, Get, Cancel    Manager.mu, output, completion
+//	turn's                 execution.run                all parts; queueEntry through the manager
+//	save, while the        execution.save, twice a      output; reads execution
+//	agent answers          second
+//	keep-alive, from the   execution.startKeepAlive,    output
+//	start to the end       twice a second
+//	store's                Manager.Committed            Manager.mu
+//	timers                 timeouts of the agent,       context; Manager.mu
+//	                       release of a retained turn
+//
+// The order of locks is: Manager.mu or the lock of the answer, then the lock of the event log, then
+// that of the event sink. The lock of the answer is never taken under Manager.mu. No lock of this package
+// is held during calls of the store or an agent. The store may hold its own when it calls
+// [Manager.Committed].
+//
+// The packages below contain the parts of a turn that need neither a queue nor a goroutine: eventlog
+// holds its events, answer its messages, history answers questions about stored messages, and replay
+// restores the events of a stored turn. The last two are pure.
 //
 // Start at [Manager.Chat].
 package turn
@@ -57,8 +72,8 @@ type Options struct {
 	Agents    *agent.Set
 	EventSink eventlog.Sink
 	Log       *slog.Logger
-	// TurnTimeout limits a turn, IdleTimeout the time between two pieces of the agent. Both count
-	// from the start of the turn; the time in the queue is not included.
+	// TurnTimeout limits the time of an answer, IdleTimeout the time before each of its pieces. Both
+	// begin when the agent is called, so that the time in the queue does not count.
 	TurnTimeout, IdleTimeout time.Duration
 	// MaxAnswerBytes limits the size of the stored answer.
 	MaxAnswerBytes int
@@ -73,6 +88,7 @@ type Options struct {
 type Manager struct {
 	o Options
 
+	// mu guards the fields of this block, and the queues and entries that they lead to.
 	mu              sync.Mutex
 	stopping        bool
 	turns           map[string]*queueEntry // by turn id: waiting, running and retained turns
@@ -110,7 +126,7 @@ func (m *Manager) Chat(
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		e, attached, err := m.admit(ctx, tenant, request, requestKey)
 		if err == nil {
-			err = m.follow(ctx, e, 0, attached, yield)
+			err = m.followAndDetach(ctx, e, 0, attached, yield)
 		}
 		m.endSequence(ctx, key{tenant, request.GetConversationId()}, err, yield)
 	}
@@ -206,6 +222,7 @@ func (m *Manager) Stop(ctx context.Context) {
 	m.releaseAll()
 }
 
+// stopAccepting refuses new turns and drops queued turns.
 func (m *Manager) stopAccepting() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -34,8 +34,9 @@ type output struct {
 	answer *answer.Answer
 }
 
-// follow yields the turn's events after an index to an attached reader, and detaches the reader.
-func (m *Manager) follow(
+// followAndDetach yields the turn's events after an index to an attached reader, and detaches the
+// reader.
+func (m *Manager) followAndDetach(
 	ctx context.Context, e *queueEntry, after int32, replayed bool, yield yieldFunc,
 ) error {
 	defer m.detachReader(e)
@@ -104,7 +105,7 @@ func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32
 		turnID = currentTurnID(snapshot)
 	}
 	if e := m.attach(at, turnID, snapshot.Conversation.GetUid()); e != nil {
-		return m.follow(ctx, e, after, true, yield)
+		return m.followAndDetach(ctx, e, after, true, yield)
 	}
 	read.Newest = -1
 	if snapshot, err = m.o.Store.Read(ctx, read); err != nil {

@@ -21,7 +21,8 @@ const (
 // key identifies a conversation.
 type key struct{ tenant, id string }
 
-// queue holds the turns of one conversation. Manager.mu guards its fields.
+// queue holds the turns of one conversation. Manager.mu guards its fields; the caller of a method holds
+// it.
 type queue struct {
 	key
 	// running is the turn at the head of the queue, from before its first commit until its end is
@@ -177,7 +178,7 @@ func (m *Manager) reportPosition(e *queueEntry) {
 }
 
 // removeWaiting removes a waiting turn from its queue for the given cause. It reports whether the
-// turn was waiting.
+// turn was waiting. The caller holds mu.
 func (m *Manager) removeWaiting(e *queueEntry, cause error) bool {
 	i := slices.Index(e.queue.waiting, e)
 	if i < 0 {
@@ -197,7 +198,7 @@ func (m *Manager) removeWaiting(e *queueEntry, cause error) bool {
 }
 
 // removeAllWaiting removes all waiting turns of a queue, the last one first, so that no position
-// changes.
+// changes. The caller holds mu.
 func (m *Manager) removeAllWaiting(q *queue, cause error) {
 	for len(q.waiting) > 0 {
 		m.removeWaiting(q.waiting[len(q.waiting)-1], cause)
@@ -212,7 +213,8 @@ func (m *Manager) detachReader(e *queueEntry) {
 	m.cancelIfUnread(e)
 }
 
-// cancelIfUnread drops or cancels a turn that has no readers, if its request requires it.
+// cancelIfUnread drops a waiting turn that has no readers, and cancels a running one if its request
+// requires that. The caller holds mu.
 func (m *Manager) cancelIfUnread(e *queueEntry) {
 	if e.readers > 0 || e.ended || m.removeWaiting(e, errDroppedFromQueue) {
 		return
@@ -286,7 +288,8 @@ func (m *Manager) finishTurn(e *queueEntry, finished bool, size int) {
 	m.removeIfEmpty(q)
 }
 
-// startNext starts the next turn of a queue. If there is none, it frees the capacity.
+// startNext starts the next turn of a queue. If there is none, it frees the capacity. The caller holds
+// mu.
 func (m *Manager) startNext(q *queue) {
 	if q.running.uid != "" {
 		q.uid = q.running.uid
@@ -310,7 +313,7 @@ func (m *Manager) startNext(q *queue) {
 	}
 }
 
-// removeIfEmpty deletes a queue that has no turns.
+// removeIfEmpty deletes a queue that has no turns. The caller holds mu.
 func (m *Manager) removeIfEmpty(q *queue) {
 	if q.running == nil && len(q.waiting)+len(q.ended) == 0 && m.queues[q.key] == q {
 		delete(m.queues, q.key)
@@ -330,6 +333,7 @@ func (m *Manager) Committed(changes []store.Change) {
 	}
 }
 
+// conversationDeleted ends the turns of a conversation that was deleted.
 func (m *Manager) conversationDeleted(c *store.Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -360,7 +364,7 @@ func (m *Manager) conversationDeleted(c *store.Change) {
 
 // closeQueue ends all turns of a queue whose conversation was deleted. A new conversation with the
 // same id has another queue. If the store has not yet answered whether the running turn starts,
-// that turn ends after the answer.
+// that turn ends after the answer. The caller holds mu.
 func (m *Manager) closeQueue(q *queue) {
 	q.deleted = true
 	m.removeAllWaiting(q, ErrConversationDeleted)
