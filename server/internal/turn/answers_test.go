@@ -340,23 +340,3 @@ func TestHandoffWithoutTextCreatesNoMessage(t *testing.T) {
 		}
 	}
 }
-
-// TestKeepAlives: readers of a silent turn receive an event every 15 s.
-func TestKeepAlives(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", nil)},
-			func(o *Options) { o.IdleTimeout = 50 * time.Second })
-		startTime, times := time.Now(), []time.Duration(nil)
-		for event, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			if p := event.GetProgress(); p != nil {
-				times = append(times, time.Since(startTime).Round(2*time.Second))
-			}
-		}
-		if diff := cmp.Diff([]time.Duration{16 * time.Second, 30 * time.Second, 46 * time.Second}, times); diff != "" {
-			t.Errorf("times of keep-alives (-want +got):\n%s", diff)
-		}
-	})
-}

@@ -269,21 +269,6 @@ func TestRequestIDsOfADeletedConversation(t *testing.T) {
 	})
 }
 
-// TestKeepAlivesIgnoreEmptyPieces: pieces without events for readers do not replace keep-alives.
-func TestKeepAlivesIgnoreEmptyPieces(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, p := newControlled(t, nil)
-		r := f.startChat(t, chatRequest("q", 0))
-		for range 9 {
-			<-time.After(6 * time.Second)
-			p.lastRun().sendText("")
-		}
-		if notes := len(r.events) - 1; notes != 3 {
-			t.Errorf("%d keep-alives in 54 s, want 3: %q", notes, r.received())
-		}
-	})
-}
-
 // TestCancelManyQueued: turns that are cancelled together while they wait can be found as long as
 // they are retained.
 func TestCancelManyQueued(t *testing.T) {

@@ -8,6 +8,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -39,6 +43,41 @@ func newSlowStore(t *testing.T, s *slowStore) (*fixture, *controlledAgent) {
 	return newControlled(t, func(o *Options) {
 		s.Store = o.Store
 		o.Store = s
+	})
+}
+
+// TestKeepAlives: readers of a silent turn receive an event every 15 s.
+func TestKeepAlives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", nil)},
+			func(o *Options) { o.IdleTimeout = 50 * time.Second })
+		startTime, times := time.Now(), []time.Duration(nil)
+		for event, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p := event.GetProgress(); p != nil {
+				times = append(times, time.Since(startTime).Round(2*time.Second))
+			}
+		}
+		if diff := cmp.Diff([]time.Duration{16 * time.Second, 30 * time.Second, 46 * time.Second}, times); diff != "" {
+			t.Errorf("times of keep-alives (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestKeepAlivesIgnoreEmptyPieces: pieces without events for readers do not replace keep-alives.
+func TestKeepAlivesIgnoreEmptyPieces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newControlled(t, nil)
+		r := f.startChat(t, chatRequest("q", 0))
+		for range 9 {
+			<-time.After(6 * time.Second)
+			p.lastRun().sendText("")
+		}
+		if notes := len(r.events) - 1; notes != 3 {
+			t.Errorf("%d keep-alives in 54 s, want 3: %q", notes, r.received())
+		}
 	})
 }
 

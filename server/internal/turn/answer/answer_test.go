@@ -166,6 +166,7 @@ func TestUsageAfterLastResult(t *testing.T) {
 			[]*parleyv1.RespondResponse{call("1"), result("1"), usage("m"), reason("stop"), text("so")},
 			[]string{" ", " ", "m stop"},
 		},
+		{"without content", []*parleyv1.RespondResponse{usage("m"), reason("stop")}, nil},
 		{
 			"another agent's",
 			[]*parleyv1.RespondResponse{call("1"), result("1"), usage("m"), handoff("b"), usage("n"), reason("stop")},
