@@ -52,7 +52,7 @@ func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) err
 	since, needed, off, before := l.pending.saved.CompleteUntil, l.pending.needsCatchUp, l.pending.saved.Off, l.lost.Load()
 	l.mu.Unlock()
 	if off {
-		return l.excludeWhileOff(ctx, s, since, tenants)
+		return l.excludeCommittedWhileOff(ctx, s, since, tenants)
 	}
 	if !needed {
 		return nil

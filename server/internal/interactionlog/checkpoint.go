@@ -149,7 +149,8 @@ func (c *checkpoint) encode() ([]byte, error) {
 	return append(text, '\n'), nil
 }
 
-// recordBatchTime records the time of the earliest entry in a batch that was written or lost.
+// recordBatchTime records the time of the earliest entry in a batch that was written or lost. The caller
+// holds l.mu.
 func (l *Log) recordBatchTime(earliest time.Time) {
 	p := &l.pending
 	p.newest = earliest
@@ -263,7 +264,8 @@ func (l *Log) advanceIdle() error {
 	return l.save(false)
 }
 
-// saveClosed saves the last checkpoint. It is clean if no entry is missing and all are durable.
+// saveClosed saves the last checkpoint. It is clean if no entry is missing and all are durable. The
+// caller holds l.mu.
 func (l *Log) saveClosed() error {
 	p := &l.pending
 	p.saved.Clean = !p.needsCatchUp && l.loss.missing == 0 && len(p.days) == 0 && !p.dirChanged

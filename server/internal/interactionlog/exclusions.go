@@ -46,8 +46,8 @@ func (e exclusion) key() exclusion {
 	return exclusion{Tenant: e.Tenant, ID: e.ID, UID: e.UID}
 }
 
-// excludeImport adds an exclusion for a CREATED change if it is an import. then has the changes that
-// follow it in the batch. If an append has created the conversation, messages of the same version
+// excludeImport adds an exclusion for a CREATED change if it is an import. following has the changes
+// that follow it in the batch. If an append has created the conversation, messages of the same version
 // follow. A conversation with more messages than its fork has copied was imported.
 func (l *Log) excludeImport(c *store.Change, following []store.Change) {
 	header := c.Conversation

@@ -26,7 +26,7 @@ type lossState struct {
 	warnedAt time.Time
 }
 
-// recordLoss counts entries as lost. The caller of this and of the functions below holds l.mu.
+// recordLoss counts entries as lost. The caller holds l.mu.
 func (l *Log) recordLoss(entries int, cause error) {
 	if entries == 0 {
 		return
@@ -40,7 +40,7 @@ func (l *Log) recordLoss(entries int, cause error) {
 }
 
 // writeWithLossEntry writes entries, which begin with a line break, after an entry that reports the lost
-// ones. It writes all of them or, if the file system permits, none.
+// ones. It writes all of them or, if the file system permits, none. The caller holds l.mu.
 func (l *Log) writeWithLossEntry(d dayfile.Day, timestamp, entries []byte) {
 	all := entry.AppendLoss([]byte{'\n'}, timestamp, l.loss.missing, l.loss.since, l.loss.cause)
 	lossLength := len(all) - 1

@@ -48,8 +48,9 @@ func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) e
 	return errors.Join(err, l.save(true))
 }
 
-// excludeWhileOff excludes messages that were committed without a log and are dated after the clock.
-func (l *Log) excludeWhileOff(ctx context.Context, s store.Store, since time.Time, tenants []string) error {
+// excludeCommittedWhileOff excludes the messages that were committed while the log was off and are dated
+// after the clock.
+func (l *Log) excludeCommittedWhileOff(ctx context.Context, s store.Store, since time.Time, tenants []string) error {
 	c, err := l.newCatchUp(s, since)
 	if err == nil {
 		err = c.eachConversation(ctx, tenants, func(_ context.Context, tenant string, h *parleyv1.Conversation) error {
@@ -69,7 +70,7 @@ func (l *Log) excludeWhileOff(ctx context.Context, s store.Store, since time.Tim
 		err = errors.Join(err, l.save(true))
 	}
 	if err != nil {
-		return fmt.Errorf("interaction log: exclude messages from before: %w", err)
+		return fmt.Errorf("interaction log: exclude messages committed while it was off: %w", err)
 	}
 	return nil
 }

@@ -73,7 +73,7 @@ func (l *Log) writeBatch(changes []store.Change) {
 
 // write writes entries, which begin with a line break, to the file of a day, or counts them as lost. If
 // the log is failing, all of them must be written with a loss entry. Otherwise a part may be written, and
-// the rest gets a second attempt.
+// the rest gets a second attempt. The caller of this and of the methods below holds l.mu.
 func (l *Log) write(d dayfile.Day, entries []byte) {
 	if l.loss.missing > 0 {
 		l.writeWithLossEntry(d, entry.Timestamp(entries[1:]), entries)

@@ -35,8 +35,8 @@ func (f *filter) mayMatch(text []byte) bool {
 // Conversation selects the entries of a conversation.
 type Conversation struct{ Tenant, ID string }
 
-// MayMatch reports whether a line may be an entry of the conversation. It is exact for lines that the encoder wrote. It
-// may miss a line that was written by hand, begins as the encoder writes it and repeats a key later.
+// MayMatch reports whether a line may be an entry of the conversation. It returns false only for lines that begin
+// exactly as the encoder writes them. It may miss a line that was written by hand, begins so and repeats a key later.
 func (c Conversation) MayMatch(line []byte) bool {
 	f := filter{tenant: c.Tenant, conversation: c.ID}
 	return f.mayMatch(line)

@@ -171,7 +171,7 @@ func (r *Reader) readDay(ctx context.Context, c *collector, d dayfile.Day, begin
 }
 
 // ConversationLines yields the lines of a day's file that may be entries of a conversation, found with an index if
-// there is one. Lines that are marked as long may be entries, too.
+// there is one. Lines that are still marked as long are longer than an entry may be.
 func (r *Reader) ConversationLines(
 	ctx context.Context, f *dayfile.File, d dayfile.Day, c Conversation,
 ) iter.Seq2[scan.Line, error] {
