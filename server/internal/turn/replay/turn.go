@@ -26,7 +26,7 @@ type Turn struct {
 }
 
 // New returns the turn with the events that the snapshot contains. The snapshot must include the
-// complete history and the turns.
+// complete history and the turns. New clears the system prompt of its conversation.
 func New(s *store.Snapshot, turn *parleyv1.Turn) (*Turn, error) {
 	messages, err := s.Messages.Messages()
 	if err != nil {
