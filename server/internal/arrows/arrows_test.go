@@ -67,7 +67,7 @@ func allowedArrows() []arrow {
 		}},
 		{"server/internal/transfer", []string{"server/internal/rules", "store", api}},
 		{"server/internal/turn", []string{
-			"server/internal/turn/*", "server/internal/rules", "server/internal/window", "server/internal/agent", "store", api, record,
+			"server/internal/turn/*", "server/internal/window", "server/internal/agent", "store", api, record,
 		}},
 		{"server/internal/turn/eventlog", []string{api}},
 		{"server/internal/turn/history", []string{"store", api}},
