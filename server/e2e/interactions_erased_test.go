@@ -25,6 +25,9 @@ const (
 // TestInteractionsKilledWhileErasing: only erased entries are missing, they do not come back, and the
 // next start removes an unfinished file.
 func TestInteractionsKilledWhileErasing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long")
+	}
 	t.Parallel()
 	k := newKilledLog(t)
 	e := &erasing{killedLog: k}

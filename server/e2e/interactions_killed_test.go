@@ -39,6 +39,9 @@ const (
 // TestInteractionsKilled: acknowledged messages are in the log when the server has ended. When the
 // next server serves, the log contains the messages of the store exactly once and in order.
 func TestInteractionsKilled(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long")
+	}
 	t.Parallel()
 	kills := loggedKills
 	if os.Getenv("PARLEY_LONG") != "" {

@@ -39,6 +39,9 @@ const (
 )
 
 func TestKilledInMidAnswer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long")
+	}
 	t.Parallel()
 	dataDir, flags := t.TempDir(), []string{agents(t, puppetAgents), "--max-messages=1000"}
 	all := make([]*survivor, killedConversations)

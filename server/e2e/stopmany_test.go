@@ -25,6 +25,9 @@ const stopWithin = 5*time.Second + 3*time.Second
 
 // 100 turns run, of which 20 have clients that do not read.
 func TestGracefulStopOfMany(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long")
+	}
 	t.Parallel()
 	const grace = 2 * time.Second
 	dataDir, config := t.TempDir(), agents(t, stubbornAgents)

@@ -42,6 +42,9 @@ agents:
 // server's goroutines and heap are back at the base. The calls last 5 s, or 60 s with PARLEY_LONG=1
 // in the environment.
 func TestStormLeavesNothingBehind(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long")
+	}
 	duration := 5 * time.Second
 	if os.Getenv("PARLEY_LONG") != "" {
 		duration = time.Minute

@@ -31,6 +31,9 @@ const maxWaiterBytes = 32 << 10
 // conversation. The memory of the server grows by less than 32 KiB for each reader. The server is a
 // process of its own without the race detector.
 func TestThousandReadersWait(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long")
+	}
 	t.Parallel()
 	pid, target := startPlain(t)
 	client := func() *apiClient { return newAPIClient(t, target) }

@@ -138,6 +138,9 @@ func TestUsageErrorsOnATerminal(t *testing.T) {
 
 // A line that is typed while the server restarts waits for the server.
 func TestConverseAcrossARestart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long")
+	}
 	server := &server{program: buildServer(t), dir: t.TempDir()}
 	if err := server.start(); err != nil {
 		t.Fatal(err)

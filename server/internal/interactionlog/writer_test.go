@@ -23,8 +23,8 @@ import (
 // TestModesAndUmask checks the permissions of a new log under different umasks.
 func TestModesAndUmask(t *testing.T) {
 	for _, umask := range []int{0, 0o777} {
-		before := syscall.Umask(umask)
 		dir := filepath.Join(t.TempDir(), "interactions")
+		before := syscall.Umask(umask)
 		w := openTestLog(t, dir, Options{})
 		w.commit("question", "answer")
 		w.commit()
