@@ -111,21 +111,25 @@ func retryWait(response *http.Response, retries int) (wait time.Duration, ok boo
 }
 
 // retryAfter returns the wait that a provider asks for: in milliseconds, in seconds or until a date. A wait
-// that is too long to represent is a year.
+// that is too long to represent is a year. Retry-After-Ms has precedence if it is valid.
 func retryAfter(header http.Header) (wait time.Duration, ok bool) {
 	const year = 365 * 24 * time.Hour
-	for name, unit := range map[string]time.Duration{"Retry-After-Ms": time.Millisecond, "Retry-After": time.Second} {
-		value := header.Get(name)
-		if value == "" || name == "Retry-After" && header.Get("Retry-After-Ms") != "" {
-			continue
-		}
+	number := func(value string, unit time.Duration) (wait time.Duration, ok bool) {
+		n, err := strconv.ParseFloat(value, 64)
 		// ParseFloat returns an infinite number for one that is too large.
-		if n, err := strconv.ParseFloat(value, 64); err == nil && n >= 0 || math.IsInf(n, 1) {
-			return time.Duration(min(n*float64(unit), float64(year))), true
+		ok = err == nil && n >= 0 || math.IsInf(n, 1)
+		if !ok {
+			return 0, false
 		}
-		if at, err := http.ParseTime(value); err == nil {
-			return min(time.Until(at), year), true
-		}
+		return time.Duration(min(n*float64(unit), float64(year))), true
 	}
-	return 0, false
+	if wait, ok := number(header.Get("Retry-After-Ms"), time.Millisecond); ok {
+		return wait, true
+	}
+	value := header.Get("Retry-After")
+	if wait, ok := number(value, time.Second); ok {
+		return wait, true
+	}
+	at, err := http.ParseTime(value)
+	return min(time.Until(at), year), err == nil
 }

@@ -121,6 +121,8 @@ func TestRetryWait(t *testing.T) {
 		"infinite":                   {[]string{"429", "Retry-After", "1e999"}, none},
 		"milliseconds":               {[]string{"503", "Retry-After-Ms", "7", "Retry-After", "60"}, []time.Duration{7 * time.Millisecond, 7 * time.Millisecond, -1}},
 		"too many milliseconds":      {[]string{"503", "Retry-After-Ms", "10001", "Retry-After", "1"}, none},
+		"malformed milliseconds":     {[]string{"503", "Retry-After-Ms", "soon", "Retry-After", "60"}, none},
+		"negative milliseconds":      {[]string{"503", "Retry-After-Ms", "-1", "Retry-After", "2"}, []time.Duration{2 * time.Second, 2 * time.Second, -1}},
 		"not a number":               {[]string{"503", "Retry-After", "NaN"}, usual},
 		"negative":                   {[]string{"503", "Retry-After", "-1"}, usual},
 		"malformed":                  {[]string{"503", "Retry-After", "soon"}, usual},
