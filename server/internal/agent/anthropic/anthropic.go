@@ -147,14 +147,17 @@ func (a *Agent) ask(ctx context.Context, request *parleyv1.RespondRequest, emit 
 		if err != nil {
 			return a.provider.StreamError(err)
 		}
-		var data event
-		err = e.Decode(&data)
-		switch {
-		case e.Type == "error" || data.Type == "error":
+		switch e.Type {
+		case "error":
 			return a.provider.EventError(e.Data)
-		case len(e.Data) == 0 || err != nil && e.Type == "":
-			continue // Each event of the API has a type.
-		case err != nil:
+		case "", "ping": // Each event of the API has a type, and the data of a ping may be anything.
+			continue
+		}
+		if len(e.Data) == 0 {
+			continue
+		}
+		var data event
+		if err := e.Decode(&data); err != nil {
 			return a.provider.MalformedEvent(string(e.Data))
 		}
 		pieces, err := answer.add(&data)
