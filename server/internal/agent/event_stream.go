@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"strconv"
 )
 
 const (
@@ -44,26 +42,6 @@ func (e Event) Decode(into any) error {
 		return nil
 	}
 	return err
-}
-
-// TokenCount is a number of tokens in JSON. It is 0 if the value is not a number.
-type TokenCount int64
-
-// UnmarshalJSON decodes any JSON value. It never fails.
-func (c *TokenCount) UnmarshalJSON(value []byte) error {
-	if n, err := strconv.ParseFloat(string(value), 64); err == nil {
-		*c = TokenCount(min(max(n, 0), math.MaxInt32))
-	}
-	return nil
-}
-
-// SumTokens returns the sum of the counts, limited to the range of the messages API.
-func SumTokens(counts ...TokenCount) int32 {
-	var sum TokenCount
-	for _, count := range counts {
-		sum += min(max(count, 0), math.MaxInt32)
-	}
-	return int32(min(sum, math.MaxInt32))
 }
 
 // EventStream reads server-sent events with limited sizes. Use [NewEventStream] to create it.

@@ -82,7 +82,8 @@ func TestEventStream(t *testing.T) {
 func TestDecode(t *testing.T) {
 	type data struct {
 		Text  string           `json:"text"`
-		Index int              `json:"index"`
+		Index agent.Index      `json:"index"`
+		ID    agent.ID         `json:"id"`
 		Count agent.TokenCount `json:"count"`
 	}
 	for text, want := range map[string]string{
@@ -90,6 +91,10 @@ func TestDecode(t *testing.T) {
 		"\n{\"count\":12.0,\"index\":\"x\",\"text\":\"a\"}\n": "a 0 12",
 		`{"text":{"a":1},"count":1}`:                          " 0 1",
 		`{"count":"many","other":[1]}`:                        " 0 0",
+		`{"count":"12","index":"3","id":"a\u00e9"}`:           " 3 12 aé",
+		`{"count":"NaN","index":2.0,"id":-4.5}`:               " 2 0 -4.5",
+		`{"count":null,"index":true,"id":null}`:               " 0 0",
+		`{"index":1e30,"id":{"a":1}}`:                         " 2147483647 0",
 		`{"count":-5}`:                                        " 0 0",
 		`{"count":1e30}`:                                      " 0 2147483647",
 		`{"text":`:                                            "error",
@@ -100,7 +105,7 @@ func TestDecode(t *testing.T) {
 		var d data
 		got := "error"
 		if err := (agent.Event{Data: []byte(text)}).Decode(&d); err == nil {
-			got = fmt.Sprint(d.Text, " ", d.Index, " ", d.Count)
+			got = strings.TrimRight(fmt.Sprint(d.Text, " ", d.Index, " ", d.Count, " ", d.ID), " ")
 		}
 		if got != want {
 			t.Errorf("Decode(%s) = %s, want %s", text, got, want)

@@ -17,8 +17,8 @@ const maxWord = 128
 
 // event contains the fields of all types of events that are used.
 type event struct {
-	Type    string `json:"type"`
-	Index   int64  `json:"index"`
+	Type    string      `json:"type"`
+	Index   agent.Index `json:"index"`
 	Message struct {
 		Model string `json:"model"`
 		Usage usage  `json:"usage"`
@@ -26,15 +26,15 @@ type event struct {
 	ContentBlock struct {
 		Type  string          `json:"type"`
 		Text  string          `json:"text"`
-		ID    string          `json:"id"`
+		ID    agent.ID        `json:"id"`
 		Name  string          `json:"name"`
 		Input json.RawMessage `json:"input"`
 	} `json:"content_block"` // content_block_start
 	Delta struct {
-		Type        string `json:"type"`
-		Text        string `json:"text"`
-		PartialJSON string `json:"partial_json"`
-		StopReason  string `json:"stop_reason"`
+		Type        string          `json:"type"`
+		Text        string          `json:"text"`
+		PartialJSON json.RawMessage `json:"partial_json"` // Kept escaped, as toolUse explains.
+		StopReason  string          `json:"stop_reason"`
 	} `json:"delta"` // content_block_delta, message_delta
 	Usage usage `json:"usage"` // message_delta
 }
@@ -54,18 +54,19 @@ type answer struct {
 	model      string
 	usage      parleyv1.Usage
 	stopReason string
-	calls      map[int64]*toolUse // Calls that are not passed on yet, by the index of their block.
+	calls      map[agent.Index]*toolUse // Calls that are not passed on yet, by the index of their block.
 	bounds     agent.CallLimits
 	complete   bool      // The last event was received.
 	lastPiece  time.Time // Time of the last piece.
 	hasContent bool      // A call, or text other than white space, was received.
 }
 
-// toolUse is a call that is being received.
+// toolUse is a call that is being received. Some gateways split the input within a character, so it
+// is decoded when all of it is there.
 type toolUse struct {
 	id, name string
-	initial  string // Input at the start of the block; always {} from the API itself.
-	input    strings.Builder
+	initial  string          // Input at the start of the block; always {} from the API itself.
+	input    strings.Builder // The inside of a JSON string.
 }
 
 // add processes the next event and returns its pieces. While the model thinks or writes a call, add
@@ -126,7 +127,7 @@ func (a *answer) startBlock(e *event) ([]*parleyv1.RespondResponse, error) {
 	case "text":
 		return textPieces(block.Text), nil
 	case "tool_use":
-		call := &toolUse{id: block.ID, name: block.Name, initial: strings.ToValidUTF8(string(block.Input), "\uFFFD")}
+		call := &toolUse{id: string(block.ID), name: block.Name, initial: strings.ToValidUTF8(string(block.Input), "\uFFFD")}
 		if err := agent.CheckCallName(call.name); err != nil {
 			return nil, err
 		}
@@ -134,7 +135,7 @@ func (a *answer) startBlock(e *event) ([]*parleyv1.RespondResponse, error) {
 			return nil, &agent.Error{Message: fmt.Sprintf("the model made a tool call with an id of %d bytes, want 1 to %d", len(call.id), maxWord)}
 		}
 		if a.calls == nil {
-			a.calls = make(map[int64]*toolUse)
+			a.calls = make(map[agent.Index]*toolUse)
 		}
 		a.calls[e.Index] = call
 		return nil, a.bounds.Add(1, len(call.id)+len(call.name)+len(call.initial))
@@ -142,13 +143,18 @@ func (a *answer) startBlock(e *event) ([]*parleyv1.RespondResponse, error) {
 	return nil, nil
 }
 
-func (a *answer) addInput(index int64, input string) error {
+// addInput adds a part of the input of a call. value is a JSON value.
+func (a *answer) addInput(index agent.Index, value json.RawMessage) error {
 	call := a.calls[index]
 	if call == nil {
 		return nil // The input of a tool that the provider runs itself.
 	}
-	call.input.WriteString(input)
-	return a.bounds.Add(0, len(input))
+	if len(value) == 0 || value[0] != '"' {
+		return nil
+	}
+	part := string(value[1 : len(value)-1])
+	call.input.WriteString(part)
+	return a.bounds.Add(0, len(agent.Unescape(part)))
 }
 
 // count updates the usage. The provider's counts include all earlier ones and only increase. A
@@ -186,7 +192,7 @@ func (a *answer) end() []*parleyv1.RespondResponse {
 func (t *toolUse) arguments() string {
 	switch {
 	case t.input.Len() > 0:
-		return t.input.String()
+		return agent.Unescape(t.input.String())
 	case t.initial != "":
 		return t.initial
 	}

@@ -1,6 +1,7 @@
 package anthropic_test
 
 import (
+	"encoding/json"
 	"errors"
 	"maps"
 	"os"
@@ -180,10 +181,25 @@ func TestPieces(t *testing.T) {
 				begin(2, object{"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": object{}}),
 				delta(2, input(`{"query":"x"}`)), end(2),
 				begin(3, object{"type": "hologram", "beam": []int{1}}), delta(3, object{"type": "beam_delta", "beam": 2}), end(3),
-				event("weather", object{"index": "north", "delta": 7}), ": a comment\n\n", "data: odd\n\n", event("ping", nil),
+				event("weather", object{"index": "north", "delta": 7}), ": a comment\n\n", "data: odd\n\n", event("ping", nil), "event: ping\ndata: now\n\n",
+				"data: {\"type\":\"message_stop\"}\n\n",
 				begin(4, object{"type": "text", "text": ""}), anthropictest.TextDelta(4, "Sugar."), end(4),
 			),
 			append([]*parleyv1.RespondResponse{text("Sugar.")}, ending(none(), "end_turn")...),
+		},
+		"character split between the parts of a call": {
+			stream(begin(0, lookup), delta(0, input(`{"a":"`)),
+				strings.Replace(delta(0, input("?")), "?", "\xe2\x82", 1), strings.Replace(delta(0, input("?")), "?", "\xac\xff", 1), delta(0, input(`"}`)), end(0)),
+			append([]*parleyv1.RespondResponse{call("toolu_1", "look_up", "{\"a\":\"€\uFFFD\"}")}, ending(none(), "end_turn")...),
+		},
+		"numbers of another type": {
+			stream(
+				begin(0, object{"type": "tool_use", "id": 7, "name": "look_up", "input": object{}}),
+				event("content_block_start", object{"index": "1", "content_block": lookup}),
+				event("content_block_delta", object{"index": "1", "delta": input("1")}), delta(0, input("2")), end(0),
+				event("content_block_stop", object{"index": json.RawMessage("1.0")}),
+			),
+			append([]*parleyv1.RespondResponse{call("7", "look_up", "2"), call("toolu_1", "look_up", "1")}, ending(none(), "end_turn")...),
 		},
 		"events after the end": {
 			providertest.Parts(append(anthropictest.Message{}.Events(), anthropictest.TextDelta(0, "more"))...),

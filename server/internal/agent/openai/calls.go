@@ -25,7 +25,7 @@ type calls struct {
 
 // call is a tool call that is being received.
 type call struct {
-	index     int64
+	index     agent.Index
 	id, name  string
 	arguments strings.Builder // The inside of a JSON string.
 	renamed   bool            // A part repeated the name.
@@ -33,8 +33,8 @@ type call struct {
 
 // callDelta is a part of a call. Arguments are kept escaped.
 type callDelta struct {
-	Index    *int64 `json:"index"` // Nil if the server sends none.
-	ID       string `json:"id"`
+	Index    *agent.Index `json:"index"` // Nil if the server sends none.
+	ID       agent.ID     `json:"id"`
 	Function struct {
 		Name      string          `json:"name"`
 		Arguments json.RawMessage `json:"arguments"`
@@ -52,7 +52,7 @@ func (c *calls) add(delta *callDelta) error {
 		c.list = append(c.list, current)
 	}
 	if current.id == "" {
-		current.id = delta.ID
+		current.id = string(delta.ID)
 	}
 	if current.name == "" {
 		current.name = delta.Function.Name
@@ -69,7 +69,7 @@ func (c *calls) find(delta *callDelta) *call {
 		if delta.Index != nil && call.index != *delta.Index {
 			continue
 		}
-		if delta.ID != "" && call.id == delta.ID {
+		if delta.ID != "" && call.id == string(delta.ID) {
 			return call
 		}
 		if newest == nil {
@@ -89,7 +89,7 @@ func (c *calls) find(delta *callDelta) *call {
 // isComplete reports whether the arguments are complete JSON. It checks this once for a call,
 // because a server may repeat the name in each of a thousand parts.
 func (c *call) isComplete() bool {
-	return !c.renamed && json.Valid([]byte(unescaped(c.arguments.String())))
+	return !c.renamed && json.Valid([]byte(agent.Unescape(c.arguments.String())))
 }
 
 // argumentsPart returns the text in a JSON value, escaped as in a JSON string. Some servers send
@@ -110,7 +110,7 @@ func (c *calls) done(finish string) ([]*parleyv1.ToolCall, error) {
 	var complete []*parleyv1.ToolCall
 	ids := make(map[string]bool)
 	for _, call := range c.list {
-		result := &parleyv1.ToolCall{Arguments: unescaped(call.arguments.String())}
+		result := &parleyv1.ToolCall{Arguments: agent.Unescape(call.arguments.String())}
 		if !agent.IsComplete(result, finish) {
 			continue
 		}

@@ -84,6 +84,10 @@ func TestToolCalls(t *testing.T) {
 			`[{"index":0,"function":{"arguments":"\ude00` + "\xc3" + `"}}]`,
 			`[{"index":0,"function":{"arguments":"` + "\xa9\xff" + `\"}"}}]`,
 		}, []*parleyv1.RespondResponse{callPiece("c", "f", `{"a":"😀é`+"\uFFFD"+`"}`)}},
+		{"numbers of another type", []string{
+			`[{"index":"0","id":7,"function":{"name":"clock","arguments":"{"}},{"index":1.0,"id":-8,"function":{"name":"clock","arguments":"{"}}]`,
+			`[{"index":"0","function":{"arguments":"}"}},{"index":1.0,"function":{"arguments":"}"}}]`,
+		}, []*parleyv1.RespondResponse{callPiece("7", "clock", "{}"), callPiece("-8", "clock", "{}")}},
 		{"no ids", []string{
 			`[{"function":{"name":"clock","arguments":"{}"}},{"function":{"name":"clock","arguments":"{}"}},{"function":{"name":"weather"}},{"function":{"name":"clock"}}]`,
 		}, []*parleyv1.RespondResponse{callPiece("new", "clock", "{}"), callPiece("new", "clock", "{}"), callPiece("new", "weather", ""), callPiece("new", "clock", "")}},

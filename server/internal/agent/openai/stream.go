@@ -78,9 +78,9 @@ type chunk struct {
 	Model   string          `json:"model"`
 	Error   json.RawMessage `json:"error"`
 	Choices []struct {
-		Index        int    `json:"index"`
-		Delta        delta  `json:"delta"`
-		FinishReason string `json:"finish_reason"`
+		Index        agent.Index `json:"index"`
+		Delta        delta       `json:"delta"`
+		FinishReason string      `json:"finish_reason"`
 	} `json:"choices"`
 	Usage *struct {
 		PromptTokens        agent.TokenCount `json:"prompt_tokens"`

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/parleyhq/parley/server/internal/agent"
 )
 
 // joiner concatenates text that arrives in the JSON strings of several chunks. Some servers split
@@ -19,12 +21,12 @@ func (j *joiner) add(inside string) string {
 	inside = j.held + inside
 	complete := len(inside) - unfinished(inside)
 	j.held = inside[complete:]
-	return unescaped(inside[:complete])
+	return agent.Unescape(inside[:complete])
 }
 
 // rest returns what was held back and was never completed.
 func (j *joiner) rest() string {
-	rest := unescaped(j.held)
+	rest := agent.Unescape(j.held)
 	j.held = ""
 	return rest
 }
@@ -51,18 +53,6 @@ func unfinished(s string) int {
 		return 0
 	}
 	return escape
-}
-
-// unescaped decodes the inside of a JSON string. Each invalid byte becomes U+FFFD.
-func unescaped(inside string) string {
-	if !strings.Contains(inside, `\`) && utf8.ValidString(inside) {
-		return inside
-	}
-	var text string
-	if err := json.Unmarshal([]byte(`"`+inside+`"`), &text); err != nil {
-		return strings.ToValidUTF8(inside, "\uFFFD") // It cannot fail: the chunk was decoded as JSON.
-	}
-	return text
 }
 
 // inside returns the text in a JSON value, still escaped: that of a string or of a list of content
