@@ -26,7 +26,7 @@ func (f agentFunc) Respond(ctx context.Context, _ *parleyv1.RespondRequest) iter
 
 func (f agentFunc) Close() error { return errors.New("closed") }
 
-// saying returns an agent that yields the pieces: strings as text, and errors as errors.
+// newAgent returns an agent that yields the pieces: strings as text, and errors as errors.
 func newAgent(pieces ...any) agentFunc {
 	return func(_ context.Context, yield func(*parleyv1.RespondResponse, error) bool) {
 		for _, piece := range pieces {

@@ -158,7 +158,7 @@ type checkedConn struct {
 // Invoke makes a unary call.
 func (c *checkedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	call := httpCallOf(ctx)
-	if err := c.checkSize(call, args); err != nil {
+	if err := c.checkMessage(call, args); err != nil {
 		return err
 	}
 	return c.conn.Invoke(call.outgoing(ctx), method, args, reply, opts...)
@@ -174,8 +174,8 @@ func (c *checkedConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, meth
 	return &checkedStream{ClientStream: stream, conn: c, call: call}, nil
 }
 
-// checkSize returns an error if message must not be sent.
-func (c *checkedConn) checkSize(call *httpCall, message any) error {
+// checkMessage returns an error if message must not be sent.
+func (c *checkedConn) checkMessage(call *httpCall, message any) error {
 	request, ok := message.(proto.Message)
 	if !ok {
 		return errors.New("not a message")
@@ -193,8 +193,7 @@ func (c *checkedConn) checkSize(call *httpCall, message any) error {
 	return nil
 }
 
-// checkedStream is a stream whose request messages are checked. R conn *conn⏎ ||| ⇥conn
-// *checkedConn⏎
+// checkedStream is a stream whose request messages are checked.
 type checkedStream struct {
 	grpc.ClientStream
 	conn *checkedConn
@@ -205,7 +204,7 @@ type checkedStream struct {
 // request body: a stream may be long, and its replies are not large.
 func (s *checkedStream) SendMsg(m any) error {
 	defer s.call.release()
-	if err := s.conn.checkSize(s.call, m); err != nil {
+	if err := s.conn.checkMessage(s.call, m); err != nil {
 		return err
 	}
 	return s.ClientStream.SendMsg(m)

@@ -123,7 +123,7 @@ func withFakeService(t *testing.T, s *fakeService, test func(t *testing.T, d *me
 	})
 }
 
-// failOnWrite failNotFound the test if an http.Server logs an error.
+// failOnWrite fails the test if an http.Server logs an error.
 type failOnWrite struct{ t *testing.T }
 
 func (w failOnWrite) Write(text []byte) (int, error) {

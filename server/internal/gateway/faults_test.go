@@ -110,7 +110,7 @@ func FuzzFaults(f *testing.F) {
 			found.checkJSON("", text, m.ProtoReflect().Descriptor())
 			err := protojson.Unmarshal(text, m)
 			if (err != nil) != (len(found.violations) > 0) {
-				t.Fatalf("checkJSON of %T = %v, want faults if and only if Unmarshal failNotFound: %v", m, found.violations, err)
+				t.Fatalf("checkJSON of %T = %v, want faults if and only if Unmarshal fails: %v", m, found.violations, err)
 			}
 			for _, v := range found.violations {
 				if v.GetField() == "" || v.GetDescription() == "" || !utf8.ValidString(v.GetField()+v.GetDescription()) {

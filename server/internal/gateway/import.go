@@ -205,7 +205,7 @@ type lineFault struct {
 
 func (f *lineFault) name() string { return fmt.Sprint("line ", f.line) }
 
-// search decodes a line into request and reports whether the line has a fault.
+// decode decodes a line into request and reports whether the line has a fault.
 func (f *lineFault) decode(line []byte, request *parleyv1.ImportConversationsRequest) bool {
 	if protojson.Unmarshal(line, request) != nil {
 		f.checkJSON(f.name(), line, request.ProtoReflect().Descriptor())

@@ -134,7 +134,7 @@ func (o *responseWriter) Write(p []byte) (int, error) {
 // Flush sends buffered output.
 func (o *responseWriter) Flush() { o.attempt(o.control.Flush) }
 
-// try calls write with a new deadline. If write fails, it cancels the request.
+// attempt calls write with a new deadline. If write fails, it cancels the request.
 func (o *responseWriter) attempt(write func() error) {
 	if o.failed {
 		return
@@ -146,7 +146,7 @@ func (o *responseWriter) attempt(write func() error) {
 	}
 }
 
-// renew sets a new deadline for the next write. net/http resets the deadline after the response.
+// extendDeadline sets a new deadline for the next write. net/http resets the deadline after the response.
 func (o *responseWriter) extendDeadline() {
 	if !o.noDeadline {
 		_ = o.control.SetWriteDeadline(time.Now().Add(maxWriteTime)) // Fails only for a writer of a test without a network.

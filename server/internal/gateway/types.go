@@ -125,7 +125,7 @@ func jsonNames(message protoreflect.MessageDescriptor) []string {
 	return all
 }
 
-// plain returns a name that a client sent in a form that is safe to show: quoted and shortened if
+// quoteName returns a name that a client sent in a form that is safe to show: quoted and shortened if
 // needed.
 func quoteName(name string) string {
 	const most = 40
