@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the Python stubs anew from proto/: generate.sh [FOLDER] replaces FOLDER/parley/v1,
-# this folder's own when none is given. Needs Go, which runs the buf of proto/tools.mod, and
+# Generates the Python stubs from proto/: generate.sh [FOLDER] replaces FOLDER/parley/v1. The
+# default is the folder of this script. It needs Go, which runs the buf of proto/tools.mod, and
 # the virtual environment that README.md sets up.
 set -eu
 LC_ALL=C
@@ -12,7 +12,7 @@ mkdir -p "${1:-$here}/parley"
 out=$(cd "${1:-$here}/parley" && pwd)
 bin=$here/.venv/bin
 if ! [ -x "$bin/python" ]; then
-	echo "generate.sh: no virtual environment in $here/.venv; README.md says how to make one" >&2
+	echo "generate.sh: no virtual environment in $here/.venv; set it up as README.md says" >&2
 	exit 1
 fi
 work=$(mktemp -d)
@@ -21,19 +21,19 @@ trap 'exit 1' HUP INT TERM
 
 cd "$root"
 go tool -modfile=proto/tools.mod buf build proto --path proto/parley/v1 \
-	--as-file-descriptor-set --output "$work/whole.binpb"
+	--as-file-descriptor-set --output "$work/complete.binpb"
 
-# The rules of buf/validate are for whoever checks them, and Parley does. Here their package
-# would only be one more to install; to this Python their options are unknown fields.
-"$bin/python" - "$work/whole.binpb" "$work/plain.binpb" <<'PYTHON'
+# The server checks the rules of buf/validate, and the client does not. This removes them, so that
+# the client does not depend on their package. In this program their options are unknown fields.
+"$bin/python" - "$work/complete.binpb" "$work/plain.binpb" <<'PYTHON'
 import pathlib
 import sys
 
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-whole, plain = map(pathlib.Path, sys.argv[1:])
+complete, plain = map(pathlib.Path, sys.argv[1:])
 kept = FileDescriptorSet()
-for file in FileDescriptorSet.FromString(whole.read_bytes()).file:
+for file in FileDescriptorSet.FromString(complete.read_bytes()).file:
     if file.name.startswith(("parley/", "google/protobuf/")):
         imports = [name for name in file.dependency if name.startswith(("parley/", "google/protobuf/"))]
         file.dependency[:] = imports
@@ -50,7 +50,7 @@ mkdir "$work/out"
 cd "$root/proto"
 protoc --python_out="$work/out" --mypy_out=quiet:"$work/out" parley/v1/*.proto
 protoc --grpc_python_out="$work/out" --mypy_grpc_out=quiet:"$work/out" parley/v1/*_service.proto
-echo '"""The contract of Parley, generated from proto/parley/v1 by generate.sh."""' >"$work/out/parley/v1/__init__.py"
+echo '"""The API of Parley, generated from proto/parley/v1 by generate.sh."""' >"$work/out/parley/v1/__init__.py"
 
 rm -rf "$out/v1"
 mv "$work/out/parley/v1" "$out/v1"

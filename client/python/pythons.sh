@@ -1,12 +1,12 @@
 #!/bin/sh
 # Sets up .pythons/VERSION, a virtual environment with the dependencies of the package, for each
-# Python from 3.10 on that is on PATH or in pyenv. tests/test_exit.py runs programs in all of them.
+# Python 3.10 or newer on PATH or in pyenv. tests/test_exit.py runs programs in all of them.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 for python in python3.10 python3.11 python3.12 python3.13 python3.14 \
 	"${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python; do
-	# A pyenv shim on PATH may have no version behind it, and a Python of pyenv may be too old.
+	# A pyenv shim on PATH may have no version, and a Python of pyenv may be too old.
 	version=$("$python" -c 'import ensurepip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
 	case $version in 2.* | 3.[0-9]) continue ;; esac
 	venv=$here/.pythons/$version
@@ -17,7 +17,7 @@ for python in python3.10 python3.11 python3.12 python3.13 python3.14 \
 		--only-binary :all: --requirement "$here/requirements-package.txt"; then
 		touch "$venv/.stamp"
 	else
-		echo "pythons.sh: not tested with Python $version: its packages cannot be installed" >&2
+		echo "pythons.sh: skipping Python $version: its packages cannot be installed" >&2
 		rm -rf "$venv"
 	fi
 done

@@ -1,1 +1,1 @@
-"""The contract of Parley, generated from proto/parley/v1 by generate.sh."""
+"""The API of Parley, generated from proto/parley/v1 by generate.sh."""
