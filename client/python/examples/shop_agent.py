@@ -1,16 +1,16 @@
-"""A shop assistant that answers Parley's Chat: a complete agent, to be copied.
+"""A shop assistant: a complete agent for Parley that you can copy.
 
-Start it, name its address in the configuration of parleyd, and chat with the agent "shop":
+Start it, set its address in the configuration of parleyd, and chat with the agent "shop":
 
     .venv/bin/python examples/shop_agent.py --address 127.0.0.1:7002
 
     agents:
       shop: {kind: remote, address: "127.0.0.1:7002"}
 
-It understands "create three products", "Sugar costs 50 cents", "the second one is sold out";
-"fail" and "slow" show what becomes of an answer that breaks off. It keeps nothing between two
-calls: all it knows is in the history that comes with each of them. So it may be restarted in
-the middle of a conversation, and any number of it may answer the same one.
+It understands "create three products", "Sugar costs 50 cents" and "the second one is sold out".
+"fail" and "slow" show what happens to an answer that fails or is cancelled. The agent has no state
+between two calls: it reads everything from the history in the request. So it may restart in the
+middle of a conversation, and several processes may answer the same conversation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PRODUCT_LIST = "product_list"
 TICKS, TICK_SECONDS = 300, 0.2
-STOP_SECONDS = 2.0  # for the answers that are under way at a stop
+STOP_SECONDS = 2.0  # for answers that are running at a stop
 
 PRICE = re.compile(r"(?P<name>.+) costs (?P<cents>\d{1,9}) cents\.?", re.IGNORECASE)
 SOLD_OUT = re.compile(r"the (?P<ordinal>first|second|third) one is sold out\.?", re.IGNORECASE)
@@ -41,7 +41,7 @@ ORDINALS = ("first", "second", "third")
 
 
 class Product(TypedDict, total=False):
-    """An entry of a product list; only the name is always there."""
+    """An entry of a product list. Only the name is always set."""
 
     name: str
     cents: int
@@ -50,10 +50,10 @@ class Product(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Answer:
-    """What the shop says to one message.
+    """The shop's answer to one message.
 
-    The summary is one short clause, for coordinators that route the next message; products
-    is the whole list as it now is, or None when nothing changed.
+    The summary is one short clause, for coordinators that route the next message. The field
+    products is the complete new list, or None if nothing has changed.
     """
 
     text: str
@@ -62,22 +62,22 @@ class Answer:
 
 
 def answer(messages: Sequence[Message]) -> Answer:
-    """Answer the last of the messages, of which there is at least one."""
+    """Answer the last message. There must be at least one."""
     content = messages[-1].content
-    words = content.strip()
-    if words.removesuffix(".").lower() == "create three products":
+    command = content.strip()
+    if command.removesuffix(".").lower() == "create three products":
         products: list[Product] = [{"name": "Flour"}, {"name": "Sugar"}, {"name": "Salt"}]
         return Answer("Created Flour, Sugar and Salt.", "created three products", products)
-    if price := PRICE.fullmatch(words):
+    if price := PRICE.fullmatch(command):
         return set_price(newest_products(messages), price["name"], int(price["cents"]))
-    if sold_out := SOLD_OUT.fullmatch(words):
+    if sold_out := SOLD_OUT.fullmatch(command):
         return mark_sold_out(newest_products(messages), sold_out["ordinal"].lower())
     known = f"I know {len(messages)} messages."
     return Answer(f"You said: {content}. {known}", "repeated what was said")
 
 
 def set_price(products: list[Product], name: str, cents: int) -> Answer:
-    """Give the product of that name, in whatever case, its price."""
+    """Set the price of the product with this name, in any case."""
     if not products:
         return Answer("There are no products yet.", "found no products")
     for product in products:
@@ -88,21 +88,22 @@ def set_price(products: list[Product], name: str, cents: int) -> Answer:
 
 
 def mark_sold_out(products: list[Product], ordinal: str) -> Answer:
-    """Mark the product at that place of the list, "first" to "third", as sold out."""
+    """Mark a product as sold out. The ordinal is "first", "second" or "third"."""
     if not products:
         return Answer("There are no products yet.", "found no products")
-    place = ORDINALS.index(ordinal)
-    if place >= len(products):
+    index = ORDINALS.index(ordinal)
+    if index >= len(products):
         return Answer(f"There is no {ordinal} product.", "did not find a product")
-    product = products[place]
+    product = products[index]
     product["sold_out"] = True
     return Answer(f"{product['name']} is sold out.", "marked a product as sold out", products)
 
 
 def newest_products(messages: Sequence[Message]) -> list[Product]:
-    """Return the product list that was sent last, the caller's to change; empty if none was.
+    """Return a copy of the newest product list, or an empty list.
 
-    Anyone may write into a conversation: what is no list of named things is passed over.
+    Other programs may write into the conversation, so data that is not a list of named entries is
+    skipped.
     """
     for message in reversed(messages):
         for data in reversed(message.structured_data):
@@ -118,16 +119,16 @@ def newest_products(messages: Sequence[Message]) -> list[Product]:
 
 
 class Shop(parley.Agent):
-    """The shop as an agent."""
+    """The agent of the shop."""
 
     async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
-        """Stream the answer to the last message, each word as soon as it is there."""
+        """Stream the answer to the last message, word by word."""
         match request.messages[-1].content.strip().lower():
             case "fail":
                 for word in words_of("This will "):
                     yield word
-                # Parley keeps what came before as an incomplete message and shows the text of
-                # the error to the user.
+                # Parley stores the text before the error as an incomplete message, and shows the
+                # message of the error to the user.
                 raise parley.AgentError(grpc.StatusCode.UNAVAILABLE, "the shop is closed")
             case "slow":
                 for _ in range(TICKS):
@@ -135,22 +136,22 @@ class Shop(parley.Agent):
                     await asyncio.sleep(TICK_SECONDS)
                 yield RespondResponse(summary="ticked for a minute")
             case _:
-                said = answer(request.messages)
-                for word in words_of(said.text):
+                reply = answer(request.messages)
+                for word in words_of(reply.text):
                     yield word
-                if said.products is not None:
-                    value = json_format.Parse(json.dumps(said.products), struct_pb2.Value())
+                if reply.products is not None:
+                    value = json_format.Parse(json.dumps(reply.products), struct_pb2.Value())
                     yield StructuredData(type=PRODUCT_LIST, value=value)
-                yield RespondResponse(summary=said.summary)
+                yield RespondResponse(summary=reply.summary)
 
 
 def words_of(text: str) -> Iterator[str]:
-    """Cut the text ahead of each word; the pieces together are the text."""
+    """Split the text before each word. The pieces joined are the text."""
     yield from re.split(r"(?<=\s)(?=\S)", text)
 
 
 def host_and_port(text: str) -> str:
-    """Check an address of the command line; gRPC would take a port of its own choice."""
+    """Check an address of the command line. gRPC would choose a port for an invalid one."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
@@ -159,13 +160,13 @@ def host_and_port(text: str) -> str:
 
 def main() -> None:
     """Run the program."""
-    parser = argparse.ArgumentParser(description="A shop assistant that answers Parley's Chat.")
+    parser = argparse.ArgumentParser(description="A shop assistant: an example agent for Parley.")
     parser.add_argument(
         "--address",
         type=host_and_port,
         default="127.0.0.1:7002",
         metavar="HOST:PORT",
-        help="where to serve AgentService, port 0 picks one (default %(default)s)",
+        help="address of AgentService; port 0 chooses a free port (default %(default)s)",
     )
     address = parser.parse_args().address
     try:
@@ -175,7 +176,7 @@ def main() -> None:
 
 
 def announce(address: str) -> None:
-    """Say where the agent serves."""
+    """Print the address of the agent."""
     print(f"agent serves AgentService address={address}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Agents: what answers Chat, and how it is served."""
+"""The base class of agents, and the server of an agent."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ logger = logging.getLogger("parley.agent")
 
 SERVICE = DESCRIPTOR.services_by_name["AgentService"].full_name
 STOP_GRACE = 10.0  # seconds
-CLOSING_TIME = 1.0  # seconds that answers that are cut off may take to end
+CLOSING_TIME = 1.0  # seconds that cancelled answers may take to end
 
 Piece: TypeAlias = (
     str | StructuredData | ToolCall | ToolResult | Usage | TurnProgress | RespondResponse
 )
-"""What an agent yields: text, or one of the other pieces of an answer; RespondResponse has those
-that have no type of their own (summary, finish_reason, next_agent)."""
+"""A piece of an answer, which an agent yields: text as str, or one of the other types. Pieces
+without a type of their own (summary, finish_reason, next_agent) are fields of RespondResponse."""
 
 
 class Agent(ABC):
-    """Answers Chat. Derive from it, write :meth:`respond`, and :meth:`serve` it.
+    """The base class of agents. Override :meth:`respond`, then call :meth:`serve`.
 
-    A whole one::
+    A complete agent::
 
         class Parrot(parley.Agent):
             async def respond(self, request):
@@ -54,26 +54,26 @@ class Agent(ABC):
 
         Parrot().serve("127.0.0.1:7002")
 
-    One agent answers many conversations at once, each call on its own; what it knows of one
-    comes with the request, so it needs no memory and may be restarted at any time.
+    One agent answers many conversations at once, with one call of respond for each answer. The
+    request contains the conversation, so an agent needs no state and may restart at any time.
     """
 
     @abstractmethod
     def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
-        """Answer what request.messages ends with; write it as an async generator.
+        """Answer the last message of request.messages. Write it as an async generator.
 
-        Each piece is sent as soon as it is yielded, and the answer is whole when the generator
-        ends. When Parley gives the answer up, because its time is over or the user has
-        cancelled, whatever is awaited ends with asyncio.CancelledError.
+        Each piece is sent as soon as it is yielded. The answer is complete when the generator
+        ends. If Parley cancels the answer, because it took too long or the user cancelled the
+        turn, the current await raises asyncio.CancelledError.
 
-        All answers share one event loop: a respond that blocks, say in time.sleep or a sync
-        client, stalls all of them. Await instead, or use asyncio.to_thread.
+        All answers share one event loop. If respond blocks, for example in time.sleep or a sync
+        client, all answers stop. Use await or asyncio.to_thread instead.
 
-        An :class:`AgentError` that it raises fails the turn, and its message is shown to the
-        user. So does any other exception, :class:`parley.Error` of the agent's own calls
-        included, of which only the type is shown, since its text may hold what is not for
-        users; the log (logging, "parley.agent") has it whole. What was sent before is kept as
-        incomplete.
+        If respond raises an exception, the turn fails, and the pieces that were sent before are
+        stored as an incomplete message. The user sees the message of an :class:`AgentError`. Of
+        any other exception, such as a :class:`parley.Error` of the agent's own calls, the user
+        sees only the type, because the text may not be for users. The log (logging,
+        "parley.agent") contains the complete exception.
         """
         raise NotImplementedError
 
@@ -85,21 +85,22 @@ class Agent(ABC):
         credentials: grpc.ServerCredentials | None = None,
         on_start: Callable[[str], object] | None = None,
     ) -> None:
-        """Serve the agent, and gRPC health, until SIGINT or SIGTERM; then return.
+        """Serve the agent and the gRPC health service until SIGINT or SIGTERM, then return.
 
-        It runs an event loop of its own and handles the signals, so call it on the main thread.
-        It is for Unix: on Windows asyncio handles no signals; there use :meth:`serving`.
+        It runs its own event loop and handles the signals, so call it on the main thread. It works
+        on Unix only, because on Windows asyncio handles no signals. On Windows use :meth:`serving`.
 
         Args:
-            address: "HOST:PORT" or "unix:PATH"; port 0 picks one.
-            grace: Seconds that answers under way have at a stop before they are cut off, with
-                UNAVAILABLE.
-            credentials: For TLS. Unset is plaintext: keep to loopback or a network you trust.
-            on_start: Called once it serves, with the address, its real port filled in.
+            address: "HOST:PORT" or "unix:PATH". With port 0 the system chooses a free port.
+            grace: Seconds that running answers have to end after the signal. Answers that take
+                longer fail with UNAVAILABLE.
+            credentials: The credentials for TLS. If None, the agent serves plaintext: use
+                a loopback address or a trusted network.
+            on_start: It is called once the agent serves, with the address and its actual port.
 
         Raises:
-            OSError: The address cannot be listened on.
-            ValueError: It is no address.
+            OSError: Listening on the address failed.
+            ValueError: The address is not valid.
 
         """
         asyncio.run(self._serve(address, grace, credentials, on_start))
@@ -111,10 +112,10 @@ class Agent(ABC):
         grace: float = STOP_GRACE,
         credentials: grpc.ServerCredentials | None = None,
     ) -> AgentServer:
-        """Return a server of the agent for ``async with``, say in a test.
+        """Return a server of the agent for ``async with``, for example in a test.
 
-        The block gets the server, whose address has the real port; the agent serves until its
-        end. The parameters are those of :meth:`serve`.
+        The agent serves until the end of the block. The address of the server has the actual port.
+        The parameters are those of :meth:`serve`.
         """
         return AgentServer(self, address, grace, credentials)
 
@@ -134,40 +135,39 @@ class Agent(ABC):
                 if on_start:
                     on_start(server.address)
                 await stop.wait()
-                logger.info("stopping: answers under way have %g s", grace)
+                logger.info("agent stopping: running answers have %g s", grace)
             finally:
-                for number in signals:  # A second one ends the program.
+                for number in signals:  # A second signal ends the program.
                     loop.remove_signal_handler(number)
 
 
 class AgentError(Exception):
-    """Raised by :meth:`Agent.respond`: why there is no answer, in words that the user may read.
+    """The reason why :meth:`Agent.respond` has no answer, as a text for the user.
 
-    For instance ``AgentError(grpc.StatusCode.UNAVAILABLE, "the shop is closed")``.
+    For example ``AgentError(grpc.StatusCode.UNAVAILABLE, "the shop is closed")``.
     """
 
     code: grpc.StatusCode
-    """The gRPC code. After UNAVAILABLE and RESOURCE_EXHAUSTED the user is told that asking again
-    may help."""
+    """The gRPC code. UNAVAILABLE and RESOURCE_EXHAUSTED tell the user that a retry may help."""
     message: str
-    """For the user."""
+    """The text for the user."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        """Make an error; the parameters are its attributes. The code is not OK."""
+        """Make an error; the parameters are its attributes. The code must not be OK."""
         super().__init__(code, message)
         self.code = code
         self.message = message
 
     def __str__(self) -> str:
-        """Give code and message in one line."""
+        """Return code and message in one line."""
         return f"{self.code.name}: {self.message}"
 
 
 class AgentServer:
-    """A server of one agent, from :meth:`Agent.serving`; an async context manager."""
+    """A server of one agent. :meth:`Agent.serving` returns it. It is an async context manager."""
 
     address: str
-    """Where it serves, once it does: the port is the real one."""
+    """The address of the server. Once it serves, the port is the actual one."""
 
     def __init__(
         self,
@@ -176,23 +176,23 @@ class AgentServer:
         grace: float,
         credentials: grpc.ServerCredentials | None,
     ) -> None:
-        """Agent.serving makes it."""
-        # gRPC would take what is no address for a host and choose a port.
+        """Make a server; only Agent.serving does so."""
+        # gRPC would parse an invalid address as a host name and choose a port.
         if not re.fullmatch(r"unix:.+|.+:\d{1,5}", address):
-            raise ValueError(f"{address!r} is neither HOST:PORT nor unix:PATH")
+            raise ValueError(f"address is {address!r}, want HOST:PORT or unix:PATH")
         self.address = address
         self._agent = agent
         self._grace = grace
         self._credentials = credentials
 
     async def __aenter__(self) -> Self:
-        """Start to serve."""
+        """Start the server."""
         self._health = Health(SERVICE)
         self._servicer = Servicer(self._agent)
         self._server = grpc.aio.server(
             options=[
-                # By default gRPC shares a port with whoever else asks for it to be shared: two
-                # agents started by mistake on one port would take turns.
+                # By default two gRPC servers may listen on one port. Two agents that were started
+                # on one port by mistake would then each receive some of the calls.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ]
@@ -209,7 +209,7 @@ class AgentServer:
         await self._server.start()
         if not self.address.startswith("unix:"):
             self.address = f"{self.address.rpartition(':')[0]}:{port}"
-        logger.info("%s is served at %s", SERVICE, self.address)
+        logger.info("agent serving %s at %s", SERVICE, self.address)
         return self
 
     async def __aexit__(
@@ -218,55 +218,56 @@ class AgentServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop: take no more calls, and cut off those that the grace is not enough for."""
+        """Stop the server: accept no new calls, and cancel running ones after the grace."""
         self._health.stop()
-        # gRPC would cut answers off with a text of its own; it does for those that do not heed
-        # their cancellation.
+        # The servicer cancels answers with a text for the user. gRPC ends those that ignore the
+        # cancellation, without such a text.
         stopping = asyncio.ensure_future(self._server.stop(self._grace + CLOSING_TIME))
         await self._servicer.finish(self._grace)
         await stopping
 
 
 class Servicer(AgentServiceServicer):
-    """AgentService over an agent."""
+    """AgentService, implemented by an agent."""
 
     def __init__(self, agent: Agent) -> None:
-        """Have this agent answer."""
+        """Serve this agent."""
         self._agent = agent
-        self._answering: set[asyncio.Task[Any]] = set()
-        self._cut = False  # The grace of a stop is over.
+        self._running: set[asyncio.Task[Any]] = set()
+        self._grace_over = False  # The grace after the stop has passed.
 
-    async def Respond(  # type: ignore[override] # gRPC also takes a coroutine that writes
+    async def Respond(  # type: ignore[override] # gRPC also accepts a coroutine that writes
         self,
         request: RespondRequest,
         context: grpc.aio.ServicerContext[RespondRequest, RespondResponse],
     ) -> None:
-        """Send the pieces of the answer as they come.
+        """Send the pieces of the answer as the agent yields them.
 
-        It writes them instead of yielding, so that the answer is closed when this ends and not
-        when the garbage collector finds it.
+        Respond writes them instead of yielding them. So the generator of the agent is closed when
+        Respond ends, and not later by the garbage collector.
         """
         if not request.messages:
             await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "messages is empty: there is nothing to answer"
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "messages is empty; it must end with the message to answer",
             )
-        if self._cut:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the agent is stopping; ask again")
-        answering = asyncio.current_task()
-        assert answering  # noqa: S101 - gRPC runs each call as a task
-        self._answering.add(answering)
+        if self._grace_over:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the agent is stopping; try again")
+        task = asyncio.current_task()
+        assert task  # noqa: S101 - gRPC runs each call as a task
+        self._running.add(task)
         try:
             failure = await self._answer(request, context)
         except asyncio.CancelledError:
-            if not self._cut or context.cancelled():
+            if not self._grace_over or context.cancelled():
                 raise
-            logger.warning("turn %s: cut off by the stop", request.turn_id)
+            logger.warning("turn %s: answer cancelled by the stop", request.turn_id)
             failure = AgentError(
                 grpc.StatusCode.UNAVAILABLE,
-                "the agent was stopped before its answer was whole; ask again",
+                "the agent was stopped before its answer was complete; try again",
             )
         finally:
-            self._answering.discard(answering)
+            self._running.discard(task)
         if failure:
             await context.abort(failure.code, failure.message)
 
@@ -275,12 +276,12 @@ class Servicer(AgentServiceServicer):
         request: RespondRequest,
         context: grpc.aio.ServicerContext[RespondRequest, RespondResponse],
     ) -> AgentError | None:
-        """Write the answer; return what the user is told where it fails."""
+        """Write the answer. Return the error for the user if the answer fails."""
         try:
             answer = self._agent.respond(request)
             try:
                 async for piece in answer:
-                    await context.write(response(piece))
+                    await context.write(to_response(piece))
             finally:
                 if isinstance(answer, AsyncGenerator):
                     await answer.aclose()
@@ -288,22 +289,22 @@ class Servicer(AgentServiceServicer):
             logger.warning("turn %s: %s", request.turn_id, error, exc_info=error.__cause__)
             return error
         except Exception as error:
-            logger.exception("turn %s: the agent has failed", request.turn_id)
-            text = f"it failed with {type(error).__name__}; its log says more"
+            logger.exception("turn %s: respond failed", request.turn_id)
+            text = f"the agent failed with {type(error).__name__}; see its log"
             return AgentError(grpc.StatusCode.INTERNAL, text)
         return None
 
     async def finish(self, grace: float) -> None:
-        """Give the answers under way so many seconds, and cut off those that take longer."""
-        if self._answering:
-            await asyncio.wait(set(self._answering), timeout=grace)
-        self._cut = True
-        for answering in self._answering:
-            answering.cancel()
+        """Wait this many seconds for running answers, then cancel the rest."""
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=grace)
+        self._grace_over = True
+        for task in self._running:
+            task.cancel()
 
 
-def response(piece: Piece) -> RespondResponse:
-    """Return a piece as the contract has it."""
+def to_response(piece: Piece) -> RespondResponse:
+    """Return a piece as a message of the API."""
     match piece:
         case RespondResponse():
             return piece
@@ -320,4 +321,4 @@ def response(piece: Piece) -> RespondResponse:
         case TurnProgress():
             return RespondResponse(progress=piece)
         case _:
-            raise TypeError(f"respond yielded a {type(piece).__name__}, which is no piece")
+            raise TypeError(f"respond yielded a {type(piece).__name__}, want a Piece")

@@ -1,4 +1,4 @@
-"""The health of an agent's server."""
+"""The gRPC health service of an agent's server."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 class Health(HealthServicer):
-    """Serves until the stop, and then does not. Unlike gRPC's own it ends its watches there."""
+    """Reports SERVING until the stop. Unlike gRPC's own health service it then ends its watches."""
 
     def __init__(self, service: str) -> None:
-        """Tell of this service, and of the server as a whole."""
+        """Report the health of this service and of the server as a whole."""
         self._services = ("", service)
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Say NOT_SERVING from now on."""
+        """Report NOT_SERVING from now on."""
         self._stopping.set()
 
     async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:
-        """Tell the state."""
+        """Return the status."""
         if request.service not in self._services:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r}")
         return self._state(request.service)
 
     async def Watch(self, request: HealthCheckRequest, context: Context) -> None:
-        """Tell the state and its change; the stop ends it, which would have to wait else."""
+        """Send the status and its change. It ends at the stop, which otherwise waits for it."""
         state = self._state(request.service)
         await context.write(state)
         await self._stopping.wait()

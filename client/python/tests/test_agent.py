@@ -1,4 +1,4 @@
-"""Agents of one's own: what they yield, how they fail, how they are served."""
+"""Agents: what they yield, how they fail, how they are served."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DATA = StructuredData(type="list", value=struct_pb2.Value(string_value="one"))
 
 
 class Versatile(Agent):
-    """Answers with all kinds of pieces."""
+    """Yields all types of pieces."""
 
     async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
         """See Agent."""
@@ -60,10 +60,10 @@ class Versatile(Agent):
 
 
 class Failing(Agent):
-    """Says a word and fails."""
+    """Yields a word and fails."""
 
     def __init__(self, failure: BaseException | None) -> None:
-        """Fail with this, or yield what is no piece."""
+        """Make an agent that raises failure or, if it is None, yields an invalid piece."""
         self._failure = failure
 
     async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
@@ -76,7 +76,7 @@ class Failing(Agent):
 
 
 def pieces_of(address: str, request: RespondRequest = ASK) -> list[RespondResponse]:
-    """Return the whole answer of an agent."""
+    """Return the complete answer of an agent."""
     with grpc.insecure_channel(address) as channel:
         return list(AgentServiceStub(channel).Respond(request))
 
@@ -104,8 +104,8 @@ def test_pieces() -> None:
     ]
 
 
-def test_fails_with_an_error_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    """Code and message are the agent's; the log has them without a traceback."""
+def test_agent_error(caplog: pytest.LogCaptureFixture) -> None:
+    """The status has the code and message of the AgentError; the log has no traceback."""
     error = AgentError(grpc.StatusCode.UNAVAILABLE, "the shop is closed")
     assert failure_of(Failing(error)) == (error.code, error.message)
     (record,) = [record for record in caplog.records if record.name == "parley.agent"]
@@ -123,11 +123,11 @@ def test_fails_with_an_error_of_its_own(caplog: pytest.LogCaptureFixture) -> Non
     ],
 )
 def test_fails(failure: Exception | None, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The status names the type only; the log has all of it."""
+    """The status contains only the type of the exception; the log contains all of it."""
     code, details = failure_of(Failing(failure))
     assert (code, details) == (
         grpc.StatusCode.INTERNAL,
-        f"it failed with {name}; its log says more",
+        f"the agent failed with {name}; see its log",
     )
     (record,) = [record for record in caplog.records if record.name == "parley.agent"]
     assert "t1" in record.getMessage()
@@ -136,16 +136,16 @@ def test_fails(failure: Exception | None, name: str, caplog: pytest.LogCaptureFi
     assert record.exc_info[0].__name__ == name
 
 
-class Plain(Agent):
-    """Fails before there is an answer to read."""
+class FailingCall(Agent):
+    """Raises in respond itself, which is no generator."""
 
     def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
         """See Agent."""
         raise KeyError("s3cret", request.turn_id)
 
 
-class Untidy(Agent):
-    """Fails when its answer is closed."""
+class FailingClose(Agent):
+    """Raises when its generator is closed."""
 
     async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
         """See Agent."""
@@ -155,49 +155,49 @@ class Untidy(Agent):
             raise KeyError("s3cret")
 
 
-@pytest.mark.parametrize("agent", [Plain(), Untidy()], ids=["in respond", "in aclose"])
+@pytest.mark.parametrize("agent", [FailingCall(), FailingClose()], ids=["in respond", "in aclose"])
 def test_fails_outside_of_the_generator(agent: Agent) -> None:
-    """Its text is not for users either."""
-    text = "it failed with KeyError; its log says more"
+    """The text of such an exception is not shown to users either."""
+    text = "the agent failed with KeyError; see its log"
     assert failure_of(agent) == (grpc.StatusCode.INTERNAL, text)
 
 
 def test_refuses_a_request_without_messages() -> None:
-    """An agent may rely on one."""
+    """The agent is not called for such a request."""
     code, details = failure_of(Versatile(), RespondRequest())
-    assert (code, "nothing to answer" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    assert (code, "messages is empty" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
 def test_a_cancelled_answer_is_closed() -> None:
-    """What the agent opened for it is closed at once, also where it waits for nothing."""
+    """The generator of the agent is closed at once."""
     agent = Gated(["well"], [])
     with running(agent) as address, grpc.insecure_channel(address) as channel:
         answer = AgentServiceStub(channel).Respond(ASK)
         assert next(answer).text == "well"
         answer.cancel()
-        assert agent.left.wait(LIMIT)
+        assert agent.closed.wait(LIMIT)
 
 
 def test_an_answer_is_closed_before_its_status_is_sent() -> None:
-    """Also one that breaks off where the agent has just yielded."""
+    """It is also closed if the server fails on a piece that the agent has just yielded."""
     closed = []
 
-    class Careless(Agent):
+    class InvalidPiece(Agent):
         async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
             try:
                 yield request  # type: ignore[misc]
             finally:
-                await asyncio.sleep(0.01)  # as whoever closes a connection
+                await asyncio.sleep(0.01)  # like closing a connection
                 closed.append(request.turn_id)
 
-    with running(Careless()) as address:
+    with running(InvalidPiece()) as address:
         with pytest.raises(grpc.RpcError):
             pieces_of(address)
         assert closed == ["t1"]
 
 
-def test_the_end_gives_answers_their_grace() -> None:
-    """One that is under way may come to its end; no new one begins, and health says so."""
+def test_stop_waits_for_running_answers() -> None:
+    """A running answer may end within the grace. Health reports NOT_SERVING before."""
     agent = Gated(["well"], [" done"])
 
     async def run() -> None:
@@ -210,7 +210,7 @@ def test_the_end_gives_answers_their_grace() -> None:
             assert (await answer.read()).text == "well"
             ending = asyncio.create_task(server.__aexit__(None, None, None))
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            assert await watch.read() is grpc.aio.EOF, "the watch would hold the stop"
+            assert await watch.read() is grpc.aio.EOF, "the stop did not end the health watch"
             agent.open()
             assert (await answer.read()).text == " done"
             await ending
@@ -219,8 +219,8 @@ def test_the_end_gives_answers_their_grace() -> None:
     asyncio.run(run())
 
 
-def test_the_end_cuts_off_what_takes_longer() -> None:
-    """The user is told what to do, and the agent is told to end."""
+def test_stop_cancels_answers_after_the_grace() -> None:
+    """The status says what to do, and the generator of the agent is closed."""
     agent = Gated(["well"], [])
 
     async def run() -> None:
@@ -232,15 +232,15 @@ def test_the_end_cuts_off_what_takes_longer() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await answer.read()
             assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-            text = "the agent was stopped before its answer was whole; ask again"
+            text = "the agent was stopped before its answer was complete; try again"
             assert raised.value.details() == text
-            assert agent.left.is_set()
+            assert agent.closed.is_set()
 
     asyncio.run(run())
 
 
 def test_health() -> None:
-    """It knows the service and the server, and nothing else."""
+    """The health service knows the agent service and the server, and no other service."""
 
     async def run() -> None:
         async with (
@@ -262,13 +262,13 @@ def test_health() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "7002", "localhost", "localhost:", "localhost:http"])
-def test_refuses_what_is_no_address(address: str) -> None:
-    """It says what one is."""
-    with pytest.raises(ValueError, match="neither HOST:PORT nor unix:PATH"):
+def test_refuses_an_invalid_address(address: str) -> None:
+    """The error says which addresses are valid."""
+    with pytest.raises(ValueError, match="want HOST:PORT or unix:PATH"):
         Versatile().serving(address)
 
 
-def test_refuses_an_address_that_is_taken() -> None:
+def test_refuses_an_address_in_use() -> None:
     """Two agents do not share a port."""
     with (
         running(Versatile()) as address,
@@ -278,7 +278,7 @@ def test_refuses_an_address_that_is_taken() -> None:
 
 
 def test_serves_at_a_path(tmp_path: Path) -> None:
-    """A Unix socket is an address too."""
+    """The address may be a Unix socket."""
 
     async def run() -> None:
         async with Versatile().serving(f"unix:{tmp_path}/agent") as server:
@@ -288,7 +288,7 @@ def test_serves_at_a_path(tmp_path: Path) -> None:
 
 
 def test_answers_through_parleyd(tmp_path: Path) -> None:
-    """Its pieces become the messages of the conversation."""
+    """The pieces of an agent become the messages of the conversation."""
     with running(Versatile()) as good, running(Failing(KeyError("s3cret"))) as bad:
         agents = {"good": good, "bad": bad}
         lines = [f'  {name}: {{kind: remote, address: "{at}"}}' for name, at in agents.items()]
@@ -308,7 +308,7 @@ def test_answers_through_parleyd(tmp_path: Path) -> None:
             turn = events[-1].finished.turn
             assert turn.state == TurnState.TURN_STATE_FAILED
             assert turn.error.reason == "AGENT_FAILED"
-            assert "it failed with KeyError; its log says more" in turn.error.message
+            assert "the agent failed with KeyError; see its log" in turn.error.message
             assert "s3cret" not in turn.error.message
 
 
@@ -327,4 +327,4 @@ def test_parleyd_cancels_an_answer(tmp_path: Path) -> None:
                         parley.CancelTurnRequest(conversation_id="c", turn_id=event.turn_id)
                     )
             assert events[-1].finished.turn.state == TurnState.TURN_STATE_CANCELLED
-            assert agent.left.wait(LIMIT)
+            assert agent.closed.wait(LIMIT)

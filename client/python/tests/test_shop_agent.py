@@ -1,4 +1,4 @@
-"""The example agent, as a process of its own that is spoken to over TCP."""
+"""The example agent, as a separate process, called over TCP."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def channel(agent_address: str) -> Iterator[grpc.Channel]:
 
 
 def user(content: str) -> Message:
-    """Return a message of the user's."""
+    """Return a message of the user."""
     return Message(role=ROLE_USER, content=content)
 
 
 def listing(value: Any, kind: str = "product_list") -> Message:
-    """Return an agent's message that carries a value."""
+    """Return an agent's message with a value as structured data."""
     data = StructuredData(type=kind, value=json_format.ParseDict(value, struct_pb2.Value()))
     return Message(role=ROLE_ASSISTANT, content="Done.", structured_data=[data])
 
 
 def respond(channel: grpc.Channel, *messages: Message) -> list[RespondResponse]:
-    """Return all the pieces of the agent's answer."""
+    """Return all pieces of the agent's answer."""
     return list(AgentServiceStub(channel).Respond(RespondRequest(messages=messages)))
 
 
 def text_of(pieces: list[RespondResponse]) -> str:
-    """Return the text that the pieces make."""
+    """Return the text of all pieces."""
     return "".join(piece.text for piece in pieces)
 
 
@@ -96,7 +96,7 @@ def text_of(pieces: list[RespondResponse]) -> str:
             "There is no product Pepper.",
             None,
             "did not find a product",
-            id="price of what is not there",
+            id="price of an unknown product",
         ),
         pytest.param(
             [],
@@ -128,7 +128,7 @@ def text_of(pieces: list[RespondResponse]) -> str:
             "There is no third product.",
             None,
             "did not find a product",
-            id="sold out beyond the list",
+            id="sold out after the end of the list",
         ),
         pytest.param(
             [],
@@ -144,7 +144,7 @@ def text_of(pieces: list[RespondResponse]) -> str:
             "Salt is sold out.",
             [*CREATED[:2], {"name": "Salt", "sold_out": True}],
             "marked a product as sold out",
-            id="what is no list of products is passed over",
+            id="data that is not a list of products is skipped",
         ),
         pytest.param(
             [user("hello"), listing(CREATED)],
@@ -164,7 +164,7 @@ def test_answers(
     products: list[dict[str, Any]] | None,
     summary: str,
 ) -> None:
-    """Each of the shop's sentences gets its answer, from what the history holds."""
+    """Each sentence has its answer, which depends on the history."""
     pieces = respond(channel, *history, user(content))
     data = [piece.structured_data for piece in pieces if piece.HasField("structured_data")]
     values: list[Any] = [json_format.MessageToDict(d.value) for d in data]
@@ -175,7 +175,7 @@ def test_answers(
 
 
 def test_streams_word_by_word(channel: grpc.Channel) -> None:
-    """A word and the white space behind it is a piece; data and summary come last."""
+    """Each piece is a word with the white space after it. Data and summary are the last pieces."""
     pieces = respond(channel, user("create three products"))
     assert [piece.text or piece.WhichOneof("piece") for piece in pieces] == [
         "Created ",
@@ -189,7 +189,7 @@ def test_streams_word_by_word(channel: grpc.Channel) -> None:
 
 
 def test_fails_on_purpose(channel: grpc.Channel) -> None:
-    """What was sent ahead of the error arrives."""
+    """The text before the error arrives."""
     answer = AgentServiceStub(channel).Respond(RespondRequest(messages=[user("fail")]))
     assert next(answer).text + next(answer).text == "This will "
     with pytest.raises(grpc.RpcError) as failure:
@@ -199,7 +199,7 @@ def test_fails_on_purpose(channel: grpc.Channel) -> None:
 
 
 def test_slow_answer_can_be_cancelled(channel: grpc.Channel) -> None:
-    """A slow answer streams, ends when it is cancelled, and leaves the agent at work."""
+    """A slow answer ends when it is cancelled. The agent continues to serve."""
     answer = AgentServiceStub(channel).Respond(RespondRequest(messages=[user("slow")]))
     assert [next(answer).text for _ in range(3)] == ["tick "] * 3
     answer.cancel()
@@ -210,7 +210,7 @@ def test_slow_answer_can_be_cancelled(channel: grpc.Channel) -> None:
 
 
 def test_refuses_a_request_without_messages(channel: grpc.Channel) -> None:
-    """Nothing to answer is the caller's mistake."""
+    """The status is INVALID_ARGUMENT."""
     with pytest.raises(grpc.RpcError) as failure:
         respond(channel)
     assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -219,14 +219,14 @@ def test_refuses_a_request_without_messages(channel: grpc.Channel) -> None:
 @pytest.mark.parametrize("service", ["", "parley.v1.AgentService"])
 def test_serves_health(channel: grpc.Channel, service: str) -> None:
     """The agent is healthy as a whole and by the name of its service."""
-    stub: Any = health_pb2_grpc.HealthStub(channel)  # The types that it comes with lack Check.
+    stub: Any = health_pb2_grpc.HealthStub(channel)  # Its type stubs lack Check.
     reply = stub.Check(health_pb2.HealthCheckRequest(service=service))
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stops_on_a_signal(number: signal.Signals) -> None:
-    """Both signals end the process well, also in the middle of an answer; it printed one line."""
+    """Both signals end the process with exit code 0, even during an answer."""
     with shop_agent() as (process, address), grpc.insecure_channel(address) as channel:
         answer = AgentServiceStub(channel).Respond(RespondRequest(messages=[user("slow")]))
         assert next(answer).text == "tick "
@@ -238,14 +238,14 @@ def test_stops_on_a_signal(number: signal.Signals) -> None:
 
 
 def test_does_not_share_its_port(agent_address: str) -> None:
-    """A second agent on the port of another says so and fails."""
+    """A second agent on the same port fails with an error."""
     code, errors = refusal("--address", agent_address)
     assert code == 1
     assert f"cannot listen on {agent_address}" in errors
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", ":7002", "127.0.0.1:http", "127.0.0.1:65536"])
-def test_refuses_what_is_no_address(address: str) -> None:
+def test_refuses_an_invalid_address(address: str) -> None:
     """The message names the flag."""
     code, errors = refusal("--address", address)
     assert code == 2
