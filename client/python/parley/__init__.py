@@ -1,9 +1,9 @@
-"""Parley keeps the conversations of agent services; this package speaks to it.
+"""The Python client of Parley, a server that stores the conversations of agent services.
 
-:class:`Client` and :class:`AsyncClient` make the calls, :class:`Agent` is what an agent of your
-own derives from, and :class:`Error` is what a call raises. The requests, replies and enums of the
-contract are here too; their docstrings say what each field means. An enum's values are its
-attributes: ``Role.ROLE_USER``.
+:class:`Client` and :class:`AsyncClient` make the calls. :class:`Agent` is the base class of your
+own agents. A failed call raises :class:`Error`. The package also contains the requests, replies
+and enums of the API; their docstrings explain each field. The values of an enum are its
+attributes: ``Role.ROLE_USER``. Start at :class:`Client`.
 """
 
 from parley._agent import Agent, AgentError, AgentServer, Piece

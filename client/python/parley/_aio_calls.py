@@ -1,4 +1,4 @@
-"""The calls of the asyncio client that are one call of gRPC's."""
+"""The calls of the asyncio client that are one gRPC call each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 
 from parley._aio_stream import AsyncStream
-from parley._course import OneCall
 from parley._error import Error, from_rpc
 from parley._options import CallOptions, for_grpc, with_request_id
+from parley._resumption import SingleCall
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -90,27 +90,27 @@ R = TypeVar("R")
 
 
 class AsyncCalls:
-    """Every call that is not gone on with after a break, under its name in Python's spelling.
+    """All calls that do not resume after a broken connection. The methods have Python's spelling.
 
-    Each takes the request of the contract and, as keyword arguments, the :class:`CallOptions`;
-    each returns the reply of the contract or raises :class:`parley.Error`. What the fields
-    mean, and their limits, is in the docstrings of the requests and replies.
+    Each method takes a request of the API and, as keyword arguments, the :class:`CallOptions`.
+    It returns the reply of the API or raises :class:`parley.Error`. The docstrings of the requests
+    and replies explain the fields and their limits.
     """
 
     def __init__(self, connections: Connections) -> None:
-        """Call through these connections."""
+        """Make calls on these connections."""
         self._connections = connections
 
     async def create_conversation(
         self, request: CreateConversationRequest, **options: Unpack[CallOptions]
     ) -> CreateConversationResponse:
-        """Make an empty conversation. A retry with the same request_id finds it."""
+        """Create an empty conversation. A retry with the same request_id returns that one."""
         return await self._unary(self._conversations.CreateConversation, request, options)
 
     async def load_conversation(
         self, request: LoadConversationRequest, **options: Unpack[CallOptions]
     ) -> LoadConversationResponse:
-        """Return a conversation with its newest messages; make it first when it does not exist."""
+        """Return a conversation with its newest messages; create it if it does not exist."""
         return await self._unary(self._conversations.LoadConversation, request, options)
 
     async def get_conversation(
@@ -122,7 +122,7 @@ class AsyncCalls:
     async def update_conversation(
         self, request: UpdateConversationRequest, **options: Unpack[CallOptions]
     ) -> UpdateConversationResponse:
-        """Change the fields of a conversation that update_mask names. Sent once."""
+        """Change the fields of a conversation that update_mask names. Never retried."""
         return await self._unary(self._conversations.UpdateConversation, request, options)
 
     async def list_conversations(
@@ -134,19 +134,19 @@ class AsyncCalls:
     async def delete_conversation(
         self, request: DeleteConversationRequest, **options: Unpack[CallOptions]
     ) -> DeleteConversationResponse:
-        """Remove a conversation and its messages; a running turn is cancelled. Sent once."""
+        """Delete a conversation and its messages; cancel its running turn. Never retried."""
         return await self._unary(self._conversations.DeleteConversation, request, options)
 
     async def clear_conversation(
         self, request: ClearConversationRequest, **options: Unpack[CallOptions]
     ) -> ClearConversationResponse:
-        """Remove messages and keep the conversation; sequences go on. Sent once."""
+        """Delete messages, keep the conversation; sequences continue. Never retried."""
         return await self._unary(self._conversations.ClearConversation, request, options)
 
     async def purge_conversations(
         self, request: PurgeConversationsRequest, **options: Unpack[CallOptions]
     ) -> PurgeConversationsResponse:
-        """Remove conversations that have been inactive for a time. Sent once."""
+        """Delete conversations that have been inactive for a time. Never retried."""
         return await self._unary(self._conversations.PurgeConversations, request, options)
 
     async def fork_conversation(
@@ -158,19 +158,19 @@ class AsyncCalls:
     async def append_messages(
         self, request: AppendMessagesRequest, **options: Unpack[CallOptions]
     ) -> AppendMessagesResponse:
-        """Add messages in one atomic step, also while a turn runs."""
+        """Append messages in one commit. It also works while a turn runs."""
         return await self._unary(self._conversations.AppendMessages, request, options)
 
     async def list_messages(
         self, request: ListMessagesRequest, **options: Unpack[CallOptions]
     ) -> ListMessagesResponse:
-        """Return a page of the kept messages, in either direction."""
+        """Return a page of the stored messages, in either direction."""
         return await self._unary(self._conversations.ListMessages, request, options)
 
     async def get_context(
         self, request: GetContextRequest, **options: Unpack[CallOptions]
     ) -> GetContextResponse:
-        """Return the system prompt and the history window for a model call."""
+        """Return the system prompt and the window of messages for a model call."""
         return await self._unary(self._conversations.GetContext, request, options)
 
     async def get_routing_summary(
@@ -178,7 +178,7 @@ class AsyncCalls:
     ) -> GetRoutingSummaryResponse:
         """Return what a coordinator needs to route the next message.
 
-        With wait_timeout it waits for news; a timeout of the call has to be longer than that.
+        With wait_timeout it waits for a change; the timeout of the call must be longer than that.
         """
         return await self._unary(self._conversations.GetRoutingSummary, request, options)
 
@@ -191,7 +191,7 @@ class AsyncCalls:
     async def set_active_agent(
         self, request: SetActiveAgentRequest, **options: Unpack[CallOptions]
     ) -> SetActiveAgentResponse:
-        """Give an agent the routing lease of a conversation, or take it away. Sent once."""
+        """Set or remove the active agent of a conversation and its lease. Never retried."""
         return await self._unary(self._conversations.SetActiveAgent, request, options)
 
     async def list_agents(
@@ -209,21 +209,21 @@ class AsyncCalls:
     async def list_turns(
         self, request: ListTurnsRequest, **options: Unpack[CallOptions]
     ) -> ListTurnsResponse:
-        """Return the newest turns of a conversation, newest first, 32 at most."""
+        """Return the newest turns of a conversation, newest first, at most 32."""
         return await self._unary(self._conversations.ListTurns, request, options)
 
     async def cancel_turn(
         self, request: CancelTurnRequest, **options: Unpack[CallOptions]
     ) -> CancelTurnResponse:
-        """Stop a running or queued turn; what had arrived is kept as an incomplete message."""
+        """Cancel a running or queued turn; store the received text as an incomplete message."""
         return await self._unary(self._conversations.CancelTurn, request, options)
 
     def export_conversations(
         self, request: ExportConversationsRequest, **options: Unpack[CallOptions]
     ) -> AsyncStream[ExportConversationsResponse]:
-        """Stream whole conversations out, the oldest first; a large one in several replies.
+        """Stream complete conversations, the oldest first; a large one takes several replies.
 
-        A stream that breaks fails with UNAVAILABLE; it is not gone on with.
+        If the connection breaks, the stream fails with UNAVAILABLE. It does not resume.
         """
         return self._stream(lambda: self._conversations.ExportConversations, request, options)
 
@@ -232,42 +232,42 @@ class AsyncCalls:
         requests: Iterable[ImportConversationsRequest] | AsyncIterable[ImportConversationsRequest],
         **options: Unpack[CallOptions],
     ) -> ImportConversationsResponse:
-        """Take whole conversations in, as they were exported. Sent once.
+        """Store complete conversations, as they were exported. Never retried.
 
-        What requests itself raises ends the call and is raised as it is.
+        An exception of the iterable requests ends the call and is raised unchanged.
         """
         return await self._upload(self._conversations.ImportConversations, requests, options)
 
     async def list_interactions(
         self, request: ListInteractionsRequest, **options: Unpack[CallOptions]
     ) -> ListInteractionsResponse:
-        """Return a page of one day of the log, of a recent span, or of one conversation."""
+        """Return a page of log entries of one day, of a recent span, or of one conversation."""
         return await self._unary(self._interactions.ListInteractions, request, options)
 
     async def search_interactions(
         self, request: SearchInteractionsRequest, **options: Unpack[CallOptions]
     ) -> SearchInteractionsResponse:
-        """Return a page of the lines of the last days that have a text, newest first."""
+        """Return a page of log entries of the last days that contain a text, newest first."""
         return await self._unary(self._interactions.SearchInteractions, request, options)
 
     async def delete_interactions(
         self, request: DeleteInteractionsRequest, **options: Unpack[CallOptions]
     ) -> DeleteInteractionsResponse:
-        """Erase all lines of a conversation. It needs the admin role. Sent once."""
+        """Erase all log entries of a conversation. Needs the admin role. Never retried."""
         return await self._unary(self._interactions.DeleteInteractions, request, options)
 
     async def get_stats(
         self, request: GetStatsRequest, **options: Unpack[CallOptions]
     ) -> GetStatsResponse:
-        """Return counts of what the service holds, over all tenants. It needs the admin role."""
+        """Return how much the server stores, over all tenants. Needs the admin role."""
         return await self._unary(self._admin.GetStats, request, options)
 
     def backup_store(
         self, request: BackupStoreRequest, **options: Unpack[CallOptions]
     ) -> AsyncStream[BackupStoreResponse]:
-        """Stream a consistent copy of the store. It needs the admin role.
+        """Stream a consistent copy of the store. Needs the admin role.
 
-        A stream that breaks fails with UNAVAILABLE; it is not gone on with.
+        If the connection breaks, the stream fails with UNAVAILABLE. It does not resume.
         """
         return self._stream(lambda: self._admin.BackupStore, request, options)
 
@@ -286,7 +286,7 @@ class AsyncCalls:
     async def _unary(
         self, rpc: grpc.aio.UnaryUnaryMultiCallable[Q, R], request: Q, options: CallOptions
     ) -> R:
-        with self._opening(), self._raising():
+        with self._raising_if_closed(), self._converting_errors():
             return await rpc(with_request_id(request), **for_grpc(options))
 
     def _stream(
@@ -296,10 +296,10 @@ class AsyncCalls:
         options: CallOptions,
     ) -> AsyncStream[R]:
         def open_call(request: Q, timeout: float | None) -> AsyncCall:
-            with self._opening():
+            with self._raising_if_closed():
                 return rpc()(request, **for_grpc(options, timeout))
 
-        return AsyncStream(OneCall(with_request_id(request)), open_call, options.get("timeout"))
+        return AsyncStream(SingleCall(with_request_id(request)), open_call, options.get("timeout"))
 
     async def _upload(
         self,
@@ -307,47 +307,51 @@ class AsyncCalls:
         requests: Iterable[Q] | AsyncIterable[Q],
         options: CallOptions,
     ) -> R:
-        with self._opening():
+        with self._raising_if_closed():
             call = rpc(**for_grpc(options))
         try:
-            with self._raising():
+            with self._converting_errors():
                 try:
                     async for request in each_of(requests):
                         await call.write(request)
                     await call.done_writing()
                 except (grpc.RpcError, asyncio.InvalidStateError):
-                    if not call.done():  # Else the server did not want the rest; the call says why.
+                    if not call.done():
                         raise
+                    # The server has ended the call early. The status of the call says why.
                 return await call
         finally:
-            call.cancel()  # Nothing, unless it is still under way.
+            call.cancel()  # It does nothing if the call has ended.
 
     @contextmanager
-    def _raising(self) -> Iterator[None]:
+    def _converting_errors(self) -> Iterator[None]:
         try:
             yield
         except grpc.RpcError as error:
             raise from_rpc(error) from error
         except asyncio.CancelledError:
-            # gRPC raises this also where it was not the task that was cancelled but the call,
-            # since the client was closed.
+            # gRPC also raises this if the closed client has cancelled the call, and nobody has
+            # cancelled the task.
             if self._connections.is_closed() and not is_cancelled():
                 raise Error(grpc.StatusCode.CANCELLED, "the client was closed") from None
             raise
 
     @contextmanager
-    def _opening(self) -> Iterator[None]:
-        """Make a call in the block; metadata may be code of the caller's that closes the client."""
+    def _raising_if_closed(self) -> Iterator[None]:
+        """Raise CANCELLED if the client is closed before or in the block.
+
+        The block may run code of the caller, the iterator of the metadata.
+        """
         self._connections.check_open()
         try:
             yield
-        except grpc.aio.UsageError:  # which gRPC raises for a channel that is closed
+        except grpc.aio.UsageError:  # gRPC raises it for a closed channel.
             self._connections.check_open()
             raise
 
 
 async def each_of(requests: Iterable[Q] | AsyncIterable[Q]) -> AsyncIterator[Q]:
-    """Yield what an iterable of either kind has."""
+    """Yield the requests of an iterable of either kind."""
     if isinstance(requests, AsyncIterable):
         async for request in requests:
             yield request
@@ -357,6 +361,6 @@ async def each_of(requests: Iterable[Q] | AsyncIterable[Q]) -> AsyncIterator[Q]:
 
 
 def is_cancelled() -> bool:
-    """Tell whether somebody has cancelled the running task; Python 3.10 does not know."""
+    """Report whether the running task was cancelled. On Python 3.10 it returns False."""
     task = asyncio.current_task()
     return sys.version_info >= (3, 11) and task is not None and task.cancelling() > 0

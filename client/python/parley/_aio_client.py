@@ -9,10 +9,10 @@ import grpc
 from parley._aio_calls import AsyncCalls
 from parley._aio_connection import Connections
 from parley._aio_stream import AsyncCall, AsyncStream
-from parley._course import TurnCourse, WatchCourse
-from parley._line import AsyncLine
+from parley._connectivity import AsyncConnectivity
 from parley._options import CallOptions, channel_options, for_grpc, is_local
-from parley._patience import Patience
+from parley._resumption import Follower, Watcher
+from parley._retry import Retry
 from parley.v1.conversation_service_pb2 import (
     ChatRequest,
     ConversationChange,
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 class AsyncClient(AsyncCalls):
     """A connection to one Parley server, for asyncio.
 
-    It is :class:`parley.Client` with ``await`` and ``async for``: the same methods with the same
-    promises. It may be made anywhere, and used in any event loop: each loop has a connection of
-    its own, which the first call in the loop opens and the end of the loop closes. A stream
-    belongs to the loop of its first step. A call whose task is cancelled ends at once, with
-    asyncio.CancelledError as usual.
+    It has the methods and guarantees of :class:`parley.Client`, with ``await`` and ``async for``.
+    Create it anywhere and use it in any event loop. Each event loop has its own connection: the
+    first call in the loop opens it, and the end of the loop closes it. A stream belongs to the
+    event loop of its first step. If the task of a call is cancelled, the call ends at once and
+    raises asyncio.CancelledError.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class AsyncClient(AsyncCalls):
         options: Sequence[tuple[str, Any]] = (),
         compression: grpc.Compression | None = None,
     ) -> None:
-        """Make a client of the server at target; see :meth:`close`.
+        """Make a client of the server at target. Call :meth:`close` when it is no longer needed.
 
         Args:
             target: "host:port", "unix:PATH", or any other target that gRPC can resolve.
-            credentials: For TLS; the system's certificates unless set.
-            plaintext: Whether to do without TLS. Unless set, a target on this machine (a
-                loopback address, localhost or a Unix socket) is spoken to in plaintext if there
-                are no credentials, and any other with TLS.
-            options: More options of the channel, as gRPC knows them; they replace the defaults.
-            compression: How to compress what is sent.
+            credentials: The credentials for TLS. The default is the system's certificates.
+            plaintext: Whether to connect without TLS. If None, the connection is plaintext if
+                target is a loopback address, localhost or a Unix socket and there are no
+                credentials. Otherwise it uses TLS.
+            options: gRPC channel options, applied after the defaults; they override them.
+            compression: The compression of the requests.
 
         """
         if plaintext is None:
@@ -73,14 +73,15 @@ class AsyncClient(AsyncCalls):
         super().__init__(Connections(dial))
 
     async def close(self) -> None:
-        """Close all connections; running calls fail with CANCELLED.
+        """Close all connections. Calls in progress fail with CANCELLED.
 
-        Each event loop ends its own connection: the running loop before this method returns, a
-        loop of another thread soon after, and a loop that is stopped when it runs again. The
-        calls of a loop that was closed without ``loop.shutdown_asyncgens()`` do not end;
-        asyncio.run runs it.
+        Each event loop closes its own connection: the running loop before this method returns, a
+        loop in another thread soon after, and a stopped loop when it runs again. If a loop was
+        closed without ``loop.shutdown_asyncgens()``, its calls do not end. asyncio.run calls that
+        function.
 
-        Turns that they began go on at the server, unless they asked for ON_DISCONNECT_CANCEL.
+        The turns that the calls started continue on the server, unless their requests set
+        ON_DISCONNECT_CANCEL.
         """
         await self._connections.close()
 
@@ -98,56 +99,56 @@ class AsyncClient(AsyncCalls):
         await self.close()
 
     def chat(self, request: ChatRequest, **options: Unpack[CallOptions]) -> AsyncStream[TurnEvent]:
-        """Say something and stream the events of the turn as they come.
+        """Send a user's message and stream the events of the turn.
 
-        It keeps each promise of :meth:`parley.Client.chat`.
+        It has the guarantees and limits of :meth:`parley.Client.chat`.
         """
         return self._turn(request, options)
 
     def resume_turn(
         self, request: ResumeTurnRequest, **options: Unpack[CallOptions]
     ) -> AsyncStream[TurnEvent]:
-        """Stream the events of a turn behind request.after_index, whether it runs or has ended.
+        """Stream the events of a turn after request.after_index.
 
-        It keeps each promise of :meth:`parley.Client.resume_turn`.
+        It has the guarantees and limits of :meth:`parley.Client.resume_turn`.
         """
         return self._turn(request, options)
 
     def watch_conversations(
         self, request: WatchConversationsRequest, **options: Unpack[CallOptions]
     ) -> AsyncStream[ConversationChange]:
-        """Stream changes as they are committed, behind request.cursor, else from now on.
+        """Stream the changes of conversations as they are committed.
 
-        It keeps each promise of :meth:`parley.Client.watch_conversations`.
+        It has the guarantees and limits of :meth:`parley.Client.watch_conversations`.
         """
-        line = AsyncLine()
+        connectivity = AsyncConnectivity()
 
         def open_call(request: WatchConversationsRequest, timeout: float | None) -> AsyncCall:
-            with self._opening():
-                each = for_grpc(options, timeout)
-                call = self._conversations.WatchConversations(request, **each)
-                line.open(self._connections.get().channel)
+            with self._raising_if_closed():
+                arguments = for_grpc(options, timeout)
+                call = self._conversations.WatchConversations(request, **arguments)
+                connectivity.open(self._connections.get().channel)
                 return call
 
-        patience = Patience(line, wait_for_ready=bool(options.get("wait_for_ready")))
-        course = WatchCourse(request, patience)
-        return AsyncStream(course, open_call, options.get("timeout"))
+        retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
+        resumption = Watcher(request, retry)
+        return AsyncStream(resumption, open_call, options.get("timeout"))
 
     def _turn(
         self, request: ChatRequest | ResumeTurnRequest, options: CallOptions
     ) -> AsyncStream[TurnEvent]:
-        line = AsyncLine()
+        connectivity = AsyncConnectivity()
 
         def open_call(request: ChatRequest | ResumeTurnRequest, timeout: float | None) -> AsyncCall:
-            with self._opening():
-                each = for_grpc(options, timeout)
+            with self._raising_if_closed():
+                arguments = for_grpc(options, timeout)
                 if isinstance(request, ChatRequest):
-                    call: AsyncCall = self._conversations.Chat(request, **each)
+                    call: AsyncCall = self._conversations.Chat(request, **arguments)
                 else:
-                    call = self._conversations.ResumeTurn(request, **each)
-                line.open(self._connections.get().channel)
+                    call = self._conversations.ResumeTurn(request, **arguments)
+                connectivity.open(self._connections.get().channel)
                 return call
 
-        patience = Patience(line, wait_for_ready=bool(options.get("wait_for_ready")))
-        course = TurnCourse(request, patience)
-        return AsyncStream(course, open_call, options.get("timeout"))
+        retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
+        resumption = Follower(request, retry)
+        return AsyncStream(resumption, open_call, options.get("timeout"))

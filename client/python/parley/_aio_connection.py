@@ -27,7 +27,7 @@ class Connection:
     """A channel of one event loop, and its stubs."""
 
     def __init__(self, channel: grpc.aio.Channel, end: AsyncGenerator[None, None]) -> None:
-        """Make the stubs of this channel; closing the generator closes the channel."""
+        """Make the stubs of this channel. Closing the generator end closes the channel."""
         self.channel = channel
         self.conversations: ConversationServiceAsyncStub = ConversationServiceStub(channel)
         self.interactions: InteractionLogServiceAsyncStub = InteractionLogServiceStub(channel)
@@ -35,33 +35,33 @@ class Connection:
         self._end = end
 
     def end(self) -> asyncio.Future[None]:
-        """Close the channel; only its own event loop may do it."""
+        """Close the channel. Call it only in the event loop of the channel."""
         return asyncio.ensure_future(self._end.aclose())
 
 
 class Connections:
-    """Connections of one client, by event loop. The loops may run in several threads."""
+    """The connections of one client, by event loop. The loops may run in several threads."""
 
     def __init__(self, dial: Callable[[], grpc.aio.Channel]) -> None:
-        """Start without a connection; dial makes a channel for the running loop."""
+        """Start without a connection. The function dial makes a channel for the running loop."""
         self._dial = dial
-        self._lock = threading.RLock()  # guards the rest; garbage may be collected inside
+        self._lock = threading.RLock()  # guards the fields below; garbage collection may run inside
         self._by_loop: dict[asyncio.AbstractEventLoop, Connection] = {}
         self._closed = False
 
     def get(self) -> Connection:
-        """Return the connection of the running loop, and open it first if there is none."""
+        """Return the connection of the running loop; open it if there is none."""
         loop = asyncio.get_running_loop()
         with self._lock:
             self.check_open()
             connection = self._by_loop.get(loop)
             if connection is None:
                 for other in tuple(self._by_loop):
-                    if other.is_closed():  # Without shutdown_asyncgens.
+                    if other.is_closed():  # It was closed without shutdown_asyncgens.
                         self.forget(other)
                 channel = self._dial()
                 end = close_with_loop(channel, loop, weakref.ref(self))
-                with suppress(StopIteration):  # It has come to its yield.
+                with suppress(StopIteration):  # It has reached its yield.
                     end.__anext__().send(None)
                 connection = self._by_loop[loop] = Connection(channel, end)
             return connection
@@ -72,7 +72,7 @@ class Connections:
             self._by_loop.pop(loop, None)
 
     async def close(self) -> None:
-        """Close all connections, those of other loops when these loops run; make no more."""
+        """Close all connections, those of other loops when these loops run. Open no new ones."""
         with self._lock:
             self._closed = True
             connections, self._by_loop = self._by_loop, {}
@@ -84,7 +84,7 @@ class Connections:
             await here.end()
 
     def is_closed(self) -> bool:
-        """Tell whether close has been called."""
+        """Report whether close has been called."""
         with self._lock:
             return self._closed
 

@@ -17,50 +17,53 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from parley._course import Course
+    from parley._resumption import Resumption
 
 S = TypeVar("S")
 
 
 class AsyncCall(Protocol):
-    """What a driver uses of a call of gRPC's."""
+    """The part of a gRPC call that a stream uses."""
 
-    async def read(self) -> Any:  # noqa: ANN401 - its course knows
-        """Wait for the next reply; EOF: there is none."""
+    async def read(self) -> Any:  # noqa: ANN401 - Resumption has the type
+        """Wait for the next reply. EOF is the end of the call."""
         ...
 
     def cancel(self) -> bool:
-        """End the call."""
+        """Cancel the call."""
         ...
 
 
 class AsyncStream(Generic[S]):
-    """A stream of events, to be looped over once with ``async for``.
+    """A stream of events for one ``async for`` loop.
 
-    The call begins with the first step of the loop. It ends at once when the loop is left and
-    nothing refers to the stream any more, when the task that loops is cancelled, at the end of
-    an ``async with`` block, and with :meth:`aclose`. A stream that fails raises
-    :class:`parley.Error` and is over then.
+    The call begins with the first step of the loop. It ends at once when the caller leaves the
+    loop and nothing refers to the stream, when the task of the loop is cancelled, at the end of an
+    ``async with`` block, and with :meth:`aclose`. A stream that fails raises
+    :class:`parley.Error` and has then ended.
     """
 
     def __init__(
         self,
-        course: Course[Any, Any, S],
+        resumption: Resumption[Any, Any, S],
         open_call: Callable[[Any, float | None], AsyncCall],
         timeout: float | None,
     ) -> None:
-        """Streams come from the methods of a client.
+        """Make a stream; only the methods of a client do so.
 
-        The course says what to ask; open_call asks it, with the seconds that are left; timeout
-        is how many there are.
+        Args:
+            resumption: It chooses the requests and decides when the stream resumes.
+            open_call: It starts a call with a request and a timeout in seconds.
+            timeout: The limit of the whole loop in seconds; None means no limit.
+
         """
         self._loop: asyncio.AbstractEventLoop | None = None  # of the call
         self._call: AsyncCall | None = None
         self._closed = asyncio.Event()
-        self._course = course
+        self._resumption = resumption
         self._open_call = open_call
         self._timeout = timeout
-        self._deadline = math.inf  # Set when the loop begins.
+        self._deadline = math.inf  # Set by the first call.
 
     def __aiter__(self) -> AsyncIterator[S]:
         """Return the stream itself."""
@@ -68,18 +71,20 @@ class AsyncStream(Generic[S]):
 
     async def __anext__(self) -> S:
         """Wait for the next event."""
-        self._course.resume()
+        self._resumption.reader_returned()
         try:
             while not self._closed.is_set():
                 reply, error = await self._receive()
                 if reply is not None:
-                    if (shown := self._course.take(reply)) is not None:
-                        return shown
-                elif self._closed.is_set() or (delay := self._course.end(error)) is None:
+                    if (item := self._resumption.accept(reply)) is not None:
+                        return item
+                elif (
+                    self._closed.is_set() or (delay := self._resumption.retry_delay(error)) is None
+                ):
                     break
                 else:
                     self._call = None
-                    await self._wait(min(delay, self._left()))
+                    await self._wait(min(delay, self._remaining()))
         except BaseException:
             self._close()
             raise
@@ -89,12 +94,12 @@ class AsyncStream(Generic[S]):
     def __del__(self) -> None:
         """Close the stream."""
         if self._call and self._loop and not (self._closed.is_set() or self._loop.is_closed()):
-            # Any thread may collect garbage.
+            # The garbage collector may run in any thread.
             self._loop.call_soon_threadsafe(self._call.cancel)
-            self._loop.call_soon_threadsafe(self._course.close)
+            self._loop.call_soon_threadsafe(self._resumption.close)
 
     async def aclose(self) -> None:
-        """End the stream, and the loop over it if there is one."""
+        """End the stream and a loop over it."""
         self._close()
 
     async def __aenter__(self) -> Self:
@@ -114,22 +119,22 @@ class AsyncStream(Generic[S]):
         self._closed.set()
         if self._call:
             self._call.cancel()
-        self._course.close()
+        self._resumption.close()
 
     async def _receive(self) -> tuple[Any, Error | None]:
-        """Wait for a reply, of a new call if there is none; None: the call has ended."""
+        """Wait for a reply; start a call if there is none. None as reply ends the call."""
         try:
-            call = self._call or self._ask()
-            # A task of its own, since gRPC raises CancelledError for a call that was cancelled
-            # as well as for a caller that is.
+            call = self._call or self._start_call()
+            # The read has its own task. Otherwise a CancelledError could be that of the call or
+            # that of the caller's task.
             reading = asyncio.ensure_future(call.read())
-            reading.add_done_callback(look_at)
-            left = self._course.left()
-            await asyncio.wait({reading}, timeout=None if left == math.inf else left)
+            reading.add_done_callback(retrieve_exception)
+            limit = self._resumption.receive_timeout()
+            await asyncio.wait({reading}, timeout=None if limit == math.inf else limit)
             if not reading.done():
                 call.cancel()
                 await asyncio.wait({reading})
-                return None, self._course.silence()
+                return None, self._resumption.silence_error()
             if reading.cancelled():
                 return None, Error(grpc.StatusCode.CANCELLED, "the call was cancelled")
             reply = reading.result()
@@ -137,12 +142,12 @@ class AsyncStream(Generic[S]):
             return None, from_rpc(error)
         return (None if reply is grpc.aio.EOF else reply), None
 
-    def _ask(self) -> AsyncCall:
+    def _start_call(self) -> AsyncCall:
         if self._timeout is not None and self._deadline == math.inf:
             self._deadline = time.monotonic() + self._timeout
-        left = None if self._timeout is None else self._left()
+        remaining = None if self._timeout is None else self._remaining()
         self._loop = asyncio.get_running_loop()
-        self._call = self._open_call(self._course.ask(), left)
+        self._call = self._open_call(self._resumption.next_request(), remaining)
         return self._call
 
     async def _wait(self, seconds: float) -> None:
@@ -152,11 +157,11 @@ class AsyncStream(Generic[S]):
         finally:
             closed.cancel()
 
-    def _left(self) -> float:
+    def _remaining(self) -> float:
         return max(0, self._deadline - time.monotonic())
 
 
-def look_at(reading: asyncio.Future[Any]) -> None:
-    """Have asyncio not complain about an error that nobody waited for."""
+def retrieve_exception(reading: asyncio.Future[Any]) -> None:
+    """Mark the exception of a read as retrieved, so that asyncio does not log it."""
     if not reading.cancelled():
         reading.exception()

@@ -1,4 +1,4 @@
-"""The calls of the sync client that are one call of gRPC's."""
+"""The calls of the sync client that are one gRPC call each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from parley._course import OneCall
 from parley._error import Error, from_rpc
 from parley._options import CallOptions, for_grpc, with_request_id
+from parley._resumption import SingleCall
 from parley._stream import Stream
 
 if TYPE_CHECKING:
@@ -86,11 +86,11 @@ R = TypeVar("R")
 
 
 class Calls:
-    """Every call that is not gone on with after a break, under its name in Python's spelling.
+    """All calls that do not resume after a broken connection. The methods have Python's spelling.
 
-    Each takes the request of the contract and, as keyword arguments, the :class:`CallOptions`;
-    each returns the reply of the contract or raises :class:`parley.Error`. What the fields
-    mean, and their limits, is in the docstrings of the requests and replies.
+    Each method takes a request of the API and, as keyword arguments, the :class:`CallOptions`.
+    It returns the reply of the API or raises :class:`parley.Error`. The docstrings of the requests
+    and replies explain the fields and their limits.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Calls:
         interactions: InteractionLogServiceStub,
         admin: AdminServiceStub,
     ) -> None:
-        """Call through these stubs."""
+        """Make calls with these stubs."""
         self._conversations = conversations
         self._interactions = interactions
         self._admin = admin
@@ -108,13 +108,13 @@ class Calls:
     def create_conversation(
         self, request: CreateConversationRequest, **options: Unpack[CallOptions]
     ) -> CreateConversationResponse:
-        """Make an empty conversation. A retry with the same request_id finds it."""
+        """Create an empty conversation. A retry with the same request_id returns that one."""
         return self._unary(self._conversations.CreateConversation, request, options)
 
     def load_conversation(
         self, request: LoadConversationRequest, **options: Unpack[CallOptions]
     ) -> LoadConversationResponse:
-        """Return a conversation with its newest messages; make it first when it does not exist."""
+        """Return a conversation with its newest messages; create it if it does not exist."""
         return self._unary(self._conversations.LoadConversation, request, options)
 
     def get_conversation(
@@ -126,7 +126,7 @@ class Calls:
     def update_conversation(
         self, request: UpdateConversationRequest, **options: Unpack[CallOptions]
     ) -> UpdateConversationResponse:
-        """Change the fields of a conversation that update_mask names. Sent once."""
+        """Change the fields of a conversation that update_mask names. Never retried."""
         return self._unary(self._conversations.UpdateConversation, request, options)
 
     def list_conversations(
@@ -138,19 +138,19 @@ class Calls:
     def delete_conversation(
         self, request: DeleteConversationRequest, **options: Unpack[CallOptions]
     ) -> DeleteConversationResponse:
-        """Remove a conversation and its messages; a running turn is cancelled. Sent once."""
+        """Delete a conversation and its messages; cancel its running turn. Never retried."""
         return self._unary(self._conversations.DeleteConversation, request, options)
 
     def clear_conversation(
         self, request: ClearConversationRequest, **options: Unpack[CallOptions]
     ) -> ClearConversationResponse:
-        """Remove messages and keep the conversation; sequences go on. Sent once."""
+        """Delete messages, keep the conversation; sequences continue. Never retried."""
         return self._unary(self._conversations.ClearConversation, request, options)
 
     def purge_conversations(
         self, request: PurgeConversationsRequest, **options: Unpack[CallOptions]
     ) -> PurgeConversationsResponse:
-        """Remove conversations that have been inactive for a time. Sent once."""
+        """Delete conversations that have been inactive for a time. Never retried."""
         return self._unary(self._conversations.PurgeConversations, request, options)
 
     def fork_conversation(
@@ -162,19 +162,19 @@ class Calls:
     def append_messages(
         self, request: AppendMessagesRequest, **options: Unpack[CallOptions]
     ) -> AppendMessagesResponse:
-        """Add messages in one atomic step, also while a turn runs."""
+        """Append messages in one commit. It also works while a turn runs."""
         return self._unary(self._conversations.AppendMessages, request, options)
 
     def list_messages(
         self, request: ListMessagesRequest, **options: Unpack[CallOptions]
     ) -> ListMessagesResponse:
-        """Return a page of the kept messages, in either direction."""
+        """Return a page of the stored messages, in either direction."""
         return self._unary(self._conversations.ListMessages, request, options)
 
     def get_context(
         self, request: GetContextRequest, **options: Unpack[CallOptions]
     ) -> GetContextResponse:
-        """Return the system prompt and the history window for a model call."""
+        """Return the system prompt and the window of messages for a model call."""
         return self._unary(self._conversations.GetContext, request, options)
 
     def get_routing_summary(
@@ -182,7 +182,7 @@ class Calls:
     ) -> GetRoutingSummaryResponse:
         """Return what a coordinator needs to route the next message.
 
-        With wait_timeout it waits for news; a timeout of the call has to be longer than that.
+        With wait_timeout it waits for a change; the timeout of the call must be longer than that.
         """
         return self._unary(self._conversations.GetRoutingSummary, request, options)
 
@@ -195,7 +195,7 @@ class Calls:
     def set_active_agent(
         self, request: SetActiveAgentRequest, **options: Unpack[CallOptions]
     ) -> SetActiveAgentResponse:
-        """Give an agent the routing lease of a conversation, or take it away. Sent once."""
+        """Set or remove the active agent of a conversation and its lease. Never retried."""
         return self._unary(self._conversations.SetActiveAgent, request, options)
 
     def list_agents(
@@ -211,70 +211,70 @@ class Calls:
     def list_turns(
         self, request: ListTurnsRequest, **options: Unpack[CallOptions]
     ) -> ListTurnsResponse:
-        """Return the newest turns of a conversation, newest first, 32 at most."""
+        """Return the newest turns of a conversation, newest first, at most 32."""
         return self._unary(self._conversations.ListTurns, request, options)
 
     def cancel_turn(
         self, request: CancelTurnRequest, **options: Unpack[CallOptions]
     ) -> CancelTurnResponse:
-        """Stop a running or queued turn; what had arrived is kept as an incomplete message."""
+        """Cancel a running or queued turn; store the received text as an incomplete message."""
         return self._unary(self._conversations.CancelTurn, request, options)
 
     def export_conversations(
         self, request: ExportConversationsRequest, **options: Unpack[CallOptions]
     ) -> Stream[ExportConversationsResponse]:
-        """Stream whole conversations out, the oldest first; a large one in several replies.
+        """Stream complete conversations, the oldest first; a large one takes several replies.
 
-        A stream that breaks fails with UNAVAILABLE; it is not gone on with.
+        If the connection breaks, the stream fails with UNAVAILABLE. It does not resume.
         """
         return self._stream(self._conversations.ExportConversations, request, options)
 
     def import_conversations(
         self, requests: Iterable[ImportConversationsRequest], **options: Unpack[CallOptions]
     ) -> ImportConversationsResponse:
-        """Take whole conversations in, as they were exported. Sent once.
+        """Store complete conversations, as they were exported. Never retried.
 
-        What requests itself raises ends the call and is raised as it is.
+        An exception of the iterable requests ends the call and is raised unchanged.
         """
         return self._upload(self._conversations.ImportConversations, requests, options)
 
     def list_interactions(
         self, request: ListInteractionsRequest, **options: Unpack[CallOptions]
     ) -> ListInteractionsResponse:
-        """Return a page of one day of the log, of a recent span, or of one conversation."""
+        """Return a page of log entries of one day, of a recent span, or of one conversation."""
         return self._unary(self._interactions.ListInteractions, request, options)
 
     def search_interactions(
         self, request: SearchInteractionsRequest, **options: Unpack[CallOptions]
     ) -> SearchInteractionsResponse:
-        """Return a page of the lines of the last days that have a text, newest first."""
+        """Return a page of log entries of the last days that contain a text, newest first."""
         return self._unary(self._interactions.SearchInteractions, request, options)
 
     def delete_interactions(
         self, request: DeleteInteractionsRequest, **options: Unpack[CallOptions]
     ) -> DeleteInteractionsResponse:
-        """Erase all lines of a conversation. It needs the admin role. Sent once."""
+        """Erase all log entries of a conversation. Needs the admin role. Never retried."""
         return self._unary(self._interactions.DeleteInteractions, request, options)
 
     def get_stats(
         self, request: GetStatsRequest, **options: Unpack[CallOptions]
     ) -> GetStatsResponse:
-        """Return counts of what the service holds, over all tenants. It needs the admin role."""
+        """Return how much the server stores, over all tenants. Needs the admin role."""
         return self._unary(self._admin.GetStats, request, options)
 
     def backup_store(
         self, request: BackupStoreRequest, **options: Unpack[CallOptions]
     ) -> Stream[BackupStoreResponse]:
-        """Stream a consistent copy of the store. It needs the admin role.
+        """Stream a consistent copy of the store. Needs the admin role.
 
-        A stream that breaks fails with UNAVAILABLE; it is not gone on with.
+        If the connection breaks, the stream fails with UNAVAILABLE. It does not resume.
         """
         return self._stream(self._admin.BackupStore, request, options)
 
     def _unary(
         self, rpc: grpc.UnaryUnaryMultiCallable[Q, R], request: Q, options: CallOptions
     ) -> R:
-        with self._opening():
+        with self._raising_if_closed():
             try:
                 return rpc(with_request_id(request), **for_grpc(options))
             except grpc.RpcError as error:
@@ -284,39 +284,42 @@ class Calls:
         self, rpc: grpc.UnaryStreamMultiCallable[Q, R], request: Q, options: CallOptions
     ) -> Stream[R]:
         def open_call(request: Q, timeout: float | None) -> Call:
-            with self._opening():
+            with self._raising_if_closed():
                 return rpc(request, **for_grpc(options, timeout))
 
-        return Stream(OneCall(with_request_id(request)), open_call, options.get("timeout"))
+        return Stream(SingleCall(with_request_id(request)), open_call, options.get("timeout"))
 
     def _upload(
         self, rpc: grpc.StreamUnaryMultiCallable[Q, R], requests: Iterable[Q], options: CallOptions
     ) -> R:
         failures: list[BaseException] = []
 
-        def sent() -> Iterator[Q]:
-            # gRPC runs this in a thread of its own and says only that it failed.
+        def recorded_requests() -> Iterator[Q]:
+            # gRPC runs this in another thread and does not report its exception.
             try:
                 yield from requests
             except BaseException as error:
                 failures.append(error)
                 raise
 
-        with self._opening():
+        with self._raising_if_closed():
             try:
-                return rpc(sent(), **for_grpc(options))
+                return rpc(recorded_requests(), **for_grpc(options))
             except grpc.RpcError as error:
                 if not failures:
                     raise from_rpc(error) from error
-        raise failures[0]  # behind the block: it may be any exception
+        raise failures[0]  # after the block, because it may be any exception
 
     @contextmanager
-    def _opening(self) -> Iterator[None]:
-        """Make a call in the block; another thread may close the client meanwhile."""
+    def _raising_if_closed(self) -> Iterator[None]:
+        """Raise CANCELLED if the client is closed before or in the block.
+
+        Another thread may close it in the block.
+        """
         self._check_open()
         try:
             yield
-        except ValueError:  # which gRPC raises for a channel that is closed
+        except ValueError:  # gRPC raises it for a closed channel.
             self._check_open()
             raise
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from parley._calls import Calls
-from parley._course import TurnCourse, WatchCourse
-from parley._exit import PINS
-from parley._line import SyncLine
+from parley._connectivity import SyncConnectivity
+from parley._exit import RETAINED_AT_EXIT
 from parley._options import CallOptions, channel_options, for_grpc, is_local
-from parley._patience import Patience
+from parley._resumption import Follower, Watcher
+from parley._retry import Retry
 from parley._stream import Call, Stream
 from parley.v1.admin_service_pb2_grpc import AdminServiceStub
 from parley.v1.conversation_service_pb2 import (
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 class Client(Calls):
     """A connection to one Parley server. Any number of threads may share it.
 
-    Begin with :meth:`chat`, which streams an agent's answer; come back to one with
-    :meth:`resume_turn`; see what happens to conversations as it does with
-    :meth:`watch_conversations`. None of them minds a connection that breaks or a server that
-    restarts meanwhile. Every other method is one call.
+    Three methods stream. :meth:`chat` sends a message to an agent and streams its answer.
+    :meth:`resume_turn` streams a turn that has begun before. :meth:`watch_conversations` streams
+    the changes of conversations. They reconnect and resume automatically if the connection breaks
+    or the server restarts. Every other method is one call.
 
-    Three things hold for all of them:
+    These rules hold for all methods:
 
-    - An empty request_id is filled with a random UUID, on a copy of the request. The server
-      does the work of a request_id once, so a call that carries one may be sent again.
-    - Calls that only read, and calls that carry a request_id, are sent up to five times within
-      about 1.5 s while the server is UNAVAILABLE: a quick restart goes unnoticed. The others
-      (update, delete, clear, purge, lease, import) are sent once.
-    - A program that repeats a call itself, say after its own restart, sets the request_id
-      itself, to the same value each time.
+    - If request_id is empty, the client sets it to a random UUID, on a copy of the request. The
+      server executes a request_id once, so the client may send such a call again.
+    - Calls that only read, and calls with a request_id, are sent up to five times within about
+      1.5 s while the server is UNAVAILABLE. A quick restart of the server stays unnoticed. The
+      other calls (update, delete, clear, purge, lease, import) are sent once.
+    - A program that repeats a call itself, for example after its own restart, must set
+      request_id itself, to the same value each time.
 
-    It does not connect before the first call: where there is no server, that one fails with
-    UNAVAILABLE. Messages may have 4 MiB in either direction. A connection that has been silent
-    for 30 s is checked, and given up after another 10 s.
+    The client does not connect before the first call. If there is no server, that call fails with
+    UNAVAILABLE. The limit of a message is 4 MiB in each direction. The client pings a connection
+    that has been silent for 30 s, and closes it if there is no answer within 10 s.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Client(Calls):
         options: Sequence[tuple[str, Any]] = (),
         compression: grpc.Compression | None = None,
     ) -> None:
-        """Make a client of the server at target; see :meth:`close`.
+        """Make a client of the server at target. Call :meth:`close` when it is no longer needed.
 
         Args:
             target: "host:port", "unix:PATH", or any other target that gRPC can resolve.
-            credentials: For TLS; the system's certificates unless set.
-            plaintext: Whether to do without TLS. Unless set, a target on this machine (a
-                loopback address, localhost or a Unix socket) is spoken to in plaintext if there
-                are no credentials, and any other with TLS.
-            options: More options of the channel, as gRPC knows them; they replace the defaults.
-            compression: How to compress what is sent.
+            credentials: The credentials for TLS. The default is the system's certificates.
+            plaintext: Whether to connect without TLS. If None, the connection is plaintext if
+                target is a loopback address, localhost or a Unix socket and there are no
+                credentials. Otherwise it uses TLS.
+            options: gRPC channel options, applied after the defaults; they override them.
+            compression: The compression of the requests.
 
         """
         if plaintext is None:
@@ -85,7 +85,7 @@ class Client(Calls):
             credentials = credentials or grpc.ssl_channel_credentials()
             channel = grpc.secure_channel(target, credentials, settings, compression)
         self._channel = channel
-        PINS.add(channel)
+        RETAINED_AT_EXIT.add(channel)
         super().__init__(
             ConversationServiceStub(channel),
             InteractionLogServiceStub(channel),
@@ -93,9 +93,10 @@ class Client(Calls):
         )
 
     def close(self) -> None:
-        """End the connection; calls that are under way fail with CANCELLED.
+        """Close the connection. Calls in progress fail with CANCELLED.
 
-        Turns that they began go on at the server, unless they asked for ON_DISCONNECT_CANCEL.
+        The turns that they started continue on the server, unless their requests set
+        ON_DISCONNECT_CANCEL.
         """
         self._closed = True
         self._channel.close()
@@ -114,114 +115,132 @@ class Client(Calls):
         self.close()
 
     def chat(self, request: ChatRequest, **options: Unpack[CallOptions]) -> Stream[TurnEvent]:
-        """Say something and stream the events of the turn as they come.
+        """Send a user's message and stream the events of the turn.
 
-        First queued while the turn waits for others, started once the user's message is
-        durable, then the pieces of the answer, and last finished once the answer is durable.
-        Whatever became of the turn, failed included, is in finished; it is not an error.
+        The first events are queued, while the turn waits for other turns, and started, once the
+        user's message is durable. The pieces of the answer follow. The last event is finished,
+        once the answer is durable. Finished contains the turn's final state. A failed turn is not
+        an error.
 
-        What the caller sees is one unbroken stream: where the connection breaks, or the server
-        restarts, the client asks again and goes on where it was. Indexes rise, nothing comes
-        twice, no text is missing or doubled. It helps to know that:
+        The caller sees one uninterrupted stream. If the connection breaks or the server restarts,
+        the client reconnects and resumes after the last event. Indexes increase, no event is
+        repeated, and no text is missing or doubled. There are these limits:
 
-        - Where the server no longer has the events one by one, the text comes in larger
-          pieces, indexes are left out, and so may be notes of progress and messages that the
-          history has dropped.
-        - A crash of the server may cost up to a second of text that was shown already. The
-          messages in finished are what is kept.
-        - Who waits in a queue and loses the connection may have to line up again: before
-          started, the turn_id may change, and the indexes begin at 1 again.
-        - With ON_DISCONNECT_CANCEL a break stops the turn, and that is what finished says.
-        - started.replayed is never set when request_id was empty: the turn is a new one then.
-          With an id of the caller's own it may only mean that the client asked twice.
+        - If the server no longer has the single events, the text arrives in larger pieces. Some
+          indexes are then left out, and so may be progress notes and messages that the history
+          has dropped.
+        - A crash of the server may lose up to one second of text that the caller has already
+          received. The messages in finished are the stored ones.
+        - A turn that loses its connection while it is queued may lose its position in the queue.
+          The turn_id may then change before started, and the indexes begin at 1 again.
+        - With ON_DISCONNECT_CANCEL a broken connection cancels the turn, and finished says so.
+        - If request_id is empty, started.replayed is never set, because the turn is a new one. If
+          the caller sets request_id, started.replayed may only mean that the client sent the
+          request twice.
 
-        The loop ends with an error when the call was refused; the turn is gone (NOT_FOUND); the
-        timeout is over; no server was there at first (UNAVAILABLE, after about 1.5 s); or there
-        has been nothing new for a minute, though the client went on asking, with the status of
-        the last attempt, or UNKNOWN where the server ends streams without finished. Time that
-        the loop's body takes counts for the timeout only.
+        The loop raises an error when
 
-        Leaving the loop ends the stream, see :class:`Stream`. The turn goes on at the server
-        unless request.on_disconnect is ON_DISCONNECT_CANCEL.
+        - the server refuses the call,
+        - the turn no longer exists (NOT_FOUND),
+        - the timeout has passed,
+        - no server could be reached at first (UNAVAILABLE, after about 1.5 s), or
+        - no new event arrived for one minute, although the client kept retrying. The error is
+          that of the last attempt, or UNKNOWN if the server ends streams without finished.
+
+        The time that the loop's body takes counts only for the timeout.
+
+        The stream ends when the caller leaves the loop, see :class:`Stream`. The turn continues
+        on the server unless request.on_disconnect is ON_DISCONNECT_CANCEL.
         """
         return self._turn(request, options)
 
     def resume_turn(
         self, request: ResumeTurnRequest, **options: Unpack[CallOptions]
     ) -> Stream[TurnEvent]:
-        """Stream the events of a turn behind request.after_index, whether it runs or has ended.
+        """Stream the events of a turn after request.after_index.
 
-        It is one unbroken stream; all that :meth:`chat` says of that holds here too. It is
-        empty when after_index is that of the last event. An empty turn_id is the turn that
-        runs, else the newest, when the first event comes.
+        The turn may be running or have ended. Everything that :meth:`chat` guarantees for its
+        stream holds here too. The stream is empty if after_index is the index of the last event.
+        If turn_id is empty, the turn is the running one, or the newest one if none runs; it is
+        chosen when the first event arrives.
 
-        From 0 it works as long as the turn is kept. From elsewhere it may end with
-        OUT_OF_RANGE, EVENTS_GONE: the events are no longer kept one by one, and how much of a
-        message's text the caller has is not known here. Then show the turn from 0 anew, or cut
-        its text with the help of TextDelta.offset.
+        With after_index 0 it works as long as the server keeps the turn. With another after_index
+        it may end with OUT_OF_RANGE, EVENTS_GONE: the server no longer has the single events, and
+        the client does not know how much of a message's text the caller has. Then show the turn
+        from index 0 again, or use TextDelta.offset to cut the text.
         """
         return self._turn(request, options)
 
     def watch_conversations(
         self, request: WatchConversationsRequest, **options: Unpack[CallOptions]
     ) -> Stream[ConversationChange]:
-        """Stream changes as they are committed, behind request.cursor, else from now on.
+        """Stream the changes of conversations as they are committed.
 
-        It does not end by itself, see :class:`Stream`.
+        The changes begin after request.cursor or, if it is empty, with the next commit. The stream
+        has no end of its own, see :class:`Stream`.
 
-        What the caller sees is one stream: where the connection breaks, or the server restarts,
-        it is asked again and goes on behind the last change, so that nothing is missing and
-        nothing comes twice. It helps to know that:
+        The caller sees one stream. If the connection breaks or the server restarts, the client
+        reconnects and resumes after the last change, so that no change is missing and none is
+        repeated. There are these limits:
 
-        - A HEARTBEAT is handed on like the rest. The first one says that the watch stands, with
-          request.delete_after_disconnect in force; then one comes after every 15 s of silence,
-          and one more each time that the stream has been opened anew. The cursor of each
-          change, heartbeats included, is where another watch can go on, say after the caller's
-          restart.
-        - A GAP says that changes are missing: the server no longer has them, has restarted, or
-          the caller has taken too long for what came before. Read the state anew, then go on;
-          what is committed after the GAP comes behind it, so nothing falls between.
-        - Events of turns have no place in that order: of those that fall into a break none
-          come. Their index and offset tell, and :meth:`resume_turn` has the whole turn.
-        - To the server a break is a disconnect: session memory that is to outlive one needs a
-          delete_after_disconnect of some seconds. Two minutes outlive any that is gone on with.
+        - The stream includes each HEARTBEAT. The first one confirms that the watch is active,
+          with request.delete_after_disconnect in force. Another one follows after each 15 s
+          without a change, and each time the stream is opened again. Every change, heartbeats
+          included, has a cursor from which another watch can resume, for example after the caller
+          restarts.
+        - A GAP means that changes are missing, because the server no longer has them, has
+          restarted, or the caller was too slow to read earlier changes. Read the state again,
+          then continue. Changes that are committed after the GAP follow it, so none is lost
+          between.
+        - Events of turns are not part of that order. The events of turns during a break are lost.
+          Index and offset of the later events show this, and :meth:`resume_turn` returns the
+          whole turn.
+        - For the server a break is a disconnect. An ephemeral conversation that must survive a
+          break needs a delete_after_disconnect of some seconds. Two minutes are longer than any
+          break after which the client resumes.
 
-        The loop ends with an error when the watch was refused; the timeout is over; no server
-        was there at first (UNAVAILABLE, after about 1.5 s); or the server has not answered for
-        a minute, though it was asked again and again, with the status of the last attempt, or
-        UNKNOWN where it ends each stream without a word. Over its limit of watchers
-        (TOO_MANY_WATCHERS) a server refuses a new watch; one that it had let in before tries
-        for that minute, since its own broken stream may still be counted. Time that the loop's
-        body takes counts for the timeout only.
+        The loop raises an error when
+
+        - the server refuses the watch,
+        - the timeout has passed,
+        - no server could be reached at first (UNAVAILABLE, after about 1.5 s), or
+        - the server sent nothing for one minute, although the client kept retrying. The error is
+          that of the last attempt, or UNKNOWN if the server ends each stream without a message.
+
+        The time that the loop's body takes counts only for the timeout.
+
+        At its limit of watchers the server refuses a new watch (TOO_MANY_WATCHERS). A watch that
+        the server accepted before retries for that minute, because the server may still count its
+        broken stream.
         """
-        line = SyncLine(self._channel)
+        connectivity = SyncConnectivity(self._channel)
 
         def open_call(request: WatchConversationsRequest, timeout: float | None) -> Call:
-            with self._opening():
-                each = for_grpc(options, timeout)
-                call = self._conversations.WatchConversations(request, **each)
-                line.open()
+            with self._raising_if_closed():
+                arguments = for_grpc(options, timeout)
+                call = self._conversations.WatchConversations(request, **arguments)
+                connectivity.open()
                 return call
 
-        patience = Patience(line, wait_for_ready=bool(options.get("wait_for_ready")))
-        course = WatchCourse(request, patience)
-        return Stream(course, open_call, options.get("timeout"))
+        retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
+        resumption = Watcher(request, retry)
+        return Stream(resumption, open_call, options.get("timeout"))
 
     def _turn(
         self, request: ChatRequest | ResumeTurnRequest, options: CallOptions
     ) -> Stream[TurnEvent]:
-        line = SyncLine(self._channel)
+        connectivity = SyncConnectivity(self._channel)
 
         def open_call(request: ChatRequest | ResumeTurnRequest, timeout: float | None) -> Call:
-            with self._opening():
-                each = for_grpc(options, timeout)
+            with self._raising_if_closed():
+                arguments = for_grpc(options, timeout)
                 if isinstance(request, ChatRequest):
-                    call: Call = self._conversations.Chat(request, **each)
+                    call: Call = self._conversations.Chat(request, **arguments)
                 else:
-                    call = self._conversations.ResumeTurn(request, **each)
-                line.open()
+                    call = self._conversations.ResumeTurn(request, **arguments)
+                connectivity.open()
                 return call
 
-        patience = Patience(line, wait_for_ready=bool(options.get("wait_for_ready")))
-        course = TurnCourse(request, patience)
-        return Stream(course, open_call, options.get("timeout"))
+        retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
+        resumption = Follower(request, retry)
+        return Stream(resumption, open_call, options.get("timeout"))

@@ -1,4 +1,4 @@
-"""The one exception that calls raise."""
+"""The exception that calls raise."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ DOMAIN = "parley"
 
 @dataclass(frozen=True)
 class FieldViolation:
-    """What is wrong with one field of a request."""
+    """A rule that one field of a request breaks."""
 
     field: str
-    """Its path, such as ``conversation.id`` or ``messages[2].content``."""
+    """The path of the field, such as ``conversation.id`` or ``messages[2].content``."""
     description: str
-    """What is wrong with it, for people."""
+    """The rule, for people."""
 
 
 class Error(Exception):
-    """A call that failed. Every call of the clients raises this and nothing else.
+    """A failed call. The clients raise no other exception.
 
-    Its cause (``__cause__``) is what gRPC raised, if gRPC did. An agent that is to fail with a
-    text for its user raises :class:`parley.AgentError` instead.
+    If gRPC raised an exception, that is the cause (``__cause__``). An agent that fails with a text
+    for its user raises :class:`parley.AgentError` instead.
     """
 
     code: grpc.StatusCode
     """The gRPC code."""
     message: str
-    """For people: what was wrong, and what to do about it."""
+    """What was wrong and what to do, for people."""
     reason: str
-    """Why, in one stable upper-snake-case word, such as ``CONVERSATION_NOT_FOUND``. Empty when
-    no Parley server said so: no connection, a deadline, a message over the size limit."""
+    """The stable reason, such as ``CONVERSATION_NOT_FOUND``. It is empty if the error is not from
+    a Parley server: no connection, a deadline, a message over the size limit."""
     metadata: dict[str, str]
-    """What goes with the reason, such as ``current_version`` with ``VERSION_MISMATCH``."""
+    """Details of the reason, such as ``current_version`` for ``VERSION_MISMATCH``."""
     field_violations: tuple[FieldViolation, ...]
-    """With ``INVALID_REQUEST``: every field that is wrong."""
+    """For ``INVALID_REQUEST``: every field that breaks a rule."""
     retry_delay: float | None
-    """Seconds after which the same call may succeed; None where waiting does not help."""
+    """Seconds after which the same call may succeed; None if waiting does not help."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class Error(Exception):
         self.retry_delay = retry_delay
 
     def __str__(self) -> str:
-        """Give code, reason and message in one line."""
+        """Return code, reason and message in one line."""
         return f"{self.code.name} {self.reason}".rstrip() + f": {self.message}"
 
-    def after(self, what: str) -> Error:
-        """Return this error with a text ahead of its own, which it is the cause of."""
+    def after(self, text: str) -> Error:
+        """Return a copy with this text before the message; this error is its cause."""
         error = Error(
             self.code,
-            f"{what}: {self.message}",
+            f"{text}: {self.message}",
             reason=self.reason,
             metadata=self.metadata,
             field_violations=self.field_violations,
@@ -87,7 +87,7 @@ class Error(Exception):
 
 
 def from_rpc(cause: grpc.RpcError) -> Error:
-    """Return what gRPC raised as an error of ours."""
+    """Convert an exception of gRPC."""
     error = Error(cause.code(), cause.details() or "")
     error.__cause__ = cause
     trailers = cast("Iterable[tuple[str, str | bytes]]", cause.trailing_metadata() or ())
@@ -98,7 +98,7 @@ def from_rpc(cause: grpc.RpcError) -> Error:
 
 
 def read_details(error: Error, encoded: bytes) -> None:
-    """Fill an error with the details of its status; those that cannot be read are left out."""
+    """Copy the details of a status to an error. It ignores details that it cannot decode."""
     info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
     try:
         for detail in Status.FromString(encoded).details:

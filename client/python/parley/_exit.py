@@ -1,4 +1,4 @@
-"""The end of the program.
+"""Which objects must not be deleted at the end of the program.
 
 gRPC runs the calls and watches the state of a sync channel in daemon threads. The interpreter
 stops daemon threads at its end, wherever they are, and then deletes the remaining objects. When
@@ -15,7 +15,7 @@ import threading
 import weakref
 
 
-class Pins:
+class RetainedAtExit:
     """Objects that are not deleted at the end of the program."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Pins:
         atexit.register(self._end)
 
     def add(self, thing: object) -> None:
-        """Keep the object at the end of the program. It may be deleted before that."""
+        """Retain the object at the end of the program. It may be deleted before that."""
         with self._lock:
             if self._ending:
                 leak(thing)
@@ -47,4 +47,4 @@ def leak(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
-PINS = Pins()
+RETAINED_AT_EXIT = RetainedAtExit()

@@ -1,4 +1,4 @@
-"""What may be said about one call, and about the channel of a client."""
+"""The options of a call and of the channel of a client."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from parley._error import Error
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-# The same as the server's, so that whatever it sends can be read.
+# The same as the server's limit, so that the client can read every reply.
 MAX_MESSAGE_BYTES = 4 << 20
-# gRPC sends a call again only while it remembers it whole, framing included; its own default
-# of 256 KiB is less than a batch of messages may have.
+# The size of the buffer in which gRPC keeps a call, framing included, to send it again. gRPC's
+# default of 256 KiB is smaller than the largest batch of messages.
 MAX_RETRY_BYTES = MAX_MESSAGE_BYTES + (64 << 10)
 
 HEADER_KEY = re.compile("[a-z0-9_.-]+")
@@ -29,27 +29,27 @@ M = TypeVar("M", bound="Message")
 
 
 class CallOptions(TypedDict, total=False):
-    """What every call takes as keyword arguments; they mean what they mean in gRPC.
+    """The keyword arguments of every call. They have the same meaning as in gRPC.
 
-    Of a stream, ``timeout`` bounds the whole loop from its first step on, however often it is
-    asked for anew, and the others go with each ask.
+    For a stream, ``timeout`` limits the whole loop from its first step, over all attempts. The
+    other options apply to each attempt.
     """
 
     timeout: float | None
-    """Seconds until the call fails with DEADLINE_EXCEEDED; None: no limit."""
+    """Seconds until the call fails with DEADLINE_EXCEEDED; None means no limit."""
     metadata: Sequence[tuple[str, str | bytes]] | None
-    """Headers to send; the names are in lower case."""
+    """The headers of the call; their names are in lower case."""
     credentials: grpc.CallCredentials | None
-    """Say who calls; they need a connection with TLS."""
+    """The credentials of the caller. They need a connection with TLS."""
     wait_for_ready: bool | None
-    """Wait for a server that is not there instead of failing with UNAVAILABLE."""
+    """Wait until the server is reachable instead of failing with UNAVAILABLE."""
     compression: grpc.Compression | None
-    """How to compress what is sent."""
+    """The compression of the request."""
 
 
 def channel_options(target: str, more: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the options of a channel to target; more come after the defaults and replace them."""
-    # The retried methods, each by name; a test compares the list with the Go client's.
+    """Return the options of a channel to target. The options in more override the defaults."""
+    # It lists the retried methods by name. A test compares the list with the Go client's.
     service_config = resources.files("parley").joinpath("service_config.json").read_text("utf-8")
     options: dict[str, Any] = {
         "grpc.service_config": service_config,
@@ -57,32 +57,32 @@ def channel_options(target: str, more: Sequence[tuple[str, Any]]) -> list[tuple[
         "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
         "grpc.max_send_message_length": MAX_MESSAGE_BYTES,
         "grpc.per_rpc_retry_buffer_size": MAX_RETRY_BYTES,
-        # The server cuts off clients that ask more often than every 10 s.
+        # The server closes connections of clients that ping more often than every 10 s.
         "grpc.keepalive_time_ms": 30_000,
         "grpc.keepalive_timeout_ms": 10_000,
-        # Core gives its other pings a minute, and sends none for keepalive meanwhile.
+        # For its other pings gRPC waits a minute, and sends no keepalive pings in that time.
         "grpc.http2.ping_timeout_ms": 10_000,
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.max_pings_without_data": 0,
-        # Connect anew as quickly as calls are retried: they would else all fail on the
-        # connection that a restart broke. The second is how long one attempt may take.
+        # Reconnect as quickly as calls are retried. Otherwise all retries would fail on the
+        # connection that a restart broke. The second option limits one connection attempt.
         "grpc.initial_reconnect_backoff_ms": 100,
         "grpc.min_reconnect_backoff_ms": 10_000,
         "grpc.max_reconnect_backoff_ms": 5_000,
     }
     if is_local(target):
-        # A proxy that the environment names would have what is said in plaintext, and would
-        # take "localhost" for itself; gRPC makes no exception of its own for loopback.
+        # A proxy from the environment would read the plaintext, and would resolve "localhost" as
+        # its own machine. gRPC itself does not exclude loopback addresses.
         options["grpc.enable_http_proxy"] = 0
     return list((options | dict(more)).items())
 
 
 def for_grpc(options: CallOptions, *timeout: float | None) -> dict[str, Any]:
-    """Return options as gRPC takes them, with another timeout if one is given.
+    """Return options as arguments for gRPC, with another timeout if one is given.
 
     Raises:
-        Error: INVALID_ARGUMENT: metadata has what no header may have. gRPC would say so no sooner
-            than when it sends the call, and as if the server had failed.
+        Error: INVALID_ARGUMENT if metadata contains an invalid header. gRPC would report it only
+            when it sends the call, as a failure of the server.
 
     """
     given: dict[str, Any] = {**options}
@@ -96,32 +96,36 @@ def for_grpc(options: CallOptions, *timeout: float | None) -> dict[str, Any]:
 
 
 def check_header(key: str, value: str | bytes) -> None:
-    """Raise an Error unless gRPC can send it."""
+    """Raise an Error unless gRPC can send the header."""
     wrong = ""
     if not HEADER_KEY.fullmatch(key):
-        wrong = "its name may have a-z, 0-9, '-', '_' and '.'"
+        wrong = "the name may contain only a-z, 0-9, '-', '_' and '.'"
     elif key.endswith("-bin"):
         if not isinstance(value, bytes):
-            wrong = f"its value must be bytes, as -bin says, and is {type(value).__name__}"
+            wrong = f"the value of a -bin header must be bytes, not {type(value).__name__}"
     elif not HEADER_VALUE.fullmatch(value.encode() if isinstance(value, str) else value):
-        wrong = "its value may have printable ASCII only; a name that ends in -bin may have bytes"
+        wrong = (
+            "the value may contain only printable ASCII; for bytes use a name with -bin at the end"
+        )
     if wrong:
         raise Error(grpc.StatusCode.INVALID_ARGUMENT, f"metadata {key!r}: {wrong}")
 
 
 def is_local(target: str) -> bool:
-    """Tell whether a target cannot leave this machine. What it does not understand can."""
+    """Report whether a target is certainly on this machine. If it cannot be parsed: False."""
     if target.startswith(("unix:", "unix-abstract:")):
         return True
     if target.startswith("dns:"):
-        target = target[target.rfind("/") + 1 :].removeprefix("dns:")  # A name server may lead.
+        target = target[target.rfind("/") + 1 :].removeprefix(
+            "dns:"
+        )  # A name server may precede it.
     host = target
     if target.startswith("["):
         host = target[1:].partition("]")[0]
     elif target.count(":") == 1:
         host = target.partition(":")[0]
         if not host:
-            return True  # gRPC takes ":50051" for this machine.
+            return True  # For gRPC, ":50051" is this machine.
     if host.lower() == "localhost":
         return True
     try:
@@ -133,7 +137,7 @@ def is_local(target: str) -> bool:
 
 
 def with_request_id(request: M) -> M:
-    """Return the request itself, or a copy with a random request_id when it has an empty one."""
+    """Return the request, or a copy with a random request_id if its request_id is empty."""
     field = request.DESCRIPTOR.fields_by_name.get("request_id")
     if field is None or getattr(request, field.name):
         return request

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import grpc
 
 from parley._error import Error, from_rpc
-from parley._exit import PINS
+from parley._exit import RETAINED_AT_EXIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,53 +18,56 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from parley._course import Course
+    from parley._resumption import Resumption
 
 S = TypeVar("S")
 
 
 class Call(Protocol):
-    """What a driver uses of a call of gRPC's."""
+    """The part of a gRPC call that a stream uses."""
 
-    def __next__(self) -> Any:  # noqa: ANN401 - its course knows
+    def __next__(self) -> Any:  # noqa: ANN401 - Resumption has the type
         """Wait for the next reply."""
         ...
 
     def cancel(self) -> bool:
-        """End the call."""
+        """Cancel the call."""
         ...
 
 
 class Stream(Generic[S]):
-    """A stream of events, to be looped over once.
+    """A stream of events for one loop.
 
-    The call begins with the first step of the loop. It ends at once when the loop is left and
-    nothing refers to the stream any more, at the end of a ``with`` block, and with
-    :meth:`close`. A stream that fails raises :class:`parley.Error` and is over then.
+    The call begins with the first step of the loop. It ends at once when the caller leaves the
+    loop and nothing refers to the stream, at the end of a ``with`` block, and with :meth:`close`.
+    A stream that fails raises :class:`parley.Error` and has then ended.
 
-    One thread at a time may loop over it.
+    Only one thread at a time may loop over it.
     """
 
     def __init__(
         self,
-        course: Course[Any, Any, S],
+        resumption: Resumption[Any, Any, S],
         open_call: Callable[[Any, float | None], Call],
         timeout: float | None,
     ) -> None:
-        """Streams come from the methods of a client.
+        """Make a stream; only the methods of a client do so.
 
-        The course says what to ask; open_call asks it, with the seconds that are left; timeout
-        is how many there are.
+        Args:
+            resumption: It chooses the requests and decides when the stream resumes.
+            open_call: It starts a call with a request and a timeout in seconds.
+            timeout: The limit of the whole loop in seconds; None means no limit.
+
         """
         self._watchdog = Watchdog()
-        self._lock = threading.RLock()  # guards _call; garbage may be collected inside
+        self._lock = threading.RLock()  # guards _call; garbage collection may run inside
         self._closed = threading.Event()
         self._call: Call | None = None
-        self._course = course
+        self._resumption = resumption
         self._open_call = open_call
         self._timeout = timeout
-        self._deadline = math.inf  # Set when the loop begins.
-        PINS.add(self)
+        self._deadline = math.inf  # Set by the first call.
+        RETAINED_AT_EXIT.add(self)
 
     def __iter__(self) -> Iterator[S]:
         """Return the stream itself."""
@@ -72,18 +75,20 @@ class Stream(Generic[S]):
 
     def __next__(self) -> S:
         """Wait for the next event."""
-        self._course.resume()
+        self._resumption.reader_returned()
         try:
             while not self._closed.is_set():
                 reply, error = self._receive()
                 if reply is not None:
-                    if (shown := self._course.take(reply)) is not None:
-                        return shown
-                elif self._closed.is_set() or (delay := self._course.end(error)) is None:
+                    if (item := self._resumption.accept(reply)) is not None:
+                        return item
+                elif (
+                    self._closed.is_set() or (delay := self._resumption.retry_delay(error)) is None
+                ):
                     break
                 else:
                     self._call = None
-                    self._closed.wait(min(delay, self._left()))
+                    self._closed.wait(min(delay, self._remaining()))
         except BaseException:
             self.close()
             raise
@@ -91,13 +96,13 @@ class Stream(Generic[S]):
         raise StopIteration
 
     def close(self) -> None:
-        """End the stream, and the loop over it if there is one. Any thread may close it."""
+        """End the stream and a loop over it. Any thread may call it."""
         with self._lock:
             self._closed.set()
             if self._call:
                 self._call.cancel()
         self._watchdog.close()
-        self._course.close()
+        self._resumption.close()
 
     def __enter__(self) -> Self:
         """Return the stream itself."""
@@ -117,67 +122,69 @@ class Stream(Generic[S]):
         self.close()
 
     def _receive(self) -> tuple[Any, Error | None]:
-        """Wait for a reply, of a new call if there is none; None: the call has ended."""
-        call, silent = self._call, threading.Event()
+        """Wait for a reply; start a call if there is none. None as reply ends the call."""
+        call, expired = self._call, threading.Event()
         try:
-            call = call or self._ask()
-            with self._watchdog.watch(self._course.left(), silent, call.cancel):
+            call = call or self._start_call()
+            with self._watchdog.watch(self._resumption.receive_timeout(), expired, call.cancel):
                 return next(call), None
         except StopIteration:
             return None, None
         except grpc.RpcError as error:
-            return None, self._course.silence() if silent.is_set() else from_rpc(error)
+            return None, self._resumption.silence_error() if expired.is_set() else from_rpc(error)
 
-    def _ask(self) -> Call:
+    def _start_call(self) -> Call:
         if self._timeout is not None and self._deadline == math.inf:
             self._deadline = time.monotonic() + self._timeout
-        left = None if self._timeout is None else self._left()
-        call = self._open_call(self._course.ask(), left)
+        remaining = None if self._timeout is None else self._remaining()
+        call = self._open_call(self._resumption.next_request(), remaining)
         with self._lock:
             self._call = call
             if self._closed.is_set():
                 call.cancel()
         return call
 
-    def _left(self) -> float:
+    def _remaining(self) -> float:
         return max(0, self._deadline - time.monotonic())
 
 
 class Watchdog:
-    """Ends a call that stays silent for too long; gRPC has no such limit.
+    """Cancels a call that stays silent for too long. gRPC has no such limit.
 
     Its thread starts with the first watch and ends with close.
     """
 
     def __init__(self) -> None:
         """Begin without a watch."""
-        self._changed = threading.Condition()  # guards the rest
-        self._until = math.inf  # When to bark.
-        self._wakes = math.inf  # When the thread looks next, unless it is notified.
-        self._silent = threading.Event()
-        self._bark: Callable[[], object] | None = None
+        self._changed = threading.Condition()  # guards the fields below
+        self._deadline = math.inf  # Of the current watch.
+        self._wake_time = math.inf  # When the thread next checks, unless it is notified.
+        self._expired = threading.Event()
+        self._on_expiry: Callable[[], object] | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def watch(self, seconds: float, silent: threading.Event, bark: Callable[[], object]) -> Self:
-        """Begin to watch; unless the with block ends in that time, set silent and call bark."""
+    def watch(
+        self, seconds: float, expired: threading.Event, on_expiry: Callable[[], object]
+    ) -> Self:
+        """Start a watch; its with block ends it. After the seconds, set expired, call on_expiry."""
         with self._changed:
-            self._until = time.monotonic() + seconds
-            self._silent, self._bark = silent, bark
-            if self._thread is None and self._until < math.inf:
+            self._deadline = time.monotonic() + seconds
+            self._expired, self._on_expiry = expired, on_expiry
+            if self._thread is None and self._deadline < math.inf:
                 self._thread = threading.Thread(target=self._run, name="parley", daemon=True)
                 self._thread.start()
-            elif self._until < self._wakes:
+            elif self._deadline < self._wake_time:
                 self._changed.notify()
         return self
 
     def __enter__(self) -> None:
-        """Do nothing: the watch has begun."""
+        """Do nothing: watch has started the watch."""
 
     def __exit__(self, *_: object) -> None:
-        """End the watch; the thread finds out when it looks."""
+        """End the watch. The thread notices it at its next check."""
         with self._changed:
-            self._until, self._bark = math.inf, None
+            self._deadline, self._on_expiry = math.inf, None
 
     def close(self) -> None:
         """End the thread."""
@@ -188,11 +195,11 @@ class Watchdog:
     def _run(self) -> None:
         with self._changed:
             while not self._closed:
-                left = self._until - time.monotonic()
-                if left <= 0 and self._bark:
-                    self._silent.set()
-                    self._bark()
-                    self._until, self._bark = math.inf, None
+                remaining = self._deadline - time.monotonic()
+                if remaining <= 0 and self._on_expiry:
+                    self._expired.set()
+                    self._on_expiry()
+                    self._deadline, self._on_expiry = math.inf, None
                     continue
-                self._wakes = self._until
-                self._changed.wait(None if left == math.inf else left)
+                self._wake_time = self._deadline
+                self._changed.wait(None if remaining == math.inf else remaining)

@@ -1,51 +1,60 @@
-"""What a reader has been shown of a turn."""
+"""Which part of a turn a reader has received."""
 
 from __future__ import annotations
 
 from parley.v1.turn_pb2 import TurnEvent
 
 UNKNOWN = -1
-"""How much of a message a reader has been shown that brought its after_index from elsewhere."""
+"""The value of View.bytes if the reader's after_index is from an earlier call, because the client
+then does not know how much text of the message the reader has."""
 
 
 class View:
-    """What a reader has been shown of a turn. It cuts a stream that repeats some of it.
+    """Which part of a turn a reader has received. It reduces a stream to what is new.
 
-    The messages of an answer follow each other: answer_started or tool_result opens another,
-    and nothing of the one before comes later. So an event behind the last one shown is of the
-    message under way then, or of one that such an event behind the last one opens first. Of
-    the message under way, text is cut by the bytes shown of it; everything else, and all text
-    of the others, is either not behind the last one, and known, or new.
+    The messages of an answer follow one another. The events answer_started and tool_result begin
+    the next message, and no event of an earlier message follows them. So an event after the last
+    delivered one belongs either to the message that was current then, or to a later message that
+    such an event begins first. In the current message, the view cuts text by the bytes delivered
+    of it. All other events, and all text of other messages, are either known, if their index is
+    not after the last one, or new.
 
-    Where texts are merged, data may overtake the text that came before it; the indexes left
-    out in between tell. From then on only a stream from the start can be gone on with: the
-    one behind the last index would lack that text.
+    When the server merges texts, data may arrive before the text that preceded it. The client sees
+    this because indexes are left out. After that, only a stream from the beginning can resume the
+    turn: a stream after the last index would lack that text.
     """
 
-    def __init__(self, turn: str = "", last: int = 0, shown_bytes: int = 0) -> None:
-        """Begin with what was shown elsewhere; nothing unless said."""
-        self.turn = turn  # Its id; empty until it is known.
-        self.last = last  # Index of the newest event shown.
-        self.bytes = shown_bytes  # Of the text of the message under way; or UNKNOWN.
-        self.merged = False  # The events before last have not all been shown one by one.
-        self.repeats = False  # The stream begins before last.
+    def __init__(self, turn: str = "", last: int = 0, delivered_bytes: int = 0) -> None:
+        """Make the view of a reader that already has this part; by default it has nothing."""
+        self.turn = turn  # The id of the turn; empty until it is known.
+        self.last = last  # The index of the newest delivered event.
+        self.bytes = delivered_bytes  # Of the current message's text, or UNKNOWN.
+        self.merged = False  # The events before last have not all been delivered one by one.
+        self.repeats = False  # The current stream begins before last.
 
-    def next(self) -> int:
-        """Return the index behind which the next stream has to begin."""
+    def resume_index(self) -> int:
+        """Return the index after which the next stream must begin."""
         return 0 if self.merged and self.bytes != UNKNOWN else self.last
 
-    def begin(self, after: int) -> int:
-        """Note that a stream begins behind an index, and return it."""
+    def start_stream(self, after: int) -> int:
+        """Record that a stream begins after this index, and return the index."""
         self.repeats = after < self.last
         return after
 
-    def gone(self) -> bool:
-        """Note that the events are not kept one by one any more; tell if there is a way on."""
+    def restart(self) -> bool:
+        """Record EVENTS_GONE: the next stream must begin at the start of the turn.
+
+        Return False if that is not possible, because the client does not know how much text the
+        reader has.
+        """
         self.merged = self.bytes != UNKNOWN
         return self.merged
 
-    def take(self, event: TurnEvent) -> TurnEvent | None:
-        """Note an event as shown; return what is new of it: all, some text in a copy, or None."""
+    def new_part(self, event: TurnEvent) -> TurnEvent | None:
+        """Record an event as delivered and return the part of it that is new.
+
+        That is the event itself, a copy with the rest of its text, or None.
+        """
         if event.turn_id not in ("", self.turn):
             if self.turn:
                 self.last, self.bytes = 0, 0
@@ -55,16 +64,17 @@ class View:
         if event.index <= self.last:
             if kind != "finished":
                 return None
-            # A server that lost count in a crash; the end is news in any case.
+            # The server's indexes restarted after a crash. The reader needs finished in any case.
             event = copy_of(event)
             event.index = self.last + 1
         self.merged = self.merged or event.index > self.last + 1
         self.last = event.index
         if kind in ("answer_started", "tool_result"):
             self.bytes = 0
-        return self._take_text(event) if kind == "text_delta" else event
+        return self._new_text(event) if kind == "text_delta" else event
 
-    def _take_text(self, event: TurnEvent) -> TurnEvent | None:
+    def _new_text(self, event: TurnEvent) -> TurnEvent | None:
+        """Return the new part of a text delta: it cuts the bytes that the reader has."""
         text = event.text_delta.text.encode()
         begin = event.text_delta.offset
         known = self.bytes - begin
@@ -72,7 +82,7 @@ class View:
         if not self.repeats or known <= 0:
             return event
         if known >= len(text):
-            return None  # All of it; or a crash has taken the end of what was shown.
+            return None  # The reader has all of it, or has text that the server lost in a crash.
         event = copy_of(event)
         event.text_delta.text = text[known:].decode(errors="replace")
         event.text_delta.offset = begin + known
@@ -80,7 +90,7 @@ class View:
 
 
 def copy_of(event: TurnEvent) -> TurnEvent:
-    """Return a copy, to be changed."""
+    """Return a copy that the caller may change."""
     copy = TurnEvent()
     copy.CopyFrom(event)
     return copy

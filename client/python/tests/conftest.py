@@ -1,4 +1,4 @@
-"""Fixtures that several test files use."""
+"""Fixtures for several test files."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def agent_address() -> Iterator[str]:
-    """Give the address of one running example agent; it keeps nothing, so all tests share it."""
+    """Yield the address of the example agent. It has no state, so all tests share it."""
     with shop_agent() as (_, address):
         yield address
 
 
 @pytest.fixture(scope="session")
 def server_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Give the address of a parleyd that tests share, each with conversations of its own."""
+    """Yield the address of a parleyd that the tests share, each with its own conversations."""
     with parleyd(tmp_path_factory.mktemp("parleyd")) as server:
         yield server.address
 
 
 @pytest.fixture
 def hanging() -> Hanging:
-    """Give what the server at address answers with."""
+    """Return the handlers of the server at address."""
     return Hanging()
 
 
 @pytest.fixture
 def address(hanging: Hanging) -> Iterator[str]:
-    """Give the address of a server that begins answers and then hangs."""
+    """Yield the address of a server that begins answers and then hangs."""
     with serving(
         Chat=hanging.chat,
         WatchConversations=hanging.watch,

@@ -1,4 +1,4 @@
-"""A server that says what a test wants, and agents that wait for a test."""
+"""A fake server and fake agents that a test controls."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def serving(*, workers: int | None = None, **handlers: Callable[[Any, Any], Any]) -> Iterator[str]:
-    """Serve these methods of ConversationService, by their names; give the address.
+    """Serve these methods of ConversationService, by their names; yield the address.
 
-    workers is the number of threads that answer; unset is the default of Python.
-
-    At the end of the block every call that is left is cancelled.
+    The parameter workers is the number of threads; None means the default of Python. At the end of
+    the block all running calls are cancelled.
     """
     service = services.ConversationServiceServicer
     servicer = type("Fake", (service,), {n: staticmethod(h) for n, h in handlers.items()})
@@ -58,24 +57,24 @@ def serving(*, workers: int | None = None, **handlers: Callable[[Any, Any], Any]
 
 
 def fail(context: grpc.ServicerContext, code: grpc.StatusCode, reason: str = "") -> NoReturn:
-    """End a call as a Parley server does, or, without a reason, as something in between."""
+    """End a call as a Parley server does or, without a reason, as a proxy does."""
     if reason:
         detail = any_pb2.Any()
         detail.Pack(ErrorInfo(reason=reason, domain="parley"))
         status = Status(code=code.value[0], message=reason.lower(), details=[detail])
         context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-    context.abort(code, reason.lower() or "something in between")
+    context.abort(code, reason.lower() or "error of a proxy")
 
 
 def hang(context: grpc.ServicerContext) -> None:
-    """Wait until the client ends the call."""
+    """Wait until the client cancels the call."""
     ended = threading.Event()
     if context.add_callback(ended.set):
         ended.wait()
 
 
 def numbered(*events: TurnEvent, turn: str = "t") -> list[TurnEvent]:
-    """Give events their indexes, and texts their offsets, as a server does."""
+    """Set the indexes of events and the offsets of texts, as a server does."""
     offset = 0
     for index, event in enumerate(events, start=1):
         event.turn_id, event.index = turn, index
@@ -88,47 +87,47 @@ def numbered(*events: TurnEvent, turn: str = "t") -> list[TurnEvent]:
 
 
 def text_of(events: Sequence[TurnEvent]) -> str:
-    """Return the text that events show."""
+    """Return the text of all text deltas."""
     return "".join(event.text_delta.text for event in events)
 
 
 class Gated(Agent):
-    """Says some pieces, and the rest once a test opens the gate.
+    """An agent that yields some pieces, and the rest after a test has opened the gate.
 
-    It is served by a thread of its own, see :func:`running`.
+    It runs in another thread, see :func:`running`.
     """
 
-    def __init__(self, before: Sequence[Piece], behind: Sequence[Piece]) -> None:
-        """Say these before and behind the gate."""
-        self._before, self._behind = before, behind
+    def __init__(self, before: Sequence[Piece], after: Sequence[Piece]) -> None:
+        """Make an agent that yields these pieces before and after the gate."""
+        self._before, self._after = before, after
         self._gate = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.asked = threading.Event()
-        self.left = threading.Event()
+        self.called = threading.Event()
+        self.closed = threading.Event()
 
     async def respond(self, request: RespondRequest) -> AsyncIterator[Piece]:
         """See Agent."""
         del request
         self.loop = asyncio.get_running_loop()
-        self.asked.set()
+        self.called.set()
         try:
             for piece in self._before:
                 yield piece
             await self._gate.wait()
-            for piece in self._behind:
+            for piece in self._after:
                 yield piece
         finally:
-            self.left.set()
+            self.closed.set()
 
     def open(self) -> None:
-        """Let it go on; from any thread, once it has been asked."""
+        """Open the gate. Any thread may call it after respond has begun."""
         assert self.loop
         self.loop.call_soon_threadsafe(self._gate.set)
 
 
 @contextmanager
 def running(agent: Agent) -> Iterator[str]:
-    """Serve an agent in a thread until the block ends; give its address."""
+    """Serve an agent in a thread until the block ends; yield its address."""
     address: futures.Future[str] = futures.Future()
     stop: futures.Future[Callable[[], object]] = futures.Future()
 
@@ -150,7 +149,7 @@ def running(agent: Agent) -> Iterator[str]:
 
 
 HELLO = ChatRequest(content="hello")
-LIMIT = 20.0  # seconds; only a test that fails takes so long
+LIMIT = 20.0  # seconds; only a failing test takes so long
 TURN = numbered(
     TurnEvent(started=TurnStarted(conversation=Conversation(id="c"))),
     TurnEvent(text_delta=TextDelta(text="hello ")),
@@ -165,11 +164,11 @@ def reply(event: TurnEvent) -> ChatResponse:
 
 
 class Hanging:
-    """Begins each answer, says no more, and notes which calls the client has ended."""
+    """Handlers that begin an answer and then hang. They record which calls the client cancels."""
 
     def __init__(self) -> None:
-        """Begin with no call."""
-        self.begun, self.ended = threading.Semaphore(0), threading.Semaphore(0)
+        """Start without calls."""
+        self.begun, self.cancelled = threading.Semaphore(0), threading.Semaphore(0)
 
     def chat(self, _: ChatRequest, context: Any) -> Iterator[ChatResponse]:
         """Answer Chat."""
@@ -192,23 +191,23 @@ class Hanging:
         hang(context)
 
     def get(self, _: Any, context: Any) -> None:
-        """Answer GetConversation, never."""
+        """Never answer GetConversation."""
         self._begin(context)
         hang(context)
 
     def _begin(self, context: Any) -> None:
-        # gRPC does not come back to a handler whose call was ended while it had yielded.
-        context.add_callback(self.ended.release)
+        # gRPC does not resume a generator whose call was cancelled at its yield.
+        context.add_callback(self.cancelled.release)
         self.begun.release()
 
-    def wait_for_end(self) -> None:
-        """Wait until a client has ended a call."""
-        assert self.ended.acquire(timeout=LIMIT), "the call goes on"
+    def wait_for_cancel(self) -> None:
+        """Wait until a client has cancelled a call."""
+        assert self.cancelled.acquire(timeout=LIMIT), "the client has not cancelled the call"
 
 
 def wait_for_watchdogs() -> None:
-    """Wait until no thread of a stream is left."""
+    """Wait until all threads of streams have ended."""
     for thread in threading.enumerate():
         if thread.name == "parley":
             thread.join(LIMIT)
-            assert not thread.is_alive(), "a stream has left its thread behind"
+            assert not thread.is_alive(), f"thread {thread} of a stream still runs"

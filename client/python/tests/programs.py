@@ -1,4 +1,4 @@
-"""The programs that the tests start: the example agent and, where there is one, parleyd."""
+"""The programs that the tests start: the example agent and, if PARLEYD is set, parleyd."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def command(*arguments: str) -> list[str]:
 
 @contextmanager
 def shop_agent(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run the example on a free port until the block ends; give it and its address."""
-    # With this variable the line comes through whether or not it is flushed.
+    """Run the example on a free port until the block ends; yield the process and its address."""
+    # With this variable the line arrives even if the example does not flush it.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
         command("--address", "127.0.0.1:0", *arguments),
@@ -38,20 +38,20 @@ def shop_agent(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     ) as process:
         try:
             line = output_of(process).readline()
-            said = re.fullmatch(r"agent serves AgentService address=(127\.0\.0\.1:\d+)\n", line)
-            assert said, f"the agent printed {line!r}"
-            yield process, said[1]
+            match = re.fullmatch(r"agent serves AgentService address=(127\.0\.0\.1:\d+)\n", line)
+            assert match, f"the agent printed {line!r}"
+            yield process, match[1]
         finally:
             process.kill()
 
 
 def refusal(*arguments: str) -> tuple[int, str]:
-    """Run the example with arguments that it refuses; return its exit code and its errors."""
+    """Run the example with invalid arguments; return its exit code and standard error."""
     with subprocess.Popen(
         command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            # Nothing when it ends; its address when it serves after all, and would for ever.
+            # The line is empty if the example ends, and the address if it serves by mistake.
             line = output_of(process).readline()
             assert not line, f"the agent printed {line!r}"
             _, errors = process.communicate()
@@ -61,10 +61,10 @@ def refusal(*arguments: str) -> tuple[int, str]:
 
 
 class Server:
-    """A parleyd on a port and with data of its own, which it has again after a restart."""
+    """A parleyd with its own port and data. A restart keeps both."""
 
     def __init__(self, folder: Path, config: str = "", *, store: str = "memory") -> None:
-        """Keep configuration and data in that folder."""
+        """Store configuration and data in this folder."""
         binary = os.environ.get("PARLEYD")
         if not binary:
             pytest.skip("PARLEYD is not set to the path of a parleyd")
@@ -81,30 +81,30 @@ class Server:
         self.address = "127.0.0.1:0"
 
     def start(self) -> None:
-        """Start it, and return once it serves."""
+        """Start the server, and return once it serves."""
         self._process = subprocess.Popen(
             [*self._command, f"--grpc-address={self.address}"], stderr=subprocess.PIPE, text=True
         )
         log = self._process.stderr
         assert log
-        served = ""
+        address = ""
         for line in log:
             print(line, end="", file=sys.stderr)
             entry = json.loads(line) if line.startswith("{") else {}
             if entry.get("msg") == "serving grpc":
-                served = entry["address"]
+                address = entry["address"]
                 break
-        # A full pipe would stop the server.
-        self._rest = threading.Thread(target=pass_on, args=(log,))
-        self._rest.start()
-        assert served, "parleyd ended before it served"
-        self.address = served
+        # A full pipe would block the server.
+        self._log_reader = threading.Thread(target=copy_log, args=(log,))
+        self._log_reader.start()
+        assert address, "parleyd ended before it served"
+        self.address = address
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill the server, like a crash."""
         self._process.kill()
         self._process.wait()
-        self._rest.join()
+        self._log_reader.join()
 
 
 @contextmanager
@@ -118,13 +118,13 @@ def parleyd(folder: Path, config: str = "", *, store: str = "memory") -> Iterato
         server.kill()
 
 
-def pass_on(log: IO[str]) -> None:
-    """Show the rest of a log where pytest keeps it for a test that fails."""
+def copy_log(log: IO[str]) -> None:
+    """Copy the rest of a log to standard error, which pytest shows for a failing test."""
     for line in log:
         print(line, end="", file=sys.stderr)
 
 
 def output_of(process: subprocess.Popen[str]) -> IO[str]:
-    """Return the standard output of a process that was started with a pipe for it."""
+    """Return the standard output of a process that was started with a pipe."""
     assert process.stdout
     return process.stdout

@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections when it is told to."""
+"""A TCP proxy that resets connections on request."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: no goodbye
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends a reset
 
 
 class Proxy:
-    """Passes bytes on between clients and a server; two threads a connection."""
+    """Forwards bytes between clients and a server, with two threads for each connection."""
 
     def __init__(self, target: str) -> None:
         """Listen on a free port."""
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._lock = threading.Lock()
-        self._lines: list[tuple[socket.socket, socket.socket]] = []
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._limits: list[int] = []
         self.connections = 0
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def limit(self, *counts: int) -> None:
-        """Cut each of the next connections once so many bytes have come from the server."""
+        """Reset each of the next connections after this many bytes from the server."""
         self._limits = list(counts)
 
     def cut(self) -> None:
         """Reset all connections."""
         with self._lock:
-            lines, self._lines = self._lines, []
-        for line in lines:
-            reset(*line)
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            reset(*pair)
 
     def close(self) -> None:
-        """End everything."""
-        with suppress(OSError):  # A listener that is shut down ends accept.
+        """Stop listening, reset all connections and wait for the threads."""
+        with suppress(OSError):  # The shutdown ends accept.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in self._threads[:1]:
@@ -51,7 +51,7 @@ class Proxy:
             thread.join()
 
     def run(self) -> None:
-        """Begin to accept."""
+        """Start to accept connections."""
         self._start(self._accept)
 
     def _start(self, target: object, *arguments: object) -> None:
@@ -69,18 +69,18 @@ class Proxy:
             try:
                 server = socket.create_connection((host, int(port)))
             except OSError:
-                client.close()  # There is no server now.
+                client.close()  # The server is not running.
                 continue
             with self._lock:
                 self.connections += 1
-                self._lines.append((client, server))
+                self._pairs.append((client, server))
                 limit = self._limits.pop(0) if self._limits else None
             self._start(pump, client, server, None)
             self._start(pump, server, client, limit)
 
 
 def pump(source: socket.socket, sink: socket.socket, limit: int | None) -> None:
-    """Pass bytes on until the connection ends, or so many have gone by."""
+    """Forward bytes until the connection ends or the limit is reached."""
     with suppress(OSError):
         while data := source.recv(65536 if limit is None else min(limit, 65536)):
             sink.sendall(data)
@@ -89,19 +89,19 @@ def pump(source: socket.socket, sink: socket.socket, limit: int | None) -> None:
     reset(source, sink)
 
 
-def reset(*line: socket.socket) -> None:
-    """Break a connection off on both sides."""
-    for end in line:
+def reset(*pair: socket.socket) -> None:
+    """Reset a connection on both sides."""
+    for end in pair:
         with suppress(OSError):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            # It wakes the thread that reads, which close alone does not.
+            # The shutdown ends a recv in another thread; close alone does not.
             end.shutdown(socket.SHUT_RD)
         end.close()
 
 
 @contextmanager
 def proxy_to(target: str) -> Iterator[Proxy]:
-    """Give a proxy to a server until the block ends."""
+    """Yield a proxy to a server until the block ends."""
     proxy = Proxy(target)
     proxy.run()
     try:

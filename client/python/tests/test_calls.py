@@ -1,4 +1,4 @@
-"""Calls that are one call of gRPC's: retries, errors, options, and that none is missing."""
+"""Calls that are one gRPC call each: retries, errors, options, and the list of methods."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ def snake(name: str) -> str:
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_every_call_has_a_method(client: type, method: Any) -> None:
-    """It takes and returns the messages of the contract, and says what it does."""
+    """Each has the request and reply types of the API, and a docstring."""
     function = getattr(client, snake(method.name))
     assert inspect.getdoc(function)
     hints = function.__annotations__
     request, reply = method.input_type.name, method.output_type.name
-    asked = hints.get("request", hints.get("requests"))
+    argument = hints.get("request", hints.get("requests"))
     if method.client_streaming:
-        assert f"Iterable[{request}]" in asked
+        assert f"Iterable[{request}]" in argument
     else:
-        assert asked == request
+        assert argument == request
     if method.server_streaming:
         kind = AsyncStream if client is AsyncClient else Stream
         item = {"Chat": "TurnEvent", "ResumeTurn": "TurnEvent"}.get(method.name, reply)
@@ -83,7 +83,7 @@ def test_every_call_has_a_method(client: type, method: Any) -> None:
 
 
 def test_every_message_is_exported() -> None:
-    """And every enum; __all__ is sorted and has nothing that is not there."""
+    """So is every enum. __all__ is sorted and contains only existing names."""
     exported = set(parley.__all__)
     for path in sorted((PACKAGE / "v1").glob("*_pb2.py")):
         module = getattr(__import__(f"parley.v1.{path.stem}").v1, path.stem)
@@ -96,8 +96,8 @@ def test_every_message_is_exported() -> None:
         assert inspect.getdoc(getattr(parley, name)), f"{name} has no docstring"
 
 
-def test_retried_methods_are_those_of_the_go_client() -> None:
-    """The service config is the same file, in so far as this package can have it."""
+def test_retried_methods_equal_those_of_the_go_client() -> None:
+    """The service config of this package is a copy of the Go client's."""
     of_go = Path(__file__).parents[2] / "service_config.json"
     ours = json.loads((PACKAGE / "service_config.json").read_text("utf-8"))
     assert ours == json.loads(of_go.read_text("utf-8"))
@@ -105,36 +105,36 @@ def test_retried_methods_are_those_of_the_go_client() -> None:
     retried = {(name["service"], name["method"]) for name in config["name"]}
     known = {(method.containing_service.full_name, method.name) for method in METHODS}
     assert retried <= known
-    for method in METHODS:  # Whatever carries a request_id may be sent again.
+    for method in METHODS:  # A call with a request_id may be sent again.
         if "request_id" in method.input_type.fields_by_name:
             assert (method.containing_service.full_name, method.name) in retried
 
 
 class Flaky:
-    """Is UNAVAILABLE for the first calls."""
+    """Handlers that fail the first calls with UNAVAILABLE."""
 
-    def __init__(self, times: int) -> None:
-        """Fail so many times."""
-        self._times = times
+    def __init__(self, failures: int) -> None:
+        """Fail this many calls."""
+        self._failures = failures
         self.requests: list[Any] = []
 
     def append(self, request: Any, context: Any) -> AppendMessagesResponse:
         """Answer AppendMessages."""
-        self._take(request, context)
+        self._record(request, context)
         return AppendMessagesResponse(conversation=Conversation(id="c"))
 
     def update(self, request: Any, context: Any) -> None:
         """Answer UpdateConversation."""
-        self._take(request, context)
+        self._record(request, context)
 
-    def _take(self, request: Any, context: Any) -> None:
+    def _record(self, request: Any, context: Any) -> None:
         self.requests.append(request)
-        if len(self.requests) <= self._times:
+        if len(self.requests) <= self._failures:
             fail(context, grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN")
 
 
 def test_retries_carry_one_request_id() -> None:
-    """It is filled on a copy of the request."""
+    """The client sets it on a copy of the request."""
     for asynchronous in (False, True):
         flaky, request = Flaky(3), AppendMessagesRequest(conversation_id="c")
         with serving(AppendMessages=flaky.append) as address:
@@ -147,8 +147,8 @@ def test_retries_carry_one_request_id() -> None:
         assert not request.request_id
 
 
-def test_a_request_id_of_the_callers_own_is_kept() -> None:
-    """It is what a retry after the caller's own restart needs."""
+def test_a_request_id_of_the_caller_is_sent() -> None:
+    """The caller needs it to retry after its own restart."""
     flaky = Flaky(0)
     with serving(AppendMessages=flaky.append) as address:
         call(address, "append_messages", AppendMessagesRequest(request_id="mine"))
@@ -156,7 +156,7 @@ def test_a_request_id_of_the_callers_own_is_kept() -> None:
 
 
 def test_retries_end() -> None:
-    """After five attempts the server's own error is told."""
+    """After five attempts the call raises the server's error."""
     flaky = Flaky(99)
     with serving(AppendMessages=flaky.append) as address, pytest.raises(Error) as raised:
         call(address, "append_messages", AppendMessagesRequest())
@@ -164,8 +164,8 @@ def test_retries_end() -> None:
     assert len(flaky.requests) == 5
 
 
-def test_what_carries_no_request_id_is_sent_once() -> None:
-    """A change may have been made although the call failed."""
+def test_writes_without_request_id_are_sent_once() -> None:
+    """The server may have made the change although the call failed."""
     flaky = Flaky(1)
     with serving(UpdateConversation=flaky.update) as address, pytest.raises(Error) as raised:
         call(address, "update_conversation", UpdateConversationRequest())
@@ -176,7 +176,7 @@ def test_what_carries_no_request_id_is_sent_once() -> None:
 def call(
     address: str, name: str, request: Any, *, asynchronous: bool = False, **options: Any
 ) -> Any:
-    """Make one call with a client of its own."""
+    """Make one call with a new client."""
 
     async def make() -> Any:
         async with AsyncClient(address) as client:
@@ -190,7 +190,7 @@ def call(
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
 def test_no_server(*, asynchronous: bool) -> None:
-    """It is told soon, by streams too."""
+    """Calls and streams fail soon."""
     with serving() as address:
         pass
     with pytest.raises(Error) as raised:
@@ -211,7 +211,7 @@ def test_no_server(*, asynchronous: bool) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
 def test_options_reach_grpc(*, asynchronous: bool) -> None:
-    """Metadata and timeout are what the server sees."""
+    """The server receives metadata and timeout."""
     seen: dict[str, Any] = {}
 
     def get(_: Any, context: grpc.ServicerContext) -> GetConversationResponse:
@@ -235,7 +235,7 @@ def test_options_reach_grpc(*, asynchronous: bool) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
 def test_deadline(*, asynchronous: bool) -> None:
-    """A timeout that is over is an Error like any other."""
+    """A timeout raises an Error like any other failure."""
     with (
         serving(GetConversation=lambda _, context: hang(context)) as address,
         pytest.raises(Error) as raised,
@@ -244,10 +244,10 @@ def test_deadline(*, asynchronous: bool) -> None:
     assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-class Taking:
-    """Counts what is imported."""
+class Importer:
+    """Handlers that count or refuse imported requests."""
 
-    def take(self, requests: Any, _: Any) -> ImportConversationsResponse:
+    def count(self, requests: Any, _: Any) -> ImportConversationsResponse:
         """Answer ImportConversations."""
         return ImportConversationsResponse(imported_count=sum(1 for _ in requests))
 
@@ -270,36 +270,36 @@ async def async_parts(count: int) -> AsyncIterator[ImportConversationsRequest]:
 
 
 def broken_parts() -> Iterator[ImportConversationsRequest]:
-    """Yield a request and fail."""
+    """Yield a request and raise."""
     yield ImportConversationsRequest()
     raise LookupError("the file is damaged")
 
 
 def test_import() -> None:
-    """Iterables of both kinds are sent whole."""
-    with serving(ImportConversations=Taking().take) as address:
+    """All requests of sync and async iterables are sent."""
+    with serving(ImportConversations=Importer().count) as address:
         assert call(address, "import_conversations", parts(3)).imported_count == 3
         assert call(address, "import_conversations", [*parts(2)]).imported_count == 2
-        for given in (parts(3), async_parts(3)):
-            reply = call(address, "import_conversations", given, asynchronous=True)
+        for requests in (parts(3), async_parts(3)):
+            reply = call(address, "import_conversations", requests, asynchronous=True)
             assert reply.imported_count == 3
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
 def test_import_that_fails(*, asynchronous: bool) -> None:
-    """What the iterable raises is raised; a server that refuses is told of, as early as it does."""
+    """The call raises the iterable's exception, or the server's error before the last request."""
     with (
-        serving(ImportConversations=Taking().take) as address,
+        serving(ImportConversations=Importer().count) as address,
         pytest.raises(LookupError, match="damaged"),
     ):
         call(address, "import_conversations", broken_parts(), asynchronous=asynchronous)
-    with serving(ImportConversations=Taking().refuse) as address, pytest.raises(Error) as raised:
+    with serving(ImportConversations=Importer().refuse) as address, pytest.raises(Error) as raised:
         call(address, "import_conversations", parts(100_000), asynchronous=asynchronous)
     assert raised.value.reason == "INVALID_REQUEST"
 
 
 def test_error_has_all_details() -> None:
-    """Those of Parley's status, and none of what others pack into one."""
+    """It has the details of Parley's status. Other details are ignored."""
     status = Status()
     for detail in (
         BadRequest(field_violations=[BadRequest.FieldViolation(field="a.b", description="bad")]),
@@ -311,15 +311,15 @@ def test_error_has_all_details() -> None:
     assert error.field_violations == (FieldViolation("a.b", "bad"),)
     assert error.retry_delay == 1.5
     assert error.reason == ""
-    _error.read_details(error, b"\xff\xff")  # It cannot be read, and that is all.
+    _error.read_details(error, b"\xff\xff")  # Details that cannot be decoded are ignored.
     assert str(error) == "ABORTED: busy"
 
 
 def test_error_can_be_pickled() -> None:
-    """As concurrent.futures and multiprocessing do."""
+    """concurrent.futures and multiprocessing do so."""
     error = Error(grpc.StatusCode.ABORTED, "busy", reason="CONVERSATION_BUSY", retry_delay=1)
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - it is our own
-    assert (str(again), again.retry_delay) == ("ABORTED CONVERSATION_BUSY: busy", 1)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - this test made it
+    assert (str(copy), copy.retry_delay) == ("ABORTED CONVERSATION_BUSY: busy", 1)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_error_can_be_pickled() -> None:
     ],
 )
 def test_plaintext_stays_on_this_machine(target: str, *, local: bool) -> None:
-    """What is not understood may leave it."""
+    """A target that cannot be parsed counts as another machine."""
     assert _options.is_local(target) is local
 
 
@@ -356,7 +356,7 @@ def test_plaintext_stays_on_this_machine(target: str, *, local: bool) -> None:
 def test_no_proxy_for_this_machine(
     variable: str, monkeypatch: pytest.MonkeyPatch, *, asynchronous: bool
 ) -> None:
-    """One that the environment names sees nothing of what stays on this machine."""
+    """A proxy of the environment gets no connection to a server on this machine."""
     for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY", "grpc_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
     with (
@@ -371,12 +371,12 @@ def test_no_proxy_for_this_machine(
 
 
 def test_options_of_a_call_have_types_at_run_time() -> None:
-    """Tools that read them, such as validators, find them."""
+    """Tools such as validators read them."""
     assert get_type_hints(CallOptions)["timeout"] == float | None
 
 
-def test_options_of_the_caller_replace_ours() -> None:
-    """Each is there once."""
+def test_options_of_the_caller_override_the_defaults() -> None:
+    """Each option occurs once."""
     options = _options.channel_options(
         "localhost",
         [("grpc.keepalive_time_ms", 5), ("grpc.enable_http_proxy", 1), ("more", 1)],
@@ -387,8 +387,8 @@ def test_options_of_the_caller_replace_ours() -> None:
     assert len(options) == len(dict(options))
 
 
-def test_another_machine_is_spoken_to_with_tls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the caller says otherwise."""
+def test_tls_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller can override it."""
     made, plaintext = [], grpc.insecure_channel
 
     def channel(kind: str) -> Any:

@@ -1,4 +1,4 @@
-"""The example agent behind a real parleyd, whose path is in the variable PARLEYD."""
+"""The example agent with a real parleyd; the variable PARLEYD contains its path."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ TURNS = [
 
 @pytest.fixture
 def client(agent_address: str, tmp_path: Path) -> Iterator[Client]:
-    """Connect to a server that knows the agent as "shop"."""
+    """Connect to a server whose agent "shop" is the example."""
     config = f'agents:\n  shop: {{kind: remote, address: "{agent_address}"}}\n'
     with parleyd(tmp_path, config) as server, Client(server.address) as client:
         yield client
 
 
 def chat(client: Client, content: str) -> tuple[str, Turn]:
-    """Say something to the shop; return the streamed text and the turn as it ended."""
+    """Send a message to the shop; return the streamed text and the final turn."""
     request = ChatRequest(conversation_id="demo", agent="shop", content=content)
     *events, end = client.chat(request)
     assert end.HasField("finished"), "the stream's last event is not finished"
@@ -64,21 +64,21 @@ def chat(client: Client, content: str) -> tuple[str, Turn]:
 
 
 def answers(client: Client) -> list[Message]:
-    """Return the agent's messages as they are stored."""
+    """Return the stored messages of the agent."""
     stored = client.load_conversation(LoadConversationRequest(conversation_id="demo")).messages
     return [message for message in stored if message.role == Role.ROLE_ASSISTANT]
 
 
 def data_of(message: Message) -> list[tuple[str, Any]]:
-    """Return the structured data of a message in plain Python."""
+    """Return the structured data of a message as Python values."""
     return [(data.type, json_format.MessageToDict(data.value)) for data in message.structured_data]
 
 
 def test_three_turns(client: Client) -> None:
-    """The agent resolves "the second one" from what Parley has kept of its own answers."""
+    """The agent resolves "the second one" from its own answers in the history."""
     for content, text, _, _ in TURNS:
-        said, turn = chat(client, content)
-        assert (said, turn.state) == (text, TurnState.TURN_STATE_COMPLETED)
+        streamed, turn = chat(client, content)
+        assert (streamed, turn.state) == (text, TurnState.TURN_STATE_COMPLETED)
     stored = answers(client)
     assert [(m.content, m.summary, data_of(m)) for m in stored] == [
         (text, summary, [("product_list", products)]) for _, text, summary, products in TURNS
@@ -89,9 +89,9 @@ def test_three_turns(client: Client) -> None:
 
 
 def test_failing_turn(client: Client) -> None:
-    """What the agent had said is kept, and the turn has the agent's own reason."""
-    said, turn = chat(client, "fail")
-    assert (said, turn.state) == ("This will ", TurnState.TURN_STATE_FAILED)
+    """The text before the failure is stored, and the turn has the agent's message."""
+    streamed, turn = chat(client, "fail")
+    assert (streamed, turn.state) == ("This will ", TurnState.TURN_STATE_FAILED)
     assert turn.error.reason == "AGENT_FAILED"
     assert "the shop is closed" in turn.error.message
     assert [(m.content, m.status) for m in answers(client)] == [

@@ -1,7 +1,7 @@
-"""Programs that never close their clients end, in each Python of this machine.
+"""Programs that never close their clients end, with each Python of this machine.
 
-`make` in the root of the repository finds and sets up the Pythons, see pythons.sh. Without them
-the programs run only in the Python that runs pytest.
+`make testpython` in the root of the repository finds and sets up the Pythons, see pythons.sh.
+Without them the programs run only in the Python that runs pytest.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ LIMIT = 60.0  # seconds; only a program that hangs takes so long
 
 
 def pythons() -> dict[str, str]:
-    """Return the Pythons to run the programs in, by version; the running one is the first."""
+    """Return the Pythons that run the programs, by version; the running one is the first."""
     own = "{}.{}".format(*sys.version_info)
     others = {path.parents[1].name: str(path) for path in FOLDER.glob(".pythons/*/bin/python")}
     return {own: sys.executable} | {key: others[key] for key in sorted(others) if key != own}
 
 
 class Program(NamedTuple):
-    """A program and the end that it must have."""
+    """A program and its expected end."""
 
     code: str
     status: int = 0
     output: str = ""
     errors: str = ""
-    """A pattern for all of its standard error."""
+    """A pattern for its complete standard error."""
 
 
 BEGIN = """
@@ -76,14 +76,14 @@ PROGRAMS = {
     "finished, the client in a function": Program(
         BEGIN + "def main():\n    client = Client(address)\n    list(client.chat(short))\nmain()"
     ),
-    "never begun": Program(SYNC + "events = client.chat(short)"),
-    "left": Program(SYNC + "for _ in client.chat(endless):\n    break"),
-    "kept midway": Program(SYNC + "events = client.chat(endless)\nnext(events)"),
-    "two kept midway": Program(
+    "a stream that is not begun": Program(SYNC + "events = client.chat(short)"),
+    "a loop that is left": Program(SYNC + "for _ in client.chat(endless):\n    break"),
+    "a stream kept in the middle": Program(SYNC + "events = client.chat(endless)\nnext(events)"),
+    "two streams kept in the middle": Program(
         SYNC + "streams = [client.chat(endless), client.watch_conversations(watch)]\n"
         "for stream in streams:\n    next(stream)"
     ),
-    "an export kept midway": Program(
+    "an export kept in the middle": Program(
         SYNC + "export = client.export_conversations(ExportConversationsRequest())\nnext(export)"
     ),
     "an exception": Program(
@@ -159,7 +159,7 @@ list(client.chat(short))
     "asyncio": Program(
         ASYNC + FINISH_ASYNC + "print(asyncio.run(finish()))", output="[1, 2, 3, 4]\n"
     ),
-    "asyncio, left and kept midway": Program(
+    "asyncio, one stream left, one kept in the middle": Program(
         ASYNC
         + """
 async def main():
@@ -196,7 +196,7 @@ loop.close()
 """,
         output="[1, 2, 3, 4]\n",
     ),
-    # Each loop has a connection of its own, of which nothing is left when it has ended.
+    # Each loop has its own connection. After the end of the loop no channel remains.
     "several event loops": Program(
         ASYNC
         + FINISH_ASYNC
@@ -228,7 +228,7 @@ loop.run_until_complete(server.__aenter__())
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """Yield the address of a server that ends short chats only."""
+    """Yield the address of a server that ends only short chats."""
     hanging = Hanging()
 
     def chat(request: ChatRequest, context: Any) -> Iterator[ChatResponse]:
@@ -250,7 +250,7 @@ def server() -> Iterator[str]:
 @pytest.mark.parametrize("python", pythons().values(), ids=pythons())
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_program_ends_without_close(server: str, python: str, program: Program) -> None:
-    """It ends with its own exit code and writes nothing but its own output."""
+    """It ends with its own exit code and writes only its own output."""
     running = [
         # Warnings, such as of objects not closed or awaited, would be on standard error.
         subprocess.Popen(
@@ -264,13 +264,13 @@ def test_a_program_ends_without_close(server: str, python: str, program: Program
     ]
     try:
         for process in running:
-            said = ""
+            interrupted = ""
             if program.status == -signal.SIGINT:
-                said = output_of(process).readline() + output_of(process).readline()
+                interrupted = output_of(process).readline() + output_of(process).readline()
                 process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=LIMIT)
             assert re.fullmatch(program.errors, errors, re.DOTALL), errors
-            assert (process.returncode, said + output) == (program.status, program.output)
+            assert (process.returncode, interrupted + output) == (program.status, program.output)
     finally:
         for process in running:
             process.kill()

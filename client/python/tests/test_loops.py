@@ -17,7 +17,7 @@ from parley._aio_connection import Connections
 if TYPE_CHECKING:
     from parley import TurnEvent
 
-ROUNDS = 100  # of a race; a wrong order of its steps comes up in many of them
+ROUNDS = 100  # of a race; each order of its steps occurs in many of them
 
 
 async def finish(client: AsyncClient) -> list[TurnEvent]:
@@ -34,7 +34,7 @@ def test_one_loop_after_the_other() -> None:
 
 
 def test_the_end_of_a_loop_ends_its_streams(hanging: Hanging, address: str) -> None:
-    """The server is notified although the client is open and the stream was not left."""
+    """The server sees the cancellation although client and stream are still open."""
     client = AsyncClient(address)
     kept = client.chat(HELLO)
 
@@ -42,11 +42,11 @@ def test_the_end_of_a_loop_ends_its_streams(hanging: Hanging, address: str) -> N
         await anext(kept)
 
     asyncio.run(begin())
-    hanging.wait_for_end()
+    hanging.wait_for_cancel()
 
 
 def test_closing_ends_the_streams_of_a_loop_that_is_stopped(hanging: Hanging, address: str) -> None:
-    """The loop ends them when it runs again, here to close the client once more."""
+    """The loop ends them when it runs again, here to close the client again."""
     client, loop = AsyncClient(address), asyncio.new_event_loop()
     kept = client.chat(HELLO)
 
@@ -57,14 +57,14 @@ def test_closing_ends_the_streams_of_a_loop_that_is_stopped(hanging: Hanging, ad
     asyncio.run(client.close())
     loop.run_until_complete(client.close())
     loop.close()
-    hanging.wait_for_end()
+    hanging.wait_for_cancel()
 
 
 def test_a_closed_client_makes_no_connection() -> None:
-    """Even where a call that saw it open asks for one after another thread has closed it."""
+    """A call may find the client open before another thread closes it."""
 
     def dial() -> grpc.aio.Channel:
-        pytest.fail("a connection that nobody closes")
+        pytest.fail("dial was called after close")
 
     connections = Connections(dial)
     asyncio.run(connections.close())
@@ -76,8 +76,8 @@ def test_a_closed_client_makes_no_connection() -> None:
     asyncio.run(get())
 
 
-def test_closing_beside_the_first_call_of_a_loop() -> None:
-    """Another thread closes while the connection is made: it is closed, too."""
+def test_closing_during_the_first_call_of_a_loop() -> None:
+    """If another thread closes the client during dial, the new connection is closed, too."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -88,12 +88,12 @@ def test_closing_beside_the_first_call_of_a_loop() -> None:
 
 
 async def close_while_dialing() -> None:
-    """Wait until a channel is closed that is made while another thread closes all."""
+    """Wait until the channel is closed that dial makes while another thread closes the client."""
     closing, closed = threading.Event(), asyncio.Event()
 
     class Channel:
         def __getattr__(self, _: str) -> Any:
-            return lambda *_, **__: None  # the calls, which the stubs ask for
+            return lambda *_, **__: None  # the methods that the stubs use
 
         async def close(self) -> None:
             closed.set()
@@ -148,4 +148,4 @@ def test_loops_at_the_same_time(hanging: Hanging, address: str) -> None:
         grpc.StatusCode.CANCELLED
     ]
     for _ in range(2):
-        hanging.wait_for_end()
+        hanging.wait_for_cancel()

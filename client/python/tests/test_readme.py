@@ -1,4 +1,4 @@
-"""The snippets of README.md, as they stand there but for addresses."""
+"""The snippets of README.md, unchanged except for addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
 SERVER, AGENT = "127.0.0.1:50051", "127.0.0.1:7002"
 
-# What each prints, in the order in which they are run.
+# The output of each snippet, in the order of execution.
 PRINTS = {
     "Install": "",
     "Append": "[1, 2]\n",
@@ -35,7 +35,7 @@ PRINTS = {
 
 
 def snippets() -> dict[str, str]:
-    """Return the Python of each section, by its heading."""
+    """Return the Python code of each section, by its heading."""
     found = {}
     for section in re.split(r"^## ", README, flags=re.MULTILINE)[1:]:
         heading, _, body = section.partition("\n")
@@ -46,7 +46,7 @@ def snippets() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give a server's address, and the names that one snippet leaves to the next."""
+    """Yield a server's address, and the variables that all snippets share."""
     with parleyd(tmp_path_factory.mktemp("readme")) as server:
         names: dict[str, Any] = {}
         yield server.address, names
@@ -57,15 +57,15 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dic
 def test_snippet(
     session: tuple[str, dict[str, Any]], heading: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It runs and prints what it says."""
+    """The snippet runs and prints its expected output."""
     address, names = session
     code = snippets()[heading].replace(SERVER, address)
-    exec(compile(code, heading, "exec"), names)  # noqa: S102 - it is our own
+    exec(compile(code, heading, "exec"), names)  # noqa: S102 - the code is from README.md
     assert capsys.readouterr().out == PRINTS[heading]
 
 
 def test_every_snippet_is_run() -> None:
-    """No section is left out, and the five come in their order."""
+    """Every section with code is tested, and the first six are in order."""
     headings = list(snippets())
     assert set(headings) == {*PRINTS, "An agent of your own"}
     assert headings[1:6] == ["Append", "Load", "Chat", "Route", "Watch"]

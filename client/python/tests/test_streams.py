@@ -1,4 +1,4 @@
-"""How streams begin, wait and end, with a server that says what a test wants."""
+"""How streams begin, wait and end, with a fake server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from parley import (
     ResumeTurnResponse,
     TurnEvent,
     WatchConversationsRequest,
-    _patience,
+    _retry,
 )
 
 if TYPE_CHECKING:
@@ -44,17 +44,17 @@ both = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyn
 
 
 def test_a_stream_begins_with_its_loop(hanging: Hanging, address: str) -> None:
-    """One that nobody loops over asks nothing."""
+    """A stream without a loop makes no call."""
     with Client(address) as client:
         client.chat(HELLO).close()
         next(client.chat(HELLO))
-        hanging.wait_for_end()
+        hanging.wait_for_cancel()
     assert hanging.begun.acquire(timeout=LIMIT)
     assert not hanging.begun.acquire(blocking=False)
 
 
 def test_closing_the_client_ends_its_streams(hanging: Hanging, address: str) -> None:
-    """They fail with CANCELLED, and so does whatever is asked later."""
+    """They fail with CANCELLED, and so do later calls."""
     client = Client(address)
     events = client.chat(HELLO)
     next(events)
@@ -63,7 +63,7 @@ def test_closing_the_client_ends_its_streams(hanging: Hanging, address: str) -> 
     with pytest.raises(Error) as raised:
         next(events)
     assert raised.value.code is grpc.StatusCode.CANCELLED
-    hanging.wait_for_end()
+    hanging.wait_for_cancel()
     for late in (
         lambda: next(client.chat(HELLO)),
         lambda: client.get_conversation(GetConversationRequest(conversation_id="c")),
@@ -76,7 +76,7 @@ def test_closing_the_client_ends_its_streams(hanging: Hanging, address: str) -> 
 
 @both
 def test_a_host_without_an_address(*, asynchronous: bool) -> None:
-    """There is no server, and that is told once gRPC has given up."""
+    """The stream fails once gRPC has given up."""
     begin = time.monotonic()
     error = failure_of("parley.invalid:50051", asynchronous=asynchronous)
     assert error.code is grpc.StatusCode.UNAVAILABLE
@@ -86,12 +86,12 @@ def test_a_host_without_an_address(*, asynchronous: bool) -> None:
 
 @both
 def test_a_listener_that_never_answers(*, asynchronous: bool) -> None:
-    """It is no server: a connection stands once both sides have spoken."""
+    """It does not count as a server: a connection needs bytes from both sides."""
     begin = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0)) as mute:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
         error = failure_of(
-            f"127.0.0.1:{mute.getsockname()[1]}",
-            # How long gRPC waits for it to speak.
+            f"127.0.0.1:{silent.getsockname()[1]}",
+            # How long gRPC waits for the first bytes.
             options=[("grpc.min_reconnect_backoff_ms", 200)],
             asynchronous=asynchronous,
         )
@@ -101,13 +101,13 @@ def test_a_listener_that_never_answers(*, asynchronous: bool) -> None:
 
 
 @both
-def test_a_connection_ahead_of_all_events(*, asynchronous: bool) -> None:
-    """It was there, though it brought nothing: the stream goes on when it breaks."""
-    asks = []
+def test_a_connection_that_breaks_before_all_events(*, asynchronous: bool) -> None:
+    """The server was reached, so the stream retries."""
+    ids = []
 
     def chat(request: Any, context: Any) -> Iterator[ChatResponse]:
-        asks.append(request.request_id)
-        if len(asks) < 3:
+        ids.append(request.request_id)
+        if len(ids) < 3:
             fail(context, grpc.StatusCode.INTERNAL)
         yield from map(reply, TURN)
 
@@ -121,23 +121,23 @@ def test_a_connection_ahead_of_all_events(*, asynchronous: bool) -> None:
         else:
             with Client(address) as client:
                 assert list(client.chat(HELLO)) == TURN
-    assert len(asks) == 3
-    assert len(set(asks)) == 1
+    assert len(ids) == 3
+    assert len(set(ids)) == 1
 
 
 @both
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("X-Who", "me", "'X-Who': its name may have a-z"),
-        ("x-who", "me\n", "'x-who': its value may have printable ASCII only"),
-        ("x-bin", "me", "'x-bin': its value must be bytes"),
+        ("X-Who", "me", "'X-Who': the name may contain only a-z"),
+        ("x-who", "me\n", "'x-who': the value may contain only printable ASCII"),
+        ("x-bin", "me", "'x-bin': the value of a -bin header must be bytes"),
     ],
 )
-def test_metadata_that_cannot_be_sent(
+def test_invalid_metadata(
     address: str, key: str, value: str, text: str, *, asynchronous: bool
 ) -> None:
-    """It is the caller's fault, also on a connection that stands."""
+    """The error is INVALID_ARGUMENT."""
     error = failure_of(address, asynchronous=asynchronous, metadata=[(key, value)])
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert text in error.message
@@ -146,7 +146,7 @@ def test_metadata_that_cannot_be_sent(
 def failure_of(
     address: str, *, asynchronous: bool, options: Sequence[tuple[str, Any]] = (), **given: Any
 ) -> Error:
-    """Return what a chat fails with."""
+    """Return the error of a chat."""
 
     async def fail_async() -> None:
         async with AsyncClient(address, plaintext=True, options=options) as client:
@@ -168,7 +168,7 @@ class Closing(list[tuple[str, str]]):
     """Metadata that closes a client when it is read, as another thread might."""
 
     def __init__(self, client: Client) -> None:
-        """Close this one."""
+        """Make metadata that closes this client."""
         super().__init__([("x-who", "me")])
         self._client = client
 
@@ -194,21 +194,21 @@ class Closing(list[tuple[str, str]]):
     ids=["chat", "watch", "unary", "export", "import"],
 )
 def test_closing_the_client_while_a_call_begins(address: str, call: Any) -> None:
-    """It is an Error, whichever of the two is first."""
+    """The call raises an Error, as if the client had been closed before."""
     client = Client(address)
     with pytest.raises(Error, match="CANCELLED: the client is closed"):
         call(client, {"metadata": Closing(client)})
 
 
 def test_closing_the_client_ends_its_calls(hanging: Hanging, address: str) -> None:
-    """They fail with CANCELLED in the threads that wait for them."""
+    """They fail with CANCELLED in their threads."""
     client = Client(address)
     errors: list[BaseException] = []
 
     def get() -> None:
         try:
             client.get_conversation(GetConversationRequest(conversation_id="c"))
-        except BaseException as error:  # noqa: BLE001 - it is looked at
+        except BaseException as error:  # noqa: BLE001 - the test checks it
             errors.append(error)
 
     threads = [threading.Thread(target=get) for _ in range(3)]
@@ -226,7 +226,7 @@ def test_closing_the_client_ends_its_calls(hanging: Hanging, address: str) -> No
 
 
 def test_closing_the_async_client_ends_its_calls(hanging: Hanging, address: str) -> None:
-    """They fail with CANCELLED: their tasks were not cancelled."""
+    """They raise Error with CANCELLED, because their tasks were not cancelled."""
 
     async def run() -> None:
         client = AsyncClient(address)
@@ -254,8 +254,8 @@ def test_closing_the_async_client_ends_its_calls(hanging: Hanging, address: str)
     asyncio.run(run())
 
 
-def test_a_cancelled_call_stays_cancelled(hanging: Hanging, address: str) -> None:
-    """CancelledError is asyncio's own."""
+def test_cancelling_the_task_of_a_call(hanging: Hanging, address: str) -> None:
+    """The call raises asyncio.CancelledError."""
 
     async def run() -> None:
         async with AsyncClient(address) as client:
@@ -265,13 +265,13 @@ def test_a_cancelled_call_stays_cancelled(hanging: Hanging, address: str) -> Non
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.to_thread(hanging.wait_for_end)
+            await asyncio.to_thread(hanging.wait_for_cancel)
 
     asyncio.run(run())
 
 
 def test_timeout_of_a_stream(address: str) -> None:
-    """It bounds the loop as a whole."""
+    """It limits the whole loop."""
     with Client(address) as client:
         events = client.chat(HELLO, timeout=2)
         assert [next(events).index, next(events).index] == [1, 2]
@@ -282,7 +282,7 @@ def test_timeout_of_a_stream(address: str) -> None:
 
 
 def test_timeout_of_an_async_stream(address: str) -> None:
-    """It bounds the loop as a whole."""
+    """It limits the whole loop."""
 
     async def run() -> None:
         async with AsyncClient(address) as client:
@@ -294,8 +294,8 @@ def test_timeout_of_an_async_stream(address: str) -> None:
     asyncio.run(run())
 
 
-def test_timeout_between_two_asks() -> None:
-    """It is noticed also while there is no call."""
+def test_timeout_between_two_attempts() -> None:
+    """The timeout also applies to the wait for the next attempt."""
 
     def chat(_: Any, context: Any) -> Iterator[ChatResponse]:
         yield reply(TURN[0])
@@ -313,8 +313,8 @@ def test_timeout_between_two_asks() -> None:
         assert time.monotonic() - begin >= 0.5
 
 
-class Forgotten:
-    """Something in between forgets the first stream; the connection is well."""
+class SilentChat:
+    """Handlers of which Chat becomes silent, although the connection works."""
 
     def chat(self, _: Any, context: Any) -> Iterator[ChatResponse]:
         """Answer Chat."""
@@ -327,16 +327,16 @@ class Forgotten:
             yield ResumeTurnResponse(event=event)
 
 
-def test_a_silent_stream_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence that lasts too long is a break, for both clients."""
-    monkeypatch.setattr(_patience, "MAX_SILENCE", 1.0)
-    forgotten = Forgotten()
+def test_a_silent_stream_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is silent for too long counts as broken, in both clients."""
+    monkeypatch.setattr(_retry, "MAX_SILENCE", 1.0)
+    handlers = SilentChat()
 
     async def run(address: str) -> list[TurnEvent]:
         async with AsyncClient(address) as client:
             return [event async for event in client.chat(HELLO)]
 
-    with serving(Chat=forgotten.chat, ResumeTurn=forgotten.resume) as address:
+    with serving(Chat=handlers.chat, ResumeTurn=handlers.resume) as address:
         with Client(address) as client:
             assert list(client.chat(HELLO)) == TURN
         assert asyncio.run(run(address)) == TURN
@@ -344,8 +344,8 @@ def test_a_silent_stream_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_readers_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream is not silent while nobody listens."""
-    monkeypatch.setattr(_patience, "MAX_SILENCE", 1.0)
+    """A stream does not count as silent while the reader does not read."""
+    monkeypatch.setattr(_retry, "MAX_SILENCE", 1.0)
     calls = []
 
     def chat(request: Any, _: Any) -> Iterator[ChatResponse]:
@@ -353,10 +353,10 @@ def test_the_readers_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> Non
         yield from map(reply, TURN)
 
     with serving(Chat=chat) as address, Client(address) as client:
-        shown = []
+        received = []
         for event in client.chat(HELLO):
-            shown.append(event)
-            if len(shown) == 2:
+            received.append(event)
+            if len(received) == 2:
                 time.sleep(1.2)  # longer than the limit
-    assert text_of(shown) == "hello there"
+    assert text_of(received) == "hello there"
     assert len(calls) == 1

@@ -1,4 +1,4 @@
-"""The generated code stands on grpcio and protobuf alone."""
+"""The generated code needs only grpcio and protobuf."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ for module in pkgutil.iter_modules(parley.v1.__path__):
 """
 
 
-def test_stubs_import_nothing_foreign() -> None:
-    """The rules of buf/validate, imported by proto/, are not asked for in Python."""
+def test_stubs_import_no_other_package() -> None:
+    """The stubs do not import the rules of buf/validate, which the protos import."""
     listing = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL], check=True, capture_output=True, text=True
     ).stdout

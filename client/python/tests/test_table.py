@@ -1,4 +1,4 @@
-"""The table of calls that the tests of all client packages read: ../../testdata/calls.json."""
+"""The calls of ../../testdata/calls.json, which the tests of all client packages make."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 TABLE = Path(__file__).parents[2] / "testdata" / "calls.json"
 
 Step = dict[str, Any]
-Result = Any  # a reply, or the list of what a stream brought
+Result = Any  # a reply, or the list of a stream's events
 
 
 def test_table_sync(tmp_path: Path) -> None:
-    """Every step gives what the table says, from the sync client."""
+    """Every step has the result of the table with the sync client."""
     with parleyd(tmp_path) as server, Client(server.address) as client:
 
         def make(name: str, request: Message, limit: int | None) -> Result:
@@ -42,7 +42,7 @@ def test_table_sync(tmp_path: Path) -> None:
 
 
 def test_table_asyncio(tmp_path: Path) -> None:
-    """Every step gives what the table says, from the asyncio client."""
+    """Every step has the result of the table with the asyncio client."""
 
     async def made(client: AsyncClient, name: str, request: Message, limit: int | None) -> Result:
         reply = getattr(client, name)(request)
@@ -70,7 +70,7 @@ def test_table_asyncio(tmp_path: Path) -> None:
 
 
 def run(make: Callable[[str, Message, int | None], Result]) -> None:
-    """Make the steps in order; make makes one call and takes so many events of a stream."""
+    """Execute the steps in order. The function make makes a call and reads up to limit events."""
     saved: dict[str, str] = {}
     for step in json.loads(TABLE.read_text("utf-8"))["steps"]:
         request = getattr(parley, step["call"] + "Request")()
@@ -83,7 +83,9 @@ def run(make: Callable[[str, Message, int | None], Result]) -> None:
         except Error as error:
             check_error(step, error)
             continue
-        assert "error" not in step, f"{step['name']}: it did not fail"
+        assert "error" not in step, (
+            f"{step['name']}: the call returned {result!r}, want error {step.get('error')}"
+        )
         check(step, result)
         if "save" in step:
             reply = json_format.MessageToDict(result)
@@ -91,7 +93,7 @@ def run(make: Callable[[str, Message, int | None], Result]) -> None:
 
 
 def check_error(step: Step, error: Error) -> None:
-    """Compare an error with what a step wants."""
+    """Compare an error with the expected one of a step."""
     want = step.get("error")
     assert want, f"{step['name']}: {error!r}"
     fields = sorted(violation.field for violation in error.field_violations)
@@ -100,7 +102,7 @@ def check_error(step: Step, error: Error) -> None:
 
 
 def check(step: Step, result: Result) -> None:
-    """Compare a reply, or the events of a stream, with what a step wants."""
+    """Compare a reply, or the events of a stream, with the expected result of a step."""
     if "turn" in step:
         events: list[TurnEvent] = result
         finished = events[-1].finished
@@ -118,7 +120,7 @@ def check(step: Step, result: Result) -> None:
 
 
 def match(want: Any, got: Any, path: str) -> None:
-    """Compare values: objects may have more fields, lists not more elements; "*" is any text."""
+    """Compare values: objects may have more fields, lists not more elements; "*" is any string."""
     if isinstance(want, dict):
         assert isinstance(got, dict), f"{path}: {got!r}, want an object"
         for key, value in want.items():
@@ -130,14 +132,14 @@ def match(want: Any, got: Any, path: str) -> None:
         for index, value in enumerate(want):
             match(value, got[index], f"{path}.{index}")
     elif want == "*":
-        assert isinstance(got, str), f"{path}: {got!r}, want a text"
-        assert got, f"{path}: it is empty"
+        assert isinstance(got, str), f"{path}: {got!r}, want a string"
+        assert got, f"{path}: empty string, want any other"
     else:
         assert got == want, path
 
 
 def value_at(reply: Any, path: str) -> str:
-    """Return the text at a path of fields and places in lists."""
+    """Return the string at a path of fields and list indexes."""
     for part in path.split("."):
         reply = reply[int(part)] if isinstance(reply, list) else reply[part]
     assert isinstance(reply, str)
@@ -157,7 +159,7 @@ def value_at(reply: Any, path: str) -> str:
         ([], {}),
     ],
 )
-def test_match_tells_apart(want: Any, got: Any) -> None:
-    """What does not match is told."""
+def test_match_fails(want: Any, got: Any) -> None:
+    """Values that do not match fail."""
     with pytest.raises(AssertionError):
         match(want, got, "")

@@ -1,4 +1,4 @@
-"""The table of what a reader is shown of a turn: ../../testdata/views.json."""
+"""The events that a client delivers of a turn, as ../../testdata/views.json has them."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ CASES = json.loads((Path(__file__).parents[2] / "testdata" / "views.json").read_
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in CASES])
 def test_view(case: dict[str, Any]) -> None:
-    """Each step gives what the table says, and leaves the stream's own event as it is."""
+    """Each step has the result of the table and does not change the event of the stream."""
     after = case.get("after", 0)
     view = View(case.get("turn", ""), after, UNKNOWN if after else 0)
     for number, step in enumerate(case["steps"], start=1):
         where = f"step {number}: {step}"
         match step:
             case {"begin": index}:
-                assert view.begin(index) == index, where
+                assert view.start_stream(index) == index, where
             case {"next": index}:
-                assert view.next() == index, where
-            case {"gone": way_on}:
-                assert view.gone() is way_on, where
+                assert view.resume_index() == index, where
+            case {"gone": resumable}:
+                assert view.restart() is resumable, where
             case {"take": event, "shown": shown}:
                 taken = json_format.ParseDict(event, TurnEvent())
-                got = view.take(taken)
+                got = view.new_part(taken)
                 assert taken == json_format.ParseDict(event, TurnEvent()), where
                 want = shown and json_format.ParseDict(shown, TurnEvent())
                 assert got == want, where
             case _:
-                pytest.fail(f"{where} is of no known kind")
+                pytest.fail(f"{where}: unknown kind of step")
 
 
 def test_a_cut_within_a_character() -> None:
-    """A stream whose offsets are wrong is shown as well as can be."""
+    """If the offsets of a stream are wrong, the cut character is replaced."""
     view = View("t", 1, 3)
-    view.begin(0)
+    view.start_stream(0)
     event = TurnEvent(turn_id="t", index=2)
     event.text_delta.text = "größer"
-    shown = view.take(event)
+    shown = view.new_part(event)
     assert shown
     assert shown.text_delta.text == "\ufffdßer"

@@ -1,4 +1,4 @@
-"""How a reader leaves a stream: it ends at once, and nothing is left of it."""
+"""When a reader leaves a stream, the stream ends at once and leaves no thread or task."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def leave_by_error(client: Client) -> None:
 
 
 def leave_export(client: Client) -> None:
-    """Break out of a stream that is one call."""
+    """Break out of a stream that does not resume."""
     for _ in client.export_conversations(ExportConversationsRequest()):
         break
 
 
 def close_stream(client: Client) -> None:
-    """Close, and loop on."""
+    """Close, then continue the loop."""
     events = client.chat(HELLO)
     next(events)
     events.close()
@@ -61,12 +61,12 @@ def close_stream(client: Client) -> None:
 def test_leaving_ends_the_stream(
     hanging: Hanging, address: str, leave: Callable[[Client], None]
 ) -> None:
-    """The server hears of it at once, without the garbage collector, and no thread is left."""
+    """The call is cancelled at once, without the garbage collector, and no thread remains."""
     gc.disable()
     try:
         with Client(address) as client:
             leave(client)
-            hanging.wait_for_end()
+            hanging.wait_for_cancel()
     finally:
         gc.enable()
     wait_for_watchdogs()
@@ -85,13 +85,13 @@ async def leave_async_block(client: AsyncClient) -> None:
 
 
 async def leave_async_export(client: AsyncClient) -> None:
-    """Break out of a stream that is one call."""
+    """Break out of a stream that does not resume."""
     async for _ in client.export_conversations(ExportConversationsRequest()):
         break
 
 
 async def aclose_stream(client: AsyncClient) -> None:
-    """Close, and loop on."""
+    """Close, then continue the loop."""
     events = client.chat(HELLO)
     await anext(events)
     await events.aclose()
@@ -99,7 +99,7 @@ async def aclose_stream(client: AsyncClient) -> None:
 
 
 async def cancel_task(client: AsyncClient) -> None:
-    """Cancel the task that loops."""
+    """Cancel the task of the loop."""
     begun = asyncio.Event()
 
     async def loop() -> None:
@@ -114,8 +114,8 @@ async def cancel_task(client: AsyncClient) -> None:
     assert task.cancelled()
 
 
-async def run_out_of_time(client: AsyncClient) -> None:
-    """Give up waiting for an event."""
+async def time_out(client: AsyncClient) -> None:
+    """Cancel the wait for an event after a timeout."""
     events = client.chat(HELLO)
     await anext(events)
     await anext(events)
@@ -131,20 +131,20 @@ async def run_out_of_time(client: AsyncClient) -> None:
         leave_async_export,
         aclose_stream,
         cancel_task,
-        run_out_of_time,
+        time_out,
     ],
 )
 def test_leaving_ends_the_async_stream(hanging: Hanging, address: str, leave: Any) -> None:
-    """The server hears of it while the loop runs on, and no task is left."""
+    """The call is cancelled while the event loop runs, and no task remains."""
 
     async def run() -> None:
         async with AsyncClient(address) as client:
             before = asyncio.all_tasks()
             await leave(client)
-            await asyncio.to_thread(hanging.wait_for_end)
-            if ending := asyncio.all_tasks() - before:  # gRPC's own
-                _, left = await asyncio.wait(ending, timeout=LIMIT)
-                assert not left
+            await asyncio.to_thread(hanging.wait_for_cancel)
+            if ending := asyncio.all_tasks() - before:  # tasks of gRPC
+                _, running = await asyncio.wait(ending, timeout=LIMIT)
+                assert not running
 
     gc.disable()
     try:
@@ -155,13 +155,13 @@ def test_leaving_ends_the_async_stream(hanging: Hanging, address: str, leave: An
 
 def test_another_thread_may_close_a_stream(hanging: Hanging, address: str) -> None:
     """The loop ends without an error."""
-    shown, begun = [], threading.Event()
+    cursors, begun = [], threading.Event()
     with Client(address) as client:
         changes = client.watch_conversations(WatchConversationsRequest())
 
         def watch() -> None:
             for change in changes:
-                shown.append(change.cursor)
+                cursors.append(change.cursor)
                 begun.set()
 
         thread = threading.Thread(target=watch)
@@ -169,8 +169,8 @@ def test_another_thread_may_close_a_stream(hanging: Hanging, address: str) -> No
         assert begun.wait(LIMIT)
         changes.close()
         thread.join(LIMIT)
-        hanging.wait_for_end()
-    assert shown == ["1"]
+        hanging.wait_for_cancel()
+    assert cursors == ["1"]
     assert not thread.is_alive()
 
 
@@ -192,6 +192,6 @@ def test_another_task_may_close_a_stream(hanging: Hanging, address: str) -> None
             await begun.wait()
             await events.aclose()
             assert await task <= 2
-            await asyncio.to_thread(hanging.wait_for_end)
+            await asyncio.to_thread(hanging.wait_for_cancel)
 
     asyncio.run(run())
