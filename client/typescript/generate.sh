@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the stubs anew from proto/: generate.sh [FOLDER] replaces FOLDER/src/gen, this folder's
-# own when none is given. Needs Go, which runs the buf of proto/tools.mod, and npm ci.
+# Generates the stubs from proto/: generate.sh [FOLDER] replaces FOLDER/src/gen. The default is the
+# folder of this script. It needs Go, which runs the buf of proto/tools.mod, and npm ci.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)

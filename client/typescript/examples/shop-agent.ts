@@ -1,11 +1,11 @@
 /**
- * A shop's assistant: a whole agent in one file, to copy and to change. It speaks gRPC over
- * HTTP/2 without TLS, keeps nothing between two calls, and finds all that it knows in the
- * history that comes with each of them. So it may be restarted in the middle of a
- * conversation, and any number of it may answer the same one.
+ * A shop assistant: a complete agent in one file that you can copy. It serves gRPC without TLS.
+ * The agent has no state between two calls: it reads everything from the history in the request.
+ * So it may restart in the middle of a conversation, and several processes may answer the same
+ * conversation.
  *
  * It understands "create three products", "Sugar costs 50 cents" and "the second one is sold
- * out"; "fail" and "slow" show what becomes of an answer that breaks off.
+ * out". "fail" and "slow" show what happens to an answer that fails or is cancelled.
  */
 import { setTimeout as sleep } from "node:timers/promises";
 import { parseArgs } from "node:util";
@@ -20,12 +20,12 @@ import {
   serve,
 } from "parley";
 
-/** What the assistant says, and what goes with it. */
+/** The answer to one message. */
 interface Answer {
   text: string;
-  /** What this answer did, in one short clause, for coordinators that route the next message. */
+  /** One short clause about the answer, for coordinators that route the next message. */
   summary: string;
-  /** The whole list as it now is; left out when nothing has changed. */
+  /** The complete new list; undefined if nothing has changed. */
   products?: Product[];
 }
 
@@ -41,18 +41,18 @@ class ShopAgent extends Agent {
   override async *respond({ messages }: RespondRequest, { signal }: Answering): AsyncGenerator<Piece> {
     const last = messages.at(-1);
     if (!last) {
-      throw new AgentError("INVALID_ARGUMENT", "messages is empty: there is nothing to answer");
+      throw new AgentError("INVALID_ARGUMENT", "messages is empty; it must end with the message to answer");
     }
     switch (last.content.trim().toLowerCase()) {
       case "fail":
         yield "This will ";
-        // This is how an agent says that it failed. Parley keeps what came before as an
-        // incomplete message and shows the text to the user.
+        // Parley stores the text before the error as an incomplete message, and shows the message
+        // of the error to the user.
         throw new AgentError("UNAVAILABLE", "the shop is closed");
       case "slow":
         for (let tick = 0; tick < 300; tick++) {
           yield "tick ";
-          await sleep(200, undefined, { signal }); // Throws when Parley gives the answer up.
+          await sleep(200, undefined, { signal }); // It throws if Parley cancels the answer.
         }
         yield { summary: "ticked for a minute" };
         return;
@@ -67,16 +67,16 @@ class ShopAgent extends Agent {
 }
 
 function answer(content: string, messages: Message[]): Answer {
-  const words = content.trim();
-  if (/^create three products\.?$/i.test(words)) {
+  const command = content.trim();
+  if (/^create three products\.?$/i.test(command)) {
     const products = [{ name: "Flour" }, { name: "Sugar" }, { name: "Salt" }];
     return { text: "Created Flour, Sugar and Salt.", summary: "created three products", products };
   }
-  const [, name, cents] = /^(.+) costs (\d{1,9}) cents\.?$/i.exec(words) ?? [];
+  const [, name, cents] = /^(.+) costs (\d{1,9}) cents\.?$/i.exec(command) ?? [];
   if (name) {
     return setPrice(newestProducts(messages), name, Number(cents));
   }
-  const [, ordinal] = /^the (first|second|third) one is sold out\.?$/i.exec(words) ?? [];
+  const [, ordinal] = /^the (first|second|third) one is sold out\.?$/i.exec(command) ?? [];
   if (ordinal) {
     return markSoldOut(newestProducts(messages), ordinal.toLowerCase());
   }
@@ -86,7 +86,7 @@ function answer(content: string, messages: Message[]): Answer {
   };
 }
 
-/** Gives the product of that name, in whatever case, its price. */
+/** Sets the price of the product with this name, in any case. */
 function setPrice(products: Product[], name: string, cents: number): Answer {
   const product = products.find((p) => p.name.toLowerCase() === name.toLowerCase());
   if (!product) {
@@ -96,7 +96,7 @@ function setPrice(products: Product[], name: string, cents: number): Answer {
   return { text: `${product.name} costs ${cents} cents.`, summary: "set a price", products };
 }
 
-/** Marks the product at that place of the list, "first" to "third", as sold out. */
+/** Marks a product as sold out. The ordinal is "first", "second" or "third". */
 function markSoldOut(products: Product[], ordinal: string): Answer {
   const product = products[["first", "second", "third"].indexOf(ordinal)];
   if (!product) {
@@ -114,8 +114,8 @@ function notFound(products: Product[], text: string): Answer {
 }
 
 /**
- * The product list that was sent last; empty when none was. Anyone may write into a
- * conversation: what is no list of named things is passed over.
+ * Returns the newest product list, or an empty list. Other programs may write into the conversation,
+ * so data that is not a list of named entries is skipped.
  */
 function newestProducts(messages: Message[]): Product[] {
   const lists = messages.flatMap((m) => m.structuredData).filter((d) => d.type === "product_list");
