@@ -10,50 +10,47 @@ type Cases = NonNullable<RespondResponse["piece"]>;
 type Values = { [C in Cases as C["$case"]]: Input<C["value"]> };
 
 /**
- * A piece of an answer: a string is the next of its text, cut anywhere between two characters; the
- * rest is an object with one property, such as
+ * A piece of an answer. A string is a piece of its text, split between any two characters. Any other
+ * piece is an object with one property:
  * `{ structuredData: { type, value } }`, `{ toolCall: { id, name, arguments } }`,
  * `{ toolResult: { callId, content } }`, `{ summary: "…" }`, `{ usage: { model, outputTokens } }`,
- * `{ progress: { text } }`, `{ nextAgent: "…" }`. What each does is said at {@link RespondResponse}.
+ * `{ progress: { text } }`, `{ nextAgent: "…" }`. {@link RespondResponse} explains each of them.
  */
 export type Piece =
   | string
   | { [K in keyof Values]: Pick<Values, K> & { [Other in Exclude<keyof Values, K>]?: never } }[keyof Values];
 
-/** What an answer may need besides the request. */
+/** The context of an answer. */
 export interface Answering {
   /**
-   * Ends when nobody wants the answer any more: the turn was cancelled or is out of time, or the agent
-   * stops. Hand it to whatever the answer waits for.
+   * Aborts when the answer is cancelled: the turn was cancelled or took too long, or the agent stops.
+   * Pass it to the calls that the answer waits for.
    */
   readonly signal: AbortSignal;
-  /** What came with the call: the headers of the agent in the server's configuration. */
+  /** The metadata of the call: the headers of the agent in the server's configuration. */
   readonly metadata: Metadata;
 }
 
 /**
- * An agent, which answers what people say in conversations that Parley keeps. {@link serve} serves it.
- * It may be asked for many answers at once. It needs no memory: all that it must know comes with each
- * request.
+ * The base class of agents, which answer the messages of conversations. {@link serve} serves an agent.
+ * One agent gives many answers at once. It needs no state, because each request contains the
+ * conversation.
  */
 export abstract class Agent {
   /**
-   * Answers what request.messages ends with, best as an `async *respond`: what it yields is shown at
-   * once. Its end means that the answer is whole.
+   * Answers the last message of request.messages. Write it as `async *respond`: each piece is sent as
+   * soon as it is yielded. The answer is complete when the generator ends.
    *
-   * What was yielded before it throws is kept as incomplete. An {@link AgentError} says to the user
-   * what went wrong; of any other error the user is told its name, and the rest goes to
-   * {@link ServeOptions.log}.
+   * If respond throws, the turn fails, and the pieces before are stored as an incomplete message. The
+   * user sees the message of an {@link AgentError}. Of any other error the user sees only the name,
+   * and {@link ServeOptions.log} receives the error.
    */
   abstract respond(request: RespondRequest, answering: Answering): AsyncIterable<Piece>;
 }
 
-/** Thrown by {@link Agent.respond}: why there is no answer, in words that the user may read. */
+/** The reason why {@link Agent.respond} has no answer, as a text for the user. */
 export class AgentError extends Error {
-  /**
-   * The gRPC status. After UNAVAILABLE and RESOURCE_EXHAUSTED the user is told that asking again may
-   * help.
-   */
+  /** The gRPC status. UNAVAILABLE and RESOURCE_EXHAUSTED tell the user that a retry may help. */
   readonly code: Code;
 
   constructor(code: Code, message: string, options?: { cause?: unknown }) {
@@ -63,32 +60,33 @@ export class AgentError extends Error {
   }
 }
 
-/** How an agent is served. */
+/** The options of {@link serve}. */
 export interface ServeOptions {
-  /** How long answers that are under way at a stop may go on, in milliseconds; 10,000 if left out. */
+  /** How many milliseconds running answers have to end at a stop. The default is 10,000. */
   readonly grace?: number;
-  /** Is told what nobody else is told, and the error that it is about; if left out, standard error. */
+  /** Receives log messages, with the error if there is one. The default writes to standard error. */
   readonly log?: (message: string, error?: unknown) => void;
-  /** TLS; plaintext if left out. */
+  /** The credentials for TLS. The default is plaintext. */
   readonly credentials?: ServerCredentials;
 }
 
-/** An agent that is being served. */
+/** The server of an agent. */
 export interface AgentServer extends AsyncDisposable {
-  /** Where it is reached; with port 0, with the port that it was given. */
+  /** The address of the server, with the actual port. */
   readonly address: string;
   /**
-   * Takes no more calls, gives the answers that are under way their grace, and then cuts them off with
-   * UNAVAILABLE. Ends when all have ended. Once is enough; SIGINT and SIGTERM call it, too.
+   * Stops the server: it accepts no new calls, waits for running answers for the grace, and then fails
+   * the rest with UNAVAILABLE. Resolves when all answers have ended. It may be called more than once.
+   * SIGINT and SIGTERM call it, too.
    */
   stop(): Promise<void>;
 }
 
 /**
- * Serves an agent, and its health, at `"HOST:PORT"` or `"unix:PATH"` until SIGINT or SIGTERM; port 0
- * picks a free one. The same signal a second time ends the process at once. There is no TLS
- * unless the options have it: keep the agent to this machine or to a network that you trust. Fails
- * when the address makes no sense or is taken.
+ * Serves an agent and the gRPC health service at `"HOST:PORT"` or `"unix:PATH"` until SIGINT or
+ * SIGTERM. With port 0 the system chooses a free port. A second signal of the same kind ends the
+ * process at once. Without credentials in the options the agent serves plaintext: use a loopback
+ * address or a trusted network. Throws if the address is invalid or in use.
  */
 export async function serve(agent: Agent, address: string, options: ServeOptions = {}): Promise<AgentServer> {
   const [, host, port] = /^(.+):(\d+)$/.exec(address) ?? [];
@@ -109,11 +107,11 @@ export async function serve(agent: Agent, address: string, options: ServeOptions
 }
 
 const signals = ["SIGINT", "SIGTERM"] as const;
-/** How long answers that were cut off, and then the connections, may take to end, in milliseconds. */
+/** How many milliseconds cancelled answers, and then the connections, may take to end. */
 const closingTime = 1000;
 /**
- * How long what was sent last has to leave the process, in milliseconds: Node 18 ends a connection
- * that is to be closed with the last call on it, and may lose how that ended.
+ * How many milliseconds the last status has to leave the process. Node 18 closes a connection in
+ * shutdown together with the last call on it, and may lose the status of that call.
  */
 const flushTime = 50;
 
@@ -121,7 +119,7 @@ function logToStandardError(message: string, ...error: unknown[]): void {
   console.error(`agent: ${message}`, ...error);
 }
 
-/** An agent behind its gRPC service. */
+/** The gRPC service of an agent. */
 class Service {
   readonly server: Server = createServer();
   readonly #agent: Agent;
@@ -129,10 +127,11 @@ class Service {
   readonly #log: (message: string, error?: unknown) => void;
   readonly #health = HealthState();
   /** Aborts the Watch calls of the health service. */
-  readonly #unwatch = new AbortController();
-  readonly #answers = new Set<(why: AgentError) => void>();
-  /** Is called when the last of the answers has ended. */
-  #idle = () => {};
+  readonly #watchController = new AbortController();
+  /** The functions that cancel the running answers. */
+  readonly #cancels = new Set<(reason: AgentError) => void>();
+  /** Called when the last running answer has ended. */
+  #onIdle = () => {};
   #stopped: Promise<void> | undefined;
 
   constructor(agent: Agent, { grace = 10_000, log = logToStandardError }: ServeOptions) {
@@ -146,7 +145,7 @@ class Service {
     this.server.add(HealthDefinition, {
       check,
       watch: (request, context) => {
-        const signal = AbortSignal.any([context.signal, this.#unwatch.signal]);
+        const signal = AbortSignal.any([context.signal, this.#watchController.signal]);
         return watch(request, { ...context, signal });
       },
     });
@@ -163,28 +162,30 @@ class Service {
     }
     this.#health.setStatus("unhealthy");
     this.#health.setStatus("unhealthy", AgentServiceDefinition.fullName);
-    const timers = [setTimeout(() => this.#cutOff(), this.#grace)];
+    const timers = [setTimeout(() => this.#cancelAnswers(), this.#grace)];
     timers.push(setTimeout(() => this.server.forceShutdown(), this.#grace + closingTime));
     await new Promise<void>((resolve) => {
-      this.#idle = resolve;
-      if (this.#answers.size === 0) {
+      this.#onIdle = resolve;
+      if (this.#cancels.size === 0) {
         resolve();
       }
     });
-    this.#unwatch.abort();
+    this.#watchController.abort();
     await new Promise((resolve) => setTimeout(resolve, flushTime));
     await this.server.shutdown();
     timers.forEach(clearTimeout);
   }
 
-  #cutOff(): void {
-    if (this.#answers.size > 0) {
+  #cancelAnswers(): void {
+    if (this.#cancels.size > 0) {
       this.#log(
-        `cut off the answers that were still under way ${this.#grace / 1000} s after the signal to stop`,
+        `cancelled ${this.#cancels.size} answers that still ran ${this.#grace / 1000} s after the stop began`,
       );
     }
-    for (const cut of this.#answers) {
-      cut(new AgentError("UNAVAILABLE", "the agent was stopped before its answer was whole; ask again"));
+    for (const cancel of this.#cancels) {
+      cancel(
+        new AgentError("UNAVAILABLE", "the agent was stopped before its answer was complete; try again"),
+      );
     }
   }
 
@@ -193,49 +194,49 @@ class Service {
     context: CallContext,
   ): AsyncGenerator<RespondResponse, void, undefined> {
     if (this.#stopped) {
-      throw new ServerError(Status.UNAVAILABLE, "the agent is stopping; ask again");
+      throw new ServerError(Status.UNAVAILABLE, "the agent is stopping; try again");
     }
     const controller = new AbortController();
     const { signal } = controller;
-    let interrupt = (_: unknown) => {};
-    const end = (reason: unknown) => {
+    let rejectNext = (_: unknown) => {};
+    const cancel = (reason: unknown) => {
       controller.abort(reason);
-      interrupt(reason);
+      rejectNext(reason);
     };
-    const leave = () => end(context.signal.reason);
-    context.signal.addEventListener("abort", leave);
-    this.#answers.add(end);
+    const onAbort = () => cancel(context.signal.reason);
+    context.signal.addEventListener("abort", onAbort);
+    this.#cancels.add(cancel);
     let answer: AsyncIterator<Piece> | undefined;
     try {
       context.signal.throwIfAborted();
       answer = this.#agent.respond(request, { signal, metadata: context.metadata })[Symbol.asyncIterator]();
       for (;;) {
-        // What does not heed the signal is left behind.
+        // If the agent ignores the signal, its promise is abandoned.
         const next = await new Promise<IteratorResult<Piece>>((resolve, reject) => {
-          interrupt = reject;
+          rejectNext = reject;
           answer!.next().then(resolve, reject);
         });
         if (next.done) {
           answer = undefined;
           return;
         }
-        yield response(next.value);
+        yield toResponse(next.value);
       }
     } catch (error) {
       context.signal.throwIfAborted();
       throw this.#status(signal.aborted ? signal.reason : error);
     } finally {
-      context.signal.removeEventListener("abort", leave);
+      context.signal.removeEventListener("abort", onAbort);
       controller.abort();
-      this.#answers.delete(end);
-      if (this.#answers.size === 0) {
-        this.#idle();
+      this.#cancels.delete(cancel);
+      if (this.#cancels.size === 0) {
+        this.#onIdle();
       }
-      answer?.return?.().then(undefined, (error) => this.#log("an answer that was cut off failed", error));
+      answer?.return?.().then(undefined, (error) => this.#log("cancelled answer failed", error));
     }
   }
 
-  /** The error as the caller is told it. */
+  /** Converts an error to the status for the caller. */
   #status(error: unknown): ServerError {
     if (error instanceof ServerError) {
       return error;
@@ -245,21 +246,21 @@ class Service {
     }
     this.#log("respond failed", error);
     const name = error instanceof Error ? error.name : typeof error;
-    return new ServerError(Status.INTERNAL, `the agent failed with ${name}; its log says why`);
+    return new ServerError(Status.INTERNAL, `the agent failed with ${name}; see its log`);
   }
 }
 
-/** The piece as it is sent. Throws when it is none. */
-function response(piece: Piece): RespondResponse {
+/** Converts a piece to a message of the API. Throws a TypeError if it is not a valid piece. */
+function toResponse(piece: Piece): RespondResponse {
   const entries = typeof piece === "string" ? [["text", piece] as const] : Object.entries(piece ?? {});
   const [$case, value] = entries[0] ?? [];
   if (entries.length === 1 && value !== undefined) {
-    const made = RespondResponse.fromPartial({ piece: { $case, value } as Cases });
-    if (made.piece) {
-      RespondResponse.encode(made); // Throws where the caller would only be told that something is wrong.
-      return made;
+    const message = RespondResponse.fromPartial({ piece: { $case, value } as Cases });
+    if (message.piece) {
+      RespondResponse.encode(message); // It throws here a specific error, which nice-grpc would hide.
+      return message;
     }
   }
-  const want = "want a string or an object with one property that RespondResponse knows";
+  const want = "want a string or an object with one property of RespondResponse";
   throw new TypeError(`respond yielded ${JSON.stringify(piece)}, ${want}`);
 }

@@ -1,86 +1,88 @@
 import { type CallOptions, ClientError, type ClientMiddleware } from "nice-grpc";
 
 import { fromClientError, ParleyError } from "./errors.js";
-import { requestTypes, Thrown, unsendable, whole, wholes } from "./request.js";
+import { complete, completeEach, IterableError, invalidRequest, requestTypes } from "./request.js";
 
-/** A call under way. */
+/** A running call. */
 export interface Call {
-  /** Ends with the caller's signal, and with the client. */
+  /** Aborts with the caller's signal, and when the client is closed. */
   readonly signal: AbortSignal;
-  /** Ends the call itself. */
+  /** Aborts the signal. */
   abort(reason: unknown): void;
-  /** Lets go of the caller's signal. */
-  end(): void;
+  /** Removes the listener from the caller's signal. */
+  release(): void;
 }
 
-/** The calls of one client, which end with it. */
+/** The running calls of one client. close aborts them. */
 export class Calls {
   readonly #running = new Set<AbortController>();
   #isClosed = false;
 
-  /** Begins a call. Throws when the client is closed or the caller's signal has ended. */
+  /** Begins a call. Throws if the client is closed or the caller's signal has aborted. */
   begin(signal?: AbortSignal): Call {
     if (this.#isClosed) {
-      throw closed();
+      throw closedError();
     }
     signal?.throwIfAborted();
     const controller = new AbortController();
-    const follow = () => controller.abort(signal?.reason);
-    signal?.addEventListener("abort", follow);
+    const onAbort = () => controller.abort(signal?.reason);
+    signal?.addEventListener("abort", onAbort);
     this.#running.add(controller);
     return {
       signal: controller.signal,
       abort: (reason) => controller.abort(reason),
-      end: () => {
-        signal?.removeEventListener("abort", follow);
+      release: () => {
+        signal?.removeEventListener("abort", onAbort);
         this.#running.delete(controller);
       },
     };
   }
 
-  /** Ends all calls; no more can begin. */
+  /** Aborts all calls. Later calls throw. */
   close(): void {
     this.#isClosed = true;
     for (const controller of this.#running) {
-      controller.abort(closed());
+      controller.abort(closedError());
     }
   }
 
   /**
-   * Goes with every call, ahead of gRPC's retries: makes whole copies of the requests, once for all
-   * attempts, and makes errors ours.
+   * Returns the middleware of every call. It runs before gRPC's retries: it makes complete copies of
+   * the requests, once for all attempts, and converts errors to ParleyErrors.
    */
   middleware(): ClientMiddleware {
     const types = requestTypes();
     const begin = (signal?: AbortSignal) => this.begin(signal);
     return async function* middleware(call, options: CallOptions) {
-      const { signal, end } = begin(options.signal);
+      const { signal, release } = begin(options.signal);
       const type = types.get(call.method.path)!;
       try {
-        const request = call.requestStream ? wholes(type, call.request) : whole(type, call.request);
+        const request = call.requestStream ? completeEach(type, call.request) : complete(type, call.request);
         return yield* call.next(request as typeof call.request, { ...options, signal });
       } catch (error) {
         signal.throwIfAborted();
-        throw ours(error);
+        throw toCallerError(error);
       } finally {
-        end();
+        release();
       }
     };
   }
 }
 
-function closed(): ParleyError {
+function closedError(): ParleyError {
   return new ParleyError("CANCELLED", "the client is closed");
 }
 
-/** What a caller is told of an error. */
-function ours(error: unknown): unknown {
-  if (error instanceof Thrown) {
+/** Converts an error to the one that the caller receives. */
+function toCallerError(error: unknown): unknown {
+  if (error instanceof IterableError) {
     return error.reason;
   }
   if (error instanceof ParleyError) {
     return error;
   }
-  // What is not of the call itself is of its metadata: gRPC refuses them before it sends anything.
-  return error instanceof ClientError ? fromClientError(error) : unsendable((error as Error).message, error);
+  // Any other error is that of invalid metadata, which gRPC rejects before it sends anything.
+  return error instanceof ClientError
+    ? fromClientError(error)
+    : invalidRequest((error as Error).message, error);
 }

@@ -75,24 +75,24 @@ import {
   WatchConversationsRequest,
 } from "./gen/index.parley.v1.js";
 import type { Input } from "./input.js";
-import type { Line } from "./patience.js";
-import { copied } from "./request.js";
-import { serviceConfig } from "./retry.js";
+import { deferredCopy } from "./request.js";
+import { resumed } from "./resumption.js";
+import type { Connection } from "./retry.js";
+import { serviceConfig } from "./service-config.js";
 import type { Service } from "./services.js";
 import { restartable } from "./stream.js";
 import { isLocal } from "./target.js";
-import { unbroken } from "./unbroken.js";
 import { Watcher } from "./watch.js";
 
-/** The same as the server's, so that whatever it sends can be read. */
+/** Equals the server's limit, so that the client can read every reply. */
 const maxMessageBytes = 4 << 20;
 /**
- * gRPC sends a call again only while it remembers it whole, framing included; its own default of
- * 1 MiB is less than a batch of messages may have.
+ * The size of the buffer in which gRPC keeps a call, framing included, to send it again. gRPC's
+ * default of 1 MiB is smaller than the largest batch of messages.
  */
 const maxRetryBytes = maxMessageBytes + (64 << 10);
 
-/** The calls of a service, which take an Input: they make it whole before it is sent. */
+/** The calls of a service. They take an Input, which the middleware completes before it is sent. */
 type Stub<S extends Service & CompatServiceDefinition> = {
   [M in keyof S["methods"] & keyof RawStub<S>]: (
     request: Requests<S["methods"][M]>,
@@ -100,44 +100,44 @@ type Stub<S extends Service & CompatServiceDefinition> = {
   ) => RawStub<S>[M] extends (...args: never) => infer Result ? Result : never;
 };
 
-/** What a method of a service is called with. */
+/** The argument of a method of a service. */
 type Requests<M> = M extends { requestType: { decode(...args: never): infer T }; requestStream: infer S }
   ? S extends true
     ? Iterable<Input<T>> | AsyncIterable<Input<T>>
     : Input<T>
   : never;
 
-/** How a {@link Client} connects. */
+/** The options of a {@link Client}. */
 export interface ClientOptions {
   /**
-   * The security of the connection. Left out: plaintext when the target is a loopback address,
-   * localhost or a Unix socket, and else TLS with the certificates that Node trusts.
+   * The credentials of the connection. By default, the connection is plaintext if the target is a
+   * loopback address, localhost or a Unix socket, and otherwise uses TLS with Node's certificates.
    */
   readonly credentials?: ChannelCredentials;
-  /** Options of the gRPC channel, which replace this package's: another keepalive, other retries. */
+  /** Options of the gRPC channel. They override the defaults of this package, such as its keepalive. */
   readonly channelOptions?: ChannelOptions;
 }
 
 /**
- * A connection to one Parley server; one is enough for a program.
+ * A connection to one Parley server. A program needs only one.
  *
- * Ask an agent with {@link chat}, which streams the answer, and come back to one with
- * {@link resumeTurn}; see what happens to conversations as it does with {@link watchConversations}.
- * None of them minds a connection that breaks or a server that restarts meanwhile. Every other
- * method is one call.
+ * Three methods stream. {@link chat} sends a message to an agent and streams its answer.
+ * {@link resumeTurn} streams a turn that has begun before. {@link watchConversations} streams the
+ * changes of conversations. They reconnect and resume automatically if the connection breaks or the
+ * server restarts. Every other method is one call.
  *
- * These things hold for every call:
+ * These rules hold for all methods:
  *
- * - Messages are plain objects, in both directions. What is left out of a request has its default.
- * - It fails with a {@link ParleyError}, or with the reason of `options.signal` once that has ended it:
- *   an AbortError, a TimeoutError. A request that cannot be sent, such as one with 1.5 for an integer,
- *   is an INVALID_ARGUMENT.
- * - An empty `requestId` is filled with a random UUID, on a copy of the request. The server does the
- *   work of a requestId once, so a call that carries one may be sent again. A program that repeats a
- *   call itself, say after its own restart, sets the requestId itself, to the same value each time.
- * - Calls that only read, and calls that carry a requestId, are sent up to five times within about
- *   1.5 s while the server is UNAVAILABLE: a quick restart goes unnoticed. The others (update, delete,
- *   clear, purge, lease, import) are sent once.
+ * - Messages are plain objects, in both directions. A missing field of a request has its default.
+ * - A failed call throws a {@link ParleyError}, or the reason of `options.signal` if that has aborted:
+ *   an AbortError, a TimeoutError. An invalid request, such as one with 1.5 for an integer, throws
+ *   INVALID_ARGUMENT.
+ * - If `requestId` is empty, the client sets it to a random UUID, on a copy of the request. The server
+ *   executes a requestId once, so the client may send such a call again. A program that repeats a call
+ *   itself, for example after its own restart, must set requestId itself, to the same value each time.
+ * - Calls that only read, and calls with a requestId, are sent up to five times within about 1.5 s
+ *   while the server is UNAVAILABLE. A quick restart of the server stays unnoticed. The other calls
+ *   (update, delete, clear, purge, lease, import) are sent once.
  */
 export class Client {
   readonly #channel: Channel;
@@ -149,11 +149,11 @@ export class Client {
 
   /**
    * Makes a client of the server at target: `"host:port"`, `"unix:PATH"`, or any other target that
-   * gRPC can resolve. It does not connect yet: where there is no server, the first call fails with
-   * UNAVAILABLE. Call {@link close} when done.
+   * gRPC can resolve. It does not connect yet. If there is no server, the first call fails with
+   * UNAVAILABLE. Call {@link close} when the client is no longer needed.
    *
-   * Messages may have 4 MiB in either direction. A connection that has been silent for 30 s is
-   * checked, and given up after another 10 s.
+   * The limit of a message is 4 MiB in each direction. The client pings a connection that has been
+   * silent for 30 s, and closes it if there is no answer within 10 s.
    */
   constructor(target: string, options: ClientOptions = {}) {
     const local = isLocal(target);
@@ -166,16 +166,16 @@ export class Client {
       "grpc.max_receive_message_length": maxMessageBytes,
       "grpc.max_send_message_length": maxMessageBytes,
       "grpc.per_rpc_retry_buffer_size": maxRetryBytes,
-      // The server cuts off clients that ask more often than every 10 s.
+      // The server closes connections of clients that ping more often than every 10 s.
       "grpc.keepalive_time_ms": 30_000,
       "grpc.keepalive_timeout_ms": 10_000,
       "grpc.keepalive_permit_without_calls": 1,
-      // Connect anew as quickly as calls are retried: they would else all fail on the connection
+      // Reconnect as quickly as calls are retried. Otherwise all retries would fail on the connection
       // that a restart broke.
       "grpc.initial_reconnect_backoff_ms": 100,
       "grpc.max_reconnect_backoff_ms": 5000,
-      "grpc.min_reconnect_backoff_ms": 10_000, // For one attempt, whatever its name says.
-      // Else close would leave the connection to other clients of the same server.
+      "grpc.min_reconnect_backoff_ms": 10_000, // It limits one connection attempt, despite its name.
+      // Otherwise clients of one server would share a connection, and close would not close it.
       "grpc.use_local_subchannel_pool": 1,
       ...(local ? { "grpc.enable_http_proxy": 0 } : {}),
       ...options.channelOptions,
@@ -190,20 +190,20 @@ export class Client {
   }
 
   /**
-   * Ends the connection; calls that are under way fail with CANCELLED, and so do later ones. Turns
-   * that they began go on at the server, unless they asked for ON_DISCONNECT_CANCEL.
+   * Closes the connection. Calls in progress and later calls fail with CANCELLED. The turns that they
+   * started continue on the server, unless their requests set ON_DISCONNECT_CANCEL.
    */
   close(): void {
     this.#calls.close();
     this.#channel.close();
   }
 
-  /** The same as {@link close}, for `await using`. */
+  /** Calls {@link close}, for `await using`. */
   async [Symbol.asyncDispose](): Promise<void> {
     this.close();
   }
 
-  /** Makes an empty conversation. */
+  /** Creates an empty conversation. */
   createConversation(
     request: Input<CreateConversationRequest>,
     options?: CallOptions,
@@ -211,7 +211,7 @@ export class Client {
     return this.#conversations.createConversation(request, options);
   }
 
-  /** Returns a conversation with its newest messages, and makes it first when it does not exist. */
+  /** Returns a conversation with its newest messages. Creates it if it does not exist. */
   loadConversation(
     request: Input<LoadConversationRequest>,
     options?: CallOptions,
@@ -227,7 +227,7 @@ export class Client {
     return this.#conversations.getConversation(request, options);
   }
 
-  /** Changes the fields named in the mask. */
+  /** Changes the fields of a conversation that updateMask names. */
   updateConversation(
     request: Input<UpdateConversationRequest>,
     options?: CallOptions,
@@ -235,7 +235,7 @@ export class Client {
     return this.#conversations.updateConversation(request, options);
   }
 
-  /** Pages through live conversations. */
+  /** Returns a page of the live conversations. */
   listConversations(
     request: Input<ListConversationsRequest>,
     options?: CallOptions,
@@ -243,7 +243,7 @@ export class Client {
     return this.#conversations.listConversations(request, options);
   }
 
-  /** Removes a conversation and its messages; a running turn is cancelled. */
+  /** Deletes a conversation and its messages, and cancels its running turn. */
   deleteConversation(
     request: Input<DeleteConversationRequest>,
     options?: CallOptions,
@@ -251,7 +251,7 @@ export class Client {
     return this.#conversations.deleteConversation(request, options);
   }
 
-  /** Removes messages and keeps the conversation; sequences go on. */
+  /** Deletes messages and keeps the conversation. Sequences continue. */
   clearConversation(
     request: Input<ClearConversationRequest>,
     options?: CallOptions,
@@ -259,7 +259,7 @@ export class Client {
     return this.#conversations.clearConversation(request, options);
   }
 
-  /** Removes conversations that have been inactive for a time. */
+  /** Deletes conversations that have been inactive for a time. */
   purgeConversations(
     request: Input<PurgeConversationsRequest>,
     options?: CallOptions,
@@ -267,7 +267,7 @@ export class Client {
     return this.#conversations.purgeConversations(request, options);
   }
 
-  /** Copies a conversation up to a message into a new one; the messages keep their sequences. */
+  /** Copies a conversation, up to a message, into a new one. The messages keep their sequences. */
   forkConversation(
     request: Input<ForkConversationRequest>,
     options?: CallOptions,
@@ -275,7 +275,7 @@ export class Client {
     return this.#conversations.forkConversation(request, options);
   }
 
-  /** Adds messages in one atomic step, also while a turn runs. */
+  /** Appends messages in one commit. It also works while a turn runs. */
   appendMessages(
     request: Input<AppendMessagesRequest>,
     options?: CallOptions,
@@ -283,12 +283,12 @@ export class Client {
     return this.#conversations.appendMessages(request, options);
   }
 
-  /** Pages through the kept messages in either direction. */
+  /** Returns a page of the stored messages, in either direction. */
   listMessages(request: Input<ListMessagesRequest>, options?: CallOptions): Promise<ListMessagesResponse> {
     return this.#conversations.listMessages(request, options);
   }
 
-  /** Returns the system prompt and the history window for a model call. */
+  /** Returns the system prompt and the window of messages for a model call. */
   getContext(request: Input<GetContextRequest>, options?: CallOptions): Promise<GetContextResponse> {
     return this.#conversations.getContext(request, options);
   }
@@ -309,7 +309,7 @@ export class Client {
     return this.#conversations.batchGetRoutingSummaries(request, options);
   }
 
-  /** Gives an agent the routing lease of a conversation, or takes it away. */
+  /** Sets or removes the active agent of a conversation and its lease. */
   setActiveAgent(
     request: Input<SetActiveAgentRequest>,
     options?: CallOptions,
@@ -317,67 +317,74 @@ export class Client {
     return this.#conversations.setActiveAgent(request, options);
   }
 
-  /** Returns the agents that this server can call. */
+  /** Returns the agents that the server can call. */
   listAgents(request: Input<ListAgentsRequest> = {}, options?: CallOptions): Promise<ListAgentsResponse> {
     return this.#conversations.listAgents(request, options);
   }
 
   /**
-   * Sends the request when it is iterated over and yields the events of the turn as they come: queued
-   * while it waits for others, started once the user's message is durable, then the pieces of the
-   * answer, and last finished once the answer is durable. Whatever became of the turn, failed
-   * included, is in finished; it is not an error.
+   * Sends a user's message and streams the events of the turn. It sends the request when the caller
+   * loops over the result. The first events are queued, while the turn waits for other turns, and
+   * started, once the user's message is durable. The pieces of the answer follow. The last event is
+   * finished, once the answer is durable. Finished contains the turn's final state. A failed turn is
+   * not an error.
    *
-   * What the caller sees is one unbroken stream: where the connection breaks, or the server restarts,
-   * it is asked again and goes on where it was. Indexes rise, nothing comes twice, no text is missing
-   * or doubled. It helps to know that:
+   * The caller sees one uninterrupted stream. If the connection breaks or the server restarts, the
+   * client reconnects and resumes after the last event. Indexes increase, no event is repeated, and no
+   * text is missing or doubled. There are these limits:
    *
-   * - Where the server no longer has the events one by one, the text comes in larger pieces, indexes
-   *   are left out, and so may be notes of progress and messages that the history has dropped.
-   * - A crash of the server may cost up to a second of text that was shown already. The messages in
-   *   finished are what is kept.
-   * - Who waits in a queue and loses the connection may have to line up again: before started, the
-   *   turnId may change, and the indexes begin at 1 again.
-   * - With ON_DISCONNECT_CANCEL a break stops the turn, and that is what finished says.
-   * - started.replayed is never set when requestId was empty and the stream is iterated over for the
-   *   first time: the turn is a new one then. With an id of the caller's own it may only mean that it
-   *   was asked for twice.
+   * - If the server no longer has the single events, the text arrives in larger pieces. Some indexes
+   *   are then left out, and so may be progress notes and messages that the history has dropped.
+   * - A crash of the server may lose up to one second of text that the caller has already received.
+   *   The messages in finished are the stored ones.
+   * - A turn that loses its connection while it is queued may lose its position in the queue. The
+   *   turnId may then change before started, and the indexes begin at 1 again.
+   * - With ON_DISCONNECT_CANCEL a broken connection cancels the turn, and finished says so.
+   * - If requestId is empty, started.replayed is never set in the first loop, because the turn is a
+   *   new one. If the caller sets requestId, started.replayed may only mean that the client sent the
+   *   request twice.
    *
-   * It throws once, at the end: the call was refused; the turn is gone (NOT_FOUND); the signal has
-   * ended, with its reason; no server was there at first (UNAVAILABLE, after about 1.5 s); or there has
-   * been nothing new for a minute, though it was asked again and again, with the status of the last
-   * attempt, UNKNOWN where the server ends streams without finished. Time that the loop's body takes
-   * does not count. The options go with each attempt.
+   * The loop throws once, at the end. The causes are:
    *
-   * Leaving the loop, or the end of the signal, ends the stream at once. The turn goes on at the
-   * server unless request.onDisconnect is ON_DISCONNECT_CANCEL. To iterate again is to ask again with
-   * the same requestId: the same turn, never a second one.
+   * - The server refused the call.
+   * - The turn no longer exists (NOT_FOUND).
+   * - The signal has aborted; the loop throws its reason.
+   * - No server could be reached at first (UNAVAILABLE, after about 1.5 s).
+   * - No new event arrived for one minute, although the client kept retrying. The error is that of the
+   *   last attempt, or UNKNOWN if the server ends streams without finished. The time that the loop's
+   *   body takes does not count.
+   *
+   * The options apply to each attempt.
+   *
+   * The stream ends at once when the caller leaves the loop or the signal aborts. The turn continues
+   * on the server unless request.onDisconnect is ON_DISCONNECT_CANCEL. Another loop over the result
+   * sends the same requestId, which returns the same turn and never starts a second one.
    */
   chat(request: Input<ChatRequest>, options: CallOptions = {}): AsyncIterable<TurnEvent> {
-    const copy = copied(ChatRequest, request);
-    let ownID = !request?.requestId;
+    const copy = deferredCopy(ChatRequest, request);
+    let generatedID = !request?.requestId;
     return restartable(this.#calls, options.signal, (signal) => {
-      const follower = Follower.chat(this.#attempts(options), copy(), ownID);
-      ownID = false;
-      return unbroken(follower, this.#readiness, signal);
+      const follower = Follower.chat(this.#attempts(options), copy(), generatedID);
+      generatedID = false;
+      return resumed(follower, this.#readiness, signal);
     });
   }
 
   /**
-   * Yields the events of a turn behind request.afterIndex, whether it runs or has ended, as one
-   * unbroken stream; all that {@link chat} says of that holds here too. It yields nothing when
-   * afterIndex is that of the last event. An empty turnId is the turn that runs, else the newest, when
-   * the first event comes.
+   * Streams the events of a turn after request.afterIndex as one uninterrupted stream. The turn may be
+   * running or have ended. Everything that {@link chat} guarantees for its stream holds here too. The
+   * stream is empty if afterIndex is the index of the last event. If turnId is empty, the turn is the
+   * running one, or the newest one if none runs; it is chosen when the first event arrives.
    *
-   * From 0 it works as long as the turn is kept. From elsewhere it may end with OUT_OF_RANGE,
-   * EVENTS_GONE: the events are no longer kept one by one, and how much of a message's text the caller
-   * has is not known here. Then show the turn from 0 anew, or cut its text with the help of
-   * TextDelta.offset.
+   * With afterIndex 0 it works as long as the server keeps the turn. With another afterIndex it may end
+   * with OUT_OF_RANGE, EVENTS_GONE: the server no longer has the single events, and the client does not
+   * know how much of a message's text the caller has. Then show the turn from index 0 again, or use
+   * TextDelta.offset to cut the text.
    */
   resumeTurn(request: Input<ResumeTurnRequest>, options: CallOptions = {}): AsyncIterable<TurnEvent> {
-    const copy = copied(ResumeTurnRequest, request);
+    const copy = deferredCopy(ResumeTurnRequest, request);
     return restartable(this.#calls, options.signal, (signal) => {
-      return unbroken(Follower.resume(this.#attempts(options), copy()), this.#readiness, signal);
+      return resumed(Follower.resume(this.#attempts(options), copy()), this.#readiness, signal);
     });
   }
 
@@ -386,63 +393,72 @@ export class Client {
     return this.#conversations.getTurn(request, options);
   }
 
-  /** Returns the newest turns of a conversation, newest first, 32 at most. */
+  /** Returns the newest turns of a conversation, newest first, at most 32. */
   listTurns(request: Input<ListTurnsRequest>, options?: CallOptions): Promise<ListTurnsResponse> {
     return this.#conversations.listTurns(request, options);
   }
 
   /**
-   * Stops a running or queued turn; what had arrived is kept as an incomplete message. On a turn that
-   * has ended it only returns it. Of a turn that was queued nothing is stored: it is known for 10
-   * minutes, in that server, and so is its requestId.
+   * Cancels a running or queued turn. The text that had arrived is stored as an incomplete message. If
+   * the turn has ended, the call only returns it. A queued turn is not stored: its server remembers it
+   * and its requestId for 10 minutes.
    */
   cancelTurn(request: Input<CancelTurnRequest>, options?: CallOptions): Promise<CancelTurnResponse> {
     return this.#conversations.cancelTurn(request, options);
   }
 
   /**
-   * Watches as the request says when it is iterated over and yields the changes as they are committed,
-   * behind request.cursor, else from now on. It does not end by itself: leaving the loop, or the end of
-   * the signal, ends the stream at once. To iterate again is to begin again with the request.
+   * Streams the changes of conversations as they are committed. It sends the request when the caller
+   * loops over the result. The changes begin after request.cursor or, if it is empty, with the next
+   * commit. The stream has no end of its own: it ends at once when the caller leaves the loop or the
+   * signal aborts. Another loop over the result begins again with the request.
    *
-   * What the caller sees is one stream: where the connection breaks, or the server restarts, it is
-   * asked again and goes on behind the last change, so that nothing is missing and nothing comes
-   * twice. It helps to know that:
+   * The caller sees one stream. If the connection breaks or the server restarts, the client reconnects
+   * and resumes after the last change, so that no change is missing and none is repeated. There are
+   * these limits:
    *
-   * - A HEARTBEAT is handed on like the rest. The first one says that the watch stands, with
-   *   request.deleteAfterDisconnect in force; then one comes after every 15 s of silence, and one more
-   *   each time that the stream has been opened anew. The cursor of each change, heartbeats included,
-   *   is where another watch can go on, say after the caller's restart.
-   * - A GAP says that changes are missing: the server no longer has them, has restarted, or the caller
-   *   has taken too long for what came before. Read the state anew, then go on; what is committed after
-   *   the GAP comes behind it, so nothing falls between.
-   * - Events of turns have no place in that order: of those that fall into a break none come. Their
-   *   index and offset tell, and {@link resumeTurn} has the whole turn.
-   * - To the server a break is a disconnect: session memory that is to outlive one needs a
-   *   deleteAfterDisconnect of some seconds. Two minutes outlive any that is gone on with.
+   * - The stream includes each HEARTBEAT. The first one confirms that the watch is active, with
+   *   request.deleteAfterDisconnect in force. Another one follows after each 15 s without a change, and
+   *   each time the stream is opened again. Every change, heartbeats included, has a cursor from which
+   *   another watch can resume, for example after the caller restarts.
+   * - A GAP means that changes are missing, because the server no longer has them, has restarted, or
+   *   the caller was too slow to read earlier changes. Read the state again, then continue. Changes
+   *   that are committed after the GAP follow it, so none is lost between.
+   * - Events of turns are not part of that order. The events of turns during a break are lost. Index
+   *   and offset of the later events show this, and {@link resumeTurn} returns the whole turn.
+   * - For the server a break is a disconnect. An ephemeral conversation that must survive a break needs
+   *   a deleteAfterDisconnect of some seconds. Two minutes are longer than any break after which the
+   *   client resumes.
    *
-   * It throws once, at the end: the watch was refused; the signal has ended, with its reason; no server
-   * was there at first (UNAVAILABLE, after about 1.5 s); or the server has not answered for a minute,
-   * though it was asked again and again, with the status of the last attempt, UNKNOWN where it ends
-   * each stream without a word. Over its limit of watchers (TOO_MANY_WATCHERS) a server refuses a new
-   * watch; one that it had let in before tries for that minute, since its own broken stream may still
-   * be counted. Time that the loop's body takes does not count. The options go with each attempt.
+   * The loop throws once, at the end. The causes are:
+   *
+   * - The server refused the watch.
+   * - The signal has aborted; the loop throws its reason.
+   * - No server could be reached at first (UNAVAILABLE, after about 1.5 s).
+   * - The server sent nothing for one minute, although the client kept retrying. The error is that of
+   *   the last attempt, or UNKNOWN if the server ends each stream without a message. The time that the
+   *   loop's body takes does not count.
+   *
+   * At its limit of watchers the server refuses a new watch (TOO_MANY_WATCHERS). A watch that the
+   * server accepted before retries for that minute, because the server may still count its broken
+   * stream. The options apply to each attempt.
    */
   watchConversations(
     request: Input<WatchConversationsRequest> = {},
     options: CallOptions = {},
   ): AsyncIterable<ConversationChange> {
-    const copy = copied(WatchConversationsRequest, request);
+    const copy = deferredCopy(WatchConversationsRequest, request);
     return restartable(this.#calls, options.signal, (signal) => {
-      return unbroken(new Watcher(this.#attempts(options), copy()), this.#readiness, signal);
+      return resumed(new Watcher(this.#attempts(options), copy()), this.#readiness, signal);
     });
   }
 
   /**
-   * Streams whole conversations out, the oldest first, each as it is when its turn comes, up to the one
-   * that is the newest at the start. What has gone by then is left out. Where some are damaged in the
-   * store all others are sent, then it fails with DATA_LOSS and their ids. A stream that breaks is not
-   * gone on with; leaving the loop ends it.
+   * Streams complete conversations, the oldest first, up to the one that is the newest at the start.
+   * Each has the state of the time when it is read. Conversations that are deleted before that are
+   * left out. If some are damaged in the store, all others are sent, and then the stream fails with
+   * DATA_LOSS and their ids. If the connection breaks, the stream does not resume. Leaving the loop
+   * ends it.
    */
   exportConversations(
     request: Input<ExportConversationsRequest>,
@@ -452,8 +468,8 @@ export class Client {
   }
 
   /**
-   * Takes whole conversations in, with their ids, sequences and times, and evicts nothing. What the
-   * iterable throws ends the import and is thrown on as it is.
+   * Stores complete conversations, with their ids, sequences and times. It evicts no conversation. An
+   * error of the iterable ends the import and is thrown unchanged.
    */
   importConversations(
     request: Iterable<Input<ImportConversationsRequest>> | AsyncIterable<Input<ImportConversationsRequest>>,
@@ -462,7 +478,7 @@ export class Client {
     return this.#conversations.importConversations(request, options);
   }
 
-  /** Reads one day, a recent span, or one conversation of the log. */
+  /** Returns a page of log entries of one day, of a recent time span, or of one conversation. */
   listInteractions(
     request: Input<ListInteractionsRequest>,
     options?: CallOptions,
@@ -470,7 +486,7 @@ export class Client {
     return this.#interactions.listInteractions(request, options);
   }
 
-  /** Finds a text in the last days of the log, newest first. */
+  /** Returns a page of log entries of the last days that contain a text, newest first. */
   searchInteractions(
     request: Input<SearchInteractionsRequest>,
     options?: CallOptions,
@@ -478,7 +494,7 @@ export class Client {
     return this.#interactions.searchInteractions(request, options);
   }
 
-  /** Erases all lines of a conversation from the log, on every day. It needs the admin role. */
+  /** Erases all log entries of a conversation, of every day. Needs the admin role. */
   deleteInteractions(
     request: Input<DeleteInteractionsRequest>,
     options?: CallOptions,
@@ -486,14 +502,14 @@ export class Client {
     return this.#interactions.deleteInteractions(request, options);
   }
 
-  /** Counts what the service holds, over all tenants. It needs the admin role. */
+  /** Returns how much the server stores, over all tenants. Needs the admin role. */
   getStats(request: Input<GetStatsRequest> = {}, options?: CallOptions): Promise<GetStatsResponse> {
     return this.#admin.getStats(request, options);
   }
 
   /**
-   * Streams a consistent copy of the store, taken while it serves. It needs the admin role. A stream
-   * that breaks is not gone on with; leaving the loop ends it.
+   * Streams a consistent copy of the store while the server runs. Needs the admin role. If the
+   * connection breaks, the stream does not resume. Leaving the loop ends it.
    */
   backupStore(
     request: Input<BackupStoreRequest> = {},
@@ -502,7 +518,7 @@ export class Client {
     return this.#admin.backupStore(request, options);
   }
 
-  /** The streams of which unbroken ones are made; each attempt has these options. */
+  /** Returns the streaming calls with these options, for {@link resumed}. */
   #attempts(
     options: CallOptions,
   ): Pick<Stub<ConversationServiceDefinition>, "chat" | "resumeTurn" | "watchConversations"> {
@@ -516,8 +532,8 @@ export class Client {
   }
 }
 
-/** Tells when a channel is connected. */
-class Readiness implements Line {
+/** Notifies listeners when a channel is connected. */
+class Readiness implements Connection {
   readonly #channel: Channel;
   readonly #listeners = new Set<() => void>();
 
@@ -535,7 +551,7 @@ class Readiness implements Line {
     return () => this.#listeners.delete(listener);
   }
 
-  /** Waits for one change of the channel's state after the other, until it is closed. */
+  /** Waits for the next change of the channel's state, again and again until it is closed. */
   #watch(): void {
     const state = this.#channel.getConnectivityState(false);
     if (state === connectivityState.READY) {

@@ -6,13 +6,13 @@ export type Code = Exclude<keyof typeof Status, "OK">;
 
 /** A field of a request that breaks a rule. */
 export interface FieldViolation {
-  /** Its path in the contract: `"conversation.id"`, `"messages[0].role"`. */
+  /** The path of the field in the protos: `"conversation.id"`, `"messages[0].role"`. */
   readonly field: string;
   /** The rule, for people. */
   readonly description: string;
 }
 
-/** What a {@link ParleyError} may know besides its code. */
+/** The optional fields of a {@link ParleyError}. */
 export interface ParleyErrorDetails {
   readonly reason?: string;
   readonly metadata?: Readonly<Record<string, string>>;
@@ -21,20 +21,20 @@ export interface ParleyErrorDetails {
   readonly cause?: unknown;
 }
 
-/** Why a call or a stream failed. `message` begins with the code and says what to do about it. */
+/** A failed call or stream. `message` begins with the code and says what to do. */
 export class ParleyError extends Error {
   /** The gRPC status: `"NOT_FOUND"`, `"UNAVAILABLE"`. */
   readonly code: Code;
   /**
-   * The server's stable word for why: `"CONVERSATION_NOT_FOUND"`, `"VERSION_MISMATCH"`. Empty when
-   * the error was not made by a Parley server: no connection, a message over the size limit.
+   * The stable reason: `"CONVERSATION_NOT_FOUND"`, `"VERSION_MISMATCH"`. It is empty if the error is
+   * not from a Parley server: no connection, a message over the size limit.
    */
   readonly reason: string;
-  /** What goes with the reason: `current_version` with `VERSION_MISMATCH`. */
+  /** Details of the reason: `current_version` for `VERSION_MISMATCH`. */
   readonly metadata: Readonly<Record<string, string>>;
-  /** Every field that breaks a rule, with `INVALID_REQUEST`. */
+  /** For `INVALID_REQUEST`: every field that breaks a rule. */
   readonly fieldViolations: readonly FieldViolation[];
-  /** After how many milliseconds the same call may succeed; undefined when the server does not say. */
+  /** Milliseconds after which the same call may succeed; undefined if waiting does not help. */
   readonly retryDelay: number | undefined;
 
   constructor(code: Code, message: string, details: ParleyErrorDetails = {}) {
@@ -48,7 +48,7 @@ export class ParleyError extends Error {
   }
 }
 
-/** The same error as this package throws it. */
+/** Converts an error of nice-grpc. */
 export function fromClientError(error: ClientError): ParleyError {
   const extra = error instanceof RichClientError ? error.extra : [];
   const info = find(extra, "google.rpc.ErrorInfo");

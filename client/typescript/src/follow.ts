@@ -1,55 +1,61 @@
 import type { ParleyError } from "./errors.js";
 import type { ChatRequest, ResumeTurnRequest, TurnEvent } from "./gen/index.parley.v1.js";
-import type { Source } from "./unbroken.js";
+import type { Resumption } from "./resumption.js";
 import { View } from "./view.js";
 
-/** A step as the server sends it. */
-interface Step {
+/** A response of Chat or ResumeTurn. */
+interface Response {
   event?: TurnEvent | undefined;
 }
 
-/** How a turn is asked for. */
+/** The calls that stream a turn. */
 export interface Turns {
-  chat(request: ChatRequest, options: { signal: AbortSignal }): AsyncIterable<Step>;
-  resumeTurn(request: ResumeTurnRequest, options: { signal: AbortSignal }): AsyncIterable<Step>;
+  chat(request: ChatRequest, options: { signal: AbortSignal }): AsyncIterable<Response>;
+  resumeTurn(request: ResumeTurnRequest, options: { signal: AbortSignal }): AsyncIterable<Response>;
 }
 
-/** Shows one turn to one caller. */
-export class Follower implements Source<Step, TurnEvent> {
+/** Delivers the events of one turn to one caller. */
+export class Follower implements Resumption<Response, TurnEvent> {
   readonly #turns: Turns;
   readonly #view: View;
-  /** What asks for the turn; undefined once it has started. */
+  /** The request that starts the turn; undefined once the turn has started. */
   #chat: ChatRequest | undefined;
-  /** Nobody but this follower has used the requestId of chat. */
-  readonly #ownID: boolean;
-  /** Of the turn, once it has started. */
+  /** The client generated the requestId of chat and uses it for the first time. */
+  readonly #generatedID: boolean;
+  /** The id of the turn's conversation, once the turn has started. */
   #conversation: string;
-  /** Behind which index the last ask was; 0: from the start. */
+  /** The index after which the newest stream begins; 0 is the beginning of the turn. */
   #after = 0;
-  /** Something was shown, since the beginning. */
-  #shown = false;
+  /** The caller has received an event. */
+  #delivered = false;
 
-  private constructor(turns: Turns, view: View, conversation: string, chat?: ChatRequest, ownID = false) {
+  private constructor(
+    turns: Turns,
+    view: View,
+    conversation: string,
+    chat?: ChatRequest,
+    generatedID = false,
+  ) {
     this.#turns = turns;
     this.#view = view;
     this.#conversation = conversation;
     this.#chat = chat;
-    this.#ownID = ownID;
+    this.#generatedID = generatedID;
   }
 
-  /** Asks for a new turn. ownID: nobody else has used the requestId. */
-  static chat(turns: Turns, request: ChatRequest, ownID: boolean): Follower {
-    return new Follower(turns, new View(), "", request, ownID);
+  /** Follows a new turn. generatedID means that the client generated the requestId. */
+  static chat(turns: Turns, request: ChatRequest, generatedID: boolean): Follower {
+    return new Follower(turns, new View(), "", request, generatedID);
   }
 
-  /** Asks for a turn that there is. */
+  /** Follows an existing turn. */
   static resume(turns: Turns, request: ResumeTurnRequest): Follower {
     return new Follower(turns, new View(request.turnId, request.afterIndex), request.conversationId);
   }
 
-  open(signal: AbortSignal): AsyncIterable<Step> {
-    this.#after = this.#chat ? 0 : this.#view.next();
-    this.#view.begin(this.#after);
+  open(signal: AbortSignal): AsyncIterable<Response> {
+    this.#after = this.#chat ? 0 : this.#view.resumeIndex();
+    this.#view.startStream(this.#after);
     if (this.#chat) {
       return this.#turns.chat(this.#chat, { signal });
     }
@@ -57,20 +63,20 @@ export class Follower implements Source<Step, TurnEvent> {
     return this.#turns.resumeTurn(request, { signal });
   }
 
-  take(step: Step): TurnEvent | undefined {
-    const event = step.event && this.#view.take(step.event);
+  accept(response: Response): TurnEvent | undefined {
+    const event = response.event && this.#view.newPart(response.event);
     if (!event) {
       return undefined;
     }
-    this.#shown = true;
+    this.#delivered = true;
     if (event.event?.$case !== "started" || !this.#chat) {
       return event;
     }
     const { value } = event.event;
     this.#conversation = value.conversation?.id || this.#chat.conversationId;
     this.#chat = undefined;
-    // With an id of its own it is this follower that asked more than once, perhaps down in gRPC.
-    const replayed = value.replayed && !this.#ownID;
+    // With a generated id this call itself has sent the request more than once, perhaps in gRPC.
+    const replayed = value.replayed && !this.#generatedID;
     return { ...event, event: { $case: "started", value: { ...value, replayed } } };
   }
 
@@ -82,16 +88,16 @@ export class Follower implements Source<Step, TurnEvent> {
     return true;
   }
 
-  /** The caller began behind the last event. */
-  mayEnd(): boolean {
-    return !this.#shown && this.#after > 0;
+  /** The caller resumed after the last event. */
+  isComplete(): boolean {
+    return !this.#delivered && this.#after > 0;
   }
 
-  resumes({ reason }: ParleyError, news: boolean): boolean {
-    return reason === "EVENTS_GONE" && (news || this.#after > 0) && this.#view.gone();
+  restarts({ reason }: ParleyError, progress: boolean): boolean {
+    return reason === "EVENTS_GONE" && (progress || this.#after > 0) && this.#view.restart();
   }
 
-  bears(): boolean {
+  isRetryable(): boolean {
     return false;
   }
 }

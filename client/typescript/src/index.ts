@@ -1,6 +1,7 @@
 /**
- * Parley for TypeScript: {@link Client} talks to a server, {@link Agent} and {@link serve} are for
- * those that answer, and every message of the contract is the type of a plain object.
+ * The TypeScript client of Parley. {@link Client} calls a server. {@link Agent} is the base class of
+ * your own agents, and {@link serve} serves them. Every message of the API is the type of a plain
+ * object. Start at {@link Client}.
  */
 export { type CallOptions, ChannelCredentials, type ChannelOptions, Metadata } from "nice-grpc";
 

@@ -1,6 +1,6 @@
 /**
- * What may be left out of a T that is sent: everything. A field that is left out has its default,
- * as it has in the contract, and so has one that is undefined.
+ * A message T as an argument: all of its fields are optional. A field that is missing or undefined
+ * has its default value, as in the protos.
  */
 export type Input<T> = unknown extends T
   ? T

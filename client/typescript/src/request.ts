@@ -4,12 +4,13 @@ import { ParleyError } from "./errors.js";
 import { type MessageType, services } from "./services.js";
 
 /**
- * A whole copy of a request, with a random requestId where it wants one and has none. Throws what is
- * wrong with one that no attempt could send: gRPC would call that a fault of the server's.
+ * Returns a copy of a request with all fields set, and with a random requestId if its requestId is
+ * empty. Throws INVALID_ARGUMENT if the request cannot be encoded; gRPC would report that as a failure
+ * of the server.
  */
-export function whole<T>(type: MessageType<T>, request: unknown): T {
+export function complete<T>(type: MessageType<T>, request: unknown): T {
   if (typeof request !== "object" || request === null) {
-    throw unsendable(`it is ${request === null ? "null" : typeof request}, want an object`);
+    throw invalidRequest(`it is ${request === null ? "null" : typeof request}, want an object`);
   }
   try {
     const message = type.fromPartial(request);
@@ -18,14 +19,17 @@ export function whole<T>(type: MessageType<T>, request: unknown): T {
     type.encode(copy);
     return copy;
   } catch (error) {
-    throw unsendable((error as Error).message, error);
+    throw invalidRequest((error as Error).message, error);
   }
 }
 
-/** Copies a request now and says at each use what is wrong with it, so that only the use fails. */
-export function copied<T>(type: MessageType<T>, request: unknown): () => T {
+/**
+ * Copies a request now. Returns a function that returns the copy, or throws the error of an invalid
+ * request, so that only the use of the request fails.
+ */
+export function deferredCopy<T>(type: MessageType<T>, request: unknown): () => T {
   try {
-    const copy = whole(type, request);
+    const copy = complete(type, request);
     return () => copy;
   } catch (error) {
     return () => {
@@ -34,21 +38,21 @@ export function copied<T>(type: MessageType<T>, request: unknown): () => T {
   }
 }
 
-/** Copies the requests of a stream one by one, as they are sent. */
-export async function* wholes<T>(
+/** Copies the requests of a stream one by one, as {@link complete} does. */
+export async function* completeEach<T>(
   type: MessageType<T>,
   requests: unknown,
 ): AsyncGenerator<T, void, undefined> {
   if (!isIterable(requests)) {
-    throw unsendable("a stream of requests wants an iterable of objects");
+    throw invalidRequest("it is no iterable, want an iterable of objects");
   }
   for await (const request of iterate(requests)) {
-    yield whole(type, request);
+    yield complete(type, request);
   }
 }
 
-/** What the caller's own iterable threw, so that nobody on the way takes it for an error of theirs. */
-export class Thrown {
+/** Wraps an error of the caller's iterable, so that gRPC does not convert it. */
+export class IterableError {
   readonly reason: unknown;
 
   constructor(reason: unknown) {
@@ -60,7 +64,7 @@ async function* iterate(requests: AsyncIterable<unknown> | Iterable<unknown>): A
   try {
     yield* requests;
   } catch (error) {
-    throw new Thrown(error);
+    throw new IterableError(error);
   }
 }
 
@@ -70,7 +74,7 @@ function isIterable(value: unknown): value is AsyncIterable<unknown> | Iterable<
   );
 }
 
-/** The types of the requests, by the paths of their methods. */
+/** Returns the types of the requests, by the paths of their methods. */
 export function requestTypes(): ReadonlyMap<string, MessageType> {
   return new Map(
     services.flatMap(({ fullName, methods }) =>
@@ -82,7 +86,7 @@ export function requestTypes(): ReadonlyMap<string, MessageType> {
   );
 }
 
-/** The error of a request, or of a call, that was not sent for what is wrong with it. */
-export function unsendable(why: string, cause?: unknown): ParleyError {
-  return new ParleyError("INVALID_ARGUMENT", `the request cannot be sent: ${why}`, { cause });
+/** Returns the error of an invalid request or call, which is not sent. */
+export function invalidRequest(fault: string, cause?: unknown): ParleyError {
+  return new ParleyError("INVALID_ARGUMENT", `the request cannot be sent: ${fault}`, { cause });
 }

@@ -1,11 +1,12 @@
 import type { Call, Calls } from "./calls.js";
 
-/** Why a stream ends whose reader has left. */
-const left = Symbol("the reader has left");
+/** The abort reason of a stream whose loop the caller has left. */
+const left = Symbol("the caller has left the loop");
 
 /**
- * A stream that begins anew each time it is iterated over. It holds on to nothing before the first
- * item is asked for, nor after its end. Leaving it ends it at once, even while an item is waited for.
+ * Returns a stream that starts again for each loop over it. It holds no resources before the first
+ * item is requested, nor after its end. Leaving the loop ends the stream at once, even during the wait
+ * for an item.
  */
 export function restartable<T>(
   calls: Calls,
@@ -24,7 +25,7 @@ export function restartable<T>(
             throw error;
           }
         } finally {
-          call.end();
+          call.release();
         }
       }
       const items = run();

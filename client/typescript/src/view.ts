@@ -2,36 +2,39 @@ import { Buffer } from "node:buffer";
 
 import type { TurnEvent } from "./gen/index.parley.v1.js";
 
-/** How much of a message a caller has been shown that brought its afterIndex from elsewhere. */
+/**
+ * The value of #bytes if the caller's afterIndex is from an earlier call, because the client then does
+ * not know how much text of the message the caller has.
+ */
 const unknown = -1;
 
 /**
- * What a caller has been shown of a turn. It cuts a stream that repeats some of that to what is
- * new.
+ * Records which part of a turn a caller has received. It reduces a stream that repeats some of that
+ * part to what is new.
  *
- * The messages of an answer follow each other: answerStarted or toolResult opens another, and
- * nothing of the one before comes later. So an event behind the last one shown is of the message
- * under way then, or of one that such an event behind the last one opens first. Of the message
- * under way, text is cut by the bytes shown of it; everything else, and all text of the others, is
- * either not behind the last one, and known, or new.
+ * The messages of an answer follow one another. The events answerStarted and toolResult begin the next
+ * message, and no event of an earlier message follows them. So an event after the last delivered one
+ * belongs either to the message that was current then, or to a later message that such an event begins
+ * first. In the current message, the view cuts text by the bytes delivered of it. All other events, and
+ * all text of other messages, are either known, if their index is not after the last one, or new.
  *
- * Where texts are merged, data may overtake the text that came before it; the indexes left out in
- * between tell. From then on only a stream from the start can be gone on with: the one behind the
- * last index would lack that text.
+ * When the server merges texts, data may arrive before the text that preceded it. The client sees this
+ * because indexes are left out. After that, only a stream from the beginning can resume the turn: a
+ * stream after the last index would lack that text.
  */
 export class View {
-  /** Its id; empty until it is known. */
+  /** The id of the turn; empty until it is known. */
   #turn: string;
-  /** Index of the newest event shown. */
+  /** The index of the newest delivered event. */
   #last: number;
-  /** Shown of the text of the answer message under way, in bytes of UTF-8; or unknown. */
+  /** The delivered bytes of the current message's text, in UTF-8, or unknown. */
   #bytes: number;
-  /** The events before the last one have not all been shown one by one. */
+  /** The events before the last one have not all been delivered one by one. */
   #merged = false;
-  /** The stream begins before the last one. */
+  /** The current stream begins before the last event. */
   #repeats = false;
 
-  /** A view of a caller that has seen the events of a turn up to an index; 0: none. */
+  /** The view of a caller that has the events of a turn up to afterIndex; with 0 it has none. */
   constructor(turn = "", afterIndex = 0) {
     this.#turn = turn;
     this.#last = afterIndex;
@@ -43,27 +46,28 @@ export class View {
     return this.#turn;
   }
 
-  /** Where the next stream has to begin: the index behind which it does. */
-  next(): number {
+  /** Returns the index after which the next stream must begin. */
+  resumeIndex(): number {
     return this.#merged && this.#bytes !== unknown ? 0 : this.#last;
   }
 
-  /** Notes that a stream begins there. */
-  begin(after: number): void {
+  /** Records that a stream begins after this index. */
+  startStream(after: number): void {
     this.#repeats = after < this.#last;
   }
 
   /**
-   * Notes that the server does not keep the events one by one any more. Returns whether there is a
-   * way to go on.
+   * Records that the server no longer keeps the single events (EVENTS_GONE), so that the next stream
+   * must begin at the start of the turn. Returns false if that is not possible, because the client
+   * does not know how much text the caller has.
    */
-  gone(): boolean {
+  restart(): boolean {
     this.#merged = this.#bytes !== unknown;
     return this.#merged;
   }
 
-  /** Notes an event as shown and returns what is new of it: all, some of its text, or nothing. */
-  take(event: TurnEvent): TurnEvent | undefined {
+  /** Records an event as delivered and returns its new part: all, the rest of its text, or undefined. */
+  newPart(event: TurnEvent): TurnEvent | undefined {
     if (event.turnId !== "" && event.turnId !== this.#turn) {
       if (this.#turn !== "") {
         this.#last = this.#bytes = 0;
@@ -71,29 +75,30 @@ export class View {
       }
       this.#turn = event.turnId;
     }
-    let shown = event;
+    let delivered = event;
     if (event.index <= this.#last) {
       if (event.event?.$case !== "finished") {
         return undefined;
       }
-      // A server that lost count in a crash; the end is news in any case.
-      shown = { ...event, index: this.#last + 1 };
+      // The server's indexes restarted after a crash. The caller needs finished in any case.
+      delivered = { ...event, index: this.#last + 1 };
     }
-    this.#merged ||= shown.index > this.#last + 1;
-    this.#last = shown.index;
-    switch (shown.event?.$case) {
+    this.#merged ||= delivered.index > this.#last + 1;
+    this.#last = delivered.index;
+    switch (delivered.event?.$case) {
       case "answerStarted":
       case "toolResult":
         this.#bytes = 0;
-        return shown;
+        return delivered;
       case "textDelta":
-        return this.#takeText(shown, shown.event.value);
+        return this.#newText(delivered, delivered.event.value);
       default:
-        return shown;
+        return delivered;
     }
   }
 
-  #takeText(event: TurnEvent, { text, offset }: { text: string; offset: number }): TurnEvent | undefined {
+  /** Cuts the bytes of a text that the caller has. */
+  #newText(event: TurnEvent, { text, offset }: { text: string; offset: number }): TurnEvent | undefined {
     const length = Buffer.byteLength(text);
     const known = this.#bytes - offset;
     this.#bytes = Math.max(this.#bytes, offset + length);
@@ -101,7 +106,7 @@ export class View {
       return event;
     }
     if (known >= length) {
-      return undefined; // All of it; or a crash has taken the end of what was shown.
+      return undefined; // The caller has all of it, or has text that the server lost in a crash.
     }
     const rest = Buffer.from(text).subarray(known).toString();
     return { ...event, event: { $case: "textDelta", value: { text: rest, offset: offset + known } } };

@@ -4,9 +4,9 @@ import type {
   WatchConversationsRequest,
   WatchConversationsResponse,
 } from "./gen/index.parley.v1.js";
-import type { Source } from "./unbroken.js";
+import type { Resumption } from "./resumption.js";
 
-/** How changes are asked for. */
+/** The call that streams changes. */
 export interface Changes {
   watchConversations(
     request: WatchConversationsRequest,
@@ -14,13 +14,13 @@ export interface Changes {
   ): AsyncIterable<WatchConversationsResponse>;
 }
 
-/** Shows changes to one caller. */
-export class Watcher implements Source<WatchConversationsResponse, ConversationChange> {
+/** Delivers changes to one caller. */
+export class Watcher implements Resumption<WatchConversationsResponse, ConversationChange> {
   readonly #changes: Changes;
-  /** Its cursor is that of the last change shown. */
+  /** Its cursor is that of the last delivered change. */
   #request: WatchConversationsRequest;
-  /** The server has sent something, ever. */
-  #letIn = false;
+  /** The server has sent a change on any stream. */
+  #accepted = false;
 
   constructor(changes: Changes, request: WatchConversationsRequest) {
     this.#changes = changes;
@@ -31,9 +31,9 @@ export class Watcher implements Source<WatchConversationsResponse, ConversationC
     return this.#changes.watchConversations(this.#request, { signal });
   }
 
-  take({ change }: WatchConversationsResponse): ConversationChange | undefined {
+  accept({ change }: WatchConversationsResponse): ConversationChange | undefined {
     if (change) {
-      this.#letIn = true;
+      this.#accepted = true;
       this.#request = { ...this.#request, cursor: change.cursor || this.#request.cursor };
     }
     return change;
@@ -47,16 +47,16 @@ export class Watcher implements Source<WatchConversationsResponse, ConversationC
     return kind !== "CHANGE_KIND_HEARTBEAT" && kind !== "CHANGE_KIND_GAP";
   }
 
-  mayEnd(): boolean {
+  isComplete(): boolean {
     return false;
   }
 
-  resumes(): boolean {
+  restarts(): boolean {
     return false;
   }
 
-  /** The broken stream of a watcher that was let in may still be counted. */
-  bears({ reason }: ParleyError): boolean {
-    return this.#letIn && reason === "TOO_MANY_WATCHERS";
+  /** The server may still count the broken stream of a watch that it accepted before. */
+  isRetryable({ reason }: ParleyError): boolean {
+    return this.#accepted && reason === "TOO_MANY_WATCHERS";
   }
 }

@@ -14,12 +14,12 @@ import {
   serve,
 } from "parley";
 
-import { folderOf } from "./parleyd.js";
+import { tempFolder } from "./parleyd.js";
 
 const options = { timeout: 60_000 };
 
-/** An agent made of a function. */
-class Made extends Agent {
+/** An agent whose respond is a function of the test. */
+class FunctionAgent extends Agent {
   readonly #answer: (request: RespondRequest, answering: Answering) => AsyncGenerator<Piece>;
 
   constructor(answer: (request: RespondRequest, answering: Answering) => AsyncGenerator<Piece>) {
@@ -32,10 +32,13 @@ class Made extends Agent {
   }
 }
 
-/** Serves it until the end of the test, and returns clients of it and what it logs. */
-async function serving(t: TestContext, answer: ConstructorParameters<typeof Made>[0], grace = 0) {
+/** Serves an agent until the end of the test. Returns the server, its clients and the log. */
+async function serving(t: TestContext, answer: ConstructorParameters<typeof FunctionAgent>[0], grace = 0) {
   const logged: unknown[][] = [];
-  const server = await serve(new Made(answer), "127.0.0.1:0", { grace, log: (...line) => logged.push(line) });
+  const server = await serve(new FunctionAgent(answer), "127.0.0.1:0", {
+    grace,
+    log: (...line) => logged.push(line),
+  });
   t.after(() => server.stop());
   const channel = createChannel(server.address);
   t.after(() => channel.close());
@@ -82,17 +85,17 @@ const failures: Record<string, { answer: () => AsyncGenerator<Piece>; details: R
       yield "a";
       throw new RangeError("secret");
     },
-    details: /^the agent failed with RangeError; its log says why$/,
+    details: /^the agent failed with RangeError; see its log$/,
     logged: /secret/,
   },
-  "at once": {
+  "an error in the call of respond": {
     answer() {
       throw new Error("secret");
     },
     details: /failed with Error/,
     logged: /secret/,
   },
-  "no error": {
+  "a thrown string": {
     async *answer() {
       yield "a";
       throw "secret";
@@ -100,28 +103,28 @@ const failures: Record<string, { answer: () => AsyncGenerator<Piece>; details: R
     details: /failed with string/,
     logged: /secret/,
   },
-  "no piece": {
+  "an unknown piece": {
     async *answer() {
-      yield { words: "a" } as unknown as Piece;
+      yield { other: "a" } as unknown as Piece;
     },
     details: /failed with TypeError/,
-    logged: /yielded {"words":"a"}, want a string or/,
+    logged: /yielded {"other":"a"}, want a string or/,
   },
-  "two pieces in one": {
+  "two pieces in one object": {
     async *answer() {
       yield { text: "a", summary: "b" } as unknown as Piece;
     },
     details: /failed with TypeError/,
     logged: /yielded {"text":"a","summary":"b"}/,
   },
-  "a piece of another type": {
+  "a piece with a wrong type": {
     async *answer() {
       yield { usage: { inputTokens: 1.5 } };
     },
     details: /failed with/,
     logged: /1\.5/,
   },
-  "no piece at all": {
+  "an undefined piece": {
     async *answer() {
       yield undefined as unknown as Piece;
     },
@@ -130,7 +133,7 @@ const failures: Record<string, { answer: () => AsyncGenerator<Piece>; details: R
   },
 };
 for (const [name, { answer, details, logged: want }] of Object.entries(failures)) {
-  test(`a failure is told and logged: ${name}`, options, async (t) => {
+  test(`a failure is reported and logged: ${name}`, options, async (t) => {
     const { client, logged } = await serving(t, answer);
     await assert.rejects(collect(client.respond({})), {
       name: "ClientError",
@@ -142,15 +145,15 @@ for (const [name, { answer, details, logged: want }] of Object.entries(failures)
   });
 }
 
-test("an answer that nobody wants ends, whether it heeds the signal or not", options, async (t) => {
-  for (const heeds of [true, false]) {
-    await t.test(String(heeds), async (t) => {
+test("a cancelled answer ends, even if it ignores the signal", options, async (t) => {
+  for (const obeys of [true, false]) {
+    await t.test(`obeys the signal: ${obeys}`, async (t) => {
       const ended = new EventTarget();
       const never = new AbortController();
       const { client, logged } = await serving(t, async function* (_, { signal }) {
         try {
           yield "a";
-          await once(heeds ? signal : never.signal, "abort");
+          await once(obeys ? signal : never.signal, "abort");
           yield "b";
         } finally {
           ended.dispatchEvent(new Event("end"));
@@ -167,7 +170,7 @@ test("an answer that nobody wants ends, whether it heeds the signal or not", opt
   }
 });
 
-test("a stop lets running answers end, and no more begin", options, async (t) => {
+test("a stop waits for running answers and rejects new ones", options, async (t) => {
   const { server, client, logged } = await serving(
     t,
     async function* () {
@@ -198,10 +201,10 @@ test("a stop lets running answers end, and no more begin", options, async (t) =>
   assert.equal(process.listenerCount("SIGTERM"), 0);
 });
 
-test("an answer that goes on after the grace is cut off", options, async (t) => {
+test("a stop cancels answers after the grace", options, async (t) => {
   const { server, client, logged } = await serving(t, async function* () {
     yield "a";
-    await new Promise(() => {}); // For ever.
+    await new Promise(() => {}); // It never resolves.
   });
   await assert.rejects(
     async () => {
@@ -209,10 +212,10 @@ test("an answer that goes on after the grace is cut off", options, async (t) => 
         void server.stop();
       }
     },
-    { name: "ClientError", code: Status.UNAVAILABLE, details: /stopped before its answer was whole/ },
+    { name: "ClientError", code: Status.UNAVAILABLE, details: /stopped before its answer was complete/ },
   );
   await server.stop();
-  assert.match(String(logged), /^cut off the answers/);
+  assert.match(String(logged), /^cancelled 1 answers/);
 });
 
 test("health", options, async (t) => {
@@ -255,13 +258,13 @@ test("health", options, async (t) => {
 });
 
 test("addresses", options, async (t) => {
-  const agent = new Made(async function* () {
+  const agent = new FunctionAgent(async function* () {
     yield "a";
   });
   for (const address of ["127.0.0.1", "127.0.0.1:65536", ":", "unix:", ""]) {
     await assert.rejects(serve(agent, address), /want HOST:PORT or unix:PATH/);
   }
-  const socket = `unix:${join(await folderOf(t), "agent.sock")}`;
+  const socket = `unix:${join(await tempFolder(t), "agent.sock")}`;
   await using server = await serve(agent, socket);
   assert.equal(server.address, socket);
   await assert.rejects(serve(agent, socket), /EADDRINUSE/);

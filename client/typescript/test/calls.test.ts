@@ -8,7 +8,7 @@ import { difference, fromJSON, toJSON } from "./json.js";
 import { textOf } from "./model.js";
 import { connect, options, startParleyd } from "./parleyd.js";
 
-/** A step of the table, whose "about" says what it means. */
+/** A step of the table. The table explains it in "about". */
 interface Step {
   name: string;
   call: string;
@@ -22,7 +22,7 @@ interface Step {
 
 const table = new URL("../../../testdata/calls.json", import.meta.url);
 
-test("the calls that all clients make", options, async (t) => {
+test("the calls of the table", options, async (t) => {
   const client = connect(t, (await startParleyd(t)).address);
   const { steps } = JSON.parse(await readFile(table, "utf8")) as { steps: Step[] };
   const saved: Record<string, string> = {};
@@ -35,19 +35,19 @@ test("the calls that all clients make", options, async (t) => {
       });
       const request = fromJSON(JSON.parse(filled));
       const method = `${call[0]!.toLowerCase()}${call.slice(1)}` as keyof Client;
-      assert.ok(method in client, `${call} is no method of the client`);
+      assert.ok(method in client, `Client has no method for ${call}`);
       const send = () => (client[method] as (request: unknown) => unknown)(request);
       const reply = await outcome(step, send);
       for (const [name, path] of Object.entries(save)) {
         const value = path.split(".").reduce((at, key) => (at as Record<string, unknown>)?.[key], reply);
-        assert.equal(typeof value, "string", `${path} is ${value}`);
+        assert.equal(typeof value, "string", `${path} = ${value}, want a string`);
         saved[name] = value as string;
       }
     });
   }
 });
 
-/** Makes a call, checks what becomes of it, and returns its reply, if there is one. */
+/** Makes a call and checks its result. Returns the reply, if there is one. */
 async function outcome({ want, error, turn, changes }: Step, send: () => unknown): Promise<unknown> {
   if (error) {
     await assert.rejects(
@@ -85,7 +85,7 @@ async function outcome({ want, error, turn, changes }: Step, send: () => unknown
   return reply;
 }
 
-/** All of a stream; nothing of what is none. */
+/** Reads all items of a stream. Returns an empty list for any other value. */
 async function drain<T>(stream: AsyncIterable<T>): Promise<T[]> {
   const items: T[] = [];
   if (stream && Symbol.asyncIterator in stream) {

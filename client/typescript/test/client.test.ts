@@ -7,16 +7,16 @@ import { Metadata, ServerError, Status } from "nice-grpc";
 import { BadRequest, ErrorInfo, RetryInfo, RichServerError } from "nice-grpc-error-details";
 import { type AppendMessagesRequest, Client, type Input, ParleyError } from "parley";
 
-import { serviceConfig } from "../src/retry.js";
+import { serviceConfig } from "../src/service-config.js";
 import { isLocal } from "../src/target.js";
-import { end, FakeServer } from "./fake-server.js";
+import { aborted, FakeServer } from "./fake-server.js";
 import { finished, numbered, short, started, textOf } from "./model.js";
 import { start } from "./process.js";
 import { startProxy } from "./proxy.js";
 import { read } from "./streams.js";
 
 const options = { timeout: 60_000 };
-const away = () => new ServerError(Status.UNAVAILABLE, "away for a moment");
+const unavailable = () => new ServerError(Status.UNAVAILABLE, "temporarily unavailable");
 
 const batch: Input<AppendMessagesRequest> = {
   conversationId: "a",
@@ -39,9 +39,9 @@ for (const [name, send] of Object.entries(writes)) {
     const server = new FakeServer();
     const client = new Client(await server.serve(t));
     t.after(() => client.close());
-    server.failures = [away(), away()];
+    server.failures = [unavailable(), unavailable()];
     await send(client);
-    const ids = server.asked.map(({ requestId }) => requestId);
+    const ids = server.calls.map(({ requestId }) => requestId);
     assert.equal(ids.length, 3);
     assert.match(ids[0]!, /^[0-9a-f-]{36}$/);
     assert.equal(new Set(ids).size, 1);
@@ -65,14 +65,14 @@ test("requestIds are not replaced and not reused", options, async (t) => {
     const event = items[0]?.event;
     assert.equal(event?.$case === "started" && event.value.replayed, replayed);
   }
-  const [first, second, third, fourth, ...chats] = server.asked.map(({ requestId }) => requestId);
+  const [first, second, third, fourth, ...chats] = server.calls.map(({ requestId }) => requestId);
   assert.deepEqual([first, second], ["mine", "mine"]);
   assert.notEqual(third, fourth);
   assert.equal(chats.length, 2);
   assert.equal(chats[0], chats[1]);
 });
 
-test("gives up", options, async (t) => {
+test("unavailable servers are retried, then the call fails", options, async (t) => {
   const server = new FakeServer();
   const client = new Client(await server.serve(t));
   t.after(() => client.close());
@@ -81,22 +81,22 @@ test("gives up", options, async (t) => {
       attempts: 5,
       call: () => client.getConversation({ conversationId: "a" }),
     },
-    "what is not safe to repeat, at once": {
+    "a write without requestId, at once": {
       attempts: 1,
       call: () => client.deleteConversation({ conversationId: "a" }),
     },
   };
   for (const [name, { attempts, call }] of Object.entries(calls)) {
     await t.test(name, async () => {
-      server.asked.length = 0;
-      server.failures = Array.from({ length: attempts }, away);
+      server.calls.length = 0;
+      server.failures = Array.from({ length: attempts }, unavailable);
       await assert.rejects(call, { name: "ParleyError", code: "UNAVAILABLE", reason: "" });
-      assert.equal(server.asked.length, attempts);
+      assert.equal(server.calls.length, attempts);
     });
   }
 });
 
-test("a server that is not there yet goes unnoticed", options, async (t) => {
+test("calls wait for a server that starts", options, async (t) => {
   const proxy = await startProxy(t, await new FakeServer().serve(t));
   proxy.refuse(3);
   const client = new Client(proxy.address);
@@ -108,7 +108,7 @@ test("a server that is not there yet goes unnoticed", options, async (t) => {
   assert.equal(proxy.opened, 7);
 });
 
-test("the retried methods are those of all clients", async () => {
+test("all clients retry the same methods", async () => {
   const file = await readFile(new URL("../../../service_config.json", import.meta.url), "utf8");
   const sorted = ({ methodConfig }: ReturnType<typeof serviceConfig>) =>
     methodConfig.map(({ name, ...rest }) => ({
@@ -118,7 +118,7 @@ test("the retried methods are those of all clients", async () => {
   assert.deepEqual(sorted(serviceConfig()), sorted(JSON.parse(file)));
 });
 
-test("errors say why", options, async (t) => {
+test("errors have the details of the status", options, async (t) => {
   const server = new FakeServer();
   const client = new Client(await server.serve(t));
   t.after(() => client.close());
@@ -172,7 +172,7 @@ const unsendable: Record<string, { call: (client: Client) => unknown; why: RegEx
     why: /1\.5/,
   },
   "a call with null": { call: (client) => client.appendMessages(null!), why: /it is null, want an object/ },
-  "a call with nothing": {
+  "a call with undefined": {
     call: (client) => client.getConversation(undefined!),
     why: /it is undefined, want an object/,
   },
@@ -188,51 +188,51 @@ const unsendable: Record<string, { call: (client: Client) => unknown; why: RegEx
   "a stream": { call: (client) => client.exportConversations(null!), why: /null/ },
   "a turn": { call: (client) => client.chat({ content: "hello", ifVersion: 1.5 }), why: /1\.5/ },
   "a turn with null": { call: (client) => client.chat(null!), why: /it is null/ },
-  "a turn anew": { call: (client) => client.resumeTurn({ afterIndex: 1.5 }), why: /1\.5/ },
-  "a turn anew with null": { call: (client) => client.resumeTurn(null!), why: /it is null/ },
+  "a resumed turn": { call: (client) => client.resumeTurn({ afterIndex: 1.5 }), why: /1\.5/ },
+  "a resumed turn with null": { call: (client) => client.resumeTurn(null!), why: /it is null/ },
   "a watch with null": { call: (client) => client.watchConversations(null!), why: /it is null/ },
   "an import": {
     call: (client) => client.importConversations([{}, { conversation: { version: 1.5 } }]),
     why: /1\.5/,
   },
-  "an import of null": { call: (client) => client.importConversations(null!), why: /wants an iterable/ },
+  "an import of null": { call: (client) => client.importConversations(null!), why: /want an iterable/ },
   "an import of one": {
     call: (client) => client.importConversations({} as never),
-    why: /wants an iterable/,
+    why: /want an iterable/,
   },
   "an import with null": { call: (client) => client.importConversations([null!]), why: /it is null/ },
 };
 for (const [name, { call, why }] of Object.entries(unsendable)) {
-  test(`what cannot be sent is said to be so at once: ${name}`, options, async (t) => {
+  test(`an invalid request fails before it is sent: ${name}`, options, async (t) => {
     const server = new FakeServer();
     const client = new Client(await server.serve(t));
     t.after(() => client.close());
     const called = call(client);
-    const end = async () => {
+    const result = async () => {
       if (called instanceof Promise) {
         return await called;
       }
       return (await read(called as AsyncIterable<unknown>)).error;
     };
-    const error = await end().catch((error) => error);
+    const error = await result().catch((error) => error);
     assert.ok(error instanceof ParleyError, `${error}`);
     assert.equal(error.code, "INVALID_ARGUMENT");
     assert.match(error.message, why);
-    assert.deepEqual(server.asked, []);
+    assert.deepEqual(server.calls, []);
   });
 }
 
-test("requests that may be left out", options, async (t) => {
+test("optional requests", options, async (t) => {
   const client = new Client(await new FakeServer().serve(t));
   t.after(() => client.close());
   await client.listAgents();
-  // The fake server has no AdminService, and that is as far as these come.
+  // The fake server has no AdminService.
   await assert.rejects(client.getStats(), { code: "UNIMPLEMENTED" });
   const { error } = await read(client.backupStore());
   assert.equal((error as ParleyError).code, "UNIMPLEMENTED");
 });
 
-test("an import takes what can be iterated over", options, async (t) => {
+test("an import accepts all iterables", options, async (t) => {
   const server = new FakeServer();
   const client = new Client(await server.serve(t));
   t.after(() => client.close());
@@ -254,10 +254,10 @@ test("an import takes what can be iterated over", options, async (t) => {
   }
 });
 
-test("what the source of an import throws is thrown on", options, async (t) => {
+test("an error of the iterable of an import is thrown unchanged", options, async (t) => {
   const client = new Client(await new FakeServer().serve(t));
   t.after(() => client.close());
-  const failures = [new Error("of the caller's own"), new DOMException("of the caller's own", "AbortError")];
+  const failures = [new Error("error of the caller"), new DOMException("error of the caller", "AbortError")];
   for (const failure of failures) {
     const source = async function* () {
       yield {};
@@ -267,24 +267,24 @@ test("what the source of an import throws is thrown on", options, async (t) => {
   }
 });
 
-test("metadata goes with every attempt", options, async (t) => {
+test("every attempt has the metadata", options, async (t) => {
   const server = new FakeServer();
   const client = new Client(await server.serve(t));
   t.after(() => client.close());
   const metadata = Metadata({ authorization: "Bearer token" });
-  server.failures = [away(), away()];
+  server.failures = [unavailable(), unavailable()];
   await client.getConversation({}, { metadata });
   await read(client.chat({ content: "hello" }, { metadata }));
-  const sent = server.asked.map(({ metadata }) => metadata.get("authorization"));
+  const sent = server.calls.map(({ metadata }) => metadata.get("authorization"));
   assert.deepEqual(sent, Array(4).fill("Bearer token"));
 });
 
-/** A server whose turns begin and do not end. */
+/** Starts a server whose turns begin and do not end. */
 async function endless(t: Parameters<typeof startProxy>[0]) {
   const server = new FakeServer();
   server.turn = async function* (_, { signal }) {
     yield* short().slice(0, 2);
-    await end(signal);
+    await aborted(signal);
   };
   const client = new Client(await server.serve(t));
   t.after(() => client.close());
@@ -300,14 +300,14 @@ test("leaving the loop ends the stream", options, async (t) => {
       }
     },
     async throw(events) {
-      const failure = new Error("of the caller's own");
+      const failure = new Error("error of the caller");
       await assert.rejects(async () => {
         for await (const _ of events) {
           throw failure;
         }
       }, failure);
     },
-    async "return while an event is waited for"(events) {
+    async "return during the wait for an event"(events) {
       const iterator = events[Symbol.asyncIterator]();
       await iterator.next();
       await iterator.next();
@@ -315,17 +315,17 @@ test("leaving the loop ends the stream", options, async (t) => {
       assert.deepEqual(await iterator.return!(), { done: true, value: undefined });
       assert.deepEqual(await waiting, { done: true, value: undefined });
     },
-    async "return before anything was asked for"(events) {
+    async "return before the first event"(events) {
       assert.deepEqual(await events[Symbol.asyncIterator]().return!(), { done: true, value: undefined });
     },
   };
-  for (const [name, left] of Object.entries(leave)) {
+  for (const [name, leaveLoop] of Object.entries(leave)) {
     await t.test(name, async () => {
-      const before = server.asked.length;
+      const before = server.calls.length;
       const { signal } = new AbortController();
-      await left(client.chat({ content: "hello" }, { signal }));
+      await leaveLoop(client.chat({ content: "hello" }, { signal }));
       assert.deepEqual(getEventListeners(signal, "abort"), []);
-      await Promise.all(server.asked.slice(before).map(({ signal }) => end(signal)));
+      await Promise.all(server.calls.slice(before).map(({ signal }) => aborted(signal)));
     });
   }
 });
@@ -341,11 +341,14 @@ test("the signal ends calls and streams with its reason", options, async (t) => 
   const { items, error } = await seen;
   assert.equal(textOf(items), "hi");
   assert.equal((error as Error).name, "AbortError");
-  await end(server.asked[0]!.signal);
-  const aborted = { signal: controller.signal };
-  await assert.rejects(client.getConversation({}, aborted), { name: "AbortError" });
-  assert.equal(((await read(client.chat({ content: "hello" }, aborted))).error as Error).name, "AbortError");
-  assert.equal(server.asked.length, 1);
+  await aborted(server.calls[0]!.signal);
+  const abortedOptions = { signal: controller.signal };
+  await assert.rejects(client.getConversation({}, abortedOptions), { name: "AbortError" });
+  assert.equal(
+    ((await read(client.chat({ content: "hello" }, abortedOptions))).error as Error).name,
+    "AbortError",
+  );
+  assert.equal(server.calls.length, 1);
   const late = await read(client.watchConversations({}, { signal: AbortSignal.timeout(1) }));
   assert.equal((late.error as Error).name, "TimeoutError");
 });
@@ -362,17 +365,17 @@ test("close ends calls and streams", options, async (t) => {
   assert.throws(() => {
     throw error;
   }, closed);
-  await end(server.asked[0]!.signal);
+  await aborted(server.calls[0]!.signal);
   await assert.rejects(client.getConversation({}), closed);
   assert.equal(((await read(client.watchConversations())).error as ParleyError).code, "CANCELLED");
   await client[Symbol.asyncDispose]();
 });
 
-test("a program ends when it has nothing to do, open client or not", options, async (t) => {
+test("a program ends although its client is open", options, async (t) => {
   const server = new FakeServer();
   server.turn = async function* (_, { signal }) {
     yield* short().slice(0, 2);
-    await end(signal);
+    await aborted(signal);
   };
   const address = await server.serve(t);
   const program = `
@@ -386,7 +389,7 @@ test("a program ends when it has nothing to do, open client or not", options, as
   assert.deepEqual(running.lines, ["left"]);
 });
 
-test("where nobody serves", options, async (t) => {
+test("no server", options, async (t) => {
   const proxy = await startProxy(t, "127.0.0.1:1");
   proxy.refuse(Infinity);
   const client = new Client(proxy.address);

@@ -1,8 +1,8 @@
 import { setImmediate } from "node:timers/promises";
 
-import type { Clock } from "../src/patience.js";
+import type { Clock } from "../src/retry.js";
 
-/** A clock that stands still while anything happens, and then jumps to what is to happen next. */
+/** A clock that stands still while any task can run, and then jumps to the next timer. */
 export class FakeClock implements Clock {
   #time = 0;
   readonly #timers = new Set<{ at: number; callback: () => void }>();
@@ -21,12 +21,12 @@ export class FakeClock implements Clock {
     return new Promise((resolve) => this.after(delay, resolve));
   }
 
-  /** How many timers have not been stopped. */
+  /** The number of timers that have neither fired nor been stopped. */
   get pending(): number {
     return this.#timers.size;
   }
 
-  /** Lets time pass until the promise has settled. Nothing that it waits for may be real. */
+  /** Advances the time until the promise has settled. It must not wait for real timers or I/O. */
   async run<T>(promise: Promise<T>): Promise<T> {
     let settled = false;
     const settle = () => {
@@ -40,7 +40,7 @@ export class FakeClock implements Clock {
       }
       const [next] = [...this.#timers].sort((a, b) => a.at - b.at);
       if (!next) {
-        throw new Error(`at ${this.#time} ms nothing is going to happen any more`);
+        throw new Error(`the promise is pending at ${this.#time} ms, and no timer is left`);
       }
       this.#timers.delete(next);
       this.#time = Math.max(this.#time, next.at);

@@ -12,44 +12,44 @@ import {
 
 import { short } from "./model.js";
 
-/** What a call has brought, and how it ended. */
-export interface Asked {
+/** A received call. */
+export interface ReceivedCall {
   readonly method: string;
   readonly requestId: string;
   readonly metadata: CallContext["metadata"];
   readonly signal: AbortSignal;
 }
 
-/** A ConversationService that answers everybody the same, and writes down what it was asked. */
+/** A ConversationService with fixed answers. It records the calls. */
 export class FakeServer {
-  readonly asked: Asked[] = [];
-  /** What was imported. */
+  readonly calls: ReceivedCall[] = [];
+  /** The imported requests. */
   readonly imported: ImportConversationsRequest[] = [];
-  /** What the calls to come fail with, one after the other. */
+  /** The errors of the next calls, in order. */
   failures: ServerError[] = [];
   /** Answers Chat. */
   turn = async function* (_: ChatRequest, __: CallContext): AsyncGenerator<TurnEvent> {
     yield* short();
   };
 
-  /** Serves on a port of its own until the end of the test; returns the address. */
+  /** Serves on a free port until the end of the test. Returns the address. */
   async serve(t: TestContext): Promise<string> {
     const server = createServer({ "grpc.max_receive_message_length": 4 << 20 }).use(
       errorDetailsServerMiddleware,
     );
     const implementation: Record<string, unknown> = {};
     for (const [name, { responseStream }] of Object.entries(ConversationServiceDefinition.methods)) {
-      const note = this.#note.bind(this, name);
+      const record = this.#record.bind(this, name);
       const turn = (request: ChatRequest, context: CallContext) => this.turn(request, context);
       implementation[name] = responseStream
         ? async function* (request: ChatRequest, context: CallContext) {
-            note(request, context);
+            record(request, context);
             for await (const event of turn(request, context)) {
               yield { event };
             }
           }
         : async (request: object, context: CallContext) => {
-            note(request, context);
+            record(request, context);
             return {};
           };
     }
@@ -65,8 +65,8 @@ export class FakeServer {
     return `127.0.0.1:${port}`;
   }
 
-  #note(method: string, request: { requestId?: string }, { metadata, signal }: CallContext): void {
-    this.asked.push({ method, requestId: request.requestId ?? "", metadata, signal });
+  #record(method: string, request: { requestId?: string }, { metadata, signal }: CallContext): void {
+    this.calls.push({ method, requestId: request.requestId ?? "", metadata, signal });
     const failure = this.failures.shift();
     if (failure) {
       throw failure;
@@ -74,8 +74,8 @@ export class FakeServer {
   }
 }
 
-/** Ends when the signal does. */
-export async function end(signal: AbortSignal): Promise<void> {
+/** Waits until the signal aborts. */
+export async function aborted(signal: AbortSignal): Promise<void> {
   if (!signal.aborted) {
     await once(signal, "abort");
   }

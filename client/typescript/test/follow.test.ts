@@ -4,14 +4,14 @@ import { test } from "node:test";
 import { ChatRequest, ParleyError, ResumeTurnRequest, type TurnEvent } from "parley";
 
 import { Follower, type Turns } from "../src/follow.js";
-import { unbroken } from "../src/unbroken.js";
+import { resumed } from "../src/resumption.js";
 import { FakeClock } from "./clock.js";
-import { finished, long, merged, numbered, queued, short, started, story, text } from "./model.js";
+import { describe, finished, long, merged, numbered, queued, short, started, text } from "./model.js";
 import { breaks, hang, reachable, read, refusals, refused, unreachable } from "./streams.js";
 
 /** A call of Chat or ResumeTurn. */
-interface Asked {
-  /** Of such calls, from 0. */
+interface Call {
+  /** The number of the call, from 0. */
   nth: number;
   chat?: ChatRequest;
   resume?: ResumeTurnRequest;
@@ -20,17 +20,17 @@ interface Asked {
 
 const hello = ChatRequest.fromPartial({ conversationId: "c", content: "hello", requestId: "r" });
 
-/** A server that answers so, what it was asked, and streams of it. */
+/** A fake server with this answer. It records the calls, and has a fake clock. */
 class Fake {
   readonly clock = new FakeClock();
-  readonly asked: Asked[] = [];
-  line = reachable;
+  readonly calls: Call[] = [];
+  connection = reachable;
   readonly #turns: Turns;
 
-  constructor(answer: (asked: Asked) => AsyncIterable<TurnEvent>) {
-    const stream = async function* (this: Fake, asked: Omit<Asked, "nth">) {
-      this.asked.push({ ...asked, nth: this.asked.length });
-      for await (const event of answer(this.asked.at(-1)!)) {
+  constructor(answer: (call: Call) => AsyncIterable<TurnEvent>) {
+    const stream = async function* (this: Fake, call: Omit<Call, "nth">) {
+      this.calls.push({ ...call, nth: this.calls.length });
+      for await (const event of answer(this.calls.at(-1)!)) {
         yield { event };
       }
     }.bind(this);
@@ -40,18 +40,18 @@ class Fake {
     };
   }
 
-  chat(signal = new AbortController().signal, ownID = true): AsyncIterable<TurnEvent> {
-    return unbroken(Follower.chat(this.#turns, hello, ownID), this.line, signal, this.clock);
+  chat(signal = new AbortController().signal, generatedID = true): AsyncIterable<TurnEvent> {
+    return resumed(Follower.chat(this.#turns, hello, generatedID), this.connection, signal, this.clock);
   }
 
   resume(request: Partial<ResumeTurnRequest>): AsyncIterable<TurnEvent> {
     const follower = Follower.resume(this.#turns, ResumeTurnRequest.fromPartial(request));
-    return unbroken(follower, this.line, new AbortController().signal, this.clock);
+    return resumed(follower, this.connection, new AbortController().signal, this.clock);
   }
 }
 
 for (const [name, end] of Object.entries(breaks)) {
-  test(`a break behind any event goes unnoticed: ${name}`, async () => {
+  test(`resumes after any event: ${name}`, async () => {
     const events = long();
     for (let k = 0; k < events.length; k++) {
       const fake = new Fake(async function* ({ nth, resume }) {
@@ -63,7 +63,7 @@ for (const [name, end] of Object.entries(breaks)) {
       const { items, error } = await fake.clock.run(read(fake.chat()));
       assert.ifError(error);
       assert.deepEqual(items, events);
-      const [, second, ...more] = fake.asked;
+      const [, second, ...more] = fake.calls;
       assert.equal(more.length, 0);
       if (k === 0) {
         assert.deepEqual(second?.chat, hello);
@@ -76,7 +76,7 @@ for (const [name, end] of Object.entries(breaks)) {
 }
 
 for (const [name, end] of Object.entries(refusals)) {
-  test(`what is no break is the end: ${name}`, async () => {
+  test(`other errors are thrown: ${name}`, async () => {
     const fake = new Fake(async function* () {
       yield* short().slice(0, 2);
       throw end;
@@ -84,12 +84,12 @@ for (const [name, end] of Object.entries(refusals)) {
     const { items, error } = await fake.clock.run(read(fake.chat()));
     assert.equal(error, end);
     assert.deepEqual(items, short().slice(0, 2));
-    assert.equal(fake.asked.length, 1);
+    assert.equal(fake.calls.length, 1);
   });
 }
 
-// The events are gone behind any event k, the replay is of any time n, and breaks behind any of its
-// events j.
+// The server forgets the events after any event k. The replay has the state after any event n, and
+// breaks after any of its events j.
 test("events that are gone", async () => {
   const events = long();
   for (let k = 1; k < events.length; k++) {
@@ -105,13 +105,13 @@ test("events that are gone", async () => {
             throw refused("OUT_OF_RANGE", "EVENTS_GONE");
           }
           const replay = [...merged(events.slice(0, time)), ...events.slice(time)];
-          time = Math.min(time + 1, events.length); // The next one is of a later time.
+          time = Math.min(time + 1, events.length); // The next replay has a later state.
           yield* nth < 3 ? replay.slice(0, j) : replay;
         });
         const { items, error } = await fake.clock.run(read(fake.chat()));
-        const where = `behind ${k}, replay of ${n}, broken behind ${j}`;
+        const where = `break after ${k}, replay of ${n}, broken after ${j}`;
         assert.ifError(error);
-        assert.deepEqual(story(items), story(events), where);
+        assert.deepEqual(describe(items), describe(events), where);
         assert.ok(
           items.every(({ index }, i) => i === 0 || index > items[i - 1]!.index),
           where,
@@ -127,19 +127,19 @@ test("a crash of the server", async () => {
   const fake = new Fake(async function* ({ nth, resume }) {
     if (nth === 0) {
       yield* events;
-      throw breaks["something in between is away"];
+      throw breaks["a proxy has no server"];
     }
     if (resume!.afterIndex > 3) {
       throw refused("OUT_OF_RANGE", "EVENTS_GONE");
     }
-    yield* [...merged(events.slice(0, 3)), end]; // The last piece had not been saved.
+    yield* [...merged(events.slice(0, 3)), end]; // The last piece was not stored.
   });
   const { items, error } = await fake.clock.run(read(fake.chat()));
   assert.ifError(error);
   assert.deepEqual(items, [...events, end]);
 });
 
-test("who waits in a queue lines up again", async () => {
+test("a queued turn may get another turnId", async () => {
   const before = numbered("first", queued(2), queued(1));
   const after = numbered("second", queued(1), started("c"), text("hi"), finished());
   const fake = new Fake(async function* ({ nth }) {
@@ -148,19 +148,19 @@ test("who waits in a queue lines up again", async () => {
   const { items, error } = await fake.clock.run(read(fake.chat()));
   assert.ifError(error);
   assert.deepEqual(items, [...before, ...after]);
-  assert.deepEqual(fake.asked[1]?.chat, hello);
+  assert.deepEqual(fake.calls[1]?.chat, hello);
 });
 
-test("replayed is for the callers of others", async () => {
-  for (const ownID of [true, false]) {
+test("replayed is delivered if the caller set the requestId", async () => {
+  for (const generatedID of [true, false]) {
     const fake = new Fake(() =>
       (async function* () {
         yield* numbered("t", started("c", true), finished());
       })(),
     );
-    const { items } = await fake.clock.run(read(fake.chat(undefined, ownID)));
+    const { items } = await fake.clock.run(read(fake.chat(undefined, generatedID)));
     const first = items[0]?.event;
-    assert.equal(first?.$case === "started" && first.value.replayed, !ownID);
+    assert.equal(first?.$case === "started" && first.value.replayed, !generatedID);
   }
 });
 
@@ -170,9 +170,9 @@ test("resuming", async (t) => {
     const fake = new Fake(async function* () {});
     const { items, error } = await fake.clock.run(read(fake.resume({ conversationId: "c", afterIndex: 9 })));
     assert.deepEqual({ items, error }, { items: [], error: undefined });
-    assert.equal(fake.asked.length, 1);
+    assert.equal(fake.calls.length, 1);
   });
-  await t.test("from elsewhere", async () => {
+  await t.test("from another index", async () => {
     const fake = new Fake(async function* ({ nth, resume }) {
       yield* events.slice(resume!.afterIndex, nth === 0 ? 8 : undefined);
     });
@@ -181,11 +181,11 @@ test("resuming", async (t) => {
     assert.ifError(error);
     assert.deepEqual(items, events.slice(5));
     assert.deepEqual(
-      fake.asked.map(({ resume }) => resume),
+      fake.calls.map(({ resume }) => resume),
       [request, { conversationId: "c", turnId: "t", afterIndex: 8 }],
     );
   });
-  await t.test("from where nothing is kept", async () => {
+  await t.test("from an index whose events are gone", async () => {
     const gone = refused("OUT_OF_RANGE", "EVENTS_GONE");
     const fake = new Fake(() =>
       (async function* () {
@@ -195,15 +195,15 @@ test("resuming", async (t) => {
     );
     const { error } = await fake.clock.run(read(fake.resume({ conversationId: "c", afterIndex: 5 })));
     assert.equal(error, gone);
-    assert.equal(fake.asked.length, 1);
+    assert.equal(fake.calls.length, 1);
   });
 });
 
 const givingUp: Record<
   string,
-  { answer: (asked: Asked) => AsyncIterable<TurnEvent>; code: string; reason?: string }
+  { answer: (call: Call) => AsyncIterable<TurnEvent>; code: string; reason?: string }
 > = {
-  "a server that stops and stops": {
+  "a server that keeps stopping": {
     async *answer() {
       yield* [];
       throw breaks["the server restarts"];
@@ -227,42 +227,42 @@ const givingUp: Record<
     },
     code: "UNAVAILABLE",
   },
-  "streams of what is known": {
+  "streams of known events": {
     async *answer() {
       yield* short().slice(0, 2);
-      throw breaks["something in between resets it"];
+      throw breaks["a proxy resets the stream"];
     },
     code: "INTERNAL",
   },
 };
 for (const [name, { answer, code, reason = "" }] of Object.entries(givingUp)) {
   test(`gives up after a minute: ${name}`, async () => {
-    const fake = new Fake(async function* (asked) {
-      if (asked.nth > 0) {
-        return yield* answer(asked);
+    const fake = new Fake(async function* (call) {
+      if (call.nth > 0) {
+        return yield* answer(call);
       }
       yield* short().slice(0, 2);
-      throw breaks["something in between is away"];
+      throw breaks["a proxy has no server"];
     });
     const { items, error } = await fake.clock.run(read(fake.chat()));
     assert.deepEqual(items, short().slice(0, 2));
     assert.ok(error instanceof ParleyError);
     assert.deepEqual({ code: error.code, reason: error.reason }, { code, reason });
     assert.ok(fake.clock.now() > 57_000 && fake.clock.now() <= 60_000, `after ${fake.clock.now()} ms`);
-    assert.ok(fake.asked.length <= 60, `asked ${fake.asked.length} times`);
+    assert.ok(fake.calls.length <= 60, `sent ${fake.calls.length} times`);
     assert.equal(fake.clock.pending, 0);
   });
 }
 
 test("each event gives the server another minute", async () => {
   const events = long();
-  let away = 0;
+  let unreachableUntil = 0;
   const fake: Fake = new Fake(async function* ({ resume }) {
-    if (fake.clock.now() < away) {
+    if (fake.clock.now() < unreachableUntil) {
       throw breaks["the server restarts"];
     }
     yield events[resume?.afterIndex ?? 0]!;
-    away = fake.clock.now() + 50_000;
+    unreachableUntil = fake.clock.now() + 50_000;
   });
   const { items, error } = await fake.clock.run(read(fake.chat()));
   assert.ifError(error);
@@ -277,10 +277,10 @@ test("a stream that hangs", async () => {
   const { items, error } = await fake.clock.run(read(fake.chat()));
   assert.ifError(error);
   assert.deepEqual(items, long());
-  assert.ok(fake.clock.now() >= 45_000 && fake.clock.now() < 46_000, `borne for ${fake.clock.now()} ms`);
+  assert.ok(fake.clock.now() >= 45_000 && fake.clock.now() < 46_000, `resumed after ${fake.clock.now()} ms`);
 });
 
-test("the caller may take its time", async () => {
+test("the caller's own time does not count", async () => {
   const fake: Fake = new Fake(async function* () {
     for (const event of long()) {
       yield event;
@@ -291,19 +291,19 @@ test("the caller may take its time", async () => {
   const { items, error } = await fake.clock.run(read(fake.chat(), step));
   assert.ifError(error);
   assert.deepEqual(items, long());
-  assert.equal(fake.asked.length, 1);
+  assert.equal(fake.calls.length, 1);
 });
 
-test("no server at first is the end", async () => {
-  const away = new ParleyError("UNAVAILABLE", "connection refused");
+test("no server at first", async () => {
+  const unreachableError = new ParleyError("UNAVAILABLE", "connection refused");
   const fake = new Fake(() =>
     (async function* () {
       yield* [];
-      throw away;
+      throw unreachableError;
     })(),
   );
   let listeners = 0;
-  fake.line = {
+  fake.connection = {
     onReady() {
       listeners++;
       return () => listeners--;
@@ -311,26 +311,26 @@ test("no server at first is the end", async () => {
   };
   const { error } = await fake.clock.run(read(fake.chat()));
   assert.equal(listeners, 0);
-  assert.equal(error, away);
-  assert.equal(fake.asked.length, 1);
+  assert.equal(error, unreachableError);
+  assert.equal(fake.calls.length, 1);
   assert.equal(fake.clock.now(), 0);
 });
 
-test("a server that answers only later is waited for", async () => {
+test("waits for a server that answers late", async () => {
   const fake: Fake = new Fake(async function* () {
     await fake.clock.sleep(300_000);
     yield* short();
   });
-  fake.line = unreachable;
+  fake.connection = unreachable;
   const { items, error } = await fake.clock.run(read(fake.chat()));
   assert.ifError(error);
   assert.deepEqual(items, short());
 });
 
-test("the end of the signal ends the wait", async (t) => {
+test("the signal ends the wait", async (t) => {
   const ends: Record<string, (signal: AbortSignal) => Promise<unknown> | undefined> = {
     "for an event": hang,
-    "for another ask": () => undefined,
+    "for the next attempt": () => undefined,
   };
   for (const [name, end] of Object.entries(ends)) {
     await t.test(name, async () => {

@@ -11,7 +11,7 @@ import {
   TurnEvent,
 } from "parley";
 
-// That this compiles is half of each test.
+// Each test also checks that it compiles.
 
 test("lists may be readonly", () => {
   const messages: readonly Input<Message>[] = [{ role: "ROLE_USER", content: "hello" }];
@@ -27,7 +27,7 @@ test("lists may be readonly", () => {
   assert.deepEqual(batch.conversationIds, ["a"]);
 });
 
-test("what is undefined has its default", () => {
+test("an undefined field has its default", () => {
   const message: Input<Message> = {
     role: undefined,
     content: undefined,
@@ -49,17 +49,17 @@ test("what is undefined has its default", () => {
   assert.equal(TurnEvent.fromPartial(event as object).event, undefined);
 });
 
-test("what is wrong does not compile", () => {
+test("wrong requests do not compile", () => {
   const wrong = (client: Client) => {
     const one: Input<ImportConversationsRequest> = {};
     client.importConversations([one]);
-    // @ts-expect-error: a field that there is not
+    // @ts-expect-error: an unknown field
     client.getConversation({ conversation: "a" });
-    // @ts-expect-error: a number for a text
+    // @ts-expect-error: a number for a string
     client.appendMessages({ conversationId: 1 });
-    // @ts-expect-error: a role that there is not
+    // @ts-expect-error: an unknown role
     client.appendMessages({ messages: [{ role: "ROLE_NOBODY" }] });
-    // @ts-expect-error: one where there are many
+    // @ts-expect-error: one request instead of an iterable
     client.importConversations(one);
   };
   assert.equal(typeof wrong, "function");

@@ -3,12 +3,12 @@ import { copyFile, mkdir, readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { type TestContext, test } from "node:test";
 
-import { folderOf } from "./parleyd.js";
+import { tempFolder } from "./parleyd.js";
 import { folder, start } from "./process.js";
 
 const options = { timeout: 180_000 };
 
-/** Runs a program to its end and returns its output. */
+/** Runs a program to its end. Returns its output. */
 async function run(t: TestContext, command: string, ...args: string[]): Promise<string> {
   const program = start(t, command, ...args);
   assert.equal(await program.ended, 0, `${command} ${args.join(" ")}:\n${program.lines.join("\n")}`);
@@ -19,27 +19,26 @@ interface Lock {
   packages: Record<string, { version?: string; dev?: boolean; dependencies?: Record<string, string> }>;
 }
 
-/** Makes a separate project and installs the packed package there with npm. */
+/** Creates a separate project and installs the packed package there with npm. Returns its folder. */
 async function project(t: TestContext): Promise<string> {
-  const made = await folderOf(t);
+  const made = await tempFolder(t);
   await run(t, "npm", "pack", "--ignore-scripts", "--loglevel=error", `--pack-destination=${made}`);
   const { packages } = JSON.parse(await readFile(join(folder, "package-lock.json"), "utf8")) as Lock;
   const { "": own, ...others } = packages;
   const tarball = `file:parley-${own!.version}.tgz`;
   const dependencies = { parley: tarball };
-  await writeFile(join(made, "package.json"), JSON.stringify({ name: "foreign", dependencies }));
+  await writeFile(join(made, "package.json"), JSON.stringify({ name: "other", dependencies }));
   const lock = {
-    name: "foreign",
+    name: "other",
     lockfileVersion: 3,
     packages: {
-      "": { name: "foreign", dependencies },
+      "": { name: "other", dependencies },
       "node_modules/parley": {
         version: own!.version,
         resolved: tarball,
         dependencies: own!.dependencies,
       },
-      // The project has the same versions as the package: npm has them in its cache and asks no
-      // registry.
+      // The project has the same versions as the package, so npm finds them in its cache.
       ...Object.fromEntries(Object.entries(others).filter(([, { dev }]) => !dev)),
     },
   };
@@ -64,9 +63,9 @@ client.close();
 `;
 const names = `Agent, type AppendMessagesResponse, Client, type Code, Metadata, ParleyError, type Piece,
   type RespondRequest, Role, serve`;
-const says = "function NOT_FOUND ROLE_USER function true b";
+const output = "function NOT_FOUND ROLE_USER function true b";
 
-test("a foreign project installs the package and imports it in each way", options, async (t) => {
+test("another project installs the package and imports it in each way", options, async (t) => {
   const made = await project(t);
   const node = (...args: string[]) => run(t, process.execPath, ...args);
 
@@ -97,13 +96,13 @@ test("a foreign project installs the package and imports it in each way", option
       await writeFile(
         join(src, "required.cts"),
         `import parley = require("parley");\nconst client: parley.Client = new parley.Client("127.0.0.1:1");\n` +
-          `client.close();\nconsole.log("${says}");`,
+          `client.close();\nconsole.log("${output}");`,
       );
       const compilerOptions = { module, moduleResolution, target: "es2022", lib: ["es2023"], strict: true };
       await writeFile(join(src, "tsconfig.json"), JSON.stringify({ compilerOptions, files }));
       await run(t, join(folder, "node_modules", ".bin", "tsc"), "--project", src);
       for (const file of files) {
-        assert.equal(await node(join(src, file.replace(/ts$/, "js"))), says);
+        assert.equal(await node(join(src, file.replace(/ts$/, "js"))), output);
       }
     });
   }

@@ -1,9 +1,9 @@
-// Proto JSON and the plain objects of this package, which differ in little.
+// Conversion between proto JSON and the plain objects of this package.
 
 const durations = new Set(["ttl", "leaseDuration", "waitTimeout", "inactiveFor", "deleteAfterDisconnect"]);
 const integers = new Set(["sizeBytes"]);
 
-/** What a request in proto JSON is in this package. */
+/** Converts a request from proto JSON to the plain object of this package. */
 export function fromJSON(json: unknown, name = ""): unknown {
   if (Array.isArray(json)) {
     return json.map((element) => fromJSON(element, name));
@@ -29,7 +29,7 @@ export function fromJSON(json: unknown, name = ""): unknown {
   return name.endsWith("Time") ? new Date(json) : json;
 }
 
-/** What a reply of this package is in proto JSON, but for int64, which stay numbers. */
+/** Converts a reply to proto JSON, except for int64 values, which stay numbers. */
 export function toJSON(reply: unknown): unknown {
   if (reply instanceof Date) {
     return reply.toISOString();
@@ -42,7 +42,7 @@ export function toJSON(reply: unknown): unknown {
   }
   if (Object.keys(reply).join() === "seconds,nanos") {
     const { seconds, nanos } = reply as { seconds: number; nanos: number };
-    // In as few groups of three digits as it takes.
+    // Without trailing groups of three zeros.
     const fraction = String(nanos)
       .padStart(9, "0")
       .replace(/(000){1,3}$/, "");
@@ -56,12 +56,12 @@ export function toJSON(reply: unknown): unknown {
 }
 
 /**
- * Says where a reply is not as wanted: objects may have more properties, lists not more elements,
- * and "*" is any text but the empty one. Empty when it is.
+ * Describes the first difference between a reply and the expected one, or returns "". Objects may have
+ * more properties, lists must have the same length, and "*" is any string except the empty one.
  */
 export function difference(want: unknown, got: unknown, path = "reply"): string {
   if (want === "*") {
-    return got && typeof got !== "object" ? "" : `${path} is ${JSON.stringify(got)}, want a text`;
+    return got && typeof got !== "object" ? "" : `${path} is ${JSON.stringify(got)}, want a string`;
   }
   if (Array.isArray(want)) {
     if (!Array.isArray(got) || got.length !== want.length) {
@@ -76,6 +76,6 @@ export function difference(want: unknown, got: unknown, path = "reply"): string 
     );
     return differences.find(Boolean) ?? "";
   }
-  const same = want === got || (typeof got === "number" && want === String(got)); // int64 is text there.
+  const same = want === got || (typeof got === "number" && want === String(got)); // Proto JSON has int64 as strings.
   return same ? "" : `${path} is ${JSON.stringify(got)}, want ${JSON.stringify(want)}`;
 }

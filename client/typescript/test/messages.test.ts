@@ -34,7 +34,7 @@ test("64-bit integers are numbers, or errors", () => {
   assert.throws(() => Attachment.decode(large), /MAX_SAFE_INTEGER/);
 });
 
-test("times are dates, durations seconds, enums names", () => {
+test("timestamps are dates, durations seconds, enums names", () => {
   const request = CreateConversationRequest.fromPartial({
     conversation: { createTime: new Date("2026-02-03T04:05:06.789Z"), retention: { ttl: { seconds: 90 } } },
   });
@@ -49,7 +49,7 @@ test("times are dates, durations seconds, enums names", () => {
   assert.equal(Message.decode(message).role, Role.ROLE_TOOL);
 });
 
-test("what is newer than the stubs is passed over", () => {
+test("newer fields and enum values are skipped", () => {
   const event = Uint8Array.of(2 << 3, 7, 0xa2, 0x06, 1, 0); // index 7; field 100, one byte
   assert.deepEqual(TurnEvent.decode(event), { turnId: "", index: 7, event: undefined });
   assert.equal(Message.decode(Uint8Array.of(3 << 3, 99)).role, Role.UNRECOGNIZED);

@@ -2,17 +2,17 @@ import { Buffer } from "node:buffer";
 
 import { type TurnEvent as Event, TurnEvent } from "parley";
 
-// What a server makes of a turn.
+// The events of turns, as a server sends them.
 
 type Cases = NonNullable<Event["event"]>;
 type Step = Parameters<typeof TurnEvent.fromPartial>[0];
 
-/** The events of a turn one by one: with its id, indexes and offsets. */
+/** Returns the single events of a turn, with its id, indexes and offsets. */
 export function numbered(turnId: string, ...steps: Step[]): Event[] {
   let offset = 0;
   return steps.map((step, i) => {
     const event = TurnEvent.fromPartial({ ...step, turnId, index: i + 1 });
-    if (opens(event)) {
+    if (beginsMessage(event)) {
       offset = 0;
     } else if (event.event?.$case === "textDelta") {
       event.event.value.offset = offset;
@@ -22,15 +22,15 @@ export function numbered(turnId: string, ...steps: Step[]): Event[] {
   });
 }
 
-/** Whether an event opens another answer message. */
-function opens({ event }: Event): boolean {
+/** Reports whether an event begins another answer message. */
+function beginsMessage({ event }: Event): boolean {
   return event?.$case === "answerStarted" || event?.$case === "toolResult";
 }
 
-/** Events as the store has them: texts merged, notes left out. */
+/** Returns events as the server has them after the turn: texts are merged, notes are left out. */
 export function merged(events: Event[]): Event[] {
   const kept: Event[] = [];
-  let text: { event: Event; delta: { text: string } } | undefined; // Of the answer message under way.
+  let text: { event: Event; delta: { text: string } } | undefined; // Of the current answer message.
   for (const original of events) {
     const event = structuredClone(original);
     switch (event.event?.$case) {
@@ -49,7 +49,7 @@ export function merged(events: Event[]): Event[] {
         text = { event, delta: event.event.value };
         break;
       default:
-        text = opens(event) ? undefined : text;
+        text = beginsMessage(event) ? undefined : text;
     }
     kept.push(event);
   }
@@ -57,10 +57,10 @@ export function merged(events: Event[]): Event[] {
 }
 
 /**
- * Tells events in lines that do not depend on how they were cut: the text of a message in one, its
- * data beside it. Notes may be left out.
+ * Describes events in lines that do not depend on how the text was split: one line for the text of a
+ * message, one for each other event. Notes are left out.
  */
-export function story(events: Event[]): string[] {
+export function describe(events: Event[]): string[] {
   const lines: string[] = [];
   let text = "";
   let message = 0;
@@ -69,10 +69,10 @@ export function story(events: Event[]): string[] {
     if (step?.$case === "textDelta") {
       text += step.value.text;
     } else if (step && step.$case !== "progress" && step.$case !== "queued") {
-      if (opens(event) || step.$case === "finished") {
+      if (beginsMessage(event) || step.$case === "finished") {
         lines.push(...(text ? [`text ${message}: ${text}`] : []));
         text = "";
-        message = event.index; // The same in every telling.
+        message = event.index; // The same in every description.
       }
       lines.push(`${event.index} ${step.$case}`);
     }
@@ -80,12 +80,12 @@ export function story(events: Event[]): string[] {
   return text ? [...lines, `text ${message}: ${text}`] : lines;
 }
 
-/** The text of all messages together. */
+/** Returns the text of all messages. */
 export function textOf(events: Event[]): string {
   return events.map(({ event }) => (event?.$case === "textDelta" ? event.value.text : "")).join("");
 }
 
-// Steps of a turn, without their place in it.
+// Events of a turn, without their index.
 
 function step<C extends Cases["$case"]>($case: C, value: object): Step {
   return { event: { $case, value } as NonNullable<Step["event"]> };
@@ -93,19 +93,19 @@ function step<C extends Cases["$case"]>($case: C, value: object): Step {
 
 export const started = (id: string, replayed = false): Step =>
   step("started", { conversation: { id }, replayed });
-export const text = (words: string): Step => step("textDelta", { text: words });
+export const text = (content: string): Step => step("textDelta", { text: content });
 export const data = (type: string): Step => step("structuredData", { type });
 export const call = (id: string): Step => step("toolCall", { id });
 export const result = (callId: string): Step => step("toolResult", { callId });
 export const next = (agent: string): Step => step("answerStarted", { agent });
-export const note = (words: string): Step => step("progress", { text: words });
+export const note = (content: string): Step => step("progress", { text: content });
 export const queued = (position: number): Step => step("queued", { position });
 export const finished = (): Step => step("finished", { turn: { state: "TURN_STATE_COMPLETED" } });
 
-/** A turn of few events. */
+/** Returns a turn with few events. */
 export const short = (): Event[] => numbered("t", started("c"), text("hi"), finished());
 
-/** A turn with all kinds of events: data between text, notes, a tool's result, a handover. */
+/** Returns a turn with all kinds of events: data between text, notes, a tool result, a handover. */
 export const long = (): Event[] =>
   numbered(
     "t",

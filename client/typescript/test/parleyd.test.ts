@@ -13,22 +13,22 @@ import {
 } from "parley";
 
 import { textOf } from "./model.js";
-import { connect, folderOf, options, Puppet, serveAgent, startParleyd } from "./parleyd.js";
+import { connect, options, ScriptedAgent, serveAgent, startParleyd, tempFolder } from "./parleyd.js";
 import { startShop } from "./process.js";
 import { startProxy } from "./proxy.js";
 import { read } from "./streams.js";
 
-/** Says something, calls seen with each event, and returns how the turn ended. */
+/** Sends a message and calls onEvent with each event. Returns the last event, finished. */
 async function chat(
   client: Client,
   content: string,
-  seen: (event: TurnEvent) => void = () => {},
+  onEvent: (event: TurnEvent) => void = () => {},
 ): Promise<TurnFinished> {
   for await (const event of client.chat({ conversationId: "c", content })) {
     if (event.event?.$case === "finished") {
       return event.event.value;
     }
-    seen(event);
+    onEvent(event);
   }
   throw new Error("the stream ended without finished");
 }
@@ -37,32 +37,32 @@ function shown({ content, status, summary, structuredData }: Message): unknown {
   return { content, status, summary, structuredData };
 }
 
-test("three turns, kept with their structured data", options, async (t) => {
+test("three turns are stored with their structured data", options, async (t) => {
   const client = connect(t, (await startParleyd(t, { agent: (await startShop(t)).address })).address);
   const turns = [
     {
-      say: "create three products",
+      content: "create three products",
       text: "Created Flour, Sugar and Salt.",
       summary: "created three products",
       list: [{ name: "Flour" }, { name: "Sugar" }, { name: "Salt" }],
     },
     {
-      say: "Sugar costs 50 cents",
+      content: "Sugar costs 50 cents",
       text: "Sugar costs 50 cents.",
       summary: "set a price",
       list: [{ name: "Flour" }, { name: "Sugar", cents: 50 }, { name: "Salt" }],
     },
     {
-      say: "the second one is sold out",
+      content: "the second one is sold out",
       text: "Sugar is sold out.",
       summary: "marked a product as sold out",
       list: [{ name: "Flour" }, { name: "Sugar", cents: 50, sold_out: true }, { name: "Salt" }],
     },
   ];
-  const kept: unknown[] = [];
-  for (const { say, text, summary, list } of turns) {
+  const stored: unknown[] = [];
+  for (const { content, text, summary, list } of turns) {
     const events: TurnEvent[] = [];
-    const { turn, messages } = await chat(client, say, (event) => events.push(event));
+    const { turn, messages } = await chat(client, content, (event) => events.push(event));
     const structuredData = [{ type: "product_list", value: list }];
     const answer = { content: text, status: "MESSAGE_STATUS_COMPLETE", summary, structuredData };
     assert.equal(turn?.state, "TURN_STATE_COMPLETED", turn?.error?.message);
@@ -70,13 +70,16 @@ test("three turns, kept with their structured data", options, async (t) => {
     const values = events.flatMap(({ event }) => (event?.$case === "structuredData" ? [event.value] : []));
     assert.deepEqual(values, structuredData);
     assert.deepEqual(messages.map(shown), [answer]);
-    kept.push({ content: say, status: "MESSAGE_STATUS_COMPLETE", summary: "", structuredData: [] }, answer);
+    stored.push(
+      { content: content, status: "MESSAGE_STATUS_COMPLETE", summary: "", structuredData: [] },
+      answer,
+    );
   }
   const { messages } = await client.getContext({ conversationId: "c" });
-  assert.deepEqual(messages.map(shown), kept);
+  assert.deepEqual(messages.map(shown), stored);
 });
 
-test("what an agent had said is kept, whether it fails or is killed", options, async (t) => {
+test("the text of an agent that fails or is killed is stored", options, async (t) => {
   const shop = await startShop(t);
   const client = connect(t, (await startParleyd(t, { agent: shop.address })).address);
   const failed = await chat(client, "fail");
@@ -99,7 +102,7 @@ test("what an agent had said is kept, whether it fails or is killed", options, a
   assert.match(rest.content, /^(tick )+$/);
 });
 
-test("an agent may send all kinds of pieces", options, async (t) => {
+test("an agent may send all types of pieces", options, async (t) => {
   const pieces: Piece[] = [
     { progress: { text: "thinking" } },
     "Let me see. ",
@@ -137,78 +140,78 @@ test("an agent may send all kinds of pieces", options, async (t) => {
   assert.equal(usage?.outputTokens, 5);
 });
 
-test("what an agent says of its failure reaches the user", options, async (t) => {
+test("the message of an AgentError reaches the user", options, async (t) => {
   class Failing extends Agent {
     override async *respond({ messages }: { messages: Message[] }): AsyncGenerator<Piece> {
       yield "So ";
-      throw messages.at(-1)?.content === "say so"
+      throw messages.at(-1)?.content === "fail with AgentError"
         ? new AgentError("RESOURCE_EXHAUSTED", "out of tea")
         : new RangeError("a secret");
     }
   }
   const { address } = await serveAgent(t, new Failing());
   const client = connect(t, (await startParleyd(t, { agent: address })).address);
-  const said = (await chat(client, "say so")).turn;
-  assert.match(said?.error?.message ?? "", /out of tea/);
-  assert.equal(said?.error?.retryable, true);
-  const unsaid = (await chat(client, "do not")).turn?.error?.message ?? "";
-  assert.match(unsaid, /RangeError.*log/);
-  assert.doesNotMatch(unsaid, /secret/);
+  const sent = (await chat(client, "fail with AgentError")).turn;
+  assert.match(sent?.error?.message ?? "", /out of tea/);
+  assert.equal(sent?.error?.retryable, true);
+  const hidden = (await chat(client, "fail with RangeError")).turn?.error?.message ?? "";
+  assert.match(hidden, /RangeError.*log/);
+  assert.doesNotMatch(hidden, /secret/);
 });
 
-/** A puppet behind a server behind a proxy, and a client of that. */
-async function behindProxy(t: Parameters<typeof folderOf>[0], { data }: { data?: string } = {}) {
-  const puppet = new Puppet();
-  const agent = (await serveAgent(t, puppet)).address;
+/** Starts an agent, a server and a proxy in front of it. Returns them with a client of the proxy. */
+async function behindProxy(t: Parameters<typeof tempFolder>[0], { data }: { data?: string } = {}) {
+  const scripted = new ScriptedAgent();
+  const agent = (await serveAgent(t, scripted)).address;
   const server = await startParleyd(t, { agent, data });
   const proxy = await startProxy(t, server.address);
-  return { puppet, agent, server, proxy, client: connect(t, proxy.address) };
+  return { scripted, agent, server, proxy, client: connect(t, proxy.address) };
 }
 
-test("the connection cut in mid-answer goes unnoticed", options, async (t) => {
-  const { puppet, proxy, server, client } = await behindProxy(t);
-  const words = Array.from({ length: 40 }, (_, i) => `größer ${i}, `);
-  puppet.say(words[0]!);
-  let said = 1;
+test("chat resumes over reset connections", options, async (t) => {
+  const { scripted, proxy, server, client } = await behindProxy(t);
+  const pieces = Array.from({ length: 40 }, (_, i) => `größer ${i}, `);
+  scripted.send(pieces[0]!);
+  let sent = 1;
   const { items, error } = await read(client.chat({ conversationId: "c", content: "go" }), ({ event }) => {
     if (event?.$case !== "textDelta") {
       return;
     }
-    if (said === words.length) {
-      puppet.say({ summary: "counted" });
-      puppet.end();
-    } else if (said % 2 === 1) {
+    if (sent === pieces.length) {
+      scripted.send({ summary: "counted" });
+      scripted.end();
+    } else if (sent % 2 === 1) {
       proxy.cut();
     } else {
-      proxy.cutAfter(200 + 40 * said); // Somewhere in what comes next.
+      proxy.cutAfter(200 + 40 * sent); // Within the next bytes.
       proxy.cut();
     }
-    puppet.say(...words.slice(said, ++said));
+    scripted.send(...pieces.slice(sent, ++sent));
   });
   assert.ifError(error);
-  assert.equal(textOf(items), words.join(""));
+  assert.equal(textOf(items), pieces.join(""));
   assert.deepEqual(
     items.map(({ index }) => index),
     items.map((_, i) => i + 1),
   );
   const last = items.at(-1)?.event;
   assert.ok(last?.$case === "finished" && items[0]?.event?.$case === "started");
-  assert.equal(last.value.messages[0]?.content, words.join(""));
+  assert.equal(last.value.messages[0]?.content, pieces.join(""));
   assert.equal(items[0].event.value.replayed, false);
-  assert.equal(puppet.runs, 1);
+  assert.equal(scripted.runs, 1);
   assert.ok(proxy.opened > 20, `${proxy.opened} connections`);
 
   const direct = connect(t, server.address);
   const again = await read(direct.resumeTurn({ conversationId: "c" }));
   assert.ifError(again.error);
-  assert.equal(textOf(again.items), words.join(""));
+  assert.equal(textOf(again.items), pieces.join(""));
 });
 
-test("a server that is killed and started again goes unnoticed", options, async (t) => {
-  const data = await folderOf(t);
-  const { puppet, agent, server, proxy, client } = await behindProxy(t, { data });
-  puppet.say("Once ", "upon ", "a ", "time");
-  const killed = async () => {
+test("chat resumes after a server is killed and restarted", options, async (t) => {
+  const data = await tempFolder(t);
+  const { scripted, agent, server, proxy, client } = await behindProxy(t, { data });
+  scripted.send("Once ", "upon ", "a ", "time");
+  const restart = async () => {
     server.kill("SIGKILL");
     await server.ended;
     proxy.aim((await startParleyd(t, { agent, data })).address);
@@ -216,7 +219,7 @@ test("a server that is killed and started again goes unnoticed", options, async 
   let restarted: Promise<void> | undefined;
   const { items, error } = await read(client.chat({ conversationId: "c", content: "go" }), (_, count) => {
     if (count === 5) {
-      restarted = killed();
+      restarted = restart();
     }
   });
   await restarted;
@@ -229,11 +232,11 @@ test("a server that is killed and started again goes unnoticed", options, async 
   const { messages } = await client.loadConversation({ conversationId: "c" });
   assert.deepEqual(last.event.value.messages, messages.slice(1));
   assert.ok("Once upon a time".startsWith(messages[1]?.content ?? ""));
-  assert.equal(puppet.runs, 1);
+  assert.equal(scripted.runs, 1);
 });
 
-test("a watch goes on over broken connections and a restart", options, async (t) => {
-  const data = await folderOf(t);
+test("a watch resumes over reset connections and a restart", options, async (t) => {
+  const data = await tempFolder(t);
   const { agent, server, proxy, client } = await behindProxy(t, { data });
   let direct = connect(t, server.address);
   const append = (content: string) =>
@@ -252,7 +255,7 @@ test("a watch goes on over broken connections and a restart", options, async (t)
       await append("unseen");
       proxy.aim(address);
     },
-    // What was committed meanwhile is behind the gap, and read anew.
+    // The change "unseen" is missing. A program reads the state again after the gap.
     gap: () => append("third"),
   };
   for await (const { kind, payload } of client.watchConversations({ conversationIds: ["c"] })) {
@@ -280,12 +283,12 @@ test("a call is repeated while the server restarts", options, async (t) => {
   const request = { conversationId: "c", messages: [{ role: "ROLE_USER" as const, content: "hello" }] };
   await client.appendMessages(request);
   proxy.cut();
-  proxy.cutAfter(60); // The reply, or the server's settings, are cut off.
+  proxy.cutAfter(60); // The reset cuts the reply or the HTTP/2 settings.
   const { conversation } = await client.appendMessages(request);
   assert.equal(conversation?.lastSequence, 2);
 });
 
-test("an answer that nobody wants any more is not worked on", options, async (t) => {
+test("CancelTurn aborts the signal of the agent", options, async (t) => {
   const cancelled = new EventTarget();
   class Slow extends Agent {
     override async *respond(_: unknown, { signal }: { signal: AbortSignal }): AsyncGenerator<Piece> {

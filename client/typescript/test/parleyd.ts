@@ -18,25 +18,25 @@ import { type Program, start } from "./process.js";
 
 const parleyd = process.env["PARLEYD"];
 
-/** Of tests that need a built parleyd. */
+/** The options of tests that need parleyd. */
 export const options = {
   timeout: 60_000,
-  skip: parleyd ? false : "PARLEYD does not name a built parleyd",
+  skip: parleyd ? false : "PARLEYD is not set to the path of a parleyd",
 };
 
-/** A folder that goes with the test. */
-export async function folderOf(t: TestContext): Promise<string> {
+/** Creates a folder. The end of the test removes it. */
+export async function tempFolder(t: TestContext): Promise<string> {
   const folder = await mkdtemp(join(tmpdir(), "parley-"));
   t.after(() => rm(folder, { recursive: true, force: true }));
   return folder;
 }
 
-/** Starts parleyd on a port of its own, in memory unless it is given a folder for its data. */
+/** Starts parleyd on a free port. Without a data folder it uses the memory store. */
 export async function startParleyd(
   t: TestContext,
   { agent, data }: { agent?: string | undefined; data?: string | undefined } = {},
 ): Promise<Program & { address: string }> {
-  const config = join(await folderOf(t), "parley.yaml");
+  const config = join(await tempFolder(t), "parley.yaml");
   const settings = [
     "grpc_address: 127.0.0.1:0",
     'http_address: ""',
@@ -50,49 +50,49 @@ export async function startParleyd(
   return { ...program, address: await program.find(/"msg":"serving grpc".*"address":"([^"]+)"/) };
 }
 
-/** A client of this server, until the end of the test. */
+/** Returns a client of this server. The end of the test closes it. */
 export function connect(t: TestContext, address: string): Client {
   const client = new Client(address);
   t.after(() => client.close());
   return client;
 }
 
-/** Serves an agent on a port of its own until the end of the test. */
+/** Serves an agent on a free port until the end of the test. */
 export async function serveAgent(t: TestContext, agent: Agent): Promise<AgentServer> {
   const server = await serve(agent, "127.0.0.1:0", { grace: 0, log: () => {} });
   t.after(() => server.stop());
   return server;
 }
 
-/** An agent that says what the test has it say. */
-export class Puppet extends Agent {
-  /** How often it was asked. */
+/** An agent whose answer the test sends piece by piece. */
+export class ScriptedAgent extends Agent {
+  /** The number of calls of respond. */
   runs = 0;
   readonly #pieces: Piece[] = [];
-  readonly #news = new EventTarget();
+  readonly #changes = new EventTarget();
   #isDone = false;
 
-  say(...pieces: Piece[]): void {
+  send(...pieces: Piece[]): void {
     this.#pieces.push(...pieces);
-    this.#news.dispatchEvent(new Event("news"));
+    this.#changes.dispatchEvent(new Event("change"));
   }
 
   end(): void {
     this.#isDone = true;
-    this.say();
+    this.send();
   }
 
   override async *respond(_: RespondRequest, { signal }: Answering): AsyncGenerator<Piece> {
     this.runs++;
-    for (let said = 0; ; ) {
-      const piece = this.#pieces[said];
+    for (let sent = 0; ; ) {
+      const piece = this.#pieces[sent];
       if (piece !== undefined) {
-        said++;
+        sent++;
         yield piece;
       } else if (this.#isDone) {
         return;
       } else {
-        await once(this.#news, "news", { signal });
+        await once(this.#changes, "change", { signal });
       }
     }
   }

@@ -4,33 +4,33 @@ import { createInterface } from "node:readline";
 import type { TestContext } from "node:test";
 import { fileURLToPath } from "node:url";
 
-/** The folder of this package, where programs are started: they may import it by its name. */
+/** The folder of this package. Programs start there, so that they can import the package by name. */
 export const folder = fileURLToPath(new URL("../..", import.meta.url));
 
-/** The example agent, as tsc made it. */
+/** The compiled example agent. */
 export const shopAgent = fileURLToPath(new URL("../examples/shop-agent.js", import.meta.url));
 
-/** A program that a test has started. */
+/** A program of a test. */
 export interface Program {
-  /** All that it has written to standard output and standard error, line by line. */
+  /** The lines of its standard output and standard error. */
   readonly lines: string[];
   /** Sends it a signal. */
   kill(signal: NodeJS.Signals): void;
-  /** Ends with its exit code, or the signal that ended it, when nothing more can come from it. */
+  /** Resolves to its exit code, or the signal that ended it, after its output is closed. */
   readonly ended: Promise<number | NodeJS.Signals>;
-  /** The first group of the first line that matches, once it is there; fails if it never comes. */
+  /** Waits for a line that matches. Returns the first group. Throws if the program ends before. */
   find(pattern: RegExp): Promise<string>;
 }
 
-/** Starts a program, which is killed at the end of the test if it still runs. */
+/** Starts a program. The end of the test kills it if it still runs. */
 export function start(t: TestContext, command: string, ...args: string[]): Program {
   const child = spawn(command, args, { cwd: folder, stdio: ["ignore", "pipe", "pipe"] });
   const lines: string[] = [];
-  const news = new EventEmitter();
+  const changes = new EventEmitter();
   for (const output of [child.stdout, child.stderr]) {
     createInterface(output).on("line", (line) => {
       lines.push(line);
-      news.emit("line");
+      changes.emit("line");
     });
   }
   let alive = true;
@@ -53,15 +53,15 @@ export function start(t: TestContext, command: string, ...args: string[]): Progr
           return found;
         }
         if (!alive) {
-          throw new Error(`${command} never wrote ${pattern}, but:\n${lines.join("\n")}`);
+          throw new Error(`${command} ended without a line ${pattern}; output:\n${lines.join("\n")}`);
         }
-        await Promise.race([once(news, "line"), ended]);
+        await Promise.race([once(changes, "line"), ended]);
       }
     },
   };
 }
 
-/** Starts the example agent on a port of its own and returns when it serves, with its address. */
+/** Starts the example agent on a free port. Returns it with its address once it serves. */
 export async function startShop(t: TestContext): Promise<Program & { address: string }> {
   const program = start(t, process.execPath, shopAgent, "--address", "127.0.0.1:0");
   return { ...program, address: await program.find(/^agent serves AgentService address=(.+)$/) };

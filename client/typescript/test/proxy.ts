@@ -2,19 +2,19 @@ import { once } from "node:events";
 import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import type { TestContext } from "node:test";
 
-/** What is between a client and a server, and breaks. */
+/** A TCP proxy between a client and a server that breaks connections on request. */
 export interface Proxy {
-  /** For clients. */
+  /** The address for clients. */
   readonly address: string;
-  /** Connections that were opened, those that were refused included. */
+  /** The number of connections, including refused ones. */
   readonly opened: number;
-  /** Of the connections to come, refuse so many. */
+  /** Refuses this many of the next connections. */
   refuse(count: number): void;
-  /** Of the next connection, pass on so many bytes from the server, then reset it. */
+  /** Resets the next connection after this many bytes from the server. */
   cutAfter(bytes: number): void;
   /** Resets all connections. */
   cut(): void;
-  /** Leads the connections to come elsewhere. */
+  /** Sets the target of the next connections. */
   aim(target: string): void;
 }
 
@@ -52,7 +52,7 @@ export async function startProxy(t: TestContext, target: string): Promise<Proxy>
       left -= chunk.length;
       if (left <= 0) {
         upstream.pause();
-        client.end(() => reset()); // Once what is let through is on its way.
+        client.end(() => reset()); // After the allowed bytes were sent.
       }
     });
   });

@@ -6,7 +6,7 @@ import { type TestContext, test } from "node:test";
 import { connect, options, startParleyd } from "./parleyd.js";
 import { folder, start } from "./process.js";
 
-/** The snippets of the README, each under the heading that it is the first of. */
+/** Returns the first snippet of each section of the README, by its heading. */
 async function snippets(): Promise<Record<string, string>> {
   const readme = await readFile(join(folder, "README.md"), "utf8");
   const sections = readme.split(/^## /m).map((section) => {
@@ -18,7 +18,7 @@ async function snippets(): Promise<Record<string, string>> {
   );
 }
 
-/** Compiles programs, by their names, in a folder where this package has its name; returns that. */
+/** Compiles programs in a new folder that can import this package by name. Returns the folder. */
 async function compile(t: TestContext, programs: Record<string, string>): Promise<string> {
   await mkdir(join(folder, "dist"), { recursive: true });
   const made = await mkdtemp(join(folder, "dist", "readme-"));
@@ -53,7 +53,7 @@ test("the snippets are in order", async () => {
   assert.deepEqual(Object.keys(await snippets()), headings);
 });
 
-test("the snippets do what they say", options, async (t) => {
+test("the snippets have their expected output", options, async (t) => {
   const { Install: connecting, ...rest } = await snippets();
   const { address } = await startParleyd(t);
   const begin = connecting!.replace("127.0.0.1:50051", address);

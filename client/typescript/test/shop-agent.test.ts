@@ -13,7 +13,7 @@ function user(content: string): Message {
   return Message.fromPartial({ role: Role.ROLE_USER, content });
 }
 
-/** An answer with a value of each type. */
+/** Returns an answer with structured data. */
 function listed(...lists: [type: string, value: unknown][]): Message {
   const structuredData = lists.map(([type, value]) => ({ type, value }));
   return Message.fromPartial({ role: Role.ROLE_ASSISTANT, structuredData });
@@ -25,7 +25,7 @@ function connect(t: TestContext, address: string): Client<AgentServiceDefinition
   return createClient(AgentServiceDefinition, channel);
 }
 
-/** The pieces of an answer: words as they come, any other piece as an object. */
+/** Returns the pieces of an answer: text as strings, any other piece as an object. */
 async function pieces(answer: AsyncIterable<RespondResponse>): Promise<unknown[]> {
   const found = [];
   for await (const { piece } of answer) {
@@ -125,7 +125,7 @@ test("answers", { timeout: 60_000 }, async (t) => {
     },
     { name: "sold out without a list", content: "the second one is sold out", want: noProducts },
     {
-      name: "the newest list counts, and all that is in it",
+      name: "the newest list is used with all of its fields",
       content: "the second one is sold out",
       history: [list, listed(["product_list", priced]), listed(["note", ["Tea"]]), user("hm")],
       want: [
@@ -141,7 +141,7 @@ test("answers", { timeout: 60_000 }, async (t) => {
       ],
     },
     {
-      name: "what is no list is passed over",
+      name: "data that is not a list is skipped",
       content: "Salt costs 7 cents",
       history: [list, listed(["product_list", "Salt"], ["product_list", [null]], ["product_list", null])],
       want: [
@@ -177,7 +177,7 @@ test("answers", { timeout: 60_000 }, async (t) => {
   }
 });
 
-test("a failure comes after what was said before it", { timeout: 60_000 }, async (t) => {
+test("the text before a failure arrives", { timeout: 60_000 }, async (t) => {
   const shop = await startShop(t);
   const client = connect(t, shop.address);
   const said: string[] = [];
@@ -193,7 +193,7 @@ test("a failure comes after what was said before it", { timeout: 60_000 }, async
 });
 
 for (const signal of ["SIGINT", "SIGTERM"] as const) {
-  test(`nothing is left of a cancelled answer at ${signal}`, { timeout: 60_000 }, async (t) => {
+  test(`a cancelled answer does not delay the stop after ${signal}`, { timeout: 60_000 }, async (t) => {
     const shop = await startShop(t);
     const client = connect(t, shop.address);
     let ticks = 0;
@@ -209,7 +209,7 @@ for (const signal of ["SIGINT", "SIGTERM"] as const) {
   });
 }
 
-test("an answer under way at a stop is cut off", { timeout: 60_000 }, async (t) => {
+test("a stop cancels a running answer", { timeout: 60_000 }, async (t) => {
   const shop = await startShop(t);
   const client = connect(t, shop.address);
   let ticks = 0;
@@ -221,10 +221,10 @@ test("an answer under way at a stop is cut off", { timeout: 60_000 }, async (t) 
     }
   }, ClientError);
   assert.equal(await shop.ended, 0);
-  assert.match(shop.lines.at(-1) ?? "", /cut off the answers/);
+  assert.match(shop.lines.at(-1) ?? "", /cancelled 1 answers/);
 });
 
-test("what it cannot do it says at its start", { timeout: 60_000 }, async (t) => {
+test("invalid flags are reported at the start", { timeout: 60_000 }, async (t) => {
   const shop = await startShop(t);
   const table: { args: string[]; want: RegExp }[] = [
     { args: ["--address", shop.address], want: /EADDRINUSE/ },

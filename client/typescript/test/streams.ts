@@ -1,52 +1,52 @@
 import { ParleyError } from "parley";
 
-import type { Line } from "../src/patience.js";
+import type { Connection } from "../src/retry.js";
 
-/** A connection that stands. */
-export const reachable: Line = {
+/** A connection that is ready. */
+export const reachable: Connection = {
   onReady(listener) {
     listener();
     return () => {};
   },
 };
 
-/** A connection that is never made. */
-export const unreachable: Line = { onReady: () => () => {} };
+/** A connection that is never ready. */
+export const unreachable: Connection = { onReady: () => () => {} };
 
-/** Waits until the stream is given up. */
+/** Waits until the signal aborts, then throws its reason. */
 export function hang(signal: AbortSignal): Promise<never> {
   return new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
 }
 
-/** An error as a Parley server makes them. */
+/** Returns an error of a Parley server. */
 export function refused(code: ParleyError["code"], reason: string): ParleyError {
   return new ParleyError(code, reason.toLowerCase(), { reason });
 }
 
-/** The ends of streams that are gone on with. */
+/** Ends of streams after which a call resumes. */
 export const breaks: Record<string, ParleyError | undefined> = {
   "the server ends the stream": undefined,
   "the server restarts": refused("UNAVAILABLE", "SHUTTING_DOWN"),
   "the caller was slow": refused("RESOURCE_EXHAUSTED", "SLOW_READER"),
-  "something in between is away": new ParleyError("UNAVAILABLE", "bad gateway"),
-  "something in between resets it": new ParleyError("INTERNAL", "RST_STREAM"),
-  "something in between cancels it": new ParleyError("CANCELLED", "RST_STREAM"),
-  "something in between is confused": new ParleyError("UNKNOWN", "no trailers"),
+  "a proxy has no server": new ParleyError("UNAVAILABLE", "bad gateway"),
+  "a proxy resets the stream": new ParleyError("INTERNAL", "RST_STREAM"),
+  "a proxy cancels the stream": new ParleyError("CANCELLED", "RST_STREAM"),
+  "a proxy sends no status": new ParleyError("UNKNOWN", "no trailers"),
 };
 
-/** The ends of streams that are the end. */
+/** Ends of streams after which a call does not resume. */
 export const refusals: Record<string, ParleyError> = {
   "the request is refused": refused("INVALID_ARGUMENT", "INVALID_REQUEST"),
-  "it is gone": refused("NOT_FOUND", "TURN_NOT_FOUND"),
-  "a fault of the server": refused("INTERNAL", "INTERNAL"),
+  "the turn is gone": refused("NOT_FOUND", "TURN_NOT_FOUND"),
+  "an internal error of the server": refused("INTERNAL", "INTERNAL"),
   "no longer signed in": new ParleyError("UNAUTHENTICATED", "expired"),
-  "a limit of gRPC's": new ParleyError("RESOURCE_EXHAUSTED", "message too large"),
+  "a limit of gRPC": new ParleyError("RESOURCE_EXHAUSTED", "message too large"),
   "a deadline": new ParleyError("DEADLINE_EXCEEDED", "late"),
-  "a server that is full": refused("RESOURCE_EXHAUSTED", "TOO_MANY_WATCHERS"),
+  "a server at its limit of watchers": refused("RESOURCE_EXHAUSTED", "TOO_MANY_WATCHERS"),
   "not in this version": new ParleyError("UNIMPLEMENTED", "no such call"),
 };
 
-/** Reads to the end, and calls step with each item and how many there are. */
+/** Reads to the end. Calls step with each item and the number of items so far. */
 export async function read<T>(
   items: AsyncIterable<T>,
   step: (item: T, count: number) => Promise<void> | void = () => {},

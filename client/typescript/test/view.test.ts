@@ -6,7 +6,7 @@ import { TurnEvent } from "parley";
 
 import { View } from "../src/view.js";
 
-/** One step; exactly one of begin, take, gone and next is there. */
+/** A step. Exactly one of begin, take, gone and next is set. */
 interface Step {
   begin?: number;
   take?: object;
@@ -25,7 +25,7 @@ interface Case {
 const table = new URL("../../../testdata/views.json", import.meta.url);
 const { cases } = JSON.parse(await readFile(table, "utf8")) as { cases: Case[] };
 
-/** An event from proto JSON, where the case of a oneof is a property like any other. */
+/** Returns an event from proto JSON, in which the case of a oneof is a normal property. */
 function event(json: object | null): TurnEvent | undefined {
   if (json === null) {
     return undefined;
@@ -41,15 +41,15 @@ for (const { name, turn, after, steps } of cases) {
     for (const [i, step] of steps.entries()) {
       const where = `step ${i}: ${JSON.stringify(step)}`;
       if (step.begin !== undefined) {
-        view.begin(step.begin);
+        view.startStream(step.begin);
       } else if (step.gone !== undefined) {
-        assert.equal(view.gone(), step.gone, where);
+        assert.equal(view.restart(), step.gone, where);
       } else if (step.next !== undefined) {
-        assert.equal(view.next(), step.next, where);
+        assert.equal(view.resumeIndex(), step.next, where);
       } else {
         const taken = event(step.take!)!;
-        assert.deepEqual(view.take(taken), event(step.shown!), where);
-        assert.deepEqual(taken, event(step.take!), `the event of the stream was changed in ${where}`);
+        assert.deepEqual(view.newPart(taken), event(step.shown!), where);
+        assert.deepEqual(taken, event(step.take!), `${where} changed the event of the stream`);
       }
     }
   });

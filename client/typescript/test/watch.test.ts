@@ -3,61 +3,61 @@ import { test } from "node:test";
 
 import { ConversationChange, ParleyError, WatchConversationsRequest } from "parley";
 
-import { unbroken } from "../src/unbroken.js";
+import { resumed } from "../src/resumption.js";
 import { Watcher } from "../src/watch.js";
 import { FakeClock } from "./clock.js";
 import { breaks, hang, reachable, read, refusals, refused, unreachable } from "./streams.js";
 
 /** A call of WatchConversations. */
-interface Asked {
-  /** Of such calls, from 0. */
+interface Call {
+  /** The number of the call, from 0. */
   nth: number;
   request: WatchConversationsRequest;
-  /** How many changes the client has had. */
+  /** The number of changes before the cursor of the request. */
   place: number;
   signal: AbortSignal;
 }
 
-/** A request that is to arrive whole each time, but for its cursor. */
-const session = WatchConversationsRequest.fromPartial({
+/** The request of all watches. Only its cursor changes. */
+const watchRequest = WatchConversationsRequest.fromPartial({
   conversationIds: ["c"],
   includeTurnEvents: true,
   deleteAfterDisconnect: { seconds: 0 },
 });
 
-/** A server that answers so, what it was asked, and streams of it. */
+/** A fake server with this answer. It records the calls, and has a fake clock. */
 class Fake {
   readonly clock = new FakeClock();
-  readonly asked: Asked[] = [];
-  line = reachable;
-  readonly #answer: (asked: Asked) => AsyncIterable<ConversationChange | undefined>;
+  readonly calls: Call[] = [];
+  connection = reachable;
+  readonly #answer: (call: Call) => AsyncIterable<ConversationChange | undefined>;
 
-  constructor(answer: (asked: Asked) => AsyncIterable<ConversationChange | undefined>) {
+  constructor(answer: (call: Call) => AsyncIterable<ConversationChange | undefined>) {
     this.#answer = answer;
   }
 
   async *watchConversations(request: WatchConversationsRequest, { signal }: { signal: AbortSignal }) {
-    this.asked.push({ nth: this.asked.length, request, place: Number(request.cursor), signal });
-    for await (const change of this.#answer(this.asked.at(-1)!)) {
+    this.calls.push({ nth: this.calls.length, request, place: Number(request.cursor), signal });
+    for await (const change of this.#answer(this.calls.at(-1)!)) {
       yield { change };
     }
   }
 
   watch(signal = new AbortController().signal): AsyncIterable<ConversationChange> {
-    return unbroken(new Watcher(this, session), this.line, signal, this.clock);
+    return resumed(new Watcher(this, watchRequest), this.connection, signal, this.clock);
   }
 }
 
-/** A change whose cursor says how many changes there are up to it. */
+/** Returns a change. Its cursor is the number of changes up to it. */
 const change = (kind: ConversationChange["kind"], place: number): ConversationChange =>
   ConversationChange.fromPartial({ kind, cursor: String(place) });
 const heartbeat = (place: number) => change("CHANGE_KIND_HEARTBEAT", place);
 const gap = (place: number) => change("CHANGE_KIND_GAP", place);
-/** The changes up to a place. */
+/** Returns the first changes. */
 const committed = (place: number) =>
   Array.from({ length: place }, (_, i) => change("CHANGE_KIND_MESSAGE_APPENDED", i + 1));
 
-/** Reads until the change of that place that is no heartbeat. */
+/** Reads up to the change with this place that is not a heartbeat. */
 async function upTo(place: number, changes: AsyncIterable<ConversationChange>) {
   const items: ConversationChange[] = [];
   for await (const item of changes) {
@@ -70,7 +70,7 @@ async function upTo(place: number, changes: AsyncIterable<ConversationChange>) {
 }
 
 for (const [name, end] of Object.entries(breaks)) {
-  test(`a watch goes on behind its last change: ${name}`, async () => {
+  test(`a watch resumes after its last change: ${name}`, async () => {
     const changes = committed(5);
     for (let k = 0; k <= changes.length + 1; k++) {
       const fake = new Fake(async function* ({ nth, place, signal }) {
@@ -89,8 +89,8 @@ for (const [name, end] of Object.entries(breaks)) {
       const first = [heartbeat(0), ...changes].slice(0, k);
       assert.deepEqual(items, [...first, heartbeat(place), ...changes.slice(place), gap(6)]);
       assert.deepEqual(
-        fake.asked.map(({ request }) => request),
-        [session, { ...session, cursor: k > 0 ? String(place) : "" }],
+        fake.calls.map(({ request }) => request),
+        [watchRequest, { ...watchRequest, cursor: k > 0 ? String(place) : "" }],
       );
       assert.equal(fake.clock.pending, 0);
     }
@@ -98,7 +98,7 @@ for (const [name, end] of Object.entries(breaks)) {
 }
 
 for (const [name, end] of Object.entries(refusals)) {
-  test(`what is no break is the end of a watch: ${name}`, async () => {
+  test(`other errors of a watch are thrown: ${name}`, async () => {
     const sent = end.reason === "TOO_MANY_WATCHERS" ? [] : committed(2);
     const fake = new Fake(async function* () {
       yield* sent;
@@ -107,11 +107,11 @@ for (const [name, end] of Object.entries(refusals)) {
     const { items, error } = await fake.clock.run(read(fake.watch()));
     assert.equal(error, end);
     assert.deepEqual(items, sent);
-    assert.equal(fake.asked.length, 1);
+    assert.equal(fake.calls.length, 1);
   });
 }
 
-test("events of turns are not asked for again", async () => {
+test("events of turns do not change the cursor", async () => {
   const event = change("CHANGE_KIND_TURN", 1);
   const fake = new Fake(async function* ({ nth, signal }) {
     if (nth > 0) {
@@ -122,16 +122,16 @@ test("events of turns are not asked for again", async () => {
   });
   assert.equal((await fake.clock.run(upTo(2, fake.watch()))).length, 5);
   assert.deepEqual(
-    fake.asked.map(({ request }) => request.cursor),
+    fake.calls.map(({ request }) => request.cursor),
     ["", "1"],
   );
 });
 
-test("who was let in waits for a server that is full", async () => {
+test("an accepted watch retries at the limit of watchers", async () => {
   const fake = new Fake(async function* ({ nth, signal }) {
     if (nth === 0) {
       yield* [heartbeat(0), ...committed(1)];
-      throw breaks["something in between is away"];
+      throw breaks["a proxy has no server"];
     }
     if (nth < 5) {
       throw refused("RESOURCE_EXHAUSTED", "TOO_MANY_WATCHERS");
@@ -142,31 +142,29 @@ test("who was let in waits for a server that is full", async () => {
   assert.equal((await fake.clock.run(upTo(2, fake.watch()))).length, 3);
 });
 
-const givingUp: Record<
-  string,
-  { answer: (asked: Asked) => Promise<unknown>; code: string; reason?: string }
-> = {
-  "a server that stops and stops": {
-    answer: async () => breaks["the server restarts"],
-    code: "UNAVAILABLE",
-    reason: "SHUTTING_DOWN",
-  },
-  "a server that is full meanwhile": {
-    answer: async () => refused("RESOURCE_EXHAUSTED", "TOO_MANY_WATCHERS"),
-    code: "RESOURCE_EXHAUSTED",
-    reason: "TOO_MANY_WATCHERS",
-  },
-  "streams without a word": { answer: async () => undefined, code: "UNKNOWN" },
-  "streams that hang": { answer: ({ signal }) => hang(signal), code: "UNAVAILABLE" },
-};
+const givingUp: Record<string, { answer: (call: Call) => Promise<unknown>; code: string; reason?: string }> =
+  {
+    "a server that keeps stopping": {
+      answer: async () => breaks["the server restarts"],
+      code: "UNAVAILABLE",
+      reason: "SHUTTING_DOWN",
+    },
+    "a server at its limit of watchers": {
+      answer: async () => refused("RESOURCE_EXHAUSTED", "TOO_MANY_WATCHERS"),
+      code: "RESOURCE_EXHAUSTED",
+      reason: "TOO_MANY_WATCHERS",
+    },
+    "streams without a message": { answer: async () => undefined, code: "UNKNOWN" },
+    "streams that hang": { answer: ({ signal }) => hang(signal), code: "UNAVAILABLE" },
+  };
 for (const [name, { answer, code, reason = "" }] of Object.entries(givingUp)) {
   test(`gives up a watch after a minute: ${name}`, async () => {
-    const fake = new Fake(async function* (asked) {
-      if (asked.nth === 0) {
+    const fake = new Fake(async function* (call) {
+      if (call.nth === 0) {
         yield heartbeat(0);
-        throw breaks["something in between is away"];
+        throw breaks["a proxy has no server"];
       }
-      const end = await answer(asked);
+      const end = await answer(call);
       if (end) {
         throw end;
       }
@@ -180,22 +178,21 @@ for (const [name, { answer, code, reason = "" }] of Object.entries(givingUp)) {
   });
 }
 
-// As long as it answers, a server is asked; but one that breaks every stream is not asked all the
-// time.
-test("a broken server is asked slowly", async () => {
+// The client retries as long as the server answers, but slowly if each stream breaks.
+test("the delay grows if each stream breaks", async () => {
   const fake: Fake = new Fake(async function* ({ nth }) {
     yield* [gap(nth), heartbeat(nth)];
-    throw breaks["something in between resets it"];
+    throw breaks["a proxy resets the stream"];
   });
-  const begin = async () => {
+  const run = async () => {
     for await (const _ of fake.watch()) {
       if (fake.clock.now() > 600_000) {
         break;
       }
     }
   };
-  await fake.clock.run(begin());
-  assert.ok(fake.asked.length > 200 && fake.asked.length < 400, `asked ${fake.asked.length} times`);
+  await fake.clock.run(run());
+  assert.ok(fake.calls.length > 200 && fake.calls.length < 400, `sent ${fake.calls.length} times`);
 });
 
 test("a watch that hangs", async () => {
@@ -209,10 +206,10 @@ test("a watch that hangs", async () => {
   });
   assert.equal((await fake.clock.run(upTo(1, fake.watch()))).length, 6);
   const silence = fake.clock.now() - 4 * 44_000;
-  assert.ok(silence >= 45_000 && silence < 46_000, `borne for ${silence} ms`);
+  assert.ok(silence >= 45_000 && silence < 46_000, `resumed after ${silence} ms`);
 });
 
-test("a watcher may take its time", async () => {
+test("the caller's own time does not count for a watch", async () => {
   const fake: Fake = new Fake(async function* ({ signal }) {
     yield* committed(2);
     await fake.clock.sleep(610_000);
@@ -228,21 +225,21 @@ test("a watcher may take its time", async () => {
     }
   };
   await fake.clock.run(slowly());
-  assert.equal(fake.asked.length, 1);
+  assert.equal(fake.calls.length, 1);
 });
 
 test("no server to watch at first", async () => {
-  const away = new ParleyError("UNAVAILABLE", "connection refused");
+  const unreachableError = new ParleyError("UNAVAILABLE", "connection refused");
   const fake = new Fake(() =>
     (async function* () {
       yield* [];
-      throw away;
+      throw unreachableError;
     })(),
   );
-  fake.line = unreachable;
+  fake.connection = unreachable;
   const { error } = await fake.clock.run(read(fake.watch()));
-  assert.equal(error, away);
-  assert.equal(fake.asked.length, 1);
+  assert.equal(error, unreachableError);
+  assert.equal(fake.calls.length, 1);
 });
 
 test("a watch ends with its signal", async () => {
