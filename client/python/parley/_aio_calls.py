@@ -346,7 +346,7 @@ class AsyncCalls:
         except grpc.RpcError as error:
             raise from_rpc(error) from error
         except asyncio.CancelledError:
-            # gRPC also raises this if the closed client has cancelled the call, and nobody has
+            # gRPC also raises this if close has cancelled the call. In that case nothing has
             # cancelled the task.
             if self._connections.is_closed() and not is_cancelled():
                 raise Error(grpc.StatusCode.CANCELLED, "the client was closed") from None

@@ -178,9 +178,7 @@ class Service {
 
   #cancelAnswers(): void {
     if (this.#cancels.size > 0) {
-      this.#log(
-        `cancelled ${this.#cancels.size} answers that still ran ${this.#grace / 1000} s after the stop began`,
-      );
+      this.#log(`cancelled the answers that still ran ${this.#grace / 1000} s after the stop began`);
     }
     for (const cancel of this.#cancels) {
       cancel(
@@ -257,7 +255,7 @@ function toResponse(piece: Piece): RespondResponse {
   if (entries.length === 1 && value !== undefined) {
     const message = RespondResponse.fromPartial({ piece: { $case, value } as Cases });
     if (message.piece) {
-      RespondResponse.encode(message); // It throws here a specific error, which nice-grpc would hide.
+      RespondResponse.encode(message); // It throws a specific error, which nice-grpc would hide.
       return message;
     }
   }

@@ -102,7 +102,7 @@ export class Retry {
     }
   }
 
-  /** Waits until the next attempt may begin. Throws the caller's error if there must be none. */
+  /** Waits until the next attempt may begin. Throws the error for the caller if there must be none. */
   async wait(failure: ParleyError, signal: AbortSignal): Promise<void> {
     if (!this.#connected) {
       throw failure;
