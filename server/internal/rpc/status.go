@@ -339,7 +339,7 @@ func eventsGone(e *turn.EventsGoneError, _ subject) refusal {
 }
 
 // historyTooSmall is the refusal of tool results for which the history has no space.
-func historyTooSmall(e *turn.HistoryFullError, _ subject) refusal {
+func historyTooSmall(e *turn.HistoryTooSmallError, _ subject) refusal {
 	r := refuse(codes.ResourceExhausted, "HISTORY_TOO_SMALL", "tool_results: %v", e)
 	if e.MaxBytes > 0 {
 		return r.with("max_conversation_bytes", e.MaxBytes)

@@ -119,13 +119,13 @@ func TestStatusOfErrors(t *testing.T) {
 			metadata: map[string]string{"open_call_ids": "a, b"},
 		},
 		{
-			err:      &turn.HistoryFullError{CallID: "x", MaxMessages: 20},
+			err:      &turn.HistoryTooSmallError{CallID: "x", MaxMessages: 20},
 			code:     codes.ResourceExhausted,
 			reason:   "HISTORY_TOO_SMALL",
 			metadata: map[string]string{"max_messages": "20"},
 		},
 		{
-			err:      &turn.HistoryFullError{CallID: "x", MaxMessages: 20, MaxBytes: 9},
+			err:      &turn.HistoryTooSmallError{CallID: "x", MaxMessages: 20, MaxBytes: 9},
 			code:     codes.ResourceExhausted,
 			reason:   "HISTORY_TOO_SMALL",
 			metadata: map[string]string{"max_conversation_bytes": "9"},

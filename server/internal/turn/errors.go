@@ -68,6 +68,6 @@ type EventsGoneError = eventlog.GoneError
 // NoOpenCallError reports that a tool result does not match an open call.
 type NoOpenCallError = history.NoOpenCallError
 
-// HistoryFullError reports that a conversation cannot retain both tool results and the calls that they
+// HistoryTooSmallError reports that a conversation cannot retain both tool results and the calls that they
 // resolve.
-type HistoryFullError = history.HistoryFullError
+type HistoryTooSmallError = history.TooSmallError

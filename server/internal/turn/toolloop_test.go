@@ -90,7 +90,7 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 		text            string
 		ids             []string
 		content         string
-		want            *HistoryFullError // nil if they are accepted
+		want            *HistoryTooSmallError // nil if they are accepted
 	}{
 		{"just enough", 5, 0, []string{"calls:1 2 3"}, "go on", []string{"1", "2", "3"}, "", nil},
 		{
@@ -99,7 +99,7 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 			"go on",
 			[]string{"1", "2", "3"},
 			"",
-			&HistoryFullError{CallID: "1", MaxMessages: 4},
+			&HistoryTooSmallError{CallID: "1", MaxMessages: 4},
 		},
 		{
 			"more than may be stored", 2, 0,
@@ -107,7 +107,7 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 			"",
 			[]string{"1", "2", "3"},
 			"",
-			&HistoryFullError{CallID: "1", MaxMessages: 2},
+			&HistoryTooSmallError{CallID: "1", MaxMessages: 2},
 		},
 		{
 			"the others of many", 4, 0,
@@ -115,7 +115,7 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 			"",
 			[]string{"4", "3"},
 			"",
-			&HistoryFullError{CallID: "4", MaxMessages: 4},
+			&HistoryTooSmallError{CallID: "4", MaxMessages: 4},
 		},
 		{
 			"one of them is old", 4, 0,
@@ -123,7 +123,7 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 			"",
 			[]string{"2", "1"},
 			"",
-			&HistoryFullError{CallID: "1", MaxMessages: 4},
+			&HistoryTooSmallError{CallID: "1", MaxMessages: 4},
 		},
 		{"bytes, just enough", 20, 6 << 10, []string{"calls:1 2"}, "", []string{"1", "2"}, large, nil},
 		{
@@ -132,7 +132,7 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 			"",
 			[]string{"1", "2"},
 			large,
-			&HistoryFullError{CallID: "1", MaxMessages: 20, MaxBytes: 4 << 10},
+			&HistoryTooSmallError{CallID: "1", MaxMessages: 20, MaxBytes: 4 << 10},
 		},
 	}
 	for _, test := range tests {
@@ -146,7 +146,7 @@ func TestResultsThatEvictTheirCalls(t *testing.T) {
 					r.Content += test.content
 				}
 				r := f.startChat(t, request)
-				got, _ := errors.AsType[*HistoryFullError](r.err)
+				got, _ := errors.AsType[*HistoryTooSmallError](r.err)
 				switch {
 				case !cmp.Equal(test.want, got), test.want == nil && p.runCount() != runsBefore+1:
 					t.Errorf("Chat = %q, %v, want %v", r.received(), r.err, test.want)
@@ -166,8 +166,8 @@ func TestRefusedResultsDoNotInterrupt(t *testing.T) {
 		other := f.startChat(t, chatRequest("other", 0))
 		request := resultsRequest("", "1", "2")
 		request.OnBusy = onBusyInterrupt
-		if r := f.startChat(t, request); !errors.As(r.err, new(*HistoryFullError)) || other.ended {
-			t.Errorf("Chat = %q, %v, want HistoryFullError; running turn ended = %t", r.received(), r.err, other.ended)
+		if r := f.startChat(t, request); !errors.As(r.err, new(*HistoryTooSmallError)) || other.ended {
+			t.Errorf("Chat = %q, %v, want HistoryTooSmallError; running turn ended = %t", r.received(), r.err, other.ended)
 		}
 	})
 }

@@ -20,7 +20,9 @@ type Ephemeral struct {
 func (s Ephemeral) IsZero() bool { return !s.Held && s.DeleteTime.IsZero() }
 
 // HasEnded reports whether the ephemeral conversation has ended at this time.
-func (s Ephemeral) HasEnded(now time.Time) bool { return !s.DeleteTime.IsZero() && !now.Before(s.DeleteTime) }
+func (s Ephemeral) HasEnded(now time.Time) bool {
+	return !s.DeleteTime.IsZero() && !now.Before(s.DeleteTime)
+}
 
 // IsActive reports whether the id is ephemeral and has not ended at this time.
 func (s Ephemeral) IsActive(now time.Time) bool { return s.Held || now.Before(s.DeleteTime) }

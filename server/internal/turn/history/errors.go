@@ -30,9 +30,9 @@ func (e *NoOpenCallError) Error() string {
 	return fmt.Sprintf("%q %s; %s", e.CallID, problem, open)
 }
 
-// HistoryFullError reports that a conversation cannot retain both tool results and the calls that they
+// TooSmallError reports that a conversation cannot retain both tool results and the calls that they
 // resolve.
-type HistoryFullError struct {
+type TooSmallError struct {
 	// CallID is the id of a call that would be dropped.
 	CallID string
 	// MaxMessages is the message limit of the conversation.
@@ -42,7 +42,7 @@ type HistoryFullError struct {
 }
 
 // Error says which limit to raise.
-func (e *HistoryFullError) Error() string {
+func (e *TooSmallError) Error() string {
 	if e.MaxBytes > 0 {
 		return fmt.Sprintf("storing the tool results would drop their call %.64q: "+
 			"a conversation retains %d bytes of messages; send shorter results", e.CallID, e.MaxBytes)

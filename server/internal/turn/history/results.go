@@ -26,7 +26,7 @@ func MatchResults(history []*parleyv1.Message, results []*parleyv1.ToolResult) (
 // time and frame.
 const maxStoredFieldBytes = 64
 
-// CheckRetention returns a HistoryFullError if the store, to retain these inputs, would drop a call that
+// CheckRetention returns a TooSmallError if the store, to retain these inputs, would drop a call that
 // they resolve. maxBytes is the limit of a conversation; 0 means no limit.
 func CheckRetention(inputs []*parleyv1.Message, calls []*Call, snapshot *store.Snapshot, maxBytes int) error {
 	count, size, limit := snapshot.Messages.Count()+len(inputs), len(snapshot.Messages),
@@ -42,7 +42,7 @@ func CheckRetention(inputs []*parleyv1.Message, calls []*Call, snapshot *store.S
 			break
 		}
 		if dropped == oldest.message {
-			e := &HistoryFullError{CallID: oldest.GetId(), MaxMessages: limit}
+			e := &TooSmallError{CallID: oldest.GetId(), MaxMessages: limit}
 			if !tooMany {
 				e.MaxBytes = maxBytes
 			}

@@ -90,11 +90,11 @@ func TestCheckRetention(t *testing.T) {
 		maxMessages int32
 		maxBytes    int
 		inputs      int
-		want        *HistoryFullError
+		want        *TooSmallError
 	}{
 		{"exactly", "u a12", 4, 0, 3, nil}, // Without the user message.
-		{"one message too many", "u a12", 4, 0, 4, &HistoryFullError{CallID: "1", MaxMessages: 4}},
-		{"bytes", "u a12", 100, 100, 2, &HistoryFullError{CallID: "1", MaxMessages: 100, MaxBytes: 100}},
+		{"one message too many", "u a12", 4, 0, 4, &TooSmallError{CallID: "1", MaxMessages: 4}},
+		{"bytes", "u a12", 100, 100, 2, &TooSmallError{CallID: "1", MaxMessages: 100, MaxBytes: 100}},
 		{"enough bytes", "u a12", 100, 1000, 2, nil},
 	}
 	for _, test := range tests {
@@ -114,7 +114,7 @@ func TestCheckRetention(t *testing.T) {
 				ToolResult: &parleyv1.ToolResult{CallId: "1"},
 			})
 		}
-		got, _ := errors.AsType[*HistoryFullError](CheckRetention(inputs, calls, snapshot, test.maxBytes))
+		got, _ := errors.AsType[*TooSmallError](CheckRetention(inputs, calls, snapshot, test.maxBytes))
 		if !cmp.Equal(test.want, got) {
 			t.Errorf("%s: CheckRetention = %v, want %v", test.name, got, test.want)
 		}
