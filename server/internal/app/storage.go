@@ -49,7 +49,7 @@ func NewStorage(c *config.Config, log *slog.Logger) *Storage {
 }
 
 // Open opens the store and the interaction log of the settings. Each commit goes to these observers,
-// one after the other: the interaction log, observers, the change log. So whoever receives a change
+// one after the other: the interaction log, observers, the change log. So an observer that receives a change
 // finds its message in the interaction log. failed is called with an error from which the store cannot
 // recover. After an error, nothing is open.
 func (s *Storage) Open(ctx context.Context, c *config.Config, observers []Observer, failed func(error)) error {

@@ -49,7 +49,6 @@ func allowedArrows() []arrow {
 		{"store/boltstore/internal/boltfile", []string{"store", "store/boltstore/internal/layout"}},
 		{"store/boltstore/internal/fsck", []string{"store/boltstore/internal/layout", "store/boltstore/internal/boltfile", "store/internal/record"}},
 		{"store/boltstore/internal/backup", []string{"store", "store/boltstore/internal/boltfile"}},
-		{"store/redisstore", []string{"store", "store/internal/record", api, record}},
 		{"store/storetest", []string{"store", api, record}},
 
 		{"server", []string{"server/internal/app"}},
@@ -124,7 +123,6 @@ func restrictions() []restriction {
 		{"go.etcd.io/bbolt", []string{
 			"store/boltstore", "store/boltstore/internal/boltfile", "store/boltstore/internal/fsck", "store/boltstore/internal/backup",
 		}},
-		{"github.com/redis/rueidis", []string{"store/redisstore"}},
 		{"google.golang.org/grpc/status", statuses},
 		{"google.golang.org/grpc/codes", statuses},
 		// If the server is process 1, it reaps all children except those that these packages start.
@@ -298,7 +296,6 @@ func TestArrowFaults(t *testing.T) {
 
 		{"server/internal/app", "go.etcd.io/bbolt/errors", "server/internal/app must not import go.etcd.io/bbolt/errors, only store/boltstore, " +
 			"store/boltstore/internal/boltfile, store/boltstore/internal/fsck, store/boltstore/internal/backup"},
-		{"store/boltstore", "github.com/redis/rueidis", "store/boltstore must not import github.com/redis/rueidis, only store/redisstore"},
 		{"server/internal/turn", "google.golang.org/grpc/status", "server/internal/turn must not import google.golang.org/grpc/status, only " + statuses},
 		{"server/internal/rpc", "os/exec", "server/internal/rpc must not import os/exec, only server/internal/app, server/internal/agent/command, server/parleydtest"},
 		{"store/memstore", "google.golang.org/grpc/codes", "store/memstore must not import google.golang.org/grpc/codes, only " + statuses},
