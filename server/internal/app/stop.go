@@ -10,12 +10,13 @@ import (
 // stopMargin:
 //
 //	grace         running turns end by themselves
-//	≤ 2.75 s      interrupted agents end, and their partial answers are saved
+//	2.75 s        interrupted agents end, and their partial answers are saved
 //	≤ 2 s         streams send the last events of their turns, then they are closed
 //	250 ms        the store and the logs close
 //
-// If the agents end at once, the time that they leave is used by the log queue: standard error is
-// flushed for up to logFlushLimit.
+// The time of the agents has no limit here: a command agent that ignores SIGTERM is killed after 4 s. If the
+// agents take longer than 2.75 s, the streams have less time. If they take less, the log queue uses the rest:
+// standard error is flushed for up to logFlushLimit.
 const (
 	// stopMargin is the time of a stop after the grace period.
 	stopMargin = 5 * time.Second
