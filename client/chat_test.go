@@ -35,7 +35,7 @@ func readTurn(turn iter.Seq2[*parleyv1.TurnEvent, error], step func(shown int)) 
 	for event, failure := range turn {
 		if failure != nil {
 			err = failure
-			continue // The loop goes on so that tests detect events after the error.
+			continue // The loop continues, so that tests detect events after the error.
 		}
 		shown = append(shown, event)
 		if step != nil {

@@ -198,8 +198,8 @@ func (f *fake) serve(t *testing.T, listener net.Listener) {
 	t.Cleanup(func() { server.Stop(); running.Wait() })
 }
 
-// turnFake returns a fake that answers each turn with the events of short. Its first calls, as many
-// as unavailable says, fail with UNAVAILABLE.
+// turnFake returns a fake that answers each turn with the events of short. The first calls fail with
+// UNAVAILABLE; unavailable is their number.
 func turnFake(unavailable int) *fake {
 	return &fake{unavailable: unavailable, turn: func(a *turnCall) error { return a.send(short()...) }}
 }

@@ -123,8 +123,8 @@ func eventJSON(event *parleyv1.TurnEvent) json.RawMessage {
 	return compact.Bytes()
 }
 
-// makeViews returns the hand-written cases and the first random ones that have a trait of which there
-// are fewer than enough cases so far.
+// makeViews returns the hand-written cases. It adds each random case that has a trait with fewer than
+// enough cases.
 func makeViews() views {
 	made := views{About: viewsAbout()}
 	for _, c := range streamsCases() {

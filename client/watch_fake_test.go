@@ -99,7 +99,7 @@ func readChanges(changes iter.Seq2[*parleyv1.ConversationChange, error], step fu
 	for change, failure := range changes {
 		if failure != nil {
 			err = failure
-			continue // The loop goes on so that tests detect changes after the error.
+			continue // The loop continues, so that tests detect changes after the error.
 		}
 		shown = append(shown, change)
 		if !step(change) {

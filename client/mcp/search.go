@@ -111,7 +111,7 @@ func (s *Server) search(ctx context.Context, r *request) (*sdk.CallToolResult, e
 		if fit == len(page.Interactions) {
 			return structured(page)
 		}
-		search.PageSize = int32(fit) // Another search is expensive, so it requests as many as fit.
+		search.PageSize = int32(fit) // Another search is expensive, so this one requests a full page.
 	}
 }
 

@@ -33,7 +33,7 @@ Conversations are imported one by one. If an import is interrupted, the conversa
 and the import can be repeated.`
 
 // maxFailures limits the failures of each kind (found here, reported by the server) in the JSON result. The
-// server reports as many.
+// server has the same limit.
 const maxFailures = 100
 
 // importFlags are the flags of import.
@@ -218,7 +218,7 @@ func (i *importer) send(line importLine) error {
 }
 
 // endError returns the status of a call whose Send returned err, which may only be io.EOF. It does not use
-// CloseAndRecv, because that might first tell the server that a partly sent conversation is complete.
+// CloseAndRecv, because the server might then accept a partly sent conversation as complete.
 func (i *importer) endError(err error) error {
 	if !errors.Is(err, io.EOF) {
 		return err

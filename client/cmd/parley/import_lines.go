@@ -102,8 +102,8 @@ func parse(line []byte) (*parleyv1.ExportConversationsResponse, error) {
 	return conversation, nil
 }
 
-// requests divides a conversation into requests of at most the server's size limit. It returns an error if
-// that is not possible.
+// requests divides a conversation into requests within the server's size limit. It returns an error if one
+// message or the header exceeds that limit.
 func requests(conversation *parleyv1.ExportConversationsResponse, overwrite bool) ([]*parleyv1.ImportConversationsRequest, error) {
 	var parts []*parleyv1.ImportConversationsRequest
 	var part *parleyv1.ImportConversationsRequest
