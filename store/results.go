@@ -53,7 +53,7 @@ type Snapshot struct {
 
 // Offsets returns the offset of each message: the encoded bytes of all messages before it, dropped
 // ones included. The last element is the number of bytes of all messages. The snapshot must contain
-// all kept messages. A message keeps its offset as long as it is kept.
+// all kept messages. The offset of a retained message does not change.
 func (s *Snapshot) Offsets() []int64 {
 	offset := s.DroppedBytes
 	offsets := []int64{offset}

@@ -204,7 +204,7 @@ func createMany(b *testing.B, s *Store, made *atomic.Int64, callers, n int) {
 
 // BenchmarkNoisyNeighbour appends for one tenant while eight callers append to a conversation of
 // another tenant. It alternates between a conversation with 64,000 values of structured data and
-// one with a text of as many bytes. The metric "values/text" is the time of the first tenant's
+// one with a text of the same size. The metric "values/text" is the time of the first tenant's
 // append beside the values divided by that beside the text.
 func BenchmarkNoisyNeighbour(b *testing.B) {
 	const callers, appends = 8, 20

@@ -136,7 +136,7 @@ func releasedAt(t *testing.T, s *Store, from, to time.Time) {
 	})
 }
 
-// killAfter kills a child after so many acknowledged appends. It returns the last acknowledged
+// killAfter kills a child after a number of acknowledged appends. It returns the last acknowledged
 // sequence of each conversation.
 func killAfter(t *testing.T, path string, lines int) map[string]int32 {
 	t.Helper()

@@ -129,7 +129,7 @@ func (t *tally) all() (total layout.Counts, expired, evicted int64) {
 	return t.total, t.expired, t.evicted
 }
 
-// above returns the tenants that have more than so many conversations.
+// above returns the tenants that have more conversations than a limit.
 func (t *tally) above(conversations int64) []string {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -188,7 +188,7 @@ func (o *operation) claim() bool {
 	return true
 }
 
-// answer gives the caller the error of the transaction, or that of the operation.
+// answer reports to the caller the error of the transaction, or that of the operation.
 func (o *operation) answer(err error) {
 	if err != nil {
 		o.err = err // Also for a refused operation: it was refused because of writes that are rolled back.

@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// holds tests Hold and Release beyond law 13.
+// holds tests the properties of Hold and Release that law 13 does not state.
 func (s Subject) holds(t *testing.T) {
 	t.Run("released without delay", s.releaseAtOnce)
 	t.Run("released while a turn runs", s.releaseTurn)

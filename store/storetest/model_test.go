@@ -114,7 +114,7 @@ func openWithoutNewest(tb testing.TB, dir string, o store.Options) store.Store {
 
 type opener func(testing.TB, string, store.Options) store.Store
 
-// wrapMemory returns an opener of stores in memory that wrap gives a bug.
+// wrapMemory returns an opener of stores in memory. wrap adds a bug to each store.
 func wrapMemory(wrap func(store.Store, *callCounter) store.Store) opener {
 	counter := new(callCounter)
 	return func(tb testing.TB, dir string, o store.Options) store.Store {
@@ -123,7 +123,7 @@ func wrapMemory(wrap func(store.Store, *callCounter) store.Store) opener {
 	}
 }
 
-// wrapFile returns an opener of stores in a file that wrap gives a bug.
+// wrapFile returns an opener of stores in a file. wrap adds a bug to each store.
 func wrapFile(wrap func(store.Store, *callCounter) store.Store) opener {
 	counter := new(callCounter)
 	return func(tb testing.TB, dir string, o store.Options) store.Store {

@@ -14,15 +14,14 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// pad adds an unknown field of that many bytes to the ttl of a header, as requests to earlier
-// versions could.
+// pad adds an unknown field of size bytes to the ttl of a header, as requests to earlier versions could.
 func pad(r *record.Record, size int) {
 	unknown := protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), make([]byte, size))
 	r.Conversation().GetRetention().GetTtl().ProtoReflect().SetUnknown(protoreflect.RawFields(unknown))
 }
 
 // TestPaddedHeader reads headers with unknown fields that an earlier version stored. A header that
-// is too large for a reply loses them, the others retain them.
+// is too large for a reply loses them. The other headers retain them.
 func TestPaddedHeader(t *testing.T) {
 	for _, test := range []struct {
 		name   string

@@ -87,7 +87,7 @@ func TestTurnsWithoutEvents(t *testing.T) {
 	wantTurns(t, r, &storev1.Turns{Turns: []*parleyv1.Turn{first, second}, Events: []*storev1.TurnEvents{events}})
 }
 
-// TestTurnsUndecoded checks that an append without a turn retains unknown fields of the turns.
+// TestTurnsUndecoded checks that an append that starts or ends no turn retains unknown fields of the turns.
 func TestTurnsUndecoded(t *testing.T) {
 	r := write(t, nil, &store.Append{
 		ConversationID: "a", Begin: &parleyv1.Turn{Id: "turn"}, Events: &storev1.TurnEvents{Started: 1},

@@ -12,7 +12,7 @@ import (
 )
 
 // Create decides a store.Create. old is the conversation with the id, if any. history is c.Messages
-// as NewHistory decoded it. uid is that of the new conversation.
+// as NewHistory decoded it. uid is the uid of the new conversation.
 func Create(old *Record, c *store.Create, history *History, uid string, now time.Time,
 	o *store.Options,
 ) (*Outcome, error) {
@@ -59,8 +59,8 @@ func createExisting(old *Record, c *store.Create, now time.Time) (*Outcome, erro
 }
 
 // Append decides a store.Append. old is the conversation, or nil if there is none. drafts are
-// a.Messages as NewDrafts encoded them. uid is that of a new conversation. Append decodes no message: it
-// needs the header, the lists beside it, and the sizes of the messages, see [Record.Sizes].
+// a.Messages as NewDrafts encoded them. uid is the uid of a new conversation. Append decodes no
+// message: it needs the header, the lists beside it, and the sizes of the messages; see [Record.Sizes].
 func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.Time,
 	o *store.Options,
 ) (*Outcome, error) {
@@ -140,7 +140,7 @@ func checkAppend(r *Record, a *store.Append) error {
 	return nil
 }
 
-// replay returns the first result of a request that the conversation has seen, or nil.
+// replay returns the first result of a request that the conversation has already processed, or nil.
 func (r *Record) replay(first *storedRequest, drafts []Draft) *Outcome {
 	if first == nil {
 		return nil
@@ -241,7 +241,7 @@ func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outco
 	return &Outcome{Record: r, Result: result, Changes: []store.Change{change}}, nil
 }
 
-// set copies one field from values.
+// set copies one field from values. field is a path of an update mask.
 func (r *Record) set(field string, values *parleyv1.Conversation, o *store.Options) {
 	c := r.Conversation()
 	switch field {
