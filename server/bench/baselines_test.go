@@ -62,7 +62,7 @@ func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 	return append(all, s.turnCases(b)...)
 }
 
-// plainService returns a service that answers with as many bytes as the request says. It is served with
+// plainService returns a service that answers with the number of bytes in the request. It is served with
 // the options and interceptors of the other services.
 func plainService() *grpc.ServiceDesc {
 	zeros := make([]byte, transport.MaxGRPCBytes)

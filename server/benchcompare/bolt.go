@@ -76,9 +76,9 @@ func (b *bolt) fill(ctx context.Context, n int) error {
 	return b.importAll(ctx, fillOptions{count: n, messageBytes: messageBytes, end: time.Now().Add(ttl)})
 }
 
-// fillOptions are the conversations that importAll creates.
+// fillOptions describe the conversations that importAll creates.
 type fillOptions struct {
-	first, count int // number of the first conversation, and how many
+	first, count int // number of the first conversation, and the count of conversations
 	messageBytes int
 	end          time.Time // when they expire
 }

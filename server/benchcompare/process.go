@@ -61,8 +61,8 @@ func startProcess(dir string, owner *syscall.Credential, program string, args ..
 // pid returns the process id.
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-// awaitReady calls serves until it succeeds. If it does not in startTime, awaitReady stops the process
-// and returns an error.
+// awaitReady calls serves until it succeeds. If that takes longer than startTime, awaitReady stops the
+// process and returns an error.
 func (p *process) awaitReady(ctx context.Context, serves func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -155,7 +155,8 @@ func (e *missingError) Error() string {
 	return fmt.Sprintf("%s is not installed; on Debian: apt-get install %s", e.program, e.pkg)
 }
 
-// find returns the path of a program: of the first name that exists. An absolute name may be a pattern.
+// find returns the path of a program, which is the first of its names that exists. An absolute name may be
+// a pattern.
 func find(pkg string, names ...string) (string, error) {
 	for _, name := range names {
 		matches, err := filepath.Glob(name)

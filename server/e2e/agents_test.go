@@ -200,7 +200,8 @@ func badAgentsConfig(t *testing.T, dir string, bad []badAgent) string {
 	return string(yaml)
 }
 
-// remains finds what agents may leave behind. Without /proc it finds nothing.
+// remains finds the processes that agents have left running, and the open files of the server. Without
+// /proc it finds nothing.
 type remains struct {
 	server int    // its process id
 	dir    string // the working directory of all agents, and of the processes that they start

@@ -280,8 +280,8 @@ func (k *killedLog) tear(t *testing.T) {
 	k.torn++
 }
 
-// wantStored checks, after this number of crashes, that the log contains the messages that the store
-// has of the current conversations.
+// wantStored compares the log with the messages that the store retains of the current conversations. It
+// also checks that each of the crashes so far has torn at most one entry.
 func (k *killedLog) wantStored(t *testing.T, s *server, crashes int) {
 	t.Helper()
 	k.read(t)

@@ -153,7 +153,7 @@ func (s *server) await(t *testing.T, message string, fields ...string) logLine {
 		select {
 		case <-more:
 		case <-s.ended:
-			alive = false // The last lines may have come in between: check once more.
+			alive = false // The last entries may have arrived in the meantime: check again.
 		case <-late:
 			alive = false
 		}

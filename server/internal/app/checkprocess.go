@@ -71,8 +71,8 @@ func checkProcessCommand() config.Offline {
 	}
 }
 
-// runCheckProcess checks a store's file in a new process, because damage may crash the check or keep
-// it from ever ending. If pages is true, it checks only the pages. The faults are written to out.
+// runCheckProcess checks a store's file in a new process, because damage may crash the check or make
+// it run forever. If pages is true, it checks only the pages. The faults are written to out.
 // The error is boltstore.ErrDamaged, boltstore.ErrInUse, the error of ctx, or the reason why the
 // check failed.
 func runCheckProcess(ctx context.Context, path string, pages bool, out io.Writer) error {

@@ -219,7 +219,7 @@ func (l *loader) readFlags(flags *pflag.FlagSet, args []string) {
 	}
 }
 
-// unknownFlags returns the flags in args that flags does not define; pflag was told to skip them.
+// unknownFlags returns the flags in args that flags does not define; pflag is configured to skip them.
 func unknownFlags(flags *pflag.FlagSet, args []string) (unknown []string) {
 	for i := 0; i < len(args) && args[i] != "--"; i++ {
 		name, _, hasValue := strings.Cut(args[i], "=")

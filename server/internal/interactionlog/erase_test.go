@@ -23,7 +23,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// erase erases a conversation and fails the test unless it has so many entries.
+// erase erases a conversation and fails the test unless Erase returns want, the number of entries.
 func (w *testLog) erase(conversation string, want int64) {
 	w.tb.Helper()
 	if got, err := w.Erase(context.Background(), "acme", conversation); got != want || err != nil {

@@ -12,7 +12,7 @@
 // # Failures
 //
 // A message is in the file before its sender is notified that it was accepted. If the log cannot be
-// written, no sender waits for it. The log tries a failed write once more, then counts its entries as
+// written, no sender waits for it. The log retries a failed write once, then counts its entries as
 // lost. The next messages try again. The first successful write begins with a loss entry. It has the
 // tenant "*", which no caller has, so it is visible only in the file. Its role is "system". It reports
 // how many entries are missing and since when: in content for people, and in metadata.lost_lines and

@@ -142,7 +142,7 @@ func checkLog(t *testing.T, dir string, maxBroken int) map[string]int {
 	return last
 }
 
-// killAfter kills a child after so many acknowledgements, as soon as ready returns true. It returns the
+// killAfter kills a child after a number of acknowledged messages, as soon as ready returns true. It returns the
 // last sequence that was acknowledged of each conversation.
 func killAfter(t *testing.T, dir string, lines int, ready func() bool) map[string]int {
 	t.Helper()

@@ -19,7 +19,7 @@ var errClosed = errors.New("the log is closed")
 type lossState struct {
 	missing int64     // entries that are lost and that no loss entry reports yet; the log is failing if there are any
 	since   time.Time // time of the first of them
-	cause   error     // of the latest one; nil if a previous process has lost them all
+	cause   error     // of the latest lost entry; nil if a previous process has lost all of them
 
 	unwarned int64 // lost entries that no warning has reported
 	warned   bool  // a warning was logged since the log began to fail

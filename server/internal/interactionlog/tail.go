@@ -107,8 +107,8 @@ func (t *tail) rewrite(f *os.File, info fs.FileInfo) error {
 	})
 }
 
-// check visits the lines of the tail. It returns errEntriesLost if the file does not contain as many
-// complete entries as the log has written.
+// check visits the lines of the tail. It returns errEntriesLost if the file contains fewer
+// complete entries than the log has written.
 func (t *tail) check(f *os.File, info fs.FileInfo, visit func(text []byte, at int64) error) error {
 	if !os.SameFile(t.file, info) || info.Size() < t.to || t.to-t.from > maxRewritten {
 		return fmt.Errorf("%s: %w", f.Name(), errEntriesLost)

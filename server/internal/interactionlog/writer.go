@@ -130,7 +130,7 @@ func (l *Log) file(d dayfile.Day) (f *dayfile.Appender, size int64, err error) {
 	return f, f.Info.Size(), nil
 }
 
-// closeFile closes a file. An error is of no use: the system has all that was written.
+// closeFile closes a file. It ignores an error, because the system already has all that was written.
 func (l *Log) closeFile(f *dayfile.Appender) {
 	l.files = slices.DeleteFunc(l.files, func(other *dayfile.Appender) bool { return other == f })
 	_ = f.Close()

@@ -34,7 +34,7 @@ func DialSmallBuffer(t *testing.T, address string) *net.TCPConn {
 }
 
 // DropPackets makes the host of conn drop all packets that it receives for the connection, as if the
-// network were cut. It skips the test if the kernel lets only root do so and the user is another one.
+// network were cut. It skips the test if the kernel requires root and the user is not root.
 func DropPackets(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
 	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K} // Keep 0 bytes.

@@ -42,8 +42,8 @@ func largestHeader(id string) *parleyv1.Conversation {
 	return c
 }
 
-// TestLargestHeader imports many of the largest headers, two of them with as many bytes of messages
-// as allowed. All stay far below the limit of headers, and every reply can contain them.
+// TestLargestHeader imports many of the largest headers, two of them with messages of the maximum total
+// size. All stay far below the limit of headers, and every reply can contain them.
 func TestLargestHeader(t *testing.T) {
 	const count = 64
 	f := open(t, nil)

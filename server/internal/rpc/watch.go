@@ -33,7 +33,7 @@ func (s *Server) WatchConversations(r *parleyv1.WatchConversationsRequest, strea
 		return err
 	}
 	defer w.Stop()
-	// The first heartbeat tells the client that the hold is in effect.
+	// The first heartbeat notifies the client that the hold is in effect.
 	release, err := s.hold(ctx, r)
 	if err != nil {
 		return err

@@ -27,7 +27,7 @@ type incoming struct {
 	requests  int      // requests received
 	count     int      // messages received
 	last      int32    // sequence of the newest message
-	frames    [][]byte // the newest messages in encoded form, as many as a store may store
+	frames    [][]byte // the newest messages in encoded form, up to the limit of a stored conversation
 	size      int      // of frames, in bytes
 }
 

@@ -70,7 +70,7 @@ func TestProgressConn(t *testing.T) {
 	}
 }
 
-// readUpTo reads n bytes, or fewer if the server has not written them. The server writes no more in the
+// readUpTo reads n bytes, or fewer if the server has not written them. The server writes no further data in the
 // meantime, because its Write calls this function: without a limit on time the test would hang.
 func readUpTo(t *testing.T, conn net.Conn, n int64) int64 {
 	t.Helper()

@@ -13,9 +13,9 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// history returns messages written in short: u, a, s for user, assistant, system; c1 for a call
-// with the id 1; r1 for a result of that id. Sequences and exchanges are set as the store sets
-// them.
+// history returns one message for each word. u, a and s are a user, assistant and system message. c1 is
+// a call with the id 1, and r1 is a result with that id. The sequences and exchanges are those that the
+// store would set.
 func history(words ...string) []*parleyv1.Message {
 	var messages []*parleyv1.Message
 	for _, word := range words {
@@ -163,8 +163,8 @@ func exchanges(messages []*parleyv1.Message) int {
 	return n
 }
 
-// messageKinds has few ids, so that they are reused, and calls and results in any order, some
-// without the other.
+// messageKinds generates words for history. The ids are few, so that a history uses them again. Calls
+// and results are in any order, and some calls have no result or the reverse.
 var messageKinds = rapid.SampledFrom([]string{"u", "u", "u", "a", "a", "s", "c1", "c2", "c3", "r1", "r2", "r3"})
 
 func drawHistory(t *rapid.T) []*parleyv1.Message {
@@ -194,8 +194,8 @@ func drawOffsets(t *rapid.T, messages []*parleyv1.Message) []int64 {
 	return offsetsOf(rapid.Int64Range(0, 5000).Draw(t, "dropped"), messages)
 }
 
-// missingPart describes by how much a stable window is too small, compared to the largest window,
-// "" if it is large enough.
+// missingPart describes by how much a stable window is too small, compared to the largest window. It
+// returns "" if the window is large enough.
 func missingPart(got, full []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWindow) string {
 	has, fits := exchanges(got), exchanges(full)
 	if offsets == nil || w.GetMaxExchanges() > 0 || w.GetMaxMessages() > 0 {

@@ -1,5 +1,5 @@
-# Begins to answer, then waits until somebody writes the rest to the named pipe whose path
-# is the user's message.
+# Begins to answer, then waits until a test writes the rest to a named pipe. The user's message is the
+# path of the pipe.
 while read -r line; do
 	last=$line
 done

@@ -1,5 +1,5 @@
-# Begins to answer, with as many zeros as its argument tells, and does not end by itself
-# for longer than any test waits.
+# Begins to answer, with a number of zeros that is its argument. It then runs for longer than any test
+# waits.
 while read -r line; do
 	last=$line
 done

@@ -91,8 +91,7 @@ func program(name string, files []string) {
 	}
 }
 
-// child starts a program that continues after this one and shares its standard descriptors and
-// held.
+// child starts a program that continues after this one. It inherits the standard descriptors and held.
 func child(how *syscall.SysProcAttr, held *os.File, name string, files ...string) {
 	cmd := exec.Command(os.Args[0], append([]string{programArgument, name}, files...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr

@@ -59,7 +59,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// rawHTTP2 serves HTTP/2 frame by frame, because no library can be told to refuse streams.
+// rawHTTP2 serves HTTP/2 frame by frame, because no library has an option to refuse streams.
 type rawHTTP2 struct{ net.Conn }
 
 // serve has no health service, refuses the first other request when it is complete, and answers the

@@ -156,7 +156,7 @@ func newMetadata(raw json.RawMessage) (*structpb.Struct, error) {
 	return metadata, nil
 }
 
-// nestedDeeperThan reports whether a value has more than so many levels of nested objects and lists.
+// nestedDeeperThan reports whether a value has more than a number of levels of nested objects and lists.
 func nestedDeeperThan(value any, levels int) bool {
 	switch v := value.(type) {
 	case map[string]any:

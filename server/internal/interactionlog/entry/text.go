@@ -22,7 +22,7 @@ func AppendTimestamp(b []byte, at time.Time) []byte {
 	return appendDigits(b, at.Nanosecond()/1000, 6, 'Z')
 }
 
-// appendDigits appends a number, padded with zeros to so many digits, and the byte that follows it.
+// appendDigits appends a number, padded with zeros to a number of digits, and then the byte then.
 func appendDigits(b []byte, number, digits int, then byte) []byte {
 	b = append(b, "000000"[:digits]...)
 	for i := len(b) - 1; number > 0 && digits > 0; i-- {
