@@ -11,7 +11,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// commitImport passes the import of a conversation to the log. Its tenant has so many bytes.
+// commitImport passes the import of a conversation to the log. bytes is the length of its tenant.
 func (s *testService) commitImport(id string, bytes int) {
 	s.log.Committed([]store.Change{{
 		Kind:   parleyv1.ChangeKind_CHANGE_KIND_CREATED,
@@ -21,8 +21,8 @@ func (s *testService) commitImport(id string, bytes int) {
 	}})
 }
 
-// wantExclusions fails the test unless the log has exclusions for exactly these imports, of tenants with
-// so many bytes, and the size that it counts.
+// wantExclusions fails the test unless the log has exclusions for exactly these imports, and the size that
+// it counts is correct. bytes is the length of their tenant.
 func (s *testService) wantExclusions(bytes int, ids ...string) {
 	s.tb.Helper()
 	found, err := s.log.exclusions()

@@ -24,7 +24,7 @@ const (
 )
 
 // ErrPageToken reports that a page token is invalid or belongs to another query. It is the error of the
-// store, which reports the same of its lists.
+// store, which reports it for its lists.
 var ErrPageToken = store.ErrPageToken
 
 // Page is a page of the result of a query.

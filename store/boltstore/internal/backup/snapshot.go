@@ -19,7 +19,7 @@ import (
 
 const (
 	// backupStep is the maximum number of bytes of a copy that are on their way to the disk at
-	// once. A commit at the same time waits for at most so many bytes.
+	// once. A commit at the same time waits for at most this number of bytes.
 	backupStep = 1 << 20
 	// backupBlock is the number of bytes that are written if one of them differs.
 	backupBlock = 16 << 10
