@@ -55,7 +55,7 @@ test: ## run the Go tests, in under three minutes: needs Go and git alone
 	@echo 'Node or Chromium were skipped where these are missing.'
 
 .PHONY: check
-check: programs test lint checkgenerate languages build ## check everything, in about 20 minutes: needs what make tools installs
+check: programs languages build test lint checkgenerate ## check everything, in about 20 minutes: needs what make tools installs
 	CGO_ENABLED=1 go test -race -timeout 15m ./...
 	@$(MAKE) --no-print-directory testpython testtypescript test-faults
 	@if $(ON_LINUX); then $(MAKE) --no-print-directory testbenchcompare; fi
@@ -115,15 +115,15 @@ generate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp ## w
 
 # In a folder of its own: neither git nor a clean work tree is needed, and none is touched.
 .PHONY: checkgenerate
-checkgenerate: bin/.buf ## fail if gen/ or the stubs differ from what proto/ generates
+checkgenerate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp ## fail if gen/ or the stubs differ from what proto/ generates
 	@echo 'comparing gen/ and the stubs of other languages with what proto/ generates'
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; trap 'exit 1' HUP INT TERM; \
 	same() { diff -rq -x __pycache__ "$$1" "$$2" || { echo "$$1 is stale: run make generate" >&2; exit 1; }; }; \
 	$(BUF) generate --output "$$fresh"; \
 	same gen "$$fresh/gen"; \
 	same server/internal/gateway/openapi/gen "$$fresh/server/internal/gateway/openapi/gen"; \
-	if $(HAVE_PYTHON); then $(PYTHON)/generate.sh "$$fresh"; same $(PYTHON)/parley/v1 "$$fresh/parley/v1"; fi; \
-	if $(HAVE_NODE); then $(TYPESCRIPT)/generate.sh "$$fresh"; same $(TYPESCRIPT)/src/gen "$$fresh/src/gen"; fi
+	$(PYTHON)/generate.sh "$$fresh"; same $(PYTHON)/parley/v1 "$$fresh/parley/v1"; \
+	$(TYPESCRIPT)/generate.sh "$$fresh"; same $(TYPESCRIPT)/src/gen "$$fresh/src/gen"
 
 # PARLEY_BENCH_ROUNDS=3 is for a quick look; server/bench/bench_test.go has the other variables.
 .PHONY: bench
