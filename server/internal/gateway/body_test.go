@@ -143,12 +143,13 @@ func TestManyLargeReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.large.reads, d.large.maxWait, d.large.maxPace = semaphore.NewWeighted(1), time.Millisecond, testTimeout
+	d.large.reads, d.large.maxWait, d.large.maxPace = semaphore.NewWeighted(1), time.Second, testTimeout
 	s := httptest.NewServer(withResponseWriter(d))
 	defer s.Close()
 	f := &fixture{url: s.URL, client: s.Client()}
 	c := rawDial(t, f)
 	sendStalled(c)
+	// The server waits for its place while this loop has it, for maxWait at most.
 	for late := time.Now().Add(testTimeout); d.large.reads.TryAcquire(1); {
 		d.large.reads.Release(1)
 		if time.Now().After(late) {
@@ -166,7 +167,7 @@ func TestManyLargeReads(t *testing.T) {
 	f.do(t, "POST", "/v1/conversations:load", large).wantOK(t)
 }
 
-// sendStalled sendEvents a large body except its last 9 bytes.
+// sendStalled sends a large body except its last 9 bytes.
 func sendStalled(c net.Conn) {
 	fmt.Fprintf(c, "POST /v1/conversations:load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", largeBodyBytes+10, largeBodyBytes+1, "")
 }
