@@ -104,7 +104,7 @@ func findDamage(f *os.File) (cause string, err error) {
 	}
 	switch {
 	case !newest.valid:
-		return "both of its meta pages are damaged", nil
+		return "both of its meta pages are invalid", nil
 	case newest.Pages > uint64(info.Size()/newest.PageSize):
 		return fmt.Sprintf("it is truncated: it has %d bytes, but %d pages of %d bytes", info.Size(), newest.Pages,
 			newest.PageSize), nil
