@@ -231,7 +231,7 @@ func TestStartFailures(t *testing.T) {
 	}
 }
 
-// failToStart runs parleyd, which must end by itself, and returns its exit code and its output
+// failToStart runs parleyd, which must end without a signal, and returns its exit code and its output
 // without log entries.
 func failToStart(t *testing.T, flags ...string) (exitCode int, output string) {
 	t.Helper()

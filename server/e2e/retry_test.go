@@ -44,9 +44,9 @@ func newClientGroup(t *testing.T, s *server) clientGroup {
 	return c
 }
 
-// chatAll sends the same request from all clients at once. It calls meanwhile when all have received an
+// chatAll sends the same request from all clients at once. It calls onReached when all have received an
 // event for which to returns true. It returns the streams and how each ended, nil for EOF.
-func (c clientGroup) chatAll(t *testing.T, r *parleyv1.ChatRequest, to func(*parleyv1.TurnEvent) bool, meanwhile func()) ([]*eventStream, []error) {
+func (c clientGroup) chatAll(t *testing.T, r *parleyv1.ChatRequest, to func(*parleyv1.TurnEvent) bool, onReached func()) ([]*eventStream, []error) {
 	t.Helper()
 	reached := make(chan error, len(c))
 	wait := c.startAll(t, func(int) *parleyv1.ChatRequest { return r }, func(e *eventStream) error {
@@ -59,7 +59,7 @@ func (c clientGroup) chatAll(t *testing.T, r *parleyv1.ChatRequest, to func(*par
 			t.Fatal(err)
 		}
 	}
-	meanwhile()
+	onReached()
 	return wait()
 }
 
@@ -219,11 +219,11 @@ type repeatedRequest struct {
 
 // ask sends the request from all clients, and again when the turn has ended.
 func (r *repeatedRequest) ask(t *testing.T) {
-	meanwhile := func() {}
+	onReached := func() {}
 	r.answer = quickAnswer
 	if r.request.GetAgent() == "puppet" {
 		r.answer = completeAnswer()
-		meanwhile = func() {
+		onReached = func() {
 			r.wantReuseRefused(t)
 			other := &parleyv1.ChatRequest{ConversationId: "other", Content: "hello", RequestId: r.request.GetRequestId()}
 			wantError(t, firstError(r.m.s.Chat(timeLimited(t), other)), codes.ResourceExhausted, "TOO_MANY_TURNS")
@@ -232,7 +232,7 @@ func (r *repeatedRequest) ask(t *testing.T) {
 			r.p.finish()
 		}
 	}
-	streams, ends := r.m.c.chatAll(t, r.request, isStarted, meanwhile)
+	streams, ends := r.m.c.chatAll(t, r.request, isStarted, onReached)
 	r.events = wantSameTurn(t, streams, ends, 1)
 	r.id = r.events[0].GetStarted().GetConversation().GetId()
 	r.wantAnswered(t, r.events)

@@ -92,7 +92,7 @@ func (s *server) kill() {
 	}
 }
 
-// awaitExit waits until the server ends by itself. It returns the exit code, -1 for a signal, and
+// awaitExit waits until the server ends without a signal. It returns the exit code, -1 for a signal, and
 // the standard error.
 func (s *server) awaitExit(t *testing.T) (code int, stderr string) {
 	t.Helper()
