@@ -9,14 +9,15 @@ import (
 	"sync/atomic"
 	"testing"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/server/internal/auth"
-	"github.com/parleyhq/parley/server/internal/transport"
-	"github.com/parleyhq/parley/store"
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/transport"
+	"github.com/parleyhq/parley/store"
 )
 
 // benchCases returns the cases of BenchmarkService, ordered by group.

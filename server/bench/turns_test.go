@@ -13,11 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/transport"
 	"github.com/parleyhq/parley/store"
-	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
 )
 
 // repeater is an agent that answers with the same piece repeatedly.

@@ -12,9 +12,10 @@ import (
 	"syscall"
 	"time"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 // parley is a process of this service and a client with one connection.

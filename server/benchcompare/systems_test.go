@@ -13,10 +13,11 @@ import (
 	"testing"
 	"time"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/server/parleydtest"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // TestMain runs the tests, or the ceiling process that tests start.

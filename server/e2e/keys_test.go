@@ -12,16 +12,16 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic/anthropictest"
 	"github.com/parleyhq/parley/server/internal/agent/openai/openaitest"
 	"github.com/parleyhq/parley/server/internal/agent/providertest"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // secretMark is the beginning of every secret of TestKeysStayHidden.

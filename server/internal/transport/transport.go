@@ -16,13 +16,14 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/parleyhq/parley/server/internal/rpc"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
+
+	"github.com/parleyhq/parley/server/internal/rpc"
 )
 
 // socketPrefix is the prefix of an address that is the path of a Unix socket.
