@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"iter"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 // FrameField is the field number of `repeated Message messages` in every reply that returns kept
@@ -98,21 +99,31 @@ func (f Frame) Message() (*parleyv1.Message, error) {
 // Sequence returns Message.sequence without decoding the other fields; 0 if the field is not set.
 func (f Frame) Sequence() int32 {
 	var sequence int32
-	for body := f.Body(); len(body) > 0; {
-		number, kind, n := protowire.ConsumeTag(body)
-		if n < 0 {
-			break
+	for w := (wire{rest: f.Body()}); w.next(); {
+		if w.tag == tagSequence {
+			sequence = int32(w.number) // The store appends its own value last, and the last value wins.
 		}
-		m := protowire.ConsumeFieldValue(number, kind, body[n:])
-		if m < 0 {
-			break
-		}
-		if number == 2 && kind == protowire.VarintType {
-			v, _ := protowire.ConsumeVarint(body[n:])
-			// The store appends its own value last. As in any proto3 decoder, the last value wins.
-			sequence = int32(v)
-		}
-		body = body[n+m:]
 	}
 	return sequence
+}
+
+// AppendFrame appends a frame to b. The parts together are the encoded Message.
+func AppendFrame(b []byte, parts ...[]byte) []byte {
+	size := 0
+	for _, part := range parts {
+		size += len(part)
+	}
+	b = protowire.AppendVarint(append(b, frameTag), uint64(size))
+	for _, part := range parts {
+		b = append(b, part...)
+	}
+	return b
+}
+
+// EncodeFrame encodes a message as a frame.
+func EncodeFrame(m *parleyv1.Message) (Frame, error) {
+	size := proto.Size(m)
+	frame := append(make([]byte, 0, 1+protowire.SizeBytes(size)), frameTag)
+	frame = protowire.AppendVarint(frame, uint64(size))
+	return proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(frame, m)
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -15,7 +14,7 @@ import (
 
 // frame returns a frame with the encoded message body.
 func frame(body []byte) store.Frame {
-	return protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body)
+	return store.AppendFrame(nil, body)
 }
 
 // frames returns messages in wire form, with sequences from 1.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -23,7 +22,7 @@ func frames(t tester, messages ...*parleyv1.Message) store.Frames {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = protowire.AppendBytes(protowire.AppendTag(all, store.FrameField, protowire.BytesType), body)
+		all = store.AppendFrame(all, body)
 	}
 	return all
 }

@@ -234,16 +234,20 @@ func (c *catchUp) eachMessage(ctx context.Context, tenant, id string, visit visi
 	imported := c.exclusions[exclusion{Tenant: tenant, ID: id, UID: h.GetUid()}]
 	lastCopied := max(h.GetForkedFrom().GetSequence(), imported.Sequence)
 	erased := c.exclusions[exclusion{Tenant: tenant, ID: id}].Erased
-	var m entry.Message
+	var m store.Fields
 	for frame := range snapshot.Messages.All() {
-		if err := m.Decode(frame.Body()); err != nil {
+		err := m.Read(frame)
+		if err != nil {
 			return fmt.Errorf("message of conversation %q: %w", id, err)
 		}
-		at := m.Time()
-		if m.Sequence() <= lastCopied || at.Before(c.since) || !at.After(erased) {
+		at, err := m.Time()
+		if err != nil {
+			return fmt.Errorf("message of conversation %q: %w", id, err)
+		}
+		if m.Sequence <= lastCopied || at.Before(c.since) || !at.After(erased) {
 			continue
 		}
-		visit(c.key(entryKey{tenant, id, m.Sequence(), at.UnixMicro()}), at, frame)
+		visit(c.key(entryKey{tenant, id, m.Sequence, at.UnixMicro()}), at, frame)
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -86,7 +85,7 @@ func (s *testService) importAt(id string, at time.Time) {
 	must(s.tb, err)
 	_, err = s.Import(s.tb.Context(), &store.Import{
 		Tenant:   "acme",
-		Messages: store.Frames(protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body)),
+		Messages: store.AppendFrame(nil, body),
 		Conversation: &parleyv1.Conversation{
 			Id: id, Version: 1, LastSequence: 1, CreateTime: stamp, UpdateTime: stamp, LastAppendTime: stamp,
 		},

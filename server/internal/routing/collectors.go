@@ -47,6 +47,9 @@ func (c *collectors) add(frame store.Frame, older bool) error {
 	return c.calls.add(m)
 }
 
+// referencedData is the field in which ReferencedData has its value.
+var referencedData = store.FieldNumber(new(parleyv1.ReferencedData), "data")
+
 // dataUses collects how each type of structured data is used, and the newest value of each type
 // that only older messages have. Both lists start with the newest. Of two values in one message the
 // second is newer.
@@ -63,12 +66,12 @@ func (u *dataUses) add(m *message, older bool) {
 			continue
 		}
 		use := &parleyv1.StructuredDataUse{
-			Type: string(data.name), Count: 1, LastSequence: m.sequence, LastAgent: string(m.agent),
+			Type: string(data.name), Count: 1, LastSequence: m.Sequence, LastAgent: string(m.Agent),
 		}
 		u.byType[use.Type] = use
 		u.types = append(u.types, use)
 		if older {
-			r := &parleyv1.ReferencedData{Sequence: m.sequence, Agent: use.LastAgent}
+			r := &parleyv1.ReferencedData{Sequence: m.Sequence, Agent: use.LastAgent}
 			tag := protowire.AppendTag(nil, referencedData, protowire.BytesType)
 			setEncoded(r, protowire.AppendBytes(tag, data.encoded))
 			u.referenced = append(u.referenced, r)
@@ -83,15 +86,16 @@ type agentUses struct {
 }
 
 func (u *agentUses) add(m *message) error {
-	if m.role != parleyv1.Role_ROLE_ASSISTANT || len(m.agent) == 0 || u.seen[string(m.agent)] {
+	if m.Role != parleyv1.Role_ROLE_ASSISTANT || len(m.Agent) == 0 || u.seen[string(m.Agent)] {
 		return nil
 	}
-	use := &parleyv1.AgentUse{Agent: string(m.agent), LastSequence: m.sequence}
-	if m.createTime != nil {
-		use.LastTime = new(timestamppb.Timestamp)
-		if err := decode(m.createTime, use.LastTime); err != nil {
+	use := &parleyv1.AgentUse{Agent: string(m.Agent), LastSequence: m.Sequence}
+	if m.CreateTime != nil {
+		at, err := m.Time()
+		if err != nil {
 			return err
 		}
+		use.LastTime = timestamppb.New(at)
 	}
 	u.seen[use.Agent] = true
 	u.recent = append(u.recent, use)
@@ -104,8 +108,8 @@ func (u *agentUses) add(m *message) error {
 type question struct{ decided, open bool }
 
 func (q *question) add(m *message) {
-	if !q.decided && m.role != parleyv1.Role_ROLE_SYSTEM {
-		q.decided, q.open = true, m.role == parleyv1.Role_ROLE_USER
+	if !q.decided && m.Role != parleyv1.Role_ROLE_SYSTEM {
+		q.decided, q.open = true, m.Role == parleyv1.Role_ROLE_USER
 	}
 }
 
@@ -123,7 +127,7 @@ type toolCalls struct {
 const superseded = -1
 
 func (t *toolCalls) add(m *message) error {
-	if m.role == parleyv1.Role_ROLE_TOOL && t.results[string(m.resultCallID)] != superseded {
+	if m.Role == parleyv1.Role_ROLE_TOOL && t.results[string(m.resultCallID)] != superseded {
 		t.results[string(m.resultCallID)]++
 	}
 	t.open = t.open[:0]

@@ -1,7 +1,7 @@
 // Package routing computes the summary of a conversation with which a coordinator decides which
 // agent receives the next message. It has no state and no side effects.
 //
-// The file wire.go reads messages without decoding them. The files collectors.go and text.go compute
+// The file message.go reads messages without decoding them. The files collectors.go and text.go compute
 // the parts of a summary from them. The file budget.go truncates a summary to a byte budget. Start at
 // [Summarize].
 package routing

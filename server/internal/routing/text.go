@@ -37,7 +37,7 @@ func newText() text {
 }
 
 func (t *text) add(m *message) {
-	if t.full || m.role != parleyv1.Role_ROLE_ASSISTANT {
+	if t.full || m.Role != parleyv1.Role_ROLE_ASSISTANT {
 		return
 	}
 	t.clause = appendClause(t.clause[:0], m)
@@ -73,13 +73,13 @@ func (t *text) String() string {
 // first words of the content. appendClause may stop early when the clause is too long for any text.
 func appendClause(b []byte, m *message) []byte {
 	start := len(b)
-	if b = appendLine(b, m.summary, 0); len(b) > start {
+	if b = appendLine(b, m.Summary, 0); len(b) > start {
 		return b
 	}
 	if b = appendLine(b, joinedTypes(m.data), 0); len(b) > start {
 		return b
 	}
-	return appendLine(b, m.content, clauseWords)
+	return appendLine(b, m.Content, clauseWords)
 }
 
 // joinedTypes returns the distinct types of structured data values, joined by "+".

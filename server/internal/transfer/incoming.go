@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -87,10 +86,7 @@ func (c *incoming) addMessage(m *parleyv1.Message) error {
 	if m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
 		m.Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
 	}
-	size := proto.Size(m)
-	frame := make([]byte, 0, protowire.SizeTag(store.FrameField)+protowire.SizeBytes(size))
-	frame = protowire.AppendVarint(protowire.AppendTag(frame, store.FrameField, protowire.BytesType), uint64(size))
-	frame, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(frame, m)
+	frame, err := store.EncodeFrame(m)
 	if err != nil {
 		return fmt.Errorf("message %d: %w", m.GetSequence(), err)
 	}

@@ -15,14 +15,13 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Numbers of the fields of parleyv1.WatchConversationsResponse and ConversationChange that this
-// file encodes.
-const (
-	changeField       protowire.Number = 1
-	cursorField       protowire.Number = 1
-	conversationField protowire.Number = 6
-	messageField      protowire.Number = 7
-	turnEventField    protowire.Number = 8
+// These are the fields of a response and of a change that this file encodes.
+var (
+	changeField       = store.FieldNumber(new(parleyv1.WatchConversationsResponse), "change")
+	cursorField       = store.FieldNumber(new(parleyv1.ConversationChange), "cursor")
+	conversationField = store.FieldNumber(new(parleyv1.ConversationChange), "conversation")
+	messageField      = store.FieldNumber(new(parleyv1.ConversationChange), "message")
+	turnEventField    = store.FieldNumber(new(parleyv1.ConversationChange), "turn_event")
 )
 
 // entryOverheadBytes is the approximate memory of an entry without its payload, as measured.

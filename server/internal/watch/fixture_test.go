@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -173,7 +172,7 @@ func appendedChange(tenant, id string, version int32, content string) store.Chan
 	return store.Change{
 		Tenant: tenant, ConversationID: id, Version: version, Time: time.Unix(int64(version), 0),
 		Kind:    parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED,
-		Message: protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body),
+		Message: store.AppendFrame(nil, body),
 	}
 }
 

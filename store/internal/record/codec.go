@@ -246,7 +246,7 @@ func MarshalProgress(p *store.Progress) ([]byte, error) {
 	b[0] = progressFormat
 	b = append(binary.AppendUvarint(b, uint64(len(p.TurnID))), p.TurnID...)
 	for _, d := range drafts {
-		b = appendItem(b, store.FrameField, d.body)
+		b = store.AppendFrame(b, d.body)
 	}
 	if p.Events != nil {
 		events, err := proto.Marshal(p.Events)

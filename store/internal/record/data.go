@@ -5,18 +5,19 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 )
 
 // Data is an index of the structured data of the retained messages: the field data of
 // storev1.Header in wire form, oldest message first, each type once a message. It may be as large
 // as the messages, so a write appends to its end and cuts its beginning without decoding it.
 
-// These are the field numbers of storev1.Header.data and of storev1.DataUse.
-const (
-	dataField     protowire.Number = 4
-	sequenceField protowire.Number = 1
-	typeField     protowire.Number = 2
+var (
+	dataField     = store.FieldNumber(new(storev1.Header), "data")
+	sequenceField = store.FieldNumber(new(storev1.DataUse), "sequence")
+	typeField     = store.FieldNumber(new(storev1.DataUse), "type")
 )
 
 // appendUse appends an entry to an index: the message has data of that type.

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
@@ -21,8 +20,8 @@ type Draft struct {
 	types   []string // of structured data, each once
 }
 
-// maxSuffix is the maximum number of bytes that the server adds to a message: tag and length of the
-// frame, sequence, status, exchange and create_time.
+// maxSuffix is the maximum number of bytes that store.AppendNumbered adds to a message: tag and length
+// of the frame, sequence, status, exchange and create_time.
 const maxSuffix = 64
 
 // NewDrafts encodes messages. This part of an append does not need the order of commits.
@@ -36,32 +35,6 @@ func NewDrafts(messages []*parleyv1.Message) ([]Draft, error) {
 		drafts[i] = Draft{message: m, body: body, types: dataTypes(m)}
 	}
 	return drafts, nil
-}
-
-// appendFrame appends the message with its server fields to b.
-func (d *Draft) appendFrame(b []byte, n *parleyv1.AppendedMessage) []byte {
-	status := d.message.GetStatus()
-	if status == parleyv1.MessageStatus_MESSAGE_STATUS_UNSPECIFIED {
-		status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
-	}
-	var buf [maxSuffix]byte
-	suffix := appendVarint(buf[:0], 2, int64(n.GetSequence()))
-	suffix = appendVarint(suffix, 10, int64(status))
-	suffix = appendVarint(suffix, 12, int64(n.GetExchange()))
-	// Both parts of the time are written even if zero, because a decoder merges submessages field
-	// by field.
-	stamp := appendVarint(nil, 1, n.GetCreateTime().GetSeconds())
-	stamp = appendVarint(stamp, 2, int64(n.GetCreateTime().GetNanos()))
-	suffix = protowire.AppendTag(suffix, 15, protowire.BytesType)
-	suffix = protowire.AppendBytes(suffix, stamp)
-
-	b = protowire.AppendTag(b, store.FrameField, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(len(d.body)+len(suffix)))
-	return append(append(b, d.body...), suffix...)
-}
-
-func appendVarint(b []byte, field protowire.Number, v int64) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), uint64(v))
 }
 
 // dataTypes returns the types of a message's structured data, each once.

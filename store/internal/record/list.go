@@ -17,6 +17,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
+// conversationsField is the field of a list's reply whose size store.MaxListBytes limits.
+var conversationsField = store.FieldNumber(new(parleyv1.ListConversationsResponse), "conversations")
+
 // KeySize is the length of a [Key].
 const KeySize = 12
 
@@ -136,7 +139,7 @@ func (p *pager) decodeMatching(key, value []byte) *Record {
 func (p *pager) add(r *Record) bool {
 	r.removeExpiredLease(p.now)
 	entry := r.Entry()
-	size := protowire.SizeTag(1) + protowire.SizeBytes(proto.Size(entry))
+	size := protowire.SizeTag(conversationsField) + protowire.SizeBytes(proto.Size(entry))
 	full := len(p.entries) >= p.list.PageSize || p.size+size > store.MaxListBytes
 	if len(p.entries) > 0 && full {
 		return false

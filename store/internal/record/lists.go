@@ -18,13 +18,13 @@ import (
 // maxRemembered is the maximum number of requests and of turns that a conversation stores.
 const maxRemembered = 32
 
-// Field numbers of the items in storev1.Requests and storev1.Turns, and of the id in every item,
-// which is its first field.
-const (
-	requestsField protowire.Number = 1
-	turnsField    protowire.Number = 1
-	eventsField   protowire.Number = 2 // directly after their turn
-	idField       protowire.Number = 1
+// These are the fields of the items in storev1.Requests and storev1.Turns, and of the id in every item,
+// which is its first field and has the same number in all of them. The events follow their turn.
+var (
+	requestsField = store.FieldNumber(new(storev1.Requests), "requests")
+	turnsField    = store.FieldNumber(new(storev1.Turns), "turns")
+	eventsField   = store.FieldNumber(new(storev1.Turns), "events")
+	idField       = store.FieldNumber(new(storev1.Request), "id")
 )
 
 type storedRequest = storev1.Request

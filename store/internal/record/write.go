@@ -184,7 +184,7 @@ func (r *Record) appendMessages(drafts []Draft, numbers []*parleyv1.AppendedMess
 	r.newMessages = make([]byte, 0, size)
 	ends := make([]int, len(drafts))
 	for i, d := range drafts {
-		r.newMessages = d.appendFrame(r.newMessages, numbers[i])
+		r.newMessages = store.AppendNumbered(r.newMessages, d.body, d.message.GetStatus(), numbers[i])
 		ends[i] = len(r.newMessages)
 		r.indexMessage(d.message, d.types, numbers[i].GetSequence())
 		r.Conversation().LastSequence, r.Header.Exchange = numbers[i].GetSequence(), numbers[i].GetExchange()

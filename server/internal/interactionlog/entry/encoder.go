@@ -17,7 +17,7 @@ import (
 // [NewEncoder].
 type Encoder struct {
 	redact  redactor
-	message Message
+	message message
 }
 
 // NewEncoder returns an encoder that replaces the matches of expressions by "[redacted]".
@@ -27,12 +27,15 @@ func NewEncoder(redact []*regexp.Regexp) *Encoder { return &Encoder{redact: reda
 // After an error it has appended nothing. An entry longer than MaxBytes is an error.
 func (e *Encoder) Append(b []byte, c *store.Change) (line []byte, at time.Time, err error) {
 	m, begin := &e.message, len(b)
-	if err := m.Decode(c.Message.Body()); err != nil {
-		return b, at, fmt.Errorf("message of conversation %q: %w", c.ConversationID, err)
+	if err = m.read(c.Message); err == nil {
+		at, err = m.Time()
+	}
+	if err != nil {
+		return b, time.Time{}, fmt.Errorf("message of conversation %q: %w", c.ConversationID, err)
 	}
 	e.redact.redactMessage(m)
 	slices.SortStableFunc(m.metadata, func(x, y pair) int { return bytes.Compare(x.key, y.key) })
-	at = m.Time().UTC()
+	at = at.UTC()
 	if year := at.Year(); year < 1 || year > 9999 {
 		at = c.Time.UTC() // TimestampLayout cannot express other years.
 	}
@@ -46,7 +49,7 @@ func (e *Encoder) Append(b []byte, c *store.Change) (line []byte, at time.Time, 
 	b = append(b, agentKey...)
 	b = m.appendAuthor(b)
 	b = append(b, roleKey...)
-	b = append(b, roleName(m.role)...)
+	b = append(b, roleName(m.Role)...)
 	b = append(b, contentKey...)
 	b = appendText(b, m.contentOrResult())
 	b = append(b, `","metadata":{`...)
@@ -59,44 +62,44 @@ func (e *Encoder) Append(b []byte, c *store.Change) (line []byte, at time.Time, 
 
 // appendAuthor appends the author of a message: for a user the name in the metadata or else "User",
 // for other roles the agent, and for a tool's result without an agent the tool.
-func (m *Message) appendAuthor(b []byte) []byte {
+func (m *message) appendAuthor(b []byte) []byte {
 	switch {
-	case m.role == parleyv1.Role_ROLE_USER:
+	case m.Role == parleyv1.Role_ROLE_USER:
 		for _, p := range slices.Backward(m.metadata) { // The last one wins.
 			if string(p.key) == "user" && len(p.value) > 0 {
 				return appendText(b, p.value)
 			}
 		}
 		return append(b, "User"...)
-	case m.role == parleyv1.Role_ROLE_TOOL && len(m.agent) == 0:
-		return appendText(b, m.tool)
+	case m.Role == parleyv1.Role_ROLE_TOOL && len(m.Agent) == 0:
+		return appendText(b, m.result.Name)
 	}
-	return appendText(b, m.agent)
+	return appendText(b, m.Agent)
 }
 
 // contentOrResult returns the text of a message, or the tool's result of a message without a text.
-func (m *Message) contentOrResult() []byte {
-	if len(m.content) == 0 {
-		return m.result
+func (m *message) contentOrResult() []byte {
+	if len(m.Content) == 0 {
+		return m.result.Content
 	}
-	return m.content
+	return m.Content
 }
 
 // appendMetadata appends the members of an entry's metadata: first those that the server sets, then
 // those of the message, sorted by key. It omits keys of the message that the server has set.
-func (m *Message) appendMetadata(b []byte) []byte {
-	if len(m.model) > 0 {
-		b = append(appendText(append(b, `"model":"`...), m.model), `",`...)
+func (m *message) appendMetadata(b []byte) []byte {
+	if len(m.usage.Model) > 0 {
+		b = append(appendText(append(b, `"model":"`...), m.usage.Model), `",`...)
 	}
-	b = strconv.AppendInt(append(b, `"turn_number":`...), int64(m.sequence), 10)
-	if m.exchange != 0 {
-		b = strconv.AppendInt(append(b, `,"exchange":`...), int64(m.exchange), 10)
+	b = strconv.AppendInt(append(b, `"turn_number":`...), int64(m.Sequence), 10)
+	if m.Exchange != 0 {
+		b = strconv.AppendInt(append(b, `,"exchange":`...), int64(m.Exchange), 10)
 	}
 	b = m.appendTokens(b)
-	if len(m.turnID) > 0 {
-		b = append(appendText(append(b, `,"turn_id":"`...), m.turnID), '"')
+	if len(m.TurnID) > 0 {
+		b = append(appendText(append(b, `,"turn_id":"`...), m.TurnID), '"')
 	}
-	if name := statusName(m.status); name != "" {
+	if name := statusName(m.Status); name != "" {
 		b = append(append(append(b, `,"status":"`...), name...), '"')
 	}
 	b = m.appendTypes(b)
@@ -112,52 +115,58 @@ func (m *Message) appendMetadata(b []byte) []byte {
 }
 
 // hasField reports whether the server sets a member of the metadata with this key.
-func (m *Message) hasField(key []byte) bool {
+func (m *message) hasField(key []byte) bool {
 	switch string(key) {
 	case "model":
-		return len(m.model) > 0
+		return len(m.usage.Model) > 0
 	case "turn_number":
 		return true
 	case "exchange":
-		return m.exchange != 0
+		return m.Exchange != 0
 	case "tokens":
-		return m.tokens != [4]int32{}
+		return m.tokens() != [4]int32{}
 	case "turn_id":
-		return len(m.turnID) > 0
+		return len(m.TurnID) > 0
 	case "status":
-		return statusName(m.status) != ""
+		return statusName(m.Status) != ""
 	case "structured_data_types":
 		return slices.ContainsFunc(m.types, func(t []byte) bool { return len(t) > 0 })
 	}
 	return false
 }
 
-// tokenNames returns the keys of the counts in message.tokens.
+// tokenNames returns the keys of the counts of tokens, in the order of tokens.
 func tokenNames() [4]string {
 	return [4]string{"input", "output", "cached_input", "reasoning"}
 }
 
-func (m *Message) appendTokens(b []byte) []byte {
-	if m.tokens == [4]int32{} {
+func (m *message) tokens() [4]int32 {
+	u := &m.usage
+	return [4]int32{u.InputTokens, u.OutputTokens, u.CachedInputTokens, u.ReasoningTokens}
+}
+
+func (m *message) appendTokens(b []byte) []byte {
+	tokens := m.tokens()
+	if tokens == [4]int32{} {
 		return b
 	}
 	b = append(b, `,"tokens":{`...)
 	begin := len(b)
 	for i, name := range tokenNames() {
-		if m.tokens[i] == 0 {
+		if tokens[i] == 0 {
 			continue
 		}
 		if len(b) > begin {
 			b = append(b, ',')
 		}
 		b = append(append(append(b, '"'), name...), `":`...)
-		b = strconv.AppendInt(b, int64(m.tokens[i]), 10)
+		b = strconv.AppendInt(b, int64(tokens[i]), 10)
 	}
 	return append(b, '}')
 }
 
 // appendTypes appends the types of structured data without duplicates, in the order of the message.
-func (m *Message) appendTypes(b []byte) []byte {
+func (m *message) appendTypes(b []byte) []byte {
 	key := `,"structured_data_types":["`
 	for i, t := range m.types {
 		known := slices.ContainsFunc(m.types[:i], func(other []byte) bool { return bytes.Equal(t, other) })

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -37,7 +36,7 @@ func Appended(tb testing.TB, tenant, id string, m *parleyv1.Message) store.Chang
 
 // Framed returns an encoded message as a frame of the store.
 func Framed(body []byte) store.Frame {
-	return protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body)
+	return store.AppendFrame(nil, body)
 }
 
 // Sample is an entry to write to a file. Empty fields except Content get a default value.

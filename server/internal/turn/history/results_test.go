@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -22,7 +21,7 @@ func frames(t *testing.T, messages []*parleyv1.Message) store.Frames {
 		if err != nil {
 			t.Fatal(err)
 		}
-		encoded = protowire.AppendBytes(protowire.AppendTag(encoded, store.FrameField, protowire.BytesType), body)
+		encoded = store.AppendFrame(encoded, body)
 	}
 	return encoded
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
@@ -46,7 +45,7 @@ func newTurn(t *testing.T, stored []*parleyv1.Message, events *storev1.TurnEvent
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Messages = protowire.AppendBytes(protowire.AppendTag(s.Messages, store.FrameField, protowire.BytesType), body)
+		s.Messages = store.AppendFrame(s.Messages, body)
 	}
 	if events != nil {
 		s.Events = []*storev1.TurnEvents{{TurnId: "another"}, events}

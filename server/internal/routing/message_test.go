@@ -4,7 +4,6 @@ import (
 	"errors"
 	"testing"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -14,7 +13,7 @@ import (
 
 // frame returns an encoded message in the form that a store returns.
 func frame(body []byte) store.Frame {
-	return protowire.AppendBytes(protowire.AppendTag(nil, store.FrameField, protowire.BytesType), body)
+	return store.AppendFrame(nil, body)
 }
 
 // FuzzRead checks that message.read returns the same fields as decoding the message.
@@ -48,7 +47,7 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("read() = %v, want no error for a message that decodes", err)
 		}
 		rebuilt := &parleyv1.Message{
-			Sequence: got.sequence, Role: got.role, Agent: string(got.agent), Summary: string(got.summary), Content: string(got.content),
+			Sequence: got.Sequence, Role: got.Role, Agent: string(got.Agent), Summary: string(got.Summary), Content: string(got.Content),
 		}
 		for _, p := range got.data {
 			value := new(parleyv1.StructuredData)
@@ -64,11 +63,12 @@ func FuzzRead(f *testing.F) {
 			}
 			rebuilt.ToolCalls = append(rebuilt.ToolCalls, call)
 		}
-		if got.createTime != nil {
-			rebuilt.CreateTime = new(timestamppb.Timestamp)
-			if err := decode(got.createTime, rebuilt.CreateTime); err != nil {
+		if got.CreateTime != nil {
+			at, err := got.Time()
+			if err != nil {
 				t.Fatal(err)
 			}
+			rebuilt.CreateTime = timestamppb.New(at)
 		}
 		if id := want.GetToolResult().GetCallId(); id != string(got.resultCallID) {
 			t.Errorf("resultCallID = %q, want %q", got.resultCallID, id)
@@ -76,6 +76,9 @@ func FuzzRead(f *testing.F) {
 		want = &parleyv1.Message{
 			Sequence: want.Sequence, Role: want.Role, Agent: want.Agent, Summary: want.Summary, Content: want.Content,
 			StructuredData: want.StructuredData, ToolCalls: want.ToolCalls, CreateTime: want.CreateTime,
+		}
+		if at := want.CreateTime; at != nil {
+			want.CreateTime = timestamppb.New(at.AsTime()) // read normalizes the time.
 		}
 		if d := diff(want, rebuilt); d != "" {
 			t.Errorf("message (-decoded +read):\n%s", d)

@@ -1,0 +1,215 @@
+package store
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// TestTags compares each tag with the descriptor of its field.
+func TestTags(t *testing.T) {
+	metadata := new(parleyv1.Message).ProtoReflect().Descriptor().Fields().ByName("metadata").Message()
+	message := func(m proto.Message) protoreflect.MessageDescriptor { return m.ProtoReflect().Descriptor() }
+	for of, tags := range map[protoreflect.MessageDescriptor]map[protoreflect.Name]uint64{
+		message(new(parleyv1.Message)): {
+			"sequence": tagSequence, "role": tagRole, "content": tagContent, "structured_data": tagStructuredData,
+			"tool_calls": tagToolCalls, "tool_result": tagToolResult, "agent": tagAgent, "summary": tagSummary,
+			"status": tagStatus, "turn_id": tagTurnID, "exchange": tagExchange, "usage": tagUsage,
+			"metadata": tagMetadata, "create_time": tagCreateTime,
+		},
+		message(new(parleyv1.StructuredData)): {"type": tagDataType},
+		message(new(parleyv1.ToolCall)):       {"id": tagCallID},
+		message(new(parleyv1.ToolResult)): {
+			"call_id": tagResultCallID, "name": tagResultName, "content": tagResultContent,
+		},
+		message(new(parleyv1.Usage)): {
+			"model": tagModel, "input_tokens": tagInputTokens, "output_tokens": tagOutputTokens,
+			"cached_input_tokens": tagCachedInputTokens, "reasoning_tokens": tagReasoningTokens,
+		},
+		message(new(timestamppb.Timestamp)): {"seconds": tagSeconds, "nanos": tagNanos},
+		metadata:                            {"key": tagKey, "value": tagValue},
+	} {
+		for name, tag := range tags {
+			field := of.Fields().ByName(name)
+			if field == nil {
+				t.Errorf("%s has no field %s", of.Name(), name)
+				continue
+			}
+			kind := protowire.BytesType
+			if k := field.Kind(); k == protoreflect.EnumKind || k == protoreflect.Int32Kind || k == protoreflect.Int64Kind {
+				kind = protowire.VarintType
+			}
+			if want := protowire.EncodeTag(field.Number(), kind); tag != want {
+				t.Errorf("tag of %s.%s = %d, want %d", of.Name(), name, tag, want)
+			}
+		}
+	}
+}
+
+// FuzzFields checks that Fields has the same values as the decoded message.
+func FuzzFields(f *testing.F) {
+	full := &parleyv1.Message{
+		Sequence: 7, Exchange: 3, Role: parleyv1.Role_ROLE_TOOL, Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE,
+		Content: "content", Agent: "finder", Summary: "found", TurnId: "t",
+		StructuredData: []*parleyv1.StructuredData{{Type: "list"}, {Type: "price"}},
+		ToolCalls:      []*parleyv1.ToolCall{{Id: "1", Name: "search"}, {Id: "2"}},
+		ToolResult:     &parleyv1.ToolResult{CallId: "1", Name: "search", Content: "none"},
+		Usage:          &parleyv1.Usage{Model: "m", InputTokens: 1, OutputTokens: 7, CachedInputTokens: 3, ReasoningTokens: -1},
+		Metadata:       map[string]string{"user": "Ann", "": ""},
+		CreateTime:     &timestamppb.Timestamp{Seconds: -1, Nanos: 5},
+	}
+	var bodies []byte
+	for _, m := range []*parleyv1.Message{full, {}, {Usage: &parleyv1.Usage{OutputTokens: 2}}, {Content: "other"}} {
+		body, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(body)
+		bodies = append(bodies, body...)
+		f.Add(bodies)                                     // repeated singular fields
+		f.Add(append(body, 0x12, 0x00))                   // field 2 with another wire type
+		f.Add(append(body, 0x13, 0x10, 0x09, 0x14, 0x10)) // a group, then a truncated field
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		want := new(parleyv1.Message)
+		if proto.Unmarshal(body, want) != nil {
+			return
+		}
+		frame := Frame(AppendFrame(nil, body))
+		fields := Fields{StructuredData: make([][]byte, 1), ToolCalls: make([][]byte, 1), Metadata: make([][]byte, 1)}
+		if err := fields.Read(frame); err != nil {
+			t.Fatalf("Read() = %v, want no error for a message that decodes", err)
+		}
+		if got := frame.Sequence(); got != want.GetSequence() {
+			t.Errorf("Sequence() = %d, want %d", got, want.GetSequence())
+		}
+		want = &parleyv1.Message{
+			Sequence: want.Sequence, Exchange: want.Exchange, Role: want.Role, Status: want.Status, Content: want.Content,
+			Agent: want.Agent, Summary: want.Summary, TurnId: want.TurnId, StructuredData: want.StructuredData,
+			ToolCalls: want.ToolCalls, ToolResult: want.ToolResult, Usage: want.Usage, Metadata: want.Metadata,
+			CreateTime: want.CreateTime,
+		}
+		if d := cmp.Diff(want, decodeFields(t, &fields), protocmp.Transform()); d != "" {
+			t.Errorf("message (-decoded +fields):\n%s", d)
+		}
+		checkNested(t, &fields, want)
+	})
+}
+
+// decodeFields returns a message with these fields.
+func decodeFields(t *testing.T, f *Fields) *parleyv1.Message {
+	t.Helper()
+	m := &parleyv1.Message{
+		Sequence: f.Sequence, Exchange: f.Exchange, Role: f.Role, Status: f.Status, Content: string(f.Content),
+		Agent: string(f.Agent), Summary: string(f.Summary), TurnId: string(f.TurnID),
+	}
+	decode := func(encoded []byte, into proto.Message) {
+		if err := proto.Unmarshal(encoded, into); err != nil {
+			t.Fatalf("Unmarshal(%x) as %T: %v", encoded, into, err)
+		}
+	}
+	for i, encoded := range f.StructuredData {
+		m.StructuredData = append(m.StructuredData, new(parleyv1.StructuredData))
+		decode(encoded, m.StructuredData[i])
+	}
+	for i, encoded := range f.ToolCalls {
+		m.ToolCalls = append(m.ToolCalls, new(parleyv1.ToolCall))
+		decode(encoded, m.ToolCalls[i])
+	}
+	for _, encoded := range f.Metadata {
+		key, value, err := MetadataEntry(encoded)
+		if err != nil {
+			t.Fatalf("MetadataEntry(%x): %v", encoded, err)
+		}
+		if m.Metadata == nil {
+			m.Metadata = make(map[string]string)
+		}
+		m.Metadata[string(key)] = string(value)
+	}
+	if f.ToolResult != nil {
+		m.ToolResult = new(parleyv1.ToolResult)
+		decode(f.ToolResult, m.ToolResult)
+	}
+	if f.Usage != nil {
+		m.Usage = new(parleyv1.Usage)
+		decode(f.Usage, m.Usage)
+	}
+	if f.CreateTime != nil {
+		m.CreateTime = new(timestamppb.Timestamp)
+		decode(f.CreateTime, m.CreateTime)
+	}
+	return m
+}
+
+// checkNested compares what f reads of the messages inside a message with that message.
+func checkNested(t *testing.T, f *Fields, want *parleyv1.Message) {
+	t.Helper()
+	for i, encoded := range f.StructuredData {
+		if got, err := DataType(encoded); err != nil || string(got) != want.GetStructuredData()[i].GetType() {
+			t.Errorf("DataType(%x) = %q, %v, want %q", encoded, got, err, want.GetStructuredData()[i].GetType())
+		}
+	}
+	for i, encoded := range f.ToolCalls {
+		if got, err := ToolCallID(encoded); err != nil || string(got) != want.GetToolCalls()[i].GetId() {
+			t.Errorf("ToolCallID(%x) = %q, %v, want %q", encoded, got, err, want.GetToolCalls()[i].GetId())
+		}
+	}
+	result, err := f.ReadResult()
+	if r := want.GetToolResult(); err != nil || string(result.CallID) != r.GetCallId() ||
+		string(result.Name) != r.GetName() || string(result.Content) != r.GetContent() {
+		t.Errorf("ReadResult() = %+v, %v, want %v", result, err, r)
+	}
+	usage, err := f.ReadUsage()
+	got := &parleyv1.Usage{
+		Model: string(usage.Model), InputTokens: usage.InputTokens, OutputTokens: usage.OutputTokens,
+		CachedInputTokens: usage.CachedInputTokens, ReasoningTokens: usage.ReasoningTokens,
+	}
+	u := want.GetUsage()
+	counts := &parleyv1.Usage{
+		Model: u.GetModel(), InputTokens: u.GetInputTokens(), OutputTokens: u.GetOutputTokens(),
+		CachedInputTokens: u.GetCachedInputTokens(), ReasoningTokens: u.GetReasoningTokens(),
+	}
+	if err != nil || !proto.Equal(got, counts) {
+		t.Errorf("ReadUsage() = %v, %v, want %v", got, err, counts)
+	}
+	if at, err := f.Time(); err != nil || !at.Equal(want.GetCreateTime().AsTime()) {
+		t.Errorf("Time() = %v, %v, want %v", at, err, want.GetCreateTime().AsTime())
+	}
+}
+
+// TestAppendNumbered checks that the fields of the store win over those of the message.
+func TestAppendNumbered(t *testing.T) {
+	sent := &parleyv1.Message{Sequence: 5, Exchange: 6, Content: "c", CreateTime: &timestamppb.Timestamp{Seconds: 8, Nanos: 9}}
+	body, err := proto.Marshal(sent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &parleyv1.AppendedMessage{Sequence: 1, CreateTime: &timestamppb.Timestamp{Seconds: 2}}
+	for status, want := range map[parleyv1.MessageStatus]parleyv1.MessageStatus{0: 1, 1: 1, 2: 2} {
+		got, err := Frame(AppendNumbered(nil, body, status, n)).Message()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored := &parleyv1.Message{Sequence: 1, Content: "c", Status: want, CreateTime: n.CreateTime}
+		if d := cmp.Diff(stored, got, protocmp.Transform()); d != "" {
+			t.Errorf("AppendNumbered with status %v (-want +got):\n%s", status, d)
+		}
+	}
+}
+
+// TestFieldNumberOfAnotherName checks that a name that is not in the proto is found at start.
+func TestFieldNumberOfAnotherName(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error(`FieldNumber(Message, "size") did not panic`)
+		}
+	}()
+	FieldNumber(new(parleyv1.Message), "size")
+}
