@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -68,10 +69,16 @@ func loadConfig(b *testing.B, args []string) *config.Config {
 	return loaded
 }
 
+// gcBallastBytes is the size of the GC ballast of parleyd. Without it, the size of the test binary would
+// decide how often garbage is collected.
+const gcBallastBytes = 64 << 20
+
 // openBenchServer serves a number of conversations until the benchmark ends. The interaction log is off
 // unless a flag turns it on.
 func openBenchServer(b *testing.B, conversations int, flags ...string) *benchServer {
 	b.Helper()
+	ballast := make([]byte, gcBallastBytes)
+	b.Cleanup(func() { runtime.KeepAlive(ballast) })
 	c := loadConfig(b, append([]string{
 		"--data-dir=" + b.TempDir(), "--max-conversations=0", "--interaction-log=false",
 	}, flags...))
