@@ -48,7 +48,9 @@ import (
 // The stream ends when the caller leaves the loop or ctx ends. The turn continues on the server
 // unless request.on_disconnect is ON_DISCONNECT_CANCEL. If the caller ranges over the sequence
 // again, Chat sends the same request_id, which returns the same turn and never starts a second one.
-func (c *Client) Chat(ctx context.Context, request *parleyv1.ChatRequest, opts ...grpc.CallOption) iter.Seq2[*parleyv1.TurnEvent, error] {
+func (c *Client) Chat(
+	ctx context.Context, request *parleyv1.ChatRequest, opts ...grpc.CallOption,
+) iter.Seq2[*parleyv1.TurnEvent, error] {
 	filled := withRequestID(request)
 	var ranged atomic.Bool
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
@@ -68,7 +70,9 @@ func (c *Client) Chat(ctx context.Context, request *parleyv1.ChatRequest, opts .
 // after_index it may end with OUT_OF_RANGE, EVENTS_GONE: the server no longer has the single
 // events, and the client does not know how much of a message's text the caller has. The caller
 // then shows the turn from index 0 again, or uses TextDelta.offset to cut the text.
-func (c *Client) ResumeTurn(ctx context.Context, request *parleyv1.ResumeTurnRequest, opts ...grpc.CallOption) iter.Seq2[*parleyv1.TurnEvent, error] {
+func (c *Client) ResumeTurn(
+	ctx context.Context, request *parleyv1.ResumeTurnRequest, opts ...grpc.CallOption,
+) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		f := follower{retry: retry{conn: c.conn}, client: c, opts: opts, conversation: request.GetConversationId()}
 		f.view = newView(request.GetTurnId(), request.GetAfterIndex())

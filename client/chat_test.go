@@ -31,7 +31,9 @@ func statusWithReason(code codes.Code, reason string) error {
 
 // readTurn returns the events of a turn and the error at its end. If step is not nil, readTurn calls
 // it with the number of events so far before it reads the next one.
-func readTurn(turn iter.Seq2[*parleyv1.TurnEvent, error], step func(shown int)) (shown []*parleyv1.TurnEvent, err error) {
+func readTurn(
+	turn iter.Seq2[*parleyv1.TurnEvent, error], step func(shown int),
+) (shown []*parleyv1.TurnEvent, err error) {
 	for event, failure := range turn {
 		if failure != nil {
 			err = failure
@@ -64,16 +66,24 @@ func TestChatDoesNotRetryFinalErrors(t *testing.T) {
 	}{
 		{"no error", nil, events, codes.OK},
 		{"an error after finished is ignored", status.Error(codes.Internal, "late"), events, codes.OK},
-		{"an event of a later version", nil, client.Numbered("t", client.Started("c"), &parleyv1.TurnEvent{}, client.Finished()), codes.OK},
+		{
+			"an event of a later version", nil,
+			client.Numbered("t", client.Started("c"), &parleyv1.TurnEvent{}, client.Finished()), codes.OK,
+		},
 		{"refused", status.Error(codes.Aborted, "busy"), nil, codes.Aborted},
-		{"conversation deleted during the turn", statusWithReason(codes.NotFound, "CONVERSATION_NOT_FOUND"), events[:2], codes.NotFound},
+		{
+			"conversation deleted during the turn", statusWithReason(codes.NotFound, "CONVERSATION_NOT_FOUND"), events[:2],
+			codes.NotFound,
+		},
 		{"internal error of the server", statusWithReason(codes.Internal, "INTERNAL"), events[:2], codes.Internal},
 		{"cancelled by the server", statusWithReason(codes.Canceled, "CANCELLED"), events[:2], codes.Canceled},
 		{"a limit of the server", statusWithReason(codes.ResourceExhausted, "QUEUE_FULL"), nil, codes.ResourceExhausted},
 		{"a limit of gRPC", status.Error(codes.ResourceExhausted, "message too large"), events[:2], codes.ResourceExhausted},
 		{"a deadline", status.Error(codes.DeadlineExceeded, "late"), events[:2], codes.DeadlineExceeded},
 		{"EVENTS_GONE at the first attempt", statusWithReason(codes.OutOfRange, "EVENTS_GONE"), nil, codes.OutOfRange},
-		{"OUT_OF_RANGE for another reason", statusWithReason(codes.OutOfRange, "SEQUENCE_GONE"), events[:2], codes.OutOfRange},
+		{
+			"OUT_OF_RANGE for another reason", statusWithReason(codes.OutOfRange, "SEQUENCE_GONE"), events[:2], codes.OutOfRange,
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

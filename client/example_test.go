@@ -24,7 +24,10 @@ func ExampleClient_append() {
 		ConversationId: "garden", // Created if it does not exist.
 		Messages: []*parleyv1.Message{
 			{Role: parleyv1.Role_ROLE_USER, Content: "Which herbs like shade?"},
-			{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "gardener", Content: "Mint and parsley.", Summary: "named herbs for shade"},
+			{
+				Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "gardener", Content: "Mint and parsley.",
+				Summary: "named herbs for shade",
+			},
 		},
 	})
 	if err != nil {
@@ -147,7 +150,9 @@ func ExampleClient_WatchConversations() {
 	}
 
 	// Changes that are committed after the list follow its cursor, even those before the watch begins.
-	_, err = c.CreateConversation(ctx, &parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Title: "Kitchen"}})
+	_, err = c.CreateConversation(ctx, &parleyv1.CreateConversationRequest{
+		Conversation: &parleyv1.Conversation{Title: "Kitchen"},
+	})
 	if err != nil {
 		fmt.Println(client.Reason(err), err)
 		return
@@ -203,7 +208,10 @@ func ExampleReason() {
 func garden() []*parleyv1.Message {
 	return []*parleyv1.Message{
 		{Role: parleyv1.Role_ROLE_USER, Content: "Which herbs like shade?"},
-		{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "gardener", Content: "Mint and parsley.", Summary: "named herbs for shade"},
+		{
+			Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "gardener", Content: "Mint and parsley.",
+			Summary: "named herbs for shade",
+		},
 	}
 }
 

@@ -111,7 +111,9 @@ func (f *fake) Chat(request *parleyv1.ChatRequest, stream grpc.ServerStreamingSe
 }
 
 // ResumeTurn answers like Chat.
-func (f *fake) ResumeTurn(request *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
+func (f *fake) ResumeTurn(request *parleyv1.ResumeTurnRequest,
+	stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse],
+) error {
 	return f.stream(parleyv1.ConversationService_ResumeTurn_FullMethodName, request, &turnCall{
 		ServerStream: stream, resume: request, sendEvent: func(event *parleyv1.TurnEvent) error {
 			return stream.Send(&parleyv1.ResumeTurnResponse{Event: event})

@@ -111,7 +111,9 @@ func Text(text string) *parleyv1.TurnEvent {
 
 // Data returns structured data of type kind.
 func Data(kind string) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_StructuredData{StructuredData: &parleyv1.StructuredData{Type: kind}}}
+	return &parleyv1.TurnEvent{
+		Event: &parleyv1.TurnEvent_StructuredData{StructuredData: &parleyv1.StructuredData{Type: kind}},
+	}
 }
 
 // Call returns a tool call.
@@ -126,7 +128,9 @@ func Result(id string) *parleyv1.TurnEvent {
 
 // Next returns the event that begins the next message of the answer.
 func Next(agent string) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{Agent: agent}}}
+	return &parleyv1.TurnEvent{
+		Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{Agent: agent}},
+	}
 }
 
 // Note returns a progress note of the agent.

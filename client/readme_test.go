@@ -111,7 +111,8 @@ func TestReadmeCompilesAsTyped(t *testing.T) {
 	for name, source := range sources {
 		sources[name] = strings.Replace(source, "fmt.Println(", "fmt.Printline(", 1)
 	}
-	if output, err := goBuild(t, sources); err == nil || strings.Count(output, "undefined: fmt.Printline") != len(sources) {
+	if output, err := goBuild(t, sources); err == nil ||
+		strings.Count(output, "undefined: fmt.Printline") != len(sources) {
 		t.Errorf("goBuild of an undefined function = %v, want errors\n%s", err, output)
 	}
 }
@@ -176,7 +177,8 @@ func TestReadmeAgentAnswers(t *testing.T) {
 			last = event
 		}
 		messages := last.GetFinished().GetMessages()
-		if text.String() != want || len(messages) != 1 || messages[0].GetContent() != want || messages[0].GetAgent() != "counter" {
+		if text.String() != want || len(messages) != 1 || messages[0].GetContent() != want ||
+			messages[0].GetAgent() != "counter" {
 			t.Errorf("turn %d: text = %q, want %q; last event %v", i, text.String(), want, last)
 		}
 	}
@@ -248,7 +250,9 @@ func TestExamplesAreShown(t *testing.T) {
 		}
 	}
 	slices.Sort(shown)
-	want := []string{`Client "append"`, `Client "load"`, `Client "route"`, `Client.Chat ""`, `Client.WatchConversations ""`, `Reason ""`}
+	want := []string{
+		`Client "append"`, `Client "load"`, `Client "route"`, `Client.Chat ""`, `Client.WatchConversations ""`, `Reason ""`,
+	}
 	if diff := cmp.Diff(want, shown); diff != "" {
 		t.Errorf("examples in the documentation (-want +got):\n%s", diff)
 	}

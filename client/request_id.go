@@ -11,14 +11,18 @@ import (
 
 // The interceptors run once for each call, before gRPC's retries, so that all attempts carry the same request_id.
 
-func requestIDUnary(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func requestIDUnary(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn,
+	invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+) error {
 	if message, ok := request.(proto.Message); ok {
 		request = withRequestID(message)
 	}
 	return invoke(ctx, method, request, reply, conn, opts...)
 }
 
-func requestIDStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func requestIDStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
+	open grpc.Streamer, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	stream, err := open(ctx, desc, conn, method, opts...)
 	if err != nil {
 		return nil, err

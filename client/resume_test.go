@@ -21,7 +21,8 @@ import (
 func long() []*parleyv1.TurnEvent {
 	return client.Numbered("t",
 		client.Started("c"), client.Text("Let "), client.Note(""), client.Text("me "), client.Data("d"), client.Text("see."),
-		client.Call("1"), client.Result("1"), client.Next("a"), client.Text("It is "), client.Data("e"), client.Text("größer"),
+		client.Call("1"), client.Result("1"), client.Next("a"), client.Text("It is "), client.Data("e"),
+		client.Text("größer"),
 		client.Text(" als ..."), client.Next("b"), client.Text("Done"), client.Text("."), client.Finished())
 }
 
@@ -159,7 +160,8 @@ func TestEventsGone(t *testing.T) {
 						t.Fatalf("first stream of %d events, replay with %d merged, broken after %d: %v", before, when, cut, err)
 					}
 					if diff := cmp.Diff(client.Summary(events), client.Summary(got)); diff != "" {
-						t.Fatalf("first stream of %d events, replay with %d merged, broken after %d (-want +got):\n%s", before, when, cut, diff)
+						t.Fatalf("first stream of %d events, replay with %d merged, broken after %d (-want +got):\n%s", before, when, cut,
+							diff)
 					}
 					checkIndexes(t, got)
 				}
@@ -211,7 +213,8 @@ func TestChatAfterACrashOfTheServer(t *testing.T) {
 
 func TestChatResumesAQueuedTurn(t *testing.T) {
 	waited := client.Numbered("t1", client.Queued(2), client.Queued(1))
-	kept := client.Numbered("t1", client.Queued(2), client.Queued(1), client.Started("c"), client.Text("hi"), client.Finished())
+	kept := client.Numbered("t1", client.Queued(2), client.Queued(1), client.Started("c"), client.Text("hi"),
+		client.Finished())
 	requeued := client.Numbered("t2", client.Queued(3), client.Started("c"), client.Text("hi"), client.Finished())
 	for name, second := range map[string][]*parleyv1.TurnEvent{"kept": kept, "lost": requeued} {
 		t.Run(name, func(t *testing.T) {
@@ -261,7 +264,8 @@ func TestResumeTurnFromAnyEvent(t *testing.T) {
 					}
 					return a.sendRest(events)
 				}}
-				got, err := readTurn(f.dial(t).ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: "c", AfterIndex: int32(k)}), nil)
+				got, err := readTurn(f.dial(t).ResumeTurn(t.Context(),
+					&parleyv1.ResumeTurnRequest{ConversationId: "c", AfterIndex: int32(k)}), nil)
 				if err != nil {
 					t.Fatalf("after index %d, broken after event %d: %v", k, cut, err)
 				}
@@ -291,7 +295,8 @@ func TestResumeTurnAfterEventsGone(t *testing.T) {
 					return a.send(client.Merged(events)...)
 				}
 			}}
-			got, err := readTurn(f.dial(t).ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: "c", TurnId: "t", AfterIndex: 4}), nil)
+			got, err := readTurn(f.dial(t).ResumeTurn(t.Context(),
+				&parleyv1.ResumeTurnRequest{ConversationId: "c", TurnId: "t", AfterIndex: 4}), nil)
 			want := events[4:]
 			if !first.known {
 				want = events[4:first.end]

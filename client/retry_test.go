@@ -43,7 +43,9 @@ func TestChatGivesUp(t *testing.T) {
 		{"no server", true, nil, codes.Unavailable, ""},
 		{
 			"a server that is always shutting down", false,
-			func(*turnCall) error { return statusWithReason(codes.Unavailable, "SHUTTING_DOWN") }, codes.Unavailable, "SHUTTING_DOWN",
+			func(*turnCall) error {
+				return statusWithReason(codes.Unavailable, "SHUTTING_DOWN")
+			}, codes.Unavailable, "SHUTTING_DOWN",
 		},
 		{"streams without events", false, func(*turnCall) error { return nil }, codes.Unknown, ""},
 		{

@@ -27,7 +27,10 @@ func TestTableRunReportsFaults(t *testing.T) {
 	const completed = `"state": "TURN_STATE_COMPLETED", "messages": [{}]`
 	tests := []struct{ name, step, want string }{
 		{"another value", get + `, "want": {"conversation": {"id": "d"}}`, `conversation.id is "c", want "d"`},
-		{"another value in a list", get + `, "want": {"messages": [{}, {}, {"content": "hi"}]}`, `messages.2.content is "ho", want "hi"`},
+		{
+			"another value in a list", get + `, "want": {"messages": [{}, {}, {"content": "hi"}]}`,
+			`messages.2.content is "ho", want "hi"`,
+		},
 		{"another kind of value", get + `, "want": {"oldestSequence": "1"}`, `oldestSequence is 1, want "1"`},
 		{"a field that is not there", get + `, "want": {"titel": "*"}`, `titel is missing`},
 		{"\"*\" for a number", get + `, "want": {"oldestSequence": "*"}`, `oldestSequence is 1, want "*"`},
@@ -35,26 +38,73 @@ func TestTableRunReportsFaults(t *testing.T) {
 		{"more elements wanted", get + `, "want": {"messages": [{}, {}, {}, {}]}`, `want 4 elements`},
 		{"an object for a list", get + `, "want": {"messages": {}}`, `want an object`},
 		{"an object for a number", get + `, "want": {"oldestSequence": {}}`, `want an object`},
-		{"a missing error", get + `, "error": {"code": "NOT_FOUND", "reason": "CONVERSATION_NOT_FOUND"}`, "no error, want NOT_FOUND"},
+		{
+			"a missing error", get + `, "error": {"code": "NOT_FOUND", "reason": "CONVERSATION_NOT_FOUND"}`,
+			"no error, want NOT_FOUND",
+		},
 		{"an unexpected error", bad + `, "want": {}`, `reason "INVALID_REQUEST"`},
-		{"another code", bad + `, "error": {"code": "NOT_FOUND", "reason": "INVALID_REQUEST", "fields": ["conversation_id", "page_size"]}`, "Code:INVALID_ARGUMENT"},
-		{"another reason", bad + `, "error": {"code": "INVALID_ARGUMENT", "reason": "BAD", "fields": ["conversation_id", "page_size"]}`, "Reason:INVALID_REQUEST"},
-		{"one field of two", bad + `, "error": {"code": "INVALID_ARGUMENT", "reason": "INVALID_REQUEST", "fields": ["page_size"]}`, "Fields:[conversation_id page_size]"},
-		{"no fields", bad + `, "error": {"code": "INVALID_ARGUMENT", "reason": "INVALID_REQUEST"}`, "Fields:[conversation_id page_size]"},
-		{"another field", bad + `, "error": {"code": "INVALID_ARGUMENT", "reason": "INVALID_REQUEST", "fields": ["conversation_id", "id"]}`, "Fields:[conversation_id page_size]"},
+		{
+			"another code",
+			bad + `, "error": {"code": "NOT_FOUND", "reason": "INVALID_REQUEST", "fields": ["conversation_id", "page_size"]}`,
+			"Code:INVALID_ARGUMENT",
+		},
+		{
+			"another reason",
+			bad + `, "error": {"code": "INVALID_ARGUMENT", "reason": "BAD", "fields": ["conversation_id", "page_size"]}`,
+			"Reason:INVALID_REQUEST",
+		},
+		{
+			"one field of two",
+			bad + `, "error": {"code": "INVALID_ARGUMENT", "reason": "INVALID_REQUEST", "fields": ["page_size"]}`,
+			"Fields:[conversation_id page_size]",
+		},
+		{
+			"no fields", bad + `, "error": {"code": "INVALID_ARGUMENT", "reason": "INVALID_REQUEST"}`,
+			"Fields:[conversation_id page_size]",
+		},
+		{
+			"another field",
+			bad + `, "error": {"code": "INVALID_ARGUMENT", "reason": "INVALID_REQUEST", "fields": ["conversation_id", "id"]}`,
+			"Fields:[conversation_id page_size]",
+		},
 		{"another text", chat + `, "turn": {"text": "hullo", ` + completed + `}`, `text is "hello", want "hullo"`},
-		{"another state", chat + `, "turn": {"text": "hello", "state": "TURN_STATE_FAILED", "messages": [{}]}`, `state is "TURN_STATE_COMPLETED"`},
-		{"another message", chat + `, "turn": {"text": "hello", "state": "TURN_STATE_COMPLETED", "messages": [{"agent": "shop"}]}`, `messages.0.agent is "echo"`},
-		{"another number of messages", chat + `, "turn": {"text": "hello", "state": "TURN_STATE_COMPLETED", "messages": []}`, `want 0 elements`},
-		{"a refused turn", `"call": "Chat", "request": {}, "turn": {"text": "", ` + completed + `}`, `reason "INVALID_REQUEST"`},
-		{"a missing refusal", chat + `, "error": {"code": "ABORTED", "reason": "CONVERSATION_BUSY"}`, "no error, want ABORTED"},
-		{"another change", watch + `, "changes": [{"kind": "CHANGE_KIND_HEARTBEAT"}, {"kind": "CHANGE_KIND_DELETED"}]`, `1.kind is "CHANGE_KIND_MESSAGE_APPENDED"`},
+		{
+			"another state", chat + `, "turn": {"text": "hello", "state": "TURN_STATE_FAILED", "messages": [{}]}`,
+			`state is "TURN_STATE_COMPLETED"`,
+		},
+		{
+			"another message",
+			chat + `, "turn": {"text": "hello", "state": "TURN_STATE_COMPLETED", "messages": [{"agent": "shop"}]}`,
+			`messages.0.agent is "echo"`,
+		},
+		{
+			"another number of messages", chat + `, "turn": {"text": "hello", "state": "TURN_STATE_COMPLETED", "messages": []}`,
+			`want 0 elements`,
+		},
+		{
+			"a refused turn", `"call": "Chat", "request": {}, "turn": {"text": "", ` + completed + `}`,
+			`reason "INVALID_REQUEST"`,
+		},
+		{
+			"a missing refusal", chat + `, "error": {"code": "ABORTED", "reason": "CONVERSATION_BUSY"}`,
+			"no error, want ABORTED",
+		},
+		{
+			"another change", watch + `, "changes": [{"kind": "CHANGE_KIND_HEARTBEAT"}, {"kind": "CHANGE_KIND_DELETED"}]`,
+			`1.kind is "CHANGE_KIND_MESSAGE_APPENDED"`,
+		},
 		{"nothing to save", get + `, "want": {}, "save": {"title": "conversation.title"}`, "no text at conversation.title"},
 		{"a value to save that is not text", get + `, "want": {}, "save": {"it": "messages.0"}`, "no text at messages.0"},
 		{"an unknown method", `"call": "Listen", "request": {}, "want": {}`, `no method "Listen"`},
 		{"a streaming call", `"call": "ImportConversations", "request": {}, "want": {}`, "takes no single request"},
-		{"a request with an unknown field", `"call": "ListMessages", "request": {"conversation": "c"}, "want": {}`, `unknown field "conversation"`},
-		{"a name without a saved value", `"call": "ListMessages", "request": {"pageToken": "${page}"}, "want": {}`, "no value was saved"},
+		{
+			"a request with an unknown field", `"call": "ListMessages", "request": {"conversation": "c"}, "want": {}`,
+			`unknown field "conversation"`,
+		},
+		{
+			"a name without a saved value", `"call": "ListMessages", "request": {"pageToken": "${page}"}, "want": {}`,
+			"no value was saved",
+		},
 		{"no expectation", get, "a step needs one of"},
 		{"two expectations", get + `, "want": {}, "changes": []`, "a step needs one of"},
 	}

@@ -55,7 +55,9 @@ func streamsCases() []streamsCase {
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "né"), textAt(3, 3, "😀")}},
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(5, 0, "né😀中ü!"), at(6, Finished())}},
 			},
-			[]*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "né"), textAt(3, 3, "😀"), textAt(5, 7, "中ü!"), at(6, Finished())},
+			[]*parleyv1.TurnEvent{
+				at(1, Started("c")), textAt(2, 0, "né"), textAt(3, 3, "😀"), textAt(5, 7, "中ü!"), at(6, Finished()),
+			},
 		},
 		{
 			"text that arrives after the data that follows it",
@@ -65,7 +67,9 @@ func streamsCases() []streamsCase {
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), at(5, Data("d"))}},
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), at(5, Data("d")), textAt(7, 0, "abcdef"), at(8, Finished())}},
 			},
-			[]*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "ab"), at(5, Data("d")), textAt(7, 2, "cdef"), at(8, Finished())},
+			[]*parleyv1.TurnEvent{
+				at(1, Started("c")), textAt(2, 0, "ab"), at(5, Data("d")), textAt(7, 2, "cdef"), at(8, Finished()),
+			},
 		},
 		{
 			"text of the next message is not cut",
@@ -73,11 +77,13 @@ func streamsCases() []streamsCase {
 			[]stream{
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "long text")}},
 				{0, []*parleyv1.TurnEvent{
-					at(1, Started("c")), textAt(3, 0, "long text."), at(4, Result("r")), at(5, Next("b")), textAt(6, 0, "new"), at(9, Finished()),
+					at(1, Started("c")), textAt(3, 0, "long text."), at(4, Result("r")), at(5, Next("b")), textAt(6, 0, "new"), at(9,
+						Finished()),
 				}},
 			},
 			[]*parleyv1.TurnEvent{
-				at(1, Started("c")), textAt(2, 0, "long text"), textAt(3, 9, "."), at(4, Result("r")), at(5, Next("b")), textAt(6, 0, "new"), at(9, Finished()),
+				at(1, Started("c")), textAt(2, 0, "long text"), textAt(3, 9, "."), at(4, Result("r")), at(5, Next("b")), textAt(6,
+					0, "new"), at(9, Finished()),
 			},
 		},
 		{
@@ -88,7 +94,8 @@ func streamsCases() []streamsCase {
 				{0, []*parleyv1.TurnEvent{at(1, Started("c")), at(8, Next("c")), textAt(9, 0, "three"), at(10, Finished())}},
 			},
 			[]*parleyv1.TurnEvent{
-				at(1, Started("c")), textAt(2, 0, "one"), at(3, Next("b")), textAt(4, 0, "two"), at(8, Next("c")), textAt(9, 0, "three"), at(10, Finished()),
+				at(1, Started("c")), textAt(2, 0, "one"), at(3, Next("b")), textAt(4, 0, "two"), at(8, Next("c")), textAt(9, 0,
+					"three"), at(10, Finished()),
 			},
 		},
 		{
@@ -135,7 +142,8 @@ func streamsCases() []streamsCase {
 				{0, Numbered("s", Queued(2), Queued(1))},
 				{0, []*parleyv1.TurnEvent{at(1, Queued(3)), at(2, Started("c")), textAt(3, 0, "hi"), at(4, Finished())}},
 			},
-			append(Numbered("s", Queued(2), Queued(1)), at(1, Queued(3)), at(2, Started("c")), textAt(3, 0, "hi"), at(4, Finished())),
+			append(Numbered("s", Queued(2), Queued(1)), at(1, Queued(3)), at(2, Started("c")), textAt(3, 0, "hi"),
+				at(4, Finished())),
 		},
 		{
 			"offsets of 0 in a stream without repeated events",
@@ -205,11 +213,20 @@ func resumeCases() []resumeCase {
 		{name: "data that arrived before text", shown: []*parleyv1.TurnEvent{at(1, Started("c")), at(3, Data("d"))}, want: 0},
 		{name: "resumed", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(6, Data("d"))}, want: 6},
 		{name: "resumed, with a gap", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(8, Data("d"))}, want: 8},
-		{name: "resumed, then the next message", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(8, Next("b"))}, want: 0},
+		{
+			name: "resumed, then the next message", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(8, Next("b"))},
+			want: 0,
+		},
 		{name: "another turn", shown: append(Numbered("s", Queued(2), Queued(1)), at(1, Queued(1))), want: 1},
 		{name: "events gone", shown: []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "a")}, refused: true, want: 0},
-		{name: "events gone, resumed", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(6, Data("d"))}, refused: true, want: 6, end: true},
-		{name: "events gone, resumed, after a text", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{textAt(6, 9, "a")}, refused: true, want: 0},
+		{
+			name: "events gone, resumed", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(6, Data("d"))}, refused: true,
+			want: 6, end: true,
+		},
+		{
+			name: "events gone, resumed, after a text", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{textAt(6, 9, "a")},
+			refused: true, want: 0,
+		},
 	}
 }
 

@@ -24,11 +24,14 @@ const viewsFile = "testdata/views.json"
 // viewsAbout describes views.json for the authors of clients in other languages.
 func viewsAbout() []string {
 	return []string{
-		"The events that a client delivers of a turn that it reads over several streams. The tests of all client packages read this file.",
+		"The events that a client delivers of a turn that it reads over several streams. The tests of all client packages " +
+			"read this file.",
 		"`go test ./client -run TestViews -update` generates it from hand-written and random cases. Change the cases, not this file.",
-		"A case is the steps of one view, see view.go. turn, after: the caller called ResumeTurn with this turn_id and after_index; without them it called Chat.",
+		"A case is the steps of one view, see view.go. turn, after: the caller called ResumeTurn with this turn_id and " +
+			"after_index; without them it called Chat.",
 		"begin: a stream begins after this index.",
-		"take: the stream contains this event (proto JSON). shown: the part of it that the caller receives, or null for nothing. The offset of a text is in bytes of UTF-8.",
+		"take: the stream contains this event (proto JSON). shown: the part of it that the caller receives, or null for " +
+			"nothing. The offset of a text is in bytes of UTF-8.",
 		"gone: the server returned EVENTS_GONE; true means that the view can resume from the start.",
 		"next: the index after which the next stream must begin.",
 	}
@@ -93,7 +96,9 @@ func (r *recorder) newPart(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 	r.addTrait(resumed, "resumes an earlier call")
 	r.addTrait(shown == nil, "skips known events")
 	r.addTrait(shown != nil && known != "", "cuts a text")
-	r.addTrait(shown != nil && strings.ContainsFunc(known, func(c rune) bool { return c >= 0x80 }), "cuts a text of many bytes")
+	r.addTrait(shown != nil && strings.ContainsFunc(known, func(c rune) bool {
+		return c >= 0x80
+	}), "cuts a text of many bytes")
 	r.addTrait(shown != nil && event.GetIndex() > last+1 && event.GetFinished() == nil, "leaves indexes out")
 	r.addTrait(shown != nil && event.GetIndex() >= 1000, "ends with a crash")
 	r.addTrait(shown.GetToolResult() != nil, "has a tool result")
@@ -140,7 +145,8 @@ func makeViews() views {
 	casesWith := map[string]int{}
 	for seed := range 2000 {
 		v := random.Example(seed)
-		if len(v.steps) > longest || !slices.ContainsFunc(v.traits, func(trait string) bool { return casesWith[trait] < enough }) {
+		if len(v.steps) > longest ||
+			!slices.ContainsFunc(v.traits, func(trait string) bool { return casesWith[trait] < enough }) {
 			continue
 		}
 		for _, trait := range v.traits {

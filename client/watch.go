@@ -52,7 +52,9 @@ import (
 // accepted before retries for that minute, because the server may still count its broken stream.
 //
 // WatchConversations passes opts to each attempt.
-func (c *Client) WatchConversations(ctx context.Context, request *parleyv1.WatchConversationsRequest, opts ...grpc.CallOption) iter.Seq2[*parleyv1.ConversationChange, error] {
+func (c *Client) WatchConversations(ctx context.Context, request *parleyv1.WatchConversationsRequest,
+	opts ...grpc.CallOption,
+) iter.Seq2[*parleyv1.ConversationChange, error] {
 	return func(yield func(*parleyv1.ConversationChange, error) bool) {
 		w := watcher{retry: retry{conn: c.conn}, client: c, opts: opts, request: &parleyv1.WatchConversationsRequest{}}
 		proto.Merge(w.request, request)

@@ -33,7 +33,10 @@ func TestWatchDoesNotRetryFinalErrors(t *testing.T) {
 		{"not in this version of the server", nil, status.Error(codes.Unimplemented, "no such call"), codes.Unimplemented},
 		{"internal error of the server", messageChanges(2), statusWithReason(codes.Internal, "INTERNAL"), codes.Internal},
 		{"no longer signed in", messageChanges(2), status.Error(codes.Unauthenticated, "expired"), codes.Unauthenticated},
-		{"a limit of gRPC", messageChanges(2), status.Error(codes.ResourceExhausted, "message too large"), codes.ResourceExhausted},
+		{
+			"a limit of gRPC", messageChanges(2), status.Error(codes.ResourceExhausted, "message too large"),
+			codes.ResourceExhausted,
+		},
 		{"a deadline", messageChanges(2), status.Error(codes.DeadlineExceeded, "late"), codes.DeadlineExceeded},
 	}
 	for _, test := range tests {
@@ -82,11 +85,15 @@ func TestWatchGivesUp(t *testing.T) {
 		{"no server", true, nil, codes.Unavailable, ""},
 		{
 			"a server that is always shutting down", false,
-			func(*watchCall) error { return statusWithReason(codes.Unavailable, "SHUTTING_DOWN") }, codes.Unavailable, "SHUTTING_DOWN",
+			func(*watchCall) error {
+				return statusWithReason(codes.Unavailable, "SHUTTING_DOWN")
+			}, codes.Unavailable, "SHUTTING_DOWN",
 		},
 		{
 			"a server that has reached its limit", false,
-			func(*watchCall) error { return statusWithReason(codes.ResourceExhausted, "TOO_MANY_WATCHERS") }, codes.ResourceExhausted, "TOO_MANY_WATCHERS",
+			func(*watchCall) error {
+				return statusWithReason(codes.ResourceExhausted, "TOO_MANY_WATCHERS")
+			}, codes.ResourceExhausted, "TOO_MANY_WATCHERS",
 		},
 		{"streams without changes", false, func(*watchCall) error { return nil }, codes.Unknown, ""},
 		{"streams that hang", false, (*watchCall).hang, codes.Unavailable, ""},
@@ -153,7 +160,8 @@ func TestWatchRetriesABrokenServerSlowly(t *testing.T) {
 			t.Error(err)
 		}
 		if calls, _ := f.recordedCalls(); len(calls) > 400 || len(got) < 400 {
-			t.Errorf("server received %d calls, %d changes; want one call every two seconds with two changes each", len(calls), len(got))
+			t.Errorf("server received %d calls, %d changes; want one call every two seconds with two changes each", len(calls),
+				len(got))
 		}
 	})
 }
@@ -219,7 +227,8 @@ func TestLeavingTheLoopEndsTheWatch(t *testing.T) {
 			begin := time.Now()
 			<-left
 			if err != nil || len(got) != 2 || time.Since(begin) > time.Second {
-				t.Errorf("%d changes, error = %v, the server noticed the end after %v; want 2 changes, at once", len(got), err, time.Since(begin))
+				t.Errorf("%d changes, error = %v, the server noticed the end after %v; want 2 changes, at once", len(got), err,
+					time.Since(begin))
 			}
 		}
 	})

@@ -18,7 +18,9 @@ type watchCall struct {
 	request *parleyv1.WatchConversationsRequest
 }
 
-func (f *fake) WatchConversations(request *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+func (f *fake) WatchConversations(request *parleyv1.WatchConversationsRequest,
+	stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+) error {
 	return f.stream(parleyv1.ConversationService_WatchConversations_FullMethodName, request, &turnCall{
 		ServerStream: &watchCall{ServerStream: stream, request: request},
 	})
@@ -95,7 +97,9 @@ func watchRequest() *parleyv1.WatchConversationsRequest {
 
 // readChanges returns the changes of a watch and its error. It calls step with each change and leaves
 // the loop when step returns false.
-func readChanges(changes iter.Seq2[*parleyv1.ConversationChange, error], step func(*parleyv1.ConversationChange) (more bool)) (shown []*parleyv1.ConversationChange, err error) {
+func readChanges(changes iter.Seq2[*parleyv1.ConversationChange, error],
+	step func(*parleyv1.ConversationChange) (more bool),
+) (shown []*parleyv1.ConversationChange, err error) {
 	for change, failure := range changes {
 		if failure != nil {
 			err = failure

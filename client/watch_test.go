@@ -59,7 +59,8 @@ func TestWatchResumesAfterItsLastChange(t *testing.T) {
 					}
 					position := max(k-1, 0)
 					want := append([]*parleyv1.ConversationChange{heartbeat(0)}, changes[:position]...)[:k]
-					want = slices.Concat(want, []*parleyv1.ConversationChange{heartbeat(position)}, changes[position:], []*parleyv1.ConversationChange{gap(6)})
+					want = slices.Concat(want, []*parleyv1.ConversationChange{heartbeat(position)}, changes[position:],
+						[]*parleyv1.ConversationChange{gap(6)})
 					if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 						t.Errorf("after message %d: changes (-want +got):\n%s", k, diff)
 					}
@@ -93,7 +94,8 @@ func TestNoChangeIsMissingOrDoubled(t *testing.T) {
 	delete(ends, "the connection breaks") // The test cannot know how many changes the client has received.
 	streams := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) brokenStream {
 		return brokenStream{
-			rapid.IntRange(0, 3).Draw(rt, "refusals"), rapid.IntRange(0, 20).Draw(rt, "lost"), rapid.IntRange(0, 9).Draw(rt, "messages"),
+			rapid.IntRange(0, 3).Draw(rt, "refusals"), rapid.IntRange(0, 20).Draw(rt, "lost"),
+			rapid.IntRange(0, 9).Draw(rt, "messages"),
 			rapid.SampledFrom(slices.Sorted(maps.Keys(ends))).Draw(rt, "end"),
 		}
 	}), 0, 8)
@@ -173,7 +175,8 @@ func TestWatchDoesNotRequestTurnEventsAgain(t *testing.T) {
 			event.Payload = &parleyv1.ConversationChange_TurnEvent{TurnEvent: short()[0]}
 			withoutCursor := change(parleyv1.ChangeKind_CHANGE_KIND_TURN, 1)
 			withoutCursor.Cursor = ""
-			return errors.Join(w.send(heartbeat(0), messageChanges(1)[0], event, withoutCursor, nil), status.Error(codes.Unavailable, "closing"))
+			return errors.Join(w.send(heartbeat(0), messageChanges(1)[0], event, withoutCursor, nil),
+				status.Error(codes.Unavailable, "closing"))
 		})
 		got, err := readChanges(f.dial(t).WatchConversations(t.Context(), watchRequest()), untilPosition(2))
 		if err != nil || len(got) != 5 {

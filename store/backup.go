@@ -38,5 +38,6 @@ type BackupSpaceError struct {
 
 // Error returns how many bytes are needed and how many are free.
 func (e *BackupSpaceError) Error() string {
-	return fmt.Sprintf("not enough disk space for a backup: it needs %d bytes on the disk of the store, %d are free", e.Needed, e.Free)
+	return fmt.Sprintf("not enough disk space for a backup: it needs %d bytes on the disk of the store, %d are free",
+		e.Needed, e.Free)
 }

@@ -57,7 +57,8 @@ type HeaderTooLargeError struct {
 
 // Error returns the size of the header and the limit.
 func (e *HeaderTooLargeError) Error() string {
-	return fmt.Sprintf("the header has %d bytes in encoded form with its system prompt, the limit is %d", e.Bytes, MaxHeaderBytes)
+	return fmt.Sprintf("the header has %d bytes in encoded form with its system prompt, the limit is %d", e.Bytes,
+		MaxHeaderBytes)
 }
 
 // BusyError is returned if a turn is running on the conversation.

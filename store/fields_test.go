@@ -61,9 +61,11 @@ func FuzzFields(f *testing.F) {
 		StructuredData: []*parleyv1.StructuredData{{Type: "list"}, {Type: "price"}},
 		ToolCalls:      []*parleyv1.ToolCall{{Id: "1", Name: "search"}, {Id: "2"}},
 		ToolResult:     &parleyv1.ToolResult{CallId: "1", Name: "search", Content: "none"},
-		Usage:          &parleyv1.Usage{Model: "m", InputTokens: 1, OutputTokens: 7, CachedInputTokens: 3, ReasoningTokens: -1},
-		Metadata:       map[string]string{"user": "Ann", "": ""},
-		CreateTime:     &timestamppb.Timestamp{Seconds: -1, Nanos: 5},
+		Usage: &parleyv1.Usage{
+			Model: "m", InputTokens: 1, OutputTokens: 7, CachedInputTokens: 3, ReasoningTokens: -1,
+		},
+		Metadata:   map[string]string{"user": "Ann", "": ""},
+		CreateTime: &timestamppb.Timestamp{Seconds: -1, Nanos: 5},
 	}
 	var bodies []byte
 	for _, m := range []*parleyv1.Message{full, {}, {Usage: &parleyv1.Usage{OutputTokens: 2}}, {Content: "other"}} {
@@ -186,7 +188,9 @@ func checkNested(t *testing.T, f *Fields, want *parleyv1.Message) {
 
 // TestAppendNumbered checks that the fields of the store win over those of the message.
 func TestAppendNumbered(t *testing.T) {
-	sent := &parleyv1.Message{Sequence: 5, Exchange: 6, Content: "c", CreateTime: &timestamppb.Timestamp{Seconds: 8, Nanos: 9}}
+	sent := &parleyv1.Message{
+		Sequence: 5, Exchange: 6, Content: "c", CreateTime: &timestamppb.Timestamp{Seconds: 8, Nanos: 9},
+	}
 	body, err := proto.Marshal(sent)
 	if err != nil {
 		t.Fatal(err)

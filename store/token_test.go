@@ -10,7 +10,9 @@ import (
 )
 
 func TestTokenScope(t *testing.T) {
-	scopes := [][]string{nil, {""}, {"", ""}, {"a"}, {"ab", "c"}, {"a", "bc"}, {"abc"}, {"a", "b", "c"}, {"abc", ""}, {"\x01a"}}
+	scopes := [][]string{
+		nil, {""}, {"", ""}, {"a"}, {"ab", "c"}, {"a", "bc"}, {"abc"}, {"a", "b", "c"}, {"abc", ""}, {"\x01a"},
+	}
 	position := []byte("position")
 	for i, sealed := range scopes {
 		token := store.SealToken(position, sealed...)
@@ -39,7 +41,8 @@ func TestTokenDamage(t *testing.T) {
 		raw[bit/8] ^= 1 << (bit % 8)
 	}
 	for n := range raw {
-		if _, err := store.OpenToken(base64.RawURLEncoding.EncodeToString(raw[:n]), "scope"); !errors.Is(err, store.ErrPageToken) {
+		if _, err := store.OpenToken(base64.RawURLEncoding.EncodeToString(raw[:n]), "scope"); !errors.Is(err,
+			store.ErrPageToken) {
 			t.Errorf("OpenToken of the first %d bytes = %v, want ErrPageToken", n, err)
 		}
 	}

@@ -79,9 +79,10 @@ func (s *Server) askQuestion() tool {
 		description: &sdk.Tool{
 			Name:  "ask_question",
 			Title: "Ask an agent",
-			Description: "Ask an agent a question and wait for its answer, which may take minutes. The answer comes with a conversation_id: " +
-				"pass it with the next question, and the agent knows the earlier messages. While another question of the same conversation " +
-				"is being answered, this one waits. Cancelling the call stops the agent; its partial answer remains in the history.",
+			Description: "Ask an agent a question and wait for its answer, which may take minutes. The answer comes with a " +
+				"conversation_id: pass it with the next question, and the agent knows the earlier messages. While another " +
+				"question of the same conversation is being answered, this one waits. Cancelling the call stops the agent; its " +
+				"partial answer remains in the history.",
 			InputSchema:  json.RawMessage(askInput),
 			OutputSchema: json.RawMessage(askOutput),
 			// The actions of an agent are unknown, but it deletes nothing from the history.

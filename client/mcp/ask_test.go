@@ -44,7 +44,8 @@ func TestAskTwice(t *testing.T) {
 			}
 
 			second := call(t, session, "ask_question", object{"question": "Make it two", "conversation_id": id, "agent": nil})
-			if second["answer"] != "2 questions, the first: Add sugar" || second["conversation_id"] != id || second["created"] != false {
+			if second["answer"] != "2 questions, the first: Add sugar" || second["conversation_id"] != id ||
+				second["created"] != false {
 				t.Errorf("second answer = %v, want 2 questions in the same conversation", second)
 			}
 			if len(progress) > 0 {
@@ -81,7 +82,8 @@ func TestAnswerOfManyParts(t *testing.T) {
 			}
 			wantMessages := []string{
 				fmt.Sprintf("puppet is answering in conversation %s", got["conversation_id"]),
-				"puppet: looking it up", "puppet calls price", "puppet has the result of price", "puppet sends library_list", "other continues the answer",
+				"puppet: looking it up", "puppet calls price", "puppet has the result of price", "puppet sends library_list",
+				"other continues the answer",
 			}
 			if diff := cmp.Diff(wantMessages, messages); diff != "" {
 				t.Errorf("progress (-want +got):\n%s", diff)
@@ -96,8 +98,11 @@ func TestInputRequired(t *testing.T) {
 		t.Run(tr.name, func(t *testing.T) {
 			session := tr.connect(t, nil)
 			got := call(t, session, "ask_question", object{"question": "call", "agent": "puppet"})
-			want := []any{object{"id": "c1", "name": "price", "arguments": "{}"}, object{"id": "c2", "name": "stock", "arguments": "{}"}}
-			if diff := cmp.Diff(want, got["open_tool_calls"]); diff != "" || got["state"] != "INPUT_REQUIRED" || got["answer"] != "" {
+			want := []any{
+				object{"id": "c1", "name": "price", "arguments": "{}"}, object{"id": "c2", "name": "stock", "arguments": "{}"},
+			}
+			if diff := cmp.Diff(want, got["open_tool_calls"]); diff != "" || got["state"] != "INPUT_REQUIRED" ||
+				got["answer"] != "" {
 				t.Errorf("state %v, answer %q, open calls (-want +got):\n%s", got["state"], got["answer"], diff)
 			}
 			if got := call(t, session, "ask_question", object{"question": "silence", "agent": "puppet"}); got["state"] != "COMPLETED" || got["answer"] != "" {
@@ -113,17 +118,24 @@ func TestFailingAgent(t *testing.T) {
 		t.Run(tr.name, func(t *testing.T) {
 			session := tr.connect(t, nil)
 			id := "failing-" + strings.ReplaceAll(tr.name, " ", "-")
-			failure, data := callError(t, session, "ask_question", object{"question": "And salt", "agent": "broken", "conversation_id": id})
+			failure, data := callError(t, session, "ask_question", object{
+				"question": "And salt", "agent": "broken", "conversation_id": id,
+			})
 			if failure.Code != -32603 || !strings.HasPrefix(failure.Message, `agent "broken" failed: `) ||
-				!strings.Contains(failure.Message, "out of ideas") || !strings.HasSuffix(failure.Message, "(AGENT_FAILED); call get_history for conversation "+id+" to read what is stored") {
+				!strings.Contains(failure.Message, "out of ideas") ||
+				!strings.HasSuffix(failure.Message,
+					"(AGENT_FAILED); call get_history for conversation "+id+" to read what is stored") {
 				t.Errorf("error %d: %s; want -32603 with the cause and a hint to get_history", failure.Code, failure.Message)
 			}
-			want := errorData{Reason: "AGENT_FAILED", ConversationID: id, TurnID: data.TurnID, State: "FAILED", Retryable: data.Retryable}
+			want := errorData{
+				Reason: "AGENT_FAILED", ConversationID: id, TurnID: data.TurnID, State: "FAILED", Retryable: data.Retryable,
+			}
 			if diff := cmp.Diff(want, data); diff != "" || data.TurnID == "" {
 				t.Errorf("error.data (-want +got):\n%s", diff)
 			}
 			history := call(t, session, "get_history", object{"conversation_id": id, "newest_first": true, "page_size": 1})
-			if valueAt(history, "messages", 0, "content") != "half an ans" || valueAt(history, "messages", 0, "status") != "MESSAGE_STATUS_INCOMPLETE" {
+			if valueAt(history, "messages", 0, "content") != "half an ans" ||
+				valueAt(history, "messages", 0, "status") != "MESSAGE_STATUS_INCOMPLETE" {
 				t.Errorf("get_history = %v, want the partial answer", history)
 			}
 
@@ -134,8 +146,10 @@ func TestFailingAgent(t *testing.T) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				_, err := another.CallTool(t.Context(), askParams(object{"question": "think", "agent": "puppet", "conversation_id": id}, 1))
-				if failure, ok := errors.AsType[*jsonrpc.Error](err); !ok || failure.Code != -32603 || json.Unmarshal(failure.Data, &asked) != nil {
+				_, err := another.CallTool(t.Context(),
+					askParams(object{"question": "think", "agent": "puppet", "conversation_id": id}, 1))
+				if failure, ok := errors.AsType[*jsonrpc.Error](err); !ok || failure.Code != -32603 ||
+					json.Unmarshal(failure.Data, &asked) != nil {
 					t.Errorf("CallTool() = %v, want error -32603", err)
 				}
 			}()
@@ -144,7 +158,8 @@ func TestFailingAgent(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: turns.GetTurns()[0].GetId()}); err != nil {
+			if _, err := c.CancelTurn(t.Context(),
+				&parleyv1.CancelTurnRequest{ConversationId: id, TurnId: turns.GetTurns()[0].GetId()}); err != nil {
 				t.Fatal(err)
 			}
 			<-done
@@ -165,7 +180,8 @@ func TestConversationDeletedDuringATurn(t *testing.T) {
 			id := "gone-" + strings.ReplaceAll(tr.name, " ", "-")
 			asked := make(chan error, 1)
 			go func() {
-				_, err := session.CallTool(t.Context(), askParams(object{"question": "think", "agent": "puppet", "conversation_id": id}, 1))
+				_, err := session.CallTool(t.Context(),
+					askParams(object{"question": "think", "agent": "puppet", "conversation_id": id}, 1))
 				asked <- err
 			}()
 			progress.until(t, "half a thou")
@@ -196,13 +212,16 @@ func TestQueued(t *testing.T) {
 			}()
 			progress.until(t, "half a thou")
 			go func() {
-				_, err := session.CallTool(t.Context(), askParams(object{"question": "hello", "agent": "puppet", "conversation_id": id}, 2))
+				_, err := session.CallTool(t.Context(),
+					askParams(object{"question": "hello", "agent": "puppet", "conversation_id": id}, 2))
 				second <- err
 			}()
 			progress.until(t, "queued: 1 ahead")
 			if failure, data := callError(t, session, "clear_conversation", object{"conversation_id": id}); failure.Code != -32603 ||
-				data.Reason != "CONVERSATION_BUSY" || !data.Retryable || !strings.HasPrefix(failure.Message, "turn ") || !strings.Contains(failure.Message, " of this conversation is running; ") {
-				t.Errorf("clear_conversation = error %d, %s, %+v; want -32603, CONVERSATION_BUSY, retryable", failure.Code, failure.Message, data)
+				data.Reason != "CONVERSATION_BUSY" || !data.Retryable || !strings.HasPrefix(failure.Message, "turn ") ||
+				!strings.Contains(failure.Message, " of this conversation is running; ") {
+				t.Errorf("clear_conversation = error %d, %s, %+v; want -32603, CONVERSATION_BUSY, retryable", failure.Code,
+					failure.Message, data)
 			}
 			cancel()
 			if err := <-first; !errors.Is(err, context.Canceled) {

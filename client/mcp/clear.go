@@ -38,8 +38,9 @@ func (s *Server) clearConversation() tool {
 		description: &sdk.Tool{
 			Name:  "clear_conversation",
 			Title: "Clear a conversation",
-			Description: "Permanently remove all messages of a conversation. The conversation remains with its id and settings, and its agent starts without history. " +
-				"Use it only when the user asks for that. It is refused while a question of the conversation is being answered.",
+			Description: "Permanently remove all messages of a conversation. The conversation remains with its id and " +
+				"settings, and its agent starts without history. Use it only when the user asks for that. It is refused while a " +
+				"question of the conversation is being answered.",
 			InputSchema:  json.RawMessage(clearInput),
 			OutputSchema: json.RawMessage(clearOutput),
 			Annotations:  &sdk.ToolAnnotations{DestructiveHint: new(true), IdempotentHint: true, OpenWorldHint: new(false)},
@@ -67,5 +68,7 @@ func (s *Server) clear(ctx context.Context, r *request) (*sdk.CallToolResult, er
 		return nil, err
 	}
 	c := reply.GetConversation()
-	return structured(cleared{ConversationID: c.GetId(), MessageCount: c.GetMessageCount(), LastSequence: c.GetLastSequence()})
+	return structured(cleared{
+		ConversationID: c.GetId(), MessageCount: c.GetMessageCount(), LastSequence: c.GetLastSequence(),
+	})
 }

@@ -14,9 +14,10 @@ import (
 
 var (
 	errTooManyCalls = fmt.Errorf("limit of %d concurrent calls reached; try again when one of them has ended", maxCalls)
-	errTooManyLarge = fmt.Errorf("limit of %d concurrent requests larger than %d bytes reached; try again when one of them has ended", maxLargeRequests, largeRequestBytes)
-	errCancelled    = errors.New("the call was cancelled, and with it the turn")
-	errInternal     = errors.New("internal error")
+	errTooManyLarge = fmt.Errorf("limit of %d concurrent requests larger than %d bytes reached; try again when one of "+
+		"them has ended", maxLargeRequests, largeRequestBytes)
+	errCancelled = errors.New("the call was cancelled, and with it the turn")
+	errInternal  = errors.New("internal error")
 )
 
 // errorData is the error.data of an error, for programs.

@@ -72,7 +72,9 @@ func startParley(t *testing.T) (address string, c *client.Client) {
 		"default_agent": "memory",
 		"agents": map[string]any{
 			"memory": map[string]any{"kind": "command", "command": []string{"awk", memory}},
-			"broken": map[string]any{"kind": "command", "command": []string{"sh", "-c", "printf 'half an ans'; echo out of ideas >&2; exit 3"}},
+			"broken": map[string]any{
+				"kind": "command", "command": []string{"sh", "-c", "printf 'half an ans'; echo out of ideas >&2; exit 3"},
+			},
 			"puppet": map[string]any{"kind": "remote", "address": servePuppet(t)},
 		},
 	})
@@ -82,7 +84,8 @@ func startParley(t *testing.T) (address string, c *client.Client) {
 	if err := os.WriteFile(config, settings, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	server, err := parleydtest.Start(parleydtest.Command(context.WithoutCancel(t.Context()), program("parleyd"), t.TempDir(),
+	server,
+		err := parleydtest.Start(parleydtest.Command(context.WithoutCancel(t.Context()), program("parleyd"), t.TempDir(),
 		"--store=memory", "--interaction-log", "--config="+config, "--max-message-bytes=1MiB"))
 	if err != nil {
 		t.Fatal(err)
@@ -119,12 +122,16 @@ type puppet struct {
 }
 
 // Respond answers according to the last message.
-func (puppet) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+func (puppet) Respond(
+	request *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse],
+) error {
 	text := func(s string) *parleyv1.RespondResponse {
 		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: s}}
 	}
 	call := func(id, name string) *parleyv1.RespondResponse {
-		return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: id, Name: name, Arguments: "{}"}}}
+		return &parleyv1.RespondResponse{
+			Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: id, Name: name, Arguments: "{}"}},
+		}
 	}
 	var pieces []*parleyv1.RespondResponse
 	switch question := request.GetMessages()[len(request.GetMessages())-1].GetContent(); question {
@@ -140,8 +147,16 @@ func (puppet) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStream
 			{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: "looking\nit up"}}},
 			text("One moment."),
 			call("c1", "price"),
-			{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: "c1", Name: "price", Content: "50"}}},
-			{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: &parleyv1.StructuredData{Type: "library_list", Value: list}}},
+			{
+				Piece: &parleyv1.RespondResponse_ToolResult{
+					ToolResult: &parleyv1.ToolResult{CallId: "c1", Name: "price", Content: "50"},
+				},
+			},
+			{
+				Piece: &parleyv1.RespondResponse_StructuredData{
+					StructuredData: &parleyv1.StructuredData{Type: "library_list", Value: list},
+				},
+			},
 			text("It is Redux."),
 			{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "other"}},
 			text("And I agree."),

@@ -84,7 +84,8 @@ func (s *Server) getHistory() tool {
 			Name:  "get_history",
 			Title: "Read a conversation",
 			Description: "Read the messages of a conversation in pages, with their data and tool calls. " +
-				"Use it to read earlier messages, or the partial answer of an interrupted turn. To continue a conversation, you need not read it: its agent knows it.",
+				"Use it to read earlier messages, or the partial answer of an interrupted turn. To continue a conversation, you " +
+				"need not read it: its agent knows it.",
 			InputSchema:  json.RawMessage(historyInput),
 			OutputSchema: json.RawMessage(historyOutput),
 			Annotations:  &sdk.ToolAnnotations{ReadOnlyHint: true, OpenWorldHint: new(false)},

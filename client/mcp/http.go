@@ -109,7 +109,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // refuse answers a call with an error. Since protocol 2026-07-28 the HTTP status of an unknown method is 404.
 func refuse(w http.ResponseWriter, r *http.Request, id json.RawMessage, err error) {
-	answer, _ := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "error": err}) // This cannot fail, because id is valid JSON.
+	// This cannot fail, because id is valid JSON.
+	answer, _ := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": id, "error": err})
 	w.Header().Set("Content-Type", "application/json")
 	if r.Header.Get("Mcp-Protocol-Version") >= "2026-07-28" {
 		w.WriteHeader(http.StatusNotFound)
@@ -142,7 +143,8 @@ func readFault(err error) (code int, message string) {
 	_, large := errors.AsType[*http.MaxBytesError](err)
 	switch {
 	case large:
-		return http.StatusRequestEntityTooLarge, fmt.Sprintf("the request has more than %d bytes; send a smaller one", maxRequestBytes)
+		return http.StatusRequestEntityTooLarge, fmt.Sprintf("the request has more than %d bytes; send a smaller one",
+			maxRequestBytes)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return http.StatusRequestTimeout, "the request was received too slowly; send it again on a faster connection"
 	case errors.Is(err, errTooManyLarge):
@@ -153,7 +155,9 @@ func readFault(err error) (code int, message string) {
 }
 
 // readPaced reads the rest of a request until a deadline. Each paceBytes must arrive within pace.
-func readPaced(read *bytes.Buffer, body io.Reader, controller *http.ResponseController, pace time.Duration, until time.Time) error {
+func readPaced(read *bytes.Buffer, body io.Reader, controller *http.ResponseController, pace time.Duration,
+	until time.Time,
+) error {
 	for {
 		deadline := time.Now().Add(pace)
 		if deadline.After(until) {
@@ -175,8 +179,8 @@ func readPaced(read *bytes.Buffer, body io.Reader, controller *http.ResponseCont
 // to the tools, but not its end.
 type callerKey struct{}
 
-// withCaller returns a context that ends with ctx, and with the HTTP request of the call if there is one. The caller must
-// call cancel.
+// withCaller returns a context that ends with ctx, and with the HTTP request of the call if there is one. The
+// caller must call cancel.
 func withCaller(ctx context.Context) (callContext context.Context, cancel context.CancelFunc) {
 	callContext, end := context.WithCancel(ctx)
 	caller, ok := ctx.Value(callerKey{}).(context.Context)

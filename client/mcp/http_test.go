@@ -53,7 +53,8 @@ func TestCancelByNotification(t *testing.T) {
 
 	sessions := make([]string, 2)
 	for i := range sessions {
-		hello := post(t, server, "", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`)
+		hello := post(t, server, "",
+			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`)
 		if sessions[i] = hello.Header.Get(sessionHeader); sessions[i] == "" || hello.StatusCode != http.StatusOK {
 			t.Fatalf("initialize = %s, session %q; want 200 and a session id", hello.Status, sessions[i])
 		}
@@ -68,15 +69,18 @@ func TestCancelByNotification(t *testing.T) {
 		}
 	}
 	for _, other := range []struct{ session, id string }{{sessions[1], "2"}, {sessions[0], "3"}, {"", "2"}, {sessions[0], `"2"`}} {
-		post(t, server, other.session, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+other.id+`}}`)
+		post(t, server, other.session,
+			`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+other.id+`}}`)
 	}
 	// The call is still running, so clear_conversation is refused.
-	busy := post(t, server, sessions[0], `{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"clear_conversation","arguments":{"conversation_id":"old"}}}`)
+	busy := post(t, server, sessions[0],
+		`{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"clear_conversation","arguments":{"conversation_id":"old"}}}`)
 	if body, err := io.ReadAll(busy.Body); err != nil || !strings.Contains(string(body), "CONVERSATION_BUSY") {
 		t.Errorf("clear_conversation after other notifications = %s, %v, want CONVERSATION_BUSY", body, err)
 	}
 
-	if accepted := post(t, server, sessions[0], `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`); accepted.StatusCode != http.StatusAccepted {
+	if accepted := post(t, server, sessions[0],
+		`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`); accepted.StatusCode != http.StatusAccepted {
 		t.Errorf("cancelled notification: %s, want 202", accepted.Status)
 	}
 	awaitCancelledTurn(t, c, "old")
@@ -116,12 +120,14 @@ func TestHTTPLimits(t *testing.T) {
 	for range maxCalls {
 		s.calls <- struct{}{}
 	}
-	if body, err := io.ReadAll(post(t, server, "", list).Body); err != nil || !strings.Contains(string(body), `"code":-32603`) || !strings.Contains(string(body), "TOO_MANY_CALLS") {
+	if body, err := io.ReadAll(post(t, server, "", list).Body); err != nil ||
+		!strings.Contains(string(body), `"code":-32603`) || !strings.Contains(string(body), "TOO_MANY_CALLS") {
 		t.Errorf("call above the limit = %s, %v, want TOO_MANY_CALLS", body, err)
 	}
 	<-s.calls
 	for range 2 { // The first call releases its place.
-		if body, err := io.ReadAll(post(t, server, "", list).Body); err != nil || !strings.Contains(string(body), `"total_size":0`) {
+		if body, err := io.ReadAll(post(t, server, "", list).Body); err != nil ||
+			!strings.Contains(string(body), `"total_size":0`) {
 			t.Errorf("call at the limit = %s, %v, want a result", body, err)
 		}
 	}
@@ -137,7 +143,8 @@ func TestUndeclaredOverHTTP(t *testing.T) {
 	server := httptest.NewServer(New(c, Options{}).Handler())
 	t.Cleanup(server.Close)
 	for _, call := range []string{
-		`"prompts/get"`, `"prompts/list"`, `"prompts/list","params":{"cursor":5}`, `"resources/read","params":[]`, `"completion/complete"`,
+		`"prompts/get"`, `"prompts/list"`, `"prompts/list","params":{"cursor":5}`, `"resources/read","params":[]`,
+		`"completion/complete"`,
 		`"logging/setLevel"`, `"logging/setLevel","params":{"level":"info"}`,
 	} {
 		for version, want := range map[string]int{"2025-06-18": http.StatusOK, "2026-07-28": http.StatusNotFound} {
@@ -148,7 +155,8 @@ func TestUndeclaredOverHTTP(t *testing.T) {
 			}
 			if err := json.NewDecoder(response.Body).Decode(&answer); err != nil || response.StatusCode != want ||
 				answer.JSONRPC != "2.0" || answer.ID != "a 7" || answer.Error.Code != jsonrpc.CodeMethodNotFound {
-				t.Errorf("%s of %s = %s, %+v, %v, want %d and code %d", call, version, response.Status, answer, err, want, jsonrpc.CodeMethodNotFound)
+				t.Errorf("%s of %s = %s, %+v, %v, want %d and code %d", call, version, response.Status, answer, err, want,
+					jsonrpc.CodeMethodNotFound)
 			}
 		}
 	}
@@ -179,7 +187,8 @@ func TestStalledLargeRequests(t *testing.T) {
 		t.Cleanup(func() { conn.Close() })
 		_ = conn.SetDeadline(time.Now().Add(maxReadTime / 2)) // The deadline is before maxReadTime.
 		stalled = append(stalled, conn)
-		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", largeRequestBytes+10, largeRequestBytes+1, "")
+		fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", largeRequestBytes+10,
+			largeRequestBytes+1, "")
 	}
 	for _, conn := range stalled {
 		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -274,7 +283,8 @@ func (d *deadlines) SetWriteDeadline(t time.Time) error {
 // the end, so that it does not affect the next response of the connection.
 func TestWritesHaveADeadline(t *testing.T) {
 	_, c := startParley(t)
-	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp",
+		strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("Accept", "application/json, text/event-stream")
 	w := &deadlines{ResponseRecorder: httptest.NewRecorder()}

@@ -43,7 +43,9 @@ func newProgress(ctx context.Context, call *sdk.CallToolRequest) *progress {
 		}
 		steps++
 		// An error means that the client is gone, and ctx then ends.
-		_ = call.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: steps, Message: message})
+		_ = call.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{
+			ProgressToken: token, Progress: steps, Message: message,
+		})
 	}}
 }
 

@@ -66,7 +66,8 @@ func (r *refusal) text() string {
 	message, code := r.status.Message(), r.status.Code()
 	switch reason := r.info.GetReason(); {
 	case reason == "CONVERSATION_BUSY":
-		return fmt.Sprintf("turn %s of this conversation is running; try again when it has ended (%s)", r.info.GetMetadata()["active_turn_id"], reason)
+		return fmt.Sprintf("turn %s of this conversation is running; try again when it has ended (%s)",
+			r.info.GetMetadata()["active_turn_id"], reason)
 	case reason != "":
 		return message + " (" + reason + ")"
 	case code == codes.Unavailable:

@@ -145,7 +145,9 @@ type progressListener chan *sdk.ProgressNotificationParams
 // newProgressListener returns a listener and the options of a client that sends its notifications to it.
 func newProgressListener() (progressListener, *sdk.ClientOptions) {
 	l := make(progressListener, 1000)
-	return l, &sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) {
+	return l, &sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context,
+		r *sdk.ProgressNotificationClientRequest,
+	) {
 		l <- r.Params
 	}}
 }
@@ -181,7 +183,8 @@ func awaitCancelledTurn(t *testing.T, c *client.Client, id string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if finished := event.GetFinished(); finished != nil && finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
+		if finished := event.GetFinished(); finished != nil &&
+			finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
 			t.Errorf("the turn ended as %s, want CANCELLED", finished.GetTurn().GetState())
 		}
 	}

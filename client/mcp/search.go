@@ -74,8 +74,9 @@ func (s *Server) searchInteractions() tool {
 		description: &sdk.Tool{
 			Name:  "search_interactions",
 			Title: "Search messages",
-			Description: "Find messages of the last days that contain a text in the interaction log, newest first, also of expired and deleted conversations. " +
-				"Use it when the user asks where or when something was said. To read one stored conversation, use get_history.",
+			Description: "Find messages of the last days that contain a text in the interaction log, newest first, also of " +
+				"expired and deleted conversations. Use it when the user asks where or when something was said. To read one " +
+				"stored conversation, use get_history.",
 			InputSchema:  json.RawMessage(searchInput),
 			OutputSchema: json.RawMessage(searchOutput),
 			Annotations:  &sdk.ToolAnnotations{ReadOnlyHint: true, OpenWorldHint: new(false)},

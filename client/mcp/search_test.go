@@ -34,7 +34,8 @@ func TestSearch(t *testing.T) {
 				page := call(t, session, "search_interactions", arguments)
 				for _, interaction := range listAt(t, page, "interactions") {
 					got = append(got, valueAt(interaction, "content"))
-					if valueAt(interaction, "conversation_id") != id || valueAt(interaction, "role") != "ROLE_USER" || valueAt(interaction, "agent") != "User" {
+					if valueAt(interaction, "conversation_id") != id || valueAt(interaction, "role") != "ROLE_USER" ||
+						valueAt(interaction, "agent") != "User" {
 						t.Errorf("interaction = %v, want a user message of %s", interaction, id)
 					}
 				}
@@ -49,7 +50,8 @@ func TestSearch(t *testing.T) {
 				t.Errorf("search_interactions = %v, want the second message", answer)
 			}
 			for _, nothing := range []object{{"query": word + "?"}, {"query": "goals", "conversation_id": "nobody"}} {
-				if page := call(t, session, "search_interactions", nothing); len(listAt(t, page, "interactions")) != 0 || page["next_page_token"] != nil {
+				if page := call(t, session, "search_interactions", nothing); len(listAt(t, page, "interactions")) != 0 ||
+					page["next_page_token"] != nil {
 					t.Errorf("search_interactions(%v) = %v, want nothing", nothing, page)
 				}
 			}
@@ -63,7 +65,8 @@ func TestLargeSearch(t *testing.T) {
 	large := "found " + strings.Repeat(`"`, 300<<10) // Each quote has two bytes in JSON, and four in JSON in JSON.
 	for _, content := range []string{large, large, "found 3", "found 4"} {
 		message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content}
-		if _, err := c.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "large", Messages: []*parleyv1.Message{message}}); err != nil {
+		if _, err := c.AppendMessages(t.Context(),
+			&parleyv1.AppendMessagesRequest{ConversationId: "large", Messages: []*parleyv1.Message{message}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -51,7 +51,8 @@ func TestServeEnds(t *testing.T) {
 			s := serve(t, c, options)
 			asked := make(chan error, 1)
 			go func() {
-				_, err := s.session.CallTool(t.Context(), askParams(object{"question": "think", "agent": "puppet", "conversation_id": name}, 1))
+				_, err := s.session.CallTool(t.Context(),
+					askParams(object{"question": "think", "agent": "puppet", "conversation_id": name}, 1))
 				asked <- err
 			}()
 			progress.until(t, "half a thou")
@@ -69,7 +70,8 @@ func TestServeEnds(t *testing.T) {
 
 func TestServeRefusesInvalidMessages(t *testing.T) {
 	_, c := startParley(t)
-	for _, input := range []string{"no JSON\n", `{"jsonrpc":"2.0","id":1,"method":"` + strings.Repeat("x", maxRequestBytes+1<<20) + "\"}\n"} {
+	for _, input := range []string{"no JSON\n", `{"jsonrpc":"2.0","id":1,"method":"` + strings.Repeat("x",
+		maxRequestBytes+1<<20) + "\"}\n"} {
 		var out strings.Builder
 		if err := New(c, Options{}).Serve(t.Context(), strings.NewReader(input), &out); err == nil {
 			t.Errorf("Serve of %.20q succeeded, want an error", input)
@@ -89,17 +91,22 @@ func TestUndeclared(t *testing.T) {
 	}
 	defer c.Close()
 	for name, session := range map[string]*sdk.ClientSession{
-		"stdio": serve(t, c, nil).session, "http": connect(t, serveHTTP(t, c), nil, ""), "http of 2025": connect(t, serveHTTP(t, c), nil, "2025-06-18"),
+		"stdio": serve(t, c, nil).session, "http": connect(t, serveHTTP(t, c), nil, ""),
+		"http of 2025": connect(t, serveHTTP(t, c), nil, "2025-06-18"),
 	} {
-		if has := session.InitializeResult().Capabilities; has.Tools == nil || has.Prompts != nil || has.Resources != nil || has.Completions != nil {
+		if has := session.InitializeResult().Capabilities; has.Tools == nil || has.Prompts != nil || has.Resources != nil ||
+			has.Completions != nil {
 			t.Errorf("%s: capabilities = %+v, want tools only", name, has)
 		}
 		if _, err := session.ListTools(t.Context(), nil); err != nil {
 			t.Errorf("%s: ListTools() = %v", name, err)
 		}
 		calls := map[string]func() error{
-			"prompts/list":   func() error { _, err := session.ListPrompts(t.Context(), nil); return err },
-			"prompts/get":    func() error { _, err := session.GetPrompt(t.Context(), &sdk.GetPromptParams{Name: "x"}); return err },
+			"prompts/list": func() error { _, err := session.ListPrompts(t.Context(), nil); return err },
+			"prompts/get": func() error {
+				_, err := session.GetPrompt(t.Context(), &sdk.GetPromptParams{Name: "x"})
+				return err
+			},
 			"resources/list": func() error { _, err := session.ListResources(t.Context(), nil); return err },
 			"resources/templates/list": func() error {
 				_, err := session.ListResourceTemplates(t.Context(), nil)
@@ -117,7 +124,9 @@ func TestUndeclared(t *testing.T) {
 			},
 		}
 		if name == "http of 2025" { // The protocol of 2026 has neither method.
-			calls["resources/subscribe"] = func() error { return session.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "x:y"}) }
+			calls["resources/subscribe"] = func() error {
+				return session.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "x:y"})
+			}
 			calls["logging/setLevel"] = func() error {
 				return session.SetLoggingLevel(t.Context(), &sdk.SetLoggingLevelParams{Level: "info"}) //nolint:staticcheck // old clients call it
 			}
@@ -146,7 +155,8 @@ func TestNoServer(t *testing.T) {
 	for tool, arguments := range map[string]object{"ask_question": {"question": "x"}, "list_conversations": {}} {
 		failure, data := callError(t, session, tool, arguments)
 		if failure.Code != -32603 || data.Reason != "UNAVAILABLE" || data.Status != "Unavailable" || !data.Retryable ||
-			!strings.HasPrefix(failure.Message, "the Parley server cannot be reached; check that it is running and that the address is correct: ") {
+			!strings.HasPrefix(failure.Message,
+				"the Parley server cannot be reached; check that it is running and that the address is correct: ") {
 			t.Errorf("%s: error %d, %+v: %s; want -32603, UNAVAILABLE", tool, failure.Code, data, failure.Message)
 		}
 	}

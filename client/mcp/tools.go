@@ -30,12 +30,14 @@ type request struct {
 	progress *progress
 }
 
-// handler returns the handler of t. It applies the limit of concurrent calls and cancels the call when its client is gone.
+// handler returns the handler of t. It applies the limit of concurrent calls and cancels the call when its
+// client is gone.
 func (s *Server) handler(t tool) sdk.ToolHandler {
 	return func(ctx context.Context, call *sdk.CallToolRequest) (result *sdk.CallToolResult, err error) {
 		defer func() { // The SDK does not recover from panics, so one would end the program.
 			if cause := recover(); cause != nil {
-				s.log.ErrorContext(ctx, "panic in an MCP tool", "tool", t.description.Name, "error", cause, "stack", string(debug.Stack()))
+				s.log.ErrorContext(ctx, "panic in an MCP tool", "tool", t.description.Name, "error", cause, "stack",
+					string(debug.Stack()))
 				result, err = nil, toRPC(errInternal)
 			}
 		}()

@@ -21,7 +21,9 @@ func TestListHistoryClear(t *testing.T) {
 			id := "shop-" + strings.ReplaceAll(tr.name, " ", "-")
 			request := &parleyv1.AppendMessagesRequest{ConversationId: id}
 			for i := range 5 {
-				request.Messages = append(request.Messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("message %d", i+1)})
+				request.Messages = append(request.Messages, &parleyv1.Message{
+					Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("message %d", i+1),
+				})
 			}
 			if _, err := c.AppendMessages(t.Context(), request); err != nil {
 				t.Fatal(err)
@@ -29,7 +31,8 @@ func TestListHistoryClear(t *testing.T) {
 
 			list := call(t, session, "list_conversations", object{"page_size": 1})
 			row := valueAt(list, "conversations", 0)
-			if len(listAt(t, list, "conversations")) != 1 || valueAt(row, "conversation_id") != id || valueAt(row, "preview") != "message 5" || valueAt(row, "message_count") != 5.0 {
+			if len(listAt(t, list, "conversations")) != 1 || valueAt(row, "conversation_id") != id ||
+				valueAt(row, "preview") != "message 5" || valueAt(row, "message_count") != 5.0 {
 				t.Errorf("list_conversations = %v, want %s with 5 messages", list, id)
 			}
 			if all := call(t, session, "list_conversations", nil); all["total_size"] != list["total_size"] {
@@ -49,7 +52,8 @@ func TestListHistoryClear(t *testing.T) {
 				t.Errorf("history (-want +got):\n%s", diff)
 			}
 			newest := call(t, session, "get_history", object{"conversation_id": id, "newest_first": true, "after_sequence": 3})
-			if len(listAt(t, newest, "messages")) != 2 || valueAt(newest, "messages", 0, "sequence") != 5.0 || newest["last_sequence"] != 5.0 || newest["oldest_sequence"] != 1.0 {
+			if len(listAt(t, newest, "messages")) != 2 || valueAt(newest, "messages", 0, "sequence") != 5.0 ||
+				newest["last_sequence"] != 5.0 || newest["oldest_sequence"] != 1.0 {
 				t.Errorf("get_history newest first = %v, want messages 5 and 4", newest)
 			}
 
@@ -72,7 +76,8 @@ func TestLargeHistory(t *testing.T) {
 	content := strings.Repeat(`"`, 300<<10) // Each quote has two bytes in JSON, and four in JSON in JSON.
 	for range 2 {
 		message := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content}
-		if _, err := c.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "large", Messages: []*parleyv1.Message{message}}); err != nil {
+		if _, err := c.AppendMessages(t.Context(),
+			&parleyv1.AppendMessagesRequest{ConversationId: "large", Messages: []*parleyv1.Message{message}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -81,7 +86,8 @@ func TestLargeHistory(t *testing.T) {
 	for more := true; more; pages++ {
 		page := call(t, session, "get_history", arguments)
 		messages := listAt(t, page, "messages")
-		if len(messages) != 1 || valueAt(messages, 0, "sequence") != float64(pages+1) || valueAt(messages, 0, "content") != content {
+		if len(messages) != 1 || valueAt(messages, 0, "sequence") != float64(pages+1) ||
+			valueAt(messages, 0, "content") != content {
 			t.Fatalf("page %d has %d messages, want only the next one", pages+1, len(messages))
 		}
 		arguments["page_token"], more = page["next_page_token"]
@@ -104,30 +110,74 @@ func TestBadArguments(t *testing.T) {
 		{"ask_question", `{"question": ""}`, "INVALID_REQUEST", faults{"question": "is required and must not be empty"}},
 		{"ask_question", `{"question": null}`, "INVALID_REQUEST", faults{"question": "is required and must not be empty"}},
 		{"ask_question", `{"question": 7, "agent": ["a"], "Question": "x", "model": "m"}`, "INVALID_REQUEST", faults{
-			"question": "must be a string, not a number", "agent": "must be a string, not a list", "Question": unknownToAsk, "model": unknownToAsk,
+			"question": "must be a string, not a number", "agent": "must be a string, not a list", "Question": unknownToAsk,
+			"model": unknownToAsk,
 		}},
-		{"ask_question", `{"question": {"text": "x"}}`, "INVALID_REQUEST", faults{"question": "must be a string, not an object"}},
+		{
+			"ask_question", `{"question": {"text": "x"}}`, "INVALID_REQUEST",
+			faults{"question": "must be a string, not an object"},
+		},
 		{"ask_question", `["x"]`, "INVALID_REQUEST", faults{"arguments": "must be an object, not a list"}},
-		{"ask_question", `{"question": "x", "conversation_id": "no such id"}`, "INVALID_REQUEST", faults{"conversation_id": "must have 1 to 128 characters of A-Z"}},
-		{"ask_question", `{"question": "x", "agent": "nobody"}`, "UNKNOWN_AGENT", faults{"agent": "broken, echo, memory, puppet"}},
-		{"list_conversations", `{"page_size": "many"}`, "INVALID_REQUEST", faults{"page_size": "must be a whole number, not a string"}},
-		{"list_conversations", `{"page_size": 1.5}`, "INVALID_REQUEST", faults{"page_size": "must be a whole number of 32 bits, not 1.5"}},
-		{"list_conversations", `{"page_size": 1e10}`, "INVALID_REQUEST", faults{"page_size": "must be a whole number of 32 bits, not 1e+10"}},
+		{
+			"ask_question", `{"question": "x", "conversation_id": "no such id"}`, "INVALID_REQUEST",
+			faults{"conversation_id": "must have 1 to 128 characters of A-Z"},
+		},
+		{
+			"ask_question", `{"question": "x", "agent": "nobody"}`, "UNKNOWN_AGENT",
+			faults{"agent": "broken, echo, memory, puppet"},
+		},
+		{
+			"list_conversations", `{"page_size": "many"}`, "INVALID_REQUEST",
+			faults{"page_size": "must be a whole number, not a string"},
+		},
+		{
+			"list_conversations", `{"page_size": 1.5}`, "INVALID_REQUEST",
+			faults{"page_size": "must be a whole number of 32 bits, not 1.5"},
+		},
+		{
+			"list_conversations", `{"page_size": 1e10}`, "INVALID_REQUEST",
+			faults{"page_size": "must be a whole number of 32 bits, not 1e+10"},
+		},
 		{"list_conversations", `{"page_size": -1}`, "INVALID_REQUEST", faults{"page_size": "must be"}},
 		{"list_conversations", `{"page_size": 1001}`, "INVALID_REQUEST", faults{"page_size": "must be"}},
 		{"list_conversations", `{"page_token": "x"}`, "INVALID_REQUEST", faults{"page_token": "is not a token of this list"}},
 		{"get_history", `{"newest_first": "yes", "last": 3}`, "INVALID_REQUEST", faults{
-			"conversation_id": "is required and must not be empty", "newest_first": "must be true or false, not a string", "last": unknownToGet,
+			"conversation_id": "is required and must not be empty", "newest_first": "must be true or false, not a string",
+			"last": unknownToGet,
 		}},
-		{"get_history", `{"conversation_id": "x", "page_token": true}`, "INVALID_REQUEST", faults{"page_token": "must be a string, not true or false"}},
-		{"get_history", `{"conversation_id": "nowhere"}`, "CONVERSATION_NOT_FOUND", faults{"conversation_id": `conversation "nowhere" does not exist`}},
-		{"clear_conversation", `{"conversation_id": "nowhere"}`, "CONVERSATION_NOT_FOUND", faults{"conversation_id": `conversation "nowhere" does not exist`}},
-		{"clear_conversation", `{"conversation_id": "/"}`, "INVALID_REQUEST", faults{"conversation_id": "must have 1 to 128 characters of A-Z"}},
+		{
+			"get_history", `{"conversation_id": "x", "page_token": true}`, "INVALID_REQUEST",
+			faults{"page_token": "must be a string, not true or false"},
+		},
+		{
+			"get_history", `{"conversation_id": "nowhere"}`, "CONVERSATION_NOT_FOUND",
+			faults{"conversation_id": `conversation "nowhere" does not exist`},
+		},
+		{
+			"clear_conversation", `{"conversation_id": "nowhere"}`, "CONVERSATION_NOT_FOUND",
+			faults{"conversation_id": `conversation "nowhere" does not exist`},
+		},
+		{
+			"clear_conversation", `{"conversation_id": "/"}`, "INVALID_REQUEST",
+			faults{"conversation_id": "must have 1 to 128 characters of A-Z"},
+		},
 		{"search_interactions", `{}`, "INVALID_REQUEST", faults{"query": "is required and must not be empty"}},
-		{"search_interactions", `{"query": "x", "days": -1, "page_size": 2000}`, "INVALID_REQUEST", faults{"days": "must be", "page_size": "must be"}},
-		{"search_interactions", `{"query": "x", "conversation_id": "/"}`, "INVALID_REQUEST", faults{"conversation_id": "must have 1 to 128 characters of A-Z"}},
-		{"search_interactions", `{"query": "x", "page_token": "x"}`, "INVALID_REQUEST", faults{"page_token": "is not a token of this list"}},
-		{"ask_question", `{"question": "` + strings.Repeat("x", 2<<20) + `"}`, "MESSAGE_TOO_LARGE", faults{"question": "the limit is 1048576"}},
+		{
+			"search_interactions", `{"query": "x", "days": -1, "page_size": 2000}`, "INVALID_REQUEST",
+			faults{"days": "must be", "page_size": "must be"},
+		},
+		{
+			"search_interactions", `{"query": "x", "conversation_id": "/"}`, "INVALID_REQUEST",
+			faults{"conversation_id": "must have 1 to 128 characters of A-Z"},
+		},
+		{
+			"search_interactions", `{"query": "x", "page_token": "x"}`, "INVALID_REQUEST",
+			faults{"page_token": "is not a token of this list"},
+		},
+		{
+			"ask_question", `{"question": "` + strings.Repeat("x", 2<<20) + `"}`, "MESSAGE_TOO_LARGE",
+			faults{"question": "the limit is 1048576"},
+		},
 	}
 	address, c := startParley(t)
 	for _, tr := range transports(address, c) {
@@ -144,7 +194,8 @@ func TestBadArguments(t *testing.T) {
 				}
 				for argument, problem := range test.want {
 					if !strings.Contains(data.Arguments[argument], problem) || !strings.Contains(failure.Message, argument+": ") {
-						t.Errorf("%s: %s: %s, want %q; the message is %s", name, argument, data.Arguments[argument], problem, failure.Message)
+						t.Errorf("%s: %s: %s, want %q; the message is %s", name, argument, data.Arguments[argument], problem,
+							failure.Message)
 					}
 				}
 			}

@@ -59,8 +59,8 @@ func (s *Server) follow(ctx context.Context, question *parleyv1.ChatRequest, p *
 	return t, nil
 }
 
-// cancelAfter cancels the turn of stream when ctx has ended and the turn is known. If the turn cannot be cancelled, it may
-// have been lost from the queue; cancelAfter then waits for the turn that replaces it.
+// cancelAfter cancels the turn of stream when ctx has ended and the turn is known. If the turn cannot be
+// cancelled, it may have been lost from the queue; cancelAfter then waits for the turn that replaces it.
 func (s *Server) cancelAfter(ctx, stream context.Context, known <-chan *parleyv1.CancelTurnRequest) {
 	select {
 	case <-ctx.Done():

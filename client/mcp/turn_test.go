@@ -39,7 +39,9 @@ func (q *requeueFake) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingS
 	first := q.chats == 1
 	q.mu.Unlock()
 	if first {
-		event := &parleyv1.TurnEvent{TurnId: "first", Index: 1, Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: 1}}}
+		event := &parleyv1.TurnEvent{
+			TurnId: "first", Index: 1, Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: 1}},
+		}
 		if err := stream.Send(&parleyv1.ChatResponse{Event: event}); err != nil {
 			return err
 		}
@@ -64,7 +66,9 @@ func (q *requeueFake) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingS
 	return status.Error(codes.Canceled, "cancelled")
 }
 
-func (q *requeueFake) CancelTurn(_ context.Context, r *parleyv1.CancelTurnRequest) (*parleyv1.CancelTurnResponse, error) {
+func (q *requeueFake) CancelTurn(
+	_ context.Context, r *parleyv1.CancelTurnRequest,
+) (*parleyv1.CancelTurnResponse, error) {
 	q.cancelled <- r.GetTurnId()
 	if r.GetTurnId() == "first" {
 		close(q.started)
@@ -76,7 +80,9 @@ func (q *requeueFake) CancelTurn(_ context.Context, r *parleyv1.CancelTurnReques
 
 // TestCancelRequeuedQuestion checks that follow cancels the second turn of a question that was queued again.
 func TestCancelRequeuedQuestion(t *testing.T) {
-	q := &requeueFake{queued: make(chan string), cancelled: make(chan string, 8), started: make(chan struct{}), ended: make(chan struct{})}
+	q := &requeueFake{
+		queued: make(chan string), cancelled: make(chan string, 8), started: make(chan struct{}), ended: make(chan struct{}),
+	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

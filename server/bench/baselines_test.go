@@ -25,7 +25,9 @@ func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 	b.Helper()
 	batched := openBatched(b, s)
 	id := s.ids[0]
-	appended, err := s.client.AppendMessages(s.ctx, &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{s.message}})
+	appended, err := s.client.AppendMessages(s.ctx, &parleyv1.AppendMessagesRequest{
+		ConversationId: id, Messages: []*parleyv1.Message{s.message},
+	})
 	must(b, err)
 	loaded, err := s.client.LoadConversation(s.ctx, &parleyv1.LoadConversationRequest{ConversationId: id})
 	must(b, err)
@@ -48,7 +50,8 @@ func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 		empty := add("append", callers, "empty call", s.calling(appended))
 		batch := add("append", callers, "db.Batch", batched.appending)
 		direct := add("append", callers, "in process", s.appendingInProcess, comparison{batch, expect(1.5, 5)})
-		add("append", callers, "gRPC", s.appending(false), comparison{direct, expect(0.65, 0)}, comparison{batch, 0}, comparison{empty, 0})
+		add("append", callers, "gRPC", s.appending(false), comparison{direct, expect(0.65, 0)}, comparison{batch, 0},
+			comparison{empty, 0})
 		add("append", callers, "gRPC with request_id", s.appending(true), comparison{direct, 0}, comparison{empty, 0})
 
 		empty = add("load", callers, "empty call", s.calling(loaded))
@@ -76,7 +79,9 @@ func plainService() *grpc.ServiceDesc {
 	}
 	return &grpc.ServiceDesc{
 		ServiceName: "bench.Plain", HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{{MethodName: "Call", Handler: func(_ any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+		Methods: []grpc.MethodDesc{{MethodName: "Call", Handler: func(_ any, ctx context.Context, decode func(any) error,
+			intercept grpc.UnaryServerInterceptor,
+		) (any, error) {
 			request := new(wrapperspb.Int32Value)
 			if err := decode(request); err != nil {
 				return nil, err
@@ -131,7 +136,9 @@ func openBatched(b *testing.B, s *benchServer) *batched {
 	for d.frame = range snapshot.Messages.All() {
 		break
 	}
-	d.db, err = bolt.Open(filepath.Join(s.dir, "batched.db"), 0o600, &bolt.Options{FreelistType: bolt.FreelistMapType, InitialMmapSize: 1 << 30})
+	d.db, err = bolt.Open(filepath.Join(s.dir, "batched.db"), 0o600, &bolt.Options{
+		FreelistType: bolt.FreelistMapType, InitialMmapSize: 1 << 30,
+	})
 	must(b, err)
 	b.Cleanup(func() { d.db.Close() })
 	value := append(make([]byte, d.header), snapshot.Messages...)

@@ -108,8 +108,13 @@ type benchCase struct {
 	rates, costs []float64
 }
 
-func newBenchCase(group string, callers int, name string, caller func() (call, error), comparisons ...comparison) *benchCase {
-	return &benchCase{name: fmt.Sprintf("%s-%d/%s", group, callers, name), callers: callers, caller: caller, comparisons: comparisons, slices: 1}
+func newBenchCase(
+	group string, callers int, name string, caller func() (call, error), comparisons ...comparison,
+) *benchCase {
+	return &benchCase{
+		name: fmt.Sprintf("%s-%d/%s", group, callers, name), callers: callers, caller: caller, comparisons: comparisons,
+		slices: 1,
+	}
 }
 
 // call makes one call and adds the number of operations to done.

@@ -47,7 +47,8 @@ func BenchmarkHTTP(b *testing.B) {
 		}
 	}
 	var table strings.Builder
-	fmt.Fprintf(&table, "median of %d rounds, least to most; client and server share %d processors\n", rounds, runtime.GOMAXPROCS(0))
+	fmt.Fprintf(&table, "median of %d rounds, least to most; client and server share %d processors\n", rounds,
+		runtime.GOMAXPROCS(0))
 	row(&table, "a load of 20 messages over gRPC, median, µs", overGRPC)
 	row(&table, "the same over HTTP, median, µs", overHTTP)
 	cost := row(&table, "the difference, µs", added)

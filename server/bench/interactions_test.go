@@ -89,7 +89,9 @@ func (s *benchServer) chattingWithEcho() (call, error) {
 	made, err := s.client.CreateConversation(s.ctx, &parleyv1.CreateConversationRequest{
 		Conversation: &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxMessages: benchMessages}},
 	})
-	r := &parleyv1.ChatRequest{ConversationId: made.GetConversation().GetId(), Content: s.message.GetContent(), Agent: "echo"}
+	r := &parleyv1.ChatRequest{
+		ConversationId: made.GetConversation().GetId(), Content: s.message.GetContent(), Agent: "echo",
+	}
 	return func(done *atomic.Int64) error {
 		stream, err := s.client.Chat(s.ctx, r)
 		if err == nil {

@@ -116,7 +116,8 @@ func writeInteractions(dir string, lines int) (files []string, err error) {
 				content += " About the Quarterly Goals of the team."
 			}
 			fmt.Fprintf(out, `{"timestamp":"%s","session_id":"%s","tenant":"default","agent":"User","role":"user","content":"%s","metadata":{"turn_number":%d,"exchange":%d,"turn_id":"%s","status":"complete"}}`+"\n",
-				day.Add(time.Duration(number)*100*time.Millisecond).Format("2006-01-02T15:04:05.000000Z"), id, content, turn, (turn+1)/2, id)
+				day.Add(time.Duration(number)*100*time.Millisecond).Format("2006-01-02T15:04:05.000000Z"), id, content, turn,
+				(turn+1)/2, id)
 		}
 		if err := errors.Join(out.Flush(), f.Close()); err != nil {
 			return nil, err

@@ -90,10 +90,13 @@ func openBenchServer(b *testing.B, conversations int, flags ...string) *benchSer
 
 	storage := app.NewStorage(c, log)
 	talker := newTalker()
-	agents, err := agent.NewSet("talker", []agent.Entry{{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}, {Name: "echo", Agent: echo.New()}})
+	agents, err := agent.NewSet("talker", []agent.Entry{
+		{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}, {Name: "echo", Agent: echo.New()},
+	})
 	must(b, err)
 	s := &benchServer{
-		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &saveCounter{Store: storage}, talker: talker, agents: agents,
+		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &saveCounter{Store: storage}, talker: talker,
+		agents:  agents,
 		hub:     watch.New(watch.Options{}),
 		message: benchMessage(parleyv1.Role_ROLE_USER),
 	}
@@ -123,7 +126,9 @@ func (s *benchServer) newTurns() *turn.Manager {
 // serve serves the store with these turns and connects to the server.
 func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn {
 	b.Helper()
-	service, err := rpc.New(rpc.Options{Store: s.store, StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log})
+	service, err := rpc.New(rpc.Options{
+		Store: s.store, StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log,
+	})
 	must(b, err)
 	servers, err := transport.Open(s.ctx, transport.Options{
 		GRPCAddress: "127.0.0.1:0", HTTPAddress: "127.0.0.1:0", KeepaliveTime: s.config.KeepaliveTime, Log: s.log,

@@ -113,7 +113,9 @@ func (s *benchServer) turnCases(b *testing.B) []*benchCase {
 }
 
 // record returns the events of a turn.
-func record(prepare func() (turnReader, error), from parleyv1.ConversationServiceClient) (events []*parleyv1.TurnEvent, err error) {
+func record(
+	prepare func() (turnReader, error), from parleyv1.ConversationServiceClient,
+) (events []*parleyv1.TurnEvent, err error) {
 	turn, err := prepare()
 	if err == nil {
 		err = turn(from, func(e *parleyv1.TurnEvent) { events = append(events, e) })
@@ -185,7 +187,9 @@ func (s *benchServer) resume() (turnReader, error) {
 }
 
 // drain reads the events of a turn, which must complete.
-func drain[R interface{ GetEvent() *parleyv1.TurnEvent }](receive func() (R, error), each func(*parleyv1.TurnEvent)) error {
+func drain[R interface{ GetEvent() *parleyv1.TurnEvent }](
+	receive func() (R, error), each func(*parleyv1.TurnEvent),
+) error {
 	var last *parleyv1.TurnEvent
 	for {
 		reply, err := receive()
@@ -237,7 +241,9 @@ func (t *plainTurns) Chat(_ *parleyv1.ChatRequest, stream grpc.ServerStreamingSe
 }
 
 // ResumeTurn sends the events.
-func (t *plainTurns) ResumeTurn(_ *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
+func (t *plainTurns) ResumeTurn(_ *parleyv1.ResumeTurnRequest,
+	stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse],
+) error {
 	for _, e := range t.events {
 		if err := stream.Send(&parleyv1.ResumeTurnResponse{Event: e}); err != nil {
 			return err

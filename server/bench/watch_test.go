@@ -61,7 +61,8 @@ func BenchmarkStalledWatcher(b *testing.B) {
 	// percentile over all slices is meaningful.
 	ratio := p99Millis(all[1]) / p99Millis(all[0])
 	var table strings.Builder
-	fmt.Fprintf(&table, "median of %d rounds, least to most; client and server share %d processors\n", rounds, runtime.GOMAXPROCS(0))
+	fmt.Fprintf(&table, "median of %d rounds, least to most; client and server share %d processors\n", rounds,
+		runtime.GOMAXPROCS(0))
 	row(&table, fmt.Sprintf("99 %% of the appends of %d callers within, ms", callers), slowest[0])
 	row(&table, fmt.Sprintf("with %d stalled watchers", stalledWatchers), slowest[1])
 	row(&table, "ratio", ratios)
@@ -105,11 +106,13 @@ func BenchmarkFanOut(b *testing.B) {
 		}
 		if round > 0 {
 			alone, fanned = append(alone, took[0]), append(fanned, took[1])
-			costs, processor = append(costs, (took[1]-took[0])/fanOutWatchers), append(processor, (used[1]-used[0])/fanOutWatchers)
+			costs = append(costs, (took[1]-took[0])/fanOutWatchers)
+			processor = append(processor, (used[1]-used[0])/fanOutWatchers)
 		}
 	}
 	var table strings.Builder
-	fmt.Fprintf(&table, "median of %d rounds, least to most; client and server share %d processors\n", rounds, runtime.GOMAXPROCS(0))
+	fmt.Fprintf(&table, "median of %d rounds, least to most; client and server share %d processors\n", rounds,
+		runtime.GOMAXPROCS(0))
 	row(&table, "an append without watchers, µs", alone)
 	row(&table, fmt.Sprintf("until %d watchers have it, µs", fanOutWatchers), fanned)
 	cost := row(&table, "the difference for each watcher, µs", costs)
@@ -246,13 +249,17 @@ func (s *benchServer) timeAppends(callers int, slice time.Duration) ([]time.Dura
 }
 
 func (s *benchServer) appendAny() error {
-	_, err := s.client.AppendMessages(s.ctx, &parleyv1.AppendMessagesRequest{ConversationId: s.anyID(), Messages: []*parleyv1.Message{s.message}})
+	_, err := s.client.AppendMessages(s.ctx, &parleyv1.AppendMessagesRequest{
+		ConversationId: s.anyID(), Messages: []*parleyv1.Message{s.message},
+	})
 	return err
 }
 
 // timeFanOut appends messages one after the other, each when all watchers have received the previous one.
 // It returns the median of the time, and the processor time, in µs.
-func (s *benchServer) timeFanOut(b *testing.B, n *receiptCounter, slice time.Duration) (median, used float64, err error) {
+func (s *benchServer) timeFanOut(
+	b *testing.B, n *receiptCounter, slice time.Duration,
+) (median, used float64, err error) {
 	b.Helper()
 	var took []float64
 	before := processorTime(b)

@@ -100,12 +100,15 @@ func (b *bolt) importAll(ctx context.Context, f fillOptions) error {
 		messages = append(messages, encoded...)
 	}
 	return fillInSteps(ctx, f.count, 1, concurrentImports, func(ctx context.Context, i, _ int) error {
-		_, err := b.store.Import(ctx, &store.Import{Tenant: tenant, Overwrite: true, Messages: messages, Conversation: &parleyv1.Conversation{
-			Id: conversationID(f.first + i), Version: maxMessages, LastSequence: maxMessages,
-			Retention:  &parleyv1.Retention{MaxMessages: maxMessages, Ttl: durationpb.New(ttl)},
-			CreateTime: timestamppb.New(last.Add(time.Duration(i) * time.Microsecond)), // Keys are ordered by it.
-			UpdateTime: timestamppb.New(last), LastAppendTime: timestamppb.New(last),
-		}})
+		_, err := b.store.Import(ctx, &store.Import{
+			Tenant: tenant, Overwrite: true, Messages: messages,
+			Conversation: &parleyv1.Conversation{
+				Id: conversationID(f.first + i), Version: maxMessages, LastSequence: maxMessages,
+				Retention:  &parleyv1.Retention{MaxMessages: maxMessages, Ttl: durationpb.New(ttl)},
+				CreateTime: timestamppb.New(last.Add(time.Duration(i) * time.Microsecond)), // Keys are ordered by it.
+				UpdateTime: timestamppb.New(last), LastAppendTime: timestamppb.New(last),
+			},
+		})
 		return err
 	})
 }

@@ -40,8 +40,12 @@ type ceilingServer struct {
 }
 
 // LoadConversation does the same as in parleyd for a conversation that exists.
-func (c *ceilingServer) LoadConversation(ctx context.Context, r *parleyv1.LoadConversationRequest) (*parleyv1.LoadConversationResponse, error) {
-	snapshot, err := c.store.Read(ctx, &store.Read{Tenant: tenant, ConversationID: r.GetConversationId(), Newest: maxMessages})
+func (c *ceilingServer) LoadConversation(
+	ctx context.Context, r *parleyv1.LoadConversationRequest,
+) (*parleyv1.LoadConversationResponse, error) {
+	snapshot, err := c.store.Read(ctx, &store.Read{
+		Tenant: tenant, ConversationID: r.GetConversationId(), Newest: maxMessages,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +61,8 @@ func runCeiling(ctx context.Context, dir string, output io.Writer) error {
 		return err
 	}
 	// The options of parleyd that affect speed.
-	server := grpc.NewServer(grpc.MaxConcurrentStreams(1024), grpc.WaitForHandlers(true), grpc.WriteBufferSize(64<<10), grpc.NumStreamWorkers(128))
+	server := grpc.NewServer(grpc.MaxConcurrentStreams(1024), grpc.WaitForHandlers(true), grpc.WriteBufferSize(64<<10),
+		grpc.NumStreamWorkers(128))
 	ballast := make([]byte, 64<<20) // It delays garbage collections, as in parleyd.
 	defer runtime.KeepAlive(ballast)
 	parleyv1.RegisterConversationServiceServer(server, &ceilingServer{store: b.store})

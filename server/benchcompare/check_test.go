@@ -91,7 +91,9 @@ func TestCheck(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				err := check(t.Context(), &inMemory{add: c.add, ttl: c.ttl, messages: make(map[string][]string), ends: make(map[string]time.Time)})
+				err := check(t.Context(), &inMemory{
+					add: c.add, ttl: c.ttl, messages: make(map[string][]string), ends: make(map[string]time.Time),
+				})
 				if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 					t.Errorf("check() = %v, want %q in it", err, c.want)
 				}

@@ -59,8 +59,15 @@ func (r *report) goals() []goal {
 			what:   fmt.Sprintf("append: p99 while %s expired conversations are swept ÷ p99 before", count(r.settings.expired)),
 			values: ratios(r.sweeping, r.quiet), bound: 1.5, upper: true,
 		},
-		{what: fmt.Sprintf("start with %s conversations, none of them in the page cache", count(r.settings.large)), values: r.starts, bound: 5, upper: true, unit: " s"},
-		{what: fmt.Sprintf("memory with %s conversations, without the page cache, after all rounds", count(r.settings.large)), values: r.memoryMB(), bound: 300, upper: true, unit: " MB"},
+		{
+			what:   fmt.Sprintf("start with %s conversations, none of them in the page cache", count(r.settings.large)),
+			values: r.starts, bound: 5, upper: true, unit: " s",
+		},
+		{
+			what: fmt.Sprintf("memory with %s conversations, without the page cache, after all rounds",
+				count(r.settings.large)),
+			values: r.memoryMB(), bound: 300, upper: true, unit: " MB",
+		},
 	}
 }
 

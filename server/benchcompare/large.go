@@ -64,14 +64,17 @@ func (t *targets) largeMessage() (int, error) {
 	}
 	free := int64(disk.Bavail) * disk.Bsize
 	usable, conversations := free-minFree, int64(t.conversations)
-	fits := ((usable-conversations*(maxMessages*messageBytes+fileOverhead))/int64(t.settings.large) - fileOverhead) / maxMessages
+	rest := usable - conversations*(maxMessages*messageBytes+fileOverhead)
+	fits := (rest/int64(t.settings.large) - fileOverhead) / maxMessages
 	if fits < 1 || usable < conversations*competitorBytes {
-		return 0, fmt.Errorf("%s has %d MB free, too little for this run; choose another disk with -dir, or smaller -large or -conversations", t.dir, free>>20)
+		return 0, fmt.Errorf("%s has %d MB free, too little for this run; choose another disk with -dir, or smaller -large "+
+			"or -conversations", t.dir, free>>20)
 	}
 	if fits >= messageBytes {
 		return messageBytes, nil
 	}
-	t.notes = append(t.notes, fmt.Sprintf("The disk had no space for %s conversations with messages of %d B; theirs have %d B.", count(t.settings.large), messageBytes, fits))
+	t.notes = append(t.notes, fmt.Sprintf("The disk had no space for %s conversations with messages of %d B; theirs "+
+		"have %d B.", count(t.settings.large), messageBytes, fits))
 	return int(fits), nil
 }
 
@@ -81,7 +84,8 @@ func (t *targets) measureLarge() (int64, error) {
 	file := filepath.Join(t.dir, fileName(sizedName(t.settings.large)), storeFile)
 	// Older kernels do not have cachestat.
 	if part, err := cached(file); err == nil && part < 0.95 {
-		t.notes = append(t.notes, fmt.Sprintf("At the end the page cache held %.0f %% of the file with %s conversations; the rest was read from the disk.", part*100, count(t.settings.large)))
+		t.notes = append(t.notes, fmt.Sprintf("At the end the page cache held %.0f %% of the file with %s conversations; "+
+			"the rest was read from the disk.", part*100, count(t.settings.large)))
 	}
 	return anonymousMemory(t.large.pid())
 }

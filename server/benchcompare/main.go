@@ -28,8 +28,10 @@ import (
 )
 
 func main() {
-	runtime.LockOSThread()                                                                 // See startProcess.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) //nolint:forbidigo // This is main.
+	runtime.LockOSThread() // See startProcess.
+
+	//nolint:forbidigo // This is main.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	var err error
 	if len(os.Args) == 3 && os.Args[1] == serveCeiling {
 		err = runCeiling(ctx, os.Args[2], os.Stdout)
@@ -87,7 +89,8 @@ func runFlags(ctx context.Context) error {
 	if s.large == s.small || s.large == s.conversations || s.small == s.conversations {
 		return errors.New("conversations, small and large must be different")
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, maxRunTime, fmt.Errorf("the run took longer than %v; choose fewer rounds or conversations", maxRunTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, maxRunTime,
+		fmt.Errorf("the run took longer than %v; choose fewer rounds or conversations", maxRunTime))
 	defer cancel()
 	if err := run(ctx, s, os.Stdout, os.Stderr); err != nil {
 		return errors.Join(context.Cause(ctx), err)

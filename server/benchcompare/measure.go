@@ -31,7 +31,9 @@ func (c *measurement) String() string {
 }
 
 // measureAll makes all measurements in every round, each for a slice of time, after a round to warm up.
-func measureAll(ctx context.Context, all []*measurement, rounds int, slice time.Duration, dir string, progress io.Writer) error {
+func measureAll(
+	ctx context.Context, all []*measurement, rounds int, slice time.Duration, dir string, progress io.Writer,
+) error {
 	for round := range rounds + 1 {
 		start := time.Now()
 		for _, c := range order(all, round, rounds) {

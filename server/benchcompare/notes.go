@@ -9,16 +9,18 @@ import (
 // fixedNotes returns the notes that explain what each system does.
 func (r *report) fixedNotes() []string {
 	return []string{
-		"Append adds one message, keeps the newest 20 and extends the conversation's expiry to 1 h from now, durable before the reply. " +
-			"Client and server share the processors; all data is in the page cache.",
+		"Append adds one message, keeps the newest 20 and extends the conversation's expiry to 1 h from now, durable " +
+			"before the reply. Client and server share the processors; all data is in the page cache.",
 		"This service stores more of a message than its text: id, role, status, sequence, exchange and time.",
-		"etcd: one value with the messages of a conversation, read and then written by a transaction that compares its revision; " +
-			"without a lease the expiry is in the value, with one the append also keeps the lease alive, concurrently. " +
-			"A key for each message is slower in both operations.",
+		"etcd: one value with the messages of a conversation, read and then written by a transaction that compares its " +
+			"revision; without a lease the expiry is in the value, with one the append also keeps the lease alive, " +
+			"concurrently. A key for each message is slower in both operations.",
 		"Redis: a list; RPUSH, LTRIM and EXPIRE in one MULTI, appendfsync always.",
-		"PostgreSQL and SQLite: a row for the conversation and a ring of 20 rows for its messages; PostgreSQL in one prepared statement, " +
-			"synchronous_commit on; SQLite with synchronous=FULL, one goroutine commits all waiting appends together.",
-		"Empty call: a reply as large as that of a read, from a server that does nothing else; with all interceptors it is ListAgents of parleyd.",
+		"PostgreSQL and SQLite: a row for the conversation and a ring of 20 rows for its messages; PostgreSQL in one " +
+			"prepared statement, synchronous_commit on; SQLite with synchronous=FULL, one goroutine commits all waiting " +
+			"appends together.",
+		"Empty call: a reply as large as that of a read, from a server that does nothing else; with all interceptors it is " +
+			"ListAgents of parleyd.",
 		fmt.Sprintf("The store with %s conversations was filled in %.0f s.", count(r.settings.large), r.filled.Seconds()),
 	}
 }

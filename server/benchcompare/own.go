@@ -92,7 +92,8 @@ func (t *targets) fillStore(ctx context.Context, name string, conversations, byt
 		return "", err
 	}
 	start := time.Now()
-	if err := fillFile(ctx, dir, fillOptions{count: conversations, messageBytes: bytes, end: time.Now().Add(ttl)}); err != nil {
+	fill := fillOptions{count: conversations, messageBytes: bytes, end: time.Now().Add(ttl)}
+	if err := fillFile(ctx, dir, fill); err != nil {
 		return "", fmt.Errorf("%s: fill: %w", name, err)
 	}
 	fmt.Fprintf(t.progress, "%s: filled in %.1f s\n", name, time.Since(start).Seconds())
@@ -100,7 +101,9 @@ func (t *targets) fillStore(ctx context.Context, name string, conversations, byt
 }
 
 // openParley starts the service on a filled store and checks it.
-func (t *targets) openParley(ctx context.Context, name string, conversations int, dir string, flags ...string) (*parley, error) {
+func (t *targets) openParley(
+	ctx context.Context, name string, conversations int, dir string, flags ...string,
+) (*parley, error) {
 	p, err := startParley(ctx, t.parleyd, dir, flags...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)

@@ -91,9 +91,9 @@ func largeAgentList() string {
 }
 
 func (p *parley) append(ctx context.Context, id, message string) error {
-	_, err := p.client.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{
-		{Role: parleyv1.Role_ROLE_USER, Content: message},
-	}})
+	_, err := p.client.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{
+		ConversationId: id, Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: message}},
+	})
 	return err
 }
 

@@ -20,9 +20,10 @@ import (
 // row serializes the writers of the conversation. Nothing is deleted, and there are no indexes except
 // the primary keys. Free space in the pages allows PostgreSQL to update rows without the indexes.
 const postgresSchema = `
-CREATE TABLE conversations (id uuid PRIMARY KEY, last bigint NOT NULL, ends timestamptz NOT NULL) WITH (fillfactor = 70);
-CREATE TABLE messages (conversation uuid NOT NULL, slot smallint NOT NULL, sequence bigint NOT NULL, content text NOT NULL,
-	PRIMARY KEY (conversation, slot)) WITH (fillfactor = 85);`
+CREATE TABLE conversations (id uuid PRIMARY KEY, last bigint NOT NULL, ends timestamptz NOT NULL)
+	WITH (fillfactor = 70);
+CREATE TABLE messages (conversation uuid NOT NULL, slot smallint NOT NULL, sequence bigint NOT NULL,
+	content text NOT NULL, PRIMARY KEY (conversation, slot)) WITH (fillfactor = 85);`
 
 // An append and a read are one statement each. pgx prepares it on every connection.
 const (
@@ -63,7 +64,8 @@ func startPostgres(ctx context.Context, dir string) (system, string, error) {
 		}
 	}
 	data := filepath.Join(dir, "data")
-	prepare := exec.CommandContext(ctx, initdb, "--pgdata="+data, "--username=bench", "--auth=trust", "--encoding=UTF8", "--locale=C")
+	prepare := exec.CommandContext(ctx, initdb, "--pgdata="+data, "--username=bench", "--auth=trust", "--encoding=UTF8",
+		"--locale=C")
 	prepare.Dir, prepare.SysProcAttr = dir, &syscall.SysProcAttr{Credential: owner}
 	if output, err := prepare.CombinedOutput(); err != nil {
 		return nil, "", fmt.Errorf("initdb: %w: %s", err, output)
@@ -78,7 +80,8 @@ func startPostgres(ctx context.Context, dir string) (system, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	config, err := pgxpool.ParseConfig(fmt.Sprintf("postgres://bench@127.0.0.1:%s/postgres?sslmode=disable&pool_max_conns=%d", port, maxCallers))
+	config, err := pgxpool.ParseConfig(fmt.Sprintf(
+		"postgres://bench@127.0.0.1:%s/postgres?sslmode=disable&pool_max_conns=%d", port, maxCallers))
 	if err != nil {
 		return nil, "", errors.Join(err, p.stop(syscall.SIGINT))
 	}
@@ -134,7 +137,9 @@ func (p *postgres) fill(ctx context.Context, n int) error {
 	err := fillInSteps(ctx, n, 1000, 2, func(ctx context.Context, first, end int) error {
 		return pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
 			_, err1 := tx.CopyFrom(ctx, pgx.Identifier{"conversations"}, []string{"id", "last", "ends"},
-				pgx.CopyFromSlice(end-first, func(i int) ([]any, error) { return []any{conversationID(first + i), maxMessages, ends}, nil }))
+				pgx.CopyFromSlice(end-first, func(i int) ([]any, error) {
+					return []any{conversationID(first + i), maxMessages, ends}, nil
+				}))
 			_, err2 := tx.CopyFrom(ctx, pgx.Identifier{"messages"}, []string{"conversation", "slot", "sequence", "content"},
 				pgx.CopyFromSlice((end-first)*maxMessages, func(i int) ([]any, error) {
 					sequence := i%maxMessages + 1

@@ -81,7 +81,8 @@ func (p *process) awaitReady(ctx context.Context, serves func(context.Context) e
 		case <-ctx.Done():
 			err = errors.Join(ctx.Err(), err)
 		}
-		return errors.Join(fmt.Errorf("%s does not serve: %w; output: %s", p.name, err, p.outputEnd()), p.stop(syscall.SIGTERM))
+		return errors.Join(fmt.Errorf("%s does not serve: %w; output: %s", p.name, err, p.outputEnd()),
+			p.stop(syscall.SIGTERM))
 	}
 }
 

@@ -100,7 +100,8 @@ func (r *redisList) fill(ctx context.Context, n int) error {
 	defer ticker.Stop()
 	for {
 		info, err := r.client.Info(ctx, "persistence").Result()
-		if err != nil || strings.Contains(info, "aof_rewrite_in_progress:0") && strings.Contains(info, "aof_rewrite_scheduled:0") {
+		if err != nil ||
+			strings.Contains(info, "aof_rewrite_in_progress:0") && strings.Contains(info, "aof_rewrite_scheduled:0") {
 			return err
 		}
 		select {

@@ -26,7 +26,9 @@ func run(ctx context.Context, s settings, output, progress io.Writer) (err error
 	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // A server of another user has its directory in it.
 		return err
 	}
-	r := &report{settings: s, processors: runtime.GOMAXPROCS(0), machineMemory: machineMemory(), goVersion: runtime.Version()}
+	r := &report{
+		settings: s, processors: runtime.GOMAXPROCS(0), machineMemory: machineMemory(), goVersion: runtime.Version(),
+	}
 	// The parts run one after the other, because the page cache cannot hold the files of both.
 	for _, p := range []part{
 		{t.openSizes, appendingSizes, readingSizes, t.measureSizes},

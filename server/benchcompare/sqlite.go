@@ -14,8 +14,8 @@ import (
 
 const sqliteSchema = `
 CREATE TABLE conversations (id TEXT PRIMARY KEY, last INTEGER NOT NULL, ends INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE messages (conversation TEXT NOT NULL, slot INTEGER NOT NULL, sequence INTEGER NOT NULL, content TEXT NOT NULL,
-	PRIMARY KEY (conversation, slot)) WITHOUT ROWID;`
+CREATE TABLE messages (conversation TEXT NOT NULL, slot INTEGER NOT NULL, sequence INTEGER NOT NULL,
+	content TEXT NOT NULL, PRIMARY KEY (conversation, slot)) WITHOUT ROWID;`
 
 const (
 	sqliteTouch = `
@@ -49,7 +49,8 @@ func openSQLite(ctx context.Context, dir string) (system, string, error) {
 	version, _, _ := sqlite3.Version()
 	s := &sqlite{version: "SQLite " + version, waiting: make(chan *sqliteAppend, maxCallers), stopped: make(chan struct{})}
 	// The page cache is large enough, as for the other systems.
-	name := "file:" + filepath.Join(dir, "sqlite.db") + "?_journal_mode=WAL&_synchronous=FULL&_busy_timeout=10000&_cache_size=-65536"
+	name := "file:" + filepath.Join(dir, "sqlite.db") +
+		"?_journal_mode=WAL&_synchronous=FULL&_busy_timeout=10000&_cache_size=-65536"
 	var err1, err2 error
 	s.writes, err1 = sql.Open("sqlite3", name+"&_txlock=immediate")
 	s.reads, err2 = sql.Open("sqlite3", name)

@@ -36,12 +36,14 @@ func (t *targets) sweepAll(ctx context.Context) (quiet, sweeping []float64, err 
 	for round := 0; round < t.rounds; {
 		start := time.Now()
 		end := start.Add(lead)
-		if err := fillFile(ctx, dir, fillOptions{first: t.conversations, count: t.expired, messageBytes: messageBytes, end: end}); err != nil {
+		if err := fillFile(ctx, dir,
+			fillOptions{first: t.conversations, count: t.expired, messageBytes: messageBytes, end: end}); err != nil {
 			return nil, nil, err
 		}
 		if time.Until(end) < quietTime+startMargin-time.Second { // Filling was too slow. Repeat with more time.
 			lead *= 2
-			fmt.Fprintf(t.progress, "sweeping: %d conversations took %.1f s; repeating with more time\n", t.expired, time.Since(start).Seconds())
+			fmt.Fprintf(t.progress, "sweeping: %d conversations took %.1f s; repeating with more time\n", t.expired,
+				time.Since(start).Seconds())
 			if lead > ttl {
 				return nil, nil, errors.New("disk is too slow for this measurement")
 			}

@@ -24,7 +24,9 @@ type system interface {
 }
 
 // fillInSteps calls write for ranges of size conversations at most, atOnce of them concurrently.
-func fillInSteps(ctx context.Context, n, size, atOnce int, write func(ctx context.Context, first, end int) error) error {
+func fillInSteps(
+	ctx context.Context, n, size, atOnce int, write func(ctx context.Context, first, end int) error,
+) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
 	for first := 0; first < n && ctx.Err() == nil; first += size {

@@ -107,8 +107,10 @@ func testSystem(t *testing.T, s system) {
 		t.Fatal(err)
 	}
 	messages, err := s.read(t.Context(), id)
-	if err != nil || len(messages) != maxMessages || messages[maxMessages-1] != numbered(0, 0) || messages[maxMessages-2] != message(messageBytes) {
-		t.Errorf("read after fill and an append = %d messages, %v; want %d with the new one last", len(messages), err, maxMessages)
+	if err != nil || len(messages) != maxMessages || messages[maxMessages-1] != numbered(0, 0) ||
+		messages[maxMessages-2] != message(messageBytes) {
+		t.Errorf("read after fill and an append = %d messages, %v; want %d with the new one last", len(messages), err,
+			maxMessages)
 	}
 	if err := check(t.Context(), s); err != nil {
 		t.Error(err)
@@ -142,7 +144,8 @@ func TestReadReplyBytes(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	loaded, err1 := p.client.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: conversationID(0)})
+	loaded, err1 := p.client.LoadConversation(t.Context(),
+		&parleyv1.LoadConversationRequest{ConversationId: conversationID(0)})
 	listed, err2 := p.client.ListAgents(t.Context(), &parleyv1.ListAgentsRequest{})
 	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)

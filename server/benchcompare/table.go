@@ -46,9 +46,11 @@ func (r *report) find(operation, name string, callers int) *measurement {
 // write writes the report as Markdown.
 func (r *report) write(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Measured %s on %d processors with %s of memory: %d rounds of %v each, median (least–most) of the rounds; "+
+	fmt.Fprintf(&b, "Measured %s on %d processors with %s of memory: %d rounds of %v each, "+
+		"median (least–most) of the rounds; "+
 		"%s conversations of the newest %d messages of %d B. %s.\n",
-		r.settings.date, r.processors, r.machineMemory, r.settings.rounds, r.settings.slice, count(r.settings.conversations), maxMessages, messageBytes,
+		r.settings.date, r.processors, r.machineMemory, r.settings.rounds, r.settings.slice, count(r.settings.conversations),
+		maxMessages, messageBytes,
 		strings.Join(r.versions(), ", "))
 	for _, operation := range []string{appending, reading, appendingSizes, readingSizes} {
 		r.writeOperation(&b, operation)

@@ -14,7 +14,8 @@ import (
 func TestTable(t *testing.T) {
 	r := &report{
 		settings: settings{
-			rounds: 3, slice: time.Second, conversations: 100_000, small: 1000, large: 1_000_000, expired: 100_000, date: "2026-01-02",
+			rounds: 3, slice: time.Second, conversations: 100_000, small: 1000, large: 1_000_000, expired: 100_000,
+			date: "2026-01-02",
 		},
 		processors:    2,
 		machineMemory: "8 GB",

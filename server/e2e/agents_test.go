@@ -41,22 +41,54 @@ func badAgents() []badAgent {
 	const failed, late, large = "AGENT_FAILED", "AGENT_TIMEOUT", "AGENT_OUTPUT_TOO_LARGE"
 	const silent = "sent nothing for 3s"
 	return []badAgent{
-		{name: "exits 1", script: "printf half; echo 'no sugar left' >&2; exit 1", reason: failed, errorText: "sh ended with exit code 1: no sugar left", answer: "half"},
-		{name: "is killed", script: "printf half; kill -KILL $$", reason: failed, errorText: "sh was ended by a signal (killed)", answer: "half"},
+		{
+			name: "exits 1", script: "printf half; echo 'no sugar left' >&2; exit 1", reason: failed,
+			errorText: "sh ended with exit code 1: no sugar left", answer: "half",
+		},
+		{
+			name: "is killed", script: "printf half; kill -KILL $$", reason: failed,
+			errorText: "sh was ended by a signal (killed)", answer: "half",
+		},
 		{name: "hangs", script: "printf half; exec sleep 3600", reason: late, errorText: silent, answer: "half"},
 		{name: "hangs without output", script: "exec sleep 3600", reason: late, errorText: silent},
 		{name: "prints garbage", script: "cat garbage", answer: badFiles()["ascii"] + strings.Repeat("\uFFFD", 128)},
-		{name: "prints garbage where JSON should be", format: "stream-json", script: "cat words garbage", reason: failed, errorText: "a line that is not a JSON object", answer: "half"},
-		{name: "prints one byte a second", script: "for c in s l o w l y s l o w l y; do printf $c; sleep 1; done; sleep 3600", reason: late, errorText: "did not finish within 5s", answer: "slowlyslowly", anyPrefix: true},
+		{
+			name: "prints garbage where JSON should be", format: "stream-json", script: "cat words garbage", reason: failed,
+			errorText: "a line that is not a JSON object", answer: "half",
+		},
+		{
+			name:   "prints one byte a second",
+			script: "for c in s l o w l y s l o w l y; do printf $c; sleep 1; done; sleep 3600", reason: late,
+			errorText: "did not finish within 5s", answer: "slowlyslowly", anyPrefix: true,
+		},
 		{name: "prints a line of 1 MiB", script: "cat mib", answer: badFiles()["mib"]},
-		{name: "prints a line of 1 MiB+1", script: "cat mib; printf x", reason: large, errorText: "larger than 1048576 bytes", answer: badFiles()["mib"]},
-		{name: "prints a line of JSON of 1 MiB", format: "stream-json", script: "cat words json; echo; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf"},
-		{name: "prints a line of JSON of 1 MiB+1", format: "stream-json", script: "cat words json; echo ' '; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf"},
+		{
+			name: "prints a line of 1 MiB+1", script: "cat mib; printf x", reason: large, errorText: "larger than 1048576 bytes",
+			answer: badFiles()["mib"],
+		},
+		{
+			name: "prints a line of JSON of 1 MiB", format: "stream-json",
+			script: "cat words json; echo; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf",
+		},
+		{
+			name: "prints a line of JSON of 1 MiB+1", format: "stream-json",
+			script: "cat words json; echo ' '; cat words; echo '{\"type\":\"result\"}'", answer: "halfhalf",
+		},
 		{name: "ends in mid-character", script: `printf 'caf\303'`, answer: "caf\uFFFD"},
-		{name: "closes its output in mid-character", script: `printf 'caf\303'; exec sleep 3600 >&-`, reason: late, errorText: silent, answer: "caf\uFFFD"},
-		{name: "ignores SIGTERM", script: "trap 'echo end >>signals' TERM; printf half; while :; do sleep 1; done", reason: late, errorText: silent, answer: "half"},
+		{
+			name: "closes its output in mid-character", script: `printf 'caf\303'; exec sleep 3600 >&-`, reason: late,
+			errorText: silent, answer: "caf\uFFFD",
+		},
+		{
+			name: "ignores SIGTERM", script: "trap 'echo end >>signals' TERM; printf half; while :; do sleep 1; done",
+			reason: late, errorText: silent, answer: "half",
+		},
 		{name: "leaves a grandchild that holds the pipe", script: "sleep 3600 & printf whole", answer: "whole"},
-		{name: "fails and leaves a grandchild that ignores SIGTERM", script: "(trap '' TERM; exec sleep 3600) & printf half; exit 1", reason: failed, errorText: "exit code 1", answer: "half"},
+		{
+			name:   "fails and leaves a grandchild that ignores SIGTERM",
+			script: "(trap '' TERM; exec sleep 3600) & printf half; exit 1", reason: failed, errorText: "exit code 1",
+			answer: "half",
+		},
 	}
 }
 
@@ -139,7 +171,8 @@ func (a *badAgent) check(t *testing.T, s *server, k *chatCall) {
 	if a.reason != "" {
 		state, status = parleyv1.TurnState_TURN_STATE_FAILED, parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
 	}
-	if turn.GetState() != state || turn.GetError().GetReason() != a.reason || !strings.Contains(turn.GetError().GetMessage(), a.errorText) {
+	if turn.GetState() != state || turn.GetError().GetReason() != a.reason ||
+		!strings.Contains(turn.GetError().GetMessage(), a.errorText) {
 		t.Errorf("the turn ended as %v, want %v, %s, %q", turn, state, a.reason, a.errorText)
 	}
 	if took := turn.GetFinishTime().AsTime().Sub(turn.GetCreateTime().AsTime()); took > agentsEndWithin {
@@ -165,7 +198,8 @@ func (a *badAgent) check(t *testing.T, s *server, k *chatCall) {
 		t.Errorf("the answer has status %v in %v, want %v", stored[1].GetStatus(), turn, status)
 	}
 	next := chat(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "again"})
-	if turn := next.finish(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || next.text != "again" {
+	if turn := next.finish(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED ||
+		next.text != "again" {
 		t.Errorf("the next turn = %v with %q, want it COMPLETED with %q", turn, next.text, "again")
 	}
 	if got := contents(history(t, s, id).GetMessages()); got != want+"USER again\nASSISTANT again\n" {
@@ -308,7 +342,8 @@ agents:
 	process.Env = []string{asServer + "=1", "GORACE=atexit_sleep_ms=0", "SECRET_TOKEN=sk-live"}
 	s := startProcess(t, process)
 	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Agent: "env", Content: "Hi"})
-	if turn := k.finish(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || !strings.Contains(k.text, "complete") {
+	if turn := k.finish(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED ||
+		!strings.Contains(k.text, "complete") {
 		t.Fatalf("turn = %v, text %q", turn, k.text)
 	}
 	if strings.Contains(k.text, "SECRET_TOKEN") || strings.Contains(k.text, asServer) {
@@ -335,10 +370,12 @@ agents:
 `, socket, address)))
 	for name, where := range map[string]string{"remote": socket, "openai": address, "anthropic": address} {
 		turn := chat(t, s, &parleyv1.ChatRequest{ConversationId: name, Agent: name, Content: "Hi"}).finish(t).GetTurn()
-		if message := turn.GetError().GetMessage(); turn.GetError().GetReason() != "AGENT_FAILED" || strings.Contains(message, where) || strings.Contains(message, "dial") {
+		if message := turn.GetError().GetMessage(); turn.GetError().GetReason() != "AGENT_FAILED" ||
+			strings.Contains(message, where) || strings.Contains(message, "dial") {
 			t.Errorf("the turn of %s ended with %v", name, turn)
 		}
-		if line := s.await(t, "agent failed", "level=WARN", "agent="+name); !strings.Contains(fmt.Sprint(line["detail"]), where) {
+		if line := s.await(t, "agent failed", "level=WARN", "agent="+name); !strings.Contains(fmt.Sprint(line["detail"]),
+			where) {
 			t.Errorf("log entry of %s without its address: %v", name, line)
 		}
 	}

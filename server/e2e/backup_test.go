@@ -61,7 +61,9 @@ func TestBackupUnderLoad(t *testing.T) {
 				for n := acknowledged[w].Load(); !until(n); n++ {
 					content := fmt.Sprintf("%d %s", n, strings.Repeat("word ", 400))
 					if _, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
-						ConversationId: fmt.Sprint("c", w), Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: content}},
+						ConversationId: fmt.Sprint("c", w), Messages: []*parleyv1.Message{
+							{Role: parleyv1.Role_ROLE_USER, Content: content},
+						},
 					}); err != nil {
 						t.Error(err)
 						return
@@ -92,7 +94,8 @@ func TestBackupUnderLoad(t *testing.T) {
 	for w := range writers {
 		messages := everyMessage(t, restored, fmt.Sprint("c", w))
 		if n := int32(len(messages)); n < least[w] || n > acknowledged[w].Load()+1 {
-			t.Errorf("conversation %d has %d messages; %d were acknowledged before the backup, %d at the end", w, n, least[w], acknowledged[w].Load())
+			t.Errorf("conversation %d has %d messages; %d were acknowledged before the backup, %d at the end", w, n, least[w],
+				acknowledged[w].Load())
 		} else if n < acknowledged[w].Load() {
 			short++
 		}

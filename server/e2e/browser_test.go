@@ -87,7 +87,9 @@ func TestBrowser(t *testing.T) {
 	pages := servePages(t, chatPage)
 	d := startHTTPServer(t, t.TempDir(), agents(t, puppetAgents), "--http-allowed-origins="+pages.url)
 	proxy := startProxy(t, strings.TrimPrefix(d.url, "http://"), nil, new(resets))
-	pages.settings = map[string]string{"server": d.url, "proxy": "http://" + proxy.listener.Addr().String(), "agent": "puppet", "content": p.path}
+	pages.settings = map[string]string{
+		"server": d.url, "proxy": "http://" + proxy.listener.Addr().String(), "agent": "puppet", "content": p.path,
+	}
 	close(pages.ready)
 	startBrowser(t, browser, pages.url)
 
@@ -117,7 +119,8 @@ func TestBrowser(t *testing.T) {
 		t.Errorf("the page showed %+v, want every piece once", shown)
 	}
 	if connections := proxy.counts.connections.Load(); shown.Opened != 2 || connections < 2 {
-		t.Errorf("the source was opened %d times over %d connections, want 2 opens over at least 2 connections", shown.Opened, connections)
+		t.Errorf("the source was opened %d times over %d connections, want 2 opens over at least 2 connections", shown.Opened,
+			connections)
 	}
 	p.wantRuns(t, 1)
 }
@@ -151,7 +154,10 @@ type pages struct {
 
 func servePages(t *testing.T, page string) *pages {
 	t.Helper()
-	p := &pages{ready: make(chan struct{}), reports: map[string]chan string{"shown": make(chan string, 2*lastIndex), "end": make(chan string, 1)}}
+	p := &pages{
+		ready:   make(chan struct{}),
+		reports: map[string]chan string{"shown": make(chan string, 2*lastIndex), "end": make(chan string, 1)},
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")

@@ -173,7 +173,9 @@ func (f *queueServer) interruptAtOnce(t *testing.T) {
 // Whatever the results, the history shows one turn after the other.
 func (f *queueServer) anyAtOnce(t *testing.T) {
 	const id = "any-at-once"
-	modes := []parleyv1.OnBusy{parleyv1.OnBusy_ON_BUSY_QUEUE, parleyv1.OnBusy_ON_BUSY_INTERRUPT, parleyv1.OnBusy_ON_BUSY_REJECT}
+	modes := []parleyv1.OnBusy{
+		parleyv1.OnBusy_ON_BUSY_QUEUE, parleyv1.OnBusy_ON_BUSY_INTERRUPT, parleyv1.OnBusy_ON_BUSY_REJECT,
+	}
 	var group sync.WaitGroup
 	callers := make([]*caller, 3*callerCount)
 	for i := range callers {
@@ -231,7 +233,10 @@ func (f *queueServer) queueAdvances(t *testing.T) {
 	e.wantPosition(t, 4)
 	a.wantEnd(t, parleyv1.TurnState_TURN_STATE_INTERRUPTED)
 	wantAdvanced(t, first, b, joined, e)
-	want := []string{"QUEUED " + e.turnID, "QUEUED " + d.turnID, "QUEUED " + b.turnID, "RUNNING " + first.turnID, "INTERRUPTED " + a.turnID}
+	want := []string{
+		"QUEUED " + e.turnID, "QUEUED " + d.turnID, "QUEUED " + b.turnID, "RUNNING " + first.turnID,
+		"INTERRUPTED " + a.turnID,
+	}
 	if got := f.states(t, id); !slices.Equal(got, want) {
 		t.Errorf("turns =\n%q, want\n%q", got, want)
 	}
@@ -284,7 +289,9 @@ func (f *queueServer) cancelledByAnotherClient(t *testing.T) {
 	all := append([]exchange{a.exchange()}, f.answerAll(t, b, d, e)...)
 	wantCancel(b, parleyv1.TurnState_TURN_STATE_COMPLETED)
 	f.wantExchanges(t, id, all)
-	_, err = elsewhere.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{ConversationId: id, TurnId: "00000000-0000-4000-8000-000000000000"})
+	_, err = elsewhere.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{
+		ConversationId: id, TurnId: "00000000-0000-4000-8000-000000000000",
+	})
 	wantError(t, err, codes.NotFound, "TURN_NOT_FOUND")
 }
 
@@ -306,7 +313,8 @@ func exchangesInOrder(t *testing.T, callers []*caller) []exchange {
 func wantRetry(t *testing.T, err error) {
 	t.Helper()
 	for _, detail := range status.Convert(err).Details() {
-		if retry, ok := detail.(*errdetails.RetryInfo); ok && retry.GetRetryDelay().AsDuration() > 0 && retry.GetRetryDelay().AsDuration() <= time.Minute {
+		if retry, ok := detail.(*errdetails.RetryInfo); ok && retry.GetRetryDelay().AsDuration() > 0 &&
+			retry.GetRetryDelay().AsDuration() <= time.Minute {
 			return
 		}
 	}

@@ -135,7 +135,8 @@ func (c *caller) check(t *testing.T) {
 	if c.request.GetAgent() == "echo" {
 		complete = c.String()
 	}
-	if c.text != complete && (turn.GetState() == parleyv1.TurnState_TURN_STATE_COMPLETED || !strings.HasPrefix(complete, c.text)) {
+	if c.text != complete &&
+		(turn.GetState() == parleyv1.TurnState_TURN_STATE_COMPLETED || !strings.HasPrefix(complete, c.text)) {
 		t.Errorf("%s has the answer %q of %q in %v", c, c.text, complete, turn)
 	}
 	failure, want := turn.GetError(), map[parleyv1.TurnState]*parleyv1.TurnError{
@@ -145,7 +146,8 @@ func (c *caller) check(t *testing.T) {
 	if failure.GetReason() != want.GetReason() || failure.GetCode() != want.GetCode() {
 		t.Errorf("%s ends with %v, want %v", c, turn, want)
 	}
-	if turn.GetFinishTime().AsTime().Before(turn.GetCreateTime().AsTime()) || turn.GetRequestId() != c.request.GetRequestId() {
+	if turn.GetFinishTime().AsTime().Before(turn.GetCreateTime().AsTime()) ||
+		turn.GetRequestId() != c.request.GetRequestId() {
 		t.Errorf("%s ends with %v, want request id %q and a finish after its creation", c, turn, c.request.GetRequestId())
 	}
 }

@@ -82,7 +82,9 @@ func ask(t *testing.T, s *server, id, content string) string {
 func history(t *testing.T, s *server, id string) *parleyv1.LoadConversationResponse {
 	t.Helper()
 	limit := int32(1000)
-	reply, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id, MessageLimit: &limit})
+	reply, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{
+		ConversationId: id, MessageLimit: &limit,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -99,7 +99,9 @@ func (w *writers) check(t *testing.T, s *server) {
 	found := make(map[string]int32)
 	for c := range writtenConversations {
 		limit := int32(1000)
-		reply, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: fmt.Sprint("c", c), MessageLimit: &limit})
+		reply, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{
+			ConversationId: fmt.Sprint("c", c), MessageLimit: &limit,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,7 +116,8 @@ func (w *writers) check(t *testing.T, s *server) {
 				t.Fatalf("message %d of c%d is %q, want its batch to begin at %d", i+1, c, m.GetContent(), found[batch])
 			}
 		}
-		if last := reply.GetConversation().GetLastSequence(); len(reply.GetMessages())%batchSize != 0 || last != int32(len(reply.GetMessages())) {
+		if last := reply.GetConversation().GetLastSequence(); len(reply.GetMessages())%batchSize != 0 ||
+			last != int32(len(reply.GetMessages())) {
 			t.Fatalf("c%d has %d messages and last sequence %d, want complete batches", c, len(reply.GetMessages()), last)
 		}
 	}
@@ -141,12 +144,14 @@ func startedSurvives(t *testing.T) {
 
 	s = startServer(t, dataDir, config)
 	s.await(t, "turn interrupted by a stop of the server", "conversation_id=c", "saved_messages=1")
-	s.await(t, "turn interrupted by a stop of the server", "conversation_id=c2", "turn_id="+k2.started.GetConversation().GetActiveTurnId())
+	s.await(t, "turn interrupted by a stop of the server", "conversation_id=c2",
+		"turn_id="+k2.started.GetConversation().GetActiveTurnId())
 	stored := history(t, s, "c")
 	if got := contents(stored.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" {
 		t.Errorf("history of an interrupted turn:\n%s", got)
 	}
-	if m := stored.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || stored.GetConversation().GetActiveTurnId() != "" {
+	if m := stored.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE ||
+		stored.GetConversation().GetActiveTurnId() != "" {
 		t.Errorf("after the restart: %v, %v", m, stored.GetConversation())
 	}
 	if got := contents(history(t, s, "c2").GetMessages()); !strings.HasPrefix(got, "USER "+k2.request.GetContent()+"\n") {

@@ -30,7 +30,9 @@ func TestChatAfterEphemeralConversation(t *testing.T) {
 				p.start(t)
 				c.disconnect()
 				awaitNone(t, s, id)
-				wantNew(t, s, &parleyv1.ChatRequest{ConversationId: id, Content: "new", OnBusy: parleyv1.OnBusy(busy), IfVersion: version})
+				wantNew(t, s, &parleyv1.ChatRequest{
+					ConversationId: id, Content: "new", OnBusy: parleyv1.OnBusy(busy), IfVersion: version,
+				})
 				var err error
 				for err == nil {
 					_, err = old.stream.Recv()

@@ -85,7 +85,8 @@ func TestExampleAgents(t *testing.T) {
 		t.Run(e.name, func(t *testing.T) {
 			t.Parallel()
 			process, address := e.start(t)
-			s := startServer(t, t.TempDir(), agents(t, fmt.Sprintf(`{default_agent: shop, agents: {shop: {kind: remote, address: %q}}}`, address)))
+			s := startServer(t, t.TempDir(),
+				agents(t, fmt.Sprintf(`{default_agent: shop, agents: {shop: {kind: remote, address: %q}}}`, address)))
 			for _, turn := range threeTurns {
 				call := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: turn.ask + "."})
 				finished := call.finish(t)
@@ -94,14 +95,16 @@ func TestExampleAgents(t *testing.T) {
 				}
 				answer := finished.GetMessages()[0]
 				data := answer.GetStructuredData()
-				if len(data) != 1 || data[0].GetType() != "product_list" || encodeJSON(t, data[0].GetValue().AsInterface()) != turn.answer.products {
+				if len(data) != 1 || data[0].GetType() != "product_list" ||
+					encodeJSON(t, data[0].GetValue().AsInterface()) != turn.answer.products {
 					t.Errorf("turn %q has data %v, want a product_list %s", turn.ask, data, turn.answer.products)
 				}
 				if answer.GetSummary() == "" || answer.GetAgent() != "shop" {
 					t.Errorf("turn %q has the answer %v, want a summary and the agent shop", turn.ask, answer)
 				}
 			}
-			wantFailed(t, chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: "fail"}), s, "This will ", "the shop is closed")
+			wantFailed(t, chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: "fail"}), s, "This will ",
+				"the shop is closed")
 
 			slow := chat(t, s, &parleyv1.ChatRequest{ConversationId: "shop", Content: "slow"})
 			slow.receiveUntil(t, func() bool { return slow.text != "" })
@@ -128,12 +131,14 @@ func wantFailed(t *testing.T, k *chatCall, s *server, text, message string) {
 	turn := k.finish(t).GetTurn()
 	failure := turn.GetError()
 	if turn.GetState() != parleyv1.TurnState_TURN_STATE_FAILED || failure.GetReason() != "AGENT_FAILED" ||
-		codes.Code(failure.GetCode()) != codes.Unavailable || !failure.GetRetryable() || !strings.Contains(failure.GetMessage(), message) {
+		codes.Code(failure.GetCode()) != codes.Unavailable || !failure.GetRetryable() ||
+		!strings.Contains(failure.GetMessage(), message) {
 		t.Errorf("the turn ended as %v, want it FAILED with %q", turn, message)
 	}
 	stored := history(t, s, turn.GetConversationId()).GetMessages()
 	last := stored[len(stored)-1]
-	if last.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || last.GetContent() != k.text || !strings.HasPrefix(k.text, text) {
+	if last.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || last.GetContent() != k.text ||
+		!strings.HasPrefix(k.text, text) {
 		t.Errorf("the stored answer = %v, want it INCOMPLETE with %q", last, k.text)
 	}
 }

@@ -88,7 +88,8 @@ func oneByte(t *testing.T) {
 	if _, err := s.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "damaged"}); err != nil {
 		t.Errorf("DeleteConversation(damaged) = %v, want no error", err)
 	}
-	if reply := add(t, s, "damaged", &parleyv1.Message{Content: "hello"}); reply.GetAppended()[0].GetSequence() != 1 || !reply.GetCreated() {
+	if reply := add(t, s, "damaged", &parleyv1.Message{Content: "hello"}); reply.GetAppended()[0].GetSequence() != 1 ||
+		!reply.GetCreated() {
 		t.Errorf("AppendMessages with the id of the deleted conversation = %v, want a new one", reply)
 	}
 }
@@ -137,8 +138,10 @@ func flipPages(t *testing.T, path, mark string) {
 	size, flipped := os.Getpagesize(), 0
 	for at := 2 * size; at+size <= len(data); at += size {
 		page := data[at:]
-		number, flags, more := binary.NativeEndian.Uint64(page), binary.NativeEndian.Uint16(page[8:]), binary.NativeEndian.Uint32(page[12:])
-		if number != uint64(at/size) || flags != 2 || !bytes.Contains(page[:min(len(page), (1+int(more))*size)], []byte(mark)) {
+		number, flags, more := binary.NativeEndian.Uint64(page), binary.NativeEndian.Uint16(page[8:]),
+			binary.NativeEndian.Uint32(page[12:])
+		if number != uint64(at/size) || flags != 2 ||
+			!bytes.Contains(page[:min(len(page), (1+int(more))*size)], []byte(mark)) {
 			continue
 		}
 		if _, err := f.WriteAt([]byte{page[8] ^ 0x40}, int64(at+8)); err != nil {
@@ -179,7 +182,8 @@ func wholeFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			code, output := failToStart(t, "--data-dir="+dataDir)
-			if code != 65 || !strings.Contains(output, path) || !strings.Contains(output, "restore") || strings.Count(output, "\n") != 1 {
+			if code != 65 || !strings.Contains(output, path) || !strings.Contains(output, "restore") ||
+				strings.Count(output, "\n") != 1 {
 				t.Errorf("exit code %d, want 65, and one line with %s and \"restore\":\n%s", code, path, output)
 			}
 			if left, err := os.ReadFile(path); err != nil || !bytes.Equal(left, test.data) {
@@ -205,8 +209,18 @@ func TestStartFailures(t *testing.T) {
 		texts []string // in the output, beside "parleyd: "
 	}{
 		{"a store in use", []string{"--data-dir=" + dataDir}, 75, []string{filepath.Join(dataDir, "parley.db"), "in use"}},
-		{"an address in use", []string{"--data-dir=" + t.TempDir(), "--grpc-address=" + address}, 74, []string{address, "choose another --grpc-address"}},
-		{"another address in use", []string{"--data-dir=" + t.TempDir(), "--http-address=" + address}, 74, []string{address, "choose another --http-address"}},
+		{
+			"an address in use",
+			[]string{"--data-dir=" + t.TempDir(), "--grpc-address=" + address},
+			74,
+			[]string{address, "choose another --grpc-address"},
+		},
+		{
+			"another address in use",
+			[]string{"--data-dir=" + t.TempDir(), "--http-address=" + address},
+			74,
+			[]string{address, "choose another --http-address"},
+		},
 		{"no directory", []string{"--data-dir=/dev/null/data"}, 74, []string{"/dev/null/data/parley.db", "not a directory"}},
 		{"an unknown store", []string{"--store=redis"}, 64, []string{`--store: "redis" is not one of memory, bolt`}},
 		{

@@ -14,7 +14,9 @@ func TestServedDuringTheGrace(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, stubbornAgents))
 	running := startTurns(t, s, 1, "slow", 0, "")[0]
-	queued := streamOf(s.Chat(timeLimited(t), &parleyv1.ChatRequest{ConversationId: running.id, Content: "q", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE}))
+	queued := streamOf(s.Chat(timeLimited(t), &parleyv1.ChatRequest{
+		ConversationId: running.id, Content: "q", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE,
+	}))
 	if event, err := queued.next(); event.GetQueued() == nil {
 		t.Fatalf("first event of a queued turn = %v, %v; want queued", event, err)
 	}
@@ -23,7 +25,8 @@ func TestServedDuringTheGrace(t *testing.T) {
 	wantError(t, err, codes.Unavailable, "SHUTTING_DOWN")
 
 	another := smallWindowClient(t, s)
-	wantError(t, firstError(another.Chat(timeLimited(t), &parleyv1.ChatRequest{ConversationId: "other", Content: "q"})), codes.Unavailable, "SHUTTING_DOWN")
+	wantError(t, firstError(another.Chat(timeLimited(t), &parleyv1.ChatRequest{ConversationId: "other", Content: "q"})),
+		codes.Unavailable, "SHUTTING_DOWN")
 	resumed := resume(t, another, running.id, running.turnID, 0)
 	for got := ""; got != running.partialAnswer(); {
 		event, err := resumed.next()
@@ -32,7 +35,9 @@ func TestServedDuringTheGrace(t *testing.T) {
 		}
 		got += event.GetTextDelta().GetText()
 	}
-	cancelled, err := another.CancelTurn(timeLimited(t), &parleyv1.CancelTurnRequest{ConversationId: running.id, TurnId: running.turnID})
+	cancelled, err := another.CancelTurn(timeLimited(t), &parleyv1.CancelTurnRequest{
+		ConversationId: running.id, TurnId: running.turnID,
+	})
 	if err != nil || cancelled.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_CANCELLED {
 		t.Errorf("CancelTurn during the grace period = %v, %v; want CANCELLED", cancelled, err)
 	}

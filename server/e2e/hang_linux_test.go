@@ -45,7 +45,8 @@ func TestHang(t *testing.T) {
 	}
 	defer conn.Close()
 	create := func() error {
-		_, err := parleyv1.NewConversationServiceClient(conn).CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{})
+		_, err := parleyv1.NewConversationServiceClient(conn).CreateConversation(t.Context(),
+			&parleyv1.CreateConversationRequest{})
 		return err
 	}
 	for range 100 {

@@ -25,7 +25,8 @@ func TestHistory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := reply.GetConversation(); len(reply.GetMessages()) != 20 || c.GetMessageCount() != 20 || c.GetLastSequence() != 25 {
+	if c := reply.GetConversation(); len(reply.GetMessages()) != 20 || c.GetMessageCount() != 20 ||
+		c.GetLastSequence() != 25 {
 		t.Fatalf("LoadConversation = %d messages of %v, want 20", len(reply.GetMessages()), c)
 	}
 	for i, m := range reply.GetMessages() {
@@ -106,7 +107,9 @@ func TestCapacity(t *testing.T) {
 	// With a running turn on each conversation, none can be evicted.
 	hold(t, s, "d")
 	hold(t, s, "e")
-	_, err := s.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Id: "f"}})
+	_, err := s.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{
+		Conversation: &parleyv1.Conversation{Id: "f"},
+	})
 	wantError(t, err, codes.ResourceExhausted, "STORE_FULL")
 	b.release(t, "answer")
 	add(t, s, "f", &parleyv1.Message{Content: "hello"})
@@ -126,7 +129,10 @@ func TestRoutingSummary(t *testing.T) {
 	libraries := []*parleyv1.StructuredData{{Type: "library_list", Value: list}}
 	add(t, s, "c",
 		&parleyv1.Message{Content: "Which libraries keep state in React?"},
-		&parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "searcher", Content: "Three.", Summary: "searched for React libraries", StructuredData: libraries},
+		&parleyv1.Message{
+			Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "searcher", Content: "Three.", Summary: "searched for React libraries",
+			StructuredData: libraries,
+		},
 		&parleyv1.Message{Content: "What about the first one?"},
 		&parleyv1.Message{
 			Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "analyst", Content: "Fine.", Summary: "analyzed Zustand",

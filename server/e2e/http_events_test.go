@@ -32,7 +32,9 @@ const (
 	numbersPerValue    = 1_000  // One piece in this many is a value.
 )
 
-func (a *numberAgent) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+func (a *numberAgent) Respond(
+	_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse],
+) error {
 	for i := range numberPieces {
 		if i == numbersBeforePause {
 			select {
@@ -42,7 +44,9 @@ func (a *numberAgent) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStre
 		}
 		piece := &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: numberText(i)}}
 		if numberText(i) == "" {
-			piece.Piece = &parleyv1.RespondResponse_StructuredData{StructuredData: &parleyv1.StructuredData{Type: "number", Value: structpb.NewNumberValue(float64(i))}}
+			piece.Piece = &parleyv1.RespondResponse_StructuredData{
+				StructuredData: &parleyv1.StructuredData{Type: "number", Value: structpb.NewNumberValue(float64(i))},
+			}
 		}
 		if err := stream.Send(piece); err != nil {
 			return err
@@ -73,7 +77,8 @@ func TestEventSourceAmongMergedTexts(t *testing.T) {
 	parleyv1.RegisterAgentServiceServer(service, agent)
 	go func() { _ = service.Serve(listener) }() // Serve returns after Stop.
 	t.Cleanup(service.Stop)
-	d := startHTTPServer(t, t.TempDir(), agents(t, fmt.Sprintf("agents:\n  numbers: {kind: remote, address: %q}\n", listener.Addr())))
+	d := startHTTPServer(t, t.TempDir(),
+		agents(t, fmt.Sprintf("agents:\n  numbers: {kind: remote, address: %q}\n", listener.Addr())))
 	call := streamOf(d.Chat(timeLimited(t), &parleyv1.ChatRequest{ConversationId: "c", Content: "talk", Agent: "numbers"}))
 	call.receive(t, 1+numbersBeforePause)
 	path := "/v1/conversations/c/turns/" + call.events[0].GetTurnId() + "/events"
@@ -116,7 +121,8 @@ func TestEventSourceAmongMergedTexts(t *testing.T) {
 		}
 	}
 	if got := textOf(all); got != want.String() || values != numberPieces/numbersPerValue {
-		t.Errorf("received %d bytes of text and %d values, want %d and %d", len(got), values, want.Len(), numberPieces/numbersPerValue)
+		t.Errorf("received %d bytes of text and %d values, want %d and %d", len(got), values, want.Len(),
+			numberPieces/numbersPerValue)
 	}
 }
 
@@ -143,7 +149,8 @@ func TestEventSourceOfChanges(t *testing.T) {
 			if err == nil {
 				err = protojson.Unmarshal([]byte(event.data), reply)
 			}
-			if err != nil || event.id != reply.GetChange().GetCursor() || reply.GetChange().GetKind() == parleyv1.ChangeKind_CHANGE_KIND_GAP {
+			if err != nil || event.id != reply.GetChange().GetCursor() ||
+				reply.GetChange().GetKind() == parleyv1.ChangeKind_CHANGE_KIND_GAP {
 				t.Fatalf("after %d changes: %q, %v", n, event, err)
 			}
 		}
@@ -173,7 +180,8 @@ func TestStreamsEndWithTheirClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPuppet(t, t.TempDir(), "pipe")
-	source := d.openEvents(t, "", "/v1/chat", fmt.Sprintf(`{"conversationId":"c","content":%q,"agent":"puppet","onDisconnect":"ON_DISCONNECT_CANCEL"}`, p.path))
+	source := d.openEvents(t, "", "/v1/chat",
+		fmt.Sprintf(`{"conversationId":"c","content":%q,"agent":"puppet","onDisconnect":"ON_DISCONNECT_CANCEL"}`, p.path))
 	events := source.turnEvents(t)
 	p.start(t)
 	events.receive(t, 1)
@@ -247,7 +255,9 @@ func TestTransferOverHTTP(t *testing.T) {
 			t.Fatal(err)
 		}
 		add(t, from.server, fmt.Sprint("c:", i), &parleyv1.Message{Content: awkward},
-			&parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, StructuredData: []*parleyv1.StructuredData{{Type: "t", Value: value}}})
+			&parleyv1.Message{
+				Role: parleyv1.Role_ROLE_ASSISTANT, StructuredData: []*parleyv1.StructuredData{{Type: "t", Value: value}},
+			})
 	}
 	for range 10 { // More than 4 MiB of JSON in one line, since each byte becomes six.
 		add(t, from.server, "control", &parleyv1.Message{Content: strings.Repeat("\x01", 200<<10)})
@@ -259,12 +269,14 @@ func TestTransferOverHTTP(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer exported.Body.Close()
-		reply, err := http.Post(to.url+path, "application/x-www-form-urlencoded", exported.Body) // the content type that curl sends
+		// the content type that curl sends
+		reply, err := http.Post(to.url+path, "application/x-www-form-urlencoded", exported.Body)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer reply.Body.Close()
-		if text, err := io.ReadAll(reply.Body); err != nil || reply.StatusCode != http.StatusOK || strings.TrimSpace(string(text)) != want {
+		if text, err := io.ReadAll(reply.Body); err != nil || reply.StatusCode != http.StatusOK ||
+			strings.TrimSpace(string(text)) != want {
 			t.Errorf("POST %s = %d with %s, %v; want 200 with %s", path, reply.StatusCode, text, err, want)
 		}
 	}

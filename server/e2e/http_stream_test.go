@@ -64,7 +64,9 @@ func (d *httpServer) openEvents(t *testing.T, lastID, path, body string) *eventS
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &eventSource{status: reply.StatusCode, body: reply.Body, lines: bufio.NewScanner(reply.Body), lastID: lastID, disconnect: cancel}
+	e := &eventSource{
+		status: reply.StatusCode, body: reply.Body, lines: bufio.NewScanner(reply.Body), lastID: lastID, disconnect: cancel,
+	}
 	e.lines.Buffer(nil, 8<<20)
 	e.repeat = func() *eventSource { return d.openEvents(t, e.lastID, path, body) }
 	t.Cleanup(func() { cancel(); reply.Body.Close() })
@@ -146,7 +148,8 @@ func (e *eventSource) wantNoContent(t *testing.T) {
 // wantEventsGone checks for the error EVENTS_GONE with the oldest index that is still there.
 func (e *eventSource) wantEventsGone(t *testing.T) {
 	t.Helper()
-	if status, text := e.finalReply(t); status != http.StatusBadRequest || !strings.Contains(text, `"EVENTS_GONE"`) || !strings.Contains(text, `"oldest_index"`) {
+	if status, text := e.finalReply(t); status != http.StatusBadRequest || !strings.Contains(text, `"EVENTS_GONE"`) ||
+		!strings.Contains(text, `"oldest_index"`) {
 		t.Errorf("reply = %d with %s, want 400 with EVENTS_GONE", status, text)
 	}
 }
@@ -170,7 +173,9 @@ func TestEventSourceFromEveryEvent(t *testing.T) {
 	d.kill()
 	d = startHTTPServer(t, dataDir, config)
 	for _, c := range all {
-		t.Run(fmt.Sprintf("cut after %d, restarted, chats: %t", c.seen, c.chats), func(t *testing.T) { c.testRestarted(t, d) })
+		t.Run(fmt.Sprintf("cut after %d, restarted, chats: %t", c.seen, c.chats), func(t *testing.T) {
+			c.testRestarted(t, d)
+		})
 	}
 }
 
@@ -186,7 +191,8 @@ type cutSource struct {
 
 func (c *cutSource) chat(t *testing.T, d *httpServer, lastID string) *eventSource {
 	t.Helper()
-	return d.openEvents(t, lastID, "/v1/conversations/"+c.id+"/chat", fmt.Sprintf(`{"content":%q,"agent":"puppet","request_id":"r"}`, c.p.path))
+	return d.openEvents(t, lastID, "/v1/conversations/"+c.id+"/chat",
+		fmt.Sprintf(`{"content":%q,"agent":"puppet","request_id":"r"}`, c.p.path))
 }
 
 // resume requests the events after lastID.

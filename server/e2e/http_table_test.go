@@ -36,7 +36,9 @@ func TestTheTableOfCallsOverHTTP(t *testing.T) {
 	if err := decoder.Decode(&table); err != nil || len(table.Steps) == 0 {
 		t.Fatalf("table has %d steps, %v; want some", len(table.Steps), err)
 	}
-	run := &tableRun{httpServer: startHTTPServer(t, t.TempDir(), "--store=memory"), paths: readPaths(t), saved: map[string]string{}}
+	run := &tableRun{
+		httpServer: startHTTPServer(t, t.TempDir(), "--store=memory"), paths: readPaths(t), saved: map[string]string{},
+	}
 	for _, step := range table.Steps {
 		t.Run(step.Name, func(t *testing.T) { run.runStep(t, step) })
 	}
@@ -143,7 +145,8 @@ func readPaths(t *testing.T) map[string][]httpPath {
 		name := call.Selector[strings.LastIndex(call.Selector, ".")+1:]
 		for _, r := range append([]rule{call}, call.Others...) {
 			for method, path := range map[string]string{
-				http.MethodGet: r.Get, http.MethodPut: r.Put, http.MethodPost: r.Post, http.MethodPatch: r.Patch, http.MethodDelete: r.Delete,
+				http.MethodGet: r.Get, http.MethodPut: r.Put, http.MethodPost: r.Post, http.MethodPatch: r.Patch,
+				http.MethodDelete: r.Delete,
 			} {
 				if path != "" {
 					paths[name] = append(paths[name], httpPath{method, path, r.Body})
@@ -171,7 +174,8 @@ func (r *tableRun) request(t *testing.T, call string, message map[string]any) *h
 	}
 	at := r.paths[call][0]
 	for _, p := range r.paths[call] {
-		if !slices.ContainsFunc(param.FindAllString(p.path, -1), func(p string) bool { return valueAt(message, fieldOf(p)) == nil }) {
+		if !slices.ContainsFunc(param.FindAllString(p.path, -1),
+			func(p string) bool { return valueAt(message, fieldOf(p)) == nil }) {
 			at = p
 		}
 	}
@@ -206,7 +210,8 @@ func (r *tableRun) request(t *testing.T, call string, message map[string]any) *h
 			t.Fatal(err)
 		}
 	}
-	request, err := http.NewRequestWithContext(t.Context(), at.method, r.url+path+"?"+query.Encode(), bytes.NewReader(text))
+	request,
+		err := http.NewRequestWithContext(t.Context(), at.method, r.url+path+"?"+query.Encode(), bytes.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +292,9 @@ func turnOfStream(t *testing.T, stream io.Reader) any {
 		}
 	}
 	messages, _ := valueAt(last, "finished.messages").([]any)
-	return map[string]any{"text": text, "state": valueAt(last, "finished.turn.state"), "messages": append([]any{}, messages...)}
+	return map[string]any{
+		"text": text, "state": valueAt(last, "finished.turn.state"), "messages": append([]any{}, messages...),
+	}
 }
 
 // differences returns the differences between want and got. An object in got may have more fields.

@@ -23,7 +23,10 @@ func TestOneConversationOverHTTP(t *testing.T) {
 		{"GET", "/v1/conversations?pageSize=5", "", `"team:a.b"`},
 		{"GET", "/v1/conversations/team:a.b", "", `"title":"T"`},
 		{"PATCH", "/v1/conversations/team:a.b?ifVersion=1", `{"title": "", "labels": {"k": "v"}}`, `"labels":{"k":"v"}`},
-		{"POST", "/v1/conversations/team:a.b/messages", `{"messages": [{"role": "ROLE_USER", "content": "one"}]}`, `"sequence":1`},
+		{
+			"POST", "/v1/conversations/team:a.b/messages", `{"messages": [{"role": "ROLE_USER", "content": "one"}]}`,
+			`"sequence":1`,
+		},
 		{"GET", "/v1/conversations/team:a.b/messages?ascending=true", "", `"one"`},
 		{"GET", "/v1/conversations/team:a.b/context?window.maxMessages=1", "", `"one"`},
 		{"PUT", "/v1/conversations/team:a.b/active-agent", `{"agent": "echo", "reason": "R"}`, `"reason":"R"`},
@@ -35,7 +38,10 @@ func TestOneConversationOverHTTP(t *testing.T) {
 		{"GET", "/v1/conversations/team:a.b/turns/{turn}", "", `"TURN_STATE_COMPLETED"`},
 		{"GET", "/v1/conversations/team:a.b/turns/{turn}/events", "", `"text":"three"`},
 		{"POST", "/v1/conversations/team:a.b/turns/{turn}/cancel", "", `"TURN_STATE_COMPLETED"`},
-		{"POST", "/v1/conversations/team:a.b/fork", `{"newConversationId": "team:c"}`, `"forkedFrom":{"conversationId":"team:a.b"`},
+		{
+			"POST", "/v1/conversations/team:a.b/fork", `{"newConversationId": "team:c"}`,
+			`"forkedFrom":{"conversationId":"team:a.b"`,
+		},
 		{"GET", "/v1/export?conversationIds=team:c", "", `"content":"three"`},
 		{"DELETE", "/v1/conversations/team:a.b/messages?afterSequence=4", "", `"messageCount":4`},
 		{"DELETE", "/v1/conversations/team:a.b", "", `{}`},
@@ -46,7 +52,8 @@ func TestOneConversationOverHTTP(t *testing.T) {
 	} {
 		code, text := d.do(t, step.method, strings.ReplaceAll(step.path, "{turn}", turnID), step.body)
 		// protojson inserts spaces at random.
-		if code != http.StatusOK || !strings.Contains(strings.NewReplacer(`": `, `":`, `, "`, `,"`).Replace(text), step.want) {
+		if code != http.StatusOK ||
+			!strings.Contains(strings.NewReplacer(`": `, `":`, `, "`, `,"`).Replace(text), step.want) {
 			t.Fatalf("%s %s = %d, want 200 with %s: %s", step.method, step.path, code, step.want, text)
 		}
 		if strings.HasSuffix(step.path, "/turns") {
@@ -66,7 +73,8 @@ func TestEmptyIDsOverHTTP(t *testing.T) {
 		t.Fatal(code, text)
 	}
 	for _, path := range []string{"/v1/conversations//messages", "/v1/conversations/", "/v1/conversations/x/../messages/"} {
-		if code, text := d.do(t, "DELETE", path, ""); code != http.StatusBadRequest && code != http.StatusNotFound && code != http.StatusMethodNotAllowed {
+		if code, text := d.do(t, "DELETE", path, ""); code != http.StatusBadRequest && code != http.StatusNotFound &&
+			code != http.StatusMethodNotAllowed {
 			t.Errorf("DELETE %s = %d, want 400, 404 or 405: %s", path, code, text)
 		}
 	}

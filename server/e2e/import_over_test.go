@@ -119,7 +119,9 @@ func TestImportOverIsAnotherConversation(t *testing.T) {
 	page.PageToken = listed.GetNextPageToken()
 	_, err = s.ListMessages(t.Context(), page)
 	wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
-	_, err = s.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: "c", TurnId: first.finished.GetTurn().GetId()})
+	_, err = s.GetTurn(t.Context(), &parleyv1.GetTurnRequest{
+		ConversationId: "c", TurnId: first.finished.GetTurn().GetId(),
+	})
 	wantError(t, err, codes.NotFound, "TURN_NOT_FOUND")
 	second := ask()
 	if second.started.GetReplayed() || second.finished.GetTurn().GetId() == first.finished.GetTurn().GetId() {
@@ -134,6 +136,7 @@ func TestImportOverIsAnotherConversation(t *testing.T) {
 		ConversationId: "c", KnownVersion: new(known.GetVersion()), KnownUid: known.GetUid(),
 	})
 	if err != nil || reply.GetNotModified() {
-		t.Errorf("GetRoutingSummary, known version %d of uid %s = %v, %v, want the summary", known.GetVersion(), known.GetUid(), reply, err)
+		t.Errorf("GetRoutingSummary, known version %d of uid %s = %v, %v, want the summary", known.GetVersion(),
+			known.GetUid(), reply, err)
 	}
 }

@@ -64,7 +64,8 @@ func TestInteractionsDisturbed(t *testing.T) {
 			if lost != sent {
 				t.Errorf("the log reports %d lost entries, want %d", lost, sent)
 			}
-			eventually(t, "modes", []string{"drwx------", "-rw-------"}, func() (modes []string) { // The server may take a second to reset the directory's mode.
+			eventually(t, "modes", []string{"drwx------", "-rw-------"}, func() (modes []string) {
+				// The server may take a second to reset the directory's mode.
 				for _, path := range []string{d.dir, d.file(t)} {
 					info, err := os.Stat(path)
 					if err != nil {
@@ -130,7 +131,9 @@ func moved(what func(*disturbed, *testing.T) string) func(*testing.T, *disturbed
 }
 
 // replaced returns a disturbance that moves what away and puts something else in its place until undo.
-func replaced(what func(*disturbed, *testing.T) string, replace func(path string) error) func(*testing.T, *disturbed) func() error {
+func replaced(
+	what func(*disturbed, *testing.T) string, replace func(path string) error,
+) func(*testing.T, *disturbed) func() error {
 	return func(t *testing.T, d *disturbed) func() error {
 		t.Helper()
 		path := what(d, t)

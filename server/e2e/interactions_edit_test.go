@@ -32,7 +32,8 @@ func TestInteractionsFollowEdits(t *testing.T) {
 	for i := range 1000 {
 		others.WriteString(handwrittenEntry(old, fmt.Sprint("o", i%100), i/100+1, "text of others"))
 	}
-	l.writeDay(t, old, handwrittenEntry(old, "p", 1, "goal one"), others.String(), handwrittenEntry(old, "p", 2, "goal two"), handwrittenEntry(old, "p", 3, "goal three"))
+	l.writeDay(t, old, handwrittenEntry(old, "p", 1, "goal one"), others.String(),
+		handwrittenEntry(old, "p", 2, "goal two"), handwrittenEntry(old, "p", 3, "goal three"))
 	add(t, l.server, "p", userMessage("goal now"), userMessage("more"))
 	replace := func(day, from, to string) error {
 		return os.WriteFile(l.path(day), []byte(strings.Replace(readText(t, l.path(day)), from, to, 1)), 0o600)
@@ -46,7 +47,11 @@ func TestInteractionsFollowEdits(t *testing.T) {
 	}
 
 	for i, e := range []edit{
-		{"none", func() error { return nil }, []string{"1 goal one", "2 goal two", "3 goal three", "1 goal now", "2 more"}, []string{"1 goal now", "3 goal three", "2 goal two", "1 goal one"}},
+		{
+			"none", func() error { return nil },
+			[]string{"1 goal one", "2 goal two", "3 goal three", "1 goal now", "2 more"},
+			[]string{"1 goal now", "3 goal three", "2 goal two", "1 goal one"},
+		},
 		{
 			"an entry added", func() error {
 				return replace(old, others.String(), others.String()+handwrittenEntry(old, "p", 9, "GOAL nine"))
@@ -100,7 +105,10 @@ func TestInteractionsFollowEdits(t *testing.T) {
 			[]string{"3 next goal", "1 goal now", "1 old goal"},
 		},
 		{
-			"a message appended after a last line without a line break", func() error { add(t, l.server, "p", userMessage("last goal")); return nil },
+			"a message appended after a last line without a line break", func() error {
+				add(t, l.server, "p", userMessage("last goal"))
+				return nil
+			},
 			[]string{"1 old goal", "1 goal now", "2 more", "3 next goal", "4 last goal"},
 			[]string{"4 last goal", "3 next goal", "1 goal now", "1 old goal"},
 		},
@@ -117,7 +125,8 @@ func TestInteractionsFollowEdits(t *testing.T) {
 			continue
 		}
 		before := index
-		if index, err = os.Stat(filepath.Join(l.dir, "."+old+".sessions")); err != nil || before != nil && os.SameFile(index, before) {
+		if index, err = os.Stat(filepath.Join(l.dir, "."+old+".sessions")); err != nil ||
+			before != nil && os.SameFile(index, before) {
 			t.Fatalf("after %s: no new index of the day, %v", e.name, err)
 		}
 	}
@@ -213,7 +222,8 @@ func TestInteractionLinks(t *testing.T) {
 			dir := filepath.Join(dataDir, "interactions")
 			const secret = "not a log\n"
 			then := time.Now().Add(-time.Hour).Truncate(time.Second)
-			err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(target, []byte(secret), 0o644), os.Chmod(target, 0o644), os.Chtimes(target, then, then))
+			err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(target, []byte(secret), 0o644), os.Chmod(target, 0o644),
+				os.Chtimes(target, then, then))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -250,7 +260,8 @@ func TestInteractionLinks(t *testing.T) {
 			if got, skipped := l.search(t, &parleyv1.SearchInteractionsRequest{Query: "o"}); len(got) > 0 || skipped > 0 {
 				t.Errorf("SearchInteractions = %q with %d skipped, want none", got, skipped)
 			}
-			if info, err := os.Stat(target); err != nil || readText(t, target) != secret || info.Mode() != 0o644 || !info.ModTime().Equal(then) {
+			if info, err := os.Stat(target); err != nil || readText(t, target) != secret || info.Mode() != 0o644 ||
+				!info.ModTime().Equal(then) {
 				t.Errorf("the target of the link = %v, %v: %q; want it unchanged", info, err, readText(t, target))
 			}
 
@@ -262,13 +273,15 @@ func TestInteractionLinks(t *testing.T) {
 			l.await(t, "interaction log resumed")
 			ask(t, l.server, "c", "stored text")
 			got, _ := l.search(t, &parleyv1.SearchInteractionsRequest{Query: "text"})
-			if len(got) != 2 || !strings.HasSuffix(got[0], " echo: stored text") || !strings.HasSuffix(got[1], " User: stored text") {
+			if len(got) != 2 || !strings.HasSuffix(got[0], " echo: stored text") ||
+				!strings.HasSuffix(got[1], " User: stored text") {
 				t.Errorf("SearchInteractions after the links were removed = %q, want the question and its answer", got)
 			}
 			if first := l.entries(t)[0]; !strings.HasPrefix(first, "* 0 parley: 3 lines could not be written since ") {
 				t.Errorf("first entry of the file = %q, want the number of lost entries", first)
 			}
-			if stored := contents(history(t, l.server, "c").GetMessages()); !strings.Contains(stored, "USER lost text\nUSER more lost text\nASSISTANT more lost text\n") {
+			if stored := contents(history(t, l.server, "c").GetMessages()); !strings.Contains(stored,
+				"USER lost text\nUSER more lost text\nASSISTANT more lost text\n") {
 				t.Errorf("history = \n%s, want the messages that the log lost", stored)
 			}
 		})
@@ -284,7 +297,8 @@ func TestInteractionLinkedDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, output := failToStart(t, "--data-dir="+dataDir)
-	if code != exitIO || !strings.Contains(output, link+" is a link; name the directory itself") || strings.Count(output, "\n") != 1 {
+	if code != exitIO || !strings.Contains(output, link+" is a link; name the directory itself") ||
+		strings.Count(output, "\n") != 1 {
 		t.Errorf("parleyd ended with %d, want %d and one line about the link:\n%s", code, exitIO, output)
 	}
 	if entries, err := os.ReadDir(elsewhere); err != nil || len(entries) > 0 {

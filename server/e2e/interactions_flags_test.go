@@ -54,7 +54,8 @@ func TestLogRedact(t *testing.T) {
 	add(t, l.server, "c", named)
 
 	want := []string{
-		"c 1 User: card [redacted], key [redacted].", "c 2 echo: card [redacted], key [redacted].", "c 3 Ada [redacted]: again",
+		"c 1 User: card [redacted], key [redacted].", "c 2 echo: card [redacted], key [redacted].",
+		"c 3 Ada [redacted]: again",
 	}
 	wantEntries(t, "log", l.entries(t), want...)
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "c"})

@@ -38,7 +38,8 @@ func TestInteractionsFull(t *testing.T) {
 
 	makeRoom := fillUp(t, dir)
 	full := a.append(t, enough)
-	t.Logf("%d appends took %s, and %s while the disk of the log was full: %.2f times as long", enough, before, full, full.Seconds()/before.Seconds())
+	t.Logf("%d appends took %s, and %s while the disk of the log was full: %.2f times as long", enough, before, full,
+		full.Seconds()/before.Seconds())
 	a.s.await(t, logLost, "level=WARN")
 	for range 3 {
 		a.append(t, 1)
@@ -220,7 +221,8 @@ func (a *ledger) wantOwnEntriesHidden(t *testing.T) {
 	request := &parleyv1.ListInteractionsRequest{PageSize: 1000}
 	reply, err := parleyv1.NewInteractionLogServiceClient(a.s.conn).ListInteractions(t.Context(), request)
 	if err != nil || len(reply.GetInteractions()) == 0 || reply.GetSkippedCount() > 0 {
-		t.Errorf("ListInteractions = %d entries, %d skipped, %v; want some, none skipped", len(reply.GetInteractions()), reply.GetSkippedCount(), err)
+		t.Errorf("ListInteractions = %d entries, %d skipped, %v; want some, none skipped", len(reply.GetInteractions()),
+			reply.GetSkippedCount(), err)
 	}
 	for _, i := range reply.GetInteractions() {
 		if id := i.GetConversationId(); id != "a" && id != "b" {

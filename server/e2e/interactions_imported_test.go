@@ -23,8 +23,12 @@ func TestImportFromAheadInLog(t *testing.T) {
 	stream, err := l.ImportConversations(t.Context())
 	if err == nil {
 		err = stream.Send(&parleyv1.ImportConversationsRequest{
-			Conversation: &parleyv1.Conversation{Id: "elsewhere", Version: 1, LastSequence: 1, CreateTime: at, UpdateTime: at, LastAppendTime: at},
-			Messages:     []*parleyv1.Message{{Id: "m", Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: "imported", CreateTime: at}},
+			Conversation: &parleyv1.Conversation{
+				Id: "elsewhere", Version: 1, LastSequence: 1, CreateTime: at, UpdateTime: at, LastAppendTime: at,
+			},
+			Messages: []*parleyv1.Message{
+				{Id: "m", Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: "imported", CreateTime: at},
+			},
 		})
 	}
 	if err != nil {
@@ -55,7 +59,8 @@ func awaitComplete(t *testing.T, l *loggedServer, until time.Time) {
 		var checkpoint struct {
 			Whole time.Time `json:"whole_until"`
 		}
-		if err := json.NewDecoder(strings.NewReader(string(text))).Decode(&checkpoint); err == nil && checkpoint.Whole.After(until) {
+		if err := json.NewDecoder(strings.NewReader(string(text))).Decode(&checkpoint); err == nil &&
+			checkpoint.Whole.After(until) {
 			return
 		}
 		select {

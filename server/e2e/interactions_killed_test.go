@@ -126,7 +126,9 @@ func (k *killedLog) conversation(number int) string {
 
 // writeUntilKilled runs writers and others until the server is killed, which happens after enough
 // acknowledgements and after ready returns.
-func (k *killedLog) writeUntilKilled(t *testing.T, s *server, writers int, enough int64, ready func(), others ...func() error) {
+func (k *killedLog) writeUntilKilled(t *testing.T, s *server, writers int, enough int64, ready func(),
+	others ...func() error,
+) {
 	t.Helper()
 	var group sync.WaitGroup
 	var count atomic.Int64

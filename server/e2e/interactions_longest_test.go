@@ -43,8 +43,10 @@ func TestLongestMessageInLog(t *testing.T) {
 		}
 	}
 	listed, err := l.ListInteractions(t.Context(), &parleyv1.ListInteractionsRequest{ConversationId: "c"})
-	if err != nil || len(listed.GetInteractions()) != 1 || listed.GetSkippedCount() != 0 || listed.GetInteractions()[0].GetContent() != m.GetContent() {
-		t.Errorf("ListInteractions returned %d entries, %d skipped, %v, want the message", len(listed.GetInteractions()), listed.GetSkippedCount(), err)
+	if err != nil || len(listed.GetInteractions()) != 1 || listed.GetSkippedCount() != 0 ||
+		listed.GetInteractions()[0].GetContent() != m.GetContent() {
+		t.Errorf("ListInteractions returned %d entries, %d skipped, %v, want the message", len(listed.GetInteractions()),
+			listed.GetSkippedCount(), err)
 	}
 	erased, err := l.DeleteInteractions(t.Context(), &parleyv1.DeleteInteractionsRequest{ConversationId: "c"})
 	if err != nil || erased.GetDeletedCount() != 1 || size() != 0 {

@@ -39,7 +39,8 @@ func TestInteractionLogSyncFails(t *testing.T) {
 // failFsync makes every fsync of a process fail until restore is called.
 func failFsync(t *testing.T, pid int) (restore func()) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "strace", "-f", "-p", fmt.Sprint(pid), "-e", "trace=fsync", "-e", "inject=fsync:error=EIO")
+	cmd := exec.CommandContext(t.Context(), "strace", "-f", "-p", fmt.Sprint(pid), "-e", "trace=fsync", "-e",
+		"inject=fsync:error=EIO")
 	out, err := cmd.StderrPipe()
 	if err == nil {
 		err = cmd.Start()

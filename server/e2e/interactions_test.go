@@ -219,7 +219,8 @@ func firstConversation(t *testing.T) {
 		`"content":"Grüße & <more> \"text\"\n","metadata":{"turn_number":1,"exchange":1,"status":"complete"}}`+"\n"+
 		`{"timestamp":"%s","session_id":"first","tenant":"default","agent":"echo","role":"assistant",`+
 		`"content":"Grüße & <more> \"text\"\n","metadata":{"turn_number":2,"exchange":1,"turn_id":"%s","status":"complete"}}`+"\n",
-		stored[0].GetCreateTime().AsTime().Format(layout), stored[1].GetCreateTime().AsTime().Format(layout), stored[1].GetTurnId())
+		stored[0].GetCreateTime().AsTime().Format(layout), stored[1].GetCreateTime().AsTime().Format(layout),
+		stored[1].GetTurnId())
 	if d := cmp.Diff(want, l.text(t)); d != "" {
 		t.Errorf("log file (-want +got):\n%s", d)
 	}
@@ -239,7 +240,10 @@ func conversationAcrossMidnight(t *testing.T) {
 	if days := l.days(t); len(days) <= len(yesterday) || !slices.Equal(days[:len(yesterday)], yesterday) {
 		t.Fatalf("days of log files = %q, want new ones after %q", days, yesterday)
 	}
-	all := []string{"night 1 User: before midnight", "night 2 echo: before midnight", "night 3 User: after midnight", "night 4 echo: after midnight"}
+	all := []string{
+		"night 1 User: before midnight", "night 2 echo: before midnight", "night 3 User: after midnight",
+		"night 4 echo: after midnight",
+	}
 	got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "night"})
 	wantEntries(t, "the conversation", got, all...)
 	got, _ = l.list(t, &parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: yesterday[0]}})
@@ -257,7 +261,9 @@ type delegatingAgent struct {
 	parleyv1.UnimplementedAgentServiceServer
 }
 
-func (delegatingAgent) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+func (delegatingAgent) Respond(
+	_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse],
+) error {
 	return errors.Join(
 		stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: "One for the planner."}}),
 		stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "planner"}}),
@@ -284,9 +290,13 @@ agents:
   writer: {kind: command, command: [printf, "It is written."]}
 `, listener.Addr())))
 
-	question := chat(t, l.server, &parleyv1.ChatRequest{ConversationId: "d", Content: "Which goals?", Metadata: map[string]string{"user": "Ada"}})
+	question := chat(t, l.server, &parleyv1.ChatRequest{
+		ConversationId: "d", Content: "Which goals?", Metadata: map[string]string{"user": "Ada"},
+	})
 	question.finish(t)
-	setActiveAgent(t, l.server, &parleyv1.SetActiveAgentRequest{ConversationId: "d", Agent: "writer", Reason: "goals are set"})
+	setActiveAgent(t, l.server, &parleyv1.SetActiveAgentRequest{
+		ConversationId: "d", Agent: "writer", Reason: "goals are set",
+	})
 	ask(t, l.server, "other", "In the meantime.")
 	ask(t, l.server, "d", "Write them down.")
 	want := []string{
@@ -307,8 +317,10 @@ func textInSevenFiles(t *testing.T) {
 	start := today()
 	for ago := -1; ago <= days; ago++ { // One day before and one day after the days that are searched.
 		day := dayBefore(t, start, ago)
-		l.writeDay(t, day, handwrittenEntry(day, "plans", 1, "Quarterly GOALS, first"), handwrittenEntry(day, "plans", 2, "quarterly"),
-			handwrittenEntry(day, "plans", 3, "Goals quarterly"), handwrittenEntry(day, "plans", 4, "the quarterly goals of "+day))
+		l.writeDay(t, day, handwrittenEntry(day, "plans", 1, "Quarterly GOALS, first"), handwrittenEntry(day, "plans", 2,
+			"quarterly"),
+			handwrittenEntry(day, "plans", 3, "Goals quarterly"),
+			handwrittenEntry(day, "plans", 4, "the quarterly goals of "+day))
 	}
 	for _, size := range []int32{0, 1, 3} {
 		request := &parleyv1.SearchInteractionsRequest{Query: "quarterly goals", PageSize: size}
@@ -319,12 +331,14 @@ func textInSevenFiles(t *testing.T) {
 			now = today()
 			got, _ = l.search(t, request)
 		}
-		if err != nil || size > 0 && len(page.GetInteractions()) != int(size) || (page.GetNextPageToken() != "") != (size > 0) {
+		if err != nil || size > 0 && len(page.GetInteractions()) != int(size) ||
+			(page.GetNextPageToken() != "") != (size > 0) {
 			t.Errorf("SearchInteractions with page size %d = %v, %v; want a full page", size, page, err)
 		}
 		var want []string
 		for ago := range days {
-			want = append(want, "plans 4 User: the quarterly goals of "+dayBefore(t, now, ago), "plans 1 User: Quarterly GOALS, first")
+			want = append(want, "plans 4 User: the quarterly goals of "+dayBefore(t, now, ago),
+				"plans 1 User: Quarterly GOALS, first")
 		}
 		wantEntries(t, fmt.Sprint("pages of ", size), got, want...)
 	}
@@ -340,7 +354,8 @@ func yesterdaysConversation(t *testing.T) {
 		for _, id := range []string{"session", "other"} {
 			ask(t, l.server, id, fmt.Sprint(id, " ", i))
 		}
-		want = append(want, fmt.Sprintf("session %d User: session %d", 2*i+1, i), fmt.Sprintf("session %d echo: session %d", 2*i+2, i))
+		want = append(want, fmt.Sprintf("session %d User: session %d", 2*i+1, i),
+			fmt.Sprintf("session %d echo: session %d", 2*i+2, i))
 	}
 	l.ageOneDay(t)
 	if _, err := l.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "session"}); err != nil {
@@ -358,7 +373,8 @@ func brokenEntry(t *testing.T) {
 	l := startLogged(t, t.TempDir())
 	day := dayBefore(t, today(), 2)
 	complete := handwrittenEntry(day, "b", 2, "goal two")
-	l.writeDay(t, day, handwrittenEntry(day, "b", 1, "goal one"), complete[:len(complete)/2]+"\n", handwrittenEntry(day, "b", 3, "goal three"))
+	l.writeDay(t, day, handwrittenEntry(day, "b", 1, "goal one"), complete[:len(complete)/2]+"\n",
+		handwrittenEntry(day, "b", 3, "goal three"))
 	want := []string{"b 1 User: goal one", "b 3 User: goal three"}
 	for range 3 {
 		for name, r := range map[string]*parleyv1.ListInteractionsRequest{
@@ -380,7 +396,8 @@ func brokenEntry(t *testing.T) {
 	l.terminate()
 	l.wantStop(t)
 	warnings, _ := l.log.find("line of the interaction log skipped")
-	if len(warnings) != 1 || warnings[0]["level"] != "WARN" || warnings[0]["file"] != l.path(day) || fmt.Sprint(warnings[0]["line"]) != "2" {
+	if len(warnings) != 1 || warnings[0]["level"] != "WARN" || warnings[0]["file"] != l.path(day) ||
+		fmt.Sprint(warnings[0]["line"]) != "2" {
 		t.Errorf("warnings = %v, want one of line 2 in %s", warnings, l.path(day))
 	}
 }

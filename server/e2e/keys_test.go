@@ -68,17 +68,29 @@ func TestKeysStayHidden(t *testing.T) {
 			"kind": "anthropic", "base_url": anthropic.URL, "model": "m", "api_key_file": keyFile,
 			"headers": map[string]any{"X-Tenant": secretMark + "-header", "Authorization": "Bearer " + secretMark + "-bearer"},
 		},
-		"remote": map[string]any{"kind": "remote", "address": address, "headers": map[string]any{"authorization": "Bearer " + secretMark + "-remote"}},
-		"stderr": map[string]any{"kind": "command", "command": []string{"sh", "-c", onStderr, printed}, "env": []string{"TEST_KEY_OF_COMMAND"}},
-		"result": map[string]any{"kind": "command", "command": []string{"sh", "-c", inResult}, "env": []string{"TEST_KEY_OF_COMMAND"}, "format": "stream-json"},
-		"noJSON": map[string]any{"kind": "command", "command": []string{"sh", "-c", noJSON}, "env": []string{"TEST_KEY_OF_COMMAND"}, "format": "stream-json"},
+		"remote": map[string]any{
+			"kind": "remote", "address": address, "headers": map[string]any{"authorization": "Bearer " + secretMark + "-remote"},
+		},
+		"stderr": map[string]any{
+			"kind": "command", "command": []string{"sh", "-c", onStderr, printed}, "env": []string{"TEST_KEY_OF_COMMAND"},
+		},
+		"result": map[string]any{
+			"kind": "command", "command": []string{"sh", "-c", inResult}, "env": []string{"TEST_KEY_OF_COMMAND"},
+			"format": "stream-json",
+		},
+		"noJSON": map[string]any{
+			"kind": "command", "command": []string{"sh", "-c", noJSON}, "env": []string{"TEST_KEY_OF_COMMAND"},
+			"format": "stream-json",
+		},
 	}})
 	data := filepath.Join(dir, "data")
 	s := startServer(t, data, agents(t, config), "--log-level=debug")
 	var seen []string
 	for _, agent := range []string{"openai", "anthropic", "remote", "stderr", "result", "noJSON"} {
 		for i := range turns {
-			events, text := events(t, s, &parleyv1.ChatRequest{ConversationId: agent, Content: fmt.Sprint("hello ", i), Agent: agent})
+			events, text := events(t, s, &parleyv1.ChatRequest{
+				ConversationId: agent, Content: fmt.Sprint("hello ", i), Agent: agent,
+			})
 			seen = append(seen, events, text)
 		}
 		seen = append(seen, prototext.Format(history(t, s, agent)))
@@ -151,7 +163,9 @@ func (s *refusingAgent) serve(t *testing.T) (address string) {
 	return listener.Addr().String()
 }
 
-func (s *refusingAgent) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+func (s *refusingAgent) Respond(
+	_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse],
+) error {
 	sent := metadata.ValueFromIncomingContext(stream.Context(), "authorization")
 	s.sent <- sent
 	return status.Errorf(codes.Unauthenticated, "%q is refused", sent)

@@ -72,7 +72,8 @@ func TestKilledInMidAnswer(t *testing.T) {
 			stalls++
 		default:
 			good++
-			t.Errorf("round %d: %s of text lost; the machine stalled for %s, a commit took %s", round, missing, r.pause, r.slowest)
+			t.Errorf("round %d: %s of text lost; the machine stalled for %s, a commit took %s", round, missing, r.pause,
+				r.slowest)
 		}
 		most, slowest = max(most, missing), max(slowest, r.slowest)
 	}
@@ -241,8 +242,10 @@ func (c *survivor) wantSaved(t *testing.T, s *server, killed time.Time) (missing
 	if m := messages[len(messages)-1]; m.GetRole() == parleyv1.Role_ROLE_ASSISTANT {
 		answer, c.saved = input+1, m.GetContent()
 		c.want = append(c.want, "ASSISTANT "+c.saved)
-		if m.GetTurnId() != c.turnID || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || !strings.HasPrefix(c.written.String(), c.saved) {
-			t.Errorf("the answer in %s of turn %s = %v, want an incomplete beginning of %q", c.id, c.turnID, m, c.written.String())
+		if m.GetTurnId() != c.turnID || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE ||
+			!strings.HasPrefix(c.written.String(), c.saved) {
+			t.Errorf("the answer in %s of turn %s = %v, want an incomplete beginning of %q", c.id, c.turnID, m,
+				c.written.String())
 		}
 	}
 	c.wantStored(t, s)
@@ -250,7 +253,8 @@ func (c *survivor) wantSaved(t *testing.T, s *server, killed time.Time) (missing
 	turn := reply.GetTurn()
 	if err != nil || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetFinishTime() == nil ||
 		turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetError().GetCode() != int32(codes.Unavailable) ||
-		turn.GetInputSequence() != input || turn.GetFirstAnswerSequence() != answer || turn.GetLastAnswerSequence() != answer {
+		turn.GetInputSequence() != input || turn.GetFirstAnswerSequence() != answer ||
+		turn.GetLastAnswerSequence() != answer {
 		t.Errorf("GetTurn in %s = %v, %v; want INTERRUPTED with input %d and answer %d", c.id, turn, err, input, answer)
 	}
 	for _, r := range c.received {
@@ -293,7 +297,9 @@ func (c *survivor) wantResumes(t *testing.T, s *server) (exact, beyond int) {
 		}
 	}
 	for _, r := range places {
-		rest := streamOf(s.ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{ConversationId: c.id, TurnId: c.turnID, AfterIndex: r.index}))
+		rest := streamOf(s.ResumeTurn(t.Context(), &parleyv1.ResumeTurnRequest{
+			ConversationId: c.id, TurnId: c.turnID, AfterIndex: r.index,
+		}))
 		err := rest.drain()
 		atEdge := r.bytes == 0 || r.bytes == len(c.saved)
 		switch {
@@ -310,8 +316,10 @@ func (c *survivor) wantResumes(t *testing.T, s *server) (exact, beyond int) {
 		for _, e := range rest.events {
 			state = e.GetFinished().GetTurn().GetState() // state in the last event
 		}
-		if got := c.written.String()[:r.bytes] + textOf(rest.events); err != nil || got != c.saved || state != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
-			t.Errorf("ResumeTurn after event %d of turn %s in %s = %v, %v;\ntext\n%q, want\n%q", r.index, c.turnID, c.id, rest.events, err, got, c.saved)
+		if got := c.written.String()[:r.bytes] + textOf(rest.events); err != nil || got != c.saved ||
+			state != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
+			t.Errorf("ResumeTurn after event %d of turn %s in %s = %v, %v;\ntext\n%q, want\n%q", r.index, c.turnID, c.id,
+				rest.events, err, got, c.saved)
 		}
 	}
 	return exact, beyond

@@ -78,8 +78,10 @@ func commandKind(t *testing.T, replies []reply) kind {
 	}
 	const script = `n=0; while test -e given-$n; do n=$((n+1)); done; cat >given-$n; cat reply-$n`
 	return kind{
-		name:  "command",
-		entry: map[string]any{"kind": "command", "command": []string{"sh", "-c", script}, "dir": dir, "structured_blocks": true},
+		name: "command",
+		entry: map[string]any{
+			"kind": "command", "command": []string{"sh", "-c", script}, "dir": dir, "structured_blocks": true,
+		},
 		given: func(t *testing.T) (all []agentInput) {
 			t.Helper()
 			for i := range replies {
@@ -225,7 +227,9 @@ type recorder struct {
 	requests []*parleyv1.RespondRequest
 }
 
-func (r *recorder) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+func (r *recorder) Respond(
+	request *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse],
+) error {
 	r.mu.Lock()
 	next := r.replies[len(r.requests)]
 	r.requests = append(r.requests, request)

@@ -62,7 +62,9 @@ func TestLease(t *testing.T) {
 	set := func(agent string) {
 		t.Helper()
 		before := header(t, s, "c")
-		after := setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: agent, Reason: "because " + agent})
+		after := setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{
+			ConversationId: "c", Agent: agent, Reason: "because " + agent,
+		})
 		want := &parleyv1.ActiveAgent{Agent: agent, Reason: "because " + agent, StartTime: after.GetUpdateTime()}
 		if agent == "" {
 			want = nil
@@ -72,7 +74,8 @@ func TestLease(t *testing.T) {
 			t.Errorf("SetActiveAgent = %v after %v, want the next version and the same expiry", after, before)
 		}
 		for name, got := range map[string]*parleyv1.ActiveAgent{
-			"reply": after.GetActiveAgent(), "summary": summarize(t, s, "c").GetActiveAgent(), "header": header(t, s, "c").GetActiveAgent(),
+			"reply": after.GetActiveAgent(), "summary": summarize(t, s, "c").GetActiveAgent(),
+			"header": header(t, s, "c").GetActiveAgent(),
 		} {
 			if d := cmp.Diff(want, got, protocmp.Transform()); d != "" {
 				t.Errorf("lease in the %s (-want +got):\n%s", name, d)
@@ -85,7 +88,8 @@ func TestLease(t *testing.T) {
 	wantAgent("writer", "")
 	wantAgent("analyst", "analyst") // A request may name another agent.
 	wantAgent("writer", "")         // The lease is unchanged.
-	if lease := summarize(t, s, "c").GetActiveAgent(); lease.GetAgent() != "writer" || lease.GetReason() != "because writer" {
+	if lease := summarize(t, s, "c").GetActiveAgent(); lease.GetAgent() != "writer" ||
+		lease.GetReason() != "because writer" {
 		t.Errorf("lease after four turns = %v, want the writer's", lease)
 	}
 	set("analyst")
@@ -109,7 +113,8 @@ func TestLease(t *testing.T) {
 	set("elsewhere")
 	before := history(t, s, "c")
 	err := firstError(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: "c", Content: "hello", RequestId: "r"}))
-	if metadata := wantError(t, err, codes.FailedPrecondition, "AGENT_NOT_CONFIGURED"); !strings.Contains(err.Error(), "elsewhere") || metadata["known_agents"] != "analyst, echo, guide, writer" {
+	if metadata := wantError(t, err, codes.FailedPrecondition, "AGENT_NOT_CONFIGURED"); !strings.Contains(err.Error(),
+		"elsewhere") || metadata["known_agents"] != "analyst, echo, guide, writer" {
 		t.Errorf("Chat = %v with %v, want the agent \"elsewhere\" and the known agents", err, metadata)
 	}
 	if d := cmp.Diff(before, history(t, s, "c"), protocmp.Transform()); d != "" {
@@ -128,12 +133,31 @@ func TestLeaseIsChecked(t *testing.T) {
 		code    codes.Code
 		reason  string
 	}{
-		{"an agent of 129 bytes", &parleyv1.SetActiveAgentRequest{Agent: strings.Repeat("ü", 64) + "x"}, codes.InvalidArgument, "INVALID_REQUEST"},
-		{"a reason of 1025 bytes", &parleyv1.SetActiveAgentRequest{Agent: "a", Reason: strings.Repeat("x", 1025)}, codes.InvalidArgument, "INVALID_REQUEST"},
-		{"a duration of 0", &parleyv1.SetActiveAgentRequest{Agent: "a", LeaseDuration: durationpb.New(0)}, codes.InvalidArgument, "INVALID_REQUEST"},
-		{"more than 366 days", &parleyv1.SetActiveAgentRequest{Agent: "a", LeaseDuration: durationpb.New(366*24*time.Hour + 1)}, codes.InvalidArgument, "INVALID_REQUEST"},
-		{"no such conversation", &parleyv1.SetActiveAgentRequest{ConversationId: "missing", Agent: "a"}, codes.NotFound, "CONVERSATION_NOT_FOUND"},
-		{"another version", &parleyv1.SetActiveAgentRequest{Agent: "a", IfVersion: new(int32(7))}, codes.Aborted, "VERSION_MISMATCH"},
+		{
+			"an agent of 129 bytes", &parleyv1.SetActiveAgentRequest{Agent: strings.Repeat("ü", 64) + "x"},
+			codes.InvalidArgument, "INVALID_REQUEST",
+		},
+		{
+			"a reason of 1025 bytes", &parleyv1.SetActiveAgentRequest{Agent: "a", Reason: strings.Repeat("x", 1025)},
+			codes.InvalidArgument, "INVALID_REQUEST",
+		},
+		{
+			"a duration of 0", &parleyv1.SetActiveAgentRequest{Agent: "a", LeaseDuration: durationpb.New(0)},
+			codes.InvalidArgument, "INVALID_REQUEST",
+		},
+		{
+			"more than 366 days",
+			&parleyv1.SetActiveAgentRequest{Agent: "a", LeaseDuration: durationpb.New(366*24*time.Hour + 1)},
+			codes.InvalidArgument, "INVALID_REQUEST",
+		},
+		{
+			"no such conversation", &parleyv1.SetActiveAgentRequest{ConversationId: "missing", Agent: "a"}, codes.NotFound,
+			"CONVERSATION_NOT_FOUND",
+		},
+		{
+			"another version", &parleyv1.SetActiveAgentRequest{Agent: "a", IfVersion: new(int32(7))}, codes.Aborted,
+			"VERSION_MISMATCH",
+		},
 	} {
 		if test.request.ConversationId == "" {
 			test.request.ConversationId = "c"
@@ -148,7 +172,8 @@ func TestLeaseIsChecked(t *testing.T) {
 		ConversationId: "c", Agent: strings.Repeat("ü", 64), Reason: strings.Repeat("x", 1024),
 		LeaseDuration: durationpb.New(366 * 24 * time.Hour), IfVersion: new(int32(1)),
 	}
-	if got := setActiveAgent(t, s, most).GetActiveAgent(); got.GetAgent() != most.Agent || got.GetReason() != most.Reason ||
+	if got := setActiveAgent(t, s, most).GetActiveAgent(); got.GetAgent() != most.Agent ||
+		got.GetReason() != most.Reason ||
 		got.GetLeaseExpireTime().AsTime().Sub(got.GetStartTime().AsTime()) != 366*24*time.Hour {
 		t.Errorf("SetActiveAgent with the longest lease = %v, want it unchanged", got)
 	}
@@ -158,7 +183,9 @@ func TestLeaseEndsByItself(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, namedAgents))
 	add(t, s, "c", userMessage("hello"))
-	leased := setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer", LeaseDuration: durationpb.New(time.Second)})
+	leased := setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{
+		ConversationId: "c", Agent: "writer", LeaseDuration: durationpb.New(time.Second),
+	})
 	end := leased.GetActiveAgent().GetLeaseExpireTime().AsTime()
 	if start := leased.GetActiveAgent().GetStartTime().AsTime(); end.Sub(start) != time.Second {
 		t.Fatalf("SetActiveAgent = %v, want a lease of 1s", leased)
@@ -174,7 +201,8 @@ func TestLeaseEndsByItself(t *testing.T) {
 	if got.GetActiveAgent() != nil || conversation.GetActiveAgent() != nil {
 		t.Errorf("lease after its end = %v, %v; want none", got.GetActiveAgent(), conversation.GetActiveAgent())
 	}
-	if v := leased.GetVersion(); got.GetVersion() != v || conversation.GetVersion() != v || !proto.Equal(got.GetUpdateTime(), leased.GetUpdateTime()) {
+	if v := leased.GetVersion(); got.GetVersion() != v || conversation.GetVersion() != v ||
+		!proto.Equal(got.GetUpdateTime(), leased.GetUpdateTime()) {
 		t.Errorf("header after the end of the lease = %v, want it unchanged except for the lease: %v", conversation, leased)
 	}
 	list, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
@@ -212,7 +240,8 @@ func TestTwoCoordinators(t *testing.T) {
 			t.Errorf("round %d: metadata of the error = %v, want current_version %d", round, metadata, version+1)
 		}
 		got := summarize(t, s, "c")
-		if got.GetVersion() != version+1 || got.GetActiveAgent().GetAgent() != fmt.Sprint("agent", winner) || got.GetActiveAgent().GetReason() != strconv.Itoa(round) {
+		if got.GetVersion() != version+1 || got.GetActiveAgent().GetAgent() != fmt.Sprint("agent", winner) ||
+			got.GetActiveAgent().GetReason() != strconv.Itoa(round) {
 			t.Fatalf("round %d: agent %d set after version %d, summary = %v", round, winner, version, got)
 		}
 	}
@@ -225,7 +254,9 @@ func TestLeaseOutlivesTheServer(t *testing.T) {
 	want := make(map[string]*parleyv1.Conversation)
 	for id, duration := range map[string]*durationpb.Duration{"bounded": durationpb.New(time.Hour), "unbounded": nil} {
 		add(t, s, id, userMessage("hello"))
-		want[id] = setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "reason", LeaseDuration: duration})
+		want[id] = setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{
+			ConversationId: id, Agent: "writer", Reason: "reason", LeaseDuration: duration,
+		})
 	}
 	for _, end := range []string{"killed", "stopped"} {
 		if end == "killed" {

@@ -177,9 +177,11 @@ func (f *queueServer) wantExchanges(t *testing.T, id string, all []exchange) {
 		}
 		if e.answer != "" {
 			answer = input + 1
-			wantMessages = append(wantMessages, fmt.Sprintf("%d %s ROLE_ASSISTANT %s in turn %s", answer, status, e.answer, e.turn.GetId()))
+			wantMessages = append(wantMessages,
+				fmt.Sprintf("%d %s ROLE_ASSISTANT %s in turn %s", answer, status, e.answer, e.turn.GetId()))
 		}
-		if e.turn.GetInputSequence() != input || e.turn.GetFirstAnswerSequence() != answer || e.turn.GetLastAnswerSequence() != answer {
+		if e.turn.GetInputSequence() != input || e.turn.GetFirstAnswerSequence() != answer ||
+			e.turn.GetLastAnswerSequence() != answer {
 			t.Errorf("turn %d of %s = %v, want input %d and answer %d", len(wantTurns), id, e.turn, input, answer)
 		}
 		wantTurns = append(wantTurns, e.turn)

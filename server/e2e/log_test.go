@@ -20,7 +20,8 @@ import (
 func TestLogLines(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
-	s := startServer(t, dataDir, "--log-level=debug", "--max-messages=2", "--max-conversations=3", "--memory-warning-bytes=1KiB")
+	s := startServer(t, dataDir, "--log-level=debug", "--max-messages=2", "--max-conversations=3",
+		"--memory-warning-bytes=1KiB")
 	s.await(t, "store opened", "level=INFO", "store=bolt", "durable=true", "path="+filepath.Join(dataDir, "parley.db"))
 	create := func(c *parleyv1.Conversation) {
 		t.Helper()
@@ -50,7 +51,9 @@ func TestLogLines(t *testing.T) {
 	}
 	s.await(t, "conversation deleted", "level=INFO", "conversation_id=a", "removed_messages=0")
 
-	create(&parleyv1.Conversation{Id: "brief", Retention: &parleyv1.Retention{Ttl: durationpb.New(100 * time.Millisecond)}})
+	create(&parleyv1.Conversation{
+		Id: "brief", Retention: &parleyv1.Retention{Ttl: durationpb.New(100 * time.Millisecond)},
+	})
 	s.await(t, "conversation expired", "level=INFO", "conversation_id=brief", "removed_messages=0")
 
 	if answer := ask(t, s, "b", "one two three"); answer != "one two three" {
@@ -68,7 +71,8 @@ func TestLogLines(t *testing.T) {
 	for _, id := range []string{"c", "d", "e", "f"} {
 		add(t, s, id, &parleyv1.Message{Content: strings.Repeat("many texts ", 100)})
 	}
-	s.await(t, "conversation evicted; limit of --max-conversations reached", "level=WARN", "conversation_id=c", "removed_messages=1")
+	s.await(t, "conversation evicted; limit of --max-conversations reached", "level=WARN", "conversation_id=c",
+		"removed_messages=1")
 	const tooMuch = "conversations exceed --memory-warning-bytes"
 	s.await(t, tooMuch, "level=WARN", "warning_bytes=1024")
 	for range 2 { // The estimate is above the limit in each report.
@@ -99,7 +103,8 @@ func TestUnknownVariable(t *testing.T) {
 	process := parleyd(t, "--store=memory")
 	process.Env = append(process.Env, "PARLEY_PORT=tcp://10.0.0.1:50051")
 	s := startProcess(t, process)
-	s.await(t, "unknown environment variable ignored", "level=WARN", "setting=PARLEY_PORT", "advice=parleyd --help lists the known ones")
+	s.await(t, "unknown environment variable ignored", "level=WARN", "setting=PARLEY_PORT",
+		"advice=parleyd --help lists the known ones")
 }
 
 // logLine is an entry of the server's log, decoded from JSON.

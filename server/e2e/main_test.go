@@ -116,7 +116,8 @@ func startProcess(t *testing.T, process *exec.Cmd) *server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.conn.Close() })
-	s.ConversationServiceClient, s.AdminServiceClient = parleyv1.NewConversationServiceClient(s.conn), parleyv1.NewAdminServiceClient(s.conn)
+	s.ConversationServiceClient, s.AdminServiceClient = parleyv1.NewConversationServiceClient(s.conn),
+		parleyv1.NewAdminServiceClient(s.conn)
 	return s
 }
 

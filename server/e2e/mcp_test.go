@@ -36,7 +36,9 @@ agents:
 			progress.messages = append(progress.messages, r.Params.Message)
 		},
 	})
-	transport := &sdk.StreamableClientTransport{Endpoint: fmt.Sprintf("http://%s/mcp", s.await(t, "serving http")["address"])}
+	transport := &sdk.StreamableClientTransport{
+		Endpoint: fmt.Sprintf("http://%s/mcp", s.await(t, "serving http")["address"]),
+	}
 	session, err := client.Connect(t.Context(), transport, nil)
 	if err != nil {
 		t.Fatal(err)

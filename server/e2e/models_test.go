@@ -17,9 +17,18 @@ var threeTurns = []struct {
 	ask    string
 	answer reply
 }{
-	{"create three products", reply{"Created Flour, Sugar and Salt.", `[{"name":"Flour"},{"name":"Sugar"},{"name":"Salt"}]`}},
-	{"Sugar costs 50 cents", reply{"Sugar costs 50 cents.", `[{"name":"Flour"},{"cents":50,"name":"Sugar"},{"name":"Salt"}]`}},
-	{"the second one is sold out", reply{"Sugar is sold out.", `[{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"name":"Salt"}]`}},
+	{
+		"create three products",
+		reply{"Created Flour, Sugar and Salt.", `[{"name":"Flour"},{"name":"Sugar"},{"name":"Salt"}]`},
+	},
+	{
+		"Sugar costs 50 cents",
+		reply{"Sugar costs 50 cents.", `[{"name":"Flour"},{"cents":50,"name":"Sugar"},{"name":"Salt"}]`},
+	},
+	{
+		"the second one is sold out",
+		reply{"Sugar is sold out.", `[{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"name":"Salt"}]`},
+	},
 }
 
 // TestEachKindReceivesTheConversation runs three turns with each kind of agent. Each agent receives
@@ -39,7 +48,8 @@ func TestEachKindReceivesTheConversation(t *testing.T) {
 			for _, turn := range threeTurns {
 				call := chat(t, s, &parleyv1.ChatRequest{ConversationId: k.name, Content: turn.ask, Agent: k.name})
 				finished := call.finish(t)
-				if state := finished.GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED || call.text != turn.answer.text {
+				if state := finished.GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED ||
+					call.text != turn.answer.text {
 					t.Fatalf("turn %q = %v with %q, want %q", turn.ask, finished.GetTurn(), call.text, turn.answer.text)
 				}
 				answer := finished.GetMessages()[0]
@@ -93,7 +103,8 @@ func TestEachKindReceivesItsWindow(t *testing.T) {
 			messages = append(append(messages, k.form("assistant", "all of it", "")...), k.form("user", "the rest", "")...)
 			want = append(want, agentInput{"You keep a shop.", messages[len(messages)-11:]})
 			if limited.started.GetHistoryCount() != 10 || !strings.Contains(messages[len(messages)-11], "message 142") {
-				t.Errorf("%d messages of history from %s on, want 10 from message 142 on", limited.started.GetHistoryCount(), messages[len(messages)-11])
+				t.Errorf("%d messages of history from %s on, want 10 from message 142 on", limited.started.GetHistoryCount(),
+					messages[len(messages)-11])
 			}
 			if d := cmp.Diff(want, k.given(t), cmp.AllowUnexported(agentInput{})); d != "" {
 				t.Errorf("input of the agent (-want +got):\n%s", d)

@@ -31,7 +31,8 @@ func wantOffline(t *testing.T, code int, stdout, stderr string, args ...string) 
 	gotCode, gotOut, gotErr := offline(t, args...)
 	if gotCode != code || !strings.Contains(gotOut, stdout) || !strings.Contains(gotErr, stderr) ||
 		strings.Count(gotErr, "\n") > 1 || (gotErr == "") != (code == 0) {
-		t.Errorf("parleyd %q = exit code %d, standard output %q, standard error %q; want %d, %q, %q", args, gotCode, gotOut, gotErr, code, stdout, stderr)
+		t.Errorf("parleyd %q = exit code %d, standard output %q, standard error %q; want %d, %q, %q", args, gotCode, gotOut,
+			gotErr, code, stdout, stderr)
 	}
 }
 
@@ -42,7 +43,9 @@ func newDataDir(t *testing.T, end func(*server)) (dir, path string) {
 	dir = t.TempDir()
 	s := startServer(t, dir)
 	if _, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
-		ConversationId: "shop", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "two pounds of sugar"}},
+		ConversationId: "shop", Messages: []*parleyv1.Message{
+			{Role: parleyv1.Role_ROLE_USER, Content: "two pounds of sugar"},
+		},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +99,8 @@ func TestOfflineCommands(t *testing.T) {
 	wantOffline(t, 0, "previous store moved to "+copied+".before-", "", "restore", path, "--data-dir="+spare, "--force")
 
 	corruptText(t, copied, "sugar")
-	wantOffline(t, exitDamaged, `conversation "shop" of tenant "default": record is corrupt`, "parleyd: store "+copied+": file is damaged", "check", copied)
+	wantOffline(t, exitDamaged, `conversation "shop" of tenant "default": record is corrupt`,
+		"parleyd: store "+copied+": file is damaged", "check", copied)
 	wantOffline(t, exitDamaged, `conversation "shop"`, "file is damaged", "restore", copied, data, "--force")
 	wantOffline(t, exitDamaged, `conversation "shop"`, "file is damaged", "compact", "--data-dir="+spare)
 	wantOffline(t, exitUsage, "", "command line: accepts 1 arg(s), received 0; see 'parleyd restore --help'", "restore")
@@ -134,7 +138,8 @@ func TestStartAfterKill(t *testing.T) {
 	if err := process.Run(); process.ProcessState == nil || process.ProcessState.ExitCode() != exitDamaged {
 		t.Errorf("start with damaged pages = %v, want exit code %d", err, exitDamaged)
 	}
-	if got := stderr.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, path) || !strings.Contains(got, "restore a backup") {
+	if got := stderr.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, path) ||
+		!strings.Contains(got, "restore a backup") {
 		t.Errorf("standard error = %q, want one line with the file and what to do", got)
 	}
 }

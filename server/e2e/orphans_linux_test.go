@@ -40,7 +40,9 @@ agents:
 	for i := range turns {
 		for name, want := range map[string]string{"leaves": "", "fails": "agent fails failed: sh ended with exit code 3"} {
 			chats.Go(func() {
-				stream, err := s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: fmt.Sprint(name, "-", i), Agent: name, Content: "Hi"})
+				stream, err := s.Chat(t.Context(), &parleyv1.ChatRequest{
+					ConversationId: fmt.Sprint(name, "-", i), Agent: name, Content: "Hi",
+				})
 				if err != nil {
 					t.Error(err)
 					return

@@ -72,7 +72,9 @@ func (r throughProxy) test(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	shown := &eventStream{next: chatEvents(timeLimited(t), c, &parleyv1.ChatRequest{ConversationId: id, Content: p.path, Agent: "puppet"})}
+	shown := &eventStream{
+		next: chatEvents(timeLimited(t), c, &parleyv1.ChatRequest{ConversationId: id, Content: p.path, Agent: "puppet"}),
+	}
 	silent := map[int]bool{}
 	for range random.IntN(3) {
 		silent[random.IntN(answerPieces+1)] = true
@@ -118,7 +120,9 @@ func TestClientOutlivesItsServer(t *testing.T) {
 	}
 	t.Cleanup(func() { c.Close() })
 	p := newPuppet(t, t.TempDir(), "pipe")
-	shown := &eventStream{next: chatEvents(timeLimited(t), c, &parleyv1.ChatRequest{ConversationId: "c", Content: p.path, Agent: "puppet"})}
+	shown := &eventStream{
+		next: chatEvents(timeLimited(t), c, &parleyv1.ChatRequest{ConversationId: "c", Content: p.path, Agent: "puppet"}),
+	}
 	p.start(t)
 	shown.receive(t, 1)
 	shown.sendAndReceive(t, p, 1, 10)
@@ -142,14 +146,17 @@ func TestClientOutlivesItsServer(t *testing.T) {
 		t.Errorf("events after the restart = %v, want only finished with INTERRUPTED", shown.events[before:])
 	}
 	stored := history(t, s, "c").GetMessages()
-	if d := cmp.Diff(stored[1:], last.GetFinished().GetMessages(), protocmp.Transform()); d != "" || len(stored) != 2 || !strings.HasPrefix(stored[1].GetContent(), saved) {
+	if d := cmp.Diff(stored[1:], last.GetFinished().GetMessages(), protocmp.Transform()); d != "" || len(stored) != 2 ||
+		!strings.HasPrefix(stored[1].GetContent(), saved) {
 		t.Errorf("stored messages = %v, differ from those in finished (-stored +finished):\n%s", stored, d)
 	}
 	p.wantRuns(t, 1)
 }
 
 // chatEvents begins a turn with the Go client and returns a function that returns its events one at a time.
-func chatEvents(ctx context.Context, c *client.Client, r *parleyv1.ChatRequest) (next func() (*parleyv1.TurnEvent, error)) {
+func chatEvents(
+	ctx context.Context, c *client.Client, r *parleyv1.ChatRequest,
+) (next func() (*parleyv1.TurnEvent, error)) {
 	type item struct {
 		event *parleyv1.TurnEvent
 		err   error

@@ -127,7 +127,8 @@ func newSingleConn(t *testing.T, s *server) *singleConn {
 	}
 	// The dialer returns the only connection, so that the client cannot reconnect after breakConn.
 	dial := func(context.Context, string) (net.Conn, error) { return tcp, nil }
-	conn, err := grpc.NewClient(s.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
+	conn, err := grpc.NewClient(s.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(dial))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +175,9 @@ func timeLimited(t *testing.T) context.Context {
 
 func resume(t *testing.T, by parleyv1.ConversationServiceClient, id, turn string, after int) *eventStream {
 	t.Helper()
-	return streamOf(by.ResumeTurn(timeLimited(t), &parleyv1.ResumeTurnRequest{ConversationId: id, TurnId: turn, AfterIndex: int32(after)}))
+	return streamOf(by.ResumeTurn(timeLimited(t), &parleyv1.ResumeTurnRequest{
+		ConversationId: id, TurnId: turn, AfterIndex: int32(after),
+	}))
 }
 
 // receive receives the next n events.

@@ -22,7 +22,9 @@ func TestResumeFromEveryIndex(t *testing.T) {
 	s := startServer(t, dataDir, config, "--log-level=debug")
 	broken := make([]*brokenTurn, 2*lastIndex)
 	for i := range broken {
-		broken[i] = &brokenTurn{s: s, p: newPuppet(t, pipes, fmt.Sprint(i)), id: fmt.Sprint("c", i), seen: i / 2, ends: i%2 == 1}
+		broken[i] = &brokenTurn{
+			s: s, p: newPuppet(t, pipes, fmt.Sprint(i)), id: fmt.Sprint("c", i), seen: i / 2, ends: i%2 == 1,
+		}
 	}
 	inParallel(len(broken), func(i int) {
 		t.Run(fmt.Sprintf("cut after %d, ends before the resumption: %t", i/2, i%2 == 1), broken[i].test)
@@ -87,7 +89,9 @@ type brokenTurn struct {
 func (b *brokenTurn) test(t *testing.T) {
 	s, seen := b.s, b.seen
 	w := newSingleConn(t, s)
-	first := streamOf(w.Chat(timeLimited(t), &parleyv1.ChatRequest{ConversationId: b.id, Content: b.p.path, Agent: "puppet"}))
+	first := streamOf(w.Chat(timeLimited(t), &parleyv1.ChatRequest{
+		ConversationId: b.id, Content: b.p.path, Agent: "puppet",
+	}))
 	b.p.start(t)
 	first.receive(t, min(seen, 1))
 	first.sendAndReceive(t, b.p, 1, seen-1)
@@ -137,7 +141,8 @@ func turnOf(events []*parleyv1.TurnEvent) string {
 func wantEventsGone(t *testing.T, e *eventStream, oldest int) {
 	t.Helper()
 	err := e.drain()
-	if metadata := wantError(t, err, codes.OutOfRange, "EVENTS_GONE"); metadata["oldest_index"] != fmt.Sprint(oldest) || len(e.events) > 0 {
+	if metadata := wantError(t, err, codes.OutOfRange, "EVENTS_GONE"); metadata["oldest_index"] != fmt.Sprint(oldest) ||
+		len(e.events) > 0 {
 		t.Errorf("stream ended after %d events with %v and %v, want oldest_index %d", len(e.events), err, metadata, oldest)
 	}
 }
@@ -197,7 +202,8 @@ func wantReplay(t *testing.T, s *server, b *brokenTurn) {
 	if d := cmp.Diff(b.all[lastIndex-1], e.events[len(e.events)-1], protocmp.Transform()); d != "" {
 		t.Errorf("finished before (-) and after (+) the restart:\n%s", d)
 	}
-	if d := cmp.Diff(b.all[0].GetStarted().GetUserMessage(), e.events[0].GetStarted().GetUserMessage(), protocmp.Transform()); d != "" || !e.events[0].GetStarted().GetReplayed() {
+	if d := cmp.Diff(b.all[0].GetStarted().GetUserMessage(), e.events[0].GetStarted().GetUserMessage(),
+		protocmp.Transform()); d != "" || !e.events[0].GetStarted().GetReplayed() {
 		t.Errorf("started after the restart = %v, want it replayed with the user's message (-want +got):\n%s", e.events[0], d)
 	}
 }

@@ -46,7 +46,9 @@ func newClientGroup(t *testing.T, s *server) clientGroup {
 
 // chatAll sends the same request from all clients at once. It calls onReached when all have received an
 // event for which to returns true. It returns the streams and how each ended, nil for EOF.
-func (c clientGroup) chatAll(t *testing.T, r *parleyv1.ChatRequest, to func(*parleyv1.TurnEvent) bool, onReached func()) ([]*eventStream, []error) {
+func (c clientGroup) chatAll(
+	t *testing.T, r *parleyv1.ChatRequest, to func(*parleyv1.TurnEvent) bool, onReached func(),
+) ([]*eventStream, []error) {
 	t.Helper()
 	reached := make(chan error, len(c))
 	wait := c.startAll(t, func(int) *parleyv1.ChatRequest { return r }, func(e *eventStream) error {
@@ -65,7 +67,9 @@ func (c clientGroup) chatAll(t *testing.T, r *parleyv1.ChatRequest, to func(*par
 
 // startAll sends each client's request at once. Each client calls first and, if it returns no error,
 // receives all further events.
-func (c clientGroup) startAll(t *testing.T, request func(int) *parleyv1.ChatRequest, first func(*eventStream) error) (wait func() ([]*eventStream, []error)) {
+func (c clientGroup) startAll(
+	t *testing.T, request func(int) *parleyv1.ChatRequest, first func(*eventStream) error,
+) (wait func() ([]*eventStream, []error)) {
 	t.Helper()
 	var (
 		ctx     = timeLimited(t)
@@ -156,7 +160,9 @@ func (m *manyClients) test(t *testing.T) {
 			for _, id := range []string{"", fmt.Sprintf("c-%v-%s", mode, agent)} {
 				name := fmt.Sprintf("%v-%s-%t", mode, agent, id == "")
 				r := &repeatedRequest{m: m, p: newPuppet(t, m.pipes, name)}
-				r.request = &parleyv1.ChatRequest{ConversationId: id, RequestId: name, Agent: agent, OnBusy: mode, Content: r.p.path}
+				r.request = &parleyv1.ChatRequest{
+					ConversationId: id, RequestId: name, Agent: agent, OnBusy: mode, Content: r.p.path,
+				}
 				t.Run(name, r.ask)
 				all = append(all, r)
 			}
@@ -295,7 +301,9 @@ func behindRunningTurn(t *testing.T) {
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
 			id, running, p := mode.String(), newPuppet(t, pipes, mode.String()+"-running"), newPuppet(t, pipes, mode.String())
-			first := streamOf(s.Chat(timeLimited(t), &parleyv1.ChatRequest{ConversationId: id, Content: running.path, Agent: "puppet"}))
+			first := streamOf(s.Chat(timeLimited(t), &parleyv1.ChatRequest{
+				ConversationId: id, Content: running.path, Agent: "puppet",
+			}))
 			running.start(t)
 			first.receive(t, 1)
 			first.sendAndReceive(t, running, 1, 1)
@@ -308,7 +316,8 @@ func behindRunningTurn(t *testing.T) {
 				p.send(t, 1, answerPieces)
 				p.finish()
 			})
-			if err := first.drain(); err != nil || first.events[len(first.events)-1].GetFinished().GetTurn().GetState() != state {
+			if err := first.drain(); err != nil ||
+				first.events[len(first.events)-1].GetFinished().GetTurn().GetState() != state {
 				t.Errorf("the running turn = %v, %v; want it to end as %v", first.events, err, state)
 			}
 			one := wantSameTurn(t, streams, ends, 1)
@@ -332,7 +341,9 @@ func killedInMidAnswer(t *testing.T) {
 	r := &repeatedRequest{m: &manyClients{s: s}, p: newPuppet(t, pipes, "running")}
 	r.request = &parleyv1.ChatRequest{Content: r.p.path, Agent: "puppet", RequestId: "running"}
 	waiting := newPuppet(t, pipes, "waiting")
-	later := &parleyv1.ChatRequest{Content: waiting.path, Agent: "puppet", RequestId: "waiting", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE}
+	later := &parleyv1.ChatRequest{
+		Content: waiting.path, Agent: "puppet", RequestId: "waiting", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE,
+	}
 	streams, ends := newClientGroup(t, s).chatAll(t, r.request, isStarted, func() {
 		reply, err := s.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 		if err != nil || len(reply.GetConversations()) != 1 {
@@ -360,11 +371,13 @@ func killedInMidAnswer(t *testing.T) {
 	streams, ends = newClientGroup(t, s).chatAll(t, r.request, isStarted, func() {})
 	one := wantSameTurn(t, streams, ends, 0)
 	turn := one[len(one)-1].GetFinished().GetTurn()
-	if got := textOf(one); got != answerPiece(1) || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED || turn.GetError().GetReason() != "SHUTTING_DOWN" {
+	if got := textOf(one); got != answerPiece(1) || turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED ||
+		turn.GetError().GetReason() != "SHUTTING_DOWN" {
 		t.Errorf("answer = %q of %v, want the saved piece of an interrupted turn", got, turn)
 	}
 	stored := history(t, s, r.id).GetMessages()
-	if got := contents(stored); got != "USER "+r.p.path+"\nASSISTANT "+answerPiece(1)+"\n" || stored[1].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
+	if got := contents(stored); got != "USER "+r.p.path+"\nASSISTANT "+answerPiece(1)+"\n" ||
+		stored[1].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
 		t.Errorf("history = %v, want the question and an incomplete answer", stored)
 	}
 	r.wantReuseRefused(t)

@@ -30,7 +30,8 @@ func summarize(t *testing.T, s *server, id string) *parleyv1.RoutingSummary {
 // summarizeIn returns a routing summary of at most maxBytes.
 func summarizeIn(t *testing.T, s *server, id string, maxBytes int32) *parleyv1.RoutingSummary {
 	t.Helper()
-	reply, err := s.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: id, MaxBytes: maxBytes})
+	reply, err := s.GetRoutingSummary(t.Context(),
+		&parleyv1.GetRoutingSummaryRequest{ConversationId: id, MaxBytes: maxBytes})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,9 @@ func summarizeIn(t *testing.T, s *server, id string, maxBytes int32) *parleyv1.R
 func agentMessage(agent, content string, data ...string) *parleyv1.Message {
 	m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, Content: content}
 	for pair := range slices.Chunk(data, 2) {
-		m.StructuredData = append(m.StructuredData, &parleyv1.StructuredData{Type: pair[0], Value: structpb.NewStringValue(pair[1])})
+		m.StructuredData = append(m.StructuredData, &parleyv1.StructuredData{
+			Type: pair[0], Value: structpb.NewStringValue(pair[1]),
+		})
 	}
 	return m
 }
@@ -63,7 +66,8 @@ func TestCoordinatorsAlsoGet(t *testing.T) {
 		t.Errorf("structured data types before the message is removed = %v, want \"removed\"", got)
 	}
 	add(t, s, "c",
-		userMessage("Which libraries?"), summarizedMessage("searcher", "searched for React libraries", "library_list", "older"),
+		userMessage("Which libraries?"),
+		summarizedMessage("searcher", "searched for React libraries", "library_list", "older"),
 		userMessage("More."), agentMessage("searcher", "Here are more of them.", "library_list", "newest", "price", "0"),
 		userMessage("And why?"), agentMessage("analyst", "one two three four five six seven eight nine ten"),
 		userMessage("Write it down."), summarizedMessage("writer", "wrote an essay", "essay", "Why not?"))
@@ -80,7 +84,9 @@ func TestCoordinatorsAlsoGet(t *testing.T) {
 		t.Errorf("structured data types of the retained messages (-want +got):\n%s", d)
 	}
 	newest := agentMessage("", "", "price", "0", "library_list", "newest").GetStructuredData()
-	values := []*parleyv1.ReferencedData{{Sequence: 6, Agent: "searcher", Data: newest[0]}, {Sequence: 6, Agent: "searcher", Data: newest[1]}}
+	values := []*parleyv1.ReferencedData{
+		{Sequence: 6, Agent: "searcher", Data: newest[0]}, {Sequence: 6, Agent: "searcher", Data: newest[1]},
+	}
 	if d := cmp.Diff(values, got.GetReferencedData(), protocmp.Transform()); d != "" {
 		t.Errorf("newest values of types with older messages (-want +got):\n%s", d)
 	}
@@ -119,15 +125,19 @@ func TestFollowUpsAreRoutable(t *testing.T) {
 	s := startServer(t, t.TempDir())
 	t.Run("yes", func(t *testing.T) {
 		question := strings.Repeat("I can compare bundle sizes, speed, types. ", 250) + "Shall I?"
-		add(t, s, "yes", userMessage("Which library is best?"), agentMessage("guide", "It depends."), userMessage("On what?"), agentMessage("comparer", question), userMessage("yes"))
+		add(t, s, "yes", userMessage("Which library is best?"), agentMessage("guide", "It depends."), userMessage("On what?"),
+			agentMessage("comparer", question), userMessage("yes"))
 		got := summarize(t, s, "yes")
 		recent := got.GetRecentMessages()
-		if len(recent) != 3 || recent[2].GetContent() != "yes" || recent[2].GetRole() != parleyv1.Role_ROLE_USER || !got.GetAwaitingAnswer() {
+		if len(recent) != 3 || recent[2].GetContent() != "yes" || recent[2].GetRole() != parleyv1.Role_ROLE_USER ||
+			!got.GetAwaitingAnswer() {
 			t.Fatalf("summary = %v, want the new question as last of 3 messages", got)
 		}
 		// The question before it is complete and names its agent.
-		if m := recent[1]; m.GetContent() != question || m.GetAgent() != "comparer" || m.GetRole() != parleyv1.Role_ROLE_ASSISTANT || got.GetTruncated() {
-			t.Errorf("the message before it has %d bytes of %d by %q, truncated %t; want all by comparer", len(m.GetContent()), len(question), m.GetAgent(), got.GetTruncated())
+		if m := recent[1]; m.GetContent() != question || m.GetAgent() != "comparer" ||
+			m.GetRole() != parleyv1.Role_ROLE_ASSISTANT || got.GetTruncated() {
+			t.Errorf("the message before it has %d bytes of %d by %q, truncated %t; want all by comparer", len(m.GetContent()),
+				len(question), m.GetAgent(), got.GetTruncated())
 		}
 		want := []*parleyv1.AgentUse{
 			{Agent: "comparer", LastSequence: 4, LastTime: recent[1].GetCreateTime()},
@@ -146,16 +156,19 @@ func TestFollowUpsAreRoutable(t *testing.T) {
 			}
 			lists[i] = &parleyv1.StructuredData{Type: "library_list", Value: value}
 		}
-		searched, again := summarizedMessage("searcher", "searched for libraries"), summarizedMessage("searcher", "searched again")
+		searched, again := summarizedMessage("searcher", "searched for libraries"), summarizedMessage("searcher",
+			"searched again")
 		searched.StructuredData, again.StructuredData = lists[:1], lists[1:]
 		add(t, s, "second", userMessage("Which libraries?"), searched, userMessage("Newer ones."), again,
-			userMessage("Who wrote the first one?"), agentMessage("guide", "Poimandres."), userMessage("Where?"), agentMessage("guide", "Everywhere."), userMessage("the second one"))
+			userMessage("Who wrote the first one?"), agentMessage("guide", "Poimandres."), userMessage("Where?"),
+			agentMessage("guide", "Everywhere."), userMessage("the second one"))
 		got := summarize(t, s, "second")
 		want := []*parleyv1.ReferencedData{{Sequence: 4, Agent: "searcher", Data: lists[1]}}
 		if d := cmp.Diff(want, got.GetReferencedData(), protocmp.Transform()); d != "" {
 			t.Errorf("referenced data (-want +got):\n%s", d)
 		}
-		if !got.GetAwaitingAnswer() || got.GetText() != "Previous: searched for libraries, searched again, Poimandres., Everywhere." {
+		if !got.GetAwaitingAnswer() ||
+			got.GetText() != "Previous: searched for libraries, searched again, Poimandres., Everywhere." {
 			t.Errorf("summary = %v, want an awaited answer and the texts of 4 answers", got)
 		}
 	})
@@ -172,7 +185,10 @@ func TestToolStepsAreNoNewAsks(t *testing.T) {
 		return m
 	}
 	result := func(id string) *parleyv1.Message {
-		return &parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: id, Name: "search", Content: "found", IsError: id == "a"}}
+		return &parleyv1.Message{
+			Role:       parleyv1.Role_ROLE_TOOL,
+			ToolResult: &parleyv1.ToolResult{CallId: id, Name: "search", Content: "found", IsError: id == "a"},
+		}
 	}
 	cutOff := agentMessage("searcher", "I fou")
 	cutOff.Status = parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
@@ -206,7 +222,8 @@ func TestToolStepsAreNoNewAsks(t *testing.T) {
 			}
 		}
 		if got.GetAwaitingAnswer() != step.ask || strings.Join(pending, " ") != step.pending {
-			t.Errorf("%s: awaiting answer = %t with pending calls %q, want %t with %q", step.name, got.GetAwaitingAnswer(), pending, step.ask, step.pending)
+			t.Errorf("%s: awaiting answer = %t with pending calls %q, want %t with %q", step.name, got.GetAwaitingAnswer(),
+				pending, step.ask, step.pending)
 		}
 	}
 }
@@ -230,12 +247,17 @@ func TestSummaryBudget(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			id := fmt.Sprint("c", i)
-			add(t, s, id, userMessage(long), agentMessage("searcher", long, "library_list", long), userMessage(long), agentMessage("writer", long, "essay", "short"), test.newest)
+			add(t, s, id, userMessage(long), agentMessage("searcher", long, "library_list", long), userMessage(long),
+				agentMessage("writer", long, "essay", "short"), test.newest)
 			setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "writer", Reason: "reason"})
 			full, got := summarize(t, s, id), summarizeIn(t, s, id, test.maxBytes)
-			size := proto.Size(&parleyv1.RoutingSummary{RecentMessages: got.GetRecentMessages(), ReferencedData: got.GetReferencedData()})
-			if size > int(test.maxBytes) || !got.GetTruncated() || full.GetTruncated() || len(got.GetRecentMessages()) != test.count {
-				t.Fatalf("summary of %d messages and %d values has %d bytes, truncated %t; want %d messages in %d bytes, truncated", len(got.GetRecentMessages()), len(got.GetReferencedData()), size, got.GetTruncated(), test.count, test.maxBytes)
+			size := proto.Size(&parleyv1.RoutingSummary{
+				RecentMessages: got.GetRecentMessages(), ReferencedData: got.GetReferencedData(),
+			})
+			if size > int(test.maxBytes) || !got.GetTruncated() || full.GetTruncated() ||
+				len(got.GetRecentMessages()) != test.count {
+				t.Fatalf("summary of %d messages and %d values has %d bytes, truncated %t; want %d messages in %d bytes, truncated",
+					len(got.GetRecentMessages()), len(got.GetReferencedData()), size, got.GetTruncated(), test.count, test.maxBytes)
 			}
 			newest := full.GetRecentMessages()[3-test.count:]
 			if test.cut != nil {
@@ -248,7 +270,8 @@ func TestSummaryBudget(t *testing.T) {
 			if d := cmp.Diff(newest, got.GetRecentMessages(), protocmp.Transform()); d != "" {
 				t.Errorf("recent messages (-want +got):\n%s", d)
 			}
-			if len(got.GetStructuredDataTypes()) != 2 || len(got.GetRecentAgents()) != 2 || got.GetActiveAgent().GetAgent() != "writer" || len(full.GetReferencedData()) != 1 {
+			if len(got.GetStructuredDataTypes()) != 2 || len(got.GetRecentAgents()) != 2 ||
+				got.GetActiveAgent().GetAgent() != "writer" || len(full.GetReferencedData()) != 1 {
 				t.Errorf("summary without its messages = %v, want 2 types, 2 agents and the lease", got)
 			}
 			// The limit never cuts the other fields.
@@ -264,7 +287,9 @@ func TestConditionalSummaries(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, testAgents))
 	known := func(version int32, wait time.Duration) *parleyv1.GetRoutingSummaryRequest {
-		return &parleyv1.GetRoutingSummaryRequest{ConversationId: "c", KnownVersion: &version, WaitTimeout: durationpb.New(wait), AllowMissing: true}
+		return &parleyv1.GetRoutingSummaryRequest{
+			ConversationId: "c", KnownVersion: &version, WaitTimeout: durationpb.New(wait), AllowMissing: true,
+		}
 	}
 	var h *held
 	version := int32(0) // the version while no conversation exists
@@ -275,7 +300,9 @@ func TestConditionalSummaries(t *testing.T) {
 	}{
 		{"the creation", func() { add(t, s, "c", userMessage("hello")) }, 1},
 		{"an append", func() { add(t, s, "c", agentMessage("writer", "hi")) }, 2},
-		{"a lease", func() { setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer"}) }, 3},
+		{
+			"a lease", func() { setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "writer"}) }, 3,
+		},
 		{"a turn", func() { h = hold(t, s, "c") }, 4},
 		{"the end of the turn", func() { h.release(t, "answer") }, 5},
 		{"the deletion", func() {
@@ -286,7 +313,8 @@ func TestConditionalSummaries(t *testing.T) {
 	} {
 		start := time.Now()
 		for _, wait := range []time.Duration{0, 20 * time.Millisecond} {
-			if reply, err := s.GetRoutingSummary(t.Context(), known(version, wait)); err != nil || !reply.GetNotModified() || reply.GetSummary() != nil {
+			if reply, err := s.GetRoutingSummary(t.Context(), known(version, wait)); err != nil || !reply.GetNotModified() ||
+				reply.GetSummary() != nil {
 				t.Errorf("GetRoutingSummary before %s, waiting %v = %v, %v; want not modified", change.name, wait, reply, err)
 			}
 		}
@@ -351,7 +379,8 @@ func TestSummariesOfMany(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff(&parleyv1.BatchGetRoutingSummariesResponse{Summaries: want, MissingIds: missing}, got, protocmp.Transform()); d != "" {
+	if d := cmp.Diff(&parleyv1.BatchGetRoutingSummariesResponse{Summaries: want, MissingIds: missing}, got,
+		protocmp.Transform()); d != "" {
 		t.Errorf("100 summaries (-single calls +batch):\n%s", d)
 	}
 	for _, ids := range [][]string{append(ids, "c100"), nil} {
@@ -365,20 +394,25 @@ func TestSummaryOfARunningTurn(t *testing.T) {
 	s := startServer(t, t.TempDir(), agents(t, testAgents))
 	h := hold(t, s, "c")
 	got := summarize(t, s, "c")
-	if turn := h.started.GetConversation().GetActiveTurnId(); got.GetActiveTurnId() != turn || turn == "" || !got.GetAwaitingAnswer() || got.GetMessageCount() != 1 || got.GetText() != "" {
+	if turn := h.started.GetConversation().GetActiveTurnId(); got.GetActiveTurnId() != turn || turn == "" ||
+		!got.GetAwaitingAnswer() || got.GetMessageCount() != 1 || got.GetText() != "" {
 		t.Errorf("summary while turn %s runs = %v, want it active with one message", turn, got)
 	}
-	if reply, err := s.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: "c", KnownVersion: new(got.GetVersion())}); err != nil || !reply.GetNotModified() {
+	if reply, err := s.GetRoutingSummary(t.Context(),
+		&parleyv1.GetRoutingSummaryRequest{ConversationId: "c", KnownVersion: new(got.GetVersion())}); err != nil || !reply.GetNotModified() {
 		t.Errorf("GetRoutingSummary amid an answer = %v, %v; want not modified", reply, err)
 	}
-	setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{ConversationId: "c", Agent: "echo", IfVersion: new(got.GetVersion())})
+	setActiveAgent(t, s, &parleyv1.SetActiveAgentRequest{
+		ConversationId: "c", Agent: "echo", IfVersion: new(got.GetVersion()),
+	})
 	h.release(t, "answer")
 	got = summarize(t, s, "c")
 	if got.GetActiveTurnId() != "" || got.GetAwaitingAnswer() || got.GetText() != "Previous: half an answer" {
 		t.Errorf("summary after the turn = %v, want no active turn and the answer", got)
 	}
 	// The answer names the agent that sent it, even if another agent has the lease now.
-	if agents := got.GetRecentAgents(); len(agents) != 1 || agents[0].GetAgent() != "hold" || got.GetRecentMessages()[1].GetAgent() != "hold" || got.GetActiveAgent().GetAgent() != "echo" {
+	if agents := got.GetRecentAgents(); len(agents) != 1 || agents[0].GetAgent() != "hold" ||
+		got.GetRecentMessages()[1].GetAgent() != "hold" || got.GetActiveAgent().GetAgent() != "echo" {
 		t.Errorf("agents in the summary after the turn = %v, want hold and the leased echo", got)
 	}
 }

@@ -41,7 +41,8 @@ func TestEphemeralConversationEndsWithItsStream(t *testing.T) {
 	flags := []string{"--ttl=100ms", "--keepalive-time=3s"}
 	s := startServer(t, dataDir, flags...)
 	proxy := startSilentProxy(t, s.conn.Target())
-	closed, cut, stay := make([]*ephemeralClient, clientsPerWay), make([]*ephemeralClient, clientsPerWay), make([]*ephemeralClient, clientsPerWay)
+	closed, cut, stay := make([]*ephemeralClient, clientsPerWay), make([]*ephemeralClient, clientsPerWay),
+		make([]*ephemeralClient, clientsPerWay)
 	inParallel(clientsPerWay, func(i int) {
 		closed[i] = openEphemeral(t, s.conn.Target(), fmt.Sprint("closed-", i), deletionDelay(i))
 		cut[i] = openEphemeral(t, proxy.listener.Addr().String(), fmt.Sprint("cut-", i), deletionDelay(i))
@@ -228,7 +229,9 @@ func dialEphemeral(ctx context.Context, target, id string, deleteAfter time.Dura
 
 // chat sends a message and receives its echo.
 func (c *ephemeralClient) chat(ctx context.Context) error {
-	stream, err := parleyv1.NewConversationServiceClient(c.conn).Chat(ctx, &parleyv1.ChatRequest{ConversationId: c.id, Content: "hello from " + c.id})
+	stream, err := parleyv1.NewConversationServiceClient(c.conn).Chat(ctx, &parleyv1.ChatRequest{
+		ConversationId: c.id, Content: "hello from " + c.id,
+	})
 	for err == nil {
 		_, err = stream.Recv()
 	}

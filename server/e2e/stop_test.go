@@ -58,12 +58,14 @@ func turnsEnd(t *testing.T) {
 	// A call that waits for a change ends at once, not when the turn ends.
 	wantError(t, <-waited, codes.Unavailable, "SHUTTING_DOWN")
 
-	if turn := k.release(t, "answer").GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED || k.text != "half an answer" {
+	if turn := k.release(t, "answer").GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED ||
+		k.text != "half an answer" {
 		t.Errorf("the turn ended as %v with %q, want it completed", turn, k.text)
 	}
 	s.wantStop(t)
 	stored := history(t, startServer(t, dataDir), "c").GetMessages()
-	if m := stored[len(stored)-1]; m.GetContent() != "half an answer" || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE {
+	if m := stored[len(stored)-1]; m.GetContent() != "half an answer" ||
+		m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE {
 		t.Errorf("the stored answer = %v, want it complete", m)
 	}
 }
@@ -108,8 +110,10 @@ func turnsAreInterrupted(t *testing.T) {
 
 	s = startServer(t, dataDir, config)
 	stored := history(t, s, "c")
-	if got := contents(stored.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" || stored.GetConversation().GetActiveTurnId() != "" {
-		t.Fatalf("header after the stop = %v with the history\n%s, want the partial answer and no active turn", stored.GetConversation(), got)
+	if got := contents(stored.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" ||
+		stored.GetConversation().GetActiveTurnId() != "" {
+		t.Fatalf("header after the stop = %v with the history\n%s, want the partial answer and no active turn",
+			stored.GetConversation(), got)
 	}
 	if m := stored.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
 		t.Errorf("the stored answer = %v, want it INCOMPLETE", m)
@@ -126,7 +130,9 @@ func TestHealthAndReflection(t *testing.T) {
 	if err != nil || reply.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
 		t.Errorf("health = %v, %v; want SERVING", reply, err)
 	}
-	reply, err = grpc_health_v1.NewHealthClient(s.conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "parley.v1.ConversationService"})
+	reply, err = grpc_health_v1.NewHealthClient(s.conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{
+		Service: "parley.v1.ConversationService",
+	})
 	if err != nil || reply.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
 		t.Errorf("health of ConversationService = %v, %v; want SERVING", reply, err)
 	}
@@ -137,7 +143,9 @@ func TestHealthAndReflection(t *testing.T) {
 	}
 	stream, err := grpc_reflection_v1.NewServerReflectionClient(s.conn).ServerReflectionInfo(t.Context())
 	if err == nil {
-		err = stream.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}})
+		err = stream.Send(&grpc_reflection_v1.ServerReflectionRequest{
+			MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{},
+		})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -184,7 +192,8 @@ func TestUnixSocket(t *testing.T) {
 	} else if info.Mode().Perm() != 0o600 {
 		t.Errorf("mode of the socket = %v, want 0600", info.Mode())
 	}
-	if code, output := failToStart(t, "--data-dir="+t.TempDir(), "--grpc-address=unix:"+path); code != 74 || !strings.Contains(output, path+" is in use") {
+	if code, output := failToStart(t, "--data-dir="+t.TempDir(), "--grpc-address=unix:"+path); code != 74 ||
+		!strings.Contains(output, path+" is in use") {
 		t.Errorf("a second server at the socket ended with %d, want 74 and \"in use\":\n%s", code, output)
 	}
 	s.kill() // The socket stays, and the next server replaces it.

@@ -211,7 +211,8 @@ func wantStopped(t *testing.T, s *server, all []*stoppedTurn, latest time.Time) 
 		}
 		err := c.stream.drain()
 		if status.Code(err) != codes.Unavailable || len(textOf(c.stream.events)) == len(c.partialAnswer()) {
-			t.Errorf("the client of %s, which did not read, received %d bytes and %v, want a part and UNAVAILABLE", c.id, len(textOf(c.stream.events)), err)
+			t.Errorf("the client of %s, which did not read, received %d bytes and %v, want a part and UNAVAILABLE", c.id,
+				len(textOf(c.stream.events)), err)
 		}
 	}
 }
@@ -221,8 +222,10 @@ func (c *stoppedTurn) wantStored(t *testing.T, s *server, state parleyv1.TurnSta
 	t.Helper()
 	stored := history(t, s, c.id)
 	messages := stored.GetMessages()
-	if got, want := contents(messages), "USER "+c.id+"\nASSISTANT "+c.partialAnswer()+"\n"; got != want || stored.GetConversation().GetActiveTurnId() != "" {
-		t.Fatalf("header of %s after the stop = %v, with the history\n%.200q, want\n%.200q", c.id, stored.GetConversation(), got, want)
+	if got, want := contents(messages), "USER "+c.id+"\nASSISTANT "+c.partialAnswer()+"\n"; got != want ||
+		stored.GetConversation().GetActiveTurnId() != "" {
+		t.Fatalf("header of %s after the stop = %v, with the history\n%.200q, want\n%.200q", c.id, stored.GetConversation(),
+			got, want)
 	}
 	if m := messages[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || m.GetTurnId() != c.turnID {
 		t.Errorf("the answer in %s is %v of turn %s, want INCOMPLETE of %s", c.id, m.GetStatus(), m.GetTurnId(), c.turnID)
@@ -232,7 +235,8 @@ func (c *stoppedTurn) wantStored(t *testing.T, s *server, state parleyv1.TurnSta
 		t.Fatal(err)
 	}
 	turn := list.GetTurns()[0]
-	if len(list.GetTurns()) != 1 || turn.GetId() != c.turnID || turn.GetState() != state || turn.GetError().GetReason() != reason || turn.GetLastAnswerSequence() != 2 {
+	if len(list.GetTurns()) != 1 || turn.GetId() != c.turnID || turn.GetState() != state ||
+		turn.GetError().GetReason() != reason || turn.GetLastAnswerSequence() != 2 {
 		t.Errorf("ListTurns of %s = %v, want only %s as %v with %s", c.id, list, c.turnID, state, reason)
 	}
 	if c.finished == nil {

@@ -334,7 +334,9 @@ func (c *stormCaller) overwrite(ctx context.Context, id string) {
 	}
 	stream, err := c.ImportConversations(ctx)
 	if err == nil {
-		err = stream.Send(&parleyv1.ImportConversationsRequest{Conversation: exported.GetConversation(), Messages: exported.GetMessages(), Overwrite: true})
+		err = stream.Send(&parleyv1.ImportConversationsRequest{
+			Conversation: exported.GetConversation(), Messages: exported.GetMessages(), Overwrite: true,
+		})
 	}
 	if err == nil {
 		_, err = stream.CloseAndRecv()
@@ -358,15 +360,21 @@ func (c *stormCaller) change(ctx context.Context, id string) {
 		_, err := c.ClearConversation(ctx, &parleyv1.ClearConversationRequest{ConversationId: id})
 		c.record("ClearConversation", err)
 	case 1:
-		_, err := c.UpdateConversation(ctx, &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: id, Title: fmt.Sprint(c.random.Int())}})
+		_, err := c.UpdateConversation(ctx, &parleyv1.UpdateConversationRequest{
+			Conversation: &parleyv1.Conversation{Id: id, Title: fmt.Sprint(c.random.Int())},
+		})
 		c.record("UpdateConversation", err)
 	case 2:
 		// Add a call without a result, for the Chat with tool_results.
-		m := &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, ToolCalls: []*parleyv1.ToolCall{{Id: "call-1", Name: "add"}}}
+		m := &parleyv1.Message{
+			Role: parleyv1.Role_ROLE_ASSISTANT, ToolCalls: []*parleyv1.ToolCall{{Id: "call-1", Name: "add"}},
+		}
 		_, err := c.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{m}})
 		c.record("AppendMessages", err)
 	case 3:
-		_, err := c.SetActiveAgent(ctx, &parleyv1.SetActiveAgentRequest{ConversationId: id, Agent: "slow", LeaseDuration: durationpb.New(time.Second)})
+		_, err := c.SetActiveAgent(ctx, &parleyv1.SetActiveAgentRequest{
+			ConversationId: id, Agent: "slow", LeaseDuration: durationpb.New(time.Second),
+		})
 		c.record("SetActiveAgent", err)
 	}
 }

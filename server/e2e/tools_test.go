@@ -21,7 +21,9 @@ func toolConfig(kind, url string) map[string]any {
 		"kind": kind, "base_url": url, "model": "test",
 		"tools": []any{map[string]any{
 			"name": "price", "description": "Looks a price up.",
-			"parameters": map[string]any{"type": "object", "properties": map[string]any{"product": map[string]any{"type": "string"}}},
+			"parameters": map[string]any{
+				"type": "object", "properties": map[string]any{"product": map[string]any{"type": "string"}},
+			},
 		}},
 	}
 }
@@ -32,14 +34,22 @@ func TestToolLoop(t *testing.T) {
 	t.Parallel()
 	arguments := func(product string) string { return fmt.Sprintf(`{"product":%q}`, product) }
 	openai := openaitest.New(t,
-		openaitest.Calls(openaitest.Call{ID: "c1", Name: "price", Arguments: arguments("Sugar")}, openaitest.Call{ID: "c2", Name: "price", Arguments: arguments("Salt")}),
+		openaitest.Calls(openaitest.Call{ID: "c1", Name: "price", Arguments: arguments("Sugar")}, openaitest.Call{
+			ID: "c2", Name: "price", Arguments: arguments("Salt"),
+		}),
 		openaitest.Text("Sugar ", "is dearer."),
-		openaitest.Calls(openaitest.Call{ID: "c3", Name: "price", Arguments: arguments("Flour")}, openaitest.Call{ID: "c4", Name: "price", Arguments: arguments("Rice")}),
+		openaitest.Calls(openaitest.Call{ID: "c3", Name: "price", Arguments: arguments("Flour")}, openaitest.Call{
+			ID: "c4", Name: "price", Arguments: arguments("Rice"),
+		}),
 		openaitest.Text("As you wish."))
 	anthropic := anthropictest.New(t,
-		anthropictest.Calls(anthropictest.Call{ID: "c1", Name: "price", Arguments: arguments("Sugar")}, anthropictest.Call{ID: "c2", Name: "price", Arguments: arguments("Salt")}),
+		anthropictest.Calls(anthropictest.Call{ID: "c1", Name: "price", Arguments: arguments("Sugar")}, anthropictest.Call{
+			ID: "c2", Name: "price", Arguments: arguments("Salt"),
+		}),
 		anthropictest.Text("Sugar ", "is dearer."),
-		anthropictest.Calls(anthropictest.Call{ID: "c3", Name: "price", Arguments: arguments("Flour")}, anthropictest.Call{ID: "c4", Name: "price", Arguments: arguments("Rice")}),
+		anthropictest.Calls(anthropictest.Call{ID: "c3", Name: "price", Arguments: arguments("Flour")}, anthropictest.Call{
+			ID: "c4", Name: "price", Arguments: arguments("Rice"),
+		}),
 		anthropictest.Text("As you wish."))
 	config := encodeJSON(t, map[string]any{"agents": map[string]any{
 		"openai": toolConfig("openai", openai.URL), "anthropic": toolConfig("anthropic", anthropic.URL),
@@ -90,7 +100,9 @@ func TestToolLoop(t *testing.T) {
 			// The calls and results of each request, in its order: each call has a result.
 			var none []string
 			both := []string{"call c1", "call c2", "c1: 50", "c2: 10"}
-			want := [][]string{none, both, both, slices.Concat(both, []string{"call c3", "call c4", "c3: error: there is none", "c4: no result"})}
+			want := [][]string{
+				none, both, both, slices.Concat(both, []string{"call c3", "call c4", "c3: error: there is none", "c4: no result"}),
+			}
 			got := results()
 			if d := cmp.Diff(want, got); d != "" {
 				t.Errorf("calls and results in the provider's requests (-want +got):\n%s", d)

@@ -27,7 +27,9 @@ func TestTransfer(t *testing.T) {
 }
 
 // receive returns the rest of an export, with the parts of each conversation joined.
-func receive(t *testing.T, stream grpc.ServerStreamingClient[parleyv1.ExportConversationsResponse]) []*parleyv1.ExportConversationsResponse {
+func receive(
+	t *testing.T, stream grpc.ServerStreamingClient[parleyv1.ExportConversationsResponse],
+) []*parleyv1.ExportConversationsResponse {
 	t.Helper()
 	var conversations []*parleyv1.ExportConversationsResponse
 	for {
@@ -77,7 +79,8 @@ func exportUnderLoad(t *testing.T) {
 					t.Errorf("AppendMessages: %v", err)
 					return
 				}
-				for v := acked[c].Load(); v < reply.GetConversation().GetVersion() && !acked[c].CompareAndSwap(v, reply.GetConversation().GetVersion()); {
+				for v := acked[c].Load(); v < reply.GetConversation().GetVersion() &&
+					!acked[c].CompareAndSwap(v, reply.GetConversation().GetVersion()); {
 					v = acked[c].Load()
 				}
 			}
@@ -166,7 +169,8 @@ func transferMany(t *testing.T) {
 		}
 		got.Conversation.Uid = want.GetConversation().GetUid()
 		if want.GetConversation().GetId() != fmt.Sprint("c", i) || !proto.Equal(got, want) {
-			t.Fatalf("conversation %d after the first (-) and second (+) import:\n%s", i, cmp.Diff(want, got, protocmp.Transform()))
+			t.Fatalf("conversation %d after the first (-) and second (+) import:\n%s", i,
+				cmp.Diff(want, got, protocmp.Transform()))
 		}
 	}
 }
@@ -180,13 +184,15 @@ func checkConsistent(t *testing.T, conversation *parleyv1.ExportConversationsRes
 	t.Helper()
 	c, messages := conversation.GetConversation(), conversation.GetMessages()
 	last := 3 * c.GetVersion()
-	if stored := int32(len(messages)); c.GetLastSequence() != last || c.GetMessageCount() != stored || stored != min(most, last) {
+	if stored := int32(len(messages)); c.GetLastSequence() != last || c.GetMessageCount() != stored ||
+		stored != min(most, last) {
 		t.Errorf("%s has %d messages and the header %v, want those of one version", c.GetId(), stored, c)
 	}
 	for i, m := range messages {
 		want := last - int32(len(messages)-1-i)
 		if content := string("abc"[(want-1)%3]); m.GetSequence() != want || m.GetContent() != content {
-			t.Errorf("%s, message %d of %d: sequence %d with %q, want %d with %q", c.GetId(), i, len(messages), m.GetSequence(), m.GetContent(), want, content)
+			t.Errorf("%s, message %d of %d: sequence %d with %q, want %d with %q", c.GetId(), i, len(messages), m.GetSequence(),
+				m.GetContent(), want, content)
 		}
 	}
 }
@@ -203,7 +209,8 @@ func exportToSlowReceiver(t *testing.T) {
 		for c := range targets {
 			group.Go(func() {
 				m := messageOf(fmt.Sprint(round, strings.Repeat(" ", size)))
-				if _, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: fmt.Sprint("c", c), Messages: []*parleyv1.Message{m}}); err != nil {
+				if _, err := s.AppendMessages(t.Context(),
+					&parleyv1.AppendMessagesRequest{ConversationId: fmt.Sprint("c", c), Messages: []*parleyv1.Message{m}}); err != nil {
 					t.Errorf("AppendMessages: %v", err)
 				}
 			})
@@ -228,7 +235,8 @@ func exportToSlowReceiver(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	stream, err := parleyv1.NewConversationServiceClient(conn).ExportConversations(t.Context(), &parleyv1.ExportConversationsRequest{})
+	stream, err := parleyv1.NewConversationServiceClient(conn).ExportConversations(t.Context(),
+		&parleyv1.ExportConversationsRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,15 +250,18 @@ func exportToSlowReceiver(t *testing.T) {
 	}
 	const written = targets * rounds * size
 	if grown := fileBytes() - before; grown > written/2 {
-		t.Errorf("the file grew by %d bytes while the receiver stopped and %d bytes were overwritten, want at most half", grown, written)
+		t.Errorf("the file grew by %d bytes while the receiver stopped and %d bytes were overwritten, want at most half",
+			grown, written)
 	}
 	rest := receive(t, stream)
 	if len(rest) != targets-1 {
-		t.Fatalf("%d conversations received after the first, %s, want %d", len(rest), first.GetConversation().GetId(), targets-1)
+		t.Fatalf("%d conversations received after the first, %s, want %d", len(rest), first.GetConversation().GetId(),
+			targets-1)
 	}
 	// Conversations that were not in transit yet are exported in their current version.
 	newest := rest[len(rest)-1]
-	if c := newest.GetConversation(); c.GetVersion() != 3+rounds || !strings.HasPrefix(newest.GetMessages()[0].GetContent(), fmt.Sprint(rounds-1, " ")) {
+	if c := newest.GetConversation(); c.GetVersion() != 3+rounds ||
+		!strings.HasPrefix(newest.GetMessages()[0].GetContent(), fmt.Sprint(rounds-1, " ")) {
 		t.Errorf("the last conversation has version %d, want %d", c.GetVersion(), 3+rounds)
 	}
 }

@@ -31,7 +31,8 @@ agents:
 				t.Errorf("answer to %q = %q, want %q", turn.content, answer, turn.answer)
 			}
 			// The turns have 0, 2 and 4 messages of history.
-			if found, _ := s.log.find("conversation history", "conversation_id="+id); len(found) != i+1 || fmt.Sprint(found[i]["message_count"]) != fmt.Sprint(2*i) {
+			if found, _ := s.log.find("conversation history", "conversation_id="+id); len(found) != i+1 ||
+				fmt.Sprint(found[i]["message_count"]) != fmt.Sprint(2*i) {
 				t.Errorf("log entries of the history at %q = %v, want %d messages in the last", turn.content, found, 2*i)
 			}
 		}
@@ -69,8 +70,10 @@ func TestUserFirst(t *testing.T) {
 	if got := contents(during.GetMessages()); got != question {
 		t.Errorf("history while the agent answers =\n%s, want only the question", got)
 	}
-	if c := during.GetConversation(); c.GetActiveTurnId() == "" || c.GetVersion() != k.started.GetConversation().GetVersion() {
-		t.Errorf("header while the agent answers = %v, want an active turn and version %d", c, k.started.GetConversation().GetVersion())
+	if c := during.GetConversation(); c.GetActiveTurnId() == "" ||
+		c.GetVersion() != k.started.GetConversation().GetVersion() {
+		t.Errorf("header while the agent answers = %v, want an active turn and version %d", c,
+			k.started.GetConversation().GetVersion())
 	}
 	err := firstError(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: "c", Content: "hello"}))
 	if metadata := wantError(t, err, codes.Aborted, "CONVERSATION_BUSY"); metadata["active_turn_id"] != during.GetConversation().GetActiveTurnId() {
@@ -90,7 +93,8 @@ func TestUserFirst(t *testing.T) {
 
 	// An agent that fails before its first text does not affect the user's message.
 	failed := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "anybody?", Agent: "absent"}).finish(t)
-	if turn := failed.GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_FAILED || len(failed.GetMessages()) != 0 {
+	if turn := failed.GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_FAILED ||
+		len(failed.GetMessages()) != 0 {
 		t.Errorf("turn of a missing program = %v, want FAILED without messages", failed)
 	}
 	want := question + "ASSISTANT half an answer\nUSER anybody?\n"
@@ -110,14 +114,16 @@ func TestPartialAnswersAreKept(t *testing.T) {
 		t.Errorf("the turn ended as %v, want FAILED with input 1 and answer 2", turn)
 	}
 	const message = "agent fail failed: sh ended with exit code 3: out of memory\nthe model has 3 GiB, 5 GiB are needed"
-	if failure.GetReason() != "AGENT_FAILED" || failure.GetCode() != int32(codes.Unavailable) || failure.GetMessage() != message {
+	if failure.GetReason() != "AGENT_FAILED" || failure.GetCode() != int32(codes.Unavailable) ||
+		failure.GetMessage() != message {
 		t.Errorf("error of the turn = %v, want AGENT_FAILED with %q", failure, message)
 	}
 	stored := history(t, s, "c")
 	if c := stored.GetConversation(); c.GetActiveTurnId() != "" || c.GetLastSequence() != 2 {
 		t.Fatalf("header after the turn = %v, want no active turn and 2 messages", c)
 	}
-	if m := stored.GetMessages()[1]; m.GetContent() != "half an " || m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || m.GetAgent() != "fail" {
+	if m := stored.GetMessages()[1]; m.GetContent() != "half an " ||
+		m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || m.GetAgent() != "fail" {
 		t.Errorf("the stored answer = %v, want the incomplete text of fail", m)
 	}
 	if d := cmp.Diff(finished.GetMessages(), stored.GetMessages()[1:], protocmp.Transform()); d != "" {
@@ -126,7 +132,8 @@ func TestPartialAnswersAreKept(t *testing.T) {
 
 	// The conversation continues, and the next agent receives all messages.
 	next := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Content: "again"})
-	if next.started.GetHistoryCount() != 2 || next.finish(t).GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+	if next.started.GetHistoryCount() != 2 ||
+		next.finish(t).GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
 		t.Errorf("the next turn = %v, %v; want 2 messages of history and COMPLETED", next.started, next.finished)
 	}
 	want := "USER hello\nASSISTANT half an \nUSER again\nASSISTANT again\n"
@@ -179,7 +186,9 @@ agents:
 	wantAnswer("mirror", "[SYSTEM]: the agent's prompt\n\n[USER]: hello\n", nil)
 	update(&parleyv1.Conversation{SystemPrompt: "the conversation's"})
 	wantAnswer("mirror", "[SYSTEM]: the conversation's\n\n[USER]: hello\n", nil)
-	wantAnswer("mirror", "[SYSTEM]: the request's\n\n[USER]: hello\n", func(r *parleyv1.ChatRequest) { r.SystemPrompt = new("the request's") })
+	wantAnswer("mirror", "[SYSTEM]: the request's\n\n[USER]: hello\n", func(r *parleyv1.ChatRequest) {
+		r.SystemPrompt = new("the request's")
+	})
 	wantAnswer("mirror", "[USER]: hello\n", func(r *parleyv1.ChatRequest) { r.SystemPrompt = new("") })
 
 	// The request's agent answers, else the lease's, else the conversation's, else the default.
@@ -197,7 +206,8 @@ agents:
 	lease("nobody")
 	err = firstError(s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: id, Content: "hello"}))
 	wantError(t, err, codes.FailedPrecondition, "AGENT_NOT_CONFIGURED")
-	if c := history(t, s, id).GetConversation(); c.GetLastSequence() != before.GetLastSequence() || c.GetActiveTurnId() != "" {
+	if c := history(t, s, id).GetConversation(); c.GetLastSequence() != before.GetLastSequence() ||
+		c.GetActiveTurnId() != "" {
 		t.Errorf("header after two refused turns = %v, want %v", c, before)
 	}
 	lease("")

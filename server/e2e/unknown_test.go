@@ -32,7 +32,9 @@ func TestUnknownFields(t *testing.T) {
 		}
 		m := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "hello"}
 		m.ProtoReflect().SetUnknown(unknown)
-		_, err = d.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{m}})
+		_, err = d.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+			ConversationId: id, Messages: []*parleyv1.Message{m},
+		})
 		if err != nil {
 			t.Errorf("AppendMessages(%s): %v", id, err)
 		}

@@ -74,7 +74,8 @@ func TestThousandReadersWait(t *testing.T) {
 		select {
 		case w := <-woken:
 			if w != all[i] || w.err != nil || w.version != 2 {
-				t.Fatalf("an append to %s woke %s with version %d, %v; want its own reader with version 2", ids[i], w.id, w.version, w.err)
+				t.Fatalf("an append to %s woke %s with version %d, %v; want its own reader with version 2", ids[i], w.id, w.version,
+					w.err)
 			}
 			sent, acknowledged = append(sent, w.at.Sub(start)), append(acknowledged, w.at.Sub(done))
 		case <-time.After(patience):
@@ -166,7 +167,8 @@ type apiClient struct {
 
 func newAPIClient(t *testing.T, target string) *apiClient {
 	t.Helper()
-	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
 		t.Fatal(err)
 	}

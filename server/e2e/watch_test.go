@@ -32,7 +32,9 @@ type changes struct {
 	cursor string // cursor of the last change
 }
 
-func watchFrom(ctx context.Context, by parleyv1.ConversationServiceClient, cursor string, ids ...string) (*changes, error) {
+func watchFrom(
+	ctx context.Context, by parleyv1.ConversationServiceClient, cursor string, ids ...string,
+) (*changes, error) {
 	stream, err := by.WatchConversations(ctx, &parleyv1.WatchConversationsRequest{ConversationIds: ids, Cursor: cursor})
 	return &changes{stream, cursor}, err
 }
@@ -85,8 +87,10 @@ func (s *seenChanges) record(c *parleyv1.ConversationChange) {
 	s.messages[writer]++
 	// A writer waits for each reply, so that its messages are committed in order, whatever their
 	// conversations.
-	if c.GetKind() != parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED || m.GetSequence() != s.sequences[id] || n != fmt.Sprint(s.messages[writer]) {
-		s.faults = append(s.faults, fmt.Sprintf("change %d = %v, want message %d of %s, or message %d of %s", len(s.lines), c, s.sequences[id], id, s.messages[writer], writer))
+	if c.GetKind() != parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED || m.GetSequence() != s.sequences[id] ||
+		n != fmt.Sprint(s.messages[writer]) {
+		s.faults = append(s.faults, fmt.Sprintf("change %d = %v, want message %d of %s, or message %d of %s", len(s.lines), c,
+			s.sequences[id], id, s.messages[writer], writer))
 	}
 }
 
@@ -166,14 +170,17 @@ func TestWatcherUnderWriters(t *testing.T) {
 
 // watchUntilBreak watches from a cursor until the client or the network breaks the stream, and returns the cursor of
 // the last change received.
-func (s *seenChanges) watchUntilBreak(ctx context.Context, t *testing.T, from *server, cursor string, number int) (string, error) {
+func (s *seenChanges) watchUntilBreak(
+	ctx context.Context, t *testing.T, from *server, cursor string, number int,
+) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	by := newSingleConn(t, from)
 	defer by.breakConn()
 	watch, err := watchFrom(ctx, by, cursor)
-	for left := rand.IntN(watchedWriters * watchedMessages / watchBreaks); err == nil && left >= 0 && !s.isComplete(); left-- {
+	for left := rand.IntN(watchedWriters * watchedMessages / watchBreaks); err == nil && left >= 0 &&
+		!s.isComplete(); left-- {
 		var change *parleyv1.ConversationChange
 		if change, err = watch.next(); err == nil {
 			s.record(change)

@@ -250,7 +250,8 @@ func verifyAll(t *testing.T, s *server, clients []*client) error {
 	for _, entry := range list.GetConversations() {
 		listed = append(listed, entry.GetConversation().GetId())
 		if turn := entry.GetConversation().GetActiveTurnId(); turn != "" {
-			faults = append(faults, fmt.Errorf("turn %s of %s runs after a restart, want none", turn, entry.GetConversation().GetId()))
+			faults = append(faults, fmt.Errorf("turn %s of %s runs after a restart, want none", turn,
+				entry.GetConversation().GetId()))
 		}
 	}
 	slices.Sort(ids)

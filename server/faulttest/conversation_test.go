@@ -49,7 +49,8 @@ func diff(got, want conversation) string {
 	lines := func(c conversation) []string {
 		all := []string{fmt.Sprintf("version %d, last sequence %d", c.version, c.last)}
 		for _, m := range c.messages {
-			all = append(all, fmt.Sprintf("%d %v incomplete=%t %.60s (%d bytes)", m.sequence, m.role, m.incomplete, m.content, len(m.content)))
+			all = append(all, fmt.Sprintf("%d %v incomplete=%t %.60s (%d bytes)", m.sequence, m.role, m.incomplete, m.content,
+				len(m.content)))
 		}
 		return all
 	}

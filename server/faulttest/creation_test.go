@@ -35,7 +35,8 @@ func TestCreationCutOff(t *testing.T) {
 // file, and the check detects it.
 func TestCreationInPlace(t *testing.T) {
 	requireProgram(t, "strace", "strace")
-	inPlace := buildWith(t, "store/boltstore/internal/boltfile/file.go", "unfinished := path + UnfinishedSuffix", "unfinished := path")
+	inPlace := buildWith(t, "store/boltstore/internal/boltfile/file.go", "unfinished := path + UnfinishedSuffix",
+		"unfinished := path")
 	found := 0
 	for _, call := range []string{"pwrite64", "fdatasync"} {
 		if _, err := cutCreation(t, call, inPlace); err != nil {

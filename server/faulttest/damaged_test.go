@@ -268,7 +268,9 @@ func writeDamaged(ctx context.Context, s *server, clients []*client, lost losses
 			return fmt.Errorf("%s after an append: %s", c.id, diff(got, want))
 		}
 	}
-	_, err := s.CreateConversation(ctx, &parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Id: "new"}})
+	_, err := s.CreateConversation(ctx, &parleyv1.CreateConversationRequest{
+		Conversation: &parleyv1.Conversation{Id: "new"},
+	})
 	// The create evicts the oldest conversation, which may be in a damaged page.
 	if err != nil && (status.Code(err) != codes.DataLoss || len(lost) == 0) {
 		return fmt.Errorf("create: %w", err)

@@ -39,8 +39,10 @@ func damages() map[string]damage {
 		"truncated to nothing":    cutTo(func(int) int { return 0 }),
 		"garbage":                 garbage,
 		"file of another program": anotherProgram,
-		"directory":               func(_ *testing.T, path string, _ []byte, _ *rand.Rand) error { return os.Mkdir(path, 0o700) },
-		"link":                    link,
+		"directory": func(_ *testing.T, path string, _ []byte, _ *rand.Rand) error {
+			return os.Mkdir(path, 0o700)
+		},
+		"link": link,
 	}
 }
 

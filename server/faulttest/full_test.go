@@ -148,7 +148,9 @@ func (f *fullServer) turn(ctx context.Context, id string, started chan<- struct{
 		}
 		if reply.GetEvent().GetFinished() != nil {
 			got, err := observe(ctx, f.server, id)
-			want := conversation{}.with(userMessage("question")).with(message{role: parleyv1.Role_ROLE_ASSISTANT, content: f.agent.answer})
+			want := conversation{}.with(userMessage("question")).with(message{
+				role: parleyv1.Role_ROLE_ASSISTANT, content: f.agent.answer,
+			})
 			if err == nil && !equal(got, want) {
 				err = errors.New(diff(got, want))
 			}

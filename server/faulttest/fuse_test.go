@@ -211,13 +211,16 @@ func (r *recording) compare(ctx context.Context, s *boltstore.Store, position in
 		}
 	}
 	if len(page.Entries) != len(want) || page.Damaged > 0 {
-		faults = append(faults, fmt.Errorf("List = %d conversations and %d damaged, want %d and 0", len(page.Entries), page.Damaged, len(want)))
+		faults = append(faults, fmt.Errorf("List = %d conversations and %d damaged, want %d and 0", len(page.Entries),
+			page.Damaged, len(want)))
 	}
 	turns, _, err := s.Abandoned(ctx, "")
 	if faults = append(faults, err); len(turns) != running {
 		faults = append(faults, fmt.Errorf("Abandoned = %d turns, want %d", len(turns), running))
 	}
-	_, err = s.Append(ctx, &store.Append{Tenant: tenant, ConversationID: "new", Messages: []*parleyv1.Message{{Id: "m", Role: parleyv1.Role_ROLE_USER}}})
+	_, err = s.Append(ctx, &store.Append{
+		Tenant: tenant, ConversationID: "new", Messages: []*parleyv1.Message{{Id: "m", Role: parleyv1.Role_ROLE_USER}},
+	})
 	return errors.Join(append(faults, err)...)
 }
 

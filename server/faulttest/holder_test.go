@@ -18,7 +18,9 @@ type holder struct {
 	answer  string
 }
 
-func (h *holder) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+func (h *holder) Respond(
+	_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse],
+) error {
 	select {
 	case <-h.release:
 	case <-stream.Context().Done():

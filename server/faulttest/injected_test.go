@@ -194,7 +194,8 @@ func (b *failingServer) work(t *testing.T, s *server, tr *tracer) error {
 			first, left = nil, moreSteps
 		case <-s.process.Ended():
 			if b.want == continues || b.want == degrades {
-				return fmt.Errorf("the server ended with %v, want it to continue; standard error:\n%s", s.process.ProcessState, quote(s.output()))
+				return fmt.Errorf("the server ended with %v, want it to continue; standard error:\n%s", s.process.ProcessState,
+					quote(s.output()))
 			}
 			counts.add(t, "fail-stops", 1)
 			_, err := s.awaitFailure(t, exitIO)

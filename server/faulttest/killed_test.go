@@ -65,7 +65,9 @@ func (c *client) stall(t *testing.T, s *server) (ended <-chan struct{}) {
 			}
 		}
 		c.steps++
-		err = c.do(t.Context(), s, &step{kind: stalledChatStep, request: fmt.Sprint(c.id, "-", c.steps), contents: []string{c.newContent()}})
+		err = c.do(t.Context(), s, &step{
+			kind: stalledChatStep, request: fmt.Sprint(c.id, "-", c.steps), contents: []string{c.newContent()},
+		})
 		c.onProgress = nil
 	}()
 	select {

@@ -31,11 +31,15 @@ const maxAcknowledged = 1 << 16
 // startLoad starts the clients.
 func startLoad(t *testing.T, s *server, clients []*client) *load {
 	t.Helper()
-	return startLoadOf(t, clients, func(ctx context.Context, c *client, acknowledged func()) error { return c.run(ctx, s, acknowledged) })
+	return startLoadOf(t, clients, func(ctx context.Context, c *client, acknowledged func()) error {
+		return c.run(ctx, s, acknowledged)
+	})
 }
 
 // startLoadOf is startLoad for clients that do something other than run.
-func startLoadOf(t *testing.T, clients []*client, do func(ctx context.Context, c *client, acknowledged func()) error) *load {
+func startLoadOf(
+	t *testing.T, clients []*client, do func(ctx context.Context, c *client, acknowledged func()) error,
+) *load {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
 	l := &load{stop: stop, acknowledged: make(chan struct{}, maxAcknowledged), errs: make(chan error, len(clients))}

@@ -35,7 +35,8 @@ func launch(t *testing.T, dataDir string, wrapper []string, flags ...string) *se
 		wrapped.Env = command.Env
 		command = wrapped
 	}
-	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // kill sends the signal to the group, which includes the wrapper.
+	// kill sends the signal to the group, which includes the wrapper.
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	process, err := parleydtest.Start(command)
 	if err != nil {
 		t.Fatal(err)
@@ -60,11 +61,13 @@ func (s *server) awaitServing() error {
 		return err
 	}
 	// Without retries by gRPC, each step is sent as often as the client counts.
-	s.conn, err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry())
+	s.conn,
+		err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry())
 	if err != nil {
 		return err
 	}
-	s.ConversationServiceClient, s.AdminServiceClient = parleyv1.NewConversationServiceClient(s.conn), parleyv1.NewAdminServiceClient(s.conn)
+	s.ConversationServiceClient, s.AdminServiceClient = parleyv1.NewConversationServiceClient(s.conn),
+		parleyv1.NewAdminServiceClient(s.conn)
 	return nil
 }
 

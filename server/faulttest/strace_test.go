@@ -29,7 +29,9 @@ func launchTraced(t *testing.T, dataDir string, faults []string, flags ...string
 }
 
 // launchTracedAs is launchTraced for another program than the real one; see buildWith.
-func launchTracedAs(t *testing.T, program []string, dataDir string, faults []string, flags ...string) (*server, *tracer) {
+func launchTracedAs(
+	t *testing.T, program []string, dataDir string, faults []string, flags ...string,
+) (*server, *tracer) {
 	t.Helper()
 	requireProgram(t, "strace", "strace")
 	// A named pipe returns the output of strace at once.

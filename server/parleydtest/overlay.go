@@ -32,7 +32,8 @@ func BuildChanged(ctx context.Context, path, file, before, after string) error {
 		return err
 	}
 	if err := errors.Join(
-		os.WriteFile(changed, []byte(strings.Replace(string(source), before, after, 1)), 0o600), //nolint:gosec // The test chooses path.
+		//nolint:gosec // The test chooses path.
+		os.WriteFile(changed, []byte(strings.Replace(string(source), before, after, 1)), 0o600),
 		os.WriteFile(list, overlay, 0o600),
 	); err != nil {
 		return err

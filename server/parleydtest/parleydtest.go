@@ -30,7 +30,8 @@ func Build(ctx context.Context, path string, flags ...string) error {
 	if err != nil {
 		return err
 	}
-	build := exec.CommandContext(ctx, "go", slices.Concat([]string{"build", "-buildvcs=false", "-o", path}, flags, []string{"./server"})...)
+	build := exec.CommandContext(ctx, "go",
+		slices.Concat([]string{"build", "-buildvcs=false", "-o", path}, flags, []string{"./server"})...)
 	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build parleyd: %w\n%s", err, output)

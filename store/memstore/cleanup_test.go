@@ -29,7 +29,9 @@ func TestEmptyTenantIsDeleted(t *testing.T) {
 			return append(errs, sweep())
 		},
 		"deleted, then released": func(h *store.Hold) []error {
-			return []error{s.Hold(ctx, h), s.Delete(ctx, &store.Delete{Tenant: h.Tenant, ConversationID: "a"}), s.Release(ctx, h)}
+			return []error{
+				s.Hold(ctx, h), s.Delete(ctx, &store.Delete{Tenant: h.Tenant, ConversationID: "a"}), s.Release(ctx, h),
+			}
 		},
 		"expired": func(*store.Hold) []error {
 			now = now.Add(time.Hour)

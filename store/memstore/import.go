@@ -41,7 +41,9 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 
 // storeImport stores the outcome of record.Import and returns all changes. old is the present entry
 // with the id, nil if there is none. It has expired unless overwritten is true.
-func (s *Store) storeImport(tenantName string, old *entry, overwritten bool, out *record.Outcome, now time.Time) ([]store.Change, error) {
+func (s *Store) storeImport(
+	tenantName string, old *entry, overwritten bool, out *record.Outcome, now time.Time,
+) ([]store.Change, error) {
 	s.created++
 	out.Record.SetNumber(s.created)
 	e, err := newEntry(tenantName, out.Record)

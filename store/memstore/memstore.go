@@ -46,9 +46,10 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", c.Conversation.GetId(), err)
 	}
-	return s.writeOne(ctx, c.Tenant, c.Conversation.GetId(), func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	create := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Create(old, c, history, uuid.NewString(), now, &s.options)
-	})
+	}
+	return s.writeOne(ctx, c.Tenant, c.Conversation.GetId(), create)
 }
 
 // Append implements store.Store.
@@ -71,9 +72,8 @@ func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, err
 
 // Delete implements store.Store.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
-	_, err := s.writeOne(ctx, d.Tenant, d.ConversationID, func(old *record.Record, now time.Time) (*record.Outcome, error) {
-		return record.Delete(old, d, now)
-	})
+	remove := func(old *record.Record, now time.Time) (*record.Outcome, error) { return record.Delete(old, d, now) }
+	_, err := s.writeOne(ctx, d.Tenant, d.ConversationID, remove)
 	return err
 }
 

@@ -56,7 +56,8 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	if err != nil {
 		return nil, err
 	}
-	return record.BuildPage(ctx, l, int64(all.Len()), s.options.Now(), newest(all), oldest(all), ephemeralStates(ephemeral))
+	return record.BuildPage(ctx, l, int64(all.Len()), s.options.Now(), newest(all), oldest(all),
+		ephemeralStates(ephemeral))
 }
 
 // newest implements record.Newest.
@@ -86,7 +87,9 @@ func oldest(all *btree.BTreeG[*entry]) record.Oldest {
 
 // all returns copies of a tenant's indexes, which can be read without a lock: its conversations by
 // create time, expired ones included, and its ephemeral ids.
-func (s *Store) all(ctx context.Context, tenantName string) (*btree.BTreeG[*entry], *btree.BTreeG[*ephemeralID], error) {
+func (s *Store) all(
+	ctx context.Context, tenantName string,
+) (*btree.BTreeG[*entry], *btree.BTreeG[*ephemeralID], error) {
 	s.mu.Lock() // A read lock is not enough: Clone marks the shared nodes of the trees.
 	defer s.mu.Unlock()
 	if s.closed {

@@ -79,7 +79,9 @@ func (e *entry) expired(now time.Time, s record.Ephemeral) bool {
 }
 
 // live decodes the conversation. It returns nil if e is nil or has expired.
-func (e *entry) live(now time.Time, s record.Ephemeral, decode func([]byte) (*record.Record, error)) (*record.Record, error) {
+func (e *entry) live(
+	now time.Time, s record.Ephemeral, decode func([]byte) (*record.Record, error),
+) (*record.Record, error) {
 	if e == nil || e.expired(now, s) {
 		return nil, nil //nolint:nilnil // nil means that there is no conversation.
 	}

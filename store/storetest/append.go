@@ -20,8 +20,9 @@ func (s Subject) append(t *testing.T) {
 			f := s.open(t, nil)
 			f.clock.now = instant
 			plain := &parleyv1.Message{
-				Id: "1", Role: parleyv1.Role_ROLE_ASSISTANT, Content: "hello", Agent: "writer", Summary: "greeted", FinishReason: "stop",
-				Metadata: map[string]string{"k": "v"}, TurnId: "turn", Usage: &parleyv1.Usage{Model: "m", InputTokens: 3},
+				Id: "1", Role: parleyv1.Role_ROLE_ASSISTANT, Content: "hello", Agent: "writer", Summary: "greeted",
+				FinishReason: "stop",
+				Metadata:     map[string]string{"k": "v"}, TurnId: "turn", Usage: &parleyv1.Usage{Model: "m", InputTokens: 3},
 				ToolCalls:   []*parleyv1.ToolCall{{Id: "call", Name: "search", Arguments: "{}"}},
 				Attachments: []*parleyv1.Attachment{{Uri: "https://example.com/a.png", MediaType: "image/png"}},
 			}
@@ -50,7 +51,8 @@ func (s Subject) append(t *testing.T) {
 		want := created
 		want.Version, want.LastSequence, want.MessageCount, want.SizeBytes = 2, 2, 2, int32(len(snapshot.Messages))
 		now := f.clock.Now()
-		want.UpdateTime, want.LastAppendTime, want.ExpireTime = timestamppb.New(now), timestamppb.New(now), timestamppb.New(now.Add(time.Hour))
+		want.UpdateTime, want.LastAppendTime, want.ExpireTime = timestamppb.New(now), timestamppb.New(now),
+			timestamppb.New(now.Add(time.Hour))
 		same(t, "result", result.Conversation, want)
 		same(t, "read", snapshot.Conversation, want)
 		if result.Created || result.Replayed || result.Turn != nil {
@@ -62,7 +64,9 @@ func (s Subject) append(t *testing.T) {
 		f.clock.tick = time.Second
 		f.append("a", user("one"), user("two"))
 		c, messages := f.header("a"), f.messages("a")
-		for _, at := range []*timestamppb.Timestamp{c.GetUpdateTime(), c.GetLastAppendTime(), messages[0].GetCreateTime(), messages[1].GetCreateTime()} {
+		for _, at := range []*timestamppb.Timestamp{
+			c.GetUpdateTime(), c.GetLastAppendTime(), messages[0].GetCreateTime(), messages[1].GetCreateTime(),
+		} {
 			if !proto.Equal(at, c.GetCreateTime()) {
 				t.Errorf("time = %v, want %v, the time of the write", at, c.GetCreateTime())
 			}
@@ -91,15 +95,18 @@ func (s Subject) append(t *testing.T) {
 	})
 	t.Run("must exist", func(t *testing.T) {
 		f := s.open(t, nil)
-		f.expectError(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, MustExist: true}, store.ErrNotFound)
+		f.expectError(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, MustExist: true},
+			store.ErrNotFound)
 		f.create("a")
 		f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, MustExist: true})
 		uid := f.header("a").GetUid()
 		f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid})
 		f.do(&store.Delete{ConversationID: "a"})
-		f.expectError(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid}, store.ErrNotFound)
+		f.expectError(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid},
+			store.ErrNotFound)
 		f.create("a")
-		f.expectError(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid}, store.ErrNotFound)
+		f.expectError(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, UID: uid},
+			store.ErrNotFound)
 	})
 }
 
@@ -119,14 +126,32 @@ func (s Subject) appendChecks(t *testing.T) {
 		write store.Append
 		want  error
 	}{
-		{"request reused, before all others", store.Append{ConversationID: "busy", Request: request("seen", "other"), Begin: begin, IfVersion: new(int32(9)), MustExist: true}, store.ErrRequestReused},
-		{"missing, before version", store.Append{ConversationID: "none", MustExist: true, IfVersion: new(int32(9))}, store.ErrNotFound},
-		{"missing with a turn to end, before version", store.Append{ConversationID: "none", End: end, IfVersion: new(int32(9))}, store.ErrNotFound},
+		{
+			"request reused, before all others",
+			store.Append{
+				ConversationID: "busy", Request: request("seen", "other"), Begin: begin, IfVersion: new(int32(9)), MustExist: true,
+			},
+			store.ErrRequestReused,
+		},
+		{
+			"missing, before version",
+			store.Append{ConversationID: "none", MustExist: true, IfVersion: new(int32(9))},
+			store.ErrNotFound,
+		},
+		{
+			"missing with a turn to end, before version",
+			store.Append{ConversationID: "none", End: end, IfVersion: new(int32(9))},
+			store.ErrNotFound,
+		},
 		{"busy, before version", store.Append{ConversationID: "busy", Begin: begin, IfVersion: new(int32(9))}, busy},
 		{"busy", store.Append{ConversationID: "busy", Begin: begin, IfVersion: new(int32(2))}, busy},
 		{"version, before turn", store.Append{ConversationID: "busy", End: end, IfVersion: new(int32(9))}, version(2)},
 		{"version 0 of an existing conversation", store.Append{ConversationID: "idle", IfVersion: new(int32(0))}, version(1)},
-		{"version of a missing conversation, before capacity", store.Append{ConversationID: "none", IfVersion: new(int32(9))}, version(0)},
+		{
+			"version of a missing conversation, before capacity",
+			store.Append{ConversationID: "none", IfVersion: new(int32(9))},
+			version(0),
+		},
 		{"another turn", store.Append{ConversationID: "busy", End: end, IfVersion: new(int32(2))}, store.ErrTurnEnded},
 		{"no turn", store.Append{ConversationID: "idle", End: end}, store.ErrTurnEnded},
 		{"a turn without an id", store.Append{ConversationID: "idle", End: &parleyv1.Turn{}}, store.ErrTurnEnded},
@@ -136,7 +161,8 @@ func (s Subject) appendChecks(t *testing.T) {
 		f.expectError(&test.write, test.want)
 	}
 	f.beginTurn("idle", "turn")
-	f.expectError(&store.Append{ConversationID: "none", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32)}, store.ErrFull)
+	f.expectError(&store.Append{ConversationID: "none", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32)},
+		store.ErrFull)
 	// A request that was already used is returned before any other check.
 	replay := f.do(&store.Append{
 		ConversationID: "busy", Messages: []*parleyv1.Message{user("hello")}, Request: seen,
@@ -146,7 +172,10 @@ func (s Subject) appendChecks(t *testing.T) {
 		t.Errorf("retry = %+v, want Replayed", replay)
 	}
 	// With the right version the write succeeds.
-	f.do(&store.Append{ConversationID: "busy", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32(2)), End: &parleyv1.Turn{Id: "turn"}})
+	f.do(&store.Append{
+		ConversationID: "busy", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32(2)),
+		End: &parleyv1.Turn{Id: "turn"},
+	})
 	f.do(&store.Append{ConversationID: "none", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32)})
 }
 

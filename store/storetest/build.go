@@ -27,7 +27,8 @@ func assistant(text string, types ...string) *parleyv1.Message {
 // turnEvents returns events with a value in every field, derived from seed.
 func turnEvents(seed int32) *storev1.TurnEvents {
 	e := &storev1.TurnEvents{
-		TurnId: "forged", Started: seed, Created: true, HistoryCount: -seed, Finished: seed + 100, LostAfter: seed + 50, ConversationVersion: -7,
+		TurnId: "forged", Started: seed, Created: true, HistoryCount: -seed, Finished: seed + 100, LostAfter: seed + 50,
+		ConversationVersion: -7,
 		Messages: []*storev1.MessageEvents{
 			{AnswerStarted: 2, FirstText: 3, LastText: seed, StructuredData: []int32{4, seed}, ToolCalls: []int32{5, 1 << 30}},
 			{ToolResult: seed},

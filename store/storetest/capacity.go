@@ -30,11 +30,14 @@ func (s Subject) law11Capacity(t *testing.T) {
 			f := s.open(t, three)
 			fill(f)
 			f.clock.Advance(time.Millisecond)
-			f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "new", Title: "no UTF-8: \xff"}}, nil) // An invalid write evicts nothing.
+			// An invalid write evicts nothing.
+			f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "new", Title: "no UTF-8: \xff"}}, nil)
 			f.do(newOne)
 			f.missing("a")
 			same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"new", "c", "b"}})
-			same(t, "changes", summaries(f.observer.drain()), []string{"EVICTED a version 2 count 1 trimmed 0", "CREATED new version 1 count 0 trimmed 0"})
+			same(t, "changes", summaries(f.observer.drain()), []string{
+				"EVICTED a version 2 count 1 trimmed 0", "CREATED new version 1 count 0 trimmed 0",
+			})
 			if stats := f.stats(); stats.Evicted != 1 || stats.Expired != 0 || stats.Conversations != 3 {
 				t.Errorf("Stats() = %+v", stats)
 			}
@@ -72,7 +75,9 @@ func (s Subject) law11Capacity(t *testing.T) {
 		f.observer.drain()
 		f.create("d")
 		same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"d", "c", "old"}})
-		same(t, "changes", summaries(f.observer.drain()), []string{"EXPIRED expired version 1 count 0 trimmed 0", "CREATED d version 1 count 0 trimmed 0"})
+		same(t, "changes", summaries(f.observer.drain()), []string{
+			"EXPIRED expired version 1 count 0 trimmed 0", "CREATED d version 1 count 0 trimmed 0",
+		})
 		if stats := f.stats(); stats.Evicted != 0 || stats.Expired != 1 {
 			t.Errorf("Stats() = %+v", stats)
 		}
@@ -103,7 +108,9 @@ func (s Subject) law11Capacity(t *testing.T) {
 		f.clock.Advance(time.Hour + time.Second)
 		f.observer.drain()
 		create("new", time.Hour)
-		same(t, "changes", summaries(f.observer.drain()), []string{"EXPIRED expired version 1 count 0 trimmed 0", "CREATED new version 1 count 0 trimmed 0"})
+		same(t, "changes", summaries(f.observer.drain()), []string{
+			"EXPIRED expired version 1 count 0 trimmed 0", "CREATED new version 1 count 0 trimmed 0",
+		})
 	})
 	t.Run("the new conversation stays if the clock was set back", func(t *testing.T) {
 		f := s.open(t, three)
@@ -132,11 +139,14 @@ func (s Subject) law11Capacity(t *testing.T) {
 		var group sync.WaitGroup
 		for i := range 64 {
 			group.Go(func() {
-				write := &store.Append{Tenant: tenant, ConversationID: fmt.Sprint("c", i), Messages: []*parleyv1.Message{user("hello")}}
+				write := &store.Append{
+					Tenant: tenant, ConversationID: fmt.Sprint("c", i), Messages: []*parleyv1.Message{user("hello")},
+				}
 				if _, err := f.store.Append(t.Context(), write); err != nil {
 					t.Errorf("Append: %v", err)
 				}
-				if page, err := f.store.List(t.Context(), &store.List{Tenant: tenant, PageSize: 10}); err != nil || page.Total > 3 || len(page.Entries) > 3 {
+				if page, err := f.store.List(t.Context(), &store.List{Tenant: tenant, PageSize: 10}); err != nil ||
+					page.Total > 3 || len(page.Entries) > 3 {
 					t.Errorf("List = %+v, %v, want at most 3 conversations", page, err)
 				}
 			})
@@ -161,7 +171,9 @@ func (s Subject) law12Isolation(t *testing.T) {
 
 	const other = "acme2"
 	for name, write := range map[string]any{
-		"append": &store.Append{Tenant: other, ConversationID: "a", Messages: []*parleyv1.Message{user("late")}, MustExist: true},
+		"append": &store.Append{
+			Tenant: other, ConversationID: "a", Messages: []*parleyv1.Message{user("late")}, MustExist: true,
+		},
 		"end":    &store.Append{Tenant: other, ConversationID: "c", End: &parleyv1.Turn{Id: "turn"}},
 		"update": &store.Update{Tenant: other, ConversationID: "a", KeepThrough: new(int32)},
 		"delete": &store.Delete{Tenant: other, ConversationID: "a"},
@@ -170,10 +182,12 @@ func (s Subject) law12Isolation(t *testing.T) {
 			t.Errorf("%s in another tenant = %v, want ErrNotFound", name, err)
 		}
 	}
-	if _, err := f.store.Read(t.Context(), &store.Read{Tenant: other, ConversationID: "a"}); !errors.Is(err, store.ErrNotFound) {
+	if _, err := f.store.Read(t.Context(), &store.Read{Tenant: other, ConversationID: "a"}); !errors.Is(err,
+		store.ErrNotFound) {
 		t.Errorf("Read in another tenant = %v, want ErrNotFound", err)
 	}
-	if err := f.store.SaveProgress(t.Context(), &store.Progress{Tenant: other, ConversationID: "c", TurnID: "turn"}); !errors.Is(err, store.ErrTurnEnded) {
+	p := &store.Progress{Tenant: other, ConversationID: "c", TurnID: "turn"}
+	if err := f.store.SaveProgress(t.Context(), p); !errors.Is(err, store.ErrTurnEnded) {
 		t.Errorf("SaveProgress in another tenant = %v, want ErrTurnEnded", err)
 	}
 	if page := f.list(store.List{Tenant: other, PageSize: 9}); len(page.Entries) != 0 || page.Total != 0 {
@@ -185,7 +199,10 @@ func (s Subject) law12Isolation(t *testing.T) {
 	r := request("r", "hello")
 	f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r})
 	before["a"] = f.read("a")
-	if result := f.do(&store.Append{Tenant: other, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r}); result.Replayed {
+	result := f.do(&store.Append{
+		Tenant: other, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r,
+	})
+	if result.Replayed {
 		t.Error("Append replayed a request of another tenant")
 	}
 	for i := range 8 {

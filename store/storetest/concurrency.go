@@ -160,10 +160,14 @@ func (s Subject) law09Requests(t *testing.T) {
 	}{
 		{"Append", "appended", question},
 		{"Create", "created", func(int) any {
-			return &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "created"}, Request: request("same", "")}
+			return &store.Create{
+				Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "created"}, Request: request("same", ""),
+			}
 		}},
 		{"OrGet", "got", func(int) any {
-			return &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "got"}, Request: request("same", ""), OrGet: true}
+			return &store.Create{
+				Tenant: tenant, Conversation: &parleyv1.Conversation{Id: "got"}, Request: request("same", ""), OrGet: true,
+			}
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -184,7 +188,8 @@ func (s Subject) law09Requests(t *testing.T) {
 			if v := f.header(test.id).GetVersion(); v != 1 {
 				t.Errorf("version = %d, want 1", v)
 			}
-			if created := slices.DeleteFunc(f.observer.drain(), func(c store.Change) bool { return c.Kind != parleyv1.ChangeKind_CHANGE_KIND_CREATED }); len(created) != 1 {
+			if created := slices.DeleteFunc(f.observer.drain(),
+				func(c store.Change) bool { return c.Kind != parleyv1.ChangeKind_CHANGE_KIND_CREATED }); len(created) != 1 {
 				t.Errorf("%d CREATED changes, want 1", len(created))
 			}
 		})

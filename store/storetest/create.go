@@ -32,7 +32,8 @@ func (s Subject) create(t *testing.T) {
 		want := chosen
 		want.Uid = result.Conversation.GetUid()
 		want.Version = 1
-		want.CreateTime, want.UpdateTime, want.LastAppendTime = timestamppb.New(now), timestamppb.New(now), timestamppb.New(now)
+		want.CreateTime, want.UpdateTime, want.LastAppendTime = timestamppb.New(now), timestamppb.New(now),
+			timestamppb.New(now)
 		want.ExpireTime = timestamppb.New(now.Add(time.Minute))
 		same(t, "result", result, &store.Result{Conversation: want, Created: true})
 		same(t, "header", f.header("a"), want)
@@ -45,7 +46,8 @@ func (s Subject) create(t *testing.T) {
 		defaults := &parleyv1.Retention{MaxMessages: 5, Ttl: durationpb.New(time.Minute)}
 		same(t, "no retention", f.create("a").Conversation.GetRetention(), defaults)
 		same(t, "created by Append", f.append("b", user("hello")).Conversation.GetRetention(), defaults)
-		c := f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "c", Retention: &parleyv1.Retention{MaxMessages: 9}}}).Conversation
+		nine := &parleyv1.Retention{MaxMessages: 9}
+		c := f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "c", Retention: nine}}).Conversation
 		same(t, "only max_messages", c.GetRetention(), &parleyv1.Retention{MaxMessages: 9, Ttl: durationpb.New(time.Minute)})
 		zero := s.open(t, nil).create("a").Conversation.GetRetention()
 		same(t, "zero options", zero, &parleyv1.Retention{MaxMessages: 20, Ttl: durationpb.New(time.Hour)})
@@ -64,14 +66,17 @@ func (s Subject) create(t *testing.T) {
 		before := f.header("a")
 		f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "a"}}, store.ErrConversationExists)
 		f.observer.drain()
-		got := f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "a", Title: "other"}, OrGet: true, Request: request("r", "")})
+		got := f.do(&store.Create{
+			Conversation: &parleyv1.Conversation{Id: "a", Title: "other"}, OrGet: true, Request: request("r", ""),
+		})
 		same(t, "Create with OrGet", got, &store.Result{Conversation: before})
 		same(t, "header after Create with OrGet", f.header("a"), before)
 		if changes := f.observer.drain(); len(changes) > 0 {
 			t.Errorf("Create with OrGet reported %v, want no changes", summaries(changes))
 		}
 		// The request created nothing, so it is not stored.
-		f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "a"}, Request: request("r", "")}, store.ErrConversationExists)
+		f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "a"}, Request: request("r", "")},
+			store.ErrConversationExists)
 	})
 	t.Run("id of a deleted conversation", func(t *testing.T) {
 		f := s.open(t, nil)
@@ -79,7 +84,8 @@ func (s Subject) create(t *testing.T) {
 		first := f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r})
 		f.do(&store.Delete{ConversationID: "a"})
 		second := f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r})
-		if second.Replayed || !second.Created || second.Appended[0].GetSequence() != 1 || second.Conversation.GetVersion() != 1 {
+		if second.Replayed || !second.Created || second.Appended[0].GetSequence() != 1 ||
+			second.Conversation.GetVersion() != 1 {
 			t.Errorf("Append after Delete = %v, want a new conversation", second)
 		}
 		if first.Conversation.GetUid() == second.Conversation.GetUid() {
@@ -91,13 +97,16 @@ func (s Subject) create(t *testing.T) {
 
 func (s Subject) fork(t *testing.T) {
 	f := s.open(t, func(o *store.Options) { o.MaxMessages = 5 })
-	f.append("source", user("q1"), assistant("a1", "list"), user("q2"), assistant("a2", "table"), user("q3"), assistant("a3"))
+	f.append("source", user("q1"), assistant("a1", "list"), user("q2"), assistant("a2", "table"), user("q3"),
+		assistant("a3"))
 	f.clock.Advance(10 * time.Minute)
 	source := f.read("source")
 	forking := &store.Create{
-		Conversation: &parleyv1.Conversation{Id: "fork", ForkedFrom: &parleyv1.ForkOrigin{ConversationId: "source", Sequence: 4}},
-		Messages:     source.Messages[:len(source.Messages)-len(source.Messages.Newest(2))],
-		Request:      &store.Request{ID: "r", Method: "ForkConversation", Digest: sha256.Sum256(nil)},
+		Conversation: &parleyv1.Conversation{
+			Id: "fork", ForkedFrom: &parleyv1.ForkOrigin{ConversationId: "source", Sequence: 4},
+		},
+		Messages: source.Messages[:len(source.Messages)-len(source.Messages.Newest(2))],
+		Request:  &store.Request{ID: "r", Method: "ForkConversation", Digest: sha256.Sum256(nil)},
 	}
 	f.observer.drain()
 	result := f.do(forking)
@@ -106,7 +115,8 @@ func (s Subject) fork(t *testing.T) {
 	same(t, "messages", f.messages("fork"), want)
 	c := f.header("fork")
 	same(t, "result", result.Conversation, c)
-	if c.GetLastSequence() != 4 || c.GetMessageCount() != 3 || int(c.GetSizeBytes()) != len(forking.Messages) || c.GetVersion() != 1 {
+	if c.GetLastSequence() != 4 || c.GetMessageCount() != 3 || int(c.GetSizeBytes()) != len(forking.Messages) ||
+		c.GetVersion() != 1 {
 		t.Errorf("header of the fork = %v", c)
 	}
 	if ttl := c.GetExpireTime().AsTime().Sub(f.clock.Now()); ttl != time.Hour {

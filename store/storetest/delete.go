@@ -55,7 +55,9 @@ func (s Subject) purge(t *testing.T) {
 		f.append("updated", user("hello"))
 		f.clock.Advance(10 * time.Minute)
 		f.append("appended to", user("again"))
-		f.do(&store.Update{ConversationID: "updated", Fields: []string{"title"}, Values: &parleyv1.Conversation{Title: "title"}})
+		f.do(&store.Update{
+			ConversationID: "updated", Fields: []string{"title"}, Values: &parleyv1.Conversation{Title: "title"},
+		})
 		f.append("new", user("hello"))
 		want := store.Purged{Count: 3, SampleIDs: []string{"old", "old with a turn", "updated"}}
 		before := f.all()
@@ -71,10 +73,13 @@ func (s Subject) purge(t *testing.T) {
 			delete(before, id)
 		}
 		same(t, "remaining conversations", f.all(), before)
-		changes := slices.DeleteFunc(summaries(f.observer.drain()), func(c string) bool { return c == "EXPIRED expired version 1 count 0 trimmed 0" })
+		changes := slices.DeleteFunc(summaries(f.observer.drain()), func(c string) bool {
+			return c == "EXPIRED expired version 1 count 0 trimmed 0"
+		})
 		slices.Sort(changes)
 		same(t, "changes", changes, []string{
-			"DELETED old version 1 count 2 trimmed 0", "DELETED old with a turn version 1 count 1 trimmed 0", "DELETED updated version 2 count 1 trimmed 0",
+			"DELETED old version 1 count 2 trimmed 0", "DELETED old with a turn version 1 count 1 trimmed 0",
+			"DELETED updated version 2 count 1 trimmed 0",
 		})
 	})
 	t.Run("exact time", func(t *testing.T) {
@@ -92,7 +97,8 @@ func (s Subject) purge(t *testing.T) {
 		for _, dry := range []bool{true, false} {
 			purged := purge(f, time.Minute, dry)
 			if purged.Count != 130 || len(slices.Compact(purged.SampleIDs)) != 100 {
-				t.Errorf("Purge, dry run %t = %d conversations, %d samples, want 130 and 100", dry, purged.Count, len(purged.SampleIDs))
+				t.Errorf("Purge, dry run %t = %d conversations, %d samples, want 130 and 100", dry, purged.Count,
+					len(purged.SampleIDs))
 			}
 		}
 		if stats := f.stats(); stats.Conversations != 0 || stats.Expired != 0 || stats.Evicted != 0 {
@@ -154,7 +160,9 @@ func (s Subject) read(t *testing.T) {
 			t.Errorf("Read with a buffer of %d bytes: %d bytes, in the buffer: %t", size, len(with.Messages), inside)
 		}
 	}
-	for newest, want := range map[int][]int32{-1: {3, 4, 5, 6}, 0: nil, 1: {6}, 3: {4, 5, 6}, 4: {3, 4, 5, 6}, 1000: {3, 4, 5, 6}} {
+	for newest, want := range map[int][]int32{
+		-1: {3, 4, 5, 6}, 0: nil, 1: {6}, 3: {4, 5, 6}, 4: {3, 4, 5, 6}, 1000: {3, 4, 5, 6},
+	} {
 		snapshot, err := read(store.Read{ConversationID: "a", Newest: newest})
 		if err != nil {
 			t.Fatal(err)

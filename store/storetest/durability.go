@@ -14,7 +14,8 @@ func (s Subject) law03Durability(t *testing.T) {
 		f.append("there", user("hello"))
 		for _, id := range []string{"there", "new"} {
 			f.expectError(&store.Append{
-				ConversationID: id, Messages: []*parleyv1.Message{user("good"), user("no UTF-8: \xff"), user("good")}, Request: request("r", ""),
+				ConversationID: id, Messages: []*parleyv1.Message{user("good"), user("no UTF-8: \xff"), user("good")},
+				Request: request("r", ""),
 			}, nil)
 			f.expectError(&store.Append{
 				ConversationID: id, Messages: []*parleyv1.Message{user("good")}, Begin: &parleyv1.Turn{Id: "turn", Agent: "\xff"},
@@ -24,8 +25,10 @@ func (s Subject) law03Durability(t *testing.T) {
 		f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "new"}, Request: request("\xff", "")}, nil)
 		f.expectError(&store.Update{ConversationID: "there", Lease: &store.Lease{Agent: "writer", Reason: "\xff"}}, nil)
 		messages := f.read("there").Messages
-		f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "fork"}, Messages: messages[:len(messages)-1]}, store.ErrCorrupt)
-		f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "fork"}, Messages: append(slices.Clone(messages), 0)}, store.ErrCorrupt)
+		f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "fork"}, Messages: messages[:len(messages)-1]},
+			store.ErrCorrupt)
+		f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "fork"}, Messages: append(slices.Clone(messages),
+			0)}, store.ErrCorrupt)
 		f.missing("new", "fork")
 	})
 	t.Run("written before Close", func(t *testing.T) {
@@ -56,7 +59,9 @@ func (s Subject) law03Durability(t *testing.T) {
 				t.Errorf("List with a token from before Close = %v", ids(page))
 			}
 		}
-		again := f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("question")}, Request: request("r2", "question")})
+		again := f.do(&store.Append{
+			ConversationID: "a", Messages: []*parleyv1.Message{user("question")}, Request: request("r2", "question"),
+		})
 		if !again.Replayed {
 			t.Error("a request from before Close was not replayed")
 		}

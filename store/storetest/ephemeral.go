@@ -21,7 +21,8 @@ func (f *fixture) hold(ids ...string) {
 // holdFor makes ids ephemeral; after is the time from the end of the process to their deletion.
 func (f *fixture) holdFor(after time.Duration, ids ...string) {
 	f.t.Helper()
-	if err := f.store.Hold(f.t.Context(), &store.Hold{Tenant: tenant, ConversationIDs: ids, DeleteAfter: after}); err != nil {
+	h := &store.Hold{Tenant: tenant, ConversationIDs: ids, DeleteAfter: after}
+	if err := f.store.Hold(f.t.Context(), h); err != nil {
 		f.t.Fatalf("Hold %v: %v", ids, err)
 	}
 }
@@ -29,7 +30,8 @@ func (f *fixture) holdFor(after time.Duration, ids ...string) {
 // release undoes a hold.
 func (f *fixture) release(after time.Duration, ids ...string) {
 	f.t.Helper()
-	if err := f.store.Release(f.t.Context(), &store.Hold{Tenant: tenant, ConversationIDs: ids, DeleteAfter: after}); err != nil {
+	h := &store.Hold{Tenant: tenant, ConversationIDs: ids, DeleteAfter: after}
+	if err := f.store.Release(f.t.Context(), h); err != nil {
 		f.t.Fatalf("Release %v: %v", ids, err)
 	}
 }
@@ -48,7 +50,9 @@ func (f *fixture) visible(id string) {
 	if err != nil || !slices.Contains(purged.SampleIDs, id) {
 		f.t.Errorf("Purge, dry run = %v, %v, want %s in it", purged.SampleIDs, err, id)
 	}
-	f.do(&store.Update{ConversationID: id, Fields: []string{"title"}, Values: &parleyv1.Conversation{Title: f.clock.Now().String()}})
+	f.do(&store.Update{
+		ConversationID: id, Fields: []string{"title"}, Values: &parleyv1.Conversation{Title: f.clock.Now().String()},
+	})
 	if result := f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: id}, OrGet: true}); result.Created {
 		f.t.Errorf("Create(%s) with OrGet created a conversation, want the existing one", id)
 	}
@@ -73,14 +77,40 @@ func ephemeralCases() map[string]ephemeralCase {
 				Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Second)},
 			}})
 		}, never, ""},
-		"released":                   {func(f *fixture) { f.hold("a"); f.release(time.Minute, "a") }, time.Minute, ephemeralEnded},
-		"released with a long delay": {func(f *fixture) { f.hold("a"); f.release(30*time.Hour, "a") }, 30 * time.Hour, ephemeralEnded},
-		"released while a turn runs": {func(f *fixture) { f.hold("a"); f.beginTurn("a", "turn"); f.release(2*time.Hour, "a") }, 2 * time.Hour, ephemeralEnded},
-		"appended to after release":  {func(f *fixture) { f.hold("a"); f.release(time.Minute, "a"); f.append("a", user("hello")) }, time.Minute - time.Millisecond, ephemeralEnded},
-		"held twice":                 {func(f *fixture) { f.hold("a"); f.hold("a"); f.release(time.Minute, "a") }, never, ""},
-		"released twice":             {func(f *fixture) { f.hold("a"); f.hold("a"); f.release(time.Hour, "a"); f.release(time.Minute, "a") }, time.Minute, ephemeralEnded},
-		"named twice in a hold":      {func(f *fixture) { f.hold("a", "a"); f.release(time.Minute, "a") }, time.Minute, ephemeralEnded},
-		"named twice in release":     {func(f *fixture) { f.hold("a"); f.hold("a"); f.release(time.Minute, "a", "b", "a") }, never, ""},
+		"released": {func(f *fixture) {
+			f.hold("a")
+			f.release(time.Minute, "a")
+		}, time.Minute, ephemeralEnded},
+		"released with a long delay": {func(f *fixture) {
+			f.hold("a")
+			f.release(30*time.Hour, "a")
+		}, 30 * time.Hour, ephemeralEnded},
+		"released while a turn runs": {func(f *fixture) {
+			f.hold("a")
+			f.beginTurn("a", "turn")
+			f.release(2*time.Hour, "a")
+		}, 2 * time.Hour, ephemeralEnded},
+		"appended to after release": {func(f *fixture) {
+			f.hold("a")
+			f.release(time.Minute, "a")
+			f.append("a", user("hello"))
+		}, time.Minute - time.Millisecond, ephemeralEnded},
+		"held twice": {func(f *fixture) { f.hold("a"); f.hold("a"); f.release(time.Minute, "a") }, never, ""},
+		"released twice": {func(f *fixture) {
+			f.hold("a")
+			f.hold("a")
+			f.release(time.Hour, "a")
+			f.release(time.Minute, "a")
+		}, time.Minute, ephemeralEnded},
+		"named twice in a hold": {func(f *fixture) {
+			f.hold("a", "a")
+			f.release(time.Minute, "a")
+		}, time.Minute, ephemeralEnded},
+		"named twice in release": {func(f *fixture) {
+			f.hold("a")
+			f.hold("a")
+			f.release(time.Minute, "a", "b", "a")
+		}, never, ""},
 		"held again": {func(f *fixture) {
 			f.hold("a")
 			f.release(time.Minute, "a")
@@ -93,14 +123,36 @@ func ephemeralCases() map[string]ephemeralCase {
 			f.hold("a")
 			f.release(2*time.Hour, "a")
 		}, 2 * time.Hour, ephemeralEnded},
-		"released more often than held":    {func(f *fixture) { f.hold("a"); f.release(time.Hour, "a"); f.release(time.Minute, "a") }, time.Hour, ephemeralEnded},
-		"never held":                       {func(f *fixture) { f.release(time.Minute, "a"); f.release(0, "a") }, time.Hour, "EXPIRED"},
-		"held after a release":             {func(f *fixture) { f.release(time.Minute, "a"); f.hold("a") }, never, ""},
-		"another conversation is held":     {func(f *fixture) { f.hold("b"); f.release(0, "b") }, time.Hour, "EXPIRED"},
-		"recreated":                        {func(f *fixture) { f.hold("a"); deleteA(f); f.create("a") }, never, ""},
-		"recreated and released":           {func(f *fixture) { f.hold("a"); deleteA(f); f.create("a"); f.release(time.Minute, "a") }, time.Minute, ephemeralEnded},
-		"recreated before its delete time": {func(f *fixture) { f.hold("a"); f.release(time.Minute, "a"); deleteA(f); f.create("a") }, time.Hour, "EXPIRED"},
-		"created after release":            {func(f *fixture) { deleteA(f); f.hold("a"); f.release(time.Minute, "a"); f.create("a") }, time.Hour, "EXPIRED"},
+		"released more often than held": {func(f *fixture) {
+			f.hold("a")
+			f.release(time.Hour, "a")
+			f.release(time.Minute, "a")
+		}, time.Hour, ephemeralEnded},
+		"never held": {func(f *fixture) {
+			f.release(time.Minute, "a")
+			f.release(0, "a")
+		}, time.Hour, "EXPIRED"},
+		"held after a release":         {func(f *fixture) { f.release(time.Minute, "a"); f.hold("a") }, never, ""},
+		"another conversation is held": {func(f *fixture) { f.hold("b"); f.release(0, "b") }, time.Hour, "EXPIRED"},
+		"recreated":                    {func(f *fixture) { f.hold("a"); deleteA(f); f.create("a") }, never, ""},
+		"recreated and released": {func(f *fixture) {
+			f.hold("a")
+			deleteA(f)
+			f.create("a")
+			f.release(time.Minute, "a")
+		}, time.Minute, ephemeralEnded},
+		"recreated before its delete time": {func(f *fixture) {
+			f.hold("a")
+			f.release(time.Minute, "a")
+			deleteA(f)
+			f.create("a")
+		}, time.Hour, "EXPIRED"},
+		"created after release": {func(f *fixture) {
+			deleteA(f)
+			f.hold("a")
+			f.release(time.Minute, "a")
+			f.create("a")
+		}, time.Hour, "EXPIRED"},
 		"created between releases": {func(f *fixture) {
 			deleteA(f)
 			f.hold("a")
@@ -109,7 +161,12 @@ func ephemeralCases() map[string]ephemeralCase {
 			f.create("a")
 			f.release(time.Minute, "a")
 		}, time.Minute, ephemeralEnded},
-		"held before its creation": {func(f *fixture) { deleteA(f); f.hold("a"); f.clock.Advance(2 * time.Hour); f.create("a") }, never, ""},
+		"held before its creation": {func(f *fixture) {
+			deleteA(f)
+			f.hold("a")
+			f.clock.Advance(2 * time.Hour)
+			f.create("a")
+		}, never, ""},
 		"created after the delete time": {func(f *fixture) {
 			deleteA(f)
 			f.hold("a")
@@ -117,7 +174,11 @@ func ephemeralCases() map[string]ephemeralCase {
 			f.clock.Advance(time.Minute)
 			f.create("a")
 		}, time.Hour, "EXPIRED"},
-		"recreated after release without delay": {func(f *fixture) { f.hold("a"); f.release(0, "a"); f.create("a") }, time.Hour, "EXPIRED"},
+		"recreated after release without delay": {func(f *fixture) {
+			f.hold("a")
+			f.release(0, "a")
+			f.create("a")
+		}, time.Hour, "EXPIRED"},
 		"purged and recreated": {func(f *fixture) {
 			f.hold("a")
 			if purged, err := f.store.Purge(f.t.Context(), &store.Purge{Tenant: tenant}); err != nil || purged.Count != 1 {
@@ -131,7 +192,11 @@ func ephemeralCases() map[string]ephemeralCase {
 			over.Overwrite = true
 			f.do(over)
 		}, never, ""},
-		"imported although its ttl has passed": {func(f *fixture) { deleteA(f); f.hold("a"); f.do(f.newImport("a", 9*time.Hour)) }, never, ""},
+		"imported although its ttl has passed": {func(f *fixture) {
+			deleteA(f)
+			f.hold("a")
+			f.do(f.newImport("a", 9*time.Hour))
+		}, never, ""},
 		"imported after release": {func(f *fixture) {
 			deleteA(f)
 			f.hold("a")

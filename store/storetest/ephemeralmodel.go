@@ -94,7 +94,12 @@ func distinct(h *store.Hold) []string {
 }
 
 func drawHold(r *rapid.T) *store.Hold {
-	h := &store.Hold{Tenant: tenant, DeleteAfter: rapid.SampledFrom([]time.Duration{0, time.Second, 5 * time.Minute, 45 * time.Minute}).Draw(r, "delete after")}
+	h := &store.Hold{
+		Tenant: tenant,
+		DeleteAfter: rapid.SampledFrom([]time.Duration{
+			0, time.Second, 5 * time.Minute, 45 * time.Minute,
+		}).Draw(r, "delete after"),
+	}
 	for range rapid.IntRange(1, 3).Draw(r, "ids") {
 		h.ConversationIDs = append(h.ConversationIDs, drawID(r))
 	}

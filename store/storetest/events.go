@@ -96,8 +96,10 @@ func (s Subject) events(t *testing.T) {
 		f.do(asking)
 		asking.Events = turnEvents(2)
 		f.do(asking)
-		f.expectError(&store.Append{ConversationID: "a", Begin: &parleyv1.Turn{Id: "another"}, Events: turnEvents(3)}, &store.BusyError{TurnID: "turn"})
-		f.expectError(&store.Append{ConversationID: "a", End: &parleyv1.Turn{Id: "another"}, Events: turnEvents(3)}, store.ErrTurnEnded)
+		f.expectError(&store.Append{ConversationID: "a", Begin: &parleyv1.Turn{Id: "another"}, Events: turnEvents(3)},
+			&store.BusyError{TurnID: "turn"})
+		f.expectError(&store.Append{ConversationID: "a", End: &parleyv1.Turn{Id: "another"}, Events: turnEvents(3)},
+			store.ErrTurnEnded)
 		f.expectEvents(keptEvents(1, "turn", 1))
 	})
 	t.Run("deleted with the conversation", func(t *testing.T) {

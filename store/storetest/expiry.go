@@ -152,12 +152,15 @@ func (f *fixture) expired(id string) {
 	f.invisible(id)
 	expired := f.stats().Expired
 	f.observer.drain()
-	result := f.do(&store.Append{ConversationID: id, Messages: []*parleyv1.Message{user("recreated")}, IfVersion: new(int32)})
+	result := f.do(&store.Append{
+		ConversationID: id, Messages: []*parleyv1.Message{user("recreated")}, IfVersion: new(int32),
+	})
 	if c := result.Conversation; !result.Created || c.GetVersion() != 1 || result.Appended[0].GetSequence() != 1 {
 		f.t.Errorf("Append to the expired %s = %v, want a new conversation", id, c)
 	}
 	changes := f.observer.drain()
-	if len(changes) != 3 || changes[0].Kind != parleyv1.ChangeKind_CHANGE_KIND_EXPIRED || changes[0].ConversationID != id ||
+	if len(changes) != 3 || changes[0].Kind != parleyv1.ChangeKind_CHANGE_KIND_EXPIRED ||
+		changes[0].ConversationID != id ||
 		changes[1].Kind != parleyv1.ChangeKind_CHANGE_KIND_CREATED || changes[0].UID == changes[1].UID {
 		f.t.Errorf("changes of recreating %s = %v", id, summaries(changes))
 	}
@@ -245,7 +248,8 @@ func (s Subject) sweep(t *testing.T) {
 		f.sweep()
 		same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"e", "b"}})
 		same(t, "changes", summaries(f.observer.drain()), []string{
-			"EVICTED a version 1 count 0 trimmed 0", "EVICTED c version 1 count 0 trimmed 0", "EVICTED d version 1 count 0 trimmed 0",
+			"EVICTED a version 1 count 0 trimmed 0", "EVICTED c version 1 count 0 trimmed 0",
+			"EVICTED d version 1 count 0 trimmed 0",
 		})
 		f.beginTurn("e", "turn")
 		f.reopen(func(o *store.Options) { o.MaxConversations = 1 })

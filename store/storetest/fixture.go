@@ -39,7 +39,10 @@ func (s Subject) open(t *testing.T, edit func(*store.Options)) *fixture {
 // openFor opens a store within the test outer; failures are reported to t.
 func (s Subject) openFor(outer *testing.T, t tester, edit func(*store.Options)) *fixture {
 	t.Helper()
-	f := &fixture{t: t, outer: outer, subject: s, dir: outer.TempDir(), clock: newClock(), observer: &observer{t: t}, known: map[string]store.Known{}}
+	f := &fixture{
+		t: t, outer: outer, subject: s, dir: outer.TempDir(), clock: newClock(), observer: &observer{t: t},
+		known: map[string]store.Known{},
+	}
 	f.options = store.Options{Now: f.clock.Now, Observe: f.observer.observe}
 	if edit != nil {
 		edit(&f.options)

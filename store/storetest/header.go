@@ -31,7 +31,9 @@ func (s Subject) law15Headers(t *testing.T) {
 			return &store.Update{ConversationID: "a", Fields: []string{"title"}, Values: &parleyv1.Conversation{Title: text}}
 		}},
 		{"updated, prompt", func(_ *fixture, text string) any {
-			return &store.Update{ConversationID: "a", Fields: []string{"system_prompt"}, Values: &parleyv1.Conversation{SystemPrompt: text}}
+			return &store.Update{
+				ConversationID: "a", Fields: []string{"system_prompt"}, Values: &parleyv1.Conversation{SystemPrompt: text},
+			}
 		}},
 		{"lease", func(_ *fixture, text string) any {
 			return &store.Update{ConversationID: "a", Lease: &store.Lease{Agent: "writer", Reason: text}}

@@ -40,7 +40,9 @@ func (s Subject) holds(t *testing.T) {
 		f.release(time.Minute, "a")
 		f.observer.drain()
 		f.create("c")
-		same(t, "changes", summaries(f.observer.drain()), []string{"EVICTED a version 1 count 0 trimmed 0", "CREATED c version 1 count 0 trimmed 0"})
+		same(t, "changes", summaries(f.observer.drain()), []string{
+			"EVICTED a version 1 count 0 trimmed 0", "CREATED c version 1 count 0 trimmed 0",
+		})
 		f.do(&store.Delete{ConversationID: "b"})
 		f.create("a")
 		f.clock.Advance(time.Minute)
@@ -86,8 +88,11 @@ func (s Subject) releaseAtOnce(t *testing.T) {
 	f.release(0, "c", "none", "a", "b", "a", "d")
 	changes := f.observer.drain()
 	slices.SortFunc(changes, func(a, b store.Change) int { return int(a.ConversationID[0]) - int(b.ConversationID[0]) })
-	same(t, "changes", summaries(changes), []string{"DELETED a version 1 count 1 trimmed 0" + ephemeralEnded, "DELETED c version 1 count 1 trimmed 0" + ephemeralEnded})
-	if c := changes[1]; observations != 1 || c.UID != uid || c.Tenant != tenant || c.Conversation != nil || !c.Time.Equal(f.clock.Now()) {
+	same(t, "changes", summaries(changes), []string{
+		"DELETED a version 1 count 1 trimmed 0" + ephemeralEnded, "DELETED c version 1 count 1 trimmed 0" + ephemeralEnded,
+	})
+	if c := changes[1]; observations != 1 || c.UID != uid || c.Tenant != tenant || c.Conversation != nil ||
+		!c.Time.Equal(f.clock.Now()) {
 		t.Errorf("%d observations, last change = %+v", observations, c)
 	}
 	f.invisible("a")
@@ -149,7 +154,9 @@ func (s Subject) beginAfterDeleteTime(t *testing.T) {
 			f.release(time.Minute, "a")
 			f.clock.Advance(time.Minute)
 			again := func() *store.Append {
-				a := &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("new")}, Begin: &parleyv1.Turn{Id: "new"}}
+				a := &store.Append{
+					ConversationID: "a", Messages: []*parleyv1.Message{user("new")}, Begin: &parleyv1.Turn{Id: "new"},
+				}
 				change(a)
 				return a
 			}
@@ -160,7 +167,8 @@ func (s Subject) beginAfterDeleteTime(t *testing.T) {
 			f.expectError(exists, store.ErrNotFound)
 			f.observer.drain()
 			result := f.do(again())
-			if !result.Created || result.Replayed || result.Conversation.GetUid() == old || result.Conversation.GetActiveTurnId() != "new" {
+			if !result.Created || result.Replayed || result.Conversation.GetUid() == old ||
+				result.Conversation.GetActiveTurnId() != "new" {
 				t.Errorf("Append = %+v, want a turn in a new conversation", result)
 			}
 			same(t, "changes", summaries(f.observer.drain())[:2], []string{
@@ -184,8 +192,11 @@ func (s Subject) holdCancelled(t *testing.T) {
 	f.hold("held")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for name, call := range map[string]func(context.Context, *store.Hold) error{"Hold": f.store.Hold, "Release": f.store.Release} {
-		if err := call(ctx, &store.Hold{Tenant: tenant, ConversationIDs: []string{"held", "not held"}}); !errors.Is(err, context.Canceled) {
+	for name, call := range map[string]func(context.Context, *store.Hold) error{
+		"Hold": f.store.Hold, "Release": f.store.Release,
+	} {
+		if err := call(ctx, &store.Hold{Tenant: tenant, ConversationIDs: []string{"held", "not held"}}); !errors.Is(err,
+			context.Canceled) {
 			t.Errorf("%s: %v, want context.Canceled", name, err)
 		}
 	}
@@ -275,7 +286,9 @@ func (s Subject) holdConcurrently(t *testing.T) {
 			}
 			for range 10 {
 				err := errors.Join(f.store.Hold(ctx, own), f.store.Hold(ctx, shared))
-				_, created := f.store.Create(ctx, &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: id, Retention: withTTL(time.Hour)}})
+				_, created := f.store.Create(ctx, &store.Create{
+					Tenant: tenant, Conversation: &parleyv1.Conversation{Id: id, Retention: withTTL(time.Hour)},
+				})
 				f.clock.Advance(time.Hour)
 				expect(nil)
 				released := errors.Join(f.store.Release(ctx, own), f.store.Release(ctx, shared))
@@ -334,7 +347,8 @@ func (s Subject) holdRestart(t *testing.T) {
 	changes := summaries(f.observer.drain())
 	slices.Sort(changes)
 	same(t, "changes", slices.DeleteFunc(changes, func(c string) bool { return c[:1] == "U" || c[:1] == "C" }), []string{
-		"DELETED ended version 1 count 0 trimmed 0" + ephemeralEnded, "DELETED latest version 3 count 0 trimmed 0" + ephemeralEnded,
+		"DELETED ended version 1 count 0 trimmed 0" + ephemeralEnded,
+		"DELETED latest version 3 count 0 trimmed 0" + ephemeralEnded,
 		"DELETED no delay version 1 count 0 trimmed 0" + ephemeralEnded,
 		"EXPIRED created later version 2 count 0 trimmed 0", "EXPIRED ordinary version 1 count 0 trimmed 0",
 	})

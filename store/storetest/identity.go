@@ -42,7 +42,8 @@ func (s Subject) identityIsNew(t *testing.T) {
 	checkNewUID("Create", &store.Create{Conversation: &parleyv1.Conversation{Id: "created", Uid: "mine"}})
 	checkNewUID("Append", &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
 	checkNewUID("Create of a fork", &store.Create{
-		Conversation: &parleyv1.Conversation{Id: "fork", ForkedFrom: &parleyv1.ForkOrigin{ConversationId: "a", Sequence: 1}}, Messages: f.read("a").Messages,
+		Conversation: &parleyv1.Conversation{Id: "fork", ForkedFrom: &parleyv1.ForkOrigin{ConversationId: "a", Sequence: 1}},
+		Messages:     f.read("a").Messages,
 	})
 	checkNewUID("Import of another server's", f.newImport("imported", time.Minute))
 	again := f.newImport("imported", time.Minute)
@@ -81,17 +82,25 @@ func (s Subject) identityOfImport(t *testing.T) {
 	old := f.append("a", user("two")).Conversation
 	known := store.Known{Version: old.GetVersion(), UID: old.GetUid()}
 	f.observer.drain()
-	imported := f.do(&store.Import{Conversation: proto.CloneOf(exported.Conversation), Messages: exported.Messages, Overwrite: true})
+	imported := f.do(&store.Import{
+		Conversation: proto.CloneOf(exported.Conversation), Messages: exported.Messages, Overwrite: true,
+	})
 	changes := f.observer.drain()
-	same(t, "changes", summaries(changes), []string{"DELETED a version 2 count 2 trimmed 0", "CREATED a version 1 count 1 trimmed 0"})
+	same(t, "changes", summaries(changes), []string{
+		"DELETED a version 2 count 2 trimmed 0", "CREATED a version 1 count 1 trimmed 0",
+	})
 	if changes[0].UID != old.GetUid() || changes[1].UID != imported.Conversation.GetUid() {
-		t.Errorf("uids of the changes = %q and %q, want %q and %q", changes[0].UID, changes[1].UID, old.GetUid(), imported.Conversation.GetUid())
+		t.Errorf("uids of the changes = %q and %q, want %q and %q", changes[0].UID, changes[1].UID, old.GetUid(),
+			imported.Conversation.GetUid())
 	}
 	f.append("a", user("another two"))
 	got, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "a", Newest: -1, Known: known})
 	if err != nil || got.Unchanged || got.Conversation.GetVersion() != known.Version {
 		t.Errorf("Read, known %+v: %+v, %v; want the other history at the same version", known, got, err)
 	}
-	f.expectError(&store.Append{ConversationID: "a", UID: old.GetUid(), Messages: []*parleyv1.Message{user("three")}}, store.ErrNotFound)
-	f.do(&store.Append{ConversationID: "a", UID: imported.Conversation.GetUid(), Messages: []*parleyv1.Message{user("three")}})
+	f.expectError(&store.Append{ConversationID: "a", UID: old.GetUid(), Messages: []*parleyv1.Message{user("three")}},
+		store.ErrNotFound)
+	f.do(&store.Append{
+		ConversationID: "a", UID: imported.Conversation.GetUid(), Messages: []*parleyv1.Message{user("three")},
+	})
 }

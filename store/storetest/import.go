@@ -56,14 +56,18 @@ func (s Subject) imports(t *testing.T) {
 		f.missing("a")
 		f.expectError(late, store.ErrExpired)
 		f.do(f.newImport("a", time.Minute))
-		same(t, "changes", summaries(f.observer.drain()), []string{"DELETED a version 41 count 4 trimmed 0" + ephemeralEnded, "CREATED a version 41 count 4 trimmed 0"})
+		same(t, "changes", summaries(f.observer.drain()), []string{
+			"DELETED a version 41 count 4 trimmed 0" + ephemeralEnded, "CREATED a version 41 count 4 trimmed 0",
+		})
 	})
 	t.Run("nothing is stored if decoding fails", func(t *testing.T) {
 		f := s.open(t, nil)
 		i := f.newImport("a", time.Minute)
 		i.Messages = i.Messages[:len(i.Messages)-1]
 		f.expectError(i, store.ErrCorrupt)
-		f.expectError(&store.Import{Conversation: &parleyv1.Conversation{Id: "a", Title: "no UTF-8: \xff", Version: 1, LastAppendTime: timestamppb.New(f.clock.Now())}}, nil)
+		f.expectError(&store.Import{Conversation: &parleyv1.Conversation{
+			Id: "a", Title: "no UTF-8: \xff", Version: 1, LastAppendTime: timestamppb.New(f.clock.Now()),
+		}}, nil)
 	})
 }
 
@@ -83,7 +87,9 @@ func (s Subject) importUnchanged(t *testing.T) {
 		t.Helper()
 		snapshot := f.read("a")
 		same(t, what, snapshot, &store.Snapshot{Conversation: want, Messages: i.Messages})
-		for _, list := range []store.List{{}, {StructuredDataType: "table", Labels: map[string]string{"team": "blue"}}, {OldestFirst: true}} {
+		for _, list := range []store.List{
+			{}, {StructuredDataType: "table", Labels: map[string]string{"team": "blue"}}, {OldestFirst: true},
+		} {
 			list.PageSize = 9
 			row := proto.CloneOf(want)
 			row.SystemPrompt = ""
@@ -103,7 +109,8 @@ func (s Subject) importUnchanged(t *testing.T) {
 		check("reopened")
 	}
 	next := f.append("a", assistant("a2b"), user("q3"))
-	if a := next.Appended; a[0].GetSequence() != 24 || a[0].GetExchange() != 7 || a[1].GetExchange() != 8 || next.Conversation.GetVersion() != 42 {
+	if a := next.Appended; a[0].GetSequence() != 24 || a[0].GetExchange() != 7 || a[1].GetExchange() != 8 ||
+		next.Conversation.GetVersion() != 42 {
 		t.Errorf("Append after Import = %v", next)
 	}
 	f.do(&store.Update{ConversationID: "a", KeepThrough: new(int32(4))})
@@ -117,7 +124,8 @@ func (s Subject) importDerived(t *testing.T) {
 	i := f.newImport("a", time.Minute)
 	given := proto.CloneOf(i.Conversation)
 	long := timestamppb.New(time.Unix(1, 0))
-	i.Conversation.MessageCount, i.Conversation.SizeBytes, i.Conversation.ActiveTurnId, i.Conversation.ExpireTime = 99, 99, "turn", long
+	i.Conversation.MessageCount, i.Conversation.SizeBytes = 99, 99
+	i.Conversation.ActiveTurnId, i.Conversation.ExpireTime = "turn", long
 	result := f.do(i)
 	i.Conversation = given
 	same(t, "header", f.header("a"), importedHeader(i, result))
@@ -149,12 +157,16 @@ func (s Subject) importDerived(t *testing.T) {
 
 	// The requests and turns of the source are not stored with the copy.
 	r := request("r", "hello")
-	f.do(&store.Append{ConversationID: "source", Messages: []*parleyv1.Message{user("hello")}, Request: r, Begin: &parleyv1.Turn{Id: "turn"}})
+	f.do(&store.Append{
+		ConversationID: "source", Messages: []*parleyv1.Message{user("hello")}, Request: r, Begin: &parleyv1.Turn{Id: "turn"},
+	})
 	source := f.read("source")
 	source.Conversation.Id = "copy"
 	f.do(&store.Import{Conversation: source.Conversation, Messages: source.Messages})
 	same(t, "turns of the copy", f.read("copy").Turns, []*parleyv1.Turn(nil))
-	again := f.do(&store.Append{ConversationID: "copy", Messages: []*parleyv1.Message{user("hello")}, Request: r, Begin: &parleyv1.Turn{Id: "turn"}})
+	again := f.do(&store.Append{
+		ConversationID: "copy", Messages: []*parleyv1.Message{user("hello")}, Request: r, Begin: &parleyv1.Turn{Id: "turn"},
+	})
 	if again.Replayed || again.Appended[0].GetSequence() != 2 {
 		t.Errorf("Append to the copy = %v, want no replay", again)
 	}
@@ -176,7 +188,9 @@ func (s Subject) importLimits(t *testing.T) {
 		i = f.newImport(fmt.Sprint("large", size), time.Minute)
 		var large []*parleyv1.Message
 		for n := range int32(3) {
-			large = append(large, &parleyv1.Message{Id: "id", Role: parleyv1.Role_ROLE_USER, Sequence: n + 1, Content: strings.Repeat("x", size)})
+			large = append(large, &parleyv1.Message{
+				Id: "id", Role: parleyv1.Role_ROLE_USER, Sequence: n + 1, Content: strings.Repeat("x", size),
+			})
 		}
 		i.Messages = frames(t, large...)
 		f.do(i)
@@ -184,7 +198,8 @@ func (s Subject) importLimits(t *testing.T) {
 		for _, m := range f.messages(i.Conversation.GetId()) {
 			got = append(got, m.GetSequence())
 		}
-		if c := f.header(i.Conversation.GetId()); !slices.Equal(got, want) || int(c.GetMessageCount()) != len(want) || c.GetLastSequence() != 23 {
+		if c := f.header(i.Conversation.GetId()); !slices.Equal(got, want) || int(c.GetMessageCount()) != len(want) ||
+			c.GetLastSequence() != 23 {
 			t.Errorf("messages of %d bytes: kept sequences = %v, want %v; header %v", size, got, want, c)
 		}
 	}
@@ -202,7 +217,9 @@ func (s Subject) importExisting(t *testing.T) {
 	f.endTurn("a", "turn")
 	f.observer.drain()
 	result := f.do(over)
-	same(t, "changes", summaries(f.observer.drain()), []string{"DELETED a version 3 count 4 trimmed 0", "CREATED a version 41 count 4 trimmed 0"})
+	same(t, "changes", summaries(f.observer.drain()), []string{
+		"DELETED a version 3 count 4 trimmed 0", "CREATED a version 41 count 4 trimmed 0",
+	})
 	same(t, "header", f.header("a"), importedHeader(over, result))
 	same(t, "turns", f.read("a").Turns, []*parleyv1.Turn(nil))
 	same(t, "list", f.pages(store.List{PageSize: 9}), [][]string{{"a"}})
@@ -213,7 +230,9 @@ func (s Subject) importExisting(t *testing.T) {
 	over = f.newImport("new", time.Minute)
 	over.Overwrite = true
 	f.do(over)
-	same(t, "changes of a new conversation", summaries(f.observer.drain()), []string{"CREATED new version 41 count 4 trimmed 0"})
+	same(t, "changes of a new conversation", summaries(f.observer.drain()), []string{
+		"CREATED new version 41 count 4 trimmed 0",
+	})
 
 	f.create("expired")
 	f.clock.Advance(time.Hour)
@@ -255,7 +274,9 @@ func (s Subject) importCapacity(t *testing.T) {
 	f.clock.Advance(30 * time.Minute) // a expires.
 	f.observer.drain()
 	f.do(f.newImport("d", time.Minute))
-	same(t, "changes", summaries(f.observer.drain()), []string{"EXPIRED a version 1 count 0 trimmed 0", "CREATED d version 41 count 4 trimmed 0"})
+	same(t, "changes", summaries(f.observer.drain()), []string{
+		"EXPIRED a version 1 count 0 trimmed 0", "CREATED d version 41 count 4 trimmed 0",
+	})
 	same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"d", "b", "c"}})
 	f.expectError(f.newImport("e", time.Minute), store.ErrFull)
 	// The imported conversation is now the oldest and is evicted first.

@@ -33,9 +33,10 @@ func (f *fixture) newImport(id string, age time.Duration) *store.Import {
 	f.t.Helper()
 	created := f.clock.Now().Add(-age)
 	c := &parleyv1.Conversation{
-		Id: id, Uid: "uid of " + id, Title: "title", Labels: map[string]string{"team": "blue"}, Agent: "writer", SystemPrompt: "be brief",
-		Retention: &parleyv1.Retention{MaxMessages: 7, Ttl: durationpb.New(2 * time.Hour)},
-		Version:   41, LastSequence: 23,
+		Id: id, Uid: "uid of " + id, Title: "title", Labels: map[string]string{"team": "blue"}, Agent: "writer",
+		SystemPrompt: "be brief",
+		Retention:    &parleyv1.Retention{MaxMessages: 7, Ttl: durationpb.New(2 * time.Hour)},
+		Version:      41, LastSequence: 23,
 		ActiveAgent: &parleyv1.ActiveAgent{Agent: "holder", Reason: "asked for", StartTime: timestamppb.New(created)},
 		CreateTime:  timestamppb.New(created), UpdateTime: timestamppb.New(created.Add(3 * time.Second)),
 		LastAppendTime: timestamppb.New(created.Add(2 * time.Second)),
@@ -44,7 +45,8 @@ func (f *fixture) newImport(id string, age time.Duration) *store.Import {
 	messages := []*parleyv1.Message{user("q1"), assistant("a1", "list", "table"), user("q2"), assistant("a2", "list")}
 	for i, m := range messages {
 		m.Sequence, m.Exchange = []int32{3, 4, 9, 20}[i], int32(6+i/2)
-		m.CreateTime, m.Status, m.TurnId = timestamppb.New(created.Add(time.Duration(i)*time.Second/2)), parleyv1.MessageStatus(1+i%2), fmt.Sprint("turn ", i/2)
+		m.CreateTime, m.Status, m.TurnId = timestamppb.New(created.Add(time.Duration(i)*time.Second/2)),
+			parleyv1.MessageStatus(1+i%2), fmt.Sprint("turn ", i/2)
 	}
 	return &store.Import{Conversation: c, Messages: frames(f.t, messages...)}
 }

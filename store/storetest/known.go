@@ -78,7 +78,9 @@ func (s Subject) knownOrder(t *testing.T) {
 					t.Errorf("Read returned version %d after version %d", now, seen)
 				}
 				seen = now
-				before, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "a", Known: store.Known{Version: now - 1}})
+				before, err := f.store.Read(t.Context(), &store.Read{
+					Tenant: tenant, ConversationID: "a", Known: store.Known{Version: now - 1},
+				})
 				if err != nil || before.Unchanged {
 					t.Errorf("Read returned version %d, then Unchanged for the older version %d (%v)", now, now-1, err)
 					return

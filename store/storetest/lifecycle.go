@@ -32,7 +32,9 @@ func (f *fixture) calls(id, turn string) []call {
 	}
 	creating := func(orGet bool) func(context.Context) error {
 		return func(ctx context.Context) error {
-			_, err := f.store.Create(ctx, &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: id}, OrGet: orGet})
+			_, err := f.store.Create(ctx, &store.Create{
+				Tenant: tenant, Conversation: &parleyv1.Conversation{Id: id}, OrGet: orGet,
+			})
 			return err
 		}
 	}
@@ -49,7 +51,9 @@ func (f *fixture) calls(id, turn string) []call {
 			return err
 		}},
 		{"Update", true, func(ctx context.Context) error {
-			_, err := f.store.Update(ctx, &store.Update{Tenant: tenant, ConversationID: id, Lease: &store.Lease{Agent: "writer"}})
+			_, err := f.store.Update(ctx, &store.Update{
+				Tenant: tenant, ConversationID: id, Lease: &store.Lease{Agent: "writer"},
+			})
 			return err
 		}},
 		{"Delete", true, func(ctx context.Context) error {
@@ -120,7 +124,9 @@ func (s Subject) law04Cancellation(t *testing.T) {
 		f := s.open(t, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		f.observer.setCallback(func([]store.Change) { cancel() })
-		_, err := f.store.Append(ctx, &store.Append{Tenant: tenant, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
+		_, err := f.store.Append(ctx, &store.Append{
+			Tenant: tenant, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")},
+		})
 		if err != nil {
 			t.Errorf("Append cancelled after its commit = %v, want nil", err)
 		}
@@ -189,7 +195,9 @@ func (s Subject) law10End(t *testing.T) {
 		})
 		written, ended := make(chan error, 1), make(chan error, 1)
 		go func() {
-			_, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
+			_, err := f.store.Append(t.Context(), &store.Append{
+				Tenant: tenant, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")},
+			})
 			written <- err
 		}()
 		<-started

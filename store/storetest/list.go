@@ -18,7 +18,9 @@ const byUpdateTime = parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC
 
 // law08Pages reads a list page by page while conversations are created, changed and deleted.
 func (s Subject) law08Pages(t *testing.T) {
-	for name, list := range map[string]store.List{"newest first": {}, "oldest first": {OldestFirst: true}, "by update time": {Order: byUpdateTime}} {
+	for name, list := range map[string]store.List{
+		"newest first": {}, "oldest first": {OldestFirst: true}, "by update time": {Order: byUpdateTime},
+	} {
 		t.Run(name, func(t *testing.T) {
 			f := s.open(t, nil)
 			stays := make(map[string]int)
@@ -58,7 +60,8 @@ func (s Subject) list(t *testing.T) {
 	t.Run("empty store", func(t *testing.T) {
 		f := s.open(t, nil)
 		for _, order := range []parleyv1.ListOrder{0, byUpdateTime} {
-			if page := f.list(store.List{PageSize: 10, Order: order}); len(page.Entries) != 0 || page.NextPageToken != "" || page.Total != 0 {
+			if page := f.list(store.List{PageSize: 10, Order: order}); len(page.Entries) != 0 || page.NextPageToken != "" ||
+				page.Total != 0 {
 				t.Errorf("List of an empty store = %+v", page)
 			}
 		}
@@ -147,7 +150,10 @@ func (s Subject) listTokens(t *testing.T) {
 	f := s.open(t, nil)
 	for i := range 5 {
 		f.append(fmt.Sprint("c", i), assistant("hello", "list"))
-		f.do(&store.Update{ConversationID: fmt.Sprint("c", i), Fields: []string{"labels"}, Values: &parleyv1.Conversation{Labels: map[string]string{"a": "b", "c": "d"}}})
+		f.do(&store.Update{
+			ConversationID: fmt.Sprint("c", i), Fields: []string{"labels"},
+			Values: &parleyv1.Conversation{Labels: map[string]string{"a": "b", "c": "d"}},
+		})
 	}
 	lists := []store.List{
 		{},
@@ -181,13 +187,16 @@ func (s Subject) listTokens(t *testing.T) {
 			}
 		}
 		same(t, "the same list with an explicit order", ids(f.list(store.List{
-			PageSize: 9, PageToken: f.list(store.List{PageSize: 2}).NextPageToken, Order: parleyv1.ListOrder_LIST_ORDER_CREATE_TIME_DESC,
+			PageSize: 9, PageToken: f.list(store.List{PageSize: 2}).NextPageToken,
+			Order: parleyv1.ListOrder_LIST_ORDER_CREATE_TIME_DESC,
 		})), []string{"c2", "c1", "c0"})
 		raw, err := base64.RawURLEncoding.DecodeString(token)
 		if err != nil {
 			raw = []byte(token)
 		}
-		invalid := map[string]bool{"x": true, "====": true, token[1:]: true, token + token: true, token[:len(token)/2]: true, "\x00": true}
+		invalid := map[string]bool{
+			"x": true, "====": true, token[1:]: true, token + token: true, token[:len(token)/2]: true, "\x00": true,
+		}
 		for bit := range 8 * len(raw) {
 			flipped := slices.Clone(raw)
 			flipped[bit/8] ^= 1 << (bit % 8)
@@ -226,7 +235,8 @@ func (s Subject) listByUpdateTime(t *testing.T) {
 			f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: fmt.Sprint("c", i)}})
 		}
 		onePage := f.pages(store.List{PageSize: 9, Order: byUpdateTime})[0]
-		if got := slices.Concat(f.pages(store.List{PageSize: 2, Order: byUpdateTime})...); !slices.Equal(got, onePage) || len(got) != 9 {
+		if got := slices.Concat(f.pages(store.List{PageSize: 2, Order: byUpdateTime})...); !slices.Equal(got, onePage) ||
+			len(got) != 9 {
 			t.Errorf("pages of 2 = %v, want %v as in one page", got, onePage)
 		}
 	})
@@ -241,7 +251,8 @@ func (s Subject) listByUpdateTime(t *testing.T) {
 // listOldestFirst tests List by create time, oldest first.
 func (s Subject) listOldestFirst(t *testing.T) {
 	f := s.open(t, nil)
-	if page := f.list(store.List{PageSize: 10, OldestFirst: true}); len(page.Entries) != 0 || page.NextPageToken != "" || page.Total != 0 {
+	if page := f.list(store.List{PageSize: 10, OldestFirst: true}); len(page.Entries) != 0 || page.NextPageToken != "" ||
+		page.Total != 0 {
 		t.Errorf("List of an empty store = %+v", page)
 	}
 	for _, id := range []string{"a", "b", "c", "d", "e", "f"} {
@@ -257,9 +268,11 @@ func (s Subject) listOldestFirst(t *testing.T) {
 	} {
 		same(t, fmt.Sprint("pages of ", size), f.pages(store.List{PageSize: size, OldestFirst: true}), want)
 	}
-	same(t, "filtered by type", f.pages(store.List{PageSize: 1, OldestFirst: true, StructuredDataType: "list"}), [][]string{{"d"}})
+	same(t, "filtered by type", f.pages(store.List{PageSize: 1, OldestFirst: true, StructuredDataType: "list"}),
+		[][]string{{"d"}})
 	same(t, "another tenant", f.pages(store.List{Tenant: "acme2", PageSize: 9, OldestFirst: true}), [][]string{nil})
-	same(t, "by update time", f.pages(store.List{PageSize: 9, OldestFirst: true, Order: byUpdateTime}), [][]string{{"d", "b", "f", "e", "c", "a"}})
+	same(t, "by update time", f.pages(store.List{PageSize: 9, OldestFirst: true, Order: byUpdateTime}),
+		[][]string{{"d", "b", "f", "e", "c", "a"}})
 
 	// A conversation that is created between pages is at the end, an imported one need not be.
 	l := store.List{PageSize: 2, OldestFirst: true}

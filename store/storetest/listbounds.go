@@ -56,7 +56,8 @@ func (s Subject) listCancelled(t *testing.T) {
 		f.create(fmt.Sprint("c", i))
 	}
 	for name, l := range map[string]store.List{
-		"newest first": {}, "oldest first": {OldestFirst: true}, "by update time": {Order: byUpdateTime}, "by type": {StructuredDataType: "none"},
+		"newest first": {}, "oldest first": {OldestFirst: true}, "by update time": {Order: byUpdateTime},
+		"by type": {StructuredDataType: "none"},
 	} {
 		l.Tenant, l.PageSize = tenant, 100
 		ctx := &countdownContext{Context: t.Context(), checks: 5}
@@ -144,7 +145,9 @@ func (f *fixture) fill(n int) {
 	for w := range writers {
 		group.Go(func() {
 			for i := w; i < n; i += writers {
-				_, err := f.store.Create(f.t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{Id: fmt.Sprint("c", i)}})
+				_, err := f.store.Create(f.t.Context(), &store.Create{
+					Tenant: tenant, Conversation: &parleyv1.Conversation{Id: fmt.Sprint("c", i)},
+				})
 				if err != nil {
 					f.t.Errorf("Create: %v", err)
 				}

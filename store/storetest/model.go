@@ -21,8 +21,10 @@ func (s Subject) model(t *testing.T) {
 		actions := map[string]func(*rapid.T){
 			"":       m.check,
 			"create": m.create, "append": m.append, "append again": m.append, "turn": m.turn, "update": m.update,
-			"import": m.importConversation, "fork": m.fork, "hold": m.hold, "release": m.release, "delete": m.delete, "purge": m.purge,
-			"sweep": m.sweepBoth, "advance clock": m.advanceClock, "save progress": m.saveProgress, "read request": m.readRequest, "page": m.page, "next page": m.page,
+			"import": m.importConversation, "fork": m.fork, "hold": m.hold, "release": m.release, "delete": m.delete,
+			"purge": m.purge,
+			"sweep": m.sweepBoth, "advance clock": m.advanceClock, "save progress": m.saveProgress,
+			"read request": m.readRequest, "page": m.page, "next page": m.page,
 		}
 		if s.Durable {
 			actions["reopen"] = m.reopenBoth
@@ -115,7 +117,8 @@ func (m *machine) create(r *rapid.T) {
 func (m *machine) append(r *rapid.T) {
 	id := drawID(r)
 	w := &store.Append{
-		ConversationID: id, Request: drawRequest(r), IfVersion: m.drawVersion(r, id), MustExist: rapid.IntRange(0, 3).Draw(r, "must exist") == 0,
+		ConversationID: id, Request: drawRequest(r), IfVersion: m.drawVersion(r, id), MustExist: rapid.IntRange(0, 3).Draw(r,
+			"must exist") == 0,
 	}
 	n := rapid.IntRange(1, 5).Draw(r, "messages")
 	if w.Request != nil {
@@ -140,7 +143,9 @@ func (m *machine) turn(r *rapid.T) {
 	id := drawID(r)
 	w := &store.Append{ConversationID: id}
 	m.counter++
-	turn := &parleyv1.Turn{Id: fmt.Sprint("turn ", m.counter), Agent: "writer", InputSequence: 1, State: parleyv1.TurnState_TURN_STATE_COMPLETED}
+	turn := &parleyv1.Turn{
+		Id: fmt.Sprint("turn ", m.counter), Agent: "writer", InputSequence: 1, State: parleyv1.TurnState_TURN_STATE_COMPLETED,
+	}
 	running := m.oracle.conversations[id] != nil && m.oracle.conversations[id].header.GetActiveTurnId() != ""
 	if rapid.IntRange(0, 3).Draw(r, "valid") > 0 == running {
 		if running {
@@ -171,7 +176,8 @@ func (m *machine) update(r *rapid.T) {
 	id := drawID(r)
 	w := &store.Update{
 		ConversationID: id, IfVersion: m.drawVersion(r, id),
-		Fields: rapid.SliceOfDistinct(rapid.SampledFrom([]string{"title", "retention.max_messages", "retention.ttl"}), rapid.ID).Draw(r, "fields"),
+		Fields: rapid.SliceOfDistinct(rapid.SampledFrom([]string{"title", "retention.max_messages", "retention.ttl"}),
+			rapid.ID).Draw(r, "fields"),
 		Values: &parleyv1.Conversation{
 			Title: rapid.SampledFrom([]string{"", "title", "other"}).Draw(r, "title"),
 			Retention: &parleyv1.Retention{
@@ -219,7 +225,9 @@ func (m *machine) purge(r *rapid.T) {
 // advanceClock moves the clock forward or back. It never goes back to a time at which an expired
 // conversation would be visible again, because that would depend on what the store has swept.
 func (m *machine) advanceClock(r *rapid.T) {
-	d := rapid.SampledFrom([]time.Duration{time.Millisecond, 10 * time.Minute, 31 * time.Minute, 2 * time.Hour, -10 * time.Minute}).Draw(r, "time")
+	d := rapid.SampledFrom([]time.Duration{
+		time.Millisecond, 10 * time.Minute, 31 * time.Minute, 2 * time.Hour, -10 * time.Minute,
+	}).Draw(r, "time")
 	if m.clock.Now().Add(d).After(m.oracle.lastExpiry) {
 		m.clock.Advance(d)
 	}

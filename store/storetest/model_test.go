@@ -42,8 +42,12 @@ func faultyStores() map[string]faultyStore {
 		"an append is lost": {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store {
 			return &lostAppend{s, counter, map[string]*store.Snapshot{}}
 		})},
-		"a version is not checked": {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return ignoresVersion{s, counter} })},
-		"a request is not stored":  {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return forgetsRequest{s, counter} })},
+		"a version is not checked": {
+			open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return ignoresVersion{s, counter} }),
+		},
+		"a request is not stored": {
+			open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return forgetsRequest{s, counter} }),
+		},
 		"capacity is exceeded by one": {open: func(tb testing.TB, dir string, o store.Options) store.Store {
 			tb.Helper()
 			o.MaxConversations++
@@ -52,11 +56,19 @@ func faultyStores() map[string]faultyStore {
 		"an expired conversation is read": {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store {
 			return &readsExpired{s, counter, map[string]*store.Snapshot{}}
 		})},
-		"a fork lacks a message":                         {open: wrapMemory(func(s store.Store, _ *callCounter) store.Store { return shortFork{s} })},
-		"a page skips a row":                             {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return skipsRow{s, counter} })},
-		"progress is not saved":                          {open: wrapFile(func(s store.Store, _ *callCounter) store.Store { return dropsProgress{s} }), durable: true},
-		"an ephemeral conversation is deleted too early": {open: wrapFile(func(s store.Store, _ *callCounter) store.Store { return earlyDelete{s} }), durable: true},
-		"a restart loses the newest conversation":        {open: openWithoutNewest, durable: true},
+		"a fork lacks a message": {
+			open: wrapMemory(func(s store.Store, _ *callCounter) store.Store { return shortFork{s} }),
+		},
+		"a page skips a row": {
+			open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return skipsRow{s, counter} }),
+		},
+		"progress is not saved": {
+			open: wrapFile(func(s store.Store, _ *callCounter) store.Store { return dropsProgress{s} }), durable: true,
+		},
+		"an ephemeral conversation is deleted too early": {
+			open: wrapFile(func(s store.Store, _ *callCounter) store.Store { return earlyDelete{s} }), durable: true,
+		},
+		"a restart loses the newest conversation": {open: openWithoutNewest, durable: true},
 	}
 }
 
@@ -104,7 +116,9 @@ func openWithoutNewest(tb testing.TB, dir string, o store.Options) store.Store {
 	s := openFile(tb, dir, store.Options{Now: o.Now})
 	page, err := s.List(tb.Context(), &store.List{Tenant: "acme", PageSize: 1})
 	for _, e := range page.Entries {
-		err = errors.Join(err, s.Delete(tb.Context(), &store.Delete{Tenant: "acme", ConversationID: e.GetConversation().GetId()}))
+		err = errors.Join(err, s.Delete(tb.Context(), &store.Delete{
+			Tenant: "acme", ConversationID: e.GetConversation().GetId(),
+		}))
 	}
 	if err = errors.Join(err, s.Close()); err != nil {
 		tb.Fatal(err)
@@ -150,7 +164,9 @@ type lostAppend struct {
 
 func (s *lostAppend) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
 	delete(s.stale, a.ConversationID)
-	before, err := s.Store.Read(ctx, &store.Read{Tenant: a.Tenant, ConversationID: a.ConversationID, Newest: -1, Turns: true})
+	before, err := s.Store.Read(ctx, &store.Read{
+		Tenant: a.Tenant, ConversationID: a.ConversationID, Newest: -1, Turns: true,
+	})
 	result, err2 := s.Store.Append(ctx, a)
 	if err == nil && err2 == nil && !result.Replayed && s.counter.nth(50) {
 		s.stale[a.ConversationID] = before

@@ -33,10 +33,16 @@ func (m *machine) check(*rapid.T) {
 		same(m.t, "events of "+id, got[id].Events, c.events)
 		messages += len(kept)
 	}
-	m.missing(slices.DeleteFunc([]string{"a", "b", "c", "d", "e"}, func(id string) bool { return m.oracle.conversations[id] != nil })...)
+	m.missing(slices.DeleteFunc([]string{"a", "b", "c", "d", "e"}, func(id string) bool {
+		return m.oracle.conversations[id] != nil
+	})...)
 	m.compareList(store.List{PageSize: 2}, func(c *parleyv1.Conversation) time.Time { return c.GetCreateTime().AsTime() })
-	m.compareList(store.List{PageSize: 2, OldestFirst: true}, func(c *parleyv1.Conversation) time.Time { return c.GetCreateTime().AsTime() })
-	m.compareList(store.List{PageSize: 2, Order: byUpdateTime}, func(c *parleyv1.Conversation) time.Time { return c.GetUpdateTime().AsTime() })
+	m.compareList(store.List{PageSize: 2, OldestFirst: true}, func(c *parleyv1.Conversation) time.Time {
+		return c.GetCreateTime().AsTime()
+	})
+	m.compareList(store.List{PageSize: 2, Order: byUpdateTime}, func(c *parleyv1.Conversation) time.Time {
+		return c.GetUpdateTime().AsTime()
+	})
 	m.compareAbandoned()
 	stats, unswept := m.stats(), 0
 	for _, counts := range []map[string]int{m.oracle.expired, m.oracle.ended} {
@@ -45,8 +51,10 @@ func (m *machine) check(*rapid.T) {
 		}
 	}
 	live := len(m.oracle.conversations)
-	if n := int(stats.Conversations); n < live || n > live+unswept || n > m.options.MaxConversations && !m.unswept || n == live && int(stats.Messages) != messages {
-		m.t.Fatalf("Stats() = %+v, want %d conversations, %d messages, and at most %d expired ones", stats, live, messages, unswept)
+	if n := int(stats.Conversations); n < live || n > live+unswept || n > m.options.MaxConversations && !m.unswept ||
+		n == live && int(stats.Messages) != messages {
+		m.t.Fatalf("Stats() = %+v, want %d conversations, %d messages, and at most %d expired ones", stats, live, messages,
+			unswept)
 	}
 }
 

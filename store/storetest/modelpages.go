@@ -14,8 +14,10 @@ import (
 // fork creates a conversation from the oldest messages of another.
 func (m *machine) fork(r *rapid.T) {
 	w := &store.Create{
-		Conversation: &parleyv1.Conversation{Id: drawID(r), Retention: &parleyv1.Retention{MaxMessages: int32(rapid.IntRange(0, 4).Draw(r, "max_messages"))}},
-		Request:      drawRequest(r), OrGet: rapid.Bool().Draw(r, "or get"),
+		Conversation: &parleyv1.Conversation{
+			Id: drawID(r), Retention: &parleyv1.Retention{MaxMessages: int32(rapid.IntRange(0, 4).Draw(r, "max_messages"))},
+		},
+		Request: drawRequest(r), OrGet: rapid.Bool().Draw(r, "or get"),
 	}
 	of := drawID(r)
 	if c := m.oracle.conversations[of]; c != nil {
@@ -131,7 +133,9 @@ func (m *machine) saveProgress(r *rapid.T) {
 	m.nextInstant()
 	m.counter++
 	p := &store.Progress{
-		Tenant: tenant, ConversationID: drawID(r), TurnID: "turn", Messages: []*parleyv1.Message{assistant("so far"), assistant("and more")},
+		Tenant: tenant, ConversationID: drawID(r), TurnID: "turn", Messages: []*parleyv1.Message{
+			assistant("so far"), assistant("and more"),
+		},
 		Events: turnEvents(int32(m.counter)),
 	}
 	if rapid.Bool().Draw(r, "without events") {

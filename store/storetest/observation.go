@@ -25,7 +25,9 @@ func (s Subject) law07Observation(t *testing.T) {
 			group.Go(func() {
 				id := fmt.Sprint("c", w%4)
 				for range writes {
-					result, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: id, Messages: []*parleyv1.Message{user("one"), user("two")}})
+					result, err := f.store.Append(t.Context(), &store.Append{
+						Tenant: tenant, ConversationID: id, Messages: []*parleyv1.Message{user("one"), user("two")},
+					})
 					if err != nil {
 						t.Errorf("Append: %v", err)
 						continue
@@ -71,7 +73,9 @@ func (s Subject) law07Observation(t *testing.T) {
 			<-proceed
 		})
 		go func() {
-			_, err := f.store.Append(t.Context(), &store.Append{Tenant: tenant, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
+			_, err := f.store.Append(t.Context(), &store.Append{
+				Tenant: tenant, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")},
+			})
 			done <- err
 		}()
 		<-started
@@ -102,17 +106,23 @@ func (s Subject) changes(t *testing.T) {
 	f.clock.Advance(time.Second)
 	f.append("a", user("one"), user("two"), user("three"))
 	appended := expectChanges("Append",
-		"MESSAGE_APPENDED a version 2 count 1 trimmed 0", "MESSAGE_APPENDED a version 2 count 2 trimmed 0", "MESSAGE_APPENDED a version 2 count 3 trimmed 0")
+		"MESSAGE_APPENDED a version 2 count 1 trimmed 0", "MESSAGE_APPENDED a version 2 count 2 trimmed 0",
+		"MESSAGE_APPENDED a version 2 count 3 trimmed 0")
 	messages := f.messages("a")
 	f.append("a", user("four"), user("five"))
-	expectChanges("Append over the limit", "MESSAGE_APPENDED a version 3 count 4 trimmed 0", "MESSAGE_APPENDED a version 3 count 4 trimmed 1")
+	expectChanges("Append over the limit", "MESSAGE_APPENDED a version 3 count 4 trimmed 0",
+		"MESSAGE_APPENDED a version 3 count 4 trimmed 1")
 	f.append("new", user("one"))
-	expectChanges("Append to a missing conversation", "CREATED new version 1 count 1 trimmed 0", "MESSAGE_APPENDED new version 1 count 1 trimmed 0")
+	expectChanges("Append to a missing conversation", "CREATED new version 1 count 1 trimmed 0",
+		"MESSAGE_APPENDED new version 1 count 1 trimmed 0")
 	f.do(&store.Append{ConversationID: "a", Begin: &parleyv1.Turn{Id: "turn"}})
 	started := expectChanges("a turn without a message", "UPDATED a version 4 count 4 trimmed 0")
 	f.do(&store.Append{ConversationID: "a", End: &parleyv1.Turn{Id: "turn"}})
 	expectChanges("end of the turn", "UPDATED a version 5 count 4 trimmed 0")
-	f.do(&store.Update{ConversationID: "a", Fields: []string{"retention.max_messages"}, Values: &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxMessages: 3}}})
+	f.do(&store.Update{
+		ConversationID: "a", Fields: []string{"retention.max_messages"},
+		Values: &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxMessages: 3}},
+	})
 	expectChanges("a lower limit", "UPDATED a version 6 count 3 trimmed 1")
 	f.do(&store.Update{ConversationID: "a", KeepThrough: new(int32(3))})
 	cleared := expectChanges("Clear", "CLEARED a version 7 count 2 trimmed 0")
@@ -127,7 +137,8 @@ func (s Subject) changes(t *testing.T) {
 		same(t, "message of the change", got, m)
 	}
 	for _, c := range []store.Change{created[0], started[0], cleared[0]} {
-		if c.Conversation.GetVersion() != c.Version || c.Conversation.GetTitle() != "title" || c.Conversation.GetSystemPrompt() != "" {
+		if c.Conversation.GetVersion() != c.Version || c.Conversation.GetTitle() != "title" ||
+			c.Conversation.GetSystemPrompt() != "" {
 			t.Errorf("%s has the header %v", kind(c.Kind), c.Conversation)
 		}
 	}

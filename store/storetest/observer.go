@@ -82,7 +82,8 @@ const ephemeralEnded = ", ephemeral"
 func summaries(changes []store.Change) []string {
 	out := make([]string, len(changes))
 	for i, c := range changes {
-		out[i] = fmt.Sprintf("%s %s version %d count %d trimmed %d", kind(c.Kind), c.ConversationID, c.Version, c.Count, c.Trimmed)
+		out[i] = fmt.Sprintf("%s %s version %d count %d trimmed %d", kind(c.Kind), c.ConversationID, c.Version, c.Count,
+			c.Trimmed)
 		if c.EphemeralEnded {
 			out[i] += ephemeralEnded
 		}

@@ -46,8 +46,9 @@ type oracleRequest struct {
 
 func newOracle(o store.Options) *oracle {
 	return &oracle{
-		options: o.WithDefaults(), conversations: make(map[string]*oracleConversation), ephemeral: make(map[string]*oracleEphemeral),
-		expired: make(map[string]int), ended: make(map[string]int),
+		options: o.WithDefaults(), conversations: make(map[string]*oracleConversation),
+		ephemeral: make(map[string]*oracleEphemeral),
+		expired:   make(map[string]int), ended: make(map[string]int),
 	}
 }
 

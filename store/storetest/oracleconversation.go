@@ -45,7 +45,8 @@ func (c *oracleConversation) touch(now time.Time) time.Time {
 // updateDerived sets the fields that follow from other fields.
 func (c *oracleConversation) updateDerived() {
 	c.header.MessageCount = int32(len(c.messages))
-	c.header.ExpireTime = timestamppb.New(c.header.GetLastAppendTime().AsTime().Add(c.header.GetRetention().GetTtl().AsDuration()))
+	ttl := c.header.GetRetention().GetTtl().AsDuration()
+	c.header.ExpireTime = timestamppb.New(c.header.GetLastAppendTime().AsTime().Add(ttl))
 }
 
 // add numbers messages and stores them.

@@ -84,7 +84,10 @@ func (s Subject) abandonedAfterReopen(t *testing.T) {
 	want := []store.Progress{
 		{ConversationID: "deleted", TurnID: "turn of a new one"},
 		{ConversationID: "next", TurnID: "another turn"},
-		{ConversationID: "saved", TurnID: "turn of saved", Messages: []*parleyv1.Message{assistant("draft", "partial"), assistant("of saved", "partial")}},
+		{
+			ConversationID: "saved", TurnID: "turn of saved",
+			Messages: []*parleyv1.Message{assistant("draft", "partial"), assistant("of saved", "partial")},
+		},
 		{ConversationID: "twice", TurnID: "turn of twice", Messages: []*parleyv1.Message{assistant("more", "partial")}},
 		{ConversationID: "unsaved", TurnID: "turn of unsaved"},
 	}

@@ -102,18 +102,23 @@ func writes(f *fixture) []any {
 		},
 		&store.Append{
 			ConversationID: "a", Messages: []*parleyv1.Message{assistant("answer")},
-			End:    &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_FAILED, Error: &parleyv1.TurnError{Reason: "AGENT_FAILED"}},
+			End: &parleyv1.Turn{
+				Id: "turn", State: parleyv1.TurnState_TURN_STATE_FAILED, Error: &parleyv1.TurnError{Reason: "AGENT_FAILED"},
+			},
 			Events: turnEvents(2),
 		},
 		&store.Update{
 			ConversationID: "a",
 			Values: &parleyv1.Conversation{
-				Title: "title", Labels: map[string]string{"team": "red"}, Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Minute)},
+				Title: "title", Labels: map[string]string{"team": "red"},
+				Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Minute)},
 			},
 			Fields: []string{"title", "labels", "retention.ttl"},
 			Lease:  &store.Lease{Agent: "writer", Reason: "asked for", Duration: time.Minute},
 		},
-		&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("question")}, Request: request("r2", "question")},
+		&store.Append{
+			ConversationID: "a", Messages: []*parleyv1.Message{user("question")}, Request: request("r2", "question"),
+		},
 		f.newImport("imported", time.Minute),
 	}
 }

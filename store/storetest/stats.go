@@ -37,7 +37,9 @@ func (s Subject) stats(t *testing.T) {
 	counts("all tenants", 2, 2, 0, 0)
 	f.beginTurn("a", "turn")
 	bytes := counts("while a turn runs", 2, 3, 0, 0)
-	if err := f.store.SaveProgress(t.Context(), &store.Progress{Tenant: tenant, ConversationID: "a", TurnID: "turn", Messages: []*parleyv1.Message{user("so far")}}); err != nil {
+	if err := f.store.SaveProgress(t.Context(), &store.Progress{
+		Tenant: tenant, ConversationID: "a", TurnID: "turn", Messages: []*parleyv1.Message{user("so far")},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if after := counts("with progress", 2, 3, 0, 0); after != bytes {

@@ -42,7 +42,8 @@ func (s Subject) turns(t *testing.T) {
 		ended := f.do(&store.Append{
 			ConversationID: "a", Messages: []*parleyv1.Message{assistant("answer"), assistant("and more")},
 			End: &parleyv1.Turn{
-				Id: "turn", Agent: "x", State: parleyv1.TurnState_TURN_STATE_FAILED, Error: &parleyv1.TurnError{Reason: "AGENT_FAILED"},
+				Id: "turn", Agent: "x", State: parleyv1.TurnState_TURN_STATE_FAILED,
+				Error:         &parleyv1.TurnError{Reason: "AGENT_FAILED"},
 				InputSequence: 77, CreateTime: forged, FinishTime: forged,
 			},
 		})
@@ -53,7 +54,9 @@ func (s Subject) turns(t *testing.T) {
 		if got := f.header("a").GetActiveTurnId(); got != "" {
 			t.Errorf("active_turn_id after the end = %q, want none", got)
 		}
-		f.expectError(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{assistant("again")}, End: &parleyv1.Turn{Id: "turn"}}, store.ErrTurnEnded)
+		again := []*parleyv1.Message{assistant("again")}
+		end := &parleyv1.Turn{Id: "turn"}
+		f.expectError(&store.Append{ConversationID: "a", Messages: again, End: end}, store.ErrTurnEnded)
 	})
 	t.Run("without messages", func(t *testing.T) {
 		f := s.open(t, nil)
@@ -71,7 +74,9 @@ func (s Subject) turns(t *testing.T) {
 			t.Errorf("version = %d, update_time = %v", c.GetVersion(), c.GetUpdateTime().AsTime())
 		}
 		f.clock.Advance(time.Minute)
-		ended := f.do(&store.Append{ConversationID: "a", End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_CANCELLED}})
+		ended := f.do(&store.Append{
+			ConversationID: "a", End: &parleyv1.Turn{Id: "turn", State: parleyv1.TurnState_TURN_STATE_CANCELLED},
+		})
 		if turn := ended.Turn; turn.GetFirstAnswerSequence() != 0 || turn.GetLastAnswerSequence() != 0 {
 			t.Errorf("ended turn = %v, want no answer sequences", turn)
 		}
@@ -97,7 +102,8 @@ func (s Subject) turns(t *testing.T) {
 			t.Fatalf("Read returned %d turns, want 32", len(turns))
 		}
 		for i, turn := range turns {
-			if want := fmt.Sprint("turn ", i+3); turn.GetId() != want || turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
+			if want := fmt.Sprint("turn ", i+3); turn.GetId() != want ||
+				turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED {
 				t.Errorf("turn %d = %v, want %s", i, turn, want)
 			}
 		}
@@ -106,7 +112,9 @@ func (s Subject) turns(t *testing.T) {
 		f := s.open(t, nil)
 		f.beginTurn("a", "turn")
 		f.do(&store.Delete{ConversationID: "a"})
-		ending := &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{assistant("late")}, End: &parleyv1.Turn{Id: "turn"}}
+		ending := &store.Append{
+			ConversationID: "a", Messages: []*parleyv1.Message{assistant("late")}, End: &parleyv1.Turn{Id: "turn"},
+		}
 		f.expectError(ending, store.ErrNotFound)
 		f.create("a")
 		f.expectError(ending, store.ErrTurnEnded)
@@ -151,7 +159,9 @@ func (s Subject) requests(t *testing.T) {
 	})
 	t.Run("of Create", func(t *testing.T) {
 		f := s.open(t, nil)
-		creating := &store.Create{Conversation: &parleyv1.Conversation{Id: "a"}, Request: &store.Request{ID: "r", Method: "CreateConversation"}}
+		creating := &store.Create{
+			Conversation: &parleyv1.Conversation{Id: "a"}, Request: &store.Request{ID: "r", Method: "CreateConversation"},
+		}
 		f.do(creating)
 		f.append("a", user("hello"))
 		same(t, "a retry", f.do(creating), &store.Result{Conversation: f.header("a"), Created: true, Replayed: true})
@@ -179,7 +189,10 @@ func (s Subject) requests(t *testing.T) {
 	t.Run("a failed request is not stored", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.create("a")
-		failing := &store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: request("r", "hello"), IfVersion: new(int32(9))}
+		failing := &store.Append{
+			ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: request("r", "hello"),
+			IfVersion: new(int32(9)),
+		}
 		f.expectError(failing, &store.VersionError{Current: 1})
 		failing.IfVersion = nil
 		if f.do(failing).Replayed {
@@ -190,7 +203,9 @@ func (s Subject) requests(t *testing.T) {
 		f := s.open(t, nil)
 		send := func(i int) *store.Result {
 			name := fmt.Sprint("r", i)
-			return f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user(name)}, Request: request(name, name)})
+			return f.do(&store.Append{
+				ConversationID: "a", Messages: []*parleyv1.Message{user(name)}, Request: request(name, name),
+			})
 		}
 		for i := range 40 {
 			send(i)

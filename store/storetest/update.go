@@ -29,16 +29,41 @@ func (s Subject) update(t *testing.T) {
 		want   func(c *parleyv1.Conversation)
 	}{
 		{"title", []string{"title"}, other, func(c *parleyv1.Conversation) { c.Title = "other" }},
-		{"labels, replaced completely", []string{"labels"}, other, func(c *parleyv1.Conversation) { c.Labels = other.GetLabels() }},
+		{
+			"labels, replaced completely",
+			[]string{"labels"},
+			other,
+			func(c *parleyv1.Conversation) { c.Labels = other.GetLabels() },
+		},
 		{"agent", []string{"agent"}, other, func(c *parleyv1.Conversation) { c.Agent = "reviewer" }},
 		{"system_prompt", []string{"system_prompt"}, other, func(c *parleyv1.Conversation) { c.SystemPrompt = "be long" }},
-		{"max_messages", []string{"retention.max_messages"}, other, func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 8 }},
-		{"ttl", []string{"retention.ttl"}, other, func(c *parleyv1.Conversation) { c.Retention.Ttl = durationpb.New(3 * time.Hour) }},
-		{"several", []string{"agent", "title"}, other, func(c *parleyv1.Conversation) { c.Title, c.Agent = "other", "reviewer" }},
-		{"all cleared", []string{"title", "labels", "agent", "system_prompt", "retention.max_messages", "retention.ttl"}, nil, func(c *parleyv1.Conversation) {
-			c.Title, c.Labels, c.Agent, c.SystemPrompt = "", nil, "", ""
-			c.Retention = &parleyv1.Retention{MaxMessages: 20, Ttl: durationpb.New(time.Hour)}
-		}},
+		{
+			"max_messages",
+			[]string{"retention.max_messages"},
+			other,
+			func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 8 },
+		},
+		{
+			"ttl",
+			[]string{"retention.ttl"},
+			other,
+			func(c *parleyv1.Conversation) { c.Retention.Ttl = durationpb.New(3 * time.Hour) },
+		},
+		{
+			"several",
+			[]string{"agent", "title"},
+			other,
+			func(c *parleyv1.Conversation) { c.Title, c.Agent = "other", "reviewer" },
+		},
+		{
+			"all cleared",
+			[]string{"title", "labels", "agent", "system_prompt", "retention.max_messages", "retention.ttl"},
+			nil,
+			func(c *parleyv1.Conversation) {
+				c.Title, c.Labels, c.Agent, c.SystemPrompt = "", nil, "", ""
+				c.Retention = &parleyv1.Retention{MaxMessages: 20, Ttl: durationpb.New(time.Hour)}
+			},
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := s.open(t, nil)
@@ -74,19 +99,22 @@ func (s Subject) update(t *testing.T) {
 			Fields: []string{"title", "retention.max_messages"},
 			Values: &parleyv1.Conversation{Title: "title", Retention: &parleyv1.Retention{MaxMessages: 2}},
 		}).Conversation
-		if c.GetVersion() != 2 || c.GetTitle() != "title" || c.GetActiveAgent().GetAgent() != "writer" || c.GetMessageCount() != 2 {
+		if c.GetVersion() != 2 || c.GetTitle() != "title" || c.GetActiveAgent().GetAgent() != "writer" ||
+			c.GetMessageCount() != 2 {
 			t.Errorf("Update = %v", c)
 		}
 		same(t, "changes", summaries(f.observer.drain()), []string{"CLEARED a version 2 count 1 trimmed 1"})
 	})
 	t.Run("errors", func(t *testing.T) {
 		f := s.open(t, nil)
-		f.expectError(&store.Update{ConversationID: "none", Lease: &store.Lease{Agent: "writer"}, IfVersion: new(int32)}, store.ErrNotFound)
+		f.expectError(&store.Update{ConversationID: "none", Lease: &store.Lease{Agent: "writer"}, IfVersion: new(int32)},
+			store.ErrNotFound)
 		f.create("a")
 		title := &store.Update{ConversationID: "a", Fields: []string{"title"}, Values: other, IfVersion: new(int32(2))}
 		f.expectError(title, &store.VersionError{Current: 1})
 		f.beginTurn("a", "turn")
-		f.expectError(&store.Update{ConversationID: "a", KeepThrough: new(int32), IfVersion: new(int32(9))}, &store.BusyError{TurnID: "turn"})
+		f.expectError(&store.Update{ConversationID: "a", KeepThrough: new(int32), IfVersion: new(int32(9))},
+			&store.BusyError{TurnID: "turn"})
 		f.do(title)
 	})
 }
@@ -102,7 +130,8 @@ func (s Subject) lease(t *testing.T) {
 	got := lease(store.Lease{Agent: "writer", Reason: "asked for", Duration: time.Minute})
 	now := f.clock.Now()
 	want := &parleyv1.ActiveAgent{
-		Agent: "writer", Reason: "asked for", StartTime: timestamppb.New(now), LeaseExpireTime: timestamppb.New(now.Add(time.Minute)),
+		Agent: "writer", Reason: "asked for", StartTime: timestamppb.New(now),
+		LeaseExpireTime: timestamppb.New(now.Add(time.Minute)),
 	}
 	same(t, "lease", got, want)
 	same(t, "lease that is read", f.header("a").GetActiveAgent(), want)
@@ -130,7 +159,9 @@ func (s Subject) lease(t *testing.T) {
 	}
 
 	got = lease(store.Lease{Agent: "reviewer"})
-	same(t, "lease without an end", got, &parleyv1.ActiveAgent{Agent: "reviewer", StartTime: timestamppb.New(f.clock.Now())})
+	same(t, "lease without an end", got, &parleyv1.ActiveAgent{
+		Agent: "reviewer", StartTime: timestamppb.New(f.clock.Now()),
+	})
 	f.clock.Advance(30 * time.Minute)
 	same(t, "half an hour later", f.header("a").GetActiveAgent(), got)
 	if got := lease(store.Lease{Reason: "ignored"}); got != nil {
@@ -155,7 +186,8 @@ func (s Subject) clear(t *testing.T) {
 		{7, []int32{4, 5, 6}, "m6", []string{"t4", "t5", "t6"}},
 	} {
 		f := s.open(t, func(o *store.Options) { o.MaxMessages = 3 })
-		f.append("a", user("q1"), assistant("m2", "t2"), user("q3"), assistant("m4", "t4"), assistant("m5", "t5"), assistant("m6", "t6"))
+		f.append("a", user("q1"), assistant("m2", "t2"), user("q3"), assistant("m4", "t4"), assistant("m5", "t5"),
+			assistant("m6", "t6"))
 		f.clock.Advance(time.Second)
 		before := f.header("a")
 		f.observer.drain()

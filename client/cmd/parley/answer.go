@@ -33,8 +33,12 @@ type answerOptions struct {
 // answer sends request and prints the events of the turn as they arrive. The first Ctrl-C cancels the
 // turn, and answer continues to the turn's last event. A second Ctrl-C, or one before the turn has
 // begun, ends the call. The returned view is valid even if there is an error.
-func (a *app) answer(ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, options answerOptions) (view, error) {
-	seen := view{agent: request.GetAgent(), namedConversation: request.GetConversationId() != "", mayBeRepeated: options.mayBeRepeated}
+func (a *app) answer(
+	ctx context.Context, c *client.Client, request *parleyv1.ChatRequest, options answerOptions,
+) (view, error) {
+	seen := view{
+		agent: request.GetAgent(), namedConversation: request.GetConversationId() != "", mayBeRepeated: options.mayBeRepeated,
+	}
 	ctx, stop := context.WithCancelCause(ctx)
 	var opts []grpc.CallOption
 	var silent <-chan time.Time

@@ -17,8 +17,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutAppend = `Append one message, from TEXT or standard input. With --json, append all messages of standard input,
-which is a JSON array or a sequence of JSON objects. Either all of them are stored or none. Fields
+const aboutAppend = `Append one message, from TEXT or standard input. With --json, append all messages of
+standard input, which is a JSON array or a sequence of JSON objects. Either all of them are stored or none. Fields
 that the server sets (sequence, exchange, times) are ignored, so that the output of parley show can
 be appended to another conversation.`
 
@@ -43,7 +43,8 @@ func (a *app) newAppendCommand() *cobra.Command {
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			if asJSON && (len(args) > 1 || one.any() || command.Flags().Changed("role")) {
-				return usageError("--json reads everything from standard input: leave out TEXT, --role, --agent, --summary or --data")
+				return usageError("--json reads everything from standard input: " +
+					"leave out TEXT, --role, --agent, --summary or --data")
 			}
 			request.ConversationId = args[0]
 			if command.Flags().Changed("if-version") {
@@ -69,9 +70,12 @@ func (a *app) newAppendCommand() *cobra.Command {
 	flags.StringVar(&one.summary, "summary", "", "what the agent did, one short clause for coordinators")
 	flags.StringArrayVar(&one.data, "data", nil, "structured data as TYPE=JSON; may be repeated")
 	flags.BoolVar(&asJSON, "json", false, "read messages from standard input")
-	flags.StringVar(&request.RequestId, "request-id", "", "id of the request: a second append with the same id changes nothing")
-	flags.Int32Var(&ifVersion, "if-version", 0, "append only if the conversation is at this version; 0: only if it does not exist")
-	flags.BoolVar(&request.MustExist, "must-exist", false, "fail if the conversation does not exist, instead of creating it")
+	flags.StringVar(&request.RequestId, "request-id", "",
+		"id of the request: a second append with the same id changes nothing")
+	flags.Int32Var(&ifVersion, "if-version", 0,
+		"append only if the conversation is at this version; 0: only if it does not exist")
+	flags.BoolVar(&request.MustExist, "must-exist", false,
+		"fail if the conversation does not exist, instead of creating it")
 	return command
 }
 
@@ -96,7 +100,8 @@ func (f appendFlags) any() bool { return f.agent != "" || f.summary != "" || len
 // message returns the message that the command line describes.
 func (a *app) message(ctx context.Context, f appendFlags, words []string) ([]*parleyv1.Message, error) {
 	role := parleyv1.Role(parleyv1.Role_value["ROLE_"+strings.ToUpper(f.role)])
-	if role == parleyv1.Role_ROLE_UNSPECIFIED || role == parleyv1.Role_ROLE_TOOL { // A tool message needs a tool result, which only --json can express.
+	if role == parleyv1.Role_ROLE_UNSPECIFIED || role == parleyv1.Role_ROLE_TOOL {
+		// A tool message needs a tool result, which only --json can express.
 		return nil, usageError(fmt.Sprintf("--role %q: use user, assistant or system", f.role))
 	}
 	message := &parleyv1.Message{Role: role, Agent: f.agent, Summary: f.summary}

@@ -16,8 +16,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutBackup = `Copy the server's store while it serves: the conversations of all tenants at one instant. The copy does
-not contain the interaction log. Restore a copy with parleyd restore.
+const aboutBackup = `Copy the server's store while it serves: the conversations of all tenants at one instant. The
+copy does not contain the interaction log. Restore a copy with parleyd restore.
 
 FILE is written completely or not at all, with permissions for its owner only. Until the copy is
 complete, the file is named FILE.partial. If FILE is -, the copy goes to standard output; it is
@@ -145,7 +145,8 @@ func writeNewFile(name string, force bool, write func(io.Writer) error) (err err
 	}
 	file, err := os.OpenFile(partial, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return usageError(fmt.Sprintf("%q: already exists: another backup is writing it, or an earlier one was interrupted; in that case remove it or use --force", partial))
+		return usageError(fmt.Sprintf("%q: already exists: another backup is writing it, or an earlier one was "+
+			"interrupted; in that case remove it or use --force", partial))
 	} else if err != nil {
 		return err
 	}

@@ -92,22 +92,51 @@ func TestBackup(t *testing.T) {
 		{"new", complete, nil, nil, map[string]string{"b.db": "-rw------- onetwo"}, "backed up 6 B\n", 0},
 		{"quiet", complete, nil, []string{"--quiet"}, map[string]string{"b.db": "-rw------- onetwo"}, "", 0},
 		{"an existing file is kept", complete, old, nil, map[string]string{"b.db": "-rw------- old"}, exists, 64},
-		{"an existing file is replaced", complete, old, []string{"--force"}, map[string]string{"b.db": "-rw------- onetwo"}, "backed up 6 B\n", 0},
+		{
+			"an existing file is replaced", complete, old,
+			[]string{"--force"},
+			map[string]string{"b.db": "-rw------- onetwo"},
+			"backed up 6 B\n", 0,
+		},
 		{"a partial file is kept", complete, partial, nil, map[string]string{"b.db.partial": "-rw------- old"}, exists, 64},
-		{"a partial file is replaced", complete, partial, []string{"--force"}, map[string]string{"b.db": "-rw------- onetwo"}, "backed up 6 B\n", 0},
-		{"missing bytes", backupPieces(7, nil, "one", "two"), nil, nil, map[string]string{}, "the copy is incomplete: 6 of 7 bytes received", 1},
-		{"too many bytes", backupPieces(5, nil, "one", "two"), nil, nil, map[string]string{}, "the copy is incomplete: 6 of 5 bytes received", 1},
+		{
+			"a partial file is replaced", complete, partial,
+			[]string{"--force"},
+			map[string]string{"b.db": "-rw------- onetwo"},
+			"backed up 6 B\n", 0,
+		},
+		{
+			"missing bytes", backupPieces(7, nil, "one", "two"), nil, nil,
+			map[string]string{},
+			"the copy is incomplete: 6 of 7 bytes received", 1,
+		},
+		{
+			"too many bytes", backupPieces(5, nil, "one", "two"), nil, nil,
+			map[string]string{},
+			"the copy is incomplete: 6 of 5 bytes received", 1,
+		},
 		{"no bytes", backupPieces(0, nil), nil, nil, map[string]string{}, "the copy is incomplete: 0 of 0 bytes received", 1},
-		{"no size", backupPieces(0, nil, "one"), nil, nil, map[string]string{}, "the copy is incomplete: 3 of 0 bytes received", 1},
-		{"an error of the server", backupPieces(7, lost, "one"), old, []string{"--force"}, map[string]string{"b.db": "-rw------- old"}, "out of order (Internal)", 1},
+		{
+			"no size", backupPieces(0, nil, "one"), nil, nil,
+			map[string]string{},
+			"the copy is incomplete: 3 of 0 bytes received", 1,
+		},
+		{
+			"an error of the server", backupPieces(7, lost, "one"), old,
+			[]string{"--force"},
+			map[string]string{"b.db": "-rw------- old"},
+			"out of order (Internal)", 1,
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			dir := newDir(t, test.before)
 			args := append([]string{"--address", serveBackup(t, test.backup), "backup", filepath.Join(dir, "b.db")}, test.args...)
 			stdout, stderr, code := runOnce(t.Context(), "", args...)
-			if stdout != "" || !strings.Contains(stderr, test.stderr) || (test.stderr == "") != (stderr == "") || code != test.code {
-				t.Errorf("standard output %q, standard error %q, exit code %d; want %q, %d", stdout, stderr, code, test.stderr, test.code)
+			if stdout != "" || !strings.Contains(stderr, test.stderr) || (test.stderr == "") != (stderr == "") ||
+				code != test.code {
+				t.Errorf("standard output %q, standard error %q, exit code %d; want %q, %d", stdout, stderr, code, test.stderr,
+					test.code)
 			}
 			if diff := cmp.Diff(test.after, files(t, dir)); diff != "" {
 				t.Errorf("files (-want +got):\n%s", diff)
@@ -124,7 +153,8 @@ func TestBackupKeepsAnOpenStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, stderr, code := runOnce(t.Context(), "", "--address", serveBackup(t, backupPieces(6, nil, "one", "two")), "backup", name, "--force")
+	_, stderr, code := runOnce(t.Context(), "", "--address", serveBackup(t, backupPieces(6, nil, "one", "two")), "backup",
+		name, "--force")
 	if !strings.Contains(stderr, "a server has it open") || code != 64 {
 		t.Errorf("standard error %q, exit code %d; want that a server has it open, 64", stderr, code)
 	}
@@ -238,7 +268,8 @@ func names(t *testing.T, dir string) (all []string) {
 func TestBackupShowsProgress(t *testing.T) {
 	address := serveBackup(t, backupPieces(6, nil, "one", "two"))
 	left, written := runOnTerminal(t, io.Discard, "--address", address, "backup", "-")
-	if left != "backed up 6 B\n" || !strings.Contains(written, "waiting until") || !strings.Contains(written, "\rbacking up") {
+	if left != "backed up 6 B\n" || !strings.Contains(written, "waiting until") ||
+		!strings.Contains(written, "\rbacking up") {
 		t.Errorf("final screen %q, output %q", left, written)
 	}
 	if left, _ := runOnTerminal(t, io.Discard, "--address", address, "backup", "--quiet", "-"); left != "" {

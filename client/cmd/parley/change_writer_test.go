@@ -84,43 +84,86 @@ func TestChangeWriter(t *testing.T) {
 		{heartbeat(), ""},
 		{gap(), "changes are missing here; see the current state with: parley list --order updated"},
 		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{Id: "a"}), "a created"},
-		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{Id: "a", Title: "The\nshop"}), "a created: The shop"},
-		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{ForkedFrom: &parleyv1.ForkOrigin{ConversationId: "b", Sequence: 3}}), "a forked from b at 3"},
-		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, &parleyv1.Conversation{Id: "a"}), "a updated to version 7"},
 		{
-			conversationChange(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, &parleyv1.Conversation{ActiveAgent: &parleyv1.ActiveAgent{Agent: "writer", Reason: "why not"}}),
+			conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{Id: "a", Title: "The\nshop"}),
+			"a created: The shop",
+		},
+		{
+			conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CREATED, &parleyv1.Conversation{
+				ForkedFrom: &parleyv1.ForkOrigin{ConversationId: "b", Sequence: 3},
+			}),
+			"a forked from b at 3",
+		},
+		{
+			conversationChange(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, &parleyv1.Conversation{Id: "a"}),
+			"a updated to version 7",
+		},
+		{
+			conversationChange(parleyv1.ChangeKind_CHANGE_KIND_UPDATED, &parleyv1.Conversation{
+				ActiveAgent: &parleyv1.ActiveAgent{Agent: "writer", Reason: "why not"},
+			}),
 			"a updated to version 7, active agent writer: why not",
 		},
-		{conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CLEARED, &parleyv1.Conversation{MessageCount: 1}), "a cleared, 1 message left"},
+		{
+			conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CLEARED, &parleyv1.Conversation{MessageCount: 1}),
+			"a cleared, 1 message left",
+		},
 		{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_DELETED), "a deleted"},
 		{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_EXPIRED), "a expired"},
 		{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_EVICTED), "a evicted at capacity"},
 		{newChange("a", 99), "a 99"},
 		{withoutTime, "a message 1 user: hi"},
-		{messageChange(&parleyv1.Message{Sequence: 3, Role: user, Content: "And the\n second\x1b[2J one?"}), "a message 3 user: And the second\uFFFD[2J one?"},
 		{
-			messageChange(&parleyv1.Message{Sequence: 4, Role: assistant, Agent: "writer", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE, Content: strings.Repeat("ö", 300)}),
+			messageChange(&parleyv1.Message{Sequence: 3, Role: user, Content: "And the\n second\x1b[2J one?"}),
+			"a message 3 user: And the second\uFFFD[2J one?",
+		},
+		{
+			messageChange(&parleyv1.Message{
+				Sequence: 4, Role: assistant, Agent: "writer", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE,
+				Content: strings.Repeat("ö", 300),
+			}),
 			"a message 4 assistant writer, incomplete: " + strings.Repeat("ö", 199) + "…",
 		},
 		{
 			messageChange(&parleyv1.Message{
-				Sequence: 5, Role: assistant, StructuredData: []*parleyv1.StructuredData{{Type: "list", Value: structpb.NewNumberValue(1)}},
+				Sequence: 5, Role: assistant, StructuredData: []*parleyv1.StructuredData{
+					{Type: "list", Value: structpb.NewNumberValue(1)},
+				},
 				ToolCalls:   []*parleyv1.ToolCall{{Id: "c1", Name: "price", Arguments: "{}"}},
 				Attachments: []*parleyv1.Attachment{{Uri: "s3://b/k"}},
 			}),
 			"a message 5 assistant: structured data list: 1; tool call price c1: {}; attachment: s3://b/k",
 		},
 		{
-			messageChange(&parleyv1.Message{Sequence: 6, Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "c1", Name: "price", Content: "50 cents"}}),
+			messageChange(&parleyv1.Message{
+				Sequence: 6, Role: parleyv1.Role_ROLE_TOOL,
+				ToolResult: &parleyv1.ToolResult{CallId: "c1", Name: "price", Content: "50 cents"},
+			}),
 			"a message 6 tool: tool result price c1: 50 cents",
 		},
-		{turnChange("a", "t", &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: &parleyv1.TurnStarted{Agent: "writer"}}}), "a the turn started; writer answers"},
+		{
+			turnChange("a", "t", &parleyv1.TurnEvent{
+				Event: &parleyv1.TurnEvent_Started{Started: &parleyv1.TurnStarted{Agent: "writer"}},
+			}),
+			"a the turn started; writer answers",
+		},
 		{turnChange("a", "t", queued(2)), "a waiting, number 2 in the queue"},
 		{turnChange("a", "t", handover("other")), "a other answers"},
-		{turnChange("a", "t", &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}}), ""},
-		{turnChange("a", "t", &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolCall{ToolCall: &parleyv1.ToolCall{Id: "c1", Name: "price"}}}), "a tool call price c1:"},
+		{
+			turnChange("a", "t", &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{}}}),
+			"",
+		},
+		{
+			turnChange("a", "t", &parleyv1.TurnEvent{
+				Event: &parleyv1.TurnEvent_ToolCall{ToolCall: &parleyv1.ToolCall{Id: "c1", Name: "price"}},
+			}),
+			"a tool call price c1:",
+		},
 		{turnChange("a", "t", finished(parleyv1.TurnState_TURN_STATE_COMPLETED)), "a the turn completed"},
-		{turnChange("a", "t", finished(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED)), "a the turn waits for the results of its tool calls"},
+		{
+			turnChange("a", "t", finished(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED)),
+			"a the turn waits for the results of its tool calls",
+		},
 		{turnChange("a", "t", failed), "a the turn failed: out of ideas (AGENT_FAILED)"},
 		{turnChange("a", "t", &parleyv1.TurnEvent{}), ""},
 	}
@@ -133,7 +176,8 @@ func TestChangeWriter(t *testing.T) {
 			t.Errorf("%v (-want +got):\n%s", test.change, diff)
 		}
 	}
-	if got, want := printed(t, console{}, []string{"a"}, gap()), "12:00:05 changes are missing here; see the current state with: parley show a\n"; got != want {
+	if got, want := printed(t, console{}, []string{"a"}, gap()), "12:00:05 changes are missing here; see the current "+
+		"state with: parley show a\n"; got != want {
 		t.Errorf("gap of one watched conversation = %q, want %q", got, want)
 	}
 }
@@ -141,8 +185,10 @@ func TestChangeWriter(t *testing.T) {
 // The text of an answer continues its line unless another change was printed in between.
 func TestChangeWriterPrintsAnswersAsTheyArrive(t *testing.T) {
 	got := printed(t, console{}, nil,
-		turnChange("a", "t1", delta("one ")), turnChange("a", "t1", delta("two\n")), turnChange("a", "t1", delta("three\n\n")), heartbeat(),
-		turnChange("b", "t2", delta("other\x1b[1m")), turnChange("a", "t1", delta("four")), turnChange("a", "t1", delta("")), messageChange(&parleyv1.Message{Sequence: 2, Content: "one"}),
+		turnChange("a", "t1", delta("one ")), turnChange("a", "t1", delta("two\n")),
+		turnChange("a", "t1", delta("three\n\n")), heartbeat(),
+		turnChange("b", "t2", delta("other\x1b[1m")), turnChange("a", "t1", delta("four")), turnChange("a", "t1", delta("")),
+		messageChange(&parleyv1.Message{Sequence: 2, Content: "one"}),
 		turnChange("a", "t1", finished(parleyv1.TurnState_TURN_STATE_COMPLETED)), turnChange("b", "t2", delta("end\n")))
 	want := `12:00:05 a answer: one two
          three
@@ -158,7 +204,9 @@ func TestChangeWriterPrintsAnswersAsTheyArrive(t *testing.T) {
 }
 
 func TestColours(t *testing.T) {
-	changes := []*parleyv1.ConversationChange{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_DELETED), turnChange("a", "t1", delta("\x1b[2J"))}
+	changes := []*parleyv1.ConversationChange{
+		newChange("a", parleyv1.ChangeKind_CHANGE_KIND_DELETED), turnChange("a", "t1", delta("\x1b[2J")),
+	}
 	without := "12:00:05 a deleted\n12:00:05 a answer: \uFFFD[2J\n"
 	tests := []struct {
 		name     string
@@ -166,7 +214,11 @@ func TestColours(t *testing.T) {
 		noColour string
 		want     string
 	}{
-		{"a terminal", true, "", "\x1b[2m12:00:05\x1b[0m \x1b[1ma\x1b[0m \x1b[31mdeleted\x1b[0m\n\x1b[2m12:00:05\x1b[0m \x1b[1ma\x1b[0m \x1b[32manswer: \x1b[0m\uFFFD[2J\n"},
+		{
+			"a terminal", true, "",
+			"\x1b[2m12:00:05\x1b[0m \x1b[1ma\x1b[0m \x1b[31mdeleted\x1b[0m\n\x1b[2m12:00:05\x1b[0m \x1b[1ma\x1b[0m " +
+				"\x1b[32manswer: \x1b[0m\uFFFD[2J\n",
+		},
 		{"a terminal without colours", true, "1", without},
 		{"a file", false, "", strings.ReplaceAll(without, "\uFFFD", "\x1b")},
 	}

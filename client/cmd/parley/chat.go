@@ -79,15 +79,22 @@ func (a *app) newChatCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringVarP(&request.ConversationId, "conversation", "c", "", "conversation to continue or create; if empty, a new one")
+	flags.StringVarP(&request.ConversationId, "conversation", "c", "",
+		"conversation to continue or create; if empty, a new one")
 	flags.StringVar(&request.Agent, "agent", "", "agent that answers, instead of the conversation's agent")
 	flags.StringVar(&f.system, "system", "", "system prompt for these turns, instead of the conversation's or the agent's")
-	flags.StringArrayVar(&f.results, "tool-result", nil, "result of a tool call that the agent waits for, as CALL_ID=CONTENT; may be repeated")
-	flags.BoolVar(&request.AnswerPending, "again", false, "answer the last message of the history again, for example after a failed turn; without TEXT and standard input")
-	flags.StringVar(&f.onBusy, "on-busy", "reject", "if another turn is running: reject this one, queue it, or interrupt the running one")
-	flags.StringVar(&f.onDisconnect, "on-disconnect", "continue", "if the connection is lost: continue the turn, or cancel it")
-	flags.StringVar(&request.RequestId, "request-id", "", "id of the request: a second chat with the same id shows the same turn")
-	flags.BoolVar(&request.MustExist, "must-exist", false, "fail if the conversation does not exist, instead of creating it")
+	flags.StringArrayVar(&f.results, "tool-result", nil,
+		"result of a tool call that the agent waits for, as CALL_ID=CONTENT; may be repeated")
+	flags.BoolVar(&request.AnswerPending, "again", false,
+		"answer the last message of the history again, for example after a failed turn; without TEXT and standard input")
+	flags.StringVar(&f.onBusy, "on-busy", "reject",
+		"if another turn is running: reject this one, queue it, or interrupt the running one")
+	flags.StringVar(&f.onDisconnect, "on-disconnect", "continue",
+		"if the connection is lost: continue the turn, or cancel it")
+	flags.StringVar(&request.RequestId, "request-id", "",
+		"id of the request: a second chat with the same id shows the same turn")
+	flags.BoolVar(&request.MustExist, "must-exist", false,
+		"fail if the conversation does not exist, instead of creating it")
 	return command
 }
 
@@ -97,7 +104,8 @@ func (f chatFlags) apply(request *parleyv1.ChatRequest) error {
 	if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_UNSPECIFIED {
 		return usageError(fmt.Sprintf("--on-busy %q: use reject, queue or interrupt", f.onBusy))
 	}
-	request.OnDisconnect = parleyv1.OnDisconnect(parleyv1.OnDisconnect_value["ON_DISCONNECT_"+strings.ToUpper(f.onDisconnect)])
+	onDisconnect := "ON_DISCONNECT_" + strings.ToUpper(f.onDisconnect)
+	request.OnDisconnect = parleyv1.OnDisconnect(parleyv1.OnDisconnect_value[onDisconnect])
 	if request.GetOnDisconnect() == parleyv1.OnDisconnect_ON_DISCONNECT_UNSPECIFIED {
 		return usageError(fmt.Sprintf("--on-disconnect %q: use continue or cancel", f.onDisconnect))
 	}

@@ -30,9 +30,11 @@ func (a *app) newContextCommand() *cobra.Command {
 	}
 	flags := command.Flags()
 	flags.Int32Var(&window.MaxMessages, "max-messages", 0, "maximum number of messages, 0 for all")
-	flags.Int32Var(&window.MaxExchanges, "max-exchanges", 0, "maximum number of exchanges (a user message and the answers to it), 0 for all")
+	flags.Int32Var(&window.MaxExchanges, "max-exchanges", 0,
+		"maximum number of exchanges (a user message and the answers to it), 0 for all")
 	flags.Int32Var(&window.MaxBytes, "max-bytes", 0, "maximum number of encoded bytes, 0 for all")
-	flags.BoolVar(&window.CacheStable, "cache-stable", false, "move the start of the window in blocks, so that the prompt cache of a provider is effective")
+	flags.BoolVar(&window.CacheStable, "cache-stable", false,
+		"move the start of the window in blocks, so that the prompt cache of a provider is effective")
 	return command
 }
 

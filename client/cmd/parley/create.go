@@ -41,11 +41,14 @@ func (a *app) newCreateCommand() *cobra.Command {
 	}
 	flags := command.Flags()
 	flags.StringVar(&conversation.Title, "title", "", "title, shown to people")
-	flags.StringToStringVar(&conversation.Labels, "label", nil, "label as key=value, which list can search for; may be repeated")
+	flags.StringToStringVar(&conversation.Labels, "label", nil,
+		"label as key=value, which list can search for; may be repeated")
 	flags.StringVar(&conversation.Agent, "agent", "", "agent that answers chat")
 	flags.StringVar(&conversation.SystemPrompt, "system", "", "system prompt, before the history")
-	flags.Int32Var(&conversation.Retention.MaxMessages, "max-messages", 0, "number of messages to keep, 0 for the server's default")
+	flags.Int32Var(&conversation.Retention.MaxMessages, "max-messages", 0,
+		"number of messages to keep, 0 for the server's default")
 	flags.DurationVar(&ttl, "ttl", 0, "time to live after the last append (default: set by the server)")
-	flags.StringVar(&request.RequestId, "request-id", "", "id of the request: a second create with the same id returns the same conversation")
+	flags.StringVar(&request.RequestId, "request-id", "",
+		"id of the request: a second create with the same id returns the same conversation")
 	return command
 }

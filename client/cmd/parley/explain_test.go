@@ -28,16 +28,46 @@ func TestExplain(t *testing.T) {
 		err  error
 		want string
 	}{
-		{"an error of the server", parley(codes.NotFound, "CONVERSATION_NOT_FOUND", `conversation "x" does not exist`), `conversation "x" does not exist (CONVERSATION_NOT_FOUND)`},
-		{"a closing server", parley(codes.Unavailable, "SHUTTING_DOWN", "the server is closing"), "the server is closing (SHUTTING_DOWN)"},
-		{"wrapped", errors.Join(fmt.Errorf("call: %w", parley(codes.Aborted, "CONVERSATION_BUSY", "a turn runs"))), "a turn runs (CONVERSATION_BUSY)"},
+		{
+			"an error of the server", parley(codes.NotFound, "CONVERSATION_NOT_FOUND", `conversation "x" does not exist`),
+			`conversation "x" does not exist (CONVERSATION_NOT_FOUND)`,
+		},
+		{
+			"a closing server", parley(codes.Unavailable, "SHUTTING_DOWN", "the server is closing"),
+			"the server is closing (SHUTTING_DOWN)",
+		},
+		{
+			"wrapped", errors.Join(fmt.Errorf("call: %w", parley(codes.Aborted, "CONVERSATION_BUSY", "a turn runs"))),
+			"a turn runs (CONVERSATION_BUSY)",
+		},
 		{"a status without reason", status.Error(codes.Unimplemented, "unknown method"), "unknown method (Unimplemented)"},
-		{"no listener", unavailable(`connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: connection refused"`), "no server at 127.0.0.1:1: start one"},
-		{"no socket", unavailable(`connection error: desc = "transport: Error while dialing: dial unix x: connect: no such file or directory"`), "no server at 127.0.0.1:1: start one"},
-		{"not TLS", unavailable(`connection error: desc = "transport: authentication handshake failed: tls: first importLine does not look like a TLS handshake"`), "the server at 127.0.0.1:1 does not use TLS: set --tls=false"},
-		{"no such host", unavailable(`dns: A importLine lookup error: lookup nowhere.invalid: no such host`), "no such host: 127.0.0.1:1"},
-		{"another connection error", unavailable("error reading from server: EOF"), "cannot reach 127.0.0.1:1: error reading from server: EOF"},
-		{"a deadline", status.Error(codes.DeadlineExceeded, "context deadline exceeded"), "no reply from 127.0.0.1:1 within 5s: --timeout"},
+		{
+			"no listener",
+			unavailable(`connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: connection refused"`),
+			"no server at 127.0.0.1:1: start one",
+		},
+		{
+			"no socket",
+			unavailable(`connection error: desc = "transport: Error while dialing: dial unix x: connect: no such file or directory"`),
+			"no server at 127.0.0.1:1: start one",
+		},
+		{
+			"not TLS",
+			unavailable(`connection error: desc = "transport: authentication handshake failed: tls: first importLine does not look like a TLS handshake"`),
+			"the server at 127.0.0.1:1 does not use TLS: set --tls=false",
+		},
+		{
+			"no such host", unavailable(`dns: A importLine lookup error: lookup nowhere.invalid: no such host`),
+			"no such host: 127.0.0.1:1",
+		},
+		{
+			"another connection error", unavailable("error reading from server: EOF"),
+			"cannot reach 127.0.0.1:1: error reading from server: EOF",
+		},
+		{
+			"a deadline", status.Error(codes.DeadlineExceeded, "context deadline exceeded"),
+			"no reply from 127.0.0.1:1 within 5s: --timeout",
+		},
 		{"cancelled", status.Error(codes.Canceled, "context canceled"), "stopped before the reply arrived"},
 		{"no status", errors.New("write /dev/stdout: no space left on device"), "write /dev/stdout: no space left on device"},
 	}

@@ -18,8 +18,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutExport = `Write complete conversations as JSON Lines, one conversation on each line. Without ID, export writes
-all conversations, the oldest first; otherwise it writes the named ones in that order. parley import
+const aboutExport = `Write complete conversations as JSON Lines, one conversation on each line. Without ID, export
+writes all conversations, the oldest first; otherwise it writes the named ones in that order. parley import
 imports them with their ids, sequences and times. Each line is
 
   {"conversation": {...}, "messages": [...]}
@@ -98,7 +98,9 @@ func (a *app) export(ctx context.Context, ids []string, f exportFlags) error {
 }
 
 // exportTo writes conversations to w and returns their number, also with an error.
-func (a *app) exportTo(ctx context.Context, c *client.Client, w io.Writer, ids []string, f exportFlags) (count int, err error) {
+func (a *app) exportTo(
+	ctx context.Context, c *client.Client, w io.Writer, ids []string, f exportFlags,
+) (count int, err error) {
 	bar, err := a.exportProgress(ctx, c, ids, f)
 	if err != nil {
 		return 0, err
@@ -142,7 +144,9 @@ func (a *app) exportProgress(ctx context.Context, c *client.Client, ids []string
 
 // joinParts joins the parts of conversations that receive returns until io.EOF. An error is the last element;
 // an incomplete conversation before it is left out.
-func joinParts(receive func() (*parleyv1.ExportConversationsResponse, error)) iter.Seq2[*parleyv1.ExportConversationsResponse, error] {
+func joinParts(
+	receive func() (*parleyv1.ExportConversationsResponse, error),
+) iter.Seq2[*parleyv1.ExportConversationsResponse, error] {
 	return func(yield func(*parleyv1.ExportConversationsResponse, error) bool) {
 		var joined *parleyv1.ExportConversationsResponse // nil between two conversations
 		for {

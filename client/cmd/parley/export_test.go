@@ -103,7 +103,8 @@ func TestExportThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, stderr, code = runOnce(t.Context(), "", "--address", address, "export", "--to", to)
-	if want := "received 2 conversations; " + to + " is unchanged\nparley: out of order (DataLoss)\n"; stderr != want || code != 1 {
+	if want := "received 2 conversations; " + to + " is unchanged\nparley: out of order (DataLoss)\n"; stderr != want ||
+		code != 1 {
 		t.Errorf("standard error %q, exit code %d, want %q, 1", stderr, code, want)
 	}
 	if diff := cmp.Diff(map[string]string{"all.jsonl": "-rw------- before"}, files(t, dir)); diff != "" {
@@ -125,11 +126,13 @@ func TestExportToAFile(t *testing.T) {
 	for _, name := range []string{"new", "old", "link"} {
 		stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "export", "--to", filepath.Join(dir, name))
 		if stdout != "" || stderr != "exported 1 conversation\n" || code != 0 {
-			t.Errorf("--to %s: standard output %q, standard error %q, exit code %d; want 1 conversation in the file, 0", name, stdout, stderr, code)
+			t.Errorf("--to %s: standard output %q, standard error %q, exit code %d; want 1 conversation in the file, 0", name,
+				stdout, stderr, code)
 		}
 	}
 	want := map[string]string{
-		"new": "-rw------- " + line, "old": "-rw------- " + line, "linked": "-rw------- " + line, "link": "Lrwxrwxrwx " + line,
+		"new": "-rw------- " + line, "old": "-rw------- " + line, "linked": "-rw------- " + line,
+		"link": "Lrwxrwxrwx " + line,
 	}
 	if diff := cmp.Diff(want, files(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)

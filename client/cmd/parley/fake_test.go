@@ -62,25 +62,33 @@ func (f fake) Chat(request *parleyv1.ChatRequest, stream grpc.ServerStreamingSer
 	}})
 }
 
-func (f fake) ResumeTurn(request *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
+func (f fake) ResumeTurn(request *parleyv1.ResumeTurnRequest,
+	stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse],
+) error {
 	return f.resume(request, &turnStream{ServerStream: stream, index: request.GetAfterIndex(), send: func(event *parleyv1.TurnEvent) error {
 		return stream.Send(&parleyv1.ResumeTurnResponse{Event: event})
 	}})
 }
 
-func (f fake) CancelTurn(ctx context.Context, request *parleyv1.CancelTurnRequest) (*parleyv1.CancelTurnResponse, error) {
+func (f fake) CancelTurn(
+	ctx context.Context, request *parleyv1.CancelTurnRequest,
+) (*parleyv1.CancelTurnResponse, error) {
 	turn, err := f.cancel(ctx, request)
 	return &parleyv1.CancelTurnResponse{Turn: turn}, err
 }
 
-func (f fake) GetConversation(_ context.Context, request *parleyv1.GetConversationRequest) (*parleyv1.GetConversationResponse, error) {
+func (f fake) GetConversation(
+	_ context.Context, request *parleyv1.GetConversationRequest,
+) (*parleyv1.GetConversationResponse, error) {
 	return &parleyv1.GetConversationResponse{
 		Conversation: &parleyv1.Conversation{Id: request.GetConversationId(), ActiveTurnId: f.active},
 	}, nil
 }
 
 // ListConversations returns three conversations in pages of one, with an empty page among them.
-func (f fake) ListConversations(_ context.Context, request *parleyv1.ListConversationsRequest) (*parleyv1.ListConversationsResponse, error) {
+func (f fake) ListConversations(
+	_ context.Context, request *parleyv1.ListConversationsRequest,
+) (*parleyv1.ListConversationsResponse, error) {
 	page, next := pageOf(request.GetPageToken())
 	reply := &parleyv1.ListConversationsResponse{NextPageToken: next, TotalSize: 3}
 	if page != 1 {
@@ -92,7 +100,9 @@ func (f fake) ListConversations(_ context.Context, request *parleyv1.ListConvers
 }
 
 // ListMessages returns four messages in pages of one.
-func (f fake) ListMessages(_ context.Context, request *parleyv1.ListMessagesRequest) (*parleyv1.ListMessagesResponse, error) {
+func (f fake) ListMessages(
+	_ context.Context, request *parleyv1.ListMessagesRequest,
+) (*parleyv1.ListMessagesResponse, error) {
 	page, next := pageOf(request.GetPageToken())
 	return &parleyv1.ListMessagesResponse{
 		Messages:      []*parleyv1.Message{{Sequence: int32(page + 1), Role: parleyv1.Role_ROLE_USER}},
@@ -100,7 +110,9 @@ func (f fake) ListMessages(_ context.Context, request *parleyv1.ListMessagesRequ
 	}, nil
 }
 
-func (f fake) ExportConversations(request *parleyv1.ExportConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error {
+func (f fake) ExportConversations(request *parleyv1.ExportConversationsRequest,
+	stream grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse],
+) error {
 	return f.export(request, stream)
 }
 
@@ -122,7 +134,9 @@ func echoChat(request *parleyv1.ChatRequest, stream *turnStream) error {
 	if id == "" {
 		id = "made-by-server"
 	}
-	events := []*parleyv1.TurnEvent{started(id), delta("in " + request.GetConversationId() + ": "), delta(request.GetContent())}
+	events := []*parleyv1.TurnEvent{
+		started(id), delta("in " + request.GetConversationId() + ": "), delta(request.GetContent()),
+	}
 	end := finished(parleyv1.TurnState_TURN_STATE_COMPLETED)
 	switch request.GetContent() {
 	case "busy":
@@ -176,11 +190,15 @@ func delta(text string) *parleyv1.TurnEvent {
 }
 
 func handover(agent string) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{Agent: agent}}}
+	return &parleyv1.TurnEvent{
+		Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{Agent: agent}},
+	}
 }
 
 func finished(state parleyv1.TurnState) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{Turn: &parleyv1.Turn{State: state}}}}
+	return &parleyv1.TurnEvent{
+		Event: &parleyv1.TurnEvent_Finished{Finished: &parleyv1.TurnFinished{Turn: &parleyv1.Turn{State: state}}},
+	}
 }
 
 func queued(position int32) *parleyv1.TurnEvent {

@@ -26,14 +26,17 @@ func TestChatFlags(t *testing.T) {
 			Content: "hello", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE, OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CANCEL,
 		}},
 		{[]string{"--on-busy", "interrupt", "-c", "shop"}, &parleyv1.ChatRequest{
-			ConversationId: "shop", Content: "from standard input", OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT, OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE,
+			ConversationId: "shop", Content: "from standard input", OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT,
+			OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE,
 		}},
 		{[]string{"-c", "shop", "--again"}, &parleyv1.ChatRequest{
-			ConversationId: "shop", AnswerPending: true, OnBusy: parleyv1.OnBusy_ON_BUSY_REJECT, OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE,
+			ConversationId: "shop", AnswerPending: true, OnBusy: parleyv1.OnBusy_ON_BUSY_REJECT,
+			OnDisconnect: parleyv1.OnDisconnect_ON_DISCONNECT_CONTINUE,
 		}},
 	}
 	for _, test := range tests {
-		_, stderr, code := runOnce(t.Context(), "from standard input", append([]string{"--address", address, "chat"}, test.args...)...)
+		_, stderr, code := runOnce(t.Context(), "from standard input",
+			append([]string{"--address", address, "chat"}, test.args...)...)
 		if code != 0 {
 			t.Errorf("%v: exit code %d, %s", test.args, code, stderr)
 		}

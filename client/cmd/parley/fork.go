@@ -37,6 +37,7 @@ func (a *app) newForkCommand() *cobra.Command {
 	flags := command.Flags()
 	flags.Int32Var(&request.AtSequence, "at", 0, "sequence of the last message to copy, 0 for all")
 	flags.StringVar(&request.NewConversationId, "id", "", "id of the copy; if empty, the server chooses one")
-	flags.StringVar(&request.RequestId, "request-id", "", "id of the request: a second fork with the same id returns the same copy")
+	flags.StringVar(&request.RequestId, "request-id", "",
+		"id of the request: a second fork with the same id returns the same copy")
 	return command
 }

@@ -20,8 +20,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutImport = `Import complete conversations that parley export wrote, from FILE or standard input. They keep their
-ids, sequences, versions and times, but get new uids. Import skips conversations that have expired and
+const aboutImport = `Import complete conversations that parley export wrote, from FILE or standard input. They keep
+their ids, sequences, versions and times, but get new uids. Import skips conversations that have expired and
 those beyond the server's capacity. It also skips conversations that exist, or replaces them with
 --overwrite.
 
@@ -137,7 +137,8 @@ func (a *app) importFrom(ctx context.Context, c *client.Client, in io.Reader, f 
 	case r.Failed > 0:
 		err = fmt.Errorf("%s not imported", count(int(r.Failed), "line"))
 	case r.NoRoom > 0:
-		err = fmt.Errorf("the server has no capacity for %s; see its --max-conversations", count(int(r.NoRoom), "conversation"))
+		err = fmt.Errorf("the server has no capacity for %s; see its --max-conversations",
+			count(int(r.NoRoom), "conversation"))
 	}
 	return errors.Join(i.readErr, err)
 }
@@ -231,7 +232,8 @@ func (i *importer) endError(err error) error {
 
 // addReply adds the reply of the server to the result.
 func (i *importer) addReply(reply *parleyv1.ImportConversationsResponse) {
-	i.result.Imported, i.result.Skipped, i.result.NoRoom = reply.GetImportedCount(), reply.GetSkippedCount(), reply.GetNoRoomCount()
+	i.result.Imported, i.result.Skipped, i.result.NoRoom = reply.GetImportedCount(), reply.GetSkippedCount(),
+		reply.GetNoRoomCount()
 	failures := slices.SortedFunc(slices.Values(reply.GetFailures()), func(a, b *parleyv1.ImportFailure) int {
 		return cmp.Compare(i.sentLines[a.GetConversationId()], i.sentLines[b.GetConversationId()])
 	})
@@ -269,8 +271,10 @@ func (a *app) printImported(result importResult) error {
 	}
 	reasons := ""
 	if result.Skipped > 0 {
-		reasons = fmt.Sprintf(" (%d already present or expired, %d beyond the server's capacity)", result.Skipped-result.NoRoom, result.NoRoom)
+		reasons = fmt.Sprintf(" (%d already present or expired, %d beyond the server's capacity)",
+			result.Skipped-result.NoRoom, result.NoRoom)
 	}
-	_, err := fmt.Fprintf(a.out, "imported %d, skipped %d%s, failed %d\n", result.Imported, result.Skipped, reasons, result.Failed)
+	_, err := fmt.Fprintf(a.out, "imported %d, skipped %d%s, failed %d\n", result.Imported, result.Skipped, reasons,
+		result.Failed)
 	return err
 }

@@ -104,7 +104,9 @@ func parse(line []byte) (*parleyv1.ExportConversationsResponse, error) {
 
 // requests divides a conversation into requests within the server's size limit. It returns an error if one
 // message or the header exceeds that limit.
-func requests(conversation *parleyv1.ExportConversationsResponse, overwrite bool) ([]*parleyv1.ImportConversationsRequest, error) {
+func requests(
+	conversation *parleyv1.ExportConversationsResponse, overwrite bool,
+) ([]*parleyv1.ImportConversationsRequest, error) {
 	var parts []*parleyv1.ImportConversationsRequest
 	var part *parleyv1.ImportConversationsRequest
 	addPart := func() {

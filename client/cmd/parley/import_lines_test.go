@@ -54,7 +54,9 @@ func TestExportAndImportKeepConversations(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, part := range sent {
-				parts = append(parts, &parleyv1.ExportConversationsResponse{Conversation: part.GetConversation(), Messages: part.GetMessages()})
+				parts = append(parts, &parleyv1.ExportConversationsResponse{
+					Conversation: part.GetConversation(), Messages: part.GetMessages(),
+				})
 			}
 		}
 		got := collect(t, parts)
@@ -221,7 +223,8 @@ func TestRequestsFitTheServer(t *testing.T) {
 			for _, part := range parts {
 				got = append(got, len(part.GetMessages()))
 				if n := proto.Size(part); n > 4<<20 || part.GetConversation().GetId() != "a" || !part.GetOverwrite() {
-					t.Errorf("request of %d bytes, conversation %v; want at most 4 MiB, conversation a, overwrite", n, part.GetConversation())
+					t.Errorf("request of %d bytes, conversation %v; want at most 4 MiB, conversation a, overwrite", n,
+						part.GetConversation())
 				}
 			}
 			if diff := cmp.Diff(test.want, got); diff != "" || (err == nil) != (test.want != nil) {
@@ -259,7 +262,8 @@ func TestBadLines(t *testing.T) {
 			}
 			got = append(got, r)
 		}
-		if len(got) != 2 || got[0].err == nil || got[0].err.Error() != want || got[0].number != 2 || got[0].size != int64(len(line)+2) {
+		if len(got) != 2 || got[0].err == nil || got[0].err.Error() != want || got[0].number != 2 ||
+			got[0].size != int64(len(line)+2) {
 			t.Errorf("%.60s: line %d, %d bytes, %v; want line 2, %s", line, got[0].number, got[0].size, got[0].err, want)
 		}
 		if len(got) != 2 || got[1].conversation.GetConversation().GetId() != "b" || got[1].number != 4 || got[1].size != 27 {
@@ -300,7 +304,8 @@ func TestLongLines(t *testing.T) {
 
 func TestReadErrorEndsTheLines(t *testing.T) {
 	broken := errors.New("broken")
-	input := io.MultiReader(strings.NewReader(`{"conversation":{"id":"a"}}`+"\n"+`{"conversation":{"id":"b"}}`), iotest.ErrReader(broken))
+	input := io.MultiReader(strings.NewReader(`{"conversation":{"id":"a"}}`+"\n"+`{"conversation":{"id":"b"}}`),
+		iotest.ErrReader(broken))
 	var got []string
 	for r, err := range readLines(input, maxLine) {
 		if err != nil {

@@ -34,7 +34,8 @@ func importFake(reply *parleyv1.ImportConversationsResponse) (f fake, received *
 			if err != nil {
 				return err
 			}
-			*received = append(*received, fmt.Sprintf("%s %d %t", request.GetConversation().GetId(), len(request.GetMessages()), request.GetOverwrite()))
+			*received = append(*received,
+				fmt.Sprintf("%s %d %t", request.GetConversation().GetId(), len(request.GetMessages()), request.GetOverwrite()))
 		}
 	}}, received
 }
@@ -70,7 +71,8 @@ parley: 4 lines not imported
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 
-	stdout, _, _ = runOnce(t.Context(), "nonsense\n"+conversationLine("c"), "--address", address, "--output", "json", "import", "--quiet")
+	stdout, _, _ = runOnce(t.Context(), "nonsense\n"+conversationLine("c"), "--address", address, "--output", "json",
+		"import", "--quiet")
 	wantDocument := `{
   "imported": 2,
   "skipped": 1,
@@ -174,8 +176,10 @@ func TestImportEndedByTheServer(t *testing.T) {
 				in: &conversations{}, out: &stdout, err: &stderr, getenv: func(string) string { return "" }, now: time.Now,
 			})
 			note, failure, _ := strings.Cut(stderr.String(), "\n")
-			if !strings.HasSuffix(note, " conversations were sent; those that the server imported remain") || failure != test.want || code != 1 || stdout.String() != "" {
-				t.Errorf("standard output %q, standard error %q, exit code %d, want %q, 1", stdout.String(), stderr.String(), code, test.want)
+			if !strings.HasSuffix(note, " conversations were sent; those that the server imported remain") ||
+				failure != test.want || code != 1 || stdout.String() != "" {
+				t.Errorf("standard output %q, standard error %q, exit code %d, want %q, 1", stdout.String(), stderr.String(), code,
+					test.want)
 			}
 		})
 	}
@@ -189,15 +193,18 @@ func TestImportOfUnreadableInput(t *testing.T) {
 		in:  io.MultiReader(strings.NewReader(conversationLine("a")+`{"conv`), iotest.ErrReader(errors.New("broken"))),
 		out: &stdout, err: &stderr, getenv: func(string) string { return "" }, now: time.Now,
 	})
-	if stdout.String() != "imported 1, skipped 0, failed 0\n" || stderr.String() != "parley: line 2: broken\n" || code != 1 {
-		t.Errorf("standard output %q, standard error %q, exit code %d; want 1 import and the error, 1", stdout.String(), stderr.String(), code)
+	if stdout.String() != "imported 1, skipped 0, failed 0\n" || stderr.String() != "parley: line 2: broken\n" ||
+		code != 1 {
+		t.Errorf("standard output %q, standard error %q, exit code %d; want 1 import and the error, 1", stdout.String(),
+			stderr.String(), code)
 	}
 	if diff := cmp.Diff([]string{"a 0 false"}, *received); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 
-	if _, stderr, code := runOnce(t.Context(), "", "import", filepath.Join(t.TempDir(), "none")); !strings.Contains(stderr, "none") || code != 1 {
-		t.Errorf("import of a missing file: standard error %q, exit code %d", stderr, code)
+	_, missing, code := runOnce(t.Context(), "", "import", filepath.Join(t.TempDir(), "none"))
+	if !strings.Contains(missing, "none") || code != 1 {
+		t.Errorf("import of a missing file: standard error %q, exit code %d", missing, code)
 	}
 	s := openTerminal(t.Context(), t, "import")
 	s.expect("parley: nothing to import: name a FILE or pass one on standard input; see 'parley import --help'\n")
@@ -210,7 +217,9 @@ func TestImportWithFullOutput(t *testing.T) {
 	for _, output := range []string{"table", "json"} {
 		var stderr strings.Builder
 		code := run(t.Context(), []string{"--address", address, "--output", output, "import"}, console{
-			in: strings.NewReader(conversationLine("a")), out: fullDisk{}, err: &stderr, getenv: func(string) string { return "" }, now: time.Now,
+			in: strings.NewReader(conversationLine("a")), out: fullDisk{}, err: &stderr, getenv: func(string) string {
+				return ""
+			}, now: time.Now,
 		})
 		if want := "parley: no space left on device\n"; stderr.String() != want || code != 1 {
 			t.Errorf("--output %s: standard error %q, exit code %d, want %q, 1", output, stderr.String(), code, want)
@@ -282,7 +291,8 @@ func TestImportShowsProgress(t *testing.T) {
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const end = "line 2: syntax error (column 1): invalid value nonsense\nimported 2, skipped 0, failed 1\nparley: 1 line not imported\n"
+	const end = "line 2: syntax error (column 1): invalid value nonsense\nimported 2, skipped 0, failed 1\nparley: 1 " +
+		"line not imported\n"
 	tests := []struct {
 		name string
 		args []string

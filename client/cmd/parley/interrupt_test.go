@@ -18,7 +18,9 @@ func cancellableFake(t *testing.T) fake {
 	t.Helper()
 	cancelled := make(chan struct{})
 	cancelledTurn := finished(parleyv1.TurnState_TURN_STATE_CANCELLED)
-	cancelledTurn.GetFinished().GetTurn().Error = &parleyv1.TurnError{Reason: "CANCELLED", Message: "the turn was cancelled"}
+	cancelledTurn.GetFinished().GetTurn().Error = &parleyv1.TurnError{
+		Reason: "CANCELLED", Message: "the turn was cancelled",
+	}
 	think := func(stream *turnStream) error {
 		select {
 		case <-cancelled:
@@ -153,7 +155,8 @@ func TestSecondInterruptEndsChat(t *testing.T) {
 	s.interrupt()
 	s.expect("\ncancelling the turn; press Ctrl-C again to stop waiting\n")
 	s.interrupt()
-	s.expect("see the result with: bin/parley --address " + address + " resume shop t1\nparley: stopped waiting before the turn ended\n")
+	s.expect("see the result with: bin/parley --address " + address + " resume shop t1\nparley: stopped waiting before " +
+		"the turn ended\n")
 	s.expectEnd(1)
 }
 
@@ -165,7 +168,8 @@ func TestInterruptWithFailedCancel(t *testing.T) {
 	s := openTerminal(t.Context(), t, "--address", f.serve(t), "chat", "stubborn")
 	s.expect("half a thou")
 	s.interrupt()
-	s.expect("\ncancelling the turn; press Ctrl-C again to stop waiting\nthe turn continues, cancelling failed: out of order (Internal)\n")
+	s.expect("\ncancelling the turn; press Ctrl-C again to stop waiting\nthe turn continues, cancelling failed: out of " +
+		"order (Internal)\n")
 	s.interrupt()
 	s.expect("parley: stopped waiting before the turn ended\n")
 	s.expectEnd(1)
@@ -176,7 +180,9 @@ func TestInterruptBeforeTheFirstEvent(t *testing.T) {
 		"parley: interrupted before the server replied; it may have received the message\n": {"chat", "never"},
 		"parley: interrupted\n": {"resume", "never"},
 	}
-	f := fake{chat: echoChat, resume: func(_ *parleyv1.ResumeTurnRequest, stream *turnStream) error { return hang(stream) }}
+	f := fake{
+		chat: echoChat, resume: func(_ *parleyv1.ResumeTurnRequest, stream *turnStream) error { return hang(stream) },
+	}
 	address := f.serve(t)
 	for text, args := range tests {
 		s := openTerminal(t.Context(), t, append([]string{"--address", address}, args...)...)

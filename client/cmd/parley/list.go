@@ -46,15 +46,19 @@ func (a *app) newListCommand() *cobra.Command {
 	flags := command.Flags()
 	flags.Int32Var(&limit, "limit", 50, "maximum number of conversations, 0 for all")
 	flags.StringVar(&order, "order", "created", "created: newest first; updated: most recently changed first")
-	flags.StringToStringVar(&request.Labels, "label", nil, "only conversations with this label, key=value; may be repeated")
-	flags.StringVar(&request.StructuredDataType, "data-type", "", "only conversations that contain structured data of this type")
+	flags.StringToStringVar(&request.Labels, "label", nil,
+		"only conversations with this label, key=value; may be repeated")
+	flags.StringVar(&request.StructuredDataType, "data-type", "",
+		"only conversations that contain structured data of this type")
 	flags.StringVar(&request.PageToken, "page-token", "", "continue a previous list")
 	return command
 }
 
 // list prints up to limit conversations, or all if limit is 0. As JSON it prints each reply as it
 // arrives. As a table it prints all rows at the end, so that the columns are aligned.
-func (a *app) list(ctx context.Context, c *client.Client, request *parleyv1.ListConversationsRequest, limit int32) error {
+func (a *app) list(
+	ctx context.Context, c *client.Client, request *parleyv1.ListConversationsRequest, limit int32,
+) error {
 	all := &parleyv1.ListConversationsResponse{}
 	for count := int32(0); limit == 0 || count < limit; {
 		request.PageSize = maxPage

@@ -47,7 +47,9 @@ func keyOfEntry(i *parleyv1.Interaction) entryKey {
 // keyOfMessage returns the key of the entry of an appended message.
 func keyOfMessage(change *parleyv1.ConversationChange) entryKey {
 	m := change.GetMessage()
-	return entryKey{conversation: change.GetConversationId(), turn: m.GetSequence(), micros: m.GetCreateTime().AsTime().UnixMicro()}
+	return entryKey{
+		conversation: change.GetConversationId(), turn: m.GetSequence(), micros: m.GetCreateTime().AsTime().UnixMicro(),
+	}
 }
 
 // logFollower prints entries as they are added to the log. It polls the log when a watch reports a change,
@@ -74,7 +76,9 @@ func (a *app) followLog(ctx context.Context, request *parleyv1.ListInteractionsR
 		a.timeout = 0
 	}
 	return a.call(ctx, func(ctx context.Context, c *client.Client) error {
-		f := &logFollower{app: a, client: c, writer: logWriter{app: a}, request: request, seen: map[entryKey]time.Time{}, lastPoll: a.now()}
+		f := &logFollower{
+			app: a, client: c, writer: logWriter{app: a}, request: request, seen: map[entryKey]time.Time{}, lastPoll: a.now(),
+		}
 		return f.run(ctx, flags)
 	})
 }
@@ -170,7 +174,8 @@ func (f *logFollower) markSeen(key entryKey, i *parleyv1.Interaction, at time.Ti
 // known.
 func (f *logFollower) poll(ctx context.Context, show func(*parleyv1.Interaction) error) error {
 	start := f.now()
-	since := max(start.Sub(f.lastPoll), start.Round(0).Sub(f.lastPoll.Round(0))) // The monotonic clock may stop while the machine sleeps.
+	// The monotonic clock may stop while the machine sleeps.
+	since := max(start.Sub(f.lastPoll), start.Round(0).Sub(f.lastPoll.Round(0)))
 	request := &parleyv1.ListInteractionsRequest{
 		Span:     &parleyv1.ListInteractionsRequest_Within{Within: durationpb.New(since + overlap)},
 		PageSize: followPage,

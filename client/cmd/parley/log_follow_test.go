@@ -81,7 +81,9 @@ func (f *logFake) listCount() int {
 
 // ListInteractions lists the file: from its end with a span, and from its beginning without one. A span always
 // covers the whole file.
-func (f *logFake) ListInteractions(_ context.Context, request *parleyv1.ListInteractionsRequest) (*parleyv1.ListInteractionsResponse, error) {
+func (f *logFake) ListInteractions(
+	_ context.Context, request *parleyv1.ListInteractionsRequest,
+) (*parleyv1.ListInteractionsResponse, error) {
 	if f.beforeList != nil && request.GetSpan() == nil {
 		f.beforeList()
 		f.beforeList = nil
@@ -125,14 +127,18 @@ func (f *logFake) ListInteractions(_ context.Context, request *parleyv1.ListInte
 }
 
 // SearchInteractions returns the whole file and reports one unreadable entry.
-func (f *logFake) SearchInteractions(context.Context, *parleyv1.SearchInteractionsRequest) (*parleyv1.SearchInteractionsResponse, error) {
+func (f *logFake) SearchInteractions(
+	context.Context, *parleyv1.SearchInteractionsRequest,
+) (*parleyv1.SearchInteractionsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return &parleyv1.SearchInteractionsResponse{Interactions: f.file, SkippedCount: 1}, nil
 }
 
 // DeleteInteractions records the conversation to erase.
-func (f *logFake) DeleteInteractions(_ context.Context, request *parleyv1.DeleteInteractionsRequest) (*parleyv1.DeleteInteractionsResponse, error) {
+func (f *logFake) DeleteInteractions(
+	_ context.Context, request *parleyv1.DeleteInteractionsRequest,
+) (*parleyv1.DeleteInteractionsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.erased = append(f.erased, request.GetConversationId())
@@ -140,7 +146,9 @@ func (f *logFake) DeleteInteractions(_ context.Context, request *parleyv1.Delete
 }
 
 // WatchConversations sends the changes.
-func (f *logFake) WatchConversations(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+func (f *logFake) WatchConversations(_ *parleyv1.WatchConversationsRequest,
+	stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+) error {
 	for {
 		select {
 		case change := <-f.changes:
@@ -226,7 +234,8 @@ func TestFollowLog(t *testing.T) {
 	}
 	moved := f.append("c", 1, 6.5, "in its place")
 	f.mu.Lock()
-	f.file = append(append(f.file[:len(f.file)-202:len(f.file)-202], f.file[len(f.file)-1]), f.file[len(f.file)-202:len(f.file)-1]...)
+	f.file = append(append(f.file[:len(f.file)-202:len(f.file)-202], f.file[len(f.file)-1]),
+		f.file[len(f.file)-202:len(f.file)-1]...)
 	f.mu.Unlock()
 	f.changes <- moved
 	expect("in its place")
@@ -292,7 +301,9 @@ func TestFollowEnds(t *testing.T) {
 	f.changes <- heartbeat()
 	s.expect("no log")
 	s.expectEnd(1)
-	limitless := serveWatch(t, func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+	limitless := serveWatch(t, func(_ *parleyv1.WatchConversationsRequest,
+		stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+	) error {
 		_, limited := stream.Context().Deadline()
 		return status.Errorf(codes.Unauthenticated, "limited: %t", limited)
 	})

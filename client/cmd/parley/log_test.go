@@ -23,13 +23,17 @@ func TestLogLines(t *testing.T) {
 		{&parleyv1.Interaction{Role: user, Agent: "User", Content: "hi"}, "a user: hi"},
 		{&parleyv1.Interaction{Role: user, Agent: "Mary", Content: "hi"}, "a user Mary: hi"},
 		{&parleyv1.Interaction{Role: assistant, Agent: "User", Content: "hi"}, "a assistant User: hi"},
-		{&parleyv1.Interaction{Role: assistant, Agent: "wri\nter\x1b", Content: long, Metadata: incomplete}, "a assistant wri ter\uFFFD, incomplete: " + long},
+		{
+			&parleyv1.Interaction{Role: assistant, Agent: "wri\nter\x1b", Content: long, Metadata: incomplete},
+			"a assistant wri ter\uFFFD, incomplete: " + long,
+		},
 		{&parleyv1.Interaction{Role: tool, Agent: "price"}, "a tool price:"},
 		{&parleyv1.Interaction{Role: user, Content: "one\n\ntwo\x1b[2J\n"}, "a user: one\n    \n    two\uFFFD[2J"},
 	}
 	for _, test := range tests {
 		test.interaction.ConversationId, test.interaction.Timestamp = "a", timestamppb.New(noon())
-		if diff := cmp.Diff("2026-11-20T12:00:05Z "+test.want+"\n", printedEntry(t, console{outTerminal: true, getenv: noColour}, nil, test.interaction)); diff != "" {
+		if diff := cmp.Diff("2026-11-20T12:00:05Z "+test.want+"\n",
+			printedEntry(t, console{outTerminal: true, getenv: noColour}, nil, test.interaction)); diff != "" {
 			t.Errorf("%v (-want +got):\n%s", test.interaction, diff)
 		}
 	}
@@ -64,7 +68,12 @@ func TestLogColours(t *testing.T) {
 		match  *regexp.Regexp
 		output string
 	}{
-		{"a terminal", console{outTerminal: true, getenv: colours}, match, head + "\x1b[1;31mGoals\x1b[0m.\n    \x1b[1;31mGOALS\x1b[0m\uFFFD and (more) goal\n"},
+		{
+			"a terminal",
+			console{outTerminal: true, getenv: colours},
+			match,
+			head + "\x1b[1;31mGoals\x1b[0m.\n    \x1b[1;31mGOALS\x1b[0m\uFFFD and (more) goal\n",
+		},
 		{"no match", console{outTerminal: true, getenv: colours}, nil, head + "Goals.\n    GOALS\uFFFD and (more) goal\n"},
 		{"a terminal without colours", console{outTerminal: true, getenv: noColour}, match, plain},
 		{"a file", console{getenv: colours}, match, strings.ReplaceAll(plain, "\uFFFD", "\x1b")},
@@ -117,7 +126,8 @@ func TestLogPages(t *testing.T) {
 func TestLogReportsSkippedEntries(t *testing.T) {
 	_, address := serveLog(t)
 	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "log", "search", "x")
-	if want := "skipped 1 log entry that cannot be read; the server's own log lists them\n"; stdout != "" || stderr != want || code != 0 {
+	if want := "skipped 1 log entry that cannot be read; the server's own log lists them\n"; stdout != "" ||
+		stderr != want || code != 0 {
 		t.Errorf("standard output %q, standard error %q, exit code %d; want %q", stdout, stderr, code, want)
 	}
 }

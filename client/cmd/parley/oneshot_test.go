@@ -166,7 +166,8 @@ func TestListsReadAllPages(t *testing.T) {
 		stdout, stderr, code := runOnce(t.Context(), "", append([]string{"--address", address}, test.args...)...)
 		var got []string
 		for line := range strings.Lines(stdout) {
-			if word, _, _ := strings.Cut(line, " "); strings.HasPrefix(word, "c") && len(word) == 2 || strings.HasPrefix(word, "[") {
+			if word, _, _ := strings.Cut(line, " "); strings.HasPrefix(word, "c") && len(word) == 2 ||
+				strings.HasPrefix(word, "[") {
 				got = append(got, word)
 			}
 		}

@@ -56,7 +56,9 @@ func TestShortCutsCharacters(t *testing.T) {
 }
 
 func TestSize(t *testing.T) {
-	tests := map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 1 << 20: "1.0 MiB", 5 << 30: "5120.0 MiB"}
+	tests := map[int64]string{
+		0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 1536: "1.5 KiB", 1 << 20: "1.0 MiB", 5 << 30: "5120.0 MiB",
+	}
 	for bytes, want := range tests {
 		if got := size(bytes); got != want {
 			t.Errorf("size(%d) = %q, want %q", bytes, got, want)
@@ -73,7 +75,8 @@ func TestWriteErrorsAreReturned(t *testing.T) {
 	event := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: "hello"}}}
 	for _, output := range []string{"table", "json"} {
 		a := &app{console: console{out: fullDisk{}, err: fullDisk{}}, output: output}
-		if a.printLine(event) == nil || a.showEvent(event, &view{}) == nil || a.print(event, func(w io.Writer) { fmt.Fprint(w, "hello") }) == nil {
+		if a.printLine(event) == nil || a.showEvent(event, &view{}) == nil ||
+			a.print(event, func(w io.Writer) { fmt.Fprint(w, "hello") }) == nil {
 			t.Errorf("--output %s: print functions returned nil, want an error", output)
 		}
 	}

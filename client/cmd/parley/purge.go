@@ -13,8 +13,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutPurge = `Delete conversations without an append for some time, with their messages, and print their number and
-ids (the first hundred). Purge does not ask for confirmation: use --dry-run to see what it would
+const aboutPurge = `Delete conversations without an append for some time, with their messages, and print their number
+and ids (the first hundred). Purge does not ask for confirmation: use --dry-run to see what it would
 delete. Running turns of the conversations are cancelled.`
 
 func (a *app) newPurgeCommand() *cobra.Command {

@@ -31,7 +31,8 @@ func (a *app) newClearCommand() *cobra.Command {
 			})
 		},
 	}
-	command.Flags().Int32Var(&request.AfterSequence, "after-sequence", 0, "keep messages up to and including this sequence, 0 for none")
+	command.Flags().Int32Var(&request.AfterSequence, "after-sequence", 0,
+		"keep messages up to and including this sequence, 0 for none")
 	return command
 }
 

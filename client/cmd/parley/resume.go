@@ -11,8 +11,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutResume = `Print the answer of the running turn of a conversation from its start, and continue as it arrives. If
-no turn is running, print the newest turn's answer. With TURN, print the answer of that turn. The
+const aboutResume = `Print the answer of the running turn of a conversation from its start, and continue as it arrives.
+If no turn is running, print the newest turn's answer. With TURN, print the answer of that turn. The
 output is that of chat. The exit code is 1 if the turn did not complete.
 
 Ctrl-C stops watching; the turn continues. parley cancel cancels it.`
@@ -44,7 +44,8 @@ func (a *app) resume(ctx context.Context, c *client.Client, request *parleyv1.Re
 	for event, err := range c.ResumeTurn(ctx, request) {
 		if err != nil {
 			if seen.turnID != "" && errors.Is(context.Cause(ctx), errInterrupted) {
-				err = fmt.Errorf("stopped watching; the turn continues, cancel it with: %s cancel %s %s", a.programCommand(), request.GetConversationId(), seen.turnID)
+				err = fmt.Errorf("stopped watching; the turn continues, cancel it with: %s cancel %s %s", a.programCommand(),
+					request.GetConversationId(), seen.turnID)
 			}
 			return errors.Join(a.endLine(&seen), err)
 		}

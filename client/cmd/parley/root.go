@@ -64,7 +64,8 @@ type app struct {
 
 	addressSet, timeoutSet bool
 	credentials            credentials.TransportCredentials // If nil, client.Dial chooses.
-	parsed                 bool                             // The command line is valid, so later errors are not usage errors.
+	// The command line is valid, so later errors are not usage errors.
+	parsed bool
 }
 
 // run runs the command line args, which do not contain the program name, and returns the exit code. It
@@ -104,15 +105,20 @@ func (a *app) newRootCommand() *cobra.Command {
 		address = set
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.address, "address", address, "address of the server, host:port or unix:PATH; PARLEY_ADDRESS sets the default")
-	flags.StringVar(&a.output, "output", "table", "table for people, or json for programs: one document for each reply, one line for each event")
-	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of a call, 0 for none; chat, resume, watch, export, import, backup, log --follow and log erase have no limit unless this is set")
-	flags.BoolVar(&a.tls, "tls", false, "use TLS with the system's certificates (default: unless the server is on this machine)")
+	flags.StringVar(&a.address, "address", address,
+		"address of the server, host:port or unix:PATH; PARLEY_ADDRESS sets the default")
+	flags.StringVar(&a.output, "output", "table",
+		"table for people, or json for programs: one document for each reply, one line for each event")
+	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of a call, 0 for none; chat, resume, watch, "+
+		"export, import, backup, log --follow and log erase have no limit unless this is set")
+	flags.BoolVar(&a.tls, "tls", false,
+		"use TLS with the system's certificates (default: unless the server is on this machine)")
 
 	root.AddCommand(
 		a.newChatCommand(), a.newResumeCommand(), a.newCancelCommand(), a.newTurnsCommand(),
 		a.newCreateCommand(), a.newForkCommand(), a.newAppendCommand(),
-		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(), a.newWatchCommand(), a.newLogCommand(),
+		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(), a.newWatchCommand(),
+		a.newLogCommand(),
 		a.newClearCommand(), a.newDeleteCommand(), a.newPurgeCommand(),
 		a.newExportCommand(), a.newImportCommand(), a.newBackupCommand(),
 		a.newAgentCommand(), a.newAgentsCommand(), a.newStatsCommand(), a.newMCPCommand(), a.newVersionCommand(),

@@ -66,7 +66,8 @@ func (a *app) newSummaryCommand() *cobra.Command {
 	}
 	flags := command.Flags()
 	flags.Int32Var(&f.messages, "messages", 3, "number of newest messages to show, at most 20")
-	flags.Int32Var(&f.maxBytes, "max-bytes", 0, "maximum bytes of messages and referenced data of each conversation; 0 for all, or for 32 KiB each with several conversations")
+	flags.Int32Var(&f.maxBytes, "max-bytes", 0, "maximum bytes of messages and referenced data of each conversation; 0 "+
+		"for all, or for 32 KiB each with several conversations")
 	flags.Int32Var(&f.knownVersion, "known-version", 0, "show the summary only if the conversation is at another version")
 	flags.Var(&f.wait, "wait", "with --known-version: wait up to this long for another version, at most 60s")
 	return command
@@ -101,7 +102,9 @@ func (a *app) summarize(ctx context.Context, c *client.Client, request *parleyv1
 }
 
 // summarizeAll prints the summaries of several conversations with the limits of request.
-func (a *app) summarizeAll(ctx context.Context, c *client.Client, request *parleyv1.GetRoutingSummaryRequest, ids []string) error {
+func (a *app) summarizeAll(ctx context.Context, c *client.Client, request *parleyv1.GetRoutingSummaryRequest,
+	ids []string,
+) error {
 	var missing []string
 	first := true
 	for batch := range slices.Chunk(ids, maxBatch) {

@@ -22,7 +22,9 @@ type summaryFake struct {
 	batch  func(*parleyv1.BatchGetRoutingSummariesRequest)
 }
 
-func (f summaryFake) GetRoutingSummary(ctx context.Context, request *parleyv1.GetRoutingSummaryRequest) (*parleyv1.GetRoutingSummaryResponse, error) {
+func (f summaryFake) GetRoutingSummary(
+	ctx context.Context, request *parleyv1.GetRoutingSummaryRequest,
+) (*parleyv1.GetRoutingSummaryResponse, error) {
 	f.single(request)
 	text := "no deadline"
 	if deadline, limited := ctx.Deadline(); limited {
@@ -32,7 +34,9 @@ func (f summaryFake) GetRoutingSummary(ctx context.Context, request *parleyv1.Ge
 }
 
 // BatchGetRoutingSummaries reports conversations whose ids end with 0 as missing.
-func (f summaryFake) BatchGetRoutingSummaries(_ context.Context, request *parleyv1.BatchGetRoutingSummariesRequest) (*parleyv1.BatchGetRoutingSummariesResponse, error) {
+func (f summaryFake) BatchGetRoutingSummaries(
+	_ context.Context, request *parleyv1.BatchGetRoutingSummariesRequest,
+) (*parleyv1.BatchGetRoutingSummariesResponse, error) {
 	f.batch(request)
 	reply := &parleyv1.BatchGetRoutingSummariesResponse{}
 	for _, id := range request.GetConversationIds() {
@@ -55,22 +59,32 @@ func TestSummaryWait(t *testing.T) {
 		want *parleyv1.GetRoutingSummaryRequest
 	}{
 		{[]string{"--timeout", "2m"}, "2m0s", &parleyv1.GetRoutingSummaryRequest{}},
-		{[]string{"--known-version", "0", "--timeout", "2m"}, "2m0s", &parleyv1.GetRoutingSummaryRequest{KnownVersion: new(int32)}},
+		{
+			[]string{"--known-version", "0", "--timeout", "2m"},
+			"2m0s",
+			&parleyv1.GetRoutingSummaryRequest{KnownVersion: new(int32)},
+		},
 		{
 			[]string{"--known-version", "7", "--wait", "1d", "--timeout", "2m", "--max-bytes", "9"},
 			"24h2m0s",
-			&parleyv1.GetRoutingSummaryRequest{KnownVersion: new(int32(7)), WaitTimeout: durationpb.New(24 * time.Hour), MaxBytes: 9},
+			&parleyv1.GetRoutingSummaryRequest{
+				KnownVersion: new(int32(7)), WaitTimeout: durationpb.New(24 * time.Hour), MaxBytes: 9,
+			},
 		},
 		{
 			[]string{"--known-version", "7", "--wait", "60s", "--timeout", "0", "--messages", "0"},
 			"no deadline",
-			&parleyv1.GetRoutingSummaryRequest{KnownVersion: new(int32(7)), WaitTimeout: durationpb.New(time.Minute), MessageLimit: new(int32)},
+			&parleyv1.GetRoutingSummaryRequest{
+				KnownVersion: new(int32(7)), WaitTimeout: durationpb.New(time.Minute), MessageLimit: new(int32),
+			},
 		},
 	}
 	for _, test := range tests {
-		stdout, stderr, code := runOnce(t.Context(), "", append([]string{"--address", address, "summary", "a"}, test.args...)...)
+		stdout, stderr, code := runOnce(t.Context(), "",
+			append([]string{"--address", address, "summary", "a"}, test.args...)...)
 		if !strings.HasPrefix(stdout, test.time+"\n") || code != 0 {
-			t.Errorf("%v: standard output %q, exit code %d, %s; want the time limit %s", test.args, stdout, code, stderr, test.time)
+			t.Errorf("%v: standard output %q, exit code %d, %s; want the time limit %s", test.args, stdout, code, stderr,
+				test.time)
 		}
 		test.want.ConversationId = "a"
 		if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
@@ -81,7 +95,9 @@ func TestSummaryWait(t *testing.T) {
 
 func TestManySummaries(t *testing.T) {
 	var got []*parleyv1.BatchGetRoutingSummariesRequest
-	address := serveService(t, summaryFake{batch: func(request *parleyv1.BatchGetRoutingSummariesRequest) { got = append(got, request) }})
+	address := serveService(t, summaryFake{
+		batch: func(request *parleyv1.BatchGetRoutingSummariesRequest) { got = append(got, request) },
+	})
 	var ids, found []string
 	for i := range 101 {
 		id := fmt.Sprintf("c%d", i)
@@ -95,7 +111,8 @@ func TestManySummaries(t *testing.T) {
 	if diff := cmp.Diff(strings.Join(found, "\n"), stdout); diff != "" {
 		t.Errorf("standard output (-want +got):\n%s", diff)
 	}
-	if want := "parley: not found, or damaged: c0, c10, c20, c30, c40, c50, c60, c70, c80, c90, c100\n"; stderr != want || code != 1 {
+	if want := "parley: not found, or damaged: c0, c10, c20, c30, c40, c50, c60, c70, c80, c90, c100\n"; stderr != want ||
+		code != 1 {
 		t.Errorf("standard error %q, exit code %d; want %q, 1", stderr, code, want)
 	}
 	want := []*parleyv1.BatchGetRoutingSummariesRequest{

@@ -63,8 +63,8 @@ func answerSequences(turn *parleyv1.Turn) string {
 	}
 }
 
-const aboutCancel = `Cancel the running turn of a conversation, or TURN, which may also be queued, and print how it ended. The
-partial answer is stored as an incomplete message. A turn that has ended does not change. The exit
+const aboutCancel = `Cancel the running turn of a conversation, or TURN, which may also be queued, and print how it
+ended. The partial answer is stored as an incomplete message. A turn that has ended does not change. The exit
 code is 1 if no turn is running.`
 
 func (a *app) newCancelCommand() *cobra.Command {
@@ -95,7 +95,8 @@ func (a *app) cancel(ctx context.Context, c *client.Client, request *parleyv1.Ca
 		}
 		request.TurnId = reply.GetConversation().GetActiveTurnId()
 		if request.GetTurnId() == "" {
-			return fmt.Errorf("no turn is running in conversation %s; list the latest turns with: %s turns %s", id, a.programCommand(), id)
+			return fmt.Errorf("no turn is running in conversation %s; list the latest turns with: %s turns %s", id,
+				a.programCommand(), id)
 		}
 	}
 	reply, err := c.CancelTurn(ctx, request)

@@ -20,13 +20,23 @@ func TestTurnTable(t *testing.T) {
 	ago := func(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(now.Add(-d)) }
 	turns := []*parleyv1.Turn{
 		{Id: "t5", State: parleyv1.TurnState_TURN_STATE_QUEUED, Agent: "writer", CreateTime: ago(-time.Second)},
-		{Id: "t4", State: parleyv1.TurnState_TURN_STATE_RUNNING, Agent: "writer", InputSequence: 7, CreateTime: ago(90 * time.Second)},
 		{
-			Id: "t3", State: parleyv1.TurnState_TURN_STATE_FAILED, Agent: "broken", InputSequence: 6, CreateTime: ago(time.Hour), FinishTime: ago(time.Hour - 1500*time.Millisecond),
-			Error: &parleyv1.TurnError{Reason: "AGENT_FAILED", Message: "out of ideas"},
+			Id: "t4", State: parleyv1.TurnState_TURN_STATE_RUNNING, Agent: "writer", InputSequence: 7,
+			CreateTime: ago(90 * time.Second),
 		},
-		{Id: "t2", State: parleyv1.TurnState_TURN_STATE_COMPLETED, Agent: "writer", InputSequence: 2, FirstAnswerSequence: 3, LastAnswerSequence: 5, CreateTime: ago(2 * time.Hour), FinishTime: ago(2*time.Hour - 12345*time.Microsecond)},
-		{Id: "t1", State: parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED, InputSequence: 1, FirstAnswerSequence: 1, LastAnswerSequence: 1, CreateTime: ago(2 * time.Hour), FinishTime: ago(2 * time.Hour)},
+		{
+			Id: "t3", State: parleyv1.TurnState_TURN_STATE_FAILED, Agent: "broken", InputSequence: 6, CreateTime: ago(time.Hour),
+			FinishTime: ago(time.Hour - 1500*time.Millisecond),
+			Error:      &parleyv1.TurnError{Reason: "AGENT_FAILED", Message: "out of ideas"},
+		},
+		{
+			Id: "t2", State: parleyv1.TurnState_TURN_STATE_COMPLETED, Agent: "writer", InputSequence: 2, FirstAnswerSequence: 3,
+			LastAnswerSequence: 5, CreateTime: ago(2 * time.Hour), FinishTime: ago(2*time.Hour - 12345*time.Microsecond),
+		},
+		{
+			Id: "t1", State: parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED, InputSequence: 1, FirstAnswerSequence: 1,
+			LastAnswerSequence: 1, CreateTime: ago(2 * time.Hour), FinishTime: ago(2 * time.Hour),
+		},
 	}
 	var got strings.Builder
 	(&app{console: console{now: func() time.Time { return now }}}).turnTable(&got, turns)
@@ -44,7 +54,9 @@ t1  input_required          2h ago   0s        1      1
 }
 
 func TestCancel(t *testing.T) {
-	turn := &parleyv1.Turn{Id: "t1", State: parleyv1.TurnState_TURN_STATE_CANCELLED, FirstAnswerSequence: 2, LastAnswerSequence: 2}
+	turn := &parleyv1.Turn{
+		Id: "t1", State: parleyv1.TurnState_TURN_STATE_CANCELLED, FirstAnswerSequence: 2, LastAnswerSequence: 2,
+	}
 	tests := []struct {
 		name   string
 		args   []string
@@ -70,7 +82,8 @@ func TestCancel(t *testing.T) {
 			"none runs",
 			[]string{"shop"},
 			"", nil, "",
-			"parley: no turn is running in conversation shop; list the latest turns with: parley --address ADDRESS turns shop\n", 1,
+			"parley: no turn is running in conversation shop; list the latest turns with: parley --address ADDRESS turns shop\n",
+			1,
 		},
 		{
 			"a missing one",
@@ -78,23 +91,30 @@ func TestCancel(t *testing.T) {
 			"",
 			&parleyv1.CancelTurnRequest{ConversationId: "shop", TurnId: "none"}, "", "parley: no such turn (NotFound)\n", 1,
 		},
-		{"too many words", []string{"shop", "t1", "t2"}, "", nil, "", "parley: accepts between 1 and 2 arg(s), received 3; see 'parley cancel --help'\n", 64},
+		{
+			"too many words",
+			[]string{"shop", "t1", "t2"},
+			"", nil, "",
+			"parley: accepts between 1 and 2 arg(s), received 3; see 'parley cancel --help'\n", 64,
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			var got *parleyv1.CancelTurnRequest
-			f := fake{active: test.active, cancel: func(_ context.Context, request *parleyv1.CancelTurnRequest) (*parleyv1.Turn, error) {
+			cancel := func(_ context.Context, request *parleyv1.CancelTurnRequest) (*parleyv1.Turn, error) {
 				got = request
 				if request.GetTurnId() == "none" {
 					return nil, status.Error(codes.NotFound, "no such turn")
 				}
 				return turn, nil
-			}}
+			}
+			f := fake{active: test.active, cancel: cancel}
 			address := f.serve(t)
 			stdout, stderr, code := runOnce(t.Context(), "", append([]string{"--address", address, "cancel"}, test.args...)...)
 			stderr = strings.ReplaceAll(stderr, address, "ADDRESS")
 			if stdout != test.stdout || stderr != test.stderr || code != test.code {
-				t.Errorf("standard output %q, standard error %q, exit code %d; want %q, %q, %d", stdout, stderr, code, test.stdout, test.stderr, test.code)
+				t.Errorf("standard output %q, standard error %q, exit code %d; want %q, %q, %d", stdout, stderr, code, test.stdout,
+					test.stderr, test.code)
 			}
 			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
 				t.Errorf("request (-want +got):\n%s", diff)
@@ -105,13 +125,16 @@ func TestCancel(t *testing.T) {
 
 func TestCancelPrintsTheAnswer(t *testing.T) {
 	tests := map[string]*parleyv1.Turn{
-		"turn t1 ended: cancelled, no answer\n":  {Id: "t1", State: parleyv1.TurnState_TURN_STATE_CANCELLED},
-		"turn t1 ended: completed, answer 4-6\n": {Id: "t1", State: parleyv1.TurnState_TURN_STATE_COMPLETED, FirstAnswerSequence: 4, LastAnswerSequence: 6},
+		"turn t1 ended: cancelled, no answer\n": {Id: "t1", State: parleyv1.TurnState_TURN_STATE_CANCELLED},
+		"turn t1 ended: completed, answer 4-6\n": {
+			Id: "t1", State: parleyv1.TurnState_TURN_STATE_COMPLETED, FirstAnswerSequence: 4, LastAnswerSequence: 6,
+		},
 	}
 	for want, turn := range tests {
 		f := fake{cancel: func(context.Context, *parleyv1.CancelTurnRequest) (*parleyv1.Turn, error) { return turn, nil }}
 		address := f.serve(t)
-		if got, stderr, code := runOnce(t.Context(), "", "--address", address, "cancel", "shop", "t1"); got != want || code != 0 {
+		if got, stderr, code := runOnce(t.Context(), "", "--address", address, "cancel", "shop", "t1"); got != want ||
+			code != 0 {
 			t.Errorf("standard output %q, want %q; exit code %d, %s", got, want, code, stderr)
 		}
 		got, stderr, code := runOnce(t.Context(), "", "--address", address, "cancel", "shop", "t1", "--output", "json")

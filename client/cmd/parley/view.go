@@ -56,7 +56,8 @@ func (a *app) showEvent(event *parleyv1.TurnEvent, seen *view) error {
 	case *parleyv1.TurnEvent_Finished:
 		err := a.endLine(seen)
 		if seen.awaitsToolResults() {
-			fmt.Fprintln(a.err, "the agent waits for the results of its tool calls;", a.toolResultHint(seen, step.Finished.GetMessages()))
+			fmt.Fprintln(a.err, "the agent waits for the results of its tool calls;",
+				a.toolResultHint(seen, step.Finished.GetMessages()))
 		}
 		return err
 	default:

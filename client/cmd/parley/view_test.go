@@ -11,7 +11,9 @@ import (
 // call.
 func TestToolResultHintWithEqualsSign(t *testing.T) {
 	end := finished(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED)
-	end.GetFinished().Messages = []*parleyv1.Message{{ToolCalls: []*parleyv1.ToolCall{{Id: "c1"}, {Id: "a=b\x1b[1m"}, {Id: "c=d"}}}}
+	end.GetFinished().Messages = []*parleyv1.Message{
+		{ToolCalls: []*parleyv1.ToolCall{{Id: "c1"}, {Id: "a=b\x1b[1m"}, {Id: "c=d"}}},
+	}
 	var output strings.Builder
 	a := &app{console: console{program: "parley", out: &output, err: &output}}
 	if err := a.show(end, &view{conversation: "shop"}); err != nil {

@@ -58,9 +58,11 @@ func (a *app) newWatchCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&request.Cursor, "from", "", "continue after this cursor of --output json; if empty, print only new changes")
+	flags.StringVar(&request.Cursor, "from", "",
+		"continue after this cursor of --output json; if empty, print only new changes")
 	flags.BoolVar(&request.IncludeTurnEvents, "turns", false, "also print answers as they arrive, and how turns end")
-	flags.Var(&deleteAfter, "delete-after-disconnect", "make the named conversations ephemeral: delete them this long after the last such watch has ended")
+	flags.Var(&deleteAfter, "delete-after-disconnect",
+		"make the named conversations ephemeral: delete them this long after the last such watch has ended")
 	return command
 }
 

@@ -19,7 +19,8 @@ import (
 )
 
 // watchHandler is a handler of WatchConversations.
-type watchHandler = func(*parleyv1.WatchConversationsRequest, grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error
+type watchHandler = func(*parleyv1.WatchConversationsRequest,
+	grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error
 
 // watchFake is a server with WatchConversations only.
 type watchFake struct {
@@ -28,13 +29,17 @@ type watchFake struct {
 	watch watchHandler
 }
 
-func (f watchFake) WatchConversations(request *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+func (f watchFake) WatchConversations(request *parleyv1.WatchConversationsRequest,
+	stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+) error {
 	return f.watch(request, stream)
 }
 
 // sendChanges returns a handler that sends changes and ends with end. If end is nil, it waits until the client cancels.
 func sendChanges(end error, changes ...*parleyv1.ConversationChange) watchHandler {
-	return func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+	return func(_ *parleyv1.WatchConversationsRequest,
+		stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+	) error {
 		for _, change := range changes {
 			if err := stream.Send(&parleyv1.WatchConversationsResponse{Change: change}); err != nil {
 				return err
@@ -70,7 +75,9 @@ func serveService(t *testing.T, service parleyv1.ConversationServiceServer) stri
 }
 
 func TestWatchFlags(t *testing.T) {
-	ephemeral := &parleyv1.WatchConversationsRequest{ConversationIds: []string{"a", "b"}, DeleteAfterDisconnect: durationpb.New(48 * time.Hour)}
+	ephemeral := &parleyv1.WatchConversationsRequest{
+		ConversationIds: []string{"a", "b"}, DeleteAfterDisconnect: durationpb.New(48 * time.Hour),
+	}
 	tests := []struct {
 		args []string
 		want *parleyv1.WatchConversationsRequest
@@ -79,28 +86,38 @@ func TestWatchFlags(t *testing.T) {
 		{nil, &parleyv1.WatchConversationsRequest{}, "watching all conversations; press Ctrl-C to stop\n"},
 		{
 			[]string{"a", "--from", "c1", "--turns"},
-			&parleyv1.WatchConversationsRequest{ConversationIds: []string{"a"}, Cursor: "c1", IncludeTurnEvents: true}, "watching 1 conversation; press Ctrl-C to stop\n",
+			&parleyv1.WatchConversationsRequest{ConversationIds: []string{"a"}, Cursor: "c1", IncludeTurnEvents: true},
+			"watching 1 conversation; press Ctrl-C to stop\n",
 		},
-		{[]string{"a", "b", "--delete-after-disconnect", "2d"}, ephemeral, "watching 2 conversations, deleted 48h0m0s after this ends; press Ctrl-C to stop\n"},
+		{
+			[]string{"a", "b", "--delete-after-disconnect", "2d"},
+			ephemeral,
+			"watching 2 conversations, deleted 48h0m0s after this ends; press Ctrl-C to stop\n",
+		},
 	}
 	for _, test := range tests {
 		var got *parleyv1.WatchConversationsRequest
 		show := sendChanges(status.Error(codes.DeadlineExceeded, "the time is up"), gap(), heartbeat(), heartbeat())
-		address := serveWatch(t, func(request *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+		address := serveWatch(t, func(request *parleyv1.WatchConversationsRequest,
+			stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+		) error {
 			got = request
 			return show(request, stream)
 		})
 		for _, terminal := range []bool{true, false} {
 			var out, errs strings.Builder
 			code := run(t.Context(), append([]string{"--address", address, "watch"}, test.args...), console{
-				program: "parley", out: &out, err: &errs, errTerminal: terminal, getenv: func(string) string { return "" }, now: noon,
+				program: "parley", out: &out, err: &errs, errTerminal: terminal, getenv: func(string) string {
+					return ""
+				}, now: noon,
 			})
 			note := ""
 			if terminal {
 				note = test.note
 			}
 			if errs.String() != note || strings.Count(out.String(), "\n") != 1 || code != 0 {
-				t.Errorf("%v: standard output %q, standard error %q, exit code %d; want the gap, %q, 0", test.args, out.String(), errs.String(), code, note)
+				t.Errorf("%v: standard output %q, standard error %q, exit code %d; want the gap, %q, 0", test.args, out.String(),
+					errs.String(), code, note)
 			}
 			if diff := cmp.Diff(test.want, got, protocmp.Transform()); diff != "" {
 				t.Errorf("%v: request (-want +got):\n%s", test.args, diff)
@@ -119,8 +136,16 @@ func TestEndsOfAWatch(t *testing.T) {
 		code    int
 	}{
 		{"the timeout", late, []*parleyv1.ConversationChange{heartbeat()}, "", 0},
-		{"the timeout before the first heartbeat", late, []*parleyv1.ConversationChange{gap()}, "no reply from ADDRESS within 0s: --timeout sets how long to wait", 1},
-		{"an error of the server", status.Error(codes.Unauthenticated, "who are you"), []*parleyv1.ConversationChange{heartbeat()}, "who are you (Unauthenticated)", 1},
+		{
+			"the timeout before the first heartbeat", late,
+			[]*parleyv1.ConversationChange{gap()},
+			"no reply from ADDRESS within 0s: --timeout sets how long to wait", 1,
+		},
+		{
+			"an error of the server", status.Error(codes.Unauthenticated, "who are you"),
+			[]*parleyv1.ConversationChange{heartbeat()},
+			"who are you (Unauthenticated)", 1,
+		},
 	}
 	for _, test := range tests {
 		address := serveWatch(t, sendChanges(test.end, append(test.changes, turnChange("a", "t1", delta("half an ans")))...))
@@ -188,7 +213,9 @@ func TestWatchWithFullOutput(t *testing.T) {
 }
 
 func TestWatchHasNoDefaultTimeout(t *testing.T) {
-	address := serveWatch(t, func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+	address := serveWatch(t, func(_ *parleyv1.WatchConversationsRequest,
+		stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+	) error {
 		if _, limited := stream.Context().Deadline(); limited {
 			return status.Error(codes.Unauthenticated, "limited")
 		}

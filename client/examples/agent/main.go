@@ -67,7 +67,8 @@ const (
 )
 
 func main() {
-	address := flag.String("address", "127.0.0.1:7001", "address of AgentService, `host:port`; with port 0 the system chooses a port")
+	address := flag.String("address", "127.0.0.1:7001",
+		"address of AgentService, `host:port`; with port 0 the system chooses a port")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := serve(ctx, *address, os.Stdout)
@@ -120,9 +121,11 @@ func newShop() *shop {
 	}
 }
 
-// Respond streams the answer to the last message. The context of stream ends when the turn ends, for example because the
-// user has cancelled it or its time limit is reached.
-func (s *shop) Respond(request *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+// Respond streams the answer to the last message. The context of stream ends when the turn ends, for example
+// because the user has cancelled it or its time limit is reached.
+func (s *shop) Respond(
+	request *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse],
+) error {
 	messages := request.GetMessages()
 	if len(messages) == 0 {
 		return status.Error(codes.InvalidArgument, "messages is empty: there is nothing to answer")
@@ -160,7 +163,9 @@ func (s *shop) answer(messages []*parleyv1.Message) answer {
 	}
 	price, soldOut := s.price.FindStringSubmatch(command), s.soldOut.FindStringSubmatch(command)
 	if price == nil && soldOut == nil {
-		return answer{text: fmt.Sprintf("You said: %s. I know %d messages.", content, len(messages)), summary: "repeated what was said"}
+		return answer{
+			text: fmt.Sprintf("You said: %s. I know %d messages.", content, len(messages)), summary: "repeated what was said",
+		}
 	}
 	products := newestProducts(messages)
 	switch {
@@ -235,7 +240,8 @@ func send(stream grpc.ServerStreamingServer[parleyv1.RespondResponse], a answer)
 	}
 	if a.products != nil {
 		data := &parleyv1.StructuredData{Type: productList, Value: structpb.NewListValue(a.products)}
-		if err := stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: data}}); err != nil {
+		piece := &parleyv1.RespondResponse_StructuredData{StructuredData: data}
+		if err := stream.Send(&parleyv1.RespondResponse{Piece: piece}); err != nil {
 			return err
 		}
 	}

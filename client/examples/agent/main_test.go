@@ -99,7 +99,9 @@ type answerParts struct {
 
 // ask sends the history and a message with content. It returns the history with that message and the answer, and the
 // parts of the answer.
-func ask(t *testing.T, conn *grpc.ClientConn, history []*parleyv1.Message, content string) ([]*parleyv1.Message, answerParts, error) {
+func ask(
+	t *testing.T, conn *grpc.ClientConn, history []*parleyv1.Message, content string,
+) ([]*parleyv1.Message, answerParts, error) {
 	t.Helper()
 	history = append(history, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content})
 	stream, err := parleyv1.NewAgentServiceClient(conn).Respond(t.Context(), &parleyv1.RespondRequest{Messages: history})
@@ -136,7 +138,9 @@ func ask(t *testing.T, conn *grpc.ClientConn, history []*parleyv1.Message, conte
 }
 
 // askSlow requests a long answer.
-func askSlow(ctx context.Context, t *testing.T, conn *grpc.ClientConn) grpc.ServerStreamingClient[parleyv1.RespondResponse] {
+func askSlow(
+	ctx context.Context, t *testing.T, conn *grpc.ClientConn,
+) grpc.ServerStreamingClient[parleyv1.RespondResponse] {
 	t.Helper()
 	request := &parleyv1.RespondRequest{Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "slow"}}}
 	stream, err := parleyv1.NewAgentServiceClient(conn).Respond(ctx, request)
@@ -177,20 +181,27 @@ func TestConversation(t *testing.T) {
 		{"Sugar costs 50 cents", answerParts{"There are no products yet.", "", none}},
 		{"the first one is sold out", answerParts{"There are no products yet.", "", none}},
 		{"Create three products", answerParts{
-			"Created Flour, Sugar and Salt.", `product_list [{"name":"Flour"},{"name":"Sugar"},{"name":"Salt"}]`, "created three products",
+			"Created Flour, Sugar and Salt.", `product_list [{"name":"Flour"},{"name":"Sugar"},{"name":"Salt"}]`,
+			"created three products",
 		}},
 		{"sugar costs 50 cents.", answerParts{
-			"Sugar costs 50 cents.", `product_list [{"name":"Flour"},{"cents":50,"name":"Sugar"},{"name":"Salt"}]`, "set a price",
+			"Sugar costs 50 cents.", `product_list [{"name":"Flour"},{"cents":50,"name":"Sugar"},{"name":"Salt"}]`,
+			"set a price",
 		}},
 		{"Tea costs 5 cents", answerParts{"There is no product Tea.", "", missing}},
 		{"sugar costs nothing", answerParts{"You said: sugar costs nothing. I know 13 messages.", "", repeated}},
 		{"The second one is sold out", answerParts{
-			"Sugar is sold out.", `product_list [{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"name":"Salt"}]`, "marked a product as sold out",
+			"Sugar is sold out.", `product_list [{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"name":"Salt"}]`,
+			"marked a product as sold out",
 		}},
 		{"SALT COSTS 7 CENTS", answerParts{
-			"Salt costs 7 cents.", `product_list [{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"cents":7,"name":"Salt"}]`, "set a price",
+			"Salt costs 7 cents.",
+			`product_list [{"name":"Flour"},{"cents":50,"name":"Sugar","sold_out":true},{"cents":7,"name":"Salt"}]`,
+			"set a price",
 		}},
-		{"the fourth one is sold out", answerParts{"You said: the fourth one is sold out. I know 19 messages.", "", repeated}},
+		{
+			"the fourth one is sold out", answerParts{"You said: the fourth one is sold out. I know 19 messages.", "", repeated},
+		},
 	}
 	conn := start(t)
 	var history []*parleyv1.Message
@@ -216,7 +227,9 @@ func TestForeignProductLists(t *testing.T) {
 	}
 	for _, test := range tests {
 		data := &parleyv1.StructuredData{Type: productList, Value: newValue(t, test.list)}
-		history := []*parleyv1.Message{{Role: parleyv1.Role_ROLE_ASSISTANT, StructuredData: []*parleyv1.StructuredData{data, {Type: "other"}}}}
+		history := []*parleyv1.Message{
+			{Role: parleyv1.Role_ROLE_ASSISTANT, StructuredData: []*parleyv1.StructuredData{data, {Type: "other"}}},
+		}
 		if _, got, err := ask(t, conn, history, test.content); got.Text != test.want || err != nil {
 			t.Errorf("answer to %q after %s = %q, %v; want %q", test.content, test.list, got.Text, err, test.want)
 		}
@@ -226,7 +239,8 @@ func TestForeignProductLists(t *testing.T) {
 func TestFails(t *testing.T) {
 	conn := start(t)
 	_, got, err := ask(t, conn, nil, "Fail")
-	if s := status.Convert(err); s.Code() != codes.Unavailable || s.Message() != "the shop is closed" || got != (answerParts{Text: "This will "}) {
+	if s := status.Convert(err); s.Code() != codes.Unavailable || s.Message() != "the shop is closed" ||
+		got != (answerParts{Text: "This will "}) {
 		t.Errorf("answer to Fail = %q, %v, want the status UNAVAILABLE", got, err)
 	}
 	stream, err := parleyv1.NewAgentServiceClient(conn).Respond(t.Context(), &parleyv1.RespondRequest{})
@@ -312,7 +326,8 @@ func TestAddressInUse(t *testing.T) {
 	}
 	defer l.Close()
 	out, err := program(t, l.Addr().String()).CombinedOutput()
-	if err == nil || !strings.HasPrefix(string(out), "agent: ") || !strings.Contains(string(out), "address already in use") {
+	if err == nil || !strings.HasPrefix(string(out), "agent: ") ||
+		!strings.Contains(string(out), "address already in use") {
 		t.Errorf("agent at a used address: %v, output %q, want an error", err, out)
 	}
 }

@@ -87,7 +87,9 @@ var (
 )
 
 // Create creates an empty file.
-func (d *directory) Create(ctx context.Context, _ string, _, mode uint32, out *fuse.EntryOut) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
+func (d *directory) Create(
+	ctx context.Context, _ string, _, mode uint32, out *fuse.EntryOut,
+) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
 	f := &file{log: d.log, mode: mode}
 	out.Mode = mode
 	return d.NewPersistentInode(ctx, f, fs.StableAttr{Mode: syscall.S_IFREG}), nil, 0, 0

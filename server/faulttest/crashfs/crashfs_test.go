@@ -64,7 +64,11 @@ func TestImages(t *testing.T) {
 		{overlapping, Torn, []string{"abc", "ayc", "azc", "xbc", "xyc", "xzc"}},
 		{[]operation{write(0, "x"), write(0, "y")}, Newest, []string{"abc", "xbc", "ybc"}},
 		{[]operation{write(0, "xy"), write(0, "zz")}, Some, []string{"abc", "xyc", "zzc"}},
-		{[]operation{write(0, "xy"), write(0, "zz")}, Torn, []string{"abc", "ayc", "azc", "xbc", "xyc", "xzc", "zbc", "zyc", "zzc"}},
+		{
+			[]operation{write(0, "xy"), write(0, "zz")},
+			Torn,
+			[]string{"abc", "ayc", "azc", "xbc", "xyc", "xzc", "zbc", "zyc", "zzc"},
+		},
 		{growing, All, []string{"abc"}},
 		{growing, Newest, []string{"abc", "abc.", "abcx"}},
 		{[]operation{{resize: true, at: sector}}, Some, []string{"a", "abc"}},

@@ -75,7 +75,9 @@ func record(t *testing.T, program string, seed uint64, flags ...string) ([]opera
 		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		errs := make(chan error, clients)
 		for i := range clients {
-			c := &client{number: i, life: life, random: rand.New(rand.NewPCG(seed, uint64(life*clients+i))), versions: map[string]int32{}}
+			c := &client{
+				number: i, life: life, random: rand.New(rand.NewPCG(seed, uint64(life*clients+i))), versions: map[string]int32{},
+			}
 			go func() { errs <- c.run(ctx, s, r) }()
 		}
 		var err error

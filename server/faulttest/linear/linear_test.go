@@ -111,13 +111,16 @@ func TestMemoryStore(t *testing.T) {
 func TestWrongServers(t *testing.T) {
 	for name, wrong := range map[string]struct{ file, line, by string }{
 		"versions are not checked": {
-			"store/internal/record/write.go", "if a.IfVersion != nil && *a.IfVersion != current {", "if a.IfVersion != nil && *a.IfVersion > current {",
+			"store/internal/record/write.go", "if a.IfVersion != nil && *a.IfVersion != current {",
+			"if a.IfVersion != nil && *a.IfVersion > current {",
 		},
 		"one conversation too many": {
-			"store/boltstore/capacity.go", "excess := t.countsOf(tenant).Conversations + 1 - limit", "excess := t.countsOf(tenant).Conversations - limit",
+			"store/boltstore/capacity.go", "excess := t.countsOf(tenant).Conversations + 1 - limit",
+			"excess := t.countsOf(tenant).Conversations - limit",
 		},
 		"one commit in fifty is rolled back": {
-			"store/boltstore/writer.go", "return t.finish()", "if err := t.finish(); err != nil || tx.ID()%50 != 0 { return err }; return boltfile.ErrUnchanged",
+			"store/boltstore/writer.go", "return t.finish()",
+			"if err := t.finish(); err != nil || tx.ID()%50 != 0 { return err }; return boltfile.ErrUnchanged",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

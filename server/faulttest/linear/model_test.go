@@ -82,7 +82,8 @@ func next(s state, c call, got answer) []any {
 }
 
 func (a answer) equal(b answer) bool {
-	return a.missing == b.missing && a.refused == b.refused && a.version == b.version && a.created == b.created && a.last == b.last &&
+	return a.missing == b.missing && a.refused == b.refused && a.version == b.version && a.created == b.created &&
+		a.last == b.last &&
 		slices.Equal(a.contents, b.contents) && slices.Equal(a.listed, b.listed)
 }
 
@@ -112,7 +113,10 @@ func (s state) append(at int, c call) (state, answer) {
 	if c.ifVersion >= 0 && c.ifVersion != was.version {
 		return s, answer{refused: true, version: was.version}
 	}
-	now := conversation{id: c.id, version: was.version + 1, last: was.last + int32(len(c.contents)), contents: slices.Concat(was.contents, c.contents)}
+	now := conversation{
+		id: c.id, version: was.version + 1, last: was.last + int32(len(c.contents)),
+		contents: slices.Concat(was.contents, c.contents),
+	}
 	now.contents = now.contents[max(0, len(now.contents)-maxMessages):]
 	after := slices.Clone(s)
 	if created {

@@ -24,7 +24,8 @@ type server struct {
 func start(t *testing.T, program, dataDir string, flags ...string) *server {
 	t.Helper()
 	limits := []string{fmt.Sprint("--max-conversations=", maxConversations), fmt.Sprint("--max-messages=", maxMessages)}
-	process, err := parleydtest.Start(parleydtest.Command(context.WithoutCancel(t.Context()), program, dataDir, append(limits, flags...)...))
+	process, err := parleydtest.Start(parleydtest.Command(context.WithoutCancel(t.Context()), program, dataDir,
+		append(limits, flags...)...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +35,8 @@ func start(t *testing.T, program, dataDir string, flags ...string) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.conn, err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry())
+	s.conn,
+		err = grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableRetry())
 	if err != nil {
 		t.Fatal(err)
 	}

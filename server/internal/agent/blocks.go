@@ -40,7 +40,9 @@ func Blocks(a Agent) Agent { return &blocks{a} }
 type blocks struct{ Agent }
 
 // Respond answers without the blocks in the text.
-func (b *blocks) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (b *blocks) Respond(
+	ctx context.Context, request *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		var s blockScanner
 		lastPiece := time.Now()

@@ -21,17 +21,24 @@ func TestBlocksKeepsLargeDataAsText(t *testing.T) {
 	}{
 		"too large":                  {"Here:\n\n" + large, "Here:\n\n" + large, nil},
 		"too large, and a line feed": {"Here:\n\n" + large + "\n\n", "Here:\n\n" + large + "\n\n", nil},
-		"before small ones":          {"Here:\n\n" + large + "\n\n" + small + "\n" + small, "Here:\n\n" + large, []string{"small", "small"}},
-		"after small ones":           {small + "\n" + large, small + "\n" + large, nil},
-		"too large together":         {half + "\n" + half + "\n" + small, half, []string{"half", "small"}},
-		"too large with the last":    {"Here:\n" + half + "\n" + small + "\n" + half, "Here:\n" + half, []string{"small", "half"}},
-		"text of that size":          {"Here:\n" + block("text", `"`+strings.Repeat("x", 500<<10)+`"`), "Here:", []string{"text"}},
+		"before small ones": {
+			"Here:\n\n" + large + "\n\n" + small + "\n" + small, "Here:\n\n" + large, []string{"small", "small"},
+		},
+		"after small ones":   {small + "\n" + large, small + "\n" + large, nil},
+		"too large together": {half + "\n" + half + "\n" + small, half, []string{"half", "small"}},
+		"too large with the last": {
+			"Here:\n" + half + "\n" + small + "\n" + half, "Here:\n" + half, []string{"small", "half"},
+		},
+		"text of that size": {
+			"Here:\n" + block("text", `"`+strings.Repeat("x", 500<<10)+`"`), "Here:", []string{"text"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var text string
 			var data []string
 			size := 0
-			for piece, err := range agent.Blocks(newAgent(test.text[:7], test.text[7:])).Respond(t.Context(), &parleyv1.RespondRequest{}) {
+			for piece, err := range agent.Blocks(newAgent(test.text[:7], test.text[7:])).Respond(t.Context(),
+				&parleyv1.RespondRequest{}) {
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -20,7 +20,9 @@ import (
 // agentFunc is an agent whose Respond is the function.
 type agentFunc func(ctx context.Context, yield func(*parleyv1.RespondResponse, error) bool)
 
-func (f agentFunc) Respond(ctx context.Context, _ *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (f agentFunc) Respond(
+	ctx context.Context, _ *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) { f(ctx, yield) }
 }
 
@@ -55,7 +57,9 @@ func callPiece(id string) *parleyv1.RespondResponse {
 }
 
 func resultPiece(id string) *parleyv1.RespondResponse {
-	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: id}}}
+	return &parleyv1.RespondResponse{
+		Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: id}},
+	}
 }
 
 func handoff(name string) *parleyv1.RespondResponse {

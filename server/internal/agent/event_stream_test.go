@@ -43,16 +43,18 @@ func TestEventStream(t *testing.T) {
 		want []string
 		err  string
 	}{
-		"events":             {"event: a\ndata: 1\n\ndata:2\n\n", []string{"a|1", "|2"}, "EOF"},
-		"CR LF":              {"event: a\r\ndata: 1\r\n\r\ndata: \r\n\r\n", []string{"a|1", "|"}, "EOF"},
-		"several lines":      {"data: 1\ndata\ndata:  2\n\n", []string{"|1\n\n 2"}, "EOF"},
-		"other fields":       {": comment\nid: 7\nretry: 1\n:\nodd\ndata: 1\n\n", []string{"|1"}, "EOF"},
-		"a type alone":       {"event: a\n\ndata: 1\n\n", []string{"|1"}, "EOF"},
-		"incomplete event":   {"data: 1\n\ndata: 2\n", []string{"|1"}, "EOF"},
-		"incomplete line":    {"data: 1\n\ndata: 2", []string{"|1"}, "EOF"},
-		"no final line end":  {"event: e\ndata:", nil, "EOF"},
-		"large events":       {strings.Repeat("data: "+line+"\ndata: "+line+"\n\n", 40), many("|"+line+"\n"+line, 40), "EOF"},
-		"large event":        {"data: " + strings.Repeat("x", 4<<20-8) + "\n\n", []string{"|" + strings.Repeat("x", 4<<20-8)}, "EOF"},
+		"events":            {"event: a\ndata: 1\n\ndata:2\n\n", []string{"a|1", "|2"}, "EOF"},
+		"CR LF":             {"event: a\r\ndata: 1\r\n\r\ndata: \r\n\r\n", []string{"a|1", "|"}, "EOF"},
+		"several lines":     {"data: 1\ndata\ndata:  2\n\n", []string{"|1\n\n 2"}, "EOF"},
+		"other fields":      {": comment\nid: 7\nretry: 1\n:\nodd\ndata: 1\n\n", []string{"|1"}, "EOF"},
+		"a type alone":      {"event: a\n\ndata: 1\n\n", []string{"|1"}, "EOF"},
+		"incomplete event":  {"data: 1\n\ndata: 2\n", []string{"|1"}, "EOF"},
+		"incomplete line":   {"data: 1\n\ndata: 2", []string{"|1"}, "EOF"},
+		"no final line end": {"event: e\ndata:", nil, "EOF"},
+		"large events":      {strings.Repeat("data: "+line+"\ndata: "+line+"\n\n", 40), many("|"+line+"\n"+line, 40), "EOF"},
+		"large event": {
+			"data: " + strings.Repeat("x", 4<<20-8) + "\n\n", []string{"|" + strings.Repeat("x", 4<<20-8)}, "EOF",
+		},
 		"too large event":    {"data: " + strings.Repeat("x", 4<<20), nil, tooLarge},
 		"too many lines":     {strings.Repeat("data: "+line+"\n", 65), nil, tooLarge},
 		"too long comment":   {"data: 1\n\n" + strings.Repeat(": "+line+"\n", 65), []string{"|1"}, tooLarge},

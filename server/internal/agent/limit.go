@@ -31,7 +31,9 @@ type limited struct {
 }
 
 // Respond acquires a slot, answers and releases the slot.
-func (l *limited) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (l *limited) Respond(
+	ctx context.Context, request *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		if !l.slots.Acquire(ctx, yield) {
 			return
@@ -126,5 +128,7 @@ func (s *Slots) abandon(granted chan struct{}) {
 }
 
 func progress(text string) *parleyv1.RespondResponse {
-	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: text}}}
+	return &parleyv1.RespondResponse{
+		Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: text}},
+	}
 }

@@ -213,7 +213,9 @@ type visitedAgent struct {
 	started func(i int)
 }
 
-func (v *visitedAgent) Respond(_ context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (v *visitedAgent) Respond(
+	_ context.Context, request *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(func(*parleyv1.RespondResponse, error) bool) {
 		i := slices.Index(visitors(), request.GetTurnId())
 		v.started(i)

@@ -136,7 +136,8 @@ func (m Model) secrets(base *url.URL) []string {
 	}
 	if user := base.User; user != nil {
 		password, _ := user.Password()
-		basic := base64.StdEncoding.EncodeToString([]byte(user.Username() + ":" + password)) // The form in which they are sent.
+		// The form in which they are sent.
+		basic := base64.StdEncoding.EncodeToString([]byte(user.Username() + ":" + password))
 		secrets = append(secrets, user.String(), user.Username(), password, basic)
 	}
 	return secrets

@@ -33,7 +33,8 @@ func (p *Provider) ResponseError(response *http.Response, err error) *Error {
 		if location, err := response.Location(); err == nil {
 			to = (&url.URL{Scheme: location.Scheme, Host: location.Host, Path: location.Path}).String()
 		}
-		return p.broken(false, "the provider redirects to another address, which is not followed; set base_url to the address of the API", to)
+		return p.broken(false, "the provider redirects to another address, which is not followed; set base_url to the "+
+			"address of the API", to)
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxRefusalBytes))
 	if err != nil {
@@ -72,7 +73,10 @@ func (p *Provider) StreamError(err error) *Error {
 	if r := parseReport(notStream.head); r.message != "" {
 		return p.failure(false, "the provider did not answer with a stream; check base_url and model", r.message)
 	}
-	return &Error{Message: fmt.Sprintf("the provider did not answer with a stream; check that base_url is the address of its API, in the form %q", p.ownBaseURL)}
+	return &Error{
+		Message: fmt.Sprintf("the provider did not answer with a stream; check that base_url is the address of its API, in "+
+			"the form %q", p.ownBaseURL),
+	}
 }
 
 // unreachable returns the error for a request without a response.
@@ -132,7 +136,8 @@ func (p *Provider) refused(status int, r report) *Error {
 	case r.tooLong() || status == http.StatusRequestEntityTooLarge:
 		message = "the conversation is too long for the model; configure a smaller window for the agent"
 	case status == http.StatusNotFound:
-		message = fmt.Sprintf("the provider does not know the model %q, or base_url is not the address of its API", p.model.Model)
+		message = fmt.Sprintf("the provider does not know the model %q, or base_url is not the address of its API",
+			p.model.Model)
 	case status == http.StatusRequestTimeout || status == http.StatusConflict || status >= http.StatusInternalServerError:
 		message, retryable = "the provider failed", true
 	default:
@@ -161,7 +166,9 @@ func (p *Provider) shown(text string) string {
 	// Secrets are removed first, because a truncated secret would not be found.
 	text = Redact(text, p.secrets...)
 	text = strings.ToValidUTF8(text, "\uFFFD")
-	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }), " ")
+	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool {
+		return unicode.IsSpace(r) || unicode.IsControl(r)
+	}), " ")
 	if len(text) > maxShownBytes {
 		text = Truncate(text, maxShownBytes-len("…")) + "…"
 	}

@@ -74,7 +74,8 @@ func (r report) tooLong() bool {
 	}
 	message := strings.ToLower(r.message)
 	for _, phrase := range []string{
-		"context length", "context limit", "context size", "context window", "prompt is too long", "input is too long", "too many tokens",
+		"context length", "context limit", "context size", "context window", "prompt is too long", "input is too long",
+		"too many tokens",
 	} {
 		if strings.Contains(message, phrase) {
 			return true

@@ -77,7 +77,8 @@ func TestRequest(t *testing.T) {
 	var got string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
-		got = fmt.Sprint(r.Method, " ", r.RequestURI, " ", r.Header["Content-Type"], r.Header["User-Agent"], r.Header["X-A"], r.Header["X-B"], " ", string(body), err)
+		got = fmt.Sprint(r.Method, " ", r.RequestURI, " ", r.Header["Content-Type"], r.Header["User-Agent"], r.Header["X-A"],
+			r.Header["X-B"], " ", string(body), err)
 		_, _ = io.WriteString(w, "data: ok\n\n")
 	}))
 	t.Cleanup(server.Close)
@@ -115,20 +116,33 @@ func TestRetryWait(t *testing.T) {
 		"refused, asks for retries":  {[]string{"400", "X-Should-Retry", "true"}, usual},
 		"redirect":                   {[]string{"302", "X-Should-Retry", "true"}, none},
 		"server error, but no retry": {[]string{"500", "X-Should-Retry", "false"}, none},
-		"seconds":                    {[]string{"429", "Retry-After", "2.5"}, []time.Duration{2500 * time.Millisecond, 2500 * time.Millisecond, -1}},
-		"at most":                    {[]string{"429", "Retry-After", "10"}, []time.Duration{10 * time.Second, 10 * time.Second, -1}},
-		"too long":                   {[]string{"429", "Retry-After", "10.1"}, none},
-		"infinite":                   {[]string{"429", "Retry-After", "1e999"}, none},
-		"milliseconds":               {[]string{"503", "Retry-After-Ms", "7", "Retry-After", "60"}, []time.Duration{7 * time.Millisecond, 7 * time.Millisecond, -1}},
-		"too many milliseconds":      {[]string{"503", "Retry-After-Ms", "10001", "Retry-After", "1"}, none},
-		"malformed milliseconds":     {[]string{"503", "Retry-After-Ms", "soon", "Retry-After", "60"}, none},
-		"negative milliseconds":      {[]string{"503", "Retry-After-Ms", "-1", "Retry-After", "2"}, []time.Duration{2 * time.Second, 2 * time.Second, -1}},
-		"not a number":               {[]string{"503", "Retry-After", "NaN"}, usual},
-		"negative":                   {[]string{"503", "Retry-After", "-1"}, usual},
-		"malformed":                  {[]string{"503", "Retry-After", "soon"}, usual},
-		"a date in the past":         {[]string{"503", "Retry-After", "Fri, 31 Dec 1999 00:00:00 GMT"}, []time.Duration{0, 0, -1}},
-		"a date in the far future":   {[]string{"503", "Retry-After", "Fri, 31 Dec 2100 23:59:59 GMT"}, none},
-		"a date in some seconds":     {[]string{"503", "Retry-After", "Sat, 01 Jan 2000 00:00:05 GMT"}, []time.Duration{5 * time.Second, 0, -1}},
+		"seconds": {
+			[]string{"429", "Retry-After", "2.5"}, []time.Duration{2500 * time.Millisecond, 2500 * time.Millisecond, -1},
+		},
+		"at most": {
+			[]string{"429", "Retry-After", "10"}, []time.Duration{10 * time.Second, 10 * time.Second, -1},
+		},
+		"too long": {[]string{"429", "Retry-After", "10.1"}, none},
+		"infinite": {[]string{"429", "Retry-After", "1e999"}, none},
+		"milliseconds": {
+			[]string{"503", "Retry-After-Ms", "7", "Retry-After", "60"},
+			[]time.Duration{7 * time.Millisecond, 7 * time.Millisecond, -1},
+		},
+		"too many milliseconds":  {[]string{"503", "Retry-After-Ms", "10001", "Retry-After", "1"}, none},
+		"malformed milliseconds": {[]string{"503", "Retry-After-Ms", "soon", "Retry-After", "60"}, none},
+		"negative milliseconds": {
+			[]string{"503", "Retry-After-Ms", "-1", "Retry-After", "2"}, []time.Duration{2 * time.Second, 2 * time.Second, -1},
+		},
+		"not a number": {[]string{"503", "Retry-After", "NaN"}, usual},
+		"negative":     {[]string{"503", "Retry-After", "-1"}, usual},
+		"malformed":    {[]string{"503", "Retry-After", "soon"}, usual},
+		"a date in the past": {
+			[]string{"503", "Retry-After", "Fri, 31 Dec 1999 00:00:00 GMT"}, []time.Duration{0, 0, -1},
+		},
+		"a date in the far future": {[]string{"503", "Retry-After", "Fri, 31 Dec 2100 23:59:59 GMT"}, none},
+		"a date in some seconds": {
+			[]string{"503", "Retry-After", "Sat, 01 Jan 2000 00:00:05 GMT"}, []time.Duration{5 * time.Second, 0, -1},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -31,15 +31,17 @@ func TestRedact(t *testing.T) {
 		"every further word":          {"c=2d a=1b,", []string{" Digest a=1b, c=2d\n"}, "[redacted] [redacted]"},
 		"short words":                 {"it is a key", []string{"Key it is a"}, "it is a key"},
 		"runes":                       {"Schlüssel: grün!", []string{"grün"}, "Schlüssel: [redacted]!"},
-		"in ASCII":                    {`grün: gr\u00fcn, \ud83d\ude00ku\u00dfe`, []string{"grün", "😀kuße"}, "[redacted]: [redacted], [redacted]"},
-		"in plain JSON":               {`{"key":"a\"b<c&"}`, []string{`a"b<c&`}, `{"key":"[redacted]"}`},
-		"as PHP writes it":            {`{"key":"a\"\/b\u00fc"}`, []string{`a"/bü`}, `{"key":"[redacted]"}`},
-		"in a path":                   {"/a/b%20%C3%A9&c", []string{"a/b é&c"}, "/[redacted]"},
-		"JSON within JSON":            {`"{\"key\":\"a\\\"b\u00fc\"}"`, []string{`a"bü`}, `"{\"key\":\"[redacted]\"}"`},
-		"a URL within JSON":           {`{"url":"/a\u0026b%20c"}`, []string{"a&b c"}, `{"url":"/[redacted]"}`},
-		"in JSON":                     {`{"key":"a\"b\u003cc"}`, []string{`a"b<c`}, `{"key":"[redacted]"}`},
-		"in a URL":                    {"/a%2Fb%20c?key=a%2Fb+c", []string{"a/b c"}, "/[redacted]?key=[redacted]"},
-		"in HTML":                     {"<p>a&lt;b&amp;c</p>", []string{"a<b&c"}, "<p>[redacted]</p>"},
+		"in ASCII": {
+			`grün: gr\u00fcn, \ud83d\ude00ku\u00dfe`, []string{"grün", "😀kuße"}, "[redacted]: [redacted], [redacted]",
+		},
+		"in plain JSON":     {`{"key":"a\"b<c&"}`, []string{`a"b<c&`}, `{"key":"[redacted]"}`},
+		"as PHP writes it":  {`{"key":"a\"\/b\u00fc"}`, []string{`a"/bü`}, `{"key":"[redacted]"}`},
+		"in a path":         {"/a/b%20%C3%A9&c", []string{"a/b é&c"}, "/[redacted]"},
+		"JSON within JSON":  {`"{\"key\":\"a\\\"b\u00fc\"}"`, []string{`a"bü`}, `"{\"key\":\"[redacted]\"}"`},
+		"a URL within JSON": {`{"url":"/a\u0026b%20c"}`, []string{"a&b c"}, `{"url":"/[redacted]"}`},
+		"in JSON":           {`{"key":"a\"b\u003cc"}`, []string{`a"b<c`}, `{"key":"[redacted]"}`},
+		"in a URL":          {"/a%2Fb%20c?key=a%2Fb+c", []string{"a/b c"}, "/[redacted]?key=[redacted]"},
+		"in HTML":           {"<p>a&lt;b&amp;c</p>", []string{"a<b&c"}, "<p>[redacted]</p>"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := agent.Redact(test.text, test.secrets...); got != test.want {

@@ -51,7 +51,8 @@ func NewSet(defaultName string, entries []Entry) (*Set, error) {
 		case entry.Name == "":
 			faults = append(faults, fmt.Errorf("agent %d of %d has no name", i+1, len(entries)))
 		case len(entry.Name) > maxNameBytes:
-			faults = append(faults, fmt.Errorf("agent %.32q…: the name has %d bytes, more than the limit of %d", entry.Name, len(entry.Name), maxNameBytes))
+			faults = append(faults, fmt.Errorf("agent %.32q…: the name has %d bytes, more than the limit of %d", entry.Name,
+				len(entry.Name), maxNameBytes))
 		case !utf8.ValidString(entry.Name):
 			faults = append(faults, fmt.Errorf("agent %q: the name is not valid UTF-8", entry.Name))
 		case s.entries[entry.Name] != nil:
@@ -65,7 +66,8 @@ func NewSet(defaultName string, entries []Entry) (*Set, error) {
 	}
 	s.names = slices.Sorted(maps.Keys(s.entries))
 	if s.Default() == nil {
-		faults = append(faults, fmt.Errorf("default agent %q is not configured; configured agents: %s", defaultName, strings.Join(s.names, ", ")))
+		faults = append(faults, fmt.Errorf("default agent %q is not configured; configured agents: %s", defaultName,
+			strings.Join(s.names, ", ")))
 	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, err

@@ -83,7 +83,11 @@ func TestNewSetFaults(t *testing.T) {
 		want        []string
 	}{
 		{"nothing", "", nil, []string{`default agent "" is not configured`}},
-		{"unknown default", "b", []agent.Entry{{Name: "a", Agent: ok}}, []string{`default agent "b" is not configured; configured agents: a`}},
+		{
+			"unknown default", "b",
+			[]agent.Entry{{Name: "a", Agent: ok}},
+			[]string{`default agent "b" is not configured; configured agents: a`},
+		},
 		{"many", "c", []agent.Entry{
 			{Agent: ok},
 			{Name: "a", Agent: ok},

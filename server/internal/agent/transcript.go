@@ -60,7 +60,8 @@ type call struct {
 func pair(messages []*parleyv1.Message) (calls [][]*call, taken []bool) {
 	calls, taken = make([][]*call, len(messages)), make([]bool, len(messages))
 	ids := ids{used: map[string]bool{"": true}, copies: make(map[string]int)}
-	open := make(map[string][]*call) // Calls of the last assistant message by their own id. The first call gets the next result.
+	// Calls of the last assistant message by their own id. The first call gets the next result.
+	open := make(map[string][]*call)
 	for i, message := range messages {
 		switch message.GetRole() {
 		case parleyv1.Role_ROLE_USER:

@@ -85,7 +85,9 @@ func TestAnswered(t *testing.T) {
 		},
 		{
 			"already answered",
-			[]*parleyv1.Message{newMessage(user, "Hi"), calling("", "a", "b"), result("a", "1"), result("b", "2"), newMessage(assistant, "3")},
+			[]*parleyv1.Message{
+				newMessage(user, "Hi"), calling("", "a", "b"), result("a", "1"), result("b", "2"), newMessage(assistant, "3"),
+			},
 			[]string{"user Hi", "assistant [a] [b]", "tool (a) 1", "tool (b) 2", "assistant 3"},
 		},
 		{
@@ -95,7 +97,10 @@ func TestAnswered(t *testing.T) {
 		},
 		{
 			"answered late, after other messages",
-			[]*parleyv1.Message{calling("", "a", "b"), result("a", "1"), newMessage(assistant, "Well."), result("b", "2"), calling("", "c"), newMessage(parleyv1.Role_ROLE_SYSTEM, "!"), result("c", "3")},
+			[]*parleyv1.Message{
+				calling("", "a", "b"), result("a", "1"), newMessage(assistant, "Well."), result("b", "2"), calling("", "c"),
+				newMessage(parleyv1.Role_ROLE_SYSTEM, "!"), result("c", "3"),
+			},
 			[]string{
 				"assistant [a] [b]", "tool (a) 1", "tool (b) no result", "assistant Well.", "user Result of a tool: 2",
 				"assistant [c]", "tool (c) 3", "system !",
@@ -109,11 +114,19 @@ func TestAnswered(t *testing.T) {
 		{
 			"cut off in its calls",
 			[]*parleyv1.Message{half, newMessage(user, "Continue"), result("b", "2")},
-			[]string{"assistant [a] [b] Let me …", "tool (a) no result", "tool (b) no result", "user Continue", "user Result of a tool: 2"},
+			[]string{
+				"assistant [a] [b] Let me …", "tool (a) no result", "tool (b) no result", "user Continue",
+				"user Result of a tool: 2",
+			},
 		},
 		{
 			"results without a call",
-			[]*parleyv1.Message{result("a", "early"), calling("", "a"), failure, withContent, {Role: tool, Content: "plain"}, result("a", "1"), result("a", "again")},
+			[]*parleyv1.Message{
+				result("a", "early"), calling("", "a"), failure, withContent,
+				{Role: tool, Content: "plain"},
+				result("a", "1"),
+				result("a", "again"),
+			},
 			[]string{
 				"user Result of a tool: early", "assistant [a]", "tool (a) 1", "user Failure of a tool (weather): no such city …",
 				"user From the roof.\n\nResult of a tool: sunny", "user plain", "user Result of a tool: again",
@@ -121,23 +134,35 @@ func TestAnswered(t *testing.T) {
 		},
 		{
 			"id reused in each turn",
-			[]*parleyv1.Message{calling("", "a"), result("a", "1"), calling("", "a"), result("a", "2"), calling("", "a"), result("a", "3")},
+			[]*parleyv1.Message{
+				calling("", "a"), result("a", "1"), calling("", "a"), result("a", "2"), calling("", "a"), result("a", "3"),
+			},
 			[]string{"assistant [a]", "tool (a) 1", "assistant [a_2]", "tool (a_2) 2", "assistant [a_3]", "tool (a_3) 3"},
 		},
 		{
 			"id reused while the call is open: the older call gets no result",
-			[]*parleyv1.Message{calling("", "a"), newMessage(user, "Again"), calling("", "a"), result("a", "2"), result("a", "late")},
-			[]string{"assistant [a]", "tool (a) no result", "user Again", "assistant [a_2]", "tool (a_2) 2", "user Result of a tool: late"},
+			[]*parleyv1.Message{
+				calling("", "a"), newMessage(user, "Again"), calling("", "a"), result("a", "2"), result("a", "late"),
+			},
+			[]string{
+				"assistant [a]", "tool (a) no result", "user Again", "assistant [a_2]", "tool (a_2) 2",
+				"user Result of a tool: late",
+			},
 		},
 		{
 			"provider that restarts its ids with each answer",
 			[]*parleyv1.Message{calling("", "a", "b"), result("a", "1"), calling("", "a"), result("b", "2"), result("a", "3")},
-			[]string{"assistant [a] [b]", "tool (a) 1", "tool (b) no result", "assistant [a_2]", "tool (a_2) 3", "user Result of a tool: 2"},
+			[]string{
+				"assistant [a] [b]", "tool (a) 1", "tool (b) no result", "assistant [a_2]", "tool (a_2) 3",
+				"user Result of a tool: 2",
+			},
 		},
 		{
 			"duplicate id in one message: the first call is answered first",
 			[]*parleyv1.Message{calling("", "a", "b", "a", "a"), result("a", "1"), result("a", "2")},
-			[]string{"assistant [a] [b] [a_2] [a_3]", "tool (a) 1", "tool (b) no result", "tool (a_2) 2", "tool (a_3) no result"},
+			[]string{
+				"assistant [a] [b] [a_2] [a_3]", "tool (a) 1", "tool (b) no result", "tool (a_2) 2", "tool (a_3) no result",
+			},
 		},
 		{
 			"id that looks like a derived one",
@@ -149,7 +174,9 @@ func TestAnswered(t *testing.T) {
 		},
 		{
 			"id that was already derived",
-			[]*parleyv1.Message{calling("", "a", "a"), result("a", "1"), result("a", "2"), calling("", "a_2"), result("a_2", "3")},
+			[]*parleyv1.Message{
+				calling("", "a", "a"), result("a", "1"), result("a", "2"), calling("", "a_2"), result("a_2", "3"),
+			},
 			[]string{"assistant [a] [a_2]", "tool (a) 1", "tool (a_2) 2", "assistant [a_2_2]", "tool (a_2_2) 3"},
 		},
 		{
@@ -169,7 +196,9 @@ func TestAnswered(t *testing.T) {
 
 func TestAnsweredNamesToolOfMissingResult(t *testing.T) {
 	got := agent.Answered([]*parleyv1.Message{calling("", "a")})
-	want := &parleyv1.Message{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: "a", Name: "tool-a", Content: "no result"}}
+	want := &parleyv1.Message{
+		Role: tool, ToolResult: &parleyv1.ToolResult{CallId: "a", Name: "tool-a", Content: "no result"},
+	}
 	if diff := cmp.Diff(want, got[1], protocmp.Transform()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -202,16 +231,21 @@ func drawMessages(t *rapid.T) []*parleyv1.Message {
 	ids := rapid.SampledFrom([]string{"", "a", "a_2", "a_3", "b"})
 	messages := make([]*parleyv1.Message, rapid.IntRange(0, 12).Draw(t, "messages"))
 	for i := range messages {
-		m := newMessage(rapid.SampledFrom([]parleyv1.Role{user, assistant, assistant, tool, tool}).Draw(t, "role"), fmt.Sprintf("<m%d>", i))
+		m := newMessage(rapid.SampledFrom([]parleyv1.Role{user, assistant, assistant, tool, tool}).Draw(t, "role"),
+			fmt.Sprintf("<m%d>", i))
 		if rapid.Bool().Draw(t, "cut off") {
 			m.Status = cutOff
 		}
 		switch m.GetRole() {
 		case tool:
-			m.ToolResult = &parleyv1.ToolResult{CallId: ids.Draw(t, "id"), Content: fmt.Sprintf("<r%d>", i), IsError: rapid.Bool().Draw(t, "error")}
+			m.ToolResult = &parleyv1.ToolResult{
+				CallId: ids.Draw(t, "id"), Content: fmt.Sprintf("<r%d>", i), IsError: rapid.Bool().Draw(t, "error"),
+			}
 		case assistant:
 			for k := range rapid.IntRange(0, 3).Draw(t, "calls") {
-				m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: ids.Draw(t, "id"), Arguments: fmt.Sprintf("<g%d.%d>", i, k)})
+				m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{
+					Id: ids.Draw(t, "id"), Arguments: fmt.Sprintf("<g%d.%d>", i, k),
+				})
 			}
 		}
 		messages[i] = m
@@ -370,7 +404,10 @@ func TestText(t *testing.T) {
 		{"cut off", &parleyv1.Message{Content: " The answer is", Status: cutOff}, " The answer is [cut off]"},
 		{"cut off at once", &parleyv1.Message{Status: cutOff}, "[cut off]"},
 		{"data", &parleyv1.Message{StructuredData: data}, blocks},
-		{"content and data", &parleyv1.Message{Content: "Here.", StructuredData: data, Status: cutOff}, "Here. [cut off]\n\n" + blocks},
+		{
+			"content and data", &parleyv1.Message{Content: "Here.", StructuredData: data, Status: cutOff},
+			"Here. [cut off]\n\n" + blocks,
+		},
 		{"a tool result", result("a", "1"), ""},
 	}
 	for _, test := range tests {

@@ -57,7 +57,8 @@ func newAgents(c *config.Config, processes *command.Processes) (_ *agent.Set, er
 			continue
 		}
 		entries = append(entries, agent.Entry{
-			Name: a.Name, Kind: a.Kind, Description: a.Description, SystemPrompt: a.SystemPrompt, Window: a.Window, Agent: created,
+			Name: a.Name, Kind: a.Kind, Description: a.Description, SystemPrompt: a.SystemPrompt, Window: a.Window,
+			Agent: created,
 		})
 	}
 	if len(bad) > 0 {

@@ -91,7 +91,8 @@ func TestNewAgentKinds(t *testing.T) {
 
 func TestNewAgentStructuredBlocks(t *testing.T) {
 	const answer = "Here.\n\n```json type=list\n[1]\n```\n"
-	made, err := newAgent(config.Agent{Kind: "command", Command: []string{"printf", "%s", answer}, StructuredBlocks: true}, nil)
+	made, err := newAgent(config.Agent{Kind: "command", Command: []string{"printf", "%s", answer}, StructuredBlocks: true},
+		nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,9 +144,13 @@ type tokenEcho struct {
 	parleyv1.UnimplementedAgentServiceServer
 }
 
-func (tokenEcho) Respond(_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse]) error {
+func (tokenEcho) Respond(
+	_ *parleyv1.RespondRequest, stream grpc.ServerStreamingServer[parleyv1.RespondResponse],
+) error {
 	sent, _ := metadata.FromIncomingContext(stream.Context())
-	return stream.Send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: strings.Join(sent["authorization"], ",")}})
+	return stream.Send(&parleyv1.RespondResponse{
+		Piece: &parleyv1.RespondResponse_Text{Text: strings.Join(sent["authorization"], ",")},
+	})
 }
 
 // TestNewAgentRemote checks that a remote agent receives the configured certificates and headers.
@@ -162,7 +167,8 @@ func TestNewAgentRemote(t *testing.T) {
 		t.Fatal(err)
 	}
 	service := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
-		Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: planner.TLS.Config().RootCAs,
+		Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert,
+		ClientCAs: planner.TLS.Config().RootCAs,
 	})))
 	parleyv1.RegisterAgentServiceServer(service, tokenEcho{})
 	go func() { _ = service.Serve(listener) }()
@@ -196,7 +202,8 @@ func TestNewAgentsFaults(t *testing.T) {
 		{Name: "planner", Kind: "remote", Address: "127.0.0.1:1"},
 	}}, nil)
 	bad, ok := errors.AsType[*config.Error](err)
-	if set != nil || !ok || len(bad.Faults) != 2 || !strings.HasPrefix(bad.Faults[0], "agents.a: ") || bad.Faults[1] != `agents.b: "telepathy" is not a kind of agent` {
+	if set != nil || !ok || len(bad.Faults) != 2 || !strings.HasPrefix(bad.Faults[0], "agents.a: ") ||
+		bad.Faults[1] != `agents.b: "telepathy" is not a kind of agent` {
 		t.Errorf("newAgents() = %v, %v; want faults of a and b", set, err)
 	}
 }
@@ -204,7 +211,9 @@ func TestNewAgentsFaults(t *testing.T) {
 func TestLogAgents(t *testing.T) {
 	path, _, environ := configtest.Agents(t)
 	c := loadConfig(t, []string{"--config", path}, environ)
-	c.Warnings = []config.Warning{{Setting: "PARLEY_TLL", Problem: "unknown environment variable ignored", Advice: "did you mean PARLEY_TTL?"}}
+	c.Warnings = []config.Warning{
+		{Setting: "PARLEY_TLL", Problem: "unknown environment variable ignored", Advice: "did you mean PARLEY_TTL?"},
+	}
 	var out bytes.Buffer
 	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
 		if a.Key == slog.TimeKey {
@@ -237,8 +246,11 @@ func TestRunHidesSecrets(t *testing.T) {
 		serving, stop := context.WithCancel(t.Context())
 		t.Cleanup(stop)
 		var out bytes.Buffer
-		log := slog.New(&stopHandler{slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}), "serving grpc", stop})
-		c := loadConfig(t, []string{"--config", path, "--store=memory", "--grpc-address=" + address, "--http-address="}, environ)
+		log := slog.New(&stopHandler{
+			slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}), "serving grpc", stop,
+		})
+		c := loadConfig(t, []string{"--config", path, "--store=memory", "--grpc-address=" + address, "--http-address="},
+			environ)
 		err := run(serving, c, options{log: log, onStop: func() {}})
 		if (err != nil) != (name == "failed start") {
 			t.Errorf("run() of a %s = %v", name, err)

@@ -50,7 +50,8 @@ func TestStartFaults(t *testing.T) {
 	for _, args := range [][]string{{"--max-turns=0"}, {"check-config", "--max-turns=0"}, {"--max-turns", "0", "check-config"}} {
 		code, stdout, stderr := start(t, args, []string{"PARLEY_TTL=soon"})
 		if code != exitUsage || stdout != "" || stderr != want {
-			t.Errorf("start(%q) = %d with output %q and errors %q, want %d with errors %q", args, code, stdout, stderr, exitUsage, want)
+			t.Errorf("start(%q) = %d with output %q and errors %q, want %d with errors %q", args, code, stdout, stderr,
+				exitUsage, want)
 		}
 	}
 }
@@ -64,7 +65,8 @@ func TestStartPrints(t *testing.T) {
 	} {
 		code, stdout, stderr := start(t, []string{test.arg}, nil)
 		if code != 0 || stderr != "" || !strings.Contains(stdout, test.want) {
-			t.Errorf("start(%q) = %d with output %q and errors %q, want 0 with output %q", test.arg, code, stdout, stderr, test.want)
+			t.Errorf("start(%q) = %d with output %q and errors %q, want 0 with output %q", test.arg, code, stdout, stderr,
+				test.want)
 		}
 	}
 }
@@ -144,7 +146,8 @@ func drawAgent(t *rapid.T, kind string) map[string]any {
 		}
 	case config.KindRemote:
 		entry["address"] = mostly(`(dns:///)?[a-z.-]{1,5}:[1-9][0-9]{0,3}|unix:/{0,3}[a-z]{1,3}`,
-			rapid.OneOf(rapid.StringMatching(`[!-~]{1,9}:[0-9]{1,5}`), rapid.StringMatching(`unix:[!-~]{0,5}`), anyText)).Draw(t, "address")
+			rapid.OneOf(rapid.StringMatching(`[!-~]{1,9}:[0-9]{1,5}`), rapid.StringMatching(`unix:[!-~]{0,5}`), anyText)).Draw(t,
+			"address")
 		if has("tls") {
 			entry["tls"] = map[string]any{}
 		}

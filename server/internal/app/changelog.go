@@ -152,7 +152,8 @@ func (l *changeLog) writeEntry(c changeEntry) {
 	default:
 	}
 	if c.trimmed > 0 {
-		l.log.Info("conversation trimmed", tenant, id, slog.Int("removed_messages", c.trimmed), slog.Int("message_count", c.count))
+		l.log.Info("conversation trimmed", tenant, id, slog.Int("removed_messages", c.trimmed),
+			slog.Int("message_count", c.count))
 	}
 }
 

@@ -113,7 +113,8 @@ func TestChangeLogLevels(t *testing.T) {
 		appended = parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED
 		evicted  = parleyv1.ChangeKind_CHANGE_KIND_EVICTED
 	)
-	changes := append(created(), store.Change{Kind: appended}, store.Change{Kind: appended, Trimmed: 1}, store.Change{Kind: evicted})
+	changes := append(created(), store.Change{Kind: appended}, store.Change{Kind: appended, Trimmed: 1},
+		store.Change{Kind: evicted})
 	for level, want := range map[slog.Level]int{slog.LevelDebug: 4, slog.LevelInfo: 3, slog.LevelWarn: 1, slog.LevelError: 0} {
 		l, _ := newGatedLog(level)
 		l.Committed(changes)
@@ -140,7 +141,8 @@ func TestChangeLogRate(t *testing.T) {
 			<-time.After(100 * time.Millisecond)
 		}
 		l.Close()
-		if reports, warnings := g.count("conversations stored"), g.count("--memory-warning-bytes"); reports < 100 || reports > 121 || warnings < 2 || warnings > 3 {
+		if reports, warnings := g.count("conversations stored"), g.count("--memory-warning-bytes"); reports < 100 ||
+			reports > 121 || warnings < 2 || warnings > 3 {
 			t.Errorf("two minutes = %d reports and %d warnings, want 100 to 121 and 2 or 3", reports, warnings)
 		}
 	})

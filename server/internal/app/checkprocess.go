@@ -108,7 +108,8 @@ func runCheckProcess(ctx context.Context, path string, pages bool, out io.Writer
 		return &checkError{message, err}
 	case exitCrashed:
 		crash, _, _ := strings.Cut(message, "\n")
-		return fmt.Errorf("store %s: %w: its pages crashed the check (%.200s): restore a backup, or move the file away to start with an empty store",
+		return fmt.Errorf("store %s: %w: its pages crashed the check (%.200s): restore a backup, or move the file away to "+
+			"start with an empty store",
 			path, boltstore.ErrDamaged, crash)
 	}
 	return fmt.Errorf("store %s: check failed: %w", path, err)
@@ -159,7 +160,8 @@ func checkAtStart(ctx context.Context, log *slog.Logger) func(path string, close
 				"path", path, "limit", limit.String(), "error", err)
 			return nil
 		}
-		log.Warn("store was not closed in order and its check not completed in time; run parleyd check while the server is stopped",
+		log.Warn("store was not closed in order and its check not completed in time; "+
+			"run parleyd check while the server is stopped",
 			"path", path, "limit", limit.String(), "error", err)
 		return nil
 	}

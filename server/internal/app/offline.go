@@ -25,8 +25,8 @@ standard output that names the affected conversation; the last line has the tota
 The exit code is 0 if there is no fault and 65 if the file is damaged. Stop the server that uses
 the file before.`
 
-const aboutRestore = `Copy BACKUP into the data directory as the store of parleyd. The copy is checked as by parleyd check
-before it replaces the store. If the check finds a fault, nothing changes.
+const aboutRestore = `Copy BACKUP into the data directory as the store of parleyd. The copy is checked as by parleyd
+check before it replaces the store. If the check finds a fault, nothing changes.
 
 An existing store is not replaced unless --force moves it aside. Stop the server that uses it before.
 
@@ -106,7 +106,8 @@ func compactCommand() config.Offline {
 			done, err := boltstore.Compact(path, func(compacted string) error {
 				err := checkWithin(ctx, limit, compacted, false, out)
 				if errors.Is(err, boltstore.ErrDamaged) {
-					err = fmt.Errorf("%w: it has the faults above: delete the affected conversations through a server, or restore a backup", boltstore.ErrDamaged)
+					err = fmt.Errorf("%w: it has the faults above: delete the affected conversations through a server, or restore a "+
+						"backup", boltstore.ErrDamaged)
 				}
 				return err
 			})

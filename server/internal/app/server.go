@@ -85,7 +85,9 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &server{options: o, agents: agents, storage: NewStorage(c, o.log), hub: watch.New(watch.Options{MaxWatchers: c.MaxWatchers})}
+	s := &server{
+		options: o, agents: agents, storage: NewStorage(c, o.log), hub: watch.New(watch.Options{MaxWatchers: c.MaxWatchers}),
+	}
 	s.storeHealthy, s.storeFailed = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.turns = turn.New(context.WithoutCancel(ctx), turn.Options{
 		Store: s.storage, Agents: agents, EventSink: s.hub, Log: o.log,
@@ -107,7 +109,8 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	backuper, _ := s.storage.Store.(store.Backuper) // Nil if the store has no backups.
 	s.service, err = rpc.New(rpc.Options{
 		Store: s.storage, Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
-		Interactions: s.storage.interactions.log, MaxMessageBytes: c.MaxMessageBytes, Version: s.version, BallastBytes: s.gcBallast, Log: s.log,
+		Interactions: s.storage.interactions.log, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
+		BallastBytes: s.gcBallast, Log: s.log,
 	})
 	if err != nil {
 		return err

@@ -113,7 +113,9 @@ func (s *Storage) Close() error {
 
 // openStore opens the store that the settings name. failed is called with an error from which the
 // store cannot recover.
-func openStore(ctx context.Context, c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error)) (store.Store, error) {
+func openStore(
+	ctx context.Context, c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error),
+) (store.Store, error) {
 	o := store.Options{
 		Observe: observe, MaxMessages: c.MaxMessages, TTL: c.TTL,
 		MaxConversations: c.MaxConversations, MaxConversationBytes: c.MaxConversationBytes,

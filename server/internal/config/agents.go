@@ -34,13 +34,14 @@ const (
 
 // Agent contains the configuration of one agent, with defaults for keys that the file does not set.
 type Agent struct {
-	Name             string                  // 1 to 128 characters of [A-Za-z0-9._-]
-	Kind             string                  // one of the Kind constants
-	Description      string                  // up to 1 KiB
-	SystemPrompt     string                  // up to 64 KiB
-	Window           *parleyv1.ContextWindow // nil: all kept messages
-	MaxConcurrent    int                     // maximum number of answers at the same time; 0: the kind's own limit, if it has one
-	StructuredBlocks bool                    // not for KindEcho and KindRemote
+	Name         string                  // 1 to 128 characters of [A-Za-z0-9._-]
+	Kind         string                  // one of the Kind constants
+	Description  string                  // up to 1 KiB
+	SystemPrompt string                  // up to 64 KiB
+	Window       *parleyv1.ContextWindow // nil: all kept messages
+	// maximum number of answers at the same time; 0: the kind's own limit, if it has one
+	MaxConcurrent    int
+	StructuredBlocks bool // not for KindEcho and KindRemote
 
 	// For KindCommand.
 	Command []string // program and arguments; at least the program

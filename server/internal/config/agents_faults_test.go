@@ -39,7 +39,9 @@ func TestConfigAgentFaults(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	environ := []string{"KEY=marked", "EMPTY=", "BLANK=marked ", "CONTROL=marked\x01", "LARGE=" + strings.Repeat("x", 16385)}
+	environ := []string{
+		"KEY=marked", "EMPTY=", "BLANK=marked ", "CONTROL=marked\x01", "LARGE=" + strings.Repeat("x", 16385),
+	}
 	const (
 		model  = "kind: openai, model: m, "
 		local  = model + "base_url: 'http://localhost/v1', "
@@ -104,11 +106,23 @@ func TestConfigAgentFaults(t *testing.T) {
 		{local + "api_key_env: sk-marked", ".api_key_env: names a variable that is not set in the server's environment"},
 		{local + "api_key_env: EMPTY", ".api_key_env: names a variable that is empty in the server's environment"},
 		{local + "api_key_env: LARGE", ".api_key_env: names a variable of 16385 bytes, at most 16384 are allowed"},
-		{local + "api_key_env: KEY=marked", ".api_key_env: must be the name of a variable; its value is taken from the server's environment"},
+		{
+			local + "api_key_env: KEY=marked",
+			".api_key_env: must be the name of a variable; its value is taken from the server's environment",
+		},
 		{local + "api_key_env: {env: KEY}", ".api_key_env: must be one value, not a list or a mapping"},
-		{local + "api_key_env: BLANK", ".api_key_env: contains a character that no key has, a space, a control character or one outside ASCII, at byte 7"},
-		{local + "api_key_env: CONTROL", ".api_key_env: contains a character that no key has, a space, a control character or one outside ASCII, at byte 7"},
-		{local + "api_key_file: DIR/bom", ".api_key_file: contains a character that no key has, a space, a control character or one outside ASCII, at byte 1"},
+		{
+			local + "api_key_env: BLANK",
+			".api_key_env: contains a character that no key has, a space, a control character or one outside ASCII, at byte 7",
+		},
+		{
+			local + "api_key_env: CONTROL",
+			".api_key_env: contains a character that no key has, a space, a control character or one outside ASCII, at byte 7",
+		},
+		{
+			local + "api_key_file: DIR/bom",
+			".api_key_file: contains a character that no key has, a space, a control character or one outside ASCII, at byte 1",
+		},
 		{local + "api_key_file: ''", ".api_key_file: must not be empty"},
 		{local + "api_key_file: DIR/marked", ".api_key_file: names a file that cannot be read: no such file or directory"},
 		{local + "api_key_file: DIR/hidden/marked", ".api_key_file: names a file that cannot be read: not a directory"},
@@ -120,7 +134,10 @@ func TestConfigAgentFaults(t *testing.T) {
 		// Headers.
 		{local + "headers: [marked]", ".headers: must be a mapping, as in {key: value}"},
 		{local + "headers: {x: {}}", ".headers.x: must have exactly one of env and file, as in {env: NAME}"},
-		{local + "headers: {x: {env: KEY, file: DIR/hidden}}", ".headers.x: must have exactly one of env and file, as in {env: NAME}"},
+		{
+			local + "headers: {x: {env: KEY, file: DIR/hidden}}",
+			".headers.x: must have exactly one of env and file, as in {env: NAME}",
+		},
 		{local + "headers: {x: {env: NONE}}", ".headers.x.env: names a variable that is not set in the server's environment"},
 		{local + "headers: {x: {file: DIR/header}}", ".headers.x.file: " + badValue + "7"},
 		{local + "headers: {x: ''}", ".headers.x: must not be empty"},
@@ -129,20 +146,35 @@ func TestConfigAgentFaults(t *testing.T) {
 		{local + "headers: {x: märked}", ".headers.x: " + badValue + "2"},
 		{local + "headers: {x y: marked}", `.headers: "x y"` + badHeader},
 		{local + "headers: {'': marked}", `.headers: ""` + badHeader},
-		{local + "headers: {X-A: marked, x-a: marked}", `.headers: "x-a" was already set in line 1; names are not case-sensitive`},
-		{local + "headers: {" + strings.Repeat("x", 129) + ": marked}", `.headers: "` + strings.Repeat("x", 80) + `" is too long; the maximum is 128`},
+		{
+			local + "headers: {X-A: marked, x-a: marked}",
+			`.headers: "x-a" was already set in line 1; names are not case-sensitive`,
+		},
+		{
+			local + "headers: {" + strings.Repeat("x", 129) + ": marked}",
+			`.headers: "` + strings.Repeat("x", 80) + `" is too long; the maximum is 128`,
+		},
 		{
 			local + "headers: {Content-Type: marked, HOST: marked, anthropic-version: marked}",
 			`.headers: "Content-Type"` + ownHeader + "\n" + `.headers: "HOST"` + ownHeader + "\n" + `.headers: "anthropic-version"` + ownHeader,
 		},
-		{local + "api_key_env: KEY, headers: {Authorization: marked, x-api-key: marked}", `.headers: "Authorization"` + keyHeader},
-		{claude + "api_key_env: KEY, headers: {authorization: marked, X-Api-Key: marked}", `.headers: "X-Api-Key"` + keyHeader},
+		{
+			local + "api_key_env: KEY, headers: {Authorization: marked, x-api-key: marked}",
+			`.headers: "Authorization"` + keyHeader,
+		},
+		{
+			claude + "api_key_env: KEY, headers: {authorization: marked, X-Api-Key: marked}",
+			`.headers: "X-Api-Key"` + keyHeader,
+		},
 		{claude + "headers: {x-api-key: marked}", ""},
 		{
 			remote + "headers: {Grpc-Timeout: marked, te: marked}",
 			`.headers: "Grpc-Timeout" is set by gRPC; remove it` + "\n" + `.headers: "te" is set by gRPC; remove it`,
 		},
-		{remote + "headers: {x-bin: marked}", `.headers: "x-bin" would have a binary value, but only text is supported; choose a name without -bin`},
+		{
+			remote + "headers: {x-bin: marked}",
+			`.headers: "x-bin" would have a binary value, but only text is supported; choose a name without -bin`,
+		},
 		{remote + "headers: {x!: marked}", `.headers: "x!"` + badMeta},
 		{local + "headers: {" + many(65, "x%d: y") + "}", ".headers: has 65 headers, at most 64 are allowed"},
 
@@ -168,21 +200,28 @@ func TestConfigAgentFaults(t *testing.T) {
 		},
 		{
 			remote + "tls: {cert_file: DIR/cert, key_file: DIR/garbage, server_name: ''}",
-			".tls.server_name: must not be empty\n.tls: cert_file and key_file do not match: tls: failed to find any PEM data in key input",
+			".tls.server_name: must not be empty\n.tls: cert_file and key_file do not match: tls: failed to find any PEM data " +
+				"in key input",
 		},
 
 		// Tools.
 		{local + "tools: {}", ".tools: must be a list, as in [one, two]"},
 		{local + "tools: [t]", ".tools[0]: must be a mapping, as in {key: value}"},
 		{local + "tools: [{}]", ".tools[0]: has no name; set the name by which the model calls it"},
-		{local + "tools: [{name: a.b}]", `.tools[0].name: "a.b" is not a valid tool name; use 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'`},
+		{
+			local + "tools: [{name: a.b}]",
+			`.tools[0].name: "a.b" is not a valid tool name; use 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'`,
+		},
 		{local + "tools: [{name: " + strings.Repeat("t", 65) + "}]", `.tools[0].name: "` + strings.Repeat("t", 65) +
 			`" is not a valid tool name; use 1 to 64 characters of A-Z, a-z, 0-9, '_' and '-'`},
 		{local + "tools: [{name: " + strings.Repeat("t", 64) + "}]", ""},
 		{local + "tools: [{name: t}, {name: u, type: f}, {name: t}]", `.tools[1]: unknown key "type"; parleyd --help lists the keys` + "\n" +
 			`.tools[2]: has the same name as another tool, "t"; use unique names`},
 		{local + "tools: [" + many(129, "{name: t%d}") + "]", ".tools: has 129 tools, at most 128 are allowed"},
-		{tool + "parameters: string}]", ".tools[0].parameters: must be a JSON schema, as in {type: object, properties: {name: {type: string}}}"},
+		{
+			tool + "parameters: string}]",
+			".tools[0].parameters: must be a JSON schema, as in {type: object, properties: {name: {type: string}}}",
+		},
 		{tool + "parameters: {}}]", ".tools[0].parameters: must have type: object, because arguments are named"},
 		{tool + "parameters: {type: string}}]", ".tools[0].parameters: must have type: object, because arguments are named"},
 		{
@@ -193,7 +232,10 @@ func TestConfigAgentFaults(t *testing.T) {
 		{tool + "parameters: {type: object, <<: {a: 1}, ? [a] : 1}}]", strings.TrimSuffix(strings.Repeat(
 			".tools[0].parameters: has a key that JSON does not support; use a text, and no <<\n", 2), "\n")},
 		{tool + "parameters: &p {type: object, a: *p, b: *p}}]", ".tools[0].parameters: is more than 32 levels deep"},
-		{tool + "parameters: {type: object, a: " + bomb() + "}}]", ".tools[0].parameters: has more than 64KiB with its aliases expanded"},
+		{
+			tool + "parameters: {type: object, a: " + bomb() + "}}]",
+			".tools[0].parameters: has more than 64KiB with its aliases expanded",
+		},
 		{
 			tool + "parameters: {type: object, a: " + strings.Repeat("x", 65536) + "}}]",
 			".tools[0].parameters: has more than 64KiB with its aliases expanded",

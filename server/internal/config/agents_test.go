@@ -93,7 +93,8 @@ func TestConfigAgents(t *testing.T) {
 	find := func(name string) Agent {
 		return got.Agents[slices.IndexFunc(got.Agents, func(a Agent) bool { return a.Name == name })]
 	}
-	if d := cmp.Diff(parameters, find("gpt").Tools[0].Parameters); d != "" { // also compare the types, not only the JSON form
+	if d := cmp.Diff(parameters, find("gpt").Tools[0].Parameters); d != "" {
+		// also compare the types, not only the JSON form
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	for _, a := range got.Agents {
@@ -101,7 +102,8 @@ func TestConfigAgents(t *testing.T) {
 			continue
 		}
 		full := a.Name == "planner"
-		if c := a.TLS.config; (c.RootCAs != nil) != full || (len(c.Certificates) == 1) != full || c.ServerName != a.TLS.serverName {
+		if c := a.TLS.config; (c.RootCAs != nil) != full || (len(c.Certificates) == 1) != full ||
+			c.ServerName != a.TLS.serverName {
 			t.Errorf("agent %s: the TLS config does not match its files", a.Name)
 		}
 	}

@@ -174,11 +174,14 @@ func TestConfigOrderOfSources(t *testing.T) {
 // TestConfigSourcesAreAlike sets every setting by flag, environment and file.
 func TestConfigSourcesAreAlike(t *testing.T) {
 	texts := map[string]string{
-		"grpc-address": "[::1]:0", "http-address": "localhost:0", "http-allowed-origins": "https://a.example,http://[::1]:3000", "insecure": "true", "store": "memory",
+		"grpc-address": "[::1]:0", "http-address": "localhost:0",
+		"http-allowed-origins": "https://a.example,http://[::1]:3000", "insecure": "true", "store": "memory",
 		"data-dir": "/var/lib/parley", "max-messages": "7", "ttl": "7d", "max-conversations": "7",
 		"max-message-bytes": "7KiB", "max-conversation-bytes": "2MiB", "turn-timeout": "7s", "idle-timeout": "7s",
-		"stop-grace": "0s", "max-answer-bytes": "7KiB", "max-turns": "7", "max-watchers": "7", "keepalive-time": "7s", "memory-warning-bytes": "7GiB",
-		"interaction-log": "false", "log-redact": "[0-9]{16}|sk-", "log-retention-days": "7", "log-level": "warn", "log-format": "json",
+		"stop-grace": "0s", "max-answer-bytes": "7KiB", "max-turns": "7", "max-watchers": "7", "keepalive-time": "7s",
+		"memory-warning-bytes": "7GiB",
+		"interaction-log":      "false", "log-redact": "[0-9]{16}|sk-", "log-retention-days": "7", "log-level": "warn",
+		"log-format": "json",
 	}
 	for _, s := range new(Config).settings() {
 		text, known := texts[s.name]

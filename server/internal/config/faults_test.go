@@ -54,7 +54,10 @@ func TestConfigFaults(t *testing.T) {
 		{"--turn-timeout=0s", "", "--turn-timeout: 0s is too small; the minimum is 1ms"},
 		{"--idle-timeout=0s", "", "--idle-timeout: 0s is too small; the minimum is 1ms"},
 		{"--stop-grace=-1s", "", "--stop-grace: -1s is too small; the minimum is 0s"},
-		{"--max-message-bytes=256KB", "", `--max-message-bytes: "256KB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`},
+		{
+			"--max-message-bytes=256KB", "",
+			`--max-message-bytes: "256KB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`,
+		},
 		{"--max-message-bytes=1023", "", "--max-message-bytes: 1023 is too small; the minimum is 1KiB"},
 		{"--max-conversation-bytes=4MiB", "", "--max-conversation-bytes: 4MiB is too large; the maximum is 3MiB"},
 		{
@@ -80,8 +83,14 @@ func TestConfigFaults(t *testing.T) {
 		// Addresses.
 		{"--grpc-address=", "", `--grpc-address: "" is not host:port or unix:PATH; ports are 0 to 65535`},
 		{"--grpc-address=localhost", "", `--grpc-address: "localhost" is not host:port or unix:PATH; ports are 0 to 65535`},
-		{"--grpc-address=localhost:65536", "", `--grpc-address: "localhost:65536" is not host:port or unix:PATH; ports are 0 to 65535`},
-		{"--grpc-address=localhost:http", "", `--grpc-address: "localhost:http" is not host:port or unix:PATH; ports are 0 to 65535`},
+		{
+			"--grpc-address=localhost:65536", "",
+			`--grpc-address: "localhost:65536" is not host:port or unix:PATH; ports are 0 to 65535`,
+		},
+		{
+			"--grpc-address=localhost:http", "",
+			`--grpc-address: "localhost:http" is not host:port or unix:PATH; ports are 0 to 65535`,
+		},
 		{"--grpc-address=unix:", "", `--grpc-address: "unix:" is not host:port or unix:PATH; ports are 0 to 65535`},
 		{"--http-address=unix:/run/p", "", `--http-address: "unix:/run/p" is not host:port; ports are 0 to 65535`},
 		{"--http-address=unix:5", "", `--http-address: "unix:5" ` + reachable},
@@ -95,29 +104,50 @@ func TestConfigFaults(t *testing.T) {
 		{"--grpc-address=LocalHost:1 --http-address=127.3.2.1:1", "", ""},
 		{"--grpc-address=[::1]:1 --http-address=[::ffff:127.0.0.1]:1", "", ""},
 
-		{"--log-redact=[", "", "--log-redact: \"[\" is not a regular expression: error parsing regexp: missing closing ]: `[`"},
+		{
+			"--log-redact=[", "",
+			"--log-redact: \"[\" is not a regular expression: error parsing regexp: missing closing ]: `[`",
+		},
 		{"--log-redact=x*", "", `--log-redact: "x*" matches the empty text and therefore every position`},
 		{"--log-retention-days=-1", "", "--log-retention-days: -1 is too small; the minimum is 0"},
 
 		// Origins.
 		{"--http-allowed-origins=*", "", `--http-allowed-origins: "*" ` + notOrigin},
-		{"--http-allowed-origins=https://a.example/", "", `--http-allowed-origins: "https://a.example/" ` + "is not the form that browsers send; use https://a.example"},
+		{
+			"--http-allowed-origins=https://a.example/", "",
+			`--http-allowed-origins: "https://a.example/" ` + "is not the form that browsers send; use https://a.example",
+		},
 		{"--http-allowed-origins=https://*.example", "", `--http-allowed-origins: "https://*.example" ` + notOrigin},
 		{"--http-allowed-origins=a.example", "", `--http-allowed-origins: "a.example" ` + notOrigin},
-		{"--http-allowed-origins=https://A.example", "", `--http-allowed-origins: "https://A.example" ` + "is not the form that browsers send; use https://a.example"},
+		{
+			"--http-allowed-origins=https://A.example", "",
+			`--http-allowed-origins: "https://A.example" ` + "is not the form that browsers send; use https://a.example",
+		},
 		{"--http-allowed-origins=https://a.example,,", "", `--http-allowed-origins: "" ` + notOrigin},
 		{"--http-allowed-origins=null", "", `--http-allowed-origins: "null" ` + notOrigin},
-		{"--http-allowed-origins=https://a.example,http://localhost:3000,http://a.example:443,https://a_b.example:80,http://[::1]:3000", "", ""},
+		{
+			"--http-allowed-origins=https://a.example,http://localhost:3000,http://a.example:443,https://a_b.example:80,http://[::1]:3000",
+			"", "",
+		},
 		{"--http-allowed-origins=https://xn--bcher-kva.example,http://127.0.0.1,https://r3---a.example", "", ""},
 
-		{"--http-allowed-origins=https://b.example,https://user@a.example", "", `--http-allowed-origins: "https://user@a.example" ` + notOrigin},
-		{"--http-allowed-origins=https://a.example:99999", "", `--http-allowed-origins: "https://a.example:99999" ` + notOrigin},
+		{
+			"--http-allowed-origins=https://b.example,https://user@a.example", "",
+			`--http-allowed-origins: "https://user@a.example" ` + notOrigin,
+		},
+		{
+			"--http-allowed-origins=https://a.example:99999", "",
+			`--http-allowed-origins: "https://a.example:99999" ` + notOrigin,
+		},
 		{"--http-allowed-origins=https://xn--a.example", "", `--http-allowed-origins: "https://xn--a.example" ` + notOrigin},
 		{"--http-allowed-origins=http://127.1", "", `--http-allowed-origins: "http://127.1" ` + notOrigin},
 		{"--http-allowed-origins=http://a.09", "", `--http-allowed-origins: "http://a.09" ` + notOrigin},
 		{"--http-allowed-origins=http://a.0x", "", `--http-allowed-origins: "http://a.0x" ` + notOrigin},
 		{"--http-allowed-origins=http://a.1.", "", `--http-allowed-origins: "http://a.1." ` + notOrigin},
-		{"--http-allowed-origins=http://[fe80::1%25eth0]", "", `--http-allowed-origins: "http://[fe80::1%25eth0]" ` + notOrigin},
+		{
+			"--http-allowed-origins=http://[fe80::1%25eth0]", "",
+			`--http-allowed-origins: "http://[fe80::1%25eth0]" ` + notOrigin,
+		},
 		{"--http-allowed-origins=http://a.example.,http://a.0xg,http://a.0b1,http://1.a,http://[::ffff:102:304]:81", "", ""},
 
 		// Settings that contradict each other.
@@ -284,9 +314,9 @@ func TestUnknownVariables(t *testing.T) {
 		// Variables that Kubernetes sets for a Service named parley, and variables of another form.
 		{"PARLEY_PORT=tcp://10.0.0.1:50051", []string{"PARLEY_PORT" + unknown + list}},
 		{
-			"KUBERNETES_SERVICE_HOST=10.0.0.2 PARLEY_SERVICE_HOST=10.0.0.1 PARLEY_SERVICE_PORT=50051 PARLEY_SERVICE_PORT_GRPC=50051 " +
-				"PARLEY_PORT=tcp://10.0.0.1:50051 PARLEY_PORT_50051_TCP=tcp://10.0.0.1:50051 PARLEY_PORT_50051_TCP_PROTO=tcp " +
-				"PARLEY_PORT_50051_TCP_PORT=50051 PARLEY_PORT_50051_TCP_ADDR=10.0.0.1", nil,
+			"KUBERNETES_SERVICE_HOST=10.0.0.2 PARLEY_SERVICE_HOST=10.0.0.1 PARLEY_SERVICE_PORT=50051 " +
+				"PARLEY_SERVICE_PORT_GRPC=50051 PARLEY_PORT=tcp://10.0.0.1:50051 PARLEY_PORT_50051_TCP=tcp://10.0.0.1:50051 " +
+				"PARLEY_PORT_50051_TCP_PROTO=tcp PARLEY_PORT_50051_TCP_PORT=50051 PARLEY_PORT_50051_TCP_ADDR=10.0.0.1", nil,
 		},
 		{"KUBERNETES_SERVICE_HOST=10.0.0.2 PARLEY_PORT=8080", []string{"PARLEY_PORT" + unknown + list}},
 	} {

@@ -168,7 +168,9 @@ func (l *loader) readEnvironment() {
 func isServiceLink(name, text string) bool {
 	return strings.HasSuffix(name, "_SERVICE_HOST") || strings.Contains(name, "_SERVICE_PORT") ||
 		strings.HasSuffix(name, "_PORT") && strings.Contains(text, "://") ||
-		slices.ContainsFunc([]string{"_TCP", "_UDP", "_SCTP"}, func(protocol string) bool { return strings.Contains(name, protocol) })
+		slices.ContainsFunc([]string{"_TCP", "_UDP", "_SCTP"}, func(protocol string) bool {
+			return strings.Contains(name, protocol)
+		})
 }
 
 // nearest returns the known name that is most similar to name. It returns an empty string if more

@@ -37,7 +37,8 @@ func (f *file) checkModel(key string, a *Agent, n *yaml.Node) {
 		f.fault(key, n, "has neither a key nor a base_url, and the provider's own API requires a key; "+
 			"set api_key_env or api_key_file, or the base_url of another API")
 	case at != nil && len(a.Headers)+len(a.APIKey.Reveal()) > 0 && isPlainHTTP(a.BaseURL):
-		f.warn(key+".base_url", at, "key and headers are sent over the network unencrypted", "use https if the API supports it")
+		f.warn(key+".base_url", at, "key and headers are sent over the network unencrypted",
+			"use https if the API supports it")
 	}
 }
 

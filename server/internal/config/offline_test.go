@@ -24,7 +24,8 @@ func TestOffline(t *testing.T) {
 		return path
 	}
 	// The other faults in the file must not affect an offline command.
-	file := write("file.yaml", "data_dir: from-file\nmax_turns: none\nagents: {claude: {kind: anthropic, model: m, api_key_env: MISSING}}\n")
+	file := write("file.yaml", "data_dir: from-file\nmax_turns: none\nagents: {claude: {kind: anthropic, model: m, "+
+		"api_key_env: MISSING}}\n")
 	tests := []struct {
 		args, environ []string
 		want          string // the data directory
@@ -38,7 +39,11 @@ func TestOffline(t *testing.T) {
 		{[]string{"repair", "x", "--config", file}, nil, "from-file", ""},
 		{[]string{"repair", "x"}, []string{"PARLEY_CONFIG=" + file}, "from-file", ""},
 		{[]string{"repair", "x", "--config", write("none.yaml", "# nothing\n")}, nil, "./data", ""},
-		{[]string{"repair", "x", "--config", write("bad.yaml", "data_dir: [a]\n")}, nil, "", "bad.yaml:1: data_dir: must be one value"},
+		{
+			[]string{"repair", "x", "--config", write("bad.yaml", "data_dir: [a]\n")},
+			nil, "",
+			"bad.yaml:1: data_dir: must be one value",
+		},
 		{[]string{"repair", "x", "--config", write("broken.yaml", "data_dir: [a\n")}, nil, "", "broken.yaml: "},
 		{[]string{"repair", "x", "--config", filepath.Join(dir, "missing")}, nil, "", "--config: open "},
 		{[]string{"repair", "x", "--data-dir="}, nil, "", "--data-dir: must not be empty"},
@@ -51,7 +56,9 @@ func TestOffline(t *testing.T) {
 			var given []string
 			twice := false
 			err := NewCommand(test.args, test.environ, nil, Offline{
-				Use: "repair FILE", Args: cobra.ExactArgs(1), Flags: func(f *pflag.FlagSet) { f.BoolVar(&twice, "twice", false, "repair twice") },
+				Use: "repair FILE", Args: cobra.ExactArgs(1), Flags: func(f *pflag.FlagSet) {
+					f.BoolVar(&twice, "twice", false, "repair twice")
+				},
 				Run: func(_ context.Context, _ io.Writer, dataDir string, args []string) error {
 					got, given = dataDir, args
 					return nil
@@ -61,7 +68,8 @@ func TestOffline(t *testing.T) {
 			switch {
 			case test.fault == "" && (err != nil || got != test.want || !slices.Equal(given, []string{"x"})):
 				t.Errorf("data directory %q, arguments %q, error %v, want data directory %q", got, given, err, test.want)
-			case test.fault != "" && (!errors.As(err, &bad) || len(bad.Faults) != 1 || !strings.Contains(bad.Faults[0], test.fault)):
+			case test.fault != "" &&
+				(!errors.As(err, &bad) || len(bad.Faults) != 1 || !strings.Contains(bad.Faults[0], test.fault)):
 				t.Errorf("error = %v, want an *Error with the fault %q", err, test.fault)
 			}
 			if want := slices.Contains(test.args, "--twice"); twice != want {

@@ -27,7 +27,8 @@ func origins(target *[]string) value[[]string] {
 			}
 			canonical, ok := canonicalOrigin(origin)
 			if !ok {
-				return nil, fmt.Errorf("%.80q is not an origin; use scheme and host, as in https://app.example or http://localhost:3000", origin)
+				return nil, fmt.Errorf("%.80q is not an origin; use scheme and host, as in https://app.example or "+
+					"http://localhost:3000", origin)
 			}
 			if canonical != origin {
 				return nil, fmt.Errorf("%.80q is not the form that browsers send; use %.80s", origin, canonical)
@@ -83,7 +84,8 @@ func canonicalHost(host string) (canonical string, ok bool) {
 		return "[" + address.String() + "]", true
 	}
 	// Browsers allow "_", which the rules for mail servers do not.
-	names := idna.New(idna.MapForLookup(), idna.BidiRule(), idna.Transitional(false), idna.StrictDomainName(false), idna.CheckHyphens(false))
+	names := idna.New(idna.MapForLookup(), idna.BidiRule(), idna.Transitional(false), idna.StrictDomainName(false),
+		idna.CheckHyphens(false))
 	canonical, err := names.ToASCII(host)
 	if err != nil || canonical == "" || strings.ContainsAny(canonical, "*@%:/?#[]\\^|<> ") {
 		return "", false

@@ -93,8 +93,11 @@ func TestCheckConfigCanBeRead(t *testing.T) {
 // TestCheckConfigTexts checks that any text is printed in a form that can be read again.
 func TestCheckConfigTexts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		word := rapid.OneOf(rapid.String(), rapid.StringOfN(rapid.SampledFrom([]rune(" \t\r\n#:-'\"\\|a\u0085\u2028\ufeff")), 0, 8, -1),
-			rapid.SampledFrom([]string{"", "~", "5", "0x1F", "1e3", "true", "no", "2026-01-31", "<<", "*a", "&a", "!x", "[set]"})).
+		word := rapid.OneOf(rapid.String(), rapid.StringOfN(rapid.SampledFrom([]rune(" \t\r\n#:-'\"\\|a\u0085\u2028\ufeff")),
+			0, 8, -1),
+			rapid.SampledFrom([]string{
+				"", "~", "5", "0x1F", "1e3", "true", "no", "2026-01-31", "<<", "*a", "&a", "!x", "[set]",
+			})).
 			Filter(func(s string) bool { return !strings.ContainsRune(s, 0) })
 		l := newLoader(nil)
 		a := Agent{
@@ -103,7 +106,9 @@ func TestCheckConfigTexts(t *testing.T) {
 		}
 		m := Agent{
 			Name: "m", Kind: "openai", BaseURL: "http://localhost", Model: "x" + word.Draw(t, "model"),
-			Tools: []agent.Tool{{Name: "t", Parameters: map[string]any{"type": "object", word.Draw(t, "key"): []any{word.Draw(t, "item")}}}},
+			Tools: []agent.Tool{
+				{Name: "t", Parameters: map[string]any{"type": "object", word.Draw(t, "key"): []any{word.Draw(t, "item")}}},
+			},
 		}
 		l.config.DataDir = "x" + word.Draw(t, "data_dir")
 		l.config.Agents = []Agent{a, m}

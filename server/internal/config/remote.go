@@ -48,7 +48,8 @@ func (f *file) checkRemote(key string, a *Agent, n *yaml.Node) {
 	f.require(key, n, "address", "set the address of the AgentService: host:port or unix:PATH")
 	host, _, _ := net.SplitHostPort(strings.TrimPrefix(a.Address, "dns:///"))
 	if len(a.Headers) > 0 && a.TLS == nil && !isSocket(a.Address) && !isLoopback(host) {
-		f.warn(key+".headers", child(n, "headers"), "headers are sent over the network unencrypted", "set tls if the service supports it")
+		f.warn(key+".headers", child(n, "headers"), "headers are sent over the network unencrypted",
+			"set tls if the service supports it")
 	}
 }
 
@@ -84,7 +85,8 @@ func dialAddress(target *string) value[string] {
 // isSocket reports whether s is unix:PATH. gRPC parses it as a URL.
 func isSocket(s string) bool {
 	u, err := url.Parse(s)
-	return err == nil && strings.HasPrefix(s, socketPrefix) && !strings.ContainsAny(s, "?#%") && u.Host == "" && u.Path+u.Opaque != ""
+	return err == nil && strings.HasPrefix(s, socketPrefix) && !strings.ContainsAny(s, "?#%") && u.Host == "" &&
+		u.Path+u.Opaque != ""
 }
 
 // tls reads the encryption settings of a connection. It reads and parses the files.

@@ -55,7 +55,8 @@ func (s Secret) printed() any {
 func keyText(s string) error {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] > '~' {
-			return fmt.Errorf("contains a character that no key has, a space, a control character or one outside ASCII, at byte %d", i+1)
+			return fmt.Errorf("contains a character that no key has, a space, a control character or one outside ASCII, at "+
+				"byte %d", i+1)
 		}
 	}
 	return nil
@@ -68,7 +69,8 @@ func headerText(s string) error {
 	}
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] > '~' {
-			return fmt.Errorf("contains a character that no header value has, a control character or one outside ASCII, at byte %d", i+1)
+			return fmt.Errorf("contains a character that no header value has, a control character or one outside ASCII, at "+
+				"byte %d", i+1)
 		}
 	}
 	return nil
@@ -177,6 +179,7 @@ func readRegular(path string, maximum int) ([]byte, error) {
 // because Docker and Kubernetes mount secrets this way.
 func (f *file) warnReadable(key string, n *yaml.Node, path string) {
 	if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 != 0 {
-		f.warn(key, n, "file with a secret is accessible to other users", fmt.Sprintf("run chmod 600; its mode is %#o", info.Mode().Perm()))
+		f.warn(key, n, "file with a secret is accessible to other users",
+			fmt.Sprintf("run chmod 600; its mode is %#o", info.Mode().Perm()))
 	}
 }

@@ -89,7 +89,9 @@ func newLargeBodies() *largeBodies {
 // readBody reads the complete body of a request. net/http detects a disconnect of the client only
 // after that. The error is a status. The caller must call release when it has decoded or refused the
 // body.
-func (l *largeBodies) readBody(w http.ResponseWriter, r *http.Request, within time.Duration) (text []byte, release func(), err error) {
+func (l *largeBodies) readBody(
+	w http.ResponseWriter, r *http.Request, within time.Duration,
+) (text []byte, release func(), err error) {
 	release = func() {}
 	if r.ContentLength == 0 || r.Body == nil {
 		return nil, release, nil
@@ -122,7 +124,9 @@ func (l *largeBodies) readBody(w http.ResponseWriter, r *http.Request, within ti
 }
 
 // readPaced reads the rest of a body until deadline until, and each paceBytes of it within pace.
-func readPaced(read *bytes.Buffer, body io.Reader, control *http.ResponseController, pace time.Duration, until time.Time) error {
+func readPaced(
+	read *bytes.Buffer, body io.Reader, control *http.ResponseController, pace time.Duration, until time.Time,
+) error {
 	for {
 		deadline := time.Now().Add(pace)
 		if deadline.After(until) {
@@ -146,7 +150,8 @@ func bodyFault(err error, read int, within time.Duration) error {
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return newStatus(codes.DeadlineExceeded, reasonBodyTooSlow, fmt.Sprintf(
-			"the body of the request did not arrive within %v, or %d bytes of it after the first %d not within %v; send it faster", within, paceBytes, largeBodyBytes, maxPaceTime)).Err()
+			"the body of the request did not arrive within %v, or %d bytes of it after the first %d not within %v; send it "+
+				"faster", within, paceBytes, largeBodyBytes, maxPaceTime)).Err()
 	}
 	var f faults
 	f.add(wholeBody, "ends before it is complete: %d bytes were received", read)
@@ -180,7 +185,8 @@ func (l *largeBodies) acquireValue(ctx context.Context, text []byte, within time
 	delimiters := countDelimiters(text)
 	if delimiters > maxDelimiters {
 		return nil, newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
-			fmt.Sprintf("the request has more values than a message of %d bytes can contain: %s", maxBodyBytes, reduceSizeHint)).Err()
+			fmt.Sprintf("the request has more values than a message of %d bytes can contain: %s",
+				maxBodyBytes, reduceSizeHint)).Err()
 	}
 	size := len(text) + delimiters*bytesPerDelimiter
 	if size <= largeBodyBytes {
@@ -190,7 +196,9 @@ func (l *largeBodies) acquireValue(ctx context.Context, text []byte, within time
 }
 
 // acquire waits for n units of bound. If within is 0, the wait has no limit. The error is a status.
-func acquire(ctx context.Context, bound *semaphore.Weighted, n int64, within time.Duration) (release func(), err error) {
+func acquire(
+	ctx context.Context, bound *semaphore.Weighted, n int64, within time.Duration,
+) (release func(), err error) {
 	timely := ctx
 	if within > 0 {
 		var cancel context.CancelFunc

@@ -31,7 +31,8 @@ func TestLargeBodies(t *testing.T) {
 		f.do(t, method, path, fits+" ").wantError(t, 413, reasonBodyTooLarge)
 	}
 	// Without Content-Length, the size is unknown until the body is read.
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/conversations:load", io.MultiReader(strings.NewReader(fits), strings.NewReader(" ")))
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/conversations:load",
+		io.MultiReader(strings.NewReader(fits), strings.NewReader(" ")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +170,8 @@ func TestManyLargeReads(t *testing.T) {
 
 // sendStalled sends a large body except its last 9 bytes.
 func sendStalled(c net.Conn) {
-	fmt.Fprintf(c, "POST /v1/conversations:load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", largeBodyBytes+10, largeBodyBytes+1, "")
+	fmt.Fprintf(c, "POST /v1/conversations:load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%*s", largeBodyBytes+10,
+		largeBodyBytes+1, "")
 }
 
 // TestStalledLargeRead: a large body that stalls is refused before maxBodyTime, so that others can
@@ -203,7 +205,8 @@ func TestSteadySender(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
 			from := &steadyBody{w: w, left: size, perSecond: size/int(maxBodyTime/time.Second) + 1}
-			text, release, err := newLargeBodies().readBody(w, httptest.NewRequest(http.MethodPost, "/v1/chat", from), maxBodyTime)
+			text, release, err := newLargeBodies().readBody(w, httptest.NewRequest(http.MethodPost, "/v1/chat", from),
+				maxBodyTime)
 			release()
 			if err != nil || len(text) != size {
 				t.Errorf("readBody of %d bytes within %v = %d bytes, %v", size, maxBodyTime, len(text), err)
@@ -235,8 +238,10 @@ func (s *steadyBody) Read(p []byte) (int, error) {
 func TestTooManyValues(t *testing.T) {
 	f := newFixture(t)
 	many := strings.Repeat("[],", maxDelimiters/2) + "[]"
-	f.do(t, "POST", "/v1/chat", `{"structuredData": [{"type": "t", "value": [`+many+`]}]}`).wantError(t, 413, reasonBodyTooLarge)
-	f.do(t, "POST", "/v1/import", `{"messages": [{"structuredData": [{"type": "t", "value": [`+many+`]}]}]}`).wantError(t, 413, reasonBodyTooLarge, "line 1")
+	f.do(t, "POST", "/v1/chat", `{"structuredData": [{"type": "t", "value": [`+many+`]}]}`).wantError(t, 413,
+		reasonBodyTooLarge)
+	f.do(t, "POST", "/v1/import", `{"messages": [{"structuredData": [{"type": "t", "value": [`+many+`]}]}]}`).wantError(t,
+		413, reasonBodyTooLarge, "line 1")
 }
 
 func TestCountDelimiters(t *testing.T) {

@@ -86,7 +86,8 @@ func (c *httpCall) parse(r *http.Request, params map[string]string) error {
 	f.checkPath(params)
 	var err error
 	if c.query, err = url.ParseQuery(r.URL.RawQuery); err != nil {
-		f.add(wholeQuery, "is malformed: separate parameters by & and encode bytes other than letters, digits and - . _ ~ as %%XX")
+		f.add(wholeQuery,
+			"is malformed: separate parameters by & and encode bytes other than letters, digits and - . _ ~ as %%XX")
 	}
 	if timeout := r.Header.Get("Grpc-Timeout"); timeout != "" && !isTimeout(timeout) {
 		f.add("Grpc-Timeout", "is not a timeout: use 1 to 8 digits and one of H M S m u n, for example 5S")
@@ -104,7 +105,8 @@ func isTimeout(header string) bool {
 	)
 	last := len(header) - 1
 	digits, unit := header[:last], header[last:]
-	return digits != "" && len(digits) <= maxDigits && strings.Trim(digits, "0123456789") == "" && strings.Trim(digits, "0") != "" &&
+	return digits != "" && len(digits) <= maxDigits && strings.Trim(digits, "0123456789") == "" &&
+		strings.Trim(digits, "0") != "" &&
 		strings.Contains(units, unit)
 }
 
@@ -165,7 +167,9 @@ func (c *checkedConn) Invoke(ctx context.Context, method string, args, reply any
 }
 
 // NewStream starts a streaming call.
-func (c *checkedConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c *checkedConn) NewStream(
+	ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	call := httpCallOf(ctx)
 	stream, err := c.conn.NewStream(call.outgoing(ctx), desc, method, opts...)
 	if err != nil {
@@ -187,7 +191,8 @@ func (c *checkedConn) checkMessage(call *httpCall, message any) error {
 	// message than in JSON, for example a list of numbers.
 	if size := proto.Size(request); size > maxBodyBytes {
 		return newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
-			fmt.Sprintf("the request is %d bytes as a message, more than the limit of %d: %s", size, maxBodyBytes, reduceSizeHint)).Err()
+			fmt.Sprintf("the request is %d bytes as a message, more than the limit of %d: %s",
+				size, maxBodyBytes, reduceSizeHint)).Err()
 	}
 	call.sent = true
 	return nil

@@ -66,7 +66,8 @@ func writeStatus(w http.ResponseWriter, st *status.Status) {
 		header.Set("WWW-Authenticate", "Bearer")
 	}
 	w.WriteHeader(httpStatus(st))
-	_, _ = w.Write(body) //nolint:gosec // The text quotes the request, but nosniff keeps browsers from reading JSON as HTML.
+	// The text quotes the request, but nosniff keeps browsers from reading JSON as HTML.
+	_, _ = w.Write(body) //nolint:gosec // See above.
 }
 
 // httpStatus returns the HTTP status of the code, or a more specific one if HTTP defines it.
@@ -95,7 +96,9 @@ func reasonOf(st *status.Status) string {
 }
 
 // handleError writes the response of a call that failed before its response began.
-func handleError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, err error) {
+func handleError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request,
+	err error,
+) {
 	if r.URL.Path == importPath { // The client may still be sending the body.
 		w.Header().Set("Connection", "close")
 	}
@@ -130,13 +133,16 @@ func statusOf(ctx context.Context, err error) *status.Status {
 	case codes.ResourceExhausted:
 		// Too large requests are refused earlier, in checkedConn.checkSize.
 		return newStatus(st.Code(), reasonReplyTooLarge,
-			fmt.Sprintf("the reply is larger than %d bytes as a message; request less, for example a smaller page", maxBodyBytes))
+			fmt.Sprintf("the reply is larger than %d bytes as a message; request less, for example a smaller page",
+				maxBodyBytes))
 	}
 	return newStatus(codes.Internal, "INTERNAL", "internal error")
 }
 
 // handleRoutingError answers a request whose path or method is unknown.
-func (h *handler) handleRoutingError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request, _ int) {
+func (h *handler) handleRoutingError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler,
+	w http.ResponseWriter, r *http.Request, _ int,
+) {
 	call := httpCallOf(ctx)
 	if call.probing {
 		return
@@ -162,5 +168,6 @@ func (h *handler) refuseMethod(w http.ResponseWriter, call *httpCall, allowed []
 	all := strings.Join(allowed, ", ")
 	w.Header().Set("Allow", all)
 	writeStatus(w, newStatus(codes.Unimplemented, reasonMethodNotAllowed,
-		fmt.Sprintf("path %.80q does not allow %.16s; use %s; %s lists all paths", call.request.URL.Path, call.request.Method, all, documentPath)))
+		fmt.Sprintf("path %.80q does not allow %.16s; use %s; %s lists all paths", call.request.URL.Path, call.request.Method,
+			all, documentPath)))
 }

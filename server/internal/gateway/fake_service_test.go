@@ -21,10 +21,12 @@ import (
 // fakeService is a ConversationService whose methods are set by a test.
 type fakeService struct {
 	parleyv1.UnimplementedConversationServiceServer
-	chat                func(*parleyv1.ChatRequest, grpc.ServerStreamingServer[parleyv1.ChatResponse]) error
-	resume              func(*parleyv1.ResumeTurnRequest, grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error
-	watch               func(*parleyv1.WatchConversationsRequest, grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error
-	export              func(*parleyv1.ExportConversationsRequest, grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error
+	chat   func(*parleyv1.ChatRequest, grpc.ServerStreamingServer[parleyv1.ChatResponse]) error
+	resume func(*parleyv1.ResumeTurnRequest, grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error
+	watch  func(*parleyv1.WatchConversationsRequest,
+		grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error
+	export func(*parleyv1.ExportConversationsRequest,
+		grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error
 	append              func(context.Context, *parleyv1.AppendMessagesRequest) (*parleyv1.AppendMessagesResponse, error)
 	importConversations func(grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error
 }
@@ -33,19 +35,27 @@ func (s *fakeService) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingS
 	return s.chat(r, stream)
 }
 
-func (s *fakeService) ResumeTurn(r *parleyv1.ResumeTurnRequest, stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
+func (s *fakeService) ResumeTurn(r *parleyv1.ResumeTurnRequest,
+	stream grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse],
+) error {
 	return s.resume(r, stream)
 }
 
-func (s *fakeService) WatchConversations(r *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+func (s *fakeService) WatchConversations(r *parleyv1.WatchConversationsRequest,
+	stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+) error {
 	return s.watch(r, stream)
 }
 
-func (s *fakeService) ExportConversations(r *parleyv1.ExportConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error {
+func (s *fakeService) ExportConversations(r *parleyv1.ExportConversationsRequest,
+	stream grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse],
+) error {
 	return s.export(r, stream)
 }
 
-func (s *fakeService) AppendMessages(ctx context.Context, r *parleyv1.AppendMessagesRequest) (*parleyv1.AppendMessagesResponse, error) {
+func (s *fakeService) AppendMessages(
+	ctx context.Context, r *parleyv1.AppendMessagesRequest,
+) (*parleyv1.AppendMessagesResponse, error) {
 	return s.append(ctx, r)
 }
 
@@ -106,7 +116,9 @@ func withFakeService(t *testing.T, s *fakeService, test func(t *testing.T, d *me
 			t.Fatal(err)
 		}
 		d := &memoryClient{pipes: make(pipes)}
-		server := &http.Server{Handler: handler, ErrorLog: slog.NewLogLogger(slog.NewTextHandler(failOnWrite{t}, nil), slog.LevelError)}
+		server := &http.Server{
+			Handler: handler, ErrorLog: slog.NewLogLogger(slog.NewTextHandler(failOnWrite{t}, nil), slog.LevelError),
+		}
 		go func() { _ = server.Serve(d.pipes) }() // until Close
 		transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 			d.dialled++

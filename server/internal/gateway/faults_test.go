@@ -21,22 +21,49 @@ func TestFaultsOfBodies(t *testing.T) {
 	}{
 		{name: "unknown", body: `{"contents": "hi", "agent": "echo"}`, fields: []string{"contents"}, text: "structuredData"},
 		{name: "unknown, quoted", body: `{"a\nb": 1}`, fields: []string{`"a\nb"`}},
-		{name: "number for a string", body: `{"content": 5}`, fields: []string{"content"}, text: "must be a string, is a number"},
-		{name: "string for a number", body: `{"content": "a", "ifVersion": "x"}`, fields: []string{"if_version"}, text: "whole number of 32 bits"},
+		{
+			name: "number for a string", body: `{"content": 5}`, fields: []string{"content"},
+			text: "must be a string, is a number",
+		},
+		{
+			name: "string for a number", body: `{"content": "a", "ifVersion": "x"}`, fields: []string{"if_version"},
+			text: "whole number of 32 bits",
+		},
 		{name: "too large a number", body: `{"content": "a", "if_version": 4294967296}`, fields: []string{"if_version"}},
-		{name: "unknown enum value", body: `{"content": "a", "onBusy": "WAIT"}`, fields: []string{"on_busy"}, text: "ON_BUSY_REJECT, ON_BUSY_QUEUE, ON_BUSY_INTERRUPT"},
-		{name: "string for a boolean", body: `{"content": "a", "mustExist": "true"}`, fields: []string{"must_exist"}, text: "must be true or false, is a string"},
-		{name: "object for a list", body: `{"toolResults": {}}`, fields: []string{"tool_results"}, text: "must be a list, is an object"},
-		{name: "list for an object", body: `{"content": "a", "window": []}`, fields: []string{"window"}, text: "must be an object, is a list"},
+		{
+			name: "unknown enum value", body: `{"content": "a", "onBusy": "WAIT"}`, fields: []string{"on_busy"},
+			text: "ON_BUSY_REJECT, ON_BUSY_QUEUE, ON_BUSY_INTERRUPT",
+		},
+		{
+			name: "string for a boolean", body: `{"content": "a", "mustExist": "true"}`, fields: []string{"must_exist"},
+			text: "must be true or false, is a string",
+		},
+		{
+			name: "object for a list", body: `{"toolResults": {}}`, fields: []string{"tool_results"},
+			text: "must be a list, is an object",
+		},
+		{
+			name: "list for an object", body: `{"content": "a", "window": []}`, fields: []string{"window"},
+			text: "must be an object, is a list",
+		},
 		{name: "list for a message", body: `[]`, fields: []string{"body"}, text: "must be an object, is a list"},
 		{name: "null for a message", body: `null`, fields: []string{"body"}, text: "must be an object, is null"},
 		{name: "null in a list", body: `{"attachments": [null]}`, fields: []string{"attachments[0]"}},
 		{name: "null in a map", body: `{"content": "a", "metadata": {"k": null}}`, fields: []string{`metadata["k"]`}},
 		{name: "null for a field", body: `{"content": null, "bad": 1}`, fields: []string{"bad"}},
 		{name: "twice", body: `{"content": "a", "content": "b"}`, fields: []string{"content"}, text: "twice"},
-		{name: "twice, in both spellings", body: `{"content": "a", "ifVersion": 1, "if_version": 1}`, fields: []string{"if_version"}},
-		{name: "twice in a map", body: `{"content": "a", "metadata": {"k": "1", "k": "2"}}`, fields: []string{`metadata["k"]`}, text: "twice"},
-		{name: "twice in a value", body: `{"structuredData": [{"type": "t", "value": {"k": 1, "k": 2}}]}`, fields: []string{"structured_data[0].value"}},
+		{
+			name: "twice, in both spellings", body: `{"content": "a", "ifVersion": 1, "if_version": 1}`,
+			fields: []string{"if_version"},
+		},
+		{
+			name: "twice in a map", body: `{"content": "a", "metadata": {"k": "1", "k": "2"}}`,
+			fields: []string{`metadata["k"]`}, text: "twice",
+		},
+		{
+			name: "twice in a value", body: `{"structuredData": [{"type": "t", "value": {"k": 1, "k": 2}}]}`,
+			fields: []string{"structured_data[0].value"},
+		},
 		{name: "half a surrogate", body: `{"content": "\ud800"}`, fields: []string{"content"}, text: "escape sequence"},
 		{
 			name: "many at once",
@@ -48,8 +75,13 @@ func TestFaultsOfBodies(t *testing.T) {
 			},
 		},
 		{name: "cut off", body: `{"content": `, fields: []string{"body"}, text: "line 1, column 13"},
-		{name: "text after the value", body: "{\n \"content\": \"hi\"\n} x", fields: []string{"body"}, text: "line 3, column 3"},
-		{name: "second value", body: `{"content": "a"} {"content": "b"}`, fields: []string{"body"}, text: "line 1, column 18"},
+		{
+			name: "text after the value", body: "{\n \"content\": \"hi\"\n} x", fields: []string{"body"},
+			text: "line 3, column 3",
+		},
+		{
+			name: "second value", body: `{"content": "a"} {"content": "b"}`, fields: []string{"body"}, text: "line 1, column 18",
+		},
 		{name: "comma", body: `{"content": "ä",}`, fields: []string{"body"}, text: "line 1, column 17"},
 		{name: "no UTF-8", body: "{\"content\":\n\"\xff\"}", fields: []string{"body"}, text: "line 2, column 2"},
 		{name: "a form", body: `content=hi`, fields: []string{"body"}, text: "line 1, column 1"},
@@ -88,7 +120,8 @@ func TestFaultsAreBounded(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := f.do(t, "POST", "/v1/chat", body)
 			s := a.status(t)
-			if a.code != 400 || len(fields(s)) == 0 || len(fields(s)) > maxFaults || len(a.body) > 64<<10 || len(s.Message()) > maxTextBytes {
+			if a.code != 400 || len(fields(s)) == 0 || len(fields(s)) > maxFaults || len(a.body) > 64<<10 ||
+				len(s.Message()) > maxTextBytes {
 				t.Errorf("status = %d with %d fields, %d bytes: %.2000s", a.code, len(fields(s)), len(a.body), a.body)
 			}
 		})
@@ -98,9 +131,12 @@ func TestFaultsAreBounded(t *testing.T) {
 // FuzzFaults: checkJSON finds a fault if and only if protojson returns an error.
 func FuzzFaults(f *testing.F) {
 	for _, seed := range []string{
-		`{"content": "a"}`, `{"messages": [{"role": 1}, null]}`, `{"structuredData": [{"value": {"a": [1, null, "\ud800"]}}]}`,
-		`{"toolCall": {}, "textDelta": {}}`, `{"ttl": "1s", "createTime": "2026-11-20T08:30:00Z"}`, `{"metadata": {"k": 1}}`, `{"a":`, "\xff", `null`,
-		`{"conversation": {"labels": {"a": "b"}, "retention": {"ttl": "1.5s"}}}`, `{"sizeBytes": "12", "index": 1e2}`, `{"\u0069ndex": 1}`, `{"index": 1, "index": 2}`,
+		`{"content": "a"}`, `{"messages": [{"role": 1}, null]}`,
+		`{"structuredData": [{"value": {"a": [1, null, "\ud800"]}}]}`,
+		`{"toolCall": {}, "textDelta": {}}`, `{"ttl": "1s", "createTime": "2026-11-20T08:30:00Z"}`, `{"metadata": {"k": 1}}`,
+		`{"a":`, "\xff", `null`,
+		`{"conversation": {"labels": {"a": "b"}, "retention": {"ttl": "1.5s"}}}`, `{"sizeBytes": "12", "index": 1e2}`,
+		`{"\u0069ndex": 1}`, `{"index": 1, "index": 2}`,
 	} {
 		f.Add([]byte(seed))
 	}

@@ -82,7 +82,9 @@ func openService(t *testing.T) *grpc.ClientConn {
 		Store: conversations, Agents: agents, EventSink: hub, Log: log, TurnTimeout: testTimeout, IdleTimeout: testTimeout,
 		MaxAnswerBytes: 3 << 20, MaxTurns: 16,
 	})
-	service, err := rpc.New(rpc.Options{Store: conversations, StoreName: "memory", Turns: turns, Hub: hub, Agents: agents, Log: log})
+	service, err := rpc.New(rpc.Options{
+		Store: conversations, StoreName: "memory", Turns: turns, Hub: hub, Agents: agents, Log: log,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,8 @@ func (i *importer) serve(w http.ResponseWriter, r *http.Request, _ map[string]st
 	// The server may answer before the body ends.
 	_ = http.NewResponseController(w).EnableFullDuplex() // Fails only for a writer of a test without a network.
 	var sending sync.WaitGroup
-	ctx, err := runtime.AnnotateContext(r.Context(), i.mux, r, parleyv1.ConversationService_ImportConversations_FullMethodName)
+	ctx, err := runtime.AnnotateContext(r.Context(), i.mux, r,
+		parleyv1.ConversationService_ImportConversations_FullMethodName)
 	if err == nil {
 		var reply *parleyv1.ImportConversationsResponse
 		if reply, err = i.run(ctx, r, &sending); err == nil {
@@ -56,7 +57,9 @@ func (i *importer) serve(w http.ResponseWriter, r *http.Request, _ map[string]st
 
 // run imports the body of the request. The error is a status. After an error the body may still be
 // read until sending is done.
-func (i *importer) run(ctx context.Context, r *http.Request, sending *sync.WaitGroup) (*parleyv1.ImportConversationsResponse, error) {
+func (i *importer) run(
+	ctx context.Context, r *http.Request, sending *sync.WaitGroup,
+) (*parleyv1.ImportConversationsResponse, error) {
 	call := httpCallOf(r.Context())
 	overwrite, err := parseOverwrite(call.query)
 	if err != nil {

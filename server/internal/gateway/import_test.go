@@ -60,7 +60,8 @@ func TestImportLines(t *testing.T) {
 			f := serve(t, dial(t, fakeServer(recordImports(&got))))
 			reply := new(parleyv1.ImportConversationsResponse)
 			text := f.do(t, "POST", "/v1/import"+c.query, c.body).wantOK(t)
-			if err := protojson.Unmarshal([]byte(text), reply); err != nil || int(reply.GetImportedCount()) != len(got) || fmt.Sprint(got) != c.want {
+			if err := protojson.Unmarshal([]byte(text), reply); err != nil || int(reply.GetImportedCount()) != len(got) ||
+				fmt.Sprint(got) != c.want {
 				t.Errorf("response = %s, imported %v, want %s; error %v", text, got, c.want, err)
 			}
 		})
@@ -81,10 +82,27 @@ func TestImportFaults(t *testing.T) {
 		{"cut off", "", good("a") + "\n" + good("b") + `{"conversation":{`, 400, "INVALID_REQUEST", []string{"line 4"}, 2},
 		{"not JSON", "", "id,title\n" + good("a"), 400, "INVALID_REQUEST", []string{"line 1"}, 0},
 		{"a list", "", good("a") + "[" + strings.TrimSpace(good("b")) + "]\n", 400, "INVALID_REQUEST", []string{"line 2"}, 1},
-		{"two values in a line", "", good("a") + strings.TrimSpace(good("b")) + good("c"), 400, "INVALID_REQUEST", []string{"line 2"}, 1},
-		{"fields", "", good("a") + `{"conversation":{"titel":"t","version":"x"}}`, 400, "INVALID_REQUEST", []string{"line 2.conversation.titel", "line 2.conversation.version"}, 1},
-		{"too large a message", "", good("a") + `{"conversation":{"title":"` + strings.Repeat("x", maxBodyBytes) + `"}}`, 413, reasonBodyTooLarge, []string{"line 2"}, 1},
-		{"too long", "", good("a") + strings.Repeat(" ", maxLineBytes+100<<10), 413, reasonBodyTooLarge, []string{"line 2"}, 1},
+		{
+			"two values in a line", "", good("a") + strings.TrimSpace(good("b")) + good("c"), 400, "INVALID_REQUEST",
+			[]string{"line 2"},
+			1,
+		},
+		{
+			"fields", "", good("a") + `{"conversation":{"titel":"t","version":"x"}}`, 400, "INVALID_REQUEST",
+			[]string{"line 2.conversation.titel", "line 2.conversation.version"},
+			1,
+		},
+		{
+			"too large a message", "", good("a") + `{"conversation":{"title":"` + strings.Repeat("x", maxBodyBytes) + `"}}`, 413,
+			reasonBodyTooLarge,
+			[]string{"line 2"},
+			1,
+		},
+		{
+			"too long", "", good("a") + strings.Repeat(" ", maxLineBytes+100<<10), 413, reasonBodyTooLarge,
+			[]string{"line 2"},
+			1,
+		},
 		{"not a boolean", "?overwrite=all", good("a"), 400, "INVALID_REQUEST", []string{"overwrite"}, -1},
 		{"another parameter", "?overwrite=true&force=1", good("a"), 400, "INVALID_REQUEST", []string{"force"}, -1},
 	} {
@@ -204,5 +222,6 @@ func TestImportTimeout(t *testing.T) {
 			return stream.Context().Err()
 		},
 	})))
-	f.do(t, "POST", "/v1/import", fmt.Sprintf(importLine, "a", false), "Grpc-Timeout: 20m").wantError(t, 504, "DEADLINE_EXCEEDED")
+	f.do(t, "POST", "/v1/import", fmt.Sprintf(importLine, "a", false), "Grpc-Timeout: 20m").wantError(t, 504,
+		"DEADLINE_EXCEEDED")
 }

@@ -14,8 +14,10 @@ import (
 // FuzzJSON: appendJSON writes what protojson writes and returns an error when protojson does.
 func FuzzJSON(f *testing.F) {
 	kinds := []proto.Message{
-		new(parleyv1.ImportConversationsRequest), new(parleyv1.TurnEvent), new(parleyv1.GetStatsResponse), new(parleyv1.BackupStoreResponse),
-		new(parleyv1.UpdateConversationRequest), new(parleyv1.Interaction), new(parleyv1.RoutingSummary), new(parleyv1.StructuredData),
+		new(parleyv1.ImportConversationsRequest), new(parleyv1.TurnEvent), new(parleyv1.GetStatsResponse),
+		new(parleyv1.BackupStoreResponse),
+		new(parleyv1.UpdateConversationRequest), new(parleyv1.Interaction), new(parleyv1.RoutingSummary),
+		new(parleyv1.StructuredData),
 	}
 	for _, seed := range []struct {
 		kind int

@@ -21,7 +21,9 @@ import (
 const lineBreaks = "a\nb\rc\r\nd\u2028e\u2029f\x85g\u0085h\v\f\x00\ndata: x\n\nid: 7"
 
 func textEvent(index int32, text string) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Index: index, Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: text}}}
+	return &parleyv1.TurnEvent{
+		Index: index, Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: text}},
+	}
 }
 
 // TestMarshalReply: a reply is one line, or the data of one event, whatever it contains.
@@ -97,17 +99,20 @@ func TestDecode(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			for _, from := range []io.Reader{strings.NewReader(c.text), newBody([]byte(c.text))} {
 				message, request := new(parleyv1.Conversation), new(parleyv1.UpdateConversationRequest)
-				if err := new(marshaler).NewDecoder(from).Decode(message); (err == nil) != c.ok || c.ok && !proto.Equal(message, want) {
+				if err := new(marshaler).NewDecoder(from).Decode(message); (err == nil) != c.ok ||
+					c.ok && !proto.Equal(message, want) {
 					t.Errorf("Decode = %v, %v, want success: %t", message, err, c.ok)
 				}
-				if err := new(marshaler).Unmarshal([]byte(c.text), &request.Conversation); (err == nil) != c.ok || c.ok && !proto.Equal(request.GetConversation(), want) {
+				if err := new(marshaler).Unmarshal([]byte(c.text), &request.Conversation); (err == nil) != c.ok ||
+					c.ok && !proto.Equal(request.GetConversation(), want) {
 					t.Errorf("Unmarshal = %v, %v, want success: %t", request, err, c.ok)
 				}
 			}
 		})
 	}
 	for _, blank := range []string{"", " \r\n\t"} {
-		if err := new(marshaler).NewDecoder(strings.NewReader(blank)).Decode(new(parleyv1.ChatRequest)); !errors.Is(err, io.EOF) {
+		if err := new(marshaler).NewDecoder(strings.NewReader(blank)).Decode(new(parleyv1.ChatRequest)); !errors.Is(err,
+			io.EOF) {
 			t.Errorf("Decode(%q) = %v, want io.EOF", blank, err)
 		}
 	}

@@ -72,7 +72,8 @@ func TestEveryCallIsReachable(t *testing.T) {
 		}
 	}
 	files := []protoreflect.FileDescriptor{
-		parleyv1.File_parley_v1_conversation_service_proto, parleyv1.File_parley_v1_interaction_log_service_proto, parleyv1.File_parley_v1_admin_service_proto,
+		parleyv1.File_parley_v1_conversation_service_proto, parleyv1.File_parley_v1_interaction_log_service_proto,
+		parleyv1.File_parley_v1_admin_service_proto,
 	}
 	methods := 0
 	for _, file := range files {
@@ -107,8 +108,10 @@ func TestStablePaths(t *testing.T) {
 		"GET " + one, "PATCH " + one, "DELETE " + one,
 		"POST " + one + "/messages", "GET " + one + "/messages", "DELETE " + one + "/messages", "GET " + one + "/context",
 		"GET " + one + "/routing-summary", "PUT " + one + "/active-agent", "POST " + one + "/fork", "POST " + one + "/chat",
-		"GET " + one + "/turns", "GET " + one + "/turns/{turn_id}", "GET " + one + "/turns/{turn_id}/events", "POST " + one + "/turns/{turn_id}/cancel",
-		"POST /v1/chat", "GET /v1/agents", "POST /v1/routing-summaries:batchGet", "GET /v1/watch", "GET /v1/export", "POST /v1/import",
+		"GET " + one + "/turns", "GET " + one + "/turns/{turn_id}", "GET " + one + "/turns/{turn_id}/events",
+		"POST " + one + "/turns/{turn_id}/cancel",
+		"POST /v1/chat", "GET /v1/agents", "POST /v1/routing-summaries:batchGet", "GET /v1/watch", "GET /v1/export",
+		"POST /v1/import",
 		"GET /v1/interactions", "GET /v1/interactions:search", "GET /v1/stats",
 	} {
 		if _, found := slices.BinarySearch(got, want); !found {

@@ -109,7 +109,9 @@ func (f *faults) checkQuery(call *httpCall, input protoreflect.MessageDescriptor
 
 // checkParameter checks one parameter. taken maps each field, entry of a map and oneof that already
 // has a value to the parameter that set it.
-func (f *faults) checkParameter(call *httpCall, input protoreflect.MessageDescriptor, key string, taken map[string]string) {
+func (f *faults) checkParameter(call *httpCall, input protoreflect.MessageDescriptor, key string,
+	taken map[string]string,
+) {
 	name, _, _ := strings.Cut(key, "[")
 	index := key[len(name):]
 	path, field := fieldAt(input, name)
@@ -139,7 +141,8 @@ func (f *faults) checkParameter(call *httpCall, input protoreflect.MessageDescri
 		}
 		taken[string(choice.FullName())] = key
 	}
-	if !utf8.ValidString(key) || slices.ContainsFunc(call.query[key], func(v string) bool { return !utf8.ValidString(v) }) {
+	if !utf8.ValidString(key) ||
+		slices.ContainsFunc(call.query[key], func(v string) bool { return !utf8.ValidString(v) }) {
 		f.add(path, "must be UTF-8")
 		return
 	}
@@ -222,7 +225,8 @@ func (f *faults) checkBodyIDs(call *httpCall, input protoreflect.MessageDescript
 			continue
 		}
 		camel, snake := field.JSONName(), string(field.Name())
-		if !bytes.Contains(call.text, fmt.Appendf(nil, "%q", camel)) && !bytes.Contains(call.text, fmt.Appendf(nil, "%q", snake)) {
+		if !bytes.Contains(call.text, fmt.Appendf(nil, "%q", camel)) &&
+			!bytes.Contains(call.text, fmt.Appendf(nil, "%q", snake)) {
 			continue // Decoding the body twice is only needed if it contains the name.
 		}
 		var fields map[string]json.RawMessage

@@ -19,44 +19,128 @@ func TestFaultsOfQueries(t *testing.T) {
 		fields                   []string
 		text                     string
 	}{
-		{name: "unknown", method: "GET", path: "/v1/conversations?pagesize=3&labels[a]=b", fields: []string{"pagesize"}, text: "this call accepts pageSize, pageToken, labels"},
+		{
+			name: "unknown", method: "GET", path: "/v1/conversations?pagesize=3&labels[a]=b", fields: []string{"pagesize"},
+			text: "this call accepts pageSize, pageToken, labels",
+		},
 		{name: "unknown, quoted", method: "GET", path: "/v1/conversations?%0A=3", fields: []string{`"\n"`}},
 		{name: "of no parameters", method: "GET", path: "/v1/agents?x=1", fields: []string{"x"}, text: "accepts none"},
 		{
-			name: "wrong types", method: "GET", path: "/v1/conversations?page_size=x&order=newest&labels=a&labels[k]=a&labels[k]=b&x=1",
+			name: "wrong types", method: "GET",
+			path:   "/v1/conversations?page_size=x&order=newest&labels=a&labels[k]=a&labels[k]=b&x=1",
 			fields: []string{"page_size", "order", "labels", "labels", "x"}, text: "LIST_ORDER_CREATE_TIME_DESC",
 		},
-		{name: "twice", method: "GET", path: "/v1/conversations?pageSize=1&pageSize=2", fields: []string{"page_size"}, text: "once"},
-		{name: "in both spellings", method: "DELETE", path: "/v1/conversations/a:b?ifVersion=999&if_version=1", fields: []string{"if_version"}, text: "as ifVersion and as if_version"},
-		{name: "in both spellings, the same", method: "DELETE", path: "/v1/conversations/a:b?if_version=1&ifVersion=1", fields: []string{"if_version"}, text: "once"},
-		{name: "an object in both spellings", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages=1&window.max_messages=2", fields: []string{"window.max_messages"}, text: "once"},
-		{name: "a list in both spellings", method: "GET", path: "/v1/export?conversationIds=a&conversation_ids=b", fields: []string{"conversation_ids"}, text: "once"},
-		{name: "a mask in both spellings", method: "PATCH", path: "/v1/conversations/a:b?updateMask=title&update_mask=agent", body: `{"title": "x"}`, fields: []string{"update_mask"}},
-		{name: "of the path in both spellings", method: "GET", path: "/v1/conversations/a:b?conversationId=a:b&conversation_id=a:b", fields: []string{"conversation_id"}},
-		{name: "a mask twice", method: "PATCH", path: "/v1/conversations/a:b?updateMask=title&updateMask=agent", body: `{"title": "x"}`, fields: []string{"update_mask"}, text: "once"},
-		{name: "twice in an import", method: "POST", path: "/v1/import?overwrite=false&overwrite=true", body: `{}`, fields: []string{"overwrite"}, text: "once"},
-		{name: "incomplete key of a map", method: "GET", path: "/v1/conversations?labels[k=a", fields: []string{`"labels[k"`}},
-		{name: "two keys of a map", method: "GET", path: "/v1/conversations?labels[k][l]=a", fields: []string{`"labels[k][l]"`}},
-		{name: "key of a field that is not a map", method: "GET", path: "/v1/export?conversationIds[a]=b", fields: []string{`"conversationIds[a]"`}},
-		{name: "null in a map to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"labels": {"k": null}}`, fields: []string{`conversation.labels["k"]`}},
+		{
+			name: "twice", method: "GET", path: "/v1/conversations?pageSize=1&pageSize=2", fields: []string{"page_size"},
+			text: "once",
+		},
+		{
+			name: "in both spellings", method: "DELETE", path: "/v1/conversations/a:b?ifVersion=999&if_version=1",
+			fields: []string{"if_version"}, text: "as ifVersion and as if_version",
+		},
+		{
+			name: "in both spellings, the same", method: "DELETE", path: "/v1/conversations/a:b?if_version=1&ifVersion=1",
+			fields: []string{"if_version"}, text: "once",
+		},
+		{
+			name: "an object in both spellings", method: "GET",
+			path:   "/v1/conversations/a:b/context?window.maxMessages=1&window.max_messages=2",
+			fields: []string{"window.max_messages"}, text: "once",
+		},
+		{
+			name: "a list in both spellings", method: "GET", path: "/v1/export?conversationIds=a&conversation_ids=b",
+			fields: []string{"conversation_ids"}, text: "once",
+		},
+		{
+			name: "a mask in both spellings", method: "PATCH", path: "/v1/conversations/a:b?updateMask=title&update_mask=agent",
+			body: `{"title": "x"}`, fields: []string{"update_mask"},
+		},
+		{
+			name: "of the path in both spellings", method: "GET",
+			path: "/v1/conversations/a:b?conversationId=a:b&conversation_id=a:b", fields: []string{"conversation_id"},
+		},
+		{
+			name: "a mask twice", method: "PATCH", path: "/v1/conversations/a:b?updateMask=title&updateMask=agent",
+			body: `{"title": "x"}`, fields: []string{"update_mask"}, text: "once",
+		},
+		{
+			name: "twice in an import", method: "POST", path: "/v1/import?overwrite=false&overwrite=true", body: `{}`,
+			fields: []string{"overwrite"}, text: "once",
+		},
+		{
+			name: "incomplete key of a map", method: "GET", path: "/v1/conversations?labels[k=a", fields: []string{`"labels[k"`},
+		},
+		{
+			name: "two keys of a map", method: "GET", path: "/v1/conversations?labels[k][l]=a",
+			fields: []string{`"labels[k][l]"`},
+		},
+		{
+			name: "key of a field that is not a map", method: "GET", path: "/v1/export?conversationIds[a]=b",
+			fields: []string{`"conversationIds[a]"`},
+		},
+		{
+			name: "null in a map to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"labels": {"k": null}}`,
+			fields: []string{`conversation.labels["k"]`},
+		},
 		{name: "empty number", method: "GET", path: "/v1/conversations?pageSize=", fields: []string{"page_size"}},
-		{name: "object", method: "GET", path: "/v1/conversations/a:b/context?window=1", fields: []string{"window"}, text: "window.maxMessages"},
-		{name: "in an object", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages=x&window.y=1", fields: []string{"window.max_messages", "window.y"}},
-		{name: "too deep", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages.z=1", fields: []string{"window.maxMessages.z"}},
-		{name: "duration", method: "GET", path: "/v1/conversations/a:b/routing-summary?waitTimeout=5", fields: []string{"wait_timeout"}, text: `"90s"`},
-		{name: "boolean", method: "GET", path: "/v1/watch?includeTurnEvents", fields: []string{"include_turn_events"}, text: "true or false"},
-		{name: "two fields of a oneof", method: "GET", path: "/v1/interactions?date=2026-11-20&within=5s", fields: []string{"within"}, text: "span"},
-		{name: "another id", method: "GET", path: "/v1/conversations/a:b?conversationId=c", fields: []string{"conversation_id"}, text: "the path"},
-		{name: "beside a body", method: "POST", path: "/v1/chat?agent=echo&x=1", body: `{"content": "hi"}`, fields: []string{"agent", "x"}, text: "body"},
-		{name: "of the body", method: "PATCH", path: "/v1/conversations/a:b?conversation.title=x&ifVersion=x", body: `{}`, fields: []string{"conversation.title", "if_version"}},
-		{name: "beside faults of the body", method: "PATCH", path: "/v1/conversations/a:b?x=1", body: `{"title": 5}`, fields: []string{"conversation.title", "x"}},
-		{name: "another id in the body", method: "POST", path: "/v1/conversations/a:b/chat", body: `{"content": "hi", "conversation_id": "c"}`, fields: []string{"conversation_id"}, text: "the path"},
-		{name: "another id in a body to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"id": "c"}`, fields: []string{"conversation.id"}, text: "the path"},
+		{
+			name: "object", method: "GET", path: "/v1/conversations/a:b/context?window=1", fields: []string{"window"},
+			text: "window.maxMessages",
+		},
+		{
+			name: "in an object", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages=x&window.y=1",
+			fields: []string{"window.max_messages", "window.y"},
+		},
+		{
+			name: "too deep", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages.z=1",
+			fields: []string{"window.maxMessages.z"},
+		},
+		{
+			name: "duration", method: "GET", path: "/v1/conversations/a:b/routing-summary?waitTimeout=5",
+			fields: []string{"wait_timeout"}, text: `"90s"`,
+		},
+		{
+			name: "boolean", method: "GET", path: "/v1/watch?includeTurnEvents", fields: []string{"include_turn_events"},
+			text: "true or false",
+		},
+		{
+			name: "two fields of a oneof", method: "GET", path: "/v1/interactions?date=2026-11-20&within=5s",
+			fields: []string{"within"}, text: "span",
+		},
+		{
+			name: "another id", method: "GET", path: "/v1/conversations/a:b?conversationId=c",
+			fields: []string{"conversation_id"}, text: "the path",
+		},
+		{
+			name: "beside a body", method: "POST", path: "/v1/chat?agent=echo&x=1", body: `{"content": "hi"}`,
+			fields: []string{"agent", "x"}, text: "body",
+		},
+		{
+			name: "of the body", method: "PATCH", path: "/v1/conversations/a:b?conversation.title=x&ifVersion=x", body: `{}`,
+			fields: []string{"conversation.title", "if_version"},
+		},
+		{
+			name: "beside faults of the body", method: "PATCH", path: "/v1/conversations/a:b?x=1", body: `{"title": 5}`,
+			fields: []string{"conversation.title", "x"},
+		},
+		{
+			name: "another id in the body", method: "POST", path: "/v1/conversations/a:b/chat",
+			body: `{"content": "hi", "conversation_id": "c"}`, fields: []string{"conversation_id"}, text: "the path",
+		},
+		{
+			name: "another id in a body to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"id": "c"}`,
+			fields: []string{"conversation.id"}, text: "the path",
+		},
 		{name: "no id", method: "GET", path: "/v1/conversations/", fields: []string{"conversation_id"}},
-		{name: "invalid UTF-8 in the path", method: "GET", path: "/v1/conversations/%ff", fields: []string{"conversation_id"}},
+		{
+			name: "invalid UTF-8 in the path", method: "GET", path: "/v1/conversations/%ff", fields: []string{"conversation_id"},
+		},
 		{name: "invalid UTF-8", method: "GET", path: "/v1/conversations?pageToken=%ff", fields: []string{"page_token"}},
 		{name: "malformed query", method: "GET", path: "/v1/conversations?a=%zz", fields: []string{"query"}},
-		{name: "body of a DELETE", method: "DELETE", path: "/v1/conversations/a:b", body: `{"ifVersion": 7}`, fields: []string{"body"}},
+		{
+			name: "body of a DELETE", method: "DELETE", path: "/v1/conversations/a:b", body: `{"ifVersion": 7}`,
+			fields: []string{"body"},
+		},
 		{name: "broken rule", method: "GET", path: "/v1/conversations?pageSize=-1", fields: []string{"page_size"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -101,21 +185,47 @@ func TestUpdates(t *testing.T) {
 		{name: "a field", body: `{"title": "U"}`, want: "U map[k:v l:w] echo Be brief. 5 100s"},
 		{name: "snake case", body: `{"system_prompt": "U"}`, want: "T map[k:v l:w] echo U 5 100s"},
 		{name: "cleared", body: `{"title": "", "systemPrompt": "", "agent": ""}`, want: " map[k:v l:w]   5 100s"},
-		{name: "null", body: `{"title": null, "labels": null, "agent": null, "system_prompt": null, "retention": null, "id": null}`, want: "T map[k:v l:w] echo Be brief. 5 100s"},
+		{
+			name: "null",
+			body: `{"title": null, "labels": null, "agent": null, "system_prompt": null, "retention": null, "id": null}`,
+			want: "T map[k:v l:w] echo Be brief. 5 100s",
+		},
 		{name: "null beside others", body: `{"title": null, "agent": ""}`, want: "T map[k:v l:w]  Be brief. 5 100s"},
-		{name: "null in an object", body: `{"retention": {"ttl": null, "maxMessages": 6}}`, want: "T map[k:v l:w] echo Be brief. 6 100s"},
-		{name: "nothing but null in an object", body: `{"retention": {"ttl": null}}`, want: "T map[k:v l:w] echo Be brief. 5 100s"},
+		{
+			name: "null in an object", body: `{"retention": {"ttl": null, "maxMessages": 6}}`,
+			want: "T map[k:v l:w] echo Be brief. 6 100s",
+		},
+		{
+			name: "nothing but null in an object", body: `{"retention": {"ttl": null}}`,
+			want: "T map[k:v l:w] echo Be brief. 5 100s",
+		},
 		{name: "an empty object", body: `{"retention": {}}`, want: "T map[k:v l:w] echo Be brief. 5 100s"},
-		{name: "mask of what is null", query: "?updateMask=title", body: `{"title": null, "agent": null}`, want: " map[k:v l:w] echo Be brief. 5 100s"},
+		{
+			name: "mask of what is null", query: "?updateMask=title", body: `{"title": null, "agent": null}`,
+			want: " map[k:v l:w] echo Be brief. 5 100s",
+		},
 		{name: "labels as a whole", body: `{"labels": {"k": "x"}}`, want: "T map[k:x] echo Be brief. 5 100s"},
 		{name: "no labels", body: `{"labels": {}}`, want: "T map[] echo Be brief. 5 100s"},
 		{name: "a part", body: `{"retention": {"ttl": "200s"}}`, want: "T map[k:v l:w] echo Be brief. 5 200s"},
 		{name: "the other part", body: `{"retention": {"max_messages": 6}}`, want: "T map[k:v l:w] echo Be brief. 6 100s"},
-		{name: "what the server sets", body: `{"id": "a:b", "version": 99, "uid": "x", "activeAgent": {"agent": "y"}, "createTime": "2001-01-01T00:00:00Z"}`, want: "T map[k:v l:w] echo Be brief. 5 100s"},
-		{name: "mask", query: "?updateMask=title", body: `{"title": "U", "agent": "y"}`, want: "U map[k:v l:w] echo Be brief. 5 100s"},
+		{
+			name: "what the server sets",
+			body: `{"id": "a:b", "version": 99, "uid": "x", "activeAgent": {"agent": "y"}, "createTime": "2001-01-01T00:00:00Z"}`,
+			want: "T map[k:v l:w] echo Be brief. 5 100s",
+		},
+		{
+			name: "mask", query: "?updateMask=title", body: `{"title": "U", "agent": "y"}`,
+			want: "U map[k:v l:w] echo Be brief. 5 100s",
+		},
 		{name: "mask that clears", query: "?update_mask=title,systemPrompt", want: " map[k:v l:w] echo  5 100s"},
-		{name: "mask in camel case", query: "?updateMask=retention.maxMessages,labels", body: `{"retention": {"maxMessages": 7}, "labels": {"a.b": "c"}}`, want: "T map[a.b:c] echo Be brief. 7 100s"},
-		{name: "mask in snake case", query: "?update_mask=retention.max_messages", body: `{"retention": {"maxMessages": 7}}`, want: "T map[k:v l:w] echo Be brief. 7 100s"},
+		{
+			name: "mask in camel case", query: "?updateMask=retention.maxMessages,labels",
+			body: `{"retention": {"maxMessages": 7}, "labels": {"a.b": "c"}}`, want: "T map[a.b:c] echo Be brief. 7 100s",
+		},
+		{
+			name: "mask in snake case", query: "?update_mask=retention.max_messages", body: `{"retention": {"maxMessages": 7}}`,
+			want: "T map[k:v l:w] echo Be brief. 7 100s",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f.do(t, "POST", "/v1/conversations", created).wantOK(t)
@@ -139,14 +249,17 @@ func TestUpdates(t *testing.T) {
 // it is a value.
 func TestNullIsAbsent(t *testing.T) {
 	f := newFixture(t)
-	f.do(t, "POST", "/v1/conversations", `{"conversation": {"id": "c", "title": null, "labels": null, "retention": {"ttl": null, "maxMessages": null}, "version": null}}`).wantOK(t)
+	f.do(t, "POST", "/v1/conversations",
+		`{"conversation": {"id": "c", "title": null, "labels": null, "retention": {"ttl": null, "maxMessages": null}, "version": null}}`).wantOK(t)
 	f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "c", "messageLimit": null}`).wantOK(t)
 	f.do(t, "POST", "/v1/conversations/c/messages", `{"conversationId": null, "ifVersion": null, "messages": [{"role": "ROLE_USER", "content": null, "metadata": null,
 		"structuredData": [{"type": "t", "value": null}], "toolCalls": null, "toolResult": null, "createTime": null}]}`).wantOK(t)
 	f.do(t, "PUT", "/v1/conversations/c/active-agent", `{"agent": null, "leaseDuration": null, "ifVersion": null}`).wantOK(t)
-	f.do(t, "POST", "/v1/conversations/c/chat", `{"content": "x", "agent": null, "window": null, "toolResults": null, "onBusy": null, "requestId": null}`).wantOK(t)
+	f.do(t, "POST", "/v1/conversations/c/chat",
+		`{"content": "x", "agent": null, "window": null, "toolResults": null, "onBusy": null, "requestId": null}`).wantOK(t)
 	f.do(t, "POST", "/v1/conversations/c/fork", `{"newConversationId": "d", "atSequence": null}`).wantOK(t)
-	if text := f.do(t, "GET", "/v1/conversations/c/messages", "").wantOK(t); !strings.Contains(text, `"structuredData":[{"type":"t","value":null}]`) {
+	if text := f.do(t, "GET", "/v1/conversations/c/messages", "").wantOK(t); !strings.Contains(text,
+		`"structuredData":[{"type":"t","value":null}]`) {
 		t.Errorf("messages = %s, want the value null", text)
 	}
 	f.do(t, "POST", "/v1/import", `{"conversation": {"id": "e", "title": null}, "messages": null, "overwrite": null}`).wantOK(t)

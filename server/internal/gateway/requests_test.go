@@ -38,7 +38,8 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		{method: "OPTIONS", path: "/v1/conversations:load", code: 405, allow: "POST"},
 		{method: "BREW", path: "/v1/conversations/a/messages", code: 405, allow: "DELETE, GET, HEAD, POST"},
 	} {
-		a := f.do(t, test.method, test.path, "", "Content-Type: application/x-www-form-urlencoded", "X-HTTP-Method-Override: GET")
+		a := f.do(t, test.method, test.path, "", "Content-Type: application/x-www-form-urlencoded",
+			"X-HTTP-Method-Override: GET")
 		reason := reasonPathNotFound
 		if test.code == 405 {
 			reason = reasonMethodNotAllowed
@@ -98,10 +99,12 @@ func TestMediaTypesAndOverrides(t *testing.T) {
 	f := newFixture(t)
 	for i, header := range []string{
 		"Content-Type: application/x-www-form-urlencoded", "Content-Type: text/plain; charset=latin1", "Content-Type: ;;;",
-		"Content-Type: multipart/form-data", "Content-Type: text/event-stream", "X-HTTP-Method-Override: DELETE", "Accept: text/html, */*", "TE: trailers",
+		"Content-Type: multipart/form-data", "Content-Type: text/event-stream", "X-HTTP-Method-Override: DELETE",
+		"Accept: text/html, */*", "TE: trailers",
 	} {
 		id := fmt.Sprint("c", i)
-		a := f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "`+id+`"}`, header, "Content-Type: application/x-www-form-urlencoded")
+		a := f.do(t, "POST", "/v1/conversations:load", `{"conversationId": "`+id+`"}`, header,
+			"Content-Type: application/x-www-form-urlencoded")
 		if !strings.Contains(a.wantOK(t), `"`+id+`"`) {
 			t.Errorf("%s: %s", header, a.body)
 		}
@@ -119,7 +122,9 @@ func TestMediaTypesAndOverrides(t *testing.T) {
 // serveStub serves a service that answers each call by a function.
 func serveStub(t *testing.T, answer func(ctx context.Context, method string) error) *fixture {
 	t.Helper()
-	return serve(t, dial(t, grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+	return serve(t, dial(t, grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any,
+		stream grpc.ServerStream,
+	) error {
 		method, _ := grpc.MethodFromServerStream(stream)
 		return answer(stream.Context(), method)
 	}))))
@@ -131,17 +136,21 @@ func TestEveryCodeHasItsStatus(t *testing.T) {
 	for code, want := range map[codes.Code]int{
 		codes.Canceled: 499, codes.Unknown: 500, codes.InvalidArgument: 400, codes.DeadlineExceeded: 504, codes.NotFound: 404,
 		codes.AlreadyExists: 409, codes.PermissionDenied: 403, codes.Unauthenticated: 401, codes.ResourceExhausted: 429,
-		codes.FailedPrecondition: 400, codes.Aborted: 409, codes.OutOfRange: 400, codes.Unimplemented: 501, codes.Internal: 500,
+		codes.FailedPrecondition: 400, codes.Aborted: 409, codes.OutOfRange: 400, codes.Unimplemented: 501,
+		codes.Internal:    500,
 		codes.Unavailable: 503, codes.DataLoss: 500,
 	} {
-		answered = newStatus(code, "REASON", "the text", &errdetails.RetryInfo{RetryDelay: durationpb.New(1500 * time.Millisecond)}).Err()
+		answered = newStatus(code, "REASON", "the text", &errdetails.RetryInfo{
+			RetryDelay: durationpb.New(1500 * time.Millisecond),
+		}).Err()
 		for _, path := range []string{"/v1/agents", "/v1/watch"} { // one reply, and many
 			a := f.do(t, "GET", path, "")
 			a.wantError(t, want, "REASON")
 			if s := a.status(t); s.Code() != code || s.Message() != "the text" || a.header.Get("Retry-After") != "2" {
 				t.Errorf("%v: status = %v, Retry-After = %q, want 2", code, s, a.header.Get("Retry-After"))
 			}
-			if challenge := a.header.Get("WWW-Authenticate"); (challenge != "") != (want == 401) || strings.Contains(challenge, "text") {
+			if challenge := a.header.Get("WWW-Authenticate"); (challenge != "") != (want == 401) ||
+				strings.Contains(challenge, "text") {
 				t.Errorf("%v: WWW-Authenticate = %q", code, challenge)
 			}
 		}
@@ -239,7 +248,8 @@ func TestDisconnect(t *testing.T) {
 		return ctx.Err()
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/conversations:load", strings.NewReader(`{"conversationId": "c"}`))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url+"/v1/conversations:load",
+		strings.NewReader(`{"conversationId": "c"}`))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,8 @@ func (r *replyStream) applyLastEventID(m any) error {
 	index, textPending, ok := parseEventID(id)
 	switch {
 	case !ok:
-		return badEventID(fmt.Sprintf("%.80q is not the id of an event of a turn; send the id that was received last, or omit the header", id))
+		return badEventID(fmt.Sprintf("%.80q is not the id of an event of a turn; send the id that was received last, or "+
+			"omit the header", id))
 	case textPending:
 		return errTextPending(id)
 	}
@@ -130,7 +131,8 @@ func (r *replyStream) receiveFirst() (proto.Message, error) {
 
 // nameHeader changes an error about the cursor so that it names Last-Event-ID, which contained it.
 func (r *replyStream) nameHeader(err error) error {
-	if r.response.lastID == "" || r.method != parleyv1.ConversationService_WatchConversations_FullMethodName || status.Code(err) != codes.InvalidArgument {
+	if r.response.lastID == "" || r.method != parleyv1.ConversationService_WatchConversations_FullMethodName ||
+		status.Code(err) != codes.InvalidArgument {
 		return err
 	}
 	const field = "cursor"
@@ -155,14 +157,18 @@ func (r *replyStream) nameHeader(err error) error {
 
 // badEventID returns the error for a wrong Last-Event-ID.
 func badEventID(why string) error {
-	bad := &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: lastEventID, Description: why}}}
-	return newStatus(codes.InvalidArgument, "INVALID_REQUEST", fmt.Sprintf("invalid request: %s: %s", lastEventID, why), bad).Err()
+	bad := &errdetails.BadRequest{
+		FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: lastEventID, Description: why}},
+	}
+	return newStatus(codes.InvalidArgument, "INVALID_REQUEST", fmt.Sprintf("invalid request: %s: %s", lastEventID, why),
+		bad).Err()
 }
 
 // errTextPending returns the error for an id after which the stream cannot be resumed without loss of
 // text.
 func errTextPending(id string) error {
-	st := status.Newf(codes.OutOfRange, "%s %q cannot be resumed: text before that event may not have been sent; use 0 to receive the whole turn with its texts merged", lastEventID, id)
+	st := status.Newf(codes.OutOfRange, "%s %q cannot be resumed: text before that event may not have been sent; use 0 "+
+		"to receive the whole turn with its texts merged", lastEventID, id)
 	info := &errdetails.ErrorInfo{Reason: "EVENTS_GONE", Domain: domain, Metadata: map[string]string{"oldest_index": "1"}}
 	if detailed, err := st.WithDetails(info); err == nil {
 		st = detailed

@@ -47,7 +47,8 @@ func TestLastEventIDIsPassedOn(t *testing.T) {
 			{"/v1/export", "x", "export"},
 		} {
 			received = nil
-			if _, err := io.Copy(io.Discard, d.do(t, c.path, "", "Last-Event-ID: "+c.id).Body); err != nil || !slices.Equal(received, []any{c.want}) {
+			if _, err := io.Copy(io.Discard, d.do(t, c.path, "", "Last-Event-ID: "+c.id).Body); err != nil ||
+				!slices.Equal(received, []any{c.want}) {
 				t.Errorf("%s with %q sent %v, %v, want %v", c.path, c.id, received, err, c.want)
 			}
 		}
@@ -80,7 +81,9 @@ func TestEventIDsAfterIndex(t *testing.T) {
 
 func TestLastEventIDFaults(t *testing.T) {
 	refuse := func(r *parleyv1.WatchConversationsRequest, _ grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
-		bad := &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: "cursor", Description: r.GetCursor()}}}
+		bad := &errdetails.BadRequest{
+			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: "cursor", Description: r.GetCursor()}},
+		}
 		return newStatus(codes.InvalidArgument, "INVALID_REQUEST", "cursor: is bad", bad).Err()
 	}
 	f := serve(t, dial(t, fakeServer(&fakeService{watch: refuse})))
@@ -93,10 +96,15 @@ func TestLastEventIDFaults(t *testing.T) {
 	}{
 		{"not a number", "GET", eventsPath, "", "x", 400, "INVALID_REQUEST", []string{"Last-Event-ID"}},
 		{"negative", "GET", eventsPath, "", "-1", 400, "INVALID_REQUEST", []string{"Last-Event-ID"}},
-		{"not a number in a chat", "POST", "/v1/chat", `{"content": "hello", "requestId": "r"}`, "x", 400, "INVALID_REQUEST", []string{"Last-Event-ID"}},
+		{
+			"not a number in a chat", "POST", "/v1/chat", `{"content": "hello", "requestId": "r"}`, "x", 400, "INVALID_REQUEST",
+			[]string{"Last-Event-ID"},
+		},
 		{"a chat without request_id", "POST", "/v1/chat", chat, "3", 400, "INVALID_REQUEST", []string{"Last-Event-ID"}},
 		{"before text", "GET", eventsPath, "", "3~", 400, "EVENTS_GONE", nil},
-		{"before text in a chat", "POST", "/v1/chat", `{"content": "hello", "requestId": "r"}`, "3~", 400, "EVENTS_GONE", nil},
+		{
+			"before text in a chat", "POST", "/v1/chat", `{"content": "hello", "requestId": "r"}`, "3~", 400, "EVENTS_GONE", nil,
+		},
 		{"a bad cursor", "GET", "/v1/watch", "", "x", 400, "INVALID_REQUEST", []string{"Last-Event-ID"}},
 		{"a bad cursor in the URL", "GET", "/v1/watch?cursor=x", "", "", 400, "INVALID_REQUEST", []string{"cursor"}},
 	} {
@@ -119,22 +127,54 @@ func TestChatResumes(t *testing.T) {
 		return newStatus(codes.OutOfRange, "EVENTS_GONE", "eventsGone").Err()
 	}
 	for _, c := range []struct {
-		name   string
-		after  string
-		chat   []*parleyv1.TurnEvent
-		resume func(*parleyv1.ResumeTurnRequest, grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error // Nil if ResumeTurn must not be called.
+		name  string
+		after string
+		chat  []*parleyv1.TurnEvent
+		// Nil if ResumeTurn must not be called.
+		resume func(*parleyv1.ResumeTurnRequest, grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error
 		code   int
 		want   []string // Ids of the events.
 	}{
-		{"running turn", "2", []*parleyv1.TurnEvent{startedEvent(1, true)}, sendEvents(textEvent(3, "b"), finishedEvent(4)), 200, []string{"3", "4"}},
+		{
+			"running turn", "2",
+			[]*parleyv1.TurnEvent{startedEvent(1, true)},
+			sendEvents(textEvent(3, "b"), finishedEvent(4)),
+			200,
+			[]string{"3", "4"},
+		},
 		{"merged", "2", []*parleyv1.TurnEvent{startedEvent(1, true), textEvent(9, "ab")}, eventsGone, 400, nil},
 		{"received completely", "4", []*parleyv1.TurnEvent{startedEvent(1, true), finishedEvent(4)}, sendEvents(), 204, nil},
-		{"same queued turn", "1", []*parleyv1.TurnEvent{queuedEvent(1), queuedEvent(2), startedEvent(3, true), finishedEvent(4)}, nil, 200, []string{"2", "3", "4"}},
-		{"queued turn that has started", "3", []*parleyv1.TurnEvent{queuedEvent(1), queuedEvent(2), startedEvent(3, true), textEvent(4, "a"), finishedEvent(5)}, nil, 200, []string{"4", "5"}},
-		{"queued again at the end of the queue", "3", []*parleyv1.TurnEvent{queuedEvent(1), startedEvent(2, false), textEvent(3, "a"), finishedEvent(4)}, nil, 200, []string{"2", "3", "4"}},
-		{"never received by the server", "3", []*parleyv1.TurnEvent{startedEvent(1, false), textEvent(2, "a"), finishedEvent(3)}, nil, 200, []string{"1", "2", "3"}},
+		{
+			"same queued turn", "1",
+			[]*parleyv1.TurnEvent{queuedEvent(1), queuedEvent(2), startedEvent(3, true), finishedEvent(4)},
+			nil, 200,
+			[]string{"2", "3", "4"},
+		},
+		{
+			"queued turn that has started", "3",
+			[]*parleyv1.TurnEvent{queuedEvent(1), queuedEvent(2), startedEvent(3, true), textEvent(4, "a"), finishedEvent(5)},
+			nil, 200,
+			[]string{"4", "5"},
+		},
+		{
+			"queued again at the end of the queue", "3",
+			[]*parleyv1.TurnEvent{queuedEvent(1), startedEvent(2, false), textEvent(3, "a"), finishedEvent(4)},
+			nil, 200,
+			[]string{"2", "3", "4"},
+		},
+		{
+			"never received by the server", "3",
+			[]*parleyv1.TurnEvent{startedEvent(1, false), textEvent(2, "a"), finishedEvent(3)},
+			nil, 200,
+			[]string{"1", "2", "3"},
+		},
 		{"cancelled in the queue", "2", []*parleyv1.TurnEvent{queuedEvent(1), finishedEvent(2)}, nil, 204, nil},
-		{"cancelled after being queued again", "9", []*parleyv1.TurnEvent{queuedEvent(1), finishedEvent(2)}, nil, 200, []string{"2"}},
+		{
+			"cancelled after being queued again", "9",
+			[]*parleyv1.TurnEvent{queuedEvent(1), finishedEvent(2)},
+			nil, 200,
+			[]string{"2"},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			left, resumed := make(chan struct{}), false
@@ -163,7 +203,8 @@ func TestChatResumes(t *testing.T) {
 			withFakeService(t, s, func(t *testing.T, d *memoryClient) {
 				t.Helper()
 				left = make(chan struct{}) // A channel of this bubble.
-				reply := d.do(t, "/v1/conversations/c/chat", `{"content": "hello", "requestId": "r"}`, wantsEvents, "Last-Event-ID: "+c.after)
+				reply := d.do(t, "/v1/conversations/c/chat", `{"content": "hello", "requestId": "r"}`, wantsEvents,
+					"Last-Event-ID: "+c.after)
 				if ids := fieldValues(t, reply, "id"); reply.StatusCode != c.code || !slices.Equal(ids, c.want) {
 					t.Errorf("status = %d, ids = %q, want %d, %q", reply.StatusCode, ids, c.code, c.want)
 				}

@@ -112,7 +112,9 @@ func importContents(t *testing.T, over grpc.ClientConnInterface, contents []stri
 		Retention: &parleyv1.Retention{MaxMessages: 100, Ttl: durationpb.New(24 * time.Hour)},
 	}
 	for i, content := range contents {
-		m := &parleyv1.Message{Id: "m", Sequence: int32(i + 1), Role: parleyv1.Role_ROLE_USER, Content: content, CreateTime: at}
+		m := &parleyv1.Message{
+			Id: "m", Sequence: int32(i + 1), Role: parleyv1.Role_ROLE_USER, Content: content, CreateTime: at,
+		}
 		if err := stream.Send(&parleyv1.ImportConversationsRequest{Conversation: c, Messages: []*parleyv1.Message{m}}); err != nil {
 			t.Fatal(err)
 		}
@@ -140,10 +142,11 @@ func readOver(t *testing.T, over grpc.ClientConnInterface, perSecond int, method
 		_ = server.Close()
 		serving.Wait()
 	}()
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		conn, err := listener.DialContext(ctx)
 		return slowConn{conn, perSecond}, err
-	}}
+	}
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: dial}
 	request, err := http.NewRequestWithContext(t.Context(), method, "http://parley"+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)

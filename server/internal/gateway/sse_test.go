@@ -34,7 +34,9 @@ func TestAcceptsEvents(t *testing.T) {
 }
 
 func valueEvent(index int32) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Index: index, Event: &parleyv1.TurnEvent_StructuredData{StructuredData: &parleyv1.StructuredData{}}}
+	return &parleyv1.TurnEvent{
+		Index: index, Event: &parleyv1.TurnEvent_StructuredData{StructuredData: &parleyv1.StructuredData{}},
+	}
 }
 
 func finishedEvent(index int32) *parleyv1.TurnEvent {
@@ -48,23 +50,41 @@ func startedEvent(index int32, replayed bool) *parleyv1.TurnEvent {
 }
 
 func queuedEvent(index int32) *parleyv1.TurnEvent {
-	return &parleyv1.TurnEvent{Index: index, TurnId: "t", Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: 1}}}
+	return &parleyv1.TurnEvent{
+		Index: index, TurnId: "t", Event: &parleyv1.TurnEvent_Queued{Queued: &parleyv1.TurnQueued{Position: 1}},
+	}
 }
 
 // TestEventIDs: the id of an event that may have been sent before earlier text has a suffix.
 func TestEventIDs(t *testing.T) {
 	toolCall := &parleyv1.TurnEvent{Index: 9, Event: &parleyv1.TurnEvent_ToolCall{ToolCall: &parleyv1.ToolCall{}}}
-	answer := &parleyv1.TurnEvent{Index: 12, Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{}}}
+	answer := &parleyv1.TurnEvent{
+		Index: 12, Event: &parleyv1.TurnEvent_AnswerStarted{AnswerStarted: &parleyv1.AnswerStarted{}},
+	}
 	for _, c := range []struct {
 		name   string
 		after  int32
 		events []*parleyv1.TurnEvent
 		want   []string
 	}{
-		{"one by one", 0, []*parleyv1.TurnEvent{startedEvent(1, false), textEvent(2, "a"), valueEvent(3), textEvent(4, "b"), finishedEvent(5)}, []string{"1", "2", "3", "4", "5"}},
+		{
+			"one by one", 0,
+			[]*parleyv1.TurnEvent{startedEvent(1, false), textEvent(2, "a"), valueEvent(3), textEvent(4, "b"), finishedEvent(5)},
+			[]string{"1", "2", "3", "4", "5"},
+		},
 		{"resumed", 2, []*parleyv1.TurnEvent{valueEvent(3), textEvent(4, "b")}, []string{"3", "4"}},
-		{"merged", 0, []*parleyv1.TurnEvent{startedEvent(1, true), valueEvent(3), toolCall, textEvent(10, "ab"), valueEvent(11), finishedEvent(99)}, []string{"1", "3~", "9~", "10", "11", "99"}},
-		{"merged, then the next message", 0, []*parleyv1.TurnEvent{startedEvent(1, true), valueEvent(3), answer, valueEvent(13), valueEvent(15)}, []string{"1", "3~", "12", "13", "15~"}},
+		{
+			"merged", 0,
+			[]*parleyv1.TurnEvent{
+				startedEvent(1, true), valueEvent(3), toolCall, textEvent(10, "ab"), valueEvent(11), finishedEvent(99),
+			},
+			[]string{"1", "3~", "9~", "10", "11", "99"},
+		},
+		{
+			"merged, then the next message", 0,
+			[]*parleyv1.TurnEvent{startedEvent(1, true), valueEvent(3), answer, valueEvent(13), valueEvent(15)},
+			[]string{"1", "3~", "12", "13", "15~"},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n, got := eventIDs{last: c.after}, []string(nil)

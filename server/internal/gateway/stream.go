@@ -25,12 +25,16 @@ const maxSilence = 250 * time.Millisecond
 type streamingConn struct{ grpc.ClientConnInterface }
 
 // NewStream starts a streaming call.
-func (c streamingConn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (c streamingConn) NewStream(
+	ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	o, ok := responseWriterOf(ctx)
 	if !ok || desc.ClientStreams {
 		return c.ClientConnInterface.NewStream(ctx, desc, method, opts...)
 	}
-	r := &replyStream{conn: c.ClientConnInterface, ctx: ctx, opts: opts, method: method, response: o, arrived: make(chan struct{})}
+	r := &replyStream{
+		conn: c.ClientConnInterface, ctx: ctx, opts: opts, method: method, response: o, arrived: make(chan struct{}),
+	}
 	ctx, r.cancelChat = context.WithCancel(ctx)
 	var err error
 	if r.ClientStream, err = c.ClientConnInterface.NewStream(ctx, desc, method, opts...); err != nil {

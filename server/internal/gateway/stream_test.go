@@ -49,14 +49,26 @@ func TestStreamHeaders(t *testing.T) {
 		media  string
 		parts  []string // Parts of the body, in order.
 	}{
-		{"lines", false, sendEvents(textEvent(1, "a"), textEvent(2, "b")), 200, "application/x-ndjson", []string{`{"event":{"index":1,`, "}\n{", `"index":2,`, "}\n"}},
-		{"events", true, sendEvents(textEvent(1, "a"), textEvent(2, "b")), 200, "text/event-stream", []string{"id: 1\ndata: {", "}\n\nid: 2\ndata: {", "}\n\n"}},
+		{
+			"lines", false, sendEvents(textEvent(1, "a"), textEvent(2, "b")), 200, "application/x-ndjson",
+			[]string{`{"event":{"index":1,`, "}\n{", `"index":2,`, "}\n"},
+		},
+		{
+			"events", true, sendEvents(textEvent(1, "a"), textEvent(2, "b")), 200, "text/event-stream",
+			[]string{"id: 1\ndata: {", "}\n\nid: 2\ndata: {", "}\n\n"},
+		},
 		{"no lines", false, sendEvents(), 200, "application/x-ndjson", nil},
 		{"no events", true, sendEvents(), 204, "", nil},
 		{"an error instead of lines", false, failNotFound, 404, "application/json", []string{`{"code":5,`, "TURN_NOT_FOUND"}},
 		{"an error instead of events", true, failNotFound, 404, "application/json", []string{`{"code":5,`, "TURN_NOT_FOUND"}},
-		{"an error after lines", false, broken, 200, "application/x-ndjson", []string{"}\n" + `{"error":{"code":5,`, "TURN_NOT_FOUND", "}\n"}},
-		{"an error after events", true, broken, 200, "text/event-stream", []string{"}\n\nevent: error\ndata: {", "TURN_NOT_FOUND", "}\n\n"}},
+		{
+			"an error after lines", false, broken, 200, "application/x-ndjson",
+			[]string{"}\n" + `{"error":{"code":5,`, "TURN_NOT_FOUND", "}\n"},
+		},
+		{
+			"an error after events", true, broken, 200, "text/event-stream",
+			[]string{"}\n\nevent: error\ndata: {", "TURN_NOT_FOUND", "}\n\n"},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			withFakeService(t, &fakeService{resume: c.resume}, func(t *testing.T, d *memoryClient) {
@@ -68,7 +80,8 @@ func TestStreamHeaders(t *testing.T) {
 				reply := d.do(t, eventsPath, "", accept)
 				text, err := io.ReadAll(reply.Body)
 				if err != nil || reply.StatusCode != c.code || reply.Header.Get("Content-Type") != c.media {
-					t.Fatalf("status = %d, Content-Type = %q, body = %q, error %v", reply.StatusCode, reply.Header.Get("Content-Type"), text, err)
+					t.Fatalf("status = %d, Content-Type = %q, body = %q, error %v", reply.StatusCode, reply.Header.Get("Content-Type"),
+						text, err)
 				}
 				rest := strings.ReplaceAll(string(text), " ", "")
 				for _, part := range c.parts {
@@ -129,7 +142,9 @@ func TestSilentTurn(t *testing.T) {
 // TestRepliesAreFlushed: each reply is sent when it arrives.
 func TestRepliesAreFlushed(t *testing.T) {
 	const pause = time.Minute
-	watch := func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+	watch := func(_ *parleyv1.WatchConversationsRequest,
+		stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+	) error {
 		for i := range 3 {
 			change := &parleyv1.ConversationChange{Cursor: fmt.Sprint("cursor", i)}
 			if err := stream.Send(&parleyv1.WatchConversationsResponse{Change: change}); err != nil {
@@ -146,7 +161,8 @@ func TestRepliesAreFlushed(t *testing.T) {
 		buffer := make([]byte, 1<<10)
 		for i := range 3 {
 			n, err := reply.Body.Read(buffer)
-			if err != nil || !strings.Contains(string(buffer[:n]), fmt.Sprint("cursor", i)) || time.Since(begin) != time.Duration(i)*pause {
+			if err != nil || !strings.Contains(string(buffer[:n]), fmt.Sprint("cursor", i)) ||
+				time.Since(begin) != time.Duration(i)*pause {
 				t.Errorf("Read after %v = %q, %v, want cursor%d", time.Since(begin), buffer[:n], err, i)
 			}
 		}
@@ -170,7 +186,9 @@ func TestClientThatReadsNothing(t *testing.T) {
 			ended <- sendUntilError(func() error { return stream.Send(&parleyv1.ResumeTurnResponse{Event: textEvent(1, word)}) })
 			return nil
 		},
-		watch: func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+		watch: func(_ *parleyv1.WatchConversationsRequest,
+			stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+		) error {
 			ended <- sendUntilError(func() error {
 				return stream.Send(&parleyv1.WatchConversationsResponse{Change: &parleyv1.ConversationChange{Cursor: word}})
 			})
@@ -206,7 +224,9 @@ func TestClientThatReadsNothing(t *testing.T) {
 // TestConnectionReuse: the deadline of one response does not affect the next response on the
 // connection.
 func TestConnectionReuse(t *testing.T) {
-	watch := func(_ *parleyv1.WatchConversationsRequest, stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse]) error {
+	watch := func(_ *parleyv1.WatchConversationsRequest,
+		stream grpc.ServerStreamingServer[parleyv1.WatchConversationsResponse],
+	) error {
 		for i := range 3 {
 			<-time.After(2 * maxWriteTime)
 			change := &parleyv1.ConversationChange{Cursor: fmt.Sprint(i)}
@@ -230,8 +250,10 @@ func TestConnectionReuse(t *testing.T) {
 			{eventsPath, "", []string{"1"}, 1},
 		} {
 			reply := d.do(t, c.path, c.body, wantsEvents)
-			if ids := fieldValues(t, reply, "id"); reply.StatusCode != http.StatusOK || !slices.Equal(ids, c.want) || d.dialled != c.connections {
-				t.Errorf("%s: status = %d, ids = %q over %d connections, want %q over %d", c.path, reply.StatusCode, ids, d.dialled, c.want, c.connections)
+			if ids := fieldValues(t, reply, "id"); reply.StatusCode != http.StatusOK || !slices.Equal(ids, c.want) ||
+				d.dialled != c.connections {
+				t.Errorf("%s: status = %d, ids = %q over %d connections, want %q over %d", c.path, reply.StatusCode, ids, d.dialled,
+					c.want, c.connections)
 			}
 		}
 	})

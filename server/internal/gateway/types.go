@@ -65,7 +65,8 @@ func expectation(field protoreflect.FieldDescriptor) (what string, natural []str
 	}
 	bits := 32
 	switch field.Kind() {
-	case protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Uint64Kind, protoreflect.Fixed64Kind, protoreflect.Sfixed64Kind:
+	case protoreflect.Int64Kind, protoreflect.Sint64Kind, protoreflect.Uint64Kind,
+		protoreflect.Fixed64Kind, protoreflect.Sfixed64Kind:
 		bits = 64
 	}
 	return fmt.Sprintf("a whole number of %d bits", bits), []string{kindNumber, kindString}
@@ -129,7 +130,8 @@ func jsonNames(message protoreflect.MessageDescriptor) []string {
 // needed.
 func quoteName(name string) string {
 	const most = 40
-	if len(name) <= most && name != "" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == "" {
+	if len(name) <= most && name != "" &&
+		strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == "" {
 		return name
 	}
 	return fmt.Sprintf("%.40q", name)

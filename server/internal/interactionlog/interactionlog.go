@@ -83,8 +83,8 @@ type Options struct {
 
 // Log writes and reads the files of a directory. The zero value is not usable.
 //
-// Committed writes under mu, in a goroutine of the store that commits. Maintain makes files durable under syncMu, mostly
-// without mu. Erase rewrites files without a lock, and replaces them under both. Queries need no lock.
+// Committed writes under mu, in a goroutine of the store that commits. Maintain makes files durable under
+// syncMu, mostly without mu. Erase rewrites files without a lock, and replaces them under both. Queries need no lock.
 type Log struct {
 	options Options
 	reader  *search.Reader

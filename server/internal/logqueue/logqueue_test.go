@@ -60,8 +60,10 @@ func TestQueueDrops(t *testing.T) {
 			if report, end := lines[len(lines)-2], fmt.Sprintf(want, entries-written); !strings.HasSuffix(report, end) {
 				t.Errorf("report after %d of %d entries = %q, want the end %q", written, entries, report, end)
 			}
-			if !strings.Contains(lines[0], "first") || !strings.Contains(lines[len(lines)-1], "last") || len(lines) != written+3 {
-				t.Errorf("log = %d lines from %q to %q, want %d lines from first to last", len(lines), lines[0], lines[len(lines)-1], written+3)
+			if !strings.Contains(lines[0], "first") || !strings.Contains(lines[len(lines)-1], "last") ||
+				len(lines) != written+3 {
+				t.Errorf("log = %d lines from %q to %q, want %d lines from first to last", len(lines), lines[0],
+					lines[len(lines)-1], written+3)
 			}
 		})
 	}
@@ -179,7 +181,8 @@ func TestQueueLongEntry(t *testing.T) {
 		d.space = 1 << 20
 		fmt.Fprintln(q, "written")
 		q.Close(flushLimit)
-		if _, rest, _ := strings.Cut(d.String(), "\n"); !strings.HasPrefix(rest, "written\n") || !strings.Contains(rest, `"count":1}`) {
+		if _, rest, _ := strings.Cut(d.String(), "\n"); !strings.HasPrefix(rest, "written\n") ||
+			!strings.Contains(rest, `"count":1}`) {
 			t.Errorf("log after the torn entry = %q, want the next entry and a count of 1", rest)
 		}
 	})
@@ -243,7 +246,8 @@ func TestQueueSlowReader(t *testing.T) {
 				t.Errorf("at %d B/s: last entry in the log = %v, want %v", test.perSecond, complete, test.complete)
 			}
 			if (took < flushLimit) != test.complete || took > flushLimit {
-				t.Errorf("at %d B/s: Close() took %v, want %v at most, and less only if the log is complete", test.perSecond, took, flushLimit)
+				t.Errorf("at %d B/s: Close() took %v, want %v at most, and less only if the log is complete", test.perSecond, took,
+					flushLimit)
 			}
 			<-q.ended
 		}

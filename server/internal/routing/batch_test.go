@@ -24,7 +24,12 @@ func TestDivide(t *testing.T) {
 	}{
 		{"none", nil, 100, []Share{}},
 		{"all fit", []summarySize{s(10, 0), {}, s(20, 30)}, 80, []Share{{20, true}, {0, true}, {60, true}}},
-		{"small ones leave their rest", []summarySize{s(100, 0), s(5, 0), s(100, 0)}, 115, []Share{{50, true}, {15, true}, {50, true}}},
+		{
+			"small ones leave their rest",
+			[]summarySize{s(100, 0), s(5, 0), s(100, 0)},
+			115,
+			[]Share{{50, true}, {15, true}, {50, true}},
+		},
 		{"lists have priority", []summarySize{s(100, 0), s(10, 30)}, 110, []Share{{60, true}, {50, true}}},
 		{"half is reserved for messages", []summarySize{s(100, 0), s(10, 50)}, 110, []Share{{90, true}, {20, false}}},
 		{"messages need less than half", []summarySize{s(10, 50), s(10, 0)}, 90, []Share{{70, true}, {20, true}}},

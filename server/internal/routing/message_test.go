@@ -47,7 +47,8 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("read() = %v, want no error for a message that decodes", err)
 		}
 		rebuilt := &parleyv1.Message{
-			Sequence: got.Sequence, Role: got.Role, Agent: string(got.Agent), Summary: string(got.Summary), Content: string(got.Content),
+			Sequence: got.Sequence, Role: got.Role, Agent: string(got.Agent), Summary: string(got.Summary),
+			Content: string(got.Content),
 		}
 		for _, p := range got.data {
 			value := new(parleyv1.StructuredData)

@@ -20,11 +20,13 @@ func TestText(t *testing.T) {
 		{"no messages", nil, ""},
 		{"no answer", history(user("Which libraries are there?"), system(), result("1")), ""},
 		{
-			"summaries, oldest first", history(user("?"), withSummary("searched for React libraries"), user("?"), withSummary("analyzed Zustand")),
+			"summaries, oldest first", history(user("?"), withSummary("searched for React libraries"), user("?"),
+				withSummary("analyzed Zustand")),
 			"Previous: searched for React libraries, analyzed Zustand",
 		},
 		{
-			"types if there is no summary", history(assistant("a", "Look:", data("list", ""), data("price", ""), data("list", ""))),
+			"types if there is no summary",
+			history(assistant("a", "Look:", data("list", ""), data("price", ""), data("list", ""))),
 			"Previous: list+price",
 		},
 		{

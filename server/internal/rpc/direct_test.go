@@ -27,7 +27,9 @@ func TestDirect(t *testing.T) {
 		}
 	})
 	f.append(t, "c", user("Find me libraries"), &parleyv1.Message{
-		Role: parleyv1.Role_ROLE_ASSISTANT, Content: "Two.", StructuredData: []*parleyv1.StructuredData{{Type: "list", Value: structpb.NewStringValue("Redux")}},
+		Role: parleyv1.Role_ROLE_ASSISTANT, Content: "Two.", StructuredData: []*parleyv1.StructuredData{
+			{Type: "list", Value: structpb.NewStringValue("Redux")},
+		},
 	}, user("The second one"))
 	client, direct := parleyv1.NewConversationServiceClient(
 		f.conn,
@@ -41,7 +43,9 @@ func TestDirect(t *testing.T) {
 			return c.LoadConversation(ctx, &parleyv1.LoadConversationRequest{ConversationId: "c"})
 		},
 		"summary": func(c parleyv1.ConversationServiceClient) (proto.Message, error) {
-			return c.GetRoutingSummary(ctx, &parleyv1.GetRoutingSummaryRequest{ConversationId: "c", MessageLimit: proto.Int32(1)})
+			return c.GetRoutingSummary(ctx, &parleyv1.GetRoutingSummaryRequest{
+				ConversationId: "c", MessageLimit: proto.Int32(1),
+			})
 		},
 		"list": func(c parleyv1.ConversationServiceClient) (proto.Message, error) {
 			return c.ListConversations(ctx, &parleyv1.ListConversationsRequest{})

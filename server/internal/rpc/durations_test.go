@@ -27,10 +27,12 @@ func TestInvalidDurations(t *testing.T) {
 				&parleyv1.CreateConversationRequest{Conversation: conversation},
 				&parleyv1.UpdateConversationRequest{Conversation: conversation},
 			},
-			"lease_duration":          {&parleyv1.SetActiveAgentRequest{ConversationId: "taken", LeaseDuration: d}},
-			"wait_timeout":            {&parleyv1.GetRoutingSummaryRequest{ConversationId: "taken", WaitTimeout: d}},
-			"inactive_for":            {&parleyv1.PurgeConversationsRequest{InactiveFor: d}},
-			"delete_after_disconnect": {&parleyv1.WatchConversationsRequest{ConversationIds: []string{"taken"}, DeleteAfterDisconnect: d}},
+			"lease_duration": {&parleyv1.SetActiveAgentRequest{ConversationId: "taken", LeaseDuration: d}},
+			"wait_timeout":   {&parleyv1.GetRoutingSummaryRequest{ConversationId: "taken", WaitTimeout: d}},
+			"inactive_for":   {&parleyv1.PurgeConversationsRequest{InactiveFor: d}},
+			"delete_after_disconnect": {
+				&parleyv1.WatchConversationsRequest{ConversationIds: []string{"taken"}, DeleteAfterDisconnect: d},
+			},
 		} {
 			for _, request := range requests {
 				err := f.conn.Invoke(t.Context(), methodOf(request), request, &parleyv1.DeleteConversationResponse{})

@@ -97,7 +97,8 @@ func TestForkConversation(t *testing.T) {
 func TestForkAtRemovedMessage(t *testing.T) {
 	f := open(t, nil)
 	f.append(t, "c1", user("1"), user("2"), user("3"))
-	if _, err := f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: "c1", AfterSequence: 1}); err != nil {
+	if _, err := f.ClearConversation(t.Context(),
+		&parleyv1.ClearConversationRequest{ConversationId: "c1", AfterSequence: 1}); err != nil {
 		t.Fatal(err)
 	}
 	f.append(t, "c1", user("4"))

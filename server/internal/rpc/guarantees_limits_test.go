@@ -37,7 +37,9 @@ func TestExpiry(t *testing.T) {
 			return err
 		},
 		"Update": func() error {
-			_, err := f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "c1", Title: "x"}})
+			_, err := f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{
+				Conversation: &parleyv1.Conversation{Id: "c1", Title: "x"},
+			})
 			return err
 		},
 		"Delete": func() error {
@@ -49,7 +51,9 @@ func TestExpiry(t *testing.T) {
 			return err
 		},
 		"GetRoutingSummary": func() error {
-			_, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", KnownVersion: proto.Int32(2)})
+			_, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
+				ConversationId: "c1", KnownVersion: proto.Int32(2),
+			})
 			return err
 		},
 		"Chat": func() error {
@@ -69,7 +73,8 @@ func TestCapacity(t *testing.T) {
 	startTurn := func(id string) {
 		t.Helper()
 		_, err := f.store.Append(t.Context(), &store.Append{
-			Tenant: "default", ConversationID: id, Messages: []*parleyv1.Message{user("1")}, Begin: &parleyv1.Turn{Id: "turn of " + id},
+			Tenant: "default", ConversationID: id, Messages: []*parleyv1.Message{user("1")},
+			Begin: &parleyv1.Turn{Id: "turn of " + id},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -142,7 +147,8 @@ func TestMaxReplySize(t *testing.T) {
 	if _, err := f.GetContext(t.Context(), &parleyv1.GetContextRequest{ConversationId: "c1"}); err != nil {
 		t.Errorf("GetContext = %v", err)
 	}
-	if _, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", MessageLimit: proto.Int32(20)}); err != nil {
+	if _, err := f.GetRoutingSummary(t.Context(),
+		&parleyv1.GetRoutingSummaryRequest{ConversationId: "c1", MessageLimit: proto.Int32(20)}); err != nil {
 		t.Errorf("GetRoutingSummary = %v", err)
 	}
 	fork, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{ConversationId: "c1"})

@@ -209,12 +209,15 @@ func TestOrdered(t *testing.T) {
 		},
 	)
 	wantError(t, err, codes.Aborted, "VERSION_MISMATCH")
-	if _, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "c2", IfVersion: proto.Int32(0), Messages: []*parleyv1.Message{user("x")}}); err != nil {
+	if _, err := f.AppendMessages(t.Context(),
+		&parleyv1.AppendMessagesRequest{ConversationId: "c2", IfVersion: proto.Int32(0), Messages: []*parleyv1.Message{user("x")}}); err != nil {
 		t.Error(err)
 	}
 	for name, call := range map[string]func(v *int32) error{
 		"Update": func(v *int32) error {
-			_, err := f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{Conversation: &parleyv1.Conversation{Id: "c1", Title: "x"}, IfVersion: v})
+			_, err := f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{
+				Conversation: &parleyv1.Conversation{Id: "c1", Title: "x"}, IfVersion: v,
+			})
 			return err
 		},
 		"Clear": func(v *int32) error {
@@ -222,7 +225,9 @@ func TestOrdered(t *testing.T) {
 			return err
 		},
 		"SetActiveAgent": func(v *int32) error {
-			_, err := f.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{ConversationId: "c1", Agent: "echo", IfVersion: v})
+			_, err := f.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{
+				ConversationId: "c1", Agent: "echo", IfVersion: v,
+			})
 			return err
 		},
 		"Chat": func(v *int32) error {

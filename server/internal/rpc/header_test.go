@@ -54,7 +54,8 @@ func TestLargestHeader(t *testing.T) {
 			size = 3<<20 - 100
 		}
 		files = append(files, &parleyv1.ExportConversationsResponse{Conversation: c, Messages: []*parleyv1.Message{{
-			Id: "m", Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: strings.Repeat("x", size), CreateTime: c.GetCreateTime(),
+			Id: "m", Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: strings.Repeat("x", size),
+			CreateTime: c.GetCreateTime(),
 		}}})
 	}
 	f.wantImport(t, false, count, 0, files...)

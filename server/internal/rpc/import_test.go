@@ -38,7 +38,8 @@ func TestImport(t *testing.T) {
 				want.GetConversation().GetRetention().GetTtl().AsDuration(),
 			),
 		)
-		if diff := cmp.Diff([]*parleyv1.ExportConversationsResponse{want}, f.mustExport(t, want.GetConversation().GetId()), protocmp.Transform(), ignoreUID()); diff != "" {
+		if diff := cmp.Diff([]*parleyv1.ExportConversationsResponse{want}, f.mustExport(t, want.GetConversation().GetId()),
+			protocmp.Transform(), ignoreUID()); diff != "" {
 			t.Errorf("exported (-want +got):\n%s", diff)
 		}
 	}
@@ -100,7 +101,8 @@ func TestImportGaps(t *testing.T) {
 	f, other := open(t, nil), open(t, nil)
 	clearAfter := func(id string, sequence int32) {
 		t.Helper()
-		if _, err := f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{ConversationId: id, AfterSequence: sequence}); err != nil {
+		if _, err := f.ClearConversation(t.Context(),
+			&parleyv1.ClearConversationRequest{ConversationId: id, AfterSequence: sequence}); err != nil {
 			t.Fatal(err)
 		}
 	}

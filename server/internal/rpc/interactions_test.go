@@ -196,8 +196,16 @@ func TestInvalidInteractionRequests(t *testing.T) {
 		{"date", date("2026-13-01")},
 		{"date", date("yesterday")},
 		{"date", date("")},
-		{"within", &parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Within{Within: durationpb.New(0)}}},
-		{"within", &parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Within{Within: durationpb.New(-time.Second)}}},
+		{
+			"within",
+			&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Within{Within: durationpb.New(0)}},
+		},
+		{
+			"within",
+			&parleyv1.ListInteractionsRequest{
+				Span: &parleyv1.ListInteractionsRequest_Within{Within: durationpb.New(-time.Second)},
+			},
+		},
 		{"conversation_id", &parleyv1.ListInteractionsRequest{ConversationId: "../x"}},
 		{"page_size", &parleyv1.ListInteractionsRequest{PageSize: 1001}},
 		{"page_token", &parleyv1.ListInteractionsRequest{PageToken: "x"}},
@@ -321,7 +329,8 @@ func TestInteractionsDirect(t *testing.T) {
 			t.Fatalf("%T: ListInteractions = %v, %v, want 1 entry", client, list, err)
 		}
 		want := &parleyv1.Interaction{ConversationId: "a", Agent: "User", Role: parleyv1.Role_ROLE_USER, Content: "one"}
-		if diff := cmp.Diff(want, list.GetInteractions()[0], protocmp.Transform(), protocmp.IgnoreFields(want, "timestamp", "metadata")); diff != "" {
+		if diff := cmp.Diff(want, list.GetInteractions()[0], protocmp.Transform(),
+			protocmp.IgnoreFields(want, "timestamp", "metadata")); diff != "" {
 			t.Errorf("%T (-want +got):\n%s", client, diff)
 		}
 		if turn := list.GetInteractions()[0].GetMetadata().GetFields()["turn_number"].GetNumberValue(); turn != 1 {

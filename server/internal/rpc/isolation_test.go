@@ -19,12 +19,14 @@ func TestIsolation(t *testing.T) {
 	a, b := withMetadata(t, "tenant", "a"), withMetadata(t, "tenant", "b")
 	fill := func(ctx context.Context, content string) {
 		t.Helper()
-		if _, err := f.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{ConversationId: "both", Messages: []*parleyv1.Message{user(content)}}); err != nil {
+		if _, err := f.AppendMessages(ctx,
+			&parleyv1.AppendMessagesRequest{ConversationId: "both", Messages: []*parleyv1.Message{user(content)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	fill(a, "of a")
-	if _, err := f.CreateConversation(a, &parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Id: "secret"}}); err != nil {
+	if _, err := f.CreateConversation(a,
+		&parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Id: "secret"}}); err != nil {
 		t.Fatal(err)
 	}
 	calls := map[string]func(ctx context.Context, id string) error{
@@ -189,7 +191,8 @@ func TestIsolationOfTurns(t *testing.T) {
 	queued := f.startChat(t, a, &parleyv1.ChatRequest{
 		ConversationId: "both", Content: "of a", RequestId: "r3", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE,
 	})
-	if _, err := f.AppendMessages(b, &parleyv1.AppendMessagesRequest{ConversationId: "both", Messages: []*parleyv1.Message{user("of b")}}); err != nil {
+	if _, err := f.AppendMessages(b,
+		&parleyv1.AppendMessagesRequest{ConversationId: "both", Messages: []*parleyv1.Message{user("of b")}}); err != nil {
 		t.Fatal(err)
 	}
 	calls := map[string]func(id string) error{

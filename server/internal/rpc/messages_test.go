@@ -69,7 +69,8 @@ func TestAppendMessages(t *testing.T) {
 			t.Errorf("appended message %d = %v", i, a)
 		}
 		m = proto.CloneOf(m)
-		m.Id, m.Sequence, m.TurnId, m.Exchange, m.CreateTime = a.GetId(), a.GetSequence(), "", a.GetExchange(), a.GetCreateTime()
+		m.Id, m.Sequence, m.TurnId, m.Exchange, m.CreateTime = a.GetId(), a.GetSequence(), "", a.GetExchange(),
+			a.GetCreateTime()
 		m.Status = max(m.GetStatus(), parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE)
 		want = append(want, m)
 	}

@@ -271,7 +271,8 @@ func TestMaxSummariesSize(t *testing.T) {
 		}
 	}
 	for _, id := range all[:5] {
-		if _, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{ConversationId: id, MessageLimit: proto.Int32(20)}); err != nil {
+		if _, err := f.GetRoutingSummary(t.Context(),
+			&parleyv1.GetRoutingSummaryRequest{ConversationId: id, MessageLimit: proto.Int32(20)}); err != nil {
 			t.Errorf("%s: %v", id, err)
 		}
 	}

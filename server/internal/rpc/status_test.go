@@ -237,7 +237,8 @@ func TestJoinNames(t *testing.T) {
 	for i := range open {
 		open[i] = fmt.Sprintf("call_%032d", i)
 	}
-	got := statusOf((&Server{refusals: refusals()}).toStatus(t.Context(), "/x", &turn.NoOpenCallError{CallID: "x", Open: open})).metadata["open_call_ids"]
+	got := statusOf((&Server{refusals: refusals()}).toStatus(t.Context(), "/x",
+		&turn.NoOpenCallError{CallID: "x", Open: open})).metadata["open_call_ids"]
 	if want := strings.Join(open[:13], ", "); got != want {
 		t.Errorf("open_call_ids = %q, want %q", got, want)
 	}

@@ -143,7 +143,8 @@ func (w *model) setRetention(t *rapid.T) {
 func (w *model) lease(t *rapid.T) {
 	w.mustExist(t)
 	r := &parleyv1.SetActiveAgentRequest{
-		ConversationId: w.id, Agent: rapid.SampledFrom([]string{"echo", "elsewhere", ""}).Draw(t, "agent"), Reason: drawWords(t, "reason"),
+		ConversationId: w.id, Agent: rapid.SampledFrom([]string{"echo", "elsewhere", ""}).Draw(t, "agent"),
+		Reason: drawWords(t, "reason"),
 	}
 	w.granted = &parleyv1.ActiveAgent{Agent: r.Agent, Reason: r.Reason, StartTime: timestamppb.New(w.clock.Now())}
 	if d := time.Duration(rapid.IntRange(0, 60).Draw(t, "seconds")) * time.Second; d > 0 {

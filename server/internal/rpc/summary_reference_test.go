@@ -117,7 +117,8 @@ func drawValue(t *rapid.T) *structpb.Value {
 // routing.proto define it.
 func referenceSummary(c *parleyv1.Conversation, stored []*parleyv1.Message, limit int) *parleyv1.RoutingSummary {
 	s := &parleyv1.RoutingSummary{
-		ConversationId: c.GetId(), Uid: c.GetUid(), Version: c.GetVersion(), UpdateTime: c.GetUpdateTime(), ExpireTime: c.GetExpireTime(),
+		ConversationId: c.GetId(), Uid: c.GetUid(), Version: c.GetVersion(), UpdateTime: c.GetUpdateTime(),
+		ExpireTime:  c.GetExpireTime(),
 		ActiveAgent: c.GetActiveAgent(), ActiveTurnId: c.GetActiveTurnId(), LastSequence: c.GetLastSequence(),
 		MessageCount: int32(
 			len(stored),
@@ -163,7 +164,8 @@ func referenceSummary(c *parleyv1.Conversation, stored []*parleyv1.Message, limi
 	for _, values := range referenceValues(stored) {
 		newest := values[0]
 		s.StructuredDataTypes = append(s.StructuredDataTypes, &parleyv1.StructuredDataUse{
-			Type: newest.GetData().GetType(), Count: int32(len(values)), LastSequence: newest.GetSequence(), LastAgent: newest.GetAgent(),
+			Type: newest.GetData().GetType(), Count: int32(len(values)), LastSequence: newest.GetSequence(),
+			LastAgent: newest.GetAgent(),
 		})
 		hasNewest := func(m *parleyv1.Message) bool { return m.GetSequence() == newest.GetSequence() }
 		if !slices.ContainsFunc(s.RecentMessages, hasNewest) {

@@ -29,7 +29,9 @@ func TestToolResults(t *testing.T) {
 	f := open(t, nil)
 	f.appendCalls(t, "c1")
 	request := &parleyv1.ChatRequest{
-		ConversationId: "c1", Content: "and now?", RequestId: "r1", ToolResults: []*parleyv1.ToolResult{resultOf("2", "50"), resultOf("1", "sugar")},
+		ConversationId: "c1", Content: "and now?", RequestId: "r1", ToolResults: []*parleyv1.ToolResult{
+			resultOf("2", "50"), resultOf("1", "sugar"),
+		},
 	}
 	for i := range 2 {
 		events, err := f.chat(t, request)

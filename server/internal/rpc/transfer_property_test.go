@@ -129,7 +129,8 @@ func (a *randomCaller) create() {
 		Id: fmt.Sprint(
 			"c",
 			len(a.ids),
-		), Title: a.text("title"), SystemPrompt: a.text("prompt"), Agent: rapid.SampledFrom([]string{"", "echo"}).Draw(a.T, "agent"),
+		), Title: a.text("title"), SystemPrompt: a.text("prompt"), Agent: rapid.SampledFrom([]string{"", "echo"}).Draw(a.T,
+			"agent"),
 		Labels: rapid.MapOfN(rapid.StringN(1, 5, 64), rapid.StringN(0, 5, -1), 0, 3).Draw(a.T, "labels"),
 	}
 	if rapid.Bool().Draw(a.T, "retention") {
@@ -216,7 +217,8 @@ func (a *randomCaller) update() {
 
 func (a *randomCaller) lease() {
 	_, err := a.SetActiveAgent(a.ctx, &parleyv1.SetActiveAgentRequest{
-		ConversationId: a.id(), Agent: a.text("agent"), Reason: a.text("reason"), LeaseDuration: durationpb.New(time.Duration(rapid.IntRange(1, 3).Draw(a.T, "seconds")) * time.Second),
+		ConversationId: a.id(), Agent: a.text("agent"), Reason: a.text("reason"),
+		LeaseDuration: durationpb.New(time.Duration(rapid.IntRange(1, 3).Draw(a.T, "seconds")) * time.Second),
 	})
 	a.must(err)
 }

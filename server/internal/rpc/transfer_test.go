@@ -112,7 +112,8 @@ func exportOf(id string, now time.Time) *parleyv1.ExportConversationsResponse {
 			Retention: &parleyv1.Retention{MaxMessages: 20, Ttl: durationpb.New(time.Hour)},
 		},
 		Messages: []*parleyv1.Message{{
-			Id: "m", Sequence: 5, Role: parleyv1.Role_ROLE_USER, Content: "hello", Exchange: 3, CreateTime: at, Status: parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE,
+			Id: "m", Sequence: 5, Role: parleyv1.Role_ROLE_USER, Content: "hello", Exchange: 3, CreateTime: at,
+			Status: parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE,
 		}},
 	}
 }

@@ -170,16 +170,20 @@ func TestInvalidTurnRequests(t *testing.T) {
 		err   error
 		field string
 	}{
-		"negative index":             {resume(&parleyv1.ResumeTurnRequest{ConversationId: "c1", AfterIndex: -1}), "after_index"},
-		"resume without id":          {resume(&parleyv1.ResumeTurnRequest{}), "conversation_id"},
-		"get without id":             {get, "turn_id"},
-		"cancel without id":          {cancel, "turn_id"},
-		"list without id":            {list, "conversation_id"},
-		"unknown on_busy":            {chat(&parleyv1.ChatRequest{Content: "x", OnBusy: 4}), "on_busy"},
-		"unknown on_disconnect":      {chat(&parleyv1.ChatRequest{Content: "x", OnDisconnect: 3}), "on_disconnect"},
-		"content and answer_pending": {chat(&parleyv1.ChatRequest{ConversationId: "c1", Content: "x", AnswerPending: true}), "answer_pending"},
-		"answer_pending without id":  {chat(&parleyv1.ChatRequest{AnswerPending: true}), "conversation_id"},
-		"no content":                 {chat(&parleyv1.ChatRequest{ConversationId: "c1"}), "content"},
+		"negative index": {
+			resume(&parleyv1.ResumeTurnRequest{ConversationId: "c1", AfterIndex: -1}), "after_index",
+		},
+		"resume without id":     {resume(&parleyv1.ResumeTurnRequest{}), "conversation_id"},
+		"get without id":        {get, "turn_id"},
+		"cancel without id":     {cancel, "turn_id"},
+		"list without id":       {list, "conversation_id"},
+		"unknown on_busy":       {chat(&parleyv1.ChatRequest{Content: "x", OnBusy: 4}), "on_busy"},
+		"unknown on_disconnect": {chat(&parleyv1.ChatRequest{Content: "x", OnDisconnect: 3}), "on_disconnect"},
+		"content and answer_pending": {
+			chat(&parleyv1.ChatRequest{ConversationId: "c1", Content: "x", AnswerPending: true}), "answer_pending",
+		},
+		"answer_pending without id": {chat(&parleyv1.ChatRequest{AnswerPending: true}), "conversation_id"},
+		"no content":                {chat(&parleyv1.ChatRequest{ConversationId: "c1"}), "content"},
 	} {
 		if got := wantError(t, test.err, codes.InvalidArgument, "INVALID_REQUEST"); !slices.Equal(
 			got.fields,

@@ -233,8 +233,9 @@ func (p *padder) append() error {
 
 func (p *padder) chat() error {
 	stream, err := p.client.Chat(p.test.Context(), padded(p, &parleyv1.ChatRequest{
-		ConversationId: p.prefix + "a", Content: "hello", StructuredData: values(), Attachments: []*parleyv1.Attachment{{Uri: "https://example.com"}},
-		Window: &parleyv1.ContextWindow{MaxMessages: 10}, Metadata: map[string]string{"from": "here"},
+		ConversationId: p.prefix + "a", Content: "hello", StructuredData: values(),
+		Attachments: []*parleyv1.Attachment{{Uri: "https://example.com"}},
+		Window:      &parleyv1.ContextWindow{MaxMessages: 10}, Metadata: map[string]string{"from": "here"},
 		ToolResults: []*parleyv1.ToolResult{{CallId: "2", Content: "found"}},
 	}))
 	for err == nil {

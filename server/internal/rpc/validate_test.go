@@ -172,7 +172,11 @@ func TestInvalidInput(t *testing.T) {
 		fields  []string
 	}{
 		{"no message", &parleyv1.AppendMessagesRequest{ConversationId: "c"}, []string{"messages"}},
-		{"101 messages", &parleyv1.AppendMessagesRequest{ConversationId: "c", Messages: slices.Repeat([]*parleyv1.Message{user("")}, 101)}, []string{"messages"}},
+		{
+			"101 messages",
+			&parleyv1.AppendMessagesRequest{ConversationId: "c", Messages: slices.Repeat([]*parleyv1.Message{user("")}, 101)},
+			[]string{"messages"},
+		},
 		{"no role", one(&parleyv1.Message{Content: "x"}), []string{"messages[1].role"}},
 		{"unknown role", one(&parleyv1.Message{Role: 9}), []string{"messages[1].role"}},
 		{"unknown status", one(&parleyv1.Message{Role: 1, Status: 7}), []string{"messages[1].status"}},
@@ -180,26 +184,74 @@ func TestInvalidInput(t *testing.T) {
 		{"long agent of a message", one(&parleyv1.Message{Role: 1, Agent: x(129)}), []string{"messages[1].agent"}},
 		{"long summary", one(&parleyv1.Message{Role: 1, Summary: x(501)}), []string{"messages[1].summary"}},
 		{"long finish reason", one(&parleyv1.Message{Role: 1, FinishReason: x(129)}), []string{"messages[1].finish_reason"}},
-		{"negative usage", one(&parleyv1.Message{Role: 1, Usage: &parleyv1.Usage{InputTokens: -1}}), []string{"messages[1].usage.input_tokens"}},
-		{"65 metadata entries", one(&parleyv1.Message{Role: 1, Metadata: entries(65, 2, 1)}), []string{"messages[1].metadata"}},
-		{"long metadata key", one(&parleyv1.Message{Role: 1, Metadata: entries(1, 65, 1)}), []string{`messages[1].metadata["` + strings.Repeat("0", 65) + `"]`}},
-		{"empty metadata key", one(&parleyv1.Message{Role: 1, Metadata: map[string]string{"": "x"}}), []string{`messages[1].metadata[""]`}},
-		{"long metadata value", one(&parleyv1.Message{Role: 1, Metadata: entries(1, 1, 1025)}), []string{`messages[1].metadata["0"]`}},
-		{"tool message without result", one(&parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL}), []string{"messages[1].tool_result"}},
-		{"user message with result", one(&parleyv1.Message{Role: 1, ToolResult: &parleyv1.ToolResult{CallId: "1"}}), []string{"messages[1].tool_result"}},
+		{
+			"negative usage", one(&parleyv1.Message{Role: 1, Usage: &parleyv1.Usage{InputTokens: -1}}),
+			[]string{"messages[1].usage.input_tokens"},
+		},
+		{
+			"65 metadata entries", one(&parleyv1.Message{Role: 1, Metadata: entries(65, 2, 1)}),
+			[]string{"messages[1].metadata"},
+		},
+		{
+			"long metadata key", one(&parleyv1.Message{Role: 1, Metadata: entries(1, 65, 1)}),
+			[]string{`messages[1].metadata["` + strings.Repeat("0", 65) + `"]`},
+		},
+		{
+			"empty metadata key", one(&parleyv1.Message{Role: 1, Metadata: map[string]string{"": "x"}}),
+			[]string{`messages[1].metadata[""]`},
+		},
+		{
+			"long metadata value", one(&parleyv1.Message{Role: 1, Metadata: entries(1, 1, 1025)}),
+			[]string{`messages[1].metadata["0"]`},
+		},
+		{
+			"tool message without result", one(&parleyv1.Message{Role: parleyv1.Role_ROLE_TOOL}),
+			[]string{"messages[1].tool_result"},
+		},
+		{
+			"user message with result", one(&parleyv1.Message{Role: 1, ToolResult: &parleyv1.ToolResult{CallId: "1"}}),
+			[]string{"messages[1].tool_result"},
+		},
 		{"user message with calls", one(&parleyv1.Message{Role: 1, ToolCalls: calls}), []string{"messages[1].tool_calls"}},
-		{"call without id and name", one(&parleyv1.Message{Role: 2, ToolCalls: []*parleyv1.ToolCall{{}}}), []string{"messages[1].tool_calls[0].id", "messages[1].tool_calls[0].name"}},
-		{"attachment without uri", one(&parleyv1.Message{Role: 1, Attachments: []*parleyv1.Attachment{{SizeBytes: -1}}}), []string{"messages[1].attachments[0].uri", "messages[1].attachments[0].size_bytes"}},
-		{"data without type", one(&parleyv1.Message{Role: 1, StructuredData: data("", text)}), []string{"messages[1].structured_data[0].type"}},
-		{"data with a long type", one(&parleyv1.Message{Role: 1, StructuredData: data(x(129), text)}), []string{"messages[1].structured_data[0].type"}},
-		{"data without value", one(&parleyv1.Message{Role: 1, StructuredData: data("t", nil)}), []string{"messages[1].structured_data[0].value"}},
-		{"data without kind", one(&parleyv1.Message{Role: 1, StructuredData: data("t", &structpb.Value{})}), []string{"messages[1].structured_data[0].value"}},
-		{"not a number", one(&parleyv1.Message{Role: 1, StructuredData: data("t", number(math.NaN()))}), []string{"messages[1].structured_data[0].value"}},
+		{
+			"call without id and name", one(&parleyv1.Message{Role: 2, ToolCalls: []*parleyv1.ToolCall{{}}}),
+			[]string{"messages[1].tool_calls[0].id", "messages[1].tool_calls[0].name"},
+		},
+		{
+			"attachment without uri", one(&parleyv1.Message{Role: 1, Attachments: []*parleyv1.Attachment{{SizeBytes: -1}}}),
+			[]string{"messages[1].attachments[0].uri", "messages[1].attachments[0].size_bytes"},
+		},
+		{
+			"data without type", one(&parleyv1.Message{Role: 1, StructuredData: data("", text)}),
+			[]string{"messages[1].structured_data[0].type"},
+		},
+		{
+			"data with a long type", one(&parleyv1.Message{Role: 1, StructuredData: data(x(129), text)}),
+			[]string{"messages[1].structured_data[0].type"},
+		},
+		{
+			"data without value", one(&parleyv1.Message{Role: 1, StructuredData: data("t", nil)}),
+			[]string{"messages[1].structured_data[0].value"},
+		},
+		{
+			"data without kind", one(&parleyv1.Message{Role: 1, StructuredData: data("t", &structpb.Value{})}),
+			[]string{"messages[1].structured_data[0].value"},
+		},
+		{
+			"not a number", one(&parleyv1.Message{Role: 1, StructuredData: data("t", number(math.NaN()))}),
+			[]string{"messages[1].structured_data[0].value"},
+		},
 		{"nested infinity", one(&parleyv1.Message{Role: 1, StructuredData: data("t", structpb.NewStructValue(&structpb.Struct{
 			Fields: map[string]*structpb.Value{"a": nested(3, number(math.Inf(-1)))},
 		}))}), []string{"messages[1].structured_data[0].value"}},
-		{"17 levels", one(&parleyv1.Message{Role: 1, StructuredData: data("t", nested(17, text))}), []string{"messages[1].structured_data[0].value"}},
-		{"3000 levels", one(&parleyv1.Message{Role: 1, StructuredData: data("t", nested(3000, text))}), []string{"messages[1].structured_data[0].value"}},
+		{
+			"17 levels", one(&parleyv1.Message{Role: 1, StructuredData: data("t", nested(17, text))}),
+			[]string{"messages[1].structured_data[0].value"},
+		},
+		{
+			"3000 levels", one(&parleyv1.Message{Role: 1, StructuredData: data("t", nested(3000, text))}),
+			[]string{"messages[1].structured_data[0].value"},
+		},
 		{"several faults", &parleyv1.AppendMessagesRequest{
 			ConversationId: "../x", RequestId: "a b", IfVersion: proto.Int32(-1),
 			Messages: []*parleyv1.Message{{}, {Role: 1, ToolCalls: calls, StructuredData: data("", nested(17, text))}},
@@ -211,14 +263,19 @@ func TestInvalidInput(t *testing.T) {
 		{"long title", create(&parleyv1.Conversation{Title: x(513)}), []string{"conversation.title"}},
 		{"invalid id", create(&parleyv1.Conversation{Id: "../../x"}), []string{"conversation.id"}},
 		{"long agent", create(&parleyv1.Conversation{Agent: x(129)}), []string{"conversation.agent"}},
-		{"long system prompt", create(&parleyv1.Conversation{SystemPrompt: x(65537)}), []string{"conversation.system_prompt"}},
+		{
+			"long system prompt", create(&parleyv1.Conversation{SystemPrompt: x(65537)}), []string{"conversation.system_prompt"},
+		},
 		{"65 labels", create(&parleyv1.Conversation{Labels: entries(65, 2, 1)}), []string{"conversation.labels"}},
 		{"long label", create(&parleyv1.Conversation{Labels: entries(1, 1, 1025)}), []string{`conversation.labels["0"]`}},
 		{"negative max_messages", create(retention(-1, nil)), []string{"conversation.retention.max_messages"}},
 		{"1001 max_messages", create(retention(1001, nil)), []string{"conversation.retention.max_messages"}},
 		{"no ttl", create(retention(0, &durationpb.Duration{})), []string{"conversation.retention.ttl"}},
 		{"ttl of 99 ms", create(retention(0, durationpb.New(99*time.Millisecond))), []string{"conversation.retention.ttl"}},
-		{"ttl of 100 years", create(retention(0, durationpb.New(100*365*24*time.Hour))), []string{"conversation.retention.ttl"}},
+		{
+			"ttl of 100 years", create(retention(0, durationpb.New(100*365*24*time.Hour))),
+			[]string{"conversation.retention.ttl"},
+		},
 
 		{"no conversation", &parleyv1.UpdateConversationRequest{}, []string{"conversation"}},
 		{"no id", update(&parleyv1.Conversation{Title: "x"}), []string{"conversation.id"}},
@@ -228,41 +285,112 @@ func TestInvalidInput(t *testing.T) {
 		}},
 		{"all fields", update(taken, "*"), []string{"update_mask.paths[0]"}},
 		{"JSON name", update(taken, "systemPrompt"), []string{"update_mask.paths[0]"}},
-		{"ttl of 0 in an update", update(&parleyv1.Conversation{Id: "taken", Retention: &parleyv1.Retention{Ttl: &durationpb.Duration{}}}, "retention.ttl"), []string{"conversation.retention.ttl"}},
+		{
+			"ttl of 0 in an update",
+			update(&parleyv1.Conversation{Id: "taken", Retention: &parleyv1.Retention{Ttl: &durationpb.Duration{}}},
+				"retention.ttl"),
+			[]string{"conversation.retention.ttl"},
+		},
 
 		{"unknown order", &parleyv1.ListConversationsRequest{Order: 9}, []string{"order"}},
-		{"long type in a list", &parleyv1.ListConversationsRequest{StructuredDataType: x(129)}, []string{"structured_data_type"}},
-		{"empty label in a list", &parleyv1.ListConversationsRequest{Labels: map[string]string{"": ""}}, []string{`labels[""]`}},
+		{
+			"long type in a list", &parleyv1.ListConversationsRequest{StructuredDataType: x(129)},
+			[]string{"structured_data_type"},
+		},
+		{
+			"empty label in a list", &parleyv1.ListConversationsRequest{Labels: map[string]string{"": ""}},
+			[]string{`labels[""]`},
+		},
 		{"invalid token", &parleyv1.ListConversationsRequest{PageToken: "nonsense"}, []string{"page_token"}},
-		{"invalid token of messages", &parleyv1.ListMessagesRequest{ConversationId: "taken", PageToken: "AAAA"}, []string{"page_token"}},
-		{"negative window", &parleyv1.GetContextRequest{ConversationId: "taken", Window: &parleyv1.ContextWindow{MaxMessages: -1, MaxBytes: -1}}, []string{"window.max_messages", "window.max_bytes"}},
+		{
+			"invalid token of messages", &parleyv1.ListMessagesRequest{ConversationId: "taken", PageToken: "AAAA"},
+			[]string{"page_token"},
+		},
+		{
+			"negative window",
+			&parleyv1.GetContextRequest{ConversationId: "taken", Window: &parleyv1.ContextWindow{MaxMessages: -1, MaxBytes: -1}},
+			[]string{"window.max_messages", "window.max_bytes"},
+		},
 		{"purge without inactive_for", &parleyv1.PurgeConversationsRequest{}, []string{"inactive_for"}},
-		{"purge with negative inactive_for", &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(-time.Hour)}, []string{"inactive_for"}},
-		{"summary with 21 messages", &parleyv1.GetRoutingSummaryRequest{ConversationId: "taken", MessageLimit: proto.Int32(21)}, []string{"message_limit"}},
-		{"wait of 61 s", &parleyv1.GetRoutingSummaryRequest{ConversationId: "taken", WaitTimeout: durationpb.New(61 * time.Second)}, []string{"wait_timeout"}},
+		{
+			"purge with negative inactive_for", &parleyv1.PurgeConversationsRequest{InactiveFor: durationpb.New(-time.Hour)},
+			[]string{"inactive_for"},
+		},
+		{
+			"summary with 21 messages",
+			&parleyv1.GetRoutingSummaryRequest{ConversationId: "taken", MessageLimit: proto.Int32(21)},
+			[]string{"message_limit"},
+		},
+		{
+			"wait of 61 s",
+			&parleyv1.GetRoutingSummaryRequest{ConversationId: "taken", WaitTimeout: durationpb.New(61 * time.Second)},
+			[]string{"wait_timeout"},
+		},
 		{"no summaries", summaries(), []string{"conversation_ids"}},
 		{"101 summaries", summaries(slices.Repeat([]string{"taken"}, 101)...), []string{"conversation_ids"}},
 		{"summary of an invalid id", summaries("taken", ""), []string{"conversation_ids[1]"}},
 		{"long reason", &parleyv1.SetActiveAgentRequest{ConversationId: "taken", Reason: x(1025)}, []string{"reason"}},
-		{"lease of 0 s", &parleyv1.SetActiveAgentRequest{ConversationId: "taken", LeaseDuration: &durationpb.Duration{}}, []string{"lease_duration"}},
-		{"lease of 100 years", &parleyv1.SetActiveAgentRequest{ConversationId: "taken", LeaseDuration: durationpb.New(876000 * time.Hour)}, []string{"lease_duration"}},
+		{
+			"lease of 0 s", &parleyv1.SetActiveAgentRequest{ConversationId: "taken", LeaseDuration: &durationpb.Duration{}},
+			[]string{"lease_duration"},
+		},
+		{
+			"lease of 100 years",
+			&parleyv1.SetActiveAgentRequest{ConversationId: "taken", LeaseDuration: durationpb.New(876000 * time.Hour)},
+			[]string{"lease_duration"},
+		},
 
 		{"no content", &parleyv1.ChatRequest{ConversationId: "taken"}, []string{"content"}},
-		{"content and answer_pending", &parleyv1.ChatRequest{ConversationId: "taken", Content: "x", AnswerPending: true}, []string{"answer_pending"}},
-		{"results without call_id", &parleyv1.ChatRequest{ConversationId: "taken", ToolResults: []*parleyv1.ToolResult{{Name: x(129)}}}, []string{"tool_results[0].call_id", "tool_results[0].name"}},
-		{"results without conversation_id", &parleyv1.ChatRequest{ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}}, []string{"conversation_id"}},
-		{"65 results", &parleyv1.ChatRequest{ConversationId: "taken", ToolResults: slices.Repeat([]*parleyv1.ToolResult{{CallId: "1"}}, 65)}, []string{"tool_results", "tool_results"}},
-		{"results and answer_pending", &parleyv1.ChatRequest{ConversationId: "taken", AnswerPending: true, ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}}, []string{"answer_pending"}},
-		{"chat with nested data", &parleyv1.ChatRequest{StructuredData: data("t", nested(17, text))}, []string{"structured_data[0].value"}},
-		{"chat with 65 metadata entries", &parleyv1.ChatRequest{Content: "x", Metadata: entries(65, 2, 1)}, []string{"metadata"}},
-		{"chat with long system prompt", &parleyv1.ChatRequest{Content: "x", SystemPrompt: new(x(65537))}, []string{"system_prompt"}},
-		{"unknown on_busy and on_disconnect", &parleyv1.ChatRequest{Content: "x", OnBusy: 9, OnDisconnect: 9}, []string{"on_busy", "on_disconnect"}},
+		{
+			"content and answer_pending", &parleyv1.ChatRequest{ConversationId: "taken", Content: "x", AnswerPending: true},
+			[]string{"answer_pending"},
+		},
+		{
+			"results without call_id",
+			&parleyv1.ChatRequest{ConversationId: "taken", ToolResults: []*parleyv1.ToolResult{{Name: x(129)}}},
+			[]string{"tool_results[0].call_id", "tool_results[0].name"},
+		},
+		{
+			"results without conversation_id", &parleyv1.ChatRequest{ToolResults: []*parleyv1.ToolResult{{CallId: "1"}}},
+			[]string{"conversation_id"},
+		},
+		{
+			"65 results",
+			&parleyv1.ChatRequest{
+				ConversationId: "taken", ToolResults: slices.Repeat([]*parleyv1.ToolResult{{CallId: "1"}}, 65),
+			},
+			[]string{"tool_results", "tool_results"},
+		},
+		{
+			"results and answer_pending",
+			&parleyv1.ChatRequest{
+				ConversationId: "taken", AnswerPending: true, ToolResults: []*parleyv1.ToolResult{{CallId: "1"}},
+			},
+			[]string{"answer_pending"},
+		},
+		{
+			"chat with nested data", &parleyv1.ChatRequest{StructuredData: data("t", nested(17, text))},
+			[]string{"structured_data[0].value"},
+		},
+		{
+			"chat with 65 metadata entries", &parleyv1.ChatRequest{Content: "x", Metadata: entries(65, 2, 1)},
+			[]string{"metadata"},
+		},
+		{
+			"chat with long system prompt", &parleyv1.ChatRequest{Content: "x", SystemPrompt: new(x(65537))},
+			[]string{"system_prompt"},
+		},
+		{
+			"unknown on_busy and on_disconnect", &parleyv1.ChatRequest{Content: "x", OnBusy: 9, OnDisconnect: 9},
+			[]string{"on_busy", "on_disconnect"},
+		},
 		{"unknown agent", &parleyv1.ChatRequest{Content: "x", Agent: "nobody"}, []string{"agent"}},
 	}
 	written := f.changeCount()
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			got := statusOf(f.conn.Invoke(t.Context(), methodOf(test.request), test.request, &parleyv1.DeleteConversationResponse{}))
+			got := statusOf(f.conn.Invoke(t.Context(), methodOf(test.request), test.request,
+				&parleyv1.DeleteConversationResponse{}))
 			if got.code != codes.InvalidArgument || got.reason == "" {
 				t.Errorf("status = %v %q %q, want InvalidArgument with a reason", got.code, got.reason, got.text)
 			}
@@ -296,7 +424,9 @@ func TestFaultTexts(t *testing.T) {
 		"messages[0].role: is required":                          {},
 		`messages[0].metadata[""]: key must be at least 1 bytes`: {Role: 1, Metadata: map[string]string{"": ""}},
 	} {
-		_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: "c", Messages: []*parleyv1.Message{m}})
+		_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+			ConversationId: "c", Messages: []*parleyv1.Message{m},
+		})
 		if got := wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST"); got.text != "invalid request: "+want {
 			t.Errorf("text = %q, want %q", got.text, want)
 		}
@@ -309,12 +439,16 @@ func TestValidInput(t *testing.T) {
 	x := func(n int) string { return strings.Repeat("x", n) }
 	value := nested(16, structpb.NewNullValue())
 	f.append(t, x(128), &parleyv1.Message{
-		Role: parleyv1.Role_ROLE_ASSISTANT, Id: x(128), Agent: x(128), Summary: x(500), FinishReason: x(128), Metadata: entries(64, 64, 1024),
+		Role: parleyv1.Role_ROLE_ASSISTANT, Id: x(128), Agent: x(128), Summary: x(500), FinishReason: x(128),
+		Metadata:       entries(64, 64, 1024),
 		StructuredData: data(x(128), value), ToolCalls: []*parleyv1.ToolCall{{Id: x(128), Name: x(128)}},
 		Attachments: []*parleyv1.Attachment{{Uri: x(8192), MediaType: x(255), Filename: x(1024)}},
 	})
 	for _, r := range []proto.Message{
-		&parleyv1.AppendMessagesRequest{ConversationId: "a.b:c_d-E", Messages: slices.Repeat([]*parleyv1.Message{user("")}, 100), RequestId: strings.Repeat("~", 64)},
+		&parleyv1.AppendMessagesRequest{
+			ConversationId: "a.b:c_d-E", Messages: slices.Repeat([]*parleyv1.Message{user("")}, 100),
+			RequestId: strings.Repeat("~", 64),
+		},
 		&parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{
 			Id: "0", Title: x(512), Agent: x(128), SystemPrompt: x(65536), Labels: entries(64, 64, 1024),
 			Retention: &parleyv1.Retention{MaxMessages: 1000, Ttl: durationpb.New(366 * 24 * time.Hour)},
@@ -325,9 +459,13 @@ func TestValidInput(t *testing.T) {
 		&parleyv1.LoadConversationRequest{ConversationId: "0", MessageLimit: proto.Int32(1000)},
 		&parleyv1.ListMessagesRequest{ConversationId: "0", PageSize: 1000},
 		&parleyv1.ListConversationsRequest{PageSize: 1000},
-		&parleyv1.GetRoutingSummaryRequest{ConversationId: "0", MessageLimit: proto.Int32(20), WaitTimeout: durationpb.New(time.Minute)},
+		&parleyv1.GetRoutingSummaryRequest{
+			ConversationId: "0", MessageLimit: proto.Int32(20), WaitTimeout: durationpb.New(time.Minute),
+		},
 		&parleyv1.BatchGetRoutingSummariesRequest{ConversationIds: slices.Repeat([]string{"0"}, 100)},
-		&parleyv1.SetActiveAgentRequest{ConversationId: "0", Agent: x(128), Reason: x(1024), LeaseDuration: durationpb.New(366 * 24 * time.Hour)},
+		&parleyv1.SetActiveAgentRequest{
+			ConversationId: "0", Agent: x(128), Reason: x(1024), LeaseDuration: durationpb.New(366 * 24 * time.Hour),
+		},
 	} {
 		if err := f.conn.Invoke(t.Context(), methodOf(r), r, &parleyv1.DeleteConversationResponse{}); err != nil {
 			t.Errorf("%s: %v", methodOf(r), err)
@@ -342,7 +480,8 @@ func TestPatternTexts(t *testing.T) {
 		&parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Id: "a b"}, RequestId: "a b"},
 		&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: "today"}},
 	} {
-		if err := validate(m); err == nil || !strings.Contains(err.Error(), "must ") || strings.Contains(err.Error(), "pattern") {
+		if err := validate(m); err == nil || !strings.Contains(err.Error(), "must ") ||
+			strings.Contains(err.Error(), "pattern") {
 			t.Errorf("validate(%T) = %v, want a text without a pattern", m, err)
 		}
 	}

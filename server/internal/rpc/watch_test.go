@@ -232,7 +232,8 @@ func TestIsolationOfWatches(t *testing.T) {
 		answered := f.startChat(t, a, chatRequest("secret", "of a", reject))
 		script.send(t, "secret", "a secret", end)
 		answered.wait(t)
-		if _, err := f.AppendMessages(b, &parleyv1.AppendMessagesRequest{ConversationId: "both", Messages: []*parleyv1.Message{user("of b")}}); err != nil {
+		if _, err := f.AppendMessages(b,
+			&parleyv1.AppendMessagesRequest{ConversationId: "both", Messages: []*parleyv1.Message{user("of b")}}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()

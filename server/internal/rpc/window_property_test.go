@@ -180,7 +180,8 @@ func TestCacheStable(t *testing.T) {
 		var before []*parleyv1.Message
 		stays := []int{0} // number of exchanges for which each beginning stayed the same
 		for range 4*bound/length + 2 {
-			if _, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{ConversationId: c.GetId(), Messages: exchange}); err != nil {
+			if _, err := f.AppendMessages(t.Context(),
+				&parleyv1.AppendMessagesRequest{ConversationId: c.GetId(), Messages: exchange}); err != nil {
 				t.Fatal(err)
 			}
 			reply, err := f.GetContext(

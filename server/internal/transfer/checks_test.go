@@ -43,31 +43,106 @@ func TestImportFailures(t *testing.T) {
 		{"long title", "conversation.title: ", header(func(c *parleyv1.Conversation) { c.Title = x(513) })},
 		{"many labels", "conversation.labels: ", header(func(c *parleyv1.Conversation) { c.Labels = entries(65, 3, 1) })},
 		{"long prompt", "conversation.system_prompt: ", header(func(c *parleyv1.Conversation) { c.SystemPrompt = x(65537) })},
-		{"large max_messages", "conversation.retention.max_messages: ", header(func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 1001 })},
-		{"short ttl", "conversation.retention.ttl: ", header(func(c *parleyv1.Conversation) { c.Retention.Ttl = durationpb.New(1) })},
-		{"invalid ttl", "conversation.retention.ttl: ", header(func(c *parleyv1.Conversation) { c.Retention.Ttl = &durationpb.Duration{Seconds: 5, Nanos: -7} })},
-		{"no version", "conversation.version: must be between 1 and 1073741824", header(func(c *parleyv1.Conversation) { c.Version = 0 })},
+		{
+			"large max_messages", "conversation.retention.max_messages: ",
+			header(func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 1001 }),
+		},
+		{
+			"short ttl", "conversation.retention.ttl: ",
+			header(func(c *parleyv1.Conversation) { c.Retention.Ttl = durationpb.New(1) }),
+		},
+		{
+			"invalid ttl", "conversation.retention.ttl: ",
+			header(func(c *parleyv1.Conversation) { c.Retention.Ttl = &durationpb.Duration{Seconds: 5, Nanos: -7} }),
+		},
+		{
+			"no version", "conversation.version: must be between 1 and 1073741824",
+			header(func(c *parleyv1.Conversation) { c.Version = 0 }),
+		},
 		{"large version", "conversation.version: ", header(func(c *parleyv1.Conversation) { c.Version = math.MaxInt32 })},
-		{"negative sequence", "conversation.last_sequence: must be between 0 and 1073741824; messages[0].sequence: is 5", header(func(c *parleyv1.Conversation) { c.LastSequence = -1 })},
-		{"large sequence", "conversation.last_sequence: ", header(func(c *parleyv1.Conversation) { c.LastSequence = math.MaxInt32 })},
-		{"no create_time", "conversation.create_time: is required", header(func(c *parleyv1.Conversation) { c.CreateTime = nil })},
-		{"no update_time", "conversation.update_time: is required", header(func(c *parleyv1.Conversation) { c.UpdateTime = nil })},
-		{"no last_append_time", "conversation.last_append_time: is required", header(func(c *parleyv1.Conversation) { c.LastAppendTime = nil })},
-		{"invalid time", "conversation.update_time: must be between", header(func(c *parleyv1.Conversation) { c.UpdateTime = &timestamppb.Timestamp{Nanos: -1} })},
-		{"created before 1970", "conversation.create_time: must not be before 1970", header(func(c *parleyv1.Conversation) { c.CreateTime = &timestamppb.Timestamp{Seconds: -1} })},
-		{"appended before it was created", "conversation.last_append_time: must not be before create_time", header(func(c *parleyv1.Conversation) { c.LastAppendTime = at(-11 * time.Minute) })},
-		{"changed before its last append", "conversation.update_time: must not be before last_append_time", header(func(c *parleyv1.Conversation) { c.UpdateTime = at(-11 * time.Minute) })},
-		{"changed in the future", "conversation.update_time: is more than 1m0s ahead", header(func(c *parleyv1.Conversation) { c.UpdateTime = at(time.Minute + 1) })},
-		{"lease without agent", "conversation.active_agent.agent: is required", lease(&parleyv1.ActiveAgent{StartTime: at(0)})},
-		{"lease with a long agent", "conversation.active_agent.agent: must be at most 128", lease(&parleyv1.ActiveAgent{Agent: x(129), StartTime: at(0)})},
-		{"lease with a long reason", "conversation.active_agent.reason: ", lease(&parleyv1.ActiveAgent{Agent: "a", Reason: x(1025), StartTime: at(0)})},
-		{"lease without start_time", "conversation.active_agent.start_time: is required", lease(&parleyv1.ActiveAgent{Agent: "a"})},
-		{"lease with an invalid end", "conversation.active_agent.lease_expire_time: ", lease(&parleyv1.ActiveAgent{Agent: "a", StartTime: at(0), LeaseExpireTime: &timestamppb.Timestamp{Seconds: math.MaxInt64}})},
-		{"fork of a long id", "conversation.forked_from.conversation_id: ", header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: x(129)} })},
-		{"fork of a later sequence", "conversation.forked_from.sequence: is 10, must be at most 9, the conversation's last_sequence", header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{Sequence: 10} })},
-		{"fork of a negative sequence", "conversation.forked_from.sequence: ", header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{Sequence: -1} })},
-		{"message missing", "conversation.message_count: is 2, but 1 messages arrived", header(func(c *parleyv1.Conversation) { c.MessageCount = 2 })},
-		{"negative message_count", "conversation.message_count: is -1, but 1 messages arrived", header(func(c *parleyv1.Conversation) { c.MessageCount = -1 })},
+		{
+			"negative sequence", "conversation.last_sequence: must be between 0 and 1073741824; messages[0].sequence: is 5",
+			header(func(c *parleyv1.Conversation) { c.LastSequence = -1 }),
+		},
+		{
+			"large sequence", "conversation.last_sequence: ",
+			header(func(c *parleyv1.Conversation) { c.LastSequence = math.MaxInt32 }),
+		},
+		{
+			"no create_time", "conversation.create_time: is required",
+			header(func(c *parleyv1.Conversation) { c.CreateTime = nil }),
+		},
+		{
+			"no update_time", "conversation.update_time: is required",
+			header(func(c *parleyv1.Conversation) { c.UpdateTime = nil }),
+		},
+		{
+			"no last_append_time", "conversation.last_append_time: is required",
+			header(func(c *parleyv1.Conversation) { c.LastAppendTime = nil }),
+		},
+		{
+			"invalid time", "conversation.update_time: must be between",
+			header(func(c *parleyv1.Conversation) { c.UpdateTime = &timestamppb.Timestamp{Nanos: -1} }),
+		},
+		{
+			"created before 1970", "conversation.create_time: must not be before 1970",
+			header(func(c *parleyv1.Conversation) { c.CreateTime = &timestamppb.Timestamp{Seconds: -1} }),
+		},
+		{
+			"appended before it was created", "conversation.last_append_time: must not be before create_time",
+			header(func(c *parleyv1.Conversation) { c.LastAppendTime = at(-11 * time.Minute) }),
+		},
+		{
+			"changed before its last append", "conversation.update_time: must not be before last_append_time",
+			header(func(c *parleyv1.Conversation) { c.UpdateTime = at(-11 * time.Minute) }),
+		},
+		{
+			"changed in the future", "conversation.update_time: is more than 1m0s ahead",
+			header(func(c *parleyv1.Conversation) { c.UpdateTime = at(time.Minute + 1) }),
+		},
+		{
+			"lease without agent", "conversation.active_agent.agent: is required",
+			lease(&parleyv1.ActiveAgent{StartTime: at(0)}),
+		},
+		{
+			"lease with a long agent", "conversation.active_agent.agent: must be at most 128",
+			lease(&parleyv1.ActiveAgent{Agent: x(129), StartTime: at(0)}),
+		},
+		{
+			"lease with a long reason", "conversation.active_agent.reason: ",
+			lease(&parleyv1.ActiveAgent{Agent: "a", Reason: x(1025), StartTime: at(0)}),
+		},
+		{
+			"lease without start_time", "conversation.active_agent.start_time: is required",
+			lease(&parleyv1.ActiveAgent{Agent: "a"}),
+		},
+		{
+			"lease with an invalid end", "conversation.active_agent.lease_expire_time: ",
+			lease(&parleyv1.ActiveAgent{
+				Agent: "a", StartTime: at(0), LeaseExpireTime: &timestamppb.Timestamp{Seconds: math.MaxInt64},
+			}),
+		},
+		{
+			"fork of a long id", "conversation.forked_from.conversation_id: ",
+			header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: x(129)} }),
+		},
+		{
+			"fork of a later sequence",
+			"conversation.forked_from.sequence: is 10, must be at most 9, the conversation's last_sequence",
+			header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{Sequence: 10} }),
+		},
+		{
+			"fork of a negative sequence", "conversation.forked_from.sequence: ",
+			header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{Sequence: -1} }),
+		},
+		{
+			"message missing", "conversation.message_count: is 2, but 1 messages arrived",
+			header(func(c *parleyv1.Conversation) { c.MessageCount = 2 }),
+		},
+		{
+			"negative message_count", "conversation.message_count: is -1, but 1 messages arrived",
+			header(func(c *parleyv1.Conversation) { c.MessageCount = -1 }),
+		},
 		{"more messages than message_count", "conversation.message_count: is 1, but 2 messages arrived", func(f *file) {
 			next := proto.CloneOf(f.GetMessages()[0])
 			next.Sequence++
@@ -75,20 +150,42 @@ func TestImportFailures(t *testing.T) {
 		}},
 
 		{"no role", "messages[0].role: is required", message(func(m *parleyv1.Message) { m.Role = 0 })},
-		{"tool message without result", "messages[0].tool_result: ", message(func(m *parleyv1.Message) { m.Role = parleyv1.Role_ROLE_TOOL })},
-		{"number that is not finite", "messages[0].structured_data[0].value: contains a number that is not finite", message(func(m *parleyv1.Message) { m.StructuredData = data("t", structpb.NewNumberValue(math.NaN())) })},
+		{
+			"tool message without result", "messages[0].tool_result: ",
+			message(func(m *parleyv1.Message) { m.Role = parleyv1.Role_ROLE_TOOL }),
+		},
+		{
+			"number that is not finite", "messages[0].structured_data[0].value: contains a number that is not finite",
+			message(func(m *parleyv1.Message) { m.StructuredData = data("t", structpb.NewNumberValue(math.NaN())) }),
+		},
 		{"no message id", "messages[0].id: is required", message(func(m *parleyv1.Message) { m.Id = "" })},
 		{"long message id", "messages[0].id: ", message(func(m *parleyv1.Message) { m.Id = x(129) })},
-		{"no sequence", "messages[0].sequence: is 0, must be more than 0", message(func(m *parleyv1.Message) { m.Sequence = 0 })},
-		{"sequence above last_sequence", "messages[0].sequence: is 10, must be at most 9", message(func(m *parleyv1.Message) { m.Sequence = 10 })},
-		{"same message twice", "messages[1].sequence: is 5, must be more than 5", func(f *file) { f.Messages = append(f.Messages, f.GetMessages()[0]) }},
+		{
+			"no sequence", "messages[0].sequence: is 0, must be more than 0",
+			message(func(m *parleyv1.Message) { m.Sequence = 0 }),
+		},
+		{
+			"sequence above last_sequence", "messages[0].sequence: is 10, must be at most 9",
+			message(func(m *parleyv1.Message) { m.Sequence = 10 }),
+		},
+		{
+			"same message twice", "messages[1].sequence: is 5, must be more than 5",
+			func(f *file) { f.Messages = append(f.Messages, f.GetMessages()[0]) },
+		},
 		{"negative exchange", "messages[0].exchange: ", message(func(m *parleyv1.Message) { m.Exchange = -1 })},
 		{"long turn_id", "messages[0].turn_id: ", message(func(m *parleyv1.Message) { m.TurnId = x(65) })},
-		{"no time of the message", "messages[0].create_time: is required", message(func(m *parleyv1.Message) { m.CreateTime = nil })},
-		{"message in the future", "messages[0].create_time: is more than 1m0s ahead", message(func(m *parleyv1.Message) { m.CreateTime = at(time.Hour) })},
+		{
+			"no time of the message", "messages[0].create_time: is required",
+			message(func(m *parleyv1.Message) { m.CreateTime = nil }),
+		},
+		{
+			"message in the future", "messages[0].create_time: is more than 1m0s ahead",
+			message(func(m *parleyv1.Message) { m.CreateTime = at(time.Hour) }),
+		},
 		{"large message", "messages[0]: has 3145", message(func(m *parleyv1.Message) { m.Content = x(3 << 20) })},
-		{"several faults", "conversation.version: must be between 1 and 1073741824; messages[0].sequence: is 77, must be at most 9, " +
-			"the conversation's last_sequence; messages[0].exchange: must be between 0 and 1073741824", func(f *file) {
+		{"several faults", "conversation.version: must be between 1 and 1073741824; messages[0].sequence: is 77, must be " +
+			"at most 9, the conversation's last_sequence; messages[0].exchange: must be between 0 and " +
+			"1073741824", func(f *file) {
 			f.Conversation.Version, f.Messages[0].Sequence, f.Messages[0].Exchange = 0, 77, -1
 		}},
 	}
@@ -98,7 +195,8 @@ func TestImportFailures(t *testing.T) {
 			bad := exportOf(id, now)
 			test.change(bad)
 			failures := f.wantImport(t, false, 2, 0, exportOf("before"+id, now), bad, exportOf("after"+id, now))
-			if len(failures) != 1 || failures[0].GetConversationId() != bad.GetConversation().GetId() || !strings.HasPrefix(failures[0].GetReason(), test.want) {
+			if len(failures) != 1 || failures[0].GetConversationId() != bad.GetConversation().GetId() ||
+				!strings.HasPrefix(failures[0].GetReason(), test.want) {
 				t.Errorf("failures = %v, want %q", failures, test.want)
 			}
 			if _, err := f.export(t, id); !errors.Is(err, store.ErrNotFound) {
@@ -116,14 +214,19 @@ func TestImportAtLimits(t *testing.T) {
 	c, m := file.GetConversation(), file.GetMessages()[0]
 	ahead := timestamppb.New(clock.Now().Add(time.Minute))
 	c.Version, c.LastSequence, c.UpdateTime, c.LastAppendTime, c.Uid = 1<<30, 1<<30, ahead, ahead, strings.Repeat("x", 65)
-	c.ActiveAgent = &parleyv1.ActiveAgent{Agent: strings.Repeat("x", 128), Reason: strings.Repeat("x", 1024), StartTime: ahead, LeaseExpireTime: timestamppb.New(clock.Now().Add(time.Hour))}
+	c.ActiveAgent = &parleyv1.ActiveAgent{
+		Agent: strings.Repeat("x", 128), Reason: strings.Repeat("x", 1024), StartTime: ahead,
+		LeaseExpireTime: timestamppb.New(clock.Now().Add(time.Hour)),
+	}
 	c.Retention, c.ForkedFrom = nil, &parleyv1.ForkOrigin{ConversationId: strings.Repeat("x", 128), Sequence: 1 << 30}
 	m.Sequence, m.Exchange, m.CreateTime, m.Status, m.TurnId = 1<<30, 1<<30, ahead, 0, strings.Repeat("x", 64)
 	m.Content = strings.Repeat("x", 300<<10) // More than AppendMessages accepts.
 	f.wantImport(t, false, 1, 0, file)
 	got := f.mustExport(t, "a")[0]
-	if uuid.Validate(got.GetConversation().GetUid()) != nil || got.GetMessages()[0].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE {
-		t.Errorf("uid = %q, status = %v, want a UUID and COMPLETE", got.GetConversation().GetUid(), got.GetMessages()[0].GetStatus())
+	if uuid.Validate(got.GetConversation().GetUid()) != nil ||
+		got.GetMessages()[0].GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE {
+		t.Errorf("uid = %q, status = %v, want a UUID and COMPLETE", got.GetConversation().GetUid(),
+			got.GetMessages()[0].GetStatus())
 	}
 	if r := got.GetConversation().GetRetention(); r.GetMaxMessages() != 20 || r.GetTtl().AsDuration() != time.Hour {
 		t.Errorf("retention = %v, want the default", r)

@@ -68,8 +68,10 @@ func openHTTP(ctx context.Context, o Options, service *rpc.Server, ready *atomic
 // keepalive plus a third of it, as gRPC's keepalive does. [deadClients] detects the others.
 func listenHTTP(ctx context.Context, address string, keepalive time.Duration) (*progressListener, error) {
 	listen := net.ListenConfig{
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: keepalive, Interval: max(keepalive/9, time.Second), Count: 3},
-		Control:         limitRetransmitInterval(keepalive),
+		KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: keepalive, Interval: max(keepalive/9, time.Second), Count: 3,
+		},
+		Control: limitRetransmitInterval(keepalive),
 	}
 	listen.SetMultipathTCP(false) // It has neither the socket options nor the state of a TCP connection.
 	l, err := listen.Listen(ctx, "tcp", address)
@@ -79,7 +81,9 @@ func listenHTTP(ctx context.Context, address string, keepalive time.Duration) (*
 	return &progressListener{l, readAckedBytes}, nil
 }
 
-func (h *httpServer) handler(ctx context.Context, o Options, service *rpc.Server, ready *atomic.Bool) (http.Handler, error) {
+func (h *httpServer) handler(
+	ctx context.Context, o Options, service *rpc.Server, ready *atomic.Bool,
+) (http.Handler, error) {
 	api, err := gateway.New(ctx, service.Direct(h.loopback.conn))
 	if err != nil {
 		return nil, err
@@ -120,7 +124,8 @@ func (h *httpServer) logPanic(r *http.Request, cause any) {
 	case http.ErrAbortHandler:
 		panic(cause)
 	default:
-		h.log.Error("panic in an HTTP request", "method", r.Method, "path", r.URL.Path, "error", cause, "stack", string(debug.Stack()))
+		h.log.Error("panic in an HTTP request", "method", r.Method, "path", r.URL.Path, "error", cause, "stack",
+			string(debug.Stack()))
 		panic(http.ErrAbortHandler)
 	}
 }

@@ -101,8 +101,12 @@ func TestLoopbackIdle(t *testing.T) {
 type endlessTurns struct{ rpc.Turns }
 
 // Chat returns text_delta events without end.
-func (endlessTurns) Chat(context.Context, string, *parleyv1.ChatRequest, *store.Request) iter.Seq2[*parleyv1.TurnEvent, error] {
-	e := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", 1000)}}}
+func (endlessTurns) Chat(
+	context.Context, string, *parleyv1.ChatRequest, *store.Request,
+) iter.Seq2[*parleyv1.TurnEvent, error] {
+	e := &parleyv1.TurnEvent{
+		Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", 1000)}},
+	}
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		for yield(e, nil) {
 		}

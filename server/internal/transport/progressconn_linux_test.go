@@ -40,7 +40,9 @@ func TestProgressConn(t *testing.T) {
 			return readAckedBytes(server)
 		}
 		ended := make(chan error, 1)
-		server := &http.Server{ReadHeaderTimeout: testTimeout, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		server := &http.Server{ReadHeaderTimeout: testTimeout, Handler: http.HandlerFunc(func(w http.ResponseWriter,
+			_ *http.Request,
+		) {
 			control := http.NewResponseController(w)
 			var err error
 			for n := 0; n < size && err == nil; n += part {

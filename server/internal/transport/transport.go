@@ -105,7 +105,9 @@ func GRPCOptions(keepaliveTime time.Duration) []grpc.ServerOption {
 		grpc.MaxSendMsgSize(MaxGRPCBytes),
 		grpc.MaxHeaderListSize(16 << 10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTime / 3, MaxConnectionIdle: 15 * time.Minute}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			Time: keepaliveTime, Timeout: keepaliveTime / 3, MaxConnectionIdle: 15 * time.Minute,
+		}),
 		grpc.ConnectionTimeout(10 * time.Second),
 		grpc.WaitForHandlers(true), // The store closes after the handlers have returned.
 		grpc.WriteBufferSize(64 << 10),

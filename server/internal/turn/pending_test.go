@@ -150,7 +150,12 @@ func TestAnswerPending(t *testing.T) {
 			nil,
 			[]string{"user: q", "assistant: a", "tool: found", "user: q", "assistant: wait …", "tool: found"},
 		},
-		{"failed after its own result", []string{"continues:wait"}, nil, []string{"user: q", "assistant: wait", "tool: found"}},
+		{
+			"failed after its own result",
+			[]string{"continues:wait"},
+			nil,
+			[]string{"user: q", "assistant: wait", "tool: found"},
+		},
 		{"failed with calls", []string{"breaks:1"}, nil, []string{"user: q"}},
 		{
 			"a result and a text",
@@ -329,7 +334,8 @@ func TestIDReusedBeforeStart(t *testing.T) {
 				remade = f.stored(t)
 			}
 			r := f.startChat(t, request)
-			if diff := cmp.Diff(remade, f.stored(t)); diff != "" || !errors.Is(r.err, ErrConversationDeleted) || p.runCount() > 0 {
+			if diff := cmp.Diff(remade, f.stored(t)); diff != "" || !errors.Is(r.err, ErrConversationDeleted) ||
+				p.runCount() > 0 {
 				t.Errorf("%v: Chat = %q, %v; %d agent calls; stored messages (-want +got):\n%s", request, r.received(), r.err,
 					p.runCount(), diff)
 			}

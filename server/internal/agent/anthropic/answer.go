@@ -132,7 +132,9 @@ func (a *answer) startBlock(e *event) ([]*parleyv1.RespondResponse, error) {
 			return nil, err
 		}
 		if call.id == "" || len(call.id) > maxWord {
-			return nil, &agent.Error{Message: fmt.Sprintf("the model made a tool call with an id of %d bytes, want 1 to %d", len(call.id), maxWord)}
+			return nil, &agent.Error{
+				Message: fmt.Sprintf("the model made a tool call with an id of %d bytes, want 1 to %d", len(call.id), maxWord),
+			}
 		}
 		if a.calls == nil {
 			a.calls = make(map[agent.Index]*toolUse)
@@ -183,7 +185,9 @@ func (a *answer) end() []*parleyv1.RespondResponse {
 		ReasoningTokens:   a.usage.ReasoningTokens,
 	}}})
 	if a.stopReason != "" {
-		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: a.stopReason}})
+		pieces = append(pieces, &parleyv1.RespondResponse{
+			Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: a.stopReason},
+		})
 	}
 	return pieces
 }

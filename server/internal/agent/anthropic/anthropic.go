@@ -114,7 +114,9 @@ func (a *Agent) Close() error {
 }
 
 // Respond sends one request and passes on the answer.
-func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (a *Agent) Respond(
+	ctx context.Context, request *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		err := a.ask(ctx, request, func(piece *parleyv1.RespondResponse) bool { return yield(piece, nil) })
 		switch {
@@ -131,7 +133,9 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 var errStopped = errors.New("the consumer has stopped")
 
 // ask sends the request and passes each piece to emit until emit returns false.
-func (a *Agent) ask(ctx context.Context, request *parleyv1.RespondRequest, emit func(*parleyv1.RespondResponse) bool) error {
+func (a *Agent) ask(
+	ctx context.Context, request *parleyv1.RespondRequest, emit func(*parleyv1.RespondResponse) bool,
+) error {
 	path := "v1/messages"
 	if strings.HasSuffix(a.provider.Base.Path, "/v1/") {
 		path = "messages"

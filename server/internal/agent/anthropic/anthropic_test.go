@@ -55,7 +55,9 @@ func newRequest(content string) *parleyv1.RespondRequest {
 }
 
 // answer returns the pieces and the error of an answer. The error must be last and without a piece.
-func answer(t *testing.T, a *anthropic.Agent, request *parleyv1.RespondRequest) (pieces []*parleyv1.RespondResponse, err error) {
+func answer(
+	t *testing.T, a *anthropic.Agent, request *parleyv1.RespondRequest,
+) (pieces []*parleyv1.RespondResponse, err error) {
 	t.Helper()
 	for piece, fault := range a.Respond(t.Context(), request) {
 		if err != nil || (fault == nil) == (piece == nil) {
@@ -79,7 +81,9 @@ func text(text string) *parleyv1.RespondResponse {
 }
 
 func call(id, name, arguments string) *parleyv1.RespondResponse {
-	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: id, Name: name, Arguments: arguments}}}
+	return &parleyv1.RespondResponse{
+		Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: id, Name: name, Arguments: arguments}},
+	}
 }
 
 // ending returns the last pieces of each answer: the usage and the finish reason.
@@ -130,11 +134,15 @@ func TestPieces(t *testing.T) {
 		},
 		"nothing": {anthropictest.Text(), ending(none(), "end_turn")},
 		"usage": {
-			anthropictest.Answer(anthropictest.Message{Usage: anthropictest.Usage{Input: 7, CacheWrite: 20, CacheRead: 300, Output: 40, Thinking: 5}}),
+			anthropictest.Answer(anthropictest.Message{
+				Usage: anthropictest.Usage{Input: 7, CacheWrite: 20, CacheRead: 300, Output: 40, Thinking: 5},
+			}),
 			ending(&parleyv1.Usage{InputTokens: 327, CachedInputTokens: 300, OutputTokens: 40, ReasoningTokens: 5}, "end_turn"),
 		},
 		"usage beyond the range of the API": {
-			anthropictest.Answer(anthropictest.Message{Usage: anthropictest.Usage{Input: 1 << 40, CacheRead: 1 << 31, Output: -1}}),
+			anthropictest.Answer(anthropictest.Message{
+				Usage: anthropictest.Usage{Input: 1 << 40, CacheRead: 1 << 31, Output: -1},
+			}),
 			ending(&parleyv1.Usage{InputTokens: 1<<31 - 1, CachedInputTokens: 1<<31 - 1}, "end_turn"),
 		},
 		"cut off at the limit": {
@@ -151,7 +159,8 @@ func TestPieces(t *testing.T) {
 				{ID: "toolu_2", Name: "list"},
 			}}),
 			append([]*parleyv1.RespondResponse{
-				text("Let me see."), call("toolu_1", "look_up", `{"product": "Zücker",  "n": 12345678901234567890}`), call("toolu_2", "list", "{}"),
+				text("Let me see."), call("toolu_1", "look_up", `{"product": "Zücker",  "n": 12345678901234567890}`),
+				call("toolu_2", "list", "{}"),
 			}, ending(none(), "tool_use")...),
 		},
 		"call that the limit cut off": {
@@ -171,17 +180,20 @@ func TestPieces(t *testing.T) {
 		"blocks that overlap": {
 			stream(begin(0, lookup), begin(1, object{"type": "text", "text": "A"}), delta(0, input(`{"n"`)),
 				anthropictest.TextDelta(1, "B"), delta(0, input(`:1}`)), end(1), end(0)),
-			append([]*parleyv1.RespondResponse{text("A"), text("B"), call("toolu_1", "look_up", `{"n":1}`)}, ending(none(), "end_turn")...),
+			append([]*parleyv1.RespondResponse{text("A"), text("B"), call("toolu_1", "look_up", `{"n":1}`)},
+				ending(none(), "end_turn")...),
 		},
 		"thinking and unknown types are omitted": {
 			stream(
 				begin(0, object{"type": "thinking", "thinking": "Hm", "signature": ""}),
-				delta(0, object{"type": "thinking_delta", "thinking": "Hmm"}), delta(0, object{"type": "signature_delta", "signature": "s"}), end(0),
+				delta(0, object{"type": "thinking_delta", "thinking": "Hmm"}), delta(0,
+					object{"type": "signature_delta", "signature": "s"}), end(0),
 				begin(1, object{"type": "redacted_thinking", "data": "xyz"}), end(1),
 				begin(2, object{"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": object{}}),
 				delta(2, input(`{"query":"x"}`)), end(2),
 				begin(3, object{"type": "hologram", "beam": []int{1}}), delta(3, object{"type": "beam_delta", "beam": 2}), end(3),
-				event("weather", object{"index": "north", "delta": 7}), ": a comment\n\n", "data: odd\n\n", event("ping", nil), "event: ping\ndata: now\n\n",
+				event("weather", object{"index": "north", "delta": 7}), ": a comment\n\n", "data: odd\n\n", event("ping", nil),
+				"event: ping\ndata: now\n\n",
 				"data: {\"type\":\"message_stop\"}\n\n",
 				begin(4, object{"type": "text", "text": ""}), anthropictest.TextDelta(4, "Sugar."), end(4),
 			),
@@ -189,7 +201,8 @@ func TestPieces(t *testing.T) {
 		},
 		"character split between the parts of a call": {
 			stream(begin(0, lookup), delta(0, input(`{"a":"`)),
-				strings.Replace(delta(0, input("?")), "?", "\xe2\x82", 1), strings.Replace(delta(0, input("?")), "?", "\xac\xff", 1), delta(0, input(`"}`)), end(0)),
+				strings.Replace(delta(0, input("?")), "?", "\xe2\x82", 1),
+				strings.Replace(delta(0, input("?")), "?", "\xac\xff", 1), delta(0, input(`"}`)), end(0)),
 			append([]*parleyv1.RespondResponse{call("toolu_1", "look_up", "{\"a\":\"€\uFFFD\"}")}, ending(none(), "end_turn")...),
 		},
 		"numbers of another type": {
@@ -199,14 +212,16 @@ func TestPieces(t *testing.T) {
 				event("content_block_delta", object{"index": "1", "delta": input("1")}), delta(0, input("2")), end(0),
 				event("content_block_stop", object{"index": json.RawMessage("1.0")}),
 			),
-			append([]*parleyv1.RespondResponse{call("7", "look_up", "2"), call("toolu_1", "look_up", "1")}, ending(none(), "end_turn")...),
+			append([]*parleyv1.RespondResponse{call("7", "look_up", "2"), call("toolu_1", "look_up", "1")},
+				ending(none(), "end_turn")...),
 		},
 		"events after the end": {
 			providertest.Parts(append(anthropictest.Message{}.Events(), anthropictest.TextDelta(0, "more"))...),
 			ending(none(), "end_turn"),
 		},
 		"CR LF": {
-			providertest.Parts(strings.ReplaceAll(strings.Join(anthropictest.Message{Words: []string{"A\n", "B"}}.Events(), ""), "\n", "\r\n")),
+			providertest.Parts(strings.ReplaceAll(strings.Join(anthropictest.Message{Words: []string{"A\n", "B"}}.Events(), ""),
+				"\n", "\r\n")),
 			append([]*parleyv1.RespondResponse{text("A\n"), text("B")}, ending(none(), "end_turn")...),
 		},
 		"invalid UTF-8": {
@@ -230,7 +245,10 @@ func TestPieces(t *testing.T) {
 // TestSplit: characters that are split over reads are decoded correctly.
 func TestSplit(t *testing.T) {
 	t.Parallel()
-	message := anthropictest.Message{Words: []string{"Zücker ", "🍬", " 5¢"}, Calls: []anthropictest.Call{{ID: "toolu_1", Name: "list", Arguments: `{"was":"Süßes"}`}}}
+	message := anthropictest.Message{
+		Words: []string{"Zücker ", "🍬", " 5¢"},
+		Calls: []anthropictest.Call{{ID: "toolu_1", Name: "list", Arguments: `{"was":"Süßes"}`}},
+	}
 	var parts []string
 	for _, b := range []byte(strings.Join(message.Events(), "")) {
 		parts = append(parts, string([]byte{b}))
@@ -239,7 +257,9 @@ func TestSplit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := append([]*parleyv1.RespondResponse{text("Zücker "), text("🍬"), text(" 5¢"), call("toolu_1", "list", `{"was":"Süßes"}`)},
+	want := append([]*parleyv1.RespondResponse{
+		text("Zücker "), text("🍬"), text(" 5¢"), call("toolu_1", "list", `{"was":"Süßes"}`),
+	},
 		ending(new(parleyv1.Usage), "tool_use")...)
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Errorf("pieces (-want +got):\n%s", diff)
@@ -268,7 +288,8 @@ func TestEnvironmentIsIgnored(t *testing.T) {
 	for name, value := range map[string]string{
 		"HOME": home, "XDG_CONFIG_HOME": "", "ANTHROPIC_CONFIG_DIR": config, "ANTHROPIC_PROFILE": "leaked",
 		"ANTHROPIC_API_KEY": "leaked", "ANTHROPIC_AUTH_TOKEN": "leaked", "ANTHROPIC_BASE_URL": elsewhere.URL,
-		"ANTHROPIC_CUSTOM_HEADERS": "X-Leaked: leaked", "ANTHROPIC_WORKSPACE_ID": "leaked", "ANTHROPIC_ORGANIZATION_ID": "leaked",
+		"ANTHROPIC_CUSTOM_HEADERS": "X-Leaked: leaked", "ANTHROPIC_WORKSPACE_ID": "leaked",
+		"ANTHROPIC_ORGANIZATION_ID": "leaked",
 	} {
 		t.Setenv(name, value)
 	}
@@ -298,7 +319,8 @@ func TestConcurrentAnswers(t *testing.T) {
 	for range 20 {
 		go func() {
 			var err error
-			for _, fault := range a.Respond(t.Context(), &parleyv1.RespondRequest{CacheStable: true, Messages: newRequest("Hi.").GetMessages()}) {
+			for _, fault := range a.Respond(t.Context(),
+				&parleyv1.RespondRequest{CacheStable: true, Messages: newRequest("Hi.").GetMessages()}) {
 				err = errors.Join(err, fault)
 			}
 			faults <- err

@@ -35,7 +35,8 @@ func status(code int, header ...string) providertest.Reply {
 func TestEarlyStop(t *testing.T) {
 	t.Parallel()
 	disconnected := make(chan struct{})
-	fake := anthropictest.New(t, providertest.Sequence(once(), providertest.Stall, func(http.ResponseWriter, *http.Request) { close(disconnected) }))
+	fake := anthropictest.New(t, providertest.Sequence(once(), providertest.Stall,
+		func(http.ResponseWriter, *http.Request) { close(disconnected) }))
 	for piece, err := range newAgent(t, agent.Model{BaseURL: fake.URL}).Respond(t.Context(), newRequest("Hi.")) {
 		if err != nil || piece.GetText() != "Once" {
 			t.Fatalf("Respond yields %v, %v, want Once", piece, err)
@@ -105,19 +106,23 @@ func TestEmptyAnswer(t *testing.T) {
 		"max_tokens":                   {anthropictest.Message{StopReason: "max_tokens"}, true},
 		"max_tokens after white space": {anthropictest.Message{Words: []string{" \n"}, StopReason: "max_tokens"}, true},
 		"max_tokens in the only call":  {anthropictest.Message{Calls: cutOff, StopReason: "max_tokens"}, true},
-		"max_tokens after a call":      {anthropictest.Message{Calls: []anthropictest.Call{{ID: "toolu_1", Name: "list"}}, StopReason: "max_tokens"}, false},
-		"context":                      {anthropictest.Message{StopReason: "model_context_window_exceeded"}, true},
-		"refusal":                      {anthropictest.Message{StopReason: "refusal"}, true},
-		"end_turn":                     {anthropictest.Message{StopReason: "end_turn"}, false},
+		"max_tokens after a call": {
+			anthropictest.Message{Calls: []anthropictest.Call{{ID: "toolu_1", Name: "list"}}, StopReason: "max_tokens"}, false,
+		},
+		"context":  {anthropictest.Message{StopReason: "model_context_window_exceeded"}, true},
+		"refusal":  {anthropictest.Message{StopReason: "refusal"}, true},
+		"end_turn": {anthropictest.Message{StopReason: "end_turn"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pieces, err := answerTo(t, anthropictest.Answer(test.message))
 			e, ok := errors.AsType[*agent.Error](err)
-			if ok != test.fails || ok && (!strings.HasPrefix(e.Message, "the answer is empty: ") || !strings.Contains(e.Message, test.message.StopReason) || e.Retryable) {
+			if ok != test.fails || ok &&
+				(!strings.HasPrefix(e.Message, "the answer is empty: ") || !strings.Contains(e.Message, test.message.StopReason) || e.Retryable) {
 				t.Errorf("Respond = %+v, want an error: %t", err, test.fails)
 			}
-			if n := len(pieces); n < 2 || pieces[n-2].GetUsage() == nil || pieces[n-1].GetFinishReason() != test.message.StopReason {
+			if n := len(pieces); n < 2 || pieces[n-2].GetUsage() == nil ||
+				pieces[n-1].GetFinishReason() != test.message.StopReason {
 				t.Errorf("pieces = %v, want usage and finish reason at the end", pieces)
 			}
 		})
@@ -166,8 +171,12 @@ func TestRetries(t *testing.T) {
 func TestMemory(t *testing.T) {
 	t.Parallel()
 	const bound = 32 << 20 // Limit of the agent, and data in buffers.
-	input := event("content_block_delta", object{"index": 0, "delta": object{"type": "input_json_delta", "partial_json": strings.Repeat("1", 8<<10)}})
-	begin := event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "id": "toolu_1", "name": "list"}})
+	input := event("content_block_delta", object{
+		"index": 0, "delta": object{"type": "input_json_delta", "partial_json": strings.Repeat("1", 8<<10)},
+	})
+	begin := event("content_block_start", object{
+		"index": 0, "content_block": object{"type": "tool_use", "id": "toolu_1", "name": "list"},
+	})
 	for name, reply := range map[string]struct {
 		begin providertest.Reply
 		part  string

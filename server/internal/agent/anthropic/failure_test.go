@@ -50,38 +50,100 @@ func TestFailures(t *testing.T) {
 		want      string
 		retryable bool
 	}{
-		"key refused":            {refusal(401, "authentication_error", "invalid x-api-key"), "the provider refused the key (401 Unauthorized): invalid x-api-key", false},
-		"not allowed":            {refusal(403, "permission_error", "not your workspace"), "the provider refused the key or its use (403 Forbidden): not your workspace", false},
-		"unknown model":          {refusal(404, "not_found_error", "model: claude-test"), `the provider does not know the model "claude-test", or base_url is not the address of its API (404 Not Found): model: claude-test`, false},
-		"quota":                  {refusal(402, "billing_error", "pay first"), "the provider's quota is used up (402 Payment Required): pay first", false},
-		"rate limit":             {refusal(429, "rate_limit_error", "slow down"), "the provider's quota or rate limit is used up (429 Too Many Requests): slow down", true},
-		"overloaded":             {refusal(529, "overloaded_error", "Overloaded"), "the provider is overloaded (529): Overloaded", true},
-		"failed":                 {refusal(500, "api_error", "Internal server error"), "the provider failed (500 Internal Server Error): Internal server error", true},
-		"prompt too long":        {refusal(400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"), "the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): prompt is too long: 210000 tokens > 200000 maximum", false},
-		"request too large":      {refusal(413, "request_too_large", "too many bytes"), "the conversation is too long for the model; configure a smaller window for the agent (413 Request Entity Too Large): too many bytes", false},
-		"refused":                {refusal(400, "invalid_request_error", "temperature: too hot"), "the provider refused the request (400 Bad Request): temperature: too hot", false},
-		"text of a gateway":      {providertest.Fail(502, `{"error":"no upstream"}`), "the provider failed (502 Bad Gateway): no upstream", true},
-		"message of a gateway":   {providertest.Fail(400, `{"message":"no route"}`), "the provider refused the request (400 Bad Request): no route", false},
-		"plain text":             {providertest.Fail(503, "upstream connect error\n"), "the provider failed (503 Service Unavailable): upstream connect error", true},
-		"HTML":                   {providertest.Fail(502, "<html>Bad gateway</html>"), "the provider failed (502 Bad Gateway)", true},
-		"JSON without a message": {providertest.Fail(400, `[]`), "the provider refused the request (400 Bad Request): []", false},
-		"no body":                {providertest.Fail(400, ""), "the provider refused the request (400 Bad Request)", false},
-		"a body cut off":         {providertest.Sequence(status(400), providertest.Break), "the provider refused the request (400 Bad Request)", false},
-		"not at this address":    {providertest.Fail(200, "<html>Welcome</html>"), notStream, false},
+		"key refused": {
+			refusal(401, "authentication_error", "invalid x-api-key"),
+			"the provider refused the key (401 Unauthorized): invalid x-api-key", false,
+		},
+		"not allowed": {
+			refusal(403, "permission_error", "not your workspace"),
+			"the provider refused the key or its use (403 Forbidden): not your workspace", false,
+		},
+		"unknown model": {
+			refusal(404, "not_found_error", "model: claude-test"),
+			`the provider does not know the model "claude-test", or base_url is not the address of its API (404 Not Found): model: claude-test`,
+			false,
+		},
+		"quota": {
+			refusal(402, "billing_error", "pay first"), "the provider's quota is used up (402 Payment Required): pay first",
+			false,
+		},
+		"rate limit": {
+			refusal(429, "rate_limit_error", "slow down"),
+			"the provider's quota or rate limit is used up (429 Too Many Requests): slow down", true,
+		},
+		"overloaded": {
+			refusal(529, "overloaded_error", "Overloaded"), "the provider is overloaded (529): Overloaded", true,
+		},
+		"failed": {
+			refusal(500, "api_error", "Internal server error"),
+			"the provider failed (500 Internal Server Error): Internal server error", true,
+		},
+		"prompt too long": {
+			refusal(400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"),
+			"the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): prompt " +
+				"is too long: 210000 tokens > 200000 maximum",
+			false,
+		},
+		"request too large": {
+			refusal(413, "request_too_large", "too many bytes"),
+			"the conversation is too long for the model; configure a smaller window for the agent (413 Request Entity Too " +
+				"Large): too many bytes",
+			false,
+		},
+		"refused": {
+			refusal(400, "invalid_request_error", "temperature: too hot"),
+			"the provider refused the request (400 Bad Request): temperature: too hot", false,
+		},
+		"text of a gateway": {
+			providertest.Fail(502, `{"error":"no upstream"}`), "the provider failed (502 Bad Gateway): no upstream", true,
+		},
+		"message of a gateway": {
+			providertest.Fail(400, `{"message":"no route"}`), "the provider refused the request (400 Bad Request): no route",
+			false,
+		},
+		"plain text": {
+			providertest.Fail(503, "upstream connect error\n"),
+			"the provider failed (503 Service Unavailable): upstream connect error", true,
+		},
+		"HTML": {
+			providertest.Fail(502, "<html>Bad gateway</html>"), "the provider failed (502 Bad Gateway)", true,
+		},
+		"JSON without a message": {
+			providertest.Fail(400, `[]`), "the provider refused the request (400 Bad Request): []", false,
+		},
+		"no body": {providertest.Fail(400, ""), "the provider refused the request (400 Bad Request)", false},
+		"a body cut off": {
+			providertest.Sequence(status(400), providertest.Break), "the provider refused the request (400 Bad Request)", false,
+		},
+		"not at this address": {providertest.Fail(200, "<html>Welcome</html>"), notStream, false},
 		"answer without a stream": {
 			providertest.Fail(200, `{"type":"message","content":[]}`),
 			`the provider did not answer with a stream; check base_url and model: {"type":"message","content":[]}`, false,
 		},
 		"no response": {providertest.Break, "no response from the provider", true},
 
-		"overloaded during the answer":    {inStream(anthropictest.Error("overloaded_error", "Overloaded")), "the provider is overloaded (529): Overloaded", true},
-		"failed during the answer":        {inStream(anthropictest.Error("api_error", "Oops")), "the provider failed during the answer: Oops", true},
-		"refused during the answer":       {inStream(anthropictest.Error("invalid_request_error", "No")), "the provider refused the request (400 Bad Request): No", false},
-		"unknown error during the answer": {inStream(anthropictest.Error("flat_tire_error", "Pff")), "the provider failed during the answer: Pff", true},
-		"error event that is not JSON":    {inStream("event: error\ndata: Pff\n\n"), "the provider failed during the answer: Pff", true},
-		"error event without a message":   {inStream("event: error\ndata: 7\n\n"), "the provider failed during the answer: 7", true},
-		"connection cut off":              {providertest.Sequence(once(), providertest.Break), "the answer broke off", true},
-		"ended early":                     {once(), cutOff, true},
+		"overloaded during the answer": {
+			inStream(anthropictest.Error("overloaded_error", "Overloaded")), "the provider is overloaded (529): Overloaded",
+			true,
+		},
+		"failed during the answer": {
+			inStream(anthropictest.Error("api_error", "Oops")), "the provider failed during the answer: Oops", true,
+		},
+		"refused during the answer": {
+			inStream(anthropictest.Error("invalid_request_error", "No")),
+			"the provider refused the request (400 Bad Request): No", false,
+		},
+		"unknown error during the answer": {
+			inStream(anthropictest.Error("flat_tire_error", "Pff")), "the provider failed during the answer: Pff", true,
+		},
+		"error event that is not JSON": {
+			inStream("event: error\ndata: Pff\n\n"), "the provider failed during the answer: Pff", true,
+		},
+		"error event without a message": {
+			inStream("event: error\ndata: 7\n\n"), "the provider failed during the answer: 7", true,
+		},
+		"connection cut off": {providertest.Sequence(once(), providertest.Break), "the answer broke off", true},
+		"ended early":        {once(), cutOff, true},
 		"ended without the last event": {
 			inStream(event("message_delta", object{"delta": object{"stop_reason": "end_turn"}, "usage": object{}})),
 			cutOff, true,
@@ -92,11 +154,15 @@ func TestFailures(t *testing.T) {
 			"the provider sent an event that is not a JSON object: {\"type\":", true,
 		},
 		"a call without an id": {
-			inStream(event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "name": "list"}})),
+			inStream(event("content_block_start", object{
+				"index": 0, "content_block": object{"type": "tool_use", "name": "list"},
+			})),
 			"the model made a tool call with an id of 0 bytes, want 1 to 128", false,
 		},
 		"a call without a name": {
-			inStream(event("content_block_start", object{"index": 0, "content_block": object{"type": "tool_use", "id": "toolu_1"}})),
+			inStream(event("content_block_start", object{
+				"index": 0, "content_block": object{"type": "tool_use", "id": "toolu_1"},
+			})),
 			"the model called a tool with a name of 0 bytes, want 1 to 128", true,
 		},
 	} {
@@ -112,7 +178,8 @@ func TestFailures(t *testing.T) {
 
 func TestNoKey(t *testing.T) {
 	t.Parallel()
-	got := failure(t, agent.Model{}, providertest.Fail(401, anthropictest.Failure("authentication_error", "x-api-key header is required")))
+	got := failure(t, agent.Model{},
+		providertest.Fail(401, anthropictest.Failure("authentication_error", "x-api-key header is required")))
 	if want := "the provider requires a key, and none is configured (401 Unauthorized): x-api-key header is required"; got.Message != want {
 		t.Errorf("error = %q, want %q", got.Message, want)
 	}
@@ -126,10 +193,12 @@ func TestConnectionRefused(t *testing.T) {
 	}
 	address := listener.Addr().String()
 	listener.Close()
-	_, err = answer(t, newAgent(t, agent.Model{BaseURL: "http://someone:password@" + address + "/?token=querysecret"}), newRequest("Hi."))
+	_, err = answer(t, newAgent(t, agent.Model{BaseURL: "http://someone:password@" + address + "/?token=querysecret"}),
+		newRequest("Hi."))
 	e, ok := errors.AsType[*agent.Error](err)
 	const want = "cannot connect to the provider"
-	if detail := "http://" + address + ": connect: connection refused"; !ok || e.Message != want || e.Detail != detail || !e.Retryable {
+	if detail := "http://" + address + ": connect: connection refused"; !ok || e.Message != want || e.Detail != detail ||
+		!e.Retryable {
 		t.Errorf("Respond = %v, want %q, retryable", err, want)
 	}
 }
@@ -189,12 +258,16 @@ func TestSecrets(t *testing.T) {
 			fake.Always(reply)
 			base := strings.Replace(fake.URL, "http://", "http://marked-name:marked%2Fpass%20word@", 1) + "/?k=marked%26query"
 			_, err := answer(t, newAgent(t, agent.Model{
-				BaseURL: base, Key: key, Headers: map[string]string{"X-Team": " " + header + " ", "Authorization": "Bearer " + token},
+				BaseURL: base, Key: key, Headers: map[string]string{
+					"X-Team": " " + header + " ", "Authorization": "Bearer " + token,
+				},
 			}), newRequest("Hi."))
-			if _, ok := errors.AsType[*agent.Error](err); !ok || strings.Contains(err.Error(), "marked") || strings.Contains(err.Error(), "bWFya2Vk") {
+			if _, ok := errors.AsType[*agent.Error](err); !ok || strings.Contains(err.Error(), "marked") ||
+				strings.Contains(err.Error(), "bWFya2Vk") {
 				t.Errorf("Respond = %v, want an *agent.Error without secrets", err)
 			}
-			if sent := fake.Requests()[0]; sent.Header.Get("X-Api-Key") != key || sent.Header.Get("X-Team") != header || sent.URI != "/v1/messages?k=marked%26query" {
+			if sent := fake.Requests()[0]; sent.Header.Get("X-Api-Key") != key || sent.Header.Get("X-Team") != header ||
+				sent.URI != "/v1/messages?k=marked%26query" {
 				t.Errorf("request = %s with header %v", sent.URI, sent.Header)
 			}
 		})
@@ -204,7 +277,8 @@ func TestSecrets(t *testing.T) {
 func TestLongMessage(t *testing.T) {
 	t.Parallel()
 	for cut := range 3 {
-		got := failure(t, agent.Model{}, providertest.Fail(400, anthropictest.Failure("invalid_request_error", strings.Repeat("x", cut)+strings.Repeat("€", 2000))))
+		got := failure(t, agent.Model{}, providertest.Fail(400,
+			anthropictest.Failure("invalid_request_error", strings.Repeat("x", cut)+strings.Repeat("€", 2000))))
 		text, ok := strings.CutPrefix(got.Message, "the provider refused the request (400 Bad Request): ")
 		if n := len(text); !ok || n > 1<<10 || n < 1<<10-3 || !utf8.ValidString(text) {
 			t.Errorf("message has %d bytes of the provider, want about 1 KiB: %q", n, got.Message)
@@ -215,7 +289,9 @@ func TestLongMessage(t *testing.T) {
 // TestConfiguration: New returns the faults that agent.NewProvider finds.
 func TestConfiguration(t *testing.T) {
 	t.Parallel()
-	_, err := anthropic.New(agent.Model{BaseURL: "http://secret@ host", Key: "secret\n", Tools: []agent.Tool{{Name: "look up"}}})
+	_, err := anthropic.New(agent.Model{
+		BaseURL: "http://secret@ host", Key: "secret\n", Tools: []agent.Tool{{Name: "look up"}},
+	})
 	want := []string{
 		`base_url: is not a URL; use the form "https://api.anthropic.com"`,
 		"model: is required",

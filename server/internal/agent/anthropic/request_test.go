@@ -74,7 +74,8 @@ func TestConversation(t *testing.T) {
 			{Role: user, Content: "the second one is sold out"},
 		},
 	})
-	if sent.Method != http.MethodPost || sent.URI != "/v1/messages" || sent.Header.Get("X-Api-Key") != "sk-test-key" || sent.Header.Get("Anthropic-Version") != "2023-06-01" {
+	if sent.Method != http.MethodPost || sent.URI != "/v1/messages" || sent.Header.Get("X-Api-Key") != "sk-test-key" ||
+		sent.Header.Get("Anthropic-Version") != "2023-06-01" {
 		t.Errorf("request = %s %s with header %v", sent.Method, sent.URI, sent.Header)
 	}
 	checkJSON(t, `{
@@ -95,7 +96,9 @@ func TestConversation(t *testing.T) {
 func TestMessages(t *testing.T) {
 	t.Parallel()
 	result := func(id, content string, isError bool) *parleyv1.Message {
-		return &parleyv1.Message{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: id, Name: "list", Content: content, IsError: isError}}
+		return &parleyv1.Message{
+			Role: tool, ToolResult: &parleyv1.ToolResult{CallId: id, Name: "list", Content: content, IsError: isError},
+		}
 	}
 	calling := func(calls ...*parleyv1.ToolCall) *parleyv1.Message {
 		return &parleyv1.Message{Role: assistant, ToolCalls: calls}
@@ -113,7 +116,9 @@ func TestMessages(t *testing.T) {
 		want     []string
 	}{
 		"adjacent messages of one role": {
-			[]*parleyv1.Message{hi, {Role: user, Content: "Anyone?"}, {Role: assistant, Content: "Yes."}, {Role: assistant, Content: "Here."}, hi},
+			[]*parleyv1.Message{
+				hi, {Role: user, Content: "Anyone?"}, {Role: assistant, Content: "Yes."}, {Role: assistant, Content: "Here."}, hi,
+			},
 			[]string{
 				`{"content":[{"text":"Hi.","type":"text"},{"text":"Anyone?","type":"text"}],"role":"user"}`,
 				`{"content":[{"text":"Yes.","type":"text"},{"text":"Here.","type":"text"}],"role":"assistant"}`, asksHi,
@@ -127,7 +132,13 @@ func TestMessages(t *testing.T) {
 			},
 		},
 		"system message": {
-			[]*parleyv1.Message{hi, {Role: assistant, Content: "Hello."}, {Role: system, Content: "The shop is closed."}, {Role: system, Content: " "}, hi},
+			[]*parleyv1.Message{
+				hi,
+				{Role: assistant, Content: "Hello."},
+				{Role: system, Content: "The shop is closed."},
+				{Role: system, Content: " "},
+				hi,
+			},
 			[]string{
 				asksHi, `{"content":[{"text":"Hello.","type":"text"}],"role":"assistant"}`,
 				`{"content":[{"text":"<system_message>\nThe shop is closed.\n</system_message>","type":"text"},{"text":"Hi.","type":"text"}],"role":"user"}`,
@@ -135,15 +146,21 @@ func TestMessages(t *testing.T) {
 		},
 		"empty messages": {
 			[]*parleyv1.Message{{Role: user}, {Role: assistant, Content: "\n"}, {Role: user, Content: " \t"}},
-			[]string{`{"content":[{"text":"[empty message]","type":"text"},{"text":"[empty message]","type":"text"}],"role":"user"}`},
+			[]string{
+				`{"content":[{"text":"[empty message]","type":"text"},{"text":"[empty message]","type":"text"}],"role":"user"}`,
+			},
 		},
 		"an answer cut off": {
-			[]*parleyv1.Message{hi, {Role: assistant, Content: "Hel", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE}, hi},
+			[]*parleyv1.Message{
+				hi, {Role: assistant, Content: "Hel", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE}, hi,
+			},
 			[]string{asksHi, `{"content":[{"text":"Hel [cut off]","type":"text"}],"role":"assistant"}`, asksHi},
 		},
 		"attachments of the user": {
 			[]*parleyv1.Message{
-				attached(user, "Look:", png, pdf, &parleyv1.Attachment{Uri: "https://files.example/a.svg", MediaType: "image/svg+xml", Filename: "a.svg"},
+				attached(user, "Look:", png, pdf, &parleyv1.Attachment{
+					Uri: "https://files.example/a.svg", MediaType: "image/svg+xml", Filename: "a.svg",
+				},
 					&parleyv1.Attachment{Uri: "s3://files/a.png", MediaType: "image/png"}, &parleyv1.Attachment{Uri: "file:a"}),
 				{Role: assistant, Content: "I see."},
 				attached(user, "", png),
@@ -159,13 +176,21 @@ func TestMessages(t *testing.T) {
 		},
 		"attachments of the assistant": {
 			[]*parleyv1.Message{hi, attached(assistant, "", png), hi},
-			[]string{asksHi, `{"content":[{"text":"[attachment IMAGE/PNG; q=1 a.png]: https://files.example/a.png","type":"text"}],"role":"assistant"}`, asksHi},
+			[]string{
+				asksHi,
+				`{"content":[{"text":"[attachment IMAGE/PNG; q=1 a.png]: https://files.example/a.png","type":"text"}],"role":"assistant"}`,
+				asksHi,
+			},
 		},
 		"results first, with other content": {
 			[]*parleyv1.Message{
-				hi, calling(&parleyv1.ToolCall{Id: "a", Name: "list", Arguments: `{"n":1}`}, &parleyv1.ToolCall{Id: "b", Name: "list"}, &parleyv1.ToolCall{Id: "c", Name: "list"}),
+				hi, calling(&parleyv1.ToolCall{Id: "a", Name: "list", Arguments: `{"n":1}`},
+					&parleyv1.ToolCall{Id: "b", Name: "list"}, &parleyv1.ToolCall{Id: "c", Name: "list"}),
 				result("c", "", false), result("b", "", true),
-				{Role: tool, Content: "See:", Attachments: []*parleyv1.Attachment{png}, ToolResult: &parleyv1.ToolResult{CallId: "a", Content: "one"}},
+				{
+					Role: tool, Content: "See:", Attachments: []*parleyv1.Attachment{png},
+					ToolResult: &parleyv1.ToolResult{CallId: "a", Content: "one"},
+				},
 				{Role: user, Content: "Well?"},
 			},
 			[]string{
@@ -180,7 +205,9 @@ func TestMessages(t *testing.T) {
 		"failure with an attachment": {
 			[]*parleyv1.Message{
 				hi, calling(&parleyv1.ToolCall{Id: "a", Name: "list"}),
-				{Role: tool, Attachments: []*parleyv1.Attachment{pdf}, ToolResult: &parleyv1.ToolResult{CallId: "a", IsError: true}},
+				{
+					Role: tool, Attachments: []*parleyv1.Attachment{pdf}, ToolResult: &parleyv1.ToolResult{CallId: "a", IsError: true},
+				},
 			},
 			[]string{
 				asksHi, `{"content":[{"id":"a","input":{},"name":"list","type":"tool_use"}],"role":"assistant"}`,
@@ -196,7 +223,8 @@ func TestMessages(t *testing.T) {
 		},
 		"calls from elsewhere": {
 			[]*parleyv1.Message{
-				hi, calling(&parleyv1.ToolCall{Id: "shop:1", Name: "shop.list/" + strings.Repeat("é", 60), Arguments: `["a"]`}, &parleyv1.ToolCall{Id: "shop:2", Name: "list", Arguments: `{"a": tru`}),
+				hi, calling(&parleyv1.ToolCall{Id: "shop:1", Name: "shop.list/" + strings.Repeat("é", 60), Arguments: `["a"]`},
+					&parleyv1.ToolCall{Id: "shop:2", Name: "list", Arguments: `{"a": tru`}),
 				result("shop:2", "2", false), result("shop:1", "1", false),
 			},
 			[]string{
@@ -251,7 +279,8 @@ func TestToolLoop(t *testing.T) {
 	history = append(history, reply)
 	for _, call := range reply.GetToolCalls() {
 		history = append(history, &parleyv1.Message{Role: tool, ToolResult: &parleyv1.ToolResult{
-			CallId: call.GetId(), Name: call.GetName(), Content: "result of " + call.GetName(), IsError: call.GetName() == "stock",
+			CallId: call.GetId(), Name: call.GetName(), Content: "result of " + call.GetName(),
+			IsError: call.GetName() == "stock",
 		}})
 	}
 	pieces, err = answer(t, a, &parleyv1.RespondRequest{Messages: history})
@@ -284,7 +313,10 @@ func TestArguments(t *testing.T) {
 	t.Parallel()
 	sent := sentRequest(t, agent.Model{}, &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 		{Role: user, Content: "Hi."},
-		{Role: assistant, ToolCalls: []*parleyv1.ToolCall{{Id: "a", Name: "list", Arguments: ` {"n":12345678901234567890,"b":1,"a":2} `}}},
+		{
+			Role:      assistant,
+			ToolCalls: []*parleyv1.ToolCall{{Id: "a", Name: "list", Arguments: ` {"n":12345678901234567890,"b":1,"a":2} `}},
+		},
 	}})
 	if !strings.Contains(string(sent.Body), `{"n":12345678901234567890,"b":1,"a":2}`) {
 		t.Errorf("body = %s, want the original arguments", sent.Body)
@@ -315,7 +347,8 @@ func TestCacheMarks(t *testing.T) {
 	t.Parallel()
 	const mark = `"cache_control":{"type":"ephemeral"}`
 	tools := []agent.Tool{{Name: "list"}, {Name: "price", Parameters: map[string]any{
-		"type": "object", "a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "properties": map[string]any{"f": true, "g": true, "h": true},
+		"type": "object", "a": 1, "b": 2, "c": 3, "d": 4, "e": 5,
+		"properties": map[string]any{"f": true, "g": true, "h": true},
 	}}}
 	history := []*parleyv1.Message{
 		{Role: user, Content: "1"},
@@ -333,7 +366,10 @@ func TestCacheMarks(t *testing.T) {
 		stable bool
 		marked []string // The text before each mark.
 	}{
-		"stable":                   {"Be brief.", tools, true, []string{`"system":[{"type":"text","text":"Be brief.",`, `"tool_use_id":"a",`, `"text":"8",`}},
+		"stable": {
+			"Be brief.", tools, true,
+			[]string{`"system":[{"type":"text","text":"Be brief.",`, `"tool_use_id":"a",`, `"text":"8",`},
+		},
 		"no system prompt":         {" ", tools, true, []string{`"name":"price",`, `"tool_use_id":"a",`, `"text":"8",`}},
 		"nothing but the messages": {"", nil, true, []string{`"tool_use_id":"a",`, `"text":"8",`}},
 		"not stable":               {"Be brief.", tools, false, nil},
@@ -342,7 +378,9 @@ func TestCacheMarks(t *testing.T) {
 			t.Parallel()
 			var first string
 			for range 5 {
-				sent := sentRequest(t, agent.Model{Tools: test.tools}, &parleyv1.RespondRequest{SystemPrompt: test.prompt, CacheStable: test.stable, Messages: history})
+				sent := sentRequest(t, agent.Model{Tools: test.tools}, &parleyv1.RespondRequest{
+					SystemPrompt: test.prompt, CacheStable: test.stable, Messages: history,
+				})
 				body := string(sent.Body)
 				if first == "" {
 					first = body
@@ -355,7 +393,8 @@ func TestCacheMarks(t *testing.T) {
 				t.Errorf("body has %d marks, want %d: %s", n, len(test.marked), first)
 			}
 			for _, before := range test.marked {
-				if at := strings.Index(first, before); at < 0 || !strings.Contains(first[at:min(len(first), at+len(before)+200)], mark) {
+				if at := strings.Index(first, before); at < 0 ||
+					!strings.Contains(first[at:min(len(first), at+len(before)+200)], mark) {
 					t.Errorf("no mark after %s in %s", before, first)
 				}
 			}

@@ -144,7 +144,8 @@ func New(config Config) (*Agent, error) {
 		}
 	}
 	if config.MaxConcurrent < 0 {
-		faults = append(faults, fmt.Errorf("max_concurrent: %d is negative; use 0 for the default of %d", config.MaxConcurrent, defaultConcurrent))
+		faults = append(faults, fmt.Errorf("max_concurrent: %d is negative; use 0 for the default of %d",
+			config.MaxConcurrent, defaultConcurrent))
 	}
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
@@ -157,7 +158,9 @@ func (a *Agent) Close() error { return nil }
 
 // Respond runs the program once and passes on its output. It returns when the program has ended, or
 // when ctx has ended and the program takes too long to end.
-func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (a *Agent) Respond(
+	ctx context.Context, request *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		if !a.slots.Acquire(ctx, yield) {
 			return

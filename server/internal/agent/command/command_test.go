@@ -29,7 +29,9 @@ func newProgramAgent(t *testing.T, program string, files ...string) *Agent {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newAgent(t, Config{Command: append([]string{self, programArgument, program}, files...), Env: []string{"GORACE"}})
+	return newAgent(t, Config{
+		Command: append([]string{self, programArgument, program}, files...), Env: []string{"GORACE"},
+	})
 }
 
 func newAgent(t *testing.T, config Config) *Agent {
@@ -143,7 +145,8 @@ func TestWaitsForASlot(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		start := time.Now()
-		if _, err := answer(ctx, a, newRequest("Hi")); !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != time.Minute {
+		if _, err := answer(ctx, a, newRequest("Hi")); !errors.Is(err, context.DeadlineExceeded) ||
+			time.Since(start) != time.Minute {
 			t.Errorf("Respond without a slot = %v after %v, want the end of the context", err, time.Since(start))
 		}
 		time.AfterFunc(time.Hour, a.slots.Release)
@@ -199,7 +202,9 @@ func TestStreamJSONProgram(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a := newAgent(t, Config{Command: []string{"/bin/sh", "-c", `cat "$0"; echo to the log >&2; exit "$1"`, lines, "0"}, Format: FormatStreamJSON})
+	a := newAgent(t, Config{
+		Command: []string{"/bin/sh", "-c", `cat "$0"; echo to the log >&2; exit "$1"`, lines, "0"}, Format: FormatStreamJSON,
+	})
 	write(strings.Join([]string{initLine, messageStart, deltaHello, deltaLo, wholeHello, resultDone, ""}, "\n"))
 	if got, err := answer(t.Context(), a, newRequest("Hi")); got != "Hello" || err != nil {
 		t.Errorf("Respond = %q, %v, want Hello", got, err)
@@ -207,7 +212,8 @@ func TestStreamJSONProgram(t *testing.T) {
 
 	// The error that the program reports has precedence over its exit code.
 	a.config.Command[4] = "1"
-	if _, err := answer(t.Context(), a, newRequest("Hi")); err == nil || err.Error() != "sh ended with exit code 1: to the log" {
+	if _, err := answer(t.Context(), a, newRequest("Hi")); err == nil ||
+		err.Error() != "sh ended with exit code 1: to the log" {
 		t.Errorf("Respond with exit code 1 = %v", err)
 	}
 	write(wholeHello + "\n" + `{"type":"result","is_error":true,"result":"no credit left"}` + "\n")
@@ -217,7 +223,8 @@ func TestStreamJSONProgram(t *testing.T) {
 
 	// Without a result, the exit code is the error. Exit code 0 does not make the answer complete.
 	write(wholeHello + "\n")
-	if _, err := answer(t.Context(), a, newRequest("Hi")); err == nil || err.Error() != "sh ended with exit code 1: to the log" {
+	if _, err := answer(t.Context(), a, newRequest("Hi")); err == nil ||
+		err.Error() != "sh ended with exit code 1: to the log" {
 		t.Errorf("Respond with exit code 1 and without a result = %v", err)
 	}
 	a.config.Command[4] = "0"

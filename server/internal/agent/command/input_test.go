@@ -20,7 +20,9 @@ const (
 )
 
 func TestInput(t *testing.T) {
-	value, err := structpb.NewValue(map[string]any{"name": "R&D <b>", "price": 0.5, "n": 50, "tags": []any{"a", nil, true}})
+	value, err := structpb.NewValue(map[string]any{
+		"name": "R&D <b>", "price": 0.5, "n": 50, "tags": []any{"a", nil, true},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +47,8 @@ func TestInput(t *testing.T) {
 				{Role: system, Content: "The shop has closed."},
 				{Role: user, Content: "Sugar for 50 cents\n"},
 			},
-		}, []string{"[SYSTEM]: Be brief.", "[USER]: Add a product", "[ASSISTANT]: Which one?", "[SYSTEM]: The shop has closed.", "[USER]: Sugar for 50 cents"}},
+		}, []string{"[SYSTEM]: Be brief.", "[USER]: Add a product", "[ASSISTANT]: Which one?", "[SYSTEM]: The shop has " +
+			"closed.", "[USER]: Sugar for 50 cents"}},
 		{"tool calls and results", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 			{Role: user, Content: "Weather?"},
 			{Role: assistant, ToolCalls: []*parleyv1.ToolCall{
@@ -55,7 +58,10 @@ func TestInput(t *testing.T) {
 			{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: "c1", Content: "sunny"}},
 			{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: "c2", Name: "watch", Content: "stopped", IsError: true}},
 			{Role: tool, ToolResult: &parleyv1.ToolResult{CallId: "c3", Content: "of an unknown call"}},
-			{Role: assistant, Content: "Let me see.", ToolCalls: []*parleyv1.ToolCall{{Id: "c4", Name: "weather", Arguments: "{}"}}},
+			{
+				Role: assistant, Content: "Let me see.",
+				ToolCalls: []*parleyv1.ToolCall{{Id: "c4", Name: "weather", Arguments: "{}"}},
+			},
 		}}, []string{
 			"[USER]: Weather?",
 			`[TOOL_CALL weather c1]: {"city": "Bonn"}`,
@@ -72,7 +78,9 @@ func TestInput(t *testing.T) {
 				{Type: "nothing", Value: structpb.NewNullValue()},
 				{Type: "odd", Value: structpb.NewNumberValue(math.Inf(1))},
 			}},
-			{Role: user, Attachments: []*parleyv1.Attachment{{Uri: "file:///a.png", MediaType: "image/png"}, {Uri: "file:///b"}}},
+			{
+				Role: user, Attachments: []*parleyv1.Attachment{{Uri: "file:///a.png", MediaType: "image/png"}, {Uri: "file:///b"}},
+			},
 		}}, []string{
 			"[ASSISTANT]: Here.",
 			`[STRUCTURED_DATA list]: {"n":50,"name":"R&D <b>","price":0.5,"tags":["a",null,true]}`,
@@ -83,7 +91,10 @@ func TestInput(t *testing.T) {
 			"[ATTACHMENT]: file:///b",
 		}},
 		{"cut off", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
-			{Role: assistant, Content: "The answer is", Status: cutOff, StructuredData: []*parleyv1.StructuredData{{Type: "n", Value: structpb.NewNumberValue(1)}}},
+			{
+				Role: assistant, Content: "The answer is", Status: cutOff,
+				StructuredData: []*parleyv1.StructuredData{{Type: "n", Value: structpb.NewNumberValue(1)}},
+			},
 			{Role: assistant, Status: cutOff},
 			{Role: assistant, Status: cutOff, ToolCalls: []*parleyv1.ToolCall{{Id: "c", Name: "clock"}}},
 			{Role: tool, Status: cutOff, ToolResult: &parleyv1.ToolResult{CallId: "c", Content: "12:"}},

@@ -200,7 +200,8 @@ func environment(all, names []string) (passed, secrets []string) {
 	for _, entry := range all {
 		name, value, _ := strings.Cut(entry, "=")
 		switch {
-		case strings.HasPrefix(name, "LC_") || slices.Contains([]string{"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR"}, name):
+		case strings.HasPrefix(name, "LC_") ||
+			slices.Contains([]string{"PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR"}, name):
 			passed = append(passed, entry)
 		case slices.Contains(names, name):
 			passed = append(passed, entry)

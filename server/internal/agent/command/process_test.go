@@ -29,14 +29,47 @@ func TestFailures(t *testing.T) {
 		retry  bool
 		maxLen int
 	}{
-		{"exit code", newProgramAgent(t, "failing"), "half an ", []string{filepath.Base(self) + " ended with exit code 3: ", "chatter\nshop: no sugar left"}, true, tailBytes + 100},
-		{"signal", newProgramAgent(t, "killed"), "", []string{filepath.Base(self) + " was ended by a signal (killed)"}, true, 100},
-		{"no such program", newAgent(t, Config{Command: []string{"no-such-program-here"}}), "", []string{"no-such-program-here could not be started: executable file not found in $PATH"}, false, 200},
-		{"no such file", newAgent(t, Config{Command: []string{"/nowhere/agent"}}), "", []string{"agent could not be started: no such file or directory"}, false, 200},
-		{"not a program", newAgent(t, Config{Command: []string{os.DevNull}}), "", []string{"null could not be started: permission denied"}, false, 200},
-		{"no such directory", newAgent(t, inDir("/nowhere")), "", []string{filepath.Base(self) + " could not be started: its dir does not exist"}, false, 300},
-		{"not a directory", newAgent(t, inDir(self)), "", []string{filepath.Base(self) + " could not be started: its dir is not a directory"}, false, 300},
-		{"no such file in a directory", newAgent(t, Config{Command: []string{"./agent"}, Dir: t.TempDir()}), "", []string{"agent could not be started: no such file or directory"}, false, 200},
+		{
+			"exit code", newProgramAgent(t, "failing"), "half an ",
+			[]string{filepath.Base(self) + " ended with exit code 3: ", "chatter\nshop: no sugar left"},
+			true, tailBytes + 100,
+		},
+		{
+			"signal", newProgramAgent(t, "killed"), "",
+			[]string{filepath.Base(self) + " was ended by a signal (killed)"},
+			true,
+			100,
+		},
+		{
+			"no such program", newAgent(t, Config{Command: []string{"no-such-program-here"}}), "",
+			[]string{"no-such-program-here could not be started: executable file not found in $PATH"},
+			false, 200,
+		},
+		{
+			"no such file", newAgent(t, Config{Command: []string{"/nowhere/agent"}}), "",
+			[]string{"agent could not be started: no such file or directory"},
+			false, 200,
+		},
+		{
+			"not a program", newAgent(t, Config{Command: []string{os.DevNull}}), "",
+			[]string{"null could not be started: permission denied"},
+			false, 200,
+		},
+		{
+			"no such directory", newAgent(t, inDir("/nowhere")), "",
+			[]string{filepath.Base(self) + " could not be started: its dir does not exist"},
+			false, 300,
+		},
+		{
+			"not a directory", newAgent(t, inDir(self)), "",
+			[]string{filepath.Base(self) + " could not be started: its dir is not a directory"},
+			false, 300,
+		},
+		{
+			"no such file in a directory", newAgent(t, Config{Command: []string{"./agent"}, Dir: t.TempDir()}), "",
+			[]string{"agent could not be started: no such file or directory"},
+			false, 200,
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -47,7 +80,8 @@ func TestFailures(t *testing.T) {
 				t.Fatalf("Respond = %q, %v, want %q and an *agent.Error", got, err, test.text)
 			}
 			message := failure.Message
-			if !strings.HasPrefix(message, test.want[0]) || !strings.HasSuffix(message, test.want[len(test.want)-1]) || len(message) > test.maxLen {
+			if !strings.HasPrefix(message, test.want[0]) || !strings.HasSuffix(message, test.want[len(test.want)-1]) ||
+				len(message) > test.maxLen {
 				t.Errorf("message of %d bytes = %q, want %q", len(message), message, test.want)
 			}
 			if failure.Retryable != test.retry {
@@ -161,7 +195,8 @@ func TestGroupEndsWithTheProgram(t *testing.T) {
 func TestDaemonDoesNotDelayTheTurn(t *testing.T) {
 	pipePath := namedPipe(t)
 	a := newProgramAgent(t, "parent-of-daemon", pipePath)
-	if got, err := answer(t.Context(), a, newRequest(strings.Repeat("long ", 500_000))); got != "parent done" || err != nil {
+	if got, err := answer(t.Context(), a, newRequest(strings.Repeat("long ", 500_000))); got != "parent done" ||
+		err != nil {
 		t.Errorf("Respond = %q, %v, want parent done", got, err)
 	}
 	// Opening the pipe waits for the daemon, which still holds its end of all pipes, and ends it.
@@ -172,7 +207,9 @@ func TestDaemonDoesNotDelayTheTurn(t *testing.T) {
 
 func TestSlowConsumerReceivesTheCompleteAnswer(t *testing.T) {
 	path, wait := watchedPipe(t)
-	a := newAgent(t, Config{Command: []string{"/bin/sh", "-c", `exec 3>"$0"; head -c 60000 /dev/zero | tr '\0' x; head -c 1 /dev/zero`, path}})
+	a := newAgent(t, Config{
+		Command: []string{"/bin/sh", "-c", `exec 3>"$0"; head -c 60000 /dev/zero | tr '\0' x; head -c 1 /dev/zero`, path},
+	})
 	got := 0
 	for piece, err := range a.Respond(t.Context(), newRequest("Hi")) {
 		if err != nil {

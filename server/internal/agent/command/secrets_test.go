@@ -24,28 +24,59 @@ func TestErrorsContainNoSecret(t *testing.T) {
 		want                 string // A part of the message.
 	}{
 		{"standard error", "", stderr(`echo "bad key $PARLEY_TEST_KEY!" >&2`), "bad key [redacted]!"},
-		{"a word of a header", "", stderr(`echo "no marked+token/1 here, nor marked%2Btoken%2F1" >&2`), "no [redacted] here, nor [redacted]"},
-		{"with control characters", "", stderr(`printf 'sk-marked-\033\0010123456789abcdefghijklmnopqrstuvwxyz!' >&2`), ": [redacted]!"},
-		{"the end of standard error begins within the key", "", stderr(`printf %s "$PARLEY_TEST_KEY" >&2; head -c 4080 /dev/zero | tr '\0' x >&2`), ": [redacted]xxx"},
-		{"standard error contains only the key", "", stderr(`for i in 1 2 3 4 5 6 7 8 9 10; do for j in 1 2 3 4 5 6 7 8 9 10; do printf "%s\n" "$PARLEY_TEST_KEY" >&2; done; done`), ": [redacted]\n[redacted]\n"},
+		{
+			"a word of a header", "", stderr(`echo "no marked+token/1 here, nor marked%2Btoken%2F1" >&2`),
+			"no [redacted] here, nor [redacted]",
+		},
+		{
+			"with control characters", "", stderr(`printf 'sk-marked-\033\0010123456789abcdefghijklmnopqrstuvwxyz!' >&2`),
+			": [redacted]!",
+		},
+		{
+			"the end of standard error begins within the key", "",
+			stderr(`printf %s "$PARLEY_TEST_KEY" >&2; head -c 4080 /dev/zero | tr '\0' x >&2`), ": [redacted]xxx",
+		},
+		{
+			"standard error contains only the key", "",
+			stderr(`for i in 1 2 3 4 5 6 7 8 9 10; do for j in 1 2 3 4 5 6 7 8 9 10; do printf "%s\n" "$PARLEY_TEST_KEY" >&2; done; done`),
+			": [redacted]\n[redacted]\n",
+		},
 		{"a variable that is not secret", "", stderr(`echo "zone $TZ" >&2`), "zone Etc/UTC"},
 		{"not JSON", FormatStreamJSON, `echo "bad key $PARLEY_TEST_KEY!"`, `object: "bad key [redacted]!"`},
 		{"not JSON, truncated", FormatStreamJSON, line(strings.Repeat("x", 60), "KEY"), `x[redacted]"`},
-		{"a result", FormatStreamJSON, line("bad key ", `{"type":"result","is_error":true,"result":"KEY!"}`), "bad key [redacted]!"},
-		{"a result, truncated", FormatStreamJSON, line(strings.Repeat("x", maxReport-20), `{"type":"result","is_error":true,"result":"KEY!"}`), "x[redacted]!"},
-		{"errors of a result", FormatStreamJSON, line("", `{"type":"result","is_error":true,"errors":["KEY","KEY"]}`), "[redacted]; [redacted]"},
+		{
+			"a result", FormatStreamJSON, line("bad key ", `{"type":"result","is_error":true,"result":"KEY!"}`),
+			"bad key [redacted]!",
+		},
+		{
+			"a result, truncated", FormatStreamJSON,
+			line(strings.Repeat("x", maxReport-20), `{"type":"result","is_error":true,"result":"KEY!"}`), "x[redacted]!",
+		},
+		{
+			"errors of a result", FormatStreamJSON, line("", `{"type":"result","is_error":true,"errors":["KEY","KEY"]}`),
+			"[redacted]; [redacted]",
+		},
 		{"a message", FormatStreamJSON, line("", `{"type":"assistant","error":"KEY"}`), "[redacted]"},
-		{"a message, truncated", FormatStreamJSON, line(strings.Repeat("x", maxReport-20), `{"type":"assistant","error":"auth","message":{"content":[{"type":"text","text":"KEY!"}]}}`), "x[redacted]!"},
+		{
+			"a message, truncated", FormatStreamJSON,
+			line(strings.Repeat("x", maxReport-20),
+				`{"type":"assistant","error":"auth","message":{"content":[{"type":"text","text":"KEY!"}]}}`),
+			"x[redacted]!",
+		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			a := newAgent(t, Config{Command: []string{"/bin/sh", "-c", test.script}, Format: test.format, Env: []string{"PARLEY_TEST_KEY", "PARLEY_TEST_HEADER", "TZ"}})
+			a := newAgent(t, Config{
+				Command: []string{"/bin/sh", "-c", test.script}, Format: test.format,
+				Env: []string{"PARLEY_TEST_KEY", "PARLEY_TEST_HEADER", "TZ"},
+			})
 			_, err := answer(t.Context(), a, newRequest("Hi"))
 			failure, ok := errors.AsType[*agent.Error](err)
 			if !ok {
 				t.Fatalf("Respond = %v, want an *agent.Error", err)
 			}
-			if m := failure.Message; !strings.Contains(m, test.want) || strings.Contains(m, "marked") || strings.Contains(m, "cdef") || len(m) > maxReport+100 {
+			if m := failure.Message; !strings.Contains(m, test.want) || strings.Contains(m, "marked") ||
+				strings.Contains(m, "cdef") || len(m) > maxReport+100 {
 				t.Errorf("message of %d bytes = %q, want one with %q", len(m), m, test.want)
 			}
 		})

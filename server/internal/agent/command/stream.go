@@ -30,9 +30,10 @@ const (
 //   - Text comes from the partial events of a message if there were any, otherwise from the complete message. Text
 //     after a tool call begins a new paragraph. The text of a result is used only if there was no other text.
 //   - Usage and finish reason come from the result.
-//   - Progress pieces contain the name of each tool that runs. The command runs its tools itself and feeds their results
-//     back itself, so they are not tool calls and results of the conversation: the turn would wait for the result of
-//     each call, and dozens of results would displace the user's messages from the history.
+//   - Progress pieces contain the name of each tool that runs. The command runs its tools itself and feeds
+//     their results back itself, so they are not tool calls and results of the conversation: the turn would
+//     wait for the result of each call, and dozens of results would displace the user's messages from the
+//     history.
 //   - An error comes from a result that reports one, or from a last message that does. The program may still end by
 //     itself. If no result follows the last message, the error is io.ErrUnexpectedEOF: a complete run ends with a
 //     result, and nothing else distinguishes a complete answer from an incomplete one.
@@ -154,7 +155,10 @@ func (s *stream) line(b []byte) ([]*parleyv1.RespondResponse, error) {
 	// A field with an unexpected type is ignored: lines of other types and of later versions may use the
 	// same name for something else.
 	if field := new(json.UnmarshalTypeError); b[0] != '{' || err != nil && !errors.As(err, &field) {
-		return nil, &agent.Error{Message: fmt.Sprintf("the program printed a line that is not a JSON object: %q", agent.Truncate(s.redact(toValidUTF8(b)), 80))}
+		return nil, &agent.Error{
+			Message: fmt.Sprintf("the program printed a line that is not a JSON object: %q",
+				agent.Truncate(s.redact(toValidUTF8(b)), 80)),
+		}
 	}
 	switch line.Type {
 	case "assistant":
@@ -237,7 +241,9 @@ func (s *stream) result(line *streamLine) []*parleyv1.RespondResponse {
 	}
 	s.note("", line.StopReason)
 	if s.stopReason != "" {
-		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: s.stopReason}})
+		pieces = append(pieces, &parleyv1.RespondResponse{
+			Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: s.stopReason},
+		})
 	}
 	s.paragraph, s.ended = true, true
 	return pieces
@@ -267,7 +273,10 @@ func (s *stream) note(model, stopReason string) {
 // the model's API, if known.
 func (s *stream) newError(text, kind string, status int) *agent.Error {
 	retryable := kind == "rate_limit" || kind == "overloaded" || kind == "server_error" || status == 429 || status >= 500
-	return &agent.Error{Message: cmp.Or(agent.Truncate(s.redact(text), maxReport), "the program reported a failure without a message"), Retryable: retryable}
+	return &agent.Error{
+		Message:   cmp.Or(agent.Truncate(s.redact(text), maxReport), "the program reported a failure without a message"),
+		Retryable: retryable,
+	}
 }
 
 func progressPiece(text string) *parleyv1.RespondResponse {

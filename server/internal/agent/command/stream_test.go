@@ -71,14 +71,18 @@ func TestDecodeStream(t *testing.T) {
 			want:  []*parleyv1.RespondResponse{textPiece("Hel"), textPiece("lo")},
 		},
 		{
-			name:  "partial events of a second message, and the complete message",
-			lines: []string{messageStart, deltaHello, deltaLo, wholeHello, strings.Replace(messageStart, "m1", "m2", 1), wholeDone},
-			want:  []*parleyv1.RespondResponse{textPiece("Hel"), textPiece("lo"), textPiece("One file.")},
+			name: "partial events of a second message, and the complete message",
+			lines: []string{
+				messageStart, deltaHello, deltaLo, wholeHello, strings.Replace(messageStart, "m1", "m2", 1), wholeDone,
+			},
+			want: []*parleyv1.RespondResponse{textPiece("Hel"), textPiece("lo"), textPiece("One file.")},
 		},
 		{
 			name:  "message without partial events after one with them",
 			lines: []string{messageStart, deltaHello, deltaLo, wholeHello, toolUse, toolResult, wholeDone},
-			want:  []*parleyv1.RespondResponse{textPiece("Hel"), textPiece("lo"), progressPiece("Bash"), textPiece("\n\nOne file.")},
+			want: []*parleyv1.RespondResponse{
+				textPiece("Hel"), textPiece("lo"), progressPiece("Bash"), textPiece("\n\nOne file."),
+			},
 		},
 		{
 			name:  "partial events without text",
@@ -86,8 +90,11 @@ func TestDecodeStream(t *testing.T) {
 			want:  []*parleyv1.RespondResponse{textPiece("Hello")},
 		},
 		{
-			name:  "text around a tool",
-			lines: []string{wholeHello, toolUse, `{"type":"tool_progress","tool_use_id":"t1","tool_name":"Bash","elapsed_time_seconds":30}`, toolResult, wholeDone, wholeDone},
+			name: "text around a tool",
+			lines: []string{
+				wholeHello, toolUse, `{"type":"tool_progress","tool_use_id":"t1","tool_name":"Bash","elapsed_time_seconds":30}`,
+				toolResult, wholeDone, wholeDone,
+			},
 			want: []*parleyv1.RespondResponse{
 				textPiece("Hello"), progressPiece("Bash"), progressPiece("Bash"),
 				textPiece("\n\nOne file."), textPiece("One file."),
@@ -109,9 +116,13 @@ func TestDecodeStream(t *testing.T) {
 			want: []*parleyv1.RespondResponse{textPiece("Hello"), progressPiece("Grep"), textPiece("Hello"), usage, end},
 		},
 		{
-			name:  "text of the program itself",
-			lines: []string{wholeHello, `{"type":"assistant","message":{"id":"m8","model":"<synthetic>","content":[{"type":"text","text":"!"}]}}`, resultDone},
-			want:  []*parleyv1.RespondResponse{textPiece("Hello"), textPiece("!"), usage, end},
+			name: "text of the program itself",
+			lines: []string{
+				wholeHello,
+				`{"type":"assistant","message":{"id":"m8","model":"<synthetic>","content":[{"type":"text","text":"!"}]}}`,
+				resultDone,
+			},
+			want: []*parleyv1.RespondResponse{textPiece("Hello"), textPiece("!"), usage, end},
 		},
 		{
 			name:  "text in the result alone",
@@ -119,8 +130,11 @@ func TestDecodeStream(t *testing.T) {
 			want:  []*parleyv1.RespondResponse{textPiece("Cleared.")},
 		},
 		{
-			name:  "two results",
-			lines: []string{wholeHello, `{"type":"result","result":"Hello","usage":{"input_tokens":1}}`, wholeDone, `{"type":"result","result":"One file.","usage":{"input_tokens":2}}`},
+			name: "two results",
+			lines: []string{
+				wholeHello, `{"type":"result","result":"Hello","usage":{"input_tokens":1}}`, wholeDone,
+				`{"type":"result","result":"One file.","usage":{"input_tokens":2}}`,
+			},
 			want: []*parleyv1.RespondResponse{
 				textPiece("Hello"), usagePiece(&parleyv1.Usage{Model: "claude-x", InputTokens: 1}),
 				textPiece("\n\nOne file."), usagePiece(&parleyv1.Usage{Model: "claude-y", InputTokens: 2}),
@@ -132,14 +146,19 @@ func TestDecodeStream(t *testing.T) {
 			want:  []*parleyv1.RespondResponse{textPiece("Hel"), finishPiece("max_tokens")},
 		},
 		{
-			name:  "odd numbers",
-			lines: []string{`{"type":"result","usage":{"input_tokens":9000000000,"cache_read_input_tokens":-5,"output_tokens":1.5}}`},
-			want:  []*parleyv1.RespondResponse{usagePiece(&parleyv1.Usage{InputTokens: 2147483647, OutputTokens: 1})},
+			name: "odd numbers",
+			lines: []string{
+				`{"type":"result","usage":{"input_tokens":9000000000,"cache_read_input_tokens":-5,"output_tokens":1.5}}`,
+			},
+			want: []*parleyv1.RespondResponse{usagePiece(&parleyv1.Usage{InputTokens: 2147483647, OutputTokens: 1})},
 		},
 		{
-			name:  "unknown lines, unknown shapes, blank lines",
-			lines: []string{"", "  \r", `{}`, `{"type":"rate_limit_event","message":"soon","usage":[1]}`, `{"type":7}`, `{"type":"assistant","message":"text"}`, `{"type":"system","error":{"a":1}}`, wholeHello + "\r"},
-			want:  []*parleyv1.RespondResponse{textPiece("Hello")},
+			name: "unknown lines, unknown shapes, blank lines",
+			lines: []string{
+				"", "  \r", `{}`, `{"type":"rate_limit_event","message":"soon","usage":[1]}`, `{"type":7}`,
+				`{"type":"assistant","message":"text"}`, `{"type":"system","error":{"a":1}}`, wholeHello + "\r",
+			},
+			want: []*parleyv1.RespondResponse{textPiece("Hello")},
 		},
 		{
 			name:  "invalid characters",
@@ -147,13 +166,18 @@ func TestDecodeStream(t *testing.T) {
 			want:  []*parleyv1.RespondResponse{textPiece("a\uFFFD\uFFFDb")},
 		},
 		{
-			name:  "result with an error",
-			lines: []string{wholeHello, `{"type":"result","subtype":"success","is_error":true,"api_error_status":401,"result":"Invalid bearer token","usage":{"input_tokens":1}}`},
-			want:  []*parleyv1.RespondResponse{textPiece("Hello"), usagePiece(&parleyv1.Usage{Model: "claude-x", InputTokens: 1})}, failure: &agent.Error{Message: "Invalid bearer token"},
+			name: "result with an error",
+			lines: []string{
+				wholeHello,
+				`{"type":"result","subtype":"success","is_error":true,"api_error_status":401,"result":"Invalid bearer token","usage":{"input_tokens":1}}`,
+			},
+			want: []*parleyv1.RespondResponse{textPiece("Hello"), usagePiece(&parleyv1.Usage{Model: "claude-x", InputTokens: 1})}, failure: &agent.Error{Message: "Invalid bearer token"},
 		},
 		{
-			name:    "result with errors and no text",
-			lines:   []string{`{"type":"result","subtype":"error_during_execution","is_error":true,"errors":["first","second"]}`},
+			name: "result with errors and no text",
+			lines: []string{
+				`{"type":"result","subtype":"error_during_execution","is_error":true,"errors":["first","second"]}`,
+			},
 			failure: &agent.Error{Message: "first; second"},
 		},
 		{
@@ -192,10 +216,12 @@ func TestDecodeStream(t *testing.T) {
 			want:  []*parleyv1.RespondResponse{textPiece("Hello")},
 		},
 		{
-			name:    "not JSON",
-			lines:   []string{wholeHello, "Error: unknown option --verbos" + strings.Repeat("e", 100), wholeDone},
-			want:    []*parleyv1.RespondResponse{textPiece("Hello")},
-			failure: &agent.Error{Message: `the program printed a line that is not a JSON object: "Error: unknown option --verbos` + strings.Repeat("e", 50) + `"`},
+			name:  "not JSON",
+			lines: []string{wholeHello, "Error: unknown option --verbos" + strings.Repeat("e", 100), wholeDone},
+			want:  []*parleyv1.RespondResponse{textPiece("Hello")},
+			failure: &agent.Error{
+				Message: `the program printed a line that is not a JSON object: "Error: unknown option --verbos` + strings.Repeat("e", 50) + `"`,
+			},
 		},
 		{
 			name:    "not an object",
@@ -328,7 +354,8 @@ func (endless) Read(b []byte) (int, error) {
 }
 
 func FuzzDecodeStream(f *testing.F) {
-	f.Add(strings.Join([]string{initLine, messageStart, blockStart, deltaHello, deltaStop, toolUse, apiError, resultDone}, "\n"))
+	f.Add(strings.Join([]string{initLine, messageStart, blockStart, deltaHello, deltaStop, toolUse, apiError, resultDone},
+		"\n"))
 	f.Add(`{"type":"assistant","error":"x","parent_tool_use_id":"t","message":{"content":[{"type":"text","text":"a"}]}}`)
 	f.Add("[1]\n")
 	f.Fuzz(func(t *testing.T, lines string) {
@@ -340,7 +367,8 @@ func FuzzDecodeStream(f *testing.F) {
 					t.Errorf("%q is not UTF-8", s)
 				}
 			}
-			if len(piece.GetFinishReason()) > 128 || len(usage.GetModel()) > 128 || usage.GetInputTokens() < 0 || usage.GetOutputTokens() < 0 {
+			if len(piece.GetFinishReason()) > 128 || len(usage.GetModel()) > 128 || usage.GetInputTokens() < 0 ||
+				usage.GetOutputTokens() < 0 {
 				t.Errorf("piece %v exceeds limits of the API", piece)
 			}
 		}

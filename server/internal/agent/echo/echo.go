@@ -25,7 +25,9 @@ const maxPieces = 1000
 // Respond answers with the exact text of the last message. Each piece is a word with the white
 // space after it, or several words in a long text. A tool result is echoed like a user's text. For
 // a message without text, the answer names its other content.
-func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (a *Agent) Respond(
+	ctx context.Context, request *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		messages := request.GetMessages()
 		if len(messages) == 0 {

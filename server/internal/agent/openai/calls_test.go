@@ -90,7 +90,8 @@ func TestToolCalls(t *testing.T) {
 		}, []*parleyv1.RespondResponse{callPiece("7", "clock", "{}"), callPiece("-8", "clock", "{}")}},
 		{"no ids", []string{
 			`[{"function":{"name":"clock","arguments":"{}"}},{"function":{"name":"clock","arguments":"{}"}},{"function":{"name":"weather"}},{"function":{"name":"clock"}}]`,
-		}, []*parleyv1.RespondResponse{callPiece("new", "clock", "{}"), callPiece("new", "clock", "{}"), callPiece("new", "weather", ""), callPiece("new", "clock", "")}},
+		}, []*parleyv1.RespondResponse{callPiece("new", "clock", "{}"), callPiece("new", "clock", "{}"), callPiece("new",
+			"weather", ""), callPiece("new", "clock", "")}},
 		{"one id for all", []string{
 			`[{"index":0,"id":"c","function":{"name":"clock","arguments":"{}"}},{"index":1,"id":"c","function":{"name":"clock","arguments":"{}"}}]`,
 		}, []*parleyv1.RespondResponse{callPiece("c", "clock", "{}"), callPiece("new", "clock", "{}")}},
@@ -155,12 +156,16 @@ func TestCallsThatAreCutOff(t *testing.T) {
 // TestEmptyAnswer: an empty answer is a failure if its finish reason explains it. The usage is
 // reported anyway.
 func TestEmptyAnswer(t *testing.T) {
-	cutOff := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{"}})
+	cutOff := openaitest.ToolDelta(map[string]any{
+		"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{"},
+	})
 	nameless := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c"})
 	for name, test := range map[string]struct {
 		delta, finish, want string
 	}{
-		"all tokens used for reasoning": {openaitest.Delta(map[string]any{"reasoning_content": "Hm"}), "length", "max_output_tokens"},
+		"all tokens used for reasoning": {
+			openaitest.Delta(map[string]any{"reasoning_content": "Hm"}), "length", "max_output_tokens",
+		},
 		"only white space":              {openaitest.Delta(map[string]any{"content": " \n"}), "length", "max_output_tokens"},
 		"the only call is cut off":      {cutOff, "length", "max_output_tokens"},
 		"a call is cut off in its name": {nameless, "length", "max_output_tokens"},
@@ -168,13 +173,16 @@ func TestEmptyAnswer(t *testing.T) {
 		"refused":                       {openaitest.Delta(nil), "refusal", "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := openaitest.New(t, openaitest.Events(test.delta, openaitest.Finish(test.finish), openaitest.Usage(9, 100), openaitest.Done))
+			s := openaitest.New(t, openaitest.Events(test.delta, openaitest.Finish(test.finish), openaitest.Usage(9, 100),
+				openaitest.Done))
 			pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi"))
 			failure, ok := errors.AsType[*agent.Error](err)
-			if !ok || !strings.HasPrefix(failure.Message, "the answer is empty: ") || !strings.Contains(failure.Message, test.want) || failure.Retryable {
+			if !ok || !strings.HasPrefix(failure.Message, "the answer is empty: ") ||
+				!strings.Contains(failure.Message, test.want) || failure.Retryable {
 				t.Errorf("Respond = %+v, want an empty answer", err)
 			}
-			if n := len(pieces); n < 2 || pieces[n-2].GetUsage().GetOutputTokens() != 100 || pieces[n-1].GetFinishReason() != test.finish {
+			if n := len(pieces); n < 2 || pieces[n-2].GetUsage().GetOutputTokens() != 100 ||
+				pieces[n-1].GetFinishReason() != test.finish {
 				t.Errorf("pieces = %v, want usage and finish reason at the end", pieces)
 			}
 		})

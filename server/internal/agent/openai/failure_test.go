@@ -44,41 +44,79 @@ func TestRefusals(t *testing.T) {
 			403, `{"error":{"message":"Country not supported"}}`, 1,
 			agent.Error{Message: "the provider refused the key or its use (403 Forbidden): Country not supported"},
 		},
-		{402, `{"error":{"message":"Insufficient credits","code":402}}`, 1, agent.Error{Message: "the provider's quota is used up (402 Payment Required): Insufficient credits"}},
 		{
-			429, `{"error":{"message":"You exceeded your current quota","type":"insufficient_quota","code":"insufficient_quota"}}`, 3,
-			agent.Error{Message: "the provider's quota or rate limit is used up (429 Too Many Requests): You exceeded your current quota", Retryable: true},
+			402, `{"error":{"message":"Insufficient credits","code":402}}`, 1,
+			agent.Error{Message: "the provider's quota is used up (402 Payment Required): Insufficient credits"},
+		},
+		{
+			429,
+			`{"error":{"message":"You exceeded your current quota","type":"insufficient_quota","code":"insufficient_quota"}}`, 3,
+			agent.Error{
+				Message:   "the provider's quota or rate limit is used up (429 Too Many Requests): You exceeded your current quota",
+				Retryable: true,
+			},
 		},
 		{
 			404, `{"error":"model \"test-model\" not found, try pulling it first"}`, 1,
-			agent.Error{Message: `the provider does not know the model "test-model", or base_url is not the address of its API (404 Not Found): model "test-model" not found, try pulling it first`},
+			agent.Error{
+				Message: `the provider does not know the model "test-model", or base_url is not the address of its API (404 Not Found): model "test-model" not found, try pulling it first`,
+			},
 		},
 		{
 			404, "404 page not found", 1,
-			agent.Error{Message: `the provider does not know the model "test-model", or base_url is not the address of its API (404 Not Found): 404 page not found`},
+			agent.Error{
+				Message: `the provider does not know the model "test-model", or base_url is not the address of its API (404 Not Found): 404 page not found`,
+			},
 		},
 		{
 			400, `{"error":{"message":"too much","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}`, 1,
-			agent.Error{Message: "the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): too much"},
+			agent.Error{
+				Message: "the conversation is too long for the model; configure a smaller window for the agent (400 Bad " +
+					"Request): too much",
+			},
 		},
 		{
 			400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error"}}`, 1,
-			agent.Error{Message: "the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): the request exceeds the available context size"},
+			agent.Error{
+				Message: "the conversation is too long for the model; configure a smaller window for the agent (400 Bad " +
+					"Request): the request exceeds the available context size",
+			},
 		},
-		{413, "", 1, agent.Error{Message: "the conversation is too long for the model; configure a smaller window for the agent (413 Request Entity Too Large)"}},
-		{400, `[{"error":{"code":400,"message":"Invalid value","status":"INVALID_ARGUMENT"}}]`, 1, agent.Error{Message: "the provider refused the request (400 Bad Request): Invalid value"}},
+		{
+			413, "", 1,
+			agent.Error{
+				Message: "the conversation is too long for the model; configure a smaller window for the agent (413 Request " +
+					"Entity Too Large)",
+			},
+		},
+		{
+			400, `[{"error":{"code":400,"message":"Invalid value","status":"INVALID_ARGUMENT"}}]`, 1,
+			agent.Error{Message: "the provider refused the request (400 Bad Request): Invalid value"},
+		},
 		{
 			422, `{"detail":[{"loc":["body","x"],"msg":"extra"}]}`, 1,
-			agent.Error{Message: `the provider refused the request (422 Unprocessable Entity): [{"loc":["body","x"],"msg":"extra"}]`},
+			agent.Error{
+				Message: `the provider refused the request (422 Unprocessable Entity): [{"loc":["body","x"],"msg":"extra"}]`,
+			},
 		},
 		{
 			500, `{"error":{"message":null,"type":"server_error"}}`, 3,
-			agent.Error{Message: `the provider failed (500 Internal Server Error): {"message":null,"type":"server_error"}`, Retryable: true},
+			agent.Error{
+				Message: `the provider failed (500 Internal Server Error): {"message":null,"type":"server_error"}`, Retryable: true,
+			},
 		},
-		{502, "<html><h1>502 Bad Gateway</h1></html>", 3, agent.Error{Message: "the provider failed (502 Bad Gateway)", Retryable: true}},
+		{
+			502, "<html><h1>502 Bad Gateway</h1></html>", 3,
+			agent.Error{Message: "the provider failed (502 Bad Gateway)", Retryable: true},
+		},
 		{503, "", 3, agent.Error{Message: "the provider failed (503 Service Unavailable)", Retryable: true}},
 		{529, `"busy\u0000\n now"`, 3, agent.Error{Message: "the provider is overloaded (529): busy now", Retryable: true}},
-		{503, strings.Repeat("é", 1000), 3, agent.Error{Message: "the provider failed (503 Service Unavailable): " + strings.Repeat("é", 510) + "…", Retryable: true}},
+		{
+			503, strings.Repeat("é", 1000), 3,
+			agent.Error{
+				Message: "the provider failed (503 Service Unavailable): " + strings.Repeat("é", 510) + "…", Retryable: true,
+			},
+		},
 	}
 	for _, test := range tests {
 		t.Run(fmt.Sprint(test.status), func(t *testing.T) {
@@ -94,7 +132,8 @@ func TestRefusals(t *testing.T) {
 	}
 	t.Run("no key", func(t *testing.T) {
 		s := openaitest.New(t, providertest.Fail(401, ""))
-		if got := failed(t, newAgent(t, agent.Model{BaseURL: s.URL})).Message; got != "the provider requires a key, and none is configured (401 Unauthorized)" {
+		if got := failed(t, newAgent(t, agent.Model{BaseURL: s.URL})).Message; got != "the provider requires a key, and "+
+			"none is configured (401 Unauthorized)" {
 			t.Error(got)
 		}
 	})
@@ -119,7 +158,8 @@ func TestLongRetryAfter(t *testing.T) {
 		w.Header().Set("Retry-After", "60")
 		w.WriteHeader(http.StatusTooManyRequests)
 	})
-	if got := failed(t, agentOf(t, s)); got.Message != "the provider's quota or rate limit is used up (429 Too Many Requests)" || !got.Retryable {
+	if got := failed(t, agentOf(t, s)); got.Message != "the provider's quota or rate limit is used up (429 Too Many "+
+		"Requests)" || !got.Retryable {
 		t.Errorf("error = %+v, want the rate limit", got)
 	}
 }
@@ -137,10 +177,22 @@ func TestUnreachable(t *testing.T) {
 		name, address string
 		want          agent.Error
 	}{
-		{"refused", withSecrets(closed.URL), agent.Error{Message: "cannot connect to the provider", Detail: closed.URL + ": connect: connection refused", Retryable: true}},
-		{"closed", withSecrets(breaking.URL), agent.Error{Message: "no response from the provider", Detail: strings.TrimSuffix(breaking.URL, "/v1") + ": the connection was closed", Retryable: true}},
+		{
+			"refused", withSecrets(closed.URL),
+			agent.Error{
+				Message: "cannot connect to the provider", Detail: closed.URL + ": connect: connection refused", Retryable: true,
+			},
+		},
+		{
+			"closed", withSecrets(breaking.URL),
+			agent.Error{
+				Message: "no response from the provider",
+				Detail:  strings.TrimSuffix(breaking.URL, "/v1") + ": the connection was closed", Retryable: true,
+			},
+		},
 		{"not trusted", withSecrets(secure.URL), agent.Error{
-			Message: "cannot connect to the provider", Detail: secure.URL + ": tls: failed to verify certificate: x509: certificate signed by unknown authority",
+			Message: "cannot connect to the provider",
+			Detail:  secure.URL + ": tls: failed to verify certificate: x509: certificate signed by unknown authority",
 		}},
 	}
 	for _, test := range tests {
@@ -217,7 +269,8 @@ func TestNoSecretIsShown(t *testing.T) {
 				}})
 				failure := failed(t, a)
 				got := failure.Message + " " + failure.Detail
-				if strings.Contains(strings.ToLower(got), "marked-") || strings.Contains(got, "secret") || !strings.Contains(got, "[redacted]") {
+				if strings.Contains(strings.ToLower(got), "marked-") || strings.Contains(got, "secret") ||
+					!strings.Contains(got, "[redacted]") {
 					t.Errorf("error = %s, want redacted secrets", got)
 				}
 				if len(got) > 2<<10 {

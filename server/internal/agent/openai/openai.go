@@ -74,7 +74,9 @@ func New(config agent.Model) (*Agent, error) {
 }
 
 // Respond sends one request. The package comment describes the request and the pieces.
-func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (a *Agent) Respond(
+	ctx context.Context, request *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		wanted := true
 		err := a.ask(ctx, request, func(piece *parleyv1.RespondResponse) bool {
@@ -98,7 +100,9 @@ func (a *Agent) Close() error {
 }
 
 // ask sends the request and passes each piece to emit until emit returns false.
-func (a *Agent) ask(ctx context.Context, request *parleyv1.RespondRequest, emit func(*parleyv1.RespondResponse) bool) error {
+func (a *Agent) ask(
+	ctx context.Context, request *parleyv1.RespondRequest, emit func(*parleyv1.RespondResponse) bool,
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events, err := a.provider.Stream(ctx, "chat/completions", a.header, a.request(request))

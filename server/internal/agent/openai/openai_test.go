@@ -57,7 +57,9 @@ func newRequest(content string) *parleyv1.RespondRequest {
 }
 
 // answer returns the pieces and the error of an answer.
-func answer(ctx context.Context, a *Agent, request *parleyv1.RespondRequest) (pieces []*parleyv1.RespondResponse, err error) {
+func answer(
+	ctx context.Context, a *Agent, request *parleyv1.RespondRequest,
+) (pieces []*parleyv1.RespondResponse, err error) {
 	for piece, err := range a.Respond(ctx, request) {
 		if err != nil {
 			return pieces, err
@@ -131,7 +133,9 @@ func TestEnvironmentIsIgnored(t *testing.T) {
 	t.Setenv("OPENAI_CUSTOM_HEADERS", "X-Custom: from-the-environment")
 	for _, key := range []string{"", testKey} {
 		s := openaitest.New(t, openaitest.Text("Hi."))
-		a := newAgent(t, agent.Model{BaseURL: s.URL + "/?version=7&version=8", Key: key, Headers: map[string]string{"x-team": "shop", "X-Empty": ""}})
+		a := newAgent(t, agent.Model{
+			BaseURL: s.URL + "/?version=7&version=8", Key: key, Headers: map[string]string{"x-team": "shop", "X-Empty": ""},
+		})
 		if _, err := answer(t.Context(), a, newRequest("Hi")); err != nil {
 			t.Fatal(err)
 		}
@@ -236,8 +240,12 @@ func TestConsumerStopsEarly(t *testing.T) {
 
 // TestConsumerStopsAnywhere: if the consumer stops after any piece, nothing more is yielded.
 func TestConsumerStopsAnywhere(t *testing.T) {
-	call := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{}"}})
-	reply := openaitest.Events(slices.Concat(openaitest.Words("a", "b"), []string{call, openaitest.Finish("stop"), openaitest.Usage(1, 1), openaitest.Done})...)
+	call := openaitest.ToolDelta(map[string]any{
+		"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{}"},
+	})
+	reply := openaitest.Events(slices.Concat(openaitest.Words("a", "b"), []string{
+		call, openaitest.Finish("stop"), openaitest.Usage(1, 1), openaitest.Done,
+	})...)
 	s := openaitest.New(t)
 	s.Always(reply)
 	a := agentOf(t, s)
@@ -262,7 +270,8 @@ func TestConsumerStopsAnywhere(t *testing.T) {
 // TestStreamWithoutEnd: an answer is complete after its finish_reason, even if the server neither
 // sends [DONE] nor closes the stream.
 func TestStreamWithoutEnd(t *testing.T) {
-	s := openaitest.New(t, providertest.Sequence(openaitest.Events(append(openaitest.Words("All."), openaitest.Finish("stop"))...), providertest.Stall))
+	s := openaitest.New(t, providertest.Sequence(openaitest.Events(append(openaitest.Words("All."),
+		openaitest.Finish("stop"))...), providertest.Stall))
 	a := agentOf(t, s)
 	a.usageGrace = time.Millisecond
 	pieces, err := answer(t.Context(), a, newRequest("Hi"))

@@ -78,7 +78,8 @@ func (a *Agent) request(request *parleyv1.RespondRequest) *chatRequest {
 		StreamOptions: streamOptions{IncludeUsage: true},
 	}
 	// OpenAI's newer models refuse max_tokens, and many other servers support only that.
-	if host := a.provider.Base.Hostname(); host == "openai.com" || strings.HasSuffix(host, ".openai.com") || strings.HasSuffix(host, ".openai.azure.com") {
+	if host := a.provider.Base.Hostname(); host == "openai.com" || strings.HasSuffix(host, ".openai.com") ||
+		strings.HasSuffix(host, ".openai.azure.com") {
 		r.MaxCompletionTokens = a.config.MaxOutputTokens
 	} else {
 		r.MaxTokens = a.config.MaxOutputTokens

@@ -89,11 +89,16 @@ func TestMessages(t *testing.T) {
 		{"tool calls", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 			{Role: user, Content: "Weather?"},
 			{Role: assistant, ToolCalls: []*parleyv1.ToolCall{
-				{Id: "c1", Name: "weather", Arguments: `{"city":  "Bonn"}`}, {Id: "c2", Name: "clock"}, {Id: "c3", Name: "clock", Arguments: `{"zo`},
+				{Id: "c1", Name: "weather", Arguments: `{"city":  "Bonn"}`}, {Id: "c2", Name: "clock"}, {
+					Id: "c3", Name: "clock", Arguments: `{"zo`,
+				},
 			}},
 			result("c2", "stopped", true),
 			result("c1", "sunny", false),
-			{Role: assistant, Content: "One moment.", ToolCalls: []*parleyv1.ToolCall{{Id: "c4", Name: "clock", Arguments: "{}"}}},
+			{
+				Role: assistant, Content: "One moment.",
+				ToolCalls: []*parleyv1.ToolCall{{Id: "c4", Name: "clock", Arguments: "{}"}},
+			},
 			{Role: user, Content: "Never mind."},
 		}}, []string{
 			`{"content":"Weather?","role":"user"}`,
@@ -109,7 +114,10 @@ func TestMessages(t *testing.T) {
 		}},
 		{"result with other content", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 			{Role: assistant, ToolCalls: []*parleyv1.ToolCall{{Id: "c1", Name: "draw", Arguments: "{}"}}},
-			{Role: tool, Content: "See the picture.", ToolResult: &parleyv1.ToolResult{CallId: "c1", Content: "done"}, Attachments: attachments[:1]},
+			{
+				Role: tool, Content: "See the picture.", ToolResult: &parleyv1.ToolResult{CallId: "c1", Content: "done"},
+				Attachments: attachments[:1],
+			},
 		}}, []string{
 			`{"role":"assistant","tool_calls":[{"function":{"arguments":"{}","name":"draw"},"id":"c1","type":"function"}]}`,
 			`{"content":"done\n\nSee the picture.\n\n[attachment IMAGE/png]: https://files/a.png","role":"tool","tool_call_id":"c1"}`,
@@ -140,7 +148,9 @@ func TestThreeTurns(t *testing.T) {
 	}
 	s := openaitest.New(t, openaitest.Text("Sugar", " is sold out."))
 	temperature := 0.0
-	a := newAgent(t, agent.Model{BaseURL: s.URL, Key: testKey, Model: "shop-model", MaxOutputTokens: 500, Temperature: &temperature})
+	a := newAgent(t, agent.Model{
+		BaseURL: s.URL, Key: testKey, Model: "shop-model", MaxOutputTokens: 500, Temperature: &temperature,
+	})
 	pieces, err := answer(t.Context(), a, &parleyv1.RespondRequest{SystemPrompt: "You keep a shop.", Messages: []*parleyv1.Message{
 		{Role: user, Content: "Create three products: flour, sugar, salt"},
 		{Role: assistant, Content: "Created.", StructuredData: products(nil, nil, nil)},
@@ -197,8 +207,16 @@ func TestTools(t *testing.T) {
 		{Name: "weather", Description: "Tells the weather.", Parameters: parameters}, {Name: "clock"},
 	}}, newRequest("Hi")).JSON()
 	want := []any{
-		map[string]any{"type": "function", "function": map[string]any{"name": "weather", "description": "Tells the weather.", "parameters": parameters}},
-		map[string]any{"type": "function", "function": map[string]any{"name": "clock", "parameters": map[string]any{"type": "object", "properties": map[string]any{}}}},
+		map[string]any{
+			"type":     "function",
+			"function": map[string]any{"name": "weather", "description": "Tells the weather.", "parameters": parameters},
+		},
+		map[string]any{
+			"type": "function",
+			"function": map[string]any{
+				"name": "clock", "parameters": map[string]any{"type": "object", "properties": map[string]any{}},
+			},
+		},
 	}
 	if diff := cmp.Diff(want, got["tools"]); diff != "" {
 		t.Errorf("tools (-want +got):\n%s", diff)
@@ -208,7 +226,9 @@ func TestTools(t *testing.T) {
 // TestToolLoop: the model continues after the results of two calls.
 func TestToolLoop(t *testing.T) {
 	s := openaitest.New(t,
-		openaitest.Calls(openaitest.Call{ID: "c1", Name: "weather", Arguments: `{"city": "Zürich"}`}, openaitest.Call{ID: "c2", Name: "clock", Arguments: "{}"}),
+		openaitest.Calls(openaitest.Call{ID: "c1", Name: "weather", Arguments: `{"city": "Zürich"}`}, openaitest.Call{
+			ID: "c2", Name: "clock", Arguments: "{}",
+		}),
 		openaitest.Text("Sunny, and noon."))
 	a := newAgent(t, agent.Model{BaseURL: s.URL, Tools: []agent.Tool{{Name: "weather"}, {Name: "clock"}}})
 	request := newRequest("Weather and time?")
@@ -246,10 +266,12 @@ func TestMaxTokensByProvider(t *testing.T) {
 	} {
 		body := newAgent(t, agent.Model{BaseURL: address, MaxOutputTokens: 7}).request(newRequest("Hi"))
 		if got := body.MaxCompletionTokens == 7 && body.MaxTokens == 0; got != own {
-			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, body.MaxCompletionTokens, body.MaxTokens)
+			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, body.MaxCompletionTokens,
+				body.MaxTokens)
 		}
 		if got := body.MaxTokens == 7 && body.MaxCompletionTokens == 0; got == own {
-			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, body.MaxCompletionTokens, body.MaxTokens)
+			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, body.MaxCompletionTokens,
+				body.MaxTokens)
 		}
 	}
 }

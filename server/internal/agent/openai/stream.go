@@ -179,7 +179,9 @@ func (s *stream) end() error {
 		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Usage{Usage: s.usage}})
 	}
 	if s.finish != "" {
-		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: agent.Truncate(s.finish, maxFinishBytes)}})
+		pieces = append(pieces, &parleyv1.RespondResponse{
+			Piece: &parleyv1.RespondResponse_FinishReason{FinishReason: agent.Truncate(s.finish, maxFinishBytes)},
+		})
 	}
 	for _, piece := range pieces {
 		if !s.emit(piece) {

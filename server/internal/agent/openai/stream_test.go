@@ -43,7 +43,8 @@ data: [DONE]
 
 `
 	// With CR LF, comments, event names, several lines of data, and no final blank line.
-	gatewayStream = ": GATEWAY PROCESSING\r\n\r\nevent: message\r\ndata:{\"error\":null,\"choices\":[{\"index\":0,\r\ndata:\"delta\":{\"content\":\"Hi\"}}]}\r\n\r\n" +
+	gatewayStream = ": GATEWAY PROCESSING\r\n\r\nevent: " +
+		"message\r\ndata:{\"error\":null,\"choices\":[{\"index\":0,\r\ndata:\"delta\":{\"content\":\"Hi\"}}]}\r\n\r\n" +
 		"data:\r\n\r\nid: 7\r\ndata: {\"choices\":[{\"finish_reason\":\"stop\",\"delta\":{}}]}\r\n\r\ndata: [DONE]"
 )
 
@@ -61,20 +62,29 @@ func TestStreams(t *testing.T) {
 			textPiece("Hi"), usagePiece(&parleyv1.Usage{Model: "qwen", InputTokens: 5, OutputTokens: 4}), finishPiece("stop"),
 		}},
 		{"a gateway", gatewayStream, []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("stop")}},
-		{"done without a finish_reason", "data: " + hi + "\n\ndata: [DONE]\n\n", []*parleyv1.RespondResponse{textPiece("Hi")}},
+		{
+			"done without a finish_reason", "data: " + hi + "\n\ndata: [DONE]\n\n", []*parleyv1.RespondResponse{textPiece("Hi")},
+		},
 		{"only done", "data: [DONE]\n\n", nil},
 		{"usage without a model", data(`{"usage":{"prompt_tokens":-1,"completion_tokens":9999999999}}`, openaitest.Done), []*parleyv1.RespondResponse{
 			usagePiece(&parleyv1.Usage{Model: "test-model", OutputTokens: math.MaxInt32}),
 		}},
-		{"cut off by the limit", data(hi, openaitest.Finish("length")), []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("length")}},
-		{"filtered", data(hi, openaitest.Finish("content_filter")), []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("content_filter")}},
+		{
+			"cut off by the limit", data(hi, openaitest.Finish("length")),
+			[]*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("length")},
+		},
+		{
+			"filtered", data(hi, openaitest.Finish("content_filter")),
+			[]*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("content_filter")},
+		},
 		{"empty", data(openaitest.Finish("stop")), []*parleyv1.RespondResponse{finishPiece("stop")}},
 		{"refusal", data(`{"choices":[{"delta":{"refusal":"I can't."}}]}`, openaitest.Finish("stop")), []*parleyv1.RespondResponse{
 			textPiece("I can't."), finishPiece("stop"),
 		}},
 		{
 			"odd chunks", data(`{}`, `{"choices":null}`, `{"choices":[{"delta":null}]}`, `{"choices":[{"delta":{"role":"assistant","content":null,"tool_calls":null}}]}`,
-				`{"choices":[{"index":1,"delta":{"content":"another choice"}}]}`, hi, `{"object":"chat.completion.chunk","error":null}`, openaitest.Done),
+				`{"choices":[{"index":1,"delta":{"content":"another choice"}}]}`, hi,
+				`{"object":"chat.completion.chunk","error":null}`, openaitest.Done),
 			[]*parleyv1.RespondResponse{textPiece("Hi")},
 		},
 		{
@@ -83,8 +93,11 @@ func TestStreams(t *testing.T) {
 		},
 		{
 			"split characters", data(`{"choices":[{"delta":{"content":"a`+"\xe2\x82"+`"}}]}`, `{"choices":[{"delta":{"content":"`+"\xac"+`b\ud83d"}}]}`,
-				`{"choices":[{"delta":{"content":""}}]}`, `{"choices":[{"delta":{"content":"\ude00"}}]}`, `{"choices":[{"delta":{"content":"`+"\xff\xe2"+`"}}]}`, openaitest.Done),
-			[]*parleyv1.RespondResponse{textPiece("a"), textPiece("€b"), textPiece("😀"), textPiece("\uFFFD"), textPiece("\uFFFD")},
+				`{"choices":[{"delta":{"content":""}}]}`, `{"choices":[{"delta":{"content":"\ude00"}}]}`,
+				`{"choices":[{"delta":{"content":"`+"\xff\xe2"+`"}}]}`, openaitest.Done),
+			[]*parleyv1.RespondResponse{
+				textPiece("a"), textPiece("€b"), textPiece("😀"), textPiece("\uFFFD"), textPiece("\uFFFD"),
+			},
 		},
 		{"names too long", data(`{"model":"` + strings.Repeat("é", 100) + `","usage":{"prompt_tokens":1},"choices":[{"finish_reason":"` + strings.Repeat("x", 200) + `"}]}`), []*parleyv1.RespondResponse{
 			usagePiece(&parleyv1.Usage{Model: strings.Repeat("é", 64), InputTokens: 1}), finishPiece(strings.Repeat("x", 128)),
@@ -123,24 +136,43 @@ func TestBrokenStreams(t *testing.T) {
 		want  agent.Error
 	}{
 		{"ends", providertest.Parts(half), "half", agent.Error{Message: cutOff, Retryable: true}},
-		{"ends in an event", providertest.Parts(half, `data: {"choices":[{"finish_reason":"stop"}]}`), "half", agent.Error{Message: cutOff, Retryable: true}},
-		{"ends in a call", providertest.Parts(data(openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{"}}))), "", agent.Error{Message: cutOff, Retryable: true}},
-		{"breaks", providertest.Sequence(providertest.Parts(half), providertest.Break), "half", agent.Error{Message: "the answer broke off", Detail: "the connection was closed", Retryable: true}},
+		{
+			"ends in an event", providertest.Parts(half, `data: {"choices":[{"finish_reason":"stop"}]}`), "half",
+			agent.Error{Message: cutOff, Retryable: true},
+		},
+		{
+			"ends in a call",
+			providertest.Parts(data(openaitest.ToolDelta(map[string]any{
+				"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": "{"},
+			}))),
+			"",
+			agent.Error{Message: cutOff, Retryable: true},
+		},
+		{
+			"breaks", providertest.Sequence(providertest.Parts(half), providertest.Break), "half",
+			agent.Error{Message: "the answer broke off", Detail: "the connection was closed", Retryable: true},
+		},
 		{
 			"error in the stream", providertest.Parts(half + data(`{"error":{"message":"The engine is overloaded","type":"server_error","code":null}}`)), "half",
 			agent.Error{Message: "the provider failed during the answer: The engine is overloaded", Retryable: true},
 		},
 		{
 			"error with a status", providertest.Parts(half + data(`{"id":"g","error":{"code":429,"message":"Slow down"},"choices":[{"finish_reason":"error","delta":{"content":"never seen"}}]}`)), "half",
-			agent.Error{Message: "the provider's quota or rate limit is used up (429 Too Many Requests): Slow down", Retryable: true},
+			agent.Error{
+				Message: "the provider's quota or rate limit is used up (429 Too Many Requests): Slow down", Retryable: true,
+			},
 		},
 		{
-			"error that is not retryable", providertest.Parts(data(`{"error":{"message":"no such tool","type":"invalid_request_error"}}`)), "",
+			"error that is not retryable",
+			providertest.Parts(data(`{"error":{"message":"no such tool","type":"invalid_request_error"}}`)), "",
 			agent.Error{Message: "the provider refused the request (400 Bad Request): no such tool"},
 		},
 		{
 			"error object", providertest.Parts(data(`{"object":"error","message":"This model's maximum context length is 4096 tokens","code":"x"}`, "[DONE]")), "",
-			agent.Error{Message: "the conversation is too long for the model; configure a smaller window for the agent (400 Bad Request): This model's maximum context length is 4096 tokens"},
+			agent.Error{
+				Message: "the conversation is too long for the model; configure a smaller window for the agent (400 Bad " +
+					"Request): This model's maximum context length is 4096 tokens",
+			},
 		},
 		{
 			"error event", providertest.Parts("event: error\ndata: {\"message\":\"gone\"}\n\n"), "",
@@ -148,9 +180,14 @@ func TestBrokenStreams(t *testing.T) {
 		},
 		{
 			"not JSON", providertest.Parts(half + data("upstream "+testKey+" timed out")), "half",
-			agent.Error{Message: "the provider sent an event that is not a JSON object: upstream [redacted] timed out", Retryable: true},
+			agent.Error{
+				Message: "the provider sent an event that is not a JSON object: upstream [redacted] timed out", Retryable: true,
+			},
 		},
-		{"a list", providertest.Parts(data("[1]")), "", agent.Error{Message: "the provider sent an event that is not a JSON object: [1]", Retryable: true}},
+		{
+			"a list", providertest.Parts(data("[1]")), "",
+			agent.Error{Message: "the provider sent an event that is not a JSON object: [1]", Retryable: true},
+		},
 		{
 			"nothing", providertest.Parts(), "",
 			agent.Error{Message: notStream},
@@ -192,21 +229,33 @@ func TestBrokenStreams(t *testing.T) {
 // TestMemoryIsLimited: an endless response is refused before it uses much memory.
 func TestMemoryIsLimited(t *testing.T) {
 	lines := strings.Repeat("x", 64<<10)
-	argument := openaitest.ToolDelta(map[string]any{"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": lines}})
+	argument := openaitest.ToolDelta(map[string]any{
+		"index": 0, "id": "c", "function": map[string]any{"name": "f", "arguments": lines},
+	})
 	calls := data(openaitest.ToolDelta(map[string]any{"function": map[string]any{"name": "f", "arguments": "{}"}}))
 	for name, test := range map[string]struct {
 		reply providertest.Reply
 		want  string
 	}{
-		"a line":            {providertest.Sequence(providertest.Parts("data: "), providertest.Endless(lines)), "the provider sent an event of more than 4194304 bytes"},
-		"an event":          {providertest.Endless("data: " + lines + "\n"), "the provider sent an event of more than 4194304 bytes"},
-		"arguments":         {providertest.Endless(data(argument)), "the model's tool calls are larger than 4194304 bytes"},
-		"calls":             {providertest.Endless(calls), "the model made more than 1000 tool calls in one answer"},
-		"an error response": {providertest.Sequence(providertest.Fail(http.StatusTeapot, "no coffee "), providertest.Endless(lines)), "the provider refused the request (418 I'm a teapot)"},
+		"a line": {
+			providertest.Sequence(providertest.Parts("data: "), providertest.Endless(lines)),
+			"the provider sent an event of more than 4194304 bytes",
+		},
+		"an event": {
+			providertest.Endless("data: " + lines + "\n"), "the provider sent an event of more than 4194304 bytes",
+		},
+		"arguments": {providertest.Endless(data(argument)), "the model's tool calls are larger than 4194304 bytes"},
+		"calls":     {providertest.Endless(calls), "the model made more than 1000 tool calls in one answer"},
+		"an error response": {
+			providertest.Sequence(providertest.Fail(http.StatusTeapot, "no coffee "), providertest.Endless(lines)),
+			"the provider refused the request (418 I'm a teapot)",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			disconnected := make(chan struct{})
-			s := openaitest.New(t, providertest.Sequence(test.reply, func(http.ResponseWriter, *http.Request) { close(disconnected) }))
+			s := openaitest.New(t, providertest.Sequence(test.reply, func(http.ResponseWriter, *http.Request) {
+				close(disconnected)
+			}))
 			pieces, err := answer(t.Context(), agentOf(t, s), newRequest("Hi"))
 			if len(pieces) != 0 || err == nil || err.Error() != test.want {
 				t.Errorf("Respond = %v, %v, want %s", pieces, err, test.want)
@@ -232,7 +281,8 @@ func TestProgressWhileReasoning(t *testing.T) {
 				time.Sleep(time.Second) //nolint:forbidigo // In a bubble.
 				_, _ = io.WriteString(w, data(openaitest.Delta(map[string]any{"reasoning_content": "hm"})))
 			}
-			_, _ = io.WriteString(w, data(openaitest.Delta(map[string]any{"content": "42"}), openaitest.Finish("stop"), openaitest.Done))
+			_, _ = io.WriteString(w, data(openaitest.Delta(map[string]any{"content": "42"}), openaitest.Finish("stop"),
+				openaitest.Done))
 		}()
 		start := time.Now()
 		var got []string
@@ -240,7 +290,8 @@ func TestProgressWhileReasoning(t *testing.T) {
 			agent: &Agent{usageGrace: usageGrace}, cancel: func() {}, lastPiece: start,
 			events: agent.NewEventStream(r),
 			emit: func(piece *parleyv1.RespondResponse) bool {
-				got = append(got, time.Since(start).String()+" "+piece.GetProgress().GetText()+piece.GetText()+piece.GetFinishReason())
+				got = append(got,
+					time.Since(start).String()+" "+piece.GetProgress().GetText()+piece.GetText()+piece.GetFinishReason())
 				return true
 			},
 		}

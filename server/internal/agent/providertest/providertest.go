@@ -102,7 +102,8 @@ func (s *Server) next(request Request) Reply {
 		return s.always
 	}
 	s.tb.Errorf("providertest: request %d has no reply", len(s.requests))
-	return Fail(http.StatusBadRequest, `{"error":{"type":"invalid_request_error","message":"providertest: no reply is left"}}`)
+	return Fail(http.StatusBadRequest,
+		`{"error":{"type":"invalid_request_error","message":"providertest: no reply is left"}}`)
 }
 
 // JSON returns the decoded body, or nil if it is not an object.

@@ -61,7 +61,8 @@ func TestAddresses(t *testing.T) {
 		a.Close()
 	}
 	for _, address := range []string{
-		"localhost", "127.0.0.1", "::1", "localhost:", "localhost:0", "localhost:http", "localhost:70000", "http://localhost", "http://localhost:7001",
+		"localhost", "127.0.0.1", "::1", "localhost:", "localhost:0", "localhost:http", "localhost:70000", "http://localhost",
+		"http://localhost:7001",
 		"dns:///localhost", "dns:", "unix:", "unix://", "unix://host/agent.socket", "xds:///planner", "passthrough:///x",
 	} {
 		if a, err := New(Config{Address: address}); err == nil {

@@ -14,11 +14,12 @@ import (
 func TestProbes(t *testing.T) {
 	s := start(t, "127.0.0.1:0", nil, answerTexts("here"))
 	dialed := make(chan net.Conn, 1)
-	a := open(t, Config{Address: s.address}, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+	dialer := func(ctx context.Context, address string) (net.Conn, error) {
 		conn, err := dial(ctx, address)
 		dialed <- conn
 		return conn, err
-	}))
+	}
+	a := open(t, Config{Address: s.address}, grpc.WithContextDialer(dialer))
 	if _, err := collect(t.Context(), a, nil); err != nil {
 		t.Fatal(err)
 	}

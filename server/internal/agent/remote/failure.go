@@ -88,7 +88,8 @@ func (a *Agent) failure(err error, received *responseState, started bool) *agent
 	s := status.Convert(err)
 	if s.Code() == codes.Unimplemented && !started && (!received.trailers.Load() || isMissingMethod(s.Message())) {
 		return &agent.Error{
-			Message: "the agent does not implement " + parleyv1.AgentService_ServiceDesc.ServiceName, Detail: a.detail(a.reason(s)),
+			Message: "the agent does not implement " + parleyv1.AgentService_ServiceDesc.ServiceName,
+			Detail:  a.detail(a.reason(s)),
 		}
 	}
 	// The trailers may have arrived although a message before them could not be decoded. gRPC reports that with

@@ -34,19 +34,37 @@ func TestAgentStatus(t *testing.T) {
 		{status.Error(codes.Internal, "bug"), "the agent reported: bug", false},
 		{status.Error(codes.InvalidArgument, "no"), "the agent reported: no", false},
 		{status.Error(codes.Canceled, "stopped"), "the agent reported: stopped", false},
-		{status.Error(codes.Unimplemented, "pictures are not supported; send text"), "the agent reported: pictures are not supported; send text", false},
+		{
+			status.Error(codes.Unimplemented, "pictures are not supported; send text"),
+			"the agent reported: pictures are not supported; send text", false,
+		},
 		{errors.New("plain"), "the agent reported: plain", false},
-		{status.Error(codes.PermissionDenied, ""), "the agent failed with status PermissionDenied and without a message", false},
+		{
+			status.Error(codes.PermissionDenied, ""), "the agent failed with status PermissionDenied and without a message",
+			false,
+		},
 		{status.Error(codes.Internal, " \x00\x1b "), "the agent failed with status Internal and without a message", false},
 		{status.Error(codes.Internal, "a\tb\nc\x00\x1b[1m\u0085d"), "the agent reported: a\tb\nc[1md", false},
 		{status.Error(codes.Internal, "grpc: of its own"), "the agent reported: grpc: of its own", false},
-		{status.Error(codes.Unauthenticated, "no such key as Bearer marked-key-1234"), "the agent reported: no such key as [redacted]", false},
+		{
+			status.Error(codes.Unauthenticated, "no such key as Bearer marked-key-1234"),
+			"the agent reported: no such key as [redacted]", false,
+		},
 		{status.Error(codes.Unauthenticated, "nor marked-key-1234-and-more"), "the agent reported: nor [redacted]", false},
 		{status.Error(codes.Unauthenticated, "token marked-\x00key-1234?"), "the agent reported: token [redacted]?", false},
-		{status.Error(codes.Unauthenticated, "not c2hvcnQ, Basic or not"), "the agent reported: not [redacted], Basic or not", false},
-		{status.Error(codes.Unauthenticated, "tier 1: "+strings.Repeat("marked-key-1234", 2)), "the agent reported: tier 1: [redacted]", false},
+		{
+			status.Error(codes.Unauthenticated, "not c2hvcnQ, Basic or not"), "the agent reported: not [redacted], Basic or not",
+			false,
+		},
+		{
+			status.Error(codes.Unauthenticated, "tier 1: "+strings.Repeat("marked-key-1234", 2)),
+			"the agent reported: tier 1: [redacted]", false,
+		},
 	}
-	secrets := map[string]string{"authorization": "Bearer marked-key-1234", "second": "marked-key-1234-and-more", "third": "Basic c2hvcnQ", "tier": "1"}
+	secrets := map[string]string{
+		"authorization": "Bearer marked-key-1234", "second": "marked-key-1234-and-more", "third": "Basic c2hvcnQ",
+		"tier": "1",
+	}
 	for _, started := range []bool{false, true} {
 		var end error
 		s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
@@ -68,7 +86,8 @@ func TestAgentStatus(t *testing.T) {
 				t.Errorf("%v: pieces = %v", test.status, answer)
 			}
 			if got := mustFail(t, err); got.Message != test.message || got.Retryable != test.retryable {
-				t.Errorf("%v: message = %q, retryable = %v, want %q, %v", test.status, got.Message, got.Retryable, test.message, test.retryable)
+				t.Errorf("%v: message = %q, retryable = %v, want %q, %v", test.status, got.Message, got.Retryable, test.message,
+					test.retryable)
 			}
 		}
 	}
@@ -94,7 +113,8 @@ func TestLongReason(t *testing.T) {
 		})
 		_, err := collect(t.Context(), open(t, Config{Address: s.address}), nil)
 		got := strings.TrimPrefix(mustFail(t, err).Message, "the agent reported: ")
-		if len(got) > maxReasonBytes || len(got) < maxReasonBytes-3 || !utf8.ValidString(got) || !strings.HasSuffix(got, "円…") {
+		if len(got) > maxReasonBytes || len(got) < maxReasonBytes-3 || !utf8.ValidString(got) ||
+			!strings.HasSuffix(got, "円…") {
 			t.Errorf("message of %d bytes ends with %q, want it truncated", len(got), got[len(got)-8:])
 		}
 	}
@@ -153,7 +173,8 @@ func TestPieceTooLarge(t *testing.T) {
 					if len(answer) != 0 {
 						t.Fatal("Respond yields the too large piece")
 					}
-					if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent sent a piece of more than ") || got.Retryable {
+					if got := mustFail(t, err); !strings.HasPrefix(got.Message, "the agent sent a piece of more than ") ||
+						got.Retryable {
 						t.Fatalf("error = %+v, want that the piece is too large", got)
 					}
 				}
@@ -175,7 +196,9 @@ func (raw) Unmarshal(mem.BufferSlice, any) error { return nil }
 func TestNotAPiece(t *testing.T) {
 	for _, sent := range []string{"\xff\xff\xff", "\x0a\x02\xc3\x28"} { // Not a message; a text that is not UTF-8.
 		s := new(service)
-		s.serve(t, "127.0.0.1:0", grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		s.serve(t, "127.0.0.1:0", grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.UnknownServiceHandler(func(_ any,
+			stream grpc.ServerStream,
+		) error {
 			if method, _ := grpc.MethodFromServerStream(stream); strings.Contains(method, "Health") {
 				return status.Error(codes.Unimplemented, "none")
 			}
@@ -184,7 +207,8 @@ func TestNotAPiece(t *testing.T) {
 		a := open(t, Config{Address: s.address})
 		for range 10 {
 			_, err := collect(t.Context(), a, nil)
-			if got := mustFail(t, err); got.Message != "the agent violated the protocol" || !strings.HasPrefix(got.Detail, s.address+": grpc: ") || got.Retryable {
+			if got := mustFail(t, err); got.Message != "the agent violated the protocol" ||
+				!strings.HasPrefix(got.Detail, s.address+": grpc: ") || got.Retryable {
 				t.Fatalf("%q: error = %+v, want a violation of the protocol", sent, got)
 			}
 		}
@@ -198,7 +222,8 @@ func TestNoSuchService(t *testing.T) {
 	web := httpAgent(t, func(w http.ResponseWriter) { http.Error(w, "no such page", http.StatusNotFound) })
 	for _, address := range []string{other.address, web} {
 		_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
-		if got := mustFail(t, err); got.Message != "the agent does not implement parley.v1.AgentService" || !strings.HasPrefix(got.Detail, address+": ") || got.Retryable {
+		if got := mustFail(t, err); got.Message != "the agent does not implement parley.v1.AgentService" ||
+			!strings.HasPrefix(got.Detail, address+": ") || got.Retryable {
 			t.Errorf("error = %+v, want another", got)
 		}
 	}
@@ -216,7 +241,8 @@ func TestNoSuchMethod(t *testing.T) {
 			return status.Error(codes.Unimplemented, message)
 		})
 		_, err := collect(t.Context(), open(t, Config{Address: s.address}), nil)
-		if got := mustFail(t, err); got.Message != "the agent does not implement parley.v1.AgentService" || got.Detail != s.address+": "+message || got.Retryable {
+		if got := mustFail(t, err); got.Message != "the agent does not implement parley.v1.AgentService" ||
+			got.Detail != s.address+": "+message || got.Retryable {
 			t.Errorf("%q: error = %+v, want a missing service", message, got)
 		}
 	}
@@ -226,7 +252,8 @@ func TestNoSuchMethod(t *testing.T) {
 func TestGateway(t *testing.T) {
 	address := httpAgent(t, func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) })
 	_, err := collect(t.Context(), open(t, Config{Address: address}), nil)
-	if got := mustFail(t, err); got.Message != "the connection to the agent was lost before its answer" || !strings.Contains(got.Detail, "502") || !got.Retryable {
+	if got := mustFail(t, err); got.Message != "the connection to the agent was lost before its answer" ||
+		!strings.Contains(got.Detail, "502") || !got.Retryable {
 		t.Errorf("error = %+v, want another", got)
 	}
 }
@@ -275,7 +302,8 @@ func TestNotHTTP2(t *testing.T) {
 			a := open(t, Config{Address: l.Addr().String()})
 			a.readyTimeout = 50 * time.Millisecond
 			_, err = collect(t.Context(), a, nil)
-			if got := mustFail(t, err); got.Message != "the agent is not available" || !strings.HasPrefix(got.Detail, a.address+": ") || !got.Retryable {
+			if got := mustFail(t, err); got.Message != "the agent is not available" ||
+				!strings.HasPrefix(got.Detail, a.address+": ") || !got.Retryable {
 				t.Errorf("error = %+v, want another", got)
 			}
 		})

@@ -44,7 +44,9 @@ func (s *service) Respond(request *parleyv1.RespondRequest, stream pieces) error
 }
 
 // start serves respond on address, "127.0.0.1:0" or "unix:PATH", until the end of the test.
-func start(t *testing.T, address string, h *health.Server, respond func(*parleyv1.RespondRequest, pieces) error, options ...grpc.ServerOption) *service {
+func start(t *testing.T, address string, h *health.Server, respond func(*parleyv1.RespondRequest, pieces) error,
+	options ...grpc.ServerOption,
+) *service {
 	t.Helper()
 	s := &service{respond: respond, health: h}
 	server := grpc.NewServer(options...)
@@ -127,7 +129,9 @@ func open(t *testing.T, config Config, extra ...grpc.DialOption) *Agent {
 }
 
 // collect returns the pieces of an answer.
-func collect(ctx context.Context, a *Agent, request *parleyv1.RespondRequest) (got []*parleyv1.RespondResponse, err error) {
+func collect(
+	ctx context.Context, a *Agent, request *parleyv1.RespondRequest,
+) (got []*parleyv1.RespondResponse, err error) {
 	for piece, err := range a.Respond(ctx, request) {
 		if err != nil {
 			return got, err

@@ -26,13 +26,15 @@ func newHeaders(configured map[string]string) (headers, error) {
 		_, duplicate := h[name]
 		switch {
 		case !isName(name):
-			faults = append(faults, fmt.Errorf("headers: %q is not a valid name; use letters, digits, '-', '_' and '.' only", configuredName))
+			faults = append(faults, fmt.Errorf("headers: %q is not a valid name; use letters, digits, '-', '_' and '.' only",
+				configuredName))
 		case isReserved(name):
 			faults = append(faults, fmt.Errorf("headers: %q is reserved for gRPC", configuredName))
 		case duplicate:
 			faults = append(faults, fmt.Errorf("headers: %q is configured twice; names are not case-sensitive", name))
 		case !strings.HasSuffix(name, "-bin") && !isPrintable(value):
-			faults = append(faults, fmt.Errorf("headers: the value of %q is not printable ASCII; only the value of a name that ends with -bin may be binary", configuredName))
+			faults = append(faults, fmt.Errorf("headers: the value of %q is not printable ASCII; only the value of a name "+
+				"that ends with -bin may be binary", configuredName))
 		}
 		h[name] = value
 	}

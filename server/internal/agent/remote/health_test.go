@@ -68,7 +68,9 @@ type stalledHealth struct {
 	calls chan struct{}
 }
 
-func (m *stalledHealth) Watch(_ *healthv1.HealthCheckRequest, stream grpc.ServerStreamingServer[healthv1.HealthCheckResponse]) error {
+func (m *stalledHealth) Watch(_ *healthv1.HealthCheckRequest,
+	stream grpc.ServerStreamingServer[healthv1.HealthCheckResponse],
+) error {
 	close(m.calls)
 	<-stream.Context().Done()
 	return nil
@@ -117,7 +119,8 @@ func TestHeadersWithHealth(t *testing.T) {
 	until(t, a, connectivity.TransientFailure)
 	a.readyTimeout = 50 * time.Millisecond
 	_, err := collect(t.Context(), a, nil)
-	if got := mustFail(t, err); !strings.Contains(got.Detail, "unknown key") || strings.Contains(got.Message+got.Detail, "marked") {
+	if got := mustFail(t, err); !strings.Contains(got.Detail, "unknown key") ||
+		strings.Contains(got.Message+got.Detail, "marked") {
 		t.Errorf("error = %+v, want unknown key", got)
 	}
 }

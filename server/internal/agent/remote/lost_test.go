@@ -57,7 +57,8 @@ func TestKilled(t *testing.T) {
 				}
 			}
 			wait(t, "the agent's end", killed)
-			if failure := mustFail(t, last); failure.Message != test.want || !strings.HasPrefix(failure.Detail, s.address+": ") || !failure.Retryable {
+			if failure := mustFail(t, last); failure.Message != test.want ||
+				!strings.HasPrefix(failure.Detail, s.address+": ") || !failure.Retryable {
 				t.Errorf("error = %+v, want %q", failure, test.want)
 			}
 			if strings.Join(got, "") != strings.Join(test.first, "") {
@@ -115,7 +116,8 @@ func TestMissingAgent(t *testing.T) {
 	a.readyTimeout = 50 * time.Millisecond
 	_, err := collect(t.Context(), a, nil)
 	if got := mustFail(t, err); got.Message != "the agent is not available" ||
-		!strings.HasPrefix(got.Detail, s.address+": ") || !strings.Contains(got.Detail, "connection refused") || !got.Retryable {
+		!strings.HasPrefix(got.Detail, s.address+": ") || !strings.Contains(got.Detail, "connection refused") ||
+		!got.Retryable {
 		t.Errorf("error = %+v, want a refused connection", got)
 	}
 }
@@ -125,7 +127,8 @@ func TestMissingAgent(t *testing.T) {
 func TestReadyTimeout(t *testing.T) {
 	const jitter = maxBackoff / 5
 	if maxBackoff+jitter >= readyTimeout || connectTimeout >= readyTimeout {
-		t.Errorf("readyTimeout = %v, want more than maxBackoff %v and connectTimeout %v", readyTimeout, maxBackoff, connectTimeout)
+		t.Errorf("readyTimeout = %v, want more than maxBackoff %v and connectTimeout %v", readyTimeout, maxBackoff,
+			connectTimeout)
 	}
 	if pingAfter < 5*time.Minute {
 		t.Errorf("pingAfter = %v, want at least 5 minutes, as servers require", pingAfter)

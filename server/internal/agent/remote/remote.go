@@ -103,7 +103,9 @@ func connect(config Config, extra ...grpc.DialOption) (*Agent, error) {
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
-	a := &Agent{address: config.Address, maxPieceBytes: config.MaxPieceBytes, readyTimeout: readyTimeout, secrets: sent.secrets()}
+	a := &Agent{
+		address: config.Address, maxPieceBytes: config.MaxPieceBytes, readyTimeout: readyTimeout, secrets: sent.secrets(),
+	}
 	if a.maxPieceBytes == 0 {
 		a.maxPieceBytes = defaultPieceBytes
 	}
@@ -120,7 +122,9 @@ func connect(config Config, extra ...grpc.DialOption) (*Agent, error) {
 		grpc.WithContextDialer(dial),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: deadAfter}),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff},
+			Backoff: backoff.Config{
+				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: maxBackoff,
+			},
 			MinConnectTimeout: connectTimeout,
 		}),
 		grpc.WithMaxHeaderListSize(maxHeaderBytes),
@@ -148,7 +152,9 @@ func (a *Agent) Close() error { return a.conn.Close() }
 //
 // A piece of an unknown kind is ignored, because the agent may be newer. gRPC ignores unknown
 // fields for the same reason.
-func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error] {
+func (a *Agent) Respond(
+	ctx context.Context, request *parleyv1.RespondRequest,
+) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		call, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -184,7 +190,9 @@ func (a *Agent) Respond(ctx context.Context, request *parleyv1.RespondRequest) i
 }
 
 // open sends the request when the agent is ready.
-func (a *Agent) open(ctx context.Context, request *parleyv1.RespondRequest) (grpc.ServerStreamingClient[parleyv1.RespondResponse], error) {
+func (a *Agent) open(
+	ctx context.Context, request *parleyv1.RespondRequest,
+) (grpc.ServerStreamingClient[parleyv1.RespondResponse], error) {
 	switch a.await(ctx) {
 	case connectivity.Idle, connectivity.Connecting:
 		return nil, a.unavailable(fmt.Sprintf("it was not ready within %v", a.readyTimeout))

@@ -24,10 +24,18 @@ import (
 // TestEveryPiece: pieces of all kinds are passed on unchanged, in any order.
 func TestEveryPiece(t *testing.T) {
 	sent := []*parleyv1.RespondResponse{
-		{Piece: &parleyv1.RespondResponse_ToolResult{ToolResult: &parleyv1.ToolResult{CallId: "of no call", Content: "21 °C"}}},
+		{
+			Piece: &parleyv1.RespondResponse_ToolResult{
+				ToolResult: &parleyv1.ToolResult{CallId: "of no call", Content: "21 °C"},
+			},
+		},
 		{Piece: &parleyv1.RespondResponse_Summary{Summary: "did nothing"}},
 		text("Grüße, 円"),
-		{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: &parleyv1.StructuredData{Type: "n", Value: structpb.NewNumberValue(1)}}},
+		{
+			Piece: &parleyv1.RespondResponse_StructuredData{
+				StructuredData: &parleyv1.StructuredData{Type: "n", Value: structpb.NewNumberValue(1)},
+			},
+		},
 		{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: "1", Name: "weather", Arguments: "{"}}},
 		{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "reviewer"}},
 		{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{Model: "m", OutputTokens: 7}}},
@@ -36,8 +44,9 @@ func TestEveryPiece(t *testing.T) {
 		text(""),
 	}
 	request := &parleyv1.RespondRequest{
-		Conversation: &parleyv1.Conversation{Id: "c"}, SystemPrompt: "be brief", Agent: "planner", TurnId: "t", CacheStable: true,
-		Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
+		Conversation: &parleyv1.Conversation{Id: "c"}, SystemPrompt: "be brief", Agent: "planner", TurnId: "t",
+		CacheStable: true,
+		Messages:    []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
 	}
 	before := proto.CloneOf(request)
 
@@ -57,7 +66,9 @@ func TestEveryPiece(t *testing.T) {
 		}
 		return nil
 	})
-	a := open(t, Config{Address: s.address, Headers: map[string]string{"Authorization": "Bearer 12345678", "raw-bin": "\x00\xff"}})
+	a := open(t, Config{
+		Address: s.address, Headers: map[string]string{"Authorization": "Bearer 12345678", "raw-bin": "\x00\xff"},
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
 	answer, err := collect(ctx, a, request)
@@ -92,10 +103,12 @@ func TestUnknownPieces(t *testing.T) {
 	newer := &parleyv1.RespondResponse{}
 	newer.ProtoReflect().SetUnknown([]byte{0xa2, 0x06, 2, 'h', 'i'}) // Field 100.
 	s := start(t, "127.0.0.1:0", nil, func(_ *parleyv1.RespondRequest, stream pieces) error {
-		return errors.Join(stream.Send(newer), stream.Send(text("a")), stream.Send(&parleyv1.RespondResponse{}), stream.Send(text("b")))
+		return errors.Join(stream.Send(newer), stream.Send(text("a")), stream.Send(&parleyv1.RespondResponse{}),
+			stream.Send(text("b")))
 	})
 	answer, err := collect(t.Context(), open(t, Config{Address: s.address}), nil)
-	if diff := cmp.Diff([]*parleyv1.RespondResponse{text("a"), text("b")}, answer, protocmp.Transform()); diff != "" || err != nil {
+	if diff := cmp.Diff([]*parleyv1.RespondResponse{text("a"), text("b")}, answer, protocmp.Transform()); diff != "" ||
+		err != nil {
 		t.Errorf("%v, pieces (-want +got):\n%s", err, diff)
 	}
 }

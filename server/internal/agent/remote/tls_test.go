@@ -50,7 +50,9 @@ func (a *authority) issue(t *testing.T, name string) tls.Certificate {
 }
 
 // sign returns a certificate with a new key. If signer is nil, it is self-signed.
-func sign(t *testing.T, template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
+func sign(
+	t *testing.T, template, parent *x509.Certificate, signer *ecdsa.PrivateKey,
+) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -83,7 +85,10 @@ func TestTLS(t *testing.T) {
 		want   string
 	}{
 		{"right", &tls.Config{RootCAs: ours.pool, ServerName: "planner.internal", Certificates: us}, ""},
-		{"unknown authority", &tls.Config{RootCAs: theirs.pool, ServerName: "planner.internal", Certificates: us}, "unknown authority"},
+		{
+			"unknown authority", &tls.Config{RootCAs: theirs.pool, ServerName: "planner.internal", Certificates: us},
+			"unknown authority",
+		},
 		{"host of the address", &tls.Config{RootCAs: ours.pool, Certificates: us}, "127.0.0.1"},
 		{"other name", &tls.Config{RootCAs: ours.pool, ServerName: "other.internal", Certificates: us}, "not other.internal"},
 		{"no client certificate", &tls.Config{RootCAs: ours.pool, ServerName: "planner.internal"}, ""},
@@ -102,7 +107,8 @@ func TestTLS(t *testing.T) {
 			a.readyTimeout = 50 * time.Millisecond
 			_, err := collect(t.Context(), a, nil)
 			got := mustFail(t, err)
-			if got.Message != "the agent is not available" || !strings.HasPrefix(got.Detail, s.address+": ") || !strings.Contains(got.Detail, test.want) || !got.Retryable {
+			if got.Message != "the agent is not available" || !strings.HasPrefix(got.Detail, s.address+": ") ||
+				!strings.Contains(got.Detail, test.want) || !got.Retryable {
 				t.Errorf("error = %+v, want one with %q", got, test.want)
 			}
 		})

@@ -20,13 +20,16 @@ func TestUnknownFields(t *testing.T) {
 	data := &parleyv1.StructuredData{Type: "n", Value: value}
 	call := &parleyv1.ToolCall{Id: "1", Name: "weather"}
 	sent := []*parleyv1.RespondResponse{
-		{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: data}}, {Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: call}},
+		{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: data}}, {
+			Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: call},
+		},
 	}
 	var want []*parleyv1.RespondResponse
 	for _, piece := range sent {
 		want = append(want, proto.CloneOf(piece))
 	}
-	unknown := protoreflect.RawFields(protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType), make([]byte, 1000)))
+	unknown := protoreflect.RawFields(protowire.AppendBytes(protowire.AppendTag(nil, 1000, protowire.BytesType),
+		make([]byte, 1000)))
 	for _, m := range []proto.Message{sent[0], data, value, value.GetListValue(), value.GetListValue().GetValues()[0], call} {
 		m.ProtoReflect().SetUnknown(unknown)
 	}

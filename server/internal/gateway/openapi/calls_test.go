@@ -68,7 +68,9 @@ func TestCallsAreAsDescribed(t *testing.T) {
 
 // describedRequest returns a request in which each field of a message is where the document defines
 // it.
-func describedRequest(t *testing.T, operation *openapi3.Operation, verb, where string, message proto.Message) *http.Request {
+func describedRequest(
+	t *testing.T, operation *openapi3.Operation, verb, where string, message proto.Message,
+) *http.Request {
 	t.Helper()
 	whole := jsonOf(t, message)
 	query := url.Values{}

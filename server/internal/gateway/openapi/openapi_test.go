@@ -169,17 +169,32 @@ func TestDocumentContent(t *testing.T) {
 		{"components schemas AppendMessagesRequest properties conversationId", `null`},
 		{"components schemas ChatRequest properties conversationId pattern", pattern},
 		{"components schemas GetStatsResponse properties dataBytes type", `"string"`},
-		{"components schemas OnDisconnect enum", `["ON_DISCONNECT_UNSPECIFIED", "ON_DISCONNECT_CONTINUE", "ON_DISCONNECT_CANCEL"]`},
-		{"components schemas ForkOrigin description", `"ForkOrigin identifies the conversation and the message from which a fork was created."`},
-		{"paths /v1/conversations/{conversationId} patch requestBody content application/json schema $ref", `"#/components/schemas/Conversation"`},
+		{
+			"components schemas OnDisconnect enum",
+			`["ON_DISCONNECT_UNSPECIFIED", "ON_DISCONNECT_CONTINUE", "ON_DISCONNECT_CANCEL"]`,
+		},
+		{
+			"components schemas ForkOrigin description",
+			`"ForkOrigin identifies the conversation and the message from which a fork was created."`,
+		},
+		{
+			"paths /v1/conversations/{conversationId} patch requestBody content application/json schema $ref",
+			`"#/components/schemas/Conversation"`,
+		},
 		{"paths /v1/conversations/{conversationId} get parameters 0 schema pattern", pattern},
 		{"paths /v1/conversations get parameters 2 style", `"deepObject"`},
 		{"paths /v1/conversations/{conversationId}/turns/{turnId}/cancel post requestBody", `null`},
-		{"paths /v1/import post requestBody content application/x-ndjson schema $ref", `"#/components/schemas/ImportConversationsRequest"`},
+		{
+			"paths /v1/import post requestBody content application/x-ndjson schema $ref",
+			`"#/components/schemas/ImportConversationsRequest"`,
+		},
 		{"paths /v1/watch get responses 200 content text/event-stream schema $ref", `"#/components/schemas/EventStream"`},
 		{"paths /v1/watch get parameters 4 name", `"Last-Event-ID"`},
 		{"paths /v1/export get parameters 1", `null`},
-		{"paths /v1/chat post summary", `"Chat stores the user's message, calls an agent, streams its answer and stores the answer."`},
+		{
+			"paths /v1/chat post summary",
+			`"Chat stores the user's message, calls an agent, streams its answer and stores the answer."`,
+		},
 		{"paths /v1/chat post tags", `["ConversationService"]`},
 	} {
 		var want any

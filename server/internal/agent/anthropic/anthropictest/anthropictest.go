@@ -107,14 +107,19 @@ func (m Message) end() []string {
 		usage["output_tokens_details"] = object{"thinking_tokens": m.Usage.Thinking}
 	}
 	return []string{
-		Event(object{"type": "message_delta", "delta": object{"stop_reason": cmp.Or(m.StopReason, reason), "stop_sequence": nil}, "usage": usage}),
+		Event(object{
+			"type": "message_delta", "delta": object{"stop_reason": cmp.Or(m.StopReason, reason), "stop_sequence": nil},
+			"usage": usage,
+		}),
 		Event(object{"type": "message_stop"}),
 	}
 }
 
 // TextDelta returns an event with the next text of the block with an index.
 func TextDelta(index int, text string) string {
-	return Event(object{"type": "content_block_delta", "index": index, "delta": object{"type": "text_delta", "text": text}})
+	return Event(object{
+		"type": "content_block_delta", "index": index, "delta": object{"type": "text_delta", "text": text},
+	})
 }
 
 // Error returns the event with which the API reports a failure during an answer.

@@ -60,7 +60,8 @@ func parseBindings(data []byte) (map[string][]binding, error) {
 
 func (r *rule) binding() (binding, error) {
 	var found []binding
-	for method, path := range map[string]string{"get": r.Get, "put": r.Put, "post": r.Post, "delete": r.Delete, "patch": r.Patch} {
+	paths := map[string]string{"get": r.Get, "put": r.Put, "post": r.Post, "delete": r.Delete, "patch": r.Patch}
+	for method, path := range paths {
 		if path != "" {
 			found = append(found, binding{method: method, path: path, body: r.Body})
 		}

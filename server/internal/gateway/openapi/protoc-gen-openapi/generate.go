@@ -117,12 +117,15 @@ func (g *generator) addFixed() {
 			{"code", &schema{Type: "integer", Format: "int32", Description: "A google.rpc.Code."}},
 			{"message", &schema{Type: "string", Description: "For people: what went wrong and what to do."}},
 			{"details", &schema{
-				Type:        "array",
-				Description: "For programs: a google.rpc.ErrorInfo, whose reason is a stable upper-snake-case word, and other messages of google.rpc, for example BadRequest with the fields that are wrong.",
+				Type: "array",
+				Description: "For programs: a google.rpc.ErrorInfo, whose reason is a stable upper-snake-case word, and other " +
+					"messages of google.rpc, for example BadRequest with the fields that are wrong.",
 				Items: &schema{
-					Type:                 "object",
-					Required:             []string{"@type"},
-					Properties:           properties{{"@type", &schema{Type: "string", Description: `"type.googleapis.com/google.rpc.ErrorInfo".`}}},
+					Type:     "object",
+					Required: []string{"@type"},
+					Properties: properties{
+						{"@type", &schema{Type: "string", Description: `"type.googleapis.com/google.rpc.ErrorInfo".`}},
+					},
 					AdditionalProperties: &schema{},
 				},
 			}},
@@ -136,8 +139,8 @@ func (g *generator) addFixed() {
 	}
 	g.schemas["EventStream"] = &schema{
 		Type: "string",
-		Description: "Server-sent events. The data of each event is the JSON of a line. A stream that fails after its first event " +
-			"ends with an event of type error, whose data is a Status.",
+		Description: "Server-sent events. The data of each event is the JSON of a line. A stream that fails after its " +
+			"first event ends with an event of type error, whose data is a Status.",
 	}
 }
 
@@ -147,7 +150,9 @@ func errorResponses() map[string]*response {
 	status := content{"application/json": {Schema: schemaRef("Status")}}
 	retryAfter := map[string]*header{"Retry-After": {Ref: "#/components/headers/RetryAfter"}}
 	return map[string]*response{
-		"BadRequest":  {Description: "The request is malformed, breaks a rule, or is not valid in the current state.", Content: status},
+		"BadRequest": {
+			Description: "The request is malformed, breaks a rule, or is not valid in the current state.", Content: status,
+		},
 		"NotFound":    {Description: "A resource that the request names does not exist.", Content: status},
 		"Conflict":    {Description: "The resource already exists, has another version, or is busy.", Content: status},
 		"TooLarge":    {Description: "The body or a message in it is too large.", Content: status},

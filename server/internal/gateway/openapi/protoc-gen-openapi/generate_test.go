@@ -31,17 +31,38 @@ func TestGenerate(t *testing.T) {
 func TestGenerateRefuses(t *testing.T) {
 	data := readHTTP(t)
 	for _, test := range []struct{ name, old, new, want string }{
-		{"a call without a path", "selector: parley.v1.AdminService.GetStats", "selector: a.b.C", "parley.v1.AdminService: calls without a path: GetStats"},
+		{
+			"a call without a path", "selector: parley.v1.AdminService.GetStats", "selector: a.b.C",
+			"parley.v1.AdminService: calls without a path: GetStats",
+		},
 		{"a path without a call", "  rules:", "  rules:\n    - {selector: a.b.C, get: /v1/c}", "paths without a call: a.b.C"},
-		{"a call twice", "AdminService.GetStats", "AdminService.BackupStore", "parley.v1.AdminService.BackupStore: has two rules"},
+		{
+			"a call twice", "AdminService.GetStats", "AdminService.BackupStore",
+			"parley.v1.AdminService.BackupStore: has two rules",
+		},
 		{"no method", "get: /v1/stats", "body: conversation", "parley.v1.AdminService.GetStats: has 0 paths, want 1"},
-		{"two methods", "get: /v1/stats", "get: /v1/stats\n      put: /v1/stats", "parley.v1.AdminService.GetStats: has 2 paths, want 1"},
-		{"a path twice", "get: /v1/stats", "get: /v1/agents", "ConversationService.ListAgents: get /v1/agents leads to two calls"},
+		{
+			"two methods", "get: /v1/stats", "get: /v1/stats\n      put: /v1/stats",
+			"parley.v1.AdminService.GetStats: has 2 paths, want 1",
+		},
+		{
+			"a path twice", "get: /v1/stats", "get: /v1/agents",
+			"ConversationService.ListAgents: get /v1/agents leads to two calls",
+		},
 		{"an unknown key", "get: /v1/stats", "head: /v1/stats", "field head not found"},
-		{"an unknown field in a path", "get: /v1/stats", "get: /v1/stats/{a.b}", "/v1/stats/{a.b}: GetStatsRequest has no field a.b"},
+		{
+			"an unknown field in a path", "get: /v1/stats", "get: /v1/stats/{a.b}",
+			"/v1/stats/{a.b}: GetStatsRequest has no field a.b",
+		},
 		{"a pattern in a path", "{turn_id}/cancel", "{turn_id=turns/*}/cancel", "patterns in a path are not supported"},
-		{"an unknown field as body", "body: conversation", "body: talk", "body: UpdateConversationRequest has no message talk"},
-		{"a number as body", "body: conversation", "body: if_version", "body: UpdateConversationRequest has no message if_version"},
+		{
+			"an unknown field as body", "body: conversation", "body: talk",
+			"body: UpdateConversationRequest has no message talk",
+		},
+		{
+			"a number as body", "body: conversation", "body: if_version",
+			"body: UpdateConversationRequest has no message if_version",
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			changed := strings.Replace(data, test.old, test.new, 1)

@@ -19,7 +19,8 @@ const (
 // bindings of the call.
 func (g *generator) operation(call *protogen.Method, bindings []binding, b binding) (*operation, error) {
 	op := &operation{Responses: map[string]*response{
-		"400": responseRef("BadRequest"), "429": responseRef("TooMany"), "503": responseRef("Unavailable"), "default": responseRef("Error"),
+		"400": responseRef("BadRequest"), "429": responseRef("TooMany"), "503": responseRef("Unavailable"),
+		"default": responseRef("Error"),
 	}}
 	op.Summary, op.Description = headline(describe(call.Comments.Leading))
 	var err error
@@ -54,7 +55,10 @@ func (g *generator) addReply(op *operation, call *protogen.Method) error {
 			lines:  {Schema: &schema{AnyOf: []*schema{reply, schemaRef("StreamError")}}},
 			events: {Schema: schemaRef("EventStream")},
 		}
-		op.Responses["204"] = &response{Description: "Instead of server-sent events: the stream has ended without an event. An EventSource does not reconnect."}
+		op.Responses["204"] = &response{
+			Description: "Instead of server-sent events: the stream has ended without an event. " +
+				"An EventSource does not reconnect.",
+		}
 	}
 	op.Responses["200"] = ok
 	return nil
