@@ -13,11 +13,13 @@ import (
 )
 
 // Tags of the fields that this file reads and writes: the field number, then three bits with the wire
-// type. A test compares them with the descriptors. No other file of the project has field numbers.
+// type. A test compares them with the descriptors. Apart from FrameField, no other file has numbers of
+// fields of the protos.
 const (
 	varint = uint64(protowire.VarintType)
 	length = uint64(protowire.BytesType)
 
+	// Message
 	tagSequence       = 2<<3 | varint
 	tagRole           = 3<<3 | varint
 	tagContent        = 4<<3 | length
@@ -33,21 +35,25 @@ const (
 	tagMetadata       = 14<<3 | length
 	tagCreateTime     = 15<<3 | length
 
+	// StructuredData, ToolCall, ToolResult
 	tagDataType      = 1<<3 | length
 	tagCallID        = 1<<3 | length
 	tagResultCallID  = 1<<3 | length
 	tagResultName    = 2<<3 | length
 	tagResultContent = 3<<3 | length
 
+	// Usage
 	tagModel             = 1<<3 | length
 	tagInputTokens       = 2<<3 | varint
 	tagOutputTokens      = 3<<3 | varint
 	tagCachedInputTokens = 4<<3 | varint
 	tagReasoningTokens   = 5<<3 | varint
 
+	// An entry of Message.metadata
 	tagKey   = 1<<3 | length
 	tagValue = 2<<3 | length
 
+	// Timestamp
 	tagSeconds = 1<<3 | varint
 	tagNanos   = 2<<3 | varint
 )
