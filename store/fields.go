@@ -67,13 +67,16 @@ type Fields struct {
 	Status                          parleyv1.MessageStatus
 	Content, Agent, Summary, TurnID []byte
 
-	StructuredData [][]byte // see DataType
-	ToolCalls      [][]byte // see ToolCallID
+	StructuredData []Nested // each with its type
+	ToolCalls      []Nested // each with its id
 	Metadata       [][]byte // see MetadataEntry
 	ToolResult     []byte   // nil if the message has none; see ReadResult
 	Usage          []byte   // nil if the message has none; see ReadUsage
 	CreateTime     []byte   // nil if the message has none; see Time
 }
+
+// Nested is an encoded message inside a message.
+type Nested struct{ Name, Encoded []byte }
 
 // ResultFields has fields of a ToolResult. Its slices point into the frame.
 type ResultFields struct{ CallID, Name, Content []byte }
@@ -85,7 +88,7 @@ type UsageFields struct {
 }
 
 // Read replaces f with the fields of the message in a frame. It reuses the memory of the lists in f. It
-// returns ErrCorrupt if the frame contains no message; it does not check messages inside the message.
+// returns ErrCorrupt if the frame contains no message, or if structured data or a tool call is damaged.
 // As in every protobuf decoder, the last value of a field wins, and messages are merged.
 func (f *Fields) Read(frame Frame) error {
 	*f = Fields{StructuredData: f.StructuredData[:0], ToolCalls: f.ToolCalls[:0], Metadata: f.Metadata[:0]}
@@ -99,9 +102,9 @@ func (f *Fields) Read(frame Frame) error {
 		case tagContent:
 			f.Content = w.bytes
 		case tagStructuredData:
-			f.StructuredData = append(f.StructuredData, w.bytes)
+			f.StructuredData = append(f.StructuredData, w.nested(tagDataType))
 		case tagToolCalls:
-			f.ToolCalls = append(f.ToolCalls, w.bytes)
+			f.ToolCalls = append(f.ToolCalls, w.nested(tagCallID))
 		case tagToolResult:
 			f.ToolResult = merge(f.ToolResult, w.bytes)
 		case tagAgent:
@@ -187,12 +190,6 @@ func (f *Fields) Time() (time.Time, error) {
 	return time.Unix(seconds, nanos), w.err
 }
 
-// DataType returns the type of an encoded StructuredData, or ErrCorrupt if it is not a message.
-func DataType(data []byte) ([]byte, error) { return last(data, tagDataType) }
-
-// ToolCallID returns the id of an encoded ToolCall, or ErrCorrupt if it is not a message.
-func ToolCallID(call []byte) ([]byte, error) { return last(call, tagCallID) }
-
 // MetadataEntry returns the key and value of an encoded entry of the metadata, or ErrCorrupt if it is
 // not an entry.
 func MetadataEntry(entry []byte) (key, value []byte, err error) {
@@ -206,17 +203,6 @@ func MetadataEntry(entry []byte) (key, value []byte, err error) {
 		}
 	}
 	return key, value, w.err
-}
-
-// last returns the last value of the field with that tag.
-func last(message []byte, tag uint64) (value []byte, err error) {
-	w := wire{rest: message}
-	for w.next() {
-		if w.tag == tag {
-			value = w.bytes
-		}
-	}
-	return value, w.err
 }
 
 // AppendNumbered appends the frame of a message to b: the encoded message, then what the store sets,
@@ -265,24 +251,44 @@ func (w *wire) next() bool {
 	if len(w.rest) == 0 {
 		return false
 	}
-	number, kind, n := protowire.ConsumeTag(w.rest)
-	if n < 0 {
-		return w.fail(n)
+	n := 1
+	if w.tag = uint64(w.rest[0]); w.tag < 1<<3 || w.tag >= 1<<7 { // Not the tag of a field from 1 to 15.
+		var number protowire.Number
+		var kind protowire.Type
+		if number, kind, n = protowire.ConsumeTag(w.rest); n < 0 {
+			return w.fail(n)
+		}
+		w.tag = protowire.EncodeTag(number, kind)
 	}
-	w.tag, w.rest = protowire.EncodeTag(number, kind), w.rest[n:]
-	switch kind {
+	w.rest = w.rest[n:]
+	switch kind := protowire.Type(w.tag & 7); kind {
 	case protowire.VarintType:
 		w.number, n = protowire.ConsumeVarint(w.rest)
 	case protowire.BytesType:
 		w.bytes, n = protowire.ConsumeBytes(w.rest)
 	default:
-		n = protowire.ConsumeFieldValue(number, kind, w.rest)
+		n = protowire.ConsumeFieldValue(protowire.Number(w.tag>>3), kind, w.rest)
 	}
 	if n < 0 {
 		return w.fail(n)
 	}
 	w.rest = w.rest[n:]
 	return true
+}
+
+// nested returns the current field as a nested message. Its name is the last value of the field with
+// that tag.
+func (w *wire) nested(name uint64) Nested {
+	n, inner := Nested{Encoded: w.bytes}, wire{rest: w.bytes}
+	for inner.next() {
+		if inner.tag == name {
+			n.Name = inner.bytes
+		}
+	}
+	if inner.err != nil {
+		w.rest, w.err = nil, inner.err
+	}
+	return n
 }
 
 // fail ends the iteration with the error of a negative result of protowire.

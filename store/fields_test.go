@@ -85,7 +85,7 @@ func FuzzFields(f *testing.F) {
 			return
 		}
 		frame := Frame(AppendFrame(nil, body))
-		fields := Fields{StructuredData: make([][]byte, 1), ToolCalls: make([][]byte, 1), Metadata: make([][]byte, 1)}
+		fields := Fields{StructuredData: make([]Nested, 1), ToolCalls: make([]Nested, 1), Metadata: make([][]byte, 1)}
 		if err := fields.Read(frame); err != nil {
 			t.Fatalf("Read() = %v, want no error for a message that decodes", err)
 		}
@@ -117,13 +117,13 @@ func decodeFields(t *testing.T, f *Fields) *parleyv1.Message {
 			t.Fatalf("Unmarshal(%x) as %T: %v", encoded, into, err)
 		}
 	}
-	for i, encoded := range f.StructuredData {
+	for i, data := range f.StructuredData {
 		m.StructuredData = append(m.StructuredData, new(parleyv1.StructuredData))
-		decode(encoded, m.StructuredData[i])
+		decode(data.Encoded, m.StructuredData[i])
 	}
-	for i, encoded := range f.ToolCalls {
+	for i, call := range f.ToolCalls {
 		m.ToolCalls = append(m.ToolCalls, new(parleyv1.ToolCall))
-		decode(encoded, m.ToolCalls[i])
+		decode(call.Encoded, m.ToolCalls[i])
 	}
 	for _, encoded := range f.Metadata {
 		key, value, err := MetadataEntry(encoded)
@@ -153,14 +153,14 @@ func decodeFields(t *testing.T, f *Fields) *parleyv1.Message {
 // checkNested compares what f reads of the messages inside a message with that message.
 func checkNested(t *testing.T, f *Fields, want *parleyv1.Message) {
 	t.Helper()
-	for i, encoded := range f.StructuredData {
-		if got, err := DataType(encoded); err != nil || string(got) != want.GetStructuredData()[i].GetType() {
-			t.Errorf("DataType(%x) = %q, %v, want %q", encoded, got, err, want.GetStructuredData()[i].GetType())
+	for i, data := range f.StructuredData {
+		if want := want.GetStructuredData()[i].GetType(); string(data.Name) != want {
+			t.Errorf("type of structured data %x = %q, want %q", data.Encoded, data.Name, want)
 		}
 	}
-	for i, encoded := range f.ToolCalls {
-		if got, err := ToolCallID(encoded); err != nil || string(got) != want.GetToolCalls()[i].GetId() {
-			t.Errorf("ToolCallID(%x) = %q, %v, want %q", encoded, got, err, want.GetToolCalls()[i].GetId())
+	for i, call := range f.ToolCalls {
+		if want := want.GetToolCalls()[i].GetId(); string(call.Name) != want {
+			t.Errorf("id of tool call %x = %q, want %q", call.Encoded, call.Name, want)
 		}
 	}
 	result, err := f.ReadResult()

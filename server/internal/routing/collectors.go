@@ -60,20 +60,20 @@ type dataUses struct {
 }
 
 func (u *dataUses) add(m *message, older bool) {
-	for _, data := range slices.Backward(m.data) {
-		if use, seen := u.byType[string(data.name)]; seen {
+	for _, data := range slices.Backward(m.StructuredData) {
+		if use, seen := u.byType[string(data.Name)]; seen {
 			use.Count++
 			continue
 		}
 		use := &parleyv1.StructuredDataUse{
-			Type: string(data.name), Count: 1, LastSequence: m.Sequence, LastAgent: string(m.Agent),
+			Type: string(data.Name), Count: 1, LastSequence: m.Sequence, LastAgent: string(m.Agent),
 		}
 		u.byType[use.Type] = use
 		u.types = append(u.types, use)
 		if older {
 			r := &parleyv1.ReferencedData{Sequence: m.Sequence, Agent: use.LastAgent}
 			tag := protowire.AppendTag(nil, referencedData, protowire.BytesType)
-			setEncoded(r, protowire.AppendBytes(tag, data.encoded))
+			setEncoded(r, protowire.AppendBytes(tag, data.Encoded))
 			u.referenced = append(u.referenced, r)
 		}
 	}
@@ -119,7 +119,7 @@ func (q *question) add(m *message) {
 type toolCalls struct {
 	pending []*parleyv1.ToolCall
 	results map[string]int // results by call id in newer messages, or superseded
-	open    []nested       // pending calls of the message being added
+	open    []store.Nested // pending calls of the message being added
 }
 
 // superseded replaces the number of results of a call id once a newer message has a call with that
@@ -131,21 +131,21 @@ func (t *toolCalls) add(m *message) error {
 		t.results[string(m.resultCallID)]++
 	}
 	t.open = t.open[:0]
-	for _, call := range m.calls {
-		switch n := t.results[string(call.name)]; n {
+	for _, call := range m.ToolCalls {
+		switch n := t.results[string(call.Name)]; n {
 		case superseded:
 		case 0:
 			t.open = append(t.open, call)
 		default:
-			t.results[string(call.name)] = n - 1
+			t.results[string(call.Name)] = n - 1
 		}
 	}
-	for _, call := range m.calls {
-		t.results[string(call.name)] = superseded
+	for _, call := range m.ToolCalls {
+		t.results[string(call.Name)] = superseded
 	}
 	for _, open := range slices.Backward(t.open) {
 		call := new(parleyv1.ToolCall)
-		if err := decode(open.encoded, call); err != nil {
+		if err := decode(open.Encoded, call); err != nil {
 			return err
 		}
 		t.pending = append(t.pending, call)

@@ -37,7 +37,7 @@ func FuzzRead(f *testing.F) {
 	}
 	f.Add([]byte{0x7a, 0x00, 0x7a, 0x00}) // an empty create_time, twice
 	f.Fuzz(func(t *testing.T, body []byte) {
-		got := message{data: make([]nested, 1), calls: make([]nested, 1)}
+		got := message{Fields: store.Fields{StructuredData: make([]store.Nested, 1), ToolCalls: make([]store.Nested, 1)}}
 		err := got.read(frame(body))
 		want := new(parleyv1.Message)
 		if proto.Unmarshal(body, want) != nil {
@@ -50,17 +50,17 @@ func FuzzRead(f *testing.F) {
 			Sequence: got.Sequence, Role: got.Role, Agent: string(got.Agent), Summary: string(got.Summary),
 			Content: string(got.Content),
 		}
-		for _, p := range got.data {
+		for _, p := range got.StructuredData {
 			value := new(parleyv1.StructuredData)
-			if err := decode(p.encoded, value); err != nil || value.GetType() != string(p.name) {
-				t.Fatalf("data with name %q decodes to %v, %v", p.name, value, err)
+			if err := decode(p.Encoded, value); err != nil || value.GetType() != string(p.Name) {
+				t.Fatalf("data with name %q decodes to %v, %v", p.Name, value, err)
 			}
 			rebuilt.StructuredData = append(rebuilt.StructuredData, value)
 		}
-		for _, p := range got.calls {
+		for _, p := range got.ToolCalls {
 			call := new(parleyv1.ToolCall)
-			if err := decode(p.encoded, call); err != nil || call.GetId() != string(p.name) {
-				t.Fatalf("call with name %q decodes to %v, %v", p.name, call, err)
+			if err := decode(p.Encoded, call); err != nil || call.GetId() != string(p.Name) {
+				t.Fatalf("call with name %q decodes to %v, %v", p.Name, call, err)
 			}
 			rebuilt.ToolCalls = append(rebuilt.ToolCalls, call)
 		}

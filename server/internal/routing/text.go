@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 )
 
 const (
@@ -76,23 +77,23 @@ func appendClause(b []byte, m *message) []byte {
 	if b = appendLine(b, m.Summary, 0); len(b) > start {
 		return b
 	}
-	if b = appendLine(b, joinedTypes(m.data), 0); len(b) > start {
+	if b = appendLine(b, joinedTypes(m.StructuredData), 0); len(b) > start {
 		return b
 	}
 	return appendLine(b, m.Content, clauseWords)
 }
 
 // joinedTypes returns the distinct types of structured data values, joined by "+".
-func joinedTypes(values []nested) []byte {
+func joinedTypes(values []store.Nested) []byte {
 	var types [][]byte
 	length := 0
 	for _, value := range values {
 		if length > maxClauseBytes {
 			break
 		}
-		if !slices.ContainsFunc(types, func(t []byte) bool { return bytes.Equal(t, value.name) }) {
-			types = append(types, value.name)
-			length += len(value.name)
+		if !slices.ContainsFunc(types, func(t []byte) bool { return bytes.Equal(t, value.Name) }) {
+			types = append(types, value.Name)
+			length += len(value.Name)
 		}
 	}
 	return bytes.Join(types, []byte("+"))

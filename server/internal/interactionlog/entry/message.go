@@ -30,11 +30,7 @@ func (m *message) read(frame store.Frame) error {
 	}
 	m.types, m.metadata = m.types[:0], m.metadata[:0]
 	for _, data := range m.StructuredData {
-		name, err := store.DataType(data)
-		if err != nil {
-			return err
-		}
-		m.types = append(m.types, name)
+		m.types = append(m.types, data.Name)
 	}
 	for _, entry := range m.Metadata {
 		key, value, err := store.MetadataEntry(entry)
