@@ -39,7 +39,7 @@ func (a *app) explainUnavailable(message string) string {
 	switch {
 	case has("connection refused"), has("connect: no such file"), has("actively refused"):
 		return fmt.Sprintf("no server at %s: start one with `make run`, or name another with --address", a.address)
-	case has("first importLine does not look like a TLS handshake"):
+	case has("first record does not look like a TLS handshake"):
 		return fmt.Sprintf("the server at %s does not use TLS: set --tls=false", a.address)
 	case has("no such host"), has("produced zero addresses"):
 		return fmt.Sprintf("no such host: %s; --address takes host:port or unix:PATH", a.address)

@@ -53,11 +53,11 @@ func TestExplain(t *testing.T) {
 		},
 		{
 			"not TLS",
-			unavailable(`connection error: desc = "transport: authentication handshake failed: tls: first importLine does not look like a TLS handshake"`),
+			unavailable(`connection error: desc = "transport: authentication handshake failed: tls: first record does not look like a TLS handshake"`),
 			"the server at 127.0.0.1:1 does not use TLS: set --tls=false",
 		},
 		{
-			"no such host", unavailable(`dns: A importLine lookup error: lookup nowhere.invalid: no such host`),
+			"no such host", unavailable(`dns: A record lookup error: lookup nowhere.invalid: no such host`),
 			"no such host: 127.0.0.1:1",
 		},
 		{
