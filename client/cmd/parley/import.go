@@ -21,13 +21,13 @@ import (
 )
 
 const aboutImport = `Import complete conversations that parley export wrote, from FILE or standard input. They keep
-their ids, sequences, versions and times, but get new uids. Import skips conversations that have expired and
-those beyond the server's capacity. It also skips conversations that exist, or replaces them with
---overwrite.
+their ids, sequences, versions and times, but get new uids. Import skips expired conversations, and
+conversations for which the server has no capacity. It also skips conversations that exist, or replaces
+them with --overwrite.
 
 Import reports each line that is not a conversation, that repeats one, or that the server refuses, with
 its number on standard error. The other lines are imported, and the exit code is 1. Skipped
-conversations are not failures, except those beyond the server's capacity.
+conversations are not failures, except those for which the server has no capacity.
 
 Conversations are imported one by one. If an import is interrupted, the conversations so far remain,
 and the import can be repeated.`
@@ -80,11 +80,11 @@ func (a *app) newImportCommand() *cobra.Command {
 
 // importResult is the result of an import. --output json prints it.
 type importResult struct {
-	Imported int64           `json:"imported"`
-	Skipped  int64           `json:"skipped"`
-	NoRoom   int64           `json:"noRoom"` // Skipped beyond the server's capacity; part of Skipped.
-	Failed   int64           `json:"failed"`
-	Failures []importFailure `json:"failures"` // The first failures.
+	Imported   int64           `json:"imported"`
+	Skipped    int64           `json:"skipped"`
+	NoCapacity int64           `json:"noRoom"` // Skipped because the server has no capacity; part of Skipped.
+	Failed     int64           `json:"failed"`
+	Failures   []importFailure `json:"failures"` // The first failures.
 }
 
 // importFailure describes a line that was not imported.
@@ -136,9 +136,9 @@ func (a *app) importFrom(ctx context.Context, c *client.Client, in io.Reader, f 
 	case err != nil:
 	case r.Failed > 0:
 		err = fmt.Errorf("%s not imported", count(int(r.Failed), "line"))
-	case r.NoRoom > 0:
+	case r.NoCapacity > 0:
 		err = fmt.Errorf("the server has no capacity for %s; see its --max-conversations",
-			count(int(r.NoRoom), "conversation"))
+			count(int(r.NoCapacity), "conversation"))
 	}
 	return errors.Join(i.readErr, err)
 }
@@ -232,8 +232,8 @@ func (i *importer) endError(err error) error {
 
 // addReply adds the reply of the server to the result.
 func (i *importer) addReply(reply *parleyv1.ImportConversationsResponse) {
-	i.result.Imported, i.result.Skipped, i.result.NoRoom = reply.GetImportedCount(), reply.GetSkippedCount(),
-		reply.GetNoRoomCount()
+	i.result.Imported, i.result.Skipped = reply.GetImportedCount(), reply.GetSkippedCount()
+	i.result.NoCapacity = reply.GetNoRoomCount()
 	failures := slices.SortedFunc(slices.Values(reply.GetFailures()), func(a, b *parleyv1.ImportFailure) int {
 		return cmp.Compare(i.sentLines[a.GetConversationId()], i.sentLines[b.GetConversationId()])
 	})
@@ -272,7 +272,7 @@ func (a *app) printImported(result importResult) error {
 	reasons := ""
 	if result.Skipped > 0 {
 		reasons = fmt.Sprintf(" (%d already present or expired, %d beyond the server's capacity)",
-			result.Skipped-result.NoRoom, result.NoRoom)
+			result.Skipped-result.NoCapacity, result.NoCapacity)
 	}
 	_, err := fmt.Fprintf(a.out, "imported %d, skipped %d%s, failed %d\n", result.Imported, result.Skipped, reasons,
 		result.Failed)
