@@ -4,11 +4,16 @@
 //
 // # Glossary
 //
-// These terms have one meaning in the whole project.
+// These terms have the same meaning everywhere in the project.
 //
-//   - Conversation: the messages of one tenant under one id, with a header (title, labels,
-//     retention, version and so on). A store also keeps its newest 32 turns and its newest 32
-//     request ids.
+//   - Tenant: a name that separates the data of different users of one server. A call sees only
+//     the conversations of its own tenant.
+//   - Conversation: the messages of one tenant under one id, with a header. A store also retains
+//     its newest 32 turns and its newest 32 request ids.
+//   - Header: everything about a conversation except its messages and turns: title, labels, system
+//     prompt, retention, version, times and so on. It is the message Conversation of the API.
+//   - Uid: a random id that the store chooses when it creates a conversation. It distinguishes a
+//     conversation from an earlier one with the same id.
 //   - Message: one entry of a conversation, written by a user, an agent, a tool or the system. It
 //     never changes after it has been appended.
 //   - Exchange: a user's message and the messages that answer it, numbered from 1 in their
@@ -24,15 +29,19 @@
 //     require a version.
 //   - Lease: the right of one agent, the active agent, to answer the next messages of a
 //     conversation. It ends at a time, after 366 days at most, or with the conversation.
-//   - Ephemeral conversation: a conversation that is deleted after the connection that holds it has
+//   - Ephemeral conversation: a conversation that is deleted when the connections that hold it have
 //     ended. A tenant has at most [MaxHolds] of them.
 //   - Retention: how many messages a conversation keeps, 1 to 1000, and its ttl, 100 ms to 366
-//     days. Expiry: a conversation expires when its ttl has passed since its creation, last append
-//     or last turn.
+//     days.
+//   - Expiry: a conversation expires when its ttl has passed since its creation, last append or
+//     last turn.
 //   - Eviction: when a tenant is at its capacity, its oldest conversation by create time is deleted
 //     for a new one.
-//   - Commit: the instant at which a write takes effect as a whole. A write returns after its
+//   - Hold and release: a hold makes an id ephemeral for as long as a connection is open. The
+//     release ends the hold.
+//   - Commit: the instant at which all changes of a write take effect. A write returns after its
 //     commit.
+//   - Frame: one message in encoded form, as it is stored and as replies contain it. See [Frame].
 //   - Interaction log: daily files with an entry for every message. Entries remain when a
 //     conversation is deleted.
 //
@@ -63,7 +72,7 @@
 //     processes write to the same data, the store also passes their changes, when they arrive; the
 //     order then holds for each conversation.
 //  8. Pages: a list may be continued from its token while conversations are created, changed and
-//     deleted. A conversation that exists the whole time is neither skipped nor returned twice. In
+//     deleted. A conversation that exists all the time is neither skipped nor returned twice. In
 //     the order by update time this holds for conversations that do not change in the meantime; the
 //     others move to the front. A conversation that is created or imported after the list started
 //     may be in it or not.
@@ -120,7 +129,7 @@ type Store interface {
 	// Delete deletes a conversation. It returns ErrNotFound if the conversation does not exist.
 	Delete(ctx context.Context, d *Delete) error
 	// Purge deletes the conversations of a tenant that have been inactive, in bounded steps; it is
-	// not atomic as a whole. If ctx ends before it is done, it returns what was deleted so far and
+	// not atomic. If ctx ends before it is done, it returns what was deleted so far and
 	// the context's error.
 	Purge(ctx context.Context, p *Purge) (Purged, error)
 
@@ -186,7 +195,7 @@ type Options struct {
 	// MaxConversations is the capacity of each tenant; 0 means no limit.
 	MaxConversations int
 	// MaxConversationBytes is the maximum encoded size of the messages of a conversation. The
-	// oldest messages are dropped first; the newest is kept whatever its size. 0 means 3 MiB, which
+	// oldest messages are dropped first; the newest is kept even if it is larger. 0 means 3 MiB, which
 	// fits into a reply.
 	MaxConversationBytes int
 }
