@@ -1,21 +1,35 @@
-// Package boltstore stores conversations in one bbolt file. Each read is a bbolt transaction of its
-// own, which decodes and copies what it needs. Writes are operations that one goroutine applies: it
-// puts all queued operations into one transaction (writer.go), in which they decide and write one
-// after the other (txn.go). Start at [Open].
+// Package boltstore stores conversations in one bbolt file.
 //
-// Package layout describes the keys and entries of the file, and the invariants that every committed
-// state meets. Package boltfile opens and creates the file, package fsck checks it, and package backup
-// copies, compacts and restores it.
+// Each read is a bbolt transaction of its own, which decodes and copies the data of its result. One
+// goroutine does all writes. It puts all queued operations into one transaction (writer.go), in which
+// they decide and write one after the other (txn.go).
+//
+// # The file
+//
+// The file has these buckets. Package layout defines their keys and entries, and the invariants that
+// every committed state meets.
+//
+//	conversations  the record of each conversation: its header, messages and turns
+//	ids            id of a conversation → its record
+//	expiry         time → conversation that expires at this time or later
+//	turns          running turns: the answer so far
+//	sessions       ids of ephemeral conversations: which process holds the id, or when it ends
+//	ends           time → id of an ephemeral conversation that ends then
+//	tenants        counts of each tenant
+//	meta           version of the layout, and "closed": whether the file was closed in order
+//
+// Package boltfile opens and creates the file, package fsck checks it, and package backup copies,
+// compacts and restores it.
 //
 // # Closing
 //
-// A process that closes the file in order ends with a transaction that writes its own number to
-// "closed". If that number is not the newest, the process was killed or the machine failed.
+// A process that closes the file in order ends with a transaction that writes the transaction's number
+// to "closed". If a later transaction exists, its process was killed or the machine failed.
 //
 // # Holds
 //
-// The number of holders of an id is only in memory. A hold of another process, which its number
-// shows, counts as released at the time at which the file was opened, since that process has ended.
+// The number of holds of an id is only in memory. The file contains only which process holds the id.
+// If that process has ended, its holds count as released at the time at which the file was opened.
 // Open writes these releases. If the disk has no space for them, Sweep writes them later.
 //
 // # Damage
@@ -49,6 +63,8 @@
 // Damage within a page of ids that bbolt can still read (in a key, or in the count, length or
 // position of keys) hides ids: their conversations are store.ErrNotFound. If the end of a turn is
 // refused with store.ErrCorrupt, its conversation stays busy until a restart.
+//
+// Start at [Open].
 package boltstore
 
 import (

@@ -102,8 +102,8 @@ func (t *tally) loadEphemeral(tx *bolt.Tx) error {
 }
 
 // mayHaveEphemeral reports whether any id is ephemeral. If a caller gets false before its read
-// transaction begins, the read need not look into sessions: an entry that the transaction shows was
-// added after the call, and an entry that was removed before the call had ended by then.
+// transaction begins, the read need not read sessions: an entry that the transaction shows was
+// added after the call, and an entry that was removed before the call had ended already.
 func (t *tally) mayHaveEphemeral() bool { return t.hasEphemeral.Load() }
 
 // staleHoldCount returns the number of holds of ended processes that are still to be released in

@@ -1,13 +1,14 @@
 // Package interactionlog writes every message as a line of JSON to a file of its day, and lists and
-// searches these files. Start at [Open].
+// searches these files.
 //
 // The files are the only copy of the log. Operators may read, search, edit, rotate and remove them with
 // any tool at any time. Each day in UTC has one file, such as interactions/2026-11-20.jsonl. A message
 // is in the file of its create_time. The entries of a conversation are in the order of their commits.
 // Package entry documents their format.
 //
-// This package writes: appending, the checkpoint, catching up and erasing. Its subpackages do not import it. Package
-// search lists and searches the files, scan reads their lines, dayfile names and opens them.
+// This package appends entries, maintains the checkpoint, adds entries after a crash, and erases entries.
+// Its subpackages do not import it. Package search lists and searches the files, scan reads their lines,
+// and dayfile names and opens them.
 //
 // # Failures
 //
@@ -20,7 +21,9 @@
 //
 // If a crash or an editor has left a line without a line break, the log adds one. The partial line stays,
 // and readers skip it. The files are made durable every second. After a crash, [Log.CatchUp] adds the
-// messages since then that the store retains and the files lack.
+// messages after the checkpoint that the store retains and the files lack.
+//
+// Start at [Open].
 package interactionlog
 
 import (

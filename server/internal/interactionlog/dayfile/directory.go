@@ -1,7 +1,6 @@
 // Package dayfile names, opens and appends to the files in the directory of an interaction log: the file of each
 // day in UTC, its index, and temporary files that replace them. It owns their names and permissions: only the
-// owner of the directory has access. It knows only that the
-// files of days consist of lines. Start at [Day].
+// owner of the directory has access. Of the contents it knows only that they are lines. Start at [Day].
 package dayfile
 
 import (

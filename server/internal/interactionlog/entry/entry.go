@@ -1,5 +1,5 @@
 // Package entry encodes messages as entries of the interaction log and parses entries. It owns the format of
-// an entry and its limits. Start at [Parse].
+// an entry and its limits.
 //
 // An entry is one JSON object in UTF-8 on a line, with these keys in this order:
 //
@@ -17,6 +17,8 @@
 // turn_number is the message's sequence: 1, 2, 3 … in its conversation. The other keys of the metadata
 // are omitted if they are empty, and a count of tokens if it is 0. Entries written by hand may have any
 // spelling that JSON allows. The keys timestamp, session_id, role and content are required.
+//
+// Start at [Parse].
 package entry
 
 import (

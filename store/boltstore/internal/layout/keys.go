@@ -1,17 +1,17 @@
-// Package layout has the keys and entries of a store's file: it encodes and decodes them, and does not
-// read or write the file. Start at [Place].
+// Package layout encodes and decodes the keys and entries of a store's file. It does not read or write
+// the file.
 //
 // # The file
 //
 // A conversation is one value. Its key begins with its create time, so the order of the keys is the
-// order of lists and evictions. All other entries are small: they lead to that key or hold counts.
+// order of lists and evictions. All other entries are small: they lead to that key or contain counts.
 // Buckets and entries:
 //
 //	meta
 //	├── "schema"                      → version of this layout, 4 bytes
 //	└── "closed"                      → number of the transaction that wrote this, 8 bytes
 //	tenants
-//	└── <tenant>                      → conversations, messages, bytes, CRC-32C
+//	└── <tenant>                      → number of conversations, messages and bytes, CRC-32C
 //	conversations
 //	└── <tenant><inner key>           → the conversation, see package record
 //	ids
@@ -30,8 +30,8 @@
 //	<minute>     since 1970, 4 bytes; <second> likewise
 //	<nanosecond> since 1970, 8 bytes
 //
-// Integers are big-endian. Checksums cover key and value. The bucket sessions holds the ids of
-// ephemeral conversations, ends holds the times at which they are deleted. Files of the first
+// Integers are big-endian. Checksums cover key and value. The bucket sessions contains the ids of
+// ephemeral conversations, ends contains the times at which they are deleted. Files of the first
 // versions have schema 1 and neither of these two buckets: the first write adds both and sets
 // schema 2.
 //
@@ -49,7 +49,9 @@
 //     While a process holds the id, the entry has in place of a delete time the negated number of
 //     the transaction at which that process opened the file. After the release the id has a
 //     conversation, and one entry in ends with the same nanosecond.
-//   - tenants agrees with conversations and has no entry for a tenant without conversations.
+//   - The counts in tenants agree with conversations. A tenant without conversations has no entry.
+//
+// Start at [Place].
 package layout
 
 import (
