@@ -9,12 +9,12 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-func TestSession(t *testing.T) {
+func TestEphemeral(t *testing.T) {
 	expire := time.Unix(1_800_000_000, 0)
 	early, late := expire.Add(-time.Hour), expire.Add(time.Hour)
 	for _, test := range []struct {
 		name                   string
-		session                record.Ephemeral
+		state                  record.Ephemeral
 		now                    time.Time
 		running                bool
 		expired, ended, active bool
@@ -28,21 +28,21 @@ func TestSession(t *testing.T) {
 		{"ended, with a turn", record.Ephemeral{DeleteTime: late}, late, true, true, true, false},
 		{"ended before expire_time", record.Ephemeral{DeleteTime: early}, early, false, true, true, false},
 	} {
-		if got := test.session.Expired(test.now, expire, test.running); got != test.expired {
-			t.Errorf("%s: Expired = %v", test.name, got)
+		if got := test.state.Expired(test.now, expire, test.running); got != test.expired {
+			t.Errorf("%s: Expired() = %v, want %v", test.name, got, test.expired)
 		}
-		if got := test.session.HasEnded(test.now); got != test.ended {
-			t.Errorf("%s: Over = %v", test.name, got)
+		if got := test.state.HasEnded(test.now); got != test.ended {
+			t.Errorf("%s: HasEnded() = %v, want %v", test.name, got, test.ended)
 		}
-		if got := test.session.IsActive(test.now); got != test.active {
-			t.Errorf("%s: Lasts = %v", test.name, got)
+		if got := test.state.IsActive(test.now); got != test.active {
+			t.Errorf("%s: IsActive() = %v, want %v", test.name, got, test.active)
 		}
-		if got := record.EphemeralStates(func(string) record.Ephemeral { return test.session }).Of("a"); got != test.session {
-			t.Errorf("%s: Sessions.Of = %+v", test.name, got)
+		if got := record.EphemeralStates(func(string) record.Ephemeral { return test.state }).Of("a"); got != test.state {
+			t.Errorf("%s: EphemeralStates.Of() = %+v, want %+v", test.name, got, test.state)
 		}
 	}
 	if got := record.EphemeralStates(nil).Of("a"); !got.IsZero() {
-		t.Errorf("Of of nil Sessions = %+v, want zero", got)
+		t.Errorf("EphemeralStates(nil).Of() = %+v, want zero", got)
 	}
 }
 

@@ -58,7 +58,7 @@ type Oldest func(after []byte) iter.Seq2[[]byte, []byte]
 // counts conversations whose record is damaged, so that the others can be listed. Errors:
 // store.ErrPageToken, and the error of ctx, which is checked before each conversation.
 func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, newest Newest, oldest Oldest,
-	sessions EphemeralStates,
+	ephemeral EphemeralStates,
 ) (*store.Page, error) {
 	var position []byte
 	if l.PageToken != "" {
@@ -70,7 +70,7 @@ func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, n
 			return nil, store.ErrPageToken
 		}
 	}
-	p := pager{list: l, now: now, sessions: sessions}
+	p := pager{list: l, now: now, ephemeral: ephemeral}
 	switch {
 	case byUpdateTime(l):
 		position = p.fillByUpdateTime(ctx, position, newest)
@@ -113,7 +113,7 @@ func scope(l *store.List) []string {
 type pager struct {
 	list      *store.List
 	now       time.Time
-	sessions  EphemeralStates
+	ephemeral EphemeralStates
 	entries   []*parleyv1.ConversationEntry
 	size      int
 	damaged   int
@@ -129,7 +129,7 @@ func (p *pager) decodeMatching(key, value []byte) *Record {
 		p.damaged++
 		return nil
 	}
-	if !r.Matches(p.list) || r.Expired(p.now, p.sessions.Of(r.Conversation().GetId())) {
+	if !r.Matches(p.list) || r.Expired(p.now, p.ephemeral.Of(r.Conversation().GetId())) {
 		return nil
 	}
 	return r
