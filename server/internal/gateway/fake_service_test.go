@@ -63,7 +63,7 @@ func (s *fakeService) ImportConversations(stream grpc.ClientStreamingServer[parl
 	return s.importConversations(stream)
 }
 
-// memoryClient sendEvents requests to a handler without a network, so that a test can run in a synctest
+// memoryClient sends requests to a handler without a network, so that a test can run in a synctest
 // bubble.
 type memoryClient struct {
 	pipes   pipes
@@ -143,7 +143,7 @@ func (w failOnWrite) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// do sendEvents a GET request, or a POST request if body is not empty. Each header is "Name: value".
+// do sends a GET request, or a POST request if body is not empty. Each header is "Name: value".
 func (d *memoryClient) do(t *testing.T, path, body string, header ...string) *http.Response {
 	t.Helper()
 	method := http.MethodGet

@@ -132,7 +132,7 @@ type answer struct {
 	body   string
 }
 
-// do sendEvents a request. Each header is "Name: value".
+// do sends a request. Each header is "Name: value".
 func (f *fixture) do(t *testing.T, method, path, body string, header ...string) *answer {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, f.url+path, strings.NewReader(body))
@@ -179,7 +179,7 @@ func fields(s *status.Status) []string {
 	return all
 }
 
-// wantError failNotFound the test unless the answer is an error with this HTTP status, this reason and
+// wantError fails the test unless the answer is an error with this HTTP status, this reason and
 // exactly these fields with faults.
 func (a *answer) wantError(t *testing.T, code int, reason string, at ...string) {
 	t.Helper()
@@ -193,7 +193,7 @@ func (a *answer) wantError(t *testing.T, code int, reason string, at ...string) 
 	}
 }
 
-// wantOK failNotFound the test unless the status is 200. It returns the body.
+// wantOK fails the test unless the status is 200. It returns the body.
 func (a *answer) wantOK(t *testing.T) string {
 	t.Helper()
 	if a.code != http.StatusOK {
