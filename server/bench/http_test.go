@@ -53,7 +53,7 @@ func BenchmarkHTTP(b *testing.B) {
 	row(&table, "the same over HTTP, median, µs", overHTTP)
 	cost := row(&table, "the difference, µs", added)
 	reportBound(&table, cost, maxMicros)
-	b.ReportMetric(cost, "http-door-µs")
+	b.ReportMetric(cost, "http-µs")
 	b.ReportMetric(0, "ns/op") // The default value would be the length of the run.
 	b.Log(table.String())
 }

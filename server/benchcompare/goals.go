@@ -52,8 +52,8 @@ func (r *report) goals() []goal {
 		by(appending, service, inProcess, 0.65),
 		by(reading, service, etcdTransaction, 2.5),
 		by(reading, service, etcdWithLease, 2.5),
-		by(reading, bareRead, bareCall, 0.5),
-		by(reading, service, bareCall, 0.45),
+		by(reading, plainRead, plainCall, 0.5),
+		by(reading, service, plainCall, 0.45),
 		by(appendingSizes, sizedName(r.settings.large), sizedName(r.settings.conversations), 0.8),
 		{
 			what:   fmt.Sprintf("append: p99 while %s expired conversations are swept ÷ p99 before", count(r.settings.expired)),

@@ -39,7 +39,7 @@ func (t *targets) openOwn(ctx context.Context) error {
 		return err
 	}
 	copies := make(map[string]string)
-	for _, name := range []string{serviceWithLog, inProcess, bareRead} {
+	for _, name := range []string{serviceWithLog, inProcess, plainRead} {
 		if copies[name], err = t.subdir(name); err != nil {
 			return err
 		}
@@ -62,7 +62,7 @@ func (t *targets) openOwn(ctx context.Context) error {
 	if err := check(ctx, b); err != nil {
 		return fmt.Errorf("%s: %w", inProcess, err)
 	}
-	if t.ceiling, err = startCeiling(ctx, copies[bareRead]); err != nil {
+	if t.ceiling, err = startCeiling(ctx, copies[plainRead]); err != nil {
 		return err
 	}
 	t.closers = append(t.closers, t.ceiling.close)

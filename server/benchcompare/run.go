@@ -120,8 +120,8 @@ func (t *targets) measurements(p part) []*measurement {
 		if t.ceiling == nil {
 			continue
 		}
-		add(reading, bareRead, callers, readingFrom(t.ceiling.read, anyOf(t.conversations)))
-		add(reading, bareCall, callers, t.ceiling.call)
+		add(reading, plainRead, callers, readingFrom(t.ceiling.read, anyOf(t.conversations)))
+		add(reading, plainCall, callers, t.ceiling.call)
 		add(reading, chainedCall, callers, t.service.listAgents)
 	}
 	return all

@@ -21,8 +21,8 @@ const (
 	redisAlways     = "Redis, AOF synced always"
 	postgreSQL      = "PostgreSQL, synchronous commit"
 	sqliteGrouped   = "SQLite in process, WAL, grouped"
-	bareRead        = "this service without interceptors"
-	bareCall        = "empty call without interceptors"
+	plainRead       = "this service without interceptors"
+	plainCall       = "empty call without interceptors"
 	chainedCall     = "empty call with all interceptors"
 )
 
@@ -125,7 +125,7 @@ func (t *targets) wantedIn(p part) bool {
 	if p.appending == appendingSizes {
 		return t.wanted(sizedName(t.settings.large), p.appending, p.reading)
 	}
-	names := []string{service, serviceWithLog, inProcess, bareRead, bareCall, chainedCall}
+	names := []string{service, serviceWithLog, inProcess, plainRead, plainCall, chainedCall}
 	for _, r := range competitors() {
 		names = append(names, r.name)
 	}
