@@ -275,7 +275,7 @@ type BackupStoreResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The next bytes of the copy.
 	Chunk []byte `protobuf:"bytes,1,opt,name=chunk,proto3" json:"chunk,omitempty"`
-	// Size of the whole copy; set in the first response.
+	// Size of the complete copy; set in the first response.
 	SizeBytes     int64 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -514,7 +514,7 @@ func (x *ActiveAgent) GetLeaseExpireTime() *timestamppb.Timestamp {
 	return nil
 }
 
-// ContextWindow limits the history that is passed to a model. A window holds the newest
+// ContextWindow limits the history that is passed to a model. A window contains the newest
 // messages that fit all limits that are set. It always starts at a user message and never
 // separates a tool call from its result. If the newest exchange is larger than a limit, the
 // window is empty. A tool result whose call is no longer kept is in no window.

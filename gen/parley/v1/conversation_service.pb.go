@@ -1978,7 +1978,7 @@ type BatchGetRoutingSummariesRequest struct {
 	ConversationIds []string `protobuf:"bytes,1,rep,name=conversation_ids,json=conversationIds,proto3" json:"conversation_ids,omitempty"`
 	// Number of recent messages to return for each conversation: 0 to 20. If unset, 3.
 	MessageLimit *int32 `protobuf:"varint,2,opt,name=message_limit,json=messageLimit,proto3,oneof" json:"message_limit,omitempty"`
-	// Maximum size for each conversation, in bytes; 0 means 32 KiB. More is left out if the whole
+	// Maximum size for each conversation, in bytes; 0 means 32 KiB. More is left out if the
 	// reply would otherwise exceed 3.5 MiB.
 	MaxBytes      int32 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -50,7 +50,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // ConversationService stores multi-turn conversations, answers messages through agents, and
-// gives coordinators what they need to route messages.
+// returns to coordinators what they need to route messages.
 //
 // A request that has a field request_id may set it to up to 64 printable characters without
 // spaces. A retry with the same request_id changes nothing and returns the first result.
@@ -417,7 +417,7 @@ type ConversationService_ImportConversationsClient = grpc.ClientStreamingClient[
 // for forward compatibility.
 //
 // ConversationService stores multi-turn conversations, answers messages through agents, and
-// gives coordinators what they need to route messages.
+// returns to coordinators what they need to route messages.
 //
 // A request that has a field request_id may set it to up to 64 printable characters without
 // spaces. A retry with the same request_id changes nothing and returns the first result.

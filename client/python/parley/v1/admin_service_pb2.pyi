@@ -146,7 +146,7 @@ class BackupStoreResponse(_message.Message):
     chunk: _builtins.bytes
     """The next bytes of the copy."""
     size_bytes: _builtins.int
-    """Size of the whole copy; set in the first response."""
+    """Size of the complete copy; set in the first response."""
     def __init__(
         self,
         *,

@@ -1067,7 +1067,7 @@ class BatchGetRoutingSummariesRequest(_message.Message):
     message_limit: _builtins.int
     """Number of recent messages to return for each conversation: 0 to 20. If unset, 3."""
     max_bytes: _builtins.int
-    """Maximum size for each conversation, in bytes; 0 means 32 KiB. More is left out if the whole
+    """Maximum size for each conversation, in bytes; 0 means 32 KiB. More is left out if the
     reply would otherwise exceed 3.5 MiB.
     """
     @_builtins.property

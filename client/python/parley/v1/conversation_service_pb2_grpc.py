@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class ConversationServiceStub:
     """ConversationService stores multi-turn conversations, answers messages through agents, and
-    gives coordinators what they need to route messages.
+    returns to coordinators what they need to route messages.
 
     A request that has a field request_id may set it to up to 64 printable characters without
     spaces. A retry with the same request_id changes nothing and returns the first result.
@@ -166,7 +166,7 @@ class ConversationServiceStub:
 
 class ConversationServiceServicer:
     """ConversationService stores multi-turn conversations, answers messages through agents, and
-    gives coordinators what they need to route messages.
+    returns to coordinators what they need to route messages.
 
     A request that has a field request_id may set it to up to 64 printable characters without
     spaces. A retry with the same request_id changes nothing and returns the first result.
@@ -493,7 +493,7 @@ def add_ConversationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ConversationService:
     """ConversationService stores multi-turn conversations, answers messages through agents, and
-    gives coordinators what they need to route messages.
+    returns to coordinators what they need to route messages.
 
     A request that has a field request_id may set it to up to 64 printable characters without
     spaces. A retry with the same request_id changes nothing and returns the first result.

@@ -28,7 +28,7 @@ GRPC_VERSION: str
 
 class ConversationServiceStub:
     """ConversationService stores multi-turn conversations, answers messages through agents, and
-    gives coordinators what they need to route messages.
+    returns to coordinators what they need to route messages.
 
     A request that has a field request_id may set it to up to 64 printable characters without
     spaces. A retry with the same request_id changes nothing and returns the first result.
@@ -121,7 +121,7 @@ class ConversationServiceStub:
 @_typing.type_check_only
 class ConversationServiceAsyncStub(ConversationServiceStub):
     """ConversationService stores multi-turn conversations, answers messages through agents, and
-    gives coordinators what they need to route messages.
+    returns to coordinators what they need to route messages.
 
     A request that has a field request_id may set it to up to 64 printable characters without
     spaces. A retry with the same request_id changes nothing and returns the first result.
@@ -210,7 +210,7 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
 
 class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
     """ConversationService stores multi-turn conversations, answers messages through agents, and
-    gives coordinators what they need to route messages.
+    returns to coordinators what they need to route messages.
 
     A request that has a field request_id may set it to up to 64 printable characters without
     spaces. A retry with the same request_id changes nothing and returns the first result.

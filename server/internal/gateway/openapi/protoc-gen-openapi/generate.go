@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/compiler/protogen"
 )
 
-const about = `Parley stores multi-turn conversations, lets agents answer them, and gives coordinators the information that they need for routing. This is its gRPC API as JSON over HTTP.
+const about = `Parley stores multi-turn conversations, lets agents answer them, and returns to coordinators the information that they need for routing. This is its gRPC API as JSON over HTTP.
 
 Names are in camelCase; requests may also use snake_case, as the descriptions do: must_exist is mustExist. Fields that are empty, 0 or false are omitted from replies. Integers of 64 bits are strings; bytes are base64.
 

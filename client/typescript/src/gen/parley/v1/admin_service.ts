@@ -60,7 +60,7 @@ export interface BackupStoreRequest {
 export interface BackupStoreResponse {
   /** The next bytes of the copy. */
   chunk: Buffer;
-  /** Size of the whole copy; set in the first response. */
+  /** Size of the complete copy; set in the first response. */
   sizeBytes: number;
 }
 

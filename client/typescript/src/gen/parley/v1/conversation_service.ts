@@ -546,7 +546,7 @@ export interface BatchGetRoutingSummariesRequest {
     | number
     | undefined;
   /**
-   * Maximum size for each conversation, in bytes; 0 means 32 KiB. More is left out if the whole
+   * Maximum size for each conversation, in bytes; 0 means 32 KiB. More is left out if the
    * reply would otherwise exceed 3.5 MiB.
    */
   maxBytes: number;
@@ -5248,7 +5248,7 @@ export const ImportFailure: MessageFns<ImportFailure> = {
 
 /**
  * ConversationService stores multi-turn conversations, answers messages through agents, and
- * gives coordinators what they need to route messages.
+ * returns to coordinators what they need to route messages.
  *
  * A request that has a field request_id may set it to up to 64 printable characters without
  * spaces. A retry with the same request_id changes nothing and returns the first result.
