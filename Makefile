@@ -10,7 +10,7 @@ GOLANGCI_VERSION := 2.15.0
 GOLANGCI := bin/golangci-lint-$(GOLANGCI_VERSION)
 
 # -buildvcs=false: the version comes from VERSION, also where git distrusts the folder's owner.
-# -s -w omits what only a debugger reads; stack traces and profiles keep their names.
+# -s -w omits the tables for debuggers; stack traces and profiles keep their names.
 # grpcnotrace omits the pages of golang.org/x/net/trace, which nothing here serves: 4 MB.
 GOBUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
 
@@ -125,9 +125,9 @@ checkgenerate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp
 	$(PYTHON)/generate.sh "$$fresh"; same $(PYTHON)/parley/v1 "$$fresh/parley/v1"; \
 	$(TYPESCRIPT)/generate.sh "$$fresh"; same $(TYPESCRIPT)/src/gen "$$fresh/src/gen"
 
-# PARLEY_BENCH_ROUNDS=3 is for a quick look; server/bench/bench_test.go has the other variables.
+# PARLEY_BENCH_ROUNDS=3 is for a quick run; server/bench/bench_test.go has the other variables.
 .PHONY: bench
-bench: ## measure the service beside what bounds it, everything in turn
+bench: ## compare the service with plain gRPC and bbolt
 	go test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./server/bench
 	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog/search
 
@@ -138,10 +138,10 @@ BENCHCOMPARE := server/benchcompare
 testbenchcompare:
 	cd $(BENCHCOMPARE) && CGO_ENABLED=1 go test -race -timeout 10m ./...
 
-# BENCHFLAGS='-rounds 2 -slice 300ms -conversations 5000 -large 20000' is for a quick look;
+# BENCHFLAGS='-rounds 2 -slice 300ms -conversations 5000 -large 20000' is for a quick run;
 # BENCHFLAGS=-help lists all.
 .PHONY: bench-compare
-bench-compare: build ## measure the service beside etcd, Redis, PostgreSQL and SQLite, in a quarter of an hour
+bench-compare: build ## compare the service with etcd, Redis, PostgreSQL and SQLite, in a quarter of an hour
 	@$(BENCHCOMPARE)/install.sh
 	cd $(BENCHCOMPARE) && CGO_ENABLED=1 go build -buildvcs=false -o '$(CURDIR)/bin/benchcompare' .
 	@exec bin/benchcompare -parleyd bin/parleyd $(BENCHFLAGS)

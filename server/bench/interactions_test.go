@@ -20,7 +20,7 @@ const loggedConversations = 5000
 
 // BenchmarkInteractionLog measures the cost of the interaction log. Two servers with stores on the same
 // disk, one of them with the log, run alternately as in BenchmarkService. A turn is long enough for the
-// log's sync, which happens once a second. What is unsynced at its end is synced outside the
+// log's sync, which happens once a second. Data that is unsynced at its end is synced outside the
 // measurement. PARLEY_BENCH_ROUNDS, PARLEY_BENCH_SLICE and PARLEY_BENCH_ONLY apply as there.
 func BenchmarkInteractionLog(b *testing.B) {
 	const turn = 4 // slices
