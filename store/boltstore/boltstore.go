@@ -13,8 +13,8 @@
 //	ids            id of a conversation → its record
 //	expiry         time → conversation that expires at this time or later
 //	turns          running turns: the answer so far
-//	sessions       ids of ephemeral conversations: which process holds the id, or when it ends
-//	ends           time → id of an ephemeral conversation that ends then
+//	sessions       ids of ephemeral conversations: the process that holds the id, or the delete time
+//	ends           time → id of an ephemeral conversation to delete at that time
 //	tenants        counts of each tenant
 //	meta           version of the layout, and "closed": whether the file was closed in order
 //
@@ -236,7 +236,7 @@ func (s *Store) Close() error {
 
 // markClosed writes that the store was closed in order. After a failure it writes nothing. If the
 // disk has no space for the mark, the next Open checks the file. If bbolt has panicked, the file is
-// damaged: markClosed removes an earlier mark, so that the next Open checks the whole file.
+// damaged: markClosed removes an earlier mark, so that the next Open checks the complete file.
 func (s *Store) markClosed() error {
 	if s.failed.Load() {
 		return nil

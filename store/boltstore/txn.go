@@ -320,7 +320,7 @@ func isLow(db *bolt.DB) bool {
 // operation with a value no larger was alone in a transaction and found no space. So of a batch
 // that does not fit, few operations try: after each failure bbolt reads its list of free pages
 // again. The size of the value does not determine the space that a write needs, because bbolt
-// writes whole pages, so checkSpace may refuse a value that would fit. Operations that end or
+// writes complete pages, so checkSpace may refuse a value that would fit. Operations that end or
 // delete do not call checkSpace, and their failures do not affect it.
 func (t *txn) checkSpace(size int) error {
 	t.spaceNeeded = size

@@ -159,7 +159,7 @@ func TestCatchUpClean(t *testing.T) {
 	partial := fileContents(t, s.dir)
 	s.open()
 	must(t, s.catchUp())
-	s.restart() // What is not missing is not added later either.
+	s.restart() // Entries that are not missing are not added later either.
 	must(t, s.log.Close())
 	if got := fileContents(t, s.dir); fmt.Sprint(got) != fmt.Sprint(partial) {
 		t.Errorf("files = %q, want %q", got, partial)

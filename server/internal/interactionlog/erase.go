@@ -21,7 +21,7 @@ import (
 const maxRewrites = 10
 
 // Erase removes all entries of a tenant's conversation from the files of all days and returns their
-// number. To find none, or to erase again, is not an error. What is written while Erase runs may stay.
+// number. To find none, or to erase again, is not an error. Entries that are written while Erase runs may stay.
 //
 // Entries are written and read in the meantime. A file with entries to remove is written again under a
 // temporary name, all other lines byte for byte, and renamed when it is durable. After a crash the file

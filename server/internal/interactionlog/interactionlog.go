@@ -92,7 +92,7 @@ type Log struct {
 	options Options
 	reader  *search.Reader
 	scanner scan.Scanner
-	erasing chan struct{} // holds a value while an Erase runs
+	erasing chan struct{} // contains a value while an Erase runs
 	lost    atomic.Int64  // entries that were lost since the start
 
 	// syncMu is held while files are made durable or replaced. It is locked before mu. A file that is

@@ -65,7 +65,7 @@ func TestMarshal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, r := range map[string]*record.Record{"the whole": got, "the head": head} {
+	for name, r := range map[string]*record.Record{"the complete record": got, "the head": head} {
 		if diff := cmp.Diff(want.Header, r.Header, protocmp.Transform()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}

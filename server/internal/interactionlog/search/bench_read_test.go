@@ -85,7 +85,7 @@ func BenchmarkRead(b *testing.B) {
 		}
 		table.WriteByte('\n')
 	}
-	b.ReportMetric(0, "ns/op") // It would be the duration of the whole run.
+	b.ReportMetric(0, "ns/op") // It would be the duration of the complete run.
 	b.Log(table.String())
 }
 

@@ -28,7 +28,7 @@ const (
 
 // indexState is the state of a reader that concerns the indexes of past days' files.
 type indexState struct {
-	building chan struct{} // holds a value while an index is built
+	building chan struct{} // contains a value while an index is built
 	retry    atomic.Int64  // earliest time of the next attempt after a failure, in nanoseconds since 1970
 }
 
@@ -101,7 +101,8 @@ func (r *Reader) indexOf(ctx context.Context, f *dayfile.File, d dayfile.Day) *i
 	if err := r.makeIndex(ctx, f, d); err != nil {
 		if ctx.Err() == nil {
 			r.indexes.retry.Store(now.Add(indexRetryDelay).UnixNano())
-			r.log.Warn("index of the interaction log not written, queries of a conversation read the whole file", "error", err)
+			r.log.Warn("index of the interaction log not written, queries of a conversation read the complete file",
+				"error", err)
 		}
 		return nil
 	}

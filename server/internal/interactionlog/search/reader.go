@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// maxScans is the maximum number of concurrent queries that scan whole files. Each of them uses all
+	// maxScans is the maximum number of concurrent queries that scan complete files. Each of them uses all
 	// processors and some megabytes. Other queries wait.
 	maxScans = 2
 	// maxLists is the maximum number of other concurrent queries, which do not wait for scans. Each uses
-	// one processor, usually for one page, but for a whole file if its lines belong to other tenants.
+	// one processor, usually for one page, but for a complete file if its lines belong to other tenants.
 	maxLists = 4
 	// incompleteFor is the time after the last write to a file during which an invalid last line counts
 	// as incomplete, not as skipped.
@@ -37,8 +37,8 @@ type Reader struct {
 	log       *slog.Logger
 	now       func() time.Time
 	scanner   scan.Scanner
-	scanSlots chan struct{} // holds a value for each query that scans
-	listSlots chan struct{} // holds a value for each other query
+	scanSlots chan struct{} // contains a value for each query that scans
+	listSlots chan struct{} // contains a value for each other query
 	indexes   indexState
 	warned    warnedLines
 }
@@ -104,7 +104,7 @@ func (r *Reader) query(ctx context.Context, q *query, token string) (*Page, erro
 	return c.finish(), nil
 }
 
-// AcquireScan waits for a slot to scan whole files. The caller must call release.
+// AcquireScan waits for a slot to scan complete files. The caller must call release.
 func (r *Reader) AcquireScan(ctx context.Context) (release func(), err error) {
 	return acquire(ctx, r.scanSlots)
 }

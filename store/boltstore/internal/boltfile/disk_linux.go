@@ -11,7 +11,7 @@ import (
 )
 
 // adviseRandom disables read-ahead for a file. The kernel caches what it reads ahead in large
-// folios, and each page that is written into one of those makes ext4 walk over the whole folio.
+// folios, and each page that is written into one of those makes ext4 walk over the complete folio.
 // After a file was read from start to end, for a check or a backup, appends ran at a third of their
 // speed (Linux 6.18). The call is advice, so its errors are ignored.
 func adviseRandom(file *os.File) {

@@ -9,7 +9,7 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// FuzzDecode decodes small entries from arbitrary bytes. What is accepted must encode to the same
+// FuzzDecode decodes small entries from arbitrary bytes. Accepted entries must encode to the same
 // bytes.
 func FuzzDecode(f *testing.F) {
 	entry, id := ExpiryKey(7, "acme", InnerKey{1, 2, 3}), IDKey("acme", "a")
