@@ -33,7 +33,7 @@ import (
 //     continue. Changes that are committed after the GAP follow it, so none is lost between.
 //   - Events of turns are not part of that order. The events of turns during a break are lost.
 //     Index and offset of the later events show this, and [Client.ResumeTurn] returns the
-//     whole turn.
+//     complete turn.
 //   - For the server a break is a disconnect. An ephemeral conversation that must survive a
 //     break needs a delete_after_disconnect of some seconds. Two minutes are longer than any
 //     break after which the client resumes.

@@ -32,7 +32,7 @@ import (
 const (
 	// maxRequestBytes limits a message of a client. It equals the limit of the Parley server.
 	maxRequestBytes = 4 << 20
-	// maxCalls limits the concurrent calls. Each may hold a turn.
+	// maxCalls limits the concurrent calls. Each may run a turn.
 	maxCalls = 256
 )
 

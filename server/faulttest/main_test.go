@@ -119,7 +119,7 @@ func requireRoot(t *testing.T) {
 	}
 }
 
-// table holds what the tests of a round have counted.
+// table contains the counts of all tests of a round.
 type table struct {
 	mu      sync.Mutex
 	counts  map[string]int // by the test's name, a tab, and the name of the count

@@ -127,7 +127,7 @@ func (a *app) newLogSessionCommand() *cobra.Command {
 			case args[0] == "":
 				return usageError("ID is empty; parley log recent shows all conversations")
 			case flags.follow && flags.limit > 0:
-				return usageError("--follow shows the whole conversation: leave out --limit")
+				return usageError("--follow shows the complete conversation: leave out --limit")
 			case flags.follow:
 				return a.followLog(command.Context(), request, &flags)
 			}

@@ -54,7 +54,7 @@ class AsyncStream(Generic[S]):
         Args:
             resumption: It chooses the requests and decides when the stream resumes.
             open_call: It starts a call with a request and a timeout in seconds.
-            timeout: The limit of the whole loop in seconds; None means no limit.
+            timeout: The limit of the loop in seconds; None means no limit.
 
         """
         self._loop: asyncio.AbstractEventLoop | None = None  # of the call

@@ -31,7 +31,7 @@ M = TypeVar("M", bound="Message")
 class CallOptions(TypedDict, total=False):
     """The keyword arguments of every call. They have the same meaning as in gRPC.
 
-    For a stream, ``timeout`` limits the whole loop from its first step, over all attempts. The
+    For a stream, ``timeout`` limits the loop from its first step, over all attempts. The
     other options apply to each attempt.
     """
 

@@ -271,7 +271,7 @@ def test_cancelling_the_task_of_a_call(hanging: Hanging, address: str) -> None:
 
 
 def test_timeout_of_a_stream(address: str) -> None:
-    """It limits the whole loop."""
+    """It limits the loop."""
     with Client(address) as client:
         events = client.chat(HELLO, timeout=2)
         assert [next(events).index, next(events).index] == [1, 2]
@@ -282,7 +282,7 @@ def test_timeout_of_a_stream(address: str) -> None:
 
 
 def test_timeout_of_an_async_stream(address: str) -> None:
-    """It limits the whole loop."""
+    """It limits the loop."""
 
     async def run() -> None:
         async with AsyncClient(address) as client:

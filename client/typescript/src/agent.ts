@@ -33,7 +33,7 @@ export interface Answering {
 
 /**
  * The base class of agents, which answer the messages of conversations. {@link serve} serves an agent.
- * One agent gives many answers at once. It needs no state, because each request contains the
+ * One agent writes many answers at the same time. It needs no state, because each request contains the
  * conversation.
  */
 export abstract class Agent {

@@ -425,7 +425,7 @@ export class Client {
    *   the caller was too slow to read earlier changes. Read the state again, then continue. Changes
    *   that are committed after the GAP follow it, so none is lost between.
    * - Events of turns are not part of that order. The events of turns during a break are lost. Index
-   *   and offset of the later events show this, and {@link resumeTurn} returns the whole turn.
+   *   and offset of the later events show this, and {@link resumeTurn} returns the complete turn.
    * - For the server a break is a disconnect. An ephemeral conversation that must survive a break needs
    *   a deleteAfterDisconnect of some seconds. Two minutes are longer than any break after which the
    *   client resumes.

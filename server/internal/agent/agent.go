@@ -24,7 +24,7 @@ type Agent interface {
 	// consumer stops early, the work for the answer ends too.
 	Respond(ctx context.Context, request *parleyv1.RespondRequest) iter.Seq2[*parleyv1.RespondResponse, error]
 
-	// Close releases what the agent holds between answers. It must not be called before all calls
+	// Close releases the agent's connections and other resources. It must not be called before all calls
 	// of Respond have returned, and Respond must not be called after it.
 	Close() error
 }

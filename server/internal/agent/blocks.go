@@ -104,7 +104,7 @@ const (
 //
 // The text that is held back consists of white space from a line break on, a block, white space, a
 // block and so on, and finally what may become the next block. If the next byte is not possible
-// there, the whole run is text.
+// there, the complete run is text.
 type blockScanner struct {
 	state scanState
 	held  []byte

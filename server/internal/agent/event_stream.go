@@ -13,7 +13,7 @@ const (
 	// maxRefusalBytes is the maximum size of a body that is not an event stream.
 	maxRefusalBytes = 64 << 10
 	// maxEventBytes is the maximum size of an event. Most events have a few hundred bytes, but a
-	// gateway that does not stream itself sends the whole answer in one event.
+	// gateway that does not stream itself sends the complete answer in one event.
 	maxEventBytes = 4 << 20
 )
 

@@ -8,7 +8,7 @@ import (
 )
 
 // IsImage reports whether a provider can fetch the attachment and show it to a model as an image: a
-// JPEG, PNG, GIF or WebP at an http or https URL. For any other image, a provider refuses the whole
+// JPEG, PNG, GIF or WebP at an http or https URL. For any other image, a provider refuses the complete
 // conversation.
 func IsImage(attachment *parleyv1.Attachment) bool {
 	switch webMedia(attachment) {

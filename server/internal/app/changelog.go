@@ -16,7 +16,7 @@ const (
 	warningInterval = time.Minute
 )
 
-// maxQueuedEntries is how many changes the queue of a changeLog holds.
+// maxQueuedEntries is the maximum number of changes in the queue of a changeLog.
 const maxQueuedEntries = 4096
 
 // changeLog logs committed changes and the number of stored conversations. Its run method does so in

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// gcBallastBytes is how much garbage the heap may hold before a collection, in addition to what
+// gcBallastBytes is how much garbage the heap may contain before a collection, in addition to what
 // Go allows. Without it, a process with a small live heap collects 20 times a second under load,
 // which costs a tenth of all appends and reads.
 const gcBallastBytes = 64 << 20

@@ -49,7 +49,7 @@ type Config struct {
 	StopGrace      time.Duration // maximum time that a stop waits for running turns; 0: no wait
 	MaxAnswerBytes int           // at most MaxConversationBytes
 	MaxTurns       int           // running turns per tenant
-	MaxWatchers    int           // of the whole server
+	MaxWatchers    int           // of all tenants
 	KeepaliveTime  time.Duration // time without data after which a client is pinged
 
 	MemoryWarningBytes int // size of all conversations; 0: no warning

@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxPEMBytes is the maximum size of a file of certificates. The certificates of a whole system
+// maxPEMBytes is the maximum size of a file of certificates. The certificates of a system
 // have about 300 KiB.
 const maxPEMBytes = mib
 

@@ -20,7 +20,7 @@ type Secret struct {
 	file string // path of the file with the text; empty: none
 
 	// The text is behind a pointer in an unexported field. fmt neither calls methods of such a
-	// field nor follows the pointer. The text stays hidden even if a whole config is printed.
+	// field nor follows the pointer. The text stays hidden even if a config is printed.
 	text *string // nil: no secret
 }
 

@@ -168,7 +168,7 @@ func badEventID(why string) error {
 // text.
 func errTextPending(id string) error {
 	st := status.Newf(codes.OutOfRange, "%s %q cannot be resumed: text before that event may not have been sent; use 0 "+
-		"to receive the whole turn with its texts merged", lastEventID, id)
+		"to receive the complete turn with its texts merged", lastEventID, id)
 	info := &errdetails.ErrorInfo{Reason: "EVENTS_GONE", Domain: domain, Metadata: map[string]string{"oldest_index": "1"}}
 	if detailed, err := st.WithDetails(info); err == nil {
 		st = detailed

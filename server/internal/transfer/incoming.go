@@ -11,7 +11,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// maxMessages and maxConversationBytes limit the messages of one conversation that an import holds in memory.
+// maxMessages and maxConversationBytes limit the messages of one conversation that an import collects in memory.
 // No store stores more.
 const (
 	maxMessages          = 1000

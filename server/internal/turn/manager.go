@@ -2,7 +2,7 @@
 //
 // Each turn runs in its own goroutine and continues when the stream that started it ends. The turns
 // of a conversation form a queue, and one of them runs at a time. Readers follow the events of a turn,
-// which are retained for a while after its end. The store holds everything that must not be lost; a
+// which are retained for a while after its end. The store contains everything that must not be lost; a
 // turn that is no longer retained is replayed from there.
 //
 //	Chat ── admit ──▶ queue ── start ──▶ execution ── events ──▶ output ──▶ Chat, Resume
@@ -41,8 +41,8 @@
 // [Manager.Committed].
 //
 // The packages below contain the parts of a turn that need neither a queue nor a goroutine: eventlog
-// holds its events, answer its messages, history answers questions about stored messages, and replay
-// restores the events of a stored turn. The last two are pure.
+// retains its events, answer collects its messages, history answers questions about stored messages, and
+// replay restores the events of a stored turn. The last two are pure.
 //
 // Start at [Manager.Chat].
 package turn

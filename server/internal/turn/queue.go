@@ -21,7 +21,7 @@ const (
 // key identifies a conversation.
 type key struct{ tenant, id string }
 
-// queue holds the turns of one conversation. Manager.mu guards its fields; the caller of a method holds
+// queue contains the turns of one conversation. Manager.mu guards its fields; the caller of a method holds
 // it.
 type queue struct {
 	key
@@ -29,10 +29,10 @@ type queue struct {
 	// stored. It counts toward Options.MaxTurns. When it ends, the next waiting turn takes over its
 	// capacity.
 	running *queueEntry
-	// waiting holds the other turns: first those that interrupt, then the rest, each group in the
+	// waiting contains the other turns: first those that interrupt, then the rest, each group in the
 	// order of arrival.
 	waiting []*queueEntry
-	// ended holds the retained turns, oldest first.
+	// ended contains the retained turns, oldest first.
 	ended []*queueEntry
 	// uid is the conversation's uid. It is set when a turn has ended while others wait. The waiting
 	// turns start in this conversation or not at all.

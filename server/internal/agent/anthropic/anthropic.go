@@ -31,7 +31,7 @@
 //
 //   - The system prompt, or the last tool if there is no system prompt. The mark on the system prompt
 //     includes the tools, which precede it.
-//   - The end of the last user message. It covers the whole prompt, which is the beginning of the next
+//   - The end of the last user message. It covers the complete prompt, which is the beginning of the next
 //     turn's prompt.
 //   - The end of the user message before that, where the last turn set its mark. The API searches only 20
 //     blocks before a mark for earlier ones, and an answer may have more blocks.

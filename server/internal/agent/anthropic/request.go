@@ -218,7 +218,7 @@ func toolResult(message *parleyv1.Message) block {
 }
 
 // attachmentBlock returns an image or a document by its URL, or a text for any other attachment,
-// for which the API would refuse the whole conversation.
+// for which the API would refuse the complete conversation.
 func attachmentBlock(attachment *parleyv1.Attachment) block {
 	switch {
 	case agent.IsImage(attachment):

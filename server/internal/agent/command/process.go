@@ -99,7 +99,7 @@ func (p *process) startError(err error) error {
 // launch creates the pipes and starts the program. After an error, no descriptor is open.
 //
 // launch does not let Cmd read standard output and error. Cmd would read until every process that
-// holds the pipes has ended, or would close the pipes before everything is read.
+// uses the pipes has ended, or would close the pipes before everything is read.
 func (p *process) launch() error {
 	stdout, out, err := newOutput()
 	if err != nil {
@@ -136,7 +136,7 @@ func (p *process) supervise(input string) {
 	pipes.Go(func() { _, _ = io.Copy(&p.stderrTail, p.stderr) })
 
 	// Wait sends SIGTERM and SIGKILL when the context ends. It returns when the program itself has ended,
-	// even if other processes hold its pipes, and then closes stdin.
+	// even if other processes use its pipes, and then closes stdin.
 	p.err = p.all.wait(p.cmd)
 	// Kill the rest of the group. Its id cannot belong to another group yet: an id with members is not
 	// reused, and otherwise ids are assigned in a cycle.
@@ -194,7 +194,7 @@ func (p *process) redact(text string) string { return agent.Redact(text, p.secre
 
 // environment returns the part of the server's environment that the program receives, and the
 // values in it that are secret: those of the variables in names. The part is never nil, because
-// os/exec would then pass the whole environment.
+// os/exec would then pass the complete environment.
 func environment(all, names []string) (passed, secrets []string) {
 	passed = []string{}
 	for _, entry := range all {

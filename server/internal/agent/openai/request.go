@@ -160,7 +160,7 @@ func assistantMessage(message *parleyv1.Message) chatMessage {
 	return assistant
 }
 
-// arguments returns the arguments of an earlier call. Some servers refuse the whole conversation if
+// arguments returns the arguments of an earlier call. Some servers refuse the complete conversation if
 // they are not JSON, for example those of a call that was cut off. Such text is wrapped in an
 // object.
 func arguments(written string) string {

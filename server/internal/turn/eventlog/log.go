@@ -1,4 +1,4 @@
-// Package eventlog holds the events of one turn for its readers.
+// Package eventlog retains the events of one turn for its readers.
 //
 // A [Log] retains the newest events in encoded form, so that the counted memory is the real memory.
 // The turn appends events; any number of readers follow them from an index. Readers never slow down
