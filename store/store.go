@@ -50,7 +50,7 @@
 // Each method is one atomic step on one conversation, or a bounded step over several. Each method
 // names a tenant, and conversations of other tenants do not exist for it. No method takes a
 // function that runs inside a transaction. No method assumes that its process is the only one. A
-// store behind a network can therefore follow the law, too.
+// store that is reached over a network can therefore follow the law, too.
 //
 // # The law
 //

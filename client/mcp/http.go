@@ -22,8 +22,8 @@ const (
 	maxWriteTime = 30 * time.Second
 	writeBytes   = 64 << 10
 	// largeRequestBytes is the size in bytes above which a request is large. maxLargeRequests
-	// limits the concurrent large requests. A large request counts once more than
-	// largeRequestBytes are read and until it is answered; the limit of calls applies later. A
+	// limits the concurrent large requests. A large request counts from when more
+	// than largeRequestBytes are read until it is answered; the limit of calls applies later. A
 	// question is larger only if the server sets a larger --max-message-bytes.
 	largeRequestBytes = 256 << 10
 	maxLargeRequests  = 16

@@ -42,7 +42,7 @@ func newProgress(ctx context.Context, call *sdk.CallToolRequest) *progress {
 			return
 		}
 		steps++
-		// An error means that the client is gone, and ctx then ends.
+		// An error means that the client has disconnected, and ctx then ends.
 		_ = call.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{
 			ProgressToken: token, Progress: steps, Message: message,
 		})

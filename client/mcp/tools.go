@@ -31,7 +31,7 @@ type request struct {
 }
 
 // handler returns the handler of t. It applies the limit of concurrent calls and cancels the call when its
-// client is gone.
+// client disconnects.
 func (s *Server) handler(t tool) sdk.ToolHandler {
 	return func(ctx context.Context, call *sdk.CallToolRequest) (result *sdk.CallToolResult, err error) {
 		defer func() { // The SDK does not recover from panics, so one would end the program.

@@ -9,7 +9,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// cancelTime limits the time to cancel a turn after its client is gone.
+// cancelTime limits the time to cancel a turn after its client has disconnected.
 const cancelTime = 5 * time.Second
 
 // turn records the known state of the turn that answers a question.

@@ -109,7 +109,7 @@ func TestDamagedDueBits(t *testing.T) {
 		value = bytes.Clone(tx.Bucket([]byte(layout.ExpiryBucket)).Get(key))
 		return nil
 	})
-	c.advance(100 * 365 * 24 * time.Hour) // Every minute that a flip can produce is over by then.
+	c.advance(100 * 365 * 24 * time.Hour) // Every minute that a flip can produce has passed.
 	replace := func(before, key, value []byte) {
 		t.Helper()
 		if err := s.db.Update(func(tx *bolt.Tx) error {

@@ -73,7 +73,7 @@ func readLines(in io.Reader, maxBytes int64) iter.Seq2[importLine, error] {
 }
 
 // readLine appends the next line of input to line, line feed included, and returns it with its size. It
-// reads a line of more than maxBytes to its end, but does not append the part beyond maxBytes. The last
+// reads a line of more than maxBytes to its end, but does not append the part after maxBytes. The last
 // line, which may be empty, is returned with io.EOF.
 func readLine(input *bufio.Reader, line []byte, maxBytes int64) (appended []byte, n int64, err error) {
 	for {

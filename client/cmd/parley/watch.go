@@ -39,7 +39,7 @@ func (a *app) newWatchCommand() *cobra.Command {
 		Long:  aboutWatch,
 		Example: `  parley watch
   parley watch shop --turns
-  parley watch session-7 --delete-after-disconnect 5s
+  parley watch draft-7 --delete-after-disconnect 5s
   parley watch --output json | jq -r 'select(.message).message.content'`,
 		RunE: func(command *cobra.Command, args []string) error {
 			request.ConversationIds = args

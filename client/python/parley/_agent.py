@@ -148,7 +148,7 @@ class AgentError(Exception):
     """
 
     code: grpc.StatusCode
-    """The gRPC code. UNAVAILABLE and RESOURCE_EXHAUSTED tell the user that a retry may help."""
+    """The gRPC code. UNAVAILABLE and RESOURCE_EXHAUSTED mean that a retry may help."""
     message: str
     """The text for the user."""
 

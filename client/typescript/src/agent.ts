@@ -50,7 +50,7 @@ export abstract class Agent {
 
 /** The reason why {@link Agent.respond} has no answer, as a text for the user. */
 export class AgentError extends Error {
-  /** The gRPC status. UNAVAILABLE and RESOURCE_EXHAUSTED tell the user that a retry may help. */
+  /** The gRPC status. UNAVAILABLE and RESOURCE_EXHAUSTED mean that a retry may help. */
   readonly code: Code;
 
   constructor(code: Code, message: string, options?: { cause?: unknown }) {

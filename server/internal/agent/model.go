@@ -22,7 +22,7 @@ const (
 	headerAlphabet = letters + "!#$%&'*+-.^_`|~"
 )
 
-// Model is the configuration of an agent that is a model behind an HTTP API.
+// Model is the configuration of an agent that calls a model through an HTTP API.
 type Model struct {
 	// BaseURL is the address of the API, for example "http://127.0.0.1:11434/v1". If empty, the
 	// provider's own is used.

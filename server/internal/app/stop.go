@@ -9,7 +9,7 @@ import (
 // Deadlines of a stop. The settings give running turns a grace period. After it the stop has
 // stopMargin:
 //
-//	grace         running turns end by themselves
+//	grace         running turns continue until they end
 //	2.75 s        interrupted agents end, and their partial answers are saved
 //	≤ 2 s         streams send the last events of their turns, then they are closed
 //	250 ms        the store and the logs close

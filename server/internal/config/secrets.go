@@ -19,7 +19,7 @@ type Secret struct {
 	env  string // name of the variable with the text; empty: none
 	file string // path of the file with the text; empty: none
 
-	// The text is behind a pointer in an unexported field. fmt neither calls methods of such a
+	// The unexported field is a pointer to the text. fmt neither calls methods of such a
 	// field nor follows the pointer. The text stays hidden even if a config is printed.
 	text *string // nil: no secret
 }

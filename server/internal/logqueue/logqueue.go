@@ -147,7 +147,7 @@ func (q *Queue) isTerminal() bool {
 }
 
 // Close returns when all queued entries are written, when one write has taken stuckLimit, or after
-// limit. Entries that are not written by then are lost.
+// limit. Entries that are not written before it returns are lost.
 func (q *Queue) Close(limit time.Duration) {
 	q.mu.Lock()
 	q.closed = true

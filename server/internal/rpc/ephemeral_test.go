@@ -168,7 +168,7 @@ func TestPendingReleases(t *testing.T) {
 }
 
 // TestReleaseRetries checks that the server retries a release until the store accepts it or has failed
-// for good.
+// permanently.
 func TestReleaseRetries(t *testing.T) {
 	for _, test := range []struct {
 		err  error

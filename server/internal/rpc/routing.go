@@ -192,7 +192,7 @@ func (s *Server) expiry(c *parleyv1.Conversation) <-chan time.Time {
 	case left > 0:
 		return time.After(left)
 	case left > -time.Second:
-		return time.After(time.Second) // The store's clock may be slightly behind.
+		return time.After(time.Second) // The store's clock may be slightly slow.
 	default:
 		return nil // The conversation is ephemeral, and its deletion is a change.
 	}

@@ -17,5 +17,5 @@ func limitRetransmitInterval(time.Duration) func(network, address string, conn s
 // If data is unsent, TCP detects it when it gives up retransmitting.
 func readAckState(net.Conn) ackState { return ackState{} }
 
-// readAckedBytes returns 0, so that a write is never extended beyond its deadline.
+// readAckedBytes returns 0, so that a write is never extended past its deadline.
 func readAckedBytes(syscall.Conn) uint64 { return 0 }

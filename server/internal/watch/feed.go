@@ -302,7 +302,7 @@ type batch struct {
 }
 
 // next returns entries for a reader up to a position. It then advances the reader to the next entry
-// for it, even beyond that position: entries of others may be dropped while the reader is slow.
+// for it, even after that position: entries of others may be dropped while the reader is slow.
 func (f *feed) next(r *reader, through uint64) batch {
 	f.readersMu.Lock()
 	defer f.readersMu.Unlock()

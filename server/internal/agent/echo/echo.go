@@ -18,8 +18,8 @@ type Agent struct{}
 // New returns an echo agent.
 func New() *Agent { return &Agent{} }
 
-// maxPieces limits the pieces of an answer: a turn keeps a limited number of events, and a reader
-// of a long answer must not fall behind them.
+// maxPieces limits the pieces of an answer: a turn keeps a limited number of events, and a slow
+// reader of a long answer must still find all of them.
 const maxPieces = 1000
 
 // Respond answers with the exact text of the last message. Each piece is a word with the white

@@ -82,7 +82,7 @@ func TestFilterEscapes(t *testing.T) {
 	}
 }
 
-// TestFilterRefuses checks that the filter rejects lines. To parse a line in vain costs a hundred times as
+// TestFilterRefuses checks that the filter rejects lines. To parse a line that does not match costs a hundred times as
 // much as to reject it.
 func TestFilterRefuses(t *testing.T) {
 	for _, tt := range []struct{ name, needle, content, conversation string }{
