@@ -113,7 +113,8 @@ func ending(s string, limit int) string {
 	return s[begin:]
 }
 
-// shortened returns s, or its beginning and "…" if s has more than limit bytes.
+// shortened returns s, or its beginning and "…" if s has more than limit bytes. Package rules of the server
+// has the same function as Clip.
 func shortened(s string, limit int) string {
 	const mark = "…"
 	if len(s) <= limit {

@@ -88,7 +88,9 @@ func allowedArrows() []arrow {
 		{"server/internal/config", []string{"server/internal/agent", api}},
 		{"server/internal/config/configtest", nil}, // Tests read its file.
 		{"server/internal/auth", nil},
-		{"server/internal/gateway", []string{api, "gen/gateway/parley/v1", "server/internal/gateway/openapi"}},
+		{"server/internal/gateway", []string{
+			"server/internal/gateway/openapi", "server/internal/rules", api, "gen/gateway/parley/v1",
+		}},
 		{"server/internal/gateway/openapi", nil},
 		{"server/internal/gateway/openapi/protoc-gen-openapi", nil},
 		{"server/internal/interactionlog", []string{

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 // domain is the ErrorInfo domain of every error.
@@ -35,7 +37,7 @@ const retryDelay = time.Second
 
 // newStatus returns a status with an ErrorInfo that contains the reason.
 func newStatus(code codes.Code, reason, text string, details ...protoadapt.MessageV1) *status.Status {
-	st := status.New(code, clip(text, maxTextBytes))
+	st := status.New(code, rules.Clip(text, rules.MaxTextBytes))
 	info := &errdetails.ErrorInfo{Reason: reason, Domain: domain}
 	if detailed, err := st.WithDetails(append([]protoadapt.MessageV1{info}, details...)...); err == nil {
 		return detailed

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 // Names of the field of a fault that is in no single field.
@@ -24,12 +26,10 @@ const (
 	wholeQuery = "query"
 )
 
-// Limits of what an error repeats of a request: as much as a person reads.
+// Limits of the search for faults.
 const (
-	maxTextBytes  = 512
-	maxFieldBytes = 128
-	maxFaultBytes = 256
-	maxFaults     = 100
+	// maxFaults is the maximum number of faults in an error: as many as a person reads.
+	maxFaults = 100
 	// maxCheckedValues is the maximum number of values that are checked in the search for faults.
 	maxCheckedValues = 5000
 )
@@ -47,7 +47,8 @@ func (f *faults) add(field, format string, args ...any) {
 		return
 	}
 	f.violations = append(f.violations, &errdetails.BadRequest_FieldViolation{
-		Field: clip(field, maxFieldBytes), Description: clip(fmt.Sprintf(format, args...), maxFaultBytes),
+		Field:       rules.Clip(field, rules.MaxFieldBytes),
+		Description: rules.Clip(fmt.Sprintf(format, args...), rules.MaxFaultBytes),
 	})
 }
 
@@ -294,17 +295,4 @@ func position(text []byte, at int) (line, column int) {
 	before := text[:at]
 	begin := bytes.LastIndexByte(before, '\n') + 1
 	return bytes.Count(before, []byte{'\n'}) + 1, utf8.RuneCount(before[begin:]) + 1
-}
-
-// clip shortens a text to at most limit bytes and does not split a character.
-func clip(text string, limit int) string {
-	const mark = "…"
-	if len(text) <= limit {
-		return text
-	}
-	end := limit - len(mark)
-	for end > 0 && !utf8.RuneStart(text[end]) {
-		end--
-	}
-	return text[:end] + mark
 }

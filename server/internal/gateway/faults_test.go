@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 // TestFaultsOfBodies: one response lists all faults, each with the path that gRPC's rules use.
@@ -121,7 +122,7 @@ func TestFaultsAreBounded(t *testing.T) {
 			a := f.do(t, "POST", "/v1/chat", body)
 			s := a.status(t)
 			if a.code != 400 || len(fields(s)) == 0 || len(fields(s)) > maxFaults || len(a.body) > 64<<10 ||
-				len(s.Message()) > maxTextBytes {
+				len(s.Message()) > rules.MaxTextBytes {
 				t.Errorf("status = %d with %d fields, %d bytes: %.2000s", a.code, len(fields(s)), len(a.body), a.body)
 			}
 		})

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 func TestUnknownPathsAndMethods(t *testing.T) {
@@ -48,7 +50,7 @@ func TestUnknownPathsAndMethods(t *testing.T) {
 		if got := a.header.Get("Allow"); got != test.allow {
 			t.Errorf("%s %s: Allow = %q, want %q", test.method, test.path, got, test.allow)
 		}
-		if message := a.status(t).Message(); !strings.Contains(message, test.text) || len(message) > maxTextBytes {
+		if message := a.status(t).Message(); !strings.Contains(message, test.text) || len(message) > rules.MaxTextBytes {
 			t.Errorf("%s %s: message = %q, want one with %q", test.method, test.path, message, test.text)
 		}
 	}

@@ -23,14 +23,10 @@ import (
 // domain is the ErrorInfo.domain of every status.
 const domain = "parley"
 
-// Limits of the texts in a status, in bytes. A status is sent in HTTP/2 trailers, and some clients
-// accept at most 8 KiB of them. Details are sent in base64, which adds a third.
-const (
-	maxTextBytes       = 512
-	maxFieldBytes      = 128
-	maxFaultBytes      = 256
-	maxViolationsBytes = 3 << 10
-)
+// maxViolationsBytes is the maximum size of all violations of a status. A status is sent in HTTP/2
+// trailers, and some clients accept at most 8 KiB of them. Details are sent in base64, which adds a
+// third. Package rules limits each text.
+const maxViolationsBytes = 3 << 10
 
 // retryDelay is the RetryInfo.retry_delay of errors that are temporary.
 const retryDelay = time.Second
@@ -89,14 +85,14 @@ func refuse(code codes.Code, reason, format string, args ...any) refusal {
 
 // with sets the metadata to one entry.
 func (r refusal) with(key string, value any) refusal {
-	r.metadata = map[string]string{key: rules.Clip(fmt.Sprint(value), maxTextBytes)}
+	r.metadata = map[string]string{key: rules.Clip(fmt.Sprint(value), rules.MaxTextBytes)}
 	return r
 }
 
 // badField sets the detail to a BadRequest with one field.
 func (r refusal) badField(field, fault string) refusal {
 	r.detail = &errdetails.BadRequest{FieldViolations: []*errdetails.BadRequest_FieldViolation{{
-		Field: field, Description: rules.Clip(fault, maxFaultBytes),
+		Field: field, Description: rules.Clip(fault, rules.MaxFaultBytes),
 	}}}
 	return r
 }
@@ -129,7 +125,7 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 	if r.retry > 0 {
 		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(r.retry)})
 	}
-	st := status.New(r.code, rules.Clip(r.text, maxTextBytes))
+	st := status.New(r.code, rules.Clip(r.text, rules.MaxTextBytes))
 	if detailed, err := st.WithDetails(details...); err == nil {
 		st = detailed
 	}
@@ -211,11 +207,11 @@ func refusals() []row { //nolint:funlen // one table
 		}),
 		as(func(e *turn.UnknownAgentError, _ subject) refusal {
 			return refuse(codes.InvalidArgument, "UNKNOWN_AGENT", "agent: %v", e).
-				with("known_agents", joinNames(e.Known, maxTextBytes)).badField("agent", e.Error())
+				with("known_agents", joinNames(e.Known, rules.MaxTextBytes)).badField("agent", e.Error())
 		}),
 		as(func(e *turn.AgentNotConfiguredError, _ subject) refusal {
 			return refuse(codes.FailedPrecondition, "AGENT_NOT_CONFIGURED", "%v", e).
-				with("known_agents", joinNames(e.Known, maxTextBytes))
+				with("known_agents", joinNames(e.Known, rules.MaxTextBytes))
 		}),
 		as(turnNotFound),
 		as(eventsGone),
@@ -225,7 +221,7 @@ func refusals() []row { //nolint:funlen // one table
 		}),
 		as(func(e *turn.NoOpenCallError, _ subject) refusal {
 			return refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER", "tool_results: %v", e).
-				with("open_call_ids", joinNames(e.Open, maxTextBytes))
+				with("open_call_ids", joinNames(e.Open, rules.MaxTextBytes))
 		}),
 		as(historyTooSmall),
 		as(func(e *transfer.DamagedError, _ subject) refusal {
@@ -324,8 +320,8 @@ func conversationBusy(e *store.BusyError, about subject) refusal {
 func turnNotFound(e *turn.NotFoundError, about subject) refusal {
 	r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", about.name, e)
 	r.detail = &errdetails.ResourceInfo{
-		ResourceType: "parley.v1.Turn", ResourceName: rules.Clip(e.TurnID, maxFieldBytes), Owner: about.id,
-		Description: rules.Clip(r.text, maxFaultBytes),
+		ResourceType: "parley.v1.Turn", ResourceName: rules.Clip(e.TurnID, rules.MaxFieldBytes), Owner: about.id,
+		Description: rules.Clip(r.text, rules.MaxFaultBytes),
 	}
 	return r
 }
@@ -361,7 +357,8 @@ func (e *invalidError) refusal() refusal {
 	bad, size := new(errdetails.BadRequest), 0
 	for _, v := range e.violations {
 		v = &errdetails.BadRequest_FieldViolation{
-			Field: rules.Clip(v.GetField(), maxFieldBytes), Description: rules.Clip(v.GetDescription(), maxFaultBytes),
+			Field:       rules.Clip(v.GetField(), rules.MaxFieldBytes),
+			Description: rules.Clip(v.GetDescription(), rules.MaxFaultBytes),
 		}
 		if size += len(v.GetField()) + len(v.GetDescription()); size > maxViolationsBytes {
 			break

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 // request returns an empty request of a method.
@@ -497,7 +498,7 @@ func TestManyFaults(t *testing.T) {
 	if len(got.fields) < 10 || got.metadata["violation_count"] != "1290" {
 		t.Errorf("got %d fields of %s, want at least 10 of 1290", len(got.fields), got.metadata["violation_count"])
 	}
-	if len(got.text) > maxTextBytes {
-		t.Errorf("text has %d bytes, want at most %d", len(got.text), maxTextBytes)
+	if len(got.text) > rules.MaxTextBytes {
+		t.Errorf("text has %d bytes, want at most %d", len(got.text), rules.MaxTextBytes)
 	}
 }

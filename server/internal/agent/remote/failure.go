@@ -14,6 +14,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 // maxReasonBytes is the maximum length of the text of a status in an error.
@@ -153,10 +154,5 @@ func (a *Agent) reason(s *status.Status) string {
 		}
 		return r
 	}, strings.ToValidUTF8(s.Message(), "\uFFFD"))
-	text = strings.TrimSpace(agent.Redact(text, a.secrets...))
-	if len(text) <= maxReasonBytes {
-		return text
-	}
-	const more = "…"
-	return agent.Truncate(text, maxReasonBytes-len(more)) + more
+	return rules.Clip(strings.TrimSpace(agent.Redact(text, a.secrets...)), maxReasonBytes)
 }

@@ -19,6 +19,7 @@ import (
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 	"github.com/parleyhq/parley/server/internal/turn/history"
 )
@@ -99,7 +100,7 @@ func (a *Answer) Add(piece *parleyv1.RespondResponse) error {
 		a.changes++
 		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
 	case *parleyv1.RespondResponse_Progress:
-		note := truncate(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), MaxNoteBytes)
+		note := rules.Truncate(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), MaxNoteBytes)
 		a.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
 		return nil // A progress text is not part of the answer.
 	case nil:
@@ -116,7 +117,7 @@ func (a *Answer) Add(piece *parleyv1.RespondResponse) error {
 func (a *Answer) addText(text string) error {
 	var err error
 	if a.bytes+len(text) > a.limit {
-		text, err = truncate(text, max(0, a.limit-a.bytes)), a.tooManyBytes()
+		text, err = rules.Truncate(text, max(0, a.limit-a.bytes)), a.tooManyBytes()
 	}
 	if text == "" {
 		return err

@@ -1,9 +1,6 @@
 package answer
 
-import (
-	"fmt"
-	"unicode/utf8"
-)
+import "fmt"
 
 // TooLargeError is the cause of a turn whose answer exceeded a limit.
 type TooLargeError struct{ limit string }
@@ -34,14 +31,3 @@ const (
 	// maxMessageValues is the maximum number of values in Message.structured_data.
 	maxMessageValues = 64
 )
-
-// truncate shortens text to at most limit bytes without cutting a UTF-8 sequence.
-func truncate(text string, limit int) string {
-	if len(text) <= limit {
-		return text
-	}
-	for limit > 0 && !utf8.RuneStart(text[limit]) {
-		limit--
-	}
-	return text[:limit]
-}

@@ -59,10 +59,10 @@ func ruleError(fault rules.Fault) error {
 func (a *Answer) addNonText(piece *parleyv1.RespondResponse) error {
 	switch p := piece.GetPiece().(type) {
 	case *parleyv1.RespondResponse_Summary:
-		a.current.Summary = truncate(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
+		a.current.Summary = rules.Truncate(strings.ToValidUTF8(p.Summary, "\uFFFD"), maxSummaryBytes)
 		return nil
 	case *parleyv1.RespondResponse_NextAgent:
-		a.startMessage(truncate(strings.ToValidUTF8(p.NextAgent, "\uFFFD"), maxAgentBytes))
+		a.startMessage(rules.Truncate(strings.ToValidUTF8(p.NextAgent, "\uFFFD"), maxAgentBytes))
 		return nil
 	}
 	if a.bytes += proto.Size(piece); a.bytes > a.limit {
