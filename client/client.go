@@ -39,13 +39,12 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const (
-	// maxMessageBytes equals the server's limit, so that the client can read every reply.
-	maxMessageBytes = 4 << 20
-	// maxRetryBytes is the size of the buffer in which gRPC keeps a call, framing included, to
-	// send it again. gRPC's default of 256 KiB is smaller than the largest batch of messages.
-	maxRetryBytes = maxMessageBytes + 64<<10
-)
+// MaxGRPCBytes is the maximum encoded size of a request and of a reply. The server has the same limit.
+const MaxGRPCBytes = 4 << 20
+
+// maxRetryBytes is the size of the buffer in which gRPC keeps a call, framing included, to
+// send it again. gRPC's default of 256 KiB is smaller than the largest batch of messages.
+const maxRetryBytes = MaxGRPCBytes + 64<<10
 
 // serviceConfig lists the retried methods by name. A test compares the list with the services.
 //
@@ -73,7 +72,7 @@ type Client struct {
 // Otherwise it uses TLS with the system's certificates. opts are applied after the defaults and
 // override them: [grpc.WithTransportCredentials] sets other credentials, [grpc.WithUserAgent]
 // sets the user agent, [grpc.WithDefaultServiceConfig] sets other retries. The limit of a message
-// is 4 MiB in each direction. The client pings a connection that has been silent for 30 s, and
+// is [MaxGRPCBytes] in each direction. The client pings a connection that has been silent for 30 s, and
 // closes it if there is no answer within 10 s.
 func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 	defaults := []grpc.DialOption{
@@ -81,8 +80,8 @@ func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 		grpc.WithDefaultServiceConfig(serviceConfig),
 		grpc.WithUserAgent("parley-client"),
 		grpc.WithDefaultCallOptions(
-			grpc.MaxCallRecvMsgSize(maxMessageBytes),
-			grpc.MaxCallSendMsgSize(maxMessageBytes),
+			grpc.MaxCallRecvMsgSize(MaxGRPCBytes),
+			grpc.MaxCallSendMsgSize(MaxGRPCBytes),
 			grpc.MaxRetryRPCBufferSize(maxRetryBytes),
 		),
 		// The server closes connections of clients that ping more often than every 10 s.

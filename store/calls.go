@@ -225,7 +225,7 @@ const (
 	MaxListHeaderBytes = 32 << 20
 	// MaxListBytes is the maximum encoded size of the entries that one call returns. A reply must
 	// be able to contain them.
-	MaxListBytes = 3 << 20
+	MaxListBytes = MaxConversationBytes
 )
 
 // MaxHeaderBytes is the maximum size of a conversation's header in encoded form, its system prompt

@@ -102,8 +102,8 @@
 //     backup are then used again.
 //  15. Headers: Create, Update and Import reject a header that has more than [MaxHeaderBytes] with
 //     [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn to a header. A
-//     reply therefore has space for a header besides [MaxListBytes] of entries or 3 MiB of
-//     messages.
+//     reply therefore has space for a header besides [MaxListBytes] of entries or
+//     [MaxConversationBytes] of messages.
 //
 // Start at [Store].
 package store
@@ -179,6 +179,10 @@ type Store interface {
 	Close() error
 }
 
+// MaxConversationBytes is the maximum encoded size of the messages of a conversation, and so of one
+// message, that the API allows. A reply has at most 4 MiB and has space for them and for a header.
+const MaxConversationBytes = 3 << 20
+
 // Options are common to all stores. The zero value is valid.
 type Options struct {
 	// Now is the clock. If nil, time.Now. Each write reads it once.
@@ -195,8 +199,8 @@ type Options struct {
 	// MaxConversations is the capacity of each tenant; 0 means no limit.
 	MaxConversations int
 	// MaxConversationBytes is the maximum encoded size of the messages of a conversation. The
-	// oldest messages are dropped first; the newest is kept even if it is larger. 0 means 3 MiB, which
-	// fits into a reply.
+	// oldest messages are dropped first; the newest is kept even if it is larger. 0 means the constant
+	// [MaxConversationBytes].
 	MaxConversationBytes int
 }
 
@@ -215,7 +219,7 @@ func (o Options) WithDefaults() Options {
 		o.TTL = time.Hour
 	}
 	if o.MaxConversationBytes == 0 {
-		o.MaxConversationBytes = 3 << 20
+		o.MaxConversationBytes = MaxConversationBytes
 	}
 	return o
 }

@@ -31,7 +31,7 @@ import (
 
 const (
 	// maxRequestBytes limits a message of a client. It equals the limit of the Parley server.
-	maxRequestBytes = 4 << 20
+	maxRequestBytes = client.MaxGRPCBytes
 	// maxCalls limits the concurrent calls. Each may run a turn.
 	maxCalls = 256
 )

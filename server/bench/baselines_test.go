@@ -16,7 +16,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
-	"github.com/parleyhq/parley/server/internal/transport"
+	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -69,7 +69,7 @@ func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 // plainService returns a service that answers with the number of bytes in the request. It is served with
 // the options and interceptors of the other services.
 func plainService() *grpc.ServiceDesc {
-	zeros := make([]byte, transport.MaxGRPCBytes)
+	zeros := make([]byte, rules.MaxGRPCBytes)
 	answer := func(_ context.Context, request any) (any, error) {
 		r, ok := request.(*wrapperspb.Int32Value)
 		if !ok {

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/parleyhq/parley/client"
 )
 
-// maxInput is the limit of standard input. It is larger than what the server accepts in one request.
-const maxInput = 4 << 20
+// maxInput is the limit of standard input. No larger text fits into a request.
+const maxInput = client.MaxGRPCBytes
 
 // text returns the words of the command line joined by spaces. If there are no words or only "-", it
 // returns standard input without line feeds at the end.

@@ -57,7 +57,9 @@ func allowedArrows() []arrow {
 
 		{"server", []string{"server/internal/app"}},
 		{"server/internal/app", []string{"server/internal/*", "server/internal/agent/*", "store", "store/*store", api}},
-		{"server/internal/transport", []string{"server/internal/rpc", "server/internal/gateway", "client", "client/mcp"}},
+		{"server/internal/transport", []string{
+			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "client", "client/mcp",
+		}},
 		{"server/internal/logqueue", nil},
 		{"server/internal/nettest", nil}, // Tests call it.
 		{"server/internal/arrows", nil},
@@ -85,7 +87,7 @@ func allowedArrows() []arrow {
 		{"server/internal/window", []string{api}},
 		{"server/internal/routing", []string{"store", api}},
 		{"server/internal/watch", []string{"store", api}},
-		{"server/internal/config", []string{"server/internal/agent", api}},
+		{"server/internal/config", []string{"server/internal/agent", "store", api}},
 		{"server/internal/config/configtest", nil}, // Tests read its file.
 		{"server/internal/auth", nil},
 		{"server/internal/gateway", []string{
@@ -99,7 +101,7 @@ func allowedArrows() []arrow {
 		}},
 		{"server/internal/interactionlog/search", []string{
 			"server/internal/interactionlog/scan", "server/internal/interactionlog/dayfile",
-			"server/internal/interactionlog/entry", "store", api,
+			"server/internal/interactionlog/entry", "server/internal/rules", "store", api,
 		}},
 		{"server/internal/interactionlog/scan", []string{"server/internal/interactionlog/entry"}},
 		{"server/internal/interactionlog/dayfile", nil},

@@ -15,12 +15,16 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/parleyhq/parley/store"
 )
 
 const (
 	kib = 1 << 10
 	mib = 1 << 20
 	day = 24 * time.Hour
+
+	maxConversation = store.MaxConversationBytes
 )
 
 // dataDirName is the name of the setting that offline commands share with the server.
@@ -42,7 +46,7 @@ type Config struct {
 	TTL                  time.Duration // time from a conversation's last append to its expiry
 	MaxConversations     int           // per tenant; 0: no limit
 	MaxMessageBytes      int           // at most MaxConversationBytes
-	MaxConversationBytes int           // at most 3 MiB
+	MaxConversationBytes int           // at most store.MaxConversationBytes
 
 	TurnTimeout    time.Duration // maximum duration of a turn
 	IdleTimeout    time.Duration // maximum time in a turn without output of the agent
@@ -97,9 +101,9 @@ func (c *Config) settings() []*setting {
 			"time from the last append to the expiry of a conversation unless its retention says otherwise"),
 		newSetting("max-conversations", count(&c.MaxConversations, 1000, 0, math.MaxInt32),
 			"conversations kept per tenant; the oldest are evicted; 0: no limit"),
-		newSetting("max-message-bytes", size(&c.MaxMessageBytes, 256*kib, kib, 3*mib),
+		newSetting("max-message-bytes", size(&c.MaxMessageBytes, 256*kib, kib, maxConversation),
 			"maximum size of a message; a larger one is rejected"),
-		newSetting("max-conversation-bytes", size(&c.MaxConversationBytes, 3*mib, kib, 3*mib),
+		newSetting("max-conversation-bytes", size(&c.MaxConversationBytes, maxConversation, kib, maxConversation),
 			"maximum size of the messages of a conversation; the oldest are dropped"),
 		newSetting("turn-timeout", duration(&c.TurnTimeout, 5*time.Minute, time.Millisecond, day),
 			"maximum duration of a turn"),
@@ -107,7 +111,7 @@ func (c *Config) settings() []*setting {
 			"maximum time in a turn without output of the agent"),
 		newSetting("stop-grace", duration(&c.StopGrace, 30*time.Second, 0, day),
 			"maximum time that a stop waits for running turns; 0s: no wait"),
-		newSetting("max-answer-bytes", size(&c.MaxAnswerBytes, mib, kib, 3*mib),
+		newSetting("max-answer-bytes", size(&c.MaxAnswerBytes, mib, kib, maxConversation),
 			"maximum size of an answer; a turn with a larger one fails and keeps what had arrived"),
 		newSetting("max-turns", count(&c.MaxTurns, 256, 1, 1024),
 			"maximum number of running turns per tenant"),

@@ -16,12 +16,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 const (
 	// maxBodyBytes is the maximum size of a request body, except of an import, and of a line of an
-	// import as a message. It equals the limit of a gRPC request.
-	maxBodyBytes = 4 << 20
+	// import as a message.
+	maxBodyBytes = rules.MaxGRPCBytes
 	// maxBodyTime is the maximum time to read a body.
 	maxBodyTime = time.Minute
 	// lingerTime and lingerBytes limit how much of a refused body is still read and discarded. If

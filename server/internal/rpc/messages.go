@@ -18,9 +18,9 @@ import (
 const (
 	// defaultMessagePage is the page size of ListMessages if the request has none.
 	defaultMessagePage = 20
-	// maxPageBytes limits the messages of a page. With the header, the reply stays below gRPC's default
-	// limit of 4 MiB for messages that a client receives.
-	maxPageBytes = 3 << 20
+	// maxPageBytes limits the messages of a page. With the header, the reply stays below
+	// rules.MaxGRPCBytes.
+	maxPageBytes = store.MaxConversationBytes
 )
 
 // setEncodedMessages sets the messages of a reply in their stored form, without decoding and encoding

@@ -15,7 +15,7 @@ import (
 // No store stores more.
 const (
 	maxMessages          = 1000
-	maxConversationBytes = 3 << 20
+	maxConversationBytes = store.MaxConversationBytes
 )
 
 // incoming is a conversation of which one or more requests have arrived.

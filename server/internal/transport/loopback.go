@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 // Sizes of the buffers of a loopback connection. The flow-control windows are fixed, because
@@ -39,8 +40,8 @@ type loopback struct {
 func newLoopback(service *rpc.Server) (*loopback, error) {
 	l := &loopback{listener: bufconn.Listen(pipeBytes)}
 	l.server = grpc.NewServer(append([]grpc.ServerOption{
-		grpc.MaxRecvMsgSize(MaxGRPCBytes),
-		grpc.MaxSendMsgSize(MaxGRPCBytes),
+		grpc.MaxRecvMsgSize(rules.MaxGRPCBytes),
+		grpc.MaxSendMsgSize(rules.MaxGRPCBytes),
 		grpc.WaitForHandlers(true),
 		grpc.NumStreamWorkers(loopbackWorkers),
 		grpc.StaticStreamWindowSize(streamBytes),
@@ -59,7 +60,9 @@ func (l *loopback) dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.listener.DialContext(ctx) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxGRPCBytes), grpc.MaxCallSendMsgSize(MaxGRPCBytes)),
+		grpc.WithDefaultCallOptions(
+			grpc.MaxCallRecvMsgSize(rules.MaxGRPCBytes), grpc.MaxCallSendMsgSize(rules.MaxGRPCBytes),
+		),
 		grpc.WithStaticStreamWindowSize(streamBytes),
 		grpc.WithStaticConnWindowSize(connBytes),
 		grpc.WithWriteBufferSize(0),

@@ -18,6 +18,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/echo"
 	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -134,4 +135,11 @@ func TestLoopbackSlowReader(t *testing.T) {
 			<-time.After(10 * time.Minute) // of the fake clock
 		}
 	})
+}
+
+// TestLimits compares the limits of the client with those of the server, since neither imports the other's.
+func TestLimits(t *testing.T) {
+	if client.MaxGRPCBytes != rules.MaxGRPCBytes {
+		t.Errorf("client.MaxGRPCBytes = %d, want rules.MaxGRPCBytes, %d", client.MaxGRPCBytes, rules.MaxGRPCBytes)
+	}
 }

@@ -24,13 +24,11 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 // socketPrefix is the prefix of an address that is the path of a Unix socket.
 const socketPrefix = "unix:"
-
-// MaxGRPCBytes is the maximum size of a request and of a reply. Clients have the same limit.
-const MaxGRPCBytes = 4 << 20
 
 // Options are the settings of the transports.
 type Options struct {
@@ -101,8 +99,8 @@ func (s *Servers) HTTPAddress() net.Addr {
 func GRPCOptions(keepaliveTime time.Duration) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(1024),
-		grpc.MaxRecvMsgSize(MaxGRPCBytes),
-		grpc.MaxSendMsgSize(MaxGRPCBytes),
+		grpc.MaxRecvMsgSize(rules.MaxGRPCBytes),
+		grpc.MaxSendMsgSize(rules.MaxGRPCBytes),
 		grpc.MaxHeaderListSize(16 << 10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{

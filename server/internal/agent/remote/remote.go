@@ -49,8 +49,8 @@ import (
 )
 
 const (
-	// defaultPieceBytes is gRPC's default limit of a message.
-	defaultPieceBytes = 4 << 20
+	// defaultPieceBytes is the default of Config.MaxPieceBytes.
+	defaultPieceBytes = rules.MaxGRPCBytes
 	// maxHeaderBytes is the maximum size of headers and of trailers, which contain the status.
 	maxHeaderBytes = 64 << 10
 

@@ -3,6 +3,8 @@ package entry
 import (
 	"bytes"
 	"regexp"
+
+	"github.com/parleyhq/parley/store"
 )
 
 const (
@@ -11,9 +13,9 @@ const (
 	// redactedMark stands for redacted until all expressions were applied, so that no expression
 	// matches in the replacement and lengthens the text. The byte does not occur in UTF-8.
 	redactedMark = "\xff"
-	// maxRedactedBytes is the maximum size of a message in bytes. A text that redaction makes longer is
-	// replaced completely, since no reply could contain it.
-	maxRedactedBytes = 3 << 20
+	// maxRedactedBytes is the maximum size of a text after redaction. A longer one is replaced
+	// completely, since no reply could contain it.
+	maxRedactedBytes = store.MaxConversationBytes
 )
 
 // redactor removes text from messages before they are written.

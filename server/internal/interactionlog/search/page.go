@@ -10,6 +10,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
+	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -17,10 +18,10 @@ const (
 	defaultPageSize = 50
 	maxPageSize     = 1000
 	// maxPageBytes is the maximum encoded size of a page with more than one interaction.
-	maxPageBytes = 3 << 20
+	maxPageBytes = store.MaxListBytes
 	// maxInteractionBytes is the maximum encoded size of an interaction. A larger one is skipped,
-	// since a reply has at most 4 MiB.
-	maxInteractionBytes = 4<<20 - 64<<10
+	// since no reply could contain it.
+	maxInteractionBytes = rules.MaxGRPCBytes - 64<<10
 )
 
 // ErrPageToken reports that a page token is invalid or belongs to another query. It is the error of the
