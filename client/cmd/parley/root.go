@@ -147,7 +147,9 @@ func (a *app) check(command *cobra.Command) error {
 	return nil
 }
 
-// duration is a flag value with the syntax of the server's settings: Go's syntax, or whole days.
+// duration is a flag value with the syntax of the server's settings: Go's syntax, or whole days. Package
+// config of the server has the same parser, because clients import no package of the server. One table
+// tests both.
 type duration time.Duration
 
 // Set parses values such as "90s", "1h30m" and "7d".

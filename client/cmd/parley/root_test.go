@@ -1,24 +1,30 @@
 package main
 
 import (
+	"os"
+	"strings"
 	"testing"
 	"time"
 )
 
+// TestDurations checks that flags have the syntax of the server's settings. The tests of the settings read
+// the same file.
 func TestDurations(t *testing.T) {
-	tests := map[string]time.Duration{
-		"90s": 90 * time.Second, "1h30m": 90 * time.Minute, "7d": 7 * 24 * time.Hour, "0": 0, "-1d": -24 * time.Hour, "0d": 0,
+	table, err := os.ReadFile("../../../server/internal/config/testdata/durations.txt")
+	if err != nil {
+		t.Fatal(err)
 	}
-	for text, want := range tests {
-		var got duration
-		if err := got.Set(text); err != nil || time.Duration(got) != want {
-			t.Errorf("Set(%q) = %v, error %v; want %v", text, time.Duration(got), err, want)
+	for line := range strings.Lines(string(table)) {
+		text, want, found := strings.Cut(strings.TrimSuffix(line, "\n"), " = ")
+		if !found {
+			continue // a comment
 		}
-	}
-	for _, text := range []string{"", "d", "7", "1.5d", "1d12h", "7days", "2000000000d"} {
-		got := duration(time.Hour)
-		if err := got.Set(text); err == nil || got != duration(time.Hour) {
-			t.Errorf("Set(%q) = %v, want an error", text, time.Duration(got))
+		got := duration(-1)
+		switch err := got.Set(text); {
+		case want == "-" && (err == nil || got != -1):
+			t.Errorf("Set(%q) = %v, error %v; want an error and no change", text, time.Duration(got), err)
+		case want != "-" && (err != nil || time.Duration(got).String() != want):
+			t.Errorf("Set(%q) = %v, error %v; want %s", text, time.Duration(got), err, want)
 		}
 	}
 }

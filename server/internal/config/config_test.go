@@ -253,6 +253,26 @@ func TestConfigSizesAndDurations(t *testing.T) {
 	}
 }
 
+// TestDurations reads a table that the tests of the flags of parley read too.
+func TestDurations(t *testing.T) {
+	table, err := os.ReadFile("testdata/durations.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(table)) {
+		text, want, found := strings.Cut(strings.TrimSuffix(line, "\n"), " = ")
+		if !found {
+			continue // a comment
+		}
+		n, err := parseDuration(text)
+		if want == "-" && err == nil {
+			t.Errorf("parseDuration(%q) = %v, want an error", text, time.Duration(n))
+		} else if want != "-" && (err != nil || time.Duration(n).String() != want) {
+			t.Errorf("parseDuration(%q) = %v, %v, want %s", text, time.Duration(n), err, want)
+		}
+	}
+}
+
 // TestConfigLogFollowsTheStore checks the default of the interaction log: off with the memory
 // store, otherwise on.
 func TestConfigLogFollowsTheStore(t *testing.T) {

@@ -197,7 +197,8 @@ func formatSize(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// parseDuration parses Go's syntax, or whole days: "90s", "1h30m", "7d".
+// parseDuration parses Go's syntax, or whole days: "90s", "1h30m", "7d". The type duration of
+// client/cmd/parley has the same syntax. testdata/durations.txt tests both.
 func parseDuration(s string) (int64, error) {
 	text := s
 	if before, found := strings.CutSuffix(s, "d"); found {
