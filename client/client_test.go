@@ -52,6 +52,7 @@ func TestDialUsesPlaintextForLocalServers(t *testing.T) {
 }
 
 func TestDialUsesTLSForRemoteServers(t *testing.T) {
+	t.Parallel()
 	address := listen(t, &fake{}, "tcp", "127.0.0.1:0")
 	c, err := client.Dial("passthrough:///parley.example:50051",
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {

@@ -94,6 +94,7 @@ func TestReadmeContainsTheExamples(t *testing.T) {
 
 // TestReadmeCompilesAsTyped compiles the program of section Connect with each snippet inserted.
 func TestReadmeCompilesAsTyped(t *testing.T) {
+	t.Parallel()
 	code := readme(t, "go")
 	const place = "\t// Insert one of the snippets below.\n"
 	if strings.Count(code["Connect"], place) != 1 {
@@ -152,6 +153,7 @@ func write(t *testing.T, file, text string) {
 // TestReadmeAgentAnswers builds and starts the agent of the README. It then asks the agent through a
 // server with the README's configuration, except for the port.
 func TestReadmeAgentAnswers(t *testing.T) {
+	t.Parallel()
 	const address = "127.0.0.1:7001"
 	section := "An agent of your own"
 	source, config := readme(t, "go")[section], readme(t, "yaml")[section]

@@ -55,7 +55,7 @@ func (p *serverPrograms) build() (string, error) {
 		if p.dir, p.buildErr = os.MkdirTemp("", "parley-client-test-"); p.buildErr != nil {
 			return
 		}
-		p.buildErr = parleydtest.Build(context.Background(), filepath.Join(p.dir, name), "-ldflags=-s -w")
+		p.buildErr = parleydtest.Build(context.Background(), filepath.Join(p.dir, name))
 	})
 	return filepath.Join(p.dir, name), p.buildErr
 }

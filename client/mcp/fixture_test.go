@@ -45,7 +45,8 @@ func (r withPrograms) Run() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	if output, err := exec.Command("go", "build", "-buildvcs=false", "-o", program("parley"), "../cmd/parley").CombinedOutput(); err != nil {
+	build := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", program("parley"), "../cmd/parley")
+	if output, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build parley: %v\n%s", err, output)
 		return 1
 	}
@@ -84,9 +85,9 @@ func startParley(t *testing.T) (address string, c *client.Client) {
 	if err := os.WriteFile(config, settings, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	server,
-		err := parleydtest.Start(parleydtest.Command(context.WithoutCancel(t.Context()), program("parleyd"), t.TempDir(),
-		"--store=memory", "--interaction-log", "--config="+config, "--max-message-bytes=1MiB"))
+	command := parleydtest.Command(context.WithoutCancel(t.Context()), program("parleyd"), t.TempDir(),
+		"--store=memory", "--interaction-log", "--config="+config, "--max-message-bytes=1MiB")
+	server, err := parleydtest.Start(command)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -150,15 +150,18 @@ func TestNoServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
 	session := serve(t, c, nil).session
 	for tool, arguments := range map[string]object{"ask_question": {"question": "x"}, "list_conversations": {}} {
-		failure, data := callError(t, session, tool, arguments)
-		if failure.Code != -32603 || data.Reason != "UNAVAILABLE" || data.Status != "Unavailable" || !data.Retryable ||
-			!strings.HasPrefix(failure.Message,
-				"the Parley server cannot be reached; check that it is running and that the address is correct: ") {
-			t.Errorf("%s: error %d, %+v: %s; want -32603, UNAVAILABLE", tool, failure.Code, data, failure.Message)
-		}
+		t.Run(tool, func(t *testing.T) {
+			t.Parallel() // Each call retries for more than a second.
+			failure, data := callError(t, session, tool, arguments)
+			if failure.Code != -32603 || data.Reason != "UNAVAILABLE" || data.Status != "Unavailable" || !data.Retryable ||
+				!strings.HasPrefix(failure.Message,
+					"the Parley server cannot be reached; check that it is running and that the address is correct: ") {
+				t.Errorf("%s: error %d, %+v: %s; want -32603, UNAVAILABLE", tool, failure.Code, data, failure.Message)
+			}
+		})
 	}
 }
 

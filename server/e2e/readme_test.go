@@ -104,7 +104,7 @@ func buildPrograms(t *testing.T) string {
 	if err := parleydtest.Build(t.Context(), filepath.Join(bin, "parleyd")); err != nil {
 		t.Fatal(err)
 	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", bin,
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", bin,
 		"github.com/parleyhq/parley/client/cmd/parley")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, output)

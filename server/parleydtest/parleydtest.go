@@ -23,15 +23,16 @@ const Timeout = time.Minute
 // race or a panic. Their text is in the field "text".
 const NotAnEntry = "not a log entry"
 
-// Build builds parleyd at path, without cgo. flags are additional flags of go build. The module of the
-// caller must be the main module of the repository or replace it with its directory.
+// Build builds parleyd at path, without cgo and without debugging information, which halves the time of
+// the link. flags are additional flags of go build. The module of the caller must be the main module of
+// the repository or replace it with its directory.
 func Build(ctx context.Context, path string, flags ...string) error {
 	root, err := moduleDir(ctx)
 	if err != nil {
 		return err
 	}
 	build := exec.CommandContext(ctx, "go",
-		slices.Concat([]string{"build", "-buildvcs=false", "-o", path}, flags, []string{"./server"})...)
+		slices.Concat([]string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", path}, flags, []string{"./server"})...)
 	build.Dir, build.Env = root, append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build parleyd: %w\n%s", err, output)
