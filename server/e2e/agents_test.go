@@ -109,8 +109,8 @@ func badFiles() map[string]string {
 }
 
 // TestBadAgents: whatever a program does, its turn ends in time with a reason, the conversation
-// continues, and the server holds the same processes and files as before. It runs two rounds: a
-// leak occurs in both.
+// continues, and the server holds the same processes and files as before. Each program answers in
+// two conversations at the same time: a leak occurs in both.
 func TestBadAgents(t *testing.T) {
 	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
@@ -135,19 +135,20 @@ func TestBadAgents(t *testing.T) {
 	h.release(t, "apple")
 	atRest := left.files()
 
-	for _, round := range []string{"first", "second"} {
-		talks := make([]*chatCall, len(bad))
-		for i, a := range bad { // The turns run in parallel; the test reads their events later.
-			talks[i] = chat(t, s, &parleyv1.ChatRequest{ConversationId: a.id() + "-" + round, Content: "hello", Agent: a.id()})
-		}
-		for i, a := range bad {
-			t.Run(round+" round/"+a.name, func(t *testing.T) { a.check(t, s, talks[i]) })
-		}
-		eventually(t, "processes after the turns", nil, left.processes)
-		eventually(t, "open files", atRest, left.files)
+	bad = append(bad, bad...)
+	calls := make([]*chatCall, len(bad))
+	for i, a := range bad { // The turns run in parallel; the test reads their events later.
+		calls[i] = chat(t, s, &parleyv1.ChatRequest{
+			ConversationId: fmt.Sprint(a.id(), "-", i), Content: "hello", Agent: a.id(),
+		})
 	}
+	for i, a := range bad {
+		t.Run(a.name, func(t *testing.T) { a.check(t, s, calls[i]) })
+	}
+	eventually(t, "processes after the turns", nil, left.processes)
+	eventually(t, "open files", atRest, left.files)
 	if signals, err := os.ReadFile(filepath.Join(dir, "signals")); strings.Count(string(signals), "\n") != 2 {
-		t.Errorf("the agent that ignores SIGTERM received %q, %v; want one SIGTERM a round", signals, err)
+		t.Errorf("the agent that ignores SIGTERM received %q, %v; want one SIGTERM in each of 2 turns", signals, err)
 	}
 
 	seen := make(map[string]int)
@@ -369,14 +370,17 @@ agents:
   anthropic: {kind: anthropic, model: m, base_url: 'http://%[2]s'}
 `, socket, address)))
 	for name, where := range map[string]string{"remote": socket, "openai": address, "anthropic": address} {
-		turn := chat(t, s, &parleyv1.ChatRequest{ConversationId: name, Agent: name, Content: "Hi"}).finish(t).GetTurn()
-		if message := turn.GetError().GetMessage(); turn.GetError().GetReason() != "AGENT_FAILED" ||
-			strings.Contains(message, where) || strings.Contains(message, "dial") {
-			t.Errorf("the turn of %s ended with %v", name, turn)
-		}
-		if line := s.await(t, "agent failed", "level=WARN", "agent="+name); !strings.Contains(fmt.Sprint(line["detail"]),
-			where) {
-			t.Errorf("log entry of %s without its address: %v", name, line)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // Each agent retries for seconds.
+			turn := chat(t, s, &parleyv1.ChatRequest{ConversationId: name, Agent: name, Content: "Hi"}).finish(t).GetTurn()
+			if message := turn.GetError().GetMessage(); turn.GetError().GetReason() != "AGENT_FAILED" ||
+				strings.Contains(message, where) || strings.Contains(message, "dial") {
+				t.Errorf("the turn ended with %v, want AGENT_FAILED and a message without %s", turn, where)
+			}
+			line := s.await(t, "agent failed", "level=WARN", "agent="+name)
+			if !strings.Contains(fmt.Sprint(line["detail"]), where) {
+				t.Errorf("log entry = %v, want its detail to contain %s", line, where)
+			}
+		})
 	}
 }

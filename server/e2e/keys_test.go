@@ -30,6 +30,7 @@ const secretMark = "sk-MARKED"
 // TestKeysStayHidden runs agents that have keys and providers that return the keys in errors. The
 // provider receives the keys; no log entry, reply or stored file contains one.
 func TestKeysStayHidden(t *testing.T) {
+	t.Parallel()
 	echoes := `{"error": {"message": "Incorrect API key provided: ` + secretMark + `-env. You sent header ` + secretMark + `-header and ` + secretMark + `-bearer"}}`
 	openai := openaitest.New(t)
 	anthropic := anthropictest.New(t)
@@ -53,8 +54,6 @@ func TestKeysStayHidden(t *testing.T) {
 	if err := os.WriteFile(keyFile, []byte(secretMark+"-file\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("TEST_KEY_OF_OPENAI", secretMark+"-env") // parleyd inherits the variable.
-	t.Setenv("TEST_KEY_OF_COMMAND", secretMark+"-command")
 	printed := filepath.Join(dir, "printed")
 	const onStderr = `printenv TEST_KEY_OF_COMMAND >>"$0"; printf half; echo "$TEST_KEY_OF_COMMAND is refused" >&2; exit 1`
 	const inResult = `echo '{"type":"result","is_error":true,"result":"'"$TEST_KEY_OF_COMMAND"' is refused"}'`
@@ -84,7 +83,9 @@ func TestKeysStayHidden(t *testing.T) {
 		},
 	}})
 	data := filepath.Join(dir, "data")
-	s := startServer(t, data, agents(t, config), "--log-level=debug")
+	process := parleyd(t, "--data-dir="+data, agents(t, config), "--log-level=debug")
+	process.Env = append(process.Env, "TEST_KEY_OF_OPENAI="+secretMark+"-env", "TEST_KEY_OF_COMMAND="+secretMark+"-command")
+	s := startProcess(t, process)
 	var seen []string
 	for _, agent := range []string{"openai", "anthropic", "remote", "stderr", "result", "noJSON"} {
 		for i := range turns {

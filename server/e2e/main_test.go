@@ -3,10 +3,13 @@
 package e2e
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -45,7 +48,25 @@ func TestMain(m *testing.M) {
 	if target := os.Getenv(asSessions); target != "" {
 		runSessions(target)
 	}
+	raiseParallelism()
 	os.Exit(m.Run())
+}
+
+// parallelTests is the number of tests that run in parallel, unless -parallel is set. Most of the time,
+// a test waits for the server or for the disk.
+const parallelTests = 8
+
+func raiseParallelism() {
+	const parallel = "test.parallel"
+	flag.Parse()
+	isSet := false
+	flag.Visit(func(f *flag.Flag) { isSet = isSet || f.Name == parallel })
+	if isSet {
+		return
+	}
+	if err := flag.Set(parallel, strconv.Itoa(max(parallelTests, runtime.GOMAXPROCS(0)))); err != nil {
+		panic(err)
+	}
 }
 
 // parleyd returns a command that runs parleyd with these flags, on a free port and without HTTP.

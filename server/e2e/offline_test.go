@@ -86,6 +86,7 @@ func corruptPages(t *testing.T, path string) {
 }
 
 func TestOfflineCommands(t *testing.T) {
+	t.Parallel()
 	dir, path := newDataDir(t, (*server).terminate)
 	data := "--data-dir=" + dir
 	wantOffline(t, 0, " 1 conversations, 1 messages; 0 faults\n", "", "check", data)
@@ -116,6 +117,7 @@ func TestOfflineCommands(t *testing.T) {
 
 // TestStartAfterKill checks that a start reports the check of a file that was not closed in order.
 func TestStartAfterKill(t *testing.T) {
+	t.Parallel()
 	const message = "store was not closed in order; its pages are sound"
 	dir, path := newDataDir(t, (*server).kill)
 	s := startServer(t, dir)
@@ -147,6 +149,7 @@ func TestStartAfterKill(t *testing.T) {
 // TestCheckProcessEnds checks that a check process ends when its parent has ended, also while it
 // waits for the file.
 func TestCheckProcessEnds(t *testing.T) {
+	t.Parallel()
 	_, path := newDataDir(t, (*server).terminate)
 	locked, err := os.Open(path)
 	if err == nil {
