@@ -281,7 +281,7 @@ func (r remains) files() []string {
 // processes other than its parent.
 func eventually(t *testing.T, what string, want []string, get func() []string) {
 	t.Helper()
-	for late := time.After(patience); ; {
+	for late := time.After(timeout); ; {
 		d := cmp.Diff(want, get())
 		if d == "" {
 			return
@@ -299,20 +299,15 @@ func eventually(t *testing.T, what string, want []string, get func() []string) {
 func goroutineStacks(t *testing.T, s *server) []string {
 	t.Helper()
 	_ = s.process.Process.Signal(syscall.SIGQUIT)
-	<-s.ended
-	isQuit := func(line logLine) bool { return strings.HasPrefix(fmt.Sprint(line["text"]), "SIGQUIT") }
-	begin := slices.IndexFunc(s.log.lines, isQuit)
-	if begin < 0 {
+	<-s.process.Ended()
+	s.writesText = true
+	_, dump, quit := strings.Cut(s.log.Text(), "SIGQUIT")
+	if !quit {
 		t.Fatal("the server printed no goroutines after SIGQUIT")
 	}
-	var dump strings.Builder
-	for _, line := range s.log.lines[begin:] {
-		dump.WriteString(fmt.Sprint(line["text"]) + "\n")
-	}
-	s.log.lines = s.log.lines[:begin] // The test asked for this text.
 
 	var found []string
-	for block := range strings.SplitSeq(dump.String(), "\n\n") {
+	for block := range strings.SplitSeq(dump, "\n\n") {
 		head, stack, _ := strings.Cut(block, "\n")
 		if !strings.HasPrefix(head, "goroutine ") {
 			continue

@@ -185,14 +185,14 @@ func servePages(t *testing.T, page string) *pages {
 // empty. Reports may arrive in another order than they were sent.
 func (p *pages) awaitReport(t *testing.T, name, want string) string {
 	t.Helper()
-	for late := time.After(patience); ; {
+	for late := time.After(timeout); ; {
 		select {
 		case text := <-p.reports[name]:
 			if want == "" || text == want {
 				return text
 			}
 		case <-late:
-			t.Fatalf("no report %s %s from the page within %v", name, want, patience)
+			t.Fatalf("no report %s %s from the page within %v", name, want, timeout)
 		}
 	}
 }

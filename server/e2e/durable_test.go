@@ -75,7 +75,7 @@ func (w *writers) writeUntilKilled(t *testing.T, s *server, enough int64) {
 	}
 	select {
 	case <-reached:
-	case <-s.ended:
+	case <-s.process.Ended():
 		t.Fatal("the server ended on its own")
 	}
 	s.kill()
@@ -164,7 +164,7 @@ func startedSurvives(t *testing.T) {
 		turn.GetError().GetReason() != "SHUTTING_DOWN" || turn.GetError().GetCode() != int32(codes.Unavailable) {
 		t.Errorf("the same request again = %v, %v; want the interrupted turn", again.started, turn)
 	}
-	if found, _ := s.log.find("conversation history"); len(found) > 0 {
+	if found, _ := s.log.Find("conversation history"); len(found) > 0 {
 		t.Errorf("an agent was called: %v", found)
 	}
 	for _, id := range []string{"c", "c2"} {
@@ -177,7 +177,7 @@ func startedSurvives(t *testing.T) {
 // waitForText polls a file until it contains the text. No event reports that.
 func waitForText(t *testing.T, path, text string) {
 	t.Helper()
-	poll, late := time.NewTicker(20*time.Millisecond), time.After(patience)
+	poll, late := time.NewTicker(20*time.Millisecond), time.After(timeout)
 	defer poll.Stop()
 	for {
 		data, err := os.ReadFile(path)
@@ -190,7 +190,7 @@ func waitForText(t *testing.T, path, text string) {
 		select {
 		case <-poll.C:
 		case <-late:
-			t.Fatalf("%q is not in %s after %v", text, path, patience)
+			t.Fatalf("%q is not in %s after %v", text, path, timeout)
 		}
 	}
 }

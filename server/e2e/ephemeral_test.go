@@ -47,7 +47,7 @@ func TestChatAfterEphemeralConversation(t *testing.T) {
 // awaitNone returns when no conversation has the id.
 func awaitNone(t *testing.T, s *server, id string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	for {
 		_, err := s.GetConversation(ctx, &parleyv1.GetConversationRequest{ConversationId: id})

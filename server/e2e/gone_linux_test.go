@@ -44,7 +44,7 @@ func startRawWatch(t *testing.T, d *httpServer, id string) *rawWatch {
 // readUntil reads up to a line that contains text.
 func (w *rawWatch) readUntil(t *testing.T, text string) {
 	t.Helper()
-	if err := w.conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := w.conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		t.Fatal(err)
 	}
 	for {

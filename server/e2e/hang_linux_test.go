@@ -1,16 +1,12 @@
 package e2e
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
 	"unsafe"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
@@ -32,21 +28,10 @@ func TestHang(t *testing.T) {
 	if _, _, errno := syscall.Syscall(syscall.SYS_FCNTL, stderr.Fd(), syscall.F_SETPIPE_SZ, pipeBytes); errno != 0 {
 		t.Fatal(errno)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() { defer close(ended); _ = cmd.Wait() }()
-	defer func() { _ = cmd.Process.Kill(); <-ended }()
-	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultServiceConfig(
-		fmt.Sprintf(`{"methodConfig": [{"name": [{}], "waitForReady": true, "timeout": "%.0fs"}]}`, patience.Seconds())))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	s := startUnconnected(t, cmd)
+	s.connect(t, "unix:"+socket, true)
 	create := func() error {
-		_, err := parleyv1.NewConversationServiceClient(conn).CreateConversation(t.Context(),
-			&parleyv1.CreateConversationRequest{})
+		_, err := s.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{})
 		return err
 	}
 	for range 100 {
@@ -56,7 +41,7 @@ func TestHang(t *testing.T) {
 	}
 
 	limit := syscall.Rlimit{Cur: 1, Max: 1} // maximal size of a written file, in bytes
-	if _, _, errno := syscall.Syscall6(syscall.SYS_PRLIMIT64, uintptr(cmd.Process.Pid), syscall.RLIMIT_FSIZE,
+	if _, _, errno := syscall.Syscall6(syscall.SYS_PRLIMIT64, uintptr(s.process.Process.Pid), syscall.RLIMIT_FSIZE,
 		uintptr(unsafe.Pointer(&limit)), 0, 0, 0); errno != 0 {
 		t.Fatal(errno)
 	}
@@ -64,11 +49,11 @@ func TestHang(t *testing.T) {
 		t.Error("CreateConversation above the file size limit = no error, want an error")
 	}
 	select {
-	case <-ended:
-	case <-time.After(patience):
-		t.Fatalf("the process runs %v after the failure of the store", patience)
+	case <-s.process.Ended():
+	case <-time.After(timeout):
+		t.Fatalf("the process runs %v after the failure of the store", timeout)
 	}
-	if code := cmd.ProcessState.ExitCode(); code != exitIO {
-		t.Errorf("the process ended with %v, want exit code %d", cmd.ProcessState, exitIO)
+	if code := s.process.ProcessState.ExitCode(); code != exitIO {
+		t.Errorf("the process ended with %v, want exit code %d", s.process.ProcessState, exitIO)
 	}
 }

@@ -65,7 +65,7 @@ func TestExpiry(t *testing.T) {
 			<-time.After(min(time.Until(end), 100*time.Millisecond))
 		}
 		wantError(t, get(), codes.NotFound, "CONVERSATION_NOT_FOUND")
-		if swept, _ := s.log.find("conversation expired", "conversation_id="+id); len(swept) == 0 {
+		if swept, _ := s.log.Find("conversation expired", "conversation_id="+id); len(swept) == 0 {
 			s.await(t, "conversation expired", "conversation_id="+id) // the sweep comes later
 			return
 		}

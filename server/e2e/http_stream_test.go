@@ -46,7 +46,7 @@ type eventSource struct {
 // openEvents sends a request for events, with a JSON body unless body is empty.
 func (d *httpServer) openEvents(t *testing.T, lastID, path, body string) *eventSource {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	method, content := http.MethodGet, io.Reader(nil)
 	if body != "" {
 		method, content = http.MethodPost, strings.NewReader(body)

@@ -132,7 +132,7 @@ func TestInteractionsFollowEdits(t *testing.T) {
 	}
 	l.terminate()
 	l.wantStop(t)
-	for _, line := range l.log.lines {
+	for _, line := range l.log.Entries() {
 		if line["level"] == "WARN" {
 			t.Errorf("warning after edits: %v, want none", line)
 		}

@@ -156,13 +156,13 @@ func (e *erasing) unfinished(t *testing.T) []string {
 // awaitUnfinished polls until there is an unfinished file. No event reports that.
 func (e *erasing) awaitUnfinished(t *testing.T) {
 	t.Helper()
-	poll, late := time.NewTicker(time.Millisecond), time.After(patience)
+	poll, late := time.NewTicker(time.Millisecond), time.After(timeout)
 	defer poll.Stop()
 	for len(e.unfinished(t)) == 0 {
 		select {
 		case <-poll.C:
 		case <-late:
-			t.Fatalf("no unfinished file within %v", patience)
+			t.Fatalf("no unfinished file within %v", timeout)
 		}
 	}
 }

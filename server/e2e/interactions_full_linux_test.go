@@ -188,7 +188,7 @@ func (a *ledger) awaitLossCount(t *testing.T, dir string) {
 func (a *ledger) wantWarningInterval(t *testing.T) {
 	t.Helper()
 	var last time.Time
-	found, _ := a.s.log.find(logLost)
+	found, _ := a.s.log.Find(logLost)
 	for _, line := range found {
 		at, err := time.Parse(time.RFC3339, fmt.Sprint(line["time"]))
 		if err != nil {
@@ -204,7 +204,7 @@ func (a *ledger) wantWarningInterval(t *testing.T) {
 // warnedLosses returns the number of lost entries that all warnings report.
 func (a *ledger) warnedLosses(t *testing.T) (lines int) {
 	t.Helper()
-	found, _ := a.s.log.find(logLost)
+	found, _ := a.s.log.Find(logLost)
 	for _, line := range found {
 		n, err := json.Number(fmt.Sprint(line["lost_lines"])).Int64()
 		if err != nil {

@@ -50,7 +50,7 @@ func TestImportFromAheadInLog(t *testing.T) {
 // awaitComplete waits until the checkpoint says that the log is complete up to a time, even after a power cut.
 func awaitComplete(t *testing.T, l *loggedServer, until time.Time) {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(timeout)
 	for {
 		text, err := os.ReadFile(filepath.Join(l.dir, "checkpoint.json"))
 		if err != nil {

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -53,7 +52,7 @@ func TestInteractionsKilled(t *testing.T) {
 	k, crashes, acked, added := newKilledLog(t), 0, 0, 0
 	for round := range kills {
 		s := startServer(t, k.dataDir, keepAllFlag)
-		found, _ := s.log.find("interaction log: missing entries added after an unclean stop")
+		found, _ := s.log.Find("interaction log: missing entries added after an unclean stop")
 		added += len(found)
 		k.wantStored(t, s, crashes)
 		if round%loggedRounds == 0 {
@@ -168,7 +167,7 @@ func (k *killedLog) writeUntilKilled(t *testing.T, s *server, writers int, enoug
 	select {
 	case <-reached:
 		ready()
-	case <-s.ended:
+	case <-s.process.Ended():
 		t.Error("the server ended before the kill")
 	case <-over:
 		t.Error("all writers ended before the kill")
@@ -338,18 +337,7 @@ func (k *killedLog) wantSame(t *testing.T, id string, messages []*parleyv1.Messa
 // killAtStart kills a server when it has opened its store.
 func killAtStart(t *testing.T, dataDir string, flags ...string) {
 	t.Helper()
-	cmd := parleyd(t, append([]string{"--data-dir=" + dataDir}, flags...)...)
-	stderr, err := cmd.StderrPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for lines := bufio.NewScanner(stderr); lines.Scan(); {
-		if strings.Contains(lines.Text(), "store opened") {
-			_ = cmd.Process.Kill()
-		}
-	}
-	_ = cmd.Wait() // It was killed.
+	s := startUnconnected(t, parleyd(t, append([]string{"--data-dir=" + dataDir}, flags...)...))
+	s.await(t, "store opened")
+	s.kill()
 }

@@ -395,7 +395,7 @@ func brokenEntry(t *testing.T) {
 	}
 	l.terminate()
 	l.wantStop(t)
-	warnings, _ := l.log.find("line of the interaction log skipped")
+	warnings, _ := l.log.Find("line of the interaction log skipped")
 	if len(warnings) != 1 || warnings[0]["level"] != "WARN" || warnings[0]["file"] != l.path(day) ||
 		fmt.Sprint(warnings[0]["line"]) != "2" {
 		t.Errorf("warnings = %v, want one of line 2 in %s", warnings, l.path(day))

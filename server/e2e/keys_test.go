@@ -114,7 +114,7 @@ func TestKeysStayHidden(t *testing.T) {
 			t.Errorf("%s%s was not sent to its provider", secretMark, secret)
 		}
 	}
-	for _, line := range s.log.lines {
+	for _, line := range s.log.Entries() {
 		seen = append(seen, fmt.Sprint(line))
 	}
 	for _, text := range seen {

@@ -54,7 +54,7 @@ func TestKilledInMidAnswer(t *testing.T) {
 	for round, good := 0, 0; good < kills; round++ {
 		r := runUntilKilled(t, s, all, minPieces+round*morePieces)
 		s = startServer(t, dataDir, flags...)
-		if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) != len(all) {
+		if found, _ := s.log.Find("turn interrupted by a stop of the server"); len(found) != len(all) {
 			t.Errorf("round %d: the start interrupted %d turns, want %d", round, len(found), len(all))
 		}
 		var missing time.Duration

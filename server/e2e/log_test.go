@@ -1,14 +1,9 @@
 package e2e
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
-	"io"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -38,7 +33,7 @@ func TestLogLines(t *testing.T) {
 	s.await(t, "message appended", "level=DEBUG", "tenant=default", "conversation_id=a", "message_count=1")
 	s.await(t, "message appended", "conversation_id=a", "message_count=2")
 	s.await(t, "conversation trimmed", "level=INFO", "conversation_id=a", "removed_messages=1", "message_count=2")
-	if found, _ := s.log.find("message appended"); len(found) != 3 {
+	if found, _ := s.log.Find("message appended"); len(found) != 3 {
 		t.Errorf("%d log entries for three messages, want 3: %v", len(found), found)
 	}
 	s.await(t, "conversations stored", "level=INFO", "count=1")
@@ -85,10 +80,10 @@ func TestLogLines(t *testing.T) {
 	}
 	s.terminate()
 	s.wantStop(t)
-	if found, _ := s.log.find(tooMuch); len(found) != 1 {
+	if found, _ := s.log.Find(tooMuch); len(found) != 1 {
 		t.Errorf("%d warnings within a minute, want 1: %v", len(found), found)
 	}
-	for _, line := range s.log.lines {
+	for _, line := range s.log.Entries() {
 		if strings.Contains(fmt.Sprint(line), "conversation history") && line["msg"] != "conversation history" {
 			t.Errorf("another log entry contains \"conversation history\": %v", line)
 		}
@@ -105,51 +100,4 @@ func TestUnknownVariable(t *testing.T) {
 	s := startProcess(t, process)
 	s.await(t, "unknown environment variable ignored", "level=WARN", "setting=PARLEY_PORT",
 		"advice=parleyd --help lists the known ones")
-}
-
-// logLine is an entry of the server's log, decoded from JSON.
-type logLine map[string]any
-
-// foreign is the message for lines that are not log entries, for example reports of data races or panics.
-const foreign = "not a log line"
-
-// logLines collects the lines that a server writes to standard error.
-type logLines struct {
-	mu    sync.Mutex
-	lines []logLine
-	more  chan struct{} // closed and replaced when a line is added
-}
-
-func (l *logLines) read(r io.Reader) {
-	for s := bufio.NewScanner(r); s.Scan(); {
-		var line logLine
-		decoder := json.NewDecoder(strings.NewReader(s.Text()))
-		decoder.UseNumber()
-		if decoder.Decode(&line) != nil {
-			line = logLine{"msg": foreign, "text": s.Text()}
-		}
-		l.mu.Lock()
-		l.lines = append(l.lines, line)
-		close(l.more)
-		l.more = make(chan struct{})
-		l.mu.Unlock()
-	}
-}
-
-// find returns the entries with this message and these fields, each written "key=value", and a channel
-// that is closed when the next line is added.
-func (l *logLines) find(message string, fields ...string) ([]logLine, <-chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var found []logLine
-	for _, line := range l.lines {
-		differs := func(field string) bool {
-			key, value, _ := strings.Cut(field, "=")
-			return fmt.Sprint(line[key]) != value
-		}
-		if line["msg"] == message && !slices.ContainsFunc(fields, differs) {
-			found = append(found, line)
-		}
-	}
-	return found, l.more
 }

@@ -8,18 +8,16 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/app"
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // Exit codes of parleyd.
@@ -37,8 +35,8 @@ const storeName = "parley.db"
 // program under test, with the race detector if they have it, and can kill it.
 const asServer = "RUN_AS_PARLEYD"
 
-// patience is how long a test waits for an expected event. Only a failing test takes that long.
-const patience = time.Minute
+// timeout is how long a test waits for an expected event. Only a failing test takes that long.
+const timeout = parleydtest.Timeout
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asServer) != "" {
@@ -76,11 +74,9 @@ func parleyd(t *testing.T, flags ...string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	flags = append([]string{"--grpc-address=127.0.0.1:0", "--http-address=", "--log-format=json"}, flags...)
-	cmd := exec.CommandContext(t.Context(), self, flags...)
-	ours := func(v string) bool { return strings.HasPrefix(v, "PARLEY_") }
+	cmd := parleydtest.Command(t.Context(), self, "", flags...)
 	// By default the race detector sleeps for a second at exit, which would exceed the time of a stop.
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), ours), asServer+"=1", "GORACE=atexit_sleep_ms=0")
+	cmd.Env = append(cmd.Env, asServer+"=1", "GORACE=atexit_sleep_ms=0")
 	return cmd
 }
 
@@ -89,64 +85,66 @@ type server struct {
 	parleyv1.ConversationServiceClient
 	parleyv1.AdminServiceClient
 	conn    *grpc.ClientConn
-	process *exec.Cmd
-	log     logLines
-	ended   chan struct{} // closed when the process has ended and its output is read
+	process *parleydtest.Process
+	log     *parleydtest.Log
+	// writesText is set if the server writes text other than log entries, as the test expects.
+	writesText bool
 }
 
 // startServer starts parleyd on a data directory and returns when it serves. At the end of the test
 // the server is killed if it still runs. The test fails if the server wrote anything other than log
-// lines.
+// entries.
 func startServer(t *testing.T, dataDir string, flags ...string) *server {
 	t.Helper()
 	return startProcess(t, parleyd(t, append([]string{"--data-dir=" + dataDir}, flags...)...))
 }
 
 // startProcess is like startServer for a command that the test has built.
-func startProcess(t *testing.T, process *exec.Cmd) *server {
+func startProcess(t *testing.T, command *exec.Cmd) *server {
 	t.Helper()
-	s := &server{process: process, log: logLines{more: make(chan struct{})}, ended: make(chan struct{})}
-	stderr, err := s.process.StderrPipe()
-	if err == nil {
-		err = s.process.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		defer close(s.ended)
-		s.log.read(stderr)
-		_ = s.process.Wait() // The error is in ProcessState.
-	}()
-	t.Cleanup(func() {
-		s.kill()
-		if found, _ := s.log.find(foreign); len(found) > 0 {
-			t.Error("the server wrote text that is not a log line")
-		}
-		for _, line := range s.log.lines {
-			if t.Failed() {
-				t.Log(line)
-			}
-		}
-	})
-	address := s.await(t, "serving grpc")["address"]
-	timeout := fmt.Sprintf(`{"methodConfig": [{"name": [{}], "timeout": "%.0fs"}]}`, patience.Seconds())
-	s.conn, err = grpc.NewClient(fmt.Sprint(address),
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultServiceConfig(timeout))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.conn.Close() })
-	s.ConversationServiceClient, s.AdminServiceClient = parleyv1.NewConversationServiceClient(s.conn),
-		parleyv1.NewAdminServiceClient(s.conn)
+	s := startUnconnected(t, command)
+	s.connect(t, fmt.Sprint(s.await(t, "serving grpc")["address"]), false)
 	return s
 }
 
-// kill ends the server as kill -9 does.
-func (s *server) kill() {
-	_ = s.process.Process.Kill()
-	<-s.ended
+// startUnconnected is like startProcess, but does not wait until the server serves. The caller may call
+// connect.
+func startUnconnected(t *testing.T, command *exec.Cmd) *server {
+	t.Helper()
+	process, err := parleydtest.Start(command)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &server{process: process, log: &process.Log}
+	t.Cleanup(func() {
+		s.kill()
+		if found, _ := s.log.Find(parleydtest.NotAnEntry); len(found) > 0 && !s.writesText {
+			t.Error("the server wrote text that is not a log entry")
+		}
+		if t.Failed() {
+			t.Logf("the server ended with %v; its log:\n%s", process.ProcessState, s.log.Text())
+		}
+	})
+	return s
 }
+
+// connect connects the client of s. If waitForReady is set, calls wait until the server listens.
+func (s *server) connect(t *testing.T, target string, waitForReady bool) {
+	t.Helper()
+	methods := fmt.Sprintf(`{"methodConfig": [{"name": [{}], "waitForReady": %t, "timeout": "%.0fs"}]}`,
+		waitForReady, timeout.Seconds())
+	var err error
+	if s.conn, err = grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultServiceConfig(methods)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.conn.Close() })
+	s.ConversationServiceClient = parleyv1.NewConversationServiceClient(s.conn)
+	s.AdminServiceClient = parleyv1.NewAdminServiceClient(s.conn)
+}
+
+// kill ends the server as kill -9 does.
+func (s *server) kill() { s.process.Kill() }
 
 // terminate asks the server to stop.
 func (s *server) terminate() { _ = s.process.Process.Signal(syscall.SIGTERM) }
@@ -154,30 +152,19 @@ func (s *server) terminate() { _ = s.process.Process.Signal(syscall.SIGTERM) }
 // wantStop waits for the server to end. The test fails unless the exit code is 0.
 func (s *server) wantStop(t *testing.T) {
 	t.Helper()
-	<-s.ended // The server limits the time of a stop itself; see server/internal/app/stop.go.
+	<-s.process.Ended() // The server limits the time of a stop itself; see server/internal/app/stop.go.
 	if state := s.process.ProcessState; state.ExitCode() != 0 {
 		t.Errorf("server stopped with %v, want exit code 0", state)
 	}
 }
 
-// await waits for a log line with this message and these fields, as "key=value", and returns the
+// await waits for a log entry with this message and these fields, as "key=value", and returns the
 // first one.
-func (s *server) await(t *testing.T, message string, fields ...string) logLine {
+func (s *server) await(t *testing.T, message string, fields ...string) parleydtest.Entry {
 	t.Helper()
-	for late, alive := time.After(patience), true; ; {
-		found, more := s.log.find(message, fields...)
-		if len(found) > 0 {
-			return found[0]
-		}
-		if !alive {
-			t.Fatalf("no log line %q %q", message, fields)
-		}
-		select {
-		case <-more:
-		case <-s.ended:
-			alive = false // The last entries may have arrived in the meantime: check again.
-		case <-late:
-			alive = false
-		}
+	entry, err := s.process.Await(message, fields...)
+	if err != nil { // It contains the log, which the test prints at its end.
+		t.Fatalf("no log entry %q %q", message, fields)
 	}
+	return entry
 }

@@ -50,7 +50,7 @@ func newDataDir(t *testing.T, end func(*server)) (dir, path string) {
 		t.Fatal(err)
 	}
 	end(s)
-	<-s.ended
+	<-s.process.Ended()
 	return dir, filepath.Join(dir, storeName)
 }
 
@@ -121,13 +121,13 @@ func TestStartAfterKill(t *testing.T) {
 	const message = "store was not closed in order; its pages are sound"
 	dir, path := newDataDir(t, (*server).kill)
 	s := startServer(t, dir)
-	if found, _ := s.log.find(message); len(found) != 1 {
+	if found, _ := s.log.Find(message); len(found) != 1 {
 		t.Errorf("%q was logged %d times after a kill, want 1", message, len(found))
 	}
 	s.terminate()
 	s.wantStop(t)
 	s = startServer(t, dir)
-	if found, _ := s.log.find(message); len(found) != 0 {
+	if found, _ := s.log.Find(message); len(found) != 0 {
 		t.Errorf("%q was logged %d times after a stop, want 0", message, len(found))
 	}
 	s.kill()

@@ -48,7 +48,7 @@ func TestResumeThroughAProxyThatResets(t *testing.T) {
 	}
 	s.terminate()
 	s.wantStop(t)
-	for _, line := range s.log.lines {
+	for _, line := range s.log.Entries() {
 		if level := line["level"]; level != "INFO" {
 			t.Errorf("log entry %v, want only level INFO", line)
 		}

@@ -85,8 +85,8 @@ func (p *puppet) start(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-	case <-time.After(patience):
-		t.Fatalf("the agent has not opened the pipe within %v", patience)
+	case <-time.After(timeout):
+		t.Fatalf("the agent has not opened the pipe within %v", timeout)
 	}
 	t.Cleanup(func() { p.pipe.Close() })
 }
@@ -168,7 +168,7 @@ func streamOf[R any, P interface {
 // timeLimited returns a context that ends after the test's time limit for one call.
 func timeLimited(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	t.Cleanup(cancel)
 	return ctx
 }

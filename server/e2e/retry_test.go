@@ -176,7 +176,7 @@ func (m *manyClients) test(t *testing.T) {
 	for _, r := range all {
 		t.Run("after a restart "+r.request.GetRequestId(), r.askAfterRestart)
 	}
-	if found, _ := m.s.log.find("conversation history"); len(found) > 0 {
+	if found, _ := m.s.log.Find("conversation history"); len(found) > 0 {
 		t.Errorf("agents ran after the restart: %v, want none", found)
 	}
 }

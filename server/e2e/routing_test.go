@@ -342,7 +342,7 @@ func TestConditionalSummaries(t *testing.T) {
 // awaitWatchers polls until this number of readers wait. No event reports that.
 func awaitWatchers(t *testing.T, s *server, want int32) {
 	t.Helper()
-	poll, late := time.NewTicker(5*time.Millisecond), time.After(patience)
+	poll, late := time.NewTicker(5*time.Millisecond), time.After(timeout)
 	defer poll.Stop()
 	for {
 		stats, err := s.GetStats(t.Context(), &parleyv1.GetStatsRequest{})

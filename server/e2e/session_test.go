@@ -60,7 +60,7 @@ func TestEphemeralConversationEndsWithItsStream(t *testing.T) {
 			wantHistory(t, s, fmt.Sprint(way, "-", i))
 		}
 	}
-	if found, _ := s.log.find("ephemeral conversation deleted"); len(found) > 0 {
+	if found, _ := s.log.Find("ephemeral conversation deleted"); len(found) > 0 {
 		t.Errorf("conversations deleted while their streams were open: %v", found)
 	}
 
@@ -88,7 +88,7 @@ func TestEphemeralConversationEndsWithItsStream(t *testing.T) {
 			t.Errorf("the stream of %s ended with %v, want UNAVAILABLE", c.id, err)
 		}
 	}
-	if found, _ := s.log.find("ephemeral conversation deleted"); len(found) != 3*clientsPerWay {
+	if found, _ := s.log.Find("ephemeral conversation deleted"); len(found) != 3*clientsPerWay {
 		t.Errorf("%d conversations deleted, want %d", len(found), 3*clientsPerWay)
 	}
 

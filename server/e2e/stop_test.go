@@ -77,7 +77,7 @@ func waitForChange(t *testing.T, s *server, c *parleyv1.Conversation) <-chan err
 	result := make(chan error, 1)
 	go func() {
 		reply, err := s.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
-			ConversationId: c.GetId(), KnownVersion: &c.Version, WaitTimeout: durationpb.New(patience),
+			ConversationId: c.GetId(), KnownVersion: &c.Version, WaitTimeout: durationpb.New(timeout),
 		})
 		if err == nil {
 			err = fmt.Errorf("got a change instead of an error: %v", reply)
@@ -118,7 +118,7 @@ func turnsAreInterrupted(t *testing.T) {
 	if m := stored.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
 		t.Errorf("the stored answer = %v, want it INCOMPLETE", m)
 	}
-	if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) > 0 {
+	if found, _ := s.log.Find("turn interrupted by a stop of the server"); len(found) > 0 {
 		t.Errorf("turns interrupted by the start instead of the stop: %v, want none", found)
 	}
 }

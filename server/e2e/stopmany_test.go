@@ -62,7 +62,7 @@ func TestGracefulStopOfMany(t *testing.T) {
 		c.wantStored(t, s, parleyv1.TurnState_TURN_STATE_INTERRUPTED, "SHUTTING_DOWN")
 	}
 	leaver.wantStored(t, s, parleyv1.TurnState_TURN_STATE_CANCELLED, "CANCELLED")
-	if found, _ := s.log.find("turn interrupted by a stop of the server"); len(found) > 0 {
+	if found, _ := s.log.Find("turn interrupted by a stop of the server"); len(found) > 0 {
 		t.Errorf("turns interrupted by the start instead of the stop: %v, want none", found)
 	}
 }
@@ -77,7 +77,7 @@ func TestGracefulStopOfAgentsThatIgnoreSIGTERM(t *testing.T) {
 	running := startTurns(t, s, 3, "deaf", 2, "deaf-flood")
 	latest := time.Now().Add(grace + stopWithin)
 	s.terminate()
-	<-s.ended
+	<-s.process.Ended()
 	if late := time.Since(latest); late > 0 {
 		t.Errorf("the process ended %s after the latest time", late)
 	}

@@ -77,7 +77,7 @@ func TestStormLeavesNothingBehind(t *testing.T) {
 	}
 	s.terminate()
 	s.wantStop(t)
-	for _, line := range s.log.lines {
+	for _, line := range s.log.Entries() {
 		if line["level"] == "ERROR" {
 			t.Errorf("the server logged %v", line)
 		}
@@ -114,7 +114,7 @@ func (w *storm) run(s *server, seed uint64, duration time.Duration) {
 			defer c.Close()
 			caller := &stormCaller{w, c, rand.New(rand.NewPCG(seed, uint64(i)))}
 			for time.Now().Before(over) {
-				ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+				ctx, cancel := context.WithTimeout(w.t.Context(), timeout)
 				if id := caller.random.IntN(stormIDs); id == 0 {
 					caller.race(ctx, fmt.Sprint("storm-", id))
 				} else {

@@ -31,12 +31,12 @@ agents:
 				t.Errorf("answer to %q = %q, want %q", turn.content, answer, turn.answer)
 			}
 			// The turns have 0, 2 and 4 messages of history.
-			if found, _ := s.log.find("conversation history", "conversation_id="+id); len(found) != i+1 ||
+			if found, _ := s.log.Find("conversation history", "conversation_id="+id); len(found) != i+1 ||
 				fmt.Sprint(found[i]["message_count"]) != fmt.Sprint(2*i) {
 				t.Errorf("log entries of the history at %q = %v, want %d messages in the last", turn.content, found, 2*i)
 			}
 		}
-		if found, _ := s.log.find("conversation history"); len(found) != 3 {
+		if found, _ := s.log.Find("conversation history"); len(found) != 3 {
 			t.Errorf("%d log entries of a history, want one for each turn: %v", len(found), found)
 		}
 	})

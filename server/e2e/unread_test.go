@@ -8,10 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // TestUnreadLog: the pipe behind standard error is full, or its reader has ended. Turns complete, and
@@ -23,7 +20,7 @@ func TestUnreadLog(t *testing.T) {
 		s, unread := startUnread(t)
 		chatUnread(t, s)
 		reading := make(chan struct{})
-		go func() { defer close(reading); s.log.read(unread) }()
+		go func() { defer close(reading); s.log.Read(unread) }()
 		if count := fmt.Sprint(s.await(t, "log entries dropped", "level=WARN")["count"]); strings.Trim(count, "0123456789") != "" || count == "0" {
 			t.Errorf("log entries dropped = %s, want a number above 0", count)
 		}
@@ -33,8 +30,8 @@ func TestUnreadLog(t *testing.T) {
 		s.wantStop(t)
 		<-reading
 		s.await(t, "stopped")
-		if foreignLines, _ := s.log.find(foreign); len(foreignLines) > 0 {
-			t.Errorf("output %v, want only log entries", foreignLines[0])
+		if texts, _ := s.log.Find(parleydtest.NotAnEntry); len(texts) > 0 {
+			t.Errorf("output %v, want only log entries", texts[0])
 		}
 	})
 	t.Run("never read", func(t *testing.T) {
@@ -43,9 +40,9 @@ func TestUnreadLog(t *testing.T) {
 		chatUnread(t, s)
 		s.terminate()
 		select {
-		case <-s.ended:
-		case <-time.After(patience):
-			t.Fatalf("the server did not stop within %v", patience)
+		case <-s.process.Ended():
+		case <-time.After(timeout):
+			t.Fatalf("the server did not stop within %v", timeout)
 		}
 		s.wantStop(t)
 	})
@@ -69,25 +66,11 @@ func startUnread(t *testing.T) (*server, *os.File) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unread.Close() })
-	s := &server{
-		process: parleyd(t, "--store=memory", "--grpc-address="+socket, "--log-level=debug"),
-		log:     logLines{more: make(chan struct{})}, ended: make(chan struct{}),
-	}
-	s.process.Stderr = stderr
-	err = s.process.Start()
+	command := parleyd(t, "--store=memory", "--grpc-address="+socket, "--log-level=debug")
+	command.Stderr = stderr
+	s := startUnconnected(t, command)
 	stderr.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	go func() { defer close(s.ended); _ = s.process.Wait() }()
-	t.Cleanup(s.kill)
-	s.conn, err = grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultServiceConfig(
-		fmt.Sprintf(`{"methodConfig": [{"name": [{}], "waitForReady": true, "timeout": "%.0fs"}]}`, patience.Seconds())))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { s.conn.Close() })
-	s.ConversationServiceClient = parleyv1.NewConversationServiceClient(s.conn)
+	s.connect(t, socket, true)
 	return s, unread
 }
 

@@ -78,7 +78,7 @@ func TestThousandReadersWait(t *testing.T) {
 					w.err)
 			}
 			sent, acknowledged = append(sent, w.at.Sub(start)), append(acknowledged, w.at.Sub(done))
-		case <-time.After(patience):
+		case <-time.After(timeout):
 			t.Fatalf("an append to %s woke no reader", ids[i])
 		}
 	}
@@ -129,16 +129,9 @@ func startPlain(t *testing.T) (pid int, target string) {
 	if err := parleydtest.Build(t.Context(), program); err != nil {
 		t.Fatal(err)
 	}
-	server := parleyd(t, "--grpc-address=unix:"+socket, "--data-dir="+dir, "--max-conversations=2000")
-	server.Path = program
-	if err := server.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = server.Process.Kill()
-		_ = server.Wait()
-	})
-	return server.Process.Pid, "unix:" + socket
+	command := parleyd(t, "--grpc-address=unix:"+socket, "--data-dir="+dir, "--max-conversations=2000")
+	command.Path = program
+	return startUnconnected(t, command).process.Process.Pid, "unix:" + socket
 }
 
 // residentBytes returns the resident memory of a process.
@@ -187,7 +180,7 @@ func (c *apiClient) append(ctx context.Context, id string) error {
 // awaitWatchers polls until the server has this number of watchers and waiting readers.
 func (c *apiClient) awaitWatchers(t *testing.T, want int32) {
 	t.Helper()
-	for late := time.Now().Add(patience); ; {
+	for late := time.Now().Add(timeout); ; {
 		stats, err := c.GetStats(t.Context(), &parleyv1.GetStatsRequest{})
 		if err != nil {
 			t.Fatal(err)

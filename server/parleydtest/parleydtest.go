@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"slices"
@@ -70,27 +71,24 @@ type Process struct {
 	ended chan struct{}
 }
 
-// Start starts a command of parleyd and reads its log. The caller must call Kill or wait for Ended.
+// Start starts a command of parleyd and reads its log, unless standard error of the command is set. The
+// caller must call Kill or wait for Ended.
 func Start(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{Cmd: cmd, Log: Log{more: make(chan struct{})}, ended: make(chan struct{})}
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		return nil, err
+	var stderr io.Reader = strings.NewReader("")
+	if cmd.Stderr == nil {
+		pipe, err := cmd.StderrPipe()
+		if err != nil {
+			return nil, err
+		}
+		stderr = pipe
 	}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	go func() {
 		defer close(p.ended)
-		for lines := bufio.NewReader(stderr); ; {
-			line, err := lines.ReadString('\n')
-			if line != "" {
-				p.Log.add(strings.TrimSuffix(line, "\n"))
-			}
-			if err != nil {
-				break
-			}
-		}
+		p.Log.Read(stderr)
 		_ = cmd.Wait() // The error is in ProcessState.
 	}()
 	return p, nil
@@ -146,6 +144,19 @@ type Log struct {
 	text    strings.Builder
 	entries []Entry
 	more    chan struct{} // closed when there is another entry
+}
+
+// Read adds the lines of a process's standard error to the log, to their end.
+func (l *Log) Read(stderr io.Reader) {
+	for lines := bufio.NewReader(stderr); ; {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			l.add(strings.TrimSuffix(line, "\n"))
+		}
+		if err != nil {
+			return
+		}
+	}
 }
 
 func (l *Log) add(line string) {
