@@ -109,7 +109,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	backuper, _ := s.storage.Store.(store.Backuper) // Nil if the store has no backups.
 	s.service, err = rpc.New(rpc.Options{
 		Store: s.storage, Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
-		Interactions: s.storage.interactions.log, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
+		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
 		BallastBytes: s.gcBallast, Log: s.log,
 	})
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
-	"slices"
 
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/config"
@@ -21,8 +20,9 @@ type Storage struct {
 	store.Store // nil before Open
 
 	log          *slog.Logger
-	interactions interactionRecorder
+	interactions *interactionlog.Log // nil before Open, and if the interaction log is off
 	changes      *changeLog
+	observers    []Observer // in the order in which they receive a commit; set by Open before the first commit
 }
 
 // Observer receives the committed changes of a store. It must return quickly and must not call the
@@ -31,34 +31,17 @@ type Observer interface {
 	Committed(changes []store.Change)
 }
 
-// interactionRecorder is the observer that feeds the interaction log.
-type interactionRecorder struct {
-	log *interactionlog.Log // nil before Storage.Open, and if the interaction log is off
-}
-
-// Committed passes the changes to the interaction log. Nothing commits before the log is open.
-func (r *interactionRecorder) Committed(changes []store.Change) {
-	if r.log != nil {
-		r.log.Committed(changes)
-	}
-}
-
 // NewStorage returns a storage that is not open.
 func NewStorage(c *config.Config, log *slog.Logger) *Storage {
 	return &Storage{log: log, changes: newChangeLog(log, c.LogLevel, int64(c.MemoryWarningBytes))}
 }
 
 // Open opens the store and the interaction log of the settings. Each commit goes to these observers,
-// one after the other: the interaction log, observers, the change log. So an observer that receives a change
-// finds its message in the interaction log. failed is called with an error from which the store cannot
-// recover. After an error, nothing is open.
+// one after the other: the interaction log unless it is off, observers, the change log. So an observer that
+// receives a change finds its message in the interaction log. failed is called with an error from which the
+// store cannot recover. After an error, nothing is open.
 func (s *Storage) Open(ctx context.Context, c *config.Config, observers []Observer, failed func(error)) error {
-	ordered := slices.Concat([]Observer{&s.interactions}, observers, []Observer{s.changes})
-	opened, err := openStore(ctx, c, s.log, func(committed []store.Change) {
-		for _, o := range ordered {
-			o.Committed(committed)
-		}
-	}, failed)
+	opened, err := openStore(ctx, c, s.log, s.committed, failed)
 	if err != nil {
 		return err
 	}
@@ -67,7 +50,18 @@ func (s *Storage) Open(ctx context.Context, c *config.Config, observers []Observ
 	if err := s.openInteractions(ctx, c); err != nil {
 		return errors.Join(err, s.Close())
 	}
+	if s.interactions != nil {
+		s.observers = append(s.observers, s.interactions)
+	}
+	s.observers = append(append(s.observers, observers...), s.changes)
 	return nil
+}
+
+// committed passes the changes of a commit to the observers.
+func (s *Storage) committed(changes []store.Change) {
+	for _, o := range s.observers {
+		o.Committed(changes)
+	}
 }
 
 // openInteractions opens the interaction log and adds the entries that it lacks. If the log is off, it
@@ -85,10 +79,10 @@ func (s *Storage) openInteractions(ctx context.Context, c *config.Config) (err e
 		}
 		return nil
 	}
-	if s.interactions.log, err = interactionlog.Open(o); err != nil {
+	if s.interactions, err = interactionlog.Open(o); err != nil {
 		return err
 	}
-	if err := s.interactions.log.CatchUp(ctx, s.Store, auth.DefaultTenant); err != nil && ctx.Err() == nil {
+	if err := s.interactions.CatchUp(ctx, s.Store, auth.DefaultTenant); err != nil && ctx.Err() == nil {
 		s.log.Warn("interaction log may lack entries from before the last stop; the next start tries again", "error", err)
 	}
 	return nil
@@ -96,16 +90,16 @@ func (s *Storage) openInteractions(ctx context.Context, c *config.Config) (err e
 
 // Maintain maintains the interaction log until ctx ends. If the log is off, it returns at once.
 func (s *Storage) Maintain(ctx context.Context) {
-	if s.interactions.log != nil {
-		s.interactions.log.Maintain(ctx)
+	if s.interactions != nil {
+		s.interactions.Maintain(ctx)
 	}
 }
 
 // Close closes the store first, so that the logs receive its last change before they close.
 func (s *Storage) Close() error {
 	err := s.Store.Close()
-	if s.interactions.log != nil {
-		err = errors.Join(err, s.interactions.log.Close())
+	if s.interactions != nil {
+		err = errors.Join(err, s.interactions.Close())
 	}
 	s.changes.Close()
 	return err

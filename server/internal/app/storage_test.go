@@ -1,0 +1,48 @@
+package app
+
+import (
+	"log/slog"
+	"slices"
+	"testing"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// countingObserver counts the changes that it receives.
+type countingObserver struct{ changes int }
+
+func (o *countingObserver) Committed(changes []store.Change) { o.changes += len(changes) }
+
+// TestObservers checks the order of the observers, that each receives a commit, and that the interaction log
+// is one of them only if it is on.
+func TestObservers(t *testing.T) {
+	for _, flag := range []string{"--interaction-log=true", "--interaction-log=false"} {
+		t.Run(flag, func(t *testing.T) {
+			c := loadConfig(t, []string{"--data-dir", t.TempDir(), flag}, nil)
+			s := NewStorage(c, slog.New(slog.DiscardHandler))
+			first, second := &countingObserver{}, &countingObserver{}
+			if err := s.Open(t.Context(), c, []Observer{first, second}, func(err error) { t.Error(err) }); err != nil {
+				t.Fatalf("Open() = %v, want nil", err)
+			}
+			want := []Observer{first, second, s.changes}
+			if c.InteractionLog {
+				want = append([]Observer{s.interactions}, want...)
+			}
+			if !slices.Equal(s.observers, want) {
+				t.Errorf("observers = %T, want %T", s.observers, want)
+			}
+			if _, err := s.Create(t.Context(), &store.Create{
+				Tenant: "tenant", Conversation: &parleyv1.Conversation{Id: "conversation"},
+			}); err != nil {
+				t.Errorf("Create() = %v, want nil", err)
+			}
+			if err := s.Close(); err != nil {
+				t.Errorf("Close() = %v, want nil", err)
+			}
+			if first.changes != 1 || second.changes != 1 {
+				t.Errorf("changes received = %d and %d, want 1 and 1", first.changes, second.changes)
+			}
+		})
+	}
+}
