@@ -51,8 +51,8 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 	return result, nil
 }
 
-// writeImport writes the outcome of record.Import. old is the conversation with that id: one that
-// is overwritten, one that has expired, or nil.
+// writeImport writes the outcome of record.Import. old is the conversation with that id, which
+// is overwritten or has expired; nil if there is none.
 func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *record.Outcome, now time.Time) error {
 	number, err := t.number()
 	if err != nil {

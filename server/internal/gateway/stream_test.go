@@ -105,8 +105,8 @@ func TestStreamHeaders(t *testing.T) {
 	}
 }
 
-// TestSilentTurn: the response to a silent turn begins after maxSilence, and what follows is part
-// of it.
+// TestSilentTurn: the response to a silent turn begins after maxSilence, and the later events
+// are part of it.
 func TestSilentTurn(t *testing.T) {
 	const silence = time.Hour
 	for _, c := range []struct {

@@ -97,9 +97,9 @@ func (c *compaction) write() error {
 	return errors.Join(err, c.to.Sync())
 }
 
-// replace copies what was added to the old file in the meantime, which is imports only, and the
-// current checkpoint, and renames the new file. Neither needs to be durable. If another file has
-// replaced the one that was read, it stays until the next compaction.
+// replace copies the imports that were added to the old file in the meantime, and the current
+// checkpoint, and renames the new file. Neither needs to be durable. If another file has replaced the
+// old file, it stays until the next compaction.
 func (c *compaction) replace() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -96,8 +96,8 @@ type Log struct {
 	lost    atomic.Int64  // entries that were lost since the start
 
 	// syncMu is held while files are made durable or replaced. It is locked before mu. A file that is
-	// replaced during its sync looks like one that has lost entries, and what an Erase has made durable
-	// must not be in a file that is being replaced.
+	// replaced during its sync looks like one that has lost entries. The result of an Erase must not be in a
+	// file that is being replaced.
 	syncMu sync.Mutex
 
 	writeState

@@ -37,7 +37,7 @@ func (d *testDisk) mount() error {
 	return exec.CommandContext(d.t.Context(), "mount", "-o", "loop", d.image, d.path).Run()
 }
 
-// cutPower stops all writing at once: what is not on the disk now never gets there.
+// cutPower stops all writing at once: data that is not on the disk yet is lost.
 func (d *testDisk) cutPower() {
 	d.t.Helper()
 	const shutdown, withoutFlush = 0x8004587d, 2

@@ -47,7 +47,7 @@ func unfinished(s string) int {
 		return 0
 	}
 	if backslashes := at + 1 - len(strings.TrimRight(s[:at+1], `\`)); backslashes%2 == 0 {
-		return 0 // The backslash itself is escaped, so what follows is plain text.
+		return 0 // The backslash itself is escaped, so the text after it is plain.
 	}
 	if unit, err := strconv.ParseUint(s[at+2:], 16, 16); err != nil || unit < 0xD800 || unit > 0xDBFF {
 		return 0
