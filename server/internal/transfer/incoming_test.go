@@ -57,7 +57,7 @@ func TestImportSameTwice(t *testing.T) {
 	if failures := f.wantImport(t, true, 0, 0, first, second, first, second); len(failures) != 2 {
 		t.Errorf("failures = %v, want 2", failures)
 	}
-	// A request beyond the count starts another conversation, which is incomplete.
+	// A request after the last one of the count starts another conversation, which is incomplete.
 	first.Messages[0].Role = parleyv1.Role_ROLE_USER
 	if failures := f.wantImport(t, true, 1, 0, first, second, second); len(failures) != 1 {
 		t.Errorf("failures = %v, want 1", failures)
