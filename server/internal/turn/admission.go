@@ -158,14 +158,14 @@ func (m *Manager) enqueueOrAttach(
 		q = &queue{key: at}
 		m.queues[at] = q
 	}
-	e = &queueEntry{liveTurn: newLiveTurn(m, at, request), queue: q, requestKey: requestKey, readers: 1}
-	m.turns[e.id] = e
+	e = &queueEntry{live: newLiveTurn(m, at, request), queue: q, requestKey: requestKey, readers: 1}
+	m.turns[e.live.id] = e
 	hasToWait := q.running != nil
 	if hasToWait {
 		q.enqueue(e)
 	} else {
 		q.running = e
-		close(e.mayStart)
+		close(e.live.mayStart)
 		m.runningByTenant[at.tenant]++
 		m.runningTotal++
 	}

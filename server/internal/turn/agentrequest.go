@@ -28,7 +28,7 @@ func (x *execution) agentRequest() (*parleyv1.RespondRequest, error) {
 	c, messages, err := x.history()
 	started.HistoryCount = int32(len(messages))
 	x.eventIndexes.HistoryCount = started.GetHistoryCount()
-	x.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
+	x.live.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Started{Started: started}})
 	if err != nil {
 		return nil, err
 	}
@@ -36,14 +36,15 @@ func (x *execution) agentRequest() (*parleyv1.RespondRequest, error) {
 	x.log.Debug("stream started")
 	return &parleyv1.RespondRequest{
 		Conversation: c, Messages: append(messages, x.input),
-		SystemPrompt: x.systemPrompt(c), Agent: x.agent.Name, TurnId: x.id, CacheStable: x.windowBounds().GetCacheStable(),
+		SystemPrompt: x.systemPrompt(c), Agent: x.agent.Name, TurnId: x.live.id,
+		CacheStable: x.windowBounds().GetCacheStable(),
 	}, nil
 }
 
 // history returns the conversation and the messages before the input that the agent receives.
 func (x *execution) history() (*parleyv1.Conversation, []*parleyv1.Message, error) {
-	snapshot, err := x.manager.o.Store.Read(context.WithoutCancel(x.ctx), &store.Read{
-		Tenant: x.conversation.tenant, ConversationID: x.conversation.id, Newest: -1,
+	snapshot, err := x.manager.o.Store.Read(context.WithoutCancel(x.live.ctx), &store.Read{
+		Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, Newest: -1,
 	})
 	switch {
 	case errors.Is(err, store.ErrNotFound):

@@ -61,7 +61,7 @@ func (m *Manager) queuedTurns(at key) []*parleyv1.Turn {
 	if q := m.queues[at]; q != nil {
 		for _, e := range q.turns() {
 			if !e.ended && e.uid == "" {
-				turns = append(turns, e.queuedTurn())
+				turns = append(turns, e.live.queuedTurn())
 			}
 		}
 	}
@@ -72,8 +72,8 @@ func (m *Manager) queuedTurns(at key) []*parleyv1.Turn {
 func (m *Manager) cancelledBeforeStart(at key, turnID string) *liveTurn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e := m.turns[turnID]; e != nil && e.conversation == at && e.ended && e.uid == "" {
-		return e.liveTurn
+	if e := m.turns[turnID]; e != nil && e.live.conversation == at && e.ended && e.uid == "" {
+		return e.live
 	}
 	return nil
 }
@@ -106,11 +106,11 @@ func (m *Manager) cancelTurn(at key, turnID string) *liveTurn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.turns[turnID]
-	if e == nil || e.conversation != at || e.ended {
+	if e == nil || e.live.conversation != at || e.ended {
 		return nil
 	}
 	if !m.removeWaiting(e, errCancelled) {
-		e.cancel(errCancelled)
+		e.live.cancel(errCancelled)
 	}
-	return e.liveTurn
+	return e.live
 }

@@ -257,7 +257,9 @@ func TestRequestIDsOfADeletedConversation(t *testing.T) {
 		close(gate)
 		appended.Wait()
 		r := startReading(t.Context(),
-			func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] { return entered.events.Read(ctx, 0) })
+			func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
+				return entered.live.events.Read(ctx, 0)
+			})
 		defer f.detachReader(entered)
 		p.lastRun().complete()
 		if r.err != nil || r.events[0].GetStarted().GetReplayed() {

@@ -23,8 +23,7 @@ const keepAliveInterval = 15 * time.Second
 // save the answer and send keep-alives only read fields that do not change while they run. An
 // execution is not referenced after the turn has ended.
 type execution struct {
-	*liveTurn
-
+	live    *liveTurn
 	manager *Manager
 	entry   *queueEntry // Only methods of manager use its fields, since they hold the lock.
 	log     *slog.Logger
@@ -46,9 +45,10 @@ type execution struct {
 func newExecution(
 	m *Manager, e *queueEntry, request *parleyv1.ChatRequest, snapshot *store.Snapshot, hadToWait bool,
 ) *execution {
+	at := e.live.conversation
 	x := &execution{
-		liveTurn: e.liveTurn, manager: m, entry: e, request: request, requestKey: e.requestKey, hadToWait: hadToWait,
-		log: m.o.Log.With("tenant", e.conversation.tenant, "conversation_id", e.conversation.id, "turn_id", e.id),
+		live: e.live, manager: m, entry: e, request: request, requestKey: e.requestKey, hadToWait: hadToWait,
+		log: m.o.Log.With("tenant", at.tenant, "conversation_id", at.id, "turn_id", e.live.id),
 	}
 	if !hadToWait { // Otherwise the snapshot is outdated when the turn starts.
 		x.snapshot = snapshot
@@ -67,7 +67,7 @@ func (x *execution) run() {
 		err = x.start()
 	}
 	if err != nil {
-		x.complete(x.endWithoutStart(err))
+		x.live.complete(x.endWithoutStart(err))
 		return
 	}
 	request, err := x.agentRequest()
@@ -80,7 +80,7 @@ func (x *execution) run() {
 	finished, err := x.finish(err)
 	stop()
 	x.endStreams(finished, err)
-	x.complete(finished.GetTurn())
+	x.live.complete(finished.GetTurn())
 }
 
 // waitForStart waits until the turn may start. It returns an error if the turn must not start.
@@ -92,17 +92,17 @@ func (x *execution) waitForStart() error {
 	defer ticker.Stop()
 	for {
 		select {
-		case <-x.mayStart:
+		case <-x.live.mayStart:
 			return nil
 		case <-ticker.C:
 			x.manager.reportPosition(x.entry)
-		case <-x.ctx.Done():
+		case <-x.live.ctx.Done():
 			// A turn that is cancelled when it may already start does start, and ends at once. Its
 			// messages are stored.
 			if err := x.manager.removeCancelled(x.entry); err != nil {
 				return err
 			}
-			<-x.mayStart
+			<-x.live.mayStart
 			return nil
 		}
 	}
@@ -113,13 +113,13 @@ func (x *execution) waitForStart() error {
 func (x *execution) endWithoutStart(err error) (turn *parleyv1.Turn) {
 	var finished *parleyv1.TurnFinished
 	if errors.Is(err, errCancelled) {
-		turn = x.queuedTurn()
+		turn = x.live.queuedTurn()
 		turn.State, turn.Error = x.outcome(err)
 		turn.FinishTime = timestamppb.Now()
 		finished, err = &parleyv1.TurnFinished{Turn: turn}, nil
 	}
 	x.endStreams(finished, err)
-	close(x.startDecided)
+	close(x.live.startDecided)
 	return turn
 }
 
@@ -132,15 +132,15 @@ func (x *execution) endStreams(finished *parleyv1.TurnFinished, err error) {
 	// Do this before the last event: a client that receives it may start the next turn at once.
 	x.manager.finishTurn(x.entry, !lastEvent.IsZero(), x.retainedSize(lastEvent))
 	if err == nil {
-		x.events.AddEncoded(lastEvent, nil)
-		x.answer.Release(x.eventIndexes.GetMessages())
+		x.live.events.AddEncoded(lastEvent, nil)
+		x.live.answer.Release(x.eventIndexes.GetMessages())
 	}
-	x.events.End(err)
+	x.live.events.End(err)
 }
 
 // retainedSize returns the approximate memory in bytes of a turn that has ended with this event.
 func (x *execution) retainedSize(finished eventlog.Encoded) int {
-	total := turnOverheadBytes + x.events.Memory() + finished.Len()
+	total := turnOverheadBytes + x.live.events.Memory() + finished.Len()
 	for _, m := range x.eventIndexes.GetMessages() {
 		total += messageOverheadBytes + valueOverheadBytes*(len(m.GetStructuredData())+len(m.GetToolCalls()))
 	}

@@ -21,10 +21,10 @@ const storeRetry = 100 * time.Millisecond
 // conversation busy until the next start.
 func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 	var messages []*parleyv1.Message
-	messages, x.eventIndexes.Messages = x.answer.Finish(cause == nil)
-	end := &parleyv1.Turn{Id: x.id}
+	messages, x.eventIndexes.Messages = x.live.answer.Finish(cause == nil)
+	end := &parleyv1.Turn{Id: x.live.id}
 	end.State, end.Error = x.outcome(cause)
-	if cause == nil && x.answer.HasOpenCalls() {
+	if cause == nil && x.live.answer.HasOpenCalls() {
 		end.State = parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 	}
 	result, err := x.commitEnd(messages, end)
@@ -48,8 +48,8 @@ func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 		x.log.Error("answer could not be stored", "error", err)
 		return nil, fmt.Errorf("store the answer: %w", err)
 	}
-	x.answer.SetStored(messages, result.Appended)
-	x.log.Debug("answer appended", "pieces", x.answer.Pieces(), "messages", len(messages))
+	x.live.answer.SetStored(messages, result.Appended)
+	x.log.Debug("answer appended", "pieces", x.live.answer.Pieces(), "messages", len(messages))
 	if e := end.GetError(); e != nil {
 		x.log.Warn("turn did not complete",
 			"state", end.GetState().String(), "reason", e.GetReason(), "error", e.GetMessage())
@@ -79,16 +79,16 @@ func isAnswerError(err error) bool {
 func (x *execution) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
 	logged := false
 	for {
-		x.eventIndexes.Finished = x.events.ReserveFinished()
-		result, err := x.manager.o.Store.Append(context.WithoutCancel(x.ctx), &store.Append{
-			Tenant: x.conversation.tenant, ConversationID: x.conversation.id, Messages: messages, End: end,
+		x.eventIndexes.Finished = x.live.events.ReserveFinished()
+		result, err := x.manager.o.Store.Append(context.WithoutCancel(x.live.ctx), &store.Append{
+			Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, Messages: messages, End: end,
 			Events: x.eventIndexes,
 		})
 		full := errors.Is(err, store.ErrNoSpace)
 		if !full && !errors.Is(err, store.ErrOverloaded) || full && x.manager.ctx.Err() != nil {
 			return result, err
 		}
-		x.events.ReleaseReserved()
+		x.live.events.ReleaseReserved()
 		var stop <-chan struct{}
 		if full {
 			stop = x.manager.ctx.Done()

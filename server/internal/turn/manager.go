@@ -22,6 +22,9 @@
 //	completion  the turn's goroutine; constant    the turn as it ended
 //	            after done is closed
 //
+// A queueEntry and an execution have their liveTurn in the field live. A liveTurn embeds the output and
+// the completion.
+//
 // These goroutines use them:
 //
 //	goroutine              runs                         uses

@@ -40,7 +40,7 @@ func (m *Manager) followAndDetach(
 	ctx context.Context, e *queueEntry, after int32, replayed bool, yield yieldFunc,
 ) error {
 	defer m.detachReader(e)
-	return e.follow(ctx, after, replayed, yield)
+	return e.live.follow(ctx, after, replayed, yield)
 }
 
 // follow yields the turn's events after an index. replayed is set for readers that did not start the
@@ -157,7 +157,7 @@ func (m *Manager) attach(at key, turnID, uid string) *queueEntry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.turns[turnID]
-	if e == nil || e.conversation != at || e.uid != "" && e.uid != uid {
+	if e == nil || e.live.conversation != at || e.uid != "" && e.uid != uid {
 		return nil
 	}
 	e.readers++

@@ -43,10 +43,9 @@ type queue struct {
 }
 
 // queueEntry is the part of a turn that the manager owns. Manager.mu guards its fields, except
-// liveTurn and queue, which never change.
+// live and queue, which never change.
 type queueEntry struct {
-	*liveTurn
-
+	live         *liveTurn
 	queue        *queue
 	requestKey   *store.Request // nil if no request can attach to the turn any more
 	readers      int
@@ -96,7 +95,7 @@ func (q *queue) turns() []*queueEntry {
 func (q *queue) checkBusy(mode parleyv1.OnBusy) error {
 	interrupting := 0
 	for _, e := range q.waiting {
-		if e.interrupts {
+		if e.live.interrupts {
 			interrupting++
 		}
 	}
@@ -110,9 +109,9 @@ func (q *queue) checkBusy(mode parleyv1.OnBusy) error {
 			return ErrQueueFull
 		}
 	case q.running.uid == "":
-		return &startPendingError{q.running.startDecided}
+		return &startPendingError{q.running.live.startDecided}
 	default:
-		return &store.BusyError{TurnID: q.running.id}
+		return &store.BusyError{TurnID: q.running.live.id}
 	}
 	return nil
 }
@@ -121,13 +120,13 @@ func (q *queue) checkBusy(mode parleyv1.OnBusy) error {
 // It cancels the running turn if that has started; the messages of the running turn remain stored.
 func (q *queue) enqueue(e *queueEntry) {
 	at := len(q.waiting)
-	if e.interrupts {
+	if e.live.interrupts {
 		at = 0
-		for at < len(q.waiting) && q.waiting[at].interrupts {
+		for at < len(q.waiting) && q.waiting[at].live.interrupts {
 			at++
 		}
 		if q.running.uid != "" {
-			q.running.cancel(errInterrupted)
+			q.running.live.cancel(errInterrupted)
 		}
 	}
 	q.waiting = slices.Insert(q.waiting, at, e)
@@ -139,10 +138,10 @@ func (q *queue) enqueue(e *queueEntry) {
 // wait. If not, the request must be validated again.
 func (q *queue) checkSnapshot(snapshot *store.Snapshot) error {
 	if q.running.uid == "" {
-		return &startPendingError{q.running.startDecided}
+		return &startPendingError{q.running.live.startDecided}
 	}
-	if len(q.waiting) > 0 && q.waiting[0].interrupts {
-		return &startPendingError{q.waiting[0].startDecided}
+	if len(q.waiting) > 0 && q.waiting[0].live.interrupts {
+		return &startPendingError{q.waiting[0].live.startDecided}
 	}
 	if c := snapshot.Conversation; c.GetUid() != q.running.uid || c.GetVersion() < q.running.version {
 		return errStaleSnapshot
@@ -164,7 +163,7 @@ func (q *queue) reportPositions() {
 // Manager.mu.
 func (e *queueEntry) reportPosition() {
 	if e.removalCause == nil && e.position > 0 {
-		e.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{
+		e.live.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Queued{
 			Queued: &parleyv1.TurnQueued{Position: int32(e.position)},
 		}})
 	}
@@ -186,12 +185,12 @@ func (m *Manager) removeWaiting(e *queueEntry, cause error) bool {
 	}
 	e.queue.waiting = slices.Delete(e.queue.waiting, i, i+1)
 	e.removalCause = cause
-	e.cancel(cause)
+	e.live.cancel(cause)
 	if errors.Is(cause, errCancelled) {
 		// Otherwise a retry of the request would start the turn again.
-		m.retain(e, turnOverheadBytes+e.events.Memory())
+		m.retain(e, turnOverheadBytes+e.live.events.Memory())
 	} else {
-		delete(m.turns, e.id)
+		delete(m.turns, e.live.id)
 	}
 	e.queue.reportPositions()
 	return true
@@ -219,8 +218,8 @@ func (m *Manager) cancelIfUnread(e *queueEntry) {
 	if e.readers > 0 || e.ended || m.removeWaiting(e, errDroppedFromQueue) {
 		return
 	}
-	if e.uid != "" && e.cancelOnDisconnect {
-		e.cancel(errDisconnected)
+	if e.uid != "" && e.live.cancelOnDisconnect {
+		e.live.cancel(errDisconnected)
 	}
 }
 
@@ -229,7 +228,7 @@ func (m *Manager) cancelIfUnread(e *queueEntry) {
 func (m *Manager) removeCancelled(e *queueEntry) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.removeWaiting(e, context.Cause(e.ctx))
+	m.removeWaiting(e, context.Cause(e.live.ctx))
 	return e.removalCause
 }
 
@@ -246,7 +245,7 @@ func (m *Manager) checkStart(e *queueEntry) (uid string, err error) {
 	}
 	if err != nil {
 		e.requestKey = nil // No request can attach to this turn any more.
-		delete(m.turns, e.id)
+		delete(m.turns, e.live.id)
 	}
 	return e.queue.uid, err
 }
@@ -260,8 +259,8 @@ func (m *Manager) recordStart(e *queueEntry, c *parleyv1.Conversation) {
 	switch {
 	case slices.Contains(e.deletedUIDs, e.uid):
 		m.closeQueue(e.queue) // The running turn has a uid only now, so that closeQueue cancels it.
-	case len(e.queue.waiting) > 0 && e.queue.waiting[0].interrupts:
-		e.cancel(errInterrupted)
+	case len(e.queue.waiting) > 0 && e.queue.waiting[0].live.interrupts:
+		e.live.cancel(errInterrupted)
 	default:
 		m.cancelIfUnread(e)
 	}
@@ -270,7 +269,7 @@ func (m *Manager) recordStart(e *queueEntry, c *parleyv1.Conversation) {
 // finishTurn removes a turn that has ended from its queue and starts the next one. If the turn has
 // a finished event, it is retained for readers and uses size bytes.
 func (m *Manager) finishTurn(e *queueEntry, finished bool, size int) {
-	e.cancel(nil)
+	e.live.cancel(nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	q := e.queue
@@ -282,7 +281,7 @@ func (m *Manager) finishTurn(e *queueEntry, finished bool, size int) {
 	case finished && !q.deleted && !m.stopping:
 		m.retain(e, size)
 	default:
-		delete(m.turns, e.id)
+		delete(m.turns, e.live.id)
 	}
 	e.ended = true
 	m.removeIfEmpty(q)
@@ -298,7 +297,7 @@ func (m *Manager) startNext(q *queue) {
 	if len(q.waiting) > 0 {
 		q.running = q.waiting[0]
 		q.waiting = slices.Delete(q.waiting, 0, 1)
-		close(q.running.mayStart)
+		close(q.running.live.mayStart)
 		q.reportPositions()
 		return
 	}
@@ -369,7 +368,7 @@ func (m *Manager) closeQueue(q *queue) {
 	q.deleted = true
 	m.removeAllWaiting(q, ErrConversationDeleted)
 	if q.running.uid != "" {
-		q.running.cancel(ErrConversationDeleted)
+		q.running.live.cancel(ErrConversationDeleted)
 	}
 	for _, e := range slices.Clone(q.ended) {
 		m.release(e)

@@ -231,7 +231,7 @@ func TestCapacityIsFreedBeforeFinished(t *testing.T) {
 	defer leave()
 	started, _, _ := next()
 	<-stored
-	events := f.turns[started.GetTurnId()].events
+	events := f.turns[started.GetTurnId()].live.events
 	for range 10_000 {
 		runtime.Gosched()
 	}

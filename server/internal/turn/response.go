@@ -38,28 +38,28 @@ func (x *execution) respond(request *parleyv1.RespondRequest) (err error) {
 			err = fmt.Errorf("agent panicked: %v\n%s", fault, debug.Stack())
 		}
 	}()
-	if cause := context.Cause(x.ctx); cause != nil {
+	if cause := context.Cause(x.live.ctx); cause != nil {
 		return cause // Do not call the agent.
 	}
 	stop := x.startSaving()
 	defer stop()
-	late := time.AfterFunc(x.manager.o.TurnTimeout, func() { x.cancel(errTurnTimeout) })
+	late := time.AfterFunc(x.manager.o.TurnTimeout, func() { x.live.cancel(errTurnTimeout) })
 	defer late.Stop()
-	idle := time.AfterFunc(x.manager.o.IdleTimeout, func() { x.cancel(errIdleTimeout) })
+	idle := time.AfterFunc(x.manager.o.IdleTimeout, func() { x.live.cancel(errIdleTimeout) })
 	defer idle.Stop()
-	for piece, err := range x.agent.Agent.Respond(x.ctx, request) {
+	for piece, err := range x.agent.Agent.Respond(x.live.ctx, request) {
 		idle.Reset(x.manager.o.IdleTimeout)
 		if err == nil {
-			err = x.answer.Add(piece)
+			err = x.live.answer.Add(piece)
 		}
 		if err != nil {
-			if cause := context.Cause(x.ctx); cause != nil {
+			if cause := context.Cause(x.live.ctx); cause != nil {
 				return cause
 			}
 			return err
 		}
 	}
-	return context.Cause(x.ctx)
+	return context.Cause(x.live.ctx)
 }
 
 // startSaving saves the partial answer every saveInterval until stop is called. stop waits for the
@@ -76,13 +76,13 @@ const keepAliveCheckInterval = 500 * time.Millisecond
 // keepAliveInterval, until stop is called. It uses its own goroutine, since both the agent and the
 // store may be slow.
 func (x *execution) startKeepAlive() (stop func()) {
-	lastIndex, lastTime := x.events.LastIndex(), time.Now()
+	lastIndex, lastTime := x.live.events.LastIndex(), time.Now()
 	return runEvery(keepAliveCheckInterval, func() {
-		switch n := x.events.LastIndex(); {
+		switch n := x.live.events.LastIndex(); {
 		case n != lastIndex:
 			lastIndex, lastTime = n, time.Now()
 		case time.Since(lastTime) >= keepAliveInterval:
-			lastIndex, lastTime = x.events.AddKeepAlive(), time.Now()
+			lastIndex, lastTime = x.live.events.AddKeepAlive(), time.Now()
 		}
 	})
 }
@@ -110,18 +110,18 @@ func runEvery(interval time.Duration, do func()) (stop func()) {
 // save stores the partial answer if it has changed since it had this number of changes. It returns
 // the number of changes that are saved.
 func (x *execution) save(since int) int {
-	partial := x.answer.Snapshot(since)
+	partial := x.live.answer.Snapshot(since)
 	if partial == nil {
 		return since
 	}
 	events := proto.CloneOf(x.eventIndexes)
 	events.Messages, events.LostAfter = partial.Indexes, partial.LastIndex
-	err := x.manager.o.Store.SaveProgress(x.ctx, &store.Progress{
-		Tenant: x.conversation.tenant, ConversationID: x.conversation.id, TurnID: x.id, Messages: partial.Messages,
-		Events: events,
+	err := x.manager.o.Store.SaveProgress(x.live.ctx, &store.Progress{
+		Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, TurnID: x.live.id,
+		Messages: partial.Messages, Events: events,
 	})
 	if err != nil {
-		if x.ctx.Err() == nil && !errors.Is(err, store.ErrTurnEnded) {
+		if x.live.ctx.Err() == nil && !errors.Is(err, store.ErrTurnEnded) {
 			x.log.Warn("partial answer could not be saved", "error", err)
 		}
 		return since

@@ -56,7 +56,7 @@ func (m *Manager) release(e *queueEntry) {
 	m.retained.Remove(e.retainedElement)
 	e.retainedElement = nil
 	m.retainedBytes -= e.retainedBytes
-	delete(m.turns, e.id)
+	delete(m.turns, e.live.id)
 	e.queue.ended = slices.DeleteFunc(e.queue.ended, func(other *queueEntry) bool { return other == e })
 	m.removeIfEmpty(e.queue)
 }

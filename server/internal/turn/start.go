@@ -25,7 +25,7 @@ func (x *execution) start() error {
 		a, err := x.startAppend(uid)
 		var result *store.Result
 		if err == nil {
-			result, err = x.manager.o.Store.Append(context.WithoutCancel(x.ctx), a)
+			result, err = x.manager.o.Store.Append(context.WithoutCancel(x.live.ctx), a)
 		}
 		switch retry, err := x.retryStart(err); {
 		case retry:
@@ -46,7 +46,7 @@ func (x *execution) start() error {
 		x.eventIndexes = a.Events
 		x.eventIndexes.Created = result.Created
 		x.manager.recordStart(x.entry, result.Conversation)
-		close(x.startDecided)
+		close(x.live.startDecided)
 		return nil
 	}
 }
@@ -58,7 +58,7 @@ func (x *execution) retryStart(err error) (bool, error) {
 		return true, nil // The messages to be answered may have changed.
 	}
 	if busy, ok := errors.AsType[*store.BusyError](err); ok {
-		ended, err := x.manager.endIfAbandoned(context.WithoutCancel(x.ctx), x.conversation, busy.TurnID)
+		ended, err := x.manager.endIfAbandoned(context.WithoutCancel(x.live.ctx), x.live.conversation, busy.TurnID)
 		if ended || err != nil {
 			return ended, err
 		}
@@ -70,7 +70,7 @@ func (x *execution) retryStart(err error) (bool, error) {
 // interrupting turn was validated when it was admitted; the turn that it interrupted has changed
 // the version since.
 func (x *execution) ifVersion() *int32 {
-	if x.hadToWait && x.interrupts {
+	if x.hadToWait && x.live.interrupts {
 		return nil
 	}
 	return x.request.IfVersion
@@ -89,19 +89,19 @@ func (x *execution) startAppend(uid string) (*store.Append, error) {
 	if x.agent, err = x.manager.chooseAgent(x.request, x.snapshot.Conversation); err != nil {
 		return nil, err
 	}
-	x.answer.SetAgent(x.agent.Name)
+	x.live.answer.SetAgent(x.agent.Name)
 	a := &store.Append{
-		Tenant: x.conversation.tenant, ConversationID: x.conversation.id, UID: uid, Messages: x.inputs,
+		Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, UID: uid, Messages: x.inputs,
 		Request: x.requestKey, MustExist: x.request.GetMustExist(), IfVersion: x.ifVersion(),
-		Begin: &parleyv1.Turn{Id: x.id, RequestId: x.request.GetRequestId(), Agent: x.agent.Name},
+		Begin: &parleyv1.Turn{Id: x.live.id, RequestId: x.request.GetRequestId(), Agent: x.agent.Name},
 		// A crash would leave this value of Created. The result of the store replaces it.
 		Events: &storev1.TurnEvents{
-			Started: x.events.LastIndex() + 1, AnswerPending: x.request.GetAnswerPending(),
+			Started: x.live.events.LastIndex() + 1, AnswerPending: x.request.GetAnswerPending(),
 			Created: x.snapshot.Conversation == nil,
 		},
 	}
 	if x.hadToWait {
-		a.Begin.CreateTime = timestamppb.New(x.accepted)
+		a.Begin.CreateTime = timestamppb.New(x.live.accepted)
 	}
 	if needsHistory {
 		if err := x.bindToHistory(a); err != nil {
@@ -154,11 +154,11 @@ func (x *execution) bindToHistory(a *store.Append) error {
 // readConversation reads the conversation in which the turn is to start. If needsHistory is set, it
 // also reads the messages and fails if the conversation does not exist.
 func (x *execution) readConversation(needsHistory bool) error {
-	read := &store.Read{Tenant: x.conversation.tenant, ConversationID: x.conversation.id, Request: x.requestKey}
+	read := &store.Read{Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, Request: x.requestKey}
 	if needsHistory {
 		read.Newest = -1
 	}
-	snapshot, err := x.manager.o.Store.Read(context.WithoutCancel(x.ctx), read)
+	snapshot, err := x.manager.o.Store.Read(context.WithoutCancel(x.live.ctx), read)
 	switch {
 	case errors.Is(err, store.ErrNotFound) && !needsHistory:
 		snapshot = &store.Snapshot{}

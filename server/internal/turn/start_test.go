@@ -166,11 +166,11 @@ func TestTurnWithoutReadersDoesNotStart(t *testing.T) {
 	request.RequestId = "r"
 	conversation := key{tenant, "c"}
 	e := &queueEntry{
-		liveTurn: newLiveTurn(f.Manager, conversation, request), queue: &queue{key: conversation},
+		live: newLiveTurn(f.Manager, conversation, request), queue: &queue{key: conversation},
 		requestKey: storeRequest(request),
 	}
 	x := newExecution(f.Manager, e, request, &store.Snapshot{}, false)
-	defer e.cancel(nil)
+	defer e.live.cancel(nil)
 	if err := x.start(); !errors.Is(err, errDroppedFromQueue) || e.requestKey != nil {
 		t.Errorf("start() = %v, want errDroppedFromQueue; requestKey = %v, want nil", err, e.requestKey)
 	}

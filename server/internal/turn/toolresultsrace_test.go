@@ -181,10 +181,10 @@ func TestTurnsReleaseHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := &queueEntry{
-			liveTurn: newLiveTurn(f.Manager, conversation, request), queue: &queue{key: conversation},
+			live: newLiveTurn(f.Manager, conversation, request), queue: &queue{key: conversation},
 			readers: 1,
 		}
-		defer e.cancel(nil)
+		defer e.live.cancel(nil)
 		if x := newExecution(f.Manager, e, request, snapshot, true); x.snapshot != nil {
 			t.Error("a waiting turn holds the history")
 		}
