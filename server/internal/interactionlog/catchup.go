@@ -48,9 +48,10 @@ const (
 //
 // Errors: those of the store, of reading files, and of ctx.
 func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) error {
-	l.mu.Lock()
-	since, needed, off, before := l.pending.saved.CompleteUntil, l.pending.needsCatchUp, l.pending.saved.Off, l.lost.Load()
-	l.mu.Unlock()
+	l.writer.mu.Lock()
+	p := &l.writer.pending
+	since, needed, off, before := p.saved.CompleteUntil, p.needsCatchUp, p.saved.Off, l.writer.lost.Load()
+	l.writer.mu.Unlock()
 	if off {
 		return l.excludeCommittedWhileOff(ctx, s, since, tenants)
 	}
@@ -64,24 +65,24 @@ func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) err
 	if err != nil {
 		return fmt.Errorf("interaction log: catch up: %w", err)
 	}
-	l.finishCatchUp(c.added)
+	l.writer.finishCatchUp(c.added)
 	if c.leftOut > 0 {
 		l.options.Log.Info("interaction log: entries stay missing because later entries of their conversations exist",
 			"count", c.leftOut)
 	}
 	if c.added > 0 {
 		l.options.Log.Info("interaction log: missing entries added after an unclean stop",
-			"count", int64(c.added)-(l.lost.Load()-before), "since", since)
+			"count", int64(c.added)-(l.writer.lost.Load()-before), "since", since)
 	}
 	return l.sync()
 }
 
 // finishCatchUp ends the state in which the log may lack entries without a record of them. CatchUp
 // has retried added of the entries that the previous process lost.
-func (l *Log) finishCatchUp(added int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p, loss := &l.pending, &l.loss
+func (w *writer) finishCatchUp(added int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p, loss := &w.pending, &w.loss
 	if left := p.previousLoss.lost - int64(added); left > 0 {
 		loss.missing += left
 		loss.since = p.previousLoss.since
@@ -135,7 +136,7 @@ type entryKey struct {
 
 // newCatchUp returns a catchUp for the messages that were committed since a time.
 func (l *Log) newCatchUp(s store.Store, since time.Time) (*catchUp, error) {
-	exclusions, err := l.exclusions()
+	exclusions, err := l.writer.exclusions()
 	if err != nil {
 		return nil, err
 	}

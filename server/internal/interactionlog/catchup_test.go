@@ -198,7 +198,7 @@ func TestCatchUpImported(t *testing.T) {
 	must(t, err)
 	_, err = s.Create(t.Context(), &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{Id: "new"}})
 	must(t, err)
-	if s.log.pending.exclusionBytes != 0 {
+	if s.log.writer.pending.exclusionBytes != 0 {
 		t.Error("an empty conversation has an exclusion")
 	}
 	_, err = s.Create(t.Context(), &store.Create{
@@ -223,15 +223,15 @@ func TestCatchUpImported(t *testing.T) {
 
 	s.detached = false
 	s.add("acme", "c1", "five")
-	if s.log.pending.exclusionBytes == 0 {
+	if s.log.writer.pending.exclusionBytes == 0 {
 		t.Error("the import has no exclusion")
 	}
 	s.now = s.now.Add(2 * maxImportAhead) // The maximum time of an imported message has passed.
 	s.add("acme", "c1", "six")
 	must(t, s.log.sync())
-	info, err := os.Stat(s.log.checkpointPath())
+	info, err := os.Stat(s.log.writer.checkpointPath())
 	must(t, err)
-	if info.Size() != checkpointBytes || s.log.pending.exclusionBytes != 0 {
+	if info.Size() != checkpointBytes || s.log.writer.pending.exclusionBytes != 0 {
 		t.Errorf("checkpoint = %d bytes, want it without exclusions", info.Size())
 	}
 	must(t, s.log.Close())
@@ -275,7 +275,7 @@ func TestCatchUpAfterLoss(t *testing.T) {
 	s.add("acme", "c1", "five")
 	s.wantEntries("one", "two", "three", "-1", "five")
 	must(t, s.log.Close())
-	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean || c.Lost != 0 {
+	if c, _, err := readCheckpoint(s.log.writer.checkpointPath()); err != nil || !c.Clean || c.Lost != 0 {
 		t.Errorf("checkpoint = %+v, %v", c, err)
 	}
 }
@@ -333,7 +333,7 @@ func TestCheckpointDamaged(t *testing.T) {
 		s.detached = true
 		s.add("acme", "c1", "one")
 		s.log.crash()
-		must(t, os.WriteFile(s.log.checkpointPath(), []byte(text), 0o644))
+		must(t, os.WriteFile(s.log.writer.checkpointPath(), []byte(text), 0o644))
 		s.open()
 		if output := s.log.output.take(); !strings.Contains(output, "checkpoint.json") {
 			t.Errorf("checkpoint %q: log output = %q", text, output)

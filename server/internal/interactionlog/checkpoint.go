@@ -65,31 +65,31 @@ type pending struct {
 	exclusionFailed bool
 }
 
-func (l *Log) checkpointPath() string { return filepath.Join(l.options.Dir, checkpointName) }
+func (w *writer) checkpointPath() string { return filepath.Join(w.options.Dir, checkpointName) }
 
 // loadCheckpoint reads the checkpoint of the previous process and saves one that is not clean. A log
 // without a checkpoint is new: no entry is missing.
-func (l *Log) loadCheckpoint() error {
-	p := &l.pending
-	now := l.options.Now()
-	found, size, err := readCheckpoint(l.checkpointPath())
+func (w *writer) loadCheckpoint() error {
+	p := &w.pending
+	now := w.options.Now()
+	found, size, err := readCheckpoint(w.checkpointPath())
 	if p.needsCatchUp = err == nil && !found.Clean && !found.Off; p.needsCatchUp {
 		p.saved = found
 		p.previousLoss.lost, p.previousLoss.since = found.Lost, found.Since
 	} else {
 		// Messages that the store retains from before have entries, or must not get any.
 		p.saved.CompleteUntil, p.saved.Off = now.Add(1), err != nil || found.Off
-		l.loss.missing, l.loss.since = found.Lost, found.Since // A process without a log has left them.
+		w.loss.missing, w.loss.since = found.Lost, found.Since // A process without a log has left them.
 	}
 	p.exclusionBytes, p.exclusionsUntil = max(0, size-checkpointBytes), now.Add(maxImportAhead)
 	p.compactAt = compactInterval
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	if saved := l.save(true); saved != nil {
+	if saved := w.save(true); saved != nil {
 		return errors.Join(err, saved)
 	}
-	return errors.Join(err, dayfile.SyncDir(l.options.Dir))
+	return errors.Join(err, dayfile.SyncDir(w.options.Dir))
 }
 
 // readCheckpoint returns the checkpoint at the beginning of a file, and the size of the file.
@@ -113,10 +113,10 @@ func readCheckpoint(path string) (c checkpoint, size int, err error) {
 	return c, int(info.Size()), nil
 }
 
-// save writes the checkpoint. The caller holds l.mu, except in Open.
-func (l *Log) save(durable bool) error {
-	p := &l.pending
-	p.saved.Lost, p.saved.Since = p.previousLoss.lost+l.loss.missing, l.loss.since
+// save writes the checkpoint. The caller holds w.mu, except in Open.
+func (w *writer) save(durable bool) error {
+	p := &w.pending
+	p.saved.Lost, p.saved.Since = p.previousLoss.lost+w.loss.missing, w.loss.since
 	if p.previousLoss.lost > 0 {
 		p.saved.Since = p.previousLoss.since
 	}
@@ -124,7 +124,7 @@ func (l *Log) save(durable bool) error {
 	if err != nil {
 		return err
 	}
-	f, _, err := dayfile.OpenFile(l.checkpointPath(), os.O_WRONLY|os.O_CREATE)
+	f, _, err := dayfile.OpenFile(w.checkpointPath(), os.O_WRONLY|os.O_CREATE)
 	if err != nil {
 		return err
 	}
@@ -150,16 +150,16 @@ func (c *checkpoint) encode() ([]byte, error) {
 }
 
 // recordBatchTime records the time of the earliest entry in a batch that was written or lost. The caller
-// holds l.mu.
-func (l *Log) recordBatchTime(earliest time.Time) {
-	p := &l.pending
+// holds w.mu.
+func (w *writer) recordBatchTime(earliest time.Time) {
+	p := &w.pending
 	p.newest = earliest
 	if p.earliest.IsZero() || earliest.Before(p.earliest) {
 		p.earliest = earliest
 	}
-	if earliest.Before(p.saved.CompleteUntil) && !l.closed { // The clock was set back.
+	if earliest.Before(p.saved.CompleteUntil) && !w.closed { // The clock was set back.
 		p.saved.CompleteUntil = earliest
-		_ = l.save(false) // If this fails, the next sync saves the checkpoint or reports the error.
+		_ = w.save(false) // If this fails, the next sync saves the checkpoint or reports the error.
 	}
 }
 
@@ -168,11 +168,11 @@ func (l *Log) recordBatchTime(earliest time.Time) {
 func (l *Log) sync() error {
 	l.syncMu.Lock()
 	defer l.syncMu.Unlock()
-	r := l.beginSync()
+	r := l.writer.beginSync()
 	if r == nil {
-		return l.advanceIdle()
+		return l.writer.advanceIdle()
 	}
-	return l.finishSync(r, r.run(l.options.Dir))
+	return l.writer.finishSync(r, r.run(l.options.Dir))
 }
 
 // syncRound is what one call of sync makes durable.
@@ -185,15 +185,15 @@ type syncRound struct {
 }
 
 // beginSync returns what was written since the last call, or nil if nothing was.
-func (l *Log) beginSync() *syncRound {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := &l.pending
-	if len(p.days) == 0 && !p.dirChanged && p.saved.Lost == p.previousLoss.lost+l.loss.missing {
+func (w *writer) beginSync() *syncRound {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := &w.pending
+	if len(p.days) == 0 && !p.dirChanged && p.saved.Lost == p.previousLoss.lost+w.loss.missing {
 		return nil
 	}
 	r := &syncRound{days: p.days, earliest: p.earliest, dirChanged: p.dirChanged, completeUntil: p.newest}
-	if now := l.options.Now(); now.Before(r.completeUntil) {
+	if now := w.options.Now(); now.Before(r.completeUntil) {
 		r.completeUntil = now // The clock was set back: the next messages may be as early.
 	}
 	p.days, p.dirChanged, p.earliest = nil, false, time.Time{}
@@ -225,15 +225,15 @@ func (r *syncRound) run(dir string) error {
 
 // finishSync advances the checkpoint, but not to the time of an entry that was written in the
 // meantime or is not durable. The next sync retries the parts that are left in r.
-func (l *Log) finishSync(r *syncRound, err error) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := &l.pending
+func (w *writer) finishSync(r *syncRound, err error) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := &w.pending
 	if r.lostEntries != nil {
-		l.requireCatchUp(r.lostEntries)
+		w.requireCatchUp(r.lostEntries)
 	}
 	for d, t := range r.days {
-		l.restoreTail(d, t)
+		w.restoreTail(d, t)
 	}
 	if left := len(r.days) > 0 || r.dirChanged; left {
 		p.dirChanged = p.dirChanged || r.dirChanged
@@ -245,29 +245,29 @@ func (l *Log) finishSync(r *syncRound, err error) error {
 		r.completeUntil = p.earliest
 	}
 	// Exclusions that end before the checkpoint have been dropped, so the checkpoint must not move back here.
-	if !p.needsCatchUp && l.loss.missing == 0 && r.completeUntil.After(p.saved.CompleteUntil) {
+	if !p.needsCatchUp && w.loss.missing == 0 && r.completeUntil.After(p.saved.CompleteUntil) {
 		p.saved.CompleteUntil = r.completeUntil
 	}
-	return errors.Join(err, l.save(false))
+	return errors.Join(err, w.save(false))
 }
 
 // advanceIdle advances the checkpoint when there is nothing to make durable, so that CatchUp has
 // little to read. It assumes that no commit takes longer than idleMargin.
-func (l *Log) advanceIdle() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p, now := &l.pending, l.options.Now()
-	if p.needsCatchUp || l.loss.missing > 0 || len(p.days) > 0 || now.Sub(p.saved.CompleteUntil) < 2*idleMargin {
+func (w *writer) advanceIdle() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p, now := &w.pending, w.options.Now()
+	if p.needsCatchUp || w.loss.missing > 0 || len(p.days) > 0 || now.Sub(p.saved.CompleteUntil) < 2*idleMargin {
 		return nil
 	}
 	p.saved.CompleteUntil = now.Add(-idleMargin)
-	return l.save(false)
+	return w.save(false)
 }
 
 // saveClosed saves the last checkpoint. It is clean if no entry is missing and all are durable. The
-// caller holds l.mu.
-func (l *Log) saveClosed() error {
-	p := &l.pending
-	p.saved.Clean = !p.needsCatchUp && l.loss.missing == 0 && len(p.days) == 0 && !p.dirChanged
-	return l.save(true)
+// caller holds w.mu.
+func (w *writer) saveClosed() error {
+	p := &w.pending
+	p.saved.Clean = !p.needsCatchUp && w.loss.missing == 0 && len(p.days) == 0 && !p.dirChanged
+	return w.save(true)
 }

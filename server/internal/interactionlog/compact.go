@@ -15,7 +15,7 @@ import (
 // compaction writes a file that replaces the checkpoint's, without the exclusions that are no longer
 // needed.
 type compaction struct {
-	*Log
+	*writer
 
 	from, to *os.File
 	// Exclusions that end before completeUntil are dropped. One without an end ends at exclusionsUntil.
@@ -30,7 +30,7 @@ type compaction struct {
 func (l *Log) compact() error {
 	l.syncMu.Lock()
 	defer l.syncMu.Unlock()
-	c, err := l.beginCompaction()
+	c, err := l.writer.beginCompaction()
 	if c == nil {
 		return err
 	}
@@ -45,12 +45,12 @@ func (l *Log) compact() error {
 }
 
 // beginCompaction returns nil if there is nothing to do. The caller of this and of the methods below
-// holds l.syncMu.
-func (l *Log) beginCompaction() (*compaction, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := &l.pending
-	if l.closed || p.exclusionBytes < p.compactAt {
+// holds Log.syncMu.
+func (w *writer) beginCompaction() (*compaction, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := &w.pending
+	if w.closed || p.exclusionBytes < p.compactAt {
 		return nil, nil //nolint:nilnil // Having nothing to compact is not an error.
 	}
 	p.compactAt = p.exclusionBytes + compactInterval
@@ -58,12 +58,12 @@ func (l *Log) beginCompaction() (*compaction, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, info, err := dayfile.OpenFile(l.checkpointPath(), os.O_RDONLY)
+	f, info, err := dayfile.OpenFile(w.checkpointPath(), os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	return &compaction{
-		Log: l, from: f, completeUntil: p.saved.CompleteUntil, exclusionsUntil: p.exclusionsUntil,
+		writer: w, from: f, completeUntil: p.saved.CompleteUntil, exclusionsUntil: p.exclusionsUntil,
 		text: text, read: max(info.Size(), checkpointBytes),
 	}, nil
 }

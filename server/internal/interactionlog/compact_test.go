@@ -25,7 +25,7 @@ func (s *testService) commitImport(id string, bytes int) {
 // it counts is correct. bytes is the length of their tenant.
 func (s *testService) wantExclusions(bytes int, ids ...string) {
 	s.tb.Helper()
-	found, err := s.log.exclusions()
+	found, err := s.log.writer.exclusions()
 	must(s.tb, err)
 	for _, id := range ids {
 		if _, ok := found[exclusion{Tenant: strings.Repeat("t", bytes), ID: id, UID: "u"}]; !ok {
@@ -35,10 +35,10 @@ func (s *testService) wantExclusions(bytes int, ids ...string) {
 	if len(found) != len(ids) {
 		s.tb.Errorf("%d exclusions, want %d", len(found), len(ids))
 	}
-	info, err := os.Stat(s.log.checkpointPath())
+	info, err := os.Stat(s.log.writer.checkpointPath())
 	must(s.tb, err)
-	if size := int(info.Size()) - checkpointBytes; size != s.log.pending.exclusionBytes {
-		s.tb.Errorf("file has %d bytes of exclusions, exclusionBytes = %d", size, s.log.pending.exclusionBytes)
+	if size := int(info.Size()) - checkpointBytes; size != s.log.writer.pending.exclusionBytes {
+		s.tb.Errorf("file has %d bytes of exclusions, exclusionBytes = %d", size, s.log.writer.pending.exclusionBytes)
 	}
 }
 
@@ -52,24 +52,24 @@ func TestCompactBesideImports(t *testing.T) {
 	}
 	s.now = s.now.Add(time.Hour)
 	s.commitImport("a", size)
-	must(t, s.log.advanceIdle())
+	must(t, s.log.writer.advanceIdle())
 	s.commitImport("b", size)
-	if s.log.pending.exclusionBytes < compactInterval {
-		t.Fatalf("exclusionBytes = %d, want no compaction yet", s.log.pending.exclusionBytes)
+	if s.log.writer.pending.exclusionBytes < compactInterval {
+		t.Fatalf("exclusionBytes = %d, want no compaction yet", s.log.writer.pending.exclusionBytes)
 	}
-	c, err := s.log.beginCompaction()
+	c, err := s.log.writer.beginCompaction()
 	must(t, err)
 	s.commitImport("c", size)
-	s.log.Log.mu.Lock()
+	s.log.writer.mu.Lock()
 	must(t, c.write())
-	s.log.Log.mu.Unlock()
+	s.log.writer.mu.Unlock()
 	s.commitImport("d", size)
 	s.now = s.now.Add(-2 * time.Hour)
 	s.add("acme", "own", "sent after the clock was set back")
-	until := s.log.pending.saved.CompleteUntil
+	until := s.log.writer.pending.saved.CompleteUntil
 	must(t, c.replace(), c.from.Close())
 	s.wantExclusions(size, "a", "b", "c", "d")
-	if found, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !found.CompleteUntil.Equal(until) {
+	if found, _, err := readCheckpoint(s.log.writer.checkpointPath()); err != nil || !found.CompleteUntil.Equal(until) {
 		t.Errorf("checkpoint = %+v, %v, want complete until %v", found, err, until)
 	}
 	must(t, s.log.Close())
@@ -81,13 +81,13 @@ func TestCompactRemovedFile(t *testing.T) {
 	const size = compactInterval
 	s := newTestService(t, logDir(t))
 	s.commitImport("a", size)
-	s.log.Log.mu.Lock()
-	s.log.pending.compactAt = 0
-	s.log.Log.mu.Unlock()
-	c, err := s.log.beginCompaction()
-	must(t, err, c.write(), os.Remove(s.log.checkpointPath()), c.replace())
-	must(t, s.log.save(true), c.replace(), c.from.Close(), c.to.Close(), os.Remove(c.to.Name()))
-	if found, err := s.log.exclusions(); len(found) != 0 || err != nil {
+	s.log.writer.mu.Lock()
+	s.log.writer.pending.compactAt = 0
+	s.log.writer.mu.Unlock()
+	c, err := s.log.writer.beginCompaction()
+	must(t, err, c.write(), os.Remove(s.log.writer.checkpointPath()), c.replace())
+	must(t, s.log.writer.save(true), c.replace(), c.from.Close(), c.to.Close(), os.Remove(c.to.Name()))
+	if found, err := s.log.writer.exclusions(); len(found) != 0 || err != nil {
 		t.Errorf("exclusions = %v, %v, want none", found, err)
 	}
 	must(t, s.log.Close())

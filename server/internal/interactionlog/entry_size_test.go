@@ -49,13 +49,13 @@ func TestLongestEntries(t *testing.T) {
 			}
 			t.Run(fmt.Sprint(name, ", expressions ", len(redact)), func(t *testing.T) {
 				s := newTestService(t, logDir(t))
-				s.log.encoder = entry.NewEncoder(redact)
+				s.log.writer.encoder = entry.NewEncoder(redact)
 				_, err := s.Append(t.Context(), &store.Append{
 					Tenant: "acme", ConversationID: "c", Messages: []*parleyv1.Message{m},
 				})
 				must(t, err)
 				if s.log.Lost() > 0 {
-					t.Fatalf("Lost() = %d, want 0: %v", s.log.Lost(), s.log.loss.cause)
+					t.Fatalf("Lost() = %d, want 0: %v", s.log.Lost(), s.log.writer.loss.cause)
 				}
 				path := s.log.path(dayfile.DayOf(noon).FileName())
 				before, err := os.Stat(path)

@@ -86,15 +86,15 @@ func (e *erasure) run(ctx context.Context) (erased int64, err error) {
 func (e *erasure) excludeErased() error {
 	e.syncMu.Lock()
 	defer e.syncMu.Unlock()
-	e.mu.Lock()
+	e.writer.mu.Lock()
 	err := errClosed
-	if !e.closed {
-		err = e.save(false) // The file may have been removed.
+	if !e.writer.closed {
+		err = e.writer.save(false) // The file may have been removed.
 	}
 	if err == nil {
 		err = e.excludeUntil(e.options.Now())
 	}
-	e.mu.Unlock()
+	e.writer.mu.Unlock()
 	if err != nil {
 		return err
 	}
@@ -117,14 +117,16 @@ func (e *erasure) excludeFound() error {
 
 // syncExclusions makes the exclusions durable, even if the file is new or has been replaced.
 func (e *erasure) syncExclusions() error {
-	return errors.Join(dayfile.SyncFile(e.checkpointPath()), dayfile.SyncDir(e.options.Dir))
+	return errors.Join(dayfile.SyncFile(e.writer.checkpointPath()), dayfile.SyncDir(e.options.Dir))
 }
 
 // excludeUntil adds an exclusion of the conversation, which it does not make durable. The caller holds
 // e.mu.
 func (e *erasure) excludeUntil(until time.Time) error {
 	e.until = until
-	return e.addExclusion(exclusion{Tenant: e.conversation.Tenant, ID: e.conversation.ID, Erased: until, Until: until})
+	return e.writer.addExclusion(exclusion{
+		Tenant: e.conversation.Tenant, ID: e.conversation.ID, Erased: until, Until: until,
+	})
 }
 
 // eraseDay erases from the file of a day.

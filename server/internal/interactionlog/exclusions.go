@@ -49,7 +49,7 @@ func (e exclusion) key() exclusion {
 // excludeImport adds an exclusion for a CREATED change if it is an import. following has the changes
 // that follow it in the batch. If an append has created the conversation, messages of the same version
 // follow. A conversation with more messages than its fork has copied was imported.
-func (l *Log) excludeImport(c *store.Change, following []store.Change) {
+func (w *writer) excludeImport(c *store.Change, following []store.Change) {
 	header := c.Conversation
 	if header.GetLastSequence() <= header.GetForkedFrom().GetSequence() {
 		return
@@ -61,23 +61,23 @@ func (l *Log) excludeImport(c *store.Change, following []store.Change) {
 			return
 		}
 	}
-	err := l.addExclusion(exclusion{
+	err := w.addExclusion(exclusion{
 		Tenant: c.Tenant, ID: c.ConversationID, UID: c.UID,
 		Sequence: header.GetLastSequence(), Until: c.Time.Add(maxImportAhead),
 	})
-	if err != nil && !l.pending.exclusionFailed {
-		l.pending.exclusionFailed = true
-		l.options.Log.Warn("interaction log may get entries for imported messages after a crash; reported once", "error", err)
+	if err != nil && !w.pending.exclusionFailed {
+		w.pending.exclusionFailed = true
+		w.options.Log.Warn("interaction log may get entries for imported messages after a crash; reported once", "error", err)
 	}
 }
 
-// addExclusion appends an exclusion to the file of the checkpoint. The caller holds l.mu.
-func (l *Log) addExclusion(e exclusion) error {
+// addExclusion appends an exclusion to the file of the checkpoint. The caller holds w.mu.
+func (w *writer) addExclusion(e exclusion) error {
 	text, err := json.Marshal(e)
 	if err != nil {
 		return err
 	}
-	p, most := &l.pending, maxExclusionBytes
+	p, most := &w.pending, maxExclusionBytes
 	if e.Erased.IsZero() {
 		most /= 2
 	}
@@ -89,7 +89,7 @@ func (l *Log) addExclusion(e exclusion) error {
 	if e.Until.After(p.exclusionsUntil) {
 		p.exclusionsUntil = e.Until
 	}
-	f, _, err := dayfile.OpenFile(l.checkpointPath(), os.O_WRONLY|os.O_APPEND)
+	f, _, err := dayfile.OpenFile(w.checkpointPath(), os.O_WRONLY|os.O_APPEND)
 	if err != nil {
 		return err
 	}
@@ -98,8 +98,8 @@ func (l *Log) addExclusion(e exclusion) error {
 }
 
 // exclusions reads the exclusions, by key.
-func (l *Log) exclusions() (map[exclusion]exclusion, error) {
-	f, _, err := dayfile.OpenFile(l.checkpointPath(), os.O_RDONLY)
+func (w *writer) exclusions() (map[exclusion]exclusion, error) {
+	f, _, err := dayfile.OpenFile(w.checkpointPath(), os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {

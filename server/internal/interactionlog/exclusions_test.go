@@ -62,7 +62,7 @@ func TestImportsAfterPowerCut(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	s.log.erase("c1", 1)
-	path := s.log.checkpointPath()
+	path := s.log.writer.checkpointPath()
 	text, err := os.ReadFile(path)
 	must(t, err)
 	zeros := make([]byte, maxExclusionBytes-len(text))
@@ -174,9 +174,9 @@ func TestExclusionTwice(t *testing.T) {
 	gone := exclusion{Tenant: "acme", ID: "c1", Erased: later, Until: later}
 	still := exclusion{Tenant: "acme", ID: "c1", Erased: earlier, Until: earlier}
 	for _, i := range []exclusion{first, again, gone, still} {
-		must(t, s.log.addExclusion(i))
+		must(t, s.log.writer.addExclusion(i))
 	}
-	found, err := s.log.exclusions()
+	found, err := s.log.writer.exclusions()
 	must(t, err)
 	again.Until = later
 	want := map[exclusion]exclusion{first.key(): again, gone.key(): gone}
@@ -208,11 +208,11 @@ func TestCompactContinuousImports(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "gone", "one")
 	s.manyImports()
-	if bytes := s.log.pending.exclusionBytes; bytes > 2*compactInterval {
+	if bytes := s.log.writer.pending.exclusionBytes; bytes > 2*compactInterval {
 		t.Errorf("exclusionBytes = %d, want at most %d", bytes, 2*compactInterval)
 	}
 	s.log.erase("gone", 1)
-	found, err := s.log.exclusions()
+	found, err := s.log.writer.exclusions()
 	must(t, err)
 	for _, id := range []string{"c4999", "c4950"} {
 		if _, ok := found[exclusion{Tenant: strings.Repeat("t", 4000), ID: id, UID: "u"}]; !ok {
@@ -230,7 +230,7 @@ func TestEraseDespiteImports(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	gone := strings.Repeat("gone", 50_000) // longer than the space that the imports may leave free
 	s.add("acme", gone, "one")
-	s.log.pending.needsCatchUp = true
+	s.log.writer.pending.needsCatchUp = true
 	s.manyImports()
 	s.log.erase(gone, 1)
 	s.restart()
@@ -242,20 +242,20 @@ func TestEraseDespiteImports(t *testing.T) {
 func TestImportsOfAnEarlierVersion(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.importAt("elsewhere", s.now.Add(50*time.Second))
-	path := s.log.checkpointPath()
+	path := s.log.writer.checkpointPath()
 	text, err := os.ReadFile(path)
 	must(t, err)
 	line, _, _ := strings.Cut(strings.TrimSpace(string(text[checkpointBytes:])), `,"until"`)
 	must(t, os.WriteFile(path, append(text[:checkpointBytes:checkpointBytes], "\n"+line+"}\n"...), dayfile.FileMode))
 	s.restart()
 	s.wantEntries()
-	s.log.pending.compactAt = 0
+	s.log.writer.pending.compactAt = 0
 	must(t, s.log.compact())
 	s.restart()
 	s.wantEntries()
 	s.now = s.now.Add(time.Hour)
-	must(t, s.log.advanceIdle())
-	if bytes := s.log.pending.exclusionBytes; bytes != 0 {
+	must(t, s.log.writer.advanceIdle())
+	if bytes := s.log.writer.pending.exclusionBytes; bytes != 0 {
 		t.Errorf("exclusionBytes after an hour = %d, want 0", bytes)
 	}
 	must(t, s.log.Close())

@@ -36,7 +36,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -86,34 +85,21 @@ type Options struct {
 
 // Log writes and reads the files of a directory. The zero value is not usable.
 //
-// Committed writes under mu, in a goroutine of the store that commits. Maintain makes files durable under
-// syncMu, mostly without mu. Erase rewrites files without a lock, and replaces them under both. Queries need no lock.
+// Committed writes under writer.mu, in a goroutine of the store that commits. Maintain makes files durable under
+// syncMu, mostly without writer.mu. Erase rewrites files without a lock, and replaces them under both. Queries
+// need no lock.
 type Log struct {
-	options Options
+	options *Options // the same as in writer
 	reader  *search.Reader
 	scanner scan.Scanner
 	erasing chan struct{} // contains a value while an Erase runs
-	lost    atomic.Int64  // entries that were lost since the start
 
-	// syncMu is held while files are made durable or replaced. It is locked before mu. A file that is
+	// syncMu is held while files are made durable or replaced. It is locked before writer.mu. A file that is
 	// replaced during its sync looks like one that has lost entries. The result of an Erase must not be in a
 	// file that is being replaced.
 	syncMu sync.Mutex
 
-	writeState
-}
-
-// writeState is the state of the writing side. mu guards all of it. Replacing a file requires mu, too, so that no
-// entry is written to the old one.
-type writeState struct {
-	mu      sync.Mutex
-	encoder *entry.Encoder
-	buffer  []byte
-	files   []*dayfile.Appender // the last one was written to most recently
-	loss    lossState
-	pending pending
-	lock    *os.File // the directory, locked against other processes
-	closed  bool
+	writer writer
 }
 
 // Open opens the log of a directory. It creates a missing directory with mode 0700 and removes the
@@ -125,35 +111,35 @@ func Open(o Options) (*Log, error) {
 		o.Now = time.Now
 	}
 	l := &Log{
-		options: o, reader: search.NewReader(o.Dir, o.Log, o.Now), erasing: make(chan struct{}, 1),
-		writeState: writeState{encoder: entry.NewEncoder(o.Redact)},
+		options: &o, reader: search.NewReader(o.Dir, o.Log, o.Now), erasing: make(chan struct{}, 1),
+		writer: writer{options: &o, encoder: entry.NewEncoder(o.Redact)},
 	}
 	err := dayfile.MakeDir(o.Dir)
 	if err == nil {
-		err = l.lockDir()
+		err = l.writer.lockDir()
 	}
 	if errors.Is(err, ErrRefused) || errors.Is(err, ErrInUse) {
 		return nil, fmt.Errorf("interaction log: %w", err)
 	}
-	if err = errors.Join(err, l.repairFiles(), l.loadCheckpoint()); err != nil {
+	if err = errors.Join(err, l.repairFiles(), l.writer.loadCheckpoint()); err != nil {
 		o.Log.Warn("interaction log may lose entries", "error", err)
 	}
 	return l, nil
 }
 
 // lockDir keeps other processes from writing to the directory.
-func (l *Log) lockDir() error {
-	dir, err := os.Open(l.options.Dir)
+func (w *writer) lockDir() error {
+	dir, err := os.Open(w.options.Dir)
 	if err != nil {
 		return err
 	}
 	err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if err == nil {
-		l.lock = dir
+		w.lock = dir
 		return nil
 	}
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = fmt.Errorf("%w: another process writes to %s; stop it or use another directory", ErrInUse, l.options.Dir)
+		err = fmt.Errorf("%w: another process writes to %s; stop it or use another directory", ErrInUse, w.options.Dir)
 	}
 	return errors.Join(err, dir.Close())
 }
@@ -201,7 +187,7 @@ func (l *Log) List(ctx context.Context, q *List) (*Page, error) { return l.reade
 func (l *Log) Search(ctx context.Context, q *Search) (*Page, error) { return l.reader.Search(ctx, q) }
 
 // Lost returns the number of entries that could not be written since the start.
-func (l *Log) Lost() int64 { return l.lost.Load() }
+func (l *Log) Lost() int64 { return l.writer.lost.Load() }
 
 // Maintain does the work that no message waits for, until ctx ends. Every second it makes the files
 // durable and retries failed writes. It warns of lost entries at most once a minute. Every day it
@@ -225,34 +211,34 @@ func (l *Log) Maintain(ctx context.Context) {
 
 // maintainOnce is one step of Maintain.
 func (l *Log) maintainOnce() {
-	l.probe()
-	l.reportLoss(errors.Join(l.sync(), l.compact()), false)
+	l.writer.probe()
+	l.writer.reportLoss(errors.Join(l.sync(), l.compact()), false)
 }
 
 // Close makes the files durable and closes the log. Changes that are committed later are lost. Closing
 // again is not an error. The error names what could not be made durable.
 func (l *Log) Close() error {
-	l.mu.Lock()
-	closed := l.closed
-	l.mu.Unlock()
+	l.writer.mu.Lock()
+	closed := l.writer.closed
+	l.writer.mu.Unlock()
 	if closed {
 		return nil
 	}
-	l.probe()
+	l.writer.probe()
 	err := l.sync()
-	l.reportLoss(nil, true)
+	l.writer.reportLoss(nil, true)
 	l.syncMu.Lock()
 	defer l.syncMu.Unlock()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	err = errors.Join(err, l.saveClosed())
-	for _, f := range l.files {
+	l.writer.mu.Lock()
+	defer l.writer.mu.Unlock()
+	l.writer.closed = true
+	err = errors.Join(err, l.writer.saveClosed())
+	for _, f := range l.writer.files {
 		err = errors.Join(err, f.Close())
 	}
-	l.files = nil
-	if l.lock != nil {
-		err = errors.Join(err, l.lock.Close())
+	l.writer.files = nil
+	if l.writer.lock != nil {
+		err = errors.Join(err, l.writer.lock.Close())
 	}
 	if err != nil {
 		return fmt.Errorf("interaction log: %w", err)

@@ -104,16 +104,16 @@ func (w *testLog) message(at time.Time, text string) store.Change {
 // crash closes the files of the log without saving anything, as if the process had been killed.
 func (w *testLog) crash() {
 	w.tb.Helper()
-	w.Log.mu.Lock()
-	defer w.Log.mu.Unlock()
+	w.writer.mu.Lock()
+	defer w.writer.mu.Unlock()
 	var err error
-	for _, f := range w.files {
+	for _, f := range w.writer.files {
 		err = errors.Join(err, f.Close())
 	}
-	if w.lock != nil {
-		err = errors.Join(err, w.lock.Close())
+	if w.writer.lock != nil {
+		err = errors.Join(err, w.writer.lock.Close())
 	}
-	if w.files, w.lock, w.closed = nil, nil, true; err != nil {
+	if w.writer.files, w.writer.lock, w.writer.closed = nil, nil, true; err != nil {
 		w.tb.Fatal(err)
 	}
 }

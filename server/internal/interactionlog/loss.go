@@ -26,51 +26,51 @@ type lossState struct {
 	warnedAt time.Time
 }
 
-// recordLoss counts entries as lost. The caller holds l.mu.
-func (l *Log) recordLoss(entries int, cause error) {
+// recordLoss counts entries as lost. The caller holds w.mu.
+func (w *writer) recordLoss(entries int, cause error) {
 	if entries == 0 {
 		return
 	}
-	loss := &l.loss
+	loss := &w.loss
 	if loss.missing == 0 {
-		loss.since = l.options.Now()
+		loss.since = w.options.Now()
 	}
 	loss.missing, loss.unwarned, loss.cause = loss.missing+int64(entries), loss.unwarned+int64(entries), cause
-	l.lost.Add(int64(entries))
+	w.lost.Add(int64(entries))
 }
 
 // writeWithLossEntry writes entries, which begin with a line break, after an entry that reports the lost
-// ones. It writes all of them or, if the file system permits, none. The caller holds l.mu.
-func (l *Log) writeWithLossEntry(d dayfile.Day, timestamp, entries []byte) {
-	all := entry.AppendLoss([]byte{'\n'}, timestamp, l.loss.missing, l.loss.since, l.loss.cause)
+// ones. It writes all of them or, if the file system permits, none. The caller holds w.mu.
+func (w *writer) writeWithLossEntry(d dayfile.Day, timestamp, entries []byte) {
+	all := entry.AppendLoss([]byte{'\n'}, timestamp, w.loss.missing, w.loss.since, w.loss.cause)
 	lossLength := len(all) - 1
 	all = append(all, entries[1:]...)
-	kept, err := l.append(d, all, true)
+	kept, err := w.append(d, all, true)
 	if kept >= lossLength {
-		l.loss.missing, l.loss.since = 0, time.Time{}
+		w.loss.missing, w.loss.since = 0, time.Time{}
 	} else {
 		kept = lossLength
 	}
 	if err != nil {
-		l.recordLoss(bytes.Count(all[1+kept:], []byte{'\n'}), err)
+		w.recordLoss(bytes.Count(all[1+kept:], []byte{'\n'}), err)
 	}
 }
 
 // probe tries to write again if the log is failing, since the next message may come late.
-func (l *Log) probe() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.loss.missing > 0 {
-		now := l.options.Now().UTC()
-		l.writeWithLossEntry(dayfile.DayOf(now), entry.AppendTimestamp(nil, now), []byte{'\n'})
+func (w *writer) probe() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.loss.missing > 0 {
+		now := w.options.Now().UTC()
+		w.writeWithLossEntry(dayfile.DayOf(now), entry.AppendTimestamp(nil, now), []byte{'\n'})
 	}
 }
 
 // reportLoss logs lost entries and an error of making files durable, each at most once a minute unless
 // final is set. It also logs when the log is written again.
-func (l *Log) reportLoss(unsynced error, final bool) {
-	l.mu.Lock()
-	loss, now := &l.loss, l.options.Now()
+func (w *writer) reportLoss(unsynced error, final bool) {
+	w.mu.Lock()
+	loss, now := &w.loss, w.options.Now()
 	due := final || loss.warnedAt.IsZero() || now.Sub(loss.warnedAt) >= warnEvery || now.Before(loss.warnedAt)
 	lost, cause := loss.unwarned, loss.cause
 	warn := due && lost > 0
@@ -82,15 +82,15 @@ func (l *Log) reportLoss(unsynced error, final bool) {
 	if warn || due && unsynced != nil {
 		loss.warnedAt = now
 	}
-	l.mu.Unlock()
+	w.mu.Unlock()
 	if warn {
-		l.options.Log.Warn("interaction log lost entries; writing is retried automatically",
+		w.options.Log.Warn("interaction log lost entries; writing is retried automatically",
 			"lost_lines", lost, "error", cause)
 	}
 	if due && unsynced != nil {
-		l.options.Log.Warn("interaction log may not survive a power cut", "error", unsynced)
+		w.options.Log.Warn("interaction log may not survive a power cut", "error", unsynced)
 	}
 	if recovered {
-		l.options.Log.Info("interaction log resumed")
+		w.options.Log.Info("interaction log resumed")
 	}
 }

@@ -111,7 +111,7 @@ func TestFullDisk(t *testing.T) {
 		empty()
 		lost = w.Lost()
 		if round%2 == 0 {
-			w.probe()
+			w.writer.probe()
 		}
 		commit(5, 5)
 		if w.Lost() != lost {
@@ -195,9 +195,9 @@ func TestMaintainAfterFullDisk(t *testing.T) {
 	empty()
 	deadline := time.After(time.Minute)
 	for saved := func() bool {
-		w.Log.mu.Lock()
-		defer w.Log.mu.Unlock()
-		return w.loss.missing == 0
+		w.writer.mu.Lock()
+		defer w.writer.mu.Unlock()
+		return w.writer.loss.missing == 0
 	}; !saved(); {
 		select {
 		case <-deadline:
@@ -254,17 +254,19 @@ func testRepairModes(t *testing.T) {
 	w := openTestLog(t, dir, Options{})
 	w.commit("one")
 	for i, take := range []func() error{
-		func() error { return errors.Join(os.Chmod(w.today(), 0), w.files[0].Close()) },
+		func() error { return errors.Join(os.Chmod(w.today(), 0), w.writer.files[0].Close()) },
 		func() error { return os.Chmod(w.dir, 0) },
 		func() error { return errors.Join(os.Remove(w.today()), os.Chmod(w.dir, 0o500)) },
-		func() error { return errors.Join(os.Chmod(w.today(), 0o400), os.Chmod(w.dir, 0), w.files[0].Close()) },
+		func() error {
+			return errors.Join(os.Chmod(w.today(), 0o400), os.Chmod(w.dir, 0), w.writer.files[0].Close())
+		},
 	} {
 		if err := take(); err != nil {
 			t.Error(err)
 		}
 		w.commit("more")
 		if w.Lost() > 0 {
-			t.Errorf("step %d: Lost() = %d, want 0: %v", i, w.Lost(), w.loss.cause)
+			t.Errorf("step %d: Lost() = %d, want 0: %v", i, w.Lost(), w.writer.loss.cause)
 		}
 		if d, f := modeOf(t, w.dir), modeOf(t, w.today()); d != dayfile.DirMode || f != dayfile.FileMode {
 			t.Errorf("step %d: modes = %o and %o", i, d, f)

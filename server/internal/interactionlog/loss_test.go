@@ -35,11 +35,11 @@ func TestDayIsNotAFile(t *testing.T) {
 			w.commit("one", "two")
 			w.advance(time.Second)
 			w.commit("three")
-			w.probe()
+			w.writer.probe()
 			if w.Lost() != 3 {
 				t.Errorf("Lost() = %d, want 3", w.Lost())
 			}
-			w.reportLoss(nil, false)
+			w.writer.reportLoss(nil, false)
 			if output := w.output.take(); !strings.Contains(output, test.want) || !strings.Contains(output, "lost_lines=3") {
 				t.Errorf("log output = %q", output)
 			}
@@ -108,10 +108,10 @@ func TestProbe(t *testing.T) {
 	w := newTestLog(t)
 	must(t, os.Mkdir(w.today(), 0o700))
 	w.commit("one")
-	w.probe()
+	w.writer.probe()
 	must(t, os.Remove(w.today()))
-	w.probe()
-	w.probe()
+	w.writer.probe()
+	w.writer.probe()
 	w.wantEntries("-1")
 }
 
@@ -120,7 +120,7 @@ func TestReport(t *testing.T) {
 	w := newTestLog(t)
 	wantLogged := func(want string) {
 		t.Helper()
-		w.reportLoss(nil, false)
+		w.writer.reportLoss(nil, false)
 		var got []string
 		for line := range strings.Lines(w.output.take()) {
 			_, line, _ = strings.Cut(line, "level=")
@@ -134,9 +134,9 @@ func TestReport(t *testing.T) {
 		}
 	}
 	fail := func(lines int) {
-		w.Log.mu.Lock()
-		defer w.Log.mu.Unlock()
-		w.recordLoss(lines, syscall.EIO)
+		w.writer.mu.Lock()
+		defer w.writer.mu.Unlock()
+		w.writer.recordLoss(lines, syscall.EIO)
 	}
 	wantLogged("")
 	fail(1)
@@ -170,7 +170,7 @@ func TestReport(t *testing.T) {
 func TestReportUnsynced(t *testing.T) {
 	w := newTestLog(t)
 	for i, want := range []int{1, 0, 1} {
-		w.reportLoss(syscall.EIO, false)
+		w.writer.reportLoss(syscall.EIO, false)
 		if got := strings.Count(w.output.take(), "may not survive"); got != want {
 			t.Errorf("report %d: %d warnings, want %d", i, got, want)
 		}

@@ -87,15 +87,15 @@ func TestMaintain(t *testing.T) {
 		wantUntil := func(want time.Time) {
 			t.Helper()
 			synctest.Wait()
-			c, _, err := readCheckpoint(w.checkpointPath())
+			c, _, err := readCheckpoint(w.writer.checkpointPath())
 			if err != nil || !c.CompleteUntil.Equal(want) || c.Clean {
 				t.Errorf("checkpoint at %v = %+v, %v, want complete until %v", time.Now(), c, err, want)
 			}
 		}
 		wantUntil(noon.Add(1)) // The clock that Open has read.
-		w.Log.mu.Lock()
-		w.pending.saved.CompleteUntil = start
-		w.Log.mu.Unlock()
+		w.writer.mu.Lock()
+		w.writer.pending.saved.CompleteUntil = start
+		w.writer.mu.Unlock()
 		<-time.After(5500 * time.Millisecond)
 		one := messagesAt(w, start.Add(5*time.Second), "one")
 		w.Committed(append(one, messagesAt(w, start.Add(5200*time.Millisecond), "two")...))
@@ -106,7 +106,7 @@ func TestMaintain(t *testing.T) {
 		wantUntil(start.Add(5 * time.Second))
 		<-time.After(time.Second)
 		synctest.Wait()
-		c, _, err := readCheckpoint(w.checkpointPath())
+		c, _, err := readCheckpoint(w.writer.checkpointPath())
 		if ago := time.Since(c.CompleteUntil); err != nil || ago < idleMargin || ago > idleMargin+2*time.Second {
 			t.Errorf("checkpoint at %v = %+v, %v, want complete until a minute ago", time.Now(), c, err)
 		}
@@ -118,29 +118,29 @@ func TestCommitDuringSync(t *testing.T) {
 	w := newTestLog(t)
 	w.advance(time.Hour)
 	w.commit("one")
-	u := w.beginSync()
+	u := w.writer.beginSync()
 	w.Committed(messagesAt(w, noon.Add(time.Minute), "two"))
-	must(t, w.finishSync(u, u.run(w.dir)))
-	if until := w.pending.saved.CompleteUntil; !until.Equal(noon.Add(time.Minute)) {
+	must(t, w.writer.finishSync(u, u.run(w.dir)))
+	if until := w.writer.pending.saved.CompleteUntil; !until.Equal(noon.Add(time.Minute)) {
 		t.Errorf("complete until %v", until)
 	}
 	w.commit("three")
 	must(t, w.sync())
-	if until := w.pending.saved.CompleteUntil; !until.Equal(w.clock()) {
+	if until := w.writer.pending.saved.CompleteUntil; !until.Equal(w.clock()) {
 		t.Errorf("complete until %v", until)
 	}
 	w.commit("four")
-	u = w.beginSync()
+	u = w.writer.beginSync()
 	w.advance(time.Minute)
 	w.commit("five")
-	if err := w.finishSync(u, syscall.EIO); !errors.Is(err, syscall.EIO) {
+	if err := w.writer.finishSync(u, syscall.EIO); !errors.Is(err, syscall.EIO) {
 		t.Errorf("finishSync = %v, want an error of the disk", err)
 	}
-	if until := w.pending.saved.CompleteUntil; !until.Equal(w.clock().Add(-time.Minute)) {
+	if until := w.writer.pending.saved.CompleteUntil; !until.Equal(w.clock().Add(-time.Minute)) {
 		t.Errorf("complete until %v after an error of the disk", until)
 	}
 	must(t, w.sync(), w.Close())
-	if c, _, err := readCheckpoint(w.checkpointPath()); err != nil || !c.Clean || !c.CompleteUntil.Equal(w.clock()) {
+	if c, _, err := readCheckpoint(w.writer.checkpointPath()); err != nil || !c.Clean || !c.CompleteUntil.Equal(w.clock()) {
 		t.Errorf("checkpoint after a later sync = %+v, %v", c, err)
 	}
 }

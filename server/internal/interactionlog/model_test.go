@@ -120,7 +120,7 @@ func (c *crashModel) sizes() map[string]int64 {
 func (c *crashModel) recordDurable() {
 	var err error
 	c.synced = c.sizes()
-	c.durable, err = os.ReadFile(c.log.checkpointPath())
+	c.durable, err = os.ReadFile(c.log.writer.checkpointPath())
 	must(c.tb, err)
 }
 
@@ -145,14 +145,14 @@ func (c *crashModel) powerCut() {
 		must(c.tb, os.Truncate(filepath.Join(c.dir, name), size))
 	}
 	c.partial += len(sizes)
-	now, _, err := readCheckpoint(c.log.checkpointPath())
+	now, _, err := readCheckpoint(c.log.writer.checkpointPath())
 	must(c.tb, err)
 	old := filepath.Join(c.dir, "old")
 	must(c.tb, os.WriteFile(old, c.durable, dayfile.FileMode))
 	before, _, err := readCheckpoint(old)
 	must(c.tb, err)
 	if !before.CompleteUntil.After(now.CompleteUntil) && rapid.Bool().Draw(c.t, "old checkpoint") {
-		must(c.tb, os.Rename(old, c.log.checkpointPath()))
+		must(c.tb, os.Rename(old, c.log.writer.checkpointPath()))
 	}
 	c.open()
 	must(c.tb, c.catchUp())

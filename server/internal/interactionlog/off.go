@@ -38,14 +38,14 @@ func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) e
 	if ctx.Err() != nil {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if loss := &l.loss; loss.missing > 0 {
+	l.writer.mu.Lock()
+	defer l.writer.mu.Unlock()
+	if loss := &l.writer.loss; loss.missing > 0 {
 		cause := cmp.Or(loss.cause, errLostBefore)
 		err = errors.Join(err, fmt.Errorf("interaction log: %d entries could not be written: %w", loss.missing, cause))
 	}
-	l.pending.saved.Clean, l.pending.saved.Off = true, true
-	return errors.Join(err, l.save(true))
+	l.writer.pending.saved.Clean, l.writer.pending.saved.Off = true, true
+	return errors.Join(err, l.writer.save(true))
 }
 
 // excludeCommittedWhileOff excludes the messages that were committed while the log was off and are dated
@@ -54,20 +54,20 @@ func (l *Log) excludeCommittedWhileOff(ctx context.Context, s store.Store, since
 	c, err := l.newCatchUp(s, since)
 	if err == nil {
 		err = c.eachConversation(ctx, tenants, func(_ context.Context, tenant string, h *parleyv1.Conversation) error {
-			l.mu.Lock()
-			defer l.mu.Unlock()
+			l.writer.mu.Lock()
+			defer l.writer.mu.Unlock()
 			until := h.GetLastAppendTime().AsTime()
-			return l.addExclusion(exclusion{
+			return l.writer.addExclusion(exclusion{
 				Tenant: tenant, ID: h.GetId(), UID: h.GetUid(), Sequence: h.GetLastSequence(), Until: until,
 			})
 		})
 	}
 	// If ctx has ended, the next start repeats this. After another error the log is on all the same.
 	if ctx.Err() == nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.pending.saved.Off = false
-		err = errors.Join(err, l.save(true))
+		l.writer.mu.Lock()
+		defer l.writer.mu.Unlock()
+		l.writer.pending.saved.Off = false
+		err = errors.Join(err, l.writer.save(true))
 	}
 	if err != nil {
 		return fmt.Errorf("interaction log: exclude messages committed while it was off: %w", err)

@@ -100,9 +100,9 @@ func TestTurnOffTwice(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	must(t, s.log.Close(), s.turnOff(t.Context(), s.Store))
-	before, err := os.ReadFile(s.log.checkpointPath())
+	before, err := os.ReadFile(s.log.writer.checkpointPath())
 	must(t, err, s.turnOff(t.Context(), s.Store))
-	if after, err := os.ReadFile(s.log.checkpointPath()); err != nil || !bytes.Equal(after, before) {
+	if after, err := os.ReadFile(s.log.writer.checkpointPath()); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("checkpoint = %s, %v, want %s", after, err, before)
 	}
 	must(t, os.RemoveAll(s.dir), s.turnOff(t.Context(), s.Store))

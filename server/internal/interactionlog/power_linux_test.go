@@ -59,9 +59,9 @@ func TestPowerCutAfterCompaction(t *testing.T) {
 	s.add("acme", "c1", "one")
 	s.log.erase("c1", 1)
 	s.commitImport("a", compactInterval)
-	before, err := os.Stat(s.log.checkpointPath())
+	before, err := os.Stat(s.log.writer.checkpointPath())
 	must(t, err, s.log.compact(), s.log.sync())
-	if after, err := os.Stat(s.log.checkpointPath()); err != nil || os.SameFile(before, after) {
+	if after, err := os.Stat(s.log.writer.checkpointPath()); err != nil || os.SameFile(before, after) {
 		t.Errorf("checkpoint was not replaced, %v", err)
 	}
 	d.cutPower()
@@ -70,7 +70,7 @@ func TestPowerCutAfterCompaction(t *testing.T) {
 	s.open()
 	must(t, s.catchUp())
 	s.wantEntries()
-	found, err := s.log.exclusions()
+	found, err := s.log.writer.exclusions()
 	must(t, err)
 	if _, ok := found[exclusion{Tenant: "acme", ID: "c1"}]; !ok {
 		t.Error("the exclusion of the erased conversation is missing")

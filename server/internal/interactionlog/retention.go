@@ -37,7 +37,7 @@ func (l *Log) removeOld(today dayfile.Day) {
 
 // remove removes a file of the log. It waits while an Erase replaces a file.
 func (l *Log) remove(name string) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.writer.mu.Lock()
+	defer l.writer.mu.Unlock()
 	return os.Remove(filepath.Join(l.options.Dir, name))
 }

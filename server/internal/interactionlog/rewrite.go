@@ -165,9 +165,9 @@ func (w *rewrite) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
+	w.writer.mu.Lock()
+	defer w.writer.mu.Unlock()
+	if w.writer.closed {
 		return errClosed
 	}
 	if info, err = w.from.Stat(); err != nil {
@@ -196,12 +196,12 @@ func (w *rewrite) replace(ctx context.Context) error {
 	}
 	w.to = nil
 	if lost != nil {
-		w.requireCatchUp(lost)
+		w.writer.requireCatchUp(lost)
 	}
-	if t := w.pending.days[w.day]; t != nil && os.SameFile(t.file, info) {
-		delete(w.pending.days, w.day)
+	if t := w.writer.pending.days[w.day]; t != nil && os.SameFile(t.file, info) {
+		delete(w.writer.pending.days, w.day)
 	}
-	w.pending.dirChanged = true // Until a sync of the directory has succeeded, which also saves the checkpoint.
+	w.writer.pending.dirChanged = true // Until a sync of the directory has succeeded, which also saves the checkpoint.
 	return dayfile.SyncDir(w.options.Dir)
 }
 
@@ -209,12 +209,12 @@ func (w *rewrite) replace(ctx context.Context) error {
 // ends that failure. No failed sync covers what is appended later. lost is errEntriesLost. The caller
 // holds w.syncMu.
 func (w *rewrite) checkFailedSync(info fs.FileInfo) (lost, err error) {
-	w.mu.Lock()
+	w.writer.mu.Lock()
 	var failed tail
-	if t := w.pending.days[w.day]; t != nil {
+	if t := w.writer.pending.days[w.day]; t != nil {
 		failed = *t
 	}
-	w.mu.Unlock()
+	w.writer.mu.Unlock()
 	if !failed.failed || !os.SameFile(failed.file, info) {
 		return nil, nil
 	}

@@ -47,7 +47,7 @@ func TestReplace(t *testing.T) {
 			r := &rewrite{erasure: e, from: f, to: to, path: w.path(name)}
 			must(t, r.copyComplete(t.Context(), f.Size), test.happen(w))
 			ctx := &hookContext{Context: t.Context(), trigger: to.Name(), hook: func() {
-				if w.Log.mu.TryLock() {
+				if w.writer.mu.TryLock() {
 					t.Error("mu is not held")
 				}
 			}}
@@ -133,8 +133,8 @@ func TestEraseDuringEdits(t *testing.T) {
 					step--
 					if step >= 0 {
 						ctx.hook = edit
-					} else if w.Log.mu.TryLock() { // If the lock is held, the new file is about to replace the old one.
-						w.Log.mu.Unlock()
+					} else if w.writer.mu.TryLock() { // If the lock is held, the new file is about to replace the old one.
+						w.writer.mu.Unlock()
 						edited = true
 						must(t, test.edit(w))
 					}

@@ -32,21 +32,21 @@ type tail struct {
 	failed bool
 }
 
-// requireCatchUp makes the next start search for missing entries. The caller holds l.mu.
-func (l *Log) requireCatchUp(cause error) {
-	l.pending.needsCatchUp = true
+// requireCatchUp makes the next start search for missing entries. The caller holds w.mu.
+func (w *writer) requireCatchUp(cause error) {
+	w.pending.needsCatchUp = true
 	const message = "interaction log may lack entries after a failed sync; " +
 		"the next start adds those that the store retains"
-	l.options.Log.Warn(message, "error", cause)
+	w.options.Log.Warn(message, "error", cause)
 }
 
-// recordWritten records entries that were appended to a file at an offset. The caller holds l.mu.
-func (l *Log) recordWritten(f *dayfile.Appender, from int64, entries int) {
-	p := &l.pending
+// recordWritten records entries that were appended to a file at an offset. The caller holds w.mu.
+func (w *writer) recordWritten(f *dayfile.Appender, from int64, entries int) {
+	p := &w.pending
 	t := p.days[f.Day]
 	if t != nil && !os.SameFile(t.file, f.Info) {
 		if t.failed {
-			l.requireCatchUp(fmt.Errorf("%s: %w", f.Path, errEntriesLost))
+			w.requireCatchUp(fmt.Errorf("%s: %w", f.Path, errEntriesLost))
 		}
 		t = nil
 	}
@@ -61,13 +61,13 @@ func (l *Log) recordWritten(f *dayfile.Appender, from int64, entries int) {
 }
 
 // restoreTail returns a tail that could not be made durable to pending, joined with the entries written
-// since. The caller holds l.mu.
-func (l *Log) restoreTail(d dayfile.Day, t *tail) {
-	p := &l.pending
+// since. The caller holds w.mu.
+func (w *writer) restoreTail(d dayfile.Day, t *tail) {
+	p := &w.pending
 	t.failed = true
 	if next := p.days[d]; next != nil {
 		if !os.SameFile(t.file, next.file) {
-			l.requireCatchUp(fmt.Errorf("%s: %w", d.FileName(), errEntriesLost))
+			w.requireCatchUp(fmt.Errorf("%s: %w", d.FileName(), errEntriesLost))
 			return
 		}
 		t.to, t.entries = next.to, t.entries+next.entries

@@ -24,11 +24,11 @@ func TestNoFileDescriptor(t *testing.T) {
 	s.now = s.now.Add(time.Hour)
 	s.add("acme", "c1", "two")
 	s.log.maintainOnce()
-	if until := s.log.pending.saved.CompleteUntil; !until.Equal(s.now) {
+	if until := s.log.writer.pending.saved.CompleteUntil; !until.Equal(s.now) {
 		t.Errorf("log complete until %v after the next sync, want %v", until, s.now)
 	}
 	must(t, s.log.Close())
-	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
+	if c, _, err := readCheckpoint(s.log.writer.checkpointPath()); err != nil || !c.Clean {
 		t.Errorf("checkpoint after Close = %+v, %v, want clean", c, err)
 	}
 }

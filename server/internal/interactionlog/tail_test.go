@@ -18,7 +18,7 @@ import (
 // failSync makes a sync fail for all entries that are not durable yet, as on a disk with an error.
 func (s *testService) failSync() {
 	s.tb.Helper()
-	if err := s.log.finishSync(s.log.beginSync(), syscall.EIO); !errors.Is(err, syscall.EIO) {
+	if err := s.log.writer.finishSync(s.log.writer.beginSync(), syscall.EIO); !errors.Is(err, syscall.EIO) {
 		s.tb.Fatalf("finishSync = %v, want %v", err, syscall.EIO)
 	}
 }
@@ -28,7 +28,7 @@ func TestFailedSync(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
 	must(t, s.log.sync())
-	before := s.log.pending.saved.CompleteUntil
+	before := s.log.writer.pending.saved.CompleteUntil
 	s.now = s.now.Add(time.Hour)
 	s.add("acme", "c1", "two")
 	failed := s.now
@@ -37,17 +37,17 @@ func TestFailedSync(t *testing.T) {
 		s.now = s.now.Add(time.Hour)
 		s.add("acme", "c2", "more")
 		s.failSync()
-		if until := s.log.pending.saved.CompleteUntil; until.Before(before) || until.After(failed) {
+		if until := s.log.writer.pending.saved.CompleteUntil; until.Before(before) || until.After(failed) {
 			t.Errorf("log complete until %v while syncs fail, want %v to %v", until, before, failed)
 		}
 	}
 	must(t, s.log.sync())
-	if until := s.log.pending.saved.CompleteUntil; !until.Equal(s.now) {
+	if until := s.log.writer.pending.saved.CompleteUntil; !until.Equal(s.now) {
 		t.Errorf("log complete until %v after a sync, want %v", until, s.now)
 	}
 	s.wantEntries("one", "two", "more", "more", "more")
 	must(t, s.log.Close())
-	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
+	if c, _, err := readCheckpoint(s.log.writer.checkpointPath()); err != nil || !c.Clean {
 		t.Errorf("checkpoint after Close = %+v, %v, want clean", c, err)
 	}
 }
@@ -71,11 +71,11 @@ func TestFailedSyncThenErase(t *testing.T) {
 			s.now = s.now.Add(time.Hour)
 			s.add("acme", "c1", "three")
 			must(t, s.log.sync())
-			if until := s.log.pending.saved.CompleteUntil; until.Equal(s.now) == lost || s.log.pending.needsCatchUp != lost {
+			if until := s.log.writer.pending.saved.CompleteUntil; until.Equal(s.now) == lost || s.log.writer.pending.needsCatchUp != lost {
 				t.Errorf("log complete until %v after a sync, now is %v", until, s.now)
 			}
 			must(t, s.log.Close())
-			if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean == lost {
+			if c, _, err := readCheckpoint(s.log.writer.checkpointPath()); err != nil || c.Clean == lost {
 				t.Errorf("checkpoint after Close = %+v, %v, want clean %t", c, err, !lost)
 			}
 		})
@@ -106,7 +106,7 @@ func TestEraseDuringSync(t *testing.T) {
 	w := newTestLog(t)
 	w.putFile("2026-11-20.jsonl", matchingLines()[0]+"half a line")
 	replaced := 0
-	ctx := &lockHookContext{Context: t.Context(), lock: &w.Log.mu, call: func() {
+	ctx := &lockHookContext{Context: t.Context(), lock: &w.writer.mu, call: func() {
 		replaced++
 		if w.syncMu.TryLock() {
 			w.syncMu.Unlock()
@@ -140,14 +140,14 @@ func TestEraseWhenIdle(t *testing.T) {
 func TestFailedSyncAtClose(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
-	u := s.log.beginSync()
-	_ = s.log.finishSync(u, syscall.EIO)
-	u = s.log.beginSync() // as in Close, whose sync fails, too
-	_ = s.log.finishSync(u, syscall.EIO)
-	s.log.Log.mu.Lock()
-	must(t, s.log.saveClosed())
-	s.log.Log.mu.Unlock()
-	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean || c.CompleteUntil.After(s.now) {
+	u := s.log.writer.beginSync()
+	_ = s.log.writer.finishSync(u, syscall.EIO)
+	u = s.log.writer.beginSync() // as in Close, whose sync fails, too
+	_ = s.log.writer.finishSync(u, syscall.EIO)
+	s.log.writer.mu.Lock()
+	must(t, s.log.writer.saveClosed())
+	s.log.writer.mu.Unlock()
+	if c, _, err := readCheckpoint(s.log.writer.checkpointPath()); err != nil || c.Clean || c.CompleteUntil.After(s.now) {
 		t.Errorf("checkpoint = %+v, %v, want one that is not clean", c, err)
 	}
 	must(t, s.log.Close())
@@ -189,17 +189,17 @@ func TestFailedSyncThatLostEntries(t *testing.T) {
 				path := s.log.path(dayfile.DayOf(noon).FileName())
 				text, err := os.ReadFile(path)
 				must(t, err, test.change(path, text))
-				before := s.log.pending.saved.CompleteUntil
+				before := s.log.writer.pending.saved.CompleteUntil
 				want := strings.Fields(test.want)
 				if extra != "" {
 					s.now = s.now.Add(time.Minute)
 					s.add("acme", "c3", extra)
 				}
 				must(t, s.log.sync())
-				if output := s.log.output.take(); !s.log.pending.needsCatchUp || !strings.Contains(output, "may lack entries") {
+				if output := s.log.output.take(); !s.log.writer.pending.needsCatchUp || !strings.Contains(output, "may lack entries") {
 					t.Errorf("log = %q, want a warning", output)
 				}
-				if after := s.log.pending.saved.CompleteUntil; !after.Equal(before) {
+				if after := s.log.writer.pending.saved.CompleteUntil; !after.Equal(before) {
 					t.Errorf("log complete until %v, want %v as before", after, before)
 				}
 				must(t, s.log.Close())
@@ -236,20 +236,20 @@ func remove(t *testing.T, all []string, one string) (others []string) {
 func TestFailedSyncOfDirectory(t *testing.T) {
 	s := newTestService(t, logDir(t))
 	s.add("acme", "c1", "one")
-	u := s.log.beginSync()
+	u := s.log.writer.beginSync()
 	clear(u.days) // The file is durable.
-	_ = s.log.finishSync(u, syscall.EIO)
-	if until := s.log.pending.saved.CompleteUntil; until.After(s.now) {
+	_ = s.log.writer.finishSync(u, syscall.EIO)
+	if until := s.log.writer.pending.saved.CompleteUntil; until.After(s.now) {
 		t.Errorf("log complete until %v, want at most %v", until, s.now)
 	}
-	s.log.Log.mu.Lock()
-	must(t, s.log.saveClosed())
-	s.log.Log.mu.Unlock()
-	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || c.Clean {
+	s.log.writer.mu.Lock()
+	must(t, s.log.writer.saveClosed())
+	s.log.writer.mu.Unlock()
+	if c, _, err := readCheckpoint(s.log.writer.checkpointPath()); err != nil || c.Clean {
 		t.Errorf("checkpoint = %+v, %v, want one that is not clean", c, err)
 	}
 	must(t, s.log.sync(), s.log.Close())
-	if c, _, err := readCheckpoint(s.log.checkpointPath()); err != nil || !c.Clean {
+	if c, _, err := readCheckpoint(s.log.writer.checkpointPath()); err != nil || !c.Clean {
 		t.Errorf("checkpoint after a sync = %+v, %v, want clean", c, err)
 	}
 }
@@ -262,14 +262,14 @@ func TestFailedSyncWhileWriting(t *testing.T) {
 	path := s.log.path(dayfile.DayOf(noon).FileName())
 	info, err := os.Stat(path)
 	must(t, err)
-	u := s.log.beginSync()
+	u := s.log.writer.beginSync()
 	s.add("acme", "c2", "two")
-	_ = s.log.finishSync(u, syscall.EIO)
+	_ = s.log.writer.finishSync(u, syscall.EIO)
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	must(t, err)
 	_, err = f.WriteAt(make([]byte, 20), info.Size())
 	must(t, err, f.Close(), s.log.sync())
-	if !s.log.pending.needsCatchUp {
+	if !s.log.writer.pending.needsCatchUp {
 		t.Error("needsCatchUp = false although the file has lost an entry")
 	}
 	must(t, s.log.Close())
@@ -284,7 +284,7 @@ func TestFailedSyncOfLongTail(t *testing.T) {
 	}
 	s.failSync()
 	must(t, s.log.sync())
-	if !s.log.pending.needsCatchUp {
+	if !s.log.writer.pending.needsCatchUp {
 		t.Error("needsCatchUp = false although 72 MiB were not written again")
 	}
 	must(t, s.log.Close())

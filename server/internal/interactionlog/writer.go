@@ -2,7 +2,10 @@ package interactionlog
 
 import (
 	"bytes"
+	"os"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -20,34 +23,50 @@ const (
 	maxRetainedBuffer = 1 << 20
 )
 
+// writer appends entries to the files and has the checkpoint. mu guards all of its fields except options and
+// lost. Replacing a file requires mu, too, so that no entry is written to the old one.
+type writer struct {
+	options *Options     // constant
+	lost    atomic.Int64 // entries that were lost since the start
+
+	mu      sync.Mutex
+	encoder *entry.Encoder
+	buffer  []byte
+	files   []*dayfile.Appender // the last one was written to most recently
+	loss    lossState
+	pending pending
+	lock    *os.File // the directory, locked against other processes
+	closed  bool
+}
+
 // Committed writes an entry for each MESSAGE_APPENDED change. It is an observer of the store, see
 // [store.Options]. When it returns, the operating system has the entries, so that they survive a crash of
 // the process, or they are counted as lost. It waits for the disk only if the system makes a write wait,
 // and at the end of an Erase.
 func (l *Log) Committed(changes []store.Change) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.writeBatch(changes)
+	l.writer.mu.Lock()
+	defer l.writer.mu.Unlock()
+	l.writer.writeBatch(changes)
 }
 
-// writeBatch writes the entries in one write, or in two if the batch spans midnight. The caller holds l.mu.
-func (l *Log) writeBatch(changes []store.Change) {
-	l.buffer = append(l.buffer[:0], '\n') // The line break that dayfile.Appender.Append expects.
-	entries := l.buffer
+// writeBatch writes the entries in one write, or in two if the batch spans midnight. The caller holds w.mu.
+func (w *writer) writeBatch(changes []store.Change) {
+	w.buffer = append(w.buffer[:0], '\n') // The line break that dayfile.Appender.Append expects.
+	entries := w.buffer
 	var current dayfile.Day
 	var earliest time.Time
 	for i := range changes {
 		c := &changes[i]
 		if c.Kind == parleyv1.ChangeKind_CHANGE_KIND_CREATED {
-			l.excludeImport(c, changes[i+1:])
+			w.excludeImport(c, changes[i+1:])
 		}
 		if c.Kind != parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED {
 			continue
 		}
 		end := len(entries)
-		longer, at, err := l.encoder.Append(entries, c)
+		longer, at, err := w.encoder.Append(entries, c)
 		if err != nil {
-			l.recordLoss(1, err)
+			w.recordLoss(1, err)
 			continue
 		}
 		if earliest.IsZero() || at.Before(earliest) {
@@ -55,83 +74,83 @@ func (l *Log) writeBatch(changes []store.Change) {
 		}
 		d := dayfile.DayOf(at)
 		if end > 1 && (d != current || len(longer) > maxWriteBytes) {
-			l.write(current, longer[:end])
+			w.write(current, longer[:end])
 			longer = append(longer[:1], longer[end:]...)
 		}
 		entries, current = longer, d
 	}
 	if len(entries) > 1 {
-		l.write(current, entries)
+		w.write(current, entries)
 	}
-	if l.buffer = entries; cap(entries) > maxRetainedBuffer {
-		l.buffer = nil
+	if w.buffer = entries; cap(entries) > maxRetainedBuffer {
+		w.buffer = nil
 	}
 	if !earliest.IsZero() {
-		l.recordBatchTime(earliest)
+		w.recordBatchTime(earliest)
 	}
 }
 
 // write writes entries, which begin with a line break, to the file of a day, or counts them as lost. If
 // the log is failing, all of them must be written with a loss entry. Otherwise a part may be written, and
-// the rest gets a second attempt. The caller of this and of the methods below holds l.mu.
-func (l *Log) write(d dayfile.Day, entries []byte) {
-	if l.loss.missing > 0 {
-		l.writeWithLossEntry(d, entry.Timestamp(entries[1:]), entries)
+// the rest gets a second attempt. The caller of this and of the methods below holds w.mu.
+func (w *writer) write(d dayfile.Day, entries []byte) {
+	if w.loss.missing > 0 {
+		w.writeWithLossEntry(d, entry.Timestamp(entries[1:]), entries)
 		return
 	}
-	n, err := l.append(d, entries, false)
+	n, err := w.append(d, entries, false)
 	if err != nil {
 		rest := entries[n:] // Begins with the line break of the last entry that was written.
-		n, err = l.append(d, rest, false)
+		n, err = w.append(d, rest, false)
 		entries = rest
 	}
 	if err != nil {
-		l.recordLoss(bytes.Count(entries[n+1:], []byte{'\n'}), err)
+		w.recordLoss(bytes.Count(entries[n+1:], []byte{'\n'}), err)
 	}
 }
 
 // append appends entries to the file of a day, as dayfile.Appender.Append does. After an error it closes the
 // file, so that the next call opens it again.
-func (l *Log) append(d dayfile.Day, entries []byte, all bool) (kept int, err error) {
-	if l.closed {
+func (w *writer) append(d dayfile.Day, entries []byte, all bool) (kept int, err error) {
+	if w.closed {
 		return 0, errClosed
 	}
-	f, size, err := l.file(d)
+	f, size, err := w.file(d)
 	if err != nil {
 		return 0, err
 	}
 	kept, err = f.Append(size, entries, all)
 	if kept > 0 {
-		l.recordWritten(f, size, bytes.Count(entries[1:1+kept], []byte{'\n'}))
+		w.recordWritten(f, size, bytes.Count(entries[1:1+kept], []byte{'\n'}))
 	}
 	if err != nil {
-		l.closeFile(f)
+		w.closeFile(f)
 	}
 	return kept, err
 }
 
 // file returns the file that has the name of a day now, and its size.
-func (l *Log) file(d dayfile.Day) (f *dayfile.Appender, size int64, err error) {
-	if i := slices.IndexFunc(l.files, func(f *dayfile.Appender) bool { return f.Day == d }); i >= 0 {
-		f = l.files[i]
+func (w *writer) file(d dayfile.Day) (f *dayfile.Appender, size int64, err error) {
+	if i := slices.IndexFunc(w.files, func(f *dayfile.Appender) bool { return f.Day == d }); i >= 0 {
+		f = w.files[i]
 		if size, same := f.Revalidate(); same {
 			return f, size, nil
 		}
-		l.closeFile(f)
+		w.closeFile(f)
 	}
-	if f, err = dayfile.OpenAppender(l.options.Dir, d); err != nil {
+	if f, err = dayfile.OpenAppender(w.options.Dir, d); err != nil {
 		return nil, 0, err
 	}
-	if len(l.files) == maxOpenFiles {
-		l.closeFile(l.files[0])
+	if len(w.files) == maxOpenFiles {
+		w.closeFile(w.files[0])
 	}
-	l.files = append(l.files, f)
-	l.pending.dirChanged = true
+	w.files = append(w.files, f)
+	w.pending.dirChanged = true
 	return f, f.Info.Size(), nil
 }
 
 // closeFile closes a file. It ignores an error, because the system already has all that was written.
-func (l *Log) closeFile(f *dayfile.Appender) {
-	l.files = slices.DeleteFunc(l.files, func(other *dayfile.Appender) bool { return other == f })
+func (w *writer) closeFile(f *dayfile.Appender) {
+	w.files = slices.DeleteFunc(w.files, func(other *dayfile.Appender) bool { return other == f })
 	_ = f.Close()
 }

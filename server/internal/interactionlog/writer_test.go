@@ -31,7 +31,7 @@ func TestModesAndUmask(t *testing.T) {
 		w.commit("more")
 		syscall.Umask(before)
 		w.wantEntries("question", "answer", "more")
-		for path, want := range map[string]fs.FileMode{dir: 0o700, w.today(): 0o600, w.checkpointPath(): 0o600} {
+		for path, want := range map[string]fs.FileMode{dir: 0o700, w.today(): 0o600, w.writer.checkpointPath(): 0o600} {
 			if got := modeOf(t, path); got != want {
 				t.Errorf("umask %o: mode of %s = %o, want %o", umask, path, got, want)
 			}
@@ -76,8 +76,8 @@ func TestMidnight(t *testing.T) {
 	if diff := cmp.Diff(want, fileContents(t, w.dir)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if len(w.files) > maxOpenFiles {
-		t.Errorf("%d open files, want at most %d", len(w.files), maxOpenFiles)
+	if len(w.writer.files) > maxOpenFiles {
+		t.Errorf("%d open files, want at most %d", len(w.writer.files), maxOpenFiles)
 	}
 }
 
@@ -92,8 +92,8 @@ func TestLargeBatch(t *testing.T) {
 	w.commit(texts...)
 	w.commit("little")
 	w.wantEntries(append(texts, "little")...)
-	if cap(w.buffer) > maxRetainedBuffer {
-		t.Errorf("buffer of %d bytes is retained", cap(w.buffer))
+	if cap(w.writer.buffer) > maxRetainedBuffer {
+		t.Errorf("buffer of %d bytes is retained", cap(w.writer.buffer))
 	}
 }
 
@@ -145,7 +145,7 @@ func TestReplaced(t *testing.T) {
 	w.wantEntries("four")
 	must(t, w.sync())
 	for path, want := range map[string]fs.FileMode{
-		w.dir: dayfile.DirMode, w.today(): dayfile.FileMode, w.checkpointPath(): dayfile.FileMode,
+		w.dir: dayfile.DirMode, w.today(): dayfile.FileMode, w.writer.checkpointPath(): dayfile.FileMode,
 	} {
 		if got := modeOf(t, path); got != want {
 			t.Errorf("mode of %s = %o, want %o", path, got, want)
@@ -244,7 +244,7 @@ func TestOpenFiles(t *testing.T) {
 func TestRetry(t *testing.T) {
 	w := newTestLog(t)
 	w.commit("one")
-	must(t, w.files[0].Close())
+	must(t, w.writer.files[0].Close())
 	w.commit("two", "three")
 	w.wantEntries("one", "two", "three")
 	if w.Lost() != 0 {
