@@ -136,10 +136,10 @@ func TestInvalidAndNilRequests(t *testing.T) {
 			t.Errorf("error = %v, want INTERNAL", err)
 		}
 		if _, err := readTurn(c.Chat(t.Context(), nil), nil); err != nil {
-			t.Errorf("Chat(nil): %v", err) // The fake accepts every request.
+			t.Errorf("Chat(nil) = %v, want no error", err) // The fake accepts every request.
 		}
 		if _, err := readTurn(c.ResumeTurn(t.Context(), nil), nil); err != nil {
-			t.Errorf("ResumeTurn(nil): %v", err)
+			t.Errorf("ResumeTurn(nil) = %v, want no error", err)
 		}
 		if took := time.Since(begin); took > time.Second {
 			t.Errorf("took %v, want less than a second", took)
@@ -174,7 +174,8 @@ func TestLeavingTheLoopEndsTheStream(t *testing.T) {
 	})
 }
 
-// If the client cancelled the stream after finished, the server would see a disconnect.
+// TestChatWaitsForTheServerToEndTheStream checks that the client does not cancel the stream after
+// finished. The server would see a disconnect.
 func TestChatWaitsForTheServerToEndTheStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan error, 1)
@@ -210,7 +211,8 @@ func TestRangingAgainSendsTheSameRequestID(t *testing.T) {
 	})
 }
 
-// If Chat generated the request_id, the first range over the sequence never reports replayed.
+// TestReplayed checks when the started event reports replayed. If Chat generated the request_id, the
+// first range over the sequence never does.
 func TestReplayed(t *testing.T) {
 	tests := []struct {
 		name, requestID string

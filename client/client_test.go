@@ -88,7 +88,9 @@ func TestRequestsOverTheSizeLimitAreNotSent(t *testing.T) {
 	})
 }
 
-// The server allows one ping every 10 s. It closes the connection of a client that pings more often.
+// TestKeepaliveDetectsADeadConnection checks that the client detects a dead connection, and that it does
+// not ping too often. The server allows one ping every 10 s and closes the connection of a client that
+// pings more often.
 func TestKeepaliveDetectsADeadConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conns := make(chan *lossyConn, 1)
@@ -106,7 +108,7 @@ func TestKeepaliveDetectsADeadConnection(t *testing.T) {
 		})
 		for range 3 {
 			if err := getConversation(t.Context(), c); err != nil {
-				t.Fatalf("after an idle time: %v", err)
+				t.Fatalf("GetConversation after an idle time = %v, want no error", err)
 			}
 			<-time.After(5 * time.Minute)
 		}

@@ -189,7 +189,8 @@ func TestCallsSucceedDuringARestart(t *testing.T) {
 	})
 }
 
-// Each method of the three services is listed in the service config or in sentOnce.
+// TestServiceConfigListsTheRetriedMethods checks that each method of the three services is listed in the
+// service config or in sentOnce.
 func TestServiceConfigListsTheRetriedMethods(t *testing.T) {
 	sentOnce := []string{
 		"UpdateConversation", "DeleteConversation", "ClearConversation", "PurgeConversations",

@@ -124,8 +124,8 @@ func TestChatResumesAfterAConnectionReset(t *testing.T) {
 	}
 }
 
-// The first stream breaks after event k, and the server no longer has the single events. The replay
-// contains the first n events merged, and breaks after its event j.
+// TestEventsGone breaks the first stream after event k, when the server no longer has the single events.
+// The replay contains the first n events merged, and breaks after its event j.
 func TestEventsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := long()
@@ -275,11 +275,11 @@ func TestResumeTurnFromAnyEvent(t *testing.T) {
 	}
 }
 
-// After EVENTS_GONE, ResumeTurn can resume only if it knows how much text the caller has, which is so
-// after the first text or the first new message.
+// TestResumeTurnAfterEventsGone checks that after EVENTS_GONE, ResumeTurn resumes only if it knows how
+// much text the caller has. It knows after the first text or the first new message.
 func TestResumeTurnAfterEventsGone(t *testing.T) {
 	events := long()
-	gone := statusWithReason(codes.OutOfRange, "EVENTS_GONE")
+	eventsGone := statusWithReason(codes.OutOfRange, "EVENTS_GONE")
 	for _, first := range []struct {
 		end   int  // The first stream sends the events from 4 to end.
 		known bool // The delivered text is known.
@@ -288,9 +288,9 @@ func TestResumeTurnAfterEventsGone(t *testing.T) {
 			f := &fake{turn: func(a *turnCall) error {
 				switch {
 				case a.nth == 0:
-					return errors.Join(a.send(events[4:first.end]...), gone)
+					return errors.Join(a.send(events[4:first.end]...), eventsGone)
 				case a.resume.GetAfterIndex() > 0:
-					return gone
+					return eventsGone
 				default:
 					return a.send(client.Merged(events)...)
 				}

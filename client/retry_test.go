@@ -19,12 +19,12 @@ import (
 
 var errRefused = errors.New("connection refused")
 
-// dialUntil returns a client whose connections to f are refused while gone is true.
-func (f *fake) dialUntil(t *testing.T, gone *atomic.Bool) *client.Client {
+// dialUntil returns a client whose connections to f are refused while unreachable is true.
+func (f *fake) dialUntil(t *testing.T, unreachable *atomic.Bool) *client.Client {
 	t.Helper()
 	return f.dialThrough(t, func(connect dialer) dialer {
 		return func(ctx context.Context, address string) (net.Conn, error) {
-			if gone.Load() {
+			if unreachable.Load() {
 				return nil, errRefused
 			}
 			return connect(ctx, address)
@@ -34,11 +34,11 @@ func (f *fake) dialUntil(t *testing.T, gone *atomic.Bool) *client.Client {
 
 func TestChatGivesUp(t *testing.T) {
 	tests := []struct {
-		name   string
-		gone   bool // The server cannot be reached after the first stream.
-		answer func(*turnCall) error
-		code   codes.Code
-		reason string
+		name        string
+		unreachable bool // The server cannot be reached after the first stream.
+		answer      func(*turnCall) error
+		code        codes.Code
+		reason      string
 	}{
 		{"no server", true, nil, codes.Unavailable, ""},
 		{
@@ -70,7 +70,7 @@ func TestChatGivesUp(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var gone atomic.Bool
+				var unreachable atomic.Bool
 				f := &fake{turn: func(a *turnCall) error {
 					if a.nth > 0 {
 						return test.answer(a)
@@ -80,11 +80,11 @@ func TestChatGivesUp(t *testing.T) {
 					}
 					return a.hang()
 				}}
-				c := f.dialUntil(t, &gone)
+				c := f.dialUntil(t, &unreachable)
 				begin := time.Now()
 				got, err := readTurn(c.Chat(t.Context(), hello()), func(shown int) {
 					if shown == 2 {
-						gone.Store(test.gone)
+						unreachable.Store(test.unreachable)
 						f.breakConnections()
 					}
 				})
@@ -106,7 +106,7 @@ func TestChatGivesUp(t *testing.T) {
 	}
 }
 
-// Each new event restarts the time limit of one minute.
+// TestNewEventsRestartTheTimeLimit checks that each new event restarts the time limit of one minute.
 func TestNewEventsRestartTheTimeLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		events := long()
@@ -130,7 +130,8 @@ func TestNewEventsRestartTheTimeLimit(t *testing.T) {
 	})
 }
 
-// The connection works, but a proxy has lost the stream.
+// TestChatReplacesASilentStream checks that Chat opens a new stream if the connection works, but a proxy
+// has lost the stream.
 func TestChatReplacesASilentStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{turn: func(a *turnCall) error {
@@ -182,10 +183,10 @@ func TestASlowLoopDoesNotCountAsSilence(t *testing.T) {
 
 func TestChatWithWaitForReadyWaitsForTheServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var gone atomic.Bool
-		gone.Store(true)
-		c := turnFake(0).dialUntil(t, &gone)
-		time.AfterFunc(5*time.Minute, func() { gone.Store(false) })
+		var unreachable atomic.Bool
+		unreachable.Store(true)
+		c := turnFake(0).dialUntil(t, &unreachable)
+		time.AfterFunc(5*time.Minute, func() { unreachable.Store(false) })
 		got, err := readTurn(c.Chat(t.Context(), hello(), grpc.WaitForReady(true)), nil)
 		if err != nil {
 			t.Error(err)

@@ -60,9 +60,9 @@ func TestWatchDoesNotRetryFinalErrors(t *testing.T) {
 
 func TestWatchFailsQuicklyWithoutServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var gone atomic.Bool
-		gone.Store(true)
-		c := watchFake((*watchCall).hang).dialUntil(t, &gone)
+		var unreachable atomic.Bool
+		unreachable.Store(true)
+		c := watchFake((*watchCall).hang).dialUntil(t, &unreachable)
 		begin := time.Now()
 		_, err := readChanges(c.WatchConversations(t.Context(), watchRequest()), untilPosition(1))
 		if status.Code(err) != codes.Unavailable || strings.Contains(err.Error(), "nothing new") {
@@ -76,11 +76,11 @@ func TestWatchFailsQuicklyWithoutServer(t *testing.T) {
 
 func TestWatchGivesUp(t *testing.T) {
 	tests := []struct {
-		name   string
-		gone   bool // The server cannot be reached after the first stream.
-		answer func(*watchCall) error
-		code   codes.Code
-		reason string
+		name        string
+		unreachable bool // The server cannot be reached after the first stream.
+		answer      func(*watchCall) error
+		code        codes.Code
+		reason      string
 	}{
 		{"no server", true, nil, codes.Unavailable, ""},
 		{
@@ -115,18 +115,18 @@ func TestWatchGivesUp(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var gone atomic.Bool
+				var unreachable atomic.Bool
 				f := watchFake(func(w *watchCall) error {
 					if w.nth > 0 {
 						return test.answer(w)
 					}
 					return errors.Join(w.send(heartbeat(0)), w.hang())
 				})
-				c := f.dialUntil(t, &gone)
+				c := f.dialUntil(t, &unreachable)
 				begin := time.Now()
 				cut := sync.OnceFunc(f.breakConnections)
 				got, err := readChanges(c.WatchConversations(t.Context(), watchRequest()), func(*parleyv1.ConversationChange) bool {
-					gone.Store(test.gone)
+					unreachable.Store(test.unreachable)
 					cut()
 					begin = time.Now() // The minute begins with the last change.
 					return true
@@ -145,8 +145,8 @@ func TestWatchGivesUp(t *testing.T) {
 	}
 }
 
-// The watch does not give up on a server that answers, but it retries slowly if the server breaks each
-// stream.
+// TestWatchRetriesABrokenServerSlowly checks that a watch does not give up on a server that answers, but
+// retries slowly if the server breaks each stream.
 func TestWatchRetriesABrokenServerSlowly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := watchFake(func(w *watchCall) error {
@@ -166,7 +166,8 @@ func TestWatchRetriesABrokenServerSlowly(t *testing.T) {
 	})
 }
 
-// Three heartbeats are missing, because a proxy has lost the stream.
+// TestWatchReplacesASilentStream checks that a watch opens a new stream when three heartbeats are
+// missing, because a proxy has lost the stream.
 func TestWatchReplacesASilentStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := watchFake(func(w *watchCall) error {

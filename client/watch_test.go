@@ -162,7 +162,8 @@ func watchBroken(t *testing.T, plan []brokenStream, ends map[string]error, from 
 	return ""
 }
 
-// Events of turns have no cursor of their own, so the watch resumes after the change before them.
+// TestWatchDoesNotRequestTurnEventsAgain checks that a watch resumes after the last change. Events of
+// turns have no cursor of their own, so it resumes after the change before them.
 func TestWatchDoesNotRequestTurnEventsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cursors []string

@@ -170,7 +170,8 @@ func TestFailingAgent(t *testing.T) {
 	}
 }
 
-// If a conversation is deleted during a turn, the error is -32603, because the arguments were valid.
+// TestConversationDeletedDuringATurn checks that the error is -32603 if a conversation is deleted during
+// a turn, because the arguments were valid.
 func TestConversationDeletedDuringATurn(t *testing.T) {
 	address, c := startParley(t)
 	for _, tr := range transports(address, c) {

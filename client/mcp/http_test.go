@@ -45,7 +45,8 @@ func postAs(t *testing.T, server *httptest.Server, protocol, session, message st
 	return response
 }
 
-// A client of an old protocol cancels a call with another request. That request must be of the same session.
+// TestCancelByNotification checks that a client of an old protocol cancels a call with another request.
+// That request must be of the same session.
 func TestCancelByNotification(t *testing.T) {
 	_, c := startParley(t)
 	server := httptest.NewServer(New(c, Options{}).Handler())
@@ -133,7 +134,8 @@ func TestHTTPLimits(t *testing.T) {
 	}
 }
 
-// The methods of undeclared capabilities are unknown, whatever their parameters.
+// TestUndeclaredOverHTTP checks that the methods of undeclared capabilities are unknown, whatever their
+// parameters.
 func TestUndeclaredOverHTTP(t *testing.T) {
 	c, err := client.Dial("unix:" + t.TempDir() + "/nowhere")
 	if err != nil {
@@ -210,7 +212,8 @@ func TestStalledLargeRequests(t *testing.T) {
 	}
 }
 
-// Large requests count while they are read and answered. Small requests are not limited.
+// TestLargeRequestsAreCounted checks that large requests count while they are read and answered. Small
+// requests are not limited.
 func TestLargeRequestsAreCounted(t *testing.T) {
 	_, c := startParley(t)
 	h := newHandler(t, New(c, Options{}), time.Minute)
@@ -279,8 +282,9 @@ func (d *deadlines) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// Each write has a deadline, so that a client that does not read cannot hold a call forever. The deadline is removed at
-// the end, so that it does not affect the next response of the connection.
+// TestWritesHaveADeadline checks that each write has a deadline, so that a client that does not read
+// cannot hold a call forever. The deadline is removed at the end, so that it does not affect the next
+// response of the connection.
 func TestWritesHaveADeadline(t *testing.T) {
 	_, c := startParley(t)
 	request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/mcp",
@@ -312,7 +316,7 @@ func TestLargeWrites(t *testing.T) {
 	}
 }
 
-// Calls with duplicate, missing or long names are not stored.
+// TestCallNames checks that calls with duplicate, missing or long names are not stored.
 func TestCallNames(t *testing.T) {
 	c, cancelled := newCalls(), 0
 	cancel := func() { cancelled++ }

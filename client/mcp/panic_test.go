@@ -12,7 +12,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// A panic in a tool ends only its call, not the program.
+// TestPanicInATool checks that a panic in a tool ends only its call, not the program.
 func TestPanicInATool(t *testing.T) {
 	var lines bytes.Buffer
 	s := New(nil, Options{Log: slog.New(slog.NewTextHandler(&lines, nil))})

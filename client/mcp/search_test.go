@@ -59,7 +59,7 @@ func TestSearch(t *testing.T) {
 	}
 }
 
-// The size of a page is limited. The rest is in the next page.
+// TestLargeSearch checks that the size of a page is limited and that the rest is in the next page.
 func TestLargeSearch(t *testing.T) {
 	_, c := startParley(t)
 	large := "found " + strings.Repeat(`"`, 300<<10) // Each quote has two bytes in JSON, and four in JSON in JSON.

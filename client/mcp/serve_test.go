@@ -38,7 +38,7 @@ func serve(t *testing.T, c *client.Client, o *sdk.ClientOptions) *served {
 	return s
 }
 
-// Serve cancels the running question when it ends.
+// TestServeEnds checks that Serve cancels the running question when it ends.
 func TestServeEnds(t *testing.T) {
 	_, c := startParley(t)
 	ends := map[string]func(*served){

@@ -70,7 +70,7 @@ func TestListHistoryClear(t *testing.T) {
 	}
 }
 
-// The size of a page is limited. The rest is in the next page.
+// TestLargeHistory checks that the size of a page is limited and that the rest is in the next page.
 func TestLargeHistory(t *testing.T) {
 	_, c := startParley(t)
 	content := strings.Repeat(`"`, 300<<10) // Each quote has two bytes in JSON, and four in JSON in JSON.
@@ -207,7 +207,7 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// The input schemas describe exactly the arguments that the tools accept.
+// TestSchemas checks that the input schemas describe exactly the arguments that the tools accept.
 func TestSchemas(t *testing.T) {
 	_, c := startParley(t)
 	session := connect(t, serveHTTP(t, c), nil, "")

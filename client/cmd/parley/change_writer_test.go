@@ -182,7 +182,8 @@ func TestChangeWriter(t *testing.T) {
 	}
 }
 
-// The text of an answer continues its line unless another change was printed in between.
+// TestChangeWriterPrintsAnswersAsTheyArrive checks that the text of an answer continues its line unless
+// another change was printed in between.
 func TestChangeWriterPrintsAnswersAsTheyArrive(t *testing.T) {
 	got := printed(t, console{}, nil,
 		turnChange("a", "t1", delta("one ")), turnChange("a", "t1", delta("two\n")),

@@ -136,7 +136,8 @@ func TestUsageErrorsOnATerminal(t *testing.T) {
 	}
 }
 
-// A line that is typed while the server restarts waits for the server.
+// TestConverseAcrossARestart checks that a line that is typed while the server restarts waits for the
+// server.
 func TestConverseAcrossARestart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes long")

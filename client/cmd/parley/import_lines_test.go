@@ -22,7 +22,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// Conversations survive the path from a server to lines, through import requests, and to lines again.
+// TestExportAndImportKeepConversations checks that conversations survive the path from a server to
+// lines, through import requests, and to lines again.
 func TestExportAndImportKeepConversations(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var want []*parleyv1.ExportConversationsResponse
@@ -272,7 +273,7 @@ func TestBadLines(t *testing.T) {
 	}
 }
 
-// parse accepts data with 16 levels, the server's limit.
+// TestParseAcceptsDeepData checks that parse accepts data with 16 levels, the server's limit.
 func TestParseAcceptsDeepData(t *testing.T) {
 	for _, level := range []string{`[]`, `{"a":}`} {
 		opening, closing := level[:len(level)-1], level[len(level)-1:]

@@ -262,7 +262,8 @@ func TestImportIsInterrupted(t *testing.T) {
 	}
 }
 
-// The conversation is larger than the flow control window of the connection.
+// TestImportIsInterruptedWithinAConversation interrupts the import of a conversation that is larger than
+// the flow control window of the connection.
 func TestImportIsInterruptedWithinAConversation(t *testing.T) {
 	received := make(chan struct{})
 	f := fake{imports: func(stream importStream) error {

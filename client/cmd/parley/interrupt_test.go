@@ -199,7 +199,7 @@ func TestInterruptWhileReadingInput(t *testing.T) {
 	s.expectEnd(1)
 }
 
-// Ctrl-C during resume does not cancel the turn.
+// TestInterruptOfResumeDoesNotCancel checks that Ctrl-C during resume does not cancel the turn.
 func TestInterruptOfResumeDoesNotCancel(t *testing.T) {
 	f := fake{
 		resume: func(_ *parleyv1.ResumeTurnRequest, stream *turnStream) error {

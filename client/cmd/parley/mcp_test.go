@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// The command ends with exit code 0 in each case, and prints nothing: standard output is for the protocol.
+// TestMCPEnds checks that the command ends with exit code 0 in each case, and prints nothing: standard
+// output is for the protocol.
 func TestMCPEnds(t *testing.T) {
 	tests := map[string]func(context.CancelFunc, chan<- os.Signal, *io.PipeWriter){
 		"SIGTERM": func(stop context.CancelFunc, _ chan<- os.Signal, _ *io.PipeWriter) { stop() },

@@ -26,7 +26,8 @@ func runOnce(ctx context.Context, input string, args ...string) (stdout, stderr 
 	return out.String(), errs.String(), code
 }
 
-// Notes go to standard error, so that the text of an answer in a file is not interrupted.
+// TestNotesGoToStandardError checks that notes go to standard error, so that the text of an answer in a
+// file is not interrupted.
 func TestNotesGoToStandardError(t *testing.T) {
 	address := serve(t, func(_ *parleyv1.ChatRequest, stream *turnStream) error {
 		return send(stream,
@@ -71,8 +72,8 @@ parley: the turn was cancelled
 	}
 }
 
-// The command that passes tool results names all open calls. Their ids, which the agent chooses, are quoted for
-// the shell.
+// TestToolResultHintNamesOpenCalls checks that the command that passes tool results names all open
+// calls. Their ids, which the agent chooses, are quoted for the shell.
 func TestToolResultHintNamesOpenCalls(t *testing.T) {
 	var answer []*parleyv1.Message
 	addCalls := func(ids ...string) {

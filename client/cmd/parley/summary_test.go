@@ -49,7 +49,7 @@ func (f summaryFake) BatchGetRoutingSummaries(
 	return reply, nil
 }
 
-// The time limit of the call is --timeout plus --wait.
+// TestSummaryWait checks that the time limit of the call is --timeout plus --wait.
 func TestSummaryWait(t *testing.T) {
 	var got *parleyv1.GetRoutingSummaryRequest
 	address := serveService(t, summaryFake{single: func(request *parleyv1.GetRoutingSummaryRequest) { got = request }})

@@ -7,8 +7,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// toolResultHint prints no command if an id contains "=", because the command would pass the result to another
-// call.
+// TestToolResultHintWithEqualsSign checks that toolResultHint prints no command if an id contains "=",
+// because the command would pass the result to another call.
 func TestToolResultHintWithEqualsSign(t *testing.T) {
 	end := finished(parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED)
 	end.GetFinished().Messages = []*parleyv1.Message{

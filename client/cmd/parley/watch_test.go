@@ -163,7 +163,7 @@ func TestEndsOfAWatch(t *testing.T) {
 	}
 }
 
-// Ctrl-C and SIGTERM end a watch with exit code 0.
+// TestSignalsEndAWatch checks that Ctrl-C and SIGTERM end a watch with exit code 0.
 func TestSignalsEndAWatch(t *testing.T) {
 	address := serveWatch(t, sendChanges(nil, heartbeat(), messageChange(&parleyv1.Message{Sequence: 1, Content: "hi"})))
 	for _, output := range []string{"table", "json"} {
