@@ -204,7 +204,7 @@ func (a *badAgent) check(t *testing.T, s *server, k *chatCall) {
 		t.Errorf("the next turn = %v with %q, want it COMPLETED with %q", turn, next.text, "again")
 	}
 	if got := contents(history(t, s, id).GetMessages()); got != want+"USER again\nASSISTANT again\n" {
-		t.Errorf("the history has %d bytes after the next turn: %.300q", len(got), got)
+		t.Errorf("the history has %d bytes after the next turn, want 2 more messages: %.300q", len(got), got)
 	}
 }
 
@@ -340,16 +340,16 @@ agents:
 	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Agent: "env", Content: "Hi"})
 	if turn := k.finish(t).GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_COMPLETED ||
 		!strings.Contains(k.text, "complete") {
-		t.Fatalf("turn = %v, text %q", turn, k.text)
+		t.Fatalf("turn = %v with %q, want it COMPLETED with \"complete\"", turn, k.text)
 	}
 	if strings.Contains(k.text, "SECRET_TOKEN") || strings.Contains(k.text, asServer) {
 		t.Errorf("the program received variables of the server:\n%s", k.text)
 	}
 }
 
-// TestAgentsAreNotLocated: the error that a user receives when an agent is unreachable contains
+// TestErrorsHideAddressesOfAgents: the error that a user receives when an agent is unreachable contains
 // neither its address nor the path of its socket. The log contains both.
-func TestAgentsAreNotLocated(t *testing.T) {
+func TestErrorsHideAddressesOfAgents(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "hidden.sock")
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")

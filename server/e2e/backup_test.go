@@ -42,7 +42,7 @@ func backupOf(t *testing.T, s *server) string {
 		written, size = written+int64(n), size+reply.GetSizeBytes()
 	}
 	if written != size || size == 0 {
-		t.Fatalf("BackupStore sent %d bytes of %d", written, size)
+		t.Fatalf("BackupStore sent %d bytes, want size_bytes = %d, not 0", written, size)
 	}
 	return path
 }
@@ -94,14 +94,15 @@ func TestBackupUnderLoad(t *testing.T) {
 	for w := range writers {
 		messages := everyMessage(t, restored, fmt.Sprint("c", w))
 		if n := int32(len(messages)); n < least[w] || n > acknowledged[w].Load()+1 {
-			t.Errorf("conversation %d has %d messages; %d were acknowledged before the backup, %d at the end", w, n, least[w],
-				acknowledged[w].Load())
+			t.Errorf("conversation %d has %d messages, want %d to %d: the acknowledged ones before the backup and at the end",
+				w, n, least[w], acknowledged[w].Load()+1)
 		} else if n < acknowledged[w].Load() {
 			short++
 		}
 		for i, m := range messages {
 			if number, _, _ := strings.Cut(m.GetContent(), " "); number != fmt.Sprint(i) || m.GetSequence() != int32(i+1) {
-				t.Fatalf("conversation %d: message %d has number %s and sequence %d", w, i, number, m.GetSequence())
+				t.Fatalf("message %d of conversation %d = number %s, sequence %d; want %d, %d", i, w, number,
+					m.GetSequence(), i, i+1)
 			}
 		}
 	}

@@ -61,10 +61,10 @@ source.onerror = async () => {
 };
 </script>`
 
-// foreignPage tries every kind of call and reports those that succeeded.
-const foreignPage = `<!DOCTYPE html><title>foreign</title><script type="module">
+// otherOriginPage tries every kind of call and reports those that succeeded.
+const otherOriginPage = `<!DOCTYPE html><title>another origin</title><script type="module">
 const {server} = await (await fetch("/settings")).json();
-const succeeded = [], body = JSON.stringify({conversation: {id: "foreign"}});
+const succeeded = [], body = JSON.stringify({conversation: {id: "other-origin"}});
 const attempt = async (what, answer) => { try { const reply = await answer; succeeded.push(what + " " + (await reply.text())); } catch {} };
 await attempt("read", fetch(server + "/v1/conversations"));
 await attempt("write", fetch(server + "/v1/conversations", {method: "POST", body}));
@@ -78,8 +78,9 @@ await new Promise((resolve) => {
 fetch("/reports/end", {method: "POST", body: JSON.stringify(succeeded)});
 </script>`
 
-// A page in a browser begins a turn and reads it over a connection that breaks. It receives every
-// event exactly once, and the EventSource does not reconnect after the end of the turn.
+// TestBrowser begins a turn from a page in a browser, which reads it over a connection that breaks. The
+// page receives every event exactly once, and the EventSource does not reconnect after the end of the
+// turn.
 func TestBrowser(t *testing.T) {
 	t.Parallel()
 	browser := findBrowser(t)
@@ -125,21 +126,21 @@ func TestBrowser(t *testing.T) {
 	p.wantRuns(t, 1)
 }
 
-// A page of an origin that is not allowed can neither read nor write, although its browser runs
-// on the server's machine.
-func TestForeignPageInBrowser(t *testing.T) {
+// TestPageOfAnotherOriginInBrowser checks that a page of an origin that is not allowed can neither read
+// nor write, although its browser runs on the server's machine.
+func TestPageOfAnotherOriginInBrowser(t *testing.T) {
 	t.Parallel()
 	browser := findBrowser(t)
-	pages := servePages(t, foreignPage)
+	pages := servePages(t, otherOriginPage)
 	d := startHTTPServer(t, t.TempDir(), "--http-allowed-origins=https://app.example")
 	add(t, d.server, "mine", &parleyv1.Message{Content: "secret"})
 	pages.settings = map[string]string{"server": d.url}
 	close(pages.ready)
 	startBrowser(t, browser, pages.url)
 	if succeeded := pages.awaitReport(t, "end", ""); succeeded != "[]" {
-		t.Errorf("calls of the foreign page that succeeded: %s, want none", succeeded)
+		t.Errorf("calls of the page of another origin that succeeded: %s, want none", succeeded)
 	}
-	_, err := d.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "foreign"})
+	_, err := d.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "other-origin"})
 	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
 	history(t, d.server, "mine")
 }

@@ -108,7 +108,7 @@ func (w *writers) check(t *testing.T, s *server) {
 		for i, m := range reply.GetMessages() {
 			batch, index, _ := strings.Cut(m.GetContent(), "/")
 			if m.GetSequence() != int32(i+1) || index != fmt.Sprint(i%batchSize) {
-				t.Fatalf("message %d of c%d has sequence %d and content %q", i+1, c, m.GetSequence(), m.GetContent())
+				t.Fatalf("message %d of c%d = %v, want sequence %d and index %d of its batch", i+1, c, m, i+1, i%batchSize)
 			}
 			if index == "0" {
 				found[batch] = m.GetSequence()
@@ -148,14 +148,14 @@ func startedSurvives(t *testing.T) {
 		"turn_id="+k2.started.GetConversation().GetActiveTurnId())
 	stored := history(t, s, "c")
 	if got := contents(stored.GetMessages()); got != "USER "+k.request.GetContent()+"\nASSISTANT half an \n" {
-		t.Errorf("history of an interrupted turn:\n%s", got)
+		t.Errorf("history of an interrupted turn, want the question and the saved half of the answer:\n%s", got)
 	}
 	if m := stored.GetMessages()[1]; m.GetStatus() != parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE ||
 		stored.GetConversation().GetActiveTurnId() != "" {
-		t.Errorf("after the restart: %v, %v", m, stored.GetConversation())
+		t.Errorf("answer %v in %v, want INCOMPLETE and no active turn", m, stored.GetConversation())
 	}
 	if got := contents(history(t, s, "c2").GetMessages()); !strings.HasPrefix(got, "USER "+k2.request.GetContent()+"\n") {
-		t.Errorf("history of a turn that had just started:\n%s", got)
+		t.Errorf("history of a turn that had just started, want it to begin with the question:\n%s", got)
 	}
 	// A client that repeats the request id receives the interrupted turn; the agent does not run twice.
 	again := chat(t, s, k.request)

@@ -28,12 +28,12 @@ import (
 // clientsPerWay is the number of clients that disconnect in each way.
 const clientsPerWay = 50
 
-// asSessions in the environment makes the test binary a program of clientsPerWay clients. It prints the
+// asEphemeralClients in the environment makes the test binary a program of clientsPerWay clients. It prints the
 // number of connected clients and runs until it is killed.
-const asSessions = "RUN_AS_SESSIONS"
+const asEphemeralClients = "RUN_AS_EPHEMERAL_CLIENTS"
 
-// Clients connect with delete_after_disconnect, chat, and disconnect in four ways. Their conversations
-// are deleted.
+// TestEphemeralConversationEndsWithItsStream connects clients with delete_after_disconnect. They chat,
+// and disconnect in four ways. Their conversations are deleted.
 func TestEphemeralConversationEndsWithItsStream(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
@@ -105,8 +105,8 @@ func TestEphemeralConversationEndsWithItsStream(t *testing.T) {
 // deletionDelay returns the delete_after_disconnect of a client.
 func deletionDelay(i int) time.Duration { return time.Duration(i%2) * 500 * time.Millisecond }
 
-// A client that reconnects in time finds its history, also if the server was stopped or killed in
-// between.
+// TestEphemeralConversationWaitsForItsClient checks that a client that reconnects in time finds its
+// history, also if the server was stopped or killed in between.
 func TestEphemeralConversationWaitsForItsClient(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -152,8 +152,9 @@ func TestEphemeralConversationWaitsForItsClient(t *testing.T) {
 	}
 }
 
-// The deletion of an ephemeral conversation cancels its running turn. A held conversation is not evicted.
-func TestEphemeralConversationAndTheRest(t *testing.T) {
+// TestEphemeralConversationWithATurn checks that the deletion of an ephemeral conversation cancels its
+// running turn, and that a conversation with a connected client is not evicted.
+func TestEphemeralConversationWithATurn(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "--max-conversations=2", agents(t, puppetAgents))
 	held := openEphemeral(t, s.conn.Target(), "held", 0)
@@ -266,7 +267,7 @@ func startEphemeralClients(t *testing.T, target string) (kill func()) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), self)
-	cmd.Env = append(os.Environ(), asSessions+"="+target)
+	cmd.Env = append(os.Environ(), asEphemeralClients+"="+target)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -286,8 +287,8 @@ func startEphemeralClients(t *testing.T, target string) (kill func()) {
 	return kill
 }
 
-// runSessions is the main function of that process. It never returns.
-func runSessions(target string) {
+// runEphemeralClients is the main function of that process. It never returns.
+func runEphemeralClients(target string) {
 	var clients sync.WaitGroup
 	var connected atomic.Int64
 	for i := range clientsPerWay {

@@ -14,8 +14,9 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// After the expiry of an ephemeral conversation, Chat begins a new conversation with the same id at
-// once, although the sweep comes seconds later and the agent of the old turn still runs.
+// TestChatAfterEphemeralConversation checks that after the expiry of an ephemeral conversation, Chat
+// begins a new conversation with the same id at once. The sweep comes seconds later and the agent of the
+// old turn still runs.
 func TestChatAfterEphemeralConversation(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, puppetAgents))
@@ -75,6 +76,6 @@ func wantNew(t *testing.T, s *server, r *parleyv1.ChatRequest) {
 		_, err = stream.Recv()
 	}
 	if !errors.Is(err, io.EOF) {
-		t.Errorf("Chat(%v) ends with %v", r, err)
+		t.Errorf("Chat(%v) ends with %v, want EOF", r, err)
 	}
 }

@@ -118,7 +118,7 @@ func onePage(t *testing.T) {
 	}
 	for _, id := range []string{ids[0], ids[11], "new"} {
 		if err := appendTo(id); err != nil {
-			t.Errorf("AppendMessages to %s, which is on another page: %v", id, err)
+			t.Errorf("AppendMessages(%s) = %v, want no error: it is on another page", id, err)
 		}
 	}
 }

@@ -8,9 +8,9 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// While a stop waits for running turns, clients can read, resume and cancel them, also over new
-// connections. New turns are refused.
-func TestServedDuringTheGrace(t *testing.T) {
+// TestCallsDuringTheGracePeriod checks that while a stop waits for running turns, clients can read,
+// resume and cancel them, also over new connections. New turns are refused.
+func TestCallsDuringTheGracePeriod(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, stubbornAgents))
 	running := startTurns(t, s, 1, "slow", 0, "")[0]

@@ -63,9 +63,9 @@ func numberText(i int) string {
 	return fmt.Sprintf("%d ", i)
 }
 
-// A client that joins a long turn late receives its text as one merged piece, after the values that
-// were sent amid that text. If its connection breaks before the merged text, resuming fails with
-// EVENTS_GONE, so that the client does not miss text unnoticed.
+// TestEventSourceAmongMergedTexts checks that a client that joins a long turn late receives its text as
+// one merged piece, after the values that were sent amid that text. If its connection breaks before the
+// merged text, resuming fails with EVENTS_GONE, so that the client does not miss text unnoticed.
 func TestEventSourceAmongMergedTexts(t *testing.T) {
 	t.Parallel()
 	agent := &numberAgent{release: make(chan struct{})}
@@ -126,8 +126,8 @@ func TestEventSourceAmongMergedTexts(t *testing.T) {
 	}
 }
 
-// A watcher whose connection breaks after any change resumes with the next change, even if the URL
-// has a cursor. It receives every change exactly once.
+// TestEventSourceOfChanges checks that a watcher whose connection breaks after any change resumes with
+// the next change, even if the URL has a cursor. It receives every change exactly once.
 func TestEventSourceOfChanges(t *testing.T) {
 	t.Parallel()
 	const messages = 20
@@ -171,7 +171,8 @@ func TestEventSourceOfChanges(t *testing.T) {
 	}
 }
 
-// Over HTTP, a turn with ON_DISCONNECT_CANCEL and an ephemeral conversation end when their client disconnects.
+// TestStreamsEndWithTheirClient checks that over HTTP, a turn with ON_DISCONNECT_CANCEL and an ephemeral
+// conversation end when their client disconnects.
 func TestStreamsEndWithTheirClient(t *testing.T) {
 	t.Parallel()
 	d := startHTTPServer(t, t.TempDir(), agents(t, puppetAgents))
@@ -207,7 +208,8 @@ func TestStreamsEndWithTheirClient(t *testing.T) {
 	d.await(t, "ephemeral conversation deleted", "conversation_id=c")
 }
 
-// When the server stops, streams end: a turn with its last event, a watch with the reason.
+// TestStopEndsStreams checks that streams end when the server stops: a turn with its last event, a watch
+// with the reason.
 func TestStopEndsStreams(t *testing.T) {
 	t.Parallel()
 	d := startHTTPServer(t, t.TempDir(), agents(t, puppetAgents))
@@ -244,7 +246,8 @@ func TestStopEndsStreams(t *testing.T) {
 	d.wantStop(t)
 }
 
-// An export over HTTP is unchanged after an import over HTTP, whatever the messages contain.
+// TestTransferOverHTTP checks that an export over HTTP is unchanged after an import over HTTP, whatever
+// the messages contain.
 func TestTransferOverHTTP(t *testing.T) {
 	t.Parallel()
 	from, to := startHTTPServer(t, t.TempDir()), startHTTPServer(t, t.TempDir())

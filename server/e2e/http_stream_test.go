@@ -154,8 +154,8 @@ func (e *eventSource) wantEventsGone(t *testing.T) {
 	}
 }
 
-// A client whose connection breaks after any event resumes with Last-Event-ID, either at the events
-// of the turn or with the same chat request again.
+// TestEventSourceFromEveryEvent checks that a client whose connection breaks after any event resumes
+// with Last-Event-ID, either at the events of the turn or with the same chat request again.
 func TestEventSourceFromEveryEvent(t *testing.T) {
 	t.Parallel()
 	dataDir, pipes, config := t.TempDir(), t.TempDir(), agents(t, puppetAgents)

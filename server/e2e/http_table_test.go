@@ -20,9 +20,9 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/code"
 )
 
-// TestTheTableOfCallsOverHTTP sends the calls of the table that all client packages use, as requests
+// TestCallTableOverHTTP sends the calls of the table that all client packages use, as requests
 // to the paths of http.yaml. The table's "about" describes its format.
-func TestTheTableOfCallsOverHTTP(t *testing.T) {
+func TestCallTableOverHTTP(t *testing.T) {
 	var table struct {
 		About []string    `json:"about"`
 		Steps []tableStep `json:"steps"`

@@ -26,13 +26,13 @@ func importOver(t *testing.T, s *server, conversation *parleyv1.ExportConversati
 			return reply.GetImportedCount() == 1 // 0 if a turn runs on it
 		}
 	}
-	t.Errorf("ImportConversations: %v", err)
+	t.Errorf("ImportConversations = %v, want no error", err)
 	return false
 }
 
-// TestChatsBesideImports: a conversation is not busy after imports that overwrite it while clients
+// TestChatsDuringImports: a conversation is not busy after imports that overwrite it while clients
 // chat in it in every mode. A client can chat with it.
-func TestChatsBesideImports(t *testing.T) {
+func TestChatsDuringImports(t *testing.T) {
 	t.Parallel()
 	const conversations, chats = 4, 25
 	s := startServer(t, t.TempDir())
@@ -92,9 +92,9 @@ func TestChatsBesideImports(t *testing.T) {
 	}
 }
 
-// TestImportOverIsAnotherConversation: after an import over a conversation, no version, page token,
+// TestImportReplacesTheConversation: after an import over a conversation, no version, page token,
 // request_id or turn of the replaced one is valid, even at the same version.
-func TestImportOverIsAnotherConversation(t *testing.T) {
+func TestImportReplacesTheConversation(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
 	add(t, s, "c", messageOf("one"), messageOf("two"), messageOf("three"))

@@ -134,11 +134,11 @@ func (e *erasing) wantAfterStart(t *testing.T, s *server, crashes int) {
 	e.rereadAll(t)
 	e.wantStored(t, s, crashes)
 	for _, id := range e.erased {
-		if found := e.sessions[id]; len(found) > 0 {
+		if found := e.byConversation[id]; len(found) > 0 {
 			t.Errorf("conversation %s has %d entries after its erasure, want none", id, len(found))
 		}
 	}
-	if found := e.sessions[e.current]; len(found) > 0 {
+	if found := e.byConversation[e.current]; len(found) > 0 {
 		e.wantSame(t, e.current, history(t, s, e.current).GetMessages())
 	}
 }

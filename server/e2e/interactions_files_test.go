@@ -16,12 +16,12 @@ import (
 
 // interactionEntry is an entry of the interaction log.
 type interactionEntry struct {
-	Timestamp time.Time
-	SessionID string `json:"session_id"`
-	Tenant    string
-	Role      string
-	Content   string
-	Metadata  struct {
+	Timestamp      time.Time
+	ConversationID string `json:"session_id"`
+	Tenant         string
+	Role           string
+	Content        string
+	Metadata       struct {
 		TurnNumber int32 `json:"turn_number"`
 		LostLines  int   `json:"lost_lines"` // only in the entries that the log writes about itself
 	}

@@ -148,7 +148,7 @@ func (a *ledger) count(t *testing.T, dirs ...string) (next, lost int) {
 				next, lost = next+line.Metadata.LostLines, lost+line.Metadata.LostLines
 				continue
 			}
-			if got := (sentMessage{line.SessionID, line.Role, line.Content}); next >= len(a.sent) || got != a.sent[next] {
+			if got := (sentMessage{line.ConversationID, line.Role, line.Content}); next >= len(a.sent) || got != a.sent[next] {
 				t.Fatalf("entry %d of the log = %v, want the message of that number", next, got)
 			}
 			next++

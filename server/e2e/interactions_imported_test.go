@@ -13,9 +13,9 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestImportFromAheadInLog kills the server while imported messages are dated after its clock, when
+// TestImportFromTheFutureInLog kills the server while imported messages are dated after its clock, when
 // the log was complete for all commits before them: the messages get no entries.
-func TestImportFromAheadInLog(t *testing.T) {
+func TestImportFromTheFutureInLog(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
 	l := startLogged(t, dataDir)

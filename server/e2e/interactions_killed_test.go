@@ -97,9 +97,9 @@ type killedLog struct {
 
 	// The entries read from the log.
 
-	files    interactionFiles
-	sessions map[string][]interactionEntry // by conversation
-	counts   map[sentMessage]int           // number of entries for a message
+	files          interactionFiles
+	byConversation map[string][]interactionEntry // by conversation
+	counts         map[sentMessage]int           // number of entries for a message
 }
 
 // sentMessage identifies a message by its conversation, role and content.
@@ -115,7 +115,7 @@ func newKilledLog(t *testing.T) *killedLog {
 // reset forgets what was read, so that the files are read from their beginning.
 func (k *killedLog) reset() {
 	k.files = interactionFiles{dir: filepath.Join(k.dataDir, "interactions"), ends: make(map[string]int64)}
-	k.sessions, k.counts = make(map[string][]interactionEntry), make(map[sentMessage]int)
+	k.byConversation, k.counts = make(map[string][]interactionEntry), make(map[sentMessage]int)
 }
 
 // conversation returns the id of one of the loggedConversations current conversations.
@@ -238,10 +238,10 @@ func (k *killedLog) chat(t *testing.T, s *server, id string, acknowledge func(..
 func (k *killedLog) read(t *testing.T) {
 	t.Helper()
 	for _, line := range k.files.next(t) {
-		id := line.SessionID
-		k.sessions[id] = append(k.sessions[id], line)
+		id := line.ConversationID
+		k.byConversation[id] = append(k.byConversation[id], line)
 		k.counts[sentMessage{id, line.Role, line.Content}]++
-		if n := len(k.sessions[id]); int(line.Metadata.TurnNumber) != n || line.Tenant != "default" {
+		if n := len(k.byConversation[id]); int(line.Metadata.TurnNumber) != n || line.Tenant != "default" {
 			t.Fatalf("entry %d of %s in the log = %.200v, want that turn number and tenant default", n, id, line)
 		}
 	}
@@ -290,7 +290,7 @@ func (k *killedLog) wantStored(t *testing.T, s *server, crashes int) {
 		t.Errorf("%d crashes tore %d entries, want at most one each", crashes, k.files.broken)
 	}
 	for c := range loggedConversations {
-		if id := k.conversation(c); len(k.sessions[id]) > 0 {
+		if id := k.conversation(c); len(k.byConversation[id]) > 0 {
 			k.wantSame(t, id, history(t, s, id).GetMessages())
 		}
 	}
@@ -311,8 +311,8 @@ func (k *killedLog) wantAll(t *testing.T, s *server) (messages int) {
 		k.wantSame(t, c.GetConversation().GetId(), c.GetMessages())
 		messages += len(c.GetMessages())
 	}
-	if len(stored) != len(k.sessions) {
-		t.Errorf("%d conversations in the store and %d in the log, want as many", len(stored), len(k.sessions))
+	if len(stored) != len(k.byConversation) {
+		t.Errorf("%d conversations in the store and %d in the log, want as many", len(stored), len(k.byConversation))
 	}
 	return messages
 }
@@ -323,13 +323,13 @@ func (k *killedLog) wantSame(t *testing.T, id string, messages []*parleyv1.Messa
 	var want []interactionEntry
 	for _, m := range messages {
 		line := interactionEntry{
-			Timestamp: m.GetCreateTime().AsTime().Truncate(time.Microsecond),
-			SessionID: id, Tenant: "default", Role: roleName(m.GetRole()), Content: m.GetContent(),
+			Timestamp:      m.GetCreateTime().AsTime().Truncate(time.Microsecond),
+			ConversationID: id, Tenant: "default", Role: roleName(m.GetRole()), Content: m.GetContent(),
 		}
 		line.Metadata.TurnNumber = m.GetSequence()
 		want = append(want, line)
 	}
-	if d := cmp.Diff(want, k.sessions[id]); d != "" {
+	if d := cmp.Diff(want, k.byConversation[id]); d != "" {
 		t.Errorf("conversation %s in the store (-) and in the log (+):\n%s", id, d)
 	}
 }

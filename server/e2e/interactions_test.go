@@ -90,17 +90,17 @@ func (l *loggedServer) entries(t *testing.T) (lines []string) {
 	t.Helper()
 	for text := range strings.Lines(l.text(t)) {
 		var line struct {
-			SessionID string `json:"session_id"`
-			Agent     string
-			Content   string
-			Metadata  struct {
+			ConversationID string `json:"session_id"`
+			Agent          string
+			Content        string
+			Metadata       struct {
 				TurnNumber int `json:"turn_number"`
 			}
 		}
 		if err := json.Unmarshal([]byte(text), &line); err != nil {
 			t.Fatalf("%q: %v", text, err)
 		}
-		lines = append(lines, fmt.Sprintf("%s %d %s: %s", line.SessionID, line.Metadata.TurnNumber, line.Agent, line.Content))
+		lines = append(lines, fmt.Sprintf("%s %d %s: %s", line.ConversationID, line.Metadata.TurnNumber, line.Agent, line.Content))
 	}
 	return lines
 }
@@ -165,9 +165,9 @@ func (l *loggedServer) writeDay(t *testing.T, day string, lines ...string) {
 
 // handwrittenEntry returns an entry in the form that a person might write: at noon of a day, with spaces and
 // with the keys in another order.
-func handwrittenEntry(day, session string, turn int, content string) string {
+func handwrittenEntry(day, id string, turn int, content string) string {
 	return fmt.Sprintf(`{"session_id": %q, "content": %q, "agent": "User", "role": "user", "timestamp": "%sT12:00:00Z", "metadata": {"turn_number": %d}}`+"\n",
-		session, content, day, turn)
+		id, content, day, turn)
 }
 
 // dayBefore returns the date that is the given number of days before a day. All dates are in UTC.
@@ -351,18 +351,19 @@ func yesterdaysConversation(t *testing.T) {
 	l := startLogged(t, t.TempDir())
 	var want []string
 	for i := range 3 {
-		for _, id := range []string{"session", "other"} {
+		for _, id := range []string{"long", "other"} {
 			ask(t, l.server, id, fmt.Sprint(id, " ", i))
 		}
-		want = append(want, fmt.Sprintf("session %d User: session %d", 2*i+1, i),
-			fmt.Sprintf("session %d echo: session %d", 2*i+2, i))
+		want = append(want, fmt.Sprintf("long %d User: long %d", 2*i+1, i),
+			fmt.Sprintf("long %d echo: long %d", 2*i+2, i))
 	}
 	l.ageOneDay(t)
-	if _, err := l.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "session"}); err != nil {
+	_, err := l.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "long"})
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, size := range []int32{0, 1, 4} {
-		got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "session", PageSize: size})
+		got, _ := l.list(t, &parleyv1.ListInteractionsRequest{ConversationId: "long", PageSize: size})
 		wantEntries(t, fmt.Sprint("pages of ", size), got, want...)
 	}
 }

@@ -49,7 +49,7 @@ func TestKilledInMidAnswer(t *testing.T) {
 		all[i] = &survivor{id: fmt.Sprint("c", i)}
 	}
 	var slowest, most time.Duration
-	exact, beyond, stalls := 0, 0, 0
+	exact, later, stalls := 0, 0, 0
 	s := startServer(t, dataDir, flags...)
 	for round, good := 0, 0; good < kills; round++ {
 		r := runUntilKilled(t, s, all, minPieces+round*morePieces)
@@ -60,8 +60,8 @@ func TestKilledInMidAnswer(t *testing.T) {
 		var missing time.Duration
 		for _, c := range all {
 			missing = max(missing, c.wantSaved(t, s, r.killed))
-			atCut, behindCut := c.wantResumes(t, s)
-			exact, beyond = exact+atCut, beyond+behindCut
+			atCut, afterCut := c.wantResumes(t, s)
+			exact, later = exact+atCut, later+afterCut
 			// A new turn succeeds.
 			c.want = append(c.want, "USER continue", "ASSISTANT "+ask(t, s, c.id, "continue"))
 		}
@@ -81,8 +81,8 @@ func TestKilledInMidAnswer(t *testing.T) {
 		c.wantStored(t, s)
 	}
 	t.Logf("at most %s of text lost; slowest commit %s; %d rounds repeated", most, slowest, stalls)
-	if exact == 0 || beyond == 0 {
-		t.Errorf("clients resumed %d times at the end of the saved text and %d times after it, want both", exact, beyond)
+	if exact == 0 || later == 0 {
+		t.Errorf("clients resumed %d times at the end of the saved text and %d times after it, want both", exact, later)
 	}
 }
 
@@ -287,7 +287,7 @@ func (c *survivor) wantStored(t *testing.T, s *server) {
 // wantResumes resumes at the place where the connection broke and at others. The client's text and the
 // resumed text must form the saved text, or the call must fail with EVENTS_GONE. It returns how often
 // the client had exactly the saved text, and how often it had more.
-func (c *survivor) wantResumes(t *testing.T, s *server) (exact, beyond int) {
+func (c *survivor) wantResumes(t *testing.T, s *server) (exact, later int) {
 	t.Helper()
 	places := []receipt{{}, c.received[0], c.received[1], c.received[len(c.received)/2]}
 	for i, r := range c.received[1:] {
@@ -304,7 +304,7 @@ func (c *survivor) wantResumes(t *testing.T, s *server) (exact, beyond int) {
 		atEdge := r.bytes == 0 || r.bytes == len(c.saved)
 		switch {
 		case r.bytes > len(c.saved):
-			beyond++
+			later++
 		case atEdge && r.bytes > 0:
 			exact++
 		}
@@ -322,5 +322,5 @@ func (c *survivor) wantResumes(t *testing.T, s *server) (exact, beyond int) {
 				rest.events, err, got, c.saved)
 		}
 	}
-	return exact, beyond
+	return exact, later
 }

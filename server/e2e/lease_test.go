@@ -179,7 +179,7 @@ func TestLeaseIsChecked(t *testing.T) {
 	}
 }
 
-func TestLeaseEndsByItself(t *testing.T) {
+func TestLeaseExpires(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, namedAgents))
 	add(t, s, "c", userMessage("hello"))
@@ -247,7 +247,7 @@ func TestTwoCoordinators(t *testing.T) {
 	}
 }
 
-func TestLeaseOutlivesTheServer(t *testing.T) {
+func TestLeaseSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	dataDir, config := t.TempDir(), agents(t, namedAgents)
 	s := startServer(t, dataDir, config)

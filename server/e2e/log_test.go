@@ -12,7 +12,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-func TestLogLines(t *testing.T) {
+func TestLogEntries(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
 	s := startServer(t, dataDir, "--log-level=debug", "--max-messages=2", "--max-conversations=3",

@@ -84,9 +84,9 @@ func TestSlowWatcherOverHTTP(t *testing.T) {
 	w.readUntil(t, "after that")
 }
 
-// TestGoneWatcherOverHTTP: the server detects a watcher whose network is cut, with or without data
+// TestLostWatcherOverHTTP: the server detects a watcher whose network is cut, with or without data
 // in its buffers, and deletes the watcher's ephemeral conversation.
-func TestGoneWatcherOverHTTP(t *testing.T) {
+func TestLostWatcherOverHTTP(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name string

@@ -43,8 +43,8 @@ func TestMain(m *testing.M) {
 		go reportUsage()
 		app.Main("dev")
 	}
-	if target := os.Getenv(asSessions); target != "" {
-		runSessions(target)
+	if target := os.Getenv(asEphemeralClients); target != "" {
+		runEphemeralClients(target)
 	}
 	raiseParallelism()
 	os.Exit(m.Run())

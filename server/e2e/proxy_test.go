@@ -21,8 +21,9 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// The Go client returns one unbroken stream through a proxy that resets connections at random. The test
-// runs 50 turns, or 1000 with PARLEY_LONG=1 in the environment.
+// TestResumeThroughAProxyThatResets checks that the Go client returns one unbroken stream through a
+// proxy that resets connections at random. The test runs 50 turns, or 1000 with PARLEY_LONG=1 in the
+// environment.
 func TestResumeThroughAProxyThatResets(t *testing.T) {
 	t.Parallel()
 	runs := 50
@@ -107,9 +108,9 @@ func (r throughProxy) test(t *testing.T) {
 	}
 }
 
-// If the server is killed during an answer and started again, the client receives the end of the turn,
-// and no text twice.
-func TestClientOutlivesItsServer(t *testing.T) {
+// TestClientSurvivesARestart checks that if the server is killed during an answer and started again, the
+// client receives the end of the turn, and no text twice.
+func TestClientSurvivesARestart(t *testing.T) {
 	t.Parallel()
 	dataDir, config := t.TempDir(), agents(t, puppetAgents)
 	s := startServer(t, dataDir, config)

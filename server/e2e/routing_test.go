@@ -58,7 +58,7 @@ func summarizedMessage(agent, summary string, data ...string) *parleyv1.Message 
 
 func userMessage(content string) *parleyv1.Message { return &parleyv1.Message{Content: content} }
 
-func TestCoordinatorsAlsoGet(t *testing.T) {
+func TestSummaryForCoordinators(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), "--max-messages=8")
 	add(t, s, "c", userMessage("Which prices?"), agentMessage("searcher", "These.", "removed", "with its message"))
@@ -174,7 +174,7 @@ func TestFollowUpsAreRoutable(t *testing.T) {
 	})
 }
 
-func TestToolStepsAreNoNewAsks(t *testing.T) {
+func TestToolStepsAreNotQuestions(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir())
 	calls := func(ids ...string) *parleyv1.Message {

@@ -23,7 +23,7 @@ import (
 // server's 5 s, and 3 s for a busy machine.
 const stopWithin = 5*time.Second + 3*time.Second
 
-// 100 turns run, of which 20 have clients that do not read.
+// TestGracefulStopOfMany stops a server that runs 100 turns, of which 20 have clients that do not read.
 func TestGracefulStopOfMany(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes long")
@@ -67,8 +67,9 @@ func TestGracefulStopOfMany(t *testing.T) {
 	}
 }
 
-// Agents that ignore SIGTERM use nearly all the time of a stop. If a busy machine makes it too short,
-// the process ends without an orderly stop, and the next start interrupts the turns.
+// TestGracefulStopOfAgentsThatIgnoreSIGTERM stops a server with agents that use nearly all the time of a
+// stop. If a busy machine makes it too short, the process ends without an orderly stop, and the next
+// start interrupts the turns.
 func TestGracefulStopOfAgentsThatIgnoreSIGTERM(t *testing.T) {
 	t.Parallel()
 	const grace = 100 * time.Millisecond

@@ -37,11 +37,11 @@ agents:
   fail: {kind: command, command: [sh, -c, 'cat >/dev/null; printf "half "; exit 3']}
 `
 
-// TestStormLeavesNothingBehind: after random calls in every mode, with imports that overwrite,
+// TestStormReleasesResources: after random calls in every mode, with imports that overwrite,
 // ephemeral watches and deletes, no conversation is busy and every id accepts a Chat. The
 // server's goroutines and heap are back at the base. The calls last 5 s, or 60 s with PARLEY_LONG=1
 // in the environment.
-func TestStormLeavesNothingBehind(t *testing.T) {
+func TestStormReleasesResources(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes long")
 	}
@@ -53,10 +53,10 @@ func TestStormLeavesNothingBehind(t *testing.T) {
 	t.Logf("seed = %d", seed)
 	s := startServer(t, t.TempDir(), agents(t, stormAgents))
 	w := &storm{t: t, seen: map[string]int{}, exports: map[string]*parleyv1.ExportConversationsResponse{}}
-	w.settle(s)
+	w.awaitIdle(s)
 	base := s.usage(t, 1)
 	w.run(s, seed, duration)
-	w.settle(s)
+	w.awaitIdle(s)
 	for _, call := range slices.Sorted(maps.Keys(w.seen)) {
 		t.Logf("%6d %s", w.seen[call], call)
 	}

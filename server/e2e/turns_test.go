@@ -61,7 +61,7 @@ agents:
 	}
 }
 
-func TestUserFirst(t *testing.T) {
+func TestUserMessageIsStoredFirst(t *testing.T) {
 	t.Parallel()
 	s := startServer(t, t.TempDir(), agents(t, testAgents))
 	k := hold(t, s, "c")

@@ -13,8 +13,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// settle waits until no turn runs and no reader waits, and checks that Chat succeeds for every id.
-func (w *storm) settle(s *server) {
+// awaitIdle waits until no turn runs and no reader waits, and checks that Chat succeeds for every id.
+func (w *storm) awaitIdle(s *server) {
 	w.t.Helper()
 	eventually(w.t, "running turns and watchers", []string{"0", "0"}, func() []string {
 		stats, err := s.GetStats(w.t.Context(), &parleyv1.GetStatsRequest{})
