@@ -81,7 +81,8 @@ func (a *app) newChatCommand() *cobra.Command {
 	flags := command.Flags()
 	flags.StringVarP(&request.ConversationId, "conversation", "c", "",
 		"conversation to continue or create; if empty, a new one")
-	flags.StringVar(&request.Agent, "agent", "", "agent that answers, instead of the conversation's agent")
+	flags.StringVar(&request.Agent, "agent", "",
+		"agent that answers; if empty, the agent that has the lease, or else the conversation's agent")
 	flags.StringVar(&f.system, "system", "", "system prompt for these turns, instead of the conversation's or the agent's")
 	flags.StringArrayVar(&f.results, "tool-result", nil,
 		"result of a tool call that the agent waits for, as CALL_ID=CONTENT; may be repeated")
