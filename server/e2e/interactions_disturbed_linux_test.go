@@ -64,8 +64,8 @@ func TestInteractionsDisturbed(t *testing.T) {
 			if lost != sent {
 				t.Errorf("the log reports %d lost entries, want %d", lost, sent)
 			}
+			// The server may take a second to reset the directory's mode.
 			eventually(t, "modes", []string{"drwx------", "-rw-------"}, func() (modes []string) {
-				// The server may take a second to reset the directory's mode.
 				for _, path := range []string{d.dir, d.file(t)} {
 					info, err := os.Stat(path)
 					if err != nil {

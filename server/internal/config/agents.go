@@ -39,7 +39,8 @@ type Agent struct {
 	Description  string                  // up to 1 KiB
 	SystemPrompt string                  // up to 64 KiB
 	Window       *parleyv1.ContextWindow // nil: all kept messages
-	// maximum number of answers at the same time; 0: the kind's own limit, if it has one
+	// MaxConcurrent is the maximum number of answers at the same time. If 0, the kind's own limit applies,
+	// if it has one.
 	MaxConcurrent    int
 	StructuredBlocks bool // not for KindEcho and KindRemote
 

@@ -93,8 +93,8 @@ func TestConfigAgents(t *testing.T) {
 	find := func(name string) Agent {
 		return got.Agents[slices.IndexFunc(got.Agents, func(a Agent) bool { return a.Name == name })]
 	}
+	// Compare the types too, not only the JSON form.
 	if d := cmp.Diff(parameters, find("gpt").Tools[0].Parameters); d != "" {
-		// also compare the types, not only the JSON form
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	for _, a := range got.Agents {

@@ -144,8 +144,8 @@ func ranged[T int | int32 | time.Duration](
 
 func parseCount(s string) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
+	// After ErrRange, n is the nearest possible number, which is out of range too.
 	if err != nil && !errors.Is(err, strconv.ErrRange) {
-		// After ErrRange, n is the nearest possible number, which is out of range too.
 		return 0, fmt.Errorf("%.80q is not a whole number", s)
 	}
 	return n, nil
