@@ -17,10 +17,10 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutAppend = `Append one message, from TEXT or standard input. With --json, append all messages of
-standard input, which is a JSON array or a sequence of JSON objects. Either all of them are stored or none. Fields
-that the server sets (sequence, exchange, times) are ignored, so that the output of parley show can
-be appended to another conversation.`
+const aboutAppend = `Append one message, from TEXT or standard input. With --json, append all messages of standard
+input, which is a JSON array or a sequence of JSON objects. Either all of them are stored or none.
+Fields that the server sets (sequence, exchange, times) are ignored, so that the output of parley
+show can be appended to another conversation.`
 
 // appendFlags are the flags that describe one message.
 type appendFlags struct {

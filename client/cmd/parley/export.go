@@ -19,8 +19,8 @@ import (
 )
 
 const aboutExport = `Write complete conversations as JSON Lines, one conversation on each line. Without ID, export
-writes all conversations, the oldest first; otherwise it writes the named ones in that order. parley import
-imports them with their ids, sequences and times. Each line is
+writes all conversations, the oldest first; otherwise it writes the named ones in that order.
+parley import imports them with their ids, sequences and times. Each line is
 
   {"conversation": {...}, "messages": [...]}
 

@@ -86,8 +86,8 @@ func (a *app) newLogDayCommand() *cobra.Command {
 	return command
 }
 
-const aboutLogRecent = `Show recent messages, newest first. With --follow, show the newest last, and then new
-messages as they are logged, until Ctrl-C. No message is missing or repeated, even if the server restarts.`
+const aboutLogRecent = `Show recent messages, newest first. With --follow, show the newest last, and then new messages
+as they are logged, until Ctrl-C. No message is missing or repeated, even if the server restarts.`
 
 func (a *app) newLogRecentCommand() *cobra.Command {
 	var flags logFlags
@@ -118,8 +118,8 @@ func (a *app) newLogSessionCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "session ID",
 		Short: "Show the messages of a conversation, oldest first",
-		Long: "Show all messages of a conversation, of all days, oldest first. With --follow, also show new " +
-			"messages,\nuntil Ctrl-C. For a conversation that is not in the log, nothing is printed.",
+		Long: "Show all messages of a conversation, of all days, oldest first. With --follow, also show new messages,\n" +
+			"until Ctrl-C. For a conversation that is not in the log, nothing is printed.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			request := &parleyv1.ListInteractionsRequest{ConversationId: args[0]}
@@ -145,8 +145,8 @@ func (a *app) newLogSearchCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "search TEXT...",
 		Short: "Find messages that contain a text, newest first",
-		Long: "Find messages of the last days that contain a text, newest first. The search ignores case and " +
-			"also\nmatches parts of words. On a terminal the text is in colour unless NO_COLOR is set.",
+		Long: "Find messages of the last days that contain a text, newest first. The search ignores case and also\n" +
+			"matches parts of words. On a terminal the text is in colour unless NO_COLOR is set.",
 		Example: `  parley log search quarterly goals
   parley log search --days 30 --limit 0 'invoice 4711'`,
 		Args: cobra.MinimumNArgs(1),
@@ -257,9 +257,9 @@ func (a *app) newLogEraseCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "erase ID",
 		Short: "Erase all messages of a conversation from the log",
-		Long: "Permanently erase all entries of a conversation from the log, of all days. The conversation " +
-			"itself\nremains; see parley delete. If callers sign in, the command needs the admin role. On a terminal it\nasks " +
-			"for confirmation.",
+		Long: "Permanently erase all entries of a conversation from the log, of all days. The conversation itself\n" +
+			"remains; see parley delete. If callers sign in, the command needs the admin role. On a terminal it\n" +
+			"asks for confirmation.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			if a.inTerminal && !yes {

@@ -20,8 +20,8 @@ func lockForReplacement(name string) (io.Closer, error) {
 	}
 	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = usageError(fmt.Sprintf("%q: a server has it open as its store, or another backup is replacing it; choose "+
-			"another name", name))
+		err = usageError(fmt.Sprintf("%q: a server has it open as its store, or another backup is replacing it; "+
+			"choose another name", name))
 	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())

@@ -64,8 +64,8 @@ func answerSequences(turn *parleyv1.Turn) string {
 }
 
 const aboutCancel = `Cancel the running turn of a conversation, or TURN, which may also be queued, and print how it
-ended. The partial answer is stored as an incomplete message. A turn that has ended does not change. The exit
-code is 1 if no turn is running.`
+ended. The partial answer is stored as an incomplete message. A turn that has ended does not change.
+The exit code is 1 if no turn is running.`
 
 func (a *app) newCancelCommand() *cobra.Command {
 	return &cobra.Command{
