@@ -108,9 +108,8 @@ func runCheckProcess(ctx context.Context, path string, pages bool, out io.Writer
 		return &checkError{message, err}
 	case exitCrashed:
 		crash, _, _ := strings.Cut(message, "\n")
-		return fmt.Errorf("store %s: %w: its pages crashed the check (%.200s): restore a backup, or move the file away to "+
-			"start with an empty store",
-			path, boltstore.ErrDamaged, crash)
+		return fmt.Errorf("store %s: %w: its pages crashed the check (%.200s): "+
+			"restore a backup, or move the file away to start with an empty store", path, boltstore.ErrDamaged, crash)
 	}
 	return fmt.Errorf("store %s: check failed: %w", path, err)
 }

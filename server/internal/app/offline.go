@@ -106,8 +106,8 @@ func compactCommand() config.Offline {
 			done, err := boltstore.Compact(path, func(compacted string) error {
 				err := checkWithin(ctx, limit, compacted, false, out)
 				if errors.Is(err, boltstore.ErrDamaged) {
-					err = fmt.Errorf("%w: it has the faults above: delete the affected conversations through a server, or restore a "+
-						"backup", boltstore.ErrDamaged)
+					err = fmt.Errorf("%w: it has the faults above: "+
+						"delete the affected conversations through a server, or restore a backup", boltstore.ErrDamaged)
 				}
 				return err
 			})

@@ -27,8 +27,8 @@ func origins(target *[]string) value[[]string] {
 			}
 			canonical, ok := canonicalOrigin(origin)
 			if !ok {
-				return nil, fmt.Errorf("%.80q is not an origin; use scheme and host, as in https://app.example or "+
-					"http://localhost:3000", origin)
+				return nil, fmt.Errorf("%.80q is not an origin; "+
+					"use scheme and host, as in https://app.example or http://localhost:3000", origin)
 			}
 			if canonical != origin {
 				return nil, fmt.Errorf("%.80q is not the form that browsers send; use %.80s", origin, canonical)

@@ -55,8 +55,8 @@ func (s Secret) printed() any {
 func keyText(s string) error {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] > '~' {
-			return fmt.Errorf("contains a character that no key has, a space, a control character or one outside ASCII, at "+
-				"byte %d", i+1)
+			return fmt.Errorf("contains a character that no key has, "+
+				"a space, a control character or one outside ASCII, at byte %d", i+1)
 		}
 	}
 	return nil
@@ -69,8 +69,8 @@ func headerText(s string) error {
 	}
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] > '~' {
-			return fmt.Errorf("contains a character that no header value has, a control character or one outside ASCII, at "+
-				"byte %d", i+1)
+			return fmt.Errorf("contains a character that no header value has, "+
+				"a control character or one outside ASCII, at byte %d", i+1)
 		}
 	}
 	return nil

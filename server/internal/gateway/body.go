@@ -152,8 +152,8 @@ func bodyFault(err error, read int, within time.Duration) error {
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return newStatus(codes.DeadlineExceeded, reasonBodyTooSlow, fmt.Sprintf(
-			"the body of the request did not arrive within %v, or %d bytes of it after the first %d not within %v; send it "+
-				"faster", within, paceBytes, largeBodyBytes, maxPaceTime)).Err()
+			"the body of the request did not arrive within %v, or %d bytes of it after the first %d not within %v; "+
+				"send it faster", within, paceBytes, largeBodyBytes, maxPaceTime)).Err()
 	}
 	var f faults
 	f.add(wholeBody, "ends before it is complete: %d bytes were received", read)

@@ -105,9 +105,8 @@ func isTimeout(header string) bool {
 	)
 	last := len(header) - 1
 	digits, unit := header[:last], header[last:]
-	return digits != "" && len(digits) <= maxDigits && strings.Trim(digits, "0123456789") == "" &&
-		strings.Trim(digits, "0") != "" &&
-		strings.Contains(units, unit)
+	return digits != "" && len(digits) <= maxDigits && strings.Contains(units, unit) &&
+		strings.Trim(digits, "0123456789") == "" && strings.Trim(digits, "0") != ""
 }
 
 // cappedTimeout returns a timeout of at most a year. The generated code computes in nanoseconds: an

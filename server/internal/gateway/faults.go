@@ -209,8 +209,8 @@ func (f *faults) checkMap(path string, text json.RawMessage, field protoreflect.
 
 // checkElement checks the only value of a field, or one element of a list or map. prefix and suffix
 // complete an element to a value of the field. element is the descriptor of the element.
-func (f *faults) checkElement(path string, text json.RawMessage, prefix, suffix []byte, field,
-	element protoreflect.FieldDescriptor,
+func (f *faults) checkElement(
+	path string, text json.RawMessage, prefix, suffix []byte, field, element protoreflect.FieldDescriptor,
 ) {
 	if f.accepts(slices.Concat(prefix, text, suffix), field) {
 		return

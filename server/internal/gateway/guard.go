@@ -47,9 +47,9 @@ func Guard(next http.Handler, origins []string, anyHost bool) (http.Handler, err
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !anyHost && !isLoopback(r.Host) && !slices.Contains(hosts, r.Host) {
-			writeStatus(w, newStatus(codes.PermissionDenied, "HOST_NOT_ALLOWED", fmt.Sprintf("the host %.80q is not allowed: "+
-				"use a loopback address, "+
-				"or add the origin of the proxy to --http-allowed-origins", r.Host)))
+			writeStatus(w, newStatus(codes.PermissionDenied, "HOST_NOT_ALLOWED", fmt.Sprintf(
+				"the host %.80q is not allowed: use a loopback address, "+
+					"or add the origin of the proxy to --http-allowed-origins", r.Host)))
 			return
 		}
 		asWrite := *r // The library permits all GET and HEAD requests.

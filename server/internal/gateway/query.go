@@ -109,8 +109,8 @@ func (f *faults) checkQuery(call *httpCall, input protoreflect.MessageDescriptor
 
 // checkParameter checks one parameter. taken maps each field, entry of a map and oneof that already
 // has a value to the parameter that set it.
-func (f *faults) checkParameter(call *httpCall, input protoreflect.MessageDescriptor, key string,
-	taken map[string]string,
+func (f *faults) checkParameter(
+	call *httpCall, input protoreflect.MessageDescriptor, key string, taken map[string]string,
 ) {
 	name, _, _ := strings.Cut(key, "[")
 	index := key[len(name):]

@@ -56,8 +56,8 @@ func (r *replyStream) applyLastEventID(m any) error {
 	index, textPending, ok := parseEventID(id)
 	switch {
 	case !ok:
-		return badEventID(fmt.Sprintf("%.80q is not the id of an event of a turn; send the id that was received last, or "+
-			"omit the header", id))
+		return badEventID(fmt.Sprintf("%.80q is not the id of an event of a turn; "+
+			"send the id that was received last, or omit the header", id))
 	case textPending:
 		return errTextPending(id)
 	}
