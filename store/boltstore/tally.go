@@ -103,7 +103,8 @@ func (t *tally) loadEphemeral(tx *bolt.Tx) error {
 
 // mayHaveEphemeral reports whether any id is ephemeral. If a caller gets false before its read
 // transaction begins, the read need not read sessions: an entry that the transaction shows was
-// added after the call, and an entry that was removed before the call had ended already.
+// added after the call. An entry that was removed before the call belonged to a conversation that
+// had ended.
 func (t *tally) mayHaveEphemeral() bool { return t.hasEphemeral.Load() }
 
 // staleHoldCount returns the number of holds of ended processes that are still to be released in

@@ -39,7 +39,7 @@ type checkpoint struct {
 	Since time.Time `json:"lost_since,omitzero"`
 }
 
-// pending is the state that a crash may lose. Log.mu guards it.
+// pending is the state that a crash may lose. writer.mu guards it.
 type pending struct {
 	saved checkpoint // as it is in the file
 	// needsCatchUp is true if entries since saved.CompleteUntil may be missing that this process has
