@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,8 +78,8 @@ func usedPages(t *testing.T, path string, pageSize int) map[int64]uint16 {
 	return pages
 }
 
-// TestCheckPageHeaders damages each byte of the headers of all pages in use, in files with pages of
-// different sizes. CheckPages must report each, and must not change the file.
+// TestCheckPageHeaders damages each byte of the headers of up to 8 pages of each kind, in files with pages
+// of different sizes. CheckPages must report each, and must not change the file.
 func TestCheckPageHeaders(t *testing.T) {
 	for _, pageSize := range []int{1 << 10, 4 << 10, 16 << 10} {
 		t.Run(fmt.Sprint(pageSize), func(t *testing.T) {
@@ -87,9 +88,10 @@ func TestCheckPageHeaders(t *testing.T) {
 				t.Fatalf("CheckPages() of a sound file = %+v, %v, want no fault", done, err)
 			}
 			kinds := map[uint16]int{}
-			for offset, flags := range usedPages(t, path, pageSize) {
-				kinds[flags]++
-				if kinds[flags] > 8 {
+			pages := usedPages(t, path, pageSize)
+			for _, offset := range slices.Sorted(maps.Keys(pages)) {
+				kinds[pages[offset]]++
+				if kinds[pages[offset]] > 8 {
 					continue // Enough pages of this kind.
 				}
 				for at := offset; at < offset+pageHeaderSize; at++ {
