@@ -1,6 +1,7 @@
 package app
 
 import (
+	"fmt"
 	"log/slog"
 	"slices"
 	"testing"
@@ -13,6 +14,14 @@ import (
 type countingObserver struct{ changes int }
 
 func (o *countingObserver) Committed(changes []store.Change) { o.changes += len(changes) }
+
+// types returns the types of observers.
+func types(observers []Observer) (names []string) {
+	for _, o := range observers {
+		names = append(names, fmt.Sprintf("%T", o))
+	}
+	return names
+}
 
 // TestObservers checks the order of the observers, that each receives a commit, and that the interaction log
 // is one of them only if it is on.
@@ -30,7 +39,7 @@ func TestObservers(t *testing.T) {
 				want = append([]Observer{s.interactions}, want...)
 			}
 			if !slices.Equal(s.observers, want) {
-				t.Errorf("observers = %T, want %T", s.observers, want)
+				t.Errorf("observers = %s, want %s", types(s.observers), types(want))
 			}
 			if _, err := s.Create(t.Context(), &store.Create{
 				Tenant: "tenant", Conversation: &parleyv1.Conversation{Id: "conversation"},
