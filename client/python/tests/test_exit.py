@@ -269,6 +269,10 @@ def test_a_program_ends_without_close(server: str, python: str, program: Program
                 interrupted = output_of(process).readline() + output_of(process).readline()
                 process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=LIMIT)
+            if interrupted and errors.endswith("RuntimeError: cannot release un-acquired lock\n"):
+                # threading.Condition.wait raises this in place of KeyboardInterrupt if the signal
+                # comes while it releases its lock. The program has ended, which is what counts.
+                continue
             assert re.fullmatch(program.errors, errors, re.DOTALL), errors
             assert (process.returncode, interrupted + output) == (program.status, program.output)
     finally:
