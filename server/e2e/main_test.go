@@ -50,8 +50,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// parallelTests is the number of tests that run in parallel, unless -parallel is set. Most of the time,
-// a test waits for the server or for the disk.
+// parallelTests is the number of tests that run in parallel with -short, unless -parallel is set. Most of
+// these wait for the server or for the disk. The others load both processors, and some of them measure
+// the time of a stop.
 const parallelTests = 8
 
 func raiseParallelism() {
@@ -59,7 +60,7 @@ func raiseParallelism() {
 	flag.Parse()
 	isSet := false
 	flag.Visit(func(f *flag.Flag) { isSet = isSet || f.Name == parallel })
-	if isSet {
+	if isSet || !testing.Short() {
 		return
 	}
 	if err := flag.Set(parallel, strconv.Itoa(max(parallelTests, runtime.GOMAXPROCS(0)))); err != nil {
