@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -75,7 +76,10 @@ func FuzzFields(f *testing.F) {
 		}
 		f.Add(body)
 		bodies = append(bodies, body...)
-		f.Add(bodies)                                     // repeated singular fields
+		f.Add(bodies)                                  // repeated singular fields
+		f.Add(append(body, 0x2a, 4, 0x0a, 0, 0x0a, 0)) // structured data with two types
+		f.Add(append(body, 0x2a, 6, 0x0a, 1, 'a', 0x0a, 1, 'b'))
+		f.Add(append(body, 0x82, 0x01, 1, 'x', 0x22, 0))  // field 16, whose tag has two bytes, then the content
 		f.Add(append(body, 0x12, 0x00))                   // field 2 with another wire type
 		f.Add(append(body, 0x13, 0x10, 0x09, 0x14, 0x10)) // a group, then a truncated field
 	}
@@ -186,6 +190,37 @@ func checkNested(t *testing.T, f *Fields, want *parleyv1.Message) {
 	}
 }
 
+// TestCorruptFields checks that each damaged part of a message is found where it is read.
+func TestCorruptFields(t *testing.T) {
+	for name, body := range map[string][]byte{
+		"no message":        {0xff},
+		"truncated field":   {0x22, 5, 'x'},
+		"structured data":   {0x2a, 1, 0xff},
+		"tool call":         {0x32, 1, 0xff},
+		"tool result":       {0x3a, 1, 0xff},
+		"usage":             {0x6a, 1, 0xff},
+		"entry of metadata": {0x72, 1, 0xff},
+		"create time":       {0x7a, 1, 0xff},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var f Fields
+			err := f.Read(AppendFrame(nil, body))
+			if err == nil {
+				_, errResult := f.ReadResult()
+				_, errUsage := f.ReadUsage()
+				_, errTime := f.Time()
+				err = errors.Join(errResult, errUsage, errTime)
+			}
+			for _, entry := range f.Metadata {
+				_, _, err = MetadataEntry(entry)
+			}
+			if !errors.Is(err, ErrCorrupt) {
+				t.Errorf("reading %x = %v, want ErrCorrupt", body, err)
+			}
+		})
+	}
+}
+
 // TestAppendNumbered checks that the fields of the store win over those of the message.
 func TestAppendNumbered(t *testing.T) {
 	sent := &parleyv1.Message{
@@ -211,8 +246,9 @@ func TestAppendNumbered(t *testing.T) {
 // TestFieldNumberOfAnotherName checks that a name that is not in the proto is found at start.
 func TestFieldNumberOfAnotherName(t *testing.T) {
 	defer func() {
-		if recover() == nil {
-			t.Error(`FieldNumber(Message, "size") did not panic`)
+		const want = `*parleyv1.Message has no field "size"`
+		if got := recover(); got != want {
+			t.Errorf(`FieldNumber(Message, "size") panics with %v, want %q`, got, want)
 		}
 	}()
 	FieldNumber(new(parleyv1.Message), "size")

@@ -120,7 +120,7 @@ func AppendFrame(b []byte, parts ...[]byte) []byte {
 	return b
 }
 
-// EncodeFrame encodes a message as a frame.
+// EncodeFrame encodes a message as a frame. It returns an error if a text is not valid UTF-8.
 func EncodeFrame(m *parleyv1.Message) (Frame, error) {
 	size := proto.Size(m)
 	frame := append(make([]byte, 0, 1+protowire.SizeBytes(size)), frameTag)
