@@ -89,7 +89,8 @@ func allowedArrows() []arrow {
 		{"server/internal/watch", []string{"store", api}},
 		{"server/internal/config", []string{"server/internal/agent", "store", api}},
 		{"server/internal/config/configtest", nil}, // Tests read its file.
-		{"server/internal/auth", nil},
+		{"server/internal/auth", []string{api}},
+		{"server/internal/auth/*", []string{"server/internal/auth"}},
 		{"server/internal/gateway", []string{
 			"server/internal/gateway/openapi", "server/internal/rules", api, "gen/gateway/parley/v1",
 		}},

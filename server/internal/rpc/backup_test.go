@@ -135,10 +135,12 @@ func TestBackupStoreUnsupported(t *testing.T) {
 }
 
 func TestBackupStoreNeedsAdmin(t *testing.T) {
-	f := open(t, func(s *setup) { s.Authenticate, s.Backuper = authenticateByMetadata, newFakeBackuper(1) })
-	_, _, err := f.backup(withMetadata(t, "tenant", "a"))
-	wantError(t, err, codes.PermissionDenied, "PERMISSION_DENIED")
-	if _, _, err := f.backup(withMetadata(t, "tenant", "a", "role", "admin")); err != nil {
+	f := open(t, func(s *setup) { s.Auth, s.Backuper = byMetadata(), newFakeBackuper(1) })
+	for _, pairs := range [][]string{{"tenant", "*"}, {"tenant", "a", "role", "admin"}} {
+		_, _, err := f.backup(withMetadata(t, pairs...))
+		wantError(t, err, codes.PermissionDenied, "PERMISSION_DENIED")
+	}
+	if _, _, err := f.backup(withMetadata(t, "tenant", "*", "role", "admin")); err != nil {
 		t.Error(err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/rules"
 )
 
@@ -21,7 +22,7 @@ import (
 func (s *Server) Direct(streams grpc.ClientConnInterface) grpc.ClientConnInterface {
 	d := &directConn{
 		ClientConnInterface: streams, server: s,
-		methods: make(map[string]grpc.MethodDesc), interceptors: s.unaryInterceptors(),
+		methods: make(map[string]grpc.MethodDesc), interceptors: s.unaryInterceptors(auth.FromProcess),
 	}
 	for _, service := range []*grpc.ServiceDesc{
 		&parleyv1.ConversationService_ServiceDesc,

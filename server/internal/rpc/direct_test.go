@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/metadata"
@@ -20,11 +21,10 @@ import (
 func TestDirect(t *testing.T) {
 	var seen []string
 	f := open(t, func(s *setup) {
-		s.Authenticate = func(ctx context.Context) (auth.Principal, error) {
-			md, _ := metadata.FromIncomingContext(ctx)
-			seen = md.Get("authorization")
-			return auth.Principal{Tenant: auth.DefaultTenant, Roles: []string{adminRole}}, nil
-		}
+		s.Auth = auth.New(time.Now, verifierFunc(func(c auth.Credentials) auth.Identity {
+			seen = append(seen, c.Token)
+			return auth.Identity{Tenants: []string{auth.DefaultTenant}, Role: auth.Admin}
+		}))
 	})
 	f.append(t, "c", user("Find me libraries"), &parleyv1.Message{
 		Role: parleyv1.Role_ROLE_ASSISTANT, Content: "Two.", StructuredData: []*parleyv1.StructuredData{
@@ -63,7 +63,7 @@ func TestDirect(t *testing.T) {
 		if diff := cmp.Diff(status.Convert(wantErr).Proto(), status.Convert(err).Proto(), protocmp.Transform()); diff != "" {
 			t.Errorf("%s: status (-connection +direct):\n%s", name, diff)
 		}
-		if diff := cmp.Diff([]string{"Bearer me"}, seen); diff != "" {
+		if diff := cmp.Diff([]string{"me"}, seen); diff != "" {
 			t.Errorf("%s: credential (-want +got):\n%s", name, diff)
 		}
 		if wantErr != nil {
@@ -84,4 +84,12 @@ func TestDirect(t *testing.T) {
 	if exported, err := stream.Recv(); err != nil || len(exported.GetMessages()) != 3 {
 		t.Errorf("ExportConversations = %v, %v, want 3 messages", exported, err)
 	}
+}
+
+// verifierFunc is a verifier that accepts every call.
+type verifierFunc func(auth.Credentials) auth.Identity
+
+// Verify returns the result of the function.
+func (f verifierFunc) Verify(_ context.Context, c auth.Credentials) (auth.Identity, error) {
+	return f(c), nil
 }

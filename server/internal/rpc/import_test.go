@@ -149,7 +149,7 @@ func TestImportDuringTurn(t *testing.T) {
 }
 
 func TestTransferIsolation(t *testing.T) {
-	f := open(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+	f := open(t, func(s *setup) { s.Auth = byMetadata() })
 	a, b := withMetadata(t, "tenant", "a"), withMetadata(t, "tenant", "b")
 	now := time.Now()
 	files := []*parleyv1.ExportConversationsResponse{exportOf("both", now), exportOf("secret", now)}

@@ -236,7 +236,7 @@ func TestInvalidInteractionRequests(t *testing.T) {
 // TestIsolationOfInteractions checks that a caller reads entries of its own tenant only. Only an
 // administrator of a tenant can delete them.
 func TestIsolationOfInteractions(t *testing.T) {
-	_, withLog := withInteractionLog(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+	_, withLog := withInteractionLog(t, func(s *setup) { s.Auth = byMetadata() })
 	f := open(t, withLog)
 	for _, tenant := range []string{"a", "b"} {
 		request := &parleyv1.AppendMessagesRequest{

@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -35,16 +34,12 @@ const (
 	// it, and the last check may happen just before the time is over. Together they add up to one
 	// interval.
 	checkInterval = 5 * time.Second
-	// adminRole is the role that some methods need when authentication is on, see needsAdmin.
-	adminRole = "admin"
 )
 
 // Errors of the interceptors.
 var (
-	errUnauthenticated = errors.New("not authenticated")
-	errNotAllowed      = errors.New("not allowed")
-	errSlowReader      = errors.New("client does not read its stream")
-	errSlowSender      = errors.New("client sends nothing on its stream")
+	errSlowReader = errors.New("client does not read its stream")
+	errSlowSender = errors.New("client sends nothing on its stream")
 )
 
 // ServerOptions returns the options that a grpc.Server needs to serve s: the codec [rules.Codec],
@@ -54,31 +49,35 @@ var (
 // validation. The status interceptor is near the outside, because it is the only one that makes
 // statuses. The limits of a stream come before recovery, because they run the inner interceptors in
 // another goroutine.
-func (s *Server) ServerOptions() []grpc.ServerOption { return s.serverOptions(s.limitStream) }
+func (s *Server) ServerOptions() []grpc.ServerOption {
+	return s.serverOptions(auth.FromNetwork, s.limitStream)
+}
 
 // LoopbackOptions returns the ServerOptions of a grpc.Server whose clients are in this process and
 // forward streams to clients of their own, such as the gateway. These options do not limit the time
 // of a send. While a client forwards a large message to a slow client of its own, the next message
 // waits in this server, which cannot know how long that takes. So the forwarding client must end a
 // stream whose own client does not read.
-func (s *Server) LoopbackOptions() []grpc.ServerOption { return s.serverOptions(s.limitReceives) }
+func (s *Server) LoopbackOptions() []grpc.ServerOption {
+	return s.serverOptions(auth.FromProcess, s.limitReceives)
+}
 
-func (s *Server) serverOptions(limit grpc.StreamServerInterceptor) []grpc.ServerOption {
+func (s *Server) serverOptions(from credentialsOf, limit grpc.StreamServerInterceptor) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(rules.Codec()),
-		grpc.ChainUnaryInterceptor(s.unaryInterceptors()...),
+		grpc.ChainUnaryInterceptor(s.unaryInterceptors(from)...),
 		grpc.ChainStreamInterceptor(
 			s.logStream, s.statusStream, limit,
 			recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicError)),
-			s.authStream, validateStream,
+			s.authStream(from), validateStream,
 		),
 	}
 }
 
-func (s *Server) unaryInterceptors() []grpc.UnaryServerInterceptor {
+func (s *Server) unaryInterceptors(from credentialsOf) []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicError)),
-		s.authUnary, s.limitUnary, validateUnary,
+		s.authUnary(from), s.limitUnary, validateUnary,
 	}
 }
 
@@ -141,53 +140,51 @@ func (s *Server) statusStream(
 // Handlers read the tenant from it and pass the tenant on as a parameter.
 type principalKey struct{}
 
-// tenant returns the tenant of the caller.
-func tenant(ctx context.Context) string {
+// principal returns the caller.
+func principal(ctx context.Context) auth.Principal {
 	p, _ := ctx.Value(principalKey{}).(auth.Principal)
-	return p.Tenant
+	return p
 }
 
-func (s *Server) authUnary(
-	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
-) (any, error) {
-	ctx, err := s.authorize(ctx, info.FullMethod)
-	if err != nil {
-		return nil, err
+// tenant returns the tenant of the caller.
+func tenant(ctx context.Context) string { return principal(ctx).Tenant }
+
+// credentialsOf returns the credentials of a call.
+type credentialsOf func(ctx context.Context) auth.Credentials
+
+// authUnary adds the caller to the context of a call. It rejects callers that may not call the method.
+func (s *Server) authUnary(from credentialsOf) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		p, err := s.auth.Authorize(ctx, info.FullMethod, from(ctx))
+		if err != nil {
+			return nil, err
+		}
+		return handler(context.WithValue(ctx, principalKey{}, p), request)
 	}
-	return handler(ctx, request)
 }
 
-func (s *Server) authStream(
-	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
-) error {
-	ctx, err := s.authorize(stream.Context(), info.FullMethod)
-	if err != nil {
+// authStream does the same for a stream. It ends the stream when the caller's credential is no longer valid.
+func (s *Server) authStream(from credentialsOf) grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		ctx, credentials := stream.Context(), from(stream.Context())
+		p, err := s.auth.Authorize(ctx, info.FullMethod, credentials)
+		if err != nil {
+			return err
+		}
+		if !p.Expires.IsZero() {
+			expires := metadata.Pairs(auth.ExpiresKey, p.Expires.UTC().Format(time.RFC3339))
+			if err := stream.SetHeader(expires); err != nil {
+				return err
+			}
+		}
+		ctx, release := s.auth.Follow(context.WithValue(ctx, principalKey{}, p), info.FullMethod, credentials, p)
+		defer release()
+		err = handler(srv, &callerStream{ServerStream: stream, ctx: ctx})
+		if cause := context.Cause(ctx); errors.Is(cause, auth.ErrUnauthenticated) {
+			return cause // It is the reason why the handler returned.
+		}
 		return err
 	}
-	return handler(srv, &callerStream{ServerStream: stream, ctx: ctx})
-}
-
-// authorize adds the caller to the context of a call. It returns an error if the caller is not
-// authenticated or may not call the method.
-func (s *Server) authorize(ctx context.Context, method string) (context.Context, error) {
-	p := auth.Anonymous()
-	if s.authenticate != nil {
-		var err error
-		if p, err = s.authenticate(ctx); err != nil {
-			return nil, fmt.Errorf("%w: %w", errUnauthenticated, err)
-		}
-		if needsAdmin(method) && !slices.Contains(p.Roles, adminRole) {
-			return nil, fmt.Errorf("%w: %s needs the role %q", errNotAllowed, method, adminRole)
-		}
-	}
-	return context.WithValue(ctx, principalKey{}, p), nil
-}
-
-// needsAdmin reports whether a method needs adminRole: all methods of AdminService, and the method
-// that erases entries of the interaction log.
-func needsAdmin(method string) bool {
-	return method == parleyv1.InteractionLogService_DeleteInteractions_FullMethodName ||
-		strings.HasPrefix(method, "/"+parleyv1.AdminService_ServiceDesc.ServiceName+"/")
 }
 
 // callerStream is a stream whose context contains the caller's principal.

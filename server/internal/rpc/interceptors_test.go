@@ -109,14 +109,27 @@ func withTimeout(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-// authenticateByMetadata reads the tenant and the roles from the metadata of a call.
-func authenticateByMetadata(ctx context.Context) (auth.Principal, error) {
+// byMetadata returns an authenticator that reads tenants and role from the metadata of a call.
+func byMetadata() *auth.Authenticator { return auth.New(time.Now, metadataVerifier{}) }
+
+// metadataVerifier accepts every call that names tenants. The default role is writer.
+type metadataVerifier struct{}
+
+// Verify returns the identity in the metadata of a call.
+func (metadataVerifier) Verify(ctx context.Context, _ auth.Credentials) (auth.Identity, error) {
 	md, _ := metadata.FromIncomingContext(ctx)
-	tenant := strings.Join(md.Get("tenant"), "")
-	if tenant == "" {
-		return auth.Principal{}, errors.New("no tenant in " + secret)
+	tenants := md.Get("tenant")
+	if len(tenants) == 0 {
+		return auth.Identity{}, errors.New("no tenant in " + secret)
 	}
-	return auth.Principal{Tenant: tenant, Roles: md.Get("role")}, nil
+	role := auth.Writer
+	for _, name := range md.Get("role") {
+		var err error
+		if role, err = auth.ParseRole(name); err != nil {
+			return auth.Identity{}, err
+		}
+	}
+	return auth.Identity{Tenants: tenants, Role: role}, nil
 }
 
 func withMetadata(t *testing.T, pairs ...string) context.Context {
@@ -125,7 +138,7 @@ func withMetadata(t *testing.T, pairs ...string) context.Context {
 }
 
 func TestAuthentication(t *testing.T) {
-	f := open(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+	f := open(t, func(s *setup) { s.Auth = byMetadata() })
 	// Authentication comes before validation.
 	_, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{RequestId: "a b"})
 	if got := wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED"); strings.Contains(got.text, secret) {

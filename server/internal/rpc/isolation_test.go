@@ -15,7 +15,7 @@ import (
 )
 
 func TestIsolation(t *testing.T) {
-	f := open(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+	f := open(t, func(s *setup) { s.Auth = byMetadata() })
 	a, b := withMetadata(t, "tenant", "a"), withMetadata(t, "tenant", "b")
 	fill := func(ctx context.Context, content string) {
 		t.Helper()
@@ -182,7 +182,7 @@ func TestIsolation(t *testing.T) {
 // TestIsolationOfTurns checks that a tenant cannot reach a turn of another tenant with its turn id, its
 // request_id or its conversation_id. The turns are running, queued and ended.
 func TestIsolationOfTurns(t *testing.T) {
-	f, script := openScripted(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+	f, script := openScripted(t, func(s *setup) { s.Auth = byMetadata() })
 	a, b := withMetadata(t, "tenant", "a"), withMetadata(t, "tenant", "b")
 	ended := f.startChat(t, a, &parleyv1.ChatRequest{ConversationId: "both", Content: "of a", RequestId: "r1"})
 	script.send(t, "both", "secret", end)

@@ -81,10 +81,9 @@ type Options struct {
 	// Log receives the internal errors that statuses do not contain. At debug level it also receives
 	// every call.
 	Log *slog.Logger
-	// Authenticate returns the caller of a call, or an error if the call has no valid credential. The
-	// server logs the error's text and does not send it to the caller. If nil, authentication is off,
-	// and every caller may call every method.
-	Authenticate func(ctx context.Context) (auth.Principal, error)
+	// Auth authenticates and authorizes the callers. If nil, sign-in is off, and every caller may call every
+	// method.
+	Auth *auth.Authenticator
 }
 
 // Server implements ConversationService, InteractionLogService and AdminService. Create it with New,
@@ -108,7 +107,7 @@ type Server struct {
 	ballastBytes    int
 	now             func() time.Time
 	log             *slog.Logger
-	authenticate    func(ctx context.Context) (auth.Principal, error)
+	auth            *auth.Authenticator
 
 	importer  *transfer.Importer
 	refusals  []row     // see status.go
@@ -127,6 +126,9 @@ func New(o Options) (*Server, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+	if o.Auth == nil {
+		o.Auth = auth.New(o.Now)
+	}
 	if o.MaxMessageBytes == 0 {
 		o.MaxMessageBytes = defaultMaxMessageBytes
 	}
@@ -135,7 +137,7 @@ func New(o Options) (*Server, error) {
 		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
-		authenticate: o.Authenticate, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
+		auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
 		startTime: o.Now(),
 		stopping:  stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil

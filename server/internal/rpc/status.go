@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/turn"
@@ -44,18 +45,6 @@ func (e *conversationError) Error() string { return e.err.Error() }
 func (e *conversationError) Unwrap() error { return e.err }
 
 func inConversation(id string, err error) error { return &conversationError{id: id, err: err} }
-
-// tooLargeError means that a message of a request exceeds Options.MaxMessageBytes.
-type tooLargeError struct {
-	message     string // path in the request: "messages[3]"
-	size, limit int    // bytes in encoded form
-}
-
-// Error returns the size, the limit and a remedy.
-func (e *tooLargeError) Error() string {
-	return fmt.Sprintf("%s has %d bytes in encoded form, the limit is %d; "+
-		"shorten it, or store its data elsewhere and attach a reference", e.message, e.size, e.limit)
-}
 
 // sequenceGoneError means that the message at which a fork ends is not stored.
 type sequenceGoneError struct{ sequence int32 }
@@ -205,6 +194,8 @@ func refusals() []row { //nolint:funlen // one table
 		as(func(e *tooLargeError, _ subject) refusal {
 			return refuse(limit, "MESSAGE_TOO_LARGE", "%v", e).with("limit_bytes", e.limit)
 		}),
+		as(roleTooSmall),
+		as(wrongTenant),
 		as(func(e *turn.UnknownAgentError, _ subject) refusal {
 			return refuse(codes.InvalidArgument, "UNKNOWN_AGENT", "agent: %v", e).
 				with("known_agents", joinNames(e.Known, rules.MaxTextBytes)).badField("agent", e.Error())
@@ -256,10 +247,10 @@ func refusals() []row { //nolint:funlen // one table
 			"the interaction log is off; start the server with --interaction-log")),
 		is(errBackupUnsupported, refuse(codes.FailedPrecondition, "BACKUP_UNSUPPORTED",
 			"the store of this server does not support backups; start the server with --store bolt")),
-		is(errUnauthenticated, refuse(codes.Unauthenticated, "UNAUTHENTICATED",
-			"the call has no valid credential; sign in")),
-		is(errNotAllowed, refuse(codes.PermissionDenied, "PERMISSION_DENIED",
-			"the caller's credential does not allow this call")),
+		// The text is the same for every cause: a caller must not learn what is wrong with a credential.
+		is(auth.ErrUnauthenticated, refuse(codes.Unauthenticated, "UNAUTHENTICATED",
+			"the call has no valid credential; send a token in the metadata "+auth.TokenKey+
+				", or use a client certificate")),
 
 		// Failures of the server.
 		is(turn.ErrShuttingDown, shuttingDown()),
@@ -305,6 +296,18 @@ func refusals() []row { //nolint:funlen // one table
 		is(context.DeadlineExceeded, refuse(codes.DeadlineExceeded, "DEADLINE_EXCEEDED",
 			"the call did not end within its deadline")),
 	}
+}
+
+func roleTooSmall(e *auth.RoleError, _ subject) refusal {
+	return refuse(codes.PermissionDenied, "PERMISSION_DENIED", "%v; use a credential that has it", e).
+		with("needed_role", e.Need.Role)
+}
+
+func wrongTenant(e *auth.TenantError, _ subject) refusal {
+	if e.Named == "" {
+		return refuse(codes.InvalidArgument, "TENANT_REQUIRED", "%v", e)
+	}
+	return refuse(codes.PermissionDenied, "PERMISSION_DENIED", "%v", e)
 }
 
 func versionMismatch(e *store.VersionError, about subject) refusal {

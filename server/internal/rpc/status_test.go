@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
@@ -132,8 +133,15 @@ func TestStatusOfErrors(t *testing.T) {
 		},
 		{err: errInteractionLogOff, code: codes.FailedPrecondition, reason: "INTERACTION_LOG_OFF"},
 		{err: errBackupUnsupported, code: codes.FailedPrecondition, reason: "BACKUP_UNSUPPORTED"},
-		{err: errUnauthenticated, code: codes.Unauthenticated, reason: "UNAUTHENTICATED"},
-		{err: errNotAllowed, code: codes.PermissionDenied, reason: "PERMISSION_DENIED"},
+		{err: auth.ErrUnauthenticated, code: codes.Unauthenticated, reason: "UNAUTHENTICATED"},
+		{
+			err:      &auth.RoleError{Need: auth.Access{Role: auth.Admin}},
+			code:     codes.PermissionDenied,
+			reason:   "PERMISSION_DENIED",
+			metadata: map[string]string{"needed_role": "admin"},
+		},
+		{err: &auth.TenantError{Named: "other"}, code: codes.PermissionDenied, reason: "PERMISSION_DENIED"},
+		{err: &auth.TenantError{}, code: codes.InvalidArgument, reason: "TENANT_REQUIRED"},
 		{err: store.ErrCorrupt, code: codes.DataLoss, reason: "RECORD_CORRUPT", logged: true},
 		{err: store.ErrClosed, code: codes.Unavailable, reason: "SHUTTING_DOWN", retry: time.Second},
 		{err: turn.ErrShuttingDown, code: codes.Unavailable, reason: "SHUTTING_DOWN", retry: time.Second},

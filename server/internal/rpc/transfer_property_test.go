@@ -24,7 +24,7 @@ func TestTransferRoundTrip(t *testing.T) {
 	clock := newManualClock()
 	f := open(t, func(s *setup) {
 		onClock(clock)(s)
-		s.Authenticate, s.MaxMessageBytes = authenticateByMetadata, 3<<20
+		s.Auth, s.MaxMessageBytes = byMetadata(), 3<<20
 	})
 	rounds := 0
 	rapid.Check(t, func(r *rapid.T) {

@@ -77,3 +77,15 @@ func validate(request any) error {
 	}
 	return nil
 }
+
+// tooLargeError means that a message of a request exceeds Options.MaxMessageBytes.
+type tooLargeError struct {
+	message     string // path in the request: "messages[3]"
+	size, limit int    // bytes in encoded form
+}
+
+// Error returns the size, the limit and a remedy.
+func (e *tooLargeError) Error() string {
+	return fmt.Sprintf("%s has %d bytes in encoded form, the limit is %d; "+
+		"shorten it, or store its data elsewhere and attach a reference", e.message, e.size, e.limit)
+}

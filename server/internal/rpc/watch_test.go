@@ -214,7 +214,7 @@ func TestTooManyWatches(t *testing.T) {
 
 func TestIsolationOfWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, script := openScripted(t, func(s *setup) { s.Authenticate = authenticateByMetadata })
+		f, script := openScripted(t, func(s *setup) { s.Auth = byMetadata() })
 		a, b := withMetadata(t, "tenant", "a"), withMetadata(t, "tenant", "b")
 		_, err := f.tryWatch(t.Context(), &parleyv1.WatchConversationsRequest{})
 		wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED")

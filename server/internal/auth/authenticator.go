@@ -1,0 +1,172 @@
+package auth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Verifier checks one kind of credential. Its methods may be called from many goroutines.
+type Verifier interface {
+	// Verify returns what the credential of its kind in c states. It returns an error if there is no such
+	// credential, or if it is not valid. The error contains no secret. The time that Verify takes must not depend
+	// on how close a credential is to a valid one.
+	Verify(ctx context.Context, c Credentials) (Identity, error)
+}
+
+// Authenticator authenticates and authorizes calls. Create it with New. Its methods may be called from many
+// goroutines.
+type Authenticator struct {
+	verifiers []Verifier
+	now       func() time.Time
+	access    map[string]Access
+
+	mu      sync.Mutex
+	streams map[*stream]struct{}
+}
+
+// New returns an authenticator that accepts a credential if one of the verifiers does. Without verifiers sign-in is
+// off: every caller is [Anonymous]. now is the clock.
+func New(now func() time.Time, verifiers ...Verifier) *Authenticator {
+	return &Authenticator{
+		verifiers: verifiers, now: now, access: accessTable(), streams: make(map[*stream]struct{}),
+	}
+}
+
+// Required reports whether callers must sign in.
+func (a *Authenticator) Required() bool { return len(a.verifiers) > 0 }
+
+// Authorize returns the caller of a method. The error is a [RoleError] or a [TenantError], or wraps
+// [ErrUnauthenticated]; then it contains the causes for the log, and no secret.
+func (a *Authenticator) Authorize(ctx context.Context, method string, c Credentials) (Principal, error) {
+	need := a.accessOf(method)
+	if need.Role == Public {
+		return Principal{}, nil
+	}
+	if !a.Required() {
+		if c.Tenant != "" && c.Tenant != DefaultTenant {
+			return Principal{}, &TenantError{Named: c.Tenant}
+		}
+		return Anonymous(), nil
+	}
+	identity, err := a.identify(ctx, c)
+	if err != nil {
+		return Principal{}, err
+	}
+	p := Principal{Name: identity.Name, Role: identity.Role, Expires: identity.Expires}
+	p.AllTenants = slices.Equal(identity.Tenants, []string{AllTenants})
+	if p.Role < need.Role || need.WholeServer && !p.AllTenants {
+		return Principal{}, &RoleError{Method: method, Need: need}
+	}
+	p.Tenant, err = chooseTenant(identity, c.Tenant, p.AllTenants && need.AnyTenant)
+	return p, err
+}
+
+// accessOf returns what a method needs.
+func (a *Authenticator) accessOf(method string) Access {
+	if need, known := a.access[method]; known {
+		return need
+	}
+	return Access{Role: Admin, WholeServer: true} // Nobody has decided yet who may call it.
+}
+
+// identify returns the identity that the first matching verifier finds.
+func (a *Authenticator) identify(ctx context.Context, c Credentials) (Identity, error) {
+	faults := []error{ErrUnauthenticated}
+	for _, v := range a.verifiers {
+		identity, err := v.Verify(ctx, c)
+		if err == nil && !identity.Expires.IsZero() && !a.now().Before(identity.Expires) {
+			err = errors.New("the credential has expired")
+		}
+		if err == nil {
+			return identity, nil
+		}
+		faults = append(faults, err)
+	}
+	return Identity{}, errors.Join(faults...)
+}
+
+// chooseTenant returns the tenant of a call. If optional is set, the caller need not name one.
+func chooseTenant(i Identity, named string, optional bool) (string, error) {
+	all := i.Tenants[0] == AllTenants
+	switch {
+	case named == "" && !all && len(i.Tenants) == 1:
+		return i.Tenants[0], nil
+	case named == "" && optional:
+		return "", nil
+	case named == "":
+		return "", &TenantError{}
+	case all && CheckTenants([]string{named}) == nil && named != AllTenants, slices.Contains(i.Tenants, named):
+		return named, nil
+	}
+	return "", &TenantError{Named: named}
+}
+
+// stream is a call that lasts longer than the check of its credential.
+type stream struct {
+	method      string
+	credentials Credentials
+	principal   Principal
+	end         context.CancelCauseFunc
+}
+
+// Follow returns a context that ends when the credential of a stream is no longer valid: [Grace] after it has
+// expired, or when [Authenticator.Recheck] does not accept it any more. The cause then wraps ErrUnauthenticated. The
+// caller must call release at the end of the stream.
+func (a *Authenticator) Follow(
+	ctx context.Context, method string, c Credentials, p Principal,
+) (_ context.Context, release func()) {
+	if !a.Required() || p.Role == Public {
+		return ctx, func() {}
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	s := &stream{method: method, credentials: c, principal: p, end: end}
+	var timer *time.Timer
+	if !p.Expires.IsZero() {
+		timer = time.AfterFunc(p.Expires.Add(Grace).Sub(a.now()), func() {
+			end(fmt.Errorf("%w: the credential has expired", ErrUnauthenticated))
+		})
+	}
+	a.mu.Lock()
+	a.streams[s] = struct{}{}
+	a.mu.Unlock()
+	return ctx, func() {
+		a.mu.Lock()
+		delete(a.streams, s)
+		a.mu.Unlock()
+		if timer != nil {
+			timer.Stop()
+		}
+		end(nil)
+	}
+}
+
+// Recheck authenticates the callers of all streams again, after credentials have changed. It ends the streams
+// of callers that are not accepted any more or have another role or tenant.
+func (a *Authenticator) Recheck(ctx context.Context) {
+	a.mu.Lock()
+	streams := make([]*stream, 0, len(a.streams))
+	for s := range a.streams {
+		streams = append(streams, s)
+	}
+	a.mu.Unlock()
+	for _, s := range streams {
+		p, err := a.Authorize(ctx, s.method, s.credentials)
+		switch {
+		case errors.Is(err, ErrUnauthenticated) && a.inGrace(s.principal):
+			continue // It ends when the grace does.
+		case err != nil:
+			s.end(fmt.Errorf("%w: %w", ErrUnauthenticated, err))
+		case p.Tenant != s.principal.Tenant || p.Role != s.principal.Role:
+			s.end(fmt.Errorf("%w: the credential has another role or tenant now", ErrUnauthenticated))
+		}
+	}
+}
+
+// inGrace reports whether the credential of a stream has expired while the stream may continue.
+func (a *Authenticator) inGrace(p Principal) bool {
+	return !p.Expires.IsZero() && !a.now().Before(p.Expires)
+}

@@ -1,0 +1,84 @@
+package auth
+
+import (
+	"context"
+	"crypto/x509"
+	"strings"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+)
+
+// Keys of the metadata that a call is authenticated with.
+const (
+	// TokenKey is the key of a bearer token: "Bearer TOKEN".
+	TokenKey = "authorization"
+	// TenantKey is the key of the tenant that a caller with several tenants names.
+	TenantKey = "parley-tenant"
+	// ExpiresKey is the key of the header in which a stream returns when its credential expires, as in RFC 3339. The
+	// stream ends [Grace] later.
+	ExpiresKey = "parley-credential-expires"
+	// certificateKey is the key of the client certificate of an HTTP request, in DER, on the calls that the
+	// HTTP transport makes in memory. No caller over a network can use it; see [Forwarded].
+	certificateKey = "parley-client-certificate-bin"
+)
+
+// Credentials are what a caller sent to sign in.
+type Credentials struct {
+	// Token is the bearer token, or empty.
+	Token string
+	// Tenant is the tenant that the caller named, or empty.
+	Tenant string
+	// Certificate is the client certificate that TLS has verified, or nil.
+	Certificate *x509.Certificate
+}
+
+// FromNetwork returns the credentials of a call that arrived over a network.
+func FromNetwork(ctx context.Context) Credentials {
+	c := fromMetadata(ctx)
+	if from, ok := peer.FromContext(ctx); ok {
+		if info, ok := from.AuthInfo.(credentials.TLSInfo); ok && len(info.State.VerifiedChains) > 0 {
+			c.Certificate = info.State.VerifiedChains[0][0]
+		}
+	}
+	return c
+}
+
+// FromProcess returns the credentials of a call of another transport of this process, which passes on those of its
+// own caller.
+func FromProcess(ctx context.Context) Credentials {
+	c := fromMetadata(ctx)
+	if values := metadata.ValueFromIncomingContext(ctx, certificateKey); len(values) == 1 {
+		if certificate, err := x509.ParseCertificate([]byte(values[0])); err == nil {
+			c.Certificate = certificate
+		}
+	}
+	return c
+}
+
+// Forwarded returns the metadata with which a transport of this process passes on a verified client certificate.
+// It returns nil if there is none. The transport must not pass on metadata with the same key from its callers.
+func Forwarded(certificate *x509.Certificate) metadata.MD {
+	if certificate == nil {
+		return nil
+	}
+	return metadata.MD{certificateKey: {string(certificate.Raw)}}
+}
+
+// bearerScheme is the only scheme of the metadata TokenKey. Schemes are not case-sensitive (RFC 9110, section 11.1).
+const bearerScheme = "bearer "
+
+func fromMetadata(ctx context.Context) Credentials {
+	var c Credentials
+	// A repeated key is ambiguous, so it counts as absent.
+	if values := metadata.ValueFromIncomingContext(ctx, TokenKey); len(values) == 1 {
+		if v := values[0]; len(v) > len(bearerScheme) && strings.EqualFold(v[:len(bearerScheme)], bearerScheme) {
+			c.Token = strings.TrimSpace(v[len(bearerScheme):])
+		}
+	}
+	if values := metadata.ValueFromIncomingContext(ctx, TenantKey); len(values) > 0 {
+		c.Tenant = strings.Join(values, ",") // Two different tenants are no tenant's name.
+	}
+	return c
+}
