@@ -32,7 +32,7 @@ type execution struct {
 	requestKey *store.Request
 	hadToWait  bool                // the turn was not first in its queue
 	snapshot   *store.Snapshot     // the conversation, read for this turn; nil after the start
-	agent      *agent.Entry        // the agent that answers
+	agent      *agent.Entry        // the agent that answers; held
 	inputs     []*parleyv1.Message // messages to be stored at the start
 	input      *parleyv1.Message   // the message to be answered; has its sequence after the start
 
@@ -67,7 +67,9 @@ func (x *execution) run() {
 		err = x.start()
 	}
 	if err != nil {
-		x.live.complete(x.endWithoutStart(err))
+		turn := x.endWithoutStart(err)
+		x.releaseAgent()
+		x.live.complete(turn)
 		return
 	}
 	request, err := x.agentRequest()
@@ -80,6 +82,7 @@ func (x *execution) run() {
 	finished, err := x.finish(err)
 	stop()
 	x.endStreams(finished, err)
+	x.releaseAgent() // A stop closes the agents when all turns are complete.
 	x.live.complete(finished.GetTurn())
 }
 

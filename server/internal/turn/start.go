@@ -85,8 +85,7 @@ func (x *execution) startAppend(uid string) (*store.Append, error) {
 			return nil, err
 		}
 	}
-	var err error
-	if x.agent, err = x.manager.chooseAgent(x.request, x.snapshot.Conversation); err != nil {
+	if err := x.holdAgent(); err != nil {
 		return nil, err
 	}
 	x.live.answer.SetAgent(x.agent.Name)
@@ -109,6 +108,30 @@ func (x *execution) startAppend(uid string) (*store.Append, error) {
 		}
 	}
 	return a, nil
+}
+
+// holdAgent sets x.agent to the agent that answers and holds it. A reload of the settings does not close it before
+// releaseAgent.
+func (x *execution) holdAgent() error {
+	x.releaseAgent()
+	for {
+		entry, err := x.manager.chooseAgent(x.request, x.snapshot.Conversation)
+		if err != nil {
+			return err
+		}
+		if x.manager.o.Agents.Hold(entry) {
+			x.agent = entry
+			return nil
+		}
+	}
+}
+
+// releaseAgent undoes holdAgent. If there was none, it does nothing.
+func (x *execution) releaseAgent() {
+	if x.agent != nil {
+		x.manager.o.Agents.Release(x.agent)
+		x.agent = nil
+	}
 }
 
 // bindToHistory completes an append that depends on stored messages. The append succeeds only if
