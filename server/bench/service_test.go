@@ -88,7 +88,7 @@ func openBenchServer(b *testing.B, conversations int, flags ...string) *benchSer
 	b.Cleanup(func() { queue.Close(time.Second); lines.Close() })
 	log := queue.Logger(c.LogFormat, c.LogLevel)
 
-	storage := app.NewStorage(c, log)
+	storage := app.NewStorage(c, log, c.LogLevel)
 	talker := newTalker()
 	agents, err := agent.NewSet("talker", []agent.Entry{
 		{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}, {Name: "echo", Agent: echo.New()},

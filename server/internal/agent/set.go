@@ -62,14 +62,6 @@ type configured struct {
 // duplicate, an entry without an agent, or an unknown default. The set closes the agents; after an
 // error, the caller must close them.
 func NewSet(defaultName string, entries []Entry) (*Set, error) {
-	c, err := newConfigured(defaultName, entries)
-	if err != nil {
-		return nil, err
-	}
-	return &Set{current: c, replaced: make(map[*use]*Entry)}, nil
-}
-
-func newConfigured(defaultName string, entries []Entry) (*configured, error) {
 	c := &configured{entries: make(map[string]*Entry, len(entries)), defaultName: defaultName}
 	var faults []error
 	for i, entry := range entries {
@@ -101,19 +93,15 @@ func newConfigured(defaultName string, entries []Entry) (*configured, error) {
 	if err := errors.Join(faults...); err != nil {
 		return nil, err
 	}
-	return c, nil
+	return &Set{current: c, replaced: make(map[*use]*Entry)}, nil
 }
 
-// Replace replaces all agents. An agent continues if entries contains a copy of its Entry; the name and the other
-// fields may differ. The other agents are closed when the last turn that holds them ends; closed is then called with
-// the result. After an error, which is one of NewSet, nothing has changed, and the caller must close the new agents.
-func (s *Set) Replace(defaultName string, entries []Entry, closed func(name string, err error)) error {
-	next, err := newConfigured(defaultName, entries)
-	if err != nil {
-		return err
-	}
-	continued := make(map[*use]bool, len(entries))
-	for _, entry := range next.entries {
+// Replace replaces all agents by those of next, which must not be used afterwards. An agent continues if next contains
+// a copy of its Entry; the name and the other fields may differ. The other agents are closed when the last turn that
+// holds them ends; closed is then called with the result.
+func (s *Set) Replace(next *Set, closed func(name string, err error)) {
+	continued := make(map[*use]bool, len(next.current.entries))
+	for _, entry := range next.current.entries {
 		continued[entry.use] = true
 	}
 	s.mu.Lock()
@@ -129,12 +117,11 @@ func (s *Set) Replace(defaultName string, entries []Entry, closed func(name stri
 			entry.use.replaced = true
 		}
 	}
-	s.current, s.onClosed = next, closed
+	s.current, s.onClosed = next.current, closed
 	s.mu.Unlock()
 	for _, entry := range unused {
 		closed(entry.Name, entry.Agent.Close())
 	}
-	return nil
 }
 
 // Hold prevents an agent from being closed until Release is called. It returns false if the agent has been

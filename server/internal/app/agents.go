@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"reflect"
 	"sync"
 	"syscall"
 
@@ -37,34 +38,57 @@ func reapOrphans(ctx context.Context, processes *command.Processes, log *slog.Lo
 	}
 }
 
-// newAgents creates the agents of the settings. It records their programs in processes. If agents
+// newAgents creates the agents of the settings. It records their programs in processes. reuse returns the entry of
+// an agent that exists already, if there is one; it may be nil. created are the agents that are new. If agents
 // cannot be created, the error lists all faults of the settings.
-func newAgents(c *config.Config, processes *command.Processes) (_ *agent.Set, err error) {
+func newAgents(
+	c *config.Config, processes *command.Processes, reuse func(config.Agent) (agent.Entry, bool),
+) (_ *agent.Set, created []agent.Agent, err error) {
 	entries := make([]agent.Entry, 0, len(c.Agents))
-	defer func() {
-		if err == nil {
-			return // The set closes them.
-		}
-		for _, entry := range entries {
-			err = errors.Join(err, entry.Agent.Close())
-		}
-	}()
 	var bad []string
 	for _, a := range c.Agents {
-		created, err := newAgent(a, processes)
-		if err != nil {
-			bad = append(bad, fmt.Sprintf("agents.%s: %v", a.Name, err))
-			continue
+		var entry agent.Entry
+		exists := false
+		if reuse != nil {
+			entry, exists = reuse(a)
 		}
-		entries = append(entries, agent.Entry{
-			Name: a.Name, Kind: a.Kind, Description: a.Description, SystemPrompt: a.SystemPrompt, Window: a.Window,
-			Agent: created,
-		})
+		if !exists {
+			if entry.Agent, err = newAgent(a, processes); err != nil {
+				bad = append(bad, fmt.Sprintf("agents.%s: %v", a.Name, err))
+				continue
+			}
+			created = append(created, entry.Agent)
+		}
+		entry.Name, entry.Kind, entry.Description = a.Name, a.Kind, a.Description
+		entry.SystemPrompt, entry.Window = a.SystemPrompt, a.Window
+		entries = append(entries, entry)
 	}
+	var set *agent.Set
 	if len(bad) > 0 {
-		return nil, &config.Error{Faults: bad}
+		err = &config.Error{Faults: bad}
+	} else {
+		set, err = agent.NewSet(c.DefaultAgent, entries)
 	}
-	return agent.NewSet(c.DefaultAgent, entries)
+	if err != nil {
+		return nil, nil, errors.Join(err, closeAgents(created))
+	}
+	return set, created, nil
+}
+
+func closeAgents(agents []agent.Agent) error {
+	var err error
+	for _, a := range agents {
+		err = errors.Join(err, a.Close())
+	}
+	return err
+}
+
+// isSameAgent reports whether the same agent.Agent can serve two configurations.
+func isSameAgent(a, b config.Agent) bool {
+	for _, c := range []*config.Agent{&a, &b} { // An agent.Entry contains these.
+		c.Name, c.Description, c.SystemPrompt, c.Window = "", "", "", nil
+	}
+	return reflect.DeepEqual(a, b)
 }
 
 // newAgent creates the agent that a describes.

@@ -29,7 +29,7 @@ import (
 func TestNewAgents(t *testing.T) {
 	path, _, environ := configtest.Agents(t)
 	c := loadConfig(t, []string{"--config", path}, environ)
-	set, err := newAgents(c, nil)
+	set, _, err := newAgents(c, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,12 +195,12 @@ func TestNewAgentRemote(t *testing.T) {
 // TestNewAgentsFaults checks that newAgents reports all settings which it cannot use.
 func TestNewAgentsFaults(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent()) // The agents that were created must be closed.
-	set, err := newAgents(&config.Config{DefaultAgent: "echo", Agents: []config.Agent{
+	set, _, err := newAgents(&config.Config{DefaultAgent: "echo", Agents: []config.Agent{
 		{Name: "a", Kind: "command"},
 		{Name: "b", Kind: "telepathy"},
 		{Name: "echo", Kind: "echo"},
 		{Name: "planner", Kind: "remote", Address: "127.0.0.1:1"},
-	}}, nil)
+	}}, nil, nil)
 	bad, ok := errors.AsType[*config.Error](err)
 	if set != nil || !ok || len(bad.Faults) != 2 || !strings.HasPrefix(bad.Faults[0], "agents.a: ") ||
 		bad.Faults[1] != `agents.b: "telepathy" is not a kind of agent` {

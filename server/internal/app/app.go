@@ -87,9 +87,26 @@ func (p *program) serve(ctx context.Context, c *config.Config) error {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ballast := newGCBallast(p.environ)
 	defer ballast.release()
-	log := p.stderr.Logger(c.LogFormat, c.LogLevel)
-	slog.SetDefault(log) // for libraries and the standard log package
-	return run(ctx, c, options{version: p.version, log: log, gcBallast: len(ballast), onStop: startExitTimer})
+	level := new(slog.LevelVar)
+	level.Set(c.LogLevel)
+	log := p.stderr.Logger(c.LogFormat, level)
+	slog.SetDefault(log)               // for libraries and the standard log package
+	hangups := make(chan os.Signal, 1) // One waiting signal is enough: it makes the server read everything again.
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+	return run(ctx, c, options{
+		version: p.version, log: log, level: level, gcBallast: len(ballast), onStop: startExitTimer,
+		readSettings: p.readSettings, hangups: hangups,
+	})
+}
+
+// readSettings reads the settings of the command line again, with the environment of the start.
+func (p *program) readSettings(ctx context.Context) (c *config.Config, err error) {
+	root := config.NewCommand(p.args, p.environ, func(_ context.Context, next *config.Config) error {
+		c = next
+		return nil
+	})
+	return c, root.ExecuteContext(ctx)
 }
 
 // exitAtEOF reads in to its end and then exits the process.

@@ -89,7 +89,7 @@ func TestNewAgentsOfValidConfig(t *testing.T) {
 				key := mostly(`[!-~]{1,9}`, rapid.String()).Draw(t, "key")
 				var agents *agent.Set
 				err = config.NewCommand([]string{"--config", path}, []string{"KEY=" + key}, func(_ context.Context, c *config.Config) (err error) {
-					agents, err = newAgents(c, nil)
+					agents, _, err = newAgents(c, nil, nil)
 					return err
 				}).ExecuteContext(t.Context())
 				if agents == nil { // Both return a *config.Error, but only that of the configuration names the file.

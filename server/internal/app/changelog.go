@@ -24,7 +24,7 @@ const maxQueuedEntries = 4096
 type changeLog struct {
 	log *slog.Logger
 	// level is the minimum level that log accepts.
-	level slog.Level
+	level slog.Leveler
 	// warnAt is the size of all conversations, in bytes, above which a warning is logged. If 0,
 	// there is no warning.
 	warnAt int64
@@ -51,7 +51,7 @@ type changeEntry struct {
 	ephemeral      bool // deletion: the conversation was ephemeral
 }
 
-func newChangeLog(log *slog.Logger, level slog.Level, warnAt int64) *changeLog {
+func newChangeLog(log *slog.Logger, level slog.Leveler, warnAt int64) *changeLog {
 	return &changeLog{
 		log: log, level: level, warnAt: warnAt, queue: make(chan changeEntry, maxQueuedEntries),
 		changed: make(chan struct{}, 1), closing: make(chan struct{}), closed: make(chan struct{}),
@@ -63,7 +63,7 @@ func newChangeLog(log *slog.Logger, level slog.Level, warnAt int64) *changeLog {
 func (l *changeLog) Committed(changes []store.Change) {
 	for i := range changes {
 		c := &changes[i]
-		if entryLevel(c) < l.level {
+		if entryLevel(c) < l.level.Level() {
 			continue
 		}
 		select {

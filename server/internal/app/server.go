@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"runtime/debug"
 	"time"
 
@@ -29,8 +30,12 @@ const (
 type options struct {
 	version   string // of the program
 	log       *slog.Logger
-	gcBallast int    // size of the GC ballast in bytes
-	onStop    func() // called when the server starts to stop, for any reason, once or more
+	level     *slog.LevelVar // of log
+	gcBallast int            // size of the GC ballast in bytes
+	onStop    func()         // called when the server starts to stop, for any reason, once or more
+	// readSettings reads the settings again. hangups has a value when that is to be done.
+	readSettings func(ctx context.Context) (*config.Config, error)
+	hangups      <-chan os.Signal
 }
 
 // server is the wired service. Open it with open, serve with serve, end it with stop.
@@ -41,6 +46,8 @@ type server struct {
 	storeHealthy context.Context // ends when the store fails, with the error as its cause
 	storeFailed  context.CancelCauseFunc
 	agents       *agent.Set
+	processes    command.Processes // of agents
+	reloader     *reloader
 	stopReaping  func()
 	hub          *watch.Hub
 	turns        *turn.Manager
@@ -69,6 +76,7 @@ func run(ctx context.Context, c *config.Config, o options) error {
 	if err := s.listen(ctx, c); err != nil {
 		return errors.Join(err, s.close())
 	}
+	s.reloader = &reloader{server: s, start: c, agents: c.Agents}
 	s.serve(ctx)
 	select {
 	case <-s.storeHealthy.Done():
@@ -80,27 +88,27 @@ func run(ctx context.Context, c *config.Config, o options) error {
 // open creates the agents and the turns and opens the storage. Turns continue after the end of ctx,
 // which is the signal to stop. The caller must call close, unless there is an error.
 func open(ctx context.Context, c *config.Config, o options) (*server, error) {
-	var processes command.Processes
-	agents, err := newAgents(c, &processes)
-	if err != nil {
-		return nil, err
-	}
 	s := &server{
-		options: o, agents: agents, storage: NewStorage(c, o.log), hub: watch.New(watch.Options{MaxWatchers: c.MaxWatchers}),
+		options: o, storage: NewStorage(c, o.log, o.level),
+		hub: watch.New(watch.Options{MaxWatchers: c.MaxWatchers}),
+	}
+	var err error
+	if s.agents, _, err = newAgents(c, &s.processes, nil); err != nil {
+		return nil, err
 	}
 	s.storeHealthy, s.storeFailed = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.turns = turn.New(context.WithoutCancel(ctx), turn.Options{
-		Store: s.storage, Agents: agents, EventSink: s.hub, Log: o.log,
+		Store: s.storage, Agents: s.agents, EventSink: s.hub, Log: o.log,
 		TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
 		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes, MaxTurns: c.MaxTurns,
 	})
 	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns}, s.storeFailed); err != nil {
 		s.storeFailed(nil)
-		return nil, errors.Join(err, agents.Close())
+		return nil, errors.Join(err, s.agents.Close())
 	}
 	logAgents(o.log, c)
 	// The check process of the store has ended: the reaper would take its exit code.
-	s.stopReaping = reapOrphans(ctx, &processes, o.log)
+	s.stopReaping = reapOrphans(ctx, &s.processes, o.log)
 	return s, nil
 }
 
@@ -130,6 +138,7 @@ func (s *server) serve(ctx context.Context) {
 	s.transports.Serve(s.group)
 	// The memory that only the start used, such as that of compiled rules, is garbage. The GC ballast would keep it.
 	s.group.Go(func() error { debug.FreeOSMemory(); return nil })
+	s.group.Go(func() error { s.reloader.reloadAtHangup(s.serving); return nil })
 	s.group.Go(func() error { sweep(s.serving, s.storage, s.log); return nil })
 	s.group.Go(func() error { s.storage.Maintain(s.serving); return nil })
 }

@@ -31,9 +31,9 @@ type Observer interface {
 	Committed(changes []store.Change)
 }
 
-// NewStorage returns a storage that is not open.
-func NewStorage(c *config.Config, log *slog.Logger) *Storage {
-	return &Storage{log: log, changes: newChangeLog(log, c.LogLevel, int64(c.MemoryWarningBytes))}
+// NewStorage returns a storage that is not open. level is the minimum level that log accepts.
+func NewStorage(c *config.Config, log *slog.Logger, level slog.Leveler) *Storage {
+	return &Storage{log: log, changes: newChangeLog(log, level, int64(c.MemoryWarningBytes))}
 }
 
 // Open opens the store and the interaction log of the settings. Each commit goes to these observers,

@@ -29,7 +29,7 @@ func TestObservers(t *testing.T) {
 	for _, flag := range []string{"--interaction-log=true", "--interaction-log=false"} {
 		t.Run(flag, func(t *testing.T) {
 			c := loadConfig(t, []string{"--data-dir", t.TempDir(), flag}, nil)
-			s := NewStorage(c, slog.New(slog.DiscardHandler))
+			s := NewStorage(c, slog.New(slog.DiscardHandler), c.LogLevel)
 			first, second := &countingObserver{}, &countingObserver{}
 			if err := s.Open(t.Context(), c, []Observer{first, second}, func(err error) { t.Error(err) }); err != nil {
 				t.Fatalf("Open() = %v, want nil", err)

@@ -67,6 +67,8 @@ type Config struct {
 	Agents       []Agent // sorted by name, without duplicates; always includes echo
 
 	Warnings []Warning
+
+	settingsRead []*setting // for NeedRestart
 }
 
 // Warning describes a setting that is allowed but probably a mistake. It contains no secret.
@@ -127,8 +129,8 @@ func (c *Config) settings() []*setting {
 			"regular expressions, one per line; the interaction log replaces matches with [redacted]"),
 		newSetting("log-retention-days", count(&c.LogRetentionDays, 0, 0, 36500),
 			"days of the interaction log to keep before today; 0: all"),
-		newSetting("log-level", level(&c.LogLevel, slog.LevelInfo),
-			"minimum level of the messages on standard error"),
+		reloadable(newSetting("log-level", level(&c.LogLevel, slog.LevelInfo),
+			"minimum level of the messages on standard error")),
 		newSetting("log-format", choice(&c.LogFormat, "", "text", "json"),
 			"format of these messages (default text on a terminal, else json)"),
 	}

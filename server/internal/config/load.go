@@ -34,10 +34,17 @@ type setting struct {
 	flagValues  []string // values on the command line
 	place       string   // source of the effective value; the flag's name while it is the default
 	isSet       bool     // a source sets the value, possibly to the default
+	reloads     bool     // a running server applies a new value
 }
 
 func newSetting(name string, value pflag.Value, usage string) *setting {
 	return &setting{name: name, usage: usage, value: value, place: "--" + name}
+}
+
+// reloadable marks a setting that a running server applies when it reads the settings again.
+func reloadable(s *setting) *setting {
+	s.reloads = true
+	return s
 }
 
 // Set records a value on the command line without checking it.
@@ -94,7 +101,18 @@ func (l *loader) load(flags *pflag.FlagSet, args []string) (*Config, error) {
 	if len(l.faults) > 0 {
 		return nil, &Error{Faults: l.faults}
 	}
+	l.config.settingsRead = l.settings
 	return l.config, nil
+}
+
+// NeedRestart returns the names of the settings that next changes and that a running server cannot apply.
+func (c *Config) NeedRestart(next *Config) (names []string) {
+	for i, s := range c.settingsRead {
+		if !s.reloads && s.String() != next.settingsRead[i].String() {
+			names = append(names, s.name)
+		}
+	}
+	return names
 }
 
 // namePath sets l.path from the environment unless a flag has set it. It returns the place that set

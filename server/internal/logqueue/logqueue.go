@@ -124,9 +124,10 @@ func (q *Queue) startWrite() {
 	q.writeStart = time.Now()
 }
 
-// Logger returns a logger that writes to the queue. The format is "text" or "json". If empty, it is
-// text if out is a terminal, and JSON otherwise. The queue then reports dropped entries in this format.
-func (q *Queue) Logger(format string, level slog.Level) *slog.Logger {
+// Logger returns a logger that writes entries of at least the level to the queue. The format is "text"
+// or "json". If empty, it is text if out is a terminal, and JSON otherwise. The queue then reports
+// dropped entries in this format.
+func (q *Queue) Logger(format string, level slog.Leveler) *slog.Logger {
 	handler := func(w io.Writer) slog.Handler {
 		o := &slog.HandlerOptions{Level: level}
 		if format == "text" || format == "" && q.isTerminal() {

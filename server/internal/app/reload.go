@@ -1,0 +1,110 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/config"
+)
+
+// reloader applies new settings to a running server. Its fields belong to the goroutine that reloads.
+type reloader struct {
+	server *server
+	start  *config.Config // the settings of the start: a setting that needs a restart still has its value
+	agents []config.Agent // those in effect
+}
+
+// change is a part of a reload that is prepared. Neither of its functions can fail.
+type change struct {
+	apply   func()
+	discard func() // called instead of apply if another part cannot be prepared
+}
+
+// reloadAtHangup reads the settings again at each hangup, until ctx ends.
+func (r *reloader) reloadAtHangup(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.server.hangups:
+			r.reload(ctx)
+		}
+	}
+}
+
+// reload reads the settings and the files that they name again, and applies them. If there is a fault, nothing changes.
+func (r *reloader) reload(ctx context.Context) {
+	log := r.server.log
+	next, err := r.server.readSettings(ctx)
+	if err == nil {
+		err = r.apply(next)
+	}
+	if err != nil {
+		log.ErrorContext(ctx, "reload failed; nothing has changed", "error", err)
+		return
+	}
+	for _, name := range r.start.NeedRestart(next) {
+		log.WarnContext(ctx, "setting changed but not applied; restart the server", "setting", name)
+	}
+	logAgents(log, next)
+	log.InfoContext(ctx, "settings reloaded")
+}
+
+// apply prepares all changes and then makes them. If one cannot be prepared, it makes none.
+func (r *reloader) apply(next *config.Config) error {
+	var prepared []change
+	var faults []error
+	for _, prepare := range []func(*config.Config) (change, error){r.prepareAgents, r.prepareLogLevel} {
+		c, err := prepare(next)
+		if err != nil {
+			faults = append(faults, err)
+			continue
+		}
+		prepared = append(prepared, c)
+	}
+	for _, c := range prepared {
+		if len(faults) == 0 {
+			c.apply()
+		} else {
+			c.discard()
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// prepareAgents creates the agents that are new or have changed. The others continue with their connections.
+func (r *reloader) prepareAgents(next *config.Config) (change, error) {
+	set, created, err := newAgents(next, &r.server.processes, func(a config.Agent) (agent.Entry, bool) {
+		i := slices.IndexFunc(r.agents, func(old config.Agent) bool { return old.Name == a.Name && isSameAgent(old, a) })
+		if i < 0 {
+			return agent.Entry{}, false
+		}
+		entry, ok := r.server.agents.Get(a.Name)
+		if !ok {
+			return agent.Entry{}, false
+		}
+		return *entry, true
+	})
+	if err != nil {
+		return change{}, err
+	}
+	log := r.server.log
+	logClosed := func(name string, err error) {
+		if err != nil {
+			log.Warn("agent not closed in order", "agent", name, "error", err)
+		}
+	}
+	return change{
+		apply: func() {
+			r.server.agents.Replace(set, logClosed)
+			r.agents = next.Agents
+		},
+		discard: func() { logClosed("", closeAgents(created)) },
+	}, nil
+}
+
+func (r *reloader) prepareLogLevel(next *config.Config) (change, error) {
+	return change{apply: func() { r.server.level.Set(next.LogLevel) }, discard: func() {}}, nil
+}
