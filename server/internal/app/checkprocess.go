@@ -45,7 +45,8 @@ func checkProcessCommand() config.Offline {
 		Short: "Check a store's file; ends when standard input ends", Hidden: true,
 		Args:  cobra.ExactArgs(1),
 		Flags: func(flags *pflag.FlagSet) { flags.BoolVar(&pages, pagesFlag, false, "check only the pages") },
-		Run: func(_ context.Context, out io.Writer, _ string, args []string) error {
+		Run: func(_ context.Context, call config.OfflineCall) error {
+			out := call.Out
 			go exitAtEOF(os.Stdin)
 			debug.SetMaxStack(maxStack)
 			check := boltstore.Check
@@ -53,7 +54,7 @@ func checkProcessCommand() config.Offline {
 				check = boltstore.CheckPages
 			}
 			faults := 0
-			done, err := check(args[0], func(fault string) {
+			done, err := check(call.Args[0], func(fault string) {
 				faults++
 				if faults <= maxReportedFaults {
 					fmt.Fprintln(out, fault)
@@ -64,7 +65,7 @@ func checkProcessCommand() config.Offline {
 			}
 			if done.Pages > 0 {
 				fmt.Fprintf(out, "checked %s: %d bytes, %d pages, %d conversations, %d messages; %d faults\n",
-					args[0], done.Bytes, done.Pages, done.Conversations, done.Messages, done.Faults)
+					call.Args[0], done.Bytes, done.Pages, done.Conversations, done.Messages, done.Faults)
 			}
 			return err
 		},

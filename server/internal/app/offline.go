@@ -39,7 +39,7 @@ the disk needs space for both. Stop the server that uses the file before.`
 
 // offlineCommands returns the commands on the store's file of a stopped server.
 func offlineCommands() []config.Offline {
-	return []config.Offline{checkCommand(), restoreCommand(), compactCommand(), checkProcessCommand()}
+	return []config.Offline{checkCommand(), restoreCommand(), compactCommand(), tokenCommand(), checkProcessCommand()}
 }
 
 func checkCommand() config.Offline {
@@ -48,12 +48,12 @@ func checkCommand() config.Offline {
 		Use: "check [FILE]", Short: "Check the store's file, or a backup, for damage", Long: aboutCheck,
 		Args:  cobra.MaximumNArgs(1),
 		Flags: func(flags *pflag.FlagSet) { addLimit(flags, &limit) },
-		Run: func(ctx context.Context, out io.Writer, dataDir string, args []string) error {
-			path := filepath.Join(dataDir, storeName)
-			if len(args) > 0 {
-				path = args[0]
+		Run: func(ctx context.Context, call config.OfflineCall) error {
+			path := filepath.Join(call.DataDir, storeName)
+			if len(call.Args) > 0 {
+				path = call.Args[0]
 			}
-			return checkWithin(ctx, limit, path, false, out)
+			return checkWithin(ctx, limit, path, false, call.Out)
 		},
 	}
 }
@@ -68,14 +68,14 @@ func restoreCommand() config.Offline {
 			addLimit(flags, &limit)
 			flags.BoolVar(&force, "force", false, "move an existing store aside")
 		},
-		Run: func(ctx context.Context, out io.Writer, dataDir string, args []string) error {
-			path := filepath.Join(dataDir, storeName)
-			done, err := boltstore.Restore(ctx, args[0], path, boltstore.RestoreOptions{
+		Run: func(ctx context.Context, call config.OfflineCall) error {
+			path := filepath.Join(call.DataDir, storeName)
+			done, err := boltstore.Restore(ctx, call.Args[0], path, boltstore.RestoreOptions{
 				Force: force,
 				Check: func(copied string) error {
-					err := checkWithin(ctx, limit, copied, false, out)
+					err := checkWithin(ctx, limit, copied, false, call.Out)
 					if errors.Is(err, boltstore.ErrDamaged) {
-						err = fmt.Errorf("%w: %s has the faults above: take another backup", boltstore.ErrDamaged, args[0])
+						err = fmt.Errorf("%w: %s has the faults above: take another backup", boltstore.ErrDamaged, call.Args[0])
 					}
 					return err
 				},
@@ -83,9 +83,9 @@ func restoreCommand() config.Offline {
 			if err != nil {
 				return unchanged(ctx, err)
 			}
-			fmt.Fprintf(out, "restored %s: %d bytes\n", path, done.Bytes)
+			fmt.Fprintf(call.Out, "restored %s: %d bytes\n", path, done.Bytes)
 			if done.Aside != "" {
-				fmt.Fprintf(out, "previous store moved to %s\n", done.Aside)
+				fmt.Fprintf(call.Out, "previous store moved to %s\n", done.Aside)
 			}
 			return nil
 		},
@@ -98,13 +98,13 @@ func compactCommand() config.Offline {
 		Use: "compact", Short: "Remove free pages from the store's file", Long: aboutCompact,
 		Args:  cobra.NoArgs,
 		Flags: func(flags *pflag.FlagSet) { addLimit(flags, &limit) },
-		Run: func(ctx context.Context, out io.Writer, dataDir string, _ []string) error {
-			path := filepath.Join(dataDir, storeName)
+		Run: func(ctx context.Context, call config.OfflineCall) error {
+			path := filepath.Join(call.DataDir, storeName)
 			if err := checkWithin(ctx, limit, path, true, io.Discard); err != nil {
 				return unchanged(ctx, err)
 			}
 			done, err := boltstore.Compact(path, func(compacted string) error {
-				err := checkWithin(ctx, limit, compacted, false, out)
+				err := checkWithin(ctx, limit, compacted, false, call.Out)
 				if errors.Is(err, boltstore.ErrDamaged) {
 					err = fmt.Errorf("%w: it has the faults above: "+
 						"delete the affected conversations through a server, or restore a backup", boltstore.ErrDamaged)
@@ -114,7 +114,7 @@ func compactCommand() config.Offline {
 			if err != nil {
 				return unchanged(ctx, err)
 			}
-			fmt.Fprintf(out, "compacted %s: %d bytes before, %d now\n", path, done.Before, done.After)
+			fmt.Fprintf(call.Out, "compacted %s: %d bytes before, %d now\n", path, done.Before, done.After)
 			return nil
 		},
 	}

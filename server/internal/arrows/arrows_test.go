@@ -56,7 +56,9 @@ func allowedArrows() []arrow {
 		{"store/storetest", []string{"store", api, record}},
 
 		{"server", []string{"server/internal/app"}},
-		{"server/internal/app", []string{"server/internal/*", "server/internal/agent/*", "store", "store/*store", api}},
+		{"server/internal/app", []string{
+			"server/internal/*", "server/internal/agent/*", "server/internal/auth/*", "store", "store/*store", api,
+		}},
 		{"server/internal/transport", []string{
 			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "client", "client/mcp",
 		}},

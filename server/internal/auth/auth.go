@@ -10,7 +10,7 @@ package auth
 import (
 	"errors"
 	"fmt"
-	"regexp"
+	"slices"
 	"time"
 )
 
@@ -92,24 +92,37 @@ func (e *TenantError) Error() string {
 	return fmt.Sprintf("the caller may not use the tenant %.64q", e.Named)
 }
 
-// tenantPattern describes the names of tenants. A name is part of keys and of log entries.
-const tenantPattern = `^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,63}$`
-
 // CheckTenants returns an error if a list of tenants is not valid in an Identity: it must contain names of 1 to
 // 64 letters, digits, dots, underscores and hyphens, or only [AllTenants].
 func CheckTenants(tenants []string) error {
-	valid := regexp.MustCompile(tenantPattern)
-	switch {
-	case len(tenants) == 0:
-		return errors.New("no tenant")
-	case len(tenants) == 1 && tenants[0] == AllTenants:
-		return nil
+	if len(tenants) == 0 {
+		return fmt.Errorf("no tenant; name at least one, or %q for all", AllTenants)
 	}
-	for _, t := range tenants {
-		if !valid.MatchString(t) {
+	for i, t := range tenants {
+		switch {
+		case t == AllTenants && len(tenants) > 1:
+			return fmt.Errorf("%q stands for all tenants; name no other", AllTenants)
+		case t != AllTenants && !validTenant(t):
 			return fmt.Errorf("tenant %.80q: use 1 to %d letters, digits, dots, underscores and hyphens, "+
 				"not starting with a dot or a hyphen", t, MaxTenantBytes)
+		case slices.Contains(tenants[:i], t):
+			return fmt.Errorf("tenant %q is named twice", t)
 		}
 	}
 	return nil
+}
+
+// validTenant reports whether a tenant may have the name, which is part of keys and of log entries.
+func validTenant(name string) bool {
+	if name == "" || len(name) > MaxTenantBytes || name[0] == '.' || name[0] == '-' {
+		return false
+	}
+	for i := range len(name) {
+		switch c := name[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return true
 }

@@ -99,7 +99,7 @@ func chooseTenant(i Identity, named string, optional bool) (string, error) {
 		return "", nil
 	case named == "":
 		return "", &TenantError{}
-	case all && CheckTenants([]string{named}) == nil && named != AllTenants, slices.Contains(i.Tenants, named):
+	case all && validTenant(named), !all && slices.Contains(i.Tenants, named):
 		return named, nil
 	}
 	return "", &TenantError{Named: named}

@@ -22,12 +22,24 @@ type Offline struct {
 	Args cobra.PositionalArgs
 	// Flags adds the command's own flags; nil adds none.
 	Flags func(*pflag.FlagSet)
-	// Run runs the command and writes its output to out.
-	Run func(ctx context.Context, out io.Writer, dataDir string, args []string) error
+	// Run runs the command.
+	Run func(ctx context.Context, call OfflineCall) error
+	// Commands are the subcommands of a command that only groups them. Such a command has no Args, Flags and Run.
+	Commands []Offline
+}
+
+// OfflineCall is one execution of an Offline.
+type OfflineCall struct {
+	Out, Err io.Writer // standard output and standard error
+	DataDir  string
+	Args     []string
 }
 
 // command returns the cobra command, with its own loader.
 func (o *Offline) command(environ []string) *cobra.Command {
+	if len(o.Commands) > 0 {
+		return o.group(environ)
+	}
 	l := newLoader(environ)
 	command := &cobra.Command{
 		Use: o.Use, Short: o.Short, Long: o.Long, Hidden: o.Hidden,
@@ -42,7 +54,9 @@ func (o *Offline) command(environ []string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return o.Run(cmd.Context(), cmd.OutOrStdout(), dataDir, args)
+			return o.Run(cmd.Context(), OfflineCall{
+				Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), DataDir: dataDir, Args: args,
+			})
 		},
 	}
 	command.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
@@ -52,6 +66,24 @@ func (o *Offline) command(environ []string) *cobra.Command {
 		o.Flags(command.Flags())
 	}
 	l.addFlags(command.Flags(), l.setting(dataDirName))
+	return command
+}
+
+// group returns a command with subcommands. Without one of them it fails.
+func (o *Offline) group(environ []string) *cobra.Command {
+	command := &cobra.Command{
+		Use: o.Use, Short: o.Short, Long: o.Long, Hidden: o.Hidden, Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return &Error{Faults: []string{fmt.Sprintf("command line: use one of the commands of %s; see '%s --help'",
+				cmd.Name(), cmd.CommandPath())}}
+		},
+	}
+	command.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return &Error{Faults: []string{fmt.Sprintf("command line: %v; see '%s --help'", err, cmd.CommandPath())}}
+	})
+	for _, sub := range o.Commands {
+		command.AddCommand(sub.command(environ))
+	}
 	return command
 }
 

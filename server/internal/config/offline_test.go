@@ -3,7 +3,6 @@ package config
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -59,8 +58,8 @@ func TestOffline(t *testing.T) {
 				Use: "repair FILE", Args: cobra.ExactArgs(1), Flags: func(f *pflag.FlagSet) {
 					f.BoolVar(&twice, "twice", false, "repair twice")
 				},
-				Run: func(_ context.Context, _ io.Writer, dataDir string, args []string) error {
-					got, given = dataDir, args
+				Run: func(_ context.Context, call OfflineCall) error {
+					got, given = call.DataDir, call.Args
 					return nil
 				},
 			}).ExecuteContext(t.Context())

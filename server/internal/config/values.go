@@ -197,6 +197,12 @@ func formatSize(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
+// ParseDuration parses a duration in the syntax of the settings: "90s", "1h30m", "7d".
+func ParseDuration(s string) (time.Duration, error) {
+	n, err := parseDuration(s)
+	return time.Duration(n), err
+}
+
 // parseDuration parses Go's syntax, or whole days: "90s", "1h30m", "7d". The type duration of
 // client/cmd/parley has the same syntax. testdata/durations.txt tests both.
 func parseDuration(s string) (int64, error) {
