@@ -86,7 +86,8 @@
 //     first, then the one with the oldest create time. Conversations with a running turn and held
 //     conversations are skipped. If no other is left, the write fails with [ErrFull].
 //  12. Isolation: conversations, lists, counts and evictions of one tenant do not depend on those
-//     of other tenants.
+//     of other tenants, and neither do page tokens. [Store.Tenants] lists a tenant exactly while it
+//     has conversations.
 //  13. Ephemeral conversations: [Store.Hold] makes an id ephemeral and holds it, whether it has a conversation or
 //     not. The id is held until there have been as many Releases as Holds. If it then has a
 //     conversation, the id stays ephemeral until the conversation is removed or the DeleteAfter of
@@ -173,8 +174,19 @@ type Store interface {
 	// Sweep removes at most limit conversations that have expired or exceed the capacity. It
 	// reports whether there may be more of them.
 	Sweep(ctx context.Context, limit int) (more bool, err error)
+	// Tenants returns the names of tenants that have conversations, at most limit of them, which is at
+	// least 1. It reads no conversations. The order of the names is the store's own. A call continues
+	// after the position after, which is empty at first and otherwise the next of the previous call.
+	// next is empty when there are no more tenants. A tenant that has conversations all the time is
+	// neither skipped nor returned twice. Expired conversations count until they are swept. If after is
+	// not a valid position, the call returns ErrPageToken or any of the tenants.
+	Tenants(ctx context.Context, after string, limit int) (tenants []string, next string, err error)
 	// Stats returns counts over all tenants, in constant time.
 	Stats(ctx context.Context) (Stats, error)
+	// TenantStats returns the counts of one tenant, in constant time: the numbers of its conversations
+	// and messages, and their size. The other fields describe the store and are 0. A tenant without
+	// conversations is not an error.
+	TenantStats(ctx context.Context, tenant string) (Stats, error)
 	// Close closes the store.
 	Close() error
 }

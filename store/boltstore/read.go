@@ -162,6 +162,42 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 	return turns, next, nil
 }
 
+// Tenants implements store.Store. A position is the key of the last tenant that was returned.
+func (s *Store) Tenants(ctx context.Context, after string, limit int) (tenants []string, next string, err error) {
+	err = s.view(ctx, func(tx *bolt.Tx) error {
+		c := tx.Bucket([]byte(layout.TenantsBucket)).Cursor()
+		var last []byte
+		for k, _ := c.Seek([]byte(after)); k != nil; k, _ = c.Next() {
+			if string(k) == after {
+				continue
+			}
+			if len(tenants) == limit {
+				next = string(last)
+				break
+			}
+			tenant, _, ok := layout.CutTenant(k)
+			if !ok {
+				return fmt.Errorf("%w: key of a tenant", store.ErrCorrupt)
+			}
+			tenants, last = append(tenants, tenant), k
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, "", fmt.Errorf("tenants: %w", err)
+	}
+	return tenants, next, nil
+}
+
+// TenantStats implements store.Store.
+func (s *Store) TenantStats(ctx context.Context, tenant string) (store.Stats, error) {
+	if err := s.view(ctx, func(*bolt.Tx) error { return nil }); err != nil {
+		return store.Stats{}, fmt.Errorf("stats of a tenant: %w", err)
+	}
+	c := s.tally.of(tenant)
+	return store.Stats{Conversations: c.Conversations, Messages: c.Messages, Bytes: c.Bytes}, nil
+}
+
 // Stats implements store.Store.
 func (s *Store) Stats(ctx context.Context) (store.Stats, error) {
 	var mapped int64

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
+	"strings"
 
 	"github.com/google/btree"
 
@@ -100,6 +102,47 @@ func (s *Store) all(
 		t = newTenant(tenantName)
 	}
 	return t.byCreateTime.Clone(), t.ephemeral.Clone(), ctx.Err()
+}
+
+// tenantPosition begins every position of Tenants but the first, so that a position is not empty after a
+// tenant whose name is empty.
+const tenantPosition = "after "
+
+// Tenants implements store.Store. It sorts the names of all tenants for each page.
+func (s *Store) Tenants(ctx context.Context, after string, limit int) (tenants []string, next string, err error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closed {
+		return nil, "", store.ErrClosed
+	}
+	last, found := strings.CutPrefix(after, tenantPosition)
+	if after != "" && !found {
+		return nil, "", fmt.Errorf("tenants: %w", store.ErrPageToken)
+	}
+	for name, t := range s.tenants {
+		if len(t.byID) > 0 && (after == "" || name > last) {
+			tenants = append(tenants, name)
+		}
+	}
+	slices.Sort(tenants)
+	if len(tenants) > limit {
+		tenants = tenants[:limit]
+		next = tenantPosition + tenants[limit-1]
+	}
+	return tenants, next, ctx.Err()
+}
+
+// TenantStats implements store.Store.
+func (s *Store) TenantStats(ctx context.Context, tenantName string) (store.Stats, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.closed {
+		return store.Stats{}, store.ErrClosed
+	}
+	if t := s.tenants[tenantName]; t != nil {
+		return t.stats, ctx.Err()
+	}
+	return store.Stats{}, ctx.Err()
 }
 
 // Stats implements store.Store.

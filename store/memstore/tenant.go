@@ -22,6 +22,8 @@ type tenant struct {
 
 	ephemeral    *btree.BTreeG[*ephemeralID] // by id
 	byDeleteTime *btree.BTreeG[*ephemeralID] // without held ids; all of these have conversations
+
+	stats store.Stats // counts of the conversations
 }
 
 // entry is a conversation. It never changes: a write replaces it.
@@ -140,7 +142,7 @@ func (s *Store) index(t *tenant, e *entry) {
 	t.byID[e.removal.ConversationID] = e
 	t.byCreateTime.ReplaceOrInsert(e)
 	t.indexRemovable(e)
-	s.count(e, 1)
+	s.count(t, e, 1)
 }
 
 // unindex removes an entry from all indexes and counts.
@@ -148,7 +150,7 @@ func (s *Store) unindex(t *tenant, e *entry) {
 	delete(t.byID, e.removal.ConversationID)
 	t.byCreateTime.Delete(e)
 	t.unindexRemovable(e)
-	s.count(e, -1)
+	s.count(t, e, -1)
 }
 
 // remove removes a conversation. Its id becomes an ordinary one, unless it is held.
@@ -167,10 +169,13 @@ func (s *Store) deleteIfEmpty(t *tenant) {
 	}
 }
 
-func (s *Store) count(e *entry, sign int64) {
-	s.stats.Conversations += sign
-	s.stats.Messages += sign * int64(e.removal.Count)
-	s.stats.Bytes += sign * int64(len(e.value))
+// count adds a conversation to the counts of its tenant and of the store, or subtracts it if sign is -1.
+func (s *Store) count(t *tenant, e *entry, sign int64) {
+	for _, stats := range []*store.Stats{&t.stats, &s.stats} {
+		stats.Conversations += sign
+		stats.Messages += sign * int64(e.removal.Count)
+		stats.Bytes += sign * int64(len(e.value))
+	}
 }
 
 // removeAndReport removes a conversation that has expired, whose delete time has passed, or that is

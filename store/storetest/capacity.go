@@ -194,10 +194,14 @@ func (s Subject) law12Isolation(t *testing.T) {
 		t.Errorf("List of the other tenant = %v, total %d, want none", ids(page), page.Total)
 	}
 
+	same(t, "tenants", f.tenantNames(1), []string{tenant})
+	same(t, "counts of the other tenant", f.tenantStats(other), store.Stats{})
+
 	// The other tenant uses the same ids and requests up to its own capacity, and then deletes
 	// them.
 	r := request("r", "hello")
 	f.do(&store.Append{ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r})
+	counts := f.tenantStats(tenant)
 	before["a"] = f.read("a")
 	result := f.do(&store.Append{
 		Tenant: other, ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: r,
@@ -220,6 +224,8 @@ func (s Subject) law12Isolation(t *testing.T) {
 		t.Errorf("Purge = %+v, %v, want 3 conversations", purged, err)
 	}
 	same(t, "the first tenant's conversations", f.all(), before)
+	same(t, "the first tenant's counts", f.tenantStats(tenant), counts)
+	same(t, "tenants after the other one has deleted everything", f.tenantNames(1), []string{tenant})
 	if page := f.list(store.List{PageSize: 9}); page.Total != 3 {
 		t.Errorf("total of the first tenant = %d, want 3", page.Total)
 	}

@@ -98,8 +98,16 @@ func (f *fixture) calls(id, turn string) []call {
 			_, err := f.store.Sweep(ctx, 10)
 			return err
 		}},
+		{"Tenants", false, func(ctx context.Context) error {
+			_, _, err := f.store.Tenants(ctx, "", 2)
+			return err
+		}},
 		{"Stats", false, func(ctx context.Context) error {
 			_, err := f.store.Stats(ctx)
+			return err
+		}},
+		{"TenantStats", false, func(ctx context.Context) error {
+			_, err := f.store.TenantStats(ctx, tenant)
 			return err
 		}},
 	}

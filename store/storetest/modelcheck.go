@@ -50,6 +50,7 @@ func (m *machine) check(*rapid.T) {
 			unswept += n
 		}
 	}
+	m.checkTenantStats()
 	live := len(m.oracle.conversations)
 	if n := int(stats.Conversations); n < live || n > live+unswept || n > m.options.MaxConversations && !m.unswept ||
 		n == live && int(stats.Messages) != messages {

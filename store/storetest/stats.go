@@ -17,6 +17,7 @@ func (s Subject) stats(t *testing.T) {
 		bytes := got.Bytes
 		got.Bytes, got.FileBytes, got.FileBytesInUse = 0, 0, 0
 		same(t, what, got, store.Stats{Conversations: conversations, Messages: messages, Expired: expired, Evicted: evicted})
+		f.checkTenantStats()
 		return bytes
 	}
 	if bytes := counts("empty store", 0, 0, 0, 0); bytes != 0 {
@@ -35,6 +36,14 @@ func (s Subject) stats(t *testing.T) {
 	counts("cleared", 1, 1, 0, 0)
 	f.do(&store.Append{Tenant: "another", ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}})
 	counts("all tenants", 2, 2, 0, 0)
+	for name, conversations := range map[string]int64{tenant: 1, "another": 1, "without conversations": 0} {
+		of := f.tenantStats(name)
+		if (of.Bytes > 0) != (conversations > 0) {
+			t.Errorf("TenantStats(%q).Bytes = %d", name, of.Bytes)
+		}
+		of.Bytes = 0
+		same(t, "counts of the tenant "+name, of, store.Stats{Conversations: conversations, Messages: conversations})
+	}
 	f.beginTurn("a", "turn")
 	bytes := counts("while a turn runs", 2, 3, 0, 0)
 	if err := f.store.SaveProgress(t.Context(), &store.Progress{

@@ -66,6 +66,7 @@ func Run(t *testing.T, s Subject) {
 		{"Progress", s.progress},
 		{"Abandoned", s.abandoned},
 		{"Sweep", s.sweep},
+		{"Tenants", s.tenants},
 		{"Stats", s.stats},
 		{"Changes", s.changes},
 		{"Model", s.model},
