@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"path/filepath"
 
-	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/store"
@@ -74,7 +73,7 @@ func (s *Storage) openInteractions(ctx context.Context, c *config.Config) (err e
 		if c.Store == "memory" {
 			return nil // The files in the directory belong to another store.
 		}
-		if err := interactionlog.TurnOff(ctx, o, s.Store, auth.DefaultTenant); err != nil && ctx.Err() == nil {
+		if err := interactionlog.TurnOff(ctx, o, s.Store); err != nil && ctx.Err() == nil {
 			s.log.Warn("interaction log off; entries from before the last stop are missing", "error", err)
 		}
 		return nil
@@ -82,7 +81,7 @@ func (s *Storage) openInteractions(ctx context.Context, c *config.Config) (err e
 	if s.interactions, err = interactionlog.Open(o); err != nil {
 		return err
 	}
-	if err := s.interactions.CatchUp(ctx, s.Store, auth.DefaultTenant); err != nil && ctx.Err() == nil {
+	if err := s.interactions.CatchUp(ctx, s.Store); err != nil && ctx.Err() == nil {
 		s.log.Warn("interaction log may lack entries from before the last stop; the next start tries again", "error", err)
 	}
 	return nil

@@ -8,8 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
 	"github.com/parleyhq/parley/server/internal/interactionlog/scan"
+	"github.com/parleyhq/parley/store"
 )
 
 // BenchmarkCatchUp compares the log with the store after a crash that lost no entry, alternately for
@@ -51,5 +55,37 @@ func BenchmarkCatchUp(b *testing.B) {
 		b.ReportMetric(ratios[len(ratios)/2], unit)
 		b.ReportMetric(ratios[0], unit+"-least")
 		b.ReportMetric(ratios[len(ratios)-1], unit+"-most")
+	}
+}
+
+// BenchmarkCatchUpTenants catches up after a crash that lost no entry, with one conversation in each of 10,000
+// tenants and with 10,000 conversations in one tenant. The store is in a file.
+func BenchmarkCatchUpTenants(b *testing.B) {
+	const conversations = 10_000
+	for _, tenants := range []int{1, conversations} {
+		b.Run(fmt.Sprint(tenants), func(b *testing.B) {
+			dir := b.TempDir()
+			s, l, err := openBoth(b.Context(), dir)
+			must(b, err)
+			var group errgroup.Group
+			group.SetLimit(256)
+			for i := range conversations {
+				group.Go(func() error {
+					_, err := s.Append(b.Context(), &store.Append{
+						Tenant: fmt.Sprint("tenant", i%tenants), ConversationID: fmt.Sprint("c", i),
+						Messages: []*parleyv1.Message{{Id: "m", Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
+					})
+					return err
+				})
+			}
+			must(b, group.Wait(), s.Close(), l.Close())
+			s, l, err = openBoth(b.Context(), dir)
+			must(b, err)
+			for b.Loop() {
+				l.writer.requireCatchUp(nil)
+				must(b, l.CatchUp(b.Context(), s))
+			}
+			must(b, s.Close(), l.Close())
+		})
 	}
 }

@@ -23,6 +23,8 @@ const (
 	catchUpBytes = 8 << 20
 	// catchUpRows is the number of conversations in one page of the store's list.
 	catchUpRows = 1000
+	// catchUpTenants is the number of tenants in one page of the store's list.
+	catchUpTenants = 1000
 	// progressEvery is the interval at which CatchUp logs its progress.
 	progressEvery = time.Second
 )
@@ -30,7 +32,7 @@ const (
 // CatchUp adds entries for messages that the log lacks because the previous process did not stop
 // cleanly. It adds a message if all of these are true:
 //
-//   - The store retains it, in a conversation of one of the tenants.
+//   - The store retains it, in a conversation of any tenant.
 //   - It was committed after the time up to which the log is known to be complete.
 //   - It was not copied by a fork, imported or erased.
 //   - The log has no later message of its conversation. An entry that is missing before a later one
@@ -47,20 +49,20 @@ const (
 // since an entry must not follow a later one of its conversation. It logs its progress every second.
 //
 // Errors: those of the store, of reading files, and of ctx.
-func (l *Log) CatchUp(ctx context.Context, s store.Store, tenants ...string) error {
+func (l *Log) CatchUp(ctx context.Context, s store.Store) error {
 	l.writer.mu.Lock()
 	p := &l.writer.pending
 	since, needed, off, before := p.saved.CompleteUntil, p.needsCatchUp, p.saved.Off, l.writer.lost.Load()
 	l.writer.mu.Unlock()
 	if off {
-		return l.excludeCommittedWhileOff(ctx, s, since, tenants)
+		return l.excludeCommittedWhileOff(ctx, s, since)
 	}
 	if !needed {
 		return nil
 	}
 	c, err := l.newCatchUp(s, since)
 	if err == nil {
-		err = c.run(ctx, tenants)
+		err = c.run(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("interaction log: catch up: %w", err)
@@ -146,8 +148,8 @@ func (l *Log) newCatchUp(s store.Store, since time.Time) (*catchUp, error) {
 	}, nil
 }
 
-func (c *catchUp) run(ctx context.Context, tenants []string) error {
-	if err := c.eachConversation(ctx, tenants, c.collectKeys); err != nil {
+func (c *catchUp) run(ctx context.Context) error {
+	if err := c.eachConversation(ctx, c.collectKeys); err != nil {
 		return err
 	}
 	return c.flush(ctx)
@@ -159,14 +161,22 @@ type visitConversation func(ctx context.Context, tenant string, h *parleyv1.Conv
 // visitMessage is called with a message, the time of its commit and the key of its entry.
 type visitMessage func(key uint64, at time.Time, frame store.Frame)
 
-// eachConversation visits those of the tenants' conversations that have messages since c.since.
-func (c *catchUp) eachConversation(ctx context.Context, tenants []string, visit visitConversation) error {
-	for _, tenant := range tenants {
-		if err := c.eachOfTenant(ctx, tenant, visit); err != nil {
+// eachConversation visits those of all tenants' conversations that have messages since c.since.
+func (c *catchUp) eachConversation(ctx context.Context, visit visitConversation) error {
+	for after := ""; ; {
+		tenants, next, err := c.store.Tenants(ctx, after, catchUpTenants)
+		if err != nil {
 			return err
 		}
+		for _, tenant := range tenants {
+			if err := c.eachOfTenant(ctx, tenant, visit); err != nil {
+				return err
+			}
+		}
+		if after = next; after == "" {
+			return nil
+		}
 	}
-	return nil
 }
 
 // eachOfTenant visits those of one tenant's conversations that have messages since c.since.

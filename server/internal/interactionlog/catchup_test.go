@@ -73,7 +73,7 @@ func (s *testService) restart() {
 }
 
 func (s *testService) catchUp() error {
-	return s.log.CatchUp(context.Background(), s.Store, "acme", "default", "empty")
+	return s.log.CatchUp(context.Background(), s.Store)
 }
 
 // add appends messages in one batch, a millisecond after the previous ones.
@@ -133,6 +133,32 @@ func TestCatchUp(t *testing.T) {
 	got := fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()]
 	if len(got) != 9 || got[6][0] != '!' || got[7] != "seven" || got[8] != "eight" {
 		t.Errorf("file = %q, want a partial line, then it and the next entry", got)
+	}
+	must(t, s.log.Close())
+}
+
+// TestCatchUpTenants checks that CatchUp adds the entries of all tenants, also of more than fit into one page of
+// tenants, but not of a tenant whose conversations were deleted.
+func TestCatchUpTenants(t *testing.T) {
+	const tenants = catchUpTenants + 10
+	s := newTestService(t, logDir(t))
+	s.add("logged", "c", "logged")
+	s.detached = true
+	want := []string{"logged"}
+	for i := range tenants {
+		want = append(want, fmt.Sprint("of ", i))
+		s.add(fmt.Sprint("tenant", i), "c", want[i+1])
+	}
+	s.add("deleted", "c", "deleted")
+	must(t, s.Delete(t.Context(), &store.Delete{Tenant: "deleted", ConversationID: "c"}))
+	s.log.crash()
+	s.open()
+	must(t, s.catchUp())
+	got := fileContents(t, s.dir)[dayfile.DayOf(noon).FileName()]
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("CatchUp wrote %d entries, want %d: one for each tenant", len(got), len(want))
 	}
 	must(t, s.log.Close())
 }
@@ -313,7 +339,7 @@ func TestCatchUpFails(t *testing.T) {
 		s.add("acme", "c3", "three")
 		s.log.crash()
 		s.open()
-		err := s.log.CatchUp(t.Context(), &failingStore{Store: s.Store, err: test.err}, "acme")
+		err := s.log.CatchUp(t.Context(), &failingStore{Store: s.Store, err: test.err})
 		isFatal := errors.Is(test.err, io.ErrUnexpectedEOF)
 		if isFatal != (err != nil) || isFatal && !errors.Is(err, test.err) {
 			t.Errorf("%v: %v", test.err, err)

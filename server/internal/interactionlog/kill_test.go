@@ -27,6 +27,14 @@ const (
 	childWriters = 16
 )
 
+// childTenant returns the tenant of a child's conversation. The conversations belong to two tenants.
+func childTenant(id string) string {
+	if id[len(id)-1]%2 == 0 {
+		return "default"
+	}
+	return "acme"
+}
+
 // openBoth opens the store and the log of a directory and catches up.
 func openBoth(ctx context.Context, dir string) (store.Store, *Log, error) {
 	l, err := Open(Options{Dir: filepath.Join(dir, "interactions"), Log: slog.New(slog.DiscardHandler)})
@@ -39,7 +47,7 @@ func openBoth(ctx context.Context, dir string) (store.Store, *Log, error) {
 	if err != nil {
 		return nil, nil, cmp.Or(l.Close(), err)
 	}
-	err = l.CatchUp(ctx, s, "default")
+	err = l.CatchUp(ctx, s)
 	return s, l, err
 }
 
@@ -58,7 +66,7 @@ func runChild() int {
 		group.Go(func() {
 			for i := 0; ; i++ {
 				id := fmt.Sprint("c", writer)
-				result, err := s.Append(ctx, &store.Append{Tenant: "default", ConversationID: id, Messages: []*parleyv1.Message{
+				result, err := s.Append(ctx, &store.Append{Tenant: childTenant(id), ConversationID: id, Messages: []*parleyv1.Message{
 					{Id: "q", Role: parleyv1.Role_ROLE_USER, Content: strings.Repeat("question ", 1+i%50)},
 					{Id: "a", Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "writer", Content: strings.Repeat("answer\n", 1+i%90)},
 				}})
@@ -98,7 +106,7 @@ func checkCatchUp(t *testing.T, dir string, maxBroken int, acknowledged map[stri
 	must(t, err)
 	logged := checkLog(t, dir, maxBroken)
 	for id, n := range acknowledged {
-		snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "default", ConversationID: id})
+		snapshot, err := s.Read(t.Context(), &store.Read{Tenant: childTenant(id), ConversationID: id})
 		must(t, err)
 		if last := int(snapshot.Conversation.GetLastSequence()); last != logged[id] || last < n {
 			t.Errorf("%s: %d messages, %d in the log, %d acknowledged", id, last, logged[id], n)
@@ -126,6 +134,9 @@ func checkLog(t *testing.T, dir string, maxBroken int) map[string]int {
 				continue
 			}
 			id := l.Interaction.GetConversationId()
+			if l.Tenant != childTenant(id) {
+				t.Fatalf("entry of %s has tenant %q, want %q", id, l.Tenant, childTenant(id))
+			}
 			n := int(l.Interaction.GetMetadata().GetFields()["turn_number"].GetNumberValue())
 			last[id]++
 			if n != last[id] {

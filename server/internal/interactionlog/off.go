@@ -24,7 +24,7 @@ var errLostBefore = errors.New("a previous process lost them")
 // After an error, except that of Open or of ctx, the log is off all the same and its missing entries stay
 // missing. Entries that could not be written are an error, too. The next process with a log writes a loss
 // entry for them. Errors: those of Open, CatchUp, Close and of writing files.
-func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) error {
+func TurnOff(ctx context.Context, o Options, s store.Store) error {
 	switch c, _, err := readCheckpoint(filepath.Join(o.Dir, checkpointName)); {
 	case errors.Is(err, fs.ErrNotExist), err == nil && c.Clean && c.Off:
 		return nil
@@ -33,7 +33,7 @@ func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) e
 	if err != nil {
 		return err
 	}
-	err = l.CatchUp(ctx, s, tenants...)
+	err = l.CatchUp(ctx, s)
 	err = errors.Join(err, l.Close())
 	if ctx.Err() != nil {
 		return err
@@ -50,10 +50,10 @@ func TurnOff(ctx context.Context, o Options, s store.Store, tenants ...string) e
 
 // excludeCommittedWhileOff excludes the messages that were committed while the log was off and are dated
 // after the clock.
-func (l *Log) excludeCommittedWhileOff(ctx context.Context, s store.Store, since time.Time, tenants []string) error {
+func (l *Log) excludeCommittedWhileOff(ctx context.Context, s store.Store, since time.Time) error {
 	c, err := l.newCatchUp(s, since)
 	if err == nil {
-		err = c.eachConversation(ctx, tenants, func(_ context.Context, tenant string, h *parleyv1.Conversation) error {
+		err = c.eachConversation(ctx, func(_ context.Context, tenant string, h *parleyv1.Conversation) error {
 			l.writer.mu.Lock()
 			defer l.writer.mu.Unlock()
 			until := h.GetLastAppendTime().AsTime()

@@ -18,7 +18,7 @@ func (s *testService) turnOff(ctx context.Context, from store.Store) error {
 	s.detached = true
 	return TurnOff(ctx, Options{
 		Dir: s.dir, Now: func() time.Time { return s.now }, Log: slog.New(slog.DiscardHandler),
-	}, from, "acme")
+	}, from)
 }
 
 // turnOn starts a process with a log.
@@ -36,17 +36,20 @@ func TestTurnOff(t *testing.T) {
 	s.add("acme", "c1", "one")
 	s.detached = true
 	s.add("acme", "c1", "two")
+	s.add("globex", "c1", "of another tenant")
 	s.log.crash()
 	for range 2 {
 		must(t, s.turnOff(t.Context(), s.Store))
 		s.add("acme", "c1", "sent while it was off")
 		s.add("acme", "c2", "sent while it was off")
+		s.add("globex", "c1", "sent while it was off")
+		s.add("initech", "c1", "sent while it was off")
 	}
-	s.wantEntries("one", "two")
+	s.wantEntries("one", "two", "of another tenant")
 	s.turnOn()
 	s.add("acme", "c1", "three")
 	s.restart()
-	s.wantEntries("one", "two", "three")
+	s.wantEntries("one", "two", "of another tenant", "three")
 	must(t, s.log.Close())
 }
 
@@ -64,7 +67,7 @@ func TestTurnOffFutureMessages(t *testing.T) {
 			s.open()
 			stopped, stop := context.WithCancel(s.tb.Context())
 			stop()
-			if err := s.log.CatchUp(stopped, s.Store, "acme"); !errors.Is(err, context.Canceled) {
+			if err := s.log.CatchUp(stopped, s.Store); !errors.Is(err, context.Canceled) {
 				s.tb.Errorf("CatchUp = %v, want %v", err, context.Canceled)
 			}
 			must(s.tb, s.log.Close())
