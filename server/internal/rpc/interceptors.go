@@ -17,7 +17,6 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
-	"github.com/parleyhq/parley/server/internal/rules"
 )
 
 const (
@@ -42,8 +41,8 @@ var (
 	errSlowSender = errors.New("client sends nothing on its stream")
 )
 
-// ServerOptions returns the options that a grpc.Server needs to serve s: the codec [rules.Codec],
-// which drops the unknown fields of requests, and interceptors around every handler.
+// ServerOptions returns the options that a grpc.Server needs to serve s: the codec
+// [rules.RequestCodec], which drops the unknown fields of requests, and interceptors around every handler.
 //
 // The order of the interceptors is, from the outermost: log, status, recovery, authentication, limits,
 // validation. The status interceptor is near the outside, because it is the only one that makes
@@ -64,12 +63,12 @@ func (s *Server) LoopbackOptions() []grpc.ServerOption {
 
 func (s *Server) serverOptions(from credentialsOf, limit grpc.StreamServerInterceptor) []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ForceServerCodecV2(rules.Codec()),
+		grpc.ForceServerCodecV2(s.requests.codec),
 		grpc.ChainUnaryInterceptor(s.unaryInterceptors(from)...),
 		grpc.ChainStreamInterceptor(
 			s.logStream, s.statusStream, limit,
 			recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicError)),
-			s.authStream(from), validateStream,
+			s.authStream(from), s.validateStream,
 		),
 	}
 }
@@ -77,7 +76,7 @@ func (s *Server) serverOptions(from credentialsOf, limit grpc.StreamServerInterc
 func (s *Server) unaryInterceptors(from credentialsOf) []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicError)),
-		s.authUnary(from), s.limitUnary, validateUnary,
+		s.authUnary(from), s.limitUnary, s.validateUnary,
 	}
 }
 

@@ -110,6 +110,7 @@ type Server struct {
 	auth            *auth.Authenticator
 
 	importer  *transfer.Importer
+	requests  *decoder
 	refusals  []row     // see status.go
 	buffers   sync.Pool // of *[]byte, for messages that are read and not retained
 	startTime time.Time
@@ -138,6 +139,7 @@ func New(o Options) (*Server, error) {
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
 		auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
+		requests:  newDecoder(),
 		startTime: o.Now(),
 		stopping:  stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil

@@ -215,6 +215,7 @@ func refusals() []row { //nolint:funlen // one table
 				with("open_call_ids", joinNames(e.Open, rules.MaxTextBytes))
 		}),
 		as(historyTooSmall),
+		as(malformedRequest),
 		as(func(e *transfer.DamagedError, _ subject) refusal {
 			return refuse(codes.DataLoss, "RECORD_CORRUPT", "%v; restore them from a backup, or delete them", e).
 				with("conversation_ids", strings.Join(e.IDs, ",")).logged()
@@ -284,6 +285,12 @@ func refusals() []row { //nolint:funlen // one table
 			"the limit of concurrent imports is reached; retry when one has ended").retryable()),
 		is(store.ErrBackupRunning, refuse(limit, "BACKUP_RUNNING",
 			"another backup is running; retry when it has ended").retryable()),
+		is(errTooManyLarge, refuse(limit, "TOO_MANY_LARGE_REQUESTS",
+			"the limit of the memory of large requests is reached; send fewer of them at once and retry this one").
+			retryable()),
+		is(rules.ErrTooManyValues, refuse(limit, "REQUEST_TOO_LARGE",
+			"the request has too many values: it would need more than %d bytes of memory; send less in one request",
+			rules.MaxDecodedBytes)),
 		is(errSlowReader, refuse(limit, "SLOW_READER",
 			"the client did not read a message of its stream within %s plus 1 s for each %d bytes of it; "+
 				"the turn continues, resume it with ResumeTurn; start an export or a backup again",

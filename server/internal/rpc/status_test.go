@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
@@ -97,6 +98,14 @@ func TestStatusOfErrors(t *testing.T) {
 			reason:   "BACKUP_SPACE",
 			metadata: map[string]string{"needed_bytes": "9"},
 		},
+		{
+			err:    errTooManyLarge,
+			code:   codes.ResourceExhausted,
+			reason: "TOO_MANY_LARGE_REQUESTS",
+			retry:  time.Second,
+		},
+		{err: rules.ErrTooManyValues, code: codes.ResourceExhausted, reason: "REQUEST_TOO_LARGE"},
+		{err: &malformedError{name: "x"}, code: codes.InvalidArgument, reason: "INVALID_REQUEST"},
 		{err: errSlowReader, code: codes.ResourceExhausted, reason: "SLOW_READER"},
 		{err: errSlowSender, code: codes.ResourceExhausted, reason: "SLOW_SENDER"},
 		{

@@ -1,12 +1,17 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -33,29 +38,141 @@ func (e *invalidError) add(field, format string, args ...any) {
 	})
 }
 
-func validateUnary(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+// Bounds of the memory of requests in decoded form.
+const (
+	// maxDecodedBytes is the maximum for all large requests together. A decoded request needs up to a
+	// hundred times the memory of its encoded form. Small requests are not limited, see
+	// [rules.RequestCodec].
+	maxDecodedBytes = 2 * rules.MaxDecodedBytes
+	// maxDecodeWait is how long a large request waits for others.
+	maxDecodeWait = 5 * time.Second
+)
+
+// errTooManyLarge means that a large request waited in vain until others have ended.
+var errTooManyLarge = errors.New("too many large requests")
+
+// decoder decodes the requests that the codec left in encoded form.
+type decoder struct {
+	codec   *rules.RequestCodec
+	memory  *semaphore.Weighted // bytes of decoded requests
+	maxWait time.Duration
+}
+
+func newDecoder() *decoder {
+	return &decoder{
+		codec: rules.NewRequestCodec(), memory: semaphore.NewWeighted(maxDecodedBytes), maxWait: maxDecodeWait,
+	}
+}
+
+// decode decodes a request if the codec left it in encoded form. It returns the memory that release must
+// return to the limit when the request is no longer used.
+func (d *decoder) decode(ctx context.Context, request any) (acquired int64, err error) {
+	m, ok := request.(proto.Message)
+	if !ok {
+		return 0, nil
+	}
+	err = d.codec.Decode(m, func(size int64) error {
+		timely, cancel := context.WithTimeout(ctx, d.maxWait)
+		defer cancel()
+		if err := d.memory.Acquire(timely, size); err != nil {
+			return cmp.Or(ctx.Err(), errTooManyLarge)
+		}
+		acquired = size
+		return nil
+	})
+	if deep, ok := errors.AsType[*rules.TooDeepError](err); ok {
+		faults := new(invalidError)
+		faults.add(deep.Field, "is more than %d levels deep", rules.MaxDepth)
+		err = faults
+	} else if errors.Is(err, rules.ErrMalformed) {
+		err = &malformedError{name: string(m.ProtoReflect().Descriptor().FullName()), err: err}
+	}
+	if err != nil {
+		d.release(&acquired)
+	}
+	return acquired, err
+}
+
+// release returns the memory of a request and sets acquired to 0.
+func (d *decoder) release(acquired *int64) {
+	if *acquired > 0 {
+		d.memory.Release(*acquired)
+		*acquired = 0
+	}
+}
+
+// malformedError means that a request is not an encoded message of its type.
+type malformedError struct {
+	name string // of the type
+	err  error
+}
+
+// Error returns a text with the type of the message.
+func (e *malformedError) Error() string { return fmt.Sprintf("request is not a %s: %v", e.name, e.err) }
+
+// Unwrap returns the cause.
+func (e *malformedError) Unwrap() error { return e.err }
+
+func malformedRequest(e *malformedError, _ subject) refusal {
+	return refuse(codes.InvalidArgument, "INVALID_REQUEST",
+		"the request is not an encoded %s; encode it with the protos of this API", e.name)
+}
+
+// validateUnary decodes the request if it is large, and validates it.
+func (s *Server) validateUnary(
+	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
+	acquired, err := s.requests.decode(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	defer s.requests.release(&acquired)
 	if err := validate(request); err != nil {
 		return nil, err
 	}
 	return handler(ctx, request)
 }
 
-func validateStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if info.FullMethod == parleyv1.ConversationService_ImportConversations_FullMethodName {
-		return handler(srv, stream) // The handler validates: an invalid request must not end the import.
+// validateStream decodes the requests of a stream if they are large, and validates them.
+func (s *Server) validateStream(
+	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+) error {
+	validated := &validatedStream{
+		ServerStream: stream, requests: s.requests,
+		// The handler of an import validates: an invalid request must not end the import.
+		decodeOnly: info.FullMethod == parleyv1.ConversationService_ImportConversations_FullMethodName,
 	}
-	return handler(srv, &validatedStream{stream})
+	defer s.requests.release(&validated.acquired)
+	return handler(srv, validated)
 }
 
-// validatedStream is a stream that validates the messages that it receives.
-type validatedStream struct{ grpc.ServerStream }
+// validatedStream is a stream that decodes and validates the messages that it receives.
+type validatedStream struct {
+	grpc.ServerStream
+
+	requests   *decoder
+	decodeOnly bool
+	acquired   int64 // memory of the last request; the handler, which receives and sends, owns it
+}
 
 // RecvMsg receives the next message. It returns an invalidError if the message is invalid.
 func (s *validatedStream) RecvMsg(m any) error {
+	s.requests.release(&s.acquired) // The handler has finished the previous request.
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
+	var err error
+	if s.acquired, err = s.requests.decode(s.Context(), m); err != nil || s.decodeOnly {
+		return err
+	}
 	return validate(m)
+}
+
+// SendMsg sends a message. From the first one on, no handler uses more of its request than a message of
+// Options.MaxMessageBytes, so the memory is available to other requests.
+func (s *validatedStream) SendMsg(m any) error {
+	s.requests.release(&s.acquired)
+	return s.ServerStream.SendMsg(m)
 }
 
 // validate returns an invalidError with all faults of a request, or nil if the request is valid.
