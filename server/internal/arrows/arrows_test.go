@@ -60,7 +60,8 @@ func allowedArrows() []arrow {
 			"server/internal/*", "server/internal/agent/*", "server/internal/auth/*", "store", "store/*store", api,
 		}},
 		{"server/internal/transport", []string{
-			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "client", "client/mcp",
+			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "server/internal/auth", "client",
+			"client/mcp",
 		}},
 		{"server/internal/logqueue", nil},
 		{"server/internal/nettest", nil}, // Tests call it.
@@ -89,12 +90,12 @@ func allowedArrows() []arrow {
 		{"server/internal/window", []string{api}},
 		{"server/internal/routing", []string{"store", api}},
 		{"server/internal/watch", []string{"store", api}},
-		{"server/internal/config", []string{"server/internal/agent", "store", api}},
+		{"server/internal/config", []string{"server/internal/agent", "server/internal/auth", "store", api}},
 		{"server/internal/config/configtest", nil}, // Tests read its file.
 		{"server/internal/auth", []string{api}},
 		{"server/internal/auth/*", []string{"server/internal/auth"}},
 		{"server/internal/gateway", []string{
-			"server/internal/gateway/openapi", "server/internal/rules", api, "gen/gateway/parley/v1",
+			"server/internal/gateway/openapi", "server/internal/rules", "server/internal/auth", api, "gen/gateway/parley/v1",
 		}},
 		{"server/internal/gateway/openapi", nil},
 		{"server/internal/gateway/openapi/protoc-gen-openapi", nil},

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"math"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,6 +40,19 @@ type Config struct {
 	// HTTPAllowedOrigins are the origins of web pages that may call over HTTP, as in
 	// "https://app.example".
 	HTTPAllowedOrigins []string
+
+	// TLS of the listeners. Unix sockets have none.
+	TLSCertFile     string // empty: no TLS
+	TLSKeyFile      string
+	TLSClientCAFile string // empty: client certificates are not requested
+	TLSClientAuth   string // ClientAuthOptional, ClientAuthRequired; empty: no TLSClientCAFile
+
+	// Sign-in. If no kind is set, sign-in is off; see SignIn.
+	AuthTokenFile                  string
+	OIDCIssuer                     string // URL
+	OIDCAudience                   string
+	OIDCTenantClaim, OIDCRoleClaim string
+	ClientCertificates             []ClientCertificate // in the file only
 
 	Store                string        // "memory" or "bolt"
 	DataDir              string        // directory of the bolt store's file; need not exist
@@ -84,7 +98,7 @@ func (w Warning) String() string { return w.Setting + ": " + w.Problem + "; " + 
 // settings returns the table of everything that flags, environment and file can set, in the order
 // of the help text. It also sets every field of c to its default.
 func (c *Config) settings() []*setting {
-	return []*setting{
+	return slices.Concat([]*setting{
 		newSetting("grpc-address", grpcAddress(&c.GRPCAddress, "127.0.0.1:50051"),
 			"address of the gRPC listener: host:port (port 0 picks a free one) or unix:PATH"),
 		newSetting("http-address", httpAddress(&c.HTTPAddress, "127.0.0.1:8080"),
@@ -92,7 +106,8 @@ func (c *Config) settings() []*setting {
 		newSetting("http-allowed-origins", origins(&c.HTTPAllowedOrigins),
 			"origins of web pages that may call over HTTP, as in https://app.example, separated by commas; empty: none"),
 		newSetting("insecure", boolean(&c.Insecure, false),
-			"allow addresses that other machines can reach, without TLS and sign-in"),
+			"allow addresses that other machines can reach, without TLS or without sign-in"),
+	}, c.signInSettings(), []*setting{
 		newSetting("store", choice(&c.Store, "bolt", "memory", "bolt"),
 			"store of the conversations: memory loses them when the server stops"),
 		newSetting(dataDirName, text(&c.DataDir, "./data", 1, 4096, "path"),
@@ -133,7 +148,7 @@ func (c *Config) settings() []*setting {
 			"minimum level of the messages on standard error")),
 		newSetting("log-format", choice(&c.LogFormat, "", "text", "json"),
 			"format of these messages (default text on a terminal, else json)"),
-	}
+	})
 }
 
 const help = `parleyd stores multi-turn conversations for agent services and serves them over gRPC.
@@ -143,6 +158,9 @@ PARLEY_MAX_MESSAGES and max_messages. Flags override the environment, the enviro
 overrides the file, and the file overrides the defaults. Unknown flags and keys are errors;
 unknown PARLEY_ variables are warnings. Sizes are numbers of bytes, or as in 256KiB, 3MiB
 or 1GiB. Durations are as in 90s, 1h30m or 7d.
+
+The rules that map client certificates to tenants and roles are in the file only, under the
+key client_certificates; see server/README.md.
 
 Agents are configured in the file only. The agent echo, which repeats the user's message,
 always exists. It answers unless default_agent configures another agent:

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -70,6 +71,7 @@ func defaults() *Config {
 		MaxAnswerBytes: 1 << 20, MaxTurns: 256, MaxWatchers: 10_000, KeepaliveTime: time.Minute,
 		MemoryWarningBytes: 100 << 20, InteractionLog: true, LogLevel: slog.LevelInfo,
 		DefaultAgent: "echo", Agents: []Agent{{Name: "echo", Kind: "echo"}},
+		OIDCTenantClaim: "tenant", OIDCRoleClaim: "role",
 	}
 }
 
@@ -96,6 +98,15 @@ func TestConfigFlags(t *testing.T) {
 		{"http-address", "127.0.0.1:8080"},
 		{"http-allowed-origins", ""},
 		{"insecure", "false"},
+		{"tls-cert-file", ""},
+		{"tls-key-file", ""},
+		{"tls-client-ca-file", ""},
+		{"tls-client-auth", ""},
+		{"auth-token-file", ""},
+		{"oidc-issuer", ""},
+		{"oidc-audience", ""},
+		{"oidc-tenant-claim", "tenant"},
+		{"oidc-role-claim", "role"},
 		{"store", "bolt"},
 		{"data-dir", "./data"},
 		{"max-messages", "20"},
@@ -175,6 +186,7 @@ func TestConfigOrderOfSources(t *testing.T) {
 
 // TestConfigSourcesAreAlike sets every setting by flag, environment and file.
 func TestConfigSourcesAreAlike(t *testing.T) {
+	files := writeSignInFiles(t)
 	texts := map[string]string{
 		"grpc-address": "[::1]:0", "http-address": "localhost:0",
 		"http-allowed-origins": "https://a.example,http://[::1]:3000", "insecure": "true", "store": "memory",
@@ -184,6 +196,18 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 		"memory-warning-bytes": "7GiB",
 		"interaction-log":      "false", "log-redact": "[0-9]{16}|sk-", "log-retention-days": "7", "log-level": "warn",
 		"log-format": "json",
+
+		"tls-cert-file": files.cert, "tls-key-file": files.key, "tls-client-ca-file": files.cert,
+		"tls-client-auth": "required", "auth-token-file": files.tokens, "oidc-issuer": "https://login.example",
+		"oidc-audience": "parley", "oidc-tenant-claim": "org", "oidc-role-claim": "job",
+	}
+	// needed are the variables without which a setting has no meaning.
+	pair := []string{"PARLEY_TLS_CERT_FILE=" + files.cert, "PARLEY_TLS_KEY_FILE=" + files.key}
+	issuer := []string{"PARLEY_OIDC_ISSUER=https://login.example", "PARLEY_OIDC_AUDIENCE=parley"}
+	needed := map[string][]string{
+		"tls-cert-file": pair[1:], "tls-key-file": pair[:1], "tls-client-ca-file": pair,
+		"tls-client-auth": append(pair, "PARLEY_TLS_CLIENT_CA_FILE="+files.cert),
+		"oidc-issuer":     issuer[1:], "oidc-audience": issuer[:1], "oidc-tenant-claim": issuer, "oidc-role-claim": issuer,
 	}
 	for _, s := range new(Config).settings() {
 		text, known := texts[s.name]
@@ -192,14 +216,14 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 			continue
 		}
 		key := strings.ReplaceAll(s.name, "-", "_")
-		byFlag, err1 := load(t, []string{"--" + s.name + "=" + text}, nil)
-		byVariable, err2 := load(t, nil, []string{"PARLEY_" + strings.ToUpper(key) + "=" + text})
-		byFile, err3 := load(t, []string{"--config", inFile(t, key+`: "`+text+`"`)}, nil)
+		byFlag, err1 := load(t, []string{"--" + s.name + "=" + text}, needed[s.name])
+		byVariable, err2 := load(t, nil, slices.Concat(needed[s.name], []string{"PARLEY_" + strings.ToUpper(key) + "=" + text}))
+		byFile, err3 := load(t, []string{"--config", inFile(t, key+`: "`+text+`"`)}, needed[s.name])
 		if err := errors.Join(err1, err2, err3); err != nil {
 			t.Errorf("%s: %v", s.name, err)
 			continue
 		}
-		if diff(defaults(), byFlag) == "" {
+		if without, err := load(t, nil, needed[s.name]); err == nil && diff(without, byFlag) == "" {
 			t.Errorf("setting %s does not change the config", s.name)
 		}
 		if d := diff(byFlag, byVariable) + diff(byFlag, byFile); d != "" {

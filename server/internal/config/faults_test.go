@@ -14,7 +14,8 @@ import (
 
 func TestConfigFaults(t *testing.T) {
 	const reachable = "can be reached from other machines without TLS and sign-in; " +
-		"use a loopback address, or set --insecure on a trusted network"
+		"set --tls-cert-file and --tls-key-file, and --auth-token-file, --oidc-issuer or client_certificates, " +
+		"or use a loopback address, or set --insecure on a trusted network"
 	const notOrigin = "is not an origin; use scheme and host, as in https://app.example or http://localhost:3000"
 	for _, test := range []struct {
 		args, environ string // separated by spaces
@@ -100,6 +101,10 @@ func TestConfigFaults(t *testing.T) {
 		{"--grpc-address=10.0.0.1:1", "", `--grpc-address: "10.0.0.1:1" ` + reachable},
 		{"--grpc-address=localhost.example:1", "", `--grpc-address: "localhost.example:1" ` + reachable},
 		{"", "PARLEY_HTTP_ADDRESS=:1", `PARLEY_HTTP_ADDRESS: ":1" ` + reachable},
+		{
+			"--grpc-address=:1 --http-address=:2", "",
+			`--grpc-address, --http-address: ":1" and ":2" ` + reachable,
+		},
 		{"--grpc-address=:1 --insecure", "PARLEY_HTTP_ADDRESS=example.org:1", ""},
 		{"--grpc-address=LocalHost:1 --http-address=127.3.2.1:1", "", ""},
 		{"--grpc-address=[::1]:1 --http-address=[::ffff:127.0.0.1]:1", "", ""},

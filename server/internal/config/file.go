@@ -52,6 +52,8 @@ func (l *loader) read(name string, data []byte) {
 	fields := map[string]field{
 		"default_agent": f.setting(l.defaultAgent),
 		"agents":        f.agents,
+
+		"client_certificates": f.clientCertificates,
 	}
 	for _, s := range l.settings {
 		fields[s.key()] = f.setting(s)

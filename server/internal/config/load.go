@@ -3,8 +3,6 @@ package config
 import (
 	"fmt"
 	"math"
-	"net"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -78,6 +76,8 @@ type loader struct {
 	path         string   // path of the file; empty: no file
 	environ      []string // "NAME=value", sorted
 	faults       []string
+
+	clientCertificatesAt string // place of client_certificates in the file
 }
 
 func newLoader(environ []string) *loader {
@@ -262,32 +262,12 @@ func (l *loader) check() {
 	if c.Store == "memory" && !l.setting("interaction-log").isSet {
 		c.InteractionLog = false // With a store in memory nothing is written to disk unless the setting says so.
 	}
-	if !strings.HasPrefix(c.GRPCAddress, socketPrefix) {
-		l.checkReach("grpc-address", c.GRPCAddress)
-	}
-	if c.HTTPAddress != "" {
-		l.checkReach("http-address", c.HTTPAddress)
-	}
+	l.checkSignIn()
 	l.checkFits("max-message-bytes", c.MaxMessageBytes)
 	l.checkFits("max-answer-bytes", c.MaxAnswerBytes)
 	if !slices.ContainsFunc(c.Agents, func(a Agent) bool { return a.Name == c.DefaultAgent }) {
 		l.fault(l.defaultAgent.place, "there is no agent %q; use the name of one of agents, or echo", c.DefaultAgent)
 	}
-}
-
-// checkReach reports a fault if other machines can reach the address and --insecure is not set.
-func (l *loader) checkReach(name, hostPort string) {
-	host, _, _ := net.SplitHostPort(hostPort) // The value of the setting has already been checked.
-	if !isLoopback(host) && !l.config.Insecure {
-		l.fault(l.place(name), "%.80q can be reached from other machines without TLS and sign-in; "+
-			"use a loopback address, or set --insecure on a trusted network", hostPort)
-	}
-}
-
-// isLoopback reports whether a host is always this machine.
-func isLoopback(host string) bool {
-	ip, err := netip.ParseAddr(host)
-	return strings.EqualFold(host, "localhost") || err == nil && ip.IsLoopback()
 }
 
 func (l *loader) checkFits(name string, bytes int) {

@@ -36,6 +36,13 @@ func (l *loader) write(w io.Writer) error {
 	for _, a := range l.config.Agents {
 		agents.put(a.Name, a.node())
 	}
+	if rules := l.config.ClientCertificates; len(rules) > 0 {
+		list := make([]*yaml.Node, len(rules))
+		for i, rule := range rules {
+			list[i] = rule.node()
+		}
+		file.put("client_certificates", listNode(list, 0))
+	}
 	file.put("default_agent", l.config.DefaultAgent)
 	file.put("agents", agents.node())
 	e := yaml.NewEncoder(w)
