@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/parleyhq/parley/server/internal/auth"
 )
 
 // httpCallKey is the key of the httpCall in the context of a request.
@@ -62,21 +64,38 @@ func (c *httpCall) readHeader() http.Header {
 
 // outgoing returns the context of the call with its metadata.
 func (c *httpCall) outgoing(ctx context.Context) context.Context {
-	var md metadata.MD
-	for header, key := range map[string]string{"Authorization": "authorization", "Traceparent": "traceparent"} {
-		// gRPC refuses to send values that are not printable. Such a credential counts as absent.
-		if value := c.request.Header.Get(header); value != "" && isPrintable(value) {
-			if md == nil {
-				md = make(metadata.MD, 2)
-			}
-			md[key] = []string{value}
-		}
+	md := Credentials(c.request)
+	if values := printable(c.request.Header.Values("Traceparent")); len(values) > 0 {
+		md.Set("traceparent", values[0])
 	}
 	return metadata.NewOutgoingContext(ctx, md)
 }
 
-func isPrintable(text string) bool {
-	return strings.IndexFunc(text, func(r rune) bool { return r < ' ' || r > '~' }) < 0
+// Credentials returns the metadata with which calls in this process pass on the credentials of an HTTP request: its
+// headers Authorization and Parley-Tenant, and the client certificate that TLS has verified. No other header
+// becomes metadata, so a client cannot forge a certificate.
+func Credentials(r *http.Request) metadata.MD {
+	md := make(metadata.MD, 4)
+	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+		md = metadata.Join(md, auth.Forwarded(r.TLS.VerifiedChains[0][0]))
+	}
+	for _, key := range []string{auth.TokenKey, auth.TenantKey} {
+		if values := printable(r.Header.Values(key)); len(values) > 0 {
+			md.Set(key, values...)
+		}
+	}
+	return md
+}
+
+// printable returns the values of a header, or nil if gRPC refuses to send one of them. Such a header counts as
+// absent.
+func printable(values []string) []string {
+	for _, value := range values {
+		if value == "" || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }) {
+			return nil
+		}
+	}
+	return values
 }
 
 // parse parses the path, the query and the header of a request. The error is a status.
