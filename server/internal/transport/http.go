@@ -2,6 +2,7 @@ package transport
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -36,12 +37,19 @@ type httpServer struct {
 	deadClients *deadClients
 	loopback    *loopback
 	client      *client.Client // of the MCP tools, over the loopback
+
+	certificates *certificates // nil if there is no TLS
+	signIn       []string      // kinds of credentials
 }
 
 // openHTTP listens on the HTTP address. It does not serve yet. ready is what /readyz
 // reports.
-func openHTTP(ctx context.Context, o Options, service *rpc.Server, ready *atomic.Bool) (*httpServer, error) {
-	h := &httpServer{log: o.Log, deadClients: newDeadClients(o.KeepaliveTime)}
+func openHTTP(
+	ctx context.Context, o Options, service *rpc.Server, c *certificates, ready *atomic.Bool,
+) (*httpServer, error) {
+	h := &httpServer{
+		log: o.Log, deadClients: newDeadClients(o.KeepaliveTime), certificates: c, signIn: o.SignIn,
+	}
 	var err error
 	if h.loopback, err = newLoopback(service); err != nil {
 		return nil, err
@@ -55,8 +63,13 @@ func openHTTP(ctx context.Context, o Options, service *rpc.Server, ready *atomic
 	}
 	h.server = &http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
-		ConnState: h.deadClients.trackConn,
+		ConnState: h.trackConn,
 		ErrorLog:  slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug), // errors of clients, not of the server
+		// HTTP/2 is on with TLS only.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: o.KeepaliveTime, PingTimeout: o.KeepaliveTime / 3},
+	}
+	if c != nil {
+		h.server.TLSConfig = c.config("h2", "http/1.1")
 	}
 	if h.listener, err = listenHTTP(ctx, o.HTTPAddress, o.KeepaliveTime); err != nil {
 		return nil, fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err)
@@ -79,6 +92,22 @@ func listenHTTP(ctx context.Context, address string, keepalive time.Duration) (*
 		return nil, err
 	}
 	return &progressListener{l, readAckedBytes}, nil
+}
+
+// trackConn is the [http.Server.ConnState] hook.
+func (h *httpServer) trackConn(conn net.Conn, state http.ConnState) {
+	secured, ok := conn.(*tls.Conn)
+	if !ok {
+		h.deadClients.trackConn(conn, state)
+		return
+	}
+	h.deadClients.trackConn(secured.NetConn(), state)
+	switch state {
+	case http.StateActive: // The handshake is complete.
+		h.certificates.track(conn, secured.ConnectionState())
+	case http.StateClosed, http.StateHijacked:
+		h.certificates.untrack(conn)
+	}
 }
 
 func (h *httpServer) handler(
@@ -154,13 +183,18 @@ func (b timedBody) Read(p []byte) (int, error) {
 }
 
 func (h *httpServer) serve() error {
-	h.log.Info("serving http", "address", h.listener.Addr().String())
+	h.log.Info("serving http", "address", h.listener.Addr().String(), "tls", h.certificates != nil, "sign_in",
+		describeSignIn(h.signIn))
 	stop := make(chan struct{})
 	var checking sync.WaitGroup
 	checking.Go(func() { h.deadClients.run(stop) })
 	defer checking.Wait()
 	defer close(stop)
-	if err := h.server.Serve(h.listener); !errors.Is(err, http.ErrServerClosed) {
+	serve := h.server.Serve
+	if h.certificates != nil {
+		serve = func(l net.Listener) error { return h.server.ServeTLS(l, "", "") }
+	}
+	if err := serve(h.listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil

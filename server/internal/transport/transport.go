@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/rules"
 )
@@ -41,6 +42,15 @@ type Options struct {
 	KeepaliveTime time.Duration
 	// AllowedOrigins are the origins of web pages that may call over HTTP.
 	AllowedOrigins []string
+	// TLS has the certificates of the listeners. If nil, the listeners have no TLS. A Unix socket has none in
+	// any case.
+	TLS *TLSFiles
+	// Auth authenticates the callers of MCP tools. The calls of all transports use that of the service.
+	Auth *auth.Authenticator
+	// OIDCIssuer is where MCP clients get tokens. If empty, they must have one.
+	OIDCIssuer string
+	// SignIn are the names of the kinds of credentials that Auth accepts, for the log.
+	SignIn []string
 	// Insecure allows HTTP requests for any host name; see [gateway.Guard].
 	Insecure bool
 	// Version of the program, for MCP clients.
@@ -56,23 +66,38 @@ type Servers struct {
 	grpcListener net.Listener
 	http         *httpServer // nil if HTTP is off
 	ready        atomic.Bool // what /readyz reports
+	signIn       []string    // kinds of credentials
+
+	certificates *certificates // nil if there is no TLS
+	stopWatching func()        // ends the watch of the certificates
+	watchesUntil chan struct{}
 }
 
 // Open listens on the addresses of the options. It does not serve yet. Errors name the setting.
 func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error) {
-	s := &Servers{log: o.Log, health: health.NewServer()}
-	s.grpc = grpc.NewServer(append(GRPCOptions(o.KeepaliveTime), service.ServerOptions()...)...)
+	s := &Servers{log: o.Log, health: health.NewServer(), signIn: o.SignIn, watchesUntil: make(chan struct{})}
+	s.stopWatching = sync.OnceFunc(func() { close(s.watchesUntil) })
+	var err error
+	options := append(GRPCOptions(o.KeepaliveTime), service.ServerOptions()...)
+	if o.TLS != nil {
+		if s.certificates, err = openCertificates(*o.TLS, o.Log); err != nil {
+			return nil, fmt.Errorf("open certificates: %w", err)
+		}
+		if !strings.HasPrefix(o.GRPCAddress, socketPrefix) {
+			options = append(options, grpc.Creds(s.certificates.grpcCredentials()))
+		}
+	}
+	s.grpc = grpc.NewServer(options...)
 	service.Register(s.grpc)
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
-	var err error
 	if s.grpcListener, err = listen(ctx, o.GRPCAddress); err != nil {
 		return nil, fmt.Errorf("listen for gRPC: %w; another server may be running, choose another --grpc-address", err)
 	}
 	if o.HTTPAddress == "" {
 		return s, nil
 	}
-	if s.http, err = openHTTP(ctx, o, service, &s.ready); err != nil {
+	if s.http, err = openHTTP(ctx, o, service, s.certificates, &s.ready); err != nil {
 		return nil, errors.Join(err, s.grpcListener.Close())
 	}
 	return s, nil
@@ -151,6 +176,18 @@ func (s *Servers) Serve(group *errgroup.Group) {
 		group.Go(s.http.loopback.serve)
 		group.Go(s.http.serve)
 	}
+	if s.certificates != nil {
+		group.Go(func() error { s.certificates.watch(s.watchesUntil); return nil })
+	}
+}
+
+// Reload reads the certificates again. If a file is faulty, all certificates stay as they were. The server also
+// does so itself when the files change.
+func (s *Servers) Reload() error {
+	if s.certificates == nil {
+		return nil
+	}
+	return s.certificates.reload()
 }
 
 func (s *Servers) serveGRPC() error {
@@ -163,11 +200,20 @@ func (s *Servers) serveGRPC() error {
 	if s.grpcListener.Addr().Network() == "unix" {
 		address = socketPrefix + address // as clients dial it
 	}
-	s.log.Info("serving grpc", "address", address)
+	hasTLS := s.certificates != nil && s.grpcListener.Addr().Network() != "unix"
+	s.log.Info("serving grpc", "address", address, "tls", hasTLS, "sign_in", describeSignIn(s.signIn))
 	if err := s.grpc.Serve(s.grpcListener); !errors.Is(err, grpc.ErrServerStopped) {
 		return err
 	}
 	return nil // It was stopped before it served.
+}
+
+// describeSignIn returns the kinds of credentials for a log entry.
+func describeSignIn(kinds []string) string {
+	if len(kinds) == 0 {
+		return "off"
+	}
+	return strings.Join(kinds, ", ")
 }
 
 // SetNotReady makes the health service and /readyz report that the server does not accept calls.
@@ -179,6 +225,7 @@ func (s *Servers) SetNotReady() {
 // Drain rejects new calls and waits for running calls to end. When ctx ends, it cancels them. It
 // returns when all servers have stopped.
 func (s *Servers) Drain(ctx context.Context) {
+	s.stopWatching()
 	var draining sync.WaitGroup
 	draining.Go(func() {
 		cancelStop := context.AfterFunc(ctx, s.grpc.Stop)

@@ -1,0 +1,257 @@
+package transport
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// checkFilesInterval is the time between two checks whether the files of the certificates have changed.
+const checkFilesInterval = 2 * time.Second
+
+// TLSFiles are the files with the certificates of the listeners, in PEM form.
+type TLSFiles struct {
+	CertFile, KeyFile string
+	// ClientCAFile contains the certificates of the authorities that issue client certificates. If empty, the server
+	// requests no client certificates.
+	ClientCAFile string
+	// RequireClientCert refuses clients without a certificate.
+	RequireClientCert bool
+}
+
+// certificates are the TLS settings of the listeners. They follow the content of the files: new connections use
+// the new certificates, and connections of clients whose authority is not in the file any more are closed.
+type certificates struct {
+	files TLSFiles
+	log   *slog.Logger
+
+	current atomic.Pointer[loadedFiles]
+
+	reloading sync.Mutex // held by reload
+	fault     string     // the last fault of the files that was logged; reload owns it
+
+	mu sync.Mutex
+	// clients contains the verified certificates of each connection whose client presented some.
+	clients map[net.Conn][]*x509.Certificate
+}
+
+// loadedFiles is the content of the files, and what is made of it.
+type loadedFiles struct {
+	content     [3][]byte
+	leaf        *x509.Certificate
+	authorities *x509.CertPool // nil: no client certificates
+	config      *tls.Config    // without NextProtos
+}
+
+// openCertificates reads the files.
+func openCertificates(files TLSFiles, log *slog.Logger) (*certificates, error) {
+	c := &certificates{files: files, log: log, clients: make(map[net.Conn][]*x509.Certificate)}
+	loaded, err := c.load()
+	if err != nil {
+		return nil, err
+	}
+	c.current.Store(loaded)
+	return c, nil
+}
+
+// load reads and parses the files.
+func (c *certificates) load() (*loadedFiles, error) {
+	var l loadedFiles
+	for i, path := range []string{c.files.CertFile, c.files.KeyFile, c.files.ClientCAFile} {
+		if path == "" {
+			continue
+		}
+		var err error
+		if l.content[i], err = os.ReadFile(path); err != nil {
+			return nil, err
+		}
+	}
+	pair, err := tls.X509KeyPair(l.content[0], l.content[1])
+	if err != nil {
+		return nil, fmt.Errorf("%s and %s: %w", c.files.CertFile, c.files.KeyFile, err)
+	}
+	l.leaf = pair.Leaf
+	l.config = &tls.Config{
+		Certificates: []tls.Certificate{pair},
+		MinVersion:   tls.VersionTLS12,
+		// The suites for TLS 1.2 that HTTP/2 allows. TLS 1.3 has its own.
+		CipherSuites: []uint16{
+			tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+			tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
+			tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+		},
+	}
+	if c.files.ClientCAFile == "" {
+		return &l, nil
+	}
+	l.authorities = x509.NewCertPool()
+	if !l.authorities.AppendCertsFromPEM(l.content[2]) {
+		return nil, fmt.Errorf("%s contains no certificate in PEM form", c.files.ClientCAFile)
+	}
+	l.config.ClientCAs, l.config.ClientAuth = l.authorities, tls.VerifyClientCertIfGiven
+	if c.files.RequireClientCert {
+		l.config.ClientAuth = tls.RequireAndVerifyClientCert
+	}
+	// A resumed session would use the result of an earlier verification, with other authorities.
+	l.config.SessionTicketsDisabled = true
+	return &l, nil
+}
+
+// reload reads the files again if they have changed. If they are faulty, the certificates do not change.
+func (c *certificates) reload() error {
+	c.reloading.Lock()
+	defer c.reloading.Unlock()
+	loaded, err := c.load()
+	if err != nil {
+		return err
+	}
+	before := c.current.Load()
+	if slices.EqualFunc(before.content[:], loaded.content[:], bytes.Equal) {
+		c.fault = ""
+		return nil
+	}
+	c.fault = ""
+	c.current.Store(loaded)
+	c.log.Info("certificates reloaded", "not_after", loaded.leaf.NotAfter.UTC().Format(time.RFC3339))
+	c.closeUntrusted()
+	return nil
+}
+
+// watch reloads the files when they change, until stop is closed.
+func (c *certificates) watch(stop <-chan struct{}) {
+	ticker := time.NewTicker(checkFilesInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-ticker.C:
+			c.check()
+		}
+	}
+}
+
+// check reloads the files if they have changed. It logs a fault once.
+func (c *certificates) check() {
+	err := c.reload()
+	if err == nil {
+		return
+	}
+	c.reloading.Lock()
+	defer c.reloading.Unlock()
+	if err.Error() != c.fault {
+		c.fault = err.Error()
+		c.log.Warn("certificates not reloaded, the previous ones stay in use", "error", err)
+	}
+}
+
+// config returns the TLS settings of a listener with these protocols. Each connection uses the current certificates.
+func (c *certificates) config(protocols ...string) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12, // No connection uses it, because GetConfigForClient replaces the settings.
+		NextProtos: protocols,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			config := c.current.Load().config.Clone()
+			config.NextProtos = protocols
+			return config, nil
+		},
+	}
+}
+
+// grpcCredentials returns the credentials of the gRPC server.
+func (c *certificates) grpcCredentials() credentials.TransportCredentials {
+	return &trackedCredentials{credentials.NewTLS(c.config("h2")), c}
+}
+
+// trackedCredentials tracks the connections of clients with a certificate.
+type trackedCredentials struct {
+	credentials.TransportCredentials
+
+	certificates *certificates
+}
+
+// ServerHandshake makes the handshake of a connection.
+func (t *trackedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := t.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	if info, ok := info.(credentials.TLSInfo); ok && t.certificates.track(conn, info.State) {
+		conn = &trackedConn{conn, t.certificates}
+	}
+	return conn, info, nil
+}
+
+// Clone returns a copy.
+func (t *trackedCredentials) Clone() credentials.TransportCredentials {
+	return &trackedCredentials{t.TransportCredentials.Clone(), t.certificates}
+}
+
+// trackedConn is a connection of a client with a certificate.
+type trackedConn struct {
+	net.Conn
+
+	certificates *certificates
+}
+
+// Close closes the connection.
+func (t *trackedConn) Close() error {
+	t.certificates.untrack(t.Conn)
+	return t.Conn.Close()
+}
+
+// track tracks a connection if its client presented a certificate. Such a connection is closed when the certificate
+// is not trusted any more. The caller must call untrack when the connection is closed.
+func (c *certificates) track(conn net.Conn, state tls.ConnectionState) bool {
+	if len(state.VerifiedChains) == 0 {
+		return false
+	}
+	c.mu.Lock()
+	c.clients[conn] = state.PeerCertificates
+	c.mu.Unlock()
+	// The authorities may have changed since the handshake, and closeUntrusted may have run before.
+	if !c.current.Load().trusts(state.PeerCertificates) {
+		_ = conn.Close()
+	}
+	return true
+}
+
+func (c *certificates) untrack(conn net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.clients, conn)
+}
+
+// closeUntrusted closes the connections of clients whose certificate is not trusted any more.
+func (c *certificates) closeUntrusted() {
+	loaded := c.current.Load()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for conn, presented := range c.clients {
+		if !loaded.trusts(presented) {
+			_ = conn.Close()
+		}
+	}
+}
+
+// trusts reports whether the certificates that a client presented lead to one of the authorities.
+func (l *loadedFiles) trusts(presented []*x509.Certificate) bool {
+	intermediates := x509.NewCertPool()
+	for _, certificate := range presented[1:] {
+		intermediates.AddCert(certificate)
+	}
+	_, err := presented[0].Verify(x509.VerifyOptions{
+		Roots: l.authorities, Intermediates: intermediates, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	return err == nil
+}
