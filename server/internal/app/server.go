@@ -52,6 +52,7 @@ type server struct {
 	hub          *watch.Hub
 	turns        *turn.Manager
 
+	signIn     *signIn
 	service    *rpc.Server
 	transports *transport.Servers
 
@@ -96,6 +97,9 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 	if s.agents, _, err = newAgents(c, &s.processes, nil); err != nil {
 		return nil, err
 	}
+	if s.signIn, err = openSignIn(c, o.log); err != nil {
+		return nil, errors.Join(err, s.agents.Close())
+	}
 	s.storeHealthy, s.storeFailed = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.turns = turn.New(context.WithoutCancel(ctx), turn.Options{
 		Store: s.storage, Agents: s.agents, EventSink: s.hub, Log: o.log,
@@ -104,6 +108,7 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 	})
 	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns}, s.storeFailed); err != nil {
 		s.storeFailed(nil)
+		s.signIn.close()
 		return nil, errors.Join(err, s.agents.Close())
 	}
 	logAgents(o.log, c)
@@ -118,7 +123,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	s.service, err = rpc.New(rpc.Options{
 		Store: s.storage, Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
 		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
-		BallastBytes: s.gcBallast, Log: s.log,
+		BallastBytes: s.gcBallast, Log: s.log, Auth: s.signIn.auth,
 	})
 	if err != nil {
 		return err
@@ -126,6 +131,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	s.transports, err = transport.Open(ctx, transport.Options{
 		GRPCAddress: c.GRPCAddress, HTTPAddress: c.HTTPAddress, KeepaliveTime: c.KeepaliveTime,
 		AllowedOrigins: c.HTTPAllowedOrigins, Insecure: c.Insecure, Version: s.version, Log: s.log,
+		TLS: tlsFiles(c), Auth: s.signIn.auth, OIDCIssuer: c.OIDCIssuer, SignIn: c.SignIn(),
 	}, s.service)
 	return err
 }
@@ -148,6 +154,7 @@ func (s *server) close() error {
 	s.onStop()
 	s.stopReaping()
 	err := errors.Join(s.agents.Close(), s.storage.Close())
+	s.signIn.close()
 	s.storeFailed(nil)
 	return err
 }
