@@ -205,7 +205,7 @@ func (s *Server) ListConversations(
 		size = defaultListPage
 	}
 	// The cursor is read before the list. So a change between the two is reported twice, not lost.
-	cursor := s.hub.Cursor()
+	cursor := s.hub.Cursor(tenant(ctx))
 	page, err := s.store.List(ctx, &store.List{
 		Tenant: tenant(ctx), Labels: r.GetLabels(), StructuredDataType: r.GetStructuredDataType(),
 		Order: r.GetOrder(), PageSize: size, PageToken: r.GetPageToken(),

@@ -273,7 +273,7 @@ func TestListConversations(t *testing.T) {
 	}
 	all, ids := page(&parleyv1.ListConversationsRequest{})
 	if ids != "cba" || all.GetNextPageToken() != "" || all.GetTotalSize() != 3 ||
-		all.GetWatchCursor() != f.hub.Cursor() {
+		all.GetWatchCursor() != f.hub.Cursor("default") {
 		t.Errorf("ListConversations = %s, %v", ids, all)
 	}
 	first, ids := page(&parleyv1.ListConversationsRequest{PageSize: 2})

@@ -106,7 +106,7 @@ func TestInvalidWatchRequests(t *testing.T) {
 	for i := range ids {
 		ids[i] = fmt.Sprint(i)
 	}
-	future := []byte(f.hub.Cursor())
+	future := []byte(f.hub.Cursor("default"))
 	future[len(future)-3]++
 	tests := []struct {
 		name    string
@@ -147,7 +147,7 @@ func TestInvalidWatchRequests(t *testing.T) {
 		},
 		{"long cursor", &parleyv1.WatchConversationsRequest{Cursor: strings.Repeat("A", 129)}, []string{"cursor"}},
 		{"invalid cursor", &parleyv1.WatchConversationsRequest{Cursor: "?"}, []string{"cursor"}},
-		{"truncated cursor", &parleyv1.WatchConversationsRequest{Cursor: f.hub.Cursor()[1:]}, []string{"cursor"}},
+		{"truncated cursor", &parleyv1.WatchConversationsRequest{Cursor: f.hub.Cursor("default")[1:]}, []string{"cursor"}},
 		{"future cursor", &parleyv1.WatchConversationsRequest{Cursor: string(future)}, []string{"cursor"}},
 		{
 			"invalid cursor with delete_after_disconnect",
@@ -181,7 +181,7 @@ func TestInvalidWatchRequests(t *testing.T) {
 		t.Errorf("Watchers = %d, want 0", n)
 	}
 	for _, request := range []*parleyv1.WatchConversationsRequest{
-		{ConversationIds: ids[:1000]}, {ConversationIds: []string{"a", "a"}}, {Cursor: f.hub.Cursor()},
+		{ConversationIds: ids[:1000]}, {ConversationIds: []string{"a", "a"}}, {Cursor: f.hub.Cursor("default")},
 	} {
 		f.watch(t, t.Context(), request).want(t, "HEARTBEAT")
 	}
@@ -227,8 +227,8 @@ func TestIsolationOfWatches(t *testing.T) {
 				)
 			}
 		}
-		// A tenant may use a cursor of another tenant, and sees only its own changes.
-		before := streams[0].cursor()
+		// The cursor of another tenant is as good as one of an earlier server.
+		foreign, own := streams[0].cursor(), streams[2].cursor()
 		answered := f.startChat(t, a, chatRequest("secret", "of a", reject))
 		script.send(t, "secret", "a secret", end)
 		answered.wait(t)
@@ -237,7 +237,8 @@ func TestIsolationOfWatches(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		streams = append(streams, f.watch(t, b, &parleyv1.WatchConversationsRequest{Cursor: before}))
+		f.watch(t, b, &parleyv1.WatchConversationsRequest{Cursor: foreign}).want(t, "GAP", "HEARTBEAT")
+		streams = append(streams, f.watch(t, b, &parleyv1.WatchConversationsRequest{Cursor: own}))
 		for _, w := range streams[2:] {
 			w.want(t, "HEARTBEAT", "CREATED both 1", "MESSAGE_APPENDED both 1")
 			if got := w.changes[2].GetMessage().GetContent(); got != "of b" {

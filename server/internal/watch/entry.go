@@ -25,15 +25,15 @@ var (
 )
 
 // entryOverheadBytes is the approximate memory of an entry without its payload, as measured.
-const entryOverheadBytes = 320
+const entryOverheadBytes = 304
 
 // entry is a change or an event. Its payload is retained in encoded form, so that its counted size
 // is its real size; a decoded header or value needs up to twenty times as much memory. The first
 // watcher that sends the entry encodes the rest, and all watchers share the result.
 type entry struct {
-	conversation conversation
-	position     uint64 // in its feed, from 1
-	size         int    // approximate memory in bytes
+	conversationID string
+	position       uint64 // in its feed, from 1
+	size           int    // approximate memory in bytes
 
 	event       bool   // an event of a turn; otherwise a committed change
 	afterChange uint64 // of an event: position of the newest change when the event came
@@ -53,8 +53,7 @@ type entry struct {
 // changeEntry returns the entry of a committed change. It shares the message of the change.
 func changeEntry(c *store.Change) *entry {
 	e := &entry{
-		conversation: conversation{c.Tenant, c.ConversationID}, message: c.Message,
-		kind: c.Kind, version: c.Version, time: c.Time,
+		conversationID: c.ConversationID, message: c.Message, kind: c.Kind, version: c.Version, time: c.Time,
 	}
 	if c.Conversation != nil {
 		e.setPayload(conversationField, c.Conversation)
@@ -64,9 +63,9 @@ func changeEntry(c *store.Change) *entry {
 }
 
 // eventEntry returns the entry of a turn's event that came after the change at this position.
-func eventEntry(tenant, conversationID string, event *parleyv1.TurnEvent, after uint64, now time.Time) *entry {
+func eventEntry(conversationID string, event *parleyv1.TurnEvent, after uint64, now time.Time) *entry {
 	e := &entry{
-		conversation: conversation{tenant, conversationID}, event: true, afterChange: after,
+		conversationID: conversationID, event: true, afterChange: after,
 		kind: parleyv1.ChangeKind_CHANGE_KIND_TURN, time: now,
 	}
 	e.setPayload(turnEventField, event)
@@ -80,23 +79,23 @@ func (e *entry) setPayload(field protowire.Number, payload proto.Message) {
 	e.payload = protowire.AppendTag(make([]byte, 0, size+2*binary.MaxVarintLen32), field, protowire.BytesType)
 	e.payload = protowire.AppendVarint(e.payload, uint64(size))
 	if e.payload, e.err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(e.payload, payload); e.err != nil {
-		e.err = fmt.Errorf("encode a change of conversation %q: %w", e.conversation.id, e.err)
+		e.err = fmt.Errorf("encode a change of conversation %q: %w", e.conversationID, e.err)
 	}
 }
 
 // encodeOnce returns the response for a watcher. A change has the cursor of its own position, so
-// all watchers share one response. An event has the cursor of the last change that the watcher
+// all watchers of its tenant t share one response. An event has the cursor of the last change that the watcher
 // received, which is at position at.
-func (e *entry) encodeOnce(h *Hub, at uint64) (*parleyv1.WatchConversationsResponse, error) {
+func (e *entry) encodeOnce(t *tenant, at uint64) (*parleyv1.WatchConversationsResponse, error) {
 	e.once.Do(func() {
 		if e.err != nil {
 			return
 		}
 		e.encoded, e.err = proto.Marshal(&parleyv1.ConversationChange{
-			Kind: e.kind, ConversationId: e.conversation.id, Version: e.version, Time: timestamppb.New(e.time),
+			Kind: e.kind, ConversationId: e.conversationID, Version: e.version, Time: timestamppb.New(e.time),
 		})
 		if e.err != nil {
-			e.err = fmt.Errorf("conversation %q: encode a change: %w", e.conversation.id, e.err)
+			e.err = fmt.Errorf("conversation %q: encode a change: %w", e.conversationID, e.err)
 			return
 		}
 		e.encoded = append(e.encoded, e.payload...)
@@ -104,12 +103,12 @@ func (e *entry) encodeOnce(h *Hub, at uint64) (*parleyv1.WatchConversationsRespo
 			e.encoded = append(protowire.AppendTag(e.encoded, messageField, protowire.BytesType), e.message[1:]...)
 		}
 		if !e.event {
-			e.response, e.encoded = respond(h.cursor(e.position), e.encoded), nil
+			e.response, e.encoded = respond(t.cursor(e.position), e.encoded), nil
 		}
 		e.payload, e.message = nil, nil
 	})
 	if e.event && e.err == nil {
-		return respond(h.cursor(at), e.encoded), nil
+		return respond(t.cursor(at), e.encoded), nil
 	}
 	return e.response, e.err
 }

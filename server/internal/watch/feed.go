@@ -15,45 +15,39 @@ const (
 	maxBatchBytes = 32 << 10
 )
 
-type conversation struct{ tenant, id string }
-
-// feed is a list of entries and its readers. It retains the newest entries. Entries have positions,
-// from 1.
+// feed is a list of the entries of one tenant and its readers. It retains the newest entries, as many as
+// the budget of all tenants leaves it. Entries have positions, from 1.
 //
 // Writers hold mu while they append. Readers and the goroutine that notifies them hold readersMu. A
-// goroutine that needs both locks takes readersMu first.
+// goroutine that needs several locks takes that of the budget first, then readersMu, then mu.
 type feed struct {
-	maxEntries, maxBytes int
-	readers              atomic.Int64
-	last                 atomic.Uint64 // position of the newest entry; increases under mu
-	// Readers have been notified of the entries up to this position; increases under readersMu.
-	notified atomic.Uint64
+	budget   *budget
+	tenant   string
+	readers  atomic.Int64
+	last     atomic.Uint64 // position of the newest entry; increases under mu
+	notified atomic.Uint64 // readers were notified of the entries up to this position; increases under readersMu
+	share    share         // guarded by the budget
 
 	mu        sync.Mutex // guards the following fields
 	retained  []*entry
-	bytes     int
 	notifying bool // a goroutine runs notify
 
 	readersMu sync.Mutex // guards the following fields and the readers; lock it before mu
-	// idleByTenant holds the idle readers of complete tenants. Other readers need no notification,
-	// and there may be thousands of them.
-	idleByTenant map[string][]*reader
-	// byConversation holds the readers that name the conversation.
-	byConversation map[conversation]map[*reader]struct{}
+	// idle holds the idle readers of the complete tenant. Other readers need no notification, and there
+	// may be thousands of them.
+	idle []*reader
+	// byID holds the readers that name a conversation.
+	byID map[string]map[*reader]struct{}
 }
 
-func newFeed(maxEntries, maxBytes int) *feed {
-	return &feed{
-		maxEntries: maxEntries, maxBytes: maxBytes,
-		idleByTenant: make(map[string][]*reader), byConversation: make(map[conversation]map[*reader]struct{}),
-	}
+func newFeed(tenant string, b *budget) *feed {
+	return &feed{budget: b, tenant: tenant, share: share{index: -1}, byID: make(map[string]map[*reader]struct{})}
 }
 
 // reader is a position in a feed. feed.readersMu guards the fields that change.
 type reader struct {
-	tenant string
-	ids    map[string]struct{} // nil for all conversations of the tenant
-	wake   chan struct{}       // receives a value when there may be new entries
+	ids  map[string]struct{} // nil for all conversations of the tenant
+	wake chan struct{}       // receives a value when there may be new entries
 	// wakeOnly readers are woken by each change and read no entries.
 	wakeOnly bool
 
@@ -61,11 +55,11 @@ type reader struct {
 	// idle readers have passed all entries of which they were notified. Newer entries are not for
 	// them, or the notification is still to come. An idle reader cannot miss entries.
 	idle      bool
-	idleIndex int // index in feed.idleByTenant, if the reader is idle and has no ids
+	idleIndex int // index in feed.idle, if the reader is idle and has no ids
 }
 
-func newReader(tenant string, ids []string, woken chan struct{}) *reader {
-	r := &reader{tenant: tenant, wake: woken}
+func newReader(ids []string, woken chan struct{}) *reader {
+	r := &reader{wake: woken}
 	if len(ids) > 0 {
 		r.ids = make(map[string]struct{}, len(ids))
 		for _, id := range ids {
@@ -76,22 +70,23 @@ func newReader(tenant string, ids []string, woken chan struct{}) *reader {
 }
 
 func (r *reader) wants(e *entry) bool {
-	if e.conversation.tenant != r.tenant {
-		return false
-	}
-	_, named := r.ids[e.conversation.id]
+	_, named := r.ids[e.conversationID]
 	return named || r.ids == nil
 }
 
-// add appends entries and starts the notification of readers. It does not wait for readers.
-func (f *feed) add(entries ...*entry) {
+// add appends entries and starts the notification of readers. It does not wait for readers. It returns the
+// feeds of which the budget has dropped the last entry.
+func (f *feed) add(entries ...*entry) (emptied []*feed) {
+	f.append(entries)
+	return f.budget.charge(f, entries)
+}
+
+func (f *feed) append(entries []*entry) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, e := range entries {
 		e.position = f.last.Add(1)
 		f.retained = append(f.retained, e)
-		f.bytes += e.size
-		f.trimLocked()
 	}
 	// The caller is the store's writer, and there may be thousands of readers to wake: notify them
 	// in another goroutine.
@@ -101,16 +96,17 @@ func (f *feed) add(entries ...*entry) {
 	}
 }
 
-// trimLocked drops the oldest entries above the limits. The caller holds mu. trimLocked releases mu
-// to notify readers of an entry before it drops the entry; otherwise an idle reader would receive a
-// GAP without having missed an entry.
-func (f *feed) trimLocked() {
-	for len(f.retained) > f.maxEntries || f.bytes > f.maxBytes && len(f.retained) > 1 {
+// dropOldest drops the oldest entry and returns its size. It notifies the readers of the entry before; otherwise
+// an idle reader would receive a GAP without having missed an entry. The caller holds the lock of the budget.
+// There must be an entry.
+func (f *feed) dropOldest() (size int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for {
 		if oldest := f.retained[0]; oldest.position <= f.notified.Load() || f.readers.Load() == 0 {
-			f.bytes -= oldest.size
 			f.retained[0] = nil
 			f.retained = f.retained[1:]
-			continue
+			return oldest.size
 		}
 		f.mu.Unlock()
 		f.notify(1)
@@ -164,23 +160,14 @@ func (f *feed) notifyBatch(wake []chan struct{}) (_ []chan struct{}, more bool) 
 	entries = slices.Clone(entries)
 	f.mu.Unlock()
 
-	spans := make(map[string]positions) // by tenant: readers of complete tenants are notified once
 	for _, e := range entries {
-		of, ok := spans[e.conversation.tenant]
-		if !ok {
-			of.first = e.position
-		}
-		of.last = e.position
-		spans[e.conversation.tenant] = of
-		for r := range f.byConversation[e.conversation] {
+		for r := range f.byID[e.conversationID] {
 			if r.wakeOnly || r.notify(positions{e.position, e.position}) {
 				wake = append(wake, r.wake)
 			}
 		}
 	}
-	for tenant, of := range spans {
-		wake = f.notifyIdle(tenant, of, wake)
-	}
+	wake = f.notifyIdle(positions{entries[0].position, entries[len(entries)-1].position}, wake)
 	f.notified.Store(entries[len(entries)-1].position)
 	return wake, true
 }
@@ -188,12 +175,11 @@ func (f *feed) notifyBatch(wake []chan struct{}) (_ []chan struct{}, more bool) 
 // positions is a range of positions, both inclusive.
 type positions struct{ first, last uint64 }
 
-// notifyIdle notifies the idle readers of a complete tenant. Readers that may have new entries are
+// notifyIdle notifies the idle readers of the complete tenant. Readers that may have new entries are
 // no longer idle.
-func (f *feed) notifyIdle(tenant string, of positions, wake []chan struct{}) []chan struct{} {
-	all := f.idleByTenant[tenant]
-	still := all[:0]
-	for _, r := range all {
+func (f *feed) notifyIdle(of positions, wake []chan struct{}) []chan struct{} {
+	still := f.idle[:0]
+	for _, r := range f.idle {
 		if r.notify(of) {
 			wake = append(wake, r.wake)
 		} else {
@@ -201,10 +187,8 @@ func (f *feed) notifyIdle(tenant string, of positions, wake []chan struct{}) []c
 			still = append(still, r)
 		}
 	}
-	clear(all[len(still):])
-	if f.idleByTenant[tenant] = still; len(still) == 0 {
-		delete(f.idleByTenant, tenant)
-	}
+	clear(f.idle[len(still):])
+	f.idle = still
 	return wake
 }
 
@@ -221,21 +205,18 @@ func (r *reader) notify(of positions) bool {
 // setIdle makes a reader idle. The caller holds readersMu.
 func (f *feed) setIdle(r *reader) {
 	if r.idle = true; r.ids == nil {
-		r.idleIndex = len(f.idleByTenant[r.tenant])
-		f.idleByTenant[r.tenant] = append(f.idleByTenant[r.tenant], r)
+		r.idleIndex = len(f.idle)
+		f.idle = append(f.idle, r)
 	}
 }
 
 // setActive makes a reader active. The caller holds readersMu.
 func (f *feed) setActive(r *reader) {
 	if r.idle && r.ids == nil {
-		all := f.idleByTenant[r.tenant]
-		end := len(all) - 1
-		all[r.idleIndex], all[end].idleIndex = all[end], r.idleIndex
-		all[end] = nil
-		if f.idleByTenant[r.tenant] = all[:end]; end == 0 {
-			delete(f.idleByTenant, r.tenant)
-		}
+		end := len(f.idle) - 1
+		f.idle[r.idleIndex], f.idle[end].idleIndex = f.idle[end], r.idleIndex
+		f.idle[end] = nil
+		f.idle = f.idle[:end]
 	}
 	r.idle = false
 }
@@ -252,11 +233,10 @@ func (f *feed) addReader(r *reader) (position uint64) {
 	r.position = position
 	f.setIdle(r)
 	for id := range r.ids {
-		of := conversation{r.tenant, id}
-		if f.byConversation[of] == nil {
-			f.byConversation[of] = make(map[*reader]struct{})
+		if f.byID[id] == nil {
+			f.byID[id] = make(map[*reader]struct{})
 		}
-		f.byConversation[of][r] = struct{}{}
+		f.byID[id][r] = struct{}{}
 	}
 	return position
 }
@@ -283,10 +263,9 @@ func (f *feed) removeReader(r *reader) {
 	f.readers.Add(-1)
 	f.setActive(r)
 	for id := range r.ids {
-		of := conversation{r.tenant, id}
-		delete(f.byConversation[of], r)
-		if len(f.byConversation[of]) == 0 {
-			delete(f.byConversation, of)
+		delete(f.byID[id], r)
+		if len(f.byID[id]) == 0 {
+			delete(f.byID, id)
 		}
 	}
 }

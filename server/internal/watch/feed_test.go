@@ -13,16 +13,16 @@ func TestBatchLimits(t *testing.T) {
 	const retained, wanted = 5000, 200
 	for _, size := range []int{0, 1 << 10, 100 << 10} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			f := newFeed(retained, 1<<30)
-			r := newReader("t", nil, make(chan struct{}, 1))
+			f := newFeed("t", &budget{maxEntries: retained, maxBytes: 1 << 30})
+			r := newReader([]string{"c"}, make(chan struct{}, 1))
 			f.addReader(r)
-			add := func(tenant string, n int) {
+			add := func(id string, n int) {
 				for range n {
-					f.add(changeEntry(&store.Change{Tenant: tenant, ConversationID: "c", Message: make(store.Frame, size)}))
+					f.add(changeEntry(&store.Change{Tenant: "t", ConversationID: id, Message: make(store.Frame, size)}))
 				}
 			}
 			for range wanted {
-				add("t", 1)
+				add("c", 1)
 				add("others", 15) // most entries of a scan are for others
 			}
 			add("others", maxScanned)

@@ -19,7 +19,7 @@ func TestCursorTooOld(t *testing.T) {
 		h := watch.NewSmall(watch.Options{}, 4, 1<<20)
 		var cursors []string
 		for version := range int32(10) {
-			cursors = append(cursors, h.Cursor())
+			cursors = append(cursors, h.Cursor("t"))
 			commit(h, "t", "a", version)
 		}
 		for i, cursor := range cursors {
@@ -28,7 +28,7 @@ func TestCursorTooOld(t *testing.T) {
 				got, want := c.received(), []string{"HEARTBEAT"}
 				at := cursor
 				if i < len(cursors)-4 {
-					at, want = h.Cursor(), []string{"GAP", "HEARTBEAT"}
+					at, want = h.Cursor("t"), []string{"GAP", "HEARTBEAT"}
 				} else if !slices.Equal(ids, []string{"b"}) {
 					for version := i; version < len(cursors); version++ {
 						want = append(want, fmt.Sprint("MESSAGE_APPENDED a ", version))
@@ -38,7 +38,7 @@ func TestCursorTooOld(t *testing.T) {
 					t.Fatalf("cursor %d, ids %v (-want +got):\n%s", i, ids, d)
 				}
 				if got[0].GetCursor() != at {
-					t.Errorf("cursor %d: first response = %v, cursor of the hub = %s", i, got[0], h.Cursor())
+					t.Errorf("cursor %d: first response = %v, cursor of the hub = %s", i, got[0], h.Cursor("t"))
 				}
 				_ = c.disconnect()
 			}
@@ -63,8 +63,8 @@ func TestSlowWatcherReceivesGap(t *testing.T) {
 		synctest.Wait()
 		commit(h, "t", "a", 7, 8, 9, 10, 11)
 		c.resumeReading()
-		if cursor := c.want(t, "MESSAGE_APPENDED a 6", "GAP"); cursor != h.Cursor() {
-			t.Errorf("cursor of the GAP = %s, want %s", cursor, h.Cursor())
+		if cursor := c.want(t, "MESSAGE_APPENDED a 6", "GAP"); cursor != h.Cursor("t") {
+			t.Errorf("cursor of the GAP = %s, want %s", cursor, h.Cursor("t"))
 		}
 		commit(h, "t", "a", 12)
 		c.want(t, "MESSAGE_APPENDED a 12")
@@ -127,8 +127,8 @@ func TestBatchLargerThanFeed(t *testing.T) {
 		}
 		h.Committed(batch)
 		for _, c := range []*client{one, all} {
-			if cursor := c.want(t, "GAP"); cursor != h.Cursor() {
-				t.Errorf("cursor of the GAP = %s, want %s", cursor, h.Cursor())
+			if cursor := c.want(t, "GAP"); cursor != h.Cursor("t") {
+				t.Errorf("cursor of the GAP = %s, want %s", cursor, h.Cursor("t"))
 			}
 		}
 		if !isWoken(changed) {

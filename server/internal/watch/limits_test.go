@@ -23,7 +23,7 @@ func TestFeedLimits(t *testing.T) {
 	}{
 		{"count", 10, 1 << 30, message, 100, 10},
 		{"one", 1, 1 << 30, message, 100, 1},
-		{"bytes", 1000, 100 * message, message, 1000, 75}, // plus about 320 bytes for each
+		{"bytes", 1000, 100 * message, message, 1000, 76}, // plus about 304 bytes for each
 		{"one larger than the limit", 1000, message, 10 * message, 5, 1},
 		{"all", 1000, 1 << 30, message, 100, 100},
 	}
@@ -62,6 +62,88 @@ func TestFeedLimits(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTenantsShareLimits: a tenant that floods the hub loses its own entries. Others lose none as long as they
+// have fewer, and all have an equal share if all have many.
+func TestTenantsShareLimits(t *testing.T) {
+	const limit = 100
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.NewSmall(watch.Options{}, limit, 1<<30)
+		start := h.Cursor("quiet")
+		slow := startClient(t, h, watch.Watch{Tenant: "quiet", TurnEvents: true}, nil)
+		slow.want(t, "HEARTBEAT")
+		slow.pauseReading()
+		commit(h, "quiet", "a", 1, 2, 3)
+		h.TurnEvent("quiet", "a", textEvent(4))
+		flood := startClient(t, h, watch.Watch{Tenant: "flood", TurnEvents: true}, nil)
+		for version := range int32(10 * limit) {
+			commit(h, "flood", "a", version)
+			h.TurnEvent("flood", "a", textEvent(version))
+		}
+		flood.received()
+		want := []string{"MESSAGE_APPENDED a 1", "MESSAGE_APPENDED a 2", "MESSAGE_APPENDED a 3"}
+		slow.resumeReading()
+		slow.want(t, append(want, "TURN a 4")...)
+		resumed := startClient(t, h, watch.Watch{Tenant: "quiet", Cursor: start}, nil)
+		resumed.want(t, append([]string{"HEARTBEAT"}, want...)...)
+		if changes, _, _, _ := h.Retained(); changes != limit || h.RetainedOf("quiet") != 3 || h.RetainedOf("flood") != limit-3 {
+			t.Errorf("%d changes retained, %d of quiet and %d of flood; want %d, 3 and the rest", changes,
+				h.RetainedOf("quiet"), h.RetainedOf("flood"), limit)
+		}
+		for version := range int32(10 * limit) {
+			for i := range 4 {
+				commit(h, fmt.Sprint("many", i), "a", version)
+			}
+		}
+		for _, tenant := range []string{"many0", "many1", "many2", "many3", "flood"} {
+			if n := h.RetainedOf(tenant); n < limit/5-1 || n > limit/5 {
+				t.Errorf("%d changes of %s retained, want a fifth of %d", n, tenant, limit)
+			}
+		}
+		if n := h.RetainedOf("quiet"); n != 3 {
+			t.Errorf("%d changes of quiet retained, want 3", n)
+		}
+	})
+}
+
+// TestLargeEntriesCount: the share of a tenant is the larger one of its number of entries and their size.
+func TestLargeEntriesCount(t *testing.T) {
+	h := watch.NewSmall(watch.Options{}, 100, 100<<10)
+	for version := range int32(20) {
+		commit(h, "small", "a", version)
+	}
+	for version := range int32(20) {
+		h.Committed([]store.Change{appendedChange("large", "a", version, strings.Repeat("x", 10<<10))})
+	}
+	if small, large := h.RetainedOf("small"), h.RetainedOf("large"); small != 20 || large < 5 || large > 9 {
+		t.Errorf("%d small and %d large changes retained, want 20 and those that fit into the rest", small, large)
+	}
+}
+
+// TestMoreTenantsThanEntries: the hub forgets tenants whose last entry it has dropped. Their cursors are then too
+// old. Those of tenants in use stay valid.
+func TestMoreTenantsThanEntries(t *testing.T) {
+	const limit = 10
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.NewSmall(watch.Options{}, limit, 1<<30)
+		watched := startClient(t, h, watch.Watch{Tenant: "watched"}, nil)
+		first := h.Cursor("first")
+		commit(h, "watched", "a", 1)
+		commit(h, "first", "a", 1)
+		cursor := watched.want(t, "HEARTBEAT", "MESSAGE_APPENDED a 1")
+		for i := range 10 * limit {
+			commit(h, fmt.Sprint("tenant", i), "a", 1)
+		}
+		if n := h.Tenants(); n > limit+1 {
+			t.Errorf("%d tenants have feeds, want at most %d", n, limit+1)
+		}
+		commit(h, "first", "a", 2) // Its position is 1 again.
+		startClient(t, h, watch.Watch{Tenant: "first", Cursor: first}, nil).want(t, "GAP", "HEARTBEAT")
+		startClient(t, h, watch.Watch{Tenant: "watched", Cursor: cursor}, nil).want(t, "HEARTBEAT")
+		commit(h, "watched", "a", 2)
+		watched.want(t, "MESSAGE_APPENDED a 2")
+	})
 }
 
 func TestTooManyWatchers(t *testing.T) {

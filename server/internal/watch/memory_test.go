@@ -80,6 +80,8 @@ func TestMemoryOfRetainedEntries(t *testing.T) {
 		for _, watched := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, watched %t", test.name, watched), func(t *testing.T) {
 				h := watch.New(watch.Options{})
+				slow := startWatch(t, h, watch.Watch{Tenant: "t", TurnEvents: true}) // Events are retained for it.
+				defer slow.Stop()
 				before := heapBytes()
 				if watched {
 					w := startWatch(t, h, watch.Watch{Tenant: "t", TurnEvents: true})

@@ -14,11 +14,39 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// modelEntry is a change or an event. Both have their own positions, from 1.
+// modelEntry is a change or an event. Both have their own positions in each tenant, from 1.
 type modelEntry struct {
 	tenant, id string
 	position   int
 	after      int // of an event: the position of the newest change
+}
+
+// modelFeed has the entries of a tenant, dropped ones included.
+type modelFeed struct {
+	all     []modelEntry
+	dropped int // number of entries that were dropped
+}
+
+// retained returns the number of entries that are retained.
+func (f *modelFeed) retained() int { return len(f.all) - f.dropped }
+
+// modelFeeds are the feeds of all tenants, which retain a limited number of entries together.
+type modelFeeds map[string]*modelFeed
+
+// add adds an entry. Above the limit it drops an entry of the tenant that has most; of the other tenant if both
+// have as many.
+func (m modelFeeds) add(h modelEntry, limit int) {
+	m[h.tenant].all = append(m[h.tenant].all, h)
+	most, other := m[h.tenant], m["t"]
+	if h.tenant == "t" {
+		other = m["u"]
+	}
+	if most.retained()+other.retained() > limit {
+		if other.retained() >= most.retained() {
+			most = other
+		}
+		most.dropped++
+	}
 }
 
 // model performs each step on a hub and records what watchers must receive.
@@ -27,11 +55,17 @@ type model struct {
 
 	t       *testing.T
 	limit   int // of retained changes, and of retained events
-	changes []modelEntry
-	events  []modelEntry
+	changes modelFeeds
+	events  modelFeeds
 	all     []*modelWatcher
-	cursors []string // that watchers have received
+	cursors []modelCursor // that watchers have received
 }
+
+// modelCursor is a cursor of a tenant.
+type modelCursor struct{ tenant, cursor string }
+
+// end returns the position of the newest change of a watcher's tenant.
+func (m *model) end(w *modelWatcher) int { return len(m.changes[w.options.Tenant].all) }
 
 // modelWatcher is a client with the entries that it must still receive.
 type modelWatcher struct {
@@ -59,8 +93,12 @@ func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, rt, func(t *testing.T) {
 			t.Helper()
-			limit := rapid.IntRange(1, 6).Draw(rt, "limit")
-			m := &model{Hub: watch.NewSmall(watch.Options{}, limit, 1<<30), t: t, limit: limit}
+			// With at least as many entries as tenants, none of them loses its last entry.
+			limit := rapid.IntRange(2, 6).Draw(rt, "limit")
+			m := &model{
+				Hub: watch.NewSmall(watch.Options{}, limit, 1<<30), t: t, limit: limit,
+				changes: modelFeeds{"t": {}, "u": {}}, events: modelFeeds{"t": {}, "u": {}},
+			}
 			rt.Repeat(map[string]func(*rapid.T){
 				"":       m.check,
 				"commit": m.commitBatch,
@@ -73,7 +111,7 @@ func TestModel(t *testing.T) {
 				"wait":   m.waitForHeartbeats,
 			})
 			for _, w := range m.all {
-				m.end(rt, w)
+				m.disconnectWatcher(rt, w)
 			}
 			if keys, readers := m.Readers(); keys != 0 || readers != 0 || m.Watchers() != 0 {
 				rt.Fatalf("%d keys, %d readers, %d watchers after the end, want none", keys, readers, m.Watchers())
@@ -106,9 +144,10 @@ func anyID(rt *rapid.T) string { return rapid.SampledFrom([]string{"a", "b", "c"
 func (m *model) commitBatch(rt *rapid.T) {
 	batch := make([]store.Change, rapid.IntRange(1, m.limit).Draw(rt, "n"))
 	for i := range batch {
-		h := modelEntry{tenant: anyTenant(rt), id: anyID(rt), position: len(m.changes) + 1}
+		h := modelEntry{tenant: anyTenant(rt), id: anyID(rt)}
+		h.position = len(m.changes[h.tenant].all) + 1
 		batch[i] = appendedChange(h.tenant, h.id, int32(h.position), "")
-		m.changes = append(m.changes, h)
+		m.changes.add(h, m.limit)
 		for _, w := range m.all {
 			if w.wants(h) {
 				w.changes = append(w.changes, h)
@@ -123,14 +162,25 @@ func (m *model) event(rt *rapid.T) {
 	if !m.HasSubscribers() {
 		rt.Skip("no watcher wants events")
 	}
-	h := modelEntry{tenant: anyTenant(rt), id: anyID(rt), position: len(m.events) + 1, after: len(m.changes)}
-	m.events = append(m.events, h)
+	h := modelEntry{tenant: anyTenant(rt), id: anyID(rt)}
+	feed := m.events[h.tenant]
+	h.position, h.after = len(feed.all)+1, len(m.changes[h.tenant].all)
+	if m.wantsEvents(h.tenant) {
+		m.events.add(h, m.limit)
+	}
 	for _, w := range m.all {
 		if w.options.TurnEvents && w.wants(h) {
 			w.events = append(w.events, h)
 		}
 	}
 	m.TurnEvent(h.tenant, h.id, textEvent(int32(h.position)))
+}
+
+// wantsEvents reports whether a watcher of a tenant wants events.
+func (m *model) wantsEvents(tenant string) bool {
+	return slices.ContainsFunc(m.all, func(w *modelWatcher) bool {
+		return w.options.TurnEvents && w.options.Tenant == tenant
+	})
 }
 
 // startWatching starts a watcher without a cursor.
@@ -148,24 +198,28 @@ func (m *model) resume(rt *rapid.T) {
 	}
 	o := watch.Watch{
 		Tenant: anyTenant(rt), TurnEvents: rapid.Bool().Draw(rt, "turn events"),
-		Cursor:          rapid.SampledFrom(m.cursors).Draw(rt, "cursor"),
 		ConversationIDs: rapid.SampledFrom([][]string{nil, {"a"}, {"b", "c"}}).Draw(rt, "ids"),
 	}
-	m.addWatcher(o)
+	m.addWatcherFrom(o, rapid.SampledFrom(m.cursors).Draw(rt, "cursor"))
 }
 
-func (m *model) addWatcher(o watch.Watch) {
-	w := &modelWatcher{options: o, client: startClient(m.t, m.Hub, o, nil), position: len(m.changes)}
+func (m *model) addWatcher(o watch.Watch) { m.addWatcherFrom(o, modelCursor{}) }
+
+// addWatcherFrom starts a watcher from a cursor. The cursor of another tenant has an unknown position.
+func (m *model) addWatcherFrom(o watch.Watch, cursor modelCursor) {
+	o.Cursor = cursor.cursor
+	w := &modelWatcher{options: o, client: startClient(m.t, m.Hub, o, nil)}
+	w.position = m.end(w)
 	m.all = append(m.all, w)
 	if o.Cursor == "" {
 		return
 	}
-	at := position(m.t, o.Cursor)
-	if w.gapExpected = at < len(m.changes)-m.limit; w.gapExpected {
+	at, feed := position(m.t, o.Cursor), m.changes[o.Tenant]
+	if w.gapExpected = cursor.tenant != o.Tenant || at < feed.dropped; w.gapExpected {
 		return
 	}
 	w.position = at
-	for _, h := range m.changes[at:] {
+	for _, h := range feed.all[at:] {
 		if w.wants(h) {
 			w.changes = append(w.changes, h)
 		}
@@ -200,15 +254,17 @@ func (m *model) resumeReading(rt *rapid.T) {
 // disconnect disconnects a client, which may resume from its cursor.
 func (m *model) disconnect(rt *rapid.T) {
 	w := m.pickWatcher(rt, rapid.Bool().Draw(rt, "stalled"))
-	m.end(rt, w)
+	m.disconnectWatcher(rt, w)
 	m.all = slices.DeleteFunc(m.all, func(other *modelWatcher) bool { return other == w })
+	if f := m.events[w.options.Tenant]; !m.wantsEvents(w.options.Tenant) {
+		f.dropped = len(f.all)
+	}
 	if cursor := w.cursor; cursor != "" && rapid.Bool().Draw(rt, "resumes") {
-		w.options.Cursor = cursor
-		m.addWatcher(w.options)
+		m.addWatcherFrom(w.options, modelCursor{w.options.Tenant, cursor})
 	}
 }
 
-func (m *model) end(rt *rapid.T, w *modelWatcher) {
+func (m *model) disconnectWatcher(rt *rapid.T, w *modelWatcher) {
 	_ = w.disconnect()
 	m.checkReceived(rt, w)
 }
@@ -218,8 +274,8 @@ func (m *model) waitForHeartbeats(rt *rapid.T) {
 	<-time.After(heartbeatInterval)
 	m.check(rt)
 	for i, w := range m.all {
-		if !w.paused && w.position != len(m.changes) {
-			rt.Fatalf("watcher %d: position = %d after %d changes", i, w.position, len(m.changes))
+		if !w.paused && w.position != m.end(w) {
+			rt.Fatalf("watcher %d: position = %d after %d changes", i, w.position, m.end(w))
 		}
 	}
 }
@@ -236,6 +292,7 @@ func (m *model) check(rt *rapid.T) {
 
 // checkReceived checks what a client has received.
 func (m *model) checkReceived(rt *rapid.T, w *modelWatcher) {
+	events := m.events[w.options.Tenant]
 	for _, c := range w.received() {
 		at := position(m.t, c.GetCursor())
 		if at < w.position && w.cursor != "" {
@@ -248,19 +305,19 @@ func (m *model) checkReceived(rt *rapid.T, w *modelWatcher) {
 			rt.Fatalf("first response from cursor %[2]s = %[1]v, want a GAP: %[3]t", c, w.options.Cursor, w.gapExpected)
 		}
 		w.cursor, w.position = c.GetCursor(), at
-		m.cursors = append(m.cursors, c.GetCursor())
+		m.cursors = append(m.cursors, modelCursor{w.options.Tenant, c.GetCursor()})
 		switch c.GetKind() {
 		case parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT:
 			w.started = true
 		case parleyv1.ChangeKind_CHANGE_KIND_GAP:
 			m.checkGap(rt, w)
 		case parleyv1.ChangeKind_CHANGE_KIND_TURN:
-			if after := m.events[c.GetTurnEvent().GetIndex()-1].after; len(w.changes) > 0 && w.changes[0].position <= after {
+			if after := events.all[c.GetTurnEvent().GetIndex()-1].after; len(w.changes) > 0 && w.changes[0].position <= after {
 				rt.Fatalf("%v precedes %v, which happened earlier", c, w.changes[0])
 			}
 			w.events = next(rt, w.events, c, int(c.GetTurnEvent().GetIndex()))
 		default:
-			if e := w.events; len(e) > 0 && !m.isDropped(e, m.events) && e[0].after < int(c.GetVersion()) {
+			if e := w.events; len(e) > 0 && !events.isDropped(e) && e[0].after < int(c.GetVersion()) {
 				rt.Fatalf("%v precedes %v, which happened earlier", c, e[0])
 			}
 			w.changes = next(rt, w.changes, c, int(c.GetVersion()))
@@ -281,21 +338,23 @@ func next(rt *rapid.T, to []modelEntry, c *parleyv1.ConversationChange, position
 }
 
 // isDropped reports whether the next expected entry was dropped.
-func (m *model) isDropped(to, of []modelEntry) bool {
-	return len(to) > 0 && to[0].position <= len(of)-m.limit
+func (f *modelFeed) isDropped(to []modelEntry) bool {
+	return len(to) > 0 && to[0].position <= f.dropped
 }
 
 // checkGap checks that an expected entry was dropped, and skips what the GAP replaces.
 func (m *model) checkGap(rt *rapid.T, w *modelWatcher) {
+	changes, events := m.changes[w.options.Tenant], m.events[w.options.Tenant]
 	switch {
 	case w.gapExpected:
 		w.gapExpected = false
-	case m.isDropped(w.changes, m.changes) && w.position == len(m.changes):
-		w.changes = nil
-	case m.isDropped(w.events, m.events):
+	case changes.isDropped(w.changes) && w.position >= w.changes[0].position:
+		// More may have been committed since a paused client's GAP.
+		w.changes = slices.DeleteFunc(w.changes, func(h modelEntry) bool { return h.position <= w.position })
+	case events.isDropped(w.events):
 		w.events = nil
 	default:
-		rt.Fatalf("GAP at %d after %d changes and %d events, but %v and %v are retained", w.position, len(m.changes),
-			len(m.events), w.changes, w.events)
+		rt.Fatalf("GAP at %d after %d changes and %d events, but %v and %v are retained", w.position, m.end(w),
+			len(events.all), w.changes, w.events)
 	}
 }

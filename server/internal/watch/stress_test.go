@@ -156,7 +156,7 @@ func TestStress(t *testing.T) {
 			s := newStressTest(test.hub, 1000, test.mayGap)
 			ctx, cancel := context.WithTimeout(t.Context(), stressTimeout)
 			defer cancel()
-			start := s.Cursor()
+			start := s.Cursor("t")
 			var writers, all sync.WaitGroup
 			writing, written := context.WithCancel(ctx)
 			for i := range 12 {

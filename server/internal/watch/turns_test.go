@@ -38,7 +38,7 @@ func TestTurnEventsAreSentToSubscribers(t *testing.T) {
 		h.TurnEvent("t", "b", textEvent(2))
 		h.TurnEvent("u", "a", textEvent(3))
 		want := &parleyv1.ConversationChange{
-			Cursor: h.Cursor(), Kind: parleyv1.ChangeKind_CHANGE_KIND_TURN, ConversationId: "a", Time: timestamppb.Now(),
+			Cursor: h.Cursor("t"), Kind: parleyv1.ChangeKind_CHANGE_KIND_TURN, ConversationId: "a", Time: timestamppb.Now(),
 			Payload: &parleyv1.ConversationChange_TurnEvent{TurnEvent: event},
 		}
 		got := one.received()
@@ -73,7 +73,7 @@ func TestAnswerPrecedesFinishedEvent(t *testing.T) {
 			h := watch.New(watch.Options{})
 			c := startClient(t, h, watch.Watch{Tenant: "t", TurnEvents: true}, nil)
 			c.want(t, "HEARTBEAT")
-			notify := h.DelayNotifications()
+			notify := h.DelayNotifications("t")
 			commit(h, "t", "a", 1)
 			h.TurnEvent("t", "a", finishedEvent(1))
 			synctest.Wait()
@@ -106,7 +106,7 @@ func TestEventFollowsAllEarlierChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const total = 5000
 		h := watch.New(watch.Options{})
-		start := h.Cursor()
+		start := h.Cursor("t")
 		all, one := watch.Watch{Tenant: "t", Cursor: start, TurnEvents: true},
 			watch.Watch{Tenant: "t", Cursor: start, TurnEvents: true, ConversationIDs: []string{"a"}}
 		for version := range int32(total) {
@@ -222,10 +222,10 @@ func TestEventsWakeOnlyTheirWatchers(t *testing.T) {
 		changed, stop := subscribe(t, h, "t", "a")
 		defer stop()
 		c := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
-		before := h.Cursor()
+		before := h.Cursor("t")
 		h.TurnEvent("t", "a", textEvent(1))
 		c.want(t, "HEARTBEAT", "TURN a 1")
-		if isWoken(changed) || h.Cursor() != before {
+		if isWoken(changed) || h.Cursor("t") != before {
 			t.Error("event woke a subscriber or moved the cursor")
 		}
 		_ = c.disconnect()

@@ -4,29 +4,31 @@
 // follows the changes of some conversations or of a complete tenant. [Hub.Subscribe] waits for
 // changes of one conversation.
 //
-// A hub has two feeds, one of changes and one of events (feed.go). A feed retains each entry once
-// for all watchers. A watcher is a position in each feed (watcher.go), so a slow watcher costs no
-// more than a fast one. If the entries after its position were dropped, it receives a GAP. Nothing
+// Each tenant has two feeds, one of changes and one of events (tenant.go, feed.go). A feed retains each
+// entry once for all watchers. A watcher is a position in each feed (watcher.go), so a slow watcher costs
+// no more than a fast one. If the entries after its position were dropped, it receives a GAP. Nothing
 // polls, and writers do not wait for watchers: they append to a feed, and a goroutine of the feed
 // wakes the watchers.
+//
+// All tenants share the memory for entries (budget.go). When it is full, the tenant that uses most of it
+// loses its oldest entry. Positions are those of one tenant, so a cursor does not depend on the changes of
+// others.
 //
 // Start at [Hub].
 package watch
 
 import (
 	"crypto/rand"
-	"encoding/base64"
-	"encoding/binary"
 	"errors"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
-// Limits of the retained entries, over all tenants. They serve watchers that resume and slow
+// Limits of the retained entries of all tenants together. They serve watchers that resume and slow
 // watchers.
 const (
 	maxChanges     = 10_000
@@ -61,13 +63,16 @@ type Options struct {
 // Hub retains recent changes and events, and wakes watchers.
 type Hub struct {
 	options Options
-	// serverStart identifies this start of the server in cursors, since each start counts positions
-	// from 1.
-	serverStart [8]byte
-	// changes come from the store, events from turns. Cursors contain positions of changes only.
-	changes, events *feed
+	// secret is random, so that clients cannot compute the origin of another tenant's cursors. It also
+	// separates this start of the server from others.
+	secret [32]byte
+	// changes and events limit the feeds of all tenants.
+	changes, events *budget
+	eventReaders    atomic.Int64 // number of watchers that want turn events
 
-	mu       sync.Mutex
+	mu       sync.Mutex         // guards the following fields; lock it before that of a budget
+	tenants  map[string]*tenant // tenants that are in use or have entries
+	removed  uint64             // number of tenants that were removed after they had changes
 	watchers int
 	ids      int // number of ids that watchers name
 }
@@ -77,73 +82,87 @@ func New(o Options) *Hub {
 	if o.MaxWatchers == 0 {
 		o.MaxWatchers = defaultMaxWatchers
 	}
-	h := &Hub{options: o, changes: newFeed(maxChanges, maxChangeBytes), events: newFeed(maxEvents, maxEventBytes)}
-	_, _ = rand.Read(h.serverStart[:]) // never fails, see crypto/rand
+	h := &Hub{
+		options: o, tenants: make(map[string]*tenant),
+		changes: &budget{maxEntries: maxChanges, maxBytes: maxChangeBytes},
+		events:  &budget{maxEntries: maxEvents, maxBytes: maxEventBytes},
+	}
+	_, _ = rand.Read(h.secret[:]) // never fails, see crypto/rand
 	return h
 }
 
 // Committed receives the next changes, in the order of commit. It is the store's observer. It does
 // not wait for watchers.
 func (h *Hub) Committed(changes []store.Change) {
-	entries := make([]*entry, len(changes))
-	for i := range changes {
-		entries[i] = changeEntry(&changes[i])
+	for from := 0; from < len(changes); {
+		name, through := changes[from].Tenant, from+1
+		for through < len(changes) && changes[through].Tenant == name {
+			through++
+		}
+		entries := make([]*entry, through-from)
+		for i := range entries {
+			entries[i] = changeEntry(&changes[from+i])
+		}
+		t := h.acquire(name)
+		h.removeEmptied(t.changes.add(entries...))
+		h.release(t)
+		from = through
 	}
-	h.changes.add(entries...)
+}
+
+// removeEmptied removes the tenants of feeds that have lost their last entry.
+func (h *Hub) removeEmptied(feeds []*feed) {
+	if len(feeds) == 0 {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, f := range feeds {
+		if t := h.tenants[f.tenant]; t != nil {
+			h.removeIfUnused(t)
+		}
+	}
 }
 
 // HasSubscribers reports whether a watcher wants turn events.
-func (h *Hub) HasSubscribers() bool { return h.events.hasReaders() }
+func (h *Hub) HasSubscribers() bool { return h.eventReaders.Load() > 0 }
 
 // TurnEvent receives the next event of a turn. The event must not be changed afterwards. TurnEvent
-// does not wait for watchers.
+// does not wait for watchers. If no watcher of the tenant wants events, the event is not retained.
 func (h *Hub) TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent) {
-	h.events.add(eventEntry(tenant, conversationID, event, h.changes.end(), time.Now()))
+	t := h.acquire(tenant)
+	defer h.release(t)
+	if !t.events.hasReaders() {
+		return
+	}
+	h.removeEmptied(t.events.add(eventEntry(conversationID, event, t.changes.end(), time.Now())))
+	h.events.refund(t.events) // The last reader may have left in the meantime.
 }
 
-// Cursor returns the current end of the changes. A client that gets the cursor, then reads the
-// store, then watches from the cursor misses no change.
-func (h *Hub) Cursor() string { return h.cursor(h.changes.end()) }
-
-func (h *Hub) cursor(position uint64) string {
-	b := slices.Clip(h.serverStart[:]) // Clip, so that append copies.
-	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(b, position))
-}
-
-// position decodes a cursor. known is false if the cursor comes from an earlier start of the
-// server.
-func (h *Hub) position(cursor string) (position uint64, known bool, err error) {
-	b, err := base64.RawURLEncoding.DecodeString(cursor)
-	if err != nil || len(b) != len(h.serverStart)+8 {
-		return 0, false, ErrCursor
-	}
-	if [8]byte(b) != h.serverStart {
-		return 0, false, nil
-	}
-	position = binary.BigEndian.Uint64(b[len(h.serverStart):])
-	if position > h.changes.end() {
-		return 0, false, ErrCursor
-	}
-	return position, true, nil
-}
-
-// register counts a watcher with this number of ids. It returns ErrTooMany if a limit is reached.
-func (h *Hub) register(ids int) error {
+// register counts a watcher with this number of ids and returns its tenant. It returns ErrTooMany if a limit is
+// reached.
+func (h *Hub) register(name string, ids int) (*tenant, error) {
+	t := h.acquire(name)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.watchers >= h.options.MaxWatchers || h.ids+ids > maxWatchedIDs {
-		return ErrTooMany
+		t.users--
+		h.removeIfUnused(t)
+		return nil, ErrTooMany
 	}
 	h.watchers++
+	t.watchers++
 	h.ids += ids
-	return nil
+	return t, nil
 }
 
-func (h *Hub) unregister(ids int) {
+func (h *Hub) unregister(t *tenant, ids int) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.watchers--
+	t.watchers--
 	h.ids -= ids
+	h.mu.Unlock()
+	h.release(t)
 }
 
 // Watchers returns the number of watchers and subscribers.
@@ -153,18 +172,29 @@ func (h *Hub) Watchers() int {
 	return h.watchers
 }
 
+// TenantWatchers returns the number of watchers and subscribers of a tenant.
+func (h *Hub) TenantWatchers(name string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if t := h.tenants[name]; t != nil {
+		return t.watchers
+	}
+	return 0
+}
+
 // Subscribe returns a channel that receives a value after changes of a conversation, one value for
 // any number of changes. Read the conversation after subscribing, then wait. stop ends the
 // subscription.
 func (h *Hub) Subscribe(tenant, id string) (changed <-chan struct{}, stop func(), err error) {
-	if err := h.register(0); err != nil {
+	t, err := h.register(tenant, 0)
+	if err != nil {
 		return nil, nil, err
 	}
-	r := newReader(tenant, []string{id}, make(chan struct{}, 1))
+	r := newReader([]string{id}, make(chan struct{}, 1))
 	r.wakeOnly = true
-	h.changes.addReader(r)
+	t.changes.addReader(r)
 	return r.wake, sync.OnceFunc(func() {
-		h.changes.removeReader(r)
-		h.unregister(0)
+		t.changes.removeReader(r)
+		h.unregister(t, 0)
 	}), nil
 }

@@ -31,7 +31,7 @@ type Watch struct {
 
 // Watcher yields the responses for a Watch. It must be used by one goroutine at a time.
 type Watcher struct {
-	hub      *Hub
+	tenant   *tenant
 	changes  *reader
 	events   *reader // nil without turn events
 	gap      bool    // changes after the requested cursor were dropped
@@ -42,35 +42,40 @@ type Watcher struct {
 // Watch starts a watcher. The watcher misses no change after o.Cursor, and none from now on.
 // Errors: ErrCursor, ErrTooMany. The caller must call Stop.
 func (h *Hub) Watch(o Watch) (*Watcher, error) {
+	woken := make(chan struct{}, 1)
+	w := &Watcher{changes: newReader(o.ConversationIDs, woken)}
+	ids := len(w.changes.ids)
+	t, err := h.register(o.Tenant, ids)
+	if err != nil {
+		return nil, err
+	}
+	w.tenant = t
 	position, known := uint64(0), false
 	if o.Cursor != "" {
-		var err error
-		if position, known, err = h.position(o.Cursor); err != nil {
+		if position, known, err = t.position(o.Cursor); err != nil {
+			h.unregister(t, ids)
 			return nil, err
 		}
 	}
-	woken := make(chan struct{}, 1)
-	w := &Watcher{hub: h, changes: newReader(o.Tenant, o.ConversationIDs, woken)}
-	ids := len(w.changes.ids)
-	if err := h.register(ids); err != nil {
-		return nil, err
-	}
 	if o.TurnEvents {
-		w.events = newReader(o.Tenant, o.ConversationIDs, woken)
-		h.events.addReader(w.events)
+		w.events = newReader(o.ConversationIDs, woken)
+		h.eventReaders.Add(1)
+		t.events.addReader(w.events)
 	}
-	w.position = h.changes.addReader(w.changes)
+	w.position = t.changes.addReader(w.changes)
 	if o.Cursor != "" {
-		if w.gap = !known || !h.changes.rewind(w.changes, position); !w.gap {
+		if w.gap = !known || !t.changes.rewind(w.changes, position); !w.gap {
 			w.position = position
 		}
 	}
 	w.stop = func() {
-		h.changes.removeReader(w.changes)
+		t.changes.removeReader(w.changes)
 		if w.events != nil {
-			h.events.removeReader(w.events)
+			t.events.removeReader(w.events)
+			h.eventReaders.Add(-1)
+			h.events.refund(t.events)
 		}
-		h.unregister(ids)
+		h.unregister(t, ids)
 	}
 	return w, nil
 }
@@ -135,10 +140,10 @@ func (w *Watcher) All(
 // yieldPending yields the pending entries in the order in which they happened. It reports whether
 // it yielded any, whether the watcher will be woken for more, and whether to continue.
 func (w *Watcher) yieldPending(yield yieldFunc) (sent, idle, ok bool) {
-	changes, events := w.hub.changes.end(), w.hub.events.end() // Entries after these are for the next call.
+	changes, events := w.tenant.changes.end(), w.tenant.events.end() // Entries after these are for the next call.
 	idle = true
 	for more := w.events != nil; more; {
-		b := w.hub.events.next(w.events, events)
+		b := w.tenant.events.next(w.events, events)
 		if b.gap && !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
 			return true, false, false
 		}
@@ -156,7 +161,7 @@ func (w *Watcher) yieldPending(yield yieldFunc) (sent, idle, ok bool) {
 // yieldChanges yields the changes up to a position. Its results are those of yieldPending.
 func (w *Watcher) yieldChanges(through uint64, yield yieldFunc) (sent, idle, ok bool) {
 	for {
-		b := w.hub.changes.next(w.changes, through)
+		b := w.tenant.changes.next(w.changes, through)
 		w.position = b.position
 		if b.gap && !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
 			return true, false, false
@@ -175,13 +180,13 @@ func (w *Watcher) yieldChanges(through uint64, yield yieldFunc) (sent, idle, ok 
 
 // yieldEntry yields an entry. It reports whether to continue.
 func (w *Watcher) yieldEntry(e *entry, yield yieldFunc) bool {
-	response, err := e.encodeOnce(w.hub, w.position)
+	response, err := e.encodeOnce(w.tenant, w.position)
 	return yield(response, err) && err == nil
 }
 
 // newChange returns a response of this kind without a conversation.
 func (w *Watcher) newChange(kind parleyv1.ChangeKind) *parleyv1.WatchConversationsResponse {
 	return &parleyv1.WatchConversationsResponse{Change: &parleyv1.ConversationChange{
-		Cursor: w.hub.cursor(w.position), Kind: kind, Time: timestamppb.Now(),
+		Cursor: w.tenant.cursor(w.position), Kind: kind, Time: timestamppb.Now(),
 	}}
 }

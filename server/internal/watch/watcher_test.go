@@ -28,7 +28,7 @@ func TestHeartbeatComesFirst(t *testing.T) {
 		commit(h, "t", "a", 1, 2)
 		c := startClient(t, h, watch.Watch{Tenant: "t"}, nil)
 		want := []*parleyv1.ConversationChange{{
-			Cursor: h.Cursor(), Kind: parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT, Time: timestamppb.Now(),
+			Cursor: h.Cursor("t"), Kind: parleyv1.ChangeKind_CHANGE_KIND_HEARTBEAT, Time: timestamppb.Now(),
 		}}
 		if d := cmp.Diff(want, c.received(), protocmp.Transform()); d != "" {
 			t.Errorf("changes (-want +got):\n%s", d)
@@ -86,7 +86,7 @@ func TestResponseOfEachKind(t *testing.T) {
 		for _, change := range committed {
 			h.Committed([]store.Change{change})
 			one := &parleyv1.ConversationChange{
-				Cursor: h.Cursor(), Kind: change.Kind, ConversationId: "a", Version: change.Version, Time: timestamppb.New(at),
+				Cursor: h.Cursor("t"), Kind: change.Kind, ConversationId: "a", Version: change.Version, Time: timestamppb.New(at),
 			}
 			switch {
 			case change.Message != nil:
@@ -147,14 +147,14 @@ func TestResumeFromEveryCursor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
 		const total = 100
-		cursors := []string{h.Cursor()}
+		cursors := []string{h.Cursor("t")}
 		var of []string
 		for i := range int32(total) {
 			id := []string{"a", "b", "c"}[i%3]
 			commit(h, "t", id, i)
 			commit(h, "u", id, i)
 			of = append(of, fmt.Sprint("MESSAGE_APPENDED ", id, " ", i))
-			cursors = append(cursors, h.Cursor())
+			cursors = append(cursors, h.Cursor("t"))
 		}
 		for i, cursor := range cursors {
 			rest := startClient(t, h, watch.Watch{Tenant: "t", Cursor: cursor}, nil)
@@ -194,8 +194,8 @@ func TestHeartbeats(t *testing.T) {
 		pass(1)
 		// The cursor has advanced, although no change was for this watcher.
 		next := quiet.want(t, "HEARTBEAT")
-		if next == last || next != h.Cursor() {
-			t.Errorf("cursor moved from %s to %s, want %s", last, next, h.Cursor())
+		if next == last || next != h.Cursor("t") {
+			t.Errorf("cursor moved from %s to %s, want %s", last, next, h.Cursor("t"))
 		}
 		pass(heartbeatInterval - 2)
 		all.want(t) // The last change was less than heartbeatInterval ago.
@@ -227,7 +227,7 @@ func TestCursors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
 		commit(h, "t", "a", 1)
-		now := h.Cursor()
+		now := h.Cursor("t")
 		raw, err := base64.RawURLEncoding.DecodeString(now)
 		if err != nil {
 			t.Fatal(err)
@@ -250,15 +250,15 @@ func TestCursors(t *testing.T) {
 		// A cursor of another server start is too old, whatever its position.
 		other := watch.New(watch.Options{})
 		commit(other, "t", "a", 1, 2, 3)
-		for _, cursor := range []string{other.Cursor(), watch.New(watch.Options{}).Cursor()} {
+		for _, cursor := range []string{other.Cursor("t"), watch.New(watch.Options{}).Cursor("t")} {
 			c := startClient(t, h, watch.Watch{Tenant: "t", Cursor: cursor}, nil)
 			got := c.received()
 			if d := cmp.Diff([]string{"GAP", "HEARTBEAT"}, describe(got)); d != "" {
 				t.Errorf("changes (-want +got):\n%s", d)
 			}
 			for _, change := range got {
-				if change.GetCursor() != h.Cursor() || !change.GetTime().AsTime().Equal(time.Now()) {
-					t.Errorf("change = %v, want cursor %s and the current time", change, h.Cursor())
+				if change.GetCursor() != h.Cursor("t") || !change.GetTime().AsTime().Equal(time.Now()) {
+					t.Errorf("change = %v, want cursor %s and the current time", change, h.Cursor("t"))
 				}
 			}
 			_ = c.disconnect()

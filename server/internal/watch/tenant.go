@@ -1,0 +1,96 @@
+package watch
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+)
+
+// tenant has the feeds of one tenant. Hub.mu guards users and watchers; the other fields never change.
+type tenant struct {
+	name string
+	// origin identifies these feeds in cursors: the start of the server, the tenant, and how many tenants the
+	// hub had removed before. A cursor with another origin has an unknown position, because each feed counts
+	// positions from 1.
+	origin [8]byte
+	// changes come from the store, events from turns. Cursors contain positions of changes only.
+	changes, events *feed
+
+	users    int // number of calls that use the tenant, watchers included
+	watchers int // number of watchers and subscribers
+}
+
+// acquire returns the feeds of a tenant. The caller must call release.
+func (h *Hub) acquire(name string) *tenant {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t := h.tenants[name]
+	if t == nil {
+		t = &tenant{
+			name: name, origin: h.origin(name), changes: newFeed(name, h.changes), events: newFeed(name, h.events),
+		}
+		h.tenants[name] = t
+	}
+	t.users++
+	return t
+}
+
+// release ends the use of a tenant. A tenant that is not in use and has no entries is removed. There are
+// then more tenants with entries than the hub retains entries, or the tenant had no change.
+func (h *Hub) release(t *tenant) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	t.users--
+	h.removeIfUnused(t)
+}
+
+// removeIfUnused removes a tenant that is not in use and has no entries. The caller holds mu.
+func (h *Hub) removeIfUnused(t *tenant) {
+	if t.users == 0 && h.changes.isEmpty(t.changes) && h.events.isEmpty(t.events) && h.tenants[t.name] == t {
+		delete(h.tenants, t.name)
+		if t.changes.end() > 0 { // Otherwise the position in its cursors is 0, as in those of its successor.
+			h.removed++
+		}
+	}
+}
+
+// origin returns the origin of the feeds that a tenant would get now. The caller holds mu.
+func (h *Hub) origin(name string) [8]byte {
+	b := binary.BigEndian.AppendUint64(h.secret[:len(h.secret):len(h.secret)], h.removed)
+	sum := sha256.Sum256(append(b, name...))
+	return [8]byte(sum[:])
+}
+
+// Cursor returns the current end of a tenant's changes. A client that gets the cursor, then reads the
+// store, then watches from the cursor misses no change. Changes of other tenants do not affect it.
+func (h *Hub) Cursor(name string) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if t := h.tenants[name]; t != nil {
+		return t.cursor(t.changes.end())
+	}
+	return encodeCursor(h.origin(name), 0)
+}
+
+func (t *tenant) cursor(position uint64) string { return encodeCursor(t.origin, position) }
+
+func encodeCursor(origin [8]byte, position uint64) string {
+	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(origin[:len(origin):len(origin)], position))
+}
+
+// position decodes a cursor. known is false if the cursor comes from another origin: an earlier start of the
+// server, or another tenant.
+func (t *tenant) position(cursor string) (position uint64, known bool, err error) {
+	b, err := base64.RawURLEncoding.DecodeString(cursor)
+	if err != nil || len(b) != len(t.origin)+8 {
+		return 0, false, ErrCursor
+	}
+	if [8]byte(b) != t.origin {
+		return 0, false, nil
+	}
+	position = binary.BigEndian.Uint64(b[len(t.origin):])
+	if position > t.changes.end() {
+		return 0, false, ErrCursor
+	}
+	return position, true, nil
+}
