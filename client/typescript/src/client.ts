@@ -502,7 +502,7 @@ export class Client {
     return this.#interactions.deleteInteractions(request, options);
   }
 
-  /** Returns how much the server stores, over all tenants. Needs the admin role. */
+  /** Returns how much the server stores: for all tenants, or for that of the caller. Needs the admin role. */
   getStats(request: Input<GetStatsRequest> = {}, options?: CallOptions): Promise<GetStatsResponse> {
     return this.#admin.getStats(request, options);
   }

@@ -59,7 +59,7 @@ func (*GetStatsRequest) Descriptor() ([]byte, []int) {
 	return file_parley_v1_admin_service_proto_rawDescGZIP(), []int{0}
 }
 
-// GetStatsResponse contains the counts of this server.
+// GetStatsResponse contains the counts of this server, or of the caller's tenant.
 type GetStatsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version of the server.
@@ -73,7 +73,7 @@ type GetStatsResponse struct {
 	MessageCount int64 `protobuf:"varint,4,opt,name=message_count,json=messageCount,proto3" json:"message_count,omitempty"`
 	// Encoded size of conversations and messages, in bytes.
 	DataBytes int64 `protobuf:"varint,5,opt,name=data_bytes,json=dataBytes,proto3" json:"data_bytes,omitempty"`
-	// Heap in use, in bytes.
+	// Heap in use, in bytes. In the counts of one tenant this field and the sizes of the file are 0.
 	MemoryBytes int64 `protobuf:"varint,6,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	// Size of the store's file, in bytes; 0 if the store has no file.
 	FileBytes int64 `protobuf:"varint,7,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`
@@ -83,7 +83,8 @@ type GetStatsResponse struct {
 	ActiveTurnCount int32 `protobuf:"varint,9,opt,name=active_turn_count,json=activeTurnCount,proto3" json:"active_turn_count,omitempty"`
 	// Number of watch streams and of calls of GetRoutingSummary that wait.
 	WatcherCount int32 `protobuf:"varint,10,opt,name=watcher_count,json=watcherCount,proto3" json:"watcher_count,omitempty"`
-	// Number of conversations that have expired since the server started.
+	// Number of conversations that have expired since the server started. In the counts of one tenant
+	// this field and the other totals are 0.
 	ExpiredTotal int64 `protobuf:"varint,11,opt,name=expired_total,json=expiredTotal,proto3" json:"expired_total,omitempty"`
 	// Number of conversations that have been evicted since the server started.
 	EvictedTotal int64 `protobuf:"varint,12,opt,name=evicted_total,json=evictedTotal,proto3" json:"evicted_total,omitempty"`

@@ -14,8 +14,12 @@ func (s *Server) ListAgents(context.Context, *parleyv1.ListAgentsRequest) (*parl
 	return &parleyv1.ListAgentsResponse{Agents: s.agents.Infos()}, nil
 }
 
-// GetStats returns counts and sizes of the service, over all tenants.
+// GetStats returns counts and sizes of the service. A caller that is bound to one tenant gets the counts of
+// that tenant only.
 func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*parleyv1.GetStatsResponse, error) {
+	if !principal(ctx).AllTenants {
+		return s.tenantStats(ctx, tenant(ctx))
+	}
 	stats, err := s.store.Stats(ctx)
 	if err != nil {
 		return nil, err
@@ -31,6 +35,19 @@ func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*pa
 		ActiveTurnCount: int32(s.turns.Running()), WatcherCount: int32(s.hub.Watchers()),
 		ExpiredTotal: stats.Expired, EvictedTotal: stats.Evicted,
 		LostInteractionTotal: lost, DataLossTotal: stats.Corrupt,
+	}, nil
+}
+
+// tenantStats returns the counts of a tenant. The fields that describe the whole server are 0.
+func (s *Server) tenantStats(ctx context.Context, tenant string) (*parleyv1.GetStatsResponse, error) {
+	stats, err := s.store.TenantStats(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	return &parleyv1.GetStatsResponse{
+		Version: s.version, Store: s.storeName, StartTime: timestamppb.New(s.startTime),
+		ConversationCount: stats.Conversations, MessageCount: stats.Messages, DataBytes: stats.Bytes,
+		ActiveTurnCount: int32(s.turns.RunningOf(tenant)), WatcherCount: int32(s.hub.TenantWatchers(tenant)),
 	}, nil
 }
 

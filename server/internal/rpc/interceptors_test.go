@@ -40,6 +40,8 @@ func (c chatTurns) Chat(
 // Running returns 0. GetStats calls it.
 func (chatTurns) Running() int { return 0 }
 
+func (chatTurns) RunningOf(string) int { return 0 }
+
 // statsFunc is a store with a function for Stats.
 type statsFunc struct {
 	store.Store

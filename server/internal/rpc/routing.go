@@ -74,7 +74,7 @@ func (s *Server) summarizeAll(
 		case errors.Is(err, store.ErrNotFound):
 			reply.MissingIds = append(reply.MissingIds, id)
 		case errors.Is(err, store.ErrCorrupt): // A damaged conversation must not fail the other summaries.
-			s.log.ErrorContext(ctx, "summary omitted from batch", "conversation_id", id, "error", err)
+			s.log.ErrorContext(ctx, "summary omitted from batch", "tenant", tenant(ctx), "conversation_id", id, "error", err)
 			reply.MissingIds = append(reply.MissingIds, id)
 		case err != nil:
 			return nil, inConversation(id, err)

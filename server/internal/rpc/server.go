@@ -50,6 +50,8 @@ type Turns interface {
 	Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error)
 	// Running returns the number of running turns.
 	Running() int
+	// RunningOf returns the number of running turns of a tenant.
+	RunningOf(tenant string) int
 }
 
 // Options configure a Server. All fields are required unless their comment describes the zero value.

@@ -211,6 +211,13 @@ func (m *Manager) Running() int {
 	return m.runningTotal
 }
 
+// RunningOf returns the number of running turns of a tenant.
+func (m *Manager) RunningOf(tenant string) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.runningByTenant[tenant]
+}
+
 // Stop refuses new turns and drops queued turns. It waits for running turns until ctx ends, then
 // cancels them. It returns when their partial answers are durable.
 func (m *Manager) Stop(ctx context.Context) {

@@ -36,7 +36,7 @@ Global___GetStatsRequest: _TypeAlias = GetStatsRequest  # noqa: Y015
 
 @_typing.final
 class GetStatsResponse(_message.Message):
-    """GetStatsResponse contains the counts of this server."""
+    """GetStatsResponse contains the counts of this server, or of the caller's tenant."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -68,7 +68,7 @@ class GetStatsResponse(_message.Message):
     data_bytes: _builtins.int
     """Encoded size of conversations and messages, in bytes."""
     memory_bytes: _builtins.int
-    """Heap in use, in bytes."""
+    """Heap in use, in bytes. In the counts of one tenant this field and the sizes of the file are 0."""
     file_bytes: _builtins.int
     """Size of the store's file, in bytes; 0 if the store has no file."""
     file_bytes_in_use: _builtins.int
@@ -78,7 +78,9 @@ class GetStatsResponse(_message.Message):
     watcher_count: _builtins.int
     """Number of watch streams and of calls of GetRoutingSummary that wait."""
     expired_total: _builtins.int
-    """Number of conversations that have expired since the server started."""
+    """Number of conversations that have expired since the server started. In the counts of one tenant
+    this field and the other totals are 0.
+    """
     evicted_total: _builtins.int
     """Number of conversations that have been evicted since the server started."""
     lost_interaction_total: _builtins.int

@@ -10,7 +10,7 @@ import { Timestamp } from "../../google/protobuf/timestamp.js";
 export interface GetStatsRequest {
 }
 
-/** GetStatsResponse contains the counts of this server. */
+/** GetStatsResponse contains the counts of this server, or of the caller's tenant. */
 export interface GetStatsResponse {
   /** Version of the server. */
   version: string;
@@ -25,7 +25,7 @@ export interface GetStatsResponse {
   messageCount: number;
   /** Encoded size of conversations and messages, in bytes. */
   dataBytes: number;
-  /** Heap in use, in bytes. */
+  /** Heap in use, in bytes. In the counts of one tenant this field and the sizes of the file are 0. */
   memoryBytes: number;
   /** Size of the store's file, in bytes; 0 if the store has no file. */
   fileBytes: number;
@@ -35,7 +35,10 @@ export interface GetStatsResponse {
   activeTurnCount: number;
   /** Number of watch streams and of calls of GetRoutingSummary that wait. */
   watcherCount: number;
-  /** Number of conversations that have expired since the server started. */
+  /**
+   * Number of conversations that have expired since the server started. In the counts of one tenant
+   * this field and the other totals are 0.
+   */
   expiredTotal: number;
   /** Number of conversations that have been evicted since the server started. */
   evictedTotal: number;
@@ -462,7 +465,10 @@ export const AdminServiceDefinition = {
   name: "AdminService",
   fullName: "parley.v1.AdminService",
   methods: {
-    /** GetStats returns counts of the stored data and of running work, over all tenants. */
+    /**
+     * GetStats returns counts of the stored data and of running work. A caller with a credential for
+     * all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+     */
     getStats: {
       name: "GetStats",
       requestType: GetStatsRequest as typeof GetStatsRequest,
@@ -487,7 +493,10 @@ export const AdminServiceDefinition = {
 } as const;
 
 export interface AdminServiceImplementation<CallContextExt = {}> {
-  /** GetStats returns counts of the stored data and of running work, over all tenants. */
+  /**
+   * GetStats returns counts of the stored data and of running work. A caller with a credential for
+   * all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+   */
   getStats(request: GetStatsRequest, context: CallContext & CallContextExt): Promise<DeepPartial<GetStatsResponse>>;
   /**
    * BackupStore streams a consistent copy of the store. The server continues to serve in the
@@ -500,7 +509,10 @@ export interface AdminServiceImplementation<CallContextExt = {}> {
 }
 
 export interface AdminServiceClient<CallOptionsExt = {}> {
-  /** GetStats returns counts of the stored data and of running work, over all tenants. */
+  /**
+   * GetStats returns counts of the stored data and of running work. A caller with a credential for
+   * all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+   */
   getStats(request: DeepPartial<GetStatsRequest>, options?: CallOptions & CallOptionsExt): Promise<GetStatsResponse>;
   /**
    * BackupStore streams a consistent copy of the store. The server continues to serve in the
