@@ -53,3 +53,12 @@ func readTCPInfo(conn syscall.Conn) (info unix.TCPInfo) {
 	})
 	return info
 }
+
+// openFileLimit returns how many files the process may open.
+func openFileLimit() uint64 {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return defaultOpenFiles
+	}
+	return limit.Cur
+}

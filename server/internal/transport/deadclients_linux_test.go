@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"log/slog"
 	"net/http"
 	"sync"
 	"testing"
@@ -14,7 +15,7 @@ import (
 func TestLostProbe(t *testing.T) {
 	t.Parallel()
 	const keepalive = 6 * time.Second
-	listener, err := listenHTTP(t.Context(), "localhost:0", keepalive)
+	listener, err := listenHTTP(t.Context(), "localhost:0", keepalive, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

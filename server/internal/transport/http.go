@@ -71,7 +71,7 @@ func openHTTP(
 	if c != nil {
 		h.server.TLSConfig = c.config("h2", "http/1.1")
 	}
-	if h.listener, err = listenHTTP(ctx, o.HTTPAddress, o.KeepaliveTime); err != nil {
+	if h.listener, err = listenHTTP(ctx, o.HTTPAddress, o.KeepaliveTime, o.Log); err != nil {
 		return nil, fmt.Errorf("listen for HTTP: %w; choose another --http-address, or turn it off with an empty one", err)
 	}
 	return h, nil
@@ -79,7 +79,9 @@ func openHTTP(
 
 // listenHTTP listens with TCP keepalive. A dead client to which no data is unsent is detected within
 // keepalive plus a third of it, as gRPC's keepalive does. [deadClients] detects the others.
-func listenHTTP(ctx context.Context, address string, keepalive time.Duration) (*progressListener, error) {
+func listenHTTP(
+	ctx context.Context, address string, keepalive time.Duration, log *slog.Logger,
+) (*progressListener, error) {
 	listen := net.ListenConfig{
 		KeepAliveConfig: net.KeepAliveConfig{
 			Enable: true, Idle: keepalive, Interval: max(keepalive/9, time.Second), Count: 3,
@@ -91,7 +93,7 @@ func listenHTTP(ctx context.Context, address string, keepalive time.Duration) (*
 	if err != nil {
 		return nil, err
 	}
-	return &progressListener{l, readAckedBytes}, nil
+	return &progressListener{limitConns(l, log), readAckedBytes}, nil
 }
 
 // trackConn is the [http.Server.ConnState] hook.

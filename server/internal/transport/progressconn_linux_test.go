@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -24,7 +25,7 @@ func TestProgressConn(t *testing.T) {
 	t.Parallel()
 	const size, part, readSize = 8 << 20, 64 << 10, 256 << 10 // The socket buffers hold less than size.
 	for _, reads := range []bool{true, false} {
-		listener, err := listenHTTP(t.Context(), "127.0.0.1:0", time.Minute)
+		listener, err := listenHTTP(t.Context(), "127.0.0.1:0", time.Minute, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -91,9 +91,11 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 	service.Register(s.grpc)
 	healthv1.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
-	if s.grpcListener, err = listen(ctx, o.GRPCAddress); err != nil {
+	l, err := listen(ctx, o.GRPCAddress)
+	if err != nil {
 		return nil, fmt.Errorf("listen for gRPC: %w; another server may be running, choose another --grpc-address", err)
 	}
+	s.grpcListener = limitConns(l, o.Log)
 	if o.HTTPAddress == "" {
 		return s, nil
 	}
