@@ -61,6 +61,19 @@ func (e *HeaderTooLargeError) Error() string {
 		MaxHeaderBytes)
 }
 
+// TenantBytesError is returned if a write would give a tenant more bytes than its limit.
+type TenantBytesError struct {
+	// Bytes is the size that the tenant's conversations would have.
+	Bytes int64
+	// Limit is the maximum.
+	Limit int64
+}
+
+// Error returns the size and the limit.
+func (e *TenantBytesError) Error() string {
+	return fmt.Sprintf("the conversations of the tenant would have %d bytes, the limit is %d", e.Bytes, e.Limit)
+}
+
 // BusyError is returned if a turn is running on the conversation.
 type BusyError struct {
 	// TurnID of the running turn.

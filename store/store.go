@@ -81,7 +81,7 @@
 //     effect. A conversation keeps its newest 32 requests.
 //  10. End: after Close every method returns [ErrClosed]. Close waits for writes that have started.
 //     A second Close is not an error.
-//  11. Capacity: a tenant never has more than Options.MaxConversations conversations, except
+//  11. Capacity: a tenant never has more conversations than [Options.Limits] allow, except
 //     between lowering that limit and the next sweep. A new conversation replaces an expired one
 //     first, then the one with the oldest create time. Conversations with a running turn and held
 //     conversations are skipped. If no other is left, the write fails with [ErrFull].
@@ -105,6 +105,11 @@
 //     [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn to a header. A
 //     reply therefore has space for a header besides [MaxListBytes] of entries or
 //     [MaxConversationBytes] of messages.
+//  16. Bytes: a write that would give a tenant more bytes than [Options.Limits] allow fails with
+//     [TenantBytesError]. The bytes of a tenant are the encoded sizes of its conversations, as in
+//     [Stats]. Three kinds of writes succeed above the limit: those that add no bytes, removals, and
+//     the end of a turn, so that no answer is lost. A new conversation counts less those that it
+//     replaces. Expired conversations count until they are swept.
 //
 // Start at [Store].
 package store
@@ -210,10 +215,31 @@ type Options struct {
 	TTL time.Duration
 	// MaxConversations is the capacity of each tenant; 0 means no limit.
 	MaxConversations int
+	// Limits returns the limits of a tenant. The store calls it at each write that the limits apply
+	// to, so its results may change at any time. It must return quickly and must not call the
+	// store. If nil, each tenant has MaxConversations and no limit of bytes.
+	Limits func(tenant string) Limits
 	// MaxConversationBytes is the maximum encoded size of the messages of a conversation. The
 	// oldest messages are dropped first; the newest is kept even if it is larger. 0 means the constant
 	// [MaxConversationBytes].
 	MaxConversationBytes int
+}
+
+// Limits are limits of one tenant.
+type Limits struct {
+	// MaxConversations is the capacity in conversations; 0 means no limit.
+	MaxConversations int
+	// MaxBytes is the maximum size of all conversations; 0 means no limit.
+	MaxBytes int64
+}
+
+// CheckBytes returns a TenantBytesError if a write would change the bytes of a tenant by delta and
+// exceed the limit.
+func (l Limits) CheckBytes(present, delta int64) error {
+	if l.MaxBytes == 0 || delta <= 0 || present+delta <= l.MaxBytes {
+		return nil
+	}
+	return &TenantBytesError{Bytes: present + delta, Limit: l.MaxBytes}
 }
 
 // WithDefaults returns the options with every zero value replaced by its default.
@@ -232,6 +258,10 @@ func (o Options) WithDefaults() Options {
 	}
 	if o.MaxConversationBytes == 0 {
 		o.MaxConversationBytes = MaxConversationBytes
+	}
+	if o.Limits == nil {
+		limits := Limits{MaxConversations: o.MaxConversations}
+		o.Limits = func(string) Limits { return limits }
 	}
 	return o
 }

@@ -119,7 +119,7 @@ func (s *benchStore) throughBatch(id string) error {
 		if err != nil {
 			return err
 		}
-		if err := t.write(a.Tenant, old, out, false, now); err != nil {
+		if err := t.write(a.Tenant, old, out, guards{}, now); err != nil {
 			return err
 		}
 		return t.finish()

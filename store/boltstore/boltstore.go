@@ -144,6 +144,7 @@ func Open(path string, o Options) (*Store, error) {
 	}
 	s.writer = newWriter(db, &s.tally.guard, limits{
 		operations: maxQueued, bytes: maxQueuedBytes, batch: maxBatch, batchBytes: maxBatchBytes,
+		quantum: sharedQuantum, sharedBatchBytes: sharedBatchBytes,
 	}, s.beginTxn, s.afterCommit, s.fail)
 	return s, nil
 }
@@ -203,8 +204,8 @@ func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) error {
 }
 
 // do makes the writer apply an operation, see writer.do.
-func (s *Store) do(ctx context.Context, size int, apply func(*txn) error) error {
-	return s.countCorrupt(s.writer.do(ctx, size, apply))
+func (s *Store) do(ctx context.Context, tenant string, size int, apply func(*txn) error) error {
+	return s.countCorrupt(s.writer.do(ctx, tenant, size, apply))
 }
 
 // countCorrupt counts an error that is store.ErrCorrupt, and returns the error.

@@ -25,7 +25,7 @@ func (t *txn) victimsForCreate(tenant string, expired *stored, now time.Time) ([
 	if expired != nil {
 		victims = append(victims, expired)
 	}
-	limit := int64(t.options.MaxConversations)
+	limit := int64(t.options.Limits(tenant).MaxConversations)
 	excess := t.countsOf(tenant).Conversations + 1 - limit
 	if limit == 0 || excess <= int64(len(victims)) {
 		return victims, nil
@@ -63,6 +63,16 @@ func (t *txn) appendVictims(victims []*stored, tenant string, n int, now time.Ti
 		}
 	}
 	return victims
+}
+
+// checkBytes returns a store.TenantBytesError if a value of size bytes, which takes the place of
+// these conversations, would exceed the tenant's limit of bytes.
+func (t *txn) checkBytes(tenant string, size int, replaced ...*stored) error {
+	delta := int64(size)
+	for _, s := range replaced {
+		delta -= int64(s.size)
+	}
+	return t.options.Limits(tenant).CheckBytes(t.countsOf(tenant).Bytes, delta)
 }
 
 // evictionStart returns the key of a conversation of the tenant before which none may be evicted.
@@ -103,19 +113,15 @@ func appendUnique(victims []*stored, s *stored) []*stored {
 // evictExcess removes the oldest conversations of tenants that are above the capacity since it was
 // lowered. It removes at most limit conversations.
 func (s *Store) evictExcess(ctx context.Context, limit int) (more bool, err error) {
-	capacity := int64(s.options.MaxConversations)
-	if capacity == 0 {
-		return false, nil
-	}
 	var damage error // The first error of a tenant. The loop continues with the other tenants.
-	for _, tenant := range s.tally.above(capacity) {
+	for tenant, capacity := range s.tally.aboveCapacity(s.options.Limits) {
 		for more = true; more; {
 			step := min(limit, maxStep)
 			if step <= 0 {
 				return true, damage
 			}
 			evicted := 0
-			err := s.do(ctx, 0, func(t *txn) error {
+			err := s.do(ctx, tenant, 0, func(t *txn) error {
 				now := s.options.Now()
 				excess := int(t.countsOf(tenant).Conversations - capacity)
 				victims := t.appendVictims(nil, tenant, min(excess, step), now)

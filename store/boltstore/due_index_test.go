@@ -97,7 +97,7 @@ func TestDueIndexAfterFailure(t *testing.T) {
 		}
 	}
 	acme, other := s.tally.dueIndexes["acme"], s.tally.dueIndexes["other"]
-	err := s.do(t.Context(), 0, func(x *txn) error {
+	err := s.do(t.Context(), "acme", 0, func(x *txn) error {
 		x.readDueIndex("acme", c.Now())
 		x.put(x.turns, []byte("key"), nil)
 		panic("invalid page type")

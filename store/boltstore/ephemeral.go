@@ -55,7 +55,7 @@ func (s *Store) applyToIDs(ctx context.Context, h *store.Hold, apply func(t *txn
 			return fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, layout.MaxNames)
 		}
 	}
-	return s.do(ctx, size, func(t *txn) error {
+	return s.do(ctx, h.Tenant, size, func(t *txn) error {
 		return apply(t, ids)
 	})
 }
@@ -83,7 +83,7 @@ func (s *Store) releaseStaleAtOpen() error {
 // space, a later call tries again.
 func (s *Store) releaseStale(ctx context.Context) error {
 	for s.tally.staleHoldCount() > 0 {
-		err := s.do(ctx, 0, func(t *txn) error {
+		err := s.do(ctx, upkeep, 0, func(t *txn) error {
 			t.releaseStale(maxStep)
 			return nil
 		})

@@ -222,10 +222,10 @@ func TestEphemeralRerun(t *testing.T) {
 		b := &testWriter{writer: s.writer, t: t}
 		unblock, held := b.block()
 		answers := []pending{
-			b.start(t.Context(), 0, holding("a", "b", "c")),
-			b.start(t.Context(), 0, full(holding("a", "d"))),
-			b.start(t.Context(), 0, full(releasing("a"))),
-			b.start(t.Context(), 0, releasing("c")),
+			b.start(t.Context(), "acme", 0, holding("a", "b", "c")),
+			b.start(t.Context(), "acme", 0, full(holding("a", "d"))),
+			b.start(t.Context(), "acme", 0, full(releasing("a"))),
+			b.start(t.Context(), "acme", 0, releasing("c")),
 		}
 		unblock()
 		if err := <-held; err != nil {
@@ -246,7 +246,7 @@ func TestEphemeralRerun(t *testing.T) {
 		unblock, held = b.block()
 		answers = nil
 		for _, apply := range []func(*txn) error{holding("a"), releasing("a"), holding("a"), releasing("a")} {
-			answers = append(answers, b.start(t.Context(), 0, apply))
+			answers = append(answers, b.start(t.Context(), "acme", 0, apply))
 		}
 		unblock()
 		for _, a := range append(answers, held) {
@@ -277,7 +277,7 @@ func TestEphemeralClockSetBack(t *testing.T) {
 	}
 	c.advance(-1)
 	for _, want := range []bool{true, false, false} {
-		if err := s.writer.do(t.Context(), 0, func(x *txn) error {
+		if err := s.writer.do(t.Context(), "acme", 0, func(x *txn) error {
 			x.sweepEphemeral(due[0], c.Now())
 			return nil
 		}); err != nil {

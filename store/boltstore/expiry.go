@@ -69,7 +69,7 @@ func (s *Store) sweepBucket(ctx context.Context, due dueBucket, limit int) (rema
 		more = moreDue || err != nil && len(entries) > 0
 		if len(entries) > 0 {
 			err = cmp.Or(applyBisecting(entries, func(entries []layout.DueEntry) error {
-				return s.writer.do(ctx, 0, func(t *txn) error {
+				return s.writer.do(ctx, upkeep, 0, func(t *txn) error {
 					now := s.options.Now()
 					for _, e := range entries {
 						due.end(t, e, now)

@@ -30,10 +30,10 @@ func TestWriterFails(t *testing.T) {
 				b := newTestWriter(t, dir, limits{operations: 100, bytes: 100, batch: 3, batchBytes: 100})
 				release, _ := b.block()
 				answers := []pending{
-					b.start(t.Context(), 1, put("before")),
-					b.start(t.Context(), 1, func(x *txn) error { return fail(b, x) }),
-					b.start(t.Context(), 1, put("after")),
-					b.start(t.Context(), 1, put("in the next batch")),
+					b.start(t.Context(), "acme", 1, put("before")),
+					b.start(t.Context(), "acme", 1, func(x *txn) error { return fail(b, x) }),
+					b.start(t.Context(), "acme", 1, put("after")),
+					b.start(t.Context(), "acme", 1, put("in the next batch")),
 				}
 				release()
 				for i, a := range answers {
@@ -41,14 +41,14 @@ func TestWriterFails(t *testing.T) {
 						t.Errorf("operation %d = %v, want ErrFailed", i, err)
 					}
 				}
-				if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrFailed) {
+				if err := b.do(t.Context(), "acme", 1, put("late")); !errors.Is(err, store.ErrFailed) {
 					t.Errorf("operation after the failure = %v, want ErrFailed", err)
 				}
 				if len(b.failures) != 1 || !errors.Is(b.failures[0], store.ErrFailed) || len(b.commits) != 0 {
 					t.Errorf("failures = %v with %d commits, want one failure", b.failures, len(b.commits))
 				}
 				b.close()
-				if err := b.do(t.Context(), 1, put("later")); !errors.Is(err, store.ErrClosed) {
+				if err := b.do(t.Context(), "acme", 1, put("later")); !errors.Is(err, store.ErrClosed) {
 					t.Errorf("operation after close = %v, want ErrClosed", err)
 				}
 			})
@@ -62,7 +62,7 @@ func TestWriterFailsWhileClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestWriter(t, dir, wideLimits)
 		gate := make(chan struct{})
-		started := b.start(t.Context(), 1, func(x *txn) error {
+		started := b.start(t.Context(), "acme", 1, func(x *txn) error {
 			<-gate
 			return put("")(x)
 		})
@@ -72,7 +72,7 @@ func TestWriterFailsWhileClosing(t *testing.T) {
 		if err := <-started; !errors.Is(err, store.ErrFailed) {
 			t.Errorf("running operation = %v, want ErrFailed", err)
 		}
-		if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrFailed) {
+		if err := b.do(t.Context(), "acme", 1, put("late")); !errors.Is(err, store.ErrClosed) || errors.Is(err, store.ErrFailed) {
 			t.Errorf("operation after close = %v, want ErrClosed", err)
 		}
 	})
@@ -92,12 +92,12 @@ func TestWriterPanics(t *testing.T) {
 			panic(cause)
 		}
 		answers := []pending{
-			b.start(t.Context(), 1, put("a")),
-			b.start(t.Context(), 1, unwritten),
-			b.start(t.Context(), 1, put("b")),
-			b.start(t.Context(), 1, written),
-			b.start(t.Context(), 1, put("c")),
-			b.start(t.Context(), 1, written),
+			b.start(t.Context(), "acme", 1, put("a")),
+			b.start(t.Context(), "acme", 1, unwritten),
+			b.start(t.Context(), "acme", 1, put("b")),
+			b.start(t.Context(), "acme", 1, written),
+			b.start(t.Context(), "acme", 1, put("c")),
+			b.start(t.Context(), "acme", 1, written),
 		}
 		release()
 		for i, a := range answers {
@@ -106,11 +106,11 @@ func TestWriterPanics(t *testing.T) {
 			}
 		}
 		for name, apply := range map[string]func(*txn) error{"unwritten": unwritten, "written": written} {
-			if err := b.do(t.Context(), 1, apply); !errors.Is(err, store.ErrCorrupt) {
+			if err := b.do(t.Context(), "acme", 1, apply); !errors.Is(err, store.ErrCorrupt) {
 				t.Errorf("%s operation alone = %v, want ErrCorrupt", name, err)
 			}
 		}
-		if err := errors.Join(<-held, b.do(t.Context(), 1, put("d"))); err != nil {
+		if err := errors.Join(<-held, b.do(t.Context(), "acme", 1, put("d"))); err != nil {
 			t.Error(err)
 		}
 		if got, want := b.keys(), []string{"a", "b", "c", "d"}; !slices.Equal(got, want) || len(b.failures) > 0 {
@@ -131,10 +131,10 @@ func TestWriterNoSpace(t *testing.T) {
 		runs := 0
 		release, held := b.block()
 		answers := []pending{
-			b.start(t.Context(), 1, put("a")),
-			b.start(t.Context(), 1, full),
-			b.start(t.Context(), 1, put("b")),
-			b.start(t.Context(), 1, full),
+			b.start(t.Context(), "acme", 1, put("a")),
+			b.start(t.Context(), "acme", 1, full),
+			b.start(t.Context(), "acme", 1, put("b")),
+			b.start(t.Context(), "acme", 1, full),
 		}
 		release()
 		for i, a := range answers {
@@ -151,14 +151,14 @@ func TestWriterNoSpace(t *testing.T) {
 
 		// The batch finds no space. When its first half is applied again, the store fails.
 		release, held = b.block()
-		failing := b.start(t.Context(), 1, func(x *txn) error {
+		failing := b.start(t.Context(), "acme", 1, func(x *txn) error {
 			runs++
 			if runs == 1 {
 				return put("failing")(x)
 			}
 			return put("")(x)
 		})
-		after := b.start(t.Context(), 1, full)
+		after := b.start(t.Context(), "acme", 1, full)
 		release()
 		if err := <-held; err != nil {
 			t.Error(err)
@@ -187,7 +187,7 @@ func TestCloseAfterRollbackPanics(t *testing.T) {
 			}
 		}
 		b := newTestWriter(t, dir, wideLimits)
-		if err := b.do(t.Context(), 1, put("a1", "a2", "b1", "b2", "c1", "c2", "c3", "c4")); err != nil {
+		if err := b.do(t.Context(), "acme", 1, put("a1", "a2", "b1", "b2", "c1", "c2", "c3", "c4")); err != nil {
 			t.Fatal(err)
 		}
 		b.close()
@@ -198,7 +198,7 @@ func TestCloseAfterRollbackPanics(t *testing.T) {
 
 		b = openTestWriter(t, path, wideLimits)
 		b.file.Close()
-		if err := b.do(t.Context(), 1, put("a1", "b1")); !errors.Is(err, store.ErrFailed) {
+		if err := b.do(t.Context(), "acme", 1, put("a1", "b1")); !errors.Is(err, store.ErrFailed) {
 			t.Errorf("write whose rollback panics = %v, want ErrFailed", err)
 		}
 		if len(b.failures) != 1 || !strings.Contains(b.failures[0].Error(), "allocated by the same transaction") {

@@ -27,7 +27,7 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 	}
 	uid := uuid.NewString()
 	var result *store.Result
-	err = s.do(ctx, proto.Size(i.Conversation)+len(i.Messages), func(t *txn) error {
+	err = s.do(ctx, i.Tenant, proto.Size(i.Conversation)+len(i.Messages), func(t *txn) error {
 		now := s.options.Now()
 		old, err := t.load(i.Tenant, id, record.UnmarshalHead)
 		damaged := old != nil && errors.Is(err, store.ErrCorrupt)
@@ -66,6 +66,15 @@ func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *rec
 	if err := t.checkSpace(len(value)); err != nil {
 		return err
 	}
+	var victims []*stored
+	if overwritten {
+		victims = append(victims, old)
+	} else if victims, err = t.victimsForImport(tenant, old, now); err != nil {
+		return err
+	}
+	if err := t.checkBytes(tenant, len(value), victims...); err != nil {
+		return err
+	}
 	if overwritten {
 		t.remove(old)
 		if old.record == nil { // The record is damaged, so record.Import did not get it.
@@ -74,10 +83,6 @@ func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *rec
 			})
 		}
 	} else {
-		victims, err := t.victimsForImport(tenant, old, now)
-		if err != nil {
-			return err
-		}
 		for _, victim := range victims {
 			t.end(victim, now)
 		}
@@ -95,7 +100,7 @@ func (t *txn) victimsForImport(tenant string, expired *stored, now time.Time) ([
 	if expired != nil {
 		victims = append(victims, expired)
 	}
-	limit := int64(t.options.MaxConversations)
+	limit := int64(t.options.Limits(tenant).MaxConversations)
 	excess := t.countsOf(tenant).Conversations + 1 - limit
 	if limit == 0 || excess <= int64(len(victims)) {
 		return victims, nil

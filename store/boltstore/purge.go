@@ -33,7 +33,7 @@ func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error)
 			ids = nil
 			err = applyBisecting(keys, func(keys []layout.InnerKey) error {
 				var removed []string
-				err := s.writer.do(ctx, 0, func(t *txn) error {
+				err := s.writer.do(ctx, p.Tenant, 0, func(t *txn) error {
 					removed = t.purge(&w, keys, s.options.Now())
 					return nil
 				})

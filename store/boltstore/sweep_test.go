@@ -100,7 +100,7 @@ func TestSweepDamaged(t *testing.T) {
 	}
 	c.advance(time.Minute)
 	// Another sweep that saw the entry before it was moved does not move it a second time.
-	if err := s.writer.do(t.Context(), 0, func(x *txn) error {
+	if err := s.writer.do(t.Context(), "acme", 0, func(x *txn) error {
 		for _, e := range before {
 			x.sweepExpiry(e, c.Now())
 		}

@@ -9,6 +9,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
@@ -130,17 +131,17 @@ func (t *tally) all() (total layout.Counts, expired, evicted int64) {
 	return t.total, t.expired, t.evicted
 }
 
-// above returns the tenants that have more conversations than a limit.
-func (t *tally) above(conversations int64) []string {
+// aboveCapacity returns the capacities of the tenants that have more conversations than that.
+func (t *tally) aboveCapacity(limits func(tenant string) store.Limits) map[string]int64 {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	var tenants []string
+	capacities := map[string]int64{}
 	for tenant, c := range t.tenants {
-		if c.Conversations > conversations {
-			tenants = append(tenants, tenant)
+		if capacity := int64(limits(tenant).MaxConversations); capacity > 0 && c.Conversations > capacity {
+			capacities[tenant] = capacity
 		}
 	}
-	return tenants
+	return capacities
 }
 
 // apply adds the changes of a committed transaction.
@@ -158,7 +159,7 @@ func (t *tally) apply(committed *txn) {
 			t.tenants[tenant] = c
 			// The index also has entries of removed conversations. Reading it again costs little
 			// compared with the writes that the tenant needs to reach its capacity.
-			if 2*c.Conversations < int64(committed.options.MaxConversations) {
+			if 2*c.Conversations < int64(committed.options.Limits(tenant).MaxConversations) {
 				delete(t.dueIndexes, tenant)
 			}
 		}

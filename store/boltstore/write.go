@@ -26,7 +26,7 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Create(old, c, history, uid, now, &s.options.Options)
 	}
-	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, true, decide)
+	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, guards{disk: true, bytes: true}, decide)
 }
 
 // Append implements store.Store.
@@ -42,7 +42,7 @@ func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, err
 	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Append(old, a, drafts, uid, now, &s.options.Options)
 	}
-	return s.change(ctx, a.Tenant, a.ConversationID, size, a.End == nil, decide)
+	return s.change(ctx, a.Tenant, a.ConversationID, size, guards{disk: a.End == nil, bytes: a.End == nil}, decide)
 }
 
 // Update implements store.Store.
@@ -50,21 +50,26 @@ func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, err
 	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Update(old, u, now, &s.options.Options)
 	}
-	return s.change(ctx, u.Tenant, u.ConversationID, proto.Size(u.Values), false, decide)
+	return s.change(ctx, u.Tenant, u.ConversationID, proto.Size(u.Values), guards{bytes: true}, decide)
+}
+
+// guards are checks of a write that adds bytes. Writes that must not fail have none.
+type guards struct {
+	disk  bool // the write is refused while the disk is nearly full
+	bytes bool // the write is refused if the tenant would have more bytes than its limit
 }
 
 // change makes the writer write the outcome of decide for the conversation with that id. decide
 // gets nil if there is none or it has expired. size is the number of bytes that the operation holds
-// in memory while it is queued. If keepReserve is set, the write is refused while the disk is
-// nearly full.
-func (s *Store) change(ctx context.Context, tenant, id string, size int, keepReserve bool,
+// in memory while it is queued.
+func (s *Store) change(ctx context.Context, tenant, id string, size int, g guards,
 	decide func(old *record.Record, now time.Time) (*record.Outcome, error),
 ) (*store.Result, error) {
 	if n := len(tenant) + len(id); n > layout.MaxNames {
 		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, layout.MaxNames)
 	}
 	var result *store.Result
-	err := s.do(ctx, size, func(t *txn) error {
+	err := s.do(ctx, tenant, size, func(t *txn) error {
 		now := s.options.Now()
 		old, err := t.load(tenant, id, record.Unmarshal)
 		if err != nil {
@@ -75,7 +80,7 @@ func (s *Store) change(ctx context.Context, tenant, id string, size int, keepRes
 			return err
 		}
 		result = out.Result
-		return t.write(tenant, old, out, keepReserve, now)
+		return t.write(tenant, old, out, g, now)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", id, err)
@@ -84,8 +89,8 @@ func (s *Store) change(ctx context.Context, tenant, id string, size int, keepRes
 }
 
 // write writes an outcome of package record. old is the conversation with that id, expired or not,
-// or nil. For keepReserve see Store.change.
-func (t *txn) write(tenant string, old *stored, out *record.Outcome, keepReserve bool, now time.Time) error {
+// or nil.
+func (t *txn) write(tenant string, old *stored, out *record.Outcome, g guards, now time.Time) error {
 	if out.Record == nil {
 		return nil
 	}
@@ -100,19 +105,26 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, keepReserve
 	if err != nil {
 		return err
 	}
-	if keepReserve {
+	if g.disk {
 		if err := t.checkSpace(len(value)); err != nil {
+			return err
+		}
+	}
+	replaced := []*stored{old}
+	if out.Result.Created {
+		if replaced, err = t.victimsForCreate(tenant, old, now); err != nil {
+			return err
+		}
+	}
+	if g.bytes {
+		if err := t.checkBytes(tenant, len(value), replaced...); err != nil {
 			return err
 		}
 	}
 	if !out.Result.Created {
 		t.replace(old, out.Record, value)
 	} else {
-		victims, err := t.victimsForCreate(tenant, old, now)
-		if err != nil {
-			return err
-		}
-		for _, victim := range victims {
+		for _, victim := range replaced {
 			t.end(victim, now)
 		}
 		t.create(tenant, out.Record, value)
@@ -125,7 +137,7 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, keepReserve
 // version is required, since that is unknown. If the entry in ids is damaged or has no record,
 // Delete returns store.ErrCorrupt, because the record cannot be found.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
-	err := s.do(ctx, 0, func(t *txn) error {
+	err := s.do(ctx, d.Tenant, 0, func(t *txn) error {
 		now := s.options.Now()
 		old, err := t.load(d.Tenant, d.ConversationID, record.UnmarshalHead)
 		if old != nil && errors.Is(err, store.ErrCorrupt) && d.IfVersion == nil {
@@ -158,7 +170,7 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 	if err != nil {
 		return fmt.Errorf("conversation %q: %w", p.ConversationID, err)
 	}
-	err = s.do(ctx, len(value), func(t *txn) error {
+	err = s.do(ctx, p.Tenant, len(value), func(t *txn) error {
 		now := s.options.Now()
 		old, err := t.load(p.Tenant, p.ConversationID, record.UnmarshalHead)
 		if err != nil {

@@ -39,7 +39,7 @@ func TestQueuedSize(t *testing.T) {
 		queued := func() int {
 			s.writer.mu.Lock()
 			defer s.writer.mu.Unlock()
-			return s.writer.queuedBytes
+			return s.writer.queue.Bytes()
 		}
 		start(appending(&store.Append{Begin: &parleyv1.Turn{Id: "turn"}})) // The writer is blocked from now on.
 		last := queued()

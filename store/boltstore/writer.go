@@ -9,11 +9,13 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/fairqueue"
 )
 
 // Limits of a store's writer.
@@ -22,17 +24,33 @@ const (
 	maxQueuedBytes = 64 << 20
 	maxBatch       = 512
 	maxBatchBytes  = 16 << 20
+	// sharedBatchBytes is the maximum of a transaction while several tenants write. Once it has
+	// operations of two tenants, it takes only sharedQuantum of each. A caller waits for the end of a
+	// transaction and then for its own, so both are short.
+	sharedBatchBytes = 256 << 10
+	sharedQuantum    = 32 << 10
+	// sharedPeriod is how long the limits of shared transactions apply after the writes of one tenant
+	// have followed those of another. A tenant that writes all the time alone has longer transactions.
+	sharedPeriod = 10 * time.Second
+	// mutationCost is the cost of a change to the file, in addition to the bytes of its value.
+	mutationCost = 512
 )
+
+// upkeep is the tenant of the operations of the sweeper. No principal has this tenant.
+const upkeep = ""
 
 // limits are the maximum queue and the maximum transaction, each in operations and in bytes.
 type limits struct {
-	operations, bytes int
-	batch, batchBytes int
+	operations, bytes         int
+	batch, batchBytes         int
+	quantum, sharedBatchBytes int // while several tenants write
 }
 
-// writer makes operations durable in the order of their submission. Its goroutine puts all queued
-// operations into a transaction, one transaction after the other, without delay. So many callers
-// share a commit, and a single caller never waits for others.
+// writer makes operations durable, those of a tenant in the order of their submission. It takes them
+// from the tenants in turn, see package fairqueue. Its goroutine puts all queued operations into a
+// transaction, one transaction after the other, without delay. So many callers share a commit, and a
+// single caller never waits for others. While several tenants write, a transaction takes a limited
+// part of each: no tenant waits for all that another has queued.
 type writer struct {
 	db          *bolt.DB
 	guard       *boltfile.PanicGuard
@@ -43,9 +61,10 @@ type writer struct {
 
 	mu          sync.Mutex
 	changed     sync.Cond // signals a change of queue or closeErr
-	queue       []*operation
-	queuedBytes int   // sum of the sizes in queue
-	closeErr    error // error of all further operations; nil while the writer accepts them
+	queue       *fairqueue.Queue[*operation]
+	lastTenant  string    // of the newest operation, except upkeep
+	sharedUntil time.Time // end of the period in which several tenants write
+	closeErr    error     // error of all further operations; nil while the writer accepts them
 	stopped     chan struct{}
 
 	// These fields belong to the writer's goroutine.
@@ -57,7 +76,9 @@ type writer struct {
 // operation is one write of a caller.
 type operation struct {
 	ctx     context.Context
+	tenant  string
 	size    int
+	cost    int              // of its last run, in bytes, for the turns of tenants
 	apply   func(*txn) error // may run again after a transaction that was rolled back
 	claimed atomic.Bool      // by the writer, or by its caller, which then gives up
 	err     error
@@ -72,17 +93,18 @@ func newWriter(db *bolt.DB, g *boltfile.PanicGuard, l limits, begin func(*bolt.T
 ) *writer {
 	w := &writer{
 		db: db, guard: g, limits: l, newTxn: begin, afterCommit: committed, onFailure: failed, stopped: make(chan struct{}),
+		queue: fairqueue.New[*operation](fairqueue.Limits{Items: l.operations, Bytes: l.bytes, Quantum: l.quantum}),
 	}
 	w.changed.L = &w.mu
 	go w.run()
 	return w
 }
 
-// do makes the writer apply an operation of about size bytes. It returns when the operation is
+// do makes the writer apply an operation of a tenant, of about size bytes. It returns when the operation is
 // durable, or has failed without an effect. If ctx ends before the operation starts, the operation
 // never runs. If ctx ends later, do waits for the end of the operation.
-func (w *writer) do(ctx context.Context, size int, apply func(*txn) error) error {
-	op := &operation{ctx: ctx, size: size, apply: apply, done: make(chan struct{})}
+func (w *writer) do(ctx context.Context, tenant string, size int, apply func(*txn) error) error {
+	op := &operation{ctx: ctx, tenant: tenant, size: size, apply: apply, done: make(chan struct{})}
 	if err := w.submit(op); err != nil {
 		return err
 	}
@@ -106,12 +128,19 @@ func (w *writer) submit(op *operation) error {
 	if err := op.ctx.Err(); err != nil {
 		return err
 	}
-	// An operation that is larger than the limit is accepted when the queue is empty.
-	full := len(w.queue) >= w.limits.operations || w.queuedBytes+op.size > w.limits.bytes
-	if full && len(w.queue) > 0 {
-		return fmt.Errorf("%w: %d writes of %d bytes are queued", store.ErrOverloaded, len(w.queue), w.queuedBytes)
+	dropped, ok := w.queue.Push(op.tenant, op.size, op)
+	for _, other := range dropped {
+		other.refuse(fmt.Errorf("%w: the queue is full, and the tenant has most of it", store.ErrOverloaded))
 	}
-	w.queue, w.queuedBytes = append(w.queue, op), w.queuedBytes+op.size
+	if !ok {
+		return fmt.Errorf("%w: %d writes of %d bytes are queued", store.ErrOverloaded, w.queue.Len(), w.queue.Bytes())
+	}
+	if op.tenant != w.lastTenant && op.tenant != upkeep {
+		if w.lastTenant != "" {
+			w.sharedUntil = time.Now().Add(sharedPeriod)
+		}
+		w.lastTenant = op.tenant
+	}
 	w.changed.Signal()
 	return nil
 }
@@ -147,33 +176,74 @@ func (w *writer) answer(batch []*operation, err error) {
 func (w *writer) waitForWork() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for len(w.queue) == 0 && w.closeErr == nil {
+	for w.queue.Len() == 0 && w.closeErr == nil {
 		w.changed.Wait()
 	}
-	return len(w.queue) > 0
+	return w.queue.Len() > 0
 }
 
 // dequeueAll yields the queued operations, including those that are queued during the loop, until
-// the queue is empty.
+// the queue is empty. If several tenants write and the operations are of more than one, it stops when
+// each tenant has had its turn.
 func (w *writer) dequeueAll(yield func(*operation) bool) {
-	for op := w.dequeue(); op != nil && yield(op); {
-		op = w.dequeue()
+	mixed := false
+	var previous *operation
+	for op := w.dequeue(nil, false); op != nil; op = w.dequeue(op, mixed) {
+		mixed = mixed || previous != nil && previous.tenant != op.tenant
+		if !yield(op) {
+			w.charge(op)
+			return
+		}
+		previous = op
 	}
 }
 
-// dequeue claims the first operation in the queue, or returns nil if the queue is empty.
-func (w *writer) dequeue() *operation {
+// dequeue charges the previous operation of the transaction to its tenant. It claims the next operation
+// in turn, or returns nil if the transaction should take no more. mixed is whether the transaction has
+// operations of several tenants.
+func (w *writer) dequeue(previous *operation, mixed bool) *operation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for len(w.queue) > 0 {
-		op := w.queue[0]
-		w.queue[0] = nil
-		w.queue, w.queuedBytes = w.queue[1:], w.queuedBytes-op.size
+	if previous != nil {
+		w.queue.Charge(previous.tenant, previous.cost)
+	}
+	endless := !mixed || !w.isShared()
+	for {
+		op, ok := w.queue.Pop(endless)
+		if !ok {
+			return nil
+		}
 		if op.claim() {
 			return op
 		}
 	}
-	return nil
+}
+
+func (w *writer) charge(op *operation) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.queue.Charge(op.tenant, op.cost)
+}
+
+// isShared reports whether several tenants write. The caller holds mu.
+func (w *writer) isShared() bool {
+	if w.sharedUntil.IsZero() {
+		return false // Most servers have one tenant, and need no clock.
+	}
+	if time.Now().After(w.sharedUntil) {
+		w.sharedUntil = time.Time{}
+	}
+	return !w.sharedUntil.IsZero()
+}
+
+// batchBytes returns the maximum size of a transaction.
+func (w *writer) batchBytes() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.isShared() {
+		return w.limits.sharedBatchBytes
+	}
+	return w.limits.batchBytes
 }
 
 // claim starts the operation. It returns false if the caller has given up.
@@ -188,6 +258,13 @@ func (o *operation) claim() bool {
 	return true
 }
 
+// refuse answers a queued operation with an error, unless its caller has given up.
+func (o *operation) refuse(err error) {
+	if o.claimed.CompareAndSwap(false, true) {
+		o.answer(err)
+	}
+}
+
 // answer reports to the caller the error of the transaction, or that of the operation.
 func (o *operation) answer(err error) {
 	if err != nil {
@@ -199,8 +276,9 @@ func (o *operation) answer(err error) {
 // runOperation applies an operation. If bbolt panics before the operation has changed anything, the
 // panic is the operation's own error. A later panic ends the transaction.
 func (w *writer) runOperation(o *operation, t *txn) error {
-	before := t.mutations
+	before, written := t.mutations, t.writtenBytes
 	err := w.guard.Do(func() error { return o.apply(t) })
+	o.cost = max(o.size, t.writtenBytes-written) + mutationCost*(1+t.mutations-before)
 	if errors.Is(err, store.ErrCorrupt) && t.mutations != before {
 		t.fail(err)
 	}
@@ -218,7 +296,7 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	err = w.transact(func(tx *bolt.Tx) error {
 		id = tx.ID()
 		// The written bytes may be far more or far less than the size of the operations.
-		size := 0
+		size, batchBytes := 0, w.batchBytes()
 		for op := range operations {
 			batch, size = append(batch, op), size+op.size
 			if t == nil {
@@ -226,7 +304,7 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 				t.refuseFrom = w.refuseFrom
 			}
 			op.err = w.runOperation(op, t)
-			if t.err != nil || len(batch) >= w.limits.batch || max(size, t.writtenBytes) >= w.limits.batchBytes {
+			if t.err != nil || len(batch) >= w.limits.batch || max(size, t.writtenBytes) >= batchBytes {
 				break
 			}
 		}
@@ -316,12 +394,9 @@ func (w *writer) stop(err error) {
 	if !errors.Is(w.closeErr, store.ErrClosed) {
 		w.closeErr = err
 	}
-	for _, op := range w.queue {
-		if op.claimed.CompareAndSwap(false, true) {
-			op.answer(err)
-		}
+	for _, op := range w.queue.Clear() {
+		op.refuse(err)
 	}
-	w.queue, w.queuedBytes = nil, 0
 	w.changed.Signal()
 }
 

@@ -74,9 +74,9 @@ func openTestWriter(t *testing.T, path string, l limits) *testWriter {
 type pending chan error
 
 // start calls do in a goroutine, and returns when that goroutine is blocked.
-func (b *testWriter) start(ctx context.Context, size int, apply func(*txn) error) pending {
+func (b *testWriter) start(ctx context.Context, tenant string, size int, apply func(*txn) error) pending {
 	a := make(pending, 1)
-	go func() { a <- b.do(ctx, size, apply) }()
+	go func() { a <- b.do(ctx, tenant, size, apply) }()
 	synctest.Wait()
 	return a
 }
@@ -84,7 +84,7 @@ func (b *testWriter) start(ctx context.Context, size int, apply func(*txn) error
 // block blocks the writer with an operation until release is called.
 func (b *testWriter) block() (release func(), a pending) {
 	gate := make(chan struct{})
-	a = b.start(b.t.Context(), 0, func(*txn) error {
+	a = b.start(b.t.Context(), "acme", 0, func(*txn) error {
 		<-gate
 		return nil
 	})
@@ -135,7 +135,7 @@ func TestWriterBatches(t *testing.T) {
 			{key: "i", value: 15}, // The written values fill the batch.
 			{key: "j", value: 5},
 		} {
-			answers = append(answers, b.start(t.Context(), op.size, func(x *txn) error {
+			answers = append(answers, b.start(t.Context(), "acme", op.size, func(x *txn) error {
 				if op.err == nil {
 					x.put(x.turns, []byte(op.key), make([]byte, op.value))
 				}
@@ -171,13 +171,13 @@ func TestWriterOverloaded(t *testing.T) {
 				b := newTestWriter(t, dir, l)
 				for range 2 {
 					release, held := b.block()
-					first := b.start(t.Context(), 5, put("a"))
-					second := b.start(t.Context(), 5, put("b"))
-					if err := b.do(t.Context(), 1, put("c")); !errors.Is(err, store.ErrOverloaded) {
+					first := b.start(t.Context(), "acme", 5, put("a"))
+					second := b.start(t.Context(), "acme", 5, put("b"))
+					if err := b.do(t.Context(), "acme", 1, put("c")); !errors.Is(err, store.ErrOverloaded) {
 						t.Errorf("operation = %v, want ErrOverloaded", err)
 					}
 					release()
-					if err := errors.Join(<-held, <-first, <-second, b.do(t.Context(), 1000, put("large"))); err != nil {
+					if err := errors.Join(<-held, <-first, <-second, b.do(t.Context(), "acme", 1000, put("large"))); err != nil {
 						t.Error(err)
 					}
 				}
@@ -195,13 +195,13 @@ func TestWriterCancelled(t *testing.T) {
 		b := newTestWriter(t, dir, wideLimits)
 		release, held := b.block()
 		ctx, cancel := context.WithCancel(t.Context())
-		waiting := b.start(ctx, 1, put("waiting"))
-		other := b.start(t.Context(), 1, put("other"))
+		waiting := b.start(ctx, "acme", 1, put("waiting"))
+		other := b.start(t.Context(), "acme", 1, put("other"))
 		cancel()
 		if err := <-waiting; !errors.Is(err, context.Canceled) { // The writer is still blocked.
 			t.Errorf("queued operation = %v, want Canceled", err)
 		}
-		if err := b.do(ctx, 1, put("late")); !errors.Is(err, context.Canceled) {
+		if err := b.do(ctx, "acme", 1, put("late")); !errors.Is(err, context.Canceled) {
 			t.Errorf("operation with an ended context = %v, want Canceled", err)
 		}
 		release()
@@ -210,7 +210,7 @@ func TestWriterCancelled(t *testing.T) {
 		}
 
 		ctx, cancel = context.WithCancel(t.Context())
-		if err := b.do(ctx, 1, func(x *txn) error {
+		if err := b.do(ctx, "acme", 1, func(x *txn) error {
 			cancel()
 			return put("started")(x)
 		}); err != nil {
@@ -239,7 +239,7 @@ func TestOperationClaim(t *testing.T) {
 func TestWriterRolledBack(t *testing.T) {
 	b := newTestWriter(t, t.TempDir(), wideLimits)
 	var id int
-	if err := b.do(t.Context(), 1, func(x *txn) error {
+	if err := b.do(t.Context(), "acme", 1, func(x *txn) error {
 		id = x.turns.Tx().ID()
 		return put("key")(x)
 	}); err != nil {
@@ -256,11 +256,11 @@ func TestWriterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestWriter(t, dir, wideLimits)
 		gate := make(chan struct{})
-		started := b.start(t.Context(), 1, func(x *txn) error {
+		started := b.start(t.Context(), "acme", 1, func(x *txn) error {
 			<-gate
 			return put("started")(x)
 		})
-		waiting := b.start(t.Context(), 1, put("waiting"))
+		waiting := b.start(t.Context(), "acme", 1, put("waiting"))
 		closed := make(chan struct{})
 		go func() {
 			b.close()
@@ -279,7 +279,7 @@ func TestWriterClose(t *testing.T) {
 			t.Errorf("running operation = %v, want it completed", err)
 		}
 		<-closed
-		if err := b.do(t.Context(), 1, put("late")); !errors.Is(err, store.ErrClosed) {
+		if err := b.do(t.Context(), "acme", 1, put("late")); !errors.Is(err, store.ErrClosed) {
 			t.Errorf("operation after close = %v, want ErrClosed", err)
 		}
 		if got, want := b.keys(), []string{"started"}; !slices.Equal(got, want) {
@@ -354,5 +354,5 @@ func TestQueuedBytes(t *testing.T) {
 func (b *testWriter) queuedBytesNow() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.queuedBytes
+	return b.queue.Bytes()
 }

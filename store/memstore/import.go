@@ -55,17 +55,21 @@ func (s *Store) storeImport(
 	if t == nil {
 		t = newTenant(tenantName)
 	}
-	var changes []store.Change
-	if overwritten {
-		s.remove(t, old)
-	} else {
-		expired, err := t.expiredToReplace(old, s.options.MaxConversations, now)
-		if err != nil {
+	limits, replaced := s.options.Limits(tenantName), old
+	if !overwritten {
+		if replaced, err = t.expiredToReplace(old, limits.MaxConversations, now); err != nil {
 			return nil, err
 		}
-		if expired != nil {
-			changes = append(changes, s.removeAndReport(t, expired, now))
-		}
+	}
+	if err := limits.CheckBytes(t.stats.Bytes, e.size()-replaced.size()); err != nil {
+		return nil, err
+	}
+	var changes []store.Change
+	switch {
+	case overwritten:
+		s.remove(t, old)
+	case replaced != nil:
+		changes = append(changes, s.removeAndReport(t, replaced, now))
 	}
 	s.index(t, e)
 	return append(changes, out.Changes...), nil

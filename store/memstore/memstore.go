@@ -49,7 +49,7 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 	create := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Create(old, c, history, uuid.NewString(), now, &s.options)
 	}
-	return s.writeOne(ctx, c.Tenant, c.Conversation.GetId(), create)
+	return s.writeOne(ctx, c.Tenant, c.Conversation.GetId(), false, create)
 }
 
 // Append implements store.Store.
@@ -58,22 +58,24 @@ func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, err
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", a.ConversationID, err)
 	}
-	return s.writeOne(ctx, a.Tenant, a.ConversationID, func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Append(old, a, drafts, uuid.NewString(), now, &s.options)
-	})
+	}
+	return s.writeOne(ctx, a.Tenant, a.ConversationID, a.End != nil, decide)
 }
 
 // Update implements store.Store.
 func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, error) {
-	return s.writeOne(ctx, u.Tenant, u.ConversationID, func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	update := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Update(old, u, now, &s.options)
-	})
+	}
+	return s.writeOne(ctx, u.Tenant, u.ConversationID, false, update)
 }
 
 // Delete implements store.Store.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
 	remove := func(old *record.Record, now time.Time) (*record.Outcome, error) { return record.Delete(old, d, now) }
-	_, err := s.writeOne(ctx, d.Tenant, d.ConversationID, remove)
+	_, err := s.writeOne(ctx, d.Tenant, d.ConversationID, false, remove)
 	return err
 }
 
@@ -88,9 +90,9 @@ func (s *Store) Close() error {
 }
 
 // writeOne changes one conversation as decide says. old is the conversation before the write, nil
-// if there is none.
+// if there is none. If mayExceed is set, the tenant may have more bytes than its limit afterwards.
 func (s *Store) writeOne(
-	ctx context.Context, tenantName, id string,
+	ctx context.Context, tenantName, id string, mayExceed bool,
 	decide func(old *record.Record, now time.Time) (*record.Outcome, error),
 ) (*store.Result, error) {
 	var result *store.Result
@@ -110,7 +112,7 @@ func (s *Store) writeOne(
 		case out.Record != nil && old == nil:
 			return s.add(tenantName, out, now)
 		case out.Record != nil:
-			return s.replace(t, e, out)
+			return s.replace(t, e, out, mayExceed)
 		case len(out.Changes) > 0:
 			s.remove(t, e)
 		}
@@ -135,8 +137,12 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 	if t == nil {
 		t = newTenant(tenantName)
 	}
-	victim, err := t.victim(e.removal.ConversationID, s.options.MaxConversations, now)
+	limits := s.options.Limits(tenantName)
+	victim, err := t.victim(e.removal.ConversationID, limits.MaxConversations, now)
 	if err != nil {
+		return nil, err
+	}
+	if err := limits.CheckBytes(t.stats.Bytes, e.size()-victim.size()); err != nil {
 		return nil, err
 	}
 	var changes []store.Change
@@ -148,11 +154,16 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 	return append(changes, out.Changes...), nil
 }
 
-// replace stores a conversation that a write has changed.
-func (s *Store) replace(t *tenant, old *entry, out *record.Outcome) ([]store.Change, error) {
+// replace stores a conversation that a write has changed. For mayExceed see writeOne.
+func (s *Store) replace(t *tenant, old *entry, out *record.Outcome, mayExceed bool) ([]store.Change, error) {
 	e, err := newEntry(t.name, out.Record)
 	if err != nil {
 		return nil, err
+	}
+	if !mayExceed {
+		if err := s.options.Limits(t.name).CheckBytes(t.stats.Bytes, e.size()-old.size()); err != nil {
+			return nil, err
+		}
 	}
 	e.key = old.key
 	s.unindex(t, old)

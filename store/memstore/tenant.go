@@ -47,6 +47,14 @@ func newEntry(tenantName string, r *record.Record) (*entry, error) {
 	}, nil
 }
 
+// size returns the number of bytes that a conversation counts. A nil entry has none.
+func (e *entry) size() int64 {
+	if e == nil {
+		return 0
+	}
+	return int64(len(e.value))
+}
+
 const degree = 32 // degree of the B-trees
 
 func newTenant(name string) *tenant {
@@ -106,6 +114,16 @@ func (t *tenant) victim(id string, limit int, now time.Time) (*entry, error) {
 		return oldest, nil
 	}
 	return nil, store.ErrFull
+}
+
+// excess returns the oldest conversation that may be evicted if the tenant has more than limit, which
+// was lowered; nil if there is none.
+func (t *tenant) excess(limit int) *entry {
+	if limit == 0 || len(t.byID) <= limit {
+		return nil
+	}
+	oldest, _ := t.evictable.Min()
+	return oldest
 }
 
 // expired returns a conversation that has expired and has not been swept; nil if there is none.
@@ -174,7 +192,7 @@ func (s *Store) count(t *tenant, e *entry, sign int64) {
 	for _, stats := range []*store.Stats{&t.stats, &s.stats} {
 		stats.Conversations += sign
 		stats.Messages += sign * int64(e.removal.Count)
-		stats.Bytes += sign * int64(len(e.value))
+		stats.Bytes += sign * e.size()
 	}
 }
 

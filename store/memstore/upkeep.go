@@ -53,8 +53,7 @@ func (s *Store) purge(ctx context.Context, p *store.Purge, id string, cut time.T
 	return done, err
 }
 
-// Sweep implements store.Store. No tenant can exceed its capacity here: a conversation is removed
-// before each new one, and the limit never changes.
+// Sweep implements store.Store.
 func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	err = s.write(ctx, func(now time.Time) ([]store.Change, error) {
 		var changes []store.Change
@@ -62,6 +61,9 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 		for _, t := range s.tenants {
 			for ; done < limit; done++ {
 				e := t.expired(now)
+				if e == nil {
+					e = t.excess(s.options.Limits(t.name).MaxConversations)
+				}
 				if e == nil {
 					break
 				}

@@ -39,6 +39,10 @@ func errorIs(err, want error) bool {
 	if errors.As(want, &wantVersion) {
 		return errors.As(err, &version) && *version == *wantVersion
 	}
+	var full, wantFull *store.TenantBytesError
+	if errors.As(want, &wantFull) {
+		return errors.As(err, &full) && (*wantFull == store.TenantBytesError{} || *full == *wantFull)
+	}
 	var busy, wantBusy *store.BusyError
 	if errors.As(want, &wantBusy) {
 		return errors.As(err, &busy) && *busy == *wantBusy
