@@ -16,9 +16,9 @@ import (
 // answer is durable. Finished contains the turn's final state. A failed turn is not an error.
 // The caller must not change request before the loop has ended.
 //
-// The caller sees one uninterrupted stream. If the connection breaks or the server restarts,
-// Chat reconnects and resumes after the last event. Indexes increase, no event is repeated, and
-// no text is missing or doubled. There are these limits:
+// The caller sees one uninterrupted stream. If the connection breaks, the server restarts or the
+// token expires and there is another one, Chat reconnects and resumes after the last event.
+// Indexes increase, no event is repeated, and no text is missing or doubled. There are these limits:
 //
 //   - If the server no longer has the single events, the text arrives in larger pieces. Some
 //     indexes are then left out, and so may be progress notes and messages that the history
@@ -27,7 +27,8 @@ import (
 //     received. The messages in finished are the stored ones.
 //   - A turn that loses its connection while it is queued may lose its position in the queue.
 //     The turn_id may then change before started, and the indexes begin at 1 again.
-//   - With ON_DISCONNECT_CANCEL a broken connection cancels the turn, and finished says so.
+//   - With ON_DISCONNECT_CANCEL a broken connection or an expired token cancels the turn, and
+//     finished says so.
 //   - If request_id is empty, started.replayed is never set on the first range over the
 //     sequence, because the turn is a new one. If the caller sets request_id,
 //     started.replayed may only mean that Chat sent the request twice.
@@ -35,7 +36,8 @@ import (
 // An error is yielded once, at the end, with a nil event. It is a gRPC status; see [Reason]. The
 // causes are:
 //
-//   - The server refused the call.
+//   - The server refused the call, or the token expired and there is no other one
+//     (UNAUTHENTICATED).
 //   - The turn no longer exists (NOT_FOUND).
 //   - ctx has ended.
 //   - No server could be reached at first (UNAVAILABLE, after about 1.5 s).

@@ -3,12 +3,12 @@
 // [Dial] returns a [Client]. [Client.Chat] asks an agent and streams the answer.
 // [Client.ResumeTurn] returns to a turn. [Client.WatchConversations] reports changes of
 // conversations as they are committed. These three reconnect and resume automatically when the
-// connection breaks or the server restarts. All other calls are methods of the generated stubs
+// connection breaks, the server restarts or a token expires. All other calls are methods of the generated stubs
 // that Client embeds: CreateConversation, AppendMessages, GetRoutingSummary, GetStats and so on.
 // [Reason] distinguishes errors. The examples append to a conversation, load it, chat, route and
 // watch.
 //
-// Three rules hold for every call:
+// Four rules hold for every call:
 //
 //   - If request_id is empty, the client sets a random UUID on a copy of the request. The server
 //     executes a request_id once, so a call with a request_id is safe to send again.
@@ -16,6 +16,8 @@
 //     up to five times within about 1.5 s, so that callers do not notice a quick restart. The
 //     other calls (update, delete, clear, purge, lease, import) are sent once. A stream that
 //     breaks after its first message is not sent again; the three calls above request the rest.
+//   - A call that the server refuses with UNAUTHENTICATED is sent again once if there is another
+//     token by then. See [WithToken].
 //   - A program that repeats a call itself, for example after its own restart, must set
 //     request_id itself, to the same value each time.
 //
@@ -71,7 +73,8 @@ type Client struct {
 // The connection is plaintext if target is a loopback address, localhost or a Unix socket.
 // Otherwise it uses TLS with the system's certificates. opts are applied after the defaults and
 // override them: [grpc.WithTransportCredentials] sets other credentials, [grpc.WithUserAgent]
-// sets the user agent, [grpc.WithDefaultServiceConfig] sets other retries. The limit of a message
+// sets the user agent, [grpc.WithDefaultServiceConfig] sets other retries. [WithToken],
+// [WithTokenFile] and [WithTenant] sign in; [TLSFromFiles] returns credentials from files. The limit of a message
 // is [MaxGRPCBytes] in each direction. The client pings a connection that has been silent for 30 s, and
 // closes it if there is no answer within 10 s.
 func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
@@ -96,7 +99,7 @@ func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 			},
 			MinConnectTimeout: 10 * time.Second,
 		}),
-		grpc.WithChainUnaryInterceptor(requestIDUnary),
+		grpc.WithChainUnaryInterceptor(requestIDUnary, signInAgainUnary),
 		grpc.WithChainStreamInterceptor(requestIDStream),
 	}
 	conn, err := grpc.NewClient(target, append(defaults, opts...)...)

@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
@@ -22,7 +24,8 @@ import (
 type fake struct {
 	parleyv1.UnimplementedConversationServiceServer
 
-	turn func(*turnCall) error // The handler of Chat and ResumeTurn.
+	turn   func(*turnCall) error   // The handler of Chat and ResumeTurn.
+	signIn func(metadata.MD) error // If not nil, checks the metadata of each call.
 
 	mu          sync.Mutex
 	unavailable int // The number of calls that fail with UNAVAILABLE before one succeeds.
@@ -72,6 +75,15 @@ func (f *fake) record(method string, request any) error {
 	return nil
 }
 
+// checkSignIn returns the error of signIn for a call.
+func (f *fake) checkSignIn(ctx context.Context) error {
+	if f.signIn == nil {
+		return nil
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	return f.signIn(md)
+}
+
 // recordedCalls returns the methods of all calls and the request ids of those that have one.
 func (f *fake) recordedCalls() (calls, requestIDs []string) {
 	f.mu.Lock()
@@ -80,8 +92,8 @@ func (f *fake) recordedCalls() (calls, requestIDs []string) {
 }
 
 // unary answers each unary call with an empty reply.
-func (f *fake) unary(_ context.Context, request any, info *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
-	if err := f.record(info.FullMethod, request); err != nil {
+func (f *fake) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
+	if err := errors.Join(f.record(info.FullMethod, request), f.checkSignIn(ctx)); err != nil {
 		return nil, err
 	}
 	switch info.FullMethod {
@@ -122,7 +134,7 @@ func (f *fake) ResumeTurn(request *parleyv1.ResumeTurnRequest,
 }
 
 func (f *fake) stream(method string, request any, a *turnCall) error {
-	if err := f.record(method, request); err != nil {
+	if err := errors.Join(f.record(method, request), f.checkSignIn(a.Context())); err != nil {
 		return err
 	}
 	f.mu.Lock()
@@ -166,21 +178,21 @@ type dialer = func(ctx context.Context, address string) (net.Conn, error)
 
 // dial serves f in memory and returns a client of it. Both end with the test. In a synctest bubble
 // this also checks that they leave no goroutine.
-func (f *fake) dial(t *testing.T) *client.Client {
+func (f *fake) dial(t *testing.T, opts ...grpc.DialOption) *client.Client {
 	t.Helper()
-	return f.dialThrough(t, func(connect dialer) dialer { return connect })
+	return f.dialThrough(t, func(connect dialer) dialer { return connect }, opts...)
 }
 
 // dialThrough is dial with connections that the dialer returned by wrap opens.
-func (f *fake) dialThrough(t *testing.T, wrap func(dialer) dialer) *client.Client {
+func (f *fake) dialThrough(t *testing.T, wrap func(dialer) dialer, opts ...grpc.DialOption) *client.Client {
 	t.Helper()
 	listener := bufconn.Listen(1 << 20)
 	f.serve(t, listener)
-	c, err := client.Dial("passthrough:///memory",
+	c, err := client.Dial("passthrough:///memory", append(opts,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(wrap(func(ctx context.Context, _ string) (net.Conn, error) {
 			return listener.DialContext(ctx)
-		})))
+		})))...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -138,5 +138,5 @@ func (f *follower) waitForRetry(ctx context.Context) bool {
 	if Reason(f.err) == "EVENTS_GONE" && (f.progress || f.after > 0) && f.view.restart() {
 		return true
 	}
-	return isResumable(f.err) && f.wait(ctx)
+	return f.next(ctx)
 }

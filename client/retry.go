@@ -35,6 +35,8 @@ var errSilent = status.Error(codes.Unavailable, "the stream has been silent for 
 type retry struct {
 	conn *grpc.ClientConn
 
+	signIn    *tokenUse // The token of the newest stream.
+	replaced  bool      // The newest stream was opened because another token has replaced a refused one.
 	connected bool      // A stream was opened, so the server may have been reached.
 	progress  bool      // A new message has arrived since the last attempt began.
 	err       error     // The error that ended the previous stream; nil if there was none.
@@ -45,6 +47,7 @@ type retry struct {
 // resetDeadline restarts the time limit and the delay, because there is a new message.
 func (r *retry) resetDeadline() {
 	r.deadline, r.delay = time.Now().Add(giveUpAfter), firstDelay
+	r.replaced = false
 }
 
 // receiveTimeout returns how long to wait for the next message of a stream.
@@ -69,6 +72,7 @@ func (r *retry) noteConnected() {
 func (r *retry) attempt(ctx context.Context, read func(context.Context, *time.Timer) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	ctx, r.signIn = withTokenUse(ctx)
 	silence := time.AfterFunc(r.receiveTimeout(), func() { cancel(errSilent) })
 	defer silence.Stop()
 	r.progress = false
@@ -81,6 +85,29 @@ func (r *retry) attempt(ctx context.Context, read func(context.Context, *time.Ti
 	default:
 		return errSilent
 	}
+}
+
+// next returns true when it is time for the next attempt after a stream that ended with r.err. If it returns false,
+// r.err is the error for the caller.
+func (r *retry) next(ctx context.Context) bool {
+	if status.Code(r.err) == codes.Unauthenticated {
+		return r.signInAgain(ctx)
+	}
+	return isResumable(r.err) && r.wait(ctx)
+}
+
+// signInAgain reports whether the next attempt can begin at once with another token, because the server has refused
+// the token of the last stream, or has ended the stream after its token expired.
+func (r *retry) signInAgain(ctx context.Context) bool {
+	if r.replaced {
+		return false // The new token is not valid either.
+	}
+	replaced, err := r.signIn.replaced(ctx, true)
+	if err != nil {
+		r.err = fmt.Errorf("%w; %w", r.err, err)
+	}
+	r.replaced = replaced
+	return replaced
 }
 
 // wait returns true when it is time for the next attempt. If it returns false, r.err is the error

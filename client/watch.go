@@ -34,6 +34,9 @@ import (
 //   - Events of turns are not part of that order. The events of turns during a break are lost.
 //     Index and offset of the later events show this, and [Client.ResumeTurn] returns the
 //     complete turn.
+//   - If the token of the watch has expired and there is another one, the watch opens its next
+//     stream before the server ends the present one, 30 s after the expiry. So ephemeral
+//     conversations are kept. Some events of turns may be lost.
 //   - For the server a break is a disconnect. An ephemeral conversation that must survive a
 //     break needs a delete_after_disconnect of some seconds. Two minutes are longer than any
 //     break after which the client resumes.
@@ -41,7 +44,8 @@ import (
 // An error is yielded once, at the end, with a nil change. It is a gRPC status; see [Reason]. The
 // causes are:
 //
-//   - The server refused the watch.
+//   - The server refused the watch, or the token expired and there is no other one
+//     (UNAUTHENTICATED).
 //   - ctx has ended.
 //   - No server could be reached at first (UNAVAILABLE, after about 1.5 s).
 //   - The server sent nothing for one minute, although WatchConversations kept retrying. The
@@ -61,6 +65,9 @@ func (c *Client) WatchConversations(ctx context.Context, request *parleyv1.Watch
 		w.run(ctx, yield)
 	}
 }
+
+// renewDelay is the minimum time between two attempts to replace a stream whose credential has expired.
+const renewDelay = 5 * time.Second
 
 // yieldChange passes a change, or at the end an error, to the caller. It returns false if the
 // caller has left the loop.
@@ -87,33 +94,106 @@ func (w *watcher) run(ctx context.Context, yield yieldChange) {
 		}
 		w.err = err
 		full := w.accepted && Reason(err) == "TOO_MANY_WATCHERS"
-		if !full && !isResumable(err) || !w.wait(ctx) {
-			yield(nil, w.err)
-			return
+		if full && w.wait(ctx) || !full && w.next(ctx) {
+			continue
 		}
+		yield(nil, w.err)
+		return
 	}
 }
 
-// read opens one stream and delivers its changes. It returns nil if the caller has left the loop.
+// read opens one stream and delivers its changes, and those of the streams that replace it. It returns nil if the
+// caller has left the loop.
 func (w *watcher) read(ctx context.Context, silence *time.Timer, yield yieldChange) error {
-	stream, err := w.client.ConversationServiceClient.WatchConversations(ctx, w.request, w.opts...)
+	stream, err := w.open(ctx)
 	if err != nil {
 		return err
 	}
 	w.noteConnected()
 	for {
-		silence.Reset(w.receiveTimeout())
-		response, err := stream.Recv()
-		silence.Stop()
+		change, err := w.receive(stream, silence)
 		switch {
 		case errors.Is(err, io.EOF):
 			return fmt.Errorf("the server ended the watch: %w", io.ErrUnexpectedEOF)
 		case err != nil:
 			return err
-		case response.GetChange() != nil && !w.deliver(response.GetChange(), yield):
+		case change != nil && !w.deliver(change, yield):
 			return nil
 		}
+		stream = w.renew(ctx, stream, silence)
 	}
+}
+
+// watchStream is one stream of a watch. It ends with the attempt, or earlier when cancel is called.
+type watchStream struct {
+	grpc.ServerStreamingClient[parleyv1.WatchConversationsResponse]
+
+	cancel context.CancelFunc
+	signIn *tokenUse
+	begun  bool                         // The first response has arrived.
+	first  *parleyv1.ConversationChange // A change that receive has not returned yet.
+	renew  time.Time                    // When to open the next stream; if zero, the credential does not expire.
+}
+
+// open opens a stream after the last change.
+func (w *watcher) open(ctx context.Context) (*watchStream, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	ctx, w.signIn = withTokenUse(ctx)
+	stream, err := w.client.ConversationServiceClient.WatchConversations(ctx, w.request, w.opts...)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return &watchStream{ServerStreamingClient: stream, cancel: cancel, signIn: w.signIn}, nil
+}
+
+// receive returns the next change of s, or nil for a response without one.
+func (w *watcher) receive(s *watchStream, silence *time.Timer) (change *parleyv1.ConversationChange, err error) {
+	if change, s.first = s.first, nil; change != nil {
+		return change, nil
+	}
+	silence.Reset(w.receiveTimeout())
+	response, err := s.Recv()
+	silence.Stop()
+	if err == nil && !s.begun {
+		s.begun, s.renew = true, credentialExpires(s)
+	}
+	return response.GetChange(), err
+}
+
+// credentialExpires returns when the credential of a stream expires, according to the server, or zero. The server
+// ends the stream 30 s later.
+func credentialExpires(stream grpc.ClientStream) time.Time {
+	header, err := stream.Header() // The header has arrived before the first response.
+	if values := header.Get("parley-credential-expires"); err == nil && len(values) == 1 {
+		expires, _ := time.Parse(time.RFC3339, values[0])
+		return expires
+	}
+	return time.Time{}
+}
+
+// renew returns the stream with which the watch continues. If the credential of s has expired and there is another
+// one, renew replaces s while the server still accepts it, so that the ephemeral conversations of the watch always
+// have a stream. There is a message at least every 15 s, so this happens in time. If it fails, the watch continues
+// with s, and resumes after the server has ended it.
+func (w *watcher) renew(ctx context.Context, s *watchStream, silence *time.Timer) *watchStream {
+	if s.renew.IsZero() || time.Now().Before(s.renew) {
+		return s
+	}
+	s.renew = time.Now().Add(renewDelay)
+	if replaced, err := s.signIn.replaced(ctx, false); err != nil || !replaced {
+		return s
+	}
+	next, err := w.open(ctx)
+	if err == nil {
+		if next.first, err = w.receive(next, silence); err == nil {
+			s.cancel()
+			return next
+		}
+		next.cancel()
+	}
+	w.signIn = s.signIn
+	return s
 }
 
 // deliver yields change. It reports whether the caller is still in the loop.
