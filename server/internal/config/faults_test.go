@@ -314,6 +314,10 @@ func TestUnknownVariables(t *testing.T) {
 		{"PARLEY_CONFIGS=x", []string{"PARLEY_CONFIGS" + unknown + "did you mean PARLEY_CONFIG?"}},
 		{"PARLEY_AGENTS=x PARLEY_=y", []string{"PARLEY_" + unknown + list, "PARLEY_AGENTS" + unknown + list}},
 		{"PARLEY_ADDRESS=localhost:50051", nil},
+		{"PARLEY_TOKEN=parley_x", nil},
+		{"PARLEY_TOKEN_FILE=token", nil},
+		{"PARLEY_TENANT=acme", nil},
+		{"PARLEY_TLS_CA_FILE=ca.pem", nil},
 		{"parley_ttl=1h PARLEYTTL=1h", nil},
 
 		// Variables that Kubernetes sets for a Service named parley, and variables of another form.

@@ -65,8 +65,13 @@ func (s *setting) variable() string { return variablePrefix + strings.ToUpper(s.
 const (
 	variablePrefix = "PARLEY_"
 	pathVariable   = "PARLEY_CONFIG"
-	clientVariable = "PARLEY_ADDRESS" // variable of the parley command, which may share the environment
 )
+
+// clientVariables returns the variables of the parley command, which may share the environment, except those that
+// also name settings of the server: PARLEY_TLS_CERT_FILE and PARLEY_TLS_KEY_FILE.
+func clientVariables() []string {
+	return []string{"PARLEY_ADDRESS", "PARLEY_TOKEN", "PARLEY_TOKEN_FILE", "PARLEY_TENANT", "PARLEY_TLS_CA_FILE"}
+}
 
 // loader reads all sources into one config and collects the faults.
 type loader struct {
@@ -159,7 +164,7 @@ func (l *loader) lookup(name string) (value string, found bool) {
 // in every pod of a namespace that has a Service named parley.
 func (l *loader) readEnvironment() {
 	inKubernetes := l.variable("KUBERNETES_SERVICE_HOST") != ""
-	known := []string{pathVariable, clientVariable}
+	known := append(clientVariables(), pathVariable)
 	for _, s := range l.settings {
 		known = append(known, s.variable())
 	}
