@@ -68,6 +68,9 @@ func (r *refusal) text() string {
 	case reason == "CONVERSATION_BUSY":
 		return fmt.Sprintf("turn %s of this conversation is running; try again when it has ended (%s)",
 			r.info.GetMetadata()["active_turn_id"], reason)
+	case reason == "UNAUTHENTICATED":
+		return fmt.Sprintf("%s; parley mcp takes a token from --token-file, PARLEY_TOKEN_FILE or PARLEY_TOKEN (%s)",
+			message, reason)
 	case reason != "":
 		return message + " (" + reason + ")"
 	case code == codes.Unavailable:
