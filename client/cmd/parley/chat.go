@@ -157,8 +157,5 @@ func (a *app) programCommand() string {
 	if a.addressSet {
 		words = append(words, "--address", a.address)
 	}
-	if a.credentials != nil {
-		words = append(words, fmt.Sprintf("--tls=%t", a.tls))
-	}
-	return strings.Join(words, " ")
+	return strings.Join(append(words, a.signIn.words()...), " ")
 }

@@ -19,7 +19,10 @@ func (a *app) explain(err error) string {
 	}
 	s := carrier.GRPCStatus()
 	reason := client.Reason(err)
+	advice := a.signIn.explain(s, reason)
 	switch {
+	case advice != "":
+		return advice
 	case reason != "":
 		return s.Message() + " (" + reason + ")"
 	case s.Code() == codes.Unavailable:
@@ -41,6 +44,15 @@ func (a *app) explainUnavailable(message string) string {
 		return fmt.Sprintf("no server at %s: start one with `make run`, or name another with --address", a.address)
 	case has("first record does not look like a TLS handshake"):
 		return fmt.Sprintf("the server at %s does not use TLS: set --tls=false", a.address)
+	case has("certificate signed by unknown authority"):
+		return fmt.Sprintf("the certificate of the server at %s is signed by an unknown authority: "+
+			"name the PEM file of the authority with --tls-ca-file", a.address)
+	case has("tls: certificate required"):
+		return fmt.Sprintf("the server at %s requires a client certificate: set --tls-cert-file and --tls-key-file",
+			a.address)
+	case has("remote error: tls: bad certificate"), has("remote error: tls: unknown certificate authority"):
+		return fmt.Sprintf("the server at %s does not accept the client certificate %q: use another --tls-cert-file",
+			a.address, a.signIn.certFile)
 	case has("no such host"), has("produced zero addresses"):
 		return fmt.Sprintf("no such host: %s; --address takes host:port or unix:PATH", a.address)
 	default:

@@ -22,6 +22,9 @@ this:
     }
   }
 
+For a server that needs sign-in, add "--token-file" and a path to the arguments, or PARLEY_TOKEN to
+the environment of the command.
+
 The command exits at the end of its input, or at SIGTERM or SIGINT. It then cancels running turns; the
 partial answers remain in the history. --timeout limits every call except those of ask_question, whose
 answers are limited only by the server.

@@ -13,8 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/parleyhq/parley/client"
@@ -36,6 +34,8 @@ const about = `parley is the client of a Parley server, which stores multi-turn 
   parley export > all.jsonl            all conversations, for parley import
   parley watch                         print changes as they are committed
   parley log search quarterly goals    find a text in the messages of the last days
+
+` + aboutSignIn + `
 
 Results go to standard output, everything else to standard error. The exit code is 0 on success,
 1 if the server or an agent failed, and 64 if the command line is invalid.`
@@ -60,10 +60,9 @@ type app struct {
 	address string
 	output  string // "table" or "json"
 	timeout time.Duration
-	tls     bool
+	signIn  signIn
 
 	addressSet, timeoutSet bool
-	credentials            credentials.TransportCredentials // If nil, client.Dial chooses.
 	// The command line is valid, so later errors are not usage errors.
 	parsed bool
 }
@@ -111,8 +110,7 @@ func (a *app) newRootCommand() *cobra.Command {
 		"table for people, or json for programs: one document for each reply, one line for each event")
 	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of a call, 0 for none; chat, resume, watch, "+
 		"export, import, backup, log --follow and log erase have no limit unless this is set")
-	flags.BoolVar(&a.tls, "tls", false,
-		"use TLS with the system's certificates (default: unless the server is on this machine)")
+	a.signIn.addFlags(flags, a.getenv)
 
 	root.AddCommand(
 		a.newChatCommand(), a.newResumeCommand(), a.newCancelCommand(), a.newTurnsCommand(),
@@ -137,12 +135,6 @@ func (a *app) check(command *cobra.Command) error {
 	}
 	a.addressSet = command.Flags().Changed("address")
 	a.timeoutSet = command.Flags().Changed("timeout")
-	if command.Flags().Changed("tls") {
-		a.credentials = insecure.NewCredentials()
-		if a.tls {
-			a.credentials = credentials.NewTLS(nil)
-		}
-	}
 	a.parsed = true
 	return nil
 }
@@ -218,11 +210,11 @@ func (a *app) withTimeout(ctx context.Context) (limited context.Context, cancel 
 
 // withClient runs f with a client of the server at --address.
 func (a *app) withClient(f func(*client.Client) error) error {
-	opts := []grpc.DialOption{grpc.WithUserAgent("parley/" + version)}
-	if a.credentials != nil {
-		opts = append(opts, grpc.WithTransportCredentials(a.credentials))
+	opts, err := a.signIn.options()
+	if err != nil {
+		return usageError(err.Error())
 	}
-	c, err := client.Dial(a.address, opts...)
+	c, err := client.Dial(a.address, append(opts, grpc.WithUserAgent("parley/"+version))...)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/parleyhq/parley/client"
+)
+
+const aboutSignIn = `A server on a network needs sign-in and TLS:
+
+  parley list --address parley.example:50051 --token-file ~/.parley-token
+
+The token comes from --token-file, or else from PARLEY_TOKEN, or else from the file in PARLEY_TOKEN_FILE.
+There is no flag for the token itself, because every user of a machine can see the command lines of
+all processes. A client certificate (--tls-cert-file, --tls-key-file) can replace the token.`
+
+// signIn contains the global flags with which a command signs in, and their variables.
+type signIn struct {
+	token     string // PARLEY_TOKEN
+	tokenFile string
+	tenant    string
+	tls       bool
+	caFile    string
+	certFile  string
+	keyFile   string
+
+	flags *pflag.FlagSet // Contains these flags.
+}
+
+// addFlags adds the flags. Variables set their defaults.
+func (s *signIn) addFlags(flags *pflag.FlagSet, getenv func(string) string) {
+	s.token, s.flags = getenv("PARLEY_TOKEN"), flags
+	flags.StringVar(&s.tokenFile, "token-file", getenv("PARLEY_TOKEN_FILE"),
+		"file with the token to sign in; PARLEY_TOKEN_FILE sets the default, PARLEY_TOKEN is the token itself")
+	flags.StringVar(&s.tenant, "tenant", getenv("PARLEY_TENANT"),
+		"tenant, needed if the token is valid for several; PARLEY_TENANT sets the default")
+	flags.BoolVar(&s.tls, "tls", false, "use TLS (default: if the server is on another machine, or one of the "+
+		"--tls-…-file flags is set); --tls=false sends tokens in plaintext")
+	flags.StringVar(&s.caFile, "tls-ca-file", getenv("PARLEY_TLS_CA_FILE"), "PEM file with the authorities of the "+
+		"server's certificate, instead of the system's; PARLEY_TLS_CA_FILE sets the default")
+	flags.StringVar(&s.certFile, "tls-cert-file", getenv("PARLEY_TLS_CERT_FILE"),
+		"PEM file with a client certificate; PARLEY_TLS_CERT_FILE sets the default")
+	flags.StringVar(&s.keyFile, "tls-key-file", getenv("PARLEY_TLS_KEY_FILE"),
+		"PEM file with the key of the client certificate; PARLEY_TLS_KEY_FILE sets the default")
+}
+
+// options returns the options of a client, after the flags have been parsed. Its errors are usage errors.
+func (s *signIn) options() ([]grpc.DialOption, error) {
+	transport, err := s.transport()
+	if err != nil {
+		return nil, err
+	}
+	if s.tokenFile == "" && s.flags.Changed("token-file") {
+		return nil, errors.New("--token-file is empty: name a file")
+	}
+	var opts []grpc.DialOption
+	if transport != nil {
+		opts = append(opts, grpc.WithTransportCredentials(transport))
+	}
+	switch {
+	case s.tokenFile != "" && (s.token == "" || s.flags.Changed("token-file")):
+		opts = append(opts, client.WithTokenFile(s.tokenFile))
+	case s.token != "":
+		opts = append(opts, client.WithToken(func(context.Context) (string, error) { return s.token, nil }))
+	}
+	return append(opts, client.WithTenant(s.tenant)), nil
+}
+
+// transport returns the credentials of connections. If nil, client.Dial chooses.
+func (s *signIn) transport() (credentials.TransportCredentials, error) {
+	files := []struct{ flag, value string }{
+		{"tls-ca-file", s.caFile}, {"tls-cert-file", s.certFile}, {"tls-key-file", s.keyFile},
+	}
+	named := false
+	for _, file := range files {
+		if file.value == "" && s.flags.Changed(file.flag) {
+			return nil, fmt.Errorf("--%s is empty: name a file", file.flag)
+		}
+		if file.value != "" && s.flags.Changed("tls") && !s.tls && s.flags.Changed(file.flag) {
+			return nil, fmt.Errorf("--%s needs TLS: leave out --tls=false", file.flag)
+		}
+		named = named || file.value != ""
+	}
+	switch {
+	case s.flags.Changed("tls") && !s.tls:
+		return insecure.NewCredentials(), nil
+	case (s.certFile == "") != (s.keyFile == ""):
+		return nil, errors.New("--tls-cert-file and --tls-key-file belong together: set both or neither, " +
+			"also PARLEY_TLS_CERT_FILE and PARLEY_TLS_KEY_FILE")
+	case named:
+		return client.TLSFromFiles(s.caFile, s.certFile, s.keyFile)
+	case s.tls:
+		return credentials.NewTLS(nil), nil
+	default:
+		return nil, nil
+	}
+}
+
+// words returns the flags on the command line, for a command that signs in like this one.
+func (s *signIn) words() []string {
+	var words []string
+	if s.flags.Changed("tls") {
+		words = append(words, fmt.Sprintf("--tls=%t", s.tls))
+	}
+	for _, name := range []string{"token-file", "tenant", "tls-ca-file", "tls-cert-file", "tls-key-file"} {
+		if flag := s.flags.Lookup(name); flag.Changed {
+			words = append(words, "--"+name, quoted(flag.Value.String()))
+		}
+	}
+	return words
+}
+
+// source returns what the command signs in with, for messages. It is empty if there is nothing.
+func (s *signIn) source() string {
+	switch {
+	case s.tokenFile != "" && s.flags.Changed("token-file"):
+		return "the token in " + s.tokenFile
+	case s.token != "":
+		return "the token in PARLEY_TOKEN"
+	case s.tokenFile != "":
+		return "the token in " + s.tokenFile + " (PARLEY_TOKEN_FILE)"
+	case s.certFile != "":
+		return "the client certificate in " + s.certFile
+	default:
+		return ""
+	}
+}
+
+// explain returns the message of a status about sign-in, with what to do. It returns "" for other statuses.
+func (s *signIn) explain(st *status.Status, reason string) string {
+	switch {
+	case reason == "UNAUTHENTICATED" && s.source() == "":
+		return "the server requires sign-in: name a file with a token with --token-file, set PARLEY_TOKEN, " +
+			"or use a client certificate with --tls-cert-file (UNAUTHENTICATED)"
+	case reason == "UNAUTHENTICATED":
+		return "the server does not accept " + s.source() + ": it is not valid there, has expired or was revoked; " +
+			"ask the operator for another one (UNAUTHENTICATED)"
+	case st.Code() == codes.Unauthenticated && strings.HasPrefix(st.Message(), "no token: "):
+		return st.Message() + "; see " + s.source()
+	case reason == "PERMISSION_DENIED" && neededRole(st) != "":
+		return st.Message() + "; --token-file or PARLEY_TOKEN sets another token (PERMISSION_DENIED)"
+	case st.Code() == codes.PermissionDenied && s.tenant != "":
+		return st.Message() + "; --tenant or PARLEY_TENANT sets another tenant (PERMISSION_DENIED)"
+	case reason == "TENANT_REQUIRED":
+		return "the token is valid for several tenants: name one with --tenant or PARLEY_TENANT (TENANT_REQUIRED)"
+	default:
+		return ""
+	}
+}
+
+// neededRole returns the role that the caller of a refused call needs, or "" if the role is not the cause.
+func neededRole(st *status.Status) string {
+	for _, detail := range st.Details() {
+		if info, ok := detail.(*errdetails.ErrorInfo); ok {
+			return info.GetMetadata()["needed_role"]
+		}
+	}
+	return ""
+}
