@@ -13,8 +13,9 @@ import grpc
 
 from parley._aio_stream import AsyncStream
 from parley._error import Error, from_rpc
-from parley._options import CallOptions, for_grpc, with_request_id
+from parley._options import CallOptions, with_request_id
 from parley._resumption import SingleCall
+from parley._sign_in import AsyncAttempts, SignIn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
@@ -104,9 +105,10 @@ class AsyncCalls:
     and replies explain the fields and their limits.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, sign_in: SignIn) -> None:
         """Make calls on these connections."""
         self._connections = connections
+        self._sign_in = sign_in
 
     async def create_conversation(
         self, request: CreateConversationRequest, **options: Unpack[CallOptions]
@@ -293,8 +295,17 @@ class AsyncCalls:
     async def _unary(
         self, rpc: grpc.aio.UnaryUnaryMultiCallable[Q, R], request: Q, options: CallOptions
     ) -> R:
-        with self._raising_if_closed(), self._converting_errors():
-            return await rpc(with_request_id(request), **for_grpc(options))
+        request = with_request_id(request)
+        attempts = AsyncAttempts(self._sign_in, options)
+        deadline = attempts.deadline()
+        while True:
+            arguments = await attempts.arguments(deadline)
+            try:
+                with self._raising_if_closed(), self._converting_errors():
+                    return await rpc(request, **arguments)
+            except Error as error:
+                if not await attempts.replace(error, deadline):
+                    raise
 
     def _stream(
         self,
@@ -302,11 +313,12 @@ class AsyncCalls:
         request: Q,
         options: CallOptions,
     ) -> AsyncStream[R]:
-        def open_call(request: Q, timeout: float | None) -> AsyncCall:
+        def open_call(request: Q, arguments: dict[str, Any]) -> AsyncCall:
             with self._raising_if_closed():
-                return rpc()(request, **for_grpc(options, timeout))
+                return rpc()(request, **arguments)
 
-        return AsyncStream(SingleCall(with_request_id(request)), open_call, options.get("timeout"))
+        attempts = AsyncAttempts(self._sign_in, options)
+        return AsyncStream(SingleCall(with_request_id(request)), open_call, attempts)
 
     async def _upload(
         self,
@@ -314,8 +326,10 @@ class AsyncCalls:
         requests: Iterable[Q] | AsyncIterable[Q],
         options: CallOptions,
     ) -> R:
+        attempts = AsyncAttempts(self._sign_in, options)
+        arguments = await attempts.arguments(attempts.deadline())
         with self._raising_if_closed():
-            call = rpc(**for_grpc(options))
+            call = rpc(**arguments)
         first_status: list[grpc.aio.AioRpcError] = []
         call.add_done_callback(lambda _: first_status.append(result_of(status_of(call))))
         try:

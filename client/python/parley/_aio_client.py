@@ -10,9 +10,11 @@ from parley._aio_calls import AsyncCalls
 from parley._aio_connection import Connections
 from parley._aio_stream import AsyncCall, AsyncStream
 from parley._connectivity import AsyncConnectivity
-from parley._options import CallOptions, channel_options, for_grpc, is_local
+from parley._options import CallOptions, channel_options
 from parley._resumption import Follower, Watcher
 from parley._retry import Retry
+from parley._sign_in import AsyncAttempts, SignIn
+from parley._tls import channel_credentials
 from parley.v1.conversation_service_pb2 import (
     ChatRequest,
     ConversationChange,
@@ -21,7 +23,8 @@ from parley.v1.conversation_service_pb2 import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import os
+    from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self, Unpack
@@ -45,6 +48,12 @@ class AsyncClient(AsyncCalls):
         *,
         credentials: grpc.ChannelCredentials | None = None,
         plaintext: bool | None = None,
+        token: str | Callable[[], str | Awaitable[str]] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tenant: str | None = None,
+        ca_file: str | os.PathLike[str] | None = None,
+        cert_file: str | os.PathLike[str] | None = None,
+        key_file: str | os.PathLike[str] | None = None,
         options: Sequence[tuple[str, Any]] = (),
         compression: grpc.Compression | None = None,
     ) -> None:
@@ -52,25 +61,34 @@ class AsyncClient(AsyncCalls):
 
         Args:
             target: "host:port", "unix:PATH", or any other target that gRPC can resolve.
-            credentials: The credentials for TLS. The default is the system's certificates.
-            plaintext: Whether to connect without TLS. If None, the connection is plaintext if
-                target is a loopback address, localhost or a Unix socket and there are no
-                credentials. Otherwise it uses TLS.
+            credentials: See Client.
+            plaintext: See Client.
+            token: The token to sign in with, or a function that returns it or an awaitable of it.
+                The client calls the function for each attempt of each call, in the event loop of
+                the call, so it must not block. The rest is as with Client.
+            token_file: See Client.
+            tenant: See Client.
+            ca_file: See Client.
+            cert_file: See Client.
+            key_file: See Client.
             options: gRPC channel options, applied after the defaults; they override them.
             compression: The compression of the requests.
 
+        The environment and the exceptions are those of :class:`parley.Client`.
+
         """
-        if plaintext is None:
-            plaintext = credentials is None and is_local(target)
+        sign_in = SignIn(token, token_file, tenant)
+        credentials = channel_credentials(
+            target, credentials, plaintext, ca_file, cert_file, key_file
+        )
         settings = channel_options(target, options)
 
         def dial() -> grpc.aio.Channel:
-            if plaintext:
-                return grpc.aio.insecure_channel(target, settings, compression)
-            secure = credentials or grpc.ssl_channel_credentials()
-            return grpc.aio.secure_channel(target, secure, settings, compression)
+            if credentials:
+                return grpc.aio.secure_channel(target, credentials, settings, compression)
+            return grpc.aio.insecure_channel(target, settings, compression)
 
-        super().__init__(Connections(dial))
+        super().__init__(Connections(dial), sign_in)
 
     async def close(self) -> None:
         """Close all connections. Calls in progress fail with CANCELLED.
@@ -123,25 +141,25 @@ class AsyncClient(AsyncCalls):
         """
         connectivity = AsyncConnectivity()
 
-        def open_call(request: WatchConversationsRequest, timeout: float | None) -> AsyncCall:
+        def open_call(request: WatchConversationsRequest, arguments: dict[str, Any]) -> AsyncCall:
             with self._raising_if_closed():
-                arguments = for_grpc(options, timeout)
                 call = self._conversations.WatchConversations(request, **arguments)
                 connectivity.open(self._connections.get().channel)
                 return call
 
         retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
         resumption = Watcher(request, retry)
-        return AsyncStream(resumption, open_call, options.get("timeout"))
+        return AsyncStream(resumption, open_call, AsyncAttempts(self._sign_in, options))
 
     def _turn(
         self, request: ChatRequest | ResumeTurnRequest, options: CallOptions
     ) -> AsyncStream[TurnEvent]:
         connectivity = AsyncConnectivity()
 
-        def open_call(request: ChatRequest | ResumeTurnRequest, timeout: float | None) -> AsyncCall:
+        def open_call(
+            request: ChatRequest | ResumeTurnRequest, arguments: dict[str, Any]
+        ) -> AsyncCall:
             with self._raising_if_closed():
-                arguments = for_grpc(options, timeout)
                 if isinstance(request, ChatRequest):
                     call: AsyncCall = self._conversations.Chat(request, **arguments)
                 else:
@@ -151,4 +169,4 @@ class AsyncClient(AsyncCalls):
 
         retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
         resumption = Follower(request, retry)
-        return AsyncStream(resumption, open_call, options.get("timeout"))
+        return AsyncStream(resumption, open_call, AsyncAttempts(self._sign_in, options))

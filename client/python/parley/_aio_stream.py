@@ -12,14 +12,16 @@ import grpc
 from parley._error import Error, from_rpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from types import TracebackType
 
     from typing_extensions import Self
 
     from parley._resumption import Resumption
+    from parley._sign_in import AsyncAttempts
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 class AsyncCall(Protocol):
@@ -46,15 +48,15 @@ class AsyncStream(Generic[S]):
     def __init__(
         self,
         resumption: Resumption[Any, Any, S],
-        open_call: Callable[[Any, float | None], AsyncCall],
-        timeout: float | None,
+        open_call: Callable[[Any, dict[str, Any]], AsyncCall],
+        attempts: AsyncAttempts,
     ) -> None:
         """Make a stream; only the methods of a client do so.
 
         Args:
             resumption: It chooses the requests and decides when the stream resumes.
-            open_call: It starts a call with a request and a timeout in seconds.
-            timeout: The limit of the loop in seconds; None means no limit.
+            open_call: It starts a call with a request and the arguments for gRPC.
+            attempts: The options and the sign-in of the calls. The timeout limits the loop.
 
         """
         self._loop: asyncio.AbstractEventLoop | None = None  # of the call
@@ -62,8 +64,8 @@ class AsyncStream(Generic[S]):
         self._closed = asyncio.Event()
         self._resumption = resumption
         self._open_call = open_call
-        self._timeout = timeout
-        self._deadline = math.inf  # Set by the first call.
+        self._attempts = attempts
+        self._deadline: float | None = None  # Set by the first call.
 
     def __aiter__(self) -> AsyncIterator[S]:
         """Return the stream itself."""
@@ -76,8 +78,11 @@ class AsyncStream(Generic[S]):
             while not self._closed.is_set():
                 reply, error = await self._receive()
                 if reply is not None:
+                    self._attempts.accepted()
                     if (item := self._resumption.accept(reply)) is not None:
                         return item
+                elif error and await self._sign_in_again(error):
+                    self._call = None
                 elif (
                     self._closed.is_set() or (delay := self._resumption.retry_delay(error)) is None
                 ):
@@ -123,8 +128,12 @@ class AsyncStream(Generic[S]):
 
     async def _receive(self) -> tuple[Any, Error | None]:
         """Wait for a reply; start a call if there is none. None as reply ends the call."""
+        # An exception of the function that returns the token is not that of a call.
+        arguments = {} if self._call else await self._arguments()
+        if arguments is None:
+            return None, None  # The stream was closed.
         try:
-            call = self._call or self._start_call()
+            call = self._call or self._start_call(arguments)
             # The read has its own task. Otherwise a CancelledError could be that of the call or
             # that of the caller's task.
             reading = asyncio.ensure_future(call.read())
@@ -142,13 +151,35 @@ class AsyncStream(Generic[S]):
             return None, from_rpc(error)
         return (None if reply is grpc.aio.EOF else reply), None
 
-    def _start_call(self) -> AsyncCall:
-        if self._timeout is not None and self._deadline == math.inf:
-            self._deadline = time.monotonic() + self._timeout
-        remaining = None if self._timeout is None else self._remaining()
+    async def _arguments(self) -> dict[str, Any] | None:
+        """Return the arguments of the next call, or None if the stream was closed before."""
+        if self._deadline is None:
+            self._deadline = self._attempts.deadline()
+        return await self._unless_closed(self._attempts.arguments(self._deadline))
+
+    def _start_call(self, arguments: dict[str, Any]) -> AsyncCall:
         self._loop = asyncio.get_running_loop()
-        self._call = self._open_call(self._resumption.next_request(), remaining)
+        self._call = self._open_call(self._resumption.next_request(), arguments)
         return self._call
+
+    async def _sign_in_again(self, error: Error) -> bool:
+        """Report whether to make another call, because there is another token."""
+        if self._closed.is_set() or not self._resumption.may_sign_in_again():
+            return False
+        deadline = self._deadline or 0
+        return bool(await self._unless_closed(self._attempts.replace(error, deadline)))
+
+    async def _unless_closed(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of a coroutine, or None if the stream was closed before."""
+        result = asyncio.ensure_future(coroutine)
+        result.add_done_callback(retrieve_exception)
+        closed = asyncio.ensure_future(self._closed.wait())
+        try:
+            await asyncio.wait({result, closed}, return_when=asyncio.FIRST_COMPLETED)
+            return None if self._closed.is_set() else result.result()
+        finally:
+            result.cancel()
+            closed.cancel()
 
     async def _wait(self, seconds: float) -> None:
         closed = asyncio.ensure_future(self._closed.wait())
@@ -158,10 +189,10 @@ class AsyncStream(Generic[S]):
             closed.cancel()
 
     def _remaining(self) -> float:
-        return max(0, self._deadline - time.monotonic())
+        return max(0, (self._deadline or 0) - time.monotonic())
 
 
-def retrieve_exception(reading: asyncio.Future[Any]) -> None:
-    """Mark the exception of a read as retrieved, so that asyncio does not log it."""
-    if not reading.cancelled():
-        reading.exception()
+def retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Mark the exception of a task as retrieved, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from parley._error import Error, from_rpc
-from parley._options import CallOptions, for_grpc, with_request_id
+from parley._options import CallOptions, with_request_id
 from parley._resumption import SingleCall
+from parley._sign_in import SignIn, SyncAttempts
 from parley._stream import Stream
 
 if TYPE_CHECKING:
@@ -98,8 +99,10 @@ class Calls:
         conversations: ConversationServiceStub,
         interactions: InteractionLogServiceStub,
         admin: AdminServiceStub,
+        sign_in: SignIn,
     ) -> None:
         """Make calls with these stubs."""
+        self._sign_in = sign_in
         self._conversations = conversations
         self._interactions = interactions
         self._admin = admin
@@ -274,20 +277,29 @@ class Calls:
     def _unary(
         self, rpc: grpc.UnaryUnaryMultiCallable[Q, R], request: Q, options: CallOptions
     ) -> R:
-        with self._raising_if_closed():
+        request = with_request_id(request)
+        attempts = SyncAttempts(self._sign_in, options)
+        deadline = attempts.deadline()
+        while True:
+            self._check_open()
+            arguments = attempts.arguments(deadline)
             try:
-                return rpc(with_request_id(request), **for_grpc(options))
-            except grpc.RpcError as error:
-                raise from_rpc(error) from error
+                with self._raising_if_closed():
+                    return rpc(request, **arguments)
+            except grpc.RpcError as cause:
+                error = from_rpc(cause)
+            if not attempts.replace(error):
+                raise error
 
     def _stream(
         self, rpc: grpc.UnaryStreamMultiCallable[Q, R], request: Q, options: CallOptions
     ) -> Stream[R]:
-        def open_call(request: Q, timeout: float | None) -> Call:
+        def open_call(request: Q, arguments: dict[str, Any]) -> Call:
             with self._raising_if_closed():
-                return rpc(request, **for_grpc(options, timeout))
+                return rpc(request, **arguments)
 
-        return Stream(SingleCall(with_request_id(request)), open_call, options.get("timeout"))
+        attempts = SyncAttempts(self._sign_in, options)
+        return Stream(SingleCall(with_request_id(request)), open_call, attempts)
 
     def _upload(
         self, rpc: grpc.StreamUnaryMultiCallable[Q, R], requests: Iterable[Q], options: CallOptions
@@ -302,9 +314,12 @@ class Calls:
                 failures.append(error)
                 raise
 
+        self._check_open()
+        attempts = SyncAttempts(self._sign_in, options)
+        arguments = attempts.arguments(attempts.deadline())
         with self._raising_if_closed():
             try:
-                return rpc(recorded_requests(), **for_grpc(options))
+                return rpc(recorded_requests(), **arguments)
             except grpc.RpcError as error:
                 if not failures:
                     raise from_rpc(error) from error

@@ -9,10 +9,12 @@ import grpc
 from parley._calls import Calls
 from parley._connectivity import SyncConnectivity
 from parley._exit import RETAINED_AT_EXIT
-from parley._options import CallOptions, channel_options, for_grpc, is_local
+from parley._options import CallOptions, channel_options
 from parley._resumption import Follower, Watcher
 from parley._retry import Retry
+from parley._sign_in import SignIn, SyncAttempts
 from parley._stream import Call, Stream
+from parley._tls import channel_credentials
 from parley.v1.admin_service_pb2_grpc import AdminServiceStub
 from parley.v1.conversation_service_pb2 import (
     ChatRequest,
@@ -24,7 +26,8 @@ from parley.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceStub
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import os
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self, Unpack
@@ -61,6 +64,12 @@ class Client(Calls):
         *,
         credentials: grpc.ChannelCredentials | None = None,
         plaintext: bool | None = None,
+        token: str | Callable[[], str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tenant: str | None = None,
+        ca_file: str | os.PathLike[str] | None = None,
+        cert_file: str | os.PathLike[str] | None = None,
+        key_file: str | os.PathLike[str] | None = None,
         options: Sequence[tuple[str, Any]] = (),
         compression: grpc.Compression | None = None,
     ) -> None:
@@ -68,28 +77,54 @@ class Client(Calls):
 
         Args:
             target: "host:port", "unix:PATH", or any other target that gRPC can resolve.
-            credentials: The credentials for TLS. The default is the system's certificates.
+            credentials: The credentials for TLS, instead of the three files.
             plaintext: Whether to connect without TLS. If None, the connection is plaintext if
-                target is a loopback address, localhost or a Unix socket and there are no
-                credentials. Otherwise it uses TLS.
+                target is a loopback address, localhost or a Unix socket, and there are neither
+                credentials nor files of certificates. Otherwise it uses TLS. With True, a token is
+                sent in plaintext, also to another machine.
+            token: The token to sign in with, or a function that returns it. The client calls the
+                function for each attempt of each call, perhaps in several threads at once. So it
+                should remember the token, and get another one before that one expires. An
+                exception of the function is raised unchanged by the call.
+            token_file: The file of the token. White space around the token is ignored. The client
+                reads the file again when it has changed, or when the server refuses its token.
+                If the file is missing or not valid for a time, the last token remains in use.
+            tenant: The tenant that each call names. Only callers with several tenants need it.
+            ca_file: The certificates of the authorities that the server's certificate may be from,
+                as PEM. The default are those of gRPC, which are the usual public ones.
+            cert_file: The client's certificate and its intermediate ones, as PEM.
+            key_file: The private key of the client's certificate, as PEM, not encrypted.
             options: gRPC channel options, applied after the defaults; they override them.
             compression: The compression of the requests.
 
+        If token and token_file are both None, they are read from the environment: PARLEY_TOKEN or
+        PARLEY_TOKEN_FILE. The same holds for PARLEY_TENANT, PARLEY_TLS_CA_FILE, and for the pair
+        PARLEY_TLS_CERT_FILE and PARLEY_TLS_KEY_FILE. With credentials or plaintext=True the client
+        ignores the files of certificates in the environment. An empty string means "none", also if
+        the environment has a value. The files of certificates are read only here.
+
+        Raises:
+            ValueError: Arguments are not valid or contradict each other. The text does not contain
+                the token.
+            OSError: A file cannot be read.
+
         """
-        if plaintext is None:
-            plaintext = credentials is None and is_local(target)
+        sign_in = SignIn(token, token_file, tenant)
+        credentials = channel_credentials(
+            target, credentials, plaintext, ca_file, cert_file, key_file
+        )
         settings = channel_options(target, options)
-        if plaintext:
-            channel = grpc.insecure_channel(target, settings, compression)
-        else:
-            credentials = credentials or grpc.ssl_channel_credentials()
+        if credentials:
             channel = grpc.secure_channel(target, credentials, settings, compression)
+        else:
+            channel = grpc.insecure_channel(target, settings, compression)
         self._channel = channel
         RETAINED_AT_EXIT.add(channel)
         super().__init__(
             ConversationServiceStub(channel),
             InteractionLogServiceStub(channel),
             AdminServiceStub(channel),
+            sign_in,
         )
 
     def close(self) -> None:
@@ -215,25 +250,23 @@ class Client(Calls):
         """
         connectivity = SyncConnectivity(self._channel)
 
-        def open_call(request: WatchConversationsRequest, timeout: float | None) -> Call:
+        def open_call(request: WatchConversationsRequest, arguments: dict[str, Any]) -> Call:
             with self._raising_if_closed():
-                arguments = for_grpc(options, timeout)
                 call = self._conversations.WatchConversations(request, **arguments)
                 connectivity.open()
                 return call
 
         retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
         resumption = Watcher(request, retry)
-        return Stream(resumption, open_call, options.get("timeout"))
+        return Stream(resumption, open_call, SyncAttempts(self._sign_in, options))
 
     def _turn(
         self, request: ChatRequest | ResumeTurnRequest, options: CallOptions
     ) -> Stream[TurnEvent]:
         connectivity = SyncConnectivity(self._channel)
 
-        def open_call(request: ChatRequest | ResumeTurnRequest, timeout: float | None) -> Call:
+        def open_call(request: ChatRequest | ResumeTurnRequest, arguments: dict[str, Any]) -> Call:
             with self._raising_if_closed():
-                arguments = for_grpc(options, timeout)
                 if isinstance(request, ChatRequest):
                     call: Call = self._conversations.Chat(request, **arguments)
                 else:
@@ -243,4 +276,4 @@ class Client(Calls):
 
         retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
         resumption = Follower(request, retry)
-        return Stream(resumption, open_call, options.get("timeout"))
+        return Stream(resumption, open_call, SyncAttempts(self._sign_in, options))

@@ -38,9 +38,11 @@ class CallOptions(TypedDict, total=False):
     timeout: float | None
     """Seconds until the call fails with DEADLINE_EXCEEDED; None means no limit."""
     metadata: Sequence[tuple[str, str | bytes]] | None
-    """The headers of the call; their names are in lower case."""
+    """The headers of the call; their names are in lower case. The headers authorization and
+    parley-tenant replace the client's token and tenant."""
     credentials: grpc.CallCredentials | None
-    """The credentials of the caller. They need a connection with TLS."""
+    """The credentials of the caller instead of the client's token. They need a connection with
+    TLS."""
     wait_for_ready: bool | None
     """Wait until the server is reachable instead of failing with UNAVAILABLE."""
     compression: grpc.Compression | None
@@ -77,8 +79,8 @@ def channel_options(target: str, more: Sequence[tuple[str, Any]]) -> list[tuple[
     return list((options | dict(more)).items())
 
 
-def for_grpc(options: CallOptions, *timeout: float | None) -> dict[str, Any]:
-    """Return options as arguments for gRPC, with another timeout if one is given.
+def for_grpc(options: CallOptions) -> dict[str, Any]:
+    """Return options as arguments for gRPC.
 
     Raises:
         Error: INVALID_ARGUMENT if metadata contains an invalid header. gRPC would report it only
@@ -86,8 +88,6 @@ def for_grpc(options: CallOptions, *timeout: float | None) -> dict[str, Any]:
 
     """
     given: dict[str, Any] = {**options}
-    if timeout:
-        (given["timeout"],) = timeout
     if given.get("metadata"):
         given["metadata"] = tuple(given["metadata"])
         for key, value in given["metadata"]:

@@ -66,6 +66,10 @@ class Resumption(Protocol[Q_co, R_contra, S_co]):
         """Record that the stream has ended. It may be called more than once."""
         ...
 
+    def may_sign_in_again(self) -> bool:
+        """Report whether the stream can continue with a call that has another token."""
+        ...
+
     def retry_delay(self, error: Error | None) -> float | None:
         """Record the end of the call; error is None if the server ended the stream normally.
 
@@ -81,6 +85,7 @@ class SingleCall(Generic[Q, R]):
     def __init__(self, request: Q) -> None:
         """Make a stream of the call with this request."""
         self._request = request
+        self._begun = False  # There was a reply.
 
     def next_request(self) -> Q:
         """See Resumption."""
@@ -92,6 +97,7 @@ class SingleCall(Generic[Q, R]):
 
     def accept(self, reply: R) -> R | None:
         """See Resumption."""
+        self._begun = True
         return reply
 
     def reader_returned(self) -> None:
@@ -103,6 +109,10 @@ class SingleCall(Generic[Q, R]):
 
     def close(self) -> None:
         """See Resumption."""
+
+    def may_sign_in_again(self) -> bool:
+        """See Resumption."""
+        return not self._begun
 
     def retry_delay(self, error: Error | None) -> None:
         """See Resumption."""
@@ -182,6 +192,10 @@ class Follower:
         """See Resumption."""
         self._retry.close()
 
+    def may_sign_in_again(self) -> bool:
+        """See Resumption."""
+        return not self._finished
+
     def retry_delay(self, error: Error | None) -> float | None:
         """See Resumption."""
         if self._finished:
@@ -248,6 +262,10 @@ class Watcher:
     def close(self) -> None:
         """See Resumption."""
         self._retry.close()
+
+    def may_sign_in_again(self) -> bool:
+        """See Resumption."""
+        return True
 
     def retry_delay(self, error: Error | None) -> float:
         """See Resumption."""

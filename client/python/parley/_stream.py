@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from parley._resumption import Resumption
+    from parley._sign_in import SyncAttempts
 
 S = TypeVar("S")
 
@@ -48,15 +49,15 @@ class Stream(Generic[S]):
     def __init__(
         self,
         resumption: Resumption[Any, Any, S],
-        open_call: Callable[[Any, float | None], Call],
-        timeout: float | None,
+        open_call: Callable[[Any, dict[str, Any]], Call],
+        attempts: SyncAttempts,
     ) -> None:
         """Make a stream; only the methods of a client do so.
 
         Args:
             resumption: It chooses the requests and decides when the stream resumes.
-            open_call: It starts a call with a request and a timeout in seconds.
-            timeout: The limit of the loop in seconds; None means no limit.
+            open_call: It starts a call with a request and the arguments for gRPC.
+            attempts: The options and the sign-in of the calls. The timeout limits the loop.
 
         """
         self._watchdog = Watchdog()
@@ -65,8 +66,8 @@ class Stream(Generic[S]):
         self._call: Call | None = None
         self._resumption = resumption
         self._open_call = open_call
-        self._timeout = timeout
-        self._deadline = math.inf  # Set by the first call.
+        self._attempts = attempts
+        self._deadline: float | None = None  # Set by the first call.
         RETAINED_AT_EXIT.add(self)
 
     def __iter__(self) -> Iterator[S]:
@@ -80,8 +81,11 @@ class Stream(Generic[S]):
             while not self._closed.is_set():
                 reply, error = self._receive()
                 if reply is not None:
+                    self._attempts.accepted()
                     if (item := self._resumption.accept(reply)) is not None:
                         return item
+                elif error and self._sign_in_again(error):
+                    self._call = None
                 elif (
                     self._closed.is_set() or (delay := self._resumption.retry_delay(error)) is None
                 ):
@@ -124,8 +128,10 @@ class Stream(Generic[S]):
     def _receive(self) -> tuple[Any, Error | None]:
         """Wait for a reply; start a call if there is none. None as reply ends the call."""
         call, expired = self._call, threading.Event()
+        # An exception of the function that returns the token is not that of a call.
+        arguments = {} if call else self._arguments()
         try:
-            call = call or self._start_call()
+            call = call or self._start_call(arguments)
             with self._watchdog.watch(self._resumption.receive_timeout(), expired, call.cancel):
                 return next(call), None
         except StopIteration:
@@ -133,19 +139,26 @@ class Stream(Generic[S]):
         except grpc.RpcError as error:
             return None, self._resumption.silence_error() if expired.is_set() else from_rpc(error)
 
-    def _start_call(self) -> Call:
-        if self._timeout is not None and self._deadline == math.inf:
-            self._deadline = time.monotonic() + self._timeout
-        remaining = None if self._timeout is None else self._remaining()
-        call = self._open_call(self._resumption.next_request(), remaining)
+    def _arguments(self) -> dict[str, Any]:
+        if self._deadline is None:
+            self._deadline = self._attempts.deadline()
+        return self._attempts.arguments(self._deadline)
+
+    def _start_call(self, arguments: dict[str, Any]) -> Call:
+        call = self._open_call(self._resumption.next_request(), arguments)
         with self._lock:
             self._call = call
             if self._closed.is_set():
                 call.cancel()
         return call
 
+    def _sign_in_again(self, error: Error) -> bool:
+        """Report whether to make another call, because there is another token."""
+        possible = not self._closed.is_set() and self._resumption.may_sign_in_again()
+        return possible and self._attempts.replace(error)
+
     def _remaining(self) -> float:
-        return max(0, self._deadline - time.monotonic())
+        return max(0, (self._deadline or 0) - time.monotonic())
 
 
 class Watchdog:
