@@ -1,7 +1,16 @@
-import { type CallOptions, ClientError, type ClientMiddleware } from "nice-grpc";
+import {
+  type CallOptions,
+  ClientError,
+  type ClientMiddleware,
+  type ClientMiddlewareCall,
+  type Metadata,
+  Status,
+} from "nice-grpc";
 
-import { fromClientError, ParleyError } from "./errors.js";
-import { complete, completeEach, IterableError, invalidRequest, requestTypes } from "./request.js";
+import { fromClientError, ParleyError, TokenExpiredError } from "./errors.js";
+import { CallerError, complete, completeEach, invalidRequest, requestTypes } from "./request.js";
+import { resumablePaths } from "./services.js";
+import type { SignedMetadata, SignIn } from "./sign-in.js";
 
 /** A running call. */
 export interface Call {
@@ -16,7 +25,13 @@ export interface Call {
 /** The running calls of one client. close aborts them. */
 export class Calls {
   readonly #running = new Set<AbortController>();
+  readonly #signIn: SignIn;
   #isClosed = false;
+
+  /** signIn adds the caller's credential to each call. */
+  constructor(signIn: SignIn) {
+    this.#signIn = signIn;
+  }
 
   /** Begins a call. Throws if the client is closed or the caller's signal has aborted. */
   begin(signal?: AbortSignal): Call {
@@ -48,17 +63,27 @@ export class Calls {
 
   /**
    * Returns the middleware of every call. It runs before gRPC's retries: it makes complete copies of
-   * the requests, once for all attempts, and converts errors to ParleyErrors.
+   * the requests, once for all attempts, signs in, and converts errors to ParleyErrors.
    */
   middleware(): ClientMiddleware {
     const types = requestTypes();
     const begin = (signal?: AbortSignal) => this.begin(signal);
-    return async function* middleware(call, options: CallOptions) {
+    const signIn = this.#signIn;
+    return async function* middleware<Request, Response>(
+      call: ClientMiddlewareCall<Request, Response>,
+      options: CallOptions,
+    ) {
       const { signal, release } = begin(options.signal);
       const type = types.get(call.method.path)!;
       try {
         const request = call.requestStream ? completeEach(type, call.request) : complete(type, call.request);
-        return yield* call.next(request as typeof call.request, { ...options, signal });
+        const attempt = (metadata: Metadata) =>
+          call.next(request as typeof call.request, { ...options, signal, metadata }) as Responses<Response>;
+        const sign = (isRejected: boolean) => untilAborted(signIn.sign(options.metadata, isRejected), signal);
+        return yield* send(attempt, sign, {
+          mayRepeat: !call.requestStream,
+          mayResume: resumablePaths.has(call.method.path),
+        });
       } catch (error) {
         signal.throwIfAborted();
         throw toCallerError(error);
@@ -69,13 +94,77 @@ export class Calls {
   }
 }
 
+/** Yields the responses of a stream, or returns the only response. */
+type Responses<Response> = AsyncGenerator<Response, Response | undefined, undefined>;
+
+/**
+ * Sends a call with a token. If the server rejects the token and there is another one, the call continues:
+ * it is sent again, once, because the server has not executed it. If the server had accepted a stream that
+ * resumes, send throws a TokenExpiredError. A call whose requests are a stream must not be sent again,
+ * because gRPC has taken requests from it.
+ */
+async function* send<Response>(
+  attempt: (metadata: Metadata) => Responses<Response>,
+  sign: (isRejected: boolean) => Promise<SignedMetadata>,
+  { mayRepeat, mayResume }: { mayRepeat: boolean; mayResume: boolean },
+): Responses<Response> {
+  let isRepeated = false;
+  for (let signed = await sign(false); ; ) {
+    let isAccepted = false;
+    try {
+      const responses = attempt(signed.metadata);
+      try {
+        for (;;) {
+          const next = await responses.next();
+          if (next.done) {
+            return next.value;
+          }
+          isAccepted = true;
+          yield next.value;
+        }
+      } finally {
+        await responses.return(undefined);
+      }
+    } catch (error) {
+      const isRejected = error instanceof ClientError && error.code === Status.UNAUTHENTICATED;
+      const mayContinue = isAccepted ? mayResume : mayRepeat && !isRepeated;
+      if (!isRejected || signed.token === undefined || !mayContinue) {
+        throw error;
+      }
+      const next = await sign(true);
+      if (next.token === signed.token) {
+        throw error;
+      }
+      if (isAccepted) {
+        throw fromClientError(error, TokenExpiredError);
+      }
+      isRepeated = true;
+      signed = next;
+    }
+  }
+}
+
+/** Waits for a promise. Throws the signal's reason if the signal aborts before. */
+async function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
+  let onAbort = () => {};
+  const aborted = new Promise<never>((_, reject) => {
+    onAbort = () => reject(signal.reason);
+  });
+  signal.addEventListener("abort", onAbort);
+  try {
+    return await Promise.race([promise, aborted]);
+  } finally {
+    signal.removeEventListener("abort", onAbort);
+  }
+}
+
 function closedError(): ParleyError {
   return new ParleyError("CANCELLED", "the client is closed");
 }
 
 /** Converts an error to the one that the caller receives. */
 function toCallerError(error: unknown): unknown {
-  if (error instanceof IterableError) {
+  if (error instanceof CallerError) {
     return error.reason;
   }
   if (error instanceof ParleyError) {

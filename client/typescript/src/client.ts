@@ -2,8 +2,6 @@ import { connectivityState } from "@grpc/grpc-js";
 import {
   type CallOptions,
   Channel,
-  ChannelCredentials,
-  type ChannelOptions,
   type CompatServiceDefinition,
   createClientFactory,
   type Client as RawStub,
@@ -75,6 +73,7 @@ import {
   WatchConversationsRequest,
 } from "./gen/index.parley.v1.js";
 import type { Input } from "./input.js";
+import { type ClientOptions, connectionSettings } from "./options.js";
 import { deferredCopy } from "./request.js";
 import { resumed } from "./resumption.js";
 import type { Connection } from "./retry.js";
@@ -107,17 +106,6 @@ type Requests<M> = M extends { requestType: { decode(...args: never): infer T };
     : Input<T>
   : never;
 
-/** The options of a {@link Client}. */
-export interface ClientOptions {
-  /**
-   * The credentials of the connection. By default, the connection is plaintext if the target is a
-   * loopback address, localhost or a Unix socket, and otherwise uses TLS with Node's certificates.
-   */
-  readonly credentials?: ChannelCredentials;
-  /** Options of the gRPC channel. They override the defaults of this package, such as its keepalive. */
-  readonly channelOptions?: ChannelOptions;
-}
-
 /**
  * A connection to one Parley server. A program needs only one.
  *
@@ -138,10 +126,13 @@ export interface ClientOptions {
  * - Calls that only read, and calls with a requestId, are sent up to five times within about 1.5 s
  *   while the server is UNAVAILABLE. A quick restart of the server stays unnoticed. The other calls
  *   (update, delete, clear, purge, lease, import) are sent once.
+ * - If the server rejects the token of a call (UNAUTHENTICATED), the client reads the token file or calls
+ *   the token function again. If the token has changed, it sends the call again, once. It does so for a
+ *   stream also after the server has accepted it. Only an import is not sent again.
  */
 export class Client {
   readonly #channel: Channel;
-  readonly #calls = new Calls();
+  readonly #calls: Calls;
   readonly #readiness: Readiness;
   readonly #conversations: Stub<ConversationServiceDefinition>;
   readonly #interactions: Stub<InteractionLogServiceDefinition>;
@@ -154,11 +145,13 @@ export class Client {
    *
    * The limit of a message is 4 MiB in each direction. The client pings a connection that has been
    * silent for 30 s, and closes it if there is no answer within 10 s.
+   *
+   * The constructor reads the files with certificates. It throws an error if one cannot be used, or if
+   * options contradict each other. The file with the token is read at the first call.
    */
   constructor(target: string, options: ClientOptions = {}) {
-    const local = isLocal(target);
-    const credentials =
-      options.credentials ?? (local ? ChannelCredentials.createInsecure() : ChannelCredentials.createSsl());
+    const { signIn, credentials } = connectionSettings(target, options, process.env);
+    this.#calls = new Calls(signIn);
     this.#channel = new Channel(target, credentials, {
       "grpc.primary_user_agent": "parley-client",
       "grpc.service_config": JSON.stringify(serviceConfig()),
@@ -177,7 +170,7 @@ export class Client {
       "grpc.min_reconnect_backoff_ms": 10_000, // It limits one connection attempt, despite its name.
       // Otherwise clients of one server would share a connection, and close would not close it.
       "grpc.use_local_subchannel_pool": 1,
-      ...(local ? { "grpc.enable_http_proxy": 0 } : {}),
+      ...(isLocal(target) ? { "grpc.enable_http_proxy": 0 } : {}),
       ...options.channelOptions,
     });
     this.#readiness = new Readiness(this.#channel);

@@ -48,14 +48,17 @@ export class ParleyError extends Error {
   }
 }
 
+/** A stream that the server had accepted ended with its token, and the client has another token. */
+export class TokenExpiredError extends ParleyError {}
+
 /** Converts an error of nice-grpc. */
-export function fromClientError(error: ClientError): ParleyError {
+export function fromClientError(error: ClientError, type = ParleyError): ParleyError {
   const extra = error instanceof RichClientError ? error.extra : [];
   const info = find(extra, "google.rpc.ErrorInfo");
   const delay = find(extra, "google.rpc.RetryInfo")?.retryDelay;
   const ours = info?.domain === "parley";
   const violations = find(extra, "google.rpc.BadRequest")?.fieldViolations ?? [];
-  return new ParleyError(Status[error.code] as Code, error.details, {
+  return new type(Status[error.code] as Code, error.details, {
     reason: ours ? info.reason : "",
     metadata: ours ? info.metadata : {},
     fieldViolations: violations.map(({ field, description }) => ({ field, description })),

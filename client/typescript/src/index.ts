@@ -14,7 +14,9 @@ export {
   type ServeOptions,
   serve,
 } from "./agent.js";
-export { Client, type ClientOptions } from "./client.js";
+export { Client } from "./client.js";
 export { type Code, type FieldViolation, ParleyError, type ParleyErrorDetails } from "./errors.js";
 export * from "./gen/index.parley.v1.js";
 export type { Input } from "./input.js";
+export type { ClientOptions } from "./options.js";
+export type { Token } from "./token.js";

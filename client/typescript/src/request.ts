@@ -51,8 +51,8 @@ export async function* completeEach<T>(
   }
 }
 
-/** Wraps an error of the caller's iterable, so that gRPC does not convert it. */
-export class IterableError {
+/** Wraps an error of the caller's iterable or function, so that the client does not convert it. */
+export class CallerError {
   readonly reason: unknown;
 
   constructor(reason: unknown) {
@@ -64,7 +64,7 @@ async function* iterate(requests: AsyncIterable<unknown> | Iterable<unknown>): A
   try {
     yield* requests;
   } catch (error) {
-    throw new IterableError(error);
+    throw new CallerError(error);
   }
 }
 

@@ -1,4 +1,4 @@
-import { ParleyError } from "./errors.js";
+import { ParleyError, TokenExpiredError } from "./errors.js";
 
 /**
  * The limit of the time without a new message over all attempts. The server sends something at least
@@ -132,9 +132,14 @@ export class Retry {
 
 /**
  * Reports whether a call may resume after a stream that ended with this error. That is so if the
- * connection broke, the server restarts, a proxy reset the stream, or the caller was too slow.
+ * connection broke, the server restarts, a proxy reset the stream, the caller was too slow, or the token
+ * has expired and there is another one.
  */
-export function isResumable({ code, reason }: ParleyError): boolean {
+export function isResumable(error: ParleyError): boolean {
+  if (error instanceof TokenExpiredError) {
+    return true;
+  }
+  const { code, reason } = error;
   switch (code) {
     case "UNAVAILABLE":
       return true;

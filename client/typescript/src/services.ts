@@ -24,3 +24,10 @@ export const services: readonly Service[] = [
   InteractionLogServiceDefinition,
   AdminServiceDefinition,
 ];
+
+/** The paths of the methods whose streams resume. */
+export const resumablePaths: ReadonlySet<string> = new Set(
+  ["Chat", "ResumeTurn", "WatchConversations"].map(
+    (method) => `/${ConversationServiceDefinition.fullName}/${method}`,
+  ),
+);

@@ -1,6 +1,7 @@
 import { once } from "node:events";
 import type { TestContext } from "node:test";
 
+import type { ServerCredentials } from "@grpc/grpc-js";
 import { type CallContext, createServer, type ServerError } from "nice-grpc";
 import { errorDetailsServerMiddleware } from "nice-grpc-error-details";
 import {
@@ -27,13 +28,15 @@ export class FakeServer {
   readonly imported: ImportConversationsRequest[] = [];
   /** The errors of the next calls, in order. */
   failures: ServerError[] = [];
+  /** Runs at the beginning of each call, and may throw a ServerError. */
+  check: (context: CallContext) => void = () => {};
   /** Answers Chat. */
   turn = async function* (_: ChatRequest, __: CallContext): AsyncGenerator<TurnEvent> {
     yield* short();
   };
 
-  /** Serves on a free port until the end of the test. Returns the address. */
-  async serve(t: TestContext): Promise<string> {
+  /** Serves on a free port until the end of the test. Returns the address. The default is plaintext. */
+  async serve(t: TestContext, credentials?: ServerCredentials): Promise<string> {
     const server = createServer({ "grpc.max_receive_message_length": 4 << 20 }).use(
       errorDetailsServerMiddleware,
     );
@@ -53,24 +56,30 @@ export class FakeServer {
             return {};
           };
     }
-    implementation["importConversations"] = async (requests: AsyncIterable<ImportConversationsRequest>) => {
+    implementation["importConversations"] = async (
+      requests: AsyncIterable<ImportConversationsRequest>,
+      context: CallContext,
+    ) => {
+      this.#record("importConversations", {}, context);
       for await (const request of requests) {
         this.imported.push(request);
       }
       return {};
     };
     server.add(ConversationServiceDefinition, implementation as never);
-    const port = await server.listen("127.0.0.1:0");
+    const port = await server.listen("127.0.0.1:0", credentials);
     t.after(() => server.forceShutdown());
     return `127.0.0.1:${port}`;
   }
 
-  #record(method: string, request: { requestId?: string }, { metadata, signal }: CallContext): void {
+  #record(method: string, request: { requestId?: string }, context: CallContext): void {
+    const { metadata, signal } = context;
     this.calls.push({ method, requestId: request.requestId ?? "", metadata, signal });
     const failure = this.failures.shift();
     if (failure) {
       throw failure;
     }
+    this.check(context);
   }
 }
 
