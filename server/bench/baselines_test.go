@@ -23,7 +23,7 @@ import (
 // benchCases returns the cases of BenchmarkService, ordered by group.
 func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 	b.Helper()
-	batched := openBatched(b, s)
+	batched, signedIn := openBatched(b, s), s.withSignIn(b)
 	id := s.ids[0]
 	appended, err := s.client.AppendMessages(s.ctx, &parleyv1.AppendMessagesRequest{
 		ConversationId: id, Messages: []*parleyv1.Message{s.message},
@@ -50,12 +50,14 @@ func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 		empty := add("append", callers, "empty call", s.calling(appended))
 		batch := add("append", callers, "db.Batch", batched.appending)
 		direct := add("append", callers, "in process", s.appendingInProcess, comparison{batch, expect(1.5, 5)})
-		add("append", callers, "gRPC", s.appending(false), comparison{direct, expect(0.65, 0)}, comparison{batch, 0},
-			comparison{empty, 0})
+		plain := add("append", callers, "gRPC", s.appending(false), comparison{direct, expect(0.65, 0)},
+			comparison{batch, 0}, comparison{empty, 0})
+		add("append", callers, "gRPC with TLS and token", signedIn.appending(false), comparison{plain, 0.9})
 		add("append", callers, "gRPC with request_id", s.appending(true), comparison{direct, 0}, comparison{empty, 0})
 
 		empty = add("load", callers, "empty call", s.calling(loaded))
-		add("load", callers, "gRPC", s.loading, comparison{empty, expect(0.5, 0)})
+		plain = add("load", callers, "gRPC", s.loading, comparison{empty, expect(0.5, 0)})
+		add("load", callers, "gRPC with TLS and token", signedIn.loading, comparison{plain, 0.8})
 
 		empty = add("summary", callers, "empty call", s.calling(summed))
 		add("summary", callers, "gRPC", s.readingSummary, comparison{empty, expect(0.55, 0)})
