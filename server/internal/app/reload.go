@@ -19,7 +19,7 @@ type reloader struct {
 // change is a part of a reload that is prepared. Neither of its functions can fail.
 type change struct {
 	apply   func()
-	discard func() // called instead of apply if another part cannot be prepared
+	discard func() // called instead of apply if another part cannot be prepared; may be nil
 }
 
 // reloadAtHangup reads the settings again at each hangup, until ctx ends.
@@ -45,6 +45,7 @@ func (r *reloader) reload(ctx context.Context) {
 		log.ErrorContext(ctx, "reload failed; nothing has changed", "error", err)
 		return
 	}
+	r.server.signIn.auth.Recheck(ctx)
 	for _, name := range r.start.NeedRestart(next) {
 		log.WarnContext(ctx, "setting changed but not applied; restart the server", "setting", name)
 	}
@@ -56,7 +57,9 @@ func (r *reloader) reload(ctx context.Context) {
 func (r *reloader) apply(next *config.Config) error {
 	var prepared []change
 	var faults []error
-	for _, prepare := range []func(*config.Config) (change, error){r.prepareAgents, r.prepareLogLevel} {
+	for _, prepare := range []func(*config.Config) (change, error){
+		r.prepareAgents, r.prepareTokens, r.prepareCertificates, r.prepareLogLevel,
+	} {
 		c, err := prepare(next)
 		if err != nil {
 			faults = append(faults, err)
@@ -65,9 +68,10 @@ func (r *reloader) apply(next *config.Config) error {
 		prepared = append(prepared, c)
 	}
 	for _, c := range prepared {
-		if len(faults) == 0 {
+		switch {
+		case len(faults) == 0:
 			c.apply()
-		} else {
+		case c.discard != nil:
 			c.discard()
 		}
 	}
@@ -105,6 +109,23 @@ func (r *reloader) prepareAgents(next *config.Config) (change, error) {
 	}, nil
 }
 
+// prepareTokens reads the file of tokens. Another path needs a restart.
+func (r *reloader) prepareTokens(*config.Config) (change, error) {
+	tokens := r.server.signIn.tokens
+	if tokens == nil {
+		return change{apply: func() {}}, nil
+	}
+	apply, err := tokens.Prepare()
+	return change{apply: apply}, err
+}
+
+// prepareCertificates reads the certificates of the listeners. Other paths need a restart.
+func (r *reloader) prepareCertificates(*config.Config) (change, error) {
+	apply, err := r.server.transports.PrepareReload()
+	return change{apply: apply}, err
+}
+
+// prepareLogLevel reads the minimum level of the log.
 func (r *reloader) prepareLogLevel(next *config.Config) (change, error) {
-	return change{apply: func() { r.server.level.Set(next.LogLevel) }, discard: func() {}}, nil
+	return change{apply: func() { r.server.level.Set(next.LogLevel) }}, nil
 }

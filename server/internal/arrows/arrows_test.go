@@ -69,7 +69,7 @@ func allowedArrows() []arrow {
 		{"server/internal/arrows", nil},
 		{"server/e2e", nil},
 		{"server/bench", nil},
-		{"server/parleydtest", nil}, // Tests call it, also those of other modules.
+		{"server/parleydtest", nil},                                   // Tests call it, also those of other modules.
 		{"server/parleydtest/signin", []string{"server/parleydtest"}}, // Tests in other languages run it.
 		{"server/internal/rpc", []string{
 			"server/internal/rules", "server/internal/turn", "server/internal/routing", "server/internal/watch",

@@ -37,8 +37,10 @@ type certificates struct {
 
 	current atomic.Pointer[loadedFiles]
 
-	reloading sync.Mutex // held by reload
-	fault     string     // the last fault of the files that was logged; reload owns it
+	reads     atomic.Uint64 // number of reads of the files so far
+	reloading sync.Mutex    // held while fault, current or applied changes
+	applied   uint64        // the number of the read that is in current
+	fault     string        // the last fault of the files that was logged
 
 	mu sync.Mutex
 	// clients contains the verified certificates of each connection whose client presented some.
@@ -107,24 +109,37 @@ func (c *certificates) load() (*loadedFiles, error) {
 	return &l, nil
 }
 
-// reload reads the files again if they have changed. If they are faulty, the certificates do not change.
+// reload reads the files again. If they are faulty, the certificates do not change.
 func (c *certificates) reload() error {
-	c.reloading.Lock()
-	defer c.reloading.Unlock()
+	apply, err := c.prepare()
+	if err == nil {
+		apply()
+	}
+	return err
+}
+
+// prepare reads the files again. The certificates change when apply is called, if the files have changed.
+func (c *certificates) prepare() (apply func(), err error) {
+	read := c.reads.Add(1)
 	loaded, err := c.load()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	before := c.current.Load()
-	if slices.EqualFunc(before.content[:], loaded.content[:], bytes.Equal) {
-		c.fault = ""
-		return nil
-	}
-	c.fault = ""
-	c.current.Store(loaded)
-	c.log.Info("certificates reloaded", "not_after", loaded.leaf.NotAfter.UTC().Format(time.RFC3339))
-	c.closeUntrusted()
-	return nil
+	return func() {
+		c.reloading.Lock()
+		defer c.reloading.Unlock()
+		if read < c.applied {
+			return // The files have been read again in the meantime.
+		}
+		c.applied, c.fault = read, ""
+		before := c.current.Load()
+		if slices.EqualFunc(before.content[:], loaded.content[:], bytes.Equal) {
+			return
+		}
+		c.current.Store(loaded)
+		c.log.Info("certificates reloaded", "not_after", loaded.leaf.NotAfter.UTC().Format(time.RFC3339))
+		c.closeUntrusted()
+	}, nil
 }
 
 // watch reloads the files when they change, until stop is closed.

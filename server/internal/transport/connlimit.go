@@ -57,7 +57,7 @@ func limitConns(l net.Listener, log *slog.Logger) *connLimiter {
 // this number of files.
 func connLimit(files uint64) int {
 	usable := files - min(files, reservedFiles)
-	return int(max(min(usable/2, maxConns), minConns)) //nolint:gosec // at most maxConns
+	return int(max(min(usable/2, maxConns), minConns))
 }
 
 // Accept waits for the next connection within the limits.
@@ -111,7 +111,8 @@ func (l *connLimiter) sweep() {
 			continue
 		}
 		delete(l.conns, conn)
-		if l.addresses[address]--; l.addresses[address] == 0 {
+		l.addresses[address]--
+		if l.addresses[address] == 0 {
 			delete(l.addresses, address)
 		}
 	}

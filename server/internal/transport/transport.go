@@ -183,13 +183,14 @@ func (s *Servers) Serve(group *errgroup.Group) {
 	}
 }
 
-// Reload reads the certificates again. If a file is faulty, all certificates stay as they were. The server also
-// does so itself when the files change.
-func (s *Servers) Reload() error {
+// PrepareReload reads the certificates again. They change when apply is called, which cannot fail. The server also
+// reads them again by itself when the files change. Connections continue, except those of clients whose certificate
+// is not trusted any more.
+func (s *Servers) PrepareReload() (apply func(), err error) {
 	if s.certificates == nil {
-		return nil
+		return func() {}, nil
 	}
-	return s.certificates.reload()
+	return s.certificates.prepare()
 }
 
 func (s *Servers) serveGRPC() error {

@@ -89,9 +89,18 @@ func Open(path string, now func() time.Time) (*File, error) {
 
 // Reload reads the file again. After an error the tokens are those of the last successful read.
 func (f *File) Reload() error {
+	apply, err := f.Prepare()
+	if err == nil {
+		apply()
+	}
+	return err
+}
+
+// Prepare reads the file again. The tokens change when apply is called, which cannot fail.
+func (f *File) Prepare() (apply func(), err error) {
 	list, err := List(f.path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	tokens := make(map[[sha256.Size]byte]entry, len(list))
 	for _, t := range list {
@@ -105,8 +114,7 @@ func (f *File) Reload() error {
 			fault{"expired token, id ", t.ID},
 		}
 	}
-	f.tokens.Store(&tokens)
-	return nil
+	return func() { f.tokens.Store(&tokens) }, nil
 }
 
 // Verify returns what the token of c states. It does the same work whether the token is missing, malformed,
