@@ -4,16 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
+
+// refusalTime is the minimum time from a call with a faulty credential to its refusal. It is longer than all checks
+// take, so that the time of a refusal does not tell which check failed.
+const refusalTime = 5 * time.Millisecond
 
 // Verifier checks one kind of credential. Its methods may be called from many goroutines.
 type Verifier interface {
 	// Verify returns what the credential of its kind in c states. It returns an error if there is no such
 	// credential, or if it is not valid. The error contains no secret. The time that Verify takes must not depend
-	// on how close a credential is to a valid one.
+	// on how close a credential is to a valid one. The caller must not change the tenants of the identity.
 	Verify(ctx context.Context, c Credentials) (Identity, error)
 }
 
@@ -40,8 +46,23 @@ func New(now func() time.Time, verifiers ...Verifier) *Authenticator {
 func (a *Authenticator) Required() bool { return len(a.verifiers) > 0 }
 
 // Authorize returns the caller of a method. The error is a [RoleError] or a [TenantError], or wraps
-// [ErrUnauthenticated]; then it contains the causes for the log, and no secret.
+// [ErrUnauthenticated]; then it contains the causes for the log, and no secret. Every refusal of a credential takes
+// the same time.
 func (a *Authenticator) Authorize(ctx context.Context, method string, c Credentials) (Principal, error) {
+	start := time.Now()
+	p, err := a.authorize(ctx, method, c)
+	if errors.Is(err, ErrUnauthenticated) {
+		wait := time.NewTimer(refusalTime - time.Since(start))
+		defer wait.Stop()
+		select {
+		case <-wait.C:
+		case <-ctx.Done():
+		}
+	}
+	return p, err
+}
+
+func (a *Authenticator) authorize(ctx context.Context, method string, c Credentials) (Principal, error) {
 	need := a.accessOf(method)
 	if need.Role == Public {
 		return Principal{}, nil
@@ -75,19 +96,37 @@ func (a *Authenticator) accessOf(method string) Access {
 
 // identify returns the identity that the first matching verifier finds.
 func (a *Authenticator) identify(ctx context.Context, c Credentials) (Identity, error) {
-	faults := []error{ErrUnauthenticated}
+	causes := make([]error, 0, len(a.verifiers))
 	for _, v := range a.verifiers {
 		identity, err := v.Verify(ctx, c)
 		if err == nil && !identity.Expires.IsZero() && !a.now().Before(identity.Expires) {
-			err = errors.New("the credential has expired")
+			err = errExpired
 		}
 		if err == nil {
 			return identity, nil
 		}
-		faults = append(faults, err)
+		causes = append(causes, err)
 	}
-	return Identity{}, errors.Join(faults...)
+	return Identity{}, &unauthenticatedError{causes}
 }
+
+// errExpired is why the authenticator does not accept the identity of a verifier.
+var errExpired = errors.New("the credential has expired")
+
+// unauthenticatedError contains why each verifier rejected the credentials of a call.
+type unauthenticatedError struct{ causes []error }
+
+// Error returns the causes on one line, for the log.
+func (e *unauthenticatedError) Error() string {
+	texts := []string{ErrUnauthenticated.Error()}
+	for _, cause := range e.causes {
+		texts = append(texts, cause.Error())
+	}
+	return strings.Join(texts, "; ")
+}
+
+// Unwrap returns ErrUnauthenticated.
+func (e *unauthenticatedError) Unwrap() error { return ErrUnauthenticated }
 
 // chooseTenant returns the tenant of a call. If optional is set, the caller need not name one.
 func chooseTenant(i Identity, named string, optional bool) (string, error) {
@@ -119,7 +158,7 @@ type stream struct {
 func (a *Authenticator) Follow(
 	ctx context.Context, method string, c Credentials, p Principal,
 ) (_ context.Context, release func()) {
-	if !a.Required() || p.Role == Public {
+	if !a.Required() || a.accessOf(method).Role == Public {
 		return ctx, func() {}
 	}
 	ctx, end := context.WithCancelCause(ctx)
@@ -127,12 +166,13 @@ func (a *Authenticator) Follow(
 	var timer *time.Timer
 	if !p.Expires.IsZero() {
 		timer = time.AfterFunc(p.Expires.Add(Grace).Sub(a.now()), func() {
-			end(fmt.Errorf("%w: the credential has expired", ErrUnauthenticated))
+			end(fmt.Errorf("%w: %w", ErrUnauthenticated, errExpired))
 		})
 	}
 	a.mu.Lock()
 	a.streams[s] = struct{}{}
 	a.mu.Unlock()
+	a.recheck(ctx, s) // The credentials may have changed after Authorize, before a Recheck could find the stream.
 	return ctx, func() {
 		a.mu.Lock()
 		delete(a.streams, s)
@@ -145,24 +185,26 @@ func (a *Authenticator) Follow(
 }
 
 // Recheck authenticates the callers of all streams again, after credentials have changed. It ends the streams
-// of callers that are not accepted any more or have another role or tenant.
+// of callers that are not accepted any more or have another role, tenant or expiry. Streams in their grace continue
+// until it ends.
 func (a *Authenticator) Recheck(ctx context.Context) {
 	a.mu.Lock()
-	streams := make([]*stream, 0, len(a.streams))
-	for s := range a.streams {
-		streams = append(streams, s)
-	}
+	streams := slices.Collect(maps.Keys(a.streams))
 	a.mu.Unlock()
 	for _, s := range streams {
-		p, err := a.Authorize(ctx, s.method, s.credentials)
-		switch {
-		case errors.Is(err, ErrUnauthenticated) && a.inGrace(s.principal):
-			continue // It ends when the grace does.
-		case err != nil:
-			s.end(fmt.Errorf("%w: %w", ErrUnauthenticated, err))
-		case p.Tenant != s.principal.Tenant || p.Role != s.principal.Role:
-			s.end(fmt.Errorf("%w: the credential has another role or tenant now", ErrUnauthenticated))
-		}
+		a.recheck(ctx, s)
+	}
+}
+
+func (a *Authenticator) recheck(ctx context.Context, s *stream) {
+	p, err := a.authorize(ctx, s.method, s.credentials)
+	switch {
+	case errors.Is(err, ErrUnauthenticated) && a.inGrace(s.principal):
+	case err != nil:
+		s.end(fmt.Errorf("%w: %w", ErrUnauthenticated, err))
+	case p.Tenant != s.principal.Tenant, p.AllTenants != s.principal.AllTenants, p.Role != s.principal.Role,
+		!p.Expires.Equal(s.principal.Expires):
+		s.end(fmt.Errorf("%w: the credential has another role, tenant or expiry now", ErrUnauthenticated))
 	}
 }
 
