@@ -151,10 +151,20 @@ func tenant(ctx context.Context) string { return principal(ctx).Tenant }
 // credentialsOf returns the credentials of a call.
 type credentialsOf func(ctx context.Context) auth.Credentials
 
+// authorize returns the caller of a method. The log contains why a credential was not accepted; the caller must not
+// learn it.
+func (s *Server) authorize(ctx context.Context, method string, c auth.Credentials) (auth.Principal, error) {
+	p, err := s.auth.Authorize(ctx, method, c)
+	if errors.Is(err, auth.ErrUnauthenticated) {
+		s.log.DebugContext(ctx, "credential not accepted", "method", method, "error", err)
+	}
+	return p, err
+}
+
 // authUnary adds the caller to the context of a call. It rejects callers that may not call the method.
 func (s *Server) authUnary(from credentialsOf) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		p, err := s.auth.Authorize(ctx, info.FullMethod, from(ctx))
+		p, err := s.authorize(ctx, info.FullMethod, from(ctx))
 		if err != nil {
 			return nil, err
 		}
@@ -166,7 +176,7 @@ func (s *Server) authUnary(from credentialsOf) grpc.UnaryServerInterceptor {
 func (s *Server) authStream(from credentialsOf) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx, credentials := stream.Context(), from(stream.Context())
-		p, err := s.auth.Authorize(ctx, info.FullMethod, credentials)
+		p, err := s.authorize(ctx, info.FullMethod, credentials)
 		if err != nil {
 			return err
 		}
@@ -178,6 +188,15 @@ func (s *Server) authStream(from credentialsOf) grpc.StreamServerInterceptor {
 		}
 		ctx, release := s.auth.Follow(context.WithValue(ctx, principalKey{}, p), info.FullMethod, credentials, p)
 		defer release()
+		if limited, ok := stream.(*limitedStream); ok {
+			// The handler may wait in RecvMsg or SendMsg, which do not notice that ctx has ended.
+			stop := context.AfterFunc(ctx, func() {
+				if cause := context.Cause(ctx); errors.Is(cause, auth.ErrUnauthenticated) {
+					limited.abort(cause)
+				}
+			})
+			defer stop()
+		}
 		err = handler(srv, &callerStream{ServerStream: stream, ctx: ctx})
 		if cause := context.Cause(ctx); errors.Is(cause, auth.ErrUnauthenticated) {
 			return cause // It is the reason why the handler returned.
@@ -213,7 +232,7 @@ func (s *Server) limitStream(
 	if info.FullMethod == parleyv1.ConversationService_WatchConversations_FullMethodName {
 		return handler(srv, stream) // A slow watcher blocks nothing: the hub drops changes and sends a GAP.
 	}
-	limited := &limitedStream{ServerStream: stream}
+	limited := newLimitedStream(stream)
 	return limited.run(srv, handler, func() error {
 		// Read the limit before the duration: if another send starts in between, the duration is 0.
 		allowed := limited.sendTime()
@@ -231,7 +250,7 @@ func (s *Server) limitReceives(
 	if !info.IsClientStream {
 		return handler(srv, stream)
 	}
-	limited := &limitedStream{ServerStream: stream}
+	limited := newLimitedStream(stream)
 	return limited.run(srv, handler, limited.checkReceive)
 }
 
@@ -240,10 +259,18 @@ type limitedStream struct {
 	grpc.ServerStream
 	sends, receives waitMeter
 	sent            atomic.Int64 // bytes of the previous message
+	aborted         chan error   // receives why the stream ends before its handler
 }
 
+func newLimitedStream(stream grpc.ServerStream) *limitedStream {
+	return &limitedStream{ServerStream: stream, aborted: make(chan error, 1)}
+}
+
+// abort ends the stream with an error while its handler is running. It may be called once.
+func (s *limitedStream) abort(err error) { s.aborted <- err }
+
 // run runs the handler in another goroutine and calls check every checkInterval. It returns when the
-// handler returns or check fails.
+// handler returns, check fails, or the stream is aborted.
 func (s *limitedStream) run(srv any, handler grpc.StreamHandler, check func() error) error {
 	ended := make(chan error, 1)
 	go func() { ended <- handler(srv, s) }()
@@ -252,6 +279,8 @@ func (s *limitedStream) run(srv any, handler grpc.StreamHandler, check func() er
 	for {
 		select {
 		case err := <-ended:
+			return err
+		case err := <-s.aborted:
 			return err
 		case <-ticker.C:
 			if err := check(); err != nil {

@@ -1,0 +1,140 @@
+package rpc
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/auth/tokenfile"
+)
+
+// withTokens makes a server require a token of a file. The tokens are writers of the tenant acme; the first is valid
+// for a time, the second has expired.
+func withTokens(t *testing.T, validFor time.Duration) (change func(*setup), path, valid, expired string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "tokens.yaml")
+	create := func(expires time.Duration) string {
+		secret, _, err := tokenfile.Create(t.Context(), path, tokenfile.Token{
+			Tenants: []string{"acme"}, Role: auth.Writer, Created: time.Now(), Expires: time.Now().Add(expires),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return secret
+	}
+	valid, expired = create(validFor), create(-time.Hour)
+	file, err := tokenfile.Open(path, time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(s *setup) { s.Auth = auth.New(time.Now, file) }, path, valid, expired
+}
+
+func withToken(ctx context.Context, token string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, auth.TokenKey, "Bearer "+token)
+}
+
+// TestFaultyCredentials checks that all faulty credentials get the same status, and that the log says why but contains
+// no credential.
+func TestFaultyCredentials(t *testing.T) {
+	change, path, valid, expired := withTokens(t, time.Hour)
+	revoked, created, err := tokenfile.Create(t.Context(), path, tokenfile.Token{
+		Tenants: []string{"acme"}, Role: auth.Writer, Created: time.Now(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tokenfile.Revoke(t.Context(), path, created.ID); err != nil {
+		t.Fatal(err)
+	}
+	f := open(t, change)
+	headers := map[string][]string{
+		"missing": nil, "empty": {""}, "scheme only": {"Bearer "}, "other scheme": {"Basic " + valid}, "plain": {valid},
+		"expired": {"Bearer " + expired}, "revoked": {"Bearer " + revoked}, "cut": {"Bearer " + valid[:len(valid)-1]},
+		"longer": {"Bearer " + valid + "x"}, "twice": {"Bearer " + valid, "Bearer " + valid},
+		"upper case": {"Bearer " + strings.ToUpper(valid)}, "long": {"Bearer " + strings.Repeat(valid, 100)},
+		"like a JWT": {"Bearer " + valid + "." + valid + "." + valid}, "inner space": {"Bearer " + valid[:9] + " " + valid[9:]},
+	}
+	var want statusParts
+	for name, values := range headers {
+		ctx := metadata.NewOutgoingContext(t.Context(), metadata.MD{auth.TokenKey: values})
+		_, unary := f.GetConversation(ctx, &parleyv1.GetConversationRequest{ConversationId: "c"})
+		stream, err := f.WatchConversations(ctx, &parleyv1.WatchConversationsRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		for method, err := range map[string]error{"GetConversation": unary, "WatchConversations": err} {
+			got := wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
+			if want.text == "" {
+				want = got
+			}
+			if got.text != want.text {
+				t.Errorf("%s with a credential that is %s: text = %q, want %q as with other faults", method, name, got.text, want.text)
+			}
+		}
+	}
+	if got := len(f.log.lines("credential not accepted", "expired token, id ")); got != 2 {
+		t.Errorf("the log has %d entries about the expired token, want 2", got)
+	}
+	for _, token := range []string{valid, expired, revoked} {
+		for n := range len(token) - 20 { // A part of a token is a secret, too.
+			if part := token[n : n+20]; len(f.log.lines(part)) > 0 || len(f.log.lines(strings.ToUpper(part))) > 0 {
+				t.Fatalf("the log contains a part of a token: %v", f.log.lines(part))
+			}
+		}
+	}
+	if _, err := f.CreateConversation(withToken(t.Context(), valid), &parleyv1.CreateConversationRequest{}); err != nil {
+		t.Errorf("CreateConversation(valid token) = %v", err)
+	}
+}
+
+// TestStreamsEndWithCredential checks that streams end when the grace of their token does, also if the handler waits
+// for the client.
+func TestStreamsEndWithCredential(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		change, _, valid, _ := withTokens(t, time.Hour)
+		f := open(t, change)
+		start := time.Now()
+		ctx := withToken(t.Context(), valid)
+		watch, err := f.WatchConversations(ctx, &parleyv1.WatchConversationsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for err == nil {
+			_, err = watch.Recv()
+		}
+		wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
+		if got, want := time.Since(start), time.Hour+auth.Grace; got != want {
+			t.Errorf("the watch ended after %s, want %s", got, want)
+		}
+		header, err := watch.Header()
+		if got := header.Get(auth.ExpiresKey); err != nil || len(got) != 1 ||
+			got[0] != start.Add(time.Hour).UTC().Format(time.RFC3339) {
+			t.Errorf("header %s = %q, %v, want the time of the expiry", auth.ExpiresKey, got, err)
+		}
+	})
+}
+
+func TestStreamThatReceivesEndsWithCredential(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		change, _, valid, _ := withTokens(t, time.Minute) // Less than the limit of a stream that receives nothing.
+		f := open(t, change)
+		start := time.Now()
+		imported, err := f.ImportConversations(withToken(t.Context(), valid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantError(t, imported.RecvMsg(new(parleyv1.ImportConversationsResponse)), codes.Unauthenticated, "UNAUTHENTICATED")
+		if got, want := time.Since(start), time.Minute+auth.Grace; got != want {
+			t.Errorf("the import ended after %s, want %s", got, want)
+		}
+	})
+}
