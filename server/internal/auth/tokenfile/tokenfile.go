@@ -67,7 +67,9 @@ func newID() string { return strings.ToLower(rand.Text()[:idLength]) }
 type File struct {
 	path   string
 	now    func() time.Time
-	tokens atomic.Pointer[map[[sha256.Size]byte]entry]
+	tokens atomic.Pointer[map[[sha256.Size]byte]*entry]
+	// missing and unknown take the place of an entry that does not exist.
+	missing, unknown entry
 }
 
 // entry is a token as a caller is checked against it.
@@ -80,7 +82,9 @@ type entry struct {
 // Open reads the file path. now is the clock. The error is a [*FaultsError] if the content or the permissions of
 // the file have faults.
 func Open(path string, now func() time.Time) (*File, error) {
-	f := &File{path: path, now: now}
+	f := &File{
+		path: path, now: now, missing: entry{fault: fault{"no token", ""}}, unknown: entry{fault: fault{"unknown token", ""}},
+	}
 	if err := f.Reload(); err != nil {
 		return nil, err
 	}
@@ -102,13 +106,13 @@ func (f *File) Prepare() (apply func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	tokens := make(map[[sha256.Size]byte]entry, len(list))
+	tokens := make(map[[sha256.Size]byte]*entry, len(list))
 	for _, t := range list {
 		expires := int64(forever)
 		if !t.Expires.IsZero() {
 			expires = t.Expires.UnixNano()
 		}
-		tokens[t.Hash] = entry{
+		tokens[t.Hash] = &entry{
 			auth.Identity{Name: t.callerName(), Tenants: t.Tenants, Role: t.Role, Expires: t.Expires},
 			expires,
 			fault{"expired token, id ", t.ID},
@@ -122,14 +126,15 @@ func (f *File) Prepare() (apply func(), err error) {
 // The duration of a lookup depends on the hash, from which a caller learns nothing about tokens that it does not
 // have. The tenants of the result must not be changed.
 func (f *File) Verify(_ context.Context, c auth.Credentials) (auth.Identity, error) {
-	presented, missing := c.Token, fault{"unknown token", ""}
+	presented, absentee := c.Token, &f.unknown
 	if presented == "" {
-		presented, missing = absent, fault{"no token", ""}
+		presented, absentee = absent, &f.missing
 	}
+	var buffer [2 * len(absent)]byte // A longer token needs memory of its own, but it is none.
 	now := f.now().UnixNano()
-	found, ok := (*f.tokens.Load())[sha256.Sum256([]byte(presented))]
-	if !ok {
-		found.fault = missing
+	found := (*f.tokens.Load())[sha256.Sum256(append(buffer[:0], presented...))]
+	if found == nil {
+		found = absentee
 	}
 	if now >= found.expires {
 		return auth.Identity{}, &found.fault
