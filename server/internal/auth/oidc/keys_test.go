@@ -1,0 +1,189 @@
+package oidc_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/parleyhq/parley/server/internal/auth"
+)
+
+// TestRotation exchanges the keys of the issuer.
+func TestRotation(t *testing.T) {
+	first, second := newSigner(t, "k1", jose.ES256), newSigner(t, "k2", jose.ES256)
+	f := newFixture(t, newIssuer(t, first), nil)
+	old := first.sign(t, f.claims(nil))
+	f.accept("token of the first key", old)
+	f.setKeys(first, second)
+	f.advance(5 * time.Second)
+	f.accept("token of the added key", second.sign(t, f.claims(nil)))
+	f.accept("token of the first key", old)
+	f.setKeys(second)
+	f.advance(5 * time.Second)
+	f.reject("token of an unknown key", newSigner(t, "k3", jose.ES256).sign(t, f.claims(nil)), "no key with the id")
+	f.advance(5 * time.Second)
+	f.reject("token of the removed key", old, "no key with the id")
+	f.accept("token of the second key", second.sign(t, f.claims(nil)))
+}
+
+// TestOldKeys checks that keys in use are read again after some minutes, also if all tokens are known.
+func TestOldKeys(t *testing.T) {
+	first, second := newSigner(t, "k1", jose.ES256), newSigner(t, "k2", jose.ES256)
+	f := newFixture(t, newIssuer(t, first), nil)
+	token := first.sign(t, f.claims(nil))
+	f.accept("token", token)
+	f.advance(10 * time.Minute)
+	f.accept("token", token)
+	if got := f.requestCount(); got != 1 {
+		t.Errorf("the issuer has %d requests after 10 minutes, want 1", got)
+	}
+	f.setKeys(second)
+	f.advance(time.Second)
+	if _, err := f.verify(token); err != nil {
+		t.Errorf("Verify() while the keys are read = %v, want no error", err)
+	}
+	f.Close() // It waits for the request.
+	if got := f.requestCount(); got > 2 {
+		t.Errorf("the issuer has %d requests, want at most 2", got)
+	}
+}
+
+// TestIssuerAway checks that callers continue while the issuer is away, also those whose token is new.
+func TestIssuerAway(t *testing.T) {
+	s := newSigner(t, "k1", jose.ES256)
+	f := newFixture(t, newIssuer(t, s), nil)
+	token := s.sign(t, f.claims(nil))
+	f.accept("token", token)
+	f.setAnswer(away)
+	for minute := range 59 {
+		f.advance(time.Minute)
+		f.accept("known token", token)
+		f.accept("new token", s.sign(t, f.claims(map[string]any{"jti": fmt.Sprint(minute)})))
+	}
+	f.advance(2 * time.Minute)
+	f.reject("expired token", token, "the token expired")
+	f.setAnswer(nil)
+	f.advance(time.Minute)
+	f.reject("unknown key", newSigner(t, "k2", jose.ES256).sign(t, f.claims(map[string]any{
+		"exp": start().Add(2 * time.Hour).Unix(),
+	})), "no key with the id")
+	f.Close()
+	if !strings.Contains(f.log.String(), "keys of the OIDC issuer read again") {
+		t.Errorf("log = %s, want an entry about the return of the issuer", f.log)
+	}
+}
+
+// TestUnknownKeys checks that tokens with random keys, or with wrong signatures, cost the issuer no more than one request
+// for its keys in five seconds.
+func TestUnknownKeys(t *testing.T) {
+	s, wrong := newSigner(t, "k1", jose.ES256), newSigner(t, "k1", jose.ES256)
+	f := newFixture(t, newIssuer(t, s), nil)
+	good := s.sign(t, f.claims(nil))
+	f.accept("token", good)
+	var attacks sync.WaitGroup
+	const seconds = 20
+	for second := range seconds {
+		f.advance(time.Second)
+		for n := range 20 {
+			unknown := *wrong
+			unknown.id = fmt.Sprint(second, n)
+			tokens := []string{wrong.sign(t, f.claims(nil)), unknown.sign(t, f.claims(nil))}
+			attacks.Go(func() {
+				for _, token := range tokens {
+					if _, err := f.Verify(t.Context(), auth.Credentials{Token: token}); err == nil {
+						t.Error("Verify() of a token that the issuer has not signed = nil")
+					}
+				}
+			})
+		}
+		attacks.Wait()
+	}
+	if got, most := f.requestCount(), 1+seconds/5; got > most || got < 2 {
+		t.Errorf("the issuer has %d requests in %d s, want 2 to %d", got, seconds, most)
+	}
+	f.accept("token", good)
+}
+
+// TestHangingIssuer checks that callers of an issuer that does not answer wait no longer than their call, that other
+// callers continue, and that Close ends the request.
+func TestHangingIssuer(t *testing.T) {
+	s := newSigner(t, "k1", jose.ES256)
+	f := newFixture(t, newIssuer(t, s), nil)
+	good := s.sign(t, f.claims(nil))
+	f.accept("token", good)
+	asked := make(chan struct{}, 1)
+	f.setAnswer(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- struct{}{}
+		<-r.Context().Done()
+	})
+	f.advance(5 * time.Second)
+	unknown := newSigner(t, "k2", jose.ES256).sign(t, f.claims(nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	results := make(chan error)
+	verify := func(ctx context.Context) {
+		_, err := f.Verify(ctx, auth.Credentials{Token: unknown})
+		results <- err
+	}
+	go verify(ctx)
+	<-asked
+	go verify(t.Context())
+	f.accept("token", good)
+	f.accept("new token", s.sign(t, f.claims(map[string]any{"jti": "2"})))
+	cancel()
+	if err := <-results; err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
+		t.Errorf("Verify() of a cancelled call = %v, want context.Canceled", err)
+	}
+	f.Close()
+	if err := <-results; err == nil {
+		t.Error("Verify() after Close = nil, want an error")
+	}
+	f.accept("known token after Close", good)
+	f.reject("token after Close", unknown, "the verifier is closed")
+}
+
+// TestExpiryOfKnownToken checks that the cache does not extend the life of a token.
+func TestExpiryOfKnownToken(t *testing.T) {
+	s := newSigner(t, "k1", jose.ES256)
+	f := newFixture(t, newIssuer(t, s), nil)
+	token := s.sign(t, f.claims(nil))
+	f.accept("token", token)
+	f.advance(time.Hour + time.Minute - time.Nanosecond)
+	f.accept("token just before its expiry", token)
+	f.advance(time.Nanosecond)
+	f.reject("token at its expiry", token, "expired")
+	a := auth.New(f.clock, f.Verifier)
+	_, err := a.Authorize(t.Context(), "/parley.v1.ConversationService/GetConversation", auth.Credentials{Token: token})
+	if !errors.Is(err, auth.ErrUnauthenticated) {
+		t.Errorf("Authorize() at the expiry = %v, want ErrUnauthenticated", err)
+	}
+}
+
+func BenchmarkVerify(b *testing.B) {
+	for _, algorithm := range []jose.SignatureAlgorithm{jose.RS256, jose.ES256} {
+		s := newSigner(b, "k1", algorithm)
+		f := newFixture(b, newIssuer(b, s), nil)
+		b.Run("known/"+string(algorithm), func(b *testing.B) {
+			token := s.sign(b, f.claims(nil))
+			for b.Loop() {
+				if _, err := f.Verify(b.Context(), auth.Credentials{Token: token}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		wrong := newSigner(b, "k1", algorithm).sign(b, f.claims(nil))
+		b.Run("wrong/"+string(algorithm), func(b *testing.B) {
+			for b.Loop() {
+				if _, err := f.Verify(b.Context(), auth.Credentials{Token: wrong}); err == nil {
+					b.Fatal("a wrong signature was accepted")
+				}
+			}
+		})
+	}
+}
