@@ -13,7 +13,8 @@ const maxNamedBytes = 256
 // client. So the first reply to a client contains a session id, which the client sends with all other
 // requests. The server stores only the running calls of a session and accepts any session id, for
 // example one of another server.
-type callName struct{ session, id string }
+// The user is that of [WithUser].
+type callName struct{ user, session, id string }
 
 // calls are the running calls that can be cancelled by name.
 type calls struct {

@@ -44,6 +44,9 @@ const (
 //     within one minute, and each 16 KiB of them within 4 s (otherwise 408).
 //   - A client must read each 64 KiB of a reply within 30 s. Otherwise its connection is closed.
 //
+// The calls to the Parley server have the outgoing gRPC metadata of the context of the request, for example the
+// caller's credentials. If different users share the handler, mark their requests with [WithUser].
+//
 // Handler does not check the headers Host and Origin. The caller must refuse web pages of other origins, which a
 // browser on the same machine may show.
 func (s *Server) Handler() http.Handler {
@@ -96,10 +99,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "initialize":
 		w.Header().Set(sessionHeader, rand.Text())
 	case "tools/call":
-		remove := h.calls.add(callName{session, string(m.ID)}, cancel)
+		remove := h.calls.add(callName{userOf(caller), session, string(m.ID)}, cancel)
 		defer remove()
 	case "notifications/cancelled":
-		h.calls.cancel(callName{session, m.cancelled()})
+		h.calls.cancel(callName{userOf(caller), session, m.cancelled()})
 	}
 
 	controller := http.NewResponseController(w)
@@ -173,6 +176,21 @@ func readPaced(read *bytes.Buffer, body io.Reader, controller *http.ResponseCont
 			return err
 		}
 	}
+}
+
+// userKey is the context key of the user of a request.
+type userKey struct{}
+
+// WithUser returns a context for a request of a user to [Server.Handler]. A user cannot cancel the calls of another
+// one, even with the id of the other one's session.
+func WithUser(ctx context.Context, user string) context.Context {
+	return context.WithValue(ctx, userKey{}, user)
+}
+
+// userOf returns the user of a request, or "" if it has none.
+func userOf(ctx context.Context) string {
+	user, _ := ctx.Value(userKey{}).(string)
+	return user
 }
 
 // callerKey is the context key of the context that ends with the HTTP request. The SDK passes the values of a context

@@ -46,11 +46,18 @@ func postAs(t *testing.T, server *httptest.Server, protocol, session, message st
 }
 
 // TestCancelByNotification checks that a client of an old protocol cancels a call with another request.
-// That request must be of the same session.
+// That request must be of the same session and the same user.
 func TestCancelByNotification(t *testing.T) {
 	_, c := startParley(t)
-	server := httptest.NewServer(New(c, Options{}).Handler())
-	t.Cleanup(server.Close)
+	handler := New(c, Options{}).Handler()
+	as := func(user string) *httptest.Server {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			handler.ServeHTTP(w, r.WithContext(WithUser(r.Context(), user)))
+		}))
+		t.Cleanup(server.Close)
+		return server
+	}
+	server, ofOther := as("someone"), as("other")
 
 	sessions := make([]string, 2)
 	for i := range sessions {
@@ -73,6 +80,7 @@ func TestCancelByNotification(t *testing.T) {
 		post(t, server, other.session,
 			`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+other.id+`}}`)
 	}
+	post(t, ofOther, sessions[0], `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`)
 	// The call is still running, so clear_conversation is refused.
 	busy := post(t, server, sessions[0],
 		`{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"clear_conversation","arguments":{"conversation_id":"old"}}}`)
@@ -320,16 +328,16 @@ func TestLargeWrites(t *testing.T) {
 func TestCallNames(t *testing.T) {
 	c, cancelled := newCalls(), 0
 	cancel := func() { cancelled++ }
-	remove := c.add(callName{"s", "1"}, cancel)
-	c.add(callName{"s", "1"}, cancel)()
-	c.add(callName{"", "1"}, cancel)()
-	c.add(callName{strings.Repeat("s", maxNamedBytes), "1"}, cancel)()
+	remove := c.add(callName{"u", "s", "1"}, cancel)
+	c.add(callName{"u", "s", "1"}, cancel)()
+	c.add(callName{"u", "", "1"}, cancel)()
+	c.add(callName{"u", strings.Repeat("s", maxNamedBytes), "1"}, cancel)()
 	if len(c.cancels) != 1 {
 		t.Errorf("%d stored calls, want 1", len(c.cancels))
 	}
-	c.cancel(callName{"s", "1"})
+	c.cancel(callName{"u", "s", "1"})
 	remove()
-	c.cancel(callName{"s", "1"})
+	c.cancel(callName{"u", "s", "1"})
 	if cancelled != 1 || len(c.cancels) != 0 {
 		t.Errorf("cancelled %d times, %d stored calls; want 1, 0", cancelled, len(c.cancels))
 	}
