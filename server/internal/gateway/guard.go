@@ -22,6 +22,10 @@ import (
 // watch may delete a conversation. Unless anyHost is true, the Host header must be a loopback name
 // or address, or the host of one of origins. Programs that are not browsers send no Origin header
 // and are not affected. Guard returns an error if one of origins is not an origin.
+//
+// Set anyHost if callers must sign in: a page whose host name resolves to the server has no token,
+// and its name is not in the certificate of the server. The rule for other origins still applies,
+// because a browser may present a client certificate with the requests of any page.
 func Guard(next http.Handler, origins []string, anyHost bool) (http.Handler, error) {
 	protection := http.NewCrossOriginProtection()
 	hosts := make([]string, len(origins))
@@ -39,7 +43,7 @@ func Guard(next http.Handler, origins []string, anyHost bool) (http.Handler, err
 		AllowedOrigins: origins,
 		AllowedMethods: []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete},
 		AllowedHeaders: []string{"*"},
-		ExposedHeaders: []string{"Retry-After", "Mcp-Session-Id"},
+		ExposedHeaders: []string{"Retry-After", "Mcp-Session-Id", "Www-Authenticate"},
 		MaxAge:         600,
 	}).Handler(next)
 	if len(origins) == 0 {
