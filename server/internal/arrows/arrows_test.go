@@ -62,7 +62,7 @@ func allowedArrows() []arrow {
 		}},
 		{"server/internal/transport", []string{
 			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "server/internal/auth", "client",
-			"client/mcp",
+			"client/mcp", api,
 		}},
 		{"server/internal/logqueue", nil},
 		{"server/internal/nettest", nil}, // Tests call it.

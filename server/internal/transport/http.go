@@ -119,14 +119,17 @@ func (h *httpServer) handler(
 	if err != nil {
 		return nil, err
 	}
-	tools := mcp.New(h.client, mcp.Options{Version: o.Version, Timeout: mcpTimeout, Log: h.log}).Handler()
+	tools := &mcpSignIn{
+		tools: mcp.New(h.client, mcp.Options{Version: o.Version, Timeout: mcpTimeout, Log: h.log}).Handler(),
+		auth:  o.Auth, issuer: o.OIDCIssuer,
+	}
 	guarded, err := gateway.Guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/mcp" {
+		if r.URL.Path == mcpPath {
 			tools.ServeHTTP(w, r)
 			return
 		}
 		api.ServeHTTP(w, r)
-	}), o.AllowedOrigins, o.Insecure)
+	}), o.AllowedOrigins, o.Insecure || o.Auth.Required())
 	if err != nil {
 		return nil, fmt.Errorf("http-allowed-origins: %w", err)
 	}
@@ -141,6 +144,8 @@ func (h *httpServer) handler(
 			_, _ = w.Write([]byte("ok\n"))
 		case r.URL.Path == "/readyz":
 			http.Error(w, "not serving", http.StatusServiceUnavailable)
+		case tools.isMetadata(r):
+			tools.serveMetadata(w, r)
 		default:
 			guarded.ServeHTTP(w, r)
 		}

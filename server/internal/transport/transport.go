@@ -45,7 +45,7 @@ type Options struct {
 	// TLS has the certificates of the listeners. If nil, the listeners have no TLS. A Unix socket has none in
 	// any case.
 	TLS *TLSFiles
-	// Auth authenticates the callers of MCP tools. The calls of all transports use that of the service.
+	// Auth is the authenticator of the service. MCP and the rules for web pages depend on it, too. It is required.
 	Auth *auth.Authenticator
 	// OIDCIssuer is where MCP clients get tokens. If empty, they must have one.
 	OIDCIssuer string
