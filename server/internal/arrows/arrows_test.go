@@ -68,6 +68,7 @@ func allowedArrows() []arrow {
 		{"server/internal/nettest", nil}, // Tests call it.
 		{"server/internal/arrows", nil},
 		{"server/e2e", nil},
+		{"server/e2e/hostile", nil},
 		{"server/bench", nil},
 		{"server/parleydtest", nil},                                   // Tests call it, also those of other modules.
 		{"server/parleydtest/signin", []string{"server/parleydtest"}}, // Tests in other languages run it.

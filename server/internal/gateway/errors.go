@@ -77,7 +77,7 @@ func httpStatus(st *status.Status) int {
 	switch reasonOf(st) {
 	case reasonMethodNotAllowed:
 		return http.StatusMethodNotAllowed
-	case reasonBodyTooLarge, "MESSAGE_TOO_LARGE":
+	case reasonBodyTooLarge, "MESSAGE_TOO_LARGE", "REQUEST_TOO_LARGE":
 		return http.StatusRequestEntityTooLarge
 	case reasonBodyTooSlow:
 		return http.StatusRequestTimeout

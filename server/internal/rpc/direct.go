@@ -54,18 +54,21 @@ func (d *directConn) Invoke(ctx context.Context, method string, args, reply any,
 	}
 	header, _ := metadata.FromOutgoingContext(ctx)
 	result, err := m.Handler(d.server, metadata.NewIncomingContext(ctx, header), func(request any) error {
-		return recode(request, sent)
+		if err := recode(request, sent, d.server.requests.codec.DecodeNow); err != nil {
+			return d.server.toStatus(ctx, method, err)
+		}
+		return nil
 	}, d.intercept)
 	if err != nil {
 		return err
 	}
-	return recode(received, result)
+	return recode(received, result, rules.Unmarshal)
 }
 
 // recode copies a message by encoding and decoding it. A reply may contain fields in encoded form,
 // and a handler must not change the caller's request. Like [rules.Codec], recode drops the fields
 // that this version does not know.
-func recode(to, from any) error {
+func recode(to, from any, decode func([]byte, proto.Message) error) error {
 	source, isMessage := from.(proto.Message)
 	target, isTarget := to.(proto.Message)
 	if !isMessage || !isTarget {
@@ -75,7 +78,7 @@ func recode(to, from any) error {
 	if err != nil {
 		return fmt.Errorf("encode %T: %w", from, err)
 	}
-	return rules.Unmarshal(wire, target)
+	return decode(wire, target)
 }
 
 // intercept calls a handler with the interceptors around it.

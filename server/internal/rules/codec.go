@@ -120,6 +120,12 @@ func (c *RequestCodec) Decode(m proto.Message, admit func(bytes int64) error) er
 	return unmarshal(b, m)
 }
 
+// DecodeNow decodes b into m, unless that needs more than MaxDecodedBytes. The caller limits how many large
+// requests it decodes at once.
+func (c *RequestCodec) DecodeNow(b []byte, m proto.Message) error {
+	return c.codec.decode(b, m, MaxDecodedBytes)
+}
+
 // Unmarshal decodes b into m and drops all fields that this version does not know, at every level.
 // No rule bounds an unknown field, so it must not be stored.
 func Unmarshal(b []byte, m proto.Message) error {

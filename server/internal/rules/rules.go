@@ -46,14 +46,26 @@ func Compile() error {
 	return nil
 }
 
-// Check returns all rules that a message breaks, or no faults if the message is valid. It does not
-// change the message. An error means that the rules themselves are broken, not that m is invalid.
+// maxExplained is the number of elements of lists and maps in a message up to which all its faults are
+// searched. A message can have millions of elements, each with faults, which would need gigabytes.
+const maxExplained = 10_000
+
+// Check returns all rules that a message breaks, or no faults if the message is valid. If the message has
+// more than maxExplained elements, Check returns only the first rule in the protos that the message breaks. It
+// does not change the message. An error means that the rules themselves are broken, not that m is invalid.
 func Check(m proto.Message) ([]Fault, error) {
-	broken, err := violations(m)
+	var c checker
+	broken, err := violations(m, protovalidate.WithFailFast())
+	if err == nil && len(broken) > 0 {
+		if left := maxExplained; !countElements(m.ProtoReflect(), &left) {
+			c.add(violatedField(broken[0]), "%s", violatedRule(broken[0]))
+			return c.faults, nil
+		}
+		broken, err = violations(m)
+	}
 	if err != nil {
 		return nil, err
 	}
-	var c checker
 	for _, v := range broken {
 		c.add(violatedField(v), "%s", violatedRule(v))
 	}
@@ -61,10 +73,34 @@ func Check(m proto.Message) ([]Fault, error) {
 	return c.faults, nil
 }
 
+// countElements subtracts the number of elements of lists and maps in m from left. It returns false as soon as
+// left is negative.
+func countElements(m protoreflect.Message, left *int) bool {
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		switch {
+		case field.IsMap():
+			if *left -= value.Map().Len(); *left >= 0 && field.MapValue().Message() != nil {
+				value.Map().Range(func(_ protoreflect.MapKey, inner protoreflect.Value) bool {
+					return countElements(inner.Message(), left)
+				})
+			}
+		case field.IsList():
+			*left -= value.List().Len()
+			for i := 0; field.Message() != nil && *left >= 0 && i < value.List().Len(); i++ {
+				countElements(value.List().Get(i).Message(), left)
+			}
+		case field.Message() != nil:
+			countElements(value.Message(), left)
+		}
+		return *left >= 0
+	})
+	return *left >= 0
+}
+
 // violations returns the rules in the protos that a message breaks. It uses the library's global
 // validator, which compiles the rules of each message type once.
-func violations(m proto.Message) ([]*protovalidate.Violation, error) {
-	err := protovalidate.Validate(m)
+func violations(m proto.Message, options ...protovalidate.ValidationOption) ([]*protovalidate.Violation, error) {
+	err := protovalidate.Validate(m, options...)
 	if broken, ok := errors.AsType[*protovalidate.ValidationError](err); ok {
 		return broken.Violations, nil
 	}

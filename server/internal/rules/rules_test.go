@@ -3,6 +3,7 @@ package rules
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -104,5 +105,20 @@ func TestCheck(t *testing.T) {
 				t.Errorf("Check(%v) changed the message to %v", before, test.message)
 			}
 		})
+	}
+}
+
+// TestManyElements checks that Check returns one fault of a message with too many elements to search for all.
+func TestManyElements(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]int{
+		100: 100, maxExplained + 1: 1, // Each message lacks a role.
+	} {
+		faults, err := Check(&parleyv1.AppendMessagesRequest{
+			ConversationId: "a", Messages: slices.Repeat([]*parleyv1.Message{{}}, n),
+		})
+		if err != nil || len(faults) != want {
+			t.Errorf("Check of %d empty messages = %d faults, %v, want %d", n, len(faults), err, want)
+		}
 	}
 }

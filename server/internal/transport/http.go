@@ -136,6 +136,11 @@ func (h *httpServer) handler(
 	// An http.ServeMux would redirect a path with an empty id to the path of another call.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() { h.logPanic(r, recover()) }()
+		if len(r.TransferEncoding) > 0 {
+			// net/http ignores a Content-Length beside it. A proxy that does not would take the bytes after the
+			// body for another request, so no other request may follow.
+			w.Header().Set("Connection", "close")
+		}
 		if r.Body != http.NoBody && r.URL.Path != importPath {
 			r.Body = newTimedBody(w, r.Body, maxBodyTime)
 		}
