@@ -165,7 +165,22 @@ func (s *validatedStream) RecvMsg(m any) error {
 	if s.acquired, err = s.requests.decode(s.Context(), m); err != nil || s.decodeOnly {
 		return err
 	}
-	return validate(m)
+	return validateApart(m)
+}
+
+// validateApart is like validate, in another goroutine. Validation needs a stack of 16 KiB, which the goroutine of a
+// stream would keep as long as the stream lasts. Without validation, 8 KiB are enough for it.
+func validateApart(request any) error {
+	result := make(chan error, 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				result <- panicError(p)
+			}
+		}()
+		result <- validate(request)
+	}()
+	return <-result
 }
 
 // SendMsg sends a message. From the first one on, no handler uses more of its request than a message of
