@@ -37,8 +37,8 @@ func TestGRPC(t *testing.T) {
 		{"malformed request", raw(message(0, 4, []byte("\xff\xff\xff\xff"))), "grpc-status 3"},
 		{"two requests of a unary call", raw(append(loadRequest(), loadRequest()...)), "grpc-status 13"},
 		{"unknown flag of a message", raw(message(7, 3, []byte("\x0a\x01a"))), "grpc-status 13"},
-		{"12 MiB of metadata", metadata("big", strings.Repeat("x", 12<<20)), "closed"},
-		{"20,000 small headers", metadata(manyHeaders()...), "closed"},
+		{"12 MiB of metadata", largeMetadata("big", strings.Repeat("x", 12<<20)), "closed"},
+		{"20,000 small headers", largeMetadata(manyHeaders()...), "closed"},
 		{"header compression bomb", hpackBomb, "closed"},
 		{"gzip bomb", gzipBomb, "grpc-status 12"},
 		{"unknown compression", raw(message(1, 3, []byte("\x0a\x01a")), "grpc-encoding", "made-up"), "grpc-status 12"},
@@ -139,8 +139,8 @@ func settingsFlood(t *testing.T, s *server) string {
 	return c.ok(t, 1)
 }
 
-// metadata sends a call with large metadata.
-func metadata(fields ...string) func(*testing.T, *server) string {
+// largeMetadata sends a call with large metadata.
+func largeMetadata(fields ...string) func(*testing.T, *server) string {
 	return func(t *testing.T, s *server) string {
 		t.Helper()
 		c := dialHTTP2(t, s.grpcAddr)
