@@ -47,10 +47,18 @@ var (
 	counts  = table{counts: map[string]int{}}
 )
 
-// TestMain runs the tests. If checkEnv is set, it instead checks the pages of that file; see checkPages.
+// TestMain runs the tests. If checkEnv is set, it instead checks the pages of that file; see checkPages. If
+// h2specEnv is set, it runs h2spec.
 func TestMain(m *testing.M) {
 	if path := os.Getenv(checkEnv); path != "" {
 		os.Exit(checkPages(path))
+	}
+	if target := os.Getenv(h2specEnv); target != "" {
+		if err := runH2spec(target); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	code, err := run(m)
 	if err != nil {
