@@ -11,6 +11,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/fairqueue"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
@@ -83,7 +84,7 @@ func (s *Store) releaseStaleAtOpen() error {
 // space, a later call tries again.
 func (s *Store) releaseStale(ctx context.Context) error {
 	for s.tally.staleHoldCount() > 0 {
-		err := s.do(ctx, upkeep, 0, func(t *txn) error {
+		err := s.do(ctx, fairqueue.Upkeep, 0, func(t *txn) error {
 			t.releaseStale(maxStep)
 			return nil
 		})

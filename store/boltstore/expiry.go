@@ -11,6 +11,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/fairqueue"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
@@ -69,7 +70,7 @@ func (s *Store) sweepBucket(ctx context.Context, due dueBucket, limit int) (rema
 		more = moreDue || err != nil && len(entries) > 0
 		if len(entries) > 0 {
 			err = cmp.Or(applyBisecting(entries, func(entries []layout.DueEntry) error {
-				return s.writer.do(ctx, upkeep, 0, func(t *txn) error {
+				return s.writer.do(ctx, fairqueue.Upkeep, 0, func(t *txn) error {
 					now := s.options.Now()
 					for _, e := range entries {
 						due.end(t, e, now)

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -29,15 +28,9 @@ const (
 	// transaction and then for its own, so both are short.
 	sharedBatchBytes = 256 << 10
 	sharedQuantum    = 32 << 10
-	// sharedPeriod is how long the limits of shared transactions apply after the writes of one tenant
-	// have followed those of another. A tenant that writes all the time alone has longer transactions.
-	sharedPeriod = 10 * time.Second
 	// mutationCost is the cost of a change to the file, in addition to the bytes of its value.
 	mutationCost = 512
 )
-
-// upkeep is the tenant of the operations of the sweeper. No principal has this tenant.
-const upkeep = ""
 
 // limits are the maximum queue and the maximum transaction, each in operations and in bytes.
 type limits struct {
@@ -59,13 +52,12 @@ type writer struct {
 	afterCommit func(*txn)
 	onFailure   func(error)
 
-	mu          sync.Mutex
-	changed     sync.Cond // signals a change of queue or closeErr
-	queue       *fairqueue.Queue[*operation]
-	lastTenant  string    // of the newest operation, except upkeep
-	sharedUntil time.Time // end of the period in which several tenants write
-	closeErr    error     // error of all further operations; nil while the writer accepts them
-	stopped     chan struct{}
+	mu       sync.Mutex
+	changed  sync.Cond // signals a change of queue or closeErr
+	queue    *fairqueue.Queue[*operation]
+	sharing  fairqueue.Sharing
+	closeErr error // error of all further operations; nil while the writer accepts them
+	stopped  chan struct{}
 
 	// These fields belong to the writer's goroutine.
 	refuseFrom int   // size from which values do not fit on the disk, see txn.checkSpace
@@ -135,12 +127,7 @@ func (w *writer) submit(op *operation) error {
 	if !ok {
 		return fmt.Errorf("%w: %d writes of %d bytes are queued", store.ErrOverloaded, w.queue.Len(), w.queue.Bytes())
 	}
-	if op.tenant != w.lastTenant && op.tenant != upkeep {
-		if w.lastTenant != "" {
-			w.sharedUntil = time.Now().Add(sharedPeriod)
-		}
-		w.lastTenant = op.tenant
-	}
+	w.sharing.Add(op.tenant)
 	w.changed.Signal()
 	return nil
 }
@@ -207,7 +194,7 @@ func (w *writer) dequeue(previous *operation, mixed bool) *operation {
 	if previous != nil {
 		w.queue.Charge(previous.tenant, previous.cost)
 	}
-	endless := !mixed || !w.isShared()
+	endless := !mixed || !w.sharing.Shared()
 	for {
 		op, ok := w.queue.Pop(endless)
 		if !ok {
@@ -225,22 +212,11 @@ func (w *writer) charge(op *operation) {
 	w.queue.Charge(op.tenant, op.cost)
 }
 
-// isShared reports whether several tenants write. The caller holds mu.
-func (w *writer) isShared() bool {
-	if w.sharedUntil.IsZero() {
-		return false // Most servers have one tenant, and need no clock.
-	}
-	if time.Now().After(w.sharedUntil) {
-		w.sharedUntil = time.Time{}
-	}
-	return !w.sharedUntil.IsZero()
-}
-
 // batchBytes returns the maximum size of a transaction.
 func (w *writer) batchBytes() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.isShared() {
+	if w.sharing.Shared() {
 		return w.limits.sharedBatchBytes
 	}
 	return w.limits.batchBytes
