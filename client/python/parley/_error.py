@@ -29,7 +29,11 @@ class FieldViolation:
 
 
 class Error(Exception):
-    """A failed call. The clients raise no other exception.
+    """A failed call. The clients raise no other exception, except those of the function token.
+
+    The reason is ``UNAUTHENTICATED`` if a call has no valid credential, ``PERMISSION_DENIED`` if
+    its role is too small (``needed_role`` in metadata) or the tenant is not the caller's, and
+    ``TENANT_REQUIRED`` if the caller has several tenants and named none.
 
     If gRPC raised an exception, that is the cause (``__cause__``). An agent that fails with a text
     for its user raises :class:`parley.AgentError` instead.

@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 import re
+import stat
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -165,18 +166,21 @@ class TokenFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read the file for the first time."""
         self._path = os.fspath(path)
-        self._last = self._read()
+        self._last = self._state(), self._read()
 
     def read(self, refused: bool) -> str:
         """Return the token, or the last one if the file cannot be read now.
 
         If the server has refused the last one, the file is read even if it seems unchanged.
         """
-        state, token = self._last
+        last, token = self._last
         try:
-            if refused or state != self._state():
-                self._last = self._read()
-                token = self._last[1]
+            state = self._state()
+            # A pipe can be read only once.
+            if stat.S_ISREG(state[0]) and (refused or state != last):
+                # If the file changes after _state, the next call reads it again.
+                token = self._read()
+                self._last = state, token
         except (OSError, ValueError) as fault:
             if refused:
                 text = f"the server refused the token, and there is no other: {fault}"
@@ -186,14 +190,12 @@ class TokenFile:
 
     def _state(self) -> tuple[int, ...]:
         state = os.stat(self._path)
-        return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+        return state.st_mode, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
-    def _read(self) -> tuple[tuple[int, ...], str]:
-        state = self._state()  # If the file changes now, the next call reads it again.
+    def _read(self) -> str:
         with open(self._path, "rb") as file:
-            content = file.read(MAX_TOKEN_BYTES + 1024)
-        name = f"token file {self._path!r}"
-        return state, check_token(content.strip().decode("latin-1"), name)
+            content = file.read(2 * MAX_TOKEN_BYTES)
+        return check_token(content.strip().decode("latin-1"), f"token file {self._path!r}")
 
 
 def source_of_fixed(token: str) -> Source:

@@ -52,8 +52,10 @@ def channel_credentials(
         raise ValueError(f"only one of {pair} is set; a client certificate needs both")
     if plaintext is None and not ca_file and not cert_file and is_local(target):
         return None
+    # The error of a file that does not exist has its name; those of ssl have not.
+    contents = content(ca_file), content(key_file), content(cert_file)
     check_files(ca_file, cert_file, key_file)
-    return grpc.ssl_channel_credentials(content(ca_file), content(key_file), content(cert_file))
+    return grpc.ssl_channel_credentials(*contents)
 
 
 def check_files(

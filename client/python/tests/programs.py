@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -60,14 +61,68 @@ def refusal(*arguments: str) -> tuple[int, str]:
             process.kill()
 
 
+def parleyd_binary() -> str:
+    """Return the path of parleyd; skip the test if there is none."""
+    binary = os.environ.get("PARLEYD")
+    if not binary:
+        pytest.skip("PARLEYD is not set to the path of a parleyd")
+    return binary
+
+
+def create_token(file: Path, tenant: str, role: str, expires: str = "1h") -> str:
+    """Add a token to a file of tokens, and return it."""
+    arguments = [f"--file={file}", f"--role={role}", f"--expires={expires}"]
+    arguments += [f"--tenant={name}" for name in tenant.split(",")]
+    created = subprocess.run(
+        [parleyd_binary(), "token", "create", *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return created.stdout.strip()
+
+
+class Certificates:
+    """The certificates of an authority, as files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the authority."""
+        self._folder = folder
+        self.ca_file = folder / "ca.pem"
+        self._make("ca", "-subj=/CN=authority")
+
+    def issue(self, name: str, *alternatives: str) -> tuple[Path, Path]:
+        """Return a new certificate with this common name, and its key."""
+        arguments = [
+            f"-subj=/CN={name}",
+            f"-CA={self.ca_file}",
+            f"-CAkey={self._folder / 'ca.key'}",
+        ]
+        arguments.append("-addext=basicConstraints=critical,CA:FALSE")
+        if alternatives:
+            arguments.append(f"-addext=subjectAltName={','.join(alternatives)}")
+        return self._make(name, *arguments)
+
+    def _make(self, name: str, *arguments: str) -> tuple[Path, Path]:
+        certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        options = ["-newkey=ec", "-pkeyopt=ec_paramgen_curve:prime256v1", "-nodes", "-days=2"]
+        options += [f"-out={certificate}", f"-keyout={key}", *arguments]
+        # The options of openssl have their values as arguments of their own.
+        split = [part for option in options for part in option.split("=", 1)]
+        openssl = shutil.which("openssl")
+        assert openssl, "the tests need openssl 3 to make certificates"
+        subprocess.run([openssl, "req", "-x509", *split], check=True, capture_output=True)
+        return certificate, key
+
+
 class Server:
     """A parleyd with its own port and data. A restart keeps both."""
 
-    def __init__(self, folder: Path, config: str = "", *, store: str = "memory") -> None:
+    def __init__(
+        self, folder: Path, config: str = "", *arguments: str, store: str = "memory"
+    ) -> None:
         """Store configuration and data in this folder."""
-        binary = os.environ.get("PARLEYD")
-        if not binary:
-            pytest.skip("PARLEYD is not set to the path of a parleyd")
+        binary = parleyd_binary()
         path = folder / "parleyd.yaml"
         path.write_text(config)
         self._command = [
@@ -77,6 +132,7 @@ class Server:
             f"--store={store}",
             "--http-address=",
             "--log-format=json",
+            *arguments,
         ]
         self.address = "127.0.0.1:0"
 
@@ -108,9 +164,11 @@ class Server:
 
 
 @contextmanager
-def parleyd(folder: Path, config: str = "", *, store: str = "memory") -> Iterator[Server]:
-    """Run the server until the block ends."""
-    server = Server(folder, config, store=store)
+def parleyd(
+    folder: Path, config: str = "", *arguments: str, store: str = "memory"
+) -> Iterator[Server]:
+    """Run the server with more arguments until the block ends."""
+    server = Server(folder, config, *arguments, store=store)
     server.start()
     try:
         yield server

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from programs import output_of, parleyd
+from programs import output_of, parleyd, parleyd_binary
 
+import parley
 from parley import Message, RespondRequest, Role
 from parley.v1.agent_service_pb2_grpc import AgentServiceStub
 
@@ -67,8 +68,27 @@ def test_snippet(
 def test_every_snippet_is_run() -> None:
     """Every section with code is tested, and the first six are in order."""
     headings = list(snippets())
-    assert set(headings) == {*PRINTS, "An agent of your own"}
+    assert set(headings) == {*PRINTS, "Sign in and TLS", "An agent of your own"}
     assert headings[1:6] == ["Append", "Load", "Chat", "Route", "Watch"]
+
+
+def test_sign_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands start a server, and the snippet signs in."""
+    section = README.partition("## Sign in and TLS")[2]
+    block = re.findall(r"^    (.*\n)", section.partition("```python")[0], re.MULTILINE)
+    commands = "".join(block).replace("\\\n", "").splitlines()
+    assert [command.split()[0] for command in commands] == ["openssl", "bin/parleyd", "bin/parleyd"]
+    monkeypatch.chdir(tmp_path)
+    for command in commands[:-1]:
+        line = re.sub("^bin/parleyd", parleyd_binary(), command)
+        subprocess.run(["/bin/sh", "-c", line], check=True, capture_output=True)
+    with parleyd(tmp_path, "", *commands[-1].split()[1:]) as server:
+        port = server.address.rpartition(":")[2]
+        code = snippets()["Sign in and TLS"].replace("localhost:50051", f"localhost:{port}")
+        exec(compile(code, "Sign in and TLS", "exec"), {"parley": parley})  # noqa: S102 - see above
+    assert capsys.readouterr().out == "echo\n"
 
 
 def test_agent(tmp_path: Path) -> None:
