@@ -111,8 +111,8 @@ type Requests<M> = M extends { requestType: { decode(...args: never): infer T };
  *
  * Three methods stream. {@link chat} sends a message to an agent and streams its answer.
  * {@link resumeTurn} streams a turn that has begun before. {@link watchConversations} streams the
- * changes of conversations. They reconnect and resume automatically if the connection breaks or the
- * server restarts. Every other method is one call.
+ * changes of conversations. They reconnect and resume automatically if the connection breaks, the
+ * server restarts, or the token expires and there is another one. Every other method is one call.
  *
  * These rules hold for all methods:
  *
@@ -322,9 +322,9 @@ export class Client {
    * finished, once the answer is durable. Finished contains the turn's final state. A failed turn is
    * not an error.
    *
-   * The caller sees one uninterrupted stream. If the connection breaks or the server restarts, the
-   * client reconnects and resumes after the last event. Indexes increase, no event is repeated, and no
-   * text is missing or doubled. There are these limits:
+   * The caller sees one uninterrupted stream. If the connection breaks, the server restarts, or the token
+   * expires and there is another one, the client reconnects and resumes after the last event. Indexes
+   * increase, no event is repeated, and no text is missing or doubled. There are these limits:
    *
    * - If the server no longer has the single events, the text arrives in larger pieces. Some indexes
    *   are then left out, and so may be progress notes and messages that the history has dropped.
@@ -332,14 +332,16 @@ export class Client {
    *   The messages in finished are the stored ones.
    * - A turn that loses its connection while it is queued may lose its position in the queue. The
    *   turnId may then change before started, and the indexes begin at 1 again.
-   * - With ON_DISCONNECT_CANCEL a broken connection cancels the turn, and finished says so.
+   * - With ON_DISCONNECT_CANCEL a broken connection or an expired token cancels the turn, and finished
+   *   says so.
    * - If requestId is empty, started.replayed is never set in the first loop, because the turn is a
    *   new one. If the caller sets requestId, started.replayed may only mean that the client sent the
    *   request twice.
    *
    * The loop throws once, at the end. The causes are:
    *
-   * - The server refused the call.
+   * - The server refused the call, or the token expired and there is no other one (UNAUTHENTICATED).
+   * - The token function threw an error.
    * - The turn no longer exists (NOT_FOUND).
    * - The signal has aborted; the loop throws its reason.
    * - No server could be reached at first (UNAVAILABLE, after about 1.5 s).
@@ -406,9 +408,9 @@ export class Client {
    * commit. The stream has no end of its own: it ends at once when the caller leaves the loop or the
    * signal aborts. Another loop over the result begins again with the request.
    *
-   * The caller sees one stream. If the connection breaks or the server restarts, the client reconnects
-   * and resumes after the last change, so that no change is missing and none is repeated. There are
-   * these limits:
+   * The caller sees one stream. If the connection breaks, the server restarts, or the token expires and
+   * there is another one, the client reconnects and resumes after the last change, so that no change is
+   * missing and none is repeated. There are these limits:
    *
    * - The stream includes each HEARTBEAT. The first one confirms that the watch is active, with
    *   request.deleteAfterDisconnect in force. Another one follows after each 15 s without a change, and
@@ -419,13 +421,14 @@ export class Client {
    *   that are committed after the GAP follow it, so none is lost between.
    * - Events of turns are not part of that order. The events of turns during a break are lost. Index
    *   and offset of the later events show this, and {@link resumeTurn} returns the complete turn.
-   * - For the server a break is a disconnect. An ephemeral conversation that must survive a break needs
-   *   a deleteAfterDisconnect of some seconds. Two minutes are longer than any break after which the
-   *   client resumes.
+   * - For the server a break, also by an expired token, is a disconnect. An ephemeral conversation that
+   *   must survive a break needs a deleteAfterDisconnect of some seconds. Two minutes are longer than
+   *   any break after which the client resumes.
    *
    * The loop throws once, at the end. The causes are:
    *
-   * - The server refused the watch.
+   * - The server refused the watch, or the token expired and there is no other one (UNAUTHENTICATED).
+   * - The token function threw an error.
    * - The signal has aborted; the loop throws its reason.
    * - No server could be reached at first (UNAVAILABLE, after about 1.5 s).
    * - The server sent nothing for one minute, although the client kept retrying. The error is that of

@@ -7,7 +7,7 @@ import { fixedToken, type Token, TokenFile, type TokenSource, tokenFault, tokenF
 
 /**
  * The options of a Client. An option that is missing or undefined has the value of its environment
- * variable, unless that is empty.
+ * variable. An empty string means none, also if the variable has a value.
  */
 export interface ClientOptions {
   /** The bearer token of all calls. The default is the environment variable PARLEY_TOKEN. */
@@ -89,26 +89,24 @@ function tokenSource(
   { token, tokenFile }: ClientOptions,
   environment: Environment,
 ): [TokenSource | undefined, string] {
-  if (token !== undefined && tokenFile !== undefined) {
-    throw new TypeError("token and tokenFile are both set; set one of them");
+  const isGiven = token !== undefined || tokenFile !== undefined;
+  const [name, fileName] = isGiven ? ["token", "tokenFile"] : ["PARLEY_TOKEN", "PARLEY_TOKEN_FILE"];
+  const value = isGiven ? token : environment[name];
+  const file = path(fileName, isGiven ? tokenFile : environment[fileName]);
+  forbidBoth(name, value, fileName, file);
+  if (typeof value === "function") {
+    return [tokenFunction(value), name];
   }
-  if (typeof token === "function") {
-    return [tokenFunction(token), "token"];
+  if (value !== undefined && value !== "") {
+    return [fixedToken(checked(name, value)), name];
   }
-  if (token !== undefined) {
-    return [fixedToken(checked("token", token)), "token"];
+  return [file && new TokenFile(file.path), fileName];
+}
+
+function forbidBoth(name: string, value: unknown, otherName: string, other: unknown): void {
+  if (value !== undefined && value !== "" && other !== undefined && other !== "") {
+    throw new TypeError(`${name} and ${otherName} are both set; set one of them`);
   }
-  if (tokenFile !== undefined) {
-    return [new TokenFile(path("tokenFile", tokenFile).path), "tokenFile"];
-  }
-  const { PARLEY_TOKEN: given, PARLEY_TOKEN_FILE: file } = environment;
-  if (given && file) {
-    throw new TypeError("PARLEY_TOKEN and PARLEY_TOKEN_FILE are both set; set one of them");
-  }
-  if (given) {
-    return [fixedToken(checked("PARLEY_TOKEN", given)), "PARLEY_TOKEN"];
-  }
-  return [file ? new TokenFile(file) : undefined, "PARLEY_TOKEN_FILE"];
 }
 
 function checked(name: string, token: unknown): string {
@@ -121,8 +119,8 @@ function checked(name: string, token: unknown): string {
 
 function tenant({ tenant }: ClientOptions, environment: Environment): string | undefined {
   const name = tenant === undefined ? "PARLEY_TENANT" : "tenant";
-  const value: unknown = tenant ?? (environment["PARLEY_TENANT"] || undefined);
-  if (value === undefined || (typeof value === "string" && tenantPattern.test(value))) {
+  const value: unknown = tenant === undefined ? environment["PARLEY_TENANT"] : tenant;
+  if (value === undefined || value === "" || (typeof value === "string" && tenantPattern.test(value))) {
     return value;
   }
   throw new TypeError(
@@ -154,28 +152,21 @@ function tlsCredentials(
   if (ca !== undefined && typeof ca !== "string" && !((ca as unknown) instanceof Uint8Array)) {
     throw new TypeError(`ca is ${typeof ca}, want certificates in PEM form`);
   }
-  if (ca !== undefined && caFile !== undefined) {
-    throw new TypeError("ca and caFile are both set; set one of them");
-  }
-  const set = tlsOptions.slice(1).find((name) => options[name] !== undefined);
+  forbidBoth("ca", ca, "caFile", caFile);
+  const set = tlsOptions.slice(1).find((name) => options[name] !== undefined && options[name] !== "");
   if (tls === false && set) {
     throw new TypeError(`tls is false, but ${set} is set; remove one of them`);
   }
   const usesVariables = tls !== false;
   const ownPair = certFile !== undefined || keyFile !== undefined;
-  const file = (option: "caFile" | "certFile" | "keyFile", variable: string, isUsed: boolean) => {
-    const given = options[option];
-    const fallback = isUsed ? environment[variable] : undefined;
-    return given !== undefined
-      ? path(option, given)
-      : fallback
-        ? { name: variable, path: fallback }
-        : undefined;
-  };
+  const file = (option: "caFile" | "certFile" | "keyFile", variable: string, usesVariable: boolean) =>
+    options[option] === undefined
+      ? path(variable, usesVariable ? environment[variable] : undefined)
+      : path(option, options[option]);
   return channelCredentials(
     {
       tls,
-      ca,
+      ca: ca === "" ? undefined : ca,
       caFile: file("caFile", "PARLEY_TLS_CA_FILE", usesVariables && ca === undefined),
       certFile: file("certFile", "PARLEY_TLS_CERT_FILE", usesVariables && !ownPair),
       keyFile: file("keyFile", "PARLEY_TLS_KEY_FILE", usesVariables && !ownPair),
@@ -184,9 +175,13 @@ function tlsCredentials(
   );
 }
 
-function path(name: string, value: unknown): NamedPath {
-  if (typeof value !== "string" || value === "") {
-    throw new TypeError(`${name} is ${value === "" ? "empty" : typeof value}, want the path of a file`);
+/** Returns the path of a file, if there is one. */
+function path(name: string, value: unknown): NamedPath | undefined {
+  if (value === undefined || value === "") {
+    return undefined;
+  }
+  if (typeof value !== "string") {
+    throw new TypeError(`${name} is ${value === null ? "null" : typeof value}, want the path of a file`);
   }
   return { name, path: value };
 }

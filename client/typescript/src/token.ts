@@ -20,8 +20,10 @@ export interface TokenSource {
   afterRejection(): Promise<string>;
 }
 
-/** The maximum size of a token file. The server limits the headers of a call to less. */
-const maxFileBytes = 64 << 10;
+/** The maximum length of a token. The server accepts 16 KiB of headers. */
+const maxTokenBytes = 12 << 10;
+/** The maximum size of a token file, with the white space around the token. */
+const maxFileBytes = maxTokenBytes + 1024;
 
 /** Returns what is wrong with a token, or undefined. The text does not contain the token. */
 export function tokenFault(token: unknown): string | undefined {
@@ -30,6 +32,9 @@ export function tokenFault(token: unknown): string | undefined {
   }
   if (token === "") {
     return "is empty";
+  }
+  if (token.length > maxTokenBytes) {
+    return `has ${token.length} characters, want at most ${maxTokenBytes}`;
   }
   if (!/^[!-~]*$/.test(token)) {
     return (

@@ -1,5 +1,5 @@
 import assert from "node:assert/strict";
-import { writeFile } from "node:fs/promises";
+import { chmod, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import type { TestContext } from "node:test";
 
@@ -43,6 +43,7 @@ export async function createAuthority(t: TestContext): Promise<Authority> {
       const issuer = ["-CA", caFile, "-CAkey", caKey, "-set_serial", `${++serial}`, "-days", "2"];
       const files = ["-in", path("csr"), "-extfile", path("ext"), "-out", path("pem")];
       await openssl("x509", "-req", ...issuer, ...files);
+      await chmod(path("key"), 0o600); // parleyd refuses a key that others can read.
       return { certFile: path("pem"), keyFile: path("key") };
     },
   };

@@ -1,3 +1,4 @@
+import assert from "node:assert/strict";
 import { once } from "node:events";
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
@@ -31,10 +32,18 @@ export async function tempFolder(t: TestContext): Promise<string> {
   return folder;
 }
 
-/** Starts parleyd on a free port. Without a data folder it uses the memory store. */
+/** The settings of a parleyd. Without a data folder it uses the memory store. */
+export interface Settings {
+  readonly agent?: string | undefined;
+  readonly data?: string | undefined;
+  /** More settings, by their keys in the configuration. */
+  readonly more?: Readonly<Record<string, unknown>>;
+}
+
+/** Starts parleyd on a free port. */
 export async function startParleyd(
   t: TestContext,
-  { agent, data }: { agent?: string | undefined; data?: string | undefined } = {},
+  { agent, data, more = {} }: Settings = {},
 ): Promise<Program & { address: string }> {
   const config = join(await tempFolder(t), "parley.yaml");
   const settings = [
@@ -44,10 +53,19 @@ export async function startParleyd(
     "interaction_log: false",
     "log_format: json",
     ...(agent ? ["default_agent: own", `agents: {own: {kind: remote, address: "${agent}"}}`] : []),
+    ...Object.entries(more).map(([key, value]) => `${key}: ${JSON.stringify(value)}`),
   ];
   await writeFile(config, settings.join("\n"));
   const program = start(t, parleyd!, "--config", config);
   return { ...program, address: await program.find(/"msg":"serving grpc".*"address":"([^"]+)"/) };
+}
+
+/** Creates a token in a file of parleyd, with flags such as "--role=writer". */
+export async function createToken(t: TestContext, file: string, ...flags: string[]): Promise<string> {
+  const program = start(t, parleyd!, "token", "create", `--file=${file}`, ...flags);
+  const token = await program.find(/^(parley_[\w-]{43})$/);
+  assert.equal(await program.ended, 0, program.lines.join("\n"));
+  return token;
 }
 
 /** Returns a client of this server. The end of the test closes it. */

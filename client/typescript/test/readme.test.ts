@@ -3,7 +3,8 @@ import { mkdir, mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { type TestContext, test } from "node:test";
 
-import { connect, options, startParleyd } from "./parleyd.js";
+import { createAuthority } from "./certificates.js";
+import { connect, createToken, options, startParleyd, tempFolder } from "./parleyd.js";
 import { folder, start } from "./process.js";
 
 /** Returns the first snippet of each section of the README, by its heading. */
@@ -47,9 +48,10 @@ const wanted: Record<string, RegExp> = {
   Errors: /^NOT_FOUND: .*nobody:knows/,
 };
 const agent = "An agent of your own";
+const signIn = "Sign in and TLS";
 
 test("the snippets are in order", async () => {
-  const headings = ["Install", "Append", "Load", "Chat", "Route", "Watch", agent, "Errors"];
+  const headings = ["Install", "Append", "Load", "Chat", "Route", "Watch", agent, signIn, "Errors"];
   assert.deepEqual(Object.keys(await snippets()), headings);
 });
 
@@ -83,4 +85,39 @@ test("the agent answers", options, async (t) => {
   }
   shouter.kill("SIGTERM");
   assert.equal(await shouter.ended, 0);
+});
+
+test("the client signs in", options, async (t) => {
+  const { caFile, issue } = await createAuthority(t);
+  const { certFile, keyFile } = await issue("server", "DNS:localhost,IP:127.0.0.1");
+  const made = await tempFolder(t);
+  const [tokens, tokenFile] = [join(made, "tokens"), join(made, "parley.token")];
+  await writeFile(tokenFile, `${await createToken(t, tokens, "--tenant=acme", "--role=reader")}\n`);
+  const more = { tls_cert_file: certFile, tls_key_file: keyFile, auth_token_file: tokens };
+  const { address } = await startParleyd(t, { more });
+  const { Install: connecting, [signIn]: code } = await snippets();
+  let program = `${connecting}\n${code}\nclient.close();\n`;
+  for (const [text, replacement] of [
+    ["parley.example:50051", address.replace("127.0.0.1", "localhost")],
+    ["parley.token", tokenFile],
+    ["ca.pem", caFile],
+  ] as const) {
+    assert.ok(program.includes(`"${text}"`), text);
+    program = program.replace(`"${text}"`, JSON.stringify(replacement));
+  }
+  const running = start(t, process.execPath, join(await compile(t, { program }), "program.js"));
+  assert.equal(await running.ended, 0, running.lines.join("\n"));
+  assert.deepEqual(running.lines, ["[ 'echo' ]"]);
+});
+
+test("the table of the README has every option and variable", async () => {
+  const readme = await readFile(join(folder, "README.md"), "utf8");
+  const source = await readFile(join(folder, "src", "options.ts"), "utf8");
+  const names = new Set(source.match(/PARLEY_\w+|(?<=^ {2}readonly )\w+(?=\?:)/gm));
+  assert.ok(names.size > 10, [...names].join());
+  for (const name of names) {
+    if (name !== "credentials" && name !== "channelOptions") {
+      assert.match(readme, new RegExp(`^\\|.*\`${name}\``, "m"), name);
+    }
+  }
 });

@@ -110,7 +110,7 @@ const badFiles: Record<string, { content: string; want: RegExp }> = {
   empty: { content: " \n", want: /token" is empty$/ },
   "two lines": { content: `${secret}\n${secret}\n`, want: /contains a space, a line break/ },
   "with the scheme": { content: `Bearer ${secret}`, want: /set only the token, without "Bearer"$/ },
-  "too large": { content: secret.repeat(10_000), want: /has 130000 bytes, want a token of at most 65536/ },
+  "too large": { content: secret.repeat(10_000), want: /has 130000 bytes, want a token of at most 13312/ },
 };
 for (const [name, { content, want }] of Object.entries(badFiles)) {
   test(`a file without a valid token: ${name}`, options, async (t) => {
@@ -143,12 +143,13 @@ test("a rejected call is sent again with another token, once", options, async (t
 });
 
 test("a rejected export is sent again, an import is not", options, async (t) => {
-  const tokens = ["old", "new", "old"];
+  const tokens = ["old", "new", "old", "new"];
   const { server, client, sent } = await signedIn(t, { token: () => tokens.shift()! }, "new");
   server.turn = async function* () {};
   assert.ifError((await read(client.exportConversations({}))).error);
   await assert.rejects(client.importConversations([{}]), { code: "UNAUTHENTICATED" });
   assert.deepEqual(sent(), ["Bearer old", "Bearer new", "Bearer old"]);
+  assert.deepEqual(tokens, ["new"]);
   assert.deepEqual(server.imported, []);
 });
 
@@ -396,6 +397,9 @@ test("environment variables are the defaults of options", options, async (t) => 
   assert.deepEqual(await signed({ token: "mine", tenant: "own" }, all), ["Bearer mine", "own"]);
   assert.deepEqual(await signed({ tokenFile: path }, all), ["Bearer file", "acme"]);
   assert.deepEqual(await signed({ token: "mine" }, { PARLEY_TOKEN_FILE: path }), ["Bearer mine", undefined]);
+  assert.deepEqual(await signed({ token: "", tenant: "" }, all), [undefined, undefined]);
+  assert.deepEqual(await signed({ tokenFile: "" }, { PARLEY_TOKEN_FILE: path }), [undefined, undefined]);
+  assert.deepEqual(await signed({ token: "", tokenFile: path }, all), ["Bearer file", "acme"]);
 });
 
 const remote = "parley.example:443";
@@ -406,7 +410,10 @@ const faulty: Record<string, { target?: string; given?: object; environment?: ob
     environment: { PARLEY_TOKEN: "a", PARLEY_TOKEN_FILE: "b" },
     want: /^PARLEY_TOKEN and PARLEY_TOKEN_FILE are both set/,
   },
-  "an empty token": { given: { token: "" }, want: /^token is empty$/ },
+  "a long token": {
+    given: { token: secret.repeat(1000) },
+    want: /^token has 13000 characters, want at most 12288$/,
+  },
   "a token of another type": { given: { token: 1 }, want: /^token is number, want a string$/ },
   "a token with a line break": { given: { token: `${secret}\n` }, want: /^token contains a space, a line/ },
   "a token that is not printable": { given: { token: `${secret}\0` }, want: /^token contains a space/ },
@@ -415,9 +422,10 @@ const faulty: Record<string, { target?: string; given?: object; environment?: ob
     environment: { PARLEY_TOKEN: `${secret}\n` },
     want: /^PARLEY_TOKEN contains a space, a line break/,
   },
-  "no path": { given: { tokenFile: "" }, want: /^tokenFile is empty, want the path of a file$/ },
+  "a null as token": { given: { token: null }, want: /^token is null, want a string$/ },
+  "a null as path": { given: { tokenFile: null }, want: /^tokenFile is null, want the path of a file$/ },
   "a path of another type": { given: { tokenFile: 1 }, want: /^tokenFile is number, want the path/ },
-  "no tenant": { given: { tenant: "" }, want: /^tenant is "", want 1 to 64 letters/ },
+  "a null as tenant": { given: { tenant: null }, want: /^tenant is null, want 1 to 64 letters/ },
   "all tenants": { given: { tenant: "*" }, want: /^tenant is "\*", want/ },
   "a tenant with a line break": { given: { tenant: "a\nb" }, want: /^tenant is "a\\nb", want/ },
   "a long tenant": { given: { tenant: "a".repeat(65) }, want: /^tenant is "a{65}", want/ },
