@@ -132,6 +132,26 @@ test("roles and tenants", options, async (t) => {
   await assert.rejects(other.getConversation({ conversationId: "c" }), { reason: "CONVERSATION_NOT_FOUND" });
 });
 
+test("a client certificate signs in", options, async (t) => {
+  const { caFile, issue } = await createAuthority(t);
+  const server = await issue("server", "DNS:localhost,IP:127.0.0.1");
+  const { address } = await startParleyd(t, {
+    more: {
+      tls_cert_file: server.certFile,
+      tls_key_file: server.keyFile,
+      tls_client_ca_file: caFile,
+      client_certificates: [{ uri: "spiffe://example/acme", tenants: ["acme"], role: "writer" }],
+    },
+  });
+  const target = address.replace("127.0.0.1", "localhost");
+  await append(open(t, target, { caFile, ...(await issue("acme", "URI:spiffe://example/acme")) }), "c");
+  const without = [{}, await issue("foreign", "URI:spiffe://example/foreign")];
+  for (const files of without) {
+    const client = open(t, target, { caFile, ...files });
+    await assert.rejects(append(client, "c"), { code: "UNAUTHENTICATED", reason: "UNAUTHENTICATED" });
+  }
+});
+
 test("streams resume with another token after theirs has expired", longer, async (t) => {
   const folder = await tempFolder(t);
   const [tokens, tokenFile] = [join(folder, "tokens"), join(folder, "token")];
@@ -190,4 +210,34 @@ test("streams resume with another token after theirs has expired", longer, async
   const ended = await ending;
   assert.ok(ended.items.length > 0);
   assert.equal((ended.error as ParleyError).reason, "UNAUTHENTICATED");
+});
+
+test("a stream resumes with another token after its token was revoked", options, async (t) => {
+  const folder = await tempFolder(t);
+  const [tokens, newTokens, tokenFile] = ["tokens", "new", "token"].map((name) => join(folder, name));
+  await writeFile(tokenFile!, await createToken(t, tokens!, ...writer));
+  const next = await createToken(t, newTokens!, ...writer);
+  const server = await startParleyd(t, { more: { auth_token_file: tokens } });
+  const client = open(t, server.address, { tokenFile: tokenFile! });
+  let streams = 0;
+  const onHeader = () => {
+    streams++;
+  };
+  let revocation: Promise<void> | undefined;
+  const revoke = async () => {
+    await replace(tokenFile!, next);
+    await rename(newTokens!, tokens!);
+    server.kill("SIGHUP");
+  };
+  for await (const { kind } of client.watchConversations({}, { onHeader })) {
+    if (kind === "CHANGE_KIND_MESSAGE_APPENDED") {
+      break;
+    }
+    revocation ??= revoke();
+    await revocation;
+    if (streams === 2) {
+      await append(client, "c");
+    }
+  }
+  assert.equal(streams, 2);
 });
