@@ -35,24 +35,20 @@ func TestRotation(t *testing.T) {
 
 // TestOldKeys checks that keys in use are read again after some minutes, also if all tokens are known.
 func TestOldKeys(t *testing.T) {
-	first, second := newSigner(t, "k1", jose.ES256), newSigner(t, "k2", jose.ES256)
-	f := newFixture(t, newIssuer(t, first), nil)
-	token := first.sign(t, f.claims(nil))
+	s := newSigner(t, "k1", jose.ES256)
+	f := newFixture(t, newIssuer(t, s), nil)
+	token := s.sign(t, f.claims(nil))
 	f.accept("token", token)
 	f.advance(10 * time.Minute)
 	f.accept("token", token)
 	if got := f.requestCount(); got != 1 {
 		t.Errorf("the issuer has %d requests after 10 minutes, want 1", got)
 	}
-	f.setKeys(second)
+	asked := make(chan struct{}, 1)
+	f.setAnswer(func(http.ResponseWriter, *http.Request) { asked <- struct{}{} })
 	f.advance(time.Second)
-	if _, err := f.verify(token); err != nil {
-		t.Errorf("Verify() while the keys are read = %v, want no error", err)
-	}
-	f.Close() // It waits for the request.
-	if got := f.requestCount(); got > 2 {
-		t.Errorf("the issuer has %d requests, want at most 2", got)
-	}
+	f.accept("token while the keys are read", token)
+	<-asked
 }
 
 // TestIssuerAway checks that callers continue while the issuer is away, also those whose token is new.
@@ -70,13 +66,10 @@ func TestIssuerAway(t *testing.T) {
 	f.advance(2 * time.Minute)
 	f.reject("expired token", token, "the token expired")
 	f.setAnswer(nil)
-	f.advance(time.Minute)
-	f.reject("unknown key", newSigner(t, "k2", jose.ES256).sign(t, f.claims(map[string]any{
-		"exp": start().Add(2 * time.Hour).Unix(),
-	})), "no key with the id")
-	f.Close()
-	if !strings.Contains(f.log.String(), "keys of the OIDC issuer read again") {
-		t.Errorf("log = %s, want an entry about the return of the issuer", f.log)
+	unknown := newSigner(t, "k2", jose.ES256).sign(t, f.claims(map[string]any{"exp": start().Add(2 * time.Hour).Unix()}))
+	for !strings.Contains(f.log.String(), "keys of the OIDC issuer read again") { // The last failure may still be running.
+		f.advance(5 * time.Second)
+		f.reject("unknown key", unknown, "no key with the id")
 	}
 }
 
