@@ -51,13 +51,13 @@ build: ## build bin/parleyd and bin/parley
 test: ## run the Go tests, in under three minutes: needs Go and git alone
 	CI= CGO_ENABLED=0 go test -short -vet=off ./...
 	@echo 'left out, and part of make check: the race detector, lint, generated code, the tests of client/python,'
-	@echo 'client/typescript, $(FAULTTEST) and $(BENCHCOMPARE), and the longest Go tests. Go tests that need root, Python,'
-	@echo 'Node or Chromium were skipped where these are missing.'
+	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST) and $(BENCHCOMPARE), and the longest Go tests. Go tests that need'
+	@echo 'root, Python, Node or Chromium were skipped where these are missing.'
 
 .PHONY: check
 check: programs languages build test lint checkgenerate ## check everything, in about 20 minutes: needs what make tools installs
 	CGO_ENABLED=1 go test -race -timeout 15m ./...
-	@$(MAKE) --no-print-directory testpython testtypescript test-faults
+	@$(MAKE) --no-print-directory testpython testtypescript testoidc test-faults
 	@if $(ON_LINUX); then $(MAKE) --no-print-directory testbenchcompare; fi
 
 .PHONY: testpython
@@ -88,6 +88,13 @@ test-faults: ## break the store and what is below it, in under five minutes; mos
 test-faults-long: ## the same far more often, and all of it
 	cd $(FAULTTEST) && FAULTS=long FAULTS_REQUIRE=all $(TEST_FAULTS) -v -timeout 3h ./...
 
+# A module of its own, because of the issuer's dependencies.
+OIDCTEST := server/oidctest
+
+.PHONY: testoidc
+testoidc: ## sign in with the tokens of a real OpenID Connect issuer
+	cd $(OIDCTEST) && CGO_ENABLED=1 go test -race -count=1 ./...
+
 .PHONY: lint
 lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
 	$(BUF) lint
@@ -96,6 +103,7 @@ lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running i
 	go vet ./...
 	$(GOLANGCI) run
 	cd $(FAULTTEST) && go vet ./... && ../../$(GOLANGCI) run
+	cd $(OIDCTEST) && go vet ./... && ../../$(GOLANGCI) run
 	@if $(ON_LINUX); then $(MAKE) --no-print-directory lintbenchcompare; fi
 
 .PHONY: lintbenchcompare
