@@ -371,17 +371,17 @@ func (s *secureServer) httpClient(t *testing.T, token string) *http.Client {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: s.files.clientTLS(t, false), ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: withToken{transport, token}}
+	return &http.Client{Transport: tokenTransport{transport, token}}
 }
 
-// withToken adds a token to requests.
-type withToken struct {
+// tokenTransport adds a token to requests.
+type tokenTransport struct {
 	http.RoundTripper
 	token string
 }
 
 // RoundTrip sends a request.
-func (w withToken) RoundTrip(r *http.Request) (*http.Response, error) {
+func (w tokenTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(context.WithoutCancel(r.Context()))
 	r.Header.Set("Authorization", "Bearer "+w.token)
 	return w.RoundTripper.RoundTrip(r)

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/auth/certificates"
 	"github.com/parleyhq/parley/server/internal/config"
 )
 
@@ -58,7 +59,7 @@ func (r *reloader) apply(next *config.Config) error {
 	var prepared []change
 	var faults []error
 	for _, prepare := range []func(*config.Config) (change, error){
-		r.prepareAgents, r.prepareTokens, r.prepareCertificates, r.prepareLogLevel,
+		r.prepareAgents, r.prepareTokens, r.prepareClientCertificates, r.prepareCertificates, r.prepareLogLevel,
 	} {
 		c, err := prepare(next)
 		if err != nil {
@@ -117,6 +118,20 @@ func (r *reloader) prepareTokens(*config.Config) (change, error) {
 	}
 	apply, err := tokens.Prepare()
 	return change{apply: apply}, err
+}
+
+// prepareClientCertificates reads the rules for client certificates. The first rule, and the end of the last one, need a
+// restart, because they turn a kind of sign-in on or off.
+func (r *reloader) prepareClientCertificates(next *config.Config) (change, error) {
+	rules := r.server.signIn.rules
+	if rules == nil || len(next.ClientCertificates) == 0 {
+		return change{apply: func() {}}, nil
+	}
+	replacement, err := certificates.New(certificateRules(next))
+	if err != nil {
+		return change{}, settingsError("client_certificates", err)
+	}
+	return change{apply: func() { rules.Replace(replacement) }}, nil
 }
 
 // prepareCertificates reads the certificates of the listeners. Other paths need a restart.

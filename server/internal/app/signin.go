@@ -17,8 +17,9 @@ import (
 // signIn contains the kinds of credentials that callers can sign in with.
 type signIn struct {
 	auth   *auth.Authenticator
-	tokens *tokenfile.File // nil: no tokens of a file
-	issuer *oidc.Verifier  // nil: no tokens of an issuer
+	tokens *tokenfile.File        // nil: no tokens of a file
+	issuer *oidc.Verifier         // nil: no tokens of an issuer
+	rules  *certificates.Verifier // nil: no client certificates
 }
 
 // openSignIn opens the kinds of credentials of the settings. The caller must call close. If the settings or the files
@@ -33,11 +34,11 @@ func openSignIn(c *config.Config, log *slog.Logger) (*signIn, error) {
 		verifiers = append(verifiers, s.tokens)
 	}
 	if len(c.ClientCertificates) > 0 {
-		rules, err := certificates.New(certificateRules(c))
-		if err != nil {
+		var err error
+		if s.rules, err = certificates.New(certificateRules(c)); err != nil {
 			return nil, settingsError("client_certificates", err)
 		}
-		verifiers = append(verifiers, rules)
+		verifiers = append(verifiers, s.rules)
 	}
 	if c.OIDCIssuer != "" {
 		var err error

@@ -117,6 +117,9 @@ func (c *Config) NeedRestart(next *Config) (names []string) {
 			names = append(names, s.name)
 		}
 	}
+	if (len(c.ClientCertificates) == 0) != (len(next.ClientCertificates) == 0) {
+		names = append(names, "client_certificates")
+	}
 	return names
 }
 

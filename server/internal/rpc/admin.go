@@ -24,18 +24,22 @@ func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*pa
 	if err != nil {
 		return nil, err
 	}
-	var lost int64
-	if s.interactions != nil {
-		lost = s.interactions.Lost()
-	}
 	return &parleyv1.GetStatsResponse{
 		Version: s.version, Store: s.storeName, StartTime: timestamppb.New(s.startTime),
 		ConversationCount: stats.Conversations, MessageCount: stats.Messages, DataBytes: stats.Bytes,
 		MemoryBytes: heapBytes() - int64(s.ballastBytes), FileBytes: stats.FileBytes, FileBytesInUse: stats.FileBytesInUse,
 		ActiveTurnCount: int32(s.turns.Running()), WatcherCount: int32(s.hub.Watchers()),
 		ExpiredTotal: stats.Expired, EvictedTotal: stats.Evicted,
-		LostInteractionTotal: lost, DataLossTotal: stats.Corrupt,
+		LostInteractionTotal: s.lostInteractions(), DataLossTotal: stats.Corrupt,
 	}, nil
+}
+
+// lostInteractions returns how many entries the interaction log could not write.
+func (s *Server) lostInteractions() int64 {
+	if s.interactions == nil {
+		return 0
+	}
+	return s.interactions.Lost()
 }
 
 // tenantStats returns the counts of a tenant. The fields that describe the whole server are 0.

@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"unicode"
 
 	"github.com/parleyhq/parley/server/internal/auth"
@@ -31,37 +32,46 @@ type Rule struct {
 
 // Verifier authenticates callers by rules. Create it with [New]. Its methods may be called from many goroutines.
 type Verifier struct {
-	rules     []Rule
-	uris, cns map[string]int // indices of rules
+	table atomic.Pointer[table]
 	// Errors of Verify.
 	absent, rejected error
+}
+
+// table contains the rules. It does not change.
+type table struct {
+	rules     []Rule
+	uris, cns map[string]int // indices of rules
 }
 
 // New returns a verifier with the rules. If several rules have a URI of a certificate, the first one applies. The error
 // has a line for each fault; it names rules by their index: "[0].uri".
 func New(rules []Rule) (*Verifier, error) {
+	t := &table{rules: rules, uris: map[string]int{}, cns: map[string]int{}}
 	v := &Verifier{
-		rules: rules, uris: map[string]int{}, cns: map[string]int{},
 		absent:   errors.New("client certificate: none"),
 		rejected: errors.New("client certificate: no rule has a URI or the common name of the certificate"),
 	}
 	var faults []error
 	for i, r := range rules {
-		for _, err := range v.add(i, r) {
+		for _, err := range t.add(i, r) {
 			faults = append(faults, fmt.Errorf("[%d]%w", i, err))
 		}
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
 	}
+	v.table.Store(t)
 	return v, nil
 }
 
+// Replace replaces the rules by those of next.
+func (v *Verifier) Replace(next *Verifier) { v.table.Store(next.table.Load()) }
+
 // add adds a rule, and returns its faults.
-func (v *Verifier) add(i int, r Rule) (faults []error) {
-	key, name, index := ".uri", r.URI, v.uris
+func (t *table) add(i int, r Rule) (faults []error) {
+	key, name, index := ".uri", r.URI, t.uris
 	if r.URI == "" {
-		key, name, index = ".cn", r.CN, v.cns
+		key, name, index = ".cn", r.CN, t.cns
 	}
 	switch u, err := url.Parse(r.URI); {
 	case r.URI == "" && r.CN == "":
@@ -97,19 +107,20 @@ func (v *Verifier) Verify(_ context.Context, c auth.Credentials) (auth.Identity,
 	if c.Certificate == nil {
 		return auth.Identity{}, v.absent
 	}
+	t := v.table.Load()
 	best, name := math.MaxInt, ""
 	for _, u := range c.Certificate.URIs {
-		if i, found := v.uris[u.String()]; found && i < best {
+		if i, found := t.uris[u.String()]; found && i < best {
 			best, name = i, u.String()
 		}
 	}
 	if name == "" {
-		i, found := v.cns[c.Certificate.Subject.CommonName]
+		i, found := t.cns[c.Certificate.Subject.CommonName]
 		if !found {
 			return auth.Identity{}, v.rejected
 		}
 		best, name = i, c.Certificate.Subject.CommonName
 	}
-	r := v.rules[best]
+	r := t.rules[best]
 	return auth.Identity{Name: name, Tenants: r.Tenants, Role: r.Role, Expires: c.Certificate.NotAfter}, nil
 }
