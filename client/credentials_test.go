@@ -184,54 +184,71 @@ func TestTokenFile(t *testing.T) {
 	valid := "first"
 	record := &tokenRecord{valid: func(token string) bool { return token == valid }}
 	c := (&fake{signIn: record.signIn}).dial(t, client.WithTokenFile(path))
-	call := func(want string) {
+	// call checks the token of a call, which the server has not refused before more than a number of times.
+	call := func(want string, refusals int) {
 		t.Helper()
+		before := len(record.tokens)
 		err := getConversation(t.Context(), c)
 		if last := record.tokens[len(record.tokens)-1]; err != nil || last != "Bearer "+want {
 			t.Errorf("GetConversation with token %q = %v, want token %q", last, err, want)
 		}
+		if got := len(record.tokens) - before - 1; got != refusals {
+			t.Errorf("the server refused %d tokens before %q, want %d", got, want, refusals)
+		}
 	}
-	call("first")
+	setTime := func(modified time.Time) {
+		t.Helper()
+		if err := os.Chtimes(path, time.Time{}, modified); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin := time.Now().Truncate(time.Second)
+	setTime(begin)
+	call("first", 0)
 
-	// The file is replaced.
-	write(t, path+".new", "second\n")
+	// The file is replaced by another one with the same size and time.
+	write(t, path+".new", " secon\r\n")
 	if err := os.Rename(path+".new", path); err != nil {
 		t.Fatal(err)
 	}
-	valid = "second"
-	call("second")
-	if len(record.tokens) != 2 {
-		t.Errorf("tokens = %q, want the second one in the first call after the change", record.tokens)
-	}
+	setTime(begin)
+	valid = "secon"
+	call("secon", 0)
 
-	// The file has another token, but the state of the file is the same.
-	state, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, path, "third!\n")
-	if err := os.Chtimes(path, time.Time{}, state.ModTime()); err != nil {
-		t.Fatal(err)
-	}
-	valid = "third!"
-	call("third!")
+	// The file is written at another time.
+	write(t, path, " third\r\n")
+	setTime(begin.Add(time.Second))
+	valid = "third"
+	call("third", 0)
+
+	// The file has another size.
+	write(t, path, "third!!\r\n")
+	setTime(begin.Add(time.Second))
+	valid = "third!!"
+	call("third!!", 0)
+
+	// The file has another token, but its state is the same.
+	write(t, path, "third!?\r\n")
+	setTime(begin.Add(time.Second))
+	valid = "third!?"
+	call("third!?", 1)
 
 	// The file is being written, or does not exist for a moment.
 	for _, text := range []string{"", "\n", "a b", strings.Repeat("x", 64<<10)} {
 		write(t, path, text)
-		call("third!")
+		call("third!?", 0)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	call("third!")
+	call("third!?", 0)
 	valid = "fourth"
-	err = getConversation(t.Context(), c)
+	err := getConversation(t.Context(), c)
 	if client.Reason(err) != "UNAUTHENTICATED" || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error of a refused token whose file is gone = %v, want UNAUTHENTICATED and os.ErrNotExist", err)
 	}
 	write(t, path, "fourth")
-	call("fourth")
+	call("fourth", 0)
 }
 
 // TestTokenFileErrors checks that the error of a file without a token names the file and contains nothing of it.

@@ -186,6 +186,29 @@ func TestReadmeAgentAnswers(t *testing.T) {
 	}
 }
 
+// TestReadmeSignsIn builds the program of section Sign in and runs it against a server with TLS and tokens.
+func TestReadmeSignsIn(t *testing.T) {
+	t.Parallel()
+	s := startSignedIn(t, map[string][]string{"both": {"--tenant=acme", "--tenant=shop", "--role=reader"}})
+	source := readme(t, "go")["Sign in and TLS"]
+	const address = "parley.example:50051"
+	if strings.Count(source, address) != 1 {
+		t.Fatalf("the program must contain %s once:\n%s", address, source)
+	}
+	program := filepath.Join(t.TempDir(), "signin.exe")
+	sources := map[string]string{"typedsignin": strings.Replace(source, address, s.address, 1)}
+	if output, err := goBuild(t, sources, "-ldflags=-s -w", "-o", program); err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	write(t, filepath.Join(s.Dir, "my-token"), s.tokens["both"])
+	command := exec.CommandContext(t.Context(), program)
+	command.Dir = s.Dir
+	const want = "signed in; 0 conversations\n"
+	if output, err := command.CombinedOutput(); err != nil || string(output) != want {
+		t.Errorf("the program printed %q, error %v; want %q", output, err, want)
+	}
+}
+
 // startAgent runs program until the test ends. It returns the address that the program prints at the
 // end of its first line.
 func startAgent(t *testing.T, program string) (address string) {

@@ -2,19 +2,12 @@ package client_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"net"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -22,104 +15,33 @@ import (
 
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
-// authority signs certificates for a test.
-type authority struct {
-	certificate *x509.Certificate
-	key         *ecdsa.PrivateKey
-}
-
-// newAuthority creates an authority and writes its certificate to a file.
-func newAuthority(t *testing.T, file string) *authority {
+// newSignIn creates the files of a new authority in dir, with a client certificate for name.
+func newSignIn(t *testing.T, dir, name string) *parleydtest.SignIn {
 	t.Helper()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	a := &authority{key: newKey(t)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
+	s, err := parleydtest.NewSignIn(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.certificate, err = x509.ParseCertificate(der); err != nil {
+	if err := s.WriteClient(s.ClientCertFile, s.ClientKeyFile, name, parleydtest.ClientURI); err != nil {
 		t.Fatal(err)
 	}
-	writePEM(t, file, "CERTIFICATE", der)
-	return a
-}
-
-// issue writes a certificate for name, also valid for this machine, and its key to files.
-func (a *authority) issue(t *testing.T, name, certFile, keyFile string) {
-	t.Helper()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		DNSNames:    []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}
-	key := newKey(t)
-	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, key.Public(), a.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	writePEM(t, certFile, "CERTIFICATE", der)
-	if der, err = x509.MarshalPKCS8PrivateKey(key); err != nil {
-		t.Fatal(err)
-	}
-	writePEM(t, keyFile, "PRIVATE KEY", der)
-}
-
-func newKey(t *testing.T) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-func writePEM(t *testing.T, file, kind string, der []byte) {
-	t.Helper()
-	write(t, file, string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})))
+	return s
 }
 
 // TestTLSFromFiles exchanges the certificates of both sides while a client is in use. Each new connection has the new
 // ones; a faulty file does not matter until then, and not after a valid one.
 func TestTLSFromFiles(t *testing.T) {
 	dir := t.TempDir()
-	ca, cert, key := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	a := newAuthority(t, ca)
-	a.issue(t, "first", cert, key)
-	transport, err := client.TLSFromFiles(ca, cert, key)
+	files := newSignIn(t, dir, "first")
+	transport, err := client.TLSFromFiles(files.CAFile, files.ClientCertFile, files.ClientKeyFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-
 	names := make(chan string, 1)
-	start := func(a *authority, address string) (stop func(), listening string) {
-		t.Helper()
-		serverCert, serverKey := filepath.Join(t.TempDir(), "cert"), filepath.Join(t.TempDir(), "key")
-		a.issue(t, "server", serverCert, serverKey)
-		pair, err := tls.LoadX509KeyPair(serverCert, serverKey)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pool := x509.NewCertPool()
-		pool.AddCert(a.certificate)
-		listener, err := net.Listen("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
-			Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
-		})))
-		parleyv1.RegisterConversationServiceServer(server, &namingServer{names: names})
-		ended := make(chan struct{})
-		go func() { defer close(ended); _ = server.Serve(listener) }()
-		return func() { server.Stop(); <-ended }, listener.Addr().String()
-	}
-	stop, address := start(a, "127.0.0.1:0")
+	stop, address := serveTLS(t, files, "127.0.0.1:0", names)
 	t.Cleanup(func() { stop() })
 	c, err := client.Dial(address, grpc.WithTransportCredentials(transport))
 	if err != nil {
@@ -138,17 +60,44 @@ func TestTLSFromFiles(t *testing.T) {
 	call("first")
 
 	// Another authority signs all certificates. The server restarts.
-	b := newAuthority(t, ca)
-	b.issue(t, "second", cert, key)
+	files = newSignIn(t, dir, "second")
 	stop()
-	stop, _ = start(b, address)
+	stop, _ = serveTLS(t, files, address, names)
 	call("second")
 
 	// The file of the authority is damaged. The last valid files apply.
-	write(t, ca, "")
+	write(t, files.CAFile, "")
 	stop()
-	stop, _ = start(b, address)
+	stop, _ = serveTLS(t, files, address, names)
 	call("second")
+}
+
+// serveTLS serves at address with a certificate of files, until stop is called. It requires client certificates and
+// sends their names to names.
+func serveTLS(
+	t *testing.T, files *parleydtest.SignIn, address string, names chan<- string,
+) (stop func(), listening string) {
+	t.Helper()
+	config, err := files.ClientTLS(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(files.CertFile, files.KeyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{pair}, ClientCAs: config.RootCAs, ClientAuth: tls.RequireAndVerifyClientCert,
+		MinVersion: tls.VersionTLS12,
+	})))
+	parleyv1.RegisterConversationServiceServer(server, &namingServer{names: names})
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	return func() { server.Stop(); serving.Wait() }, listener.Addr().String()
 }
 
 // namingServer sends the names in the certificates of its callers to names.
@@ -171,8 +120,8 @@ func (s *namingServer) GetConversation(
 
 func TestTLSFromFilesRefusesFaultyFiles(t *testing.T) {
 	dir := t.TempDir()
-	ca, cert, key := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	newAuthority(t, ca).issue(t, "c", cert, key)
+	files := newSignIn(t, dir, "client")
+	ca, cert, key := files.CAFile, files.ClientCertFile, files.ClientKeyFile
 	none, text := filepath.Join(dir, "none"), filepath.Join(dir, "text")
 	write(t, text, "not a certificate")
 	tests := []struct {
