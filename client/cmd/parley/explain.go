@@ -47,9 +47,10 @@ func (a *app) explainUnavailable(message string) string {
 	case has("certificate signed by unknown authority"):
 		return fmt.Sprintf("the certificate of the server at %s is signed by an unknown authority: "+
 			"name the PEM file of the authority with --tls-ca-file", a.address)
-	case has("tls: certificate required"):
-		return fmt.Sprintf("the server at %s requires a client certificate: set --tls-cert-file and --tls-key-file",
-			a.address)
+	case has("error reading server preface"), has("tls: certificate required"), has("broken pipe"),
+		has("connection reset"):
+		return fmt.Sprintf("cannot reach %s: if the server uses TLS, set --tls or --tls-ca-file; if it requires a client "+
+			"certificate, set --tls-cert-file and --tls-key-file: %s", a.address, message)
 	case has("remote error: tls: bad certificate"), has("remote error: tls: unknown certificate authority"):
 		return fmt.Sprintf("the server at %s does not accept the client certificate %q: use another --tls-cert-file",
 			a.address, a.signIn.certFile)

@@ -65,6 +65,28 @@ func TestExplain(t *testing.T) {
 			"cannot reach 127.0.0.1:1: error reading from server: EOF",
 		},
 		{
+			"TLS without its flag", unavailable(`connection error: desc = "error reading server preface: EOF"`),
+			"cannot reach 127.0.0.1:1: if the server uses TLS, set --tls or --tls-ca-file; if it requires",
+		},
+		{
+			"no client certificate", unavailable("error reading from server: remote error: tls: certificate required"),
+			"cannot reach 127.0.0.1:1: if the server uses TLS, set --tls or --tls-ca-file; if it requires",
+		},
+		{
+			"no client certificate, noticed late", unavailable("write tcp 127.0.0.1:2->127.0.0.1:1: write: broken pipe"),
+			"cannot reach 127.0.0.1:1: if the server uses TLS, set --tls or --tls-ca-file; if it requires",
+		},
+		{
+			"a client certificate of another authority",
+			unavailable("error reading from server: remote error: tls: unknown certificate authority"),
+			`the server at 127.0.0.1:1 does not accept the client certificate "": use another --tls-cert-file`,
+		},
+		{
+			"an unknown authority",
+			unavailable("tls: failed to verify certificate: x509: certificate signed by unknown authority"),
+			"the certificate of the server at 127.0.0.1:1 is signed by an unknown authority: name",
+		},
+		{
 			"a deadline", status.Error(codes.DeadlineExceeded, "context deadline exceeded"),
 			"no reply from 127.0.0.1:1 within 5s: --timeout",
 		},

@@ -5,12 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -36,7 +39,7 @@ func (l leakFree) Run() int {
 }
 
 // TestScripts runs each script of testdata against its own real server, with server.yaml of the script as the
-// configuration. In addition to the commands of testscript there are
+// configuration. If the script has tokens.txt, the server uses TLS and sign-in; see server.signIn. In addition to the commands of testscript there are
 //
 //	exits CODE COMMAND...     fails unless the command ends with that exit code
 //	capture NAME FILE REGEXP  sets $NAME to the group that REGEXP matches in stdout or stderr
@@ -49,7 +52,10 @@ func TestScripts(t *testing.T) {
 			s := &server{program: program, dir: env.WorkDir}
 			env.Values[serverKey{}] = s
 			env.Defer(s.kill)
-			err := s.start()
+			err := s.signIn()
+			if err == nil {
+				err = s.start()
+			}
 			env.Setenv("PARLEY_ADDRESS", s.address)
 			env.Setenv("GORACE", "atexit_sleep_ms=0") // Otherwise the race detector delays the exit of each command by 1 s.
 			return err
@@ -82,13 +88,39 @@ type serverKey struct{}
 type server struct {
 	program, dir string
 
-	address string
-	process *parleydtest.Process
+	signInFlags []string
+	address     string
+	process     *parleydtest.Process
+}
+
+// signIn creates certificates and tokens in the folder of the script if it contains tokens.txt. A line of that file
+// has the name of a file for a token and the flags of its creation.
+func (s *server) signIn() error {
+	lines, err := os.ReadFile(filepath.Join(s.dir, "tokens.txt"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	files, signInErr := parleydtest.NewSignIn(s.dir)
+	if err := errors.Join(err, signInErr); err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(lines)) {
+		words := strings.Fields(line)
+		token, err := files.CreateToken(parleydtest.Command(context.Background(), s.program, ""), words[1:]...)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(s.dir, words[0]), []byte(token+"\n"), 0o600); err != nil {
+			return err
+		}
+	}
+	s.signInFlags = append(files.ServerFlags(), "--tls-client-ca-file="+files.CAFile)
+	return nil
 }
 
 // start starts the server and returns once it serves gRPC at s.address. A restarted server keeps its address.
 func (s *server) start() error {
-	flags := []string{"--grpc-address", cmp.Or(s.address, "127.0.0.1:0")}
+	flags := append(slices.Clone(s.signInFlags), "--grpc-address", cmp.Or(s.address, "127.0.0.1:0"))
 	if config := filepath.Join(s.dir, "server.yaml"); exists(config) {
 		flags = append(flags, "--config", config)
 	}
@@ -107,7 +139,11 @@ func exists(name string) bool {
 	return err == nil
 }
 
-func (s *server) kill() { s.process.Kill() }
+func (s *server) kill() {
+	if s.process != nil {
+		s.process.Kill()
+	}
+}
 
 func restart(ts *testscript.TestScript, _ bool, _ []string) {
 	s, ok := ts.Value(serverKey{}).(*server)
