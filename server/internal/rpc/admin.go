@@ -34,7 +34,7 @@ func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*pa
 	}, nil
 }
 
-// lostInteractions returns how many entries the interaction log could not write.
+// lostInteractions returns the number of entries that the interaction log could not write; 0 if it is off.
 func (s *Server) lostInteractions() int64 {
 	if s.interactions == nil {
 		return 0

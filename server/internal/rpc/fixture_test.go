@@ -54,6 +54,8 @@ type setup struct {
 	wrap func(store.Store) store.Store
 	// wrapConn returns the connection that the client uses in place of its argument.
 	wrapConn func(net.Conn) net.Conn
+	// grpcOptions are additional options of the grpc.Server. Their interceptors are the innermost ones.
+	grpcOptions []grpc.ServerOption
 }
 
 // open starts a server. If change is not nil, open calls it to change the defaults.
@@ -100,7 +102,7 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	if f.server, err = New(s.Options); err != nil {
 		t.Fatal(err)
 	}
-	f.serve(t, s.wrapConn)
+	f.serve(t, s.wrapConn, s.grpcOptions)
 	t.Cleanup(func() {
 		turns.Stop(t.Context()) // The test's context has ended, so Stop does not wait.
 		f.store.Close()
@@ -110,10 +112,10 @@ func open(t *testing.T, change func(*setup)) *fixture {
 
 // serve starts to serve and opens the client's connection. The test's cleanup closes both before it
 // closes what was opened earlier.
-func (f *fixture) serve(t *testing.T, wrapConn func(net.Conn) net.Conn) {
+func (f *fixture) serve(t *testing.T, wrapConn func(net.Conn) net.Conn, options []grpc.ServerOption) {
 	t.Helper()
 	listener := bufconn.Listen(32 << 10)
-	g := grpc.NewServer(append(f.server.ServerOptions(), grpc.WaitForHandlers(true))...)
+	g := grpc.NewServer(append(append(f.server.ServerOptions(), grpc.WaitForHandlers(true)), options...)...)
 	f.server.Register(g)
 	var serving sync.WaitGroup
 	serving.Go(func() {
