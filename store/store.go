@@ -86,8 +86,8 @@
 //     first, then the one with the oldest create time. Conversations with a running turn and held
 //     conversations are skipped. If no other is left, the write fails with [ErrFull].
 //  12. Isolation: conversations, lists, counts and evictions of one tenant do not depend on those
-//     of other tenants, and neither do page tokens. [Store.Tenants] lists a tenant exactly while it
-//     has conversations.
+//     of other tenants. A page token of one tenant is ErrPageToken for all others. [Store.Tenants]
+//     lists a tenant exactly while it has conversations.
 //  13. Ephemeral conversations: [Store.Hold] makes an id ephemeral and holds it, whether it has a conversation or
 //     not. The id is held until there have been as many Releases as Holds. If it then has a
 //     conversation, the id stays ephemeral until the conversation is removed or the DeleteAfter of

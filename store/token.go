@@ -10,7 +10,9 @@ import (
 const tokenVersion = 1
 
 // SealToken encodes a position in a list as a page token. Scope identifies the list: its tenant,
-// filter and order. The token is opaque but not secret, and valid only for the same scope.
+// filter and order. The token is opaque but not secret, and valid only for the same scope. It must
+// survive restarts, so there is no key to encrypt it with: a position that contains a number of the
+// complete store, such as that of a created conversation, can be read by its owner.
 func SealToken(position []byte, scope ...string) string {
 	b := append([]byte{tokenVersion}, position...)
 	b = binary.BigEndian.AppendUint32(b, tokenSum(b, scope))
