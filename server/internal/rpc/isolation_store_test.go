@@ -113,7 +113,7 @@ func TestIsolationNoticesLeaksOfStore(t *testing.T) {
 	}
 	var all []variant
 	for _, m := range isolatedMethods() {
-		all = append(all, variants(t, m)...)
+		all = append(all, variants(t, m)[1:3]...) // with the fields that it must have, and with all fields
 	}
 	for method := range reflect.TypeFor[store.Store]().Methods() {
 		name := method.Name
