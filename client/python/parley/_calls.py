@@ -262,7 +262,10 @@ class Calls:
     def get_stats(
         self, request: GetStatsRequest, **options: Unpack[CallOptions]
     ) -> GetStatsResponse:
-        """Return how much the server stores: for all tenants, or for that of the caller. Needs the admin role."""
+        """Return how much the server stores: for all tenants, or for that of the caller.
+
+        Needs the admin role.
+        """
         return self._unary(self._admin.GetStats, request, options)
 
     def backup_store(
