@@ -11,7 +11,9 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -26,19 +28,33 @@ const actAsGrpcurl = "PARLEY_TEST_GRPCURL"
 
 // TestActAsGrpcurl is no test of its own. It makes the call that grpcurl would make for the same arguments: it finds
 // the method by reflection and converts JSON with the descriptors that the server sends. grpcurl itself takes a minute
-// to build. Of its flags only -plaintext and -d are known. Replies go to file descriptor 3.
+// to build. Of its flags only -plaintext, -cacert, -H and -d are known. Replies go to file descriptor 3.
 func TestActAsGrpcurl(t *testing.T) {
 	if os.Getenv(actAsGrpcurl) == "" {
 		t.Skip("run by TestCommandsOfPages")
 	}
 	flags := flag.NewFlagSet("grpcurl", flag.ContinueOnError)
 	plaintext := flags.Bool("plaintext", false, "")
+	authorities := flags.String("cacert", "", "")
 	data := flags.String("d", "", "")
+	ctx := t.Context()
+	flags.Func("H", "", func(header string) error {
+		name, value, _ := strings.Cut(header, ": ")
+		ctx = metadata.AppendToOutgoingContext(ctx, name, value)
+		return nil
+	})
 	if err := flags.Parse(flag.Args()); err != nil {
 		t.Fatal(err)
 	}
-	if !*plaintext || flags.NArg() != 2 {
-		t.Fatalf("grpcurl %q: -plaintext, an address and a method are required", flag.Args())
+	if *plaintext == (*authorities != "") || flags.NArg() != 2 {
+		t.Fatalf("grpcurl %q: -plaintext or -cacert, an address and a method are required", flag.Args())
+	}
+	security := insecure.NewCredentials()
+	if !*plaintext {
+		var err error
+		if security, err = credentials.NewClientTLSFromFile(*authorities, ""); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if *data == "@" {
 		read, err := io.ReadAll(os.Stdin)
@@ -47,16 +63,16 @@ func TestActAsGrpcurl(t *testing.T) {
 		}
 		*data = string(read)
 	}
-	conn, err := grpc.NewClient(flags.Arg(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(flags.Arg(0), grpc.WithTransportCredentials(security))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	method, err := reflectMethod(t.Context(), conn, flags.Arg(1))
+	method, err := reflectMethod(ctx, conn, flags.Arg(1))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := callByJSON(t.Context(), conn, method, *data, os.NewFile(3, "replies")); err != nil {
+	if err := callByJSON(ctx, conn, method, *data, os.NewFile(3, "replies")); err != nil {
 		t.Fatal(err)
 	}
 }
