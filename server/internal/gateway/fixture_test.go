@@ -25,6 +25,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/echo"
+	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
@@ -57,13 +58,27 @@ func serve(t *testing.T, conn *grpc.ClientConn) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
+	f := serveHandler(t, handler)
+	f.conn = conn
+	return f
+}
+
+// serveHandler returns a fixture with a handler.
+func serveHandler(t *testing.T, handler http.Handler) *fixture {
+	t.Helper()
 	s := httptest.NewServer(handler)
 	t.Cleanup(s.Close)
-	return &fixture{url: s.URL, client: s.Client(), conn: conn}
+	return &fixture{url: s.URL, client: s.Client()}
 }
 
 // openService starts a service and returns a connection to it.
 func openService(t *testing.T) *grpc.ClientConn {
+	t.Helper()
+	return openServiceWith(t, nil)
+}
+
+// openServiceWith starts a service whose callers a authenticates.
+func openServiceWith(t *testing.T, a *auth.Authenticator) *grpc.ClientConn {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	hub := watch.New(watch.Options{})
@@ -83,7 +98,7 @@ func openService(t *testing.T) *grpc.ClientConn {
 		MaxAnswerBytes: 3 << 20, MaxTurns: 16,
 	})
 	service, err := rpc.New(rpc.Options{
-		Store: conversations, StoreName: "memory", Turns: turns, Hub: hub, Agents: agents, Log: log,
+		Store: conversations, StoreName: "memory", Turns: turns, Hub: hub, Agents: agents, Log: log, Auth: a,
 	})
 	if err != nil {
 		t.Fatal(err)
