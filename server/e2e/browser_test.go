@@ -215,8 +215,8 @@ func findBrowser(t *testing.T) string {
 	return ""
 }
 
-// startBrowser opens a page in a browser that runs until the end of the test.
-func startBrowser(t *testing.T, program, url string) {
+// startBrowser opens a page in a browser that runs until the end of the test. more are more flags.
+func startBrowser(t *testing.T, program, url string, more ...string) {
 	t.Helper()
 	flags := []string{
 		"--headless", "--disable-gpu", "--disable-dev-shm-usage", "--disable-breakpad", "--no-first-run", "--mute-audio",
@@ -224,6 +224,7 @@ func startBrowser(t *testing.T, program, url string) {
 		"--remote-debugging-port=0", // Without it, some builds of Chromium exit at once.
 		"--user-data-dir=" + t.TempDir(),
 	}
+	flags = append(flags, more...)
 	if os.Geteuid() == 0 {
 		flags = append(flags, "--no-sandbox") // Chromium does not start with its sandbox as root.
 	}
