@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -17,6 +18,8 @@ const (
 	tinyBytes = 1 << 10
 	// smallBytes is the decoded size up to which [RequestCodec.Unmarshal] decodes a message.
 	smallBytes = 256 << 10
+	// malformed is the start of a number that does not end: no encoded message.
+	malformed = 0xff
 )
 
 // Codec returns gRPC's protobuf codec with the decoding of [Unmarshal]. It refuses messages that need
@@ -94,10 +97,15 @@ func (c *RequestCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	buffer := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buffer.Free()
 	b := buffer.ReadOnlyData()
-	if c.codec.decode(b, m, smallBytes) != nil {
-		proto.Reset(m)
-		m.ProtoReflect().SetUnknown(append(protoreflect.RawFields(nil), b...))
+	err := c.codec.decode(b, m, smallBytes)
+	if err == nil {
+		return nil
 	}
+	proto.Reset(m)
+	if len(b) > tinyBytes && errors.Is(err, ErrMalformed) {
+		b = []byte{malformed} // Decode returns the same error, without a copy and another scan of the request.
+	}
+	m.ProtoReflect().SetUnknown(append(protoreflect.RawFields(nil), b...))
 	return nil
 }
 
