@@ -49,7 +49,7 @@ func TestHTTP(t *testing.T) {
 		{"path of 12 KiB", exchange("GET /" + strings.Repeat("../", 4<<10) + " HTTP/1.1\r\nHost: localhost\r\n\r\n"), "404"},
 		{"readers of events that do not read", silentReaders, "200 x open"},
 	} {
-		t.Run(a.name, func(t *testing.T) { a.test(t) })
+		t.Run(a.name, func(t *testing.T) { a.test(t, false) })
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -29,9 +30,6 @@ import (
 const (
 	// asServer is an environment variable that makes the test binary run as parleyd.
 	asServer = "RUN_AS_PARLEYD"
-	// program is an environment variable with the path of a parleyd to test instead: a control that lacks a
-	// protection.
-	program = "HOSTILE_PARLEYD"
 	// timeout is how long a test waits for an expected event. Only a failing test takes that long.
 	timeout = parleydtest.Timeout
 )
@@ -78,20 +76,37 @@ type server struct {
 	reports        int    // of usage
 }
 
-// startServer starts parleyd with both listeners and the store in memory.
-func startServer(t *testing.T, flags ...string) *server {
+// startServer starts parleyd with both listeners and the store in memory. If withTLS is set, both use TLS.
+func startServer(t *testing.T, withTLS bool) *server {
 	t.Helper()
 	path, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if other := os.Getenv(program); other != "" {
-		path = other
+	if !withTLS {
+		return startProgram(t, path, insecure.NewCredentials())
 	}
+	signIn, err := parleydtest.NewSignIn(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := signIn.ClientTLS(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return startProgram(t, path, credentials.NewTLS(config), signIn.ServerFlags()...)
+}
+
+// startProgram is like startServer for a program that the test has built.
+func startProgram(
+	t *testing.T, path string, client credentials.TransportCredentials, flags ...string,
+) *server {
+	t.Helper()
 	cmd := parleydtest.Command(t.Context(), path, "",
 		append([]string{"--store=memory", "--http-address=127.0.0.1:0"}, flags...)...)
 	cmd.Env = append(cmd.Env, asServer+"=1", "GORACE=atexit_sleep_ms=0")
 	s := new(server)
+	var err error
 	if s.process, err = parleydtest.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +120,7 @@ func startServer(t *testing.T, flags ...string) *server {
 		t.Fatal(err)
 	}
 	s.http = fmt.Sprint(s.await(t, "serving http")["address"])
-	conn, err := grpc.NewClient(s.grpcAddr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(s.grpcAddr, grpc.WithTransportCredentials(client))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,11 +257,11 @@ type attack struct {
 	want string
 }
 
-// test runs the attack on a server of its own, and checks what it leaves.
-func (a *attack) test(t *testing.T) {
+// test runs the attack on a server of its own, with TLS or without, and checks what it leaves.
+func (a *attack) test(t *testing.T, withTLS bool) {
 	t.Helper()
 	t.Parallel()
-	s := startServer(t)
+	s := startServer(t, withTLS)
 	for range 200 {
 		if err := s.call(t.Context()); err != nil {
 			t.Fatal(err)
