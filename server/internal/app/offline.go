@@ -49,7 +49,7 @@ func checkCommand() config.Offline {
 		Args:  cobra.MaximumNArgs(1),
 		Flags: func(flags *pflag.FlagSet) { addLimit(flags, &limit) },
 		Run: func(ctx context.Context, call config.OfflineCall) error {
-			path := filepath.Join(call.DataDir, storeName)
+			path := filepath.Join(call.Path, storeName)
 			if len(call.Args) > 0 {
 				path = call.Args[0]
 			}
@@ -69,7 +69,7 @@ func restoreCommand() config.Offline {
 			flags.BoolVar(&force, "force", false, "move an existing store aside")
 		},
 		Run: func(ctx context.Context, call config.OfflineCall) error {
-			path := filepath.Join(call.DataDir, storeName)
+			path := filepath.Join(call.Path, storeName)
 			done, err := boltstore.Restore(ctx, call.Args[0], path, boltstore.RestoreOptions{
 				Force: force,
 				Check: func(copied string) error {
@@ -99,7 +99,7 @@ func compactCommand() config.Offline {
 		Args:  cobra.NoArgs,
 		Flags: func(flags *pflag.FlagSet) { addLimit(flags, &limit) },
 		Run: func(ctx context.Context, call config.OfflineCall) error {
-			path := filepath.Join(call.DataDir, storeName)
+			path := filepath.Join(call.Path, storeName)
 			if err := checkWithin(ctx, limit, path, true, io.Discard); err != nil {
 				return unchanged(ctx, err)
 			}

@@ -42,14 +42,22 @@ const signalHint = "a running server reads the file again on SIGHUP"
 func tokenCommand() config.Offline {
 	return config.Offline{
 		Use: "token", Short: "Create, list and revoke the tokens that callers sign in with", Long: aboutToken,
-		Commands: []config.Offline{tokenCreateCommand(), tokenListCommand(), tokenRevokeCommand()},
+		Commands: []config.Offline{
+			onTokenFile(tokenCreateCommand()), onTokenFile(tokenListCommand()), onTokenFile(tokenRevokeCommand()),
+		},
 	}
+}
+
+// onTokenFile makes a command read the setting with the file of tokens.
+func onTokenFile(command config.Offline) config.Offline {
+	command.Setting, command.Flag = "auth-token-file", "file"
+	return command
 }
 
 // newToken are the flags of a new token.
 type newToken struct {
-	file, role, name, expires string
-	tenants                   []string
+	role, name, expires string
+	tenants             []string
 }
 
 func tokenCreateCommand() config.Offline {
@@ -58,25 +66,24 @@ func tokenCreateCommand() config.Offline {
 		Use: "create", Short: "Create a token and print it once", Long: aboutTokenCreate, Args: cobra.NoArgs,
 		Flags: func(flags *pflag.FlagSet) {
 			flags.SortFlags = false
-			addFile(flags, &n.file)
 			flags.StringSliceVar(&n.tenants, "tenant", nil, "`name` of a tenant; repeat it for several; \"*\" for all")
 			flags.StringVar(&n.role, "role", "", "`role` of the caller: reader, writer or admin")
 			flags.StringVar(&n.expires, "expires", "90d", "`time` until the token expires, as in 12h or 90d, or never")
 			flags.StringVar(&n.name, "name", "", "`name` of the caller in logs")
 		},
 		Run: func(ctx context.Context, call config.OfflineCall) error {
-			token, err := n.check(time.Now())
+			token, err := n.check(call.Path, time.Now())
 			if err != nil {
 				return err
 			}
-			secret, created, err := tokenfile.Create(ctx, n.file, token)
+			secret, created, err := tokenfile.Create(ctx, call.Path, token)
 			if err != nil {
 				return tokenFileError(err)
 			}
 			if _, err := fmt.Fprintln(call.Out, secret); err != nil {
 				return fmt.Errorf("token %s was created but not printed; revoke it: %w", created.ID, err)
 			}
-			fmt.Fprintf(call.Err, "created token %s in %s: %s of %s, expires %s; %s\n", created.ID, n.file, created.Role,
+			fmt.Fprintf(call.Err, "created token %s in %s: %s of %s, expires %s; %s\n", created.ID, call.Path, created.Role,
 				tenantsText(created.Tenants), tokenfile.ExpiryText(created.Expires), signalHint)
 			return nil
 		},
@@ -84,8 +91,8 @@ func tokenCreateCommand() config.Offline {
 }
 
 // check returns the token that the flags describe, or all faults in them.
-func (n *newToken) check(now time.Time) (tokenfile.Token, error) {
-	faults := fileFaults(n.file)
+func (n *newToken) check(file string, now time.Time) (tokenfile.Token, error) {
+	faults := fileFaults(file)
 	fault := func(flag string, err error) {
 		if err != nil {
 			faults = append(faults, flag+": "+err.Error())
@@ -122,24 +129,23 @@ func expiry(text string, now time.Time) (time.Time, error) {
 }
 
 func tokenListCommand() config.Offline {
-	var file, output string
+	var output string
 	return config.Offline{
 		Use: "list", Short: "List the tokens of a file", Args: cobra.NoArgs,
 		Long: "List the tokens of a file with their ids. The tokens themselves are stored nowhere.",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.SortFlags = false
-			addFile(flags, &file)
 			flags.StringVarP(&output, "output", "o", "table", "`format` of the output: table or json")
 		},
 		Run: func(_ context.Context, call config.OfflineCall) error {
-			faults := fileFaults(file)
+			faults := fileFaults(call.Path)
 			if output != "table" && output != "json" {
 				faults = append(faults, fmt.Sprintf("--output: %.80q is not one of table, json", output))
 			}
 			if len(faults) > 0 {
 				return &config.Error{Faults: faults}
 			}
-			tokens, err := tokenfile.List(file)
+			tokens, err := tokenfile.List(call.Path)
 			if err != nil {
 				return tokenFileError(err)
 			}
@@ -190,34 +196,28 @@ func expired(t tokenfile.Token, now time.Time) bool {
 }
 
 func tokenRevokeCommand() config.Offline {
-	var file string
 	return config.Offline{
 		Use: "revoke ID", Short: "Remove a token from a file", Args: cobra.ExactArgs(1),
 		Long: "Remove the token with ID from a file. When the server has read the file again, it does not accept the " +
 			"token\nany more, and ends the streams of its callers.",
-		Flags: func(flags *pflag.FlagSet) { addFile(flags, &file) },
 		Run: func(ctx context.Context, call config.OfflineCall) error {
-			if faults := fileFaults(file); len(faults) > 0 {
+			if faults := fileFaults(call.Path); len(faults) > 0 {
 				return &config.Error{Faults: faults}
 			}
-			t, err := tokenfile.Revoke(ctx, file, call.Args[0])
+			t, err := tokenfile.Revoke(ctx, call.Path, call.Args[0])
 			if err != nil {
 				return tokenFileError(err)
 			}
-			fmt.Fprintf(call.Err, "revoked token %s in %s: %s of %s; %s\n", t.ID, file, t.Role, tenantsText(t.Tenants),
+			fmt.Fprintf(call.Err, "revoked token %s in %s: %s of %s; %s\n", t.ID, call.Path, t.Role, tenantsText(t.Tenants),
 				signalHint)
 			return nil
 		},
 	}
 }
 
-func addFile(flags *pflag.FlagSet, file *string) {
-	flags.StringVar(file, "file", "", "`path` of the file of tokens")
-}
-
 func fileFaults(file string) []string {
 	if file == "" {
-		return []string{"--file: must not be empty; use the path of the file of tokens"}
+		return []string{"--file: must not be empty; use the path of the file of tokens, or set PARLEY_AUTH_TOKEN_FILE"}
 	}
 	return nil
 }

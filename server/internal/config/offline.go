@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -11,11 +12,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Offline is a subcommand that works on the files of a server that is not running. It reads only
-// the setting of the data directory, so that faults in other settings, for example a missing
-// secret, do not prevent it.
+// Offline is a subcommand that works on files of the server. It reads only one setting, the path of its files, so
+// that faults in other settings, for example a missing secret, do not prevent it.
 type Offline struct {
 	Use, Short, Long string
+	// Setting is the name of the setting that the command reads. If empty, it is the data directory.
+	Setting string
+	// Flag is the name of the flag of the setting. If empty, it is that of the server.
+	Flag string
 	// Hidden hides the command from the help text.
 	Hidden bool
 	// Args checks the arguments. Its error is returned as an *Error.
@@ -31,7 +35,7 @@ type Offline struct {
 // OfflineCall is one execution of an Offline.
 type OfflineCall struct {
 	Out, Err io.Writer // standard output and standard error
-	DataDir  string
+	Path     string    // value of the setting
 	Args     []string
 }
 
@@ -41,6 +45,7 @@ func (o *Offline) command(environ []string) *cobra.Command {
 		return o.group(environ)
 	}
 	l := newLoader(environ)
+	s, flagName := l.setting(cmp.Or(o.Setting, dataDirName)), cmp.Or(o.Flag, o.Setting, dataDirName)
 	command := &cobra.Command{
 		Use: o.Use, Short: o.Short, Long: o.Long, Hidden: o.Hidden,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -50,12 +55,11 @@ func (o *Offline) command(environ []string) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dataDir, err := l.dataDir(cmd.Flags())
-			if err != nil {
+			if err := l.readOnly(s, cmd.Flags(), flagName); err != nil {
 				return err
 			}
 			return o.Run(cmd.Context(), OfflineCall{
-				Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), DataDir: dataDir, Args: args,
+				Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Path: s.value.String(), Args: args,
 			})
 		},
 	}
@@ -65,7 +69,8 @@ func (o *Offline) command(environ []string) *cobra.Command {
 	if o.Flags != nil {
 		o.Flags(command.Flags())
 	}
-	l.addFlags(command.Flags(), l.setting(dataDirName))
+	l.addFlags(command.Flags())
+	command.Flags().Var(s, flagName, s.usage)
 	return command
 }
 
@@ -87,26 +92,26 @@ func (o *Offline) group(environ []string) *cobra.Command {
 	return command
 }
 
-// dataDir reads only this setting from file, environment and flags, in the same order as load.
-func (l *loader) dataDir(flags *pflag.FlagSet) (string, error) {
-	place, s := l.namePath(flags), l.setting(dataDirName)
+// readOnly reads only the setting s from file, environment and the flag, in the same order as load.
+func (l *loader) readOnly(s *setting, flags *pflag.FlagSet, flagName string) error {
+	place := l.namePath(flags)
 	if l.path != "" {
-		l.readDataDir(place, s)
+		l.readOnlyFile(place, s)
 	}
 	if text, found := l.lookup(s.variable()); found {
 		l.set(s, s.variable(), text)
 	}
 	for _, text := range s.flagValues {
-		l.set(s, "--"+s.name, text)
+		l.set(s, "--"+flagName, text)
 	}
 	if len(l.faults) > 0 {
-		return "", &Error{Faults: l.faults}
+		return &Error{Faults: l.faults}
 	}
-	return l.config.DataDir, nil
+	return nil
 }
 
-// readDataDir reads only this setting from the file l.path.
-func (l *loader) readDataDir(place string, s *setting) {
+// readOnlyFile reads only the setting s from the file l.path.
+func (l *loader) readOnlyFile(place string, s *setting) {
 	data, err := os.ReadFile(l.path)
 	if err != nil {
 		l.fault(place, "%v", err)

@@ -59,7 +59,7 @@ func TestOffline(t *testing.T) {
 					f.BoolVar(&twice, "twice", false, "repair twice")
 				},
 				Run: func(_ context.Context, call OfflineCall) error {
-					got, given = call.DataDir, call.Args
+					got, given = call.Path, call.Args
 					return nil
 				},
 			}).ExecuteContext(t.Context())
