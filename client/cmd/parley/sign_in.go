@@ -35,7 +35,7 @@ type signIn struct {
 	certFile  string
 	keyFile   string
 
-	flags *pflag.FlagSet // Contains these flags.
+	flags *pflag.FlagSet // Contains these flags; nil before addFlags.
 }
 
 // addFlags adds the flags. Variables set their defaults.
@@ -61,7 +61,7 @@ func (s *signIn) options() ([]grpc.DialOption, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.tokenFile == "" && s.flags.Changed("token-file") {
+	if s.tokenFile == "" && s.isSet("token-file") {
 		return nil, errors.New("--token-file is empty: name a file")
 	}
 	var opts []grpc.DialOption
@@ -69,7 +69,7 @@ func (s *signIn) options() ([]grpc.DialOption, error) {
 		opts = append(opts, grpc.WithTransportCredentials(transport))
 	}
 	switch {
-	case s.tokenFile != "" && (s.token == "" || s.flags.Changed("token-file")):
+	case s.tokenFile != "" && (s.token == "" || s.isSet("token-file")):
 		opts = append(opts, client.WithTokenFile(s.tokenFile))
 	case s.token != "":
 		opts = append(opts, client.WithToken(func(context.Context) (string, error) { return s.token, nil }))
@@ -84,16 +84,16 @@ func (s *signIn) transport() (credentials.TransportCredentials, error) {
 	}
 	named := false
 	for _, file := range files {
-		if file.value == "" && s.flags.Changed(file.flag) {
+		if file.value == "" && s.isSet(file.flag) {
 			return nil, fmt.Errorf("--%s is empty: name a file", file.flag)
 		}
-		if file.value != "" && s.flags.Changed("tls") && !s.tls && s.flags.Changed(file.flag) {
+		if file.value != "" && s.isSet("tls") && !s.tls && s.isSet(file.flag) {
 			return nil, fmt.Errorf("--%s needs TLS: leave out --tls=false", file.flag)
 		}
 		named = named || file.value != ""
 	}
 	switch {
-	case s.flags.Changed("tls") && !s.tls:
+	case s.isSet("tls") && !s.tls:
 		return insecure.NewCredentials(), nil
 	case (s.certFile == "") != (s.keyFile == ""):
 		return nil, errors.New("--tls-cert-file and --tls-key-file belong together: set both or neither, " +
@@ -107,15 +107,18 @@ func (s *signIn) transport() (credentials.TransportCredentials, error) {
 	}
 }
 
+// isSet reports whether a flag is on the command line.
+func (s *signIn) isSet(flag string) bool { return s.flags != nil && s.flags.Changed(flag) }
+
 // words returns the flags on the command line, for a command that signs in like this one.
 func (s *signIn) words() []string {
 	var words []string
-	if s.flags.Changed("tls") {
+	if s.isSet("tls") {
 		words = append(words, fmt.Sprintf("--tls=%t", s.tls))
 	}
 	for _, name := range []string{"token-file", "tenant", "tls-ca-file", "tls-cert-file", "tls-key-file"} {
-		if flag := s.flags.Lookup(name); flag.Changed {
-			words = append(words, "--"+name, quoted(flag.Value.String()))
+		if s.isSet(name) {
+			words = append(words, "--"+name, quoted(s.flags.Lookup(name).Value.String()))
 		}
 	}
 	return words
@@ -124,7 +127,7 @@ func (s *signIn) words() []string {
 // source returns what the command signs in with, for messages. It is empty if there is nothing.
 func (s *signIn) source() string {
 	switch {
-	case s.tokenFile != "" && s.flags.Changed("token-file"):
+	case s.tokenFile != "" && s.isSet("token-file"):
 		return "the token in " + s.tokenFile
 	case s.token != "":
 		return "the token in PARLEY_TOKEN"
