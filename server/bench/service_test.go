@@ -27,6 +27,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/app"
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/logqueue"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/transport"
@@ -54,7 +55,9 @@ type benchServer struct {
 	conn    *grpc.ClientConn
 	http    string // address
 	client  parleyv1.ConversationServiceClient
-	ids     []string // of the conversations
+	ids     []string            // of the conversations
+	auth    *auth.Authenticator // nil: sign-in is off
+	limits  *limit.Tenants
 	message *parleyv1.Message
 }
 
@@ -88,7 +91,8 @@ func openBenchServer(b *testing.B, conversations int, flags ...string) *benchSer
 	b.Cleanup(func() { queue.Close(time.Second); lines.Close() })
 	log := queue.Logger(c.LogFormat, c.LogLevel)
 
-	storage := app.NewStorage(c, log, c.LogLevel)
+	limits := limit.New(c.Limits(), time.Now)
+	storage := app.NewStorage(c, limits, log, c.LogLevel)
 	talker := newTalker()
 	agents, err := agent.NewSet("talker", []agent.Entry{
 		{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}, {Name: "echo", Agent: echo.New()},
@@ -98,6 +102,7 @@ func openBenchServer(b *testing.B, conversations int, flags ...string) *benchSer
 		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &saveCounter{Store: storage}, talker: talker,
 		agents:  agents,
 		hub:     watch.New(watch.Options{}),
+		limits:  limits,
 		message: benchMessage(parleyv1.Role_ROLE_USER),
 	}
 	turns := s.newTurns()
@@ -128,6 +133,7 @@ func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn 
 	b.Helper()
 	service, err := rpc.New(rpc.Options{
 		Store: s.store, StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log,
+		Auth: s.auth, Limits: s.limits,
 	})
 	must(b, err)
 	servers, err := transport.Open(s.ctx, transport.Options{

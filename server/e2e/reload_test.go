@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
@@ -81,6 +82,38 @@ func TestReloadFails(t *testing.T) {
 	s.reload(t, path, "agents:\n  second: {kind: echo}\n", "settings reloaded")
 	k := chat(t, s, &parleyv1.ChatRequest{ConversationId: "b", Agent: "second", Content: "hello"})
 	k.finish(t)
+}
+
+// TestReloadLimits sets limits of the only tenant that has callers, and removes them again.
+func TestReloadLimits(t *testing.T) {
+	t.Parallel()
+	flag := agents(t, "max_bytes: 1GiB\n")
+	path := strings.TrimPrefix(flag, "--config=")
+	s := startServer(t, t.TempDir(), flag)
+	write := func() error {
+		_, err := s.AppendMessages(timeLimited(t), &parleyv1.AppendMessagesRequest{
+			ConversationId: "a", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
+		})
+		return err
+	}
+	for i, limited := range []struct{ yaml, reason string }{
+		{"max_bytes: 1\n", "TENANT_BYTES"},
+		{"max_bytes: 1\ntenants: {default: {max_bytes: 1GiB}}\n", ""},
+		{"tenants: {default: {append_bytes_per_second: 1}, other: {max_bytes: 1}}\n", ""}, // within the burst
+		{"tenants: {default: {max_bytes: 1}}\n", "TENANT_BYTES"},
+		{"tenants: {}\n", ""},
+	} {
+		s.reload(t, path, limited.yaml, "settings reloaded")
+		for found, more := s.log.Find("settings reloaded"); len(found) <= i; found, more = s.log.Find("settings reloaded") {
+			<-more
+		}
+		if err := write(); (err == nil) != (limited.reason == "") || client.Reason(err) != limited.reason {
+			t.Errorf("AppendMessages with %q = %v, want the reason %q", limited.yaml, err, limited.reason)
+		}
+	}
+	if found, _ := s.log.Find("setting changed but not applied; restart the server"); len(found) > 0 {
+		t.Errorf("entries = %v, want the limits applied", found)
+	}
 }
 
 // reload writes the file of settings, sends SIGHUP to the server, and waits for the log entry that ends the reload.

@@ -59,7 +59,8 @@ func (r *reloader) apply(next *config.Config) error {
 	var prepared []change
 	var faults []error
 	for _, prepare := range []func(*config.Config) (change, error){
-		r.prepareAgents, r.prepareTokens, r.prepareClientCertificates, r.prepareCertificates, r.prepareLogLevel,
+		r.prepareAgents, r.prepareTokens, r.prepareClientCertificates, r.prepareCertificates, r.prepareLimits,
+		r.prepareLogLevel,
 	} {
 		c, err := prepare(next)
 		if err != nil {
@@ -143,4 +144,9 @@ func (r *reloader) prepareCertificates(*config.Config) (change, error) {
 // prepareLogLevel reads the minimum level of the log.
 func (r *reloader) prepareLogLevel(next *config.Config) (change, error) {
 	return change{apply: func() { r.server.level.Set(next.LogLevel) }}, nil
+}
+
+// prepareLimits reads the limits of tenants.
+func (r *reloader) prepareLimits(next *config.Config) (change, error) {
+	return change{apply: func() { r.server.limits.Set(next.Limits()) }}, nil
 }

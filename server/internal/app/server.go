@@ -13,6 +13,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/command"
 	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/transport"
 	"github.com/parleyhq/parley/server/internal/turn"
@@ -49,6 +50,7 @@ type server struct {
 	processes    command.Processes // of agents
 	reloader     *reloader
 	stopReaping  func()
+	limits       *limit.Tenants
 	hub          *watch.Hub
 	turns        *turn.Manager
 
@@ -89,9 +91,12 @@ func run(ctx context.Context, c *config.Config, o options) error {
 // open creates the agents and the turns and opens the storage. Turns continue after the end of ctx,
 // which is the signal to stop. The caller must call close, unless there is an error.
 func open(ctx context.Context, c *config.Config, o options) (*server, error) {
+	limits := limit.New(c.Limits(), time.Now)
 	s := &server{
-		options: o, storage: NewStorage(c, o.log, o.level),
-		hub: watch.New(watch.Options{MaxWatchers: c.MaxWatchers}),
+		options: o, storage: NewStorage(c, limits, o.log, o.level), limits: limits,
+		hub: watch.New(watch.Options{
+			MaxWatchers: c.MaxWatchers, MaxOf: func(tenant string) int { return limits.Of(tenant).MaxWatchers },
+		}),
 	}
 	var err error
 	if s.agents, _, err = newAgents(c, &s.processes, nil); err != nil {
@@ -104,7 +109,8 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 	s.turns = turn.New(context.WithoutCancel(ctx), turn.Options{
 		Store: s.storage, Agents: s.agents, EventSink: s.hub, Log: o.log,
 		TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
-		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes, MaxTurns: c.MaxTurns,
+		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes,
+		MaxTurnsOf: func(tenant string) int { return limits.Of(tenant).MaxTurns },
 	})
 	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns}, s.storeFailed); err != nil {
 		s.storeFailed(nil)
@@ -123,7 +129,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	s.service, err = rpc.New(rpc.Options{
 		Store: s.storage, Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
 		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
-		BallastBytes: s.gcBallast, Log: s.log, Auth: s.signIn.auth,
+		BallastBytes: s.gcBallast, Log: s.log, Auth: s.signIn.auth, Limits: s.limits,
 	})
 	if err != nil {
 		return err

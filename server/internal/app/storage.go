@@ -8,6 +8,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/interactionlog"
+	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore"
 	"github.com/parleyhq/parley/store/memstore"
@@ -18,6 +19,7 @@ import (
 type Storage struct {
 	store.Store // nil before Open
 
+	limits       *limit.Tenants
 	log          *slog.Logger
 	interactions *interactionlog.Log // nil before Open, and if the interaction log is off
 	changes      *changeLog
@@ -30,9 +32,10 @@ type Observer interface {
 	Committed(changes []store.Change)
 }
 
-// NewStorage returns a storage that is not open. level is the minimum level that log accepts.
-func NewStorage(c *config.Config, log *slog.Logger, level slog.Leveler) *Storage {
-	return &Storage{log: log, changes: newChangeLog(log, level, int64(c.MemoryWarningBytes))}
+// NewStorage returns a storage that is not open. limits are those of tenants, which may change. level is the
+// minimum level that log accepts.
+func NewStorage(c *config.Config, limits *limit.Tenants, log *slog.Logger, level slog.Leveler) *Storage {
+	return &Storage{limits: limits, log: log, changes: newChangeLog(log, level, int64(c.MemoryWarningBytes))}
 }
 
 // Open opens the store and the interaction log of the settings. Each commit goes to these observers,
@@ -40,7 +43,7 @@ func NewStorage(c *config.Config, log *slog.Logger, level slog.Leveler) *Storage
 // receives a change finds its message in the interaction log. failed is called with an error from which the
 // store cannot recover. After an error, nothing is open.
 func (s *Storage) Open(ctx context.Context, c *config.Config, observers []Observer, failed func(error)) error {
-	opened, err := openStore(ctx, c, s.log, s.committed, failed)
+	opened, err := s.openStore(ctx, c, failed)
 	if err != nil {
 		return err
 	}
@@ -106,22 +109,25 @@ func (s *Storage) Close() error {
 
 // openStore opens the store that the settings name. failed is called with an error from which the
 // store cannot recover.
-func openStore(
-	ctx context.Context, c *config.Config, log *slog.Logger, observe func([]store.Change), failed func(error),
-) (store.Store, error) {
+func (s *Storage) openStore(ctx context.Context, c *config.Config, failed func(error)) (store.Store, error) {
 	o := store.Options{
-		Observe: observe, MaxMessages: c.MaxMessages, TTL: c.TTL,
-		MaxConversations: c.MaxConversations, MaxConversationBytes: c.MaxConversationBytes,
+		Observe: s.committed, MaxMessages: c.MaxMessages, TTL: c.TTL, MaxConversationBytes: c.MaxConversationBytes,
+		Limits: func(tenant string) store.Limits {
+			l := s.limits.Of(tenant)
+			return store.Limits{MaxConversations: l.MaxConversations, MaxBytes: int64(l.MaxBytes)}
+		},
 	}
 	if c.Store == "memory" {
-		log.Info("store opened", "store", c.Store, "durable", false)
+		s.log.Info("store opened", "store", c.Store, "durable", false)
 		return memstore.New(o), nil
 	}
 	path := filepath.Join(c.DataDir, storeName)
-	s, err := boltstore.Open(path, boltstore.Options{Options: o, Check: checkAtStart(ctx, log), OnFailure: failed})
+	opened, err := boltstore.Open(path, boltstore.Options{
+		Options: o, Check: checkAtStart(ctx, s.log), OnFailure: failed,
+	})
 	if err != nil {
 		return nil, err
 	}
-	log.Info("store opened", "store", c.Store, "durable", true, "path", path)
-	return s, nil
+	s.log.Info("store opened", "store", c.Store, "durable", true, "path", path)
+	return opened, nil
 }

@@ -5,8 +5,10 @@ import (
 	"log/slog"
 	"slices"
 	"testing"
+	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -29,7 +31,7 @@ func TestObservers(t *testing.T) {
 	for _, flag := range []string{"--interaction-log=true", "--interaction-log=false"} {
 		t.Run(flag, func(t *testing.T) {
 			c := loadConfig(t, []string{"--data-dir", t.TempDir(), flag}, nil)
-			s := NewStorage(c, slog.New(slog.DiscardHandler), c.LogLevel)
+			s := NewStorage(c, limit.New(c.Limits(), time.Now), slog.New(slog.DiscardHandler), c.LogLevel)
 			first, second := &countingObserver{}, &countingObserver{}
 			if err := s.Open(t.Context(), c, []Observer{first, second}, func(err error) { t.Error(err) }); err != nil {
 				t.Fatalf("Open() = %v, want nil", err)

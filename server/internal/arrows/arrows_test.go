@@ -76,8 +76,11 @@ func allowedArrows() []arrow {
 			"server/internal/rules", "server/internal/turn", "server/internal/routing", "server/internal/watch",
 			"server/internal/auth",
 			"server/internal/interactionlog", "server/internal/transfer", "server/internal/window", "server/internal/agent",
+			"server/internal/limit", "server/internal/rpc/slowstream",
 			"store", api,
 		}},
+		{"server/internal/rpc/slowstream", nil},
+		{"server/internal/limit", nil},
 		{"server/internal/transfer", []string{"server/internal/rules", "store", api}},
 		{"server/internal/turn", []string{
 			"server/internal/turn/*", "server/internal/window", "server/internal/agent", "store", api, record,
@@ -93,7 +96,9 @@ func allowedArrows() []arrow {
 		{"server/internal/window", []string{api}},
 		{"server/internal/routing", []string{"store", api}},
 		{"server/internal/watch", []string{"store", api}},
-		{"server/internal/config", []string{"server/internal/agent", "server/internal/auth", "store", api}},
+		{"server/internal/config", []string{
+			"server/internal/agent", "server/internal/auth", "server/internal/limit", "store", api,
+		}},
 		{"server/internal/config/configtest", nil}, // Tests read its file.
 		{"server/internal/auth", []string{api}},
 		{"server/internal/auth/*", []string{"server/internal/auth"}},

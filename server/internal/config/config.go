@@ -26,6 +26,8 @@ const (
 	day = 24 * time.Hour
 
 	maxConversation = store.MaxConversationBytes
+	maxTurns        = 1024 // of the server
+	maxImports      = 16   // of the server
 )
 
 // dataDirName is the name of the setting that offline commands share with the server.
@@ -59,6 +61,7 @@ type Config struct {
 	MaxMessages          int           // per conversation, 1 to 1000
 	TTL                  time.Duration // time from a conversation's last append to its expiry
 	MaxConversations     int           // per tenant; 0: no limit
+	MaxBytes             int           // of the conversations of a tenant; 0: no limit
 	MaxMessageBytes      int           // at most MaxConversationBytes
 	MaxConversationBytes int           // at most store.MaxConversationBytes
 
@@ -69,6 +72,14 @@ type Config struct {
 	MaxTurns       int           // running turns per tenant
 	MaxWatchers    int           // of all tenants
 	KeepaliveTime  time.Duration // time without data after which a client is pinged
+
+	RequestsPerSecond    int // per tenant; 0: no limit
+	AppendBytesPerSecond int // per tenant; 0: no limit
+	MaxTenantWatchers    int // per tenant; 0: no limit
+	MaxStreams           int // per tenant; 0: no limit
+	MaxImports           int // running imports per tenant; 0: no limit
+	// Tenants are the tenants with limits of their own, sorted by name.
+	Tenants []*Tenant
 
 	MemoryWarningBytes int // size of all conversations; 0: no warning
 	InteractionLog     bool
@@ -97,7 +108,7 @@ func (w Warning) String() string { return w.Setting + ": " + w.Problem + "; " + 
 
 // settings returns the table of everything that flags, environment and file can set, in the order
 // of the help text. It also sets every field of c to its default.
-func (c *Config) settings() []*setting {
+func (c *Config) settings() []*setting { //nolint:funlen // one table
 	return slices.Concat([]*setting{
 		newSetting("grpc-address", grpcAddress(&c.GRPCAddress, "127.0.0.1:50051"),
 			"address of the gRPC listener: host:port (port 0 picks a free one) or unix:PATH"),
@@ -116,8 +127,10 @@ func (c *Config) settings() []*setting {
 			"messages kept per conversation unless its retention says otherwise; the oldest are dropped"),
 		newSetting("ttl", duration(&c.TTL, time.Hour, 100*time.Millisecond, 366*day),
 			"time from the last append to the expiry of a conversation unless its retention says otherwise"),
-		newSetting("max-conversations", count(&c.MaxConversations, 1000, 0, math.MaxInt32),
-			"conversations kept per tenant; the oldest are evicted; 0: no limit"),
+		reloadable(newSetting("max-conversations", count(&c.MaxConversations, 1000, 0, math.MaxInt32),
+			"conversations kept per tenant; the oldest are evicted; 0: no limit")),
+		reloadable(newSetting("max-bytes", size(&c.MaxBytes, 0, 0, math.MaxInt),
+			"maximum size of the conversations of a tenant; 0: no limit")),
 		newSetting("max-message-bytes", size(&c.MaxMessageBytes, 256*kib, kib, maxConversation),
 			"maximum size of a message; a larger one is rejected"),
 		newSetting("max-conversation-bytes", size(&c.MaxConversationBytes, maxConversation, kib, maxConversation),
@@ -130,10 +143,20 @@ func (c *Config) settings() []*setting {
 			"maximum time that a stop waits for running turns; 0s: no wait"),
 		newSetting("max-answer-bytes", size(&c.MaxAnswerBytes, mib, kib, maxConversation),
 			"maximum size of an answer; a turn with a larger one fails and keeps what had arrived"),
-		newSetting("max-turns", count(&c.MaxTurns, 256, 1, 1024),
-			"maximum number of running turns per tenant"),
+		reloadable(newSetting("max-turns", count(&c.MaxTurns, 256, 1, maxTurns),
+			"maximum number of running turns per tenant")),
 		newSetting("max-watchers", count(&c.MaxWatchers, 10_000, 1, math.MaxInt32),
 			"maximum number of streams of WatchConversations and of waiting calls of GetRoutingSummary"),
+		reloadable(newSetting("max-tenant-watchers", count(&c.MaxTenantWatchers, 0, 0, math.MaxInt32),
+			"the same per tenant; 0: no limit")),
+		reloadable(newSetting("max-streams", count(&c.MaxStreams, 0, 0, math.MaxInt32),
+			"maximum number of open streams per tenant; 0: no limit")),
+		reloadable(newSetting("max-imports", count(&c.MaxImports, maxImports, 0, maxImports),
+			"maximum number of running imports per tenant; 0: no limit besides that of the server")),
+		reloadable(newSetting("requests-per-second", count(&c.RequestsPerSecond, 0, 0, math.MaxInt32),
+			"maximum number of calls per tenant and second; 0: no limit")),
+		reloadable(newSetting("append-bytes-per-second", size(&c.AppendBytesPerSecond, 0, 0, math.MaxInt32),
+			"maximum size of the requests per tenant and second that are stored; 0: no limit")),
 		newSetting("keepalive-time", duration(&c.KeepaliveTime, time.Minute, time.Second, day),
 			"time without data after which a client is pinged; it must answer within a third of that time"),
 		newSetting("memory-warning-bytes", size(&c.MemoryWarningBytes, 100*mib, 0, math.MaxInt),
@@ -161,6 +184,13 @@ or 1GiB. Durations are as in 90s, 1h30m or 7d.
 
 The rules that map client certificates to tenants and roles are in the file only, under the
 key client_certificates; see server/README.md.
+
+Limits of one tenant that differ from the defaults are set in the file only:
+
+    tenants:
+      acme: {max_conversations: 5000, max_bytes: 1GiB, requests_per_second: 500,
+        append_bytes_per_second: 1MiB, max_turns: 64, max_watchers: 100, max_streams: 200,
+        max_imports: 2}
 
 Agents are configured in the file only. The agent echo, which repeats the user's message,
 always exists. It answers unless default_agent configures another agent:

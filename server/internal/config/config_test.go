@@ -51,7 +51,7 @@ func inFile(t *testing.T, text string) string {
 }
 
 func diff(want, got any) string {
-	return cmp.Diff(want, got, cmpopts.IgnoreFields(Config{}, "settingsRead"),
+	return cmp.Diff(want, got, cmpopts.IgnoreFields(Config{}, "settingsRead"), cmpopts.IgnoreFields(Tenant{}, "rows"),
 		cmp.AllowUnexported(Config{}, Agent{}, Secret{}, TLS{}), protocmp.Transform(),
 		cmp.Comparer(func(a, b *regexp.Regexp) bool { return a.String() == b.String() }),
 		cmp.Comparer(func(a, b *tls.Config) bool { return (a == nil) == (b == nil) }),
@@ -68,7 +68,7 @@ func defaults() *Config {
 		MaxMessages: 20, TTL: time.Hour, MaxConversations: 1000,
 		MaxMessageBytes: 256 << 10, MaxConversationBytes: 3 << 20,
 		TurnTimeout: 5 * time.Minute, IdleTimeout: time.Minute, StopGrace: 30 * time.Second,
-		MaxAnswerBytes: 1 << 20, MaxTurns: 256, MaxWatchers: 10_000, KeepaliveTime: time.Minute,
+		MaxAnswerBytes: 1 << 20, MaxTurns: 256, MaxWatchers: 10_000, MaxImports: 16, KeepaliveTime: time.Minute,
 		MemoryWarningBytes: 100 << 20, InteractionLog: true, LogLevel: slog.LevelInfo,
 		DefaultAgent: "echo", Agents: []Agent{{Name: "echo", Kind: "echo"}},
 		OIDCTenantClaim: "tenant", OIDCRoleClaim: "role",
@@ -112,6 +112,7 @@ func TestConfigFlags(t *testing.T) {
 		{"max-messages", "20"},
 		{"ttl", "1h"},
 		{"max-conversations", "1000"},
+		{"max-bytes", "0"},
 		{"max-message-bytes", "256KiB"},
 		{"max-conversation-bytes", "3MiB"},
 		{"turn-timeout", "5m"},
@@ -120,6 +121,11 @@ func TestConfigFlags(t *testing.T) {
 		{"max-answer-bytes", "1MiB"},
 		{"max-turns", "256"},
 		{"max-watchers", "10000"},
+		{"max-tenant-watchers", "0"},
+		{"max-streams", "0"},
+		{"max-imports", "16"},
+		{"requests-per-second", "0"},
+		{"append-bytes-per-second", "0"},
 		{"keepalive-time", "1m"},
 		{"memory-warning-bytes", "100MiB"},
 		{"interaction-log", "true"},
@@ -196,6 +202,8 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 		"memory-warning-bytes": "7GiB",
 		"interaction-log":      "false", "log-redact": "[0-9]{16}|sk-", "log-retention-days": "7", "log-level": "warn",
 		"log-format": "json",
+		"max-bytes":  "7GiB", "max-tenant-watchers": "7", "max-streams": "7", "max-imports": "7",
+		"requests-per-second": "7", "append-bytes-per-second": "7KiB",
 
 		"tls-cert-file": files.cert, "tls-key-file": files.key, "tls-client-ca-file": files.cert,
 		"tls-client-auth": "required", "auth-token-file": files.tokens, "oidc-issuer": "https://login.example",

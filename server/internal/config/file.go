@@ -52,6 +52,7 @@ func (l *loader) read(name string, data []byte) {
 	fields := map[string]field{
 		"default_agent": f.setting(l.defaultAgent),
 		"agents":        f.agents,
+		"tenants":       f.tenants,
 
 		"client_certificates": f.clientCertificates,
 	}

@@ -102,6 +102,7 @@ func (l *loader) load(flags *pflag.FlagSet, args []string) (*Config, error) {
 	l.readEnvironment()
 	l.readFlags(flags, args)
 	l.config.addEcho()
+	l.config.addDefaults()
 	l.check()
 	if len(l.faults) > 0 {
 		return nil, &Error{Faults: l.faults}

@@ -43,6 +43,13 @@ func (l *loader) write(w io.Writer) error {
 		}
 		file.put("client_certificates", listNode(list, 0))
 	}
+	if len(l.config.Tenants) > 0 {
+		tenants := &mapping{}
+		for _, t := range l.config.Tenants {
+			tenants.put(t.Name, t.node())
+		}
+		file.put("tenants", tenants.node())
+	}
 	file.put("default_agent", l.config.DefaultAgent)
 	file.put("agents", agents.node())
 	e := yaml.NewEncoder(w)

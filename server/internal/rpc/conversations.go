@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -325,4 +326,12 @@ func (s *Server) readFork(ctx context.Context, r *parleyv1.ForkConversationReque
 	c := settable(source.Conversation)
 	c.Id, c.ForkedFrom = id, &parleyv1.ForkOrigin{ConversationId: source.Conversation.GetId(), Sequence: last}
 	return &store.Create{Tenant: tenant(ctx), Messages: frames[:size], Conversation: c}, nil
+}
+
+// sequenceGoneError means that the message at which a fork ends is not stored.
+type sequenceGoneError struct{ sequence int32 }
+
+// Error returns a text with the sequence of the message.
+func (e *sequenceGoneError) Error() string {
+	return fmt.Sprintf("message %d is not stored", e.sequence)
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/store"
 )
@@ -65,7 +66,7 @@ func TestSlowSender(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, id := range []string{"a", "b", "c"} {
-			<-time.After(maxReceiveTime - time.Second)
+			<-time.After(slowstream.MaxReceiveTime - time.Second)
 			part := exportOf(id, time.Now())
 			if err := stream.Send(&parleyv1.ImportConversationsRequest{Conversation: part.GetConversation(), Messages: part.GetMessages()}); err != nil {
 				t.Fatal(err)
@@ -74,8 +75,8 @@ func TestSlowSender(t *testing.T) {
 		start := time.Now()
 		err = stream.RecvMsg(new(parleyv1.ImportConversationsResponse))
 		wantError(t, err, codes.ResourceExhausted, "SLOW_SENDER")
-		if waited := time.Since(start); waited < maxReceiveTime || waited > maxReceiveTime+checkInterval {
-			t.Errorf("the stream ended after %v, want %v to %v", waited, maxReceiveTime, maxReceiveTime+checkInterval)
+		if waited := time.Since(start); waited < slowstream.MaxReceiveTime || waited > slowstream.MaxReceiveTime+slowstream.CheckInterval {
+			t.Errorf("the stream ended after %v, want %v to %v", waited, slowstream.MaxReceiveTime, slowstream.MaxReceiveTime+slowstream.CheckInterval)
 		}
 		if got := strings.Join(exportedIDs(f.mustExport(t)), " "); got != "a b" {
 			t.Errorf("imported %q, want %q", got, "a b")

@@ -6,48 +6,33 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/limit"
+	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
 )
 
-const (
-	// maxUnaryTime is the maximum deadline of a unary call. Clients may set any deadline.
-	maxUnaryTime = 10 * time.Minute
-	// maxSendTime is the minimum time that a client has to read one message of a stream. It has one
-	// second more for each minSendBytes of the message. The checks add up to 2*checkInterval.
-	maxSendTime  = 30 * time.Second
-	minSendBytes = 8 << 10
-	// maxReceiveTime is the minimum time that a client has to send the next request of a stream. An
-	// import may read from a slow pipe. The checks add up to checkInterval.
-	maxReceiveTime = 5 * time.Minute
-	// checkInterval is the time between two checks of a stream. The first check of a wait only records
-	// it, and the last check may happen just before the time is over. Together they add up to one
-	// interval.
-	checkInterval = 5 * time.Second
-)
-
-// Errors of the interceptors.
-var (
-	errSlowReader = errors.New("client does not read its stream")
-	errSlowSender = errors.New("client sends nothing on its stream")
-)
+// maxUnaryTime is the maximum deadline of a unary call. Clients may set any deadline.
+const maxUnaryTime = 10 * time.Minute
 
 // ServerOptions returns the options that a grpc.Server needs to serve s: the codec
 // [rules.RequestCodec], which drops the unknown fields of requests, and interceptors around every handler.
 //
-// The order of the interceptors is, from the outermost: log, status, recovery, authentication, limits,
-// validation. The status interceptor is near the outside, because it is the only one that makes
-// statuses. The limits of a stream come before recovery, because they run the inner interceptors in
-// another goroutine.
+// The order of the interceptors is, from the outermost: log, status, recovery, authentication, limits of
+// the tenant, limits of time, validation. The status interceptor is near the outside, because it is the
+// only one that makes statuses. The limits of time of a stream come before recovery, because they run
+// the inner interceptors in another goroutine.
 func (s *Server) ServerOptions() []grpc.ServerOption {
 	return s.serverOptions(auth.FromNetwork, s.limitStream)
 }
@@ -61,14 +46,14 @@ func (s *Server) LoopbackOptions() []grpc.ServerOption {
 	return s.serverOptions(auth.FromProcess, s.limitReceives)
 }
 
-func (s *Server) serverOptions(from credentialsOf, limit grpc.StreamServerInterceptor) []grpc.ServerOption {
+func (s *Server) serverOptions(from credentialsOf, slow grpc.StreamServerInterceptor) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(s.requests.codec),
 		grpc.ChainUnaryInterceptor(s.unaryInterceptors(from)...),
 		grpc.ChainStreamInterceptor(
-			s.logStream, s.statusStream, limit,
+			s.logStream, s.statusStream, slow,
 			recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicError)),
-			s.authStream(from), s.validateStream,
+			s.authStream(from), s.tenantStream, s.validateStream,
 		),
 	}
 }
@@ -76,7 +61,7 @@ func (s *Server) serverOptions(from credentialsOf, limit grpc.StreamServerInterc
 func (s *Server) unaryInterceptors(from credentialsOf) []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicError)),
-		s.authUnary(from), s.limitUnary, s.validateUnary,
+		s.authUnary(from), s.tenantUnary, s.limitUnary, s.validateUnary,
 	}
 }
 
@@ -188,11 +173,11 @@ func (s *Server) authStream(from credentialsOf) grpc.StreamServerInterceptor {
 		}
 		ctx, release := s.auth.Follow(context.WithValue(ctx, principalKey{}, p), info.FullMethod, credentials, p)
 		defer release()
-		if limited, ok := stream.(*limitedStream); ok {
+		if limited, ok := stream.(*slowstream.Stream); ok {
 			// The handler may wait in RecvMsg or SendMsg, which do not notice that ctx has ended.
 			stop := context.AfterFunc(ctx, func() {
 				if cause := context.Cause(ctx); errors.Is(cause, auth.ErrUnauthenticated) {
-					limited.abort(cause)
+					limited.Abort(cause)
 				}
 			})
 			defer stop()
@@ -222,25 +207,14 @@ func (s *Server) limitUnary(
 	return handler(ctx, request)
 }
 
-// limitStream ends a stream whose client does not read, or does not send the next request. A handler
-// that blocks in gRPC's SendMsg or RecvMsg cannot be interrupted: it blocks until the client acts or
-// the stream ends, and the stream ends when the interceptor returns. So limitStream returns while the
-// handler is still running. The handler returns soon after that.
+// limitStream ends a stream whose client does not read, or does not send the next request.
 func (s *Server) limitStream(
 	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
 ) error {
 	if info.FullMethod == parleyv1.ConversationService_WatchConversations_FullMethodName {
 		return handler(srv, stream) // A slow watcher blocks nothing: the hub drops changes and sends a GAP.
 	}
-	limited := newLimitedStream(stream)
-	return limited.run(srv, handler, func() error {
-		// Read the limit before the duration: if another send starts in between, the duration is 0.
-		allowed := limited.sendTime()
-		if limited.sends.duration() >= allowed {
-			return errSlowReader
-		}
-		return limited.checkReceive()
-	})
+	return slowstream.Limit(srv, stream, handler)
 }
 
 // limitReceives ends a stream whose client does not send the next request.
@@ -250,98 +224,129 @@ func (s *Server) limitReceives(
 	if !info.IsClientStream {
 		return handler(srv, stream)
 	}
-	limited := newLimitedStream(stream)
-	return limited.run(srv, handler, limited.checkReceive)
+	return slowstream.LimitReceives(srv, stream, handler)
 }
 
-// limitedStream is a stream that measures how long it waits for its client.
-type limitedStream struct {
-	grpc.ServerStream
-	sends, receives waitMeter
-	sent            atomic.Int64 // bytes of the previous message
-	aborted         chan error   // receives why the stream ends before its handler
-}
-
-func newLimitedStream(stream grpc.ServerStream) *limitedStream {
-	return &limitedStream{ServerStream: stream, aborted: make(chan error, 1)}
-}
-
-// abort ends the stream with an error while its handler is running. It may be called once.
-func (s *limitedStream) abort(err error) { s.aborted <- err }
-
-// run runs the handler in another goroutine and calls check every checkInterval. It returns when the
-// handler returns, check fails, or the stream is aborted.
-func (s *limitedStream) run(srv any, handler grpc.StreamHandler, check func() error) error {
-	ended := make(chan error, 1)
-	go func() { ended <- handler(srv, s) }()
-	ticker := time.NewTicker(checkInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case err := <-ended:
-			return err
-		case err := <-s.aborted:
-			return err
-		case <-ticker.C:
-			if err := check(); err != nil {
-				return err
-			}
+// tenantUnary refuses a call that exceeds a limit of its tenant.
+func (s *Server) tenantUnary(
+	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
+	name := tenant(ctx)
+	if name == "" { // Health checks, and calls of administrators of the server.
+		return handler(ctx, request)
+	}
+	if err := s.limits.Request(name); err != nil {
+		return nil, err
+	}
+	if m, ok := request.(proto.Message); ok && storesRequests(info.FullMethod) {
+		if err := s.limits.Append(name, proto.Size(m)); err != nil {
+			return nil, err
 		}
 	}
+	return handler(ctx, request)
 }
 
-// checkReceive returns errSlowSender if the current receive has lasted too long.
-func (s *limitedStream) checkReceive() error {
-	if s.receives.duration() >= maxReceiveTime {
-		return errSlowSender
+// tenantStream refuses a stream that exceeds a limit of its tenant.
+func (s *Server) tenantStream(
+	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+) error {
+	name := tenant(stream.Context())
+	if name == "" {
+		return handler(srv, stream)
 	}
-	return nil
-}
-
-// sendTime returns the time that the current send may take. A client that reads steadily over a slow
-// connection needs more time for a large message.
-func (s *limitedStream) sendTime() time.Duration {
-	return maxSendTime + time.Duration(s.sent.Load()/minSendBytes)*time.Second
-}
-
-// SendMsg sends a message. gRPC accepts a message as soon as less than 64 KiB of the previous messages
-// wait for the client. So a send waits for the previous message, not for its own.
-func (s *limitedStream) SendMsg(m any) error {
-	s.sends.transitions.Add(1)
-	defer s.sends.transitions.Add(1)
-	err := s.ServerStream.SendMsg(m)
-	if message, ok := m.(proto.Message); ok { // gRPC has just computed and cached the size.
-		s.sent.Store(int64(proto.MarshalOptions{UseCachedSize: true}.Size(message)))
+	if err := s.limits.Request(name); err != nil {
+		return err
 	}
-	return err
+	release, err := s.limits.Stream(name)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if storesRequests(info.FullMethod) {
+		stream = &meteredStream{ServerStream: stream, limits: s.limits, tenant: name, waits: info.IsClientStream}
+	}
+	return handler(srv, stream)
+}
+
+// storesRequests reports whether a method stores what its requests contain.
+func storesRequests(method string) bool {
+	switch method {
+	case parleyv1.ConversationService_AppendMessages_FullMethodName,
+		parleyv1.ConversationService_Chat_FullMethodName,
+		parleyv1.ConversationService_CreateConversation_FullMethodName,
+		parleyv1.ConversationService_UpdateConversation_FullMethodName,
+		parleyv1.ConversationService_SetActiveAgent_FullMethodName,
+		parleyv1.ConversationService_ImportConversations_FullMethodName:
+		return true
+	}
+	return false
+}
+
+// meteredStream counts the bytes that it receives towards the tenant's rate of appended bytes.
+type meteredStream struct {
+	grpc.ServerStream
+	limits *limit.Tenants
+	tenant string
+	// waits is set if the stream has many requests. It then receives them at the tenant's rate: a refusal
+	// would end it after a part of them.
+	waits bool
 }
 
 // RecvMsg receives a message.
-func (s *limitedStream) RecvMsg(m any) error {
-	s.receives.transitions.Add(1)
-	defer s.receives.transitions.Add(1)
-	return s.ServerStream.RecvMsg(m)
-}
-
-// waitMeter measures the duration of sends or of receives, of which there is one at a time. The handler
-// increments transitions at the start and at the end of each, so that it is odd during a wait and
-// different for each wait. This costs almost nothing, unlike a timer for each message.
-//
-// The handler only uses transitions. The goroutine that calls duration owns the other fields.
-type waitMeter struct {
-	transitions atomic.Uint64
-	last        uint64        // transitions at the last call of duration
-	waited      time.Duration // minimum time that transitions has been last and odd
-}
-
-// duration returns the minimum time that the current wait has lasted, or 0 if there is none. It must be
-// called every checkInterval.
-func (w *waitMeter) duration() time.Duration {
-	now := w.transitions.Load()
-	if now != w.last || now%2 == 0 {
-		w.last, w.waited = now, 0
-	} else {
-		w.waited += checkInterval
+func (s *meteredStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
 	}
-	return w.waited
+	message, ok := m.(proto.Message)
+	if !ok {
+		return nil
+	}
+	if !s.waits {
+		return s.limits.Append(s.tenant, proto.Size(message))
+	}
+	wait, err := s.limits.AppendLater(s.tenant, proto.Size(message))
+	if err != nil || wait <= 0 {
+		return err
+	}
+	select {
+	case <-time.After(wait):
+		return nil
+	case <-s.Context().Done():
+		return context.Cause(s.Context())
+	}
+}
+
+// askOperator ends the texts of limits that an operator sets for each tenant.
+const askOperator = "ask the operator for a higher limit"
+
+// tenantLimit is the refusal of a call that exceeds a limit of its tenant.
+func tenantLimit(e *limit.Error, _ subject) refusal {
+	reason, do := "TENANT_REQUESTS", "send fewer"
+	switch e.Kind {
+	case limit.AppendBytes:
+		reason, do = "TENANT_APPEND_BYTES", "append less"
+	case limit.Streams:
+		reason, do = "TENANT_STREAMS", "end some"
+	case limit.Imports:
+		reason, do = "TENANT_IMPORTS", "retry when one has ended"
+	case limit.Requests:
+	case limit.ActiveTenants:
+		return refuse(codes.ResourceExhausted, "TOO_MANY_TENANTS", "%v; retry", e).retryable()
+	}
+	r := refuse(codes.ResourceExhausted, reason, "the tenant's %v; %s, or %s", e, do, askOperator).
+		with("limit", e.Limit).retryable()
+	if e.Retry > 0 {
+		r.retry = e.Retry
+	}
+	return r
+}
+
+func tenantBytes(e *store.TenantBytesError, _ subject) refusal {
+	return refuse(codes.ResourceExhausted, "TENANT_BYTES", "%v; delete conversations, or %s", e, askOperator).
+		with("limit", e.Limit).retryable()
+}
+
+func tenantWatchers(e *watch.TenantLimitError, _ subject) refusal {
+	return refuse(codes.ResourceExhausted, "TENANT_WATCHERS", "%v; end some, or %s", e, askOperator).
+		with("limit", e.Limit).retryable()
 }

@@ -16,6 +16,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -319,7 +320,7 @@ func TestInfrequentReader(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 20 {
-			<-time.After(maxSendTime * 9 / 10)
+			<-time.After(slowstream.MaxSendTime * 9 / 10)
 			if _, err := stream.Recv(); err != nil {
 				t.Fatal(err)
 			}

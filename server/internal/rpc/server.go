@@ -21,6 +21,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/interactionlog"
+	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/watch"
@@ -73,6 +74,8 @@ type Options struct {
 	Agents *agent.Set
 	// MaxMessageBytes is the maximum encoded size of a message. If 0, it is 256 KiB.
 	MaxMessageBytes int
+	// Limits are the limits of tenants. If nil, there are none.
+	Limits *limit.Tenants
 	// Version is the version of the program in GetStats.
 	Version string
 	// BallastBytes is the size of the GC ballast in bytes. GetStats subtracts it from the size of the heap.
@@ -110,6 +113,7 @@ type Server struct {
 	now             func() time.Time
 	log             *slog.Logger
 	auth            *auth.Authenticator
+	limits          *limit.Tenants
 
 	importer  *transfer.Importer
 	requests  *decoder
@@ -141,7 +145,7 @@ func New(o Options) (*Server, error) {
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
 		auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
-		requests:  newDecoder(),
+		requests: newDecoder(), limits: o.Limits,
 		startTime: o.Now(),
 		stopping:  stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil

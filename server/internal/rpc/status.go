@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/turn"
@@ -45,14 +46,6 @@ func (e *conversationError) Error() string { return e.err.Error() }
 func (e *conversationError) Unwrap() error { return e.err }
 
 func inConversation(id string, err error) error { return &conversationError{id: id, err: err} }
-
-// sequenceGoneError means that the message at which a fork ends is not stored.
-type sequenceGoneError struct{ sequence int32 }
-
-// Error returns a text with the sequence of the message.
-func (e *sequenceGoneError) Error() string {
-	return fmt.Sprintf("message %d is not stored", e.sequence)
-}
 
 // refusal contains the parts of a status.
 type refusal struct {
@@ -215,6 +208,9 @@ func refusals() []row { //nolint:funlen // one table
 				with("open_call_ids", joinNames(e.Open, rules.MaxTextBytes))
 		}),
 		as(historyTooSmall),
+		as(tenantLimit),
+		as(tenantBytes),
+		as(tenantWatchers),
 		as(malformedRequest),
 		as(func(e *transfer.DamagedError, _ subject) refusal {
 			return refuse(codes.DataLoss, "RECORD_CORRUPT", "%v; restore them from a backup, or delete them", e).
@@ -291,13 +287,13 @@ func refusals() []row { //nolint:funlen // one table
 		is(rules.ErrTooManyValues, refuse(limit, "REQUEST_TOO_LARGE",
 			"the request has too many values: it would need more than %d bytes of memory; send less in one request",
 			rules.MaxDecodedBytes)),
-		is(errSlowReader, refuse(limit, "SLOW_READER",
+		is(slowstream.ErrReader, refuse(limit, "SLOW_READER",
 			"the client did not read a message of its stream within %s plus 1 s for each %d bytes of it; "+
 				"the turn continues, resume it with ResumeTurn; start an export or a backup again",
-			maxSendTime, minSendBytes)),
-		is(errSlowSender, refuse(limit, "SLOW_SENDER",
+			slowstream.MaxSendTime, slowstream.MinSendBytes)),
+		is(slowstream.ErrSender, refuse(limit, "SLOW_SENDER",
 			"the client sent no request on its stream for %s; the conversations imported before are stored",
-			maxReceiveTime)),
+			slowstream.MaxReceiveTime)),
 
 		is(context.Canceled, refuse(codes.Canceled, "CANCELLED", "the caller cancelled the call")),
 		is(context.DeadlineExceeded, refuse(codes.DeadlineExceeded, "DEADLINE_EXCEEDED",

@@ -16,6 +16,8 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/limit"
+	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/turn"
@@ -78,6 +80,54 @@ func TestStatusOfErrors(t *testing.T) {
 			metadata: map[string]string{"limit_bytes": "8"},
 		},
 		{err: &store.HeaderTooLargeError{Bytes: 9}, code: codes.InvalidArgument, reason: "INVALID_REQUEST"},
+		{
+			err:      &limit.Error{Kind: limit.Requests, Limit: 9, Retry: 50 * time.Millisecond},
+			code:     codes.ResourceExhausted,
+			reason:   "TENANT_REQUESTS",
+			metadata: map[string]string{"limit": "9"},
+			retry:    50 * time.Millisecond,
+		},
+		{
+			err:      &limit.Error{Kind: limit.AppendBytes, Limit: 9, Retry: 2 * time.Second},
+			code:     codes.ResourceExhausted,
+			reason:   "TENANT_APPEND_BYTES",
+			metadata: map[string]string{"limit": "9"},
+			retry:    2 * time.Second,
+		},
+		{
+			err:      &limit.Error{Kind: limit.Streams, Limit: 9},
+			code:     codes.ResourceExhausted,
+			reason:   "TENANT_STREAMS",
+			metadata: map[string]string{"limit": "9"},
+			retry:    time.Second,
+		},
+		{
+			err:      &limit.Error{Kind: limit.Imports, Limit: 9},
+			code:     codes.ResourceExhausted,
+			reason:   "TENANT_IMPORTS",
+			metadata: map[string]string{"limit": "9"},
+			retry:    time.Second,
+		},
+		{
+			err:    &limit.Error{Kind: limit.ActiveTenants, Limit: 9},
+			code:   codes.ResourceExhausted,
+			reason: "TOO_MANY_TENANTS",
+			retry:  time.Second,
+		},
+		{
+			err:      &store.TenantBytesError{Bytes: 10, Limit: 9},
+			code:     codes.ResourceExhausted,
+			reason:   "TENANT_BYTES",
+			metadata: map[string]string{"limit": "9"},
+			retry:    time.Second,
+		},
+		{
+			err:      &watch.TenantLimitError{Limit: 9},
+			code:     codes.ResourceExhausted,
+			reason:   "TENANT_WATCHERS",
+			metadata: map[string]string{"limit": "9"},
+			retry:    time.Second,
+		},
 		{err: store.ErrFull, code: codes.ResourceExhausted, reason: "STORE_FULL", retry: time.Second},
 		{err: store.ErrNoSpace, code: codes.ResourceExhausted, reason: "STORE_FULL", logged: true},
 		{err: store.ErrOverloaded, code: codes.ResourceExhausted, reason: "STORE_BUSY", retry: time.Second},
@@ -106,8 +156,8 @@ func TestStatusOfErrors(t *testing.T) {
 		},
 		{err: rules.ErrTooManyValues, code: codes.ResourceExhausted, reason: "REQUEST_TOO_LARGE"},
 		{err: &malformedError{name: "x"}, code: codes.InvalidArgument, reason: "INVALID_REQUEST"},
-		{err: errSlowReader, code: codes.ResourceExhausted, reason: "SLOW_READER"},
-		{err: errSlowSender, code: codes.ResourceExhausted, reason: "SLOW_SENDER"},
+		{err: slowstream.ErrReader, code: codes.ResourceExhausted, reason: "SLOW_READER"},
+		{err: slowstream.ErrSender, code: codes.ResourceExhausted, reason: "SLOW_SENDER"},
 		{
 			err:      &turn.EventsGoneError{Oldest: 5},
 			code:     codes.OutOfRange,

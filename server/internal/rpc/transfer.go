@@ -30,6 +30,11 @@ func (s *Server) ExportConversations(r *parleyv1.ExportConversationsRequest, str
 // ImportConversations stores complete conversations.
 func (s *Server) ImportConversations(stream importStream) error {
 	ctx := stream.Context()
+	release, err := s.limits.Import(tenant(ctx))
+	if err != nil {
+		return err
+	}
+	defer release()
 	imported, err := s.importer.Import(ctx, tenant(ctx), stream.Recv)
 	if errors.Is(err, transfer.ErrTooManyImports) {
 		return err

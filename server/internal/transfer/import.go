@@ -183,6 +183,7 @@ func (i *importing) storeAndCount(ctx context.Context, c *incoming) error {
 		var (
 			busy   *store.BusyError
 			header *store.HeaderTooLargeError
+			full   *store.TenantBytesError
 		)
 		switch {
 		case err == nil:
@@ -190,9 +191,9 @@ func (i *importing) storeAndCount(ctx context.Context, c *incoming) error {
 			return nil
 		case errors.Is(err, store.ErrConversationExists),
 			errors.Is(err, store.ErrExpired),
-			errors.Is(err, store.ErrFull):
+			errors.Is(err, store.ErrFull), errors.As(err, &full):
 			i.reply.SkippedCount++
-			if errors.Is(err, store.ErrFull) {
+			if full != nil || errors.Is(err, store.ErrFull) {
 				i.reply.NoRoomCount++
 			}
 			return nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -215,4 +216,24 @@ func TestImportStoresConcurrently(t *testing.T) {
 		files = append(files, exportOf(fmt.Sprint("same", n), now))
 	}
 	f.wantImport(t, false, maxConcurrentStores+3, 0, files...)
+}
+
+// TestImportBytes imports into a tenant that has no bytes left. The conversations are skipped.
+func TestImportBytes(t *testing.T) {
+	f := open(t)
+	f.hooks.imported = func(i *store.Import) error {
+		if i.Conversation.GetId() == "large" {
+			return &store.TenantBytesError{Bytes: 10, Limit: 9}
+		}
+		return nil
+	}
+	got, err := f.tryImport(t, false, exportOf("a", f.clock.Now()), exportOf("large", f.clock.Now()),
+		exportOf("b", f.clock.Now()))
+	if err != nil {
+		t.Fatalf("Import = %v", err)
+	}
+	want := &parleyv1.ImportConversationsResponse{ImportedCount: 2, SkippedCount: 1, NoRoomCount: 1}
+	if diff := cmp.Diff(want, got.Reply, protocmp.Transform()); diff != "" {
+		t.Errorf("reply (-want +got):\n%s", diff)
+	}
 }

@@ -176,9 +176,9 @@ func (m *Manager) enqueueOrAttach(
 // checkCapacity returns ErrTooManyTurns if no further turn of the tenant may run. The caller holds
 // mu.
 func (m *Manager) checkCapacity(tenant string) error {
-	switch n := m.runningByTenant[tenant]; {
-	case n >= m.o.MaxTurns:
-		return fmt.Errorf("%w: this tenant has %d (limit %d)", ErrTooManyTurns, n, m.o.MaxTurns)
+	switch n, most := m.runningByTenant[tenant], m.o.MaxTurnsOf(tenant); {
+	case n >= most:
+		return fmt.Errorf("%w: this tenant has %d (limit %d)", ErrTooManyTurns, n, most)
 	case m.runningTotal >= maxRunningTotal:
 		return fmt.Errorf("%w: the server has %d (limit %d)", ErrTooManyTurns, m.runningTotal, maxRunningTotal)
 	}

@@ -82,6 +82,9 @@ type Options struct {
 	MaxAnswerBytes int
 	// MaxTurns limits the running turns of a tenant.
 	MaxTurns int
+	// MaxTurnsOf returns the limit of a tenant in place of MaxTurns. The manager calls it at each turn, so
+	// its results may change. If nil, each tenant has MaxTurns.
+	MaxTurnsOf func(tenant string) int
 	// MaxConversationBytes is the limit of the store. Tool results are refused if storing them
 	// would drop the calls that they answer. If 0, the limit is unknown and not checked.
 	MaxConversationBytes int
@@ -108,6 +111,9 @@ type Manager struct {
 
 // New returns a manager without turns. When ctx ends, the running turns end too.
 func New(ctx context.Context, o Options) *Manager {
+	if o.MaxTurnsOf == nil {
+		o.MaxTurnsOf = func(string) int { return o.MaxTurns }
+	}
 	managerCtx, cancel := context.WithCancelCause(ctx)
 	return &Manager{
 		o: o, turns: make(map[string]*queueEntry), queues: make(map[key]*queue), runningByTenant: make(map[string]int),

@@ -109,6 +109,30 @@ func TestBusyAndLimits(t *testing.T) {
 	}
 }
 
+// TestMaxTurnsOf changes the limit of one tenant while its turns run.
+func TestMaxTurnsOf(t *testing.T) {
+	sent := make(chan struct{}, 3)
+	limit := 1
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", sent)}, func(o *Options) {
+		o.MaxTurns = 9
+		o.MaxTurnsOf = func(name string) int {
+			if name != tenant {
+				return 9
+			}
+			return limit
+		}
+	})
+	f.chat(t, &parleyv1.ChatRequest{ConversationId: "a", Content: "q"})
+	<-sent
+	if _, err := f.tryChat(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"}, nil); !errors.Is(err,
+		ErrTooManyTurns) {
+		t.Errorf("second Chat, limit 1: error = %v, want ErrTooManyTurns", err)
+	}
+	limit = 2
+	f.chat(t, &parleyv1.ChatRequest{ConversationId: "b", Content: "q"})
+	<-sent
+}
+
 func TestDeleteEndsTurn(t *testing.T) {
 	sent := make(chan struct{}, 1)
 	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("a", sent)}, nil)

@@ -300,3 +300,53 @@ func TestWritersDoNotWaitForWatchers(t *testing.T) {
 		}
 	})
 }
+
+// TestTenantLimit changes the limit of one tenant while it has watchers.
+func TestTenantLimit(t *testing.T) {
+	limit := 2
+	h := watch.New(watch.Options{MaxOf: func(tenant string) int {
+		if tenant == "limited" {
+			return limit
+		}
+		return 0
+	}})
+	start := func(tenant string) (*watch.Watcher, error) { return h.Watch(watch.Watch{Tenant: tenant}) }
+	first, err := start("limited")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stop, err := h.Subscribe("limited", "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantLimit := func(want int) {
+		t.Helper()
+		_, err := start("limited")
+		_, _, subscribeErr := h.Subscribe("limited", "a")
+		for _, err := range []error{err, subscribeErr} {
+			if e, ok := errors.AsType[*watch.TenantLimitError](err); !ok || e.Limit != want {
+				t.Errorf("one more = %v, want a TenantLimitError of %d", err, want)
+			}
+		}
+	}
+	wantLimit(2)
+	other, err := start("other")
+	if err != nil {
+		t.Errorf("watcher of another tenant = %v", err)
+	}
+	stop()
+	limit = 1
+	wantLimit(1)
+	first.Stop()
+	first.Stop() // Only the first call counts.
+	again, err := start("limited")
+	if err != nil {
+		t.Errorf("watcher after the others have ended = %v", err)
+	}
+	wantLimit(1)
+	again.Stop()
+	other.Stop()
+	if n := h.Watchers(); n != 0 {
+		t.Errorf("Watchers() = %d, want 0", n)
+	}
+}

@@ -20,6 +20,7 @@ package watch
 import (
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,6 +59,17 @@ type Options struct {
 	// MaxWatchers limits watchers and subscribers together, over all tenants. If 0, the limit is
 	// 10,000.
 	MaxWatchers int
+	// MaxOf returns the limit of watchers and subscribers of a tenant; 0 means no limit of its own. The
+	// hub calls it for each new one, so its results may change. If nil, no tenant has a limit.
+	MaxOf func(tenant string) int
+}
+
+// TenantLimitError reports that a tenant has as many watchers and subscribers as it may have.
+type TenantLimitError struct{ Limit int }
+
+// Error returns the limit.
+func (e *TenantLimitError) Error() string {
+	return fmt.Sprintf("the tenant's limit of %d watches and waiting calls is reached", e.Limit)
 }
 
 // Hub retains recent changes and events, and wakes watchers.
@@ -81,6 +93,9 @@ type Hub struct {
 func New(o Options) *Hub {
 	if o.MaxWatchers == 0 {
 		o.MaxWatchers = defaultMaxWatchers
+	}
+	if o.MaxOf == nil {
+		o.MaxOf = func(string) int { return 0 }
 	}
 	h := &Hub{
 		options: o, tenants: make(map[string]*tenant),
@@ -139,16 +154,22 @@ func (h *Hub) TurnEvent(tenant, conversationID string, event *parleyv1.TurnEvent
 	h.events.refund(t.events) // The last reader may have left in the meantime.
 }
 
-// register counts a watcher with this number of ids and returns its tenant. It returns ErrTooMany if a limit is
-// reached.
+// register counts a watcher with this number of ids and returns its tenant. It returns an error if a limit
+// is reached.
 func (h *Hub) register(name string, ids int) (*tenant, error) {
 	t := h.acquire(name)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.watchers >= h.options.MaxWatchers || h.ids+ids > maxWatchedIDs {
+	var err error
+	if most := h.options.MaxOf(name); most > 0 && t.watchers >= most {
+		err = &TenantLimitError{Limit: most}
+	} else if h.watchers >= h.options.MaxWatchers || h.ids+ids > maxWatchedIDs {
+		err = ErrTooMany
+	}
+	if err != nil {
 		t.users--
 		h.removeIfUnused(t)
-		return nil, ErrTooMany
+		return nil, err
 	}
 	h.watchers++
 	t.watchers++
