@@ -26,7 +26,7 @@ const (
 	// sharedBatchBytes is the maximum of a transaction while several tenants write. Once it has
 	// operations of two tenants, it takes only sharedQuantum of each. A caller waits for the end of a
 	// transaction and then for its own, so both are short.
-	sharedBatchBytes = 256 << 10
+	sharedBatchBytes = 128 << 10
 	sharedQuantum    = 32 << 10
 	// mutationCost is the cost of a change to the file, in addition to the bytes of its value.
 	mutationCost = 512
