@@ -69,7 +69,7 @@ func accessTable() map[string]Access {
 	wholeServer := Access{Role: Admin, WholeServer: true, AnyTenant: true}
 	return map[string]Access{
 		parleyv1.ConversationService_CreateConversation_FullMethodName:       writer,
-		parleyv1.ConversationService_LoadConversation_FullMethodName:         reader,
+		parleyv1.ConversationService_LoadConversation_FullMethodName:         writer, // It may create the conversation.
 		parleyv1.ConversationService_GetConversation_FullMethodName:          reader,
 		parleyv1.ConversationService_UpdateConversation_FullMethodName:       writer,
 		parleyv1.ConversationService_ListConversations_FullMethodName:        reader,

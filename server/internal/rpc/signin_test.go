@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
@@ -137,4 +138,34 @@ func TestStreamThatReceivesEndsWithCredential(t *testing.T) {
 			t.Errorf("the import ended after %s, want %s", got, want)
 		}
 	})
+}
+
+// TestReaderChangesNothing checks the calls of a reader that create or delete a conversation besides reading.
+func TestReaderChangesNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.yaml")
+	token, _, err := tokenfile.Create(t.Context(), path, tokenfile.Token{
+		Tenants: []string{"acme"}, Role: auth.Reader, Created: time.Now(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := tokenfile.Open(path, time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := open(t, func(s *setup) { s.Auth = auth.New(time.Now, file) })
+	ctx := withToken(t.Context(), token)
+	_, load := f.LoadConversation(ctx, &parleyv1.LoadConversationRequest{ConversationId: "c"})
+	stream, watch := f.WatchConversations(ctx, &parleyv1.WatchConversationsRequest{
+		ConversationIds: []string{"c"}, DeleteAfterDisconnect: durationpb.New(0),
+	})
+	if watch == nil {
+		_, watch = stream.Recv()
+	}
+	for method, err := range map[string]error{"LoadConversation": load, "WatchConversations": watch} {
+		got := wantError(t, err, codes.PermissionDenied, "PERMISSION_DENIED")
+		if want := method; !strings.Contains(got.text, want) || !strings.Contains(got.text, "needs the role writer") {
+			t.Errorf("%s: text = %q, want the method and the role writer", method, got.text)
+		}
+	}
 }

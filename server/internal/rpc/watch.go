@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -63,6 +64,12 @@ func (s *Server) sendChanges(
 func (s *Server) hold(ctx context.Context, r *parleyv1.WatchConversationsRequest) (release func(), err error) {
 	if r.GetDeleteAfterDisconnect() == nil {
 		return func() {}, nil
+	}
+	if principal(ctx).Role < auth.Writer {
+		return nil, &auth.RoleError{
+			Method: parleyv1.ConversationService_WatchConversations_FullMethodName + " with delete_after_disconnect",
+			Need:   auth.Access{Role: auth.Writer},
+		}
 	}
 	hold := &store.Hold{
 		Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(),
