@@ -21,7 +21,8 @@ const aboutSignIn = `A server on a network needs sign-in and TLS:
 
   parley list --address parley.example:50051 --token-file ~/.parley-token
 
-The token comes from --token-file, or else from PARLEY_TOKEN, or else from the file in PARLEY_TOKEN_FILE.
+The token comes from --token-file, or else from PARLEY_TOKEN or the file in PARLEY_TOKEN_FILE, of which only one
+may be set.
 There is no flag for the token itself, because every user of a machine can see the command lines of
 all processes. A client certificate (--tls-cert-file, --tls-key-file) can replace the token.`
 
@@ -69,7 +70,9 @@ func (s *signIn) options() ([]grpc.DialOption, error) {
 		opts = append(opts, grpc.WithTransportCredentials(transport))
 	}
 	switch {
-	case s.tokenFile != "" && (s.token == "" || s.isSet("token-file")):
+	case s.tokenFile != "" && s.token != "" && !s.isSet("token-file"):
+		return nil, errors.New("PARLEY_TOKEN and PARLEY_TOKEN_FILE are both set: unset one, or use --token-file")
+	case s.tokenFile != "":
 		opts = append(opts, client.WithTokenFile(s.tokenFile))
 	case s.token != "":
 		opts = append(opts, client.WithToken(func(context.Context) (string, error) { return s.token, nil }))

@@ -51,9 +51,6 @@ func TestSignInSources(t *testing.T) {
 		{"PARLEY_TOKEN_FILE", map[string]string{"PARLEY_TOKEN_FILE": file}, nil, "Bearer from-file", ""},
 		{"PARLEY_TOKEN", map[string]string{"PARLEY_TOKEN": "direct"}, nil, "Bearer direct", ""},
 		{
-			"both variables", map[string]string{"PARLEY_TOKEN": "direct", "PARLEY_TOKEN_FILE": file}, nil, "Bearer direct", "",
-		},
-		{
 			"flag and variables",
 			map[string]string{"PARLEY_TOKEN": "direct", "PARLEY_TOKEN_FILE": file},
 			[]string{"--token-file", other},
@@ -89,6 +86,11 @@ func TestSignInUsage(t *testing.T) {
 	}{
 		{nil, []string{"--token", "x"}, "unknown flag: --token"},
 		{nil, []string{"--token-file", ""}, "--token-file is empty: name a file"},
+		{
+			map[string]string{"PARLEY_TOKEN": "direct", "PARLEY_TOKEN_FILE": "file"},
+			nil,
+			"PARLEY_TOKEN and PARLEY_TOKEN_FILE are both set: unset one, or use --token-file",
+		},
 		{nil, []string{"--tls-ca-file="}, "--tls-ca-file is empty: name a file"},
 		{nil, []string{"--tls=false", "--tls-ca-file", "ca"}, "--tls-ca-file needs TLS: leave out --tls=false"},
 		{nil, []string{"--tls-cert-file", "cert"}, pair},
