@@ -37,10 +37,10 @@ func TestActAsGrpcurl(t *testing.T) {
 	plaintext := flags.Bool("plaintext", false, "")
 	authorities := flags.String("cacert", "", "")
 	data := flags.String("d", "", "")
-	ctx := t.Context()
+	var headers []string
 	flags.Func("H", "", func(header string) error {
 		name, value, _ := strings.Cut(header, ": ")
-		ctx = metadata.AppendToOutgoingContext(ctx, name, value)
+		headers = append(headers, name, value)
 		return nil
 	})
 	if err := flags.Parse(flag.Args()); err != nil {
@@ -49,6 +49,7 @@ func TestActAsGrpcurl(t *testing.T) {
 	if *plaintext == (*authorities != "") || flags.NArg() != 2 {
 		t.Fatalf("grpcurl %q: -plaintext or -cacert, an address and a method are required", flag.Args())
 	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), headers...)
 	security := insecure.NewCredentials()
 	if !*plaintext {
 		var err error

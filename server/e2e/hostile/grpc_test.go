@@ -25,6 +25,7 @@ import (
 // TestGRPC attacks the gRPC listener.
 func TestGRPC(t *testing.T) {
 	t.Parallel()
+	skipShort(t)
 	for _, a := range []attack{
 		{"rapid reset", rapidReset, "grpc-status 0"},
 		{"CONTINUATION flood", continuationFlood, "closed"},
@@ -268,9 +269,6 @@ func manyStreams(t *testing.T, s *server) string {
 func halfOpen(text string) func(*testing.T, *server) string {
 	return func(t *testing.T, s *server) string {
 		t.Helper()
-		if testing.Short() {
-			t.Skip("takes 10 s: the time limit of a handshake")
-		}
 		return openMany(t, s.grpcAddr, text)
 	}
 }

@@ -17,6 +17,7 @@ import (
 // TestHTTP attacks the HTTP listener.
 func TestHTTP(t *testing.T) {
 	t.Parallel()
+	skipShort(t)
 	const appendPath = "POST /v1/conversations/other/messages HTTP/1.1\r\nHost: localhost\r\n"
 	const get = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 	for _, a := range []attack{
@@ -88,9 +89,6 @@ func post(body string) func(*testing.T, *server) string {
 // slowHeaders sends the first part of the headers on many connections.
 func slowHeaders(t *testing.T, s *server) string {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("takes 5 s: the time limit of headers")
-	}
 	return openMany(t, s.http, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ")
 }
 

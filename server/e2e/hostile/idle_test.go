@@ -26,9 +26,7 @@ const maxIdleBytes = 25_000
 // memory of the server each needs, and that a stop ends all.
 func TestIdleStreams(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("opens 10,000 streams")
-	}
+	skipShort(t)
 	built := filepath.Join(t.TempDir(), "parleyd") // The race detector would need more memory than the server.
 	if err := parleydtest.Build(t.Context(), built); err != nil {
 		t.Fatal(err)

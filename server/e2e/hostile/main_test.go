@@ -64,7 +64,7 @@ type usage struct{ goroutines, heap, files int }
 func limits() usage { return usage{goroutines: 20, heap: 12 << 20, files: 8} }
 
 // maxPeakBytes is the maximum memory of the process (VmHWM) during any attack: that of large requests, twice,
-// since the garbage collector doubles a heap, and that of their encoded form.
+// since the garbage collector doubles a heap, and that of their encoded form. The race detector needs raceFactor as much.
 const maxPeakBytes = 900 << 20
 
 // server is a running parleyd, with the other client.
@@ -199,15 +199,29 @@ func (s *server) awaitRelease(t *testing.T, before usage) {
 				time.Since(start).Round(time.Millisecond), s.peakBytes(t)>>20)
 			return
 		}
-		if time.Since(start) > releaseTime {
-			t.Errorf("usage %v after the attack = %+v, want at most %+v more than before, %+v", releaseTime, got, most, before)
+		if limit := releaseTime(); time.Since(start) > limit {
+			t.Errorf("usage %v after the attack = %+v, want at most %+v more than before, %+v", limit, got, most, before)
 			return
 		}
 	}
 }
 
-// releaseTime is how long after an attack the server may use more than before.
-const releaseTime = 5 * time.Second
+// releaseTime returns how long after an attack the server may use more than before: 5 s, which make long checks. A
+// machine that other tests load may need longer.
+func releaseTime() time.Duration {
+	if os.Getenv("PARLEY_LONG") != "" {
+		return 5 * time.Second
+	}
+	return timeout
+}
+
+// skipShort skips a test with -short.
+func skipShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+}
 
 // otherClient is a client that appends and reads until stop. The test fails if a call fails.
 type otherClient struct {
@@ -277,8 +291,8 @@ func (a *attack) test(t *testing.T, withTLS bool) {
 		t.Error("the other client made no call")
 	}
 	s.awaitRelease(t, before)
-	if peak := s.peakBytes(t); peak > maxPeakBytes {
-		t.Errorf("peak memory = %d MiB, want at most %d MiB", peak>>20, maxPeakBytes>>20)
+	if peak := s.peakBytes(t); peak > raceFactor*maxPeakBytes {
+		t.Errorf("peak memory = %d MiB, want at most %d MiB", peak>>20, raceFactor*maxPeakBytes>>20)
 	}
 	if err := s.call(t.Context()); err != nil {
 		t.Errorf("call after the attack: %v", err)

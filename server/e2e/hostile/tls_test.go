@@ -8,9 +8,7 @@ import (
 // TestTLS attacks the handshakes of both listeners.
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("takes 10 s: the time limit of a handshake")
-	}
+	skipShort(t)
 	// The start of a ClientHello of 512 bytes.
 	const hello = "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 	open := func(address func(*server) string, text string) func(*testing.T, *server) string {

@@ -121,8 +121,8 @@ func (r *reloader) prepareTokens(*config.Config) (change, error) {
 	return change{apply: apply}, err
 }
 
-// prepareClientCertificates reads the rules for client certificates. The first rule, and the end of the last one, need a
-// restart, because they turn a kind of sign-in on or off.
+// prepareClientCertificates reads the rules for client certificates. The first rule and the removal of the last one
+// need a restart, because they turn a kind of sign-in on or off.
 func (r *reloader) prepareClientCertificates(next *config.Config) (change, error) {
 	rules := r.server.signIn.rules
 	if rules == nil || len(next.ClientCertificates) == 0 {
