@@ -60,7 +60,7 @@ func TestExchangeUnderLoad(t *testing.T) {
 		if err := files.WriteServer(files.CertFile, files.KeyFile); err != nil {
 			t.Fatal(err)
 		}
-		limits := fmt.Sprintf("agents: {agent%d: {kind: echo}}\n", i)
+		limits := fmt.Sprintf("tenants: {acme: {max_turns: %d, max_conversations: %d}}\n", 9+i, 900+i)
 		if err := os.WriteFile(path, []byte(limits), 0o600); err != nil {
 			t.Fatal(err)
 		}
