@@ -42,7 +42,7 @@ func TestExchangeUnderLoad(t *testing.T) {
 	target := fmt.Sprint(s.await(t, "serving grpc")["address"])
 	x := &exchangeLoad{target: target, files: files, called: make(chan struct{}, 64)}
 
-	watching, err := x.dial(t).WatchConversations(withToken(t.Context(), revoked), &parleyv1.WatchConversationsRequest{})
+	watching, err := x.dial(t).WatchConversations(withToken(timeLimited(t), revoked), &parleyv1.WatchConversationsRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}

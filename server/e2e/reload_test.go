@@ -12,6 +12,7 @@ import (
 
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/parleydtest"
 )
 
 // TestReload checks that SIGHUP replaces agents and log level while a turn runs: the turn ends with its old agent, and
@@ -114,6 +115,23 @@ func TestReloadLimits(t *testing.T) {
 	if found, _ := s.log.Find("setting changed but not applied; restart the server"); len(found) > 0 {
 		t.Errorf("entries = %v, want the limits applied", found)
 	}
+}
+
+// TestReloadWithoutRules checks that the removal of the last rule for client certificates ends their sign-in.
+func TestReloadWithoutRules(t *testing.T) {
+	t.Parallel()
+	files := newSignIn(t)
+	flag := agents(t, fmt.Sprintf("client_certificates: [{uri: %q, tenants: [acme], role: reader}]", parleydtest.ClientURI))
+	s := startUnconnected(t, parleyd(t, append(files.ServerFlags(), flag, "--store=memory",
+		"--tls-client-ca-file="+files.CAFile)...))
+	secure := &secureServer{files: files, target: fmt.Sprint(s.await(t, "serving grpc")["address"])}
+	list := &parleyv1.ListConversationsRequest{}
+	if _, err := secure.grpcClient(t, true).ListConversations(timeLimited(t), list); err != nil {
+		t.Fatal(err)
+	}
+	s.reload(t, strings.TrimPrefix(flag, "--config="), "log_level: info\n", "settings reloaded")
+	_, err := secure.grpcClient(t, true).ListConversations(timeLimited(t), list)
+	wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
 }
 
 // reload writes the file of settings, sends SIGHUP to the server, and waits for the log entry that ends the reload.

@@ -113,7 +113,7 @@ func startSecure(t *testing.T, files signInFiles, flags ...string) *secureServer
 		address := fmt.Sprint(s.await(t, message, "tls=true")["address"])
 		return address[strings.LastIndex(address, ":"):]
 	}
-	target, url := "localhost"+port("serving grpc"), "https://localhost"+port("serving http")
+	target, url := "127.0.0.1"+port("serving grpc"), "https://localhost"+port("serving http")
 	return &secureServer{&httpServer{s, url}, files, target, url}
 }
 

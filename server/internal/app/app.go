@@ -106,7 +106,8 @@ func (p *program) readSettings(ctx context.Context) (c *config.Config, err error
 		c = next
 		return nil
 	})
-	return c, root.ExecuteContext(ctx)
+	err = root.ExecuteContext(ctx)
+	return c, err
 }
 
 // exitAtEOF reads in to its end and then exits the process.

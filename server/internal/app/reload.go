@@ -121,11 +121,12 @@ func (r *reloader) prepareTokens(*config.Config) (change, error) {
 	return change{apply: apply}, err
 }
 
-// prepareClientCertificates reads the rules for client certificates. The first rule and the removal of the last one
-// need a restart, because they turn a kind of sign-in on or off.
+// prepareClientCertificates reads the rules for client certificates. If there were none at the start, the first rule
+// needs a restart, because it turns a kind of sign-in on. The removal of the last rule is applied: then no client
+// certificate is valid.
 func (r *reloader) prepareClientCertificates(next *config.Config) (change, error) {
 	rules := r.server.signIn.rules
-	if rules == nil || len(next.ClientCertificates) == 0 {
+	if rules == nil {
 		return change{apply: func() {}}, nil
 	}
 	replacement, err := certificates.New(certificateRules(next))

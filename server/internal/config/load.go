@@ -118,7 +118,7 @@ func (c *Config) NeedRestart(next *Config) (names []string) {
 			names = append(names, s.name)
 		}
 	}
-	if (len(c.ClientCertificates) == 0) != (len(next.ClientCertificates) == 0) {
+	if len(c.ClientCertificates) == 0 && len(next.ClientCertificates) > 0 {
 		names = append(names, "client_certificates")
 	}
 	return names
