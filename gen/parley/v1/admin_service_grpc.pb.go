@@ -30,7 +30,8 @@ const (
 // AdminService is for operators. Its callers need the admin role.
 type AdminServiceClient interface {
 	// GetStats returns counts of the stored data and of running work. A caller with a credential for
-	// all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+	// all tenants that names none gets the counts of all tenants together. Any other caller gets those
+	// of its tenant.
 	GetStats(ctx context.Context, in *GetStatsRequest, opts ...grpc.CallOption) (*GetStatsResponse, error)
 	// BackupStore streams a consistent copy of the store. The server continues to serve in the
 	// meantime.
@@ -81,7 +82,8 @@ type AdminService_BackupStoreClient = grpc.ServerStreamingClient[BackupStoreResp
 // AdminService is for operators. Its callers need the admin role.
 type AdminServiceServer interface {
 	// GetStats returns counts of the stored data and of running work. A caller with a credential for
-	// all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+	// all tenants that names none gets the counts of all tenants together. Any other caller gets those
+	// of its tenant.
 	GetStats(context.Context, *GetStatsRequest) (*GetStatsResponse, error)
 	// BackupStore streams a consistent copy of the store. The server continues to serve in the
 	// meantime.

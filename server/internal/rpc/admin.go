@@ -14,11 +14,11 @@ func (s *Server) ListAgents(context.Context, *parleyv1.ListAgentsRequest) (*parl
 	return &parleyv1.ListAgentsResponse{Agents: s.agents.Infos()}, nil
 }
 
-// GetStats returns counts and sizes of the service. A caller that is bound to one tenant gets the counts of
-// that tenant only.
+// GetStats returns counts and sizes of the service. A caller that is bound to one tenant, or names one, gets the
+// counts of that tenant only.
 func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*parleyv1.GetStatsResponse, error) {
-	if !principal(ctx).AllTenants {
-		return s.tenantStats(ctx, tenant(ctx))
+	if p := principal(ctx); !p.AllTenants || p.Tenant != "" && s.auth.Required() {
+		return s.tenantStats(ctx, p.Tenant)
 	}
 	stats, err := s.store.Stats(ctx)
 	if err != nil {

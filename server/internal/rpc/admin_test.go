@@ -99,6 +99,7 @@ func TestGetStatsOfTenant(t *testing.T) {
 	defer stop()
 	want(b, 0, 0, 0, 0)
 	want(a, 2, 3, 1, 1)
+	want(withMetadata(t, "tenant", "*", "role", "admin", "parley-tenant", "a"), 2, 3, 1, 1)
 	all := stats(withMetadata(t, "tenant", "*", "role", "admin"))
 	if all.GetConversationCount() != 2 || all.GetEvictedTotal() != 1 || all.GetActiveTurnCount() != 1 ||
 		all.GetWatcherCount() != 1 || all.GetMemoryBytes() <= 0 {

@@ -53,7 +53,8 @@ class AdminServiceServicer:
 
     def GetStats(self, request, context):
         """GetStats returns counts of the stored data and of running work. A caller with a credential for
-        all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+        all tenants that names none gets the counts of all tenants together. Any other caller gets those
+        of its tenant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,8 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetStats: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetStatsRequest, _admin_service_pb2.GetStatsResponse]
     """GetStats returns counts of the stored data and of running work. A caller with a credential for
-    all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+    all tenants that names none gets the counts of all tenants together. Any other caller gets those
+    of its tenant.
     """
     BackupStore: _grpc.UnaryStreamMultiCallable[_admin_service_pb2.BackupStoreRequest, _admin_service_pb2.BackupStoreResponse]
     """BackupStore streams a consistent copy of the store. The server continues to serve in the
@@ -49,7 +50,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetStatsRequest, _admin_service_pb2.GetStatsResponse]  # type: ignore[assignment]
     """GetStats returns counts of the stored data and of running work. A caller with a credential for
-    all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+    all tenants that names none gets the counts of all tenants together. Any other caller gets those
+    of its tenant.
     """
     BackupStore: _aio.UnaryStreamMultiCallable[_admin_service_pb2.BackupStoreRequest, _admin_service_pb2.BackupStoreResponse]  # type: ignore[assignment]
     """BackupStore streams a consistent copy of the store. The server continues to serve in the
@@ -66,7 +68,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GetStatsResponse, _abc.Awaitable[_admin_service_pb2.GetStatsResponse]]:
         """GetStats returns counts of the stored data and of running work. A caller with a credential for
-        all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+        all tenants that names none gets the counts of all tenants together. Any other caller gets those
+        of its tenant.
         """
 
     @_abc_1.abstractmethod

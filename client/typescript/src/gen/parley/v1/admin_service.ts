@@ -467,7 +467,8 @@ export const AdminServiceDefinition = {
   methods: {
     /**
      * GetStats returns counts of the stored data and of running work. A caller with a credential for
-     * all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+     * all tenants that names none gets the counts of all tenants together. Any other caller gets those
+     * of its tenant.
      */
     getStats: {
       name: "GetStats",
@@ -495,7 +496,8 @@ export const AdminServiceDefinition = {
 export interface AdminServiceImplementation<CallContextExt = {}> {
   /**
    * GetStats returns counts of the stored data and of running work. A caller with a credential for
-   * all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+   * all tenants that names none gets the counts of all tenants together. Any other caller gets those
+   * of its tenant.
    */
   getStats(request: GetStatsRequest, context: CallContext & CallContextExt): Promise<DeepPartial<GetStatsResponse>>;
   /**
@@ -511,7 +513,8 @@ export interface AdminServiceImplementation<CallContextExt = {}> {
 export interface AdminServiceClient<CallOptionsExt = {}> {
   /**
    * GetStats returns counts of the stored data and of running work. A caller with a credential for
-   * all tenants gets the counts of all tenants together. Any other caller gets those of its tenant.
+   * all tenants that names none gets the counts of all tenants together. Any other caller gets those
+   * of its tenant.
    */
   getStats(request: DeepPartial<GetStatsRequest>, options?: CallOptions & CallOptionsExt): Promise<GetStatsResponse>;
   /**
