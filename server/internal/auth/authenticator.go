@@ -94,8 +94,12 @@ func (a *Authenticator) accessOf(method string) Access {
 	return Access{Role: Admin, WholeServer: true} // Nobody has decided yet who may call it.
 }
 
-// identify returns the identity that the first matching verifier finds.
+// identify returns the identity that the first matching verifier finds. If the caller sent a token, only the token
+// counts, even a faulty one.
 func (a *Authenticator) identify(ctx context.Context, c Credentials) (Identity, error) {
+	if c.TokenSent || c.Token != "" {
+		c.Certificate = nil
+	}
 	causes := make([]error, 0, len(a.verifiers))
 	for _, v := range a.verifiers {
 		identity, err := v.Verify(ctx, c)

@@ -26,11 +26,15 @@ const (
 
 // Credentials are what a caller sent to sign in.
 type Credentials struct {
-	// Token is the bearer token, or empty.
+	// Token is the bearer token. It is empty if the caller sent none, or one that is malformed or repeated.
 	Token string
+	// TokenSent is true if the caller sent the metadata [TokenKey], even if Token is empty.
+	TokenSent bool
 	// Tenant is the tenant that the caller named, or empty.
 	Tenant string
-	// Certificate is the client certificate that TLS has verified, or nil.
+	// Certificate is the client certificate that TLS has verified, or nil. It counts only without a token: a proxy
+	// that signs in to this server may pass on the tokens of its own callers, and a faulty one must not become the
+	// identity of the proxy.
 	Certificate *x509.Certificate
 }
 
@@ -71,8 +75,9 @@ const bearerScheme = "bearer "
 
 func fromMetadata(ctx context.Context) Credentials {
 	var c Credentials
-	// A repeated key is ambiguous, so it counts as absent.
-	if values := metadata.ValueFromIncomingContext(ctx, TokenKey); len(values) == 1 {
+	values := metadata.ValueFromIncomingContext(ctx, TokenKey)
+	c.TokenSent = len(values) > 0
+	if len(values) == 1 { // A repeated key is ambiguous, so it is no token.
 		if v := values[0]; len(v) > len(bearerScheme) && strings.EqualFold(v[:len(bearerScheme)], bearerScheme) {
 			c.Token = strings.TrimSpace(v[len(bearerScheme):])
 		}
