@@ -35,7 +35,9 @@ type Principal struct {
 	// AllTenants is true if the caller may name any tenant. Only such callers may call methods that
 	// concern the whole server, if their role suffices.
 	AllTenants bool
-	// Name is the caller's name for logs. It is empty when sign-in is off.
+	// ID is that of the [Identity]. It is empty when sign-in is off.
+	ID string
+	// Name is the caller's name for logs. Several callers may have the same. It is empty when sign-in is off.
 	Name string
 	// Role limits the methods that the caller may call.
 	Role Role
@@ -50,7 +52,11 @@ func Anonymous() Principal {
 
 // Identity is what a valid credential states.
 type Identity struct {
-	// Name of the caller for logs. It contains no secret.
+	// ID identifies the caller among the callers of all verifiers: two callers with different IDs are different. It
+	// has the form KIND:TEXT, is the same each time that the caller signs in with the same credential, and contains
+	// no secret.
+	ID string
+	// Name of the caller for logs. Several callers may have the same. It contains no secret.
 	Name string
 	// Tenants are the tenants that the caller may name, or only [AllTenants]. It is not empty.
 	Tenants []string

@@ -77,7 +77,7 @@ func (a *Authenticator) authorize(ctx context.Context, method string, c Credenti
 	if err != nil {
 		return Principal{}, err
 	}
-	p := Principal{Name: identity.Name, Role: identity.Role, Expires: identity.Expires}
+	p := Principal{ID: identity.ID, Name: identity.Name, Role: identity.Role, Expires: identity.Expires}
 	p.AllTenants = slices.Equal(identity.Tenants, []string{AllTenants})
 	if p.Role < need.Role || need.WholeServer && !p.AllTenants {
 		return Principal{}, &RoleError{Method: method, Need: need}

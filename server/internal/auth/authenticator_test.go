@@ -109,6 +109,16 @@ func TestAuthorize(t *testing.T) {
 	}
 }
 
+// TestPrincipal checks that the principal has the ID and the name of the identity.
+func TestPrincipal(t *testing.T) {
+	v := identities{"t": {ID: "test:1", Name: "caller", Tenants: []string{"acme"}, Role: auth.Reader}}
+	got, err := auth.New(time.Now, v).Authorize(t.Context(), read, auth.Credentials{Token: "t"})
+	want := auth.Principal{ID: "test:1", Name: "caller", Tenant: "acme", Role: auth.Reader}
+	if err != nil || got != want {
+		t.Errorf("Authorize() = %+v, %v, want %+v", got, err, want)
+	}
+}
+
 func TestAuthorizeWithoutSignIn(t *testing.T) {
 	a := auth.New(time.Now)
 	for named, want := range map[string]string{

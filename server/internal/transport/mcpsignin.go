@@ -47,7 +47,8 @@ func (m *mcpSignIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuseTenant(w, wrong)
 		return
 	}
-	r = r.WithContext(mcp.WithUser(ctx, caller.Tenant+"/"+caller.Name))
+	user := caller.Tenant + "/" + caller.ID // Several callers may have the same name.
+	r = r.WithContext(mcp.WithUser(ctx, user))
 	switch {
 	case err != nil: // With the same header, all causes have the same reply.
 		r.Header = http.Header{"Authorization": {"Bearer invalid"}}
@@ -60,7 +61,7 @@ func (m *mcpSignIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return nil, fmt.Errorf("the request has no valid credential; send a token in the header Authorization, "+
 				"or use a client certificate: %w", mcpauth.ErrInvalidToken)
 		}
-		return &mcpauth.TokenInfo{UserID: caller.Name, Expiration: caller.Expires}, nil
+		return &mcpauth.TokenInfo{UserID: user, Expiration: caller.Expires}, nil
 	}, &mcpauth.RequireBearerTokenOptions{
 		ResourceMetadataURL: origin(r) + mcpMetadataPath, AllowMissingExpiration: true,
 	})(m.tools).ServeHTTP(w, r)

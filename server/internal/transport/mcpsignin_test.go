@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	mcpauth "github.com/modelcontextprotocol/go-sdk/auth"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/parleyhq/parley/server/internal/auth"
@@ -70,6 +71,36 @@ func TestMCPSignIn(t *testing.T) {
 	}
 	if len(refusals) != 1 {
 		t.Errorf("replies with status 401 = %v, want one text", refusals)
+	}
+}
+
+// namesakes accepts the tokens "1" and "2" of two callers with the same name.
+type namesakes struct{}
+
+// Verify returns an identity with the token as its ID.
+func (namesakes) Verify(_ context.Context, c auth.Credentials) (auth.Identity, error) {
+	if c.Token != "1" && c.Token != "2" {
+		return auth.Identity{}, errors.New("not a token")
+	}
+	return auth.Identity{ID: "test:" + c.Token, Name: "shop", Tenants: []string{"acme"}, Role: auth.Reader}, nil
+}
+
+// TestMCPUser checks that callers with the same name are different users, who cannot cancel each other's calls.
+func TestMCPUser(t *testing.T) {
+	var user string
+	m := &mcpSignIn{
+		auth: auth.New(time.Now, namesakes{}),
+		tools: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			user = mcpauth.TokenInfoFromContext(r.Context()).UserID
+		}),
+	}
+	for token, want := range map[string]string{"1": "acme/test:1", "2": "acme/test:2"} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://parley.example/mcp", http.NoBody)
+		r.Header.Set("Authorization", "Bearer "+token)
+		m.ServeHTTP(httptest.NewRecorder(), r)
+		if user != want {
+			t.Errorf("user with the token %s = %q, want %q", token, user, want)
+		}
 	}
 }
 

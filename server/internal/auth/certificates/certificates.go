@@ -4,6 +4,9 @@ package certificates
 
 import (
 	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -101,6 +104,12 @@ func (t *table) add(i int, r Rule) (faults []error) {
 	return faults
 }
 
+// id returns the ID of the caller with a certificate. It contains the fingerprint: the SHA-256 of the certificate.
+func id(c *x509.Certificate) string {
+	fingerprint := sha256.Sum256(c.Raw)
+	return "certificate:" + hex.EncodeToString(fingerprint[:])
+}
+
 // Verify returns what the rule for the certificate of c states. The identity expires with the certificate. Its tenants
 // must not be changed.
 func (v *Verifier) Verify(_ context.Context, c auth.Credentials) (auth.Identity, error) {
@@ -122,5 +131,7 @@ func (v *Verifier) Verify(_ context.Context, c auth.Credentials) (auth.Identity,
 		best, name = i, c.Certificate.Subject.CommonName
 	}
 	r := t.rules[best]
-	return auth.Identity{Name: name, Tenants: r.Tenants, Role: r.Role, Expires: c.Certificate.NotAfter}, nil
+	return auth.Identity{
+		ID: id(c.Certificate), Name: name, Tenants: r.Tenants, Role: r.Role, Expires: c.Certificate.NotAfter,
+	}, nil
 }

@@ -4,10 +4,12 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"net/url"
@@ -139,6 +141,7 @@ func TestVerify(t *testing.T) {
 				return
 			}
 			test.want.Expires = certificate.NotAfter
+			test.want.ID = fmt.Sprintf("certificate:%x", sha256.Sum256(certificate.Raw))
 			if diff := cmp.Diff(*test.want, got); err != nil || diff != "" {
 				t.Errorf("Verify() = error %v, want none; identity (-want +got):\n%s", err, diff)
 			}

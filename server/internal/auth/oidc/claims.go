@@ -1,6 +1,8 @@
 package oidc
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -45,8 +47,16 @@ func (v *Verifier) identity(token *gooidc.IDToken, now time.Time) (auth.Identity
 		return auth.Identity{}, fmt.Errorf("the token has no role of this server in the claim %q", v.roleClaim)
 	}
 	return auth.Identity{
-		Name: printable(token.Subject), Tenants: tenants, Role: role, Expires: token.Expiry.Add(clockSkew),
+		ID: callerID(token), Name: printable(token.Subject), Tenants: tenants, Role: role,
+		Expires: token.Expiry.Add(clockSkew),
 	}, nil
+}
+
+// callerID returns the ID of the caller with a token: a hash of the issuer and of the subject, which issuers use for
+// one caller only. A subject may be as long as a token and contain any character; its hash does not.
+func callerID(token *gooidc.IDToken) string {
+	hash := sha256.Sum256([]byte(token.Issuer + "\n" + token.Subject)) // A URL has no line break.
+	return "oidc:" + hex.EncodeToString(hash[:])
 }
 
 // checkTimes returns an error if a token has expired or is not valid yet.

@@ -2,6 +2,7 @@ package oidc_test
 
 import (
 	"crypto/rsa"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/pem"
@@ -24,6 +25,7 @@ func TestVerify(t *testing.T) {
 			s := newSigner(t, "k1", algorithm)
 			f := newFixture(t, newIssuer(t, s), nil)
 			want := auth.Identity{
+				ID:   fmt.Sprintf("oidc:%x", sha256.Sum256([]byte(f.url+"\nshop"))),
 				Name: "shop", Tenants: []string{"acme"}, Role: auth.Writer, Expires: start().Add(time.Hour + time.Minute),
 			}
 			for range 2 { // The second is from the cache.
@@ -95,6 +97,36 @@ func TestClaims(t *testing.T) {
 			t.Errorf("Verify(claims with %v) = %+v, %v, want the tenants %s and the role %s", test.changes, got, err,
 				test.tenants, test.role)
 		}
+	}
+}
+
+// TestCallerID checks that callers with the same name in logs have different IDs, and that a caller has the same one with
+// each token.
+func TestCallerID(t *testing.T) {
+	s := newSigner(t, "k1", jose.ES256)
+	f, other := newFixture(t, newIssuer(t, s), nil), newFixture(t, newIssuer(t, s), nil)
+	long := strings.Repeat("a", 128)
+	ids := map[string]string{}
+	for what, test := range map[string]struct {
+		*fixture
+		subject string
+	}{
+		"a caller": {f, "a\nb"}, "another control character": {f, "a\tb"}, "another issuer": {other, "a\nb"},
+		"a long subject": {f, long + "a"}, "another long subject": {f, long + "b"},
+	} {
+		var id string
+		for n := range 2 {
+			token := s.sign(t, test.claims(map[string]any{"sub": test.subject, "jti": fmt.Sprint(n)}))
+			got, err := test.verify(token)
+			if err != nil || got.ID == "" || n > 0 && got.ID != id {
+				t.Errorf("Verify(token %d of %s) = %+v, %v, want the ID %q", n, what, got, err, id)
+			}
+			id = got.ID
+		}
+		if first, twice := ids[id]; twice {
+			t.Errorf("ID of %s = %s, want another than that of %s", what, id, first)
+		}
+		ids[id] = what
 	}
 }
 

@@ -113,7 +113,9 @@ func (f *File) Prepare() (apply func(), err error) {
 			expires = t.Expires.UnixNano()
 		}
 		tokens[t.Hash] = &entry{
-			auth.Identity{Name: t.callerName(), Tenants: t.Tenants, Role: t.Role, Expires: t.Expires},
+			auth.Identity{
+				ID: "token:" + t.ID, Name: t.callerName(), Tenants: t.Tenants, Role: t.Role, Expires: t.Expires,
+			},
 			expires,
 			fault{"expired token, id ", t.ID},
 		}

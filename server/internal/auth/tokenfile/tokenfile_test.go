@@ -59,9 +59,12 @@ func TestVerify(t *testing.T) {
 		want  auth.Identity
 	}{
 		{secret, auth.Identity{
-			Name: "shop", Tenants: []string{"acme", "other"}, Role: auth.Writer, Expires: created.Expires,
+			ID: "token:" + created.ID, Name: "shop", Tenants: []string{"acme", "other"}, Role: auth.Writer,
+			Expires: created.Expires,
 		}},
-		{nameless, auth.Identity{Name: "token " + other.ID, Tenants: []string{"*"}, Role: auth.Admin}},
+		{nameless, auth.Identity{
+			ID: "token:" + other.ID, Name: "token " + other.ID, Tenants: []string{"*"}, Role: auth.Admin,
+		}},
 	} {
 		got, err := f.Verify(t.Context(), auth.Credentials{Token: test.token})
 		if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
