@@ -3,6 +3,8 @@ package auth
 import (
 	"context"
 	"crypto/x509"
+	"fmt"
+	"log/slog"
 	"strings"
 
 	"google.golang.org/grpc/credentials"
@@ -24,10 +26,10 @@ const (
 	certificateKey = "parley-client-certificate-bin"
 )
 
-// Credentials are what a caller sent to sign in.
+// Credentials are what a caller sent to sign in. Their text in formats and logs does not contain the token.
 type Credentials struct {
 	// Token is the bearer token. It is empty if the caller sent none, or one that is malformed or repeated.
-	Token string
+	Token string `json:"-"`
 	// TokenSent is true if the caller sent the metadata [TokenKey], even if Token is empty.
 	TokenSent bool
 	// Tenant is the tenant that the caller named, or empty.
@@ -37,6 +39,18 @@ type Credentials struct {
 	// identity of the proxy.
 	Certificate *x509.Certificate
 }
+
+// String returns which credentials there are, without the token.
+func (c Credentials) String() string {
+	return fmt.Sprintf("{token: %t, tenant: %q, certificate: %t}", c.TokenSent || c.Token != "", c.Tenant,
+		c.Certificate != nil)
+}
+
+// GoString returns the same, for the verb %#v.
+func (c Credentials) GoString() string { return "auth.Credentials" + c.String() }
+
+// LogValue returns the same, for logs.
+func (c Credentials) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // FromNetwork returns the credentials of a call that arrived over a network.
 func FromNetwork(ctx context.Context) Credentials {

@@ -7,8 +7,12 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
 	"math/big"
+	"strings"
 	"testing"
 	"time"
 
@@ -85,5 +89,40 @@ func TestTokenBeforeCertificate(t *testing.T) {
 				t.Errorf("Authorize(%s and a certificate) from the %s = %q, want %q", test.name, from, got, test.want)
 			}
 		}
+	}
+}
+
+// TestCredentialsText checks that no format and no log entry contains the token.
+func TestCredentialsText(t *testing.T) {
+	const secret = "parley_secret"
+	c := auth.Credentials{Token: secret, Tenant: "acme"}
+	type wrapper struct{ Inner auth.Credentials }
+	var texts []string
+	for _, value := range []any{c, &c, wrapper{c}, &wrapper{c}, []auth.Credentials{c}, map[string]auth.Credentials{"c": c}} {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x"} {
+			texts = append(texts, fmt.Sprintf(verb, value))
+		}
+		var log strings.Builder
+		slog.New(slog.NewTextHandler(&log, nil)).InfoContext(t.Context(), "text", "value", value)
+		slog.New(slog.NewJSONHandler(&log, nil)).InfoContext(t.Context(), "json", "value", value)
+		encoded, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts = append(texts, log.String(), string(encoded))
+	}
+	for _, text := range texts {
+		if strings.Contains(text, secret) || strings.Contains(text, fmt.Sprintf("%x", secret)) {
+			t.Errorf("text = %s, want none with the token", text)
+		}
+	}
+	want := `{token: true, tenant: "acme", certificate: false}`
+	if c.String() != want || c.LogValue().String() != want {
+		t.Errorf("String() = %s, LogValue() = %s, want %s", c, c.LogValue(), want)
+	}
+	var log strings.Builder
+	slog.New(slog.NewJSONHandler(&log, nil)).InfoContext(t.Context(), "json", "value", c)
+	if !strings.Contains(log.String(), "token: true") {
+		t.Errorf("log entry = %s, want it to say that there is a token", log.String())
 	}
 }
