@@ -63,31 +63,59 @@ func (q *Queue[T]) Bytes() int { return q.bytes }
 
 // Push adds an item of size bytes at the end of the tenant's items. If the queue is full, Push first
 // removes the newest items of tenants that have more than this tenant would have, and returns them.
-// ok is false if the item was not added, because this tenant has most of a full queue.
+// ok is false if the item was not added, because this tenant has most of a full queue. Push then
+// removes nothing.
 func (q *Queue[T]) Push(tenant string, size int, item T) (dropped []T, ok bool) {
 	f := q.flows[tenant]
-	own, ownBytes := 1, size
-	if f != nil {
-		own, ownBytes = own+len(f.items), ownBytes+f.bytes
+	victims, ok := q.victims(f, size)
+	if !ok {
+		return nil, false
 	}
-	for q.items > 0 {
-		var victim *flow[T]
-		switch {
-		case q.items >= q.limits.Items:
-			victim = q.largest(func(f *flow[T]) int { return len(f.items) }, own)
-		case q.bytes+size > q.limits.Bytes:
-			victim = q.largest(func(f *flow[T]) int { return f.bytes }, ownBytes)
-		default:
-			q.add(tenant, f, entry[T]{item, size})
-			return dropped, true
-		}
-		if victim == nil {
-			return dropped, false
-		}
-		dropped = append(dropped, q.dropNewest(victim))
+	for _, v := range victims {
+		dropped = append(dropped, q.dropNewest(v))
 	}
 	q.add(tenant, f, entry[T]{item, size})
 	return dropped, true
+}
+
+// amount is a number of items and the sum of their sizes.
+type amount struct{ items, bytes int }
+
+func (a amount) plus(b amount) amount  { return amount{a.items + b.items, a.bytes + b.bytes} }
+func (a amount) minus(b amount) amount { return amount{a.items - b.items, a.bytes - b.bytes} }
+
+// victims returns whose newest items must leave before an item of size bytes is added to the flow f, or
+// to a new one if f is nil. A tenant is in it once for each of its items. ok is false if other tenants do
+// not have enough.
+func (q *Queue[T]) victims(f *flow[T], size int) (victims []*flow[T], ok bool) {
+	left := amount{q.items, q.bytes}
+	own := amount{1, size}
+	if f != nil {
+		own = own.plus(amount{len(f.items), f.bytes})
+	}
+	var leaving map[*flow[T]]amount
+	for left.items > 0 {
+		var victim *flow[T]
+		switch {
+		case left.items >= q.limits.Items:
+			victim = q.largest(func(f *flow[T]) int { return len(f.items) - leaving[f].items }, own.items)
+		case left.bytes+size > q.limits.Bytes:
+			victim = q.largest(func(f *flow[T]) int { return f.bytes - leaving[f].bytes }, own.bytes)
+		default:
+			return victims, true
+		}
+		if victim == nil {
+			return nil, false
+		}
+		if leaving == nil {
+			leaving = map[*flow[T]]amount{}
+		}
+		newest := amount{1, victim.items[len(victim.items)-1-leaving[victim].items].size}
+		leaving[victim] = leaving[victim].plus(newest)
+		left = left.minus(newest)
+		victims = append(victims, victim)
+	}
+	return victims, true
 }
 
 // largest returns the tenant with the largest amount, or nil if none has more than least.

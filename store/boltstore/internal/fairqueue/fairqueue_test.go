@@ -119,6 +119,24 @@ func TestFull(t *testing.T) {
 	}
 }
 
+// TestRefusedPushDropsNothing pushes an item for which other tenants would have to drop more than the first of them has
+// above the pushing tenant.
+func TestRefusedPushDropsNothing(t *testing.T) {
+	q := New[string](Limits{Items: 100, Bytes: 10, Quantum: 1})
+	push(t, q, 1, "a1", "a2", "a3", "a4", "a5", "a6", "b1", "b2", "b3", "b4")
+	if dropped, ok := q.Push("c", 5, "c1"); ok || len(dropped) > 0 {
+		t.Errorf("Push = %v, %v, want it refused and nothing dropped", dropped, ok)
+	}
+	if q.Len() != 10 || q.Bytes() != 10 {
+		t.Errorf("the queue has %d items of %d bytes, want 10 of 10", q.Len(), q.Bytes())
+	}
+	dropped, ok := q.Push("c", 2, "c2")
+	want(t, "dropped items", dropped, "a6 a5")
+	if !ok || q.Len() != 9 || q.Bytes() != 10 {
+		t.Errorf("Push = %v, the queue has %d items of %d bytes, want 9 of 10", ok, q.Len(), q.Bytes())
+	}
+}
+
 func TestLargerThanQueue(t *testing.T) {
 	q := New[string](Limits{Items: 4, Bytes: 10, Quantum: 1})
 	push(t, q, 50, "a1")
@@ -159,6 +177,9 @@ func TestModel(t *testing.T) {
 				item := fmt.Sprint(tenant, n)
 				sizes[item] = rapid.IntRange(0, 70).Draw(t, "size")
 				dropped, ok := q.Push(tenant, sizes[item], item)
+				if !ok && len(dropped) > 0 {
+					t.Fatalf("Push(%s) refused the item and dropped %v", item, dropped)
+				}
 				for _, d := range dropped {
 					list := queued[d[:1]]
 					if d[:1] == tenant || len(list) == 0 || list[len(list)-1] != d {
