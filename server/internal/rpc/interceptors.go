@@ -173,14 +173,18 @@ func (s *Server) authStream(from credentialsOf) grpc.StreamServerInterceptor {
 		}
 		ctx, release := s.auth.Follow(context.WithValue(ctx, principalKey{}, p), info.FullMethod, credentials, p)
 		defer release()
-		if limited, ok := stream.(*slowstream.Stream); ok {
-			// The handler may wait in RecvMsg or SendMsg, which do not notice that ctx has ended.
+		// The handler may wait in RecvMsg or SendMsg, which do not notice that ctx has ended.
+		limited, ok := stream.(*slowstream.Stream)
+		switch {
+		case ok:
 			stop := context.AfterFunc(ctx, func() {
 				if cause := context.Cause(ctx); errors.Is(cause, auth.ErrUnauthenticated) {
 					limited.Abort(cause)
 				}
 			})
 			defer stop()
+		case s.auth.Required():
+			stream = slowstream.Interruptible(ctx, stream)
 		}
 		err = handler(srv, &callerStream{ServerStream: stream, ctx: ctx})
 		if cause := context.Cause(ctx); errors.Is(cause, auth.ErrUnauthenticated) {

@@ -4,10 +4,12 @@ import (
 	"context"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -32,11 +34,8 @@ func withTokens(t *testing.T, validFor time.Duration) (change func(*setup), path
 		return secret
 	}
 	valid, expired = create(validFor), create(-time.Hour)
-	file, err := tokenfile.Open(path, time.Now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return func(s *setup) { s.Auth = auth.New(time.Now, file) }, path, valid, expired
+	_, accepts := reopen(t, path)
+	return func(s *setup) { s.Auth = accepts }, path, valid, expired
 }
 
 func withToken(ctx context.Context, token string) context.Context {
@@ -122,6 +121,94 @@ func TestStreamsEndWithCredential(t *testing.T) {
 			t.Errorf("header %s = %q, %v, want the time of the expiry", auth.ExpiresKey, got, err)
 		}
 	})
+}
+
+// sendMeter counts the sends of a stream. The number is odd during a send.
+type sendMeter struct {
+	grpc.ServerStream
+	transitions *atomic.Int64
+}
+
+func (s sendMeter) SendMsg(m any) error {
+	s.transitions.Add(1)
+	defer s.transitions.Add(1)
+	return s.ServerStream.SendMsg(m)
+}
+
+// TestBlockedWatchEndsWithCredential checks that the watch of a client that does not read ends when its token expires or
+// is revoked. The handler then waits in a send.
+func TestBlockedWatchEndsWithCredential(t *testing.T) {
+	for name, revoke := range map[string]bool{"expired": false, "revoked": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, path, valid, _ := withTokens(t, time.Hour)
+				var transitions atomic.Int64
+				ended := make(chan struct{})
+				var file *tokenfile.File
+				f := open(t, func(s *setup) {
+					file, s.Auth = reopen(t, path)
+					s.grpcOptions = []grpc.ServerOption{grpc.ChainStreamInterceptor(
+						func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+							if strings.HasSuffix(info.FullMethod, "/WatchConversations") {
+								defer close(ended)
+								stream = sendMeter{stream, &transitions}
+							}
+							return handler(srv, stream)
+						})}
+				})
+				ctx := withToken(t.Context(), valid)
+				watch, err := f.WatchConversations(ctx, &parleyv1.WatchConversationsRequest{IncludeTurnEvents: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				blocked := func() bool { synctest.Wait(); return transitions.Load()%2 == 1 }
+				for n := 0; !blocked(); n++ {
+					if n == 1000 {
+						t.Fatal("the watch does not wait for its client")
+					}
+					chat, err := f.Chat(ctx, &parleyv1.ChatRequest{Content: strings.Repeat("x", 16<<10)})
+					for err == nil {
+						_, err = chat.Recv()
+					}
+				}
+				if revoke {
+					tokens, err := tokenfile.List(path)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if _, err := tokenfile.Revoke(t.Context(), path, tokens[0].ID); err != nil {
+						t.Fatal(err)
+					}
+					if err := file.Reload(); err != nil {
+						t.Fatal(err)
+					}
+					f.server.auth.Recheck(t.Context())
+				} else {
+					<-time.After(time.Hour + auth.Grace)
+				}
+				synctest.Wait()
+				select {
+				case <-ended:
+				default:
+					t.Error("the handler of the watch still waits for its client")
+				}
+				for err == nil { // The client reads again.
+					_, err = watch.Recv()
+				}
+				wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
+			})
+		})
+	}
+}
+
+// reopen returns the tokens of a file, and an authenticator that accepts them.
+func reopen(t *testing.T, path string) (*tokenfile.File, *auth.Authenticator) {
+	t.Helper()
+	file, err := tokenfile.Open(path, time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file, auth.New(time.Now, file)
 }
 
 func TestStreamThatReceivesEndsWithCredential(t *testing.T) {

@@ -1,12 +1,13 @@
 // Package slowstream ends streams whose clients do not read, or do not send the next request.
 //
 // A handler that blocks in gRPC's SendMsg or RecvMsg cannot be interrupted: it blocks until the client acts or
-// the stream ends, and the stream ends when the interceptor returns. So the functions of this package run the
-// handler in another goroutine and return while it is still running. The handler returns soon after that. Start
-// at [Limit].
+// the stream ends, and the stream ends when the interceptor returns. So [Limit] runs the handler in another
+// goroutine and returns while it is still running. The handler returns soon after that. [Interruptible] is for
+// the many streams that seldom send. Start at [Limit].
 package slowstream
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
 	"time"
@@ -124,6 +125,30 @@ func (s *Stream) RecvMsg(m any) error {
 	s.receives.transitions.Add(1)
 	defer s.receives.transitions.Add(1)
 	return s.ServerStream.RecvMsg(m)
+}
+
+// Interruptible returns stream with a SendMsg that also returns when ctx ends, with the cause. Unlike [Limit], it
+// limits no time, and a stream that sends nothing needs no goroutine. The handler must then return, and must not
+// send again.
+func Interruptible(ctx context.Context, stream grpc.ServerStream) grpc.ServerStream {
+	return &interruptible{stream, ctx}
+}
+
+type interruptible struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// SendMsg sends a message in another goroutine, which ends at the latest when gRPC ends the stream.
+func (s *interruptible) SendMsg(m any) error {
+	sent := make(chan error, 1)
+	go func() { sent <- s.ServerStream.SendMsg(m) }()
+	select {
+	case err := <-sent:
+		return err
+	case <-s.ctx.Done():
+		return context.Cause(s.ctx)
+	}
 }
 
 // waitMeter measures the duration of sends or of receives, of which there is one at a time. The handler
