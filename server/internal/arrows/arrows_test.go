@@ -61,8 +61,8 @@ func allowedArrows() []arrow {
 			"server/internal/*", "server/internal/agent/*", "server/internal/auth/*", "store", "store/*store", api,
 		}},
 		{"server/internal/transport", []string{
-			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "server/internal/auth", "client",
-			"client/mcp", api,
+			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "server/internal/auth",
+			"server/internal/secretfile", "client", "client/mcp", api,
 		}},
 		{"server/internal/logqueue", nil},
 		{"server/internal/nettest", nil}, // Tests call it.
@@ -81,6 +81,7 @@ func allowedArrows() []arrow {
 		}},
 		{"server/internal/rpc/slowstream", nil},
 		{"server/internal/limit", nil},
+		{"server/internal/secretfile", nil},
 		{"server/internal/transfer", []string{"server/internal/rules", "store", api}},
 		{"server/internal/turn", []string{
 			"server/internal/turn/*", "server/internal/window", "server/internal/agent", "store", api, record,
@@ -97,7 +98,8 @@ func allowedArrows() []arrow {
 		{"server/internal/routing", []string{"store", api}},
 		{"server/internal/watch", []string{"store", api}},
 		{"server/internal/config", []string{
-			"server/internal/agent", "server/internal/auth", "server/internal/limit", "store", api,
+			"server/internal/agent", "server/internal/auth", "server/internal/limit",
+			"server/internal/secretfile", "store", api,
 		}},
 		{"server/internal/config/configtest", nil}, // Tests read its file.
 		{"server/internal/auth", []string{api}},

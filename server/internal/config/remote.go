@@ -9,11 +9,9 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
-)
 
-// maxPEMBytes is the maximum size of a file of certificates. The certificates of a system
-// have about 300 KiB.
-const maxPEMBytes = mib
+	"github.com/parleyhq/parley/server/internal/secretfile"
+)
 
 // TLS contains the encryption settings of a connection to a remote agent. If it has no keys, the
 // server's certificate must be trusted by the system.
@@ -97,7 +95,7 @@ func (f *file) tls(key string, n *yaml.Node) *TLS {
 		"server_name": f.value(text(&t.serverName, "", 1, 253, "")),
 		"ca_file": func(key string, n *yaml.Node) {
 			var data []byte
-			if t.caFile, data = f.readPath(key, n, maxPEMBytes); data == nil {
+			if t.caFile, data = f.readPath(key, n, secretfile.MaxPEMBytes); data == nil {
 				return
 			}
 			t.config.RootCAs = x509.NewCertPool()
@@ -105,9 +103,9 @@ func (f *file) tls(key string, n *yaml.Node) *TLS {
 				f.fault(key, n, "names a file without a certificate in PEM form")
 			}
 		},
-		"cert_file": func(key string, n *yaml.Node) { t.certFile, cert = f.readPath(key, n, maxPEMBytes) },
+		"cert_file": func(key string, n *yaml.Node) { t.certFile, cert = f.readPath(key, n, secretfile.MaxPEMBytes) },
 		"key_file": func(key string, n *yaml.Node) {
-			if t.keyFile, private = f.readPath(key, n, maxPEMBytes); private != nil {
+			if t.keyFile, private = f.readPath(key, n, secretfile.MaxPEMBytes); private != nil {
 				f.warnReadable(key, n, t.keyFile)
 			}
 		},

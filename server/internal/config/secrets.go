@@ -3,12 +3,13 @@ package config
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/parleyhq/parley/server/internal/secretfile"
 )
 
 // maxSecretBytes is the maximum size of a secret, including a line feed at the end of its file.
@@ -143,36 +144,12 @@ func (f *file) readPath(key string, n *yaml.Node, maximum int) (path string, dat
 	if path == "" {
 		return "", nil // The value has reported the fault.
 	}
-	data, err := readRegular(path, maximum)
+	data, err := secretfile.Read(path, maximum)
 	if err != nil {
 		f.fault(key, n, "%v", err)
 		return path, nil
 	}
 	return path, data
-}
-
-// readRegular reads a regular file of at most maximum bytes. Errors do not contain the path.
-func readRegular(path string, maximum int) ([]byte, error) {
-	unreadable := func(err error) error {
-		if inPath, ok := errors.AsType[*fs.PathError](err); ok {
-			err = inPath.Err
-		}
-		return fmt.Errorf("names a file that cannot be read: %w", err)
-	}
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return nil, unreadable(err)
-	case !info.Mode().IsRegular(): // Opening a pipe would block until another process writes to it.
-		return nil, errors.New("must name a regular file")
-	case info.Size() > int64(maximum):
-		return nil, fmt.Errorf("names a file of more than %s", formatSize(int64(maximum)))
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, unreadable(err)
-	}
-	return data, nil
 }
 
 // warnReadable adds a warning if other users can access a file with a secret. It is not a fault,

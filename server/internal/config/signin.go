@@ -9,15 +9,13 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/secretfile"
 )
 
 // Values of the setting tls-client-auth.
@@ -151,7 +149,8 @@ func (l *loader) checkSignIn() {
 		l.checkClientCA()
 	}
 	if c.AuthTokenFile != "" {
-		l.checkSecretFile("auth-token-file", c.AuthTokenFile, 0, "; create it with 'parleyd token create --file'")
+		l.checkSecretFile("auth-token-file", c.AuthTokenFile, secretfile.MaxPEMBytes, 0,
+			"; create it with 'parleyd token create --file'")
 	}
 	l.checkReach()
 }
@@ -192,11 +191,11 @@ func (l *loader) checkPairs() {
 // checkServerCertificate checks the certificate of the listeners and its key. Faults quote neither file.
 func (l *loader) checkServerCertificate() {
 	c := l.config
-	cert, err := readRegular(c.TLSCertFile, maxPEMBytes)
+	cert, err := secretfile.Read(c.TLSCertFile, secretfile.MaxPEMBytes)
 	if err != nil {
 		l.fault(l.place("tls-cert-file"), "%v", err)
 	}
-	key := l.checkSecretFile("tls-key-file", c.TLSKeyFile, 0o040, "")
+	key := l.checkSecretFile("tls-key-file", c.TLSKeyFile, secretfile.MaxPEMBytes, secretfile.OfGroup, "")
 	if cert == nil || key == nil {
 		return
 	}
@@ -207,7 +206,7 @@ func (l *loader) checkServerCertificate() {
 
 // checkClientCA checks the authorities of client certificates.
 func (l *loader) checkClientCA() {
-	data, err := readRegular(l.config.TLSClientCAFile, maxPEMBytes)
+	data, err := secretfile.Read(l.config.TLSClientCAFile, secretfile.MaxPEMBytes)
 	if err == nil && !x509.NewCertPool().AppendCertsFromPEM(data) {
 		err = errors.New("names a file without a certificate in PEM form")
 	}
@@ -219,54 +218,15 @@ func (l *loader) checkClientCA() {
 // checkSecretFile returns the content of the file of a setting. It reports a fault and returns nil if the file cannot
 // be read, or if other users can read or replace it. A file of root may have the permissions ofRoot, too. advice is
 // added if the file does not exist.
-func (l *loader) checkSecretFile(name, path string, ofRoot fs.FileMode, advice string) []byte {
-	data, err := readRegular(path, maxPEMBytes)
+func (l *loader) checkSecretFile(name, path string, maximum int, ofRoot fs.FileMode, advice string) []byte {
+	data, err := secretfile.ReadPrivate(path, maximum, ofRoot)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		l.fault(l.place(name), "%v%s", err, advice)
-		return nil
 	case err != nil:
 		l.fault(l.place(name), "%v", err)
-		return nil
-	}
-	if err := checkPrivate(path, ofRoot); err != nil {
-		l.fault(l.place(name), "%v", err)
-		return nil
 	}
 	return data
-}
-
-// checkPrivate returns an error if other users can read or replace a file. A file of root may have the permissions
-// ofRoot, too, if the server runs as another user: Kubernetes mounts the key of a certificate with read permission
-// for the group.
-func checkPrivate(path string, ofRoot fs.FileMode) error {
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	mode := info.Mode().Perm()
-	allowed := fs.FileMode(0o700)
-	if isOfRoot(info) && os.Geteuid() != 0 {
-		allowed |= ofRoot
-	}
-	if mode&^allowed != 0 {
-		return fmt.Errorf("%.200q can be accessed by other users: its mode is %#o; run chmod 600", path, mode)
-	}
-	directory := filepath.Dir(path)
-	if info, err = os.Stat(directory); err != nil {
-		return err
-	}
-	if info.Mode().Perm()&0o002 != 0 && info.Mode()&fs.ModeSticky == 0 {
-		return fmt.Errorf("%.200q can be replaced by other users: the mode of its directory is %#o; run chmod o-w on it",
-			path, info.Mode().Perm())
-	}
-	return nil
-}
-
-// isOfRoot reports whether root owns a file.
-func isOfRoot(info fs.FileInfo) bool {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	return ok && stat.Uid == 0
 }
 
 // checkReach reports a fault if other machines can reach an address without TLS and sign-in. With --insecure it is a

@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"github.com/parleyhq/parley/server/internal/secretfile"
 )
 
 // checkFilesInterval is the time between two checks whether the files of the certificates have changed.
@@ -66,16 +67,20 @@ func openCertificates(files TLSFiles, log *slog.Logger) (*certificates, error) {
 	return c, nil
 }
 
-// load reads and parses the files.
+// load reads and parses the files. It makes the checks of the settings at the start, too.
 func (c *certificates) load() (*loadedFiles, error) {
 	var l loadedFiles
-	for i, path := range []string{c.files.CertFile, c.files.KeyFile, c.files.ClientCAFile} {
-		if path == "" {
-			continue
-		}
-		var err error
-		if l.content[i], err = os.ReadFile(path); err != nil {
-			return nil, err
+	var err error
+	if l.content[0], err = secretfile.Read(c.files.CertFile, secretfile.MaxPEMBytes); err != nil {
+		return nil, fmt.Errorf("tls-cert-file: %w", err)
+	}
+	l.content[1], err = secretfile.ReadPrivate(c.files.KeyFile, secretfile.MaxPEMBytes, secretfile.OfGroup)
+	if err != nil {
+		return nil, fmt.Errorf("tls-key-file: %w", err)
+	}
+	if c.files.ClientCAFile != "" {
+		if l.content[2], err = secretfile.Read(c.files.ClientCAFile, secretfile.MaxPEMBytes); err != nil {
+			return nil, fmt.Errorf("tls-client-ca-file: %w", err)
 		}
 	}
 	pair, err := tls.X509KeyPair(l.content[0], l.content[1])

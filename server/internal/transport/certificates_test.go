@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/credentials"
 
+	"github.com/parleyhq/parley/server/internal/secretfile"
 	"github.com/parleyhq/parley/server/parleydtest"
 )
 
@@ -149,6 +151,38 @@ func TestCertificatesFollowFiles(t *testing.T) {
 	c.check()
 	if third := serial(t, c, client); third == second || third == first {
 		t.Errorf("certificate after the repair = %s, want a new one", third)
+	}
+}
+
+// TestReloadChecksFiles checks that a reload refuses the files that a start refuses, and blocks at none.
+func TestReloadChecksFiles(t *testing.T) {
+	for _, test := range []struct{ name, want string }{
+		{"readable by all", "can be accessed by other users: its mode is 0644; run chmod 600"},
+		{"pipe", "tls-key-file: must name a regular file"},
+		{"large", "tls-client-ca-file: names a file of more than 1MiB"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			files := newFiles(t)
+			var log bytes.Buffer
+			c := follow(t, TLSFiles{CertFile: files.CertFile, KeyFile: files.KeyFile, ClientCAFile: files.CAFile}, &log)
+			before := c.current.Load()
+			err := files.WriteServer(files.CertFile, files.KeyFile)
+			switch test.name {
+			case "readable by all":
+				err = errors.Join(err, os.Chmod(files.KeyFile, 0o644))
+			case "pipe":
+				err = errors.Join(err, os.Remove(files.KeyFile), syscall.Mkfifo(files.KeyFile, 0o600))
+			case "large":
+				err = errors.Join(err, os.Truncate(files.CAFile, secretfile.MaxPEMBytes+1))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.check()
+			if c.current.Load() != before || !strings.Contains(log.String(), test.want) {
+				t.Errorf("certificates changed: %v, log = %q, want %q", c.current.Load() != before, &log, test.want)
+			}
+		})
 	}
 }
 
