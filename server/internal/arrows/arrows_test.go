@@ -98,7 +98,7 @@ func allowedArrows() []arrow {
 		{"server/internal/routing", []string{"store", api}},
 		{"server/internal/watch", []string{"store", api}},
 		{"server/internal/config", []string{
-			"server/internal/agent", "server/internal/auth", "server/internal/limit",
+			"server/internal/agent", "server/internal/auth", "server/internal/auth/tokenfile", "server/internal/limit",
 			"server/internal/secretfile", "store", api,
 		}},
 		{"server/internal/config/configtest", nil}, // Tests read its file.

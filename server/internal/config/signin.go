@@ -15,6 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/auth/tokenfile"
 	"github.com/parleyhq/parley/server/internal/secretfile"
 )
 
@@ -149,7 +150,7 @@ func (l *loader) checkSignIn() {
 		l.checkClientCA()
 	}
 	if c.AuthTokenFile != "" {
-		l.checkSecretFile("auth-token-file", c.AuthTokenFile, secretfile.MaxPEMBytes, 0,
+		l.checkSecretFile("auth-token-file", c.AuthTokenFile, tokenfile.MaxFileBytes, 0,
 			"; create it with 'parleyd token create --file'")
 	}
 	l.checkReach()

@@ -11,7 +11,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/auth/tokenfile"
 	"github.com/parleyhq/parley/server/internal/config/configtest"
+	"github.com/parleyhq/parley/server/internal/secretfile"
 )
 
 // signInFiles are files that the settings of TLS and sign-in name.
@@ -179,6 +181,26 @@ func TestSecretFilesOfOthers(t *testing.T) {
 					t.Errorf("error = %s\n  want  %s", got, want)
 				}
 			})
+		}
+	}
+}
+
+// TestSizeOfTokenFile checks that the settings accept a file as large as parleyd token create may write it.
+func TestSizeOfTokenFile(t *testing.T) {
+	f := writeSignInFiles(t)
+	for size, want := range map[int64]string{
+		secretfile.MaxPEMBytes + 1: "", tokenfile.MaxFileBytes: "",
+		tokenfile.MaxFileBytes + 1: "settings: --auth-token-file: names a file of more than 16MiB",
+	} {
+		if err := os.Truncate(f.tokens, size); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if _, err := load(t, []string{"--auth-token-file=" + f.tokens}, nil); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("file of %d bytes: error = %q, want %q", size, got, want)
 		}
 	}
 }

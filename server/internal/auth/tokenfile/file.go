@@ -23,8 +23,8 @@ import (
 const (
 	// fileVersion is the version of the format.
 	fileVersion = "1"
-	// maxFileBytes is the maximum size of the file, about 60,000 tokens.
-	maxFileBytes = 16 << 20
+	// MaxFileBytes is the maximum size of the file, about 60,000 tokens.
+	MaxFileBytes = 16 << 20
 	// maxNameBytes is the maximum length of a token's name.
 	maxNameBytes = 128
 	// never is the text of a time that does not come.
@@ -69,11 +69,11 @@ func readFile(path string, file *os.File) ([]Token, error) {
 	case info.Mode().Perm()&0o077 != 0:
 		return nil, faultsOf("%s: has mode %#o, so that others than its owner can access it; run: chmod 600 %s",
 			path, info.Mode().Perm(), path)
-	case info.Size() > maxFileBytes:
+	case info.Size() > MaxFileBytes:
 		return nil, faultsOf("%s: has %d bytes, at most %d are allowed; revoke tokens that have expired",
-			path, info.Size(), maxFileBytes)
+			path, info.Size(), MaxFileBytes)
 	}
-	data, err := io.ReadAll(io.LimitReader(file, maxFileBytes))
+	data, err := io.ReadAll(io.LimitReader(file, MaxFileBytes))
 	if err != nil {
 		return nil, fmt.Errorf("token file: %w", err)
 	}
@@ -293,9 +293,9 @@ func format(tokens []Token) ([]byte, error) {
 	encoder := yaml.NewEncoder(&b)
 	encoder.SetIndent(2)
 	err := cmp.Or(encoder.Encode(content), encoder.Close())
-	if err == nil && b.Len() > maxFileBytes {
+	if err == nil && b.Len() > MaxFileBytes {
 		err = fmt.Errorf("it would have %d bytes, at most %d are allowed; revoke tokens that have expired",
-			b.Len(), maxFileBytes)
+			b.Len(), MaxFileBytes)
 	}
 	return b.Bytes(), err
 }
