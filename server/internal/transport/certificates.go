@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -44,8 +45,14 @@ type certificates struct {
 	fault     string        // the last fault of the files that was logged
 
 	mu sync.Mutex
-	// clients contains the verified certificates of each connection whose client presented some.
-	clients map[net.Conn][]*x509.Certificate
+	// clients contains each connection whose client presented certificates that were verified.
+	clients map[net.Conn]trackedClient
+}
+
+// trackedClient is the client of a connection.
+type trackedClient struct {
+	raw       net.Conn // carries the TLS connection; closing it does not wait for the client
+	presented []*x509.Certificate
 }
 
 // loadedFiles is the content of the files, and what is made of it.
@@ -58,7 +65,7 @@ type loadedFiles struct {
 
 // openCertificates reads the files.
 func openCertificates(files TLSFiles, log *slog.Logger) (*certificates, error) {
-	c := &certificates{files: files, log: log, clients: make(map[net.Conn][]*x509.Certificate)}
+	c := &certificates{files: files, log: log, clients: make(map[net.Conn]trackedClient)}
 	loaded, err := c.load()
 	if err != nil {
 		return nil, err
@@ -206,7 +213,7 @@ func (t *trackedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credential
 	if err != nil {
 		return nil, nil, err
 	}
-	if info, ok := info.(credentials.TLSInfo); ok && t.certificates.track(conn, info.State) {
+	if info, ok := info.(credentials.TLSInfo); ok && t.certificates.track(conn, raw, info.State) {
 		conn = &trackedConn{conn, t.certificates}
 	}
 	return conn, info, nil
@@ -230,18 +237,22 @@ func (t *trackedConn) Close() error {
 	return t.Conn.Close()
 }
 
-// track tracks a connection if its client presented a certificate. Such a connection is closed when the certificate
-// is not trusted any more. The caller must call untrack when the connection is closed.
-func (c *certificates) track(conn net.Conn, state tls.ConnectionState) bool {
+// track tracks a connection if its client presented a certificate. raw is the connection below TLS. Such a connection
+// is closed when the certificate is not trusted any more. The caller must call untrack when the connection is closed.
+// Further calls for a connection do nothing.
+func (c *certificates) track(conn, raw net.Conn, state tls.ConnectionState) bool {
 	if len(state.VerifiedChains) == 0 {
 		return false
 	}
 	c.mu.Lock()
-	c.clients[conn] = state.PeerCertificates
+	_, tracked := c.clients[conn]
+	if !tracked {
+		c.clients[conn] = trackedClient{raw, state.PeerCertificates}
+	}
 	c.mu.Unlock()
 	// The authorities may have changed since the handshake, and closeUntrusted may have run before.
-	if !c.current.Load().trusts(state.PeerCertificates) {
-		_ = conn.Close()
+	if !tracked && !c.current.Load().trusts(state.PeerCertificates) {
+		_ = raw.Close()
 	}
 	return true
 }
@@ -252,14 +263,16 @@ func (c *certificates) untrack(conn net.Conn) {
 	delete(c.clients, conn)
 }
 
-// closeUntrusted closes the connections of clients whose certificate is not trusted any more.
+// closeUntrusted closes the connections of clients whose certificate is not trusted any more. It does not say so to
+// the clients: one that does not read would delay the others.
 func (c *certificates) closeUntrusted() {
 	loaded := c.current.Load()
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	for conn, presented := range c.clients {
-		if !loaded.trusts(presented) {
-			_ = conn.Close()
+	clients := slices.Collect(maps.Values(c.clients))
+	c.mu.Unlock()
+	for _, client := range clients {
+		if !loaded.trusts(client.presented) {
+			_ = client.raw.Close()
 		}
 	}
 }

@@ -6,12 +6,15 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/credentials"
 
@@ -272,6 +275,67 @@ func TestRevokedAuthority(t *testing.T) {
 	if _, _, err := connect(); err == nil {
 		t.Error("handshake with a client of a removed authority succeeded, want an error")
 	}
+	if len(c.clients) != 0 {
+		t.Errorf("tracked connections at the end = %d, want 0", len(c.clients))
+	}
+}
+
+// stuckConn is a connection whose client stops to read.
+type stuckConn struct {
+	net.Conn
+	stuck, written, closed atomic.Bool
+}
+
+func (s *stuckConn) Write(p []byte) (int, error) {
+	if s.stuck.Load() {
+		s.written.Store(true)
+		return 0, os.ErrDeadlineExceeded
+	}
+	return s.Conn.Write(p)
+}
+
+func (s *stuckConn) Close() error {
+	s.closed.Store(true)
+	return s.Conn.Close()
+}
+
+// TestRevokedClientThatDoesNotRead checks that the end of a connection does not wait for its client, and that only the
+// first request over a connection verifies the certificate.
+func TestRevokedClientThatDoesNotRead(t *testing.T) {
+	files, other := newFiles(t), newFiles(t)
+	client, err := files.ClientTLS(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client.ServerName = "localhost"
+	var log bytes.Buffer
+	c := follow(t, TLSFiles{CertFile: files.CertFile, KeyFile: files.KeyFile, ClientCAFile: files.CAFile}, &log)
+	near, far := connected(t)
+	defer near.Close()
+	raw := &stuckConn{Conn: far}
+	secured := tls.Server(raw, c.config())
+	handshake := make(chan error, 1)
+	go func() { handshake <- secured.HandshakeContext(t.Context()) }()
+	if err := errors.Join(tls.Client(near, client).HandshakeContext(t.Context()), <-handshake); err != nil {
+		t.Fatal(err)
+	}
+	state := secured.ConnectionState()
+	h := &httpServer{certificates: c, deadClients: newDeadClients(time.Minute)}
+	h.trackConn(secured, http.StateActive)
+	if n := testing.AllocsPerRun(10, func() { c.track(secured, raw, state) }); n > 0 {
+		t.Errorf("another request over a connection allocates %v times, as if it verified the certificate", n)
+	}
+	raw.stuck.Store(true)
+	if err := os.Rename(other.CAFile, files.CAFile); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.reload(); err != nil {
+		t.Fatal(err)
+	}
+	if raw.written.Load() || !raw.closed.Load() {
+		t.Errorf("wrote to the client: %v, closed: %v, want it closed without a write", raw.written.Load(), raw.closed.Load())
+	}
+	h.trackConn(secured, http.StateClosed)
 	if len(c.clients) != 0 {
 		t.Errorf("tracked connections at the end = %d, want 0", len(c.clients))
 	}

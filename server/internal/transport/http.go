@@ -105,8 +105,8 @@ func (h *httpServer) trackConn(conn net.Conn, state http.ConnState) {
 	}
 	h.deadClients.trackConn(secured.NetConn(), state)
 	switch state {
-	case http.StateActive: // The handshake is complete.
-		h.certificates.track(conn, secured.ConnectionState())
+	case http.StateActive: // The handshake is complete. A connection becomes active for each request.
+		h.certificates.track(conn, secured.NetConn(), secured.ConnectionState())
 	case http.StateClosed, http.StateHijacked:
 		h.certificates.untrack(conn)
 	}
