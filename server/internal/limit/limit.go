@@ -21,7 +21,7 @@ type Limits struct {
 	MaxConversations     int // of the store
 	MaxBytes             int // of all conversations
 	RequestsPerSecond    int // calls that start
-	AppendBytesPerSecond int // of requests that are stored
+	AppendBytesPerSecond int // of requests that are stored, and of copies of conversations
 	MaxTurns             int // running
 	MaxWatchers          int // streams of WatchConversations and waiting calls of GetRoutingSummary
 	MaxStreams           int // streams of any kind

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"google.golang.org/protobuf/proto"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -294,6 +296,10 @@ func (s *Server) fork(
 	create, err := s.readFork(ctx, r, id)
 	if err != nil {
 		return nil, inConversation(r.GetConversationId(), err)
+	}
+	// The request is small, so the interceptors do not count it.
+	if err := s.limits.Append(tenant(ctx), len(create.Messages)+proto.Size(create.Conversation)); err != nil {
+		return nil, err
 	}
 	create.Request = q
 	result, err := s.store.Create(ctx, create)

@@ -118,6 +118,42 @@ func TestTenantAppendBytes(t *testing.T) {
 	f.append(t, "c2", user(large))
 }
 
+// TestTenantForkBytes checks that a fork counts with the size of the copy.
+func TestTenantForkBytes(t *testing.T) {
+	clock := newManualClock()
+	f := open(t, withLimits(limit.Limits{AppendBytesPerSecond: limit.MinAppendBurst}, clock))
+	large := strings.Repeat("x", 200<<10)
+	const copied = 12 * 200 << 10
+	for range copied / len(large) {
+		f.append(t, "c1", user(large))
+	}
+	clock.advance(time.Second)
+	fork := func(id string) error {
+		_, err := f.ForkConversation(t.Context(), &parleyv1.ForkConversationRequest{
+			ConversationId: "c1", NewConversationId: id, RequestId: id,
+		})
+		return err
+	}
+	if err := fork("c2"); err != nil {
+		t.Fatal(err)
+	}
+	refused := fork("c3")
+	wantError(t, refused, codes.ResourceExhausted, "TENANT_APPEND_BYTES")
+	want := time.Second * (2*copied - limit.MinAppendBurst) / limit.MinAppendBurst
+	if d := retryOf(refused); d < want || d > want+10*time.Millisecond {
+		t.Errorf("delay of RetryInfo = %v, want a little more than %v", d, want)
+	}
+	_, err := f.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "c3"})
+	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
+	if err := fork("c2"); err != nil {
+		t.Errorf("a retry of the fork = %v, want the reply of the first call", err)
+	}
+	clock.advance(retryOf(refused))
+	if err := fork("c3"); err != nil {
+		t.Errorf("fork after the delay = %v", err)
+	}
+}
+
 // TestTenantImportWaits imports more than the rate allows. The import takes the time that it needs.
 func TestTenantImportWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
