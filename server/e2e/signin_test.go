@@ -223,7 +223,7 @@ func TestSignInOverHTTP(t *testing.T) {
 		{"no credential", "/v1/conversations", nil, 401},
 		{"wrong token", "/v1/conversations", bearer(token + "x"), 401},
 		{"forged metadata", "/v1/conversations", forged, 401},
-		{"token in the URL", "/v1/conversations?access_token=" + token, nil, 400},
+		{"token in the URL", "/v1/conversations?access_token=" + token, nil, 401},
 		{"no tenant", "/v1/conversations", bearer(token), 400},
 		{"other tenant", "/v1/conversations", bearer(token, "Parley-Tenant", "initech"), 403},
 		{"one of the tenants", "/v1/conversations", bearer(token, "Parley-Tenant", "globex"), 200},

@@ -94,7 +94,7 @@ func testManyLargeBodies(t *testing.T, more string) {
 			hold(ctx)
 			return &parleyv1.AppendMessagesResponse{}, nil
 		},
-	})))
+	})), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func testManyLargeBodies(t *testing.T, more string) {
 // TestManyLargeReads: a limited number of large bodies is read at the same time, even if clients
 // send slowly.
 func TestManyLargeReads(t *testing.T) {
-	d, err := newHandler(t.Context(), openService(t))
+	d, err := newHandler(t.Context(), openService(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func sendStalled(c net.Conn) {
 // TestStalledLargeRead: a large body that stalls is refused before maxBodyTime, so that others can
 // be read.
 func TestStalledLargeRead(t *testing.T) {
-	d, err := newHandler(t.Context(), openService(t))
+	d, err := newHandler(t.Context(), openService(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +267,7 @@ func TestLargeBodyIsNotReadFirst(t *testing.T) {
 
 // TestSlowBody: a body that does not arrive within maxBodyTime is refused.
 func TestSlowBody(t *testing.T) {
-	d, err := newHandler(t.Context(), openService(t))
+	d, err := newHandler(t.Context(), openService(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,6 +40,9 @@ type httpCall struct {
 	// probing means that the request only probes a path and makes no call. pathExists is then set if the path
 	// exists, and isStream if it returns a stream.
 	probing, pathExists, isStream bool
+	// method is the full name of the method of the path. It is set if probing is set and the path's handler is
+	// run.
+	method string
 }
 
 // httpCallOf returns the httpCall that the context of a call or of its HTTP request belongs to.
@@ -166,6 +169,9 @@ func (c *httpCall) setBody(text []byte) error {
 	return nil
 }
 
+// errProbing is the error of a call whose request only probes.
+var errProbing = errors.New("the request only probes")
+
 // checkedConn is the connection that the generated handlers use. It checks the request message of
 // each call against the HTTP request and sends the metadata that belongs to the call.
 type checkedConn struct {
@@ -178,6 +184,9 @@ type checkedConn struct {
 // Invoke makes a unary call.
 func (c *checkedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	call := httpCallOf(ctx)
+	if call.probing {
+		return errProbing
+	}
 	if err := c.checkMessage(call, args); err != nil {
 		return err
 	}
@@ -189,6 +198,9 @@ func (c *checkedConn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
 	call := httpCallOf(ctx)
+	if call.probing {
+		return nil, errProbing
+	}
 	stream, err := c.conn.NewStream(call.outgoing(ctx), desc, method, opts...)
 	if err != nil {
 		return nil, err

@@ -101,6 +101,10 @@ func reasonOf(st *status.Status) string {
 func handleError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, w http.ResponseWriter, r *http.Request,
 	err error,
 ) {
+	if call := httpCallOf(ctx); call.probing {
+		call.method, _ = runtime.RPCMethod(ctx)
+		return
+	}
 	if r.URL.Path == importPath { // The client may still be sending the body.
 		w.Header().Set("Connection", "close")
 	}

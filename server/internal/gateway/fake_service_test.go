@@ -111,7 +111,7 @@ func withFakeService(t *testing.T, s *fakeService, test func(t *testing.T, d *me
 		if err != nil {
 			t.Fatal(err)
 		}
-		handler, err := New(t.Context(), conn)
+		handler, err := New(t.Context(), conn, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

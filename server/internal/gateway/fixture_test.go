@@ -54,7 +54,13 @@ func newFixture(t *testing.T) *fixture {
 // serve returns a fixture that calls a service over conn.
 func serve(t *testing.T, conn *grpc.ClientConn) *fixture {
 	t.Helper()
-	handler, err := New(t.Context(), conn)
+	return serveAuthorized(t, conn, nil)
+}
+
+// serveAuthorized is like serve, with a check of the callers.
+func serveAuthorized(t *testing.T, conn *grpc.ClientConn, authorize Authorize) *fixture {
+	t.Helper()
+	handler, err := New(t.Context(), conn, authorize)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,11 +80,12 @@ func serveHandler(t *testing.T, handler http.Handler) *fixture {
 // openService starts a service and returns a connection to it.
 func openService(t *testing.T) *grpc.ClientConn {
 	t.Helper()
-	return openServiceWith(t, nil)
+	conn, _ := openServiceWith(t, nil)
+	return conn
 }
 
-// openServiceWith starts a service whose callers a authenticates.
-func openServiceWith(t *testing.T, a *auth.Authenticator) *grpc.ClientConn {
+// openServiceWith starts a service whose callers a authenticates. It returns the check of the callers, too.
+func openServiceWith(t *testing.T, a *auth.Authenticator) (*grpc.ClientConn, Authorize) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	hub := watch.New(watch.Options{})
@@ -111,7 +118,7 @@ func openServiceWith(t *testing.T, a *auth.Authenticator) *grpc.ClientConn {
 	service.Register(g)
 	conn := dial(t, g)
 	t.Cleanup(service.Stop)
-	return conn
+	return conn, service.Authorize
 }
 
 // dial serves g until the test ends and returns a connection to it.

@@ -7,6 +7,7 @@ package gateway
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	gatewayv1 "github.com/parleyhq/parley/gen/gateway/parley/v1"
@@ -26,25 +28,36 @@ const (
 	importPath   = "/v1/import"
 )
 
+// Authorize returns an error, which is a status, if a caller with these credentials may not call a method. The
+// credentials are those that [Credentials] returns.
+type Authorize func(ctx context.Context, method string, credentials metadata.MD) error
+
 // handler answers the requests of all paths.
 type handler struct {
+	authorize   Authorize
 	mux         *runtime.ServeMux
 	maxBodyTime time.Duration
 	large       *largeBodies
 }
 
 // New returns the handler of /openapi.json and of all paths under /v1/. The handler makes its calls
-// over conn and does not close it.
-func New(ctx context.Context, conn grpc.ClientConnInterface) (http.Handler, error) {
-	h, err := newHandler(ctx, conn)
+// over conn and does not close it. It calls authorize before it reads a body or parses anything besides
+// the path. If authorize is nil, only the server behind conn checks the callers.
+func New(ctx context.Context, conn grpc.ClientConnInterface, authorize Authorize) (http.Handler, error) {
+	h, err := newHandler(ctx, conn, authorize)
 	return withResponseWriter(h), err
 }
 
-func newHandler(ctx context.Context, conn grpc.ClientConnInterface) (*handler, error) {
-	h := &handler{maxBodyTime: maxBodyTime, large: newLargeBodies()}
+func newHandler(ctx context.Context, conn grpc.ClientConnInterface, authorize Authorize) (*handler, error) {
+	if authorize == nil {
+		authorize = func(context.Context, string, metadata.MD) error { return nil }
+	}
+	h := &handler{authorize: authorize, maxBodyTime: maxBodyTime, large: newLargeBodies()}
 	dropAll := func(string) (string, bool) { return "", false }
 	h.mux = runtime.NewServeMux(append(slices.Concat(marshalerOptions(), responseOptions()),
-		runtime.WithMiddlewares(h.prepare),
+		runtime.WithMiddlewares(func(next runtime.HandlerFunc) runtime.HandlerFunc {
+			return h.prepare(next, calledMethod(ctx, next))
+		}),
 		runtime.WithErrorHandler(handleError),
 		runtime.WithStreamErrorHandler(statusOf),
 		runtime.WithRoutingErrorHandler(h.handleRoutingError),
@@ -95,10 +108,20 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.mux.ServeHTTP(w, routed)
 }
 
-// prepare returns middleware that runs when the path of a request is known, before the call. It
-// parses the path and the query, reads the body and acquires the memory that the decoded body
-// needs.
-func (h *handler) prepare(next runtime.HandlerFunc) runtime.HandlerFunc {
+// calledMethod returns the full name of the method that a handler of a path calls. It runs the handler with
+// an empty request, which makes no call.
+func calledMethod(ctx context.Context, of runtime.HandlerFunc) string {
+	call := &httpCall{probing: true}
+	empty := &http.Request{Method: http.MethodGet, URL: new(url.URL), Body: newBody(nil)}
+	call.request = empty
+	of(nil, empty.WithContext(context.WithValue(ctx, httpCallKey{}, call)), nil)
+	return call.method
+}
+
+// prepare returns a handler that runs when the path of a request is known, before the call of the method. It
+// authorizes the caller, parses the path and the query, reads the body and acquires the memory that the
+// decoded body needs.
+func (h *handler) prepare(next runtime.HandlerFunc, method string) runtime.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
 		call := httpCallOf(r.Context())
 		pattern, _ := runtime.HTTPPattern(r.Context())
@@ -110,31 +133,48 @@ func (h *handler) prepare(next runtime.HandlerFunc) runtime.HandlerFunc {
 			h.refuseMethod(w, call, h.allowedMethods(r, r.URL.Path))
 			return
 		}
+		if err := h.authorize(r.Context(), method, Credentials(call.request)); err != nil {
+			refuseCaller(w, r, err)
+			return
+		}
 		if err := call.parse(r, params); err != nil {
 			handleError(r.Context(), h.mux, nil, w, r, err)
 			return
 		}
 		if r.URL.Path != importPath {
-			text, isRead, err := h.large.readBody(w, r, h.maxBodyTime)
-			if err != nil {
-				isRead()
-				h.refuseBody(w, r, err)
+			release, ok := h.prepareBody(w, r)
+			if !ok {
 				return
 			}
-			call.release, err = h.large.acquireValue(r.Context(), text, h.large.maxWait)
-			isRead()
-			if err == nil {
-				defer call.release()
-				err = call.setBody(text)
-			}
-			if err != nil {
-				handleError(r.Context(), h.mux, nil, w, r, err)
-				return
-			}
-			r.Body = newBody(text)
+			defer release()
 		}
 		next(w, r, params)
 	}
+}
+
+// prepareBody reads the body and acquires the memory that the decoded body needs, which release releases.
+// If it returns false, it has answered the request.
+func (h *handler) prepareBody(w http.ResponseWriter, r *http.Request) (release func(), ok bool) {
+	call := httpCallOf(r.Context())
+	text, isRead, err := h.large.readBody(w, r, h.maxBodyTime)
+	if err != nil {
+		isRead()
+		h.refuseBody(w, r, err)
+		return nil, false
+	}
+	call.release, err = h.large.acquireValue(r.Context(), text, h.large.maxWait)
+	isRead()
+	if err == nil {
+		if err = call.setBody(text); err != nil {
+			call.release()
+		}
+	}
+	if err != nil {
+		handleError(r.Context(), h.mux, nil, w, r, err)
+		return nil, false
+	}
+	r.Body = newBody(text)
+	return call.release, true
 }
 
 // isStream reports whether a GET of the pattern returns a stream. Such a path does not allow HEAD,
@@ -145,6 +185,20 @@ func isStream(pattern runtime.Pattern) bool {
 		return true
 	}
 	return false
+}
+
+// refuseCaller answers a request whose caller may not make the call, without waiting for its body.
+func refuseCaller(w http.ResponseWriter, r *http.Request, err error) {
+	// On HTTP/1, net/http would wait for the body before it sends the response, unless the connection is closed.
+	// On HTTP/2, it resets the stream, and other requests of the connection continue.
+	unread := r.ProtoMajor == 1 && r.Body != nil && r.Body != http.NoBody
+	if unread {
+		w.Header().Set("Connection", "close")
+	}
+	writeStatus(w, statusOf(r.Context(), err))
+	if unread {
+		linger(w, r, new(sync.WaitGroup))
+	}
 }
 
 // refuseBody answers a request whose body was not read completely. The connection cannot be used

@@ -39,6 +39,10 @@ type importer struct {
 }
 
 func (i *importer) serve(w http.ResponseWriter, r *http.Request, _ map[string]string) {
+	if call := httpCallOf(r.Context()); call.probing {
+		call.method = parleyv1.ConversationService_ImportConversations_FullMethodName
+		return
+	}
 	// The server may answer before the body ends.
 	_ = http.NewResponseController(w).EnableFullDuplex() // Fails only for a writer of a test without a network.
 	var sending sync.WaitGroup

@@ -115,7 +115,7 @@ func (h *httpServer) trackConn(conn net.Conn, state http.ConnState) {
 func (h *httpServer) handler(
 	ctx context.Context, o Options, service *rpc.Server, ready *atomic.Bool,
 ) (http.Handler, error) {
-	api, err := gateway.New(ctx, service.Direct(h.loopback.conn))
+	api, err := gateway.New(ctx, service.Direct(h.loopback.conn), service.Authorize)
 	if err != nil {
 		return nil, err
 	}

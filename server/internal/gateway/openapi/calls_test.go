@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -37,7 +38,8 @@ func TestCallsAreAsDescribed(t *testing.T) {
 	document := load(t, strict(t, servedDocument(t)))
 	calls := make(chan received, 1)
 	var choice atomic.Int32 // Index of the field that is set in each oneof.
-	handler := serve(t, calls, &choice)
+	var authorized string   // method whose caller was authorized last
+	handler := serve(t, calls, &choice, &authorized)
 	for where, item := range document.Paths.Map() {
 		for verb, operation := range item.Operations() {
 			method := methods()[strings.TrimRight(operation.OperationID, "0123456789")]
@@ -52,6 +54,9 @@ func TestCallsAreAsDescribed(t *testing.T) {
 					case got := <-calls:
 						if got.method != string(method.Name()) {
 							t.Errorf("%s %s called %s, want %s", verb, request.URL, got.method, method.Name())
+						}
+						if path.Base(authorized) != got.method {
+							t.Errorf("%s %s authorized the caller for %s, want %s", verb, request.URL, authorized, got.method)
 						}
 						if diff := cmp.Diff(want, got.request, protocmp.Transform()); diff != "" {
 							t.Errorf("%s %s (-sent +arrived):\n%s", verb, request.URL, diff)
@@ -197,8 +202,9 @@ type received struct {
 }
 
 // serve returns a handler in front of a server that accepts any call and sends it to calls. The
-// server replies once, with every field set; choice selects the field of each oneof.
-func serve(t *testing.T, calls chan<- received, choice *atomic.Int32) http.Handler {
+// server replies once, with every field set; choice selects the field of each oneof. Each request sets
+// authorized to the method whose caller the handler authorizes.
+func serve(t *testing.T, calls chan<- received, choice *atomic.Int32, authorized *string) http.Handler {
 	t.Helper()
 	listener := bufconn.Listen(64 << 10)
 	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
@@ -225,7 +231,11 @@ func serve(t *testing.T, calls chan<- received, choice *atomic.Int32) http.Handl
 			t.Error(err)
 		}
 	})
-	handler, err := gateway.New(t.Context(), connection)
+	handler, err := gateway.New(t.Context(), connection,
+		func(_ context.Context, method string, _ metadata.MD) error {
+			*authorized = method
+			return nil
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
