@@ -172,6 +172,25 @@ func (c *httpCall) setBody(text []byte) error {
 // errProbing is the error of a call whose request only probes.
 var errProbing = errors.New("the request only probes")
 
+// probingStream is the stream of a call whose request only probes. The generated code logs an error if such a stream
+// cannot be started or ended.
+type probingStream struct{ grpc.ClientStream }
+
+// SendMsg returns an error.
+func (probingStream) SendMsg(any) error { return errProbing }
+
+// RecvMsg returns an error.
+func (probingStream) RecvMsg(any) error { return errProbing }
+
+// CloseSend does nothing.
+func (probingStream) CloseSend() error { return nil }
+
+// Header returns no metadata.
+func (probingStream) Header() (metadata.MD, error) { return nil, nil }
+
+// Trailer returns no metadata.
+func (probingStream) Trailer() metadata.MD { return nil }
+
 // checkedConn is the connection that the generated handlers use. It checks the request message of
 // each call against the HTTP request and sends the metadata that belongs to the call.
 type checkedConn struct {
@@ -199,7 +218,7 @@ func (c *checkedConn) NewStream(
 ) (grpc.ClientStream, error) {
 	call := httpCallOf(ctx)
 	if call.probing {
-		return nil, errProbing
+		return probingStream{}, nil
 	}
 	stream, err := c.conn.NewStream(call.outgoing(ctx), desc, method, opts...)
 	if err != nil {
