@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -44,7 +45,7 @@ func openSignIn(c *config.Config, log *slog.Logger) (*signIn, error) {
 		var err error
 		if s.issuer, err = oidc.New(oidc.Options{
 			Issuer: c.OIDCIssuer, Audience: c.OIDCAudience, TenantClaim: c.OIDCTenantClaim, RoleClaim: c.OIDCRoleClaim,
-			Log: log,
+			OnKeysRemoved: func(ctx context.Context) { s.auth.Recheck(ctx) }, Log: log,
 		}); err != nil {
 			return nil, settingsError("oidc-issuer", err)
 		}

@@ -11,15 +11,17 @@ import (
 	"time"
 )
 
-// refusalTime is the minimum time from a call with a faulty credential to its refusal. It is longer than all checks
-// take, so that the time of a refusal does not tell which check failed.
+// refusalTime is the minimum time from a call with a faulty credential to its refusal. The checks take less on a server
+// that is not overloaded, so the time of a refusal does not show which check failed. It does not cover the first token
+// of an issuer, for which the verifier waits until the issuer's keys are read.
 const refusalTime = 5 * time.Millisecond
 
 // Verifier checks one kind of credential. Its methods may be called from many goroutines.
 type Verifier interface {
 	// Verify returns what the credential of its kind in c states. It returns an error if there is no such
 	// credential, or if it is not valid. The error contains no secret. The time that Verify takes must not depend
-	// on how close a credential is to a valid one. The caller must not change the tenants of the identity.
+	// on how close a credential is to a valid one. If [IsRecheck], it does not wait for other servers. The caller must
+	// not change the tenants of the identity.
 	Verify(ctx context.Context, c Credentials) (Identity, error)
 }
 
@@ -46,8 +48,8 @@ func New(now func() time.Time, verifiers ...Verifier) *Authenticator {
 func (a *Authenticator) Required() bool { return len(a.verifiers) > 0 }
 
 // Authorize returns the caller of a method. The error is a [RoleError] or a [TenantError], or wraps
-// [ErrUnauthenticated]; then it contains the causes for the log, and no secret. Every refusal of a credential takes
-// the same time.
+// [ErrUnauthenticated]; then it contains the causes for the log, and no secret. A refusal of a
+// credential takes at least refusalTime.
 func (a *Authenticator) Authorize(ctx context.Context, method string, c Credentials) (Principal, error) {
 	start := time.Now()
 	p, err := a.authorize(ctx, method, c)
@@ -200,8 +202,15 @@ func (a *Authenticator) Recheck(ctx context.Context) {
 	}
 }
 
+// recheckKey is the context key of calls of verifiers by recheck.
+type recheckKey struct{}
+
+// IsRecheck reports whether a verifier is called for a stream that runs already. A verifier that waits would delay the
+// end of all streams.
+func IsRecheck(ctx context.Context) bool { return ctx.Value(recheckKey{}) != nil }
+
 func (a *Authenticator) recheck(ctx context.Context, s *stream) {
-	p, err := a.authorize(ctx, s.method, s.credentials)
+	p, err := a.authorize(context.WithValue(ctx, recheckKey{}, true), s.method, s.credentials)
 	switch {
 	case errors.Is(err, ErrUnauthenticated) && a.inGrace(s.principal):
 	case err != nil:

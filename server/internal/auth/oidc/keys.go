@@ -1,7 +1,9 @@
 package oidc
 
 import (
+	"bytes"
 	"context"
+	"crypto"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,11 +18,13 @@ import (
 
 	gooidc "github.com/coreos/go-oidc/v3/oidc"
 	"github.com/go-jose/go-jose/v4"
+
+	"github.com/parleyhq/parley/server/internal/auth"
 )
 
 const (
-	// fetchInterval is the minimum time between two attempts to read the keys. Tokens with unknown keys cost the
-	// issuer no more than that, however many there are.
+	// fetchInterval is the minimum time from the end of an attempt to read the keys to the next attempt. Tokens with
+	// unknown keys cost the issuer no more than that, however many there are.
 	fetchInterval = 5 * time.Second
 	// fetchTimeout is the maximum duration of an attempt.
 	fetchTimeout = 10 * time.Second
@@ -56,17 +60,18 @@ func algorithmNames() []string {
 // keySet contains the public keys of an issuer. It implements the key set of go-oidc, which reads the keys again for
 // each token with a wrong signature; this one does so at a limited rate.
 type keySet struct {
-	issuer    string
-	client    *http.Client
-	log       *slog.Logger
-	now       func() time.Time
-	onRemoved func() // called after keys were removed
-	slots     chan struct{}
+	issuer     string
+	client     *http.Client
+	log        *slog.Logger
+	now        func() time.Time
+	clearCache func()                    // called when keys were removed, before the fetch ends
+	onRemoved  func(ctx context.Context) // called then, after the fetch has ended
+	slots      chan struct{}
 
 	current atomic.Pointer[keys]
 
 	mu       sync.Mutex
-	attempt  time.Time // start of the last fetch
+	ended    time.Time // end of the last fetch
 	fetching *fetch    // nil if there is none
 	lastErr  error     // of the last fetch
 	closed   bool
@@ -86,7 +91,7 @@ type fetch struct {
 	err    error
 }
 
-func newKeySet(o Options, onRemoved func()) *keySet {
+func newKeySet(o Options, clearCache func()) *keySet {
 	// Requests are minutes apart, so no connection is kept.
 	var transport http.RoundTripper = &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, MaxResponseHeaderBytes: maxHeaderBytes,
@@ -98,7 +103,8 @@ func newKeySet(o Options, onRemoved func()) *keySet {
 		Timeout: fetchTimeout, CheckRedirect: checkRedirect, Transport: limitedBodies{transport},
 	}
 	s := &keySet{
-		issuer: o.Issuer, client: &client, log: o.Log, now: o.Now, onRemoved: onRemoved,
+		issuer: o.Issuer, client: &client, log: o.Log, now: o.Now,
+		clearCache: clearCache, onRemoved: o.OnKeysRemoved,
 		// Half of the processors, so that tokens with wrong signatures leave the others to the signed-in callers.
 		slots: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
 	}
@@ -128,8 +134,9 @@ func (t limitedBodies) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// VerifySignature returns the payload of a token that one of the keys has signed. If none has, it reads the keys again,
-// unless it did so less than fetchInterval ago.
+// VerifySignature returns the payload of a token that one of the keys has signed. If none has, it starts to read the
+// keys again, unless it did so less than fetchInterval ago. It waits for the first keys only: later it fails at once,
+// so that a slow issuer does not hold calls with faulty tokens, and the caller's next attempt finds a new key.
 func (s *keySet) VerifySignature(ctx context.Context, token string) ([]byte, error) {
 	signed, err := jose.ParseSigned(token, algorithms())
 	if err != nil {
@@ -140,7 +147,10 @@ func (s *keySet) VerifySignature(ctx context.Context, token string) ([]byte, err
 	if err == nil || ctx.Err() != nil {
 		return payload, err
 	}
-	fetchErr := s.refresh(ctx)
+	f, fetchErr := s.start(ctx)
+	if fetchErr == nil && len(known.list) == 0 && !auth.IsRecheck(ctx) {
+		fetchErr = f.wait(ctx)
+	}
 	read := s.current.Load()
 	if read == known {
 		return nil, errors.Join(err, fetchErr)
@@ -178,12 +188,8 @@ func (s *keySet) refreshOld(ctx context.Context) {
 	}
 }
 
-// refresh reads the keys again and waits for them.
-func (s *keySet) refresh(ctx context.Context) error {
-	f, err := s.start(ctx)
-	if err != nil {
-		return err
-	}
+// wait waits for the end of the fetch, or of ctx.
+func (f *fetch) wait(ctx context.Context) error {
 	select {
 	case <-f.done:
 		return f.err
@@ -192,7 +198,7 @@ func (s *keySet) refresh(ctx context.Context) error {
 	}
 }
 
-// start returns the running fetch, or starts one. It fails if the last attempt was less than fetchInterval ago.
+// start returns the running fetch, or starts one. It fails if the last one ended less than fetchInterval ago.
 func (s *keySet) start(ctx context.Context) (*fetch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,16 +208,22 @@ func (s *keySet) start(ctx context.Context) (*fetch, error) {
 	if s.fetching != nil {
 		return s.fetching, nil
 	}
-	now := s.now()
 	// A clock that was set back does not stop the attempts.
-	if since := now.Sub(s.attempt); since >= 0 && since < fetchInterval {
+	if since := s.now().Sub(s.ended); since >= 0 && since < fetchInterval {
 		return nil, fmt.Errorf("the keys were requested less than %s ago", fetchInterval)
 	}
 	// The fetch is for all callers, so it continues when the caller that started it has left.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTimeout)
+	ctx = context.WithoutCancel(ctx)
+	limited, cancel := context.WithTimeout(ctx, fetchTimeout)
 	f := &fetch{cancel: cancel, done: make(chan struct{})}
-	s.attempt, s.fetching = now, f
-	s.running.Go(func() { s.finish(f, s.fetch(ctx)) })
+	s.fetching = f
+	s.running.Go(func() {
+		removed, err := s.fetch(limited)
+		s.finish(f, err)
+		if removed && s.onRemoved != nil {
+			s.onRemoved(ctx)
+		}
+	})
 	return f, nil
 }
 
@@ -220,7 +232,7 @@ func (s *keySet) finish(f *fetch, err error) {
 	f.cancel()
 	s.mu.Lock()
 	failedBefore := s.lastErr != nil
-	s.fetching, s.lastErr = nil, err
+	s.fetching, s.lastErr, s.ended = nil, err, s.now()
 	closed := s.closed
 	s.mu.Unlock()
 	switch {
@@ -234,30 +246,41 @@ func (s *keySet) finish(f *fetch, err error) {
 	close(f.done)
 }
 
-// fetch reads the keys from the issuer.
-func (s *keySet) fetch(ctx context.Context) error {
+// fetch reads the keys from the issuer. It reports whether the issuer has removed keys.
+func (s *keySet) fetch(ctx context.Context) (removed bool, err error) {
 	provider, err := gooidc.NewProvider(gooidc.ClientContext(ctx, s.client), s.issuer)
 	if err != nil {
-		return fmt.Errorf("discovery: %.300s", err.Error()) // The text may quote a page.
+		return false, fmt.Errorf("discovery: %.300s", err.Error()) // The text may quote a page.
 	}
 	var metadata struct {
 		KeysURL string `json:"jwks_uri"`
 	}
 	if err := provider.Claims(&metadata); err != nil {
-		return fmt.Errorf("discovery: %w", err)
+		return false, fmt.Errorf("discovery: %w", err)
 	}
 	list, err := s.fetchKeys(ctx, metadata.KeysURL)
 	if err != nil {
-		return fmt.Errorf("keys: %w", err)
+		return false, fmt.Errorf("keys: %w", err)
 	}
 	old := s.current.Swap(&keys{list: list, read: s.now()})
 	for _, key := range old.list {
-		if !slices.ContainsFunc(list, func(k jose.JSONWebKey) bool { return k.KeyID == key.KeyID }) {
-			s.onRemoved() // The issuer no longer vouches for what the key has signed.
-			break
+		if !slices.ContainsFunc(list, func(k jose.JSONWebKey) bool { return sameKey(k, key) }) {
+			s.clearCache() // The issuer no longer vouches for what the key has signed.
+			return true, nil
 		}
 	}
-	return nil
+	return false, nil
+}
+
+// sameKey reports whether the same tokens are valid with two keys. An issuer may replace a key and keep its id, so the
+// thumbprints of RFC 7638 count, too.
+func sameKey(a, b jose.JSONWebKey) bool {
+	if a.KeyID != b.KeyID || a.Algorithm != b.Algorithm {
+		return false
+	}
+	first, errA := a.Thumbprint(crypto.SHA256)
+	second, errB := b.Thumbprint(crypto.SHA256)
+	return errA == nil && errB == nil && bytes.Equal(first, second)
 }
 
 func (s *keySet) fetchKeys(ctx context.Context, url string) ([]jose.JSONWebKey, error) {

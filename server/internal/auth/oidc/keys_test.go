@@ -23,12 +23,15 @@ func TestRotation(t *testing.T) {
 	f.accept("token of the first key", old)
 	f.setKeys(first, second)
 	f.advance(5 * time.Second)
-	f.accept("token of the added key", second.sign(t, f.claims(nil)))
+	added := second.sign(t, f.claims(nil))
+	f.reject("token of the added key", added, "no key with the id")
+	f.AwaitFetch()
+	f.accept("token of the added key after the fetch", added)
 	f.accept("token of the first key", old)
 	f.setKeys(second)
 	f.advance(5 * time.Second)
 	f.reject("token of an unknown key", newSigner(t, "k3", jose.ES256).sign(t, f.claims(nil)), "no key with the id")
-	f.advance(5 * time.Second)
+	f.AwaitFetch()
 	f.reject("token of the removed key", old, "no key with the id")
 	f.accept("token of the second key", second.sign(t, f.claims(nil)))
 }
@@ -97,6 +100,7 @@ func TestUnknownKeys(t *testing.T) {
 			})
 		}
 		attacks.Wait()
+		f.AwaitFetch()
 	}
 	if got, most := f.requestCount(), 1+seconds/5; got > most || got < 2 {
 		t.Errorf("the issuer has %d requests in %d s, want 2 to %d", got, seconds, most)
@@ -104,31 +108,59 @@ func TestUnknownKeys(t *testing.T) {
 	f.accept("token", good)
 }
 
-// TestHangingIssuer checks that callers of an issuer that does not answer wait no longer than their call, that other
+// hang makes requests for the keys wait for their end, or for the end of release. It returns a channel with a value for
+// each request.
+func (f *fixture) hang(release <-chan struct{}) (asked <-chan struct{}) {
+	requests := make(chan struct{}, 1)
+	f.setAnswer(func(w http.ResponseWriter, r *http.Request) {
+		requests <- struct{}{}
+		select {
+		case <-r.Context().Done():
+		case <-release:
+			away(w, r)
+		}
+	})
+	return requests
+}
+
+// TestHangingIssuer checks that tokens of an unknown key are refused at once while the issuer does not answer, that other
 // callers continue, and that Close ends the request.
 func TestHangingIssuer(t *testing.T) {
 	s := newSigner(t, "k1", jose.ES256)
 	f := newFixture(t, newIssuer(t, s), nil)
 	good := s.sign(t, f.claims(nil))
 	f.accept("token", good)
-	asked := make(chan struct{}, 1)
-	f.setAnswer(func(_ http.ResponseWriter, r *http.Request) {
-		asked <- struct{}{}
-		<-r.Context().Done()
-	})
+	asked := f.hang(nil)
 	f.advance(5 * time.Second)
 	unknown := newSigner(t, "k2", jose.ES256).sign(t, f.claims(nil))
-	ctx, cancel := context.WithCancel(t.Context())
+	f.reject("unknown key", unknown, "no key with the id")
+	<-asked
+	f.reject("unknown key during the fetch", unknown, "no key with the id")
+	f.accept("token", good)
+	f.accept("new token", s.sign(t, f.claims(map[string]any{"jti": "2"})))
+	if log := f.log.String(); log != "" {
+		t.Errorf("log = %s, want none, because the request still runs", log)
+	}
+	f.Close()
+	f.accept("known token after Close", good)
+	f.reject("token after Close", unknown, "the verifier is closed")
+}
+
+// TestHangingFirstKeys checks that callers wait for the first keys no longer than their call.
+func TestHangingFirstKeys(t *testing.T) {
+	s := newSigner(t, "k1", jose.ES256)
+	f := newFixture(t, newIssuer(t, s), nil)
+	asked := f.hang(nil)
+	token := s.sign(t, f.claims(nil))
 	results := make(chan error)
 	verify := func(ctx context.Context) {
-		_, err := f.Verify(ctx, auth.Credentials{Token: unknown})
+		_, err := f.Verify(ctx, auth.Credentials{Token: token})
 		results <- err
 	}
+	ctx, cancel := context.WithCancel(t.Context())
 	go verify(ctx)
 	<-asked
 	go verify(t.Context())
-	f.accept("token", good)
-	f.accept("new token", s.sign(t, f.claims(map[string]any{"jti": "2"})))
 	cancel()
 	if err := <-results; err == nil || !strings.Contains(err.Error(), context.Canceled.Error()) {
 		t.Errorf("Verify() of a cancelled call = %v, want context.Canceled", err)
@@ -137,8 +169,26 @@ func TestHangingIssuer(t *testing.T) {
 	if err := <-results; err == nil {
 		t.Error("Verify() after Close = nil, want an error")
 	}
-	f.accept("known token after Close", good)
-	f.reject("token after Close", unknown, "the verifier is closed")
+}
+
+// TestIntervalAfterSlowFetch checks that an attempt that lasts long is not followed by the next one at once.
+func TestIntervalAfterSlowFetch(t *testing.T) {
+	s := newSigner(t, "k1", jose.ES256)
+	f := newFixture(t, newIssuer(t, s), nil)
+	f.accept("token", s.sign(t, f.claims(nil)))
+	release := make(chan struct{})
+	asked := f.hang(release)
+	f.advance(5 * time.Second)
+	unknown := newSigner(t, "k2", jose.ES256).sign(t, f.claims(nil))
+	f.reject("unknown key", unknown, "no key with the id")
+	<-asked
+	f.advance(9 * time.Second) // The fetch lasts that long.
+	close(release)
+	f.AwaitFetch()
+	f.reject("unknown key after the fetch", unknown, "requested less than 5s ago")
+	f.advance(5 * time.Second)
+	f.reject("unknown key after the interval", unknown, "no key with the id")
+	<-asked
 }
 
 // TestExpiryOfKnownToken checks that the cache does not extend the life of a token.

@@ -43,6 +43,10 @@ type Options struct {
 	// RoleClaim is the name of the claim with the role: a text, or a list of texts of which the largest role counts. If
 	// empty, it is "role".
 	RoleClaim string
+	// OnKeysRemoved is called after the verifier has noticed that the issuer removed or replaced a key. Tokens of that
+	// key are no longer accepted, so streams that began with one must end. ctx does not end. [Verifier.Close] waits for
+	// the call, which must not call it. If nil, nothing is called.
+	OnKeysRemoved func(ctx context.Context)
 	// Log receives failures to read the keys of the issuer.
 	Log *slog.Logger
 	// Now is the clock. If nil, it is time.Now.
