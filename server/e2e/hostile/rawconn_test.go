@@ -31,7 +31,8 @@ type rawConn struct {
 	mu    sync.Mutex
 	// results has, by stream, the statuses of gRPC and the codes of resets. Stream 0 has the end of the connection.
 	results map[uint32]string
-	more    chan struct{} // closed when there is another result
+	windows map[uint32]int // window updates of the server, by stream
+	more    chan struct{}  // closed when there is another result or update
 }
 
 // dial connects without writing.
@@ -48,7 +49,7 @@ func dial(t *testing.T, address string) net.Conn {
 // dialHTTP2 connects and sends the preface and settings. It reads all frames.
 func dialHTTP2(t *testing.T, address string, settings ...http2.Setting) *rawConn {
 	t.Helper()
-	c := &rawConn{Conn: dial(t, address), results: make(map[uint32]string), more: make(chan struct{})}
+	c := &rawConn{Conn: dial(t, address), results: make(map[uint32]string), windows: make(map[uint32]int), more: make(chan struct{})}
 	c.frames = http2.NewFramer(c.Conn, c.Conn)
 	c.frames.AllowIllegalWrites = true
 	c.frames.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
@@ -85,6 +86,11 @@ func (c *rawConn) read() {
 		switch f := frame.(type) {
 		case *http2.GoAwayFrame:
 			c.add(0, "GOAWAY "+f.ErrCode.String())
+		case *http2.WindowUpdateFrame:
+			c.mu.Lock()
+			c.windows[f.StreamID] += int(f.Increment)
+			c.notify()
+			c.mu.Unlock()
 		case *http2.RSTStreamFrame:
 			c.add(f.StreamID, "RST_STREAM "+f.ErrCode.String())
 		case *http2.MetaHeadersFrame:
@@ -103,9 +109,14 @@ func (c *rawConn) add(stream uint32, result string) {
 	defer c.mu.Unlock()
 	if c.results[stream] == "" {
 		c.results[stream] = result
-		close(c.more)
-		c.more = make(chan struct{})
+		c.notify()
 	}
+}
+
+// notify wakes those that wait for more. The caller holds mu.
+func (c *rawConn) notify() {
+	close(c.more)
+	c.more = make(chan struct{})
 }
 
 // result waits for the first result of a stream or of the connection.

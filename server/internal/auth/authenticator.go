@@ -47,6 +47,9 @@ func New(now func() time.Time, verifiers ...Verifier) *Authenticator {
 // Required reports whether callers must sign in.
 func (a *Authenticator) Required() bool { return len(a.verifiers) > 0 }
 
+// Public reports whether callers need no credential for a method, even if they must sign in.
+func (a *Authenticator) Public(method string) bool { return a.accessOf(method).Role == Public }
+
 // Authorize returns the caller of a method. The error is a [RoleError] or a [TenantError], or wraps
 // [ErrUnauthenticated]; then it contains the causes for the log, and no secret. A refusal of a
 // credential takes at least refusalTime.

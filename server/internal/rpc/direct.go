@@ -22,7 +22,7 @@ import (
 func (s *Server) Direct(streams grpc.ClientConnInterface) grpc.ClientConnInterface {
 	d := &directConn{
 		ClientConnInterface: streams, server: s,
-		methods: make(map[string]grpc.MethodDesc), interceptors: s.unaryInterceptors(auth.FromProcess),
+		methods: make(map[string]grpc.MethodDesc), interceptors: append(s.unaryInterceptors(auth.FromProcess), s.checkUnary),
 	}
 	for _, service := range []*grpc.ServiceDesc{
 		&parleyv1.ConversationService_ServiceDesc,

@@ -11,6 +11,7 @@ import (
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -18,6 +19,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/limit"
+	"github.com/parleyhq/parley/server/internal/rpc/receive"
 	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -32,9 +34,10 @@ const maxUnaryTime = 10 * time.Minute
 // The order of the interceptors is, from the outermost: log, status, recovery, authentication, limits of
 // the tenant, limits of time, validation. The status interceptor is near the outside, because it is the
 // only one that makes statuses. The limits of time of a stream come before recovery, because they run
-// the inner interceptors in another goroutine.
+// the inner interceptors in another goroutine. A call without a valid credential is refused before its request
+// arrives, also if the call is no stream: [Server.Registrar] runs the interceptors up to authentication before it.
 func (s *Server) ServerOptions() []grpc.ServerOption {
-	return s.serverOptions(auth.FromNetwork, s.limitStream)
+	return append(s.serverOptions(auth.FromNetwork, s.limitStream), grpc.InTapHandle(receive.Tap))
 }
 
 // LoopbackOptions returns the ServerOptions of a grpc.Server whose clients are in this process and
@@ -61,7 +64,7 @@ func (s *Server) serverOptions(from credentialsOf, slow grpc.StreamServerInterce
 func (s *Server) unaryInterceptors(from credentialsOf) []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicError)),
-		s.authUnary(from), s.tenantUnary, s.limitUnary, s.validateUnary,
+		s.authUnary(from),
 	}
 }
 
@@ -199,7 +202,11 @@ func (s *Server) authStream(from credentialsOf) grpc.StreamServerInterceptor {
 		case s.auth.Required():
 			stream = slowstream.Interruptible(ctx, stream)
 		}
-		err = handler(srv, &callerStream{ServerStream: stream, ctx: ctx})
+		caller := &callerStream{ServerStream: stream, ctx: ctx}
+		if !info.IsClientStream { // A client stream may wait for its next request; slowstream limits how long.
+			caller.receives = s.receives(info.FullMethod)
+		}
+		err = handler(srv, caller)
 		if cause := context.Cause(ctx); errors.Is(cause, auth.ErrUnauthenticated) {
 			return cause // It is the reason why the handler returned.
 		}
@@ -210,11 +217,20 @@ func (s *Server) authStream(from credentialsOf) grpc.StreamServerInterceptor {
 // callerStream is a stream whose context contains the caller's principal.
 type callerStream struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx      context.Context
+	receives *receive.Limiter // of the only request, or nil
 }
 
 // Context returns the context with the caller's principal.
 func (s *callerStream) Context() context.Context { return s.ctx }
+
+// RecvMsg receives a message.
+func (s *callerStream) RecvMsg(m any) error {
+	if s.receives == nil {
+		return s.ServerStream.RecvMsg(m)
+	}
+	return s.receives.Receive(s.ctx, func() error { return s.ServerStream.RecvMsg(m) })
+}
 
 func (s *Server) limitUnary(
 	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
@@ -230,6 +246,12 @@ func (s *Server) limitStream(
 ) error {
 	if info.FullMethod == parleyv1.ConversationService_WatchConversations_FullMethodName {
 		return handler(srv, stream) // A slow watcher blocks nothing: the hub drops changes and sends a GAP.
+	}
+	if info.FullMethod == healthv1.Health_Watch_FullMethodName {
+		defer s.healthWatches.Add(-1)
+		if s.healthWatches.Add(1) > maxHealthWatches {
+			return watch.ErrTooMany
+		}
 	}
 	return slowstream.Limit(srv, stream, handler)
 }

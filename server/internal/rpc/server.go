@@ -12,7 +12,9 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -22,6 +24,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/limit"
+	"github.com/parleyhq/parley/server/internal/rpc/receive"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/watch"
@@ -115,6 +118,9 @@ type Server struct {
 	auth            *auth.Authenticator
 	limits          *limit.Tenants
 
+	signedInReceives, publicReceives *receive.Limiter
+	healthWatches                    atomic.Int64
+
 	importer  *transfer.Importer
 	requests  *decoder
 	refusals  []row     // see status.go
@@ -146,6 +152,7 @@ func New(o Options) (*Server, error) {
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
 		auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
 		requests: newDecoder(), limits: o.Limits,
+		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
 		startTime: o.Now(),
 		stopping:  stopping, stop: sync.OnceFunc(func() { close(stopping) }),
 	}, nil
@@ -154,9 +161,74 @@ func New(o Options) (*Server, error) {
 // Register registers the services with a grpc.Server, which must have the options that ServerOptions
 // or LoopbackOptions returns.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
+	r = s.Registrar(r)
 	parleyv1.RegisterConversationServiceServer(r, s)
 	parleyv1.RegisterInteractionLogServiceServer(r, s)
 	parleyv1.RegisterAdminServiceServer(r, s)
+}
+
+// Registrar returns a registrar for services of r. It receives the request of a call that is not a stream only after
+// the interceptors of ServerOptions have accepted the caller, and then limits, meters and validates it. r must have
+// the options that ServerOptions or LoopbackOptions returns.
+func (s *Server) Registrar(r grpc.ServiceRegistrar) grpc.ServiceRegistrar { return &registrar{r, s} }
+
+type registrar struct {
+	grpc.ServiceRegistrar
+	server *Server
+}
+
+// RegisterService registers a service.
+func (r *registrar) RegisterService(description *grpc.ServiceDesc, implementation any) {
+	d := *description
+	d.Methods = slices.Clone(d.Methods)
+	for i := range d.Methods {
+		m := &d.Methods[i]
+		m.Handler = r.server.afterSignIn("/"+d.ServiceName+"/"+m.MethodName, m.Handler)
+	}
+	r.ServiceRegistrar.RegisterService(&d, implementation)
+}
+
+// afterSignIn returns a handler that receives the request after outer, the interceptors of the grpc.Server. These get
+// no request.
+func (s *Server) afterSignIn(method string, handler grpc.MethodHandler) grpc.MethodHandler {
+	return func(srv any, ctx context.Context, decode func(any) error, outer grpc.UnaryServerInterceptor) (any, error) {
+		info := &grpc.UnaryServerInfo{Server: srv, FullMethod: method}
+		return outer(ctx, nil, info, func(ctx context.Context, _ any) (any, error) {
+			return handler(srv, ctx, func(request any) error {
+				return s.receives(method).Receive(ctx, func() error { return decode(request) })
+			}, s.checkUnary)
+		})
+	}
+}
+
+// checkUnary contains the interceptors that need the request.
+func (s *Server) checkUnary(
+	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
+	return s.tenantUnary(ctx, request, info, func(ctx context.Context, request any) (any, error) {
+		return s.limitUnary(ctx, request, info, func(ctx context.Context, request any) (any, error) {
+			return s.validateUnary(ctx, request, info, handler)
+		})
+	})
+}
+
+const (
+	// maxReceives is how many calls receive a request at the same time. Their requests need at most 512 MiB. Many
+	// more small calls may start at once: their requests arrive in microseconds, and a call waits for the others.
+	maxReceives = 128
+	// maxPublicReceives is the same for methods without sign-in, so that callers without a credential block nobody
+	// else.
+	maxPublicReceives = 16
+	// maxHealthWatches is how many clients watch the health of the server, which needs no sign-in.
+	maxHealthWatches = 1024
+)
+
+// receives returns the limiter of the calls of a method.
+func (s *Server) receives(method string) *receive.Limiter {
+	if s.auth.Public(method) {
+		return s.publicReceives
+	}
+	return s.signedInReceives
 }
 
 // Stop ends the calls that only wait for a change, so that a graceful stop of the grpc.Server does not

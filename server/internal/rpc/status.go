@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/rpc/receive"
 	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/transfer"
@@ -294,6 +295,11 @@ func refusals() []row { //nolint:funlen // one table
 		is(slowstream.ErrSender, refuse(limit, "SLOW_SENDER",
 			"the client sent no request on its stream for %s; the conversations imported before are stored",
 			slowstream.MaxReceiveTime)),
+		is(receive.ErrSlow, refuse(limit, "SLOW_SENDER",
+			"the client did not send the whole request within %s, or %s while other calls waited; send it again",
+			receive.MaxTime, receive.MinTime)),
+		is(receive.ErrTooMany, refuse(limit, "TOO_MANY_LARGE_REQUESTS",
+			"too many requests arrive slowly; retry").retryable()),
 
 		is(context.Canceled, refuse(codes.Canceled, "CANCELLED", "the caller cancelled the call")),
 		is(context.DeadlineExceeded, refuse(codes.DeadlineExceeded, "DEADLINE_EXCEEDED",

@@ -62,6 +62,7 @@ type Options struct {
 type Servers struct {
 	log          *slog.Logger
 	grpc         *grpc.Server
+	services     grpc.ServiceRegistrar // of grpc
 	health       *health.Server
 	grpcListener net.Listener
 	http         *httpServer // nil if HTTP is off
@@ -88,8 +89,9 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 		}
 	}
 	s.grpc = grpc.NewServer(options...)
+	s.services = service.Registrar(s.grpc)
 	service.Register(s.grpc)
-	healthv1.RegisterHealthServer(s.grpc, s.health)
+	healthv1.RegisterHealthServer(s.services, s.health)
 	reflection.Register(s.grpc)
 	l, err := listen(ctx, o.GRPCAddress)
 	if err != nil {
@@ -107,7 +109,7 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 
 // RegisterService adds a service to the gRPC server. It must be called before Serve.
 func (s *Servers) RegisterService(description *grpc.ServiceDesc, implementation any) {
-	s.grpc.RegisterService(description, implementation)
+	s.services.RegisterService(description, implementation)
 }
 
 // GRPCAddress returns the address of the gRPC listener.
@@ -121,6 +123,12 @@ func (s *Servers) HTTPAddress() net.Addr {
 	return s.http.listener.Addr()
 }
 
+// Flow-control windows: what a client may send before the server has accepted it.
+const (
+	streamWindowBytes = 64 << 10
+	connWindowBytes   = 4 << 20
+)
+
 // GRPCOptions returns the limits of every stream and connection. The defaults of grpc-go leave most
 // of them unlimited. The values come from measurements.
 func GRPCOptions(keepaliveTime time.Duration) []grpc.ServerOption {
@@ -133,6 +141,11 @@ func GRPCOptions(keepaliveTime time.Duration) []grpc.ServerOption {
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: keepaliveTime, Timeout: keepaliveTime / 3, MaxConnectionIdle: 15 * time.Minute,
 		}),
+		// A stream whose handler does not receive, for example because it waits, holds at most this much. gRPC
+		// increases the window for a larger message when the handler receives it. Without these options it measures
+		// the network and may increase the windows of all streams to 16 MiB.
+		grpc.StaticStreamWindowSize(streamWindowBytes),
+		grpc.StaticConnWindowSize(connWindowBytes),
 		grpc.ConnectionTimeout(10 * time.Second),
 		grpc.WaitForHandlers(true), // The store closes after the handlers have returned.
 		grpc.WriteBufferSize(64 << 10),
