@@ -16,8 +16,8 @@
 //     up to five times within about 1.5 s, so that callers do not notice a quick restart. The
 //     other calls (update, delete, clear, purge, lease, import) are sent once. A stream that
 //     breaks after its first message is not sent again; the three calls above request the rest.
-//   - A call that the server refuses with UNAUTHENTICATED is sent again once if there is another
-//     token by then. See [WithToken].
+//   - A call that the server refuses with UNAUTHENTICATED is sent again, once, if there is another
+//     token. See [WithToken].
 //   - A program that repeats a call itself, for example after its own restart, must set
 //     request_id itself, to the same value each time.
 //

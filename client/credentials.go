@@ -29,9 +29,9 @@ const (
 // WithToken returns an option for [Dial]: each call signs in with the bearer token that source returns.
 //
 // The client calls source for each attempt of each call, with the context of the call and from many
-// goroutines. So source should remember the token and get another one before it expires. If the
+// goroutines. So source should cache the token and get another one before it expires. If the
 // server refuses a token with UNAUTHENTICATED, the client calls source again. If source then returns
-// another token, the call is sent once more, and Chat, ResumeTurn and WatchConversations resume.
+// another token, the call is sent again, once, and Chat, ResumeTurn and WatchConversations resume.
 // A context with the metadata "authorization" overrides the token for one call.
 //
 // If source fails, or returns a token with a space, a line break or another character that is not
@@ -84,7 +84,7 @@ func (n namedTenant) GetRequestMetadata(ctx context.Context, _ ...string) (map[s
 	return map[string]string{tenantKey: n.name}, nil
 }
 
-// RequireTransportSecurity returns false: the name of a tenant is no secret.
+// RequireTransportSecurity returns false, because the name of a tenant is not secret.
 func (namedTenant) RequireTransportSecurity() bool { return false }
 
 // hasMetadata reports whether the caller has set metadata of a call.

@@ -114,7 +114,7 @@ func TestSignInAtARealServer(t *testing.T) {
 		}
 	}
 
-	// The file of a token is exchanged.
+	// The content of the token file is replaced.
 	path := filepath.Join(t.TempDir(), "token")
 	write(t, path, s.tokens["reader"])
 	c := s.dial(t, client.WithTokenFile(path))
@@ -126,7 +126,7 @@ func TestSignInAtARealServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := c.AppendMessages(t.Context(), batch(1, "hello")); err != nil {
-		t.Errorf("AppendMessages with the exchanged token = %v, want no error", err)
+		t.Errorf("AppendMessages with the replaced token = %v, want no error", err)
 	}
 }
 
@@ -170,7 +170,7 @@ func TestCertificatesAtARealServer(t *testing.T) {
 	}
 }
 
-// waitingAgent is an agent that answers when it is told to.
+// waitingAgent is an agent that waits after each text of its answer until answer has a value or is closed.
 type waitingAgent struct {
 	parleyv1.UnimplementedAgentServiceServer
 	answer chan struct{}

@@ -18,9 +18,9 @@ import (
 // certificate; if empty, those of the system apply. certFile and keyFile contain the client's
 // certificate, with its chain, and its private key; both are empty if the client has none.
 //
-// The files are read again for each new connection, so that exchanged certificates apply without a
-// restart. If they cannot be read then, the previous ones apply. TLSFromFiles returns an error if
-// they cannot be read now.
+// The files are read again for each new connection, so that replaced certificates apply without a
+// restart. If that fails, the previous certificates apply. TLSFromFiles returns an error if the
+// first read fails.
 func TLSFromFiles(caFile, certFile, keyFile string) (credentials.TransportCredentials, error) {
 	if (certFile == "") != (keyFile == "") {
 		return nil, errors.New("client certificate: name both the file of the certificate and the file of its key")

@@ -31,7 +31,7 @@ func newSignIn(t *testing.T, dir, name string) *parleydtest.SignIn {
 	return s
 }
 
-// TestTLSFromFiles exchanges the certificates of both sides while a client is in use. Each new connection has the new
+// TestTLSFromFiles replaces the certificates of both sides while a client is in use. Each new connection has the new
 // ones; a faulty file does not matter until then, and not after a valid one.
 func TestTLSFromFiles(t *testing.T) {
 	dir := t.TempDir()

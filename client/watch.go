@@ -36,7 +36,7 @@ import (
 //     complete turn.
 //   - If the token of the watch has expired and there is another one, the watch opens its next
 //     stream before the server ends the present one, 30 s after the expiry. So ephemeral
-//     conversations are kept. Some events of turns may be lost.
+//     conversations are not deleted. Some events of turns may be lost.
 //   - For the server a break is a disconnect. An ephemeral conversation that must survive a
 //     break needs a delete_after_disconnect of some seconds. Two minutes are longer than any
 //     break after which the client resumes.

@@ -39,7 +39,8 @@ func (l leakFree) Run() int {
 }
 
 // TestScripts runs each script of testdata against its own real server, with server.yaml of the script as the
-// configuration. If the script has tokens.txt, the server uses TLS and sign-in; see server.signIn. In addition to the commands of testscript there are
+// configuration. If the script has tokens.txt, the server uses TLS and sign-in; see server.signIn. In addition to the
+// commands of testscript there are
 //
 //	exits CODE COMMAND...     fails unless the command ends with that exit code
 //	capture NAME FILE REGEXP  sets $NAME to the group that REGEXP matches in stdout or stderr

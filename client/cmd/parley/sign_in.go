@@ -21,10 +21,10 @@ const aboutSignIn = `A server on a network needs sign-in and TLS:
 
   parley list --address parley.example:50051 --token-file ~/.parley-token
 
-The token comes from --token-file, or else from PARLEY_TOKEN or the file in PARLEY_TOKEN_FILE, of which only one
-may be set.
-There is no flag for the token itself, because every user of a machine can see the command lines of
-all processes. A client certificate (--tls-cert-file, --tls-key-file) can replace the token.`
+The token comes from the file of --token-file. Without this flag, it comes from PARLEY_TOKEN or from
+the file of PARLEY_TOKEN_FILE; set only one of these variables. There is no flag for the token
+itself, because every user of a machine can see the command lines of all processes. A client
+certificate (--tls-cert-file, --tls-key-file) can replace the token.`
 
 // signIn contains the global flags with which a command signs in, and their variables.
 type signIn struct {
@@ -43,13 +43,13 @@ type signIn struct {
 func (s *signIn) addFlags(flags *pflag.FlagSet, getenv func(string) string) {
 	s.token, s.flags = getenv("PARLEY_TOKEN"), flags
 	flags.StringVar(&s.tokenFile, "token-file", getenv("PARLEY_TOKEN_FILE"),
-		"file with the token to sign in; PARLEY_TOKEN_FILE sets the default, PARLEY_TOKEN is the token itself")
+		"file with the token; PARLEY_TOKEN_FILE sets the default, PARLEY_TOKEN is the token itself")
 	flags.StringVar(&s.tenant, "tenant", getenv("PARLEY_TENANT"),
-		"tenant, needed if the token is valid for several; PARLEY_TENANT sets the default")
-	flags.BoolVar(&s.tls, "tls", false, "use TLS (default: if the server is on another machine, or one of the "+
+		"tenant, needed only if the token is valid for several; PARLEY_TENANT sets the default")
+	flags.BoolVar(&s.tls, "tls", false, "use TLS (default if the server is on another machine, or if one of the "+
 		"--tls-…-file flags is set); --tls=false sends tokens in plaintext")
-	flags.StringVar(&s.caFile, "tls-ca-file", getenv("PARLEY_TLS_CA_FILE"), "PEM file with the authorities of the "+
-		"server's certificate, instead of the system's; PARLEY_TLS_CA_FILE sets the default")
+	flags.StringVar(&s.caFile, "tls-ca-file", getenv("PARLEY_TLS_CA_FILE"), "PEM file with the authorities to "+
+		"trust, instead of the system's; PARLEY_TLS_CA_FILE sets the default")
 	flags.StringVar(&s.certFile, "tls-cert-file", getenv("PARLEY_TLS_CERT_FILE"),
 		"PEM file with a client certificate; PARLEY_TLS_CERT_FILE sets the default")
 	flags.StringVar(&s.keyFile, "tls-key-file", getenv("PARLEY_TLS_KEY_FILE"),

@@ -84,7 +84,7 @@ class Client(Calls):
                 sent in plaintext, also to another machine.
             token: The token to sign in with, or a function that returns it. The client calls the
                 function for each attempt of each call, perhaps in several threads at once. So it
-                should remember the token, and get another one before that one expires. An
+                should cache the token, and get another one before it expires. An
                 exception of the function is raised unchanged by the call.
             token_file: The file of the token. White space around the token is ignored. The client
                 reads the file again when it has changed, or when the server refuses its token.

@@ -417,7 +417,7 @@ REPLACED: dict[str, tuple[tuple[str, ...], list[str], bool]] = {
 def test_a_refused_call_is_sent_again(
     case: str, method: str, server: tuple[Recorder, str], *, asynchronous: bool
 ) -> None:
-    """It is sent once more if there is another token."""
+    """It is sent again, once, if there is another token."""
     recorder, address = server
     recorder.valid = {"new"}
     tokens, want, accepted = REPLACED[case]

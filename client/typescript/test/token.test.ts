@@ -158,7 +158,7 @@ test("a file is read again after a rejection", options, async (t) => {
   await writeFile(tokenFile, "old");
   const { server, client, accepted, sent } = await signedIn(t, { tokenFile }, "old");
   await client.getConversation({});
-  // The operator exchanges the token while a call is on its way.
+  // The operator replaces the token while a call is running.
   const { check } = server;
   server.check = (context) => {
     server.check = check;
