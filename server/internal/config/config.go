@@ -78,7 +78,7 @@ type Config struct {
 	MaxTenantWatchers    int // per tenant; 0: no limit
 	MaxStreams           int // per tenant; 0: no limit
 	MaxImports           int // running imports per tenant; 0: no limit
-	// Tenants are the tenants with limits of their own, sorted by name.
+	// Tenants are the tenants for which the file sets limits, sorted by name.
 	Tenants []*Tenant
 
 	MemoryWarningBytes int // size of all conversations; 0: no warning
@@ -148,7 +148,7 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 		newSetting("max-watchers", count(&c.MaxWatchers, 10_000, 1, math.MaxInt32),
 			"maximum number of streams of WatchConversations and of waiting calls of GetRoutingSummary"),
 		reloadable(newSetting("max-tenant-watchers", count(&c.MaxTenantWatchers, 0, 0, math.MaxInt32),
-			"the same per tenant; 0: no limit")),
+			"maximum number of these streams and calls per tenant; 0: no limit")),
 		reloadable(newSetting("max-streams", count(&c.MaxStreams, 0, 0, math.MaxInt32),
 			"maximum number of open streams per tenant; 0: no limit")),
 		reloadable(newSetting("max-imports", count(&c.MaxImports, maxImports, 0, maxImports),
@@ -156,7 +156,7 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 		reloadable(newSetting("requests-per-second", count(&c.RequestsPerSecond, 0, 0, math.MaxInt32),
 			"maximum number of calls per tenant and second; 0: no limit")),
 		reloadable(newSetting("append-bytes-per-second", size(&c.AppendBytesPerSecond, 0, 0, math.MaxInt32),
-			"maximum size of the requests per tenant and second that are stored; 0: no limit")),
+			"maximum size of the stored requests per tenant and second; 0: no limit")),
 		newSetting("keepalive-time", duration(&c.KeepaliveTime, time.Minute, time.Second, day),
 			"time without data after which a client is pinged; it must answer within a third of that time"),
 		newSetting("memory-warning-bytes", size(&c.MemoryWarningBytes, 100*mib, 0, math.MaxInt),

@@ -31,7 +31,7 @@ const (
 	defaultRoleClaim   = "role"
 )
 
-// ClientCertificate gives tenants and a role to the clients whose certificate has a name.
+// ClientCertificate is the rule that maps client certificates with one name to tenants and a role.
 type ClientCertificate struct {
 	URI     string // subject alternative name; empty: CN is set
 	CN      string // common name of the subject; empty: URI is set
@@ -67,7 +67,7 @@ func (c *Config) signInSettings() []*setting {
 		newSetting("tls-client-ca-file", text(&c.TLSClientCAFile, "", 0, 4*kib, "path"),
 			"certificates of the authorities that issue client certificates; empty: none are requested"),
 		newSetting("tls-client-auth", choice(&c.TLSClientAuth, "", ClientAuthOptional, ClientAuthRequired),
-			"whether clients must present a certificate (default optional with tls-client-ca-file)"),
+			"whether clients must present a certificate (default optional if tls-client-ca-file is set)"),
 		newSetting("auth-token-file", text(&c.AuthTokenFile, "", 0, 4*kib, "path"),
 			"file of the tokens that callers sign in with; 'parleyd token create' adds one; empty: no tokens"),
 		newSetting("oidc-issuer", issuer(&c.OIDCIssuer),

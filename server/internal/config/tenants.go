@@ -14,7 +14,7 @@ import (
 // Tenant contains the limits of one tenant.
 type Tenant struct {
 	Name   string
-	Limits limit.Limits // those of the file, and the defaults for the others
+	Limits limit.Limits // those of the file; for the others the defaults
 	rows   []*setting
 }
 
@@ -72,7 +72,7 @@ func isTenantName(name string) bool {
 	return name != auth.AllTenants && auth.CheckTenants([]string{name}) == nil
 }
 
-// addDefaults sets the limits that the file does not set for a tenant. It is called when all sources are read.
+// addDefaults sets the limits that the file does not set for a tenant. It is called after all sources have been read.
 func (c *Config) addDefaults() {
 	var defaults limit.Limits
 	rows := limitRows(&defaults)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits are the limits of one tenant. A limit that is 0 does not exist.
+// Limits are the limits of one tenant. 0 means no limit.
 type Limits struct {
 	MaxConversations     int // of the store
 	MaxBytes             int // of all conversations
@@ -28,7 +28,7 @@ type Limits struct {
 	MaxImports           int // running
 }
 
-// Config is the limits of all tenants.
+// Config contains the limits of all tenants.
 type Config struct {
 	Default  Limits            // of tenants that are not in ByTenant
 	ByTenant map[string]Limits // must not be changed afterwards
@@ -88,7 +88,7 @@ type Tenants struct {
 	now    func() time.Time
 
 	mu        sync.Mutex
-	active    map[string]*usage // only tenants that use something now or in the last seconds
+	active    map[string]*usage // only tenants that have open calls, or made calls in the last seconds
 	nextClean time.Time
 }
 
@@ -238,7 +238,7 @@ func (u *usage) set(l Limits, now time.Time) {
 	u.bytes.set(l.AppendBytesPerSecond, max(l.AppendBytesPerSecond, MinAppendBurst), now)
 }
 
-// bucket is a token bucket. It is empty of state while there is no rate.
+// bucket is a token bucket. Without a rate it has no state.
 type bucket struct{ limiter *rate.Limiter }
 
 func (b *bucket) set(perSecond, burst int, now time.Time) {

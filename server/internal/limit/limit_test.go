@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// clock is a clock that a test moves.
+// clock is a clock that a test advances.
 type clock struct{ now time.Time }
 
 func newClock() *clock { return &clock{now: time.Unix(1_800_000_000, 0)} }
@@ -121,7 +121,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// TestSet changes the limits while tenants are active.
+// TestSet checks that new limits apply to active tenants.
 func TestSet(t *testing.T) {
 	tenants, clock := open(Limits{MaxTurns: 1})
 	release, err := tenants.Stream("acme") // It is counted, although there is no limit yet.
@@ -156,7 +156,7 @@ func TestSet(t *testing.T) {
 	release()
 }
 
-// TestIdleTenantsAreRemoved makes calls of many tenants.
+// TestIdleTenantsAreRemoved checks that tenants without open calls are removed after a while.
 func TestIdleTenantsAreRemoved(t *testing.T) {
 	tenants, clock := open(Limits{RequestsPerSecond: 10, MaxStreams: 1})
 	release, err := tenants.Stream("streaming")
