@@ -39,7 +39,7 @@ func reapOrphans(ctx context.Context, processes *command.Processes, log *slog.Lo
 }
 
 // newAgents creates the agents of the settings. It records their programs in processes. reuse returns the entry of
-// an agent that exists already, if there is one; it may be nil. created are the agents that are new. If agents
+// an agent that already exists. If reuse is nil, all agents are new. created contains the new agents. If agents
 // cannot be created, the error lists all faults of the settings.
 func newAgents(
 	c *config.Config, processes *command.Processes, reuse func(config.Agent) (agent.Entry, bool),

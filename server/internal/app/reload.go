@@ -13,7 +13,7 @@ import (
 // reloader applies new settings to a running server. Its fields belong to the goroutine that reloads.
 type reloader struct {
 	server *server
-	start  *config.Config // the settings of the start: a setting that needs a restart still has its value
+	start  *config.Config // the settings of the start; those that need a restart are still in effect
 	agents []config.Agent // those in effect
 }
 

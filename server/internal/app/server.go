@@ -34,7 +34,7 @@ type options struct {
 	level     *slog.LevelVar // of log
 	gcBallast int            // size of the GC ballast in bytes
 	onStop    func()         // called when the server starts to stop, for any reason, once or more
-	// readSettings reads the settings again. hangups has a value when that is to be done.
+	// readSettings reads the settings again. It is called for each value of hangups.
 	readSettings func(ctx context.Context) (*config.Config, error)
 	hangups      <-chan os.Signal
 }

@@ -35,7 +35,7 @@ const (
 	neverExpires = "never"
 )
 
-// signalHint tells the operator how a change takes effect.
+// signalHint says when a change takes effect.
 const signalHint = "a running server reads the file again on SIGHUP"
 
 // tokenCommand returns the commands on the file of tokens.
@@ -112,7 +112,7 @@ func (n *newToken) check(file string, now time.Time) (tokenfile.Token, error) {
 	return t, nil
 }
 
-// expiry returns when a token that is created now expires, zero for never.
+// expiry returns the time at which a token that is created now expires. The zero time means never.
 func expiry(text string, now time.Time) (time.Time, error) {
 	if text == neverExpires {
 		return time.Time{}, nil
@@ -132,7 +132,7 @@ func tokenListCommand() config.Offline {
 	var output string
 	return config.Offline{
 		Use: "list", Short: "List the tokens of a file", Args: cobra.NoArgs,
-		Long: "List the tokens of a file with their ids. The tokens themselves are stored nowhere.",
+		Long: "List the tokens of a file with their ids. The file does not contain the tokens themselves.",
 		Flags: func(flags *pflag.FlagSet) {
 			flags.SortFlags = false
 			flags.StringVarP(&output, "output", "o", "table", "`format` of the output: table or json")

@@ -114,7 +114,7 @@ type brokenOutput struct{}
 // Write fails.
 func (brokenOutput) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 
-// TestTokenNotPrinted checks that the operator learns of a token that exists but that nobody knows.
+// TestTokenNotPrinted checks that the error contains the id of a token that was created but not printed.
 func TestTokenNotPrinted(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.yaml")
 	var errs strings.Builder
