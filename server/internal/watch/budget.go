@@ -79,8 +79,8 @@ func (b *budget) change(f *feed, entries, bytes int) {
 	}
 }
 
-// shareHeap is a heap of feeds, see container/heap. Of equal shares, that of the feed whose newest entry is oldest
-// comes first.
+// shareHeap is a heap of feeds, see container/heap. Among feeds with equal shares, the one with the oldest newest
+// entry comes first.
 type shareHeap []*feed //nolint:recvcheck // as heap.Interface requires
 
 // Len implements heap.Interface.

@@ -15,8 +15,8 @@ const (
 	maxBatchBytes = 32 << 10
 )
 
-// feed is a list of the entries of one tenant and its readers. It retains the newest entries, as many as
-// the budget of all tenants leaves it. Entries have positions, from 1.
+// feed is a list of the entries of one tenant and its readers. It retains its newest entries,
+// limited by the budget of all tenants. Entries have positions, from 1.
 //
 // Writers hold mu while they append. Readers and the goroutine that notifies them hold readersMu. A
 // goroutine that needs several locks takes that of the budget first, then readersMu, then mu.

@@ -64,8 +64,8 @@ func TestFeedLimits(t *testing.T) {
 	}
 }
 
-// TestTenantsShareLimits: a tenant that floods the hub loses its own entries. Others lose none as long as they
-// have fewer, and all have an equal share if all have many.
+// TestTenantsShareLimits checks that a tenant that floods the hub loses its own entries. Tenants with fewer entries
+// lose none. If all tenants have many, they have equal shares.
 func TestTenantsShareLimits(t *testing.T) {
 	const limit = 100
 	synctest.Test(t, func(t *testing.T) {
@@ -107,7 +107,8 @@ func TestTenantsShareLimits(t *testing.T) {
 	})
 }
 
-// TestLargeEntriesCount: the share of a tenant is the larger one of its number of entries and their size.
+// TestLargeEntriesCount checks that the share of a tenant is the larger one of two parts: that of the number of its
+// entries, and that of their size.
 func TestLargeEntriesCount(t *testing.T) {
 	h := watch.NewSmall(watch.Options{}, 100, 100<<10)
 	for version := range int32(20) {
@@ -121,8 +122,8 @@ func TestLargeEntriesCount(t *testing.T) {
 	}
 }
 
-// TestMoreTenantsThanEntries: the hub forgets tenants whose last entry it has dropped. Their cursors are then too
-// old. Those of tenants in use stay valid.
+// TestMoreTenantsThanEntries checks that the hub removes a tenant after it has dropped the tenant's last entry, and
+// answers the tenant's cursors with a GAP. The cursors of tenants in use stay valid.
 func TestMoreTenantsThanEntries(t *testing.T) {
 	const limit = 10
 	synctest.Test(t, func(t *testing.T) {

@@ -35,8 +35,8 @@ func (h *Hub) acquire(name string) *tenant {
 	return t
 }
 
-// release ends the use of a tenant. A tenant that is not in use and has no entries is removed. There are
-// then more tenants with entries than the hub retains entries, or the tenant had no change.
+// release ends the use of a tenant. A tenant that is not in use and has no entries is removed: it had no
+// changes, or the hub has dropped all of them for those of other tenants.
 func (h *Hub) release(t *tenant) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

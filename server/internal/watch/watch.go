@@ -64,7 +64,7 @@ type Options struct {
 	MaxOf func(tenant string) int
 }
 
-// TenantLimitError reports that a tenant has as many watchers and subscribers as it may have.
+// TenantLimitError means that a tenant has reached its limit of watchers and subscribers.
 type TenantLimitError struct{ Limit int }
 
 // Error returns the limit.

@@ -82,7 +82,7 @@ func TestCursorHasPositionAndServerStart(t *testing.T) {
 	}
 }
 
-// TestCursorsOfTenants: a cursor does not depend on the changes of other tenants, and is of no use to them.
+// TestCursorsOfTenants checks that a cursor does not depend on the changes of other tenants, and is not valid for them.
 func TestCursorsOfTenants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := watch.New(watch.Options{})
