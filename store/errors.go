@@ -61,7 +61,7 @@ func (e *HeaderTooLargeError) Error() string {
 		MaxHeaderBytes)
 }
 
-// TenantBytesError is returned if a write would give a tenant more bytes than its limit.
+// TenantBytesError is returned if a write would exceed a tenant's limit of bytes.
 type TenantBytesError struct {
 	// Bytes is the size that the tenant's conversations would have.
 	Bytes int64

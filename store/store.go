@@ -105,11 +105,11 @@
 //     [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn to a header. A
 //     reply therefore has space for a header besides [MaxListBytes] of entries or
 //     [MaxConversationBytes] of messages.
-//  16. Bytes: a write that would give a tenant more bytes than [Options.Limits] allow fails with
+//  16. Bytes: a write that would exceed a tenant's limit of bytes in [Options.Limits] fails with
 //     [TenantBytesError]. The bytes of a tenant are the encoded sizes of its conversations, as in
 //     [Stats]. Three kinds of writes succeed above the limit: those that add no bytes, removals, and
-//     the end of a turn, so that no answer is lost. A new conversation counts less those that it
-//     replaces. Expired conversations count until they are swept.
+//     the end of a turn, so that no answer is lost. If a new conversation replaces others, the bytes
+//     of the others are subtracted. Expired conversations count until they are swept.
 //
 // Start at [Store].
 package store
@@ -180,8 +180,8 @@ type Store interface {
 	// reports whether there may be more of them.
 	Sweep(ctx context.Context, limit int) (more bool, err error)
 	// Tenants returns the names of tenants that have conversations, at most limit of them, which is at
-	// least 1. It reads no conversations. The order of the names is the store's own. A call continues
-	// after the position after, which is empty at first and otherwise the next of the previous call.
+	// least 1. It reads no conversations. The order of the names is the store's own. after is the
+	// position at which the call continues: empty in the first call, then the next of the previous call.
 	// next is empty when there are no more tenants. A tenant that has conversations all the time is
 	// neither skipped nor returned twice. Expired conversations count until they are swept. If after is
 	// not a valid position, the call returns ErrPageToken or any of the tenants.

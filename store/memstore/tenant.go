@@ -47,7 +47,7 @@ func newEntry(tenantName string, r *record.Record) (*entry, error) {
 	}, nil
 }
 
-// size returns the number of bytes that a conversation counts. A nil entry has none.
+// size returns the number of bytes of a conversation. That of a nil entry is 0.
 func (e *entry) size() int64 {
 	if e == nil {
 		return 0
@@ -116,8 +116,8 @@ func (t *tenant) victim(id string, limit int, now time.Time) (*entry, error) {
 	return nil, store.ErrFull
 }
 
-// excess returns the oldest conversation that may be evicted if the tenant has more than limit, which
-// was lowered; nil if there is none.
+// excess returns the oldest conversation that may be evicted if the tenant has more conversations than
+// limit, because its limit was lowered. It returns nil if there is none.
 func (t *tenant) excess(limit int) *entry {
 	if limit == 0 || len(t.byID) <= limit {
 		return nil
