@@ -26,8 +26,8 @@ import (
 	"github.com/parleyhq/parley/server/parleydtest"
 )
 
-// TestStartOnNetworkIsRefused checks that parleyd does not serve on a network without TLS and sign-in. It says in one
-// line how to go on.
+// TestStartOnNetworkIsRefused checks that parleyd does not serve on a network without TLS and sign-in. The error is
+// one line that names the flags to set.
 func TestStartOnNetworkIsRefused(t *testing.T) {
 	t.Parallel()
 	files := newSignIn(t)
@@ -318,7 +318,8 @@ func TestSignInByCurl(t *testing.T) {
 	}
 }
 
-// TestSignInToMCP calls a tool with the client of the SDK. A client without a token is told where the metadata is.
+// TestSignInToMCP calls a tool with the client of the SDK. The response to a client without a token names the
+// address of the metadata.
 func TestSignInToMCP(t *testing.T) {
 	t.Parallel()
 	files := newSignIn(t)

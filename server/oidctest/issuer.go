@@ -34,14 +34,14 @@ const (
 	Audience = clientID
 )
 
-// Issuer is an OpenID Connect provider. It may go away and return at the same address.
+// Issuer is an OpenID Connect provider. It can stop, and start again at the same address.
 type Issuer struct {
 	URL string
 
 	tb      testing.TB
 	storage *keys
 	handler http.Handler
-	server  *httptest.Server // nil while the issuer is away
+	server  *httptest.Server // nil while the issuer is stopped
 }
 
 // keys is the example storage with keys that change, and with tokens that are JWTs with claims of Parley.

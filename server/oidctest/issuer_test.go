@@ -109,8 +109,8 @@ func TestIssuer(t *testing.T) {
 	issuer.Leave()
 	for range 12 {
 		s.advance(5 * time.Second)
-		s.want("known token while the issuer is away", first, true)
-		s.want("new token while the issuer is away", third, true)
+		s.want("known token while the issuer is stopped", first, true)
+		s.want("new token while the issuer is stopped", third, true)
 	}
 	issuer.Return()
 

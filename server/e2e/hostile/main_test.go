@@ -59,12 +59,13 @@ func reportUsage() {
 // usage is what a server uses.
 type usage struct{ goroutines, heap, files int }
 
-// limits are how much more than before an attack a server may use after it: buffers of pools that the
-// garbage collector has not released yet, and connections of the other client.
+// limits returns the maximum increase of a server's usage by an attack: buffers of pools that the garbage
+// collector has not released yet, and connections of the other client.
 func limits() usage { return usage{goroutines: 20, heap: 12 << 20, files: 8} }
 
 // maxPeakBytes is the maximum memory of the process (VmHWM) during any attack: that of large requests, twice,
-// since the garbage collector doubles a heap, and that of their encoded form. The race detector needs raceFactor as much.
+// since the garbage collector doubles a heap, and that of their encoded form. With the race detector it is raceFactor
+// times that.
 const maxPeakBytes = 900 << 20
 
 // server is a running parleyd, with the other client.
@@ -206,8 +207,8 @@ func (s *server) awaitRelease(t *testing.T, before usage) {
 	}
 }
 
-// releaseTime returns how long after an attack the server may use more than before: 5 s, which make long checks. A
-// machine that other tests load may need longer.
+// releaseTime returns the time after an attack within which the usage must be as before: 5 s with PARLEY_LONG. Without
+// it, other tests may load the machine, so the time is longer.
 func releaseTime() time.Duration {
 	if os.Getenv("PARLEY_LONG") != "" {
 		return 5 * time.Second
