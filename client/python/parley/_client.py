@@ -84,24 +84,24 @@ class Client(Calls):
                 sent in plaintext, also to another machine.
             token: The token to sign in with, or a function that returns it. The client calls the
                 function for each attempt of each call, perhaps in several threads at once. So it
-                should cache the token, and get another one before it expires. An
-                exception of the function is raised unchanged by the call.
+                should cache the token, and get another one before it expires. The call raises an
+                exception of the function unchanged.
             token_file: The file of the token. White space around the token is ignored. The client
                 reads the file again when it has changed, or when the server refuses its token.
                 If the file is missing or not valid for a time, the last token remains in use.
             tenant: The tenant that each call names. Only callers with several tenants need it.
-            ca_file: The certificates of the authorities that the server's certificate may be from,
-                as PEM. The default are those of gRPC, which are the usual public ones.
-            cert_file: The client's certificate and its intermediate ones, as PEM.
-            key_file: The private key of the client's certificate, as PEM, not encrypted.
+            ca_file: The certificates of the authorities to trust, as PEM. If not set, those of
+                gRPC, which are the usual public ones.
+            cert_file: The client certificate, with its intermediates, as PEM.
+            key_file: The private key of the client certificate, as PEM, not encrypted.
             options: gRPC channel options, applied after the defaults; they override them.
             compression: The compression of the requests.
 
         If token and token_file are both None, they are read from the environment: PARLEY_TOKEN or
-        PARLEY_TOKEN_FILE. The same holds for PARLEY_TENANT, PARLEY_TLS_CA_FILE, and for the pair
-        PARLEY_TLS_CERT_FILE and PARLEY_TLS_KEY_FILE. With credentials or plaintext=True the client
+        PARLEY_TOKEN_FILE. PARLEY_TENANT, PARLEY_TLS_CA_FILE, and the pair PARLEY_TLS_CERT_FILE and
+        PARLEY_TLS_KEY_FILE are read in the same way. With credentials or plaintext=True the client
         ignores the files of certificates in the environment. An empty string means "none", also if
-        the environment has a value. The files of certificates are read only here.
+        the environment has a value. Only the constructor reads the files of certificates.
 
         Raises:
             ValueError: Arguments are not valid or contradict each other. The text does not contain
