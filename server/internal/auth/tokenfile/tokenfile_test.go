@@ -265,8 +265,12 @@ func rejections(tb testing.TB) (*tokenfile.File, map[string]auth.Credentials) {
 }
 
 // TestRejectionTime compares the medians of 10,000 tries of each kind of faulty token, measured in turn. The bound is
-// far above the noise of a median, and far below the factor of a check that returns before it hashes.
+// far above the noise of a median, and far below the factor of a check that returns before it hashes. It
+// measures time, so it runs only with PARLEY_LONG.
 func TestRejectionTime(t *testing.T) {
+	if os.Getenv("PARLEY_LONG") == "" {
+		t.Skip("measures time: set PARLEY_LONG")
+	}
 	f, credentials := rejections(t)
 	const tries, repeat, bound = 10_000, 10, 2.5
 	times := map[string][]time.Duration{}
