@@ -349,7 +349,7 @@ func slowSenders(t *testing.T, s *server) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, result := range c.results {
-		if result != "grpc-status 8" { // The server ends slow senders while other calls wait.
+		if result != "grpc-status 4" { // The server ends slow senders while other calls wait.
 			return fmt.Sprintf("stream %d: %s", i, result)
 		}
 	}

@@ -295,9 +295,6 @@ func refusals() []row { //nolint:funlen // one table
 		is(slowstream.ErrSender, refuse(limit, "SLOW_SENDER",
 			"the client sent no request on its stream for %s; the conversations imported before are stored",
 			slowstream.MaxReceiveTime)),
-		is(receive.ErrSlow, refuse(limit, "SLOW_SENDER",
-			"the client did not send the whole request within %s, or %s while other calls waited; send it again",
-			receive.MaxTime, receive.MinTime)),
 		is(receive.ErrTooMany, refuse(limit, "TOO_MANY_LARGE_REQUESTS",
 			"too many requests arrive slowly; retry").retryable()),
 

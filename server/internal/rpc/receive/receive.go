@@ -8,7 +8,9 @@ package receive
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/tap"
@@ -28,8 +30,9 @@ const (
 
 // Errors that end a call.
 var (
-	// ErrSlow means that the client did not send its request in time.
-	ErrSlow = errors.New("client does not send its request")
+	// ErrSlow means that the client did not send its request in time. It wraps [context.DeadlineExceeded]: gRPC has
+	// sent DEADLINE_EXCEEDED before Receive returns.
+	ErrSlow = fmt.Errorf("client does not send its request: %w", context.DeadlineExceeded)
 	// ErrTooMany means that a call waited in vain until others have received their requests.
 	ErrTooMany = errors.New("too many requests arrive slowly")
 )
@@ -46,6 +49,15 @@ func Tap(ctx context.Context, _ *tap.Info) (context.Context, error) {
 type callContext struct {
 	context.Context
 	cancel context.CancelFunc
+	slow   atomic.Bool // set before cancel is called
+}
+
+// Err returns why the context has ended. gRPC makes the status of the call from it.
+func (c *callContext) Err() error {
+	if c.slow.Load() {
+		return context.DeadlineExceeded
+	}
+	return c.Context.Err()
 }
 
 // callKey is the context key of the callContext itself.
@@ -87,7 +99,7 @@ func (l *Limiter) Receive(ctx context.Context, receive func() error) (err error)
 	if err != nil {
 		return err
 	}
-	s.begin(call.cancel)
+	s.begin(call)
 	defer func() {
 		if ended := s.finish(); ended {
 			err = ErrSlow
@@ -130,17 +142,16 @@ func (l *Limiter) wait(ctx context.Context) (*slot, error) {
 
 // slot is the right to receive a request. It is used again, so that a call allocates nothing.
 type slot struct {
-	mu     sync.Mutex
-	cancel context.CancelFunc // nil while no call receives
-	start  time.Time
-	ended  bool        // by endAfter
-	timer  *time.Timer // of MaxTime
+	mu    sync.Mutex
+	call  *callContext // nil while no call receives
+	start time.Time
+	timer *time.Timer // of MaxTime
 }
 
-func (s *slot) begin(cancel context.CancelFunc) {
+func (s *slot) begin(call *callContext) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cancel, s.start, s.ended = cancel, time.Now(), false
+	s.call, s.start = call, time.Now()
 	if s.timer == nil {
 		s.timer = time.AfterFunc(MaxTime, func() { s.endAfter(MaxTime) })
 	} else {
@@ -153,16 +164,17 @@ func (s *slot) finish() (ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timer.Stop()
-	s.cancel = nil
-	return s.ended
+	ended = s.call.slow.Load()
+	s.call = nil
+	return ended
 }
 
 // endAfter ends the receive of the slot if it has lasted for a time.
 func (s *slot) endAfter(after time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.cancel != nil && time.Since(s.start) >= after { // A timer that fires late may find the next call.
-		s.ended = true
-		s.cancel()
+	if s.call != nil && time.Since(s.start) >= after { // A timer that fires late may find the next call.
+		s.call.slow.Store(true)
+		s.call.cancel()
 	}
 }
