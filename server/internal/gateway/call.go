@@ -83,15 +83,23 @@ func Credentials(r *http.Request) metadata.MD {
 		md = metadata.Join(md, auth.Forwarded(r.TLS.VerifiedChains[0][0]))
 	}
 	for _, key := range []string{auth.TokenKey, auth.TenantKey} {
-		if values := printable(r.Header.Values(key)); len(values) > 0 {
-			md.Set(key, values...)
+		switch sent := r.Header.Values(key); {
+		case len(sent) == 0:
+		case len(printable(sent)) > 0:
+			md.Set(key, sent...)
+		default:
+			// gRPC cannot send these values. The caller has sent a credential or a tenant, and it is faulty: it must not
+			// count as absent, because then the client certificate or the only tenant would count.
+			md.Set(key, faultyValue)
 		}
 	}
 	return md
 }
 
-// printable returns the values of a header, or nil if gRPC refuses to send one of them. Such a header counts as
-// absent.
+// faultyValue is neither a token nor a tenant.
+const faultyValue = "?"
+
+// printable returns the values of a header, or nil if gRPC refuses to send one of them.
 func printable(values []string) []string {
 	for _, value := range values {
 		if value == "" || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' }) {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/metadata"
+
 	"github.com/parleyhq/parley/server/internal/auth"
 )
 
@@ -68,8 +70,8 @@ func TestStreamOfRevokedCredential(t *testing.T) {
 	}
 }
 
-// TestRepeatedCredential checks that a repeated header is no credential, and that a tenant header with other characters
-// than gRPC sends is absent.
+// TestRepeatedCredential checks that a repeated header is no credential, and that a header with characters that gRPC
+// does not send is faulty, not absent.
 func TestRepeatedCredential(t *testing.T) {
 	f := serveWith(t, auth.New(time.Now, new(oneToken)))
 	for _, test := range []struct {
@@ -80,7 +82,7 @@ func TestRepeatedCredential(t *testing.T) {
 		{"once", http.Header{"Authorization": {"Bearer valid"}, "Parley-Tenant": {"acme"}}, 200},
 		{"repeated token", http.Header{"Authorization": {"Bearer valid", "Bearer valid"}, "Parley-Tenant": {"acme"}}, 401},
 		{"two tenants", http.Header{"Authorization": {"Bearer valid"}, "Parley-Tenant": {"acme", "globex"}}, 403},
-		{"tenant outside ASCII", http.Header{"Authorization": {"Bearer valid"}, "Parley-Tenant": {"ä"}}, 400},
+		{"tenant outside ASCII", http.Header{"Authorization": {"Bearer valid"}, "Parley-Tenant": {"ä"}}, 403},
 		{"token outside ASCII", http.Header{"Authorization": {"Bearer validä"}, "Parley-Tenant": {"acme"}}, 401},
 	} {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, f.url+"/v1/conversations", http.NoBody)
@@ -205,4 +207,18 @@ func TestCallerIsCheckedFirst(t *testing.T) {
 	}
 	body := strings.Repeat(" ", largeBodyBytes) + "{}"
 	f.do(t, "POST", "/v1/conversations:load", body, "Authorization: Bearer valid", "Parley-Tenant: acme").wantOK(t)
+}
+
+// TestFaultyHeaderIsSent checks that a token which gRPC cannot send is passed on as a faulty one. If it were absent, the
+// client certificate of the connection would count.
+func TestFaultyHeaderIsSent(t *testing.T) {
+	t.Parallel()
+	for _, value := range []string{"", "Bearer \xff", "Bearer a\x00"} {
+		request := &http.Request{Header: http.Header{"Authorization": {value}}}
+		ctx := metadata.NewIncomingContext(t.Context(), Credentials(request))
+		if c := auth.FromProcess(ctx); !c.TokenSent || c.Token != "" {
+			t.Errorf("credentials of the header %q: sent %t, token of %d bytes; want a token that is sent and empty", value,
+				c.TokenSent, len(c.Token))
+		}
+	}
 }
