@@ -45,7 +45,7 @@ func TestHTTP(t *testing.T) {
 		{"deep JSON objects", post(strings.Repeat(`{"messages":`, 300_000)), "400"},
 		{"text that is not UTF-8", post(`{"messages": [{"role": "ROLE_USER", "content": "` + "\xff\xfe" + `"}]}`), "400"},
 		{"body above the limit", post(strings.Repeat(" ", 5<<20)), "413"},
-		{"many small values", post(`{"messages": [` + strings.Repeat("{},", 1_000_000) + `{}]}`), "413"},
+		{"many small values", post(`{"messages": [` + strings.Repeat("{},", 500_000) + `{}]}`), "413"},
 		{"other method", exchange("BREW /v1/conversations HTTP/1.1\r\nHost: localhost\r\n\r\n"), "405"},
 		{"path of 12 KiB", exchange("GET /" + strings.Repeat("../", 4<<10) + " HTTP/1.1\r\nHost: localhost\r\n\r\n"), "404"},
 		{"readers of events that do not read", silentReaders, "200 x open"},

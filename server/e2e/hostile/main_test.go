@@ -30,8 +30,9 @@ import (
 const (
 	// asServer is an environment variable that makes the test binary run as parleyd.
 	asServer = "RUN_AS_PARLEYD"
-	// timeout is how long a test waits for an expected event. Only a failing test takes that long.
-	timeout = parleydtest.Timeout
+	// timeout is how long a test waits for an expected event. Only a failing test takes that long. The race detector
+	// slows the server down, too.
+	timeout = raceFactor * parleydtest.Timeout
 )
 
 func TestMain(m *testing.M) {

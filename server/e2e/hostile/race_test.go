@@ -2,5 +2,5 @@
 
 package hostile
 
-// raceFactor is how many times the memory the race detector needs.
+// raceFactor is how many times the memory and the time the race detector needs.
 const raceFactor = 4
