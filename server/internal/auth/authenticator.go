@@ -96,7 +96,7 @@ func (a *Authenticator) accessOf(method string) Access {
 	if need, known := a.access[method]; known {
 		return need
 	}
-	return Access{Role: Admin, WholeServer: true} // Nobody has decided yet who may call it.
+	return Access{Role: Admin, WholeServer: true} // The table has no row for the method.
 }
 
 // identify returns the identity that the first matching verifier finds. If the caller sent a token, only the token

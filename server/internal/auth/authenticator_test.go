@@ -263,7 +263,7 @@ func TestRecheck(t *testing.T) {
 	}
 }
 
-// TestRelease checks that a released stream leaves nothing behind; goleak finds its timer's goroutine, Recheck the
+// TestRelease checks that a released stream leaves nothing; goleak finds its timer's goroutine, Recheck the
 // stream.
 func TestRelease(t *testing.T) {
 	v := one(auth.Reader, "acme")

@@ -216,8 +216,8 @@ const (
 	// maxReceives is how many calls receive a request at the same time. Their requests need at most 512 MiB. Many
 	// more small calls may start at once: their requests arrive in microseconds, and a call waits for the others.
 	maxReceives = 128
-	// maxPublicReceives is the same for methods without sign-in, so that callers without a credential block nobody
-	// else.
+	// maxPublicReceives is the same for methods without sign-in, so that callers without a credential do not block
+	// others.
 	maxPublicReceives = 16
 	// maxHealthWatches is how many clients watch the health of the server, which needs no sign-in.
 	maxHealthWatches = 1024

@@ -189,8 +189,8 @@ func TestReloadChecksFiles(t *testing.T) {
 	}
 }
 
-// TestRevokedAuthority checks that an authority which is removed from the file signs in nobody any more: neither over a
-// connection that is open, nor in a session that is resumed.
+// TestRevokedAuthority checks that clients of an authority which is removed from the file are not signed in: neither
+// over a connection that is open, nor in a session that is resumed.
 func TestRevokedAuthority(t *testing.T) {
 	files, other := newFiles(t), newFiles(t)
 	client, err := files.ClientTLS(true)

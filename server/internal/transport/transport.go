@@ -197,7 +197,7 @@ func (s *Servers) Serve(group *errgroup.Group) {
 }
 
 // PrepareReload reads the certificates again. They change when apply is called, which cannot fail. The server also
-// reads them again by itself when the files change. Connections continue, except those of clients whose certificate
+// reads them again when the files change. Connections continue, except those of clients whose certificate
 // is not trusted any more.
 func (s *Servers) PrepareReload() (apply func(), err error) {
 	if s.certificates == nil {

@@ -119,7 +119,7 @@ func (l *Limiter) acquire(ctx context.Context) (*slot, error) {
 	}
 }
 
-// wait waits for a free slot. Meanwhile it ends the receives that have had MinTime.
+// wait waits for a free slot. While it waits, it ends the receives that have had MinTime.
 func (l *Limiter) wait(ctx context.Context) (*slot, error) {
 	late, check := time.NewTimer(MaxWait), time.NewTicker(checkInterval)
 	defer late.Stop()

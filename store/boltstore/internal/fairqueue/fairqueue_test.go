@@ -141,7 +141,7 @@ func TestLargerThanQueue(t *testing.T) {
 	q := New[string](Limits{Items: 4, Bytes: 10, Quantum: 1})
 	push(t, q, 50, "a1")
 	if _, ok := q.Push("a", 1, "a2"); ok {
-		t.Error("Push behind an item larger than the queue was accepted")
+		t.Error("Push after an item larger than the queue was accepted")
 	}
 	want(t, "items", q.Clear(), "a1")
 	if q.Len() != 0 || q.Bytes() != 0 {
