@@ -76,6 +76,9 @@ type Servers struct {
 
 // Open listens on the addresses of the options. It does not serve yet. Errors name the setting.
 func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error) {
+	if o.Auth == nil {
+		o.Auth = auth.New(time.Now)
+	}
 	s := &Servers{log: o.Log, health: health.NewServer(), signIn: o.SignIn, watchesUntil: make(chan struct{})}
 	s.stopWatching = sync.OnceFunc(func() { close(s.watchesUntil) })
 	var err error
