@@ -75,7 +75,7 @@ testtypescript: $(TYPESCRIPT)/node_modules/.stamp build ## check client/typescri
 .PHONY: long
 long: ## run the random tests of turns, crashes and calls for a few minutes
 	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy|InteractionsKilled$$|Storm' ./server/e2e
-	PARLEY_LONG=1 go test -count=1 -timeout 5m -run Garbage ./server/e2e/hostile
+	PARLEY_LONG=1 go test -count=1 -timeout 10m ./server/e2e/hostile
 
 # A module of its own. The long round is the one to quote: there everything must run.
 FAULTTEST := server/faulttest
