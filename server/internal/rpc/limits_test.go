@@ -242,22 +242,24 @@ func TestTenantWatchers(t *testing.T) {
 
 func TestTenantImports(t *testing.T) {
 	f := open(t, withLimits(limit.Limits{MaxImports: 1}, newManualClock()))
-	first, err := f.ImportConversations(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	ended := make(chan error, 2)
+	streams := make([]grpc.ClientStreamingClient[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse], 2)
+	for i := range streams {
+		var err error
+		if streams[i], err = f.ImportConversations(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		go func() { ended <- streams[i].RecvMsg(new(parleyv1.ImportConversationsResponse)) }()
 	}
-	if err := first.Send(&parleyv1.ImportConversationsRequest{Conversation: &parleyv1.Conversation{Id: "c1"}}); err != nil {
-		t.Fatal(err)
-	}
-	for err = nil; err == nil; { // Until the first import has begun.
-		var second grpc.ClientStreamingClient[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]
-		if second, err = f.ImportConversations(t.Context()); err == nil {
-			_, err = second.CloseAndRecv()
+	// Either may begin first: that one runs until its client ends it, and the other is refused.
+	wantError(t, <-ended, codes.ResourceExhausted, "TENANT_IMPORTS")
+	for _, stream := range streams {
+		if err := stream.CloseSend(); err != nil {
+			t.Fatal(err)
 		}
 	}
-	wantError(t, err, codes.ResourceExhausted, "TENANT_IMPORTS")
-	if _, err := first.CloseAndRecv(); err != nil {
-		t.Errorf("first import = %v", err)
+	if err := <-ended; err != nil {
+		t.Errorf("the other import = %v", err)
 	}
 }
 
