@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -27,6 +28,7 @@ import (
 func BenchmarkTenants(b *testing.B) {
 	const turn = 4 // slices
 	rounds, slice := benchRounds(b)
+	only := benchSetting(b, "ONLY", regexp.Compile, regexp.MustCompile(""))
 	s := openBenchServer(b, 200)
 	s.auth = auth.New(time.Now, anyone{})
 	quiet, flooding := s.serve(b, s.newTurns()), s.serve(b, s.newTurns())
@@ -38,6 +40,10 @@ func BenchmarkTenants(b *testing.B) {
 		{"gRPC", appendOver(quiet), appendOver(flooding)},
 	} {
 		for _, bytes := range []int{500, 16 << 10, 64 << 10} {
+			name := fmt.Sprintf("%s, messages of %d B", api.name, bytes)
+			if !only.MatchString(name) {
+				continue
+			}
 			f := &flood{append: api.flood, bytes: bytes}
 			var alone, beside, ratios, rates []float64
 			for round := range rounds + 1 { // The first warms up.
@@ -53,7 +59,6 @@ func BenchmarkTenants(b *testing.B) {
 				}
 			}
 			var table strings.Builder
-			name := fmt.Sprintf("%s, messages of %d B", api.name, bytes)
 			row(&table, name+": p99 alone, ms", alone)
 			row(&table, name+": p99 beside the flood, ms", beside)
 			row(&table, name+": appends of the flood per second", rates)

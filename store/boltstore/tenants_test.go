@@ -19,14 +19,14 @@ func putSized(key string, n int) func(*txn) error {
 	}
 }
 
-// TestWriterTakesTurns floods the writer with operations of one tenant. An operation of another tenant
-// goes before them, and the transaction then ends after the turn of each tenant.
+// TestWriterTakesTurns floods the writer with operations of one tenant. Each transaction has one turn of each
+// tenant, as far as the maximum size allows. Once the other tenant has written nothing for a while, a transaction takes all that is queued.
 func TestWriterTakesTurns(t *testing.T) {
 	dir := t.TempDir() // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		b := newTestWriter(t, dir, limits{
 			operations: 100, bytes: 100 << 10, batch: 100, batchBytes: 100 << 10,
-			quantum: 1, sharedBatchBytes: 5000,
+			quantum: 1000 + 2*mutationCost, sharedBatchBytes: 2000, // an operation each turn
 		})
 		var order []string
 		start := func(tenant, key string) pending {
@@ -40,18 +40,17 @@ func TestWriterTakesTurns(t *testing.T) {
 		for _, key := range []string{"a1", "a2", "a3", "a4", "a5", "a6", "a7"} {
 			answers = append(answers, start("acme", key))
 		}
-		answers = append(answers, start("quiet", "q1"), start("quiet", "q2"))
+		answers = append(answers, start("quiet", "q1"), start("quiet", "q2"), start("rare", "r1"))
 		release()
 		for _, a := range append(answers, held) {
 			if err := <-a; err != nil {
 				t.Error(err)
 			}
 		}
-		if want := []string{"q1", "a1", "q2", "a2", "a3", "a4", "a5", "a6", "a7"}; !slices.Equal(order, want) {
+		if want := []string{"a1", "q1", "r1", "a2", "q2", "a3", "a4", "a5", "a6", "a7"}; !slices.Equal(order, want) {
 			t.Errorf("order of operations = %v, want %v", order, want)
 		}
-		// Of the blocking operation of acme and q1, of a turn of each, of acme alone, and of the rest.
-		if want := []int{1000, 2000, 5000, 1000}; !slices.Equal(b.commits, want) {
+		if want := []int{2000, 1000, 2000, 1000, 1000, 1000, 1000, 1000}; !slices.Equal(b.commits, want) {
 			t.Errorf("commits have %v bytes, want %v", b.commits, want)
 		}
 		order = nil
@@ -63,8 +62,8 @@ func TestWriterTakesTurns(t *testing.T) {
 		before := len(b.commits)
 		release()
 		synctest.Wait()
-		if n := len(b.commits) - before; n != 2 {
-			t.Errorf("a tenant that writes alone has %d commits, want the blocked one and another", n)
+		if n := len(b.commits) - before; n != 1 {
+			t.Errorf("a tenant that writes alone has %d commits, want one with all operations", n)
 		}
 		if err := <-held; err != nil {
 			t.Error(err)

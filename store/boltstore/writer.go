@@ -23,9 +23,9 @@ const (
 	maxQueuedBytes = 64 << 20
 	maxBatch       = 512
 	maxBatchBytes  = 16 << 20
-	// sharedBatchBytes is the maximum of a transaction while several tenants write. Once it has
-	// operations of two tenants, it takes only sharedQuantum of each. A caller waits for the end of a
-	// transaction and then for its own, so both are short.
+	// While several tenants write, a transaction takes sharedQuantum of each of them, and at most
+	// sharedBatchBytes. A caller waits for the end of a transaction and then for its own, so both are
+	// short.
 	sharedBatchBytes = 128 << 10
 	sharedQuantum    = 32 << 10
 	// mutationCost is the cost of a change to the file, in addition to the bytes of its value.
@@ -170,33 +170,27 @@ func (w *writer) waitForWork() bool {
 }
 
 // dequeueAll yields the queued operations, including those that are queued during the loop, until
-// the queue is empty. If several tenants write and the operations are of more than one, it stops when
-// each tenant has had its turn.
+// the queue is empty. While several tenants write, it stops when each of them has had its turn.
 func (w *writer) dequeueAll(yield func(*operation) bool) {
-	mixed := false
-	var previous *operation
-	for op := w.dequeue(nil, false); op != nil; op = w.dequeue(op, mixed) {
-		mixed = mixed || previous != nil && previous.tenant != op.tenant
+	for op := w.dequeue(nil); op != nil; op = w.dequeue(op) {
 		if !yield(op) {
 			w.charge(op)
 			return
 		}
-		previous = op
 	}
 }
 
-// dequeue charges the previous operation of the transaction to its tenant. It claims the next operation
-// in turn, or returns nil if the transaction should take no more. mixed is whether the transaction has
-// operations of several tenants.
-func (w *writer) dequeue(previous *operation, mixed bool) *operation {
+// dequeue charges the previous operation of the transaction to its tenant; it is nil for the first. dequeue
+// claims the next operation in turn, or returns nil if the transaction should take no more.
+func (w *writer) dequeue(previous *operation) *operation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if previous != nil {
 		w.queue.Charge(previous.tenant, previous.cost)
 	}
-	endless := !mixed || !w.sharing.Shared()
+	nextRound := previous == nil || !w.sharing.Shared()
 	for {
-		op, ok := w.queue.Pop(endless)
+		op, ok := w.queue.Pop(nextRound)
 		if !ok {
 			return nil
 		}
@@ -272,7 +266,7 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	err = w.transact(func(tx *bolt.Tx) error {
 		id = tx.ID()
 		// The written bytes may be far more or far less than the size of the operations.
-		size, batchBytes := 0, w.batchBytes()
+		size := 0
 		for op := range operations {
 			batch, size = append(batch, op), size+op.size
 			if t == nil {
@@ -280,7 +274,7 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 				t.refuseFrom = w.refuseFrom
 			}
 			op.err = w.runOperation(op, t)
-			if t.err != nil || len(batch) >= w.limits.batch || max(size, t.writtenBytes) >= batchBytes {
+			if t.err != nil || len(batch) >= w.limits.batch || max(size, t.writtenBytes) >= w.batchBytes() {
 				break
 			}
 		}
