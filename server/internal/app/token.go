@@ -51,6 +51,7 @@ func tokenCommand() config.Offline {
 // onTokenFile makes a command read the setting with the file of tokens.
 func onTokenFile(command config.Offline) config.Offline {
 	command.Setting, command.Flag = "auth-token-file", "file"
+	command.Usage = "`path` of the file of tokens (default $PARLEY_AUTH_TOKEN_FILE)"
 	return command
 }
 

@@ -93,6 +93,7 @@ func TestTokenFaults(t *testing.T) {
 		{"token create --tenant=acme --role=reader --file=" + exposed, "has mode 0644, so that others"},
 		{"token list --file=" + exposed, "has mode 0644, so that others"},
 		{"token list --file=" + dir + "/none", "none: no such file"},
+		{strings.Replace(good, path, dir+"/none/tokens", 1), "the directory " + dir + "/none does not exist; create it"},
 		{"token list --output=xml --file=" + path, "--output: \"xml\" is not one of table, json"},
 		{"token revoke --file=" + path, "command line: accepts 1 arg(s), received 0"},
 		{"token revoke abcdefgh --file=" + path, "there is no token \"abcdefgh\" in " + path + "; parleyd token list lists the ids"},

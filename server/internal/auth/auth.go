@@ -93,7 +93,7 @@ type TenantError struct {
 // Error returns a text with the tenant and what to do.
 func (e *TenantError) Error() string {
 	if e.Named == "" {
-		return "the credential is valid for several tenants; name one in the metadata " + TenantKey
+		return "the credential is valid for several tenants; name one in the metadata or header " + TenantKey
 	}
 	return fmt.Sprintf("the caller may not use the tenant %.64q", e.Named)
 }

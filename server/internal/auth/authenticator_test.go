@@ -59,7 +59,7 @@ func outcome(p auth.Principal, err error) string {
 }
 
 func TestAuthorize(t *testing.T) {
-	const several = "tenant: the credential is valid for several tenants; name one in the metadata parley-tenant"
+	const several = "tenant: the credential is valid for several tenants; name one in the metadata or header parley-tenant"
 	foreign := func(name string) string { return fmt.Sprintf("tenant: the caller may not use the tenant %q", name) }
 	needs := func(method, need string) string { return "role: " + method + " needs the role " + need }
 	tests := []struct {

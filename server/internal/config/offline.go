@@ -18,8 +18,9 @@ type Offline struct {
 	Use, Short, Long string
 	// Setting is the name of the setting that the command reads. If empty, it is the data directory.
 	Setting string
-	// Flag is the name of the flag of the setting. If empty, it is that of the server.
-	Flag string
+	// Flag and Usage are the name and the help text of the flag of the setting. If empty, they are those of
+	// the server.
+	Flag, Usage string
 	// Hidden hides the command from the help text.
 	Hidden bool
 	// Args checks the arguments. Its error is returned as an *Error.
@@ -70,7 +71,7 @@ func (o *Offline) command(environ []string) *cobra.Command {
 		o.Flags(command.Flags())
 	}
 	l.addFlags(command.Flags())
-	command.Flags().Var(s, flagName, s.usage)
+	command.Flags().Var(s, flagName, cmp.Or(o.Usage, s.usage))
 	return command
 }
 

@@ -139,6 +139,9 @@ func write(path string, tokens []Token, old *os.File, move func(from, to string)
 	}
 	dir := filepath.Dir(path)
 	temporary, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*") // It has mode 0600.
+	if errors.Is(err, fs.ErrNotExist) {
+		return faultsOf("the directory %s does not exist; create it", dir)
+	}
 	if err != nil {
 		return err
 	}
