@@ -3,6 +3,7 @@ package storetest_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
@@ -33,6 +34,7 @@ const noBug = "none"
 type faultyStore struct {
 	durable bool
 	open    func(tb testing.TB, dir string, o store.Options) store.Store
+	rare    bool // The model test needs seconds to find the bug, so -short leaves it out.
 }
 
 // faultyStores returns stores with one bug each, by the name of the bug.
@@ -41,7 +43,7 @@ func faultyStores() map[string]faultyStore {
 		noBug: {open: openMemory},
 		"an append is lost": {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store {
 			return &lostAppend{s, counter, map[string]*store.Snapshot{}}
-		})},
+		}), rare: true},
 		"a version is not checked": {
 			open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return ignoresVersion{s, counter} }),
 		},
@@ -57,16 +59,18 @@ func faultyStores() map[string]faultyStore {
 			return &readsExpired{s, counter, map[string]*store.Snapshot{}}
 		})},
 		"a fork lacks a message": {
-			open: wrapMemory(func(s store.Store, _ *callCounter) store.Store { return shortFork{s} }),
+			open: wrapMemory(func(s store.Store, _ *callCounter) store.Store { return shortFork{s} }), rare: true,
 		},
 		"a page skips a row": {
 			open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return skipsRow{s, counter} }),
 		},
 		"progress is not saved": {
 			open: wrapFile(func(s store.Store, _ *callCounter) store.Store { return dropsProgress{s} }), durable: true,
+			rare: true,
 		},
 		"an ephemeral conversation is deleted too early": {
 			open: wrapFile(func(s store.Store, _ *callCounter) store.Store { return earlyDelete{s} }), durable: true,
+			rare: true,
 		},
 		"a restart loses the newest conversation": {open: openWithoutNewest, durable: true},
 	}
@@ -74,6 +78,7 @@ func faultyStores() map[string]faultyStore {
 
 // TestBugs runs the model test with stores that violate the law and checks that it fails. A failing
 // test would fail this process, so each runs in a process of its own. All use the same random seed.
+// With -short, the bugs that are rare are left out, and the store without a bug passes fewer checks.
 func TestBugs(t *testing.T) {
 	faultyStores := faultyStores()
 	if s, ok := faultyStores[os.Getenv(bugEnv)]; ok {
@@ -85,10 +90,14 @@ func TestBugs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(faultyStores)) {
+		if testing.Short() && faultyStores[name].rare {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			process := exec.CommandContext(t.Context(), self, "-test.run=^TestBugs$/^Model$", "-test.timeout=2m",
-				"-rapid.seed=1", "-rapid.nofailfile", "-rapid.shrinktime=1ms")
+				fmt.Sprint("-test.short=", testing.Short() && name == noBug), "-rapid.seed=1", "-rapid.nofailfile",
+				"-rapid.shrinktime=1ms")
 			process.Env = append(process.Environ(), bugEnv+"="+name)
 			out, err := process.CombinedOutput()
 			found := process.ProcessState.ExitCode() == 1 && strings.Contains(string(out), "[rapid]")
