@@ -100,6 +100,15 @@ func variants(t *testing.T, method protoreflect.MethodDescriptor) []variant {
 	return found
 }
 
+// mainVariants returns two requests of each isolated method: with the fields that it must have, and with all fields.
+func mainVariants(t *testing.T) (all []variant) {
+	t.Helper()
+	for _, m := range isolatedMethods() {
+		all = append(all, variants(t, m)[1:3]...)
+	}
+	return all
+}
+
 func sampleIDs() *foreignIDs {
 	return &foreignIDs{
 		conversation: "c", held: "h", turn: "t", request: "r", message: "m", header: &parleyv1.Conversation{Id: "c"},
