@@ -160,9 +160,12 @@ func TestEventSourceFromEveryEvent(t *testing.T) {
 	t.Parallel()
 	dataDir, pipes, config := t.TempDir(), t.TempDir(), agents(t, puppetAgents)
 	d := startHTTPServer(t, dataDir, config)
-	all := make([]*cutSource, 2*lastIndex)
-	for i := range all {
-		all[i] = &cutSource{p: newPuppet(t, pipes, fmt.Sprint(i)), id: fmt.Sprint("c:", i), seen: i/2 + 1, chats: i%2 == 1}
+	var all []*cutSource
+	for _, seen := range cutPoints(1, lastIndex) {
+		for _, chats := range []bool{false, true} {
+			name := fmt.Sprintf("%d-%t", seen, chats)
+			all = append(all, &cutSource{p: newPuppet(t, pipes, name), id: "c:" + name, seen: seen, chats: chats})
+		}
 	}
 	inParallel(len(all), func(i int) {
 		t.Run(fmt.Sprintf("cut after %d, chats: %t", all[i].seen, all[i].chats), func(t *testing.T) { all[i].test(t, d) })

@@ -75,7 +75,9 @@ func TestSlowWatcherOverHTTP(t *testing.T) {
 	w := startRawWatch(t, d, "c")
 	add(t, d.server, "c", userMessage("hello"))
 	overflow(t, d, "c")
-	for end := time.Now().Add(5 * keepalive); time.Now().Before(end); {
+	ticker := time.NewTicker(keepalive / 10)
+	defer ticker.Stop()
+	for end := time.Now().Add(5 * keepalive); time.Now().Before(end); <-ticker.C {
 		if _, err := d.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "c"}); err != nil {
 			t.Fatal(err)
 		}

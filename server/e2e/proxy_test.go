@@ -22,13 +22,16 @@ import (
 )
 
 // TestResumeThroughAProxyThatResets checks that the Go client returns one unbroken stream through a
-// proxy that resets connections at random. The test runs 50 turns, or 1000 with PARLEY_LONG=1 in the
-// environment.
+// proxy that resets connections at random. The test runs 50 turns, 15 with -short, or 1000 with PARLEY_LONG=1
+// in the environment.
 func TestResumeThroughAProxyThatResets(t *testing.T) {
 	t.Parallel()
 	runs := 50
-	if os.Getenv("PARLEY_LONG") != "" {
+	switch {
+	case os.Getenv("PARLEY_LONG") != "":
 		runs = 1000
+	case testing.Short():
+		runs = 15
 	}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -20,20 +20,24 @@ func TestResumeFromEveryIndex(t *testing.T) {
 	t.Parallel()
 	dataDir, pipes, config := t.TempDir(), t.TempDir(), agents(t, puppetAgents)
 	s := startServer(t, dataDir, config, "--log-level=debug")
-	broken := make([]*brokenTurn, 2*lastIndex)
-	for i := range broken {
-		broken[i] = &brokenTurn{
-			s: s, p: newPuppet(t, pipes, fmt.Sprint(i)), id: fmt.Sprint("c", i), seen: i / 2, ends: i%2 == 1,
+	var broken []*brokenTurn
+	for _, seen := range cutPoints(0, lastIndex-1) {
+		for _, ends := range []bool{false, true} {
+			id := fmt.Sprintf("c%d-%t", seen, ends)
+			broken = append(broken, &brokenTurn{s: s, p: newPuppet(t, pipes, id), id: id, seen: seen, ends: ends})
 		}
 	}
 	inParallel(len(broken), func(i int) {
-		t.Run(fmt.Sprintf("cut after %d, ends before the resumption: %t", i/2, i%2 == 1), broken[i].test)
+		b := broken[i]
+		t.Run(fmt.Sprintf("cut after %d, ends before the resumption: %t", b.seen, b.ends), b.test)
 	})
 	if t.Failed() {
 		return
 	}
 	paced := broken[0] // None of its pieces is merged.
-	inParallel(lastIndex+1, func(seen int) {
+	points := cutPoints(0, lastIndex)
+	inParallel(len(points), func(i int) {
+		seen := points[i]
 		t.Run(fmt.Sprintf("ended and cut after %d", seen), func(t *testing.T) {
 			w := newSingleConn(t, s)
 			first := resume(t, w, paced.id, "", 0)
@@ -56,6 +60,18 @@ func TestResumeFromEveryIndex(t *testing.T) {
 		}
 		wantReplay(t, s, paced)
 	})
+}
+
+// cutPoints returns the numbers of events after which a test breaks a connection. These are all from first to
+// last, or with -short the three at each end and one in ten of the others.
+func cutPoints(first, last int) (points []int) {
+	const ends, step = 3, 10
+	for n := first; n <= last; n++ {
+		if !testing.Short() || n < first+ends || n > last-ends || n%step == 0 {
+			points = append(points, n)
+		}
+	}
+	return points
 }
 
 // inParallel calls do for each number below n, in 8 goroutines.

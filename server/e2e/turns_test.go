@@ -44,7 +44,7 @@ agents:
 		t.Run("parallel conversations do not mix: "+product, func(t *testing.T) {
 			t.Parallel()
 			var list []string
-			for i := range 5 {
+			for i := range 3 {
 				item := fmt.Sprintf("%s %d for %d cents", product, i, 10+i)
 				list = append(list, item)
 				ask(t, s, product, "Add a product")

@@ -51,7 +51,9 @@ func TestUnreadLog(t *testing.T) {
 		s, unread := startUnread(t)
 		ask(t, s, "before", "Hi")
 		unread.Close()
-		chatUnread(t, s)
+		for range 10 {
+			ask(t, s, "after", "Hi")
+		}
 		s.terminate()
 		s.wantStop(t)
 	})
