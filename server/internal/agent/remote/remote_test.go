@@ -229,33 +229,35 @@ func TestSeveralAddresses(t *testing.T) {
 		{Addresses: []resolver.Address{{Addr: two.address}}},
 	}})
 	a := open(t, Config{Address: "dns:///agents:7001"}, grpc.WithResolvers(dns{names}))
-	answers := func() []string {
-		var all []string
+	// answers returns the answers of 20 turns, or the first error.
+	answers := func() (all []string, err error) {
 		for range 20 {
 			answer, err := collect(t.Context(), a, nil)
 			if err != nil {
-				t.Fatal(err)
+				return all, err
 			}
 			all = append(all, answer[0].GetText())
 		}
-		return all
+		return all, nil
 	}
-	deadline := time.Now().Add(testTimeout) // One agent may be connected before the other.
-	for both := []string(nil); !slices.Contains(both, "one") || !slices.Contains(both, "two"); both = answers() {
-		if time.Now().After(deadline) {
-			t.Fatalf("answers = %q, want both agents", both)
+	deadline := time.Now().Add(testTimeout)
+	for isBoth := false; !isBoth; { // One agent may be connected before the other.
+		all, err := answers()
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("answers = %q, %v, want both agents", all, err)
 		}
+		isBoth = slices.Contains(all, "one") && slices.Contains(all, "two")
 	}
 	one.stop()
-	// Turns may fail until the loss is detected. Later turns go to the other agent.
-	for {
-		if _, err := collect(t.Context(), a, nil); err != nil {
+	for isLeft := false; !isLeft; { // Turns may fail until the loss is detected.
+		all, err := answers()
+		if err != nil {
 			_ = mustFail(t, err)
-			continue
 		}
-		if left := answers(); !slices.Contains(left, "one") {
-			break
+		if time.Now().After(deadline) {
+			t.Fatalf("answers after the stop of an agent = %q, %v, want only the other agent", all, err)
 		}
+		isLeft = err == nil && !slices.Contains(all, "one")
 	}
 }
 
