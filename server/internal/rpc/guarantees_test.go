@@ -125,11 +125,14 @@ func TestIdempotentChat(t *testing.T) {
 			if statusOf(err).reason == "CONVERSATION_BUSY" {
 				continue
 			}
+			if err != nil {
+				return "", err
+			}
 			text := ""
 			for _, e := range events {
 				text += e.GetTextDelta().GetText()
 			}
-			return text + events[0].GetTurnId(), err
+			return text + events[0].GetTurnId(), nil
 		}
 	})
 	if len(slices.Compact(replies)) != 1 || !strings.HasPrefix(replies[0], "once") {
