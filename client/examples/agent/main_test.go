@@ -273,8 +273,10 @@ func TestSlow(t *testing.T) {
 
 // TestStops signals the program during an answer, while a client watches its health.
 func TestStops(t *testing.T) {
+	t.Parallel()
 	for _, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
+			t.Parallel() // A stop waits two seconds for the answer.
 			cmd := program(t, "127.0.0.1:0")
 			out, err := cmd.StdoutPipe()
 			if err == nil {
