@@ -52,7 +52,11 @@ func TestLostProbe(t *testing.T) {
 			}
 		}
 	}
-	for range 4 { // Until the interval of probes has its maximum.
+	rounds := 4 // Until the interval of probes has its maximum.
+	if testing.Short() {
+		rounds = 2
+	}
+	for range rounds {
 		nettest.DropPackets(t, client)
 		await("lost probe", func(attempts int) bool { return attempts > 0 })
 		nettest.AcceptPackets(t, client)
