@@ -32,13 +32,17 @@ const quickAgent = `
 
 const quickAnswer = "at once"
 
-// clientGroup is 64 clients, each with its own connection.
+// clientGroup is 64 clients, or 16 with -short, each with its own connection.
 type clientGroup []*singleConn
 
 func newClientGroup(t *testing.T, s *server) clientGroup {
 	t.Helper()
+	count := 64
+	if testing.Short() {
+		count = 16
+	}
 	var c clientGroup
-	for range 64 {
+	for range count {
 		c = append(c, newSingleConn(t, s))
 	}
 	return c

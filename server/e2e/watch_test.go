@@ -20,7 +20,7 @@ import (
 // watchedWriters clients write at once, each watchedMessages messages in sequence to random ones of
 // watchedConversations conversations. The server keeps that number of changes for watchers.
 const (
-	watchedWriters       = 64
+	watchedWriters       = 32
 	watchedConversations = 16
 	watchedMessages      = 100 // of each writer
 	watchBreaks          = 50
