@@ -68,11 +68,14 @@ func TestIssuerAway(t *testing.T) {
 	}
 	f.advance(2 * time.Minute)
 	f.reject("expired token", token, "the token expired")
+	f.AwaitFetch() // Otherwise the only fetch might still run, and succeed.
 	f.setAnswer(nil)
 	unknown := newSigner(t, "k2", jose.ES256).sign(t, f.claims(map[string]any{"exp": start().Add(2 * time.Hour).Unix()}))
-	for !strings.Contains(f.log.String(), "keys of the OIDC issuer read again") { // The last failure may still be running.
-		f.advance(5 * time.Second)
-		f.reject("unknown key", unknown, "no key with the id")
+	f.advance(5 * time.Second)
+	f.reject("unknown key", unknown, "no key with the id")
+	f.AwaitFetch()
+	if got := f.log.String(); !strings.Contains(got, "keys of the OIDC issuer read again") {
+		t.Errorf("log = %s, want that the keys were read again", got)
 	}
 }
 
