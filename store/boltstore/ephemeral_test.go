@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -347,11 +348,25 @@ func transaction(t *testing.T, s *Store) (n int) {
 // TestEphemeralAfterOthers ends an ephemeral conversation of one tenant. Very many of another
 // tenant, which end later in the same minute, come before it.
 func TestEphemeralAfterOthers(t *testing.T) {
-	s, c := openMany(t, newPath(t), maxDueScan+1, store.Options{}) // The clock is at second 16.
+	c := newClock() // At second 6.
+	s := open(t, newPath(t), store.Options{Now: c.Now})
 	var others []string
 	for i := range maxDueScan + 1 {
 		others = append(others, fmt.Sprint(i))
 	}
+	var writers sync.WaitGroup
+	for some := range slices.Chunk(others, len(others)/100) { // Together they need fewer transactions.
+		writers.Go(func() {
+			for _, id := range some {
+				if _, err := s.Create(t.Context(), &store.Create{
+					Tenant: "acme", Conversation: &parleyv1.Conversation{Id: id},
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	writers.Wait()
 	hold(t, s, 0, others...)
 	release(t, s, 40*time.Second, others...)
 	late := &store.Hold{Tenant: "zebra", ConversationIDs: []string{"a"}, DeleteAfter: 30 * time.Second}
