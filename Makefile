@@ -48,7 +48,7 @@ build: ## build bin/parleyd and bin/parley
 
 # -short leaves out the longest tests. CI is empty so that tests whose programs are missing are skipped.
 .PHONY: test
-test: ## run the Go tests, in a few minutes: needs Go and git alone
+test: ## run the Go tests, in under three minutes: needs Go and git alone
 	CI= CGO_ENABLED=0 go test -short -vet=off ./...
 	@echo 'left out, and part of make check: the race detector, lint, generated code, the tests of client/python,'
 	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST) and $(BENCHCOMPARE), and the longest Go tests. Go tests that need'
