@@ -47,8 +47,10 @@ build: ## build bin/parleyd and bin/parley
 	$(GOBUILD) -o bin/parley ./client/cmd/parley
 
 # -short leaves out the longest tests. CI is empty so that tests whose programs are missing are skipped.
+# Some tests build programs. Without the build before, several would compile the same packages at once.
 .PHONY: test
 test: ## run the Go tests, in under three minutes: needs Go and git alone
+	CGO_ENABLED=0 go build ./...
 	CI= CGO_ENABLED=0 go test -short -vet=off ./...
 	@echo 'left out, and part of make check: the race detector, lint, generated code, the tests of client/python,'
 	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST) and $(BENCHCOMPARE), and the longest Go tests. Go tests that need'
