@@ -20,7 +20,8 @@ func putSized(key string, n int) func(*txn) error {
 }
 
 // TestWriterTakesTurns floods the writer with operations of one tenant. Each transaction has one turn of each
-// tenant, as far as the maximum size allows. Once the other tenant has written nothing for a while, a transaction takes all that is queued.
+// tenant, as far as the maximum size allows. Once the other tenants have written nothing for a while, a
+// transaction takes all that is queued.
 func TestWriterTakesTurns(t *testing.T) {
 	dir := t.TempDir() // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
