@@ -88,6 +88,9 @@ type Config struct {
 	LogLevel           slog.Level
 	LogFormat          string // "text" or "json"; empty: text on a terminal, else JSON
 
+	MetricsAddress string   // host:port; empty: no listener of its own, see MetricsOverHTTP
+	MetricsTenants []string // that metrics name; at most MaxMetricsTenants
+
 	DefaultAgent string  // name of one of Agents
 	Agents       []Agent // sorted by name, without duplicates; always includes echo
 
@@ -171,7 +174,7 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 			"minimum level of the messages on standard error")),
 		newSetting("log-format", choice(&c.LogFormat, "", "text", "json"),
 			"format of these messages (default text on a terminal, else json)"),
-	})
+	}, c.telemetrySettings())
 }
 
 const help = `parleyd stores multi-turn conversations for agent services and serves them over gRPC.

@@ -133,6 +133,8 @@ func TestConfigFlags(t *testing.T) {
 		{"log-retention-days", "0"},
 		{"log-level", "info"},
 		{"log-format", ""},
+		{"metrics-address", ""},
+		{"metrics-tenants", ""},
 	}
 	var got []row
 	NewCommand(nil, nil, nil).Flags().VisitAll(func(f *pflag.Flag) {
@@ -204,6 +206,7 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 		"log-format": "json",
 		"max-bytes":  "7GiB", "max-tenant-watchers": "7", "max-streams": "7", "max-imports": "7",
 		"requests-per-second": "7", "append-bytes-per-second": "7KiB",
+		"metrics-address": "[::1]:0", "metrics-tenants": "acme,trial",
 
 		"tls-cert-file": files.cert, "tls-key-file": files.key, "tls-client-ca-file": files.cert,
 		"tls-client-auth": "required", "auth-token-file": files.tokens, "oidc-issuer": "https://login.example",

@@ -236,11 +236,10 @@ func (l *loader) checkReach() {
 	c := l.config
 	var names, addresses []string
 	for _, a := range []struct{ name, address string }{
-		{"grpc-address", c.GRPCAddress}, {"http-address", c.HTTPAddress},
+		{"grpc-address", c.GRPCAddress}, {"http-address", c.HTTPAddress}, {"metrics-address", c.MetricsAddress},
 	} {
-		host, _, _ := net.SplitHostPort(a.address) // The value of the setting has already been checked.
 		isSocket := a.name == "grpc-address" && strings.HasPrefix(a.address, socketPrefix)
-		if a.address != "" && !isSocket && !isLoopback(host) {
+		if a.address != "" && !isSocket && !isLoopbackAddress(a.address) {
 			names, addresses = append(names, l.place(a.name)), append(addresses, fmt.Sprintf("%.80q", a.address))
 		}
 	}
@@ -263,6 +262,12 @@ func (l *loader) checkReach() {
 	}
 	l.fault(places, "%s %s; set %s, or use a loopback address, or set --insecure on a trusted network",
 		strings.Join(addresses, " and "), problem, strings.Join(advice, ", and "))
+}
+
+// isLoopbackAddress reports whether only this machine can reach an address, which is host:port or empty.
+func isLoopbackAddress(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	return err == nil && isLoopback(host)
 }
 
 // isLoopback reports whether a host is always this machine.
