@@ -94,6 +94,9 @@ type Options struct {
 	// OnFailure is called once, with the cause, when the store fails permanently: later writes
 	// return store.ErrFailed. It must not block and must not call the store. It may be nil.
 	OnFailure func(error)
+	// OnCommit is called after each transaction that changed the file, before its callers get their results.
+	// It must return quickly and must not call the store. It may be nil.
+	OnCommit func(store.Commit)
 }
 
 // withDefaults returns the options with every zero replaced as their comments say.
@@ -104,6 +107,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.OnFailure == nil {
 		o.OnFailure = func(error) {}
+	}
+	if o.OnCommit == nil {
+		o.OnCommit = func(store.Commit) {}
 	}
 	return o
 }
@@ -125,8 +131,9 @@ type Store struct {
 }
 
 var (
-	_ store.Store    = (*Store)(nil)
-	_ store.Backuper = (*Store)(nil)
+	_ store.Store     = (*Store)(nil)
+	_ store.Backuper  = (*Store)(nil)
+	_ store.Inspector = (*Store)(nil)
 )
 
 // Open opens the store in the file at path. If the file or its directory is missing, Open creates
@@ -184,6 +191,9 @@ func (s *Store) afterCommit(t *txn) {
 	s.tally.apply(t)
 	if len(t.changes) > 0 {
 		s.options.Observe(t.changes)
+	}
+	if t.commit.Operations > 0 {
+		s.options.OnCommit(t.commit)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -213,11 +214,28 @@ func (s *Store) Stats(ctx context.Context) (store.Stats, error) {
 		return store.Stats{}, fmt.Errorf("stats: %w", err)
 	}
 	total, expired, evicted := s.tally.all()
-	pages := s.db.Stats()
-	free := int64(pages.FreePageN+pages.PendingPageN) * s.pageSize
+	free := int64(s.freePages()) * s.pageSize
 	return store.Stats{
 		Conversations: total.Conversations, Messages: total.Messages, Bytes: total.Bytes,
 		FileBytes: file.Size(), FileBytesInUse: max(0, mapped-free),
 		Expired: expired, Evicted: evicted, Corrupt: s.corruptCalls.Load(),
 	}, nil
+}
+
+// State implements store.Inspector.
+func (s *Store) State() store.State {
+	state := store.State{FreePages: s.freePages(), Failed: s.failed.Load()}
+	s.writer.mu.Lock()
+	state.QueuedWrites, state.QueuedBytes = s.writer.queue.Len(), s.writer.queue.Bytes()
+	s.writer.mu.Unlock()
+	if free, size, err := boltfile.DiskSpace(s.path); err == nil && size != math.MaxInt64 {
+		state.DiskFreeBytes, state.DiskBytes = free, size
+	}
+	return state
+}
+
+// freePages returns the number of free pages of the file.
+func (s *Store) freePages() int {
+	pages := s.db.Stats()
+	return pages.FreePageN + pages.PendingPageN
 }

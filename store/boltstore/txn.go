@@ -43,6 +43,17 @@ type txn struct {
 	refuseFrom, spaceNeeded int         // see checkSpace
 	lowSpace                func() bool // result of isLow, computed once, on first use
 	err                     error
+
+	commit store.Commit // set after the commit; the zero value if the transaction changed nothing
+}
+
+// describeCommit describes a transaction with these operations that began at an instant and is committed now.
+func describeCommit(batch []*operation, began time.Time) store.Commit {
+	c := store.Commit{Seconds: time.Since(began).Seconds(), Operations: len(batch)}
+	for _, op := range batch {
+		c.WaitSeconds = max(c.WaitSeconds, began.Sub(op.queued).Seconds()) // Less than 0 if it came later.
+	}
+	return c
 }
 
 func newTxn(tx *bolt.Tx, o *store.Options, tl *tally) *txn {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -69,6 +70,7 @@ type writer struct {
 type operation struct {
 	ctx     context.Context
 	tenant  string
+	queued  time.Time // when it was submitted
 	size    int
 	cost    int              // of its last run, in bytes, for the turns of tenants
 	apply   func(*txn) error // may run again after a transaction that was rolled back
@@ -96,7 +98,7 @@ func newWriter(db *bolt.DB, g *boltfile.PanicGuard, l limits, begin func(*bolt.T
 // durable, or has failed without an effect. If ctx ends before the operation starts, the operation
 // never runs. If ctx ends later, do waits for the end of the operation.
 func (w *writer) do(ctx context.Context, tenant string, size int, apply func(*txn) error) error {
-	op := &operation{ctx: ctx, tenant: tenant, size: size, apply: apply, done: make(chan struct{})}
+	op := &operation{ctx: ctx, tenant: tenant, queued: time.Now(), size: size, apply: apply, done: make(chan struct{})}
 	if err := w.submit(op); err != nil {
 		return err
 	}
@@ -263,6 +265,7 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	}
 	var t *txn
 	var id int
+	began := time.Now()
 	err = w.transact(func(tx *bolt.Tx) error {
 		id = tx.ID()
 		// The written bytes may be far more or far less than the size of the operations.
@@ -286,6 +289,9 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	switch {
 	case err == nil, errors.Is(err, boltfile.ErrUnchanged):
 		if t != nil {
+			if err == nil {
+				t.commit = describeCommit(batch, began)
+			}
 			w.afterCommit(t)
 		}
 		return batch, nil
