@@ -163,6 +163,7 @@ func (m *Manager) enqueueOrAttach(
 	hasToWait := q.running != nil
 	if hasToWait {
 		q.enqueue(e)
+		m.waitingTotal++
 	} else {
 		q.running = e
 		close(e.live.mayStart)

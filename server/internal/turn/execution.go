@@ -38,6 +38,8 @@ type execution struct {
 
 	startResult  *store.Result // the store's result of the start
 	eventIndexes *storev1.TurnEvents
+
+	end End // for Options.OnEnd, complete after finish
 }
 
 // newExecution returns the execution of a turn. snapshot is the conversation if it was read just
@@ -72,6 +74,7 @@ func (x *execution) run() {
 		x.live.complete(turn)
 		return
 	}
+	x.end.Agent, x.end.Wait = x.agent.Name, time.Since(x.live.accepted)
 	request, err := x.agentRequest()
 	// Start after agentRequest: the store records the index of the started event, which a keep-alive
 	// would change.
@@ -81,6 +84,7 @@ func (x *execution) run() {
 	}
 	finished, err := x.finish(err)
 	stop()
+	x.manager.o.OnEnd(x.end)
 	x.endStreams(finished, err)
 	x.releaseAgent() // A stop closes the agents when all turns are complete.
 	x.live.complete(finished.GetTurn())

@@ -40,6 +40,7 @@ func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 		messages, x.eventIndexes.Messages = nil, nil
 		result, err = x.commitEnd(nil, end)
 	}
+	x.end.State, x.end.Reason = end.GetState(), end.GetError().GetReason()
 	switch {
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
 		x.log.Info("turn ended with its conversation")

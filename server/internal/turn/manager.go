@@ -88,6 +88,20 @@ type Options struct {
 	// MaxConversationBytes is the limit of the store. Tool results are refused if storing them
 	// would drop the calls that they answer. If 0, the limit is unknown and not checked.
 	MaxConversationBytes int
+	// OnEnd is called when a turn that had started has ended, in its goroutine. It must return quickly. If nil,
+	// ends are not reported. Turns that a crash left running are not reported.
+	OnEnd func(End)
+}
+
+// End describes a turn that has ended, for metrics. Durations are 0 if there was no such time.
+type End struct {
+	Agent  string // that answered
+	State  parleyv1.TurnState
+	Reason string // of the error; empty if there is none
+
+	Wait       time.Duration // from the request to the start
+	FirstPiece time.Duration // from the call of the agent to its first piece
+	Answer     time.Duration // from the call of the agent to the end of its answer
 }
 
 // Manager runs turns. Create a Manager with New and end it with Stop.
@@ -101,6 +115,7 @@ type Manager struct {
 	queues          map[key]*queue
 	runningByTenant map[string]int // queues with a running turn, by tenant
 	runningTotal    int            // queues with a running turn
+	waitingTotal    int            // turns that wait in all queues
 	idle            chan struct{}  // closed when stopping is true and no turn runs
 	retained        *list.List     // elements are *queueEntry, in the order in which they ended
 	retainedBytes   int            // memory of the retained turns
@@ -113,6 +128,9 @@ type Manager struct {
 func New(ctx context.Context, o Options) *Manager {
 	if o.MaxTurnsOf == nil {
 		o.MaxTurnsOf = func(string) int { return o.MaxTurns }
+	}
+	if o.OnEnd == nil {
+		o.OnEnd = func(End) {}
 	}
 	managerCtx, cancel := context.WithCancelCause(ctx)
 	return &Manager{
@@ -215,6 +233,13 @@ func (m *Manager) Running() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.runningTotal
+}
+
+// Waiting returns the number of turns in queues, without the running ones.
+func (m *Manager) Waiting() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.waitingTotal
 }
 
 // RunningOf returns the number of running turns of a tenant.

@@ -184,6 +184,7 @@ func (m *Manager) removeWaiting(e *queueEntry, cause error) bool {
 		return false
 	}
 	e.queue.waiting = slices.Delete(e.queue.waiting, i, i+1)
+	m.waitingTotal--
 	e.removalCause = cause
 	e.live.cancel(cause)
 	if errors.Is(cause, errCancelled) {
@@ -297,6 +298,7 @@ func (m *Manager) startNext(q *queue) {
 	if len(q.waiting) > 0 {
 		q.running = q.waiting[0]
 		q.waiting = slices.Delete(q.waiting, 0, 1)
+		m.waitingTotal--
 		close(q.running.live.mayStart)
 		q.reportPositions()
 		return

@@ -47,8 +47,13 @@ func (x *execution) respond(request *parleyv1.RespondRequest) (err error) {
 	defer late.Stop()
 	idle := time.AfterFunc(x.manager.o.IdleTimeout, func() { x.live.cancel(errIdleTimeout) })
 	defer idle.Stop()
+	called := time.Now()
+	defer func() { x.end.Answer = time.Since(called) }()
 	for piece, err := range x.agent.Agent.Respond(x.live.ctx, request) {
 		idle.Reset(x.manager.o.IdleTimeout)
+		if err == nil && x.end.FirstPiece == 0 {
+			x.end.FirstPiece = time.Since(called)
+		}
 		if err == nil {
 			err = x.live.answer.Add(piece)
 		}
