@@ -81,6 +81,7 @@ type Hub struct {
 	// changes and events limit the feeds of all tenants.
 	changes, events *budget
 	eventReaders    atomic.Int64 // number of watchers that want turn events
+	gaps            atomic.Int64 // number of GAPs that watchers received
 
 	mu       sync.Mutex         // guards the following fields; lock it before that of a budget
 	tenants  map[string]*tenant // tenants that are in use or have entries
@@ -192,6 +193,9 @@ func (h *Hub) Watchers() int {
 	defer h.mu.Unlock()
 	return h.watchers
 }
+
+// Gaps returns the number of GAPs that watchers received since the start.
+func (h *Hub) Gaps() int64 { return h.gaps.Load() }
 
 // TenantWatchers returns the number of watchers and subscribers of a tenant.
 func (h *Hub) TenantWatchers(name string) int {

@@ -3,6 +3,7 @@ package watch
 import (
 	"context"
 	"iter"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -32,6 +33,7 @@ type Watch struct {
 // Watcher yields the responses for a Watch. It must be used by one goroutine at a time.
 type Watcher struct {
 	tenant   *tenant
+	gaps     *atomic.Int64 // of the hub
 	changes  *reader
 	events   *reader // nil without turn events
 	gap      bool    // changes after the requested cursor were dropped
@@ -43,7 +45,7 @@ type Watcher struct {
 // Errors: ErrCursor, ErrTooMany. The caller must call Stop.
 func (h *Hub) Watch(o Watch) (*Watcher, error) {
 	woken := make(chan struct{}, 1)
-	w := &Watcher{changes: newReader(o.ConversationIDs, woken)}
+	w := &Watcher{changes: newReader(o.ConversationIDs, woken), gaps: &h.gaps}
 	ids := len(w.changes.ids)
 	t, err := h.register(o.Tenant, ids)
 	if err != nil {
@@ -186,6 +188,9 @@ func (w *Watcher) yieldEntry(e *entry, yield yieldFunc) bool {
 
 // newChange returns a response of this kind without a conversation.
 func (w *Watcher) newChange(kind parleyv1.ChangeKind) *parleyv1.WatchConversationsResponse {
+	if kind == parleyv1.ChangeKind_CHANGE_KIND_GAP {
+		w.gaps.Add(1)
+	}
 	return &parleyv1.WatchConversationsResponse{Change: &parleyv1.ConversationChange{
 		Cursor: w.tenant.cursor(w.position), Kind: kind, Time: timestamppb.Now(),
 	}}
