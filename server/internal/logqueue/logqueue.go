@@ -35,6 +35,7 @@ type Queue struct {
 	mu         sync.Mutex
 	queued     []byte       // entries
 	dropped    int          // entries dropped since the last report
+	total      int64        // entries dropped since the start
 	closed     bool         // run returns when the queue is empty
 	writeStart time.Time    // start of the write to out that has not returned; zero if there is none
 	handler    slog.Handler // writes the report of dropped entries to out
@@ -56,6 +57,7 @@ func (q *Queue) Write(entry []byte) (int, error) {
 	defer q.mu.Unlock()
 	if len(q.queued)+len(entry) > maxQueuedBytes {
 		q.dropped += countLines(entry)
+		q.total += int64(countLines(entry))
 		return len(entry), nil
 	}
 	q.queued = append(q.queued, entry...)
@@ -80,15 +82,24 @@ func (q *Queue) run(ctx context.Context) {
 		dropped, handler := q.dropped, q.handler
 		q.dropped = 0
 		q.mu.Unlock()
-		if lost := q.writeBatch(batch); lost > 0 || dropped > 0 && q.report(ctx, handler, dropped) != nil {
+		lost := q.writeBatch(batch)
+		if lost > 0 || dropped > 0 && q.report(ctx, handler, dropped) != nil {
 			dropped += lost
 		} else {
 			dropped = 0
 		}
 		q.mu.Lock()
 		q.dropped += dropped
+		q.total += int64(lost)
 		q.writeStart = time.Time{}
 	}
+}
+
+// State returns the number of entries that were dropped since the start, and the size of the queued ones.
+func (q *Queue) State() (dropped int64, queuedBytes int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.total, len(q.queued)
 }
 
 // writeBatch writes entries to out. If out fails, it returns the number of entries not written.
