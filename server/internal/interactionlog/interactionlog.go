@@ -189,6 +189,13 @@ func (l *Log) Search(ctx context.Context, q *Search) (*Page, error) { return l.r
 // Lost returns the number of entries that could not be written since the start.
 func (l *Log) Lost() int64 { return l.writer.lost.Load() }
 
+// Failing reports whether the latest entries could not be written.
+func (l *Log) Failing() bool {
+	l.writer.mu.Lock()
+	defer l.writer.mu.Unlock()
+	return l.writer.loss.missing > 0
+}
+
 // Maintain does the work that no message waits for, until ctx ends. Every second it makes the files
 // durable and retries failed writes. It warns of lost entries at most once a minute. Every day it
 // removes the files of old days.
