@@ -61,6 +61,9 @@ func AccessOf(method string) (Access, bool) {
 	return a, known
 }
 
+// MetricsMethod stands for a request for the metrics, which is not a method of the API.
+const MetricsMethod = "/metrics"
+
 // accessTable returns the access of each method by its full name.
 func accessTable() map[string]Access {
 	reader, writer, admin := Access{Role: Reader}, Access{Role: Writer}, Access{Role: Admin}
@@ -97,6 +100,8 @@ func accessTable() map[string]Access {
 		parleyv1.InteractionLogService_DeleteInteractions_FullMethodName:     admin,
 		parleyv1.AdminService_GetStats_FullMethodName:                        adminOfAny,
 		parleyv1.AdminService_BackupStore_FullMethodName:                     wholeServer,
+
+		MetricsMethod: {Role: Reader, WholeServer: true, AnyTenant: true},
 
 		// Probes of process managers and load balancers have no credential.
 		healthv1.Health_Check_FullMethodName: {Role: Public},
