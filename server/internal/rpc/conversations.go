@@ -243,6 +243,7 @@ func (s *Server) PurgeConversations(
 		Tenant: tenant(ctx), InactiveFor: r.GetInactiveFor().AsDuration(), DryRun: r.GetDryRun(),
 	})
 	if purged.Count > 0 && !r.GetDryRun() { // A purge that fails may have deleted some conversations before.
+		s.monitor.Purged(purged.Count)
 		s.log.InfoContext(ctx, "purged", "tenant", tenant(ctx), "count", purged.Count,
 			"inactive_for", r.GetInactiveFor().AsDuration().String())
 	}

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -22,7 +22,6 @@ import (
 	"github.com/parleyhq/parley/server/internal/rpc/receive"
 	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/server/internal/watch"
-	"github.com/parleyhq/parley/store"
 )
 
 // maxUnaryTime is the maximum deadline of a unary call. Clients may set any deadline.
@@ -31,7 +30,7 @@ const maxUnaryTime = 10 * time.Minute
 // ServerOptions returns the options that a grpc.Server needs to serve s: the codec
 // [rules.RequestCodec], which drops the unknown fields of requests, and interceptors around every handler.
 //
-// The order of the interceptors is, from the outermost: log, status, recovery, authentication, limits of
+// The order of the interceptors is, from the outermost: metrics, log, status, recovery, authentication, limits of
 // the tenant, limits of time, validation. The status interceptor is near the outside, because it is the
 // only one that makes statuses. The limits of time of a stream come before recovery, because they run
 // the inner interceptors in another goroutine. A call without a valid credential is refused before its request
@@ -50,22 +49,30 @@ func (s *Server) LoopbackOptions() []grpc.ServerOption {
 }
 
 func (s *Server) serverOptions(from credentialsOf, slow grpc.StreamServerInterceptor) []grpc.ServerOption {
+	streams := []grpc.StreamServerInterceptor{
+		s.logStream, s.statusStream, slow,
+		recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicError)),
+		s.authStream(from), s.tenantStream, s.validateStream,
+	}
+	if s.outerStream != nil {
+		streams = slices.Insert(streams, 0, s.outerStream)
+	}
 	return []grpc.ServerOption{
 		grpc.ForceServerCodecV2(s.requests.codec),
 		grpc.ChainUnaryInterceptor(s.unaryInterceptors(from)...),
-		grpc.ChainStreamInterceptor(
-			s.logStream, s.statusStream, slow,
-			recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicError)),
-			s.authStream(from), s.tenantStream, s.validateStream,
-		),
+		grpc.ChainStreamInterceptor(streams...),
 	}
 }
 
 func (s *Server) unaryInterceptors(from credentialsOf) []grpc.UnaryServerInterceptor {
-	return []grpc.UnaryServerInterceptor{
+	unary := []grpc.UnaryServerInterceptor{
 		s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicError)),
 		s.authUnary(from),
 	}
+	if s.outerUnary != nil {
+		unary = slices.Insert(unary, 0, s.outerUnary)
+	}
+	return unary
 }
 
 // panicError returns an error for a recovered panic, with the stack for the log.
@@ -169,7 +176,9 @@ func (s *Server) authUnary(from credentialsOf) grpc.UnaryServerInterceptor {
 		if err != nil {
 			return nil, err
 		}
-		return handler(context.WithValue(ctx, principalKey{}, p), request)
+		reply, err := handler(context.WithValue(ctx, principalKey{}, p), request)
+		s.reportRefusal(p.Tenant, err)
+		return reply, err
 	}
 }
 
@@ -207,6 +216,7 @@ func (s *Server) authStream(from credentialsOf) grpc.StreamServerInterceptor {
 			caller.receives = s.receives(info.FullMethod)
 		}
 		err = handler(srv, caller)
+		s.reportRefusal(p.Tenant, err)
 		if cause := context.Cause(ctx); errors.Is(cause, auth.ErrUnauthenticated) {
 			return cause // It is the reason why the handler returned.
 		}
@@ -353,39 +363,4 @@ func (s *meteredStream) RecvMsg(m any) error {
 	case <-s.Context().Done():
 		return context.Cause(s.Context())
 	}
-}
-
-// askOperator ends the texts of limits that an operator sets for each tenant.
-const askOperator = "ask the operator for a higher limit"
-
-// tenantLimit is the refusal of a call that exceeds a limit of its tenant.
-func tenantLimit(e *limit.Error, _ subject) refusal {
-	reason, do := "TENANT_REQUESTS", "send fewer"
-	switch e.Kind {
-	case limit.AppendBytes:
-		reason, do = "TENANT_APPEND_BYTES", "append less"
-	case limit.Streams:
-		reason, do = "TENANT_STREAMS", "end some"
-	case limit.Imports:
-		reason, do = "TENANT_IMPORTS", "retry when one has ended"
-	case limit.Requests:
-	case limit.ActiveTenants:
-		return refuse(codes.ResourceExhausted, "TOO_MANY_TENANTS", "%v; retry", e).retryable()
-	}
-	r := refuse(codes.ResourceExhausted, reason, "the tenant's %v; %s, or %s", e, do, askOperator).
-		with("limit", e.Limit).retryable()
-	if e.Retry > 0 {
-		r.retry = e.Retry
-	}
-	return r
-}
-
-func tenantBytes(e *store.TenantBytesError, _ subject) refusal {
-	return refuse(codes.ResourceExhausted, "TENANT_BYTES", "%v; delete conversations, or %s", e, askOperator).
-		with("limit", e.Limit).retryable()
-}
-
-func tenantWatchers(e *watch.TenantLimitError, _ subject) refusal {
-	return refuse(codes.ResourceExhausted, "TENANT_WATCHERS", "%v; end some, or %s", e, askOperator).
-		with("limit", e.Limit).retryable()
 }

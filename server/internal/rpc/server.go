@@ -92,6 +92,11 @@ type Options struct {
 	// Auth authenticates and authorizes the callers. If nil, sign-in is off, and every caller may call every
 	// method.
 	Auth *auth.Authenticator
+	// Monitor receives what happens. If nil, nothing is reported.
+	Monitor Monitor
+	// Unary and Stream are called around all other interceptors, for example to measure calls. They may be nil.
+	Unary  grpc.UnaryServerInterceptor
+	Stream grpc.StreamServerInterceptor
 }
 
 // Server implements ConversationService, InteractionLogService and AdminService. Create it with New,
@@ -117,6 +122,9 @@ type Server struct {
 	log             *slog.Logger
 	auth            *auth.Authenticator
 	limits          *limit.Tenants
+	monitor         Monitor
+	outerUnary      grpc.UnaryServerInterceptor  // nil: none
+	outerStream     grpc.StreamServerInterceptor // nil: none
 
 	signedInReceives, publicReceives *receive.Limiter
 	healthWatches                    atomic.Int64
@@ -145,6 +153,9 @@ func New(o Options) (*Server, error) {
 	if o.MaxMessageBytes == 0 {
 		o.MaxMessageBytes = defaultMaxMessageBytes
 	}
+	if o.Monitor == nil {
+		o.Monitor = noMonitor{}
+	}
 	stopping := make(chan struct{})
 	return &Server{
 		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
@@ -152,6 +163,7 @@ func New(o Options) (*Server, error) {
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
 		auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
 		requests: newDecoder(), limits: o.Limits,
+		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
 		startTime: o.Now(),
 		stopping:  stopping, stop: sync.OnceFunc(func() { close(stopping) }),

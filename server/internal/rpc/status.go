@@ -99,6 +99,7 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 	}
 	r := s.refusalOf(err)
 	if r.internal {
+		s.monitor.Failed(r.reason)
 		s.log.ErrorContext(ctx, "call failed", "method", method, "reason", r.reason, "error", err)
 	}
 	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: r.reason, Domain: domain, Metadata: r.metadata}}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -219,9 +220,15 @@ func TestStatusOfErrors(t *testing.T) {
 	for _, test := range tests {
 		t.Run(fmt.Sprintf("%T %v", test.err, test.err), func(t *testing.T) {
 			log := new(logBuffer)
-			s := &Server{log: slog.New(slog.NewTextHandler(log, nil)), refusals: refusals()}
+			s := &Server{monitor: noMonitor{}, log: slog.New(slog.NewTextHandler(log, nil)), refusals: refusals()}
 			err := inConversation("c1", fmt.Errorf("read %s: %w", secret, test.err))
 			got := statusOf(s.toStatus(t.Context(), "/parley.v1.ConversationService/GetConversation", err))
+			if test.code == codes.ResourceExhausted && !slices.Contains(LimitReasons(), test.reason) {
+				t.Errorf("LimitReasons() lacks %s", test.reason)
+			}
+			if test.logged && !slices.Contains(FailureReasons(), test.reason) {
+				t.Errorf("FailureReasons() lacks %s", test.reason)
+			}
 			if got.code != test.code || got.reason != test.reason || got.retry != test.retry {
 				t.Errorf("status = %v %q, retry after %v, want %v %q, %v",
 					got.code, got.reason, got.retry, test.code, test.reason, test.retry)
@@ -260,7 +267,7 @@ func TestStatusOfErrors(t *testing.T) {
 
 // TestStatusesAreIndependent checks that the status of an error contains nothing of an earlier error.
 func TestStatusesAreIndependent(t *testing.T) {
-	s := &Server{log: slog.New(slog.DiscardHandler), refusals: refusals()}
+	s := &Server{monitor: noMonitor{}, log: slog.New(slog.DiscardHandler), refusals: refusals()}
 	for _, cause := range []error{store.ErrNotFound, store.ErrCorrupt, store.ErrRequestReused, &store.BusyError{TurnID: "t"}} {
 		for _, id := range []string{"first", "second"} {
 			got := statusOf(s.toStatus(t.Context(), "/x", inConversation(id, cause)))
