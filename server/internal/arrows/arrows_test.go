@@ -82,6 +82,7 @@ func allowedArrows() []arrow {
 		{"server/internal/rpc/receive", nil},
 		{"server/internal/rpc/slowstream", nil},
 		{"server/internal/limit", nil},
+		{"server/internal/metrics", []string{"store", api}},
 		{"server/internal/secretfile", nil},
 		{"server/internal/transfer", []string{"server/internal/rules", "store", api}},
 		{"server/internal/turn", []string{
@@ -154,6 +155,8 @@ func restrictions() []restriction {
 		}},
 		{"google.golang.org/grpc/status", statuses},
 		{"google.golang.org/grpc/codes", statuses},
+		{"github.com/prometheus", []string{"server/internal/metrics"}},
+		{"github.com/grpc-ecosystem/go-grpc-middleware/providers", []string{"server/internal/metrics"}},
 		// If the server is process 1, it reaps all children except those that these packages start.
 		{"os/exec", []string{"server/internal/app", "server/internal/agent/command", "server/parleydtest"}},
 	}
