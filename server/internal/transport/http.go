@@ -124,11 +124,14 @@ func (h *httpServer) handler(
 		auth:  o.Auth, issuer: o.OIDCIssuer,
 	}
 	guarded, err := gateway.Guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == mcpPath {
+		switch {
+		case r.URL.Path == mcpPath:
 			tools.ServeHTTP(w, r)
-			return
+		case r.URL.Path == metricsPath && o.Metrics != nil && o.MetricsOverHTTP:
+			o.Metrics.ServeHTTP(w, r)
+		default:
+			api.ServeHTTP(w, r)
 		}
-		api.ServeHTTP(w, r)
 	}), o.AllowedOrigins, o.Insecure || o.Auth.Required())
 	if err != nil {
 		return nil, fmt.Errorf("http-allowed-origins: %w", err)

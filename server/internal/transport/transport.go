@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -53,6 +54,12 @@ type Options struct {
 	SignIn []string
 	// Insecure allows HTTP requests for any host name; see [gateway.Guard].
 	Insecure bool
+	// Metrics is the handler of /metrics. It need not check its callers. If nil, there are no metrics.
+	Metrics http.Handler
+	// MetricsAddress is host:port of a listener of its own for /metrics. If empty, there is none.
+	MetricsAddress string
+	// MetricsOverHTTP adds /metrics to the HTTP listener.
+	MetricsOverHTTP bool
 	// Version of the program, for MCP clients.
 	Version string
 	Log     *slog.Logger
@@ -65,9 +72,10 @@ type Servers struct {
 	services     grpc.ServiceRegistrar // of grpc
 	health       *health.Server
 	grpcListener net.Listener
-	http         *httpServer // nil if HTTP is off
-	ready        atomic.Bool // what /readyz reports
-	signIn       []string    // kinds of credentials
+	http         *httpServer    // nil if HTTP is off
+	metrics      *metricsServer // nil if the metrics have no listener of their own
+	ready        atomic.Bool    // what /readyz reports
+	signIn       []string       // kinds of credentials
 
 	certificates *certificates // nil if there is no TLS
 	stopWatching func()        // ends the watch of the certificates
@@ -81,6 +89,9 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 	}
 	s := &Servers{log: o.Log, health: health.NewServer(), signIn: o.SignIn, watchesUntil: make(chan struct{})}
 	s.stopWatching = sync.OnceFunc(func() { close(s.watchesUntil) })
+	if o.Metrics != nil {
+		o.Metrics = authorizeScrapes(o.Metrics, o.Auth, o.Log)
+	}
 	var err error
 	options := append(GRPCOptions(o.KeepaliveTime), service.ServerOptions()...)
 	if o.TLS != nil {
@@ -101,13 +112,41 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 		return nil, fmt.Errorf("listen for gRPC: %w; another server may be running, choose another --grpc-address", err)
 	}
 	s.grpcListener = limitConns(l, o.Log)
+	if o.Metrics != nil && o.MetricsAddress != "" {
+		if s.metrics, err = openMetrics(ctx, o, s.certificates); err != nil {
+			return nil, errors.Join(err, s.grpcListener.Close())
+		}
+	}
 	if o.HTTPAddress == "" {
 		return s, nil
 	}
 	if s.http, err = openHTTP(ctx, o, service, s.certificates, &s.ready); err != nil {
+		if s.metrics != nil {
+			err = errors.Join(err, s.metrics.listener.Close())
+		}
 		return nil, errors.Join(err, s.grpcListener.Close())
 	}
 	return s, nil
+}
+
+// GetServiceInfo returns the services of the gRPC server and their methods.
+func (s *Servers) GetServiceInfo() map[string]grpc.ServiceInfo { return s.grpc.GetServiceInfo() }
+
+// CertificateExpiry returns the time at which the certificate of the listeners expires. ok is false if they have
+// no TLS.
+func (s *Servers) CertificateExpiry() (at time.Time, ok bool) {
+	if s.certificates == nil {
+		return time.Time{}, false
+	}
+	return s.certificates.current.Load().leaf.NotAfter, true
+}
+
+// MetricsAddress returns the address of the listener of the metrics, or nil if they have none of their own.
+func (s *Servers) MetricsAddress() net.Addr {
+	if s.metrics == nil {
+		return nil
+	}
+	return s.metrics.listener.Addr()
 }
 
 // RegisterService adds a service to the gRPC server. It must be called before Serve.
@@ -194,6 +233,9 @@ func (s *Servers) Serve(group *errgroup.Group) {
 		group.Go(s.http.loopback.serve)
 		group.Go(s.http.serve)
 	}
+	if s.metrics != nil {
+		group.Go(s.metrics.serve)
+	}
 	if s.certificates != nil {
 		group.Go(func() error { s.certificates.watch(s.watchesUntil); return nil })
 	}
@@ -253,6 +295,9 @@ func (s *Servers) Drain(ctx context.Context) {
 	})
 	if s.http != nil {
 		draining.Go(func() { s.http.stop(ctx) })
+	}
+	if s.metrics != nil {
+		draining.Go(func() { s.metrics.stop(ctx) })
 	}
 	draining.Wait()
 }
