@@ -95,7 +95,7 @@ func (p *program) serve(ctx context.Context, c *config.Config) error {
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
 	return run(ctx, c, options{
-		version: p.version, log: log, level: level, gcBallast: len(ballast), onStop: startExitTimer,
+		version: p.version, log: log, stderr: p.stderr, level: level, gcBallast: len(ballast), onStop: startExitTimer,
 		readSettings: p.readSettings, hangups: hangups,
 	})
 }

@@ -31,6 +31,7 @@ type changeLog struct {
 
 	queue   chan changeEntry
 	dropped atomic.Int64 // entries since the last report that found the queue full
+	total   atomic.Int64 // the same since the start
 	// changed has a value if the statistics may have changed since the last report.
 	changed chan struct{}
 	closing chan struct{} // closed by Close
@@ -70,6 +71,7 @@ func (l *changeLog) Committed(changes []store.Change) {
 		case l.queue <- changeEntry{c.Tenant, c.ConversationID, c.Kind, c.Version, c.Count, c.Trimmed, c.EphemeralEnded}:
 		default:
 			l.dropped.Add(1)
+			l.total.Add(1)
 		}
 	}
 	select {

@@ -42,6 +42,7 @@ func (r *reloader) reload(ctx context.Context) {
 	if err == nil {
 		err = r.apply(next)
 	}
+	r.server.metrics.Reloaded(err == nil)
 	if err != nil {
 		log.ErrorContext(ctx, "reload failed; nothing has changed", "error", err)
 		return
@@ -105,6 +106,7 @@ func (r *reloader) prepareAgents(next *config.Config) (change, error) {
 	return change{
 		apply: func() {
 			r.server.agents.Replace(set, logClosed)
+			r.server.metrics.SetAgents(set.Names())
 			r.agents = next.Agents
 		},
 		discard: func() { logClosed("", closeAgents(created)) },

@@ -14,6 +14,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/command"
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/limit"
+	"github.com/parleyhq/parley/server/internal/logqueue"
+	"github.com/parleyhq/parley/server/internal/metrics"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/transport"
 	"github.com/parleyhq/parley/server/internal/turn"
@@ -31,9 +33,10 @@ const (
 type options struct {
 	version   string // of the program
 	log       *slog.Logger
-	level     *slog.LevelVar // of log
-	gcBallast int            // size of the GC ballast in bytes
-	onStop    func()         // called when the server starts to stop, for any reason, once or more
+	stderr    *logqueue.Queue // of log; nil: unknown
+	level     *slog.LevelVar  // of log
+	gcBallast int             // size of the GC ballast in bytes
+	onStop    func()          // called when the server starts to stop, for any reason, once or more
 	// readSettings reads the settings again. It is called for each value of hangups.
 	readSettings func(ctx context.Context) (*config.Config, error)
 	hangups      <-chan os.Signal
@@ -51,6 +54,8 @@ type server struct {
 	reloader     *reloader
 	stopReaping  func()
 	limits       *limit.Tenants
+	metrics      *metrics.Metrics
+	backupTime   *backupTime // nil: the store has no backups
 	hub          *watch.Hub
 	turns        *turn.Manager
 
@@ -98,6 +103,11 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 			MaxWatchers: c.MaxWatchers, MaxOf: func(tenant string) int { return limits.Of(tenant).MaxWatchers },
 		}),
 	}
+	s.metrics = metrics.New(metrics.Options{
+		Version: o.version, StoreName: c.Store, Tenants: c.MetricsTenants,
+		LimitReasons: rpc.LimitReasons(), FailureReasons: rpc.FailureReasons(),
+	})
+	s.storage.onCommit = s.metrics.StoreCommit
 	var err error
 	if s.agents, _, err = newAgents(c, &s.processes, nil); err != nil {
 		return nil, err
@@ -111,8 +121,10 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 		TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
 		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes,
 		MaxTurnsOf: func(tenant string) int { return limits.Of(tenant).MaxTurns },
+		OnEnd:      func(e turn.End) { s.metrics.TurnEnded(metrics.Turn(e)) },
 	})
-	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns}, s.storeFailed); err != nil {
+	s.metrics.SetAgents(s.agents.Names())
+	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns, s.metrics}, s.storeFailed); err != nil {
 		s.storeFailed(nil)
 		s.signIn.close()
 		return nil, errors.Join(err, s.agents.Close())
@@ -125,11 +137,15 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 
 // listen listens on the addresses of the settings. It does not serve yet.
 func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
-	backuper, _ := s.storage.Store.(store.Backuper) // Nil if the store has no backups.
+	backuper, hasBackups := s.storage.Store.(store.Backuper) // Nil if the store has no backups.
+	if hasBackups {
+		s.backupTime = openBackupTime(c.DataDir, s.log)
+	}
 	s.service, err = rpc.New(rpc.Options{
 		Store: s.storage, Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
 		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
 		BallastBytes: s.gcBallast, Log: s.log, Auth: s.signIn.auth, Limits: s.limits,
+		Monitor: &monitor{s.metrics, s.backupTime}, Unary: s.metrics.Unary(), Stream: s.metrics.Stream(),
 	})
 	if err != nil {
 		return err
@@ -138,8 +154,14 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 		GRPCAddress: c.GRPCAddress, HTTPAddress: c.HTTPAddress, KeepaliveTime: c.KeepaliveTime,
 		AllowedOrigins: c.HTTPAllowedOrigins, Insecure: c.Insecure, Version: s.version, Log: s.log,
 		TLS: tlsFiles(c), Auth: s.signIn.auth, OIDCIssuer: c.OIDCIssuer, SignIn: c.SignIn(),
+		Metrics: s.metrics.Handler(), MetricsAddress: c.MetricsAddress, MetricsOverHTTP: c.MetricsOverHTTP(),
 	}, s.service)
-	return err
+	if err != nil {
+		return err
+	}
+	s.metrics.AddMethods(s.transports)
+	s.metrics.AddSources(s.metricsSources(ctx))
+	return nil
 }
 
 // serve starts the transports, the sweep of expired conversations, and the maintenance of the

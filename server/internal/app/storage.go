@@ -23,7 +23,8 @@ type Storage struct {
 	log          *slog.Logger
 	interactions *interactionlog.Log // nil before Open, and if the interaction log is off
 	changes      *changeLog
-	observers    []Observer // in the order in which they receive a commit; set by Open before the first commit
+	onCommit     func(store.Commit) // nil: commits are not reported
+	observers    []Observer         // in the order in which they receive a commit; set by Open before the first commit
 }
 
 // Observer receives the committed changes of a store. It must return quickly and must not call the
@@ -123,7 +124,7 @@ func (s *Storage) openStore(ctx context.Context, c *config.Config, failed func(e
 	}
 	path := filepath.Join(c.DataDir, storeName)
 	opened, err := boltstore.Open(path, boltstore.Options{
-		Options: o, Check: checkAtStart(ctx, s.log), OnFailure: failed,
+		Options: o, Check: checkAtStart(ctx, s.log), OnFailure: failed, OnCommit: s.onCommit,
 	})
 	if err != nil {
 		return nil, err
