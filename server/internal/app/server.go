@@ -107,7 +107,6 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 		Version: o.version, StoreName: c.Store, Tenants: c.MetricsTenants,
 		LimitReasons: rpc.LimitReasons(), FailureReasons: rpc.FailureReasons(),
 	})
-	s.storage.onCommit = s.metrics.StoreCommit
 	var err error
 	if s.agents, _, err = newAgents(c, &s.processes, nil); err != nil {
 		return nil, err

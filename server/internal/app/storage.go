@@ -23,14 +23,19 @@ type Storage struct {
 	log          *slog.Logger
 	interactions *interactionlog.Log // nil before Open, and if the interaction log is off
 	changes      *changeLog
-	onCommit     func(store.Commit) // nil: commits are not reported
-	observers    []Observer         // in the order in which they receive a commit; set by Open before the first commit
+	observers    []Observer // in the order in which they receive a commit; set by Open before the first commit
 }
 
 // Observer receives the committed changes of a store. It must return quickly and must not call the
 // store.
 type Observer interface {
 	Committed(changes []store.Change)
+}
+
+// CommitObserver also receives a description of each transaction of the store, if the store has a file. It must
+// return quickly and must not call the store.
+type CommitObserver interface {
+	StoreCommit(c store.Commit)
 }
 
 // NewStorage returns a storage that is not open. limits are those of tenants, which may change. level is the
@@ -41,10 +46,10 @@ func NewStorage(c *config.Config, limits *limit.Tenants, log *slog.Logger, level
 
 // Open opens the store and the interaction log of the settings. Each commit goes to these observers,
 // one after the other: the interaction log unless it is off, observers, the change log. So an observer that
-// receives a change finds its message in the interaction log. failed is called with an error from which the
-// store cannot recover. After an error, nothing is open.
+// receives a change finds its message in the interaction log. Observers may be CommitObservers, too.
+// failed is called with an error from which the store cannot recover. After an error, nothing is open.
 func (s *Storage) Open(ctx context.Context, c *config.Config, observers []Observer, failed func(error)) error {
-	opened, err := s.openStore(ctx, c, failed)
+	opened, err := s.openStore(ctx, c, observers, failed)
 	if err != nil {
 		return err
 	}
@@ -108,9 +113,11 @@ func (s *Storage) Close() error {
 	return err
 }
 
-// openStore opens the store that the settings name. failed is called with an error from which the
-// store cannot recover.
-func (s *Storage) openStore(ctx context.Context, c *config.Config, failed func(error)) (store.Store, error) {
+// openStore opens the store that the settings name. Those observers that are CommitObservers receive its
+// transactions. failed is called with an error from which the store cannot recover.
+func (s *Storage) openStore(
+	ctx context.Context, c *config.Config, observers []Observer, failed func(error),
+) (store.Store, error) {
 	o := store.Options{
 		Observe: s.committed, MaxMessages: c.MaxMessages, TTL: c.TTL, MaxConversationBytes: c.MaxConversationBytes,
 		Limits: func(tenant string) store.Limits {
@@ -124,7 +131,14 @@ func (s *Storage) openStore(ctx context.Context, c *config.Config, failed func(e
 	}
 	path := filepath.Join(c.DataDir, storeName)
 	opened, err := boltstore.Open(path, boltstore.Options{
-		Options: o, Check: checkAtStart(ctx, s.log), OnFailure: failed, OnCommit: s.onCommit,
+		Options: o, Check: checkAtStart(ctx, s.log), OnFailure: failed,
+		OnCommit: func(commit store.Commit) {
+			for _, o := range observers {
+				if o, ok := o.(CommitObserver); ok {
+					o.StoreCommit(commit)
+				}
+			}
+		},
 	})
 	if err != nil {
 		return nil, err
