@@ -183,7 +183,7 @@ FIND_MISSING = packages=; need() { packages="$$packages $$*"; }; set -- $$(go en
 	command -v curl >/dev/null || need curl; \
 	command -v jq >/dev/null || need jq; \
 	if $(ON_LINUX); then \
-		for program in strace=strace mkfs.ext4=e2fsprogs mount=mount; do \
+		for program in strace=strace mkfs.ext4=e2fsprogs mount=mount prometheus=prometheus; do \
 			command -v "$${program%=*}" >/dev/null || need "$${program\#*=}"; \
 		done; \
 	fi
