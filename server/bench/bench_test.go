@@ -42,6 +42,13 @@ func BenchmarkService(b *testing.B) {
 	b.Logf("%d conversations of %d messages of %d B written in %.0f s; now %d cases in %d rounds of %v",
 		conversations, benchMessages, benchContent, time.Since(start).Seconds(), len(all), rounds, slice)
 
+	measureAll(b, all, rounds, slice)
+	report(b, all)
+}
+
+// measureAll measures all cases in each round.
+func measureAll(b *testing.B, all []*benchCase, rounds int, slice time.Duration) {
+	b.Helper()
 	for round := range rounds + 1 { // The first warms up.
 		for _, c := range order(all, round, rounds) {
 			runtime.GC() // The garbage of the previous case must not slow this one down.
@@ -54,7 +61,6 @@ func BenchmarkService(b *testing.B) {
 			}
 		}
 	}
-	report(b, all)
 }
 
 // benchSetting parses an environment variable. If it is not set, the result is otherwise.

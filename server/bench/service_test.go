@@ -29,6 +29,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/logqueue"
+	"github.com/parleyhq/parley/server/internal/metrics"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/transport"
 	"github.com/parleyhq/parley/server/internal/turn"
@@ -58,6 +59,7 @@ type benchServer struct {
 	ids     []string            // of the conversations
 	auth    *auth.Authenticator // nil: sign-in is off
 	limits  *limit.Tenants
+	metrics *metrics.Metrics // nil: nothing is measured
 	message *parleyv1.Message
 }
 
@@ -79,6 +81,14 @@ const gcBallastBytes = 64 << 20
 // openBenchServer serves a number of conversations until the benchmark ends. The interaction log is off
 // unless a flag turns it on.
 func openBenchServer(b *testing.B, conversations int, flags ...string) *benchServer {
+	b.Helper()
+	s := openEmptyBenchServer(b, nil, flags...)
+	must(b, s.fill(conversations))
+	return s
+}
+
+// openEmptyBenchServer is openBenchServer without conversations. The server has the metrics m unless m is nil.
+func openEmptyBenchServer(b *testing.B, m *metrics.Metrics, flags ...string) *benchServer {
 	b.Helper()
 	ballast := make([]byte, gcBallastBytes)
 	b.Cleanup(func() { runtime.KeepAlive(ballast) })
@@ -103,10 +113,22 @@ func openBenchServer(b *testing.B, conversations int, flags ...string) *benchSer
 		agents:  agents,
 		hub:     watch.New(watch.Options{}),
 		limits:  limits,
+		metrics: m,
 		message: benchMessage(parleyv1.Role_ROLE_USER),
 	}
 	turns := s.newTurns()
-	must(b, storage.Open(b.Context(), c, []app.Observer{s.hub, turns}, func(err error) { b.Error(err) }))
+	observers := []app.Observer{s.hub, turns}
+	if m != nil {
+		observers = append(observers, m)
+		m.AddSources(metrics.Sources{
+			Stats: func() (store.Stats, error) { return storage.Stats(s.ctx) }, RunningTurns: turns.Running,
+			State: func() store.State {
+				state, _ := storage.Store.(store.Inspector) // The store has a file.
+				return state.State()
+			},
+		})
+	}
+	must(b, storage.Open(b.Context(), c, observers, func(err error) { b.Error(err) }))
 	var maintaining sync.WaitGroup
 	maintaining.Go(func() { storage.Maintain(b.Context()) })
 	b.Cleanup(func() {
@@ -115,31 +137,44 @@ func openBenchServer(b *testing.B, conversations int, flags ...string) *benchSer
 	})
 	s.conn = s.serve(b, turns)
 	s.client = parleyv1.NewConversationServiceClient(s.conn)
-	must(b, s.fill(conversations))
 	return s
 }
 
 // newTurns returns a new manager. It knows only the turns in the store.
 func (s *benchServer) newTurns() *turn.Manager {
 	c := s.config
-	return turn.New(s.ctx, turn.Options{
+	o := turn.Options{
 		Store: s.store, Agents: s.agents, Log: s.log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
 		MaxAnswerBytes: c.MaxAnswerBytes, MaxTurns: c.MaxTurns,
-	})
+	}
+	if s.metrics != nil {
+		s.metrics.SetAgents(s.agents.Names())
+		o.OnEnd = func(e turn.End) { s.metrics.TurnEnded(metrics.Turn(e)) }
+	}
+	return turn.New(s.ctx, o)
 }
 
 // serve serves the store with these turns and connects to the server.
 func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn {
 	b.Helper()
-	service, err := rpc.New(rpc.Options{
+	served := rpc.Options{
 		Store: s.store, StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log,
 		Auth: s.auth, Limits: s.limits,
-	})
-	must(b, err)
-	servers, err := transport.Open(s.ctx, transport.Options{
+	}
+	o := transport.Options{
 		GRPCAddress: "127.0.0.1:0", HTTPAddress: "127.0.0.1:0", KeepaliveTime: s.config.KeepaliveTime, Log: s.log,
-	}, service)
+	}
+	if s.metrics != nil {
+		served.Unary, served.Stream = s.metrics.Unary(), s.metrics.Stream()
+		o.Metrics, o.MetricsOverHTTP = s.metrics.Handler(), true
+	}
+	service, err := rpc.New(served)
 	must(b, err)
+	servers, err := transport.Open(s.ctx, o, service)
+	must(b, err)
+	if s.metrics != nil {
+		s.metrics.AddMethods(servers)
+	}
 	servers.RegisterService(plainService(), nil)
 	var serving errgroup.Group
 	servers.Serve(&serving)
