@@ -47,6 +47,9 @@ func TestQueueDrops(t *testing.T) {
 			if len(q.queued) > maxQueuedBytes {
 				t.Errorf("queued = %d bytes, want %d at most", len(q.queued), maxQueuedBytes)
 			}
+			if _, size := q.State(); size != len(q.queued) {
+				t.Errorf("State() = %d queued bytes, want %d", size, len(q.queued))
+			}
 			close(g.open)
 			synctest.Wait()
 			log.Error("last")
@@ -56,6 +59,9 @@ func TestQueueDrops(t *testing.T) {
 			written := strings.Count(text, "padding")
 			if written == 0 || written == entries {
 				t.Fatalf("entries written = %d of %d, want some but not all", written, entries)
+			}
+			if dropped, size := q.State(); dropped != int64(entries-written) || size != 0 {
+				t.Errorf("State() = %d dropped, %d queued bytes, want %d, 0", dropped, size, entries-written)
 			}
 			if report, end := lines[len(lines)-2], fmt.Sprintf(want, entries-written); !strings.HasSuffix(report, end) {
 				t.Errorf("report after %d of %d entries = %q, want the end %q", written, entries, report, end)
@@ -105,6 +111,9 @@ func TestQueueFailure(t *testing.T) {
 				t.Fatal(err)
 			}
 			got = append(got, fmt.Sprint(line["msg"], line["count"]))
+		}
+		if dropped, _ := q.State(); dropped != 3 {
+			t.Errorf("State() = %d dropped, want 3", dropped)
 		}
 		if want := []string{"written<nil>", "log entries dropped3"}; fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("log = %q, want %q", got, want)
