@@ -29,6 +29,7 @@ func TestReload(t *testing.T) {
 
 	s.reload(t, path, `
 log_level: debug
+log_calls: all
 max_messages: 7
 agents:
   puppet: {kind: echo}
@@ -40,7 +41,8 @@ agents:
 	if next.text != "hello" {
 		t.Errorf("answer of the new agent = %q, want hello", next.text)
 	}
-	s.await(t, "call", "method=/parley.v1.ConversationService/Chat")
+	s.await(t, "call", "method=/parley.v1.ConversationService/Chat", "level=INFO")
+	s.await(t, "stream started", "level=DEBUG", "conversation_id=b")
 
 	if _, err := p.pipe.WriteString("to the end"); err != nil {
 		t.Fatal(err)
@@ -76,8 +78,11 @@ func TestReloadFails(t *testing.T) {
 	if status.Code(err) != codes.InvalidArgument {
 		t.Errorf("Chat with an agent of the faulty file = %v, want INVALID_ARGUMENT", err)
 	}
-	if found, _ := s.log.Find("call"); len(found) > 0 {
-		t.Error("log entries of calls, want the level to stay info")
+	found, _ := s.log.Find("call")
+	for _, entry := range found {
+		if entry["level"] == "DEBUG" {
+			t.Errorf("log entry %v, want the level to stay info", entry)
+		}
 	}
 
 	s.reload(t, path, "agents:\n  second: {kind: echo}\n", "settings reloaded")

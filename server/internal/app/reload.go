@@ -61,7 +61,7 @@ func (r *reloader) apply(next *config.Config) error {
 	var faults []error
 	for _, prepare := range []func(*config.Config) (change, error){
 		r.prepareAgents, r.prepareTokens, r.prepareClientCertificates, r.prepareCertificates, r.prepareLimits,
-		r.prepareLogLevel,
+		r.prepareLogLevel, r.prepareCallLog,
 	} {
 		c, err := prepare(next)
 		if err != nil {
@@ -147,6 +147,11 @@ func (r *reloader) prepareCertificates(*config.Config) (change, error) {
 // prepareLogLevel reads the minimum level of the log.
 func (r *reloader) prepareLogLevel(next *config.Config) (change, error) {
 	return change{apply: func() { r.server.level.Set(next.LogLevel) }}, nil
+}
+
+// prepareCallLog reads which calls have an entry in the log.
+func (r *reloader) prepareCallLog(next *config.Config) (change, error) {
+	return change{apply: func() { r.server.service.SetCalls(loggedCalls(next)) }}, nil
 }
 
 // prepareLimits reads the limits of tenants.

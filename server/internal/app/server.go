@@ -12,6 +12,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/command"
+	"github.com/parleyhq/parley/server/internal/calllog"
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/logqueue"
@@ -134,6 +135,11 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 	return s, nil
 }
 
+// loggedCalls returns which calls have an entry in the log.
+func loggedCalls(c *config.Config) calllog.Settings {
+	return calllog.Settings{Calls: calllog.Calls(c.LogCalls), SlowAfter: c.SlowCallTime}
+}
+
 // listen listens on the addresses of the settings. It does not serve yet.
 func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	backuper, hasBackups := s.storage.Store.(store.Backuper) // Nil if the store has no backups.
@@ -143,7 +149,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	s.service, err = rpc.New(rpc.Options{
 		Store: s.storage, Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
 		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
-		BallastBytes: s.gcBallast, Log: s.log, Auth: s.signIn.auth, Limits: s.limits,
+		BallastBytes: s.gcBallast, Log: s.log, Calls: loggedCalls(c), Auth: s.signIn.auth, Limits: s.limits,
 		Monitor: &monitor{s.metrics, s.backupTime}, Unary: s.metrics.Unary(), Stream: s.metrics.Stream(),
 	})
 	if err != nil {
@@ -180,6 +186,9 @@ func (s *server) serve(ctx context.Context) {
 func (s *server) close() error {
 	s.onStop()
 	s.stopReaping()
+	if s.service != nil {
+		s.service.Close()
+	}
 	err := errors.Join(s.agents.Close(), s.storage.Close())
 	s.signIn.close()
 	s.storeFailed(nil)

@@ -50,8 +50,8 @@ func (a *Authenticator) Required() bool { return len(a.verifiers) > 0 }
 // Public reports whether callers need no credential for a method, even if they must sign in.
 func (a *Authenticator) Public(method string) bool { return a.accessOf(method).Role == Public }
 
-// Authorize returns the caller of a method. The error is a [RoleError] or a [TenantError], or wraps
-// [ErrUnauthenticated]; then it contains the causes for the log, and no secret. A refusal of a
+// Authorize returns the caller of a method. The error is a [RoleError] or a [TenantError], which have a caller, too,
+// or wraps [ErrUnauthenticated]; then it contains the causes for the log, and no secret. A refusal of a
 // credential takes at least refusalTime.
 func (a *Authenticator) Authorize(ctx context.Context, method string, c Credentials) (Principal, error) {
 	start := time.Now()
@@ -84,10 +84,10 @@ func (a *Authenticator) authorize(ctx context.Context, method string, c Credenti
 	}
 	p := Principal{ID: identity.ID, Name: identity.Name, Role: identity.Role, Expires: identity.Expires}
 	p.AllTenants = slices.Equal(identity.Tenants, []string{AllTenants})
-	if p.Role < need.Role || need.WholeServer && !p.AllTenants {
-		return Principal{}, &RoleError{Method: method, Need: need}
-	}
 	p.Tenant, err = chooseTenant(identity, c.Tenant, p.AllTenants && need.AnyTenant)
+	if p.Role < need.Role || need.WholeServer && !p.AllTenants {
+		return p, &RoleError{Method: method, Need: need}
+	}
 	return p, err
 }
 

@@ -52,6 +52,17 @@ func (c Credentials) GoString() string { return "auth.Credentials" + c.String() 
 // LogValue returns the same, for logs.
 func (c Credentials) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
+// Kind returns the kind of credential that counts: "token", "certificate", or "none".
+func (c Credentials) Kind() string {
+	switch {
+	case c.TokenSent || c.Token != "":
+		return "token"
+	case c.Certificate != nil:
+		return "certificate"
+	}
+	return "none"
+}
+
 // FromNetwork returns the credentials of a call that arrived over a network.
 func FromNetwork(ctx context.Context) Credentials {
 	c := fromMetadata(ctx)

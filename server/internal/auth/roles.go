@@ -64,6 +64,15 @@ func AccessOf(method string) (Access, bool) {
 // MetricsMethod stands for a request for the metrics, which is not a method of the API.
 const MetricsMethod = "/metrics"
 
+// Roles returns the role that each method needs, by its full name.
+func Roles() map[string]Role {
+	roles := make(map[string]Role)
+	for method, access := range accessTable() {
+		roles[method] = access.Role
+	}
+	return roles
+}
+
 // accessTable returns the access of each method by its full name.
 func accessTable() map[string]Access {
 	reader, writer, admin := Access{Role: Reader}, Access{Role: Writer}, Access{Role: Admin}

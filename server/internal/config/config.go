@@ -88,8 +88,10 @@ type Config struct {
 	LogLevel           slog.Level
 	LogFormat          string // "text" or "json"; empty: text on a terminal, else JSON
 
-	MetricsAddress string   // host:port; empty: no listener of its own, see MetricsOverHTTP
-	MetricsTenants []string // that metrics name; at most MaxMetricsTenants
+	MetricsAddress string        // host:port; empty: no listener of its own, see MetricsOverHTTP
+	MetricsTenants []string      // that metrics name; at most MaxMetricsTenants
+	LogCalls       string        // which calls have a log entry: "off", "errors", "slow" or "all"
+	SlowCallTime   time.Duration // time above which a call is slow
 
 	DefaultAgent string  // name of one of Agents
 	Agents       []Agent // sorted by name, without duplicates; always includes echo

@@ -70,6 +70,7 @@ func defaults() *Config {
 		TurnTimeout: 5 * time.Minute, IdleTimeout: time.Minute, StopGrace: 30 * time.Second,
 		MaxAnswerBytes: 1 << 20, MaxTurns: 256, MaxWatchers: 10_000, MaxImports: 16, KeepaliveTime: time.Minute,
 		MemoryWarningBytes: 100 << 20, InteractionLog: true, LogLevel: slog.LevelInfo,
+		LogCalls: "errors", SlowCallTime: time.Second,
 		DefaultAgent: "echo", Agents: []Agent{{Name: "echo", Kind: "echo"}},
 		OIDCTenantClaim: "tenant", OIDCRoleClaim: "role",
 	}
@@ -135,6 +136,8 @@ func TestConfigFlags(t *testing.T) {
 		{"log-format", ""},
 		{"metrics-address", ""},
 		{"metrics-tenants", ""},
+		{"log-calls", "errors"},
+		{"slow-call-time", "1s"},
 	}
 	var got []row
 	NewCommand(nil, nil, nil).Flags().VisitAll(func(f *pflag.Flag) {
@@ -203,8 +206,8 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 		"stop-grace": "0s", "max-answer-bytes": "7KiB", "max-turns": "7", "max-watchers": "7", "keepalive-time": "7s",
 		"memory-warning-bytes": "7GiB",
 		"interaction-log":      "false", "log-redact": "[0-9]{16}|sk-", "log-retention-days": "7", "log-level": "warn",
-		"log-format": "json",
-		"max-bytes":  "7GiB", "max-tenant-watchers": "7", "max-streams": "7", "max-imports": "7",
+		"log-format": "json", "log-calls": "slow", "slow-call-time": "2s",
+		"max-bytes": "7GiB", "max-tenant-watchers": "7", "max-streams": "7", "max-imports": "7",
 		"requests-per-second": "7", "append-bytes-per-second": "7KiB",
 		"metrics-address": "[::1]:0", "metrics-tenants": "acme,trial",
 

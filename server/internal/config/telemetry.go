@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/parleyhq/parley/server/internal/auth"
 )
@@ -18,6 +19,10 @@ func (c *Config) telemetrySettings() []*setting {
 			"address of a listener of its own for /metrics (default the HTTP listener while its address is loopback)"),
 		newSetting("metrics-tenants", tenantNames(&c.MetricsTenants),
 			"tenants that metrics name, at most 20, separated by commas; all others are counted as \"other\""),
+		reloadable(newSetting("log-calls", choice(&c.LogCalls, "errors", "off", "errors", "slow", "all"),
+			"calls with a log entry: those that failed, also those slower than slow-call-time, or all")),
+		reloadable(newSetting("slow-call-time", duration(&c.SlowCallTime, time.Second, time.Millisecond, day),
+			"time above which a call is slow; a stream counts until its first reply")),
 	}
 }
 

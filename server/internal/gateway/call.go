@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/calllog"
 )
 
 // httpCallKey is the key of the httpCall in the context of a request.
@@ -33,6 +34,9 @@ type httpCall struct {
 	text []byte
 	// sent means that a request message was sent. Later errors come from the server.
 	sent bool
+	// refused is called with the status of a request that is refused before a message was sent. It is nil before the
+	// caller is authorized.
+	refused func(error)
 
 	// release releases the memory of the body. It is nil for an import.
 	release func()
@@ -67,11 +71,17 @@ func (c *httpCall) readHeader() http.Header {
 
 // outgoing returns the context of the call with its metadata.
 func (c *httpCall) outgoing(ctx context.Context) context.Context {
-	md := Credentials(c.request)
-	if values := printable(c.request.Header.Values("Traceparent")); len(values) > 0 {
+	return metadata.NewOutgoingContext(ctx, Metadata(c.request))
+}
+
+// Metadata returns the metadata of calls in this process for an HTTP request: its credentials, its trace context, and
+// what the log contains about it.
+func Metadata(r *http.Request) metadata.MD {
+	md := metadata.Join(Credentials(r), calllog.Forwarded(r))
+	if values := printable(r.Header.Values("Traceparent")); len(values) > 0 {
 		md.Set("traceparent", values[0])
 	}
-	return metadata.NewOutgoingContext(ctx, md)
+	return md
 }
 
 // Credentials returns the metadata with which calls in this process pass on the credentials of an HTTP request: its

@@ -108,7 +108,11 @@ func handleError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, 
 	if r.URL.Path == importPath { // The client may still be sending the body.
 		w.Header().Set("Connection", "close")
 	}
-	writeStatus(w, statusOf(ctx, err))
+	st := statusOf(ctx, err)
+	if call := httpCallOf(ctx); !call.sent && call.refused != nil {
+		call.refused(st.Err())
+	}
+	writeStatus(w, st)
 }
 
 // statusOf returns the status that a client receives for err. A status of the server is returned as

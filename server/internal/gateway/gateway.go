@@ -28,9 +28,10 @@ const (
 	importPath   = "/v1/import"
 )
 
-// Authorize returns an error, which is a status, if a caller with these credentials may not call a method. The
-// credentials are those that [Credentials] returns.
-type Authorize func(ctx context.Context, method string, credentials metadata.MD) error
+// Authorize returns an error, which is a status, if a caller with this metadata may not call a method. The
+// metadata is what [Metadata] returns. If the gateway then refuses the request without a call, it passes the status to
+// refused. It does so once at most.
+type Authorize func(ctx context.Context, method string, sent metadata.MD) (refused func(error), err error)
 
 // handler answers the requests of all paths.
 type handler struct {
@@ -50,7 +51,7 @@ func New(ctx context.Context, conn grpc.ClientConnInterface, authorize Authorize
 
 func newHandler(ctx context.Context, conn grpc.ClientConnInterface, authorize Authorize) (*handler, error) {
 	if authorize == nil {
-		authorize = func(context.Context, string, metadata.MD) error { return nil }
+		authorize = func(context.Context, string, metadata.MD) (func(error), error) { return func(error) {}, nil }
 	}
 	h := &handler{authorize: authorize, maxBodyTime: maxBodyTime, large: newLargeBodies()}
 	dropAll := func(string) (string, bool) { return "", false }
@@ -133,7 +134,8 @@ func (h *handler) prepare(next runtime.HandlerFunc, method string) runtime.Handl
 			h.refuseMethod(w, call, h.allowedMethods(r, r.URL.Path))
 			return
 		}
-		if err := h.authorize(r.Context(), method, Credentials(call.request)); err != nil {
+		var err error
+		if call.refused, err = h.authorize(r.Context(), method, Metadata(call.request)); err != nil {
 			refuseCaller(w, r, err)
 			return
 		}

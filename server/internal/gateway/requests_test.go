@@ -200,17 +200,23 @@ func TestMetadata(t *testing.T) {
 	})
 	for _, path := range []string{"/v1/agents", "/v1/watch"} {
 		f.do(t, "GET", path, "", "Authorization: Bearer x", "Traceparent: 00-1-2-3", "Grpc-Metadata-Tenant: other", "Grpc-Timeout: 50S",
-			"X-Forwarded-For: 1.2.3.4", "Cookie: a=b", "Tenant: other", "X-Bin: !").wantError(t, 409, "SEEN")
+			"X-Forwarded-For: 1.2.3.4", "Cookie: a=b", "Tenant: other", "X-Bin: !", "X-Request-Id: r-1",
+			"Parley-Peer: forged").wantError(t, 409, "SEEN")
 		for key, values := range got {
 			switch key {
-			case "authorization", "traceparent":
+			case "authorization", "traceparent", "x-request-id":
+			case "parley-peer":
+				if len(values) != 1 || !strings.HasPrefix(values[0], "127.0.0.1:") {
+					t.Errorf("%s: address of the client = %q, want that of the connection", path, values)
+				}
 			case ":authority", "content-type", "user-agent", "grpc-accept-encoding":
 			default:
 				t.Errorf("%s: call has metadata %s: %s", path, key, values)
 			}
 		}
-		if fmt.Sprint(got["authorization"], got["traceparent"], hasDeadline) != "[Bearer x] [00-1-2-3] true" {
-			t.Errorf("%s: metadata = %v, deadline: %v, want both headers and a deadline", path, got, hasDeadline)
+		if fmt.Sprint(got["authorization"], got["traceparent"], got["x-request-id"], hasDeadline) !=
+			"[Bearer x] [00-1-2-3] [r-1] true" {
+			t.Errorf("%s: metadata = %v, deadline: %v, want the headers and a deadline", path, got, hasDeadline)
 		}
 		f.do(t, "GET", path, "", "Authorization: Bearer \xff").wantError(t, 409, "SEEN")
 		if fmt.Sprint(got["authorization"]) != "[?]" || hasDeadline {

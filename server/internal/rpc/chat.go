@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/calllog"
 	"github.com/parleyhq/parley/server/internal/turn"
 )
 
@@ -26,6 +27,7 @@ func (s *Server) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingServer
 		return err
 	}
 	r.ConversationId = idOr(r.GetConversationId(), r.GetRequestId(), tenant(ctx), method)
+	calllog.Of(ctx).SetConversation(r.GetConversationId())
 	events := s.turns.Chat(ctx, tenant(ctx), r, q)
 	return forward(r.GetConversationId(), events, func(e *parleyv1.TurnEvent) error {
 		return stream.Send(&parleyv1.ChatResponse{Event: e})

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/rules"
 )
 
@@ -22,7 +21,7 @@ import (
 func (s *Server) Direct(streams grpc.ClientConnInterface) grpc.ClientConnInterface {
 	d := &directConn{
 		ClientConnInterface: streams, server: s,
-		methods: make(map[string]grpc.MethodDesc), interceptors: append(s.unaryInterceptors(auth.FromProcess), s.checkUnary),
+		methods: make(map[string]grpc.MethodDesc), interceptors: append(s.unaryInterceptors(fromProcess), s.checkUnary),
 	}
 	for _, service := range []*grpc.ServiceDesc{
 		&parleyv1.ConversationService_ServiceDesc,

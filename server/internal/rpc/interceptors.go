@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"slices"
 	"time"
@@ -13,7 +12,6 @@ import (
 	"google.golang.org/grpc"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -36,7 +34,7 @@ const maxUnaryTime = 10 * time.Minute
 // the inner interceptors in another goroutine. A call without a valid credential is refused before its request
 // arrives, also if the call is no stream: [Server.Registrar] runs the interceptors up to authentication before it.
 func (s *Server) ServerOptions() []grpc.ServerOption {
-	return append(s.serverOptions(auth.FromNetwork, s.limitStream), grpc.InTapHandle(receive.Tap))
+	return append(s.serverOptions(fromNetwork, s.limitStream), grpc.InTapHandle(receive.Tap))
 }
 
 // LoopbackOptions returns the ServerOptions of a grpc.Server whose clients are in this process and
@@ -45,14 +43,14 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 // waits in this server, which cannot know how long that takes. So the forwarding client must end a
 // stream whose own client does not read.
 func (s *Server) LoopbackOptions() []grpc.ServerOption {
-	return s.serverOptions(auth.FromProcess, s.limitReceives)
+	return s.serverOptions(fromProcess, s.limitReceives)
 }
 
-func (s *Server) serverOptions(from credentialsOf, slow grpc.StreamServerInterceptor) []grpc.ServerOption {
+func (s *Server) serverOptions(from source, slow grpc.StreamServerInterceptor) []grpc.ServerOption {
 	streams := []grpc.StreamServerInterceptor{
-		s.logStream, s.statusStream, slow,
+		s.calls.Stream(from == fromProcess), s.statusStream, slow,
 		recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicError)),
-		s.authStream(from), s.tenantStream, s.validateStream,
+		s.authStream(from), s.tenantStream, s.validateStream, acceptStream,
 	}
 	if s.outerStream != nil {
 		streams = slices.Insert(streams, 0, s.outerStream)
@@ -64,9 +62,10 @@ func (s *Server) serverOptions(from credentialsOf, slow grpc.StreamServerInterce
 	}
 }
 
-func (s *Server) unaryInterceptors(from credentialsOf) []grpc.UnaryServerInterceptor {
+func (s *Server) unaryInterceptors(from source) []grpc.UnaryServerInterceptor {
 	unary := []grpc.UnaryServerInterceptor{
-		s.logUnary, s.statusUnary, recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicError)),
+		s.calls.Unary(from == fromProcess), s.statusUnary,
+		recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicError)),
 		s.authUnary(from),
 	}
 	if s.outerUnary != nil {
@@ -77,39 +76,6 @@ func (s *Server) unaryInterceptors(from credentialsOf) []grpc.UnaryServerInterce
 
 // panicError returns an error for a recovered panic, with the stack for the log.
 func panicError(p any) error { return fmt.Errorf("panic: %v\n%s", p, debug.Stack()) }
-
-func (s *Server) logUnary(
-	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
-) (any, error) {
-	start := s.now()
-	reply, err := handler(ctx, request)
-	s.logCall(ctx, info.FullMethod, start, err)
-	return reply, err
-}
-
-func (s *Server) logStream(
-	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
-) error {
-	start := s.now()
-	err := handler(srv, stream)
-	s.logCall(stream.Context(), info.FullMethod, start, err)
-	return err
-}
-
-func (s *Server) logCall(ctx context.Context, method string, start time.Time, err error) {
-	if s.log.Enabled(ctx, slog.LevelDebug) {
-		s.log.DebugContext(
-			ctx,
-			"call",
-			"method",
-			method,
-			"code",
-			status.Code(err).String(),
-			"duration",
-			s.now().Sub(start).String(),
-		)
-	}
-}
 
 func (s *Server) statusUnary(
 	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
@@ -143,36 +109,10 @@ func principal(ctx context.Context) auth.Principal {
 // tenant returns the tenant of the caller.
 func tenant(ctx context.Context) string { return principal(ctx).Tenant }
 
-// credentialsOf returns the credentials of a call.
-type credentialsOf func(ctx context.Context) auth.Credentials
-
-// authorize returns the caller of a method. The log contains why a credential was not accepted; the caller must not
-// learn it.
-func (s *Server) authorize(ctx context.Context, method string, c auth.Credentials) (auth.Principal, error) {
-	p, err := s.auth.Authorize(ctx, method, c)
-	if errors.Is(err, auth.ErrUnauthenticated) {
-		s.log.DebugContext(ctx, "credential not accepted", "method", method, "error", err)
-	}
-	return p, err
-}
-
-// Authorize returns an error, which is a status, if a caller in this process with these credentials may not call a
-// method. A transport calls it before it spends memory on a request. The call itself is authorized again.
-func (s *Server) Authorize(ctx context.Context, method string, credentials metadata.MD) error {
-	start := s.now()
-	_, err := s.authorize(ctx, method, auth.FromProcess(metadata.NewIncomingContext(ctx, credentials)))
-	if err == nil {
-		return nil
-	}
-	err = s.toStatus(ctx, method, err)
-	s.logCall(ctx, method, start, err)
-	return err
-}
-
 // authUnary adds the caller to the context of a call. It rejects callers that may not call the method.
-func (s *Server) authUnary(from credentialsOf) grpc.UnaryServerInterceptor {
+func (s *Server) authUnary(from source) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		p, err := s.authorize(ctx, info.FullMethod, from(ctx))
+		p, err := s.authorize(ctx, info.FullMethod, from, from.credentials(ctx))
 		if err != nil {
 			return nil, err
 		}
@@ -183,10 +123,10 @@ func (s *Server) authUnary(from credentialsOf) grpc.UnaryServerInterceptor {
 }
 
 // authStream does the same for a stream. It ends the stream when the caller's credential is no longer valid.
-func (s *Server) authStream(from credentialsOf) grpc.StreamServerInterceptor {
+func (s *Server) authStream(from source) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		ctx, credentials := stream.Context(), from(stream.Context())
-		p, err := s.authorize(ctx, info.FullMethod, credentials)
+		ctx, credentials := stream.Context(), from.credentials(stream.Context())
+		p, err := s.authorize(ctx, info.FullMethod, from, credentials)
 		if err != nil {
 			return err
 		}

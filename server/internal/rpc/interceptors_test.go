@@ -164,11 +164,17 @@ func TestCallsAreLogged(t *testing.T) {
 	f := open(t, nil)
 	_, err := f.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "missing"})
 	wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND")
-	if _, err := f.chat(t, &parleyv1.ChatRequest{Content: "hello"}); err != nil {
+	events, err := f.chat(t, &parleyv1.ChatRequest{Content: "hello"})
+	if err != nil {
 		t.Fatal(err)
 	}
+	chosen := events[0].GetStarted().GetConversation().GetId()
 	for _, want := range [][]string{
-		{"level=DEBUG", "/GetConversation", "code=NotFound", "duration="}, {"level=DEBUG", "/Chat", "code=OK", "duration="},
+		{
+			"level=INFO", "/GetConversation", "code=NOT_FOUND", "reason=CONVERSATION_NOT_FOUND", "duration=", "tenant=default",
+			"conversation_id=missing", "transport=grpc", "peer=bufconn",
+		},
+		{"level=DEBUG", "/Chat", "code=OK", "duration=", "first_reply=", "conversation_id=" + chosen},
 	} {
 		if got := f.log.lines(want...); len(got) != 1 {
 			t.Errorf("got %d log lines with %q, want 1", len(got), want)

@@ -22,6 +22,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/calllog"
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/rpc/receive"
@@ -86,9 +87,10 @@ type Options struct {
 	BallastBytes int
 	// Now is the clock. If nil, it is time.Now.
 	Now func() time.Time
-	// Log receives the internal errors that statuses do not contain. At debug level it also receives
-	// every call.
+	// Log receives the internal errors that statuses do not contain, and the entries of calls.
 	Log *slog.Logger
+	// Calls says which calls have an entry in Log.
+	Calls calllog.Settings
 	// Auth authenticates and authorizes the callers. If nil, sign-in is off, and every caller may call every
 	// method.
 	Auth *auth.Authenticator
@@ -120,6 +122,7 @@ type Server struct {
 	ballastBytes    int
 	now             func() time.Time
 	log             *slog.Logger
+	calls           *calllog.Log
 	auth            *auth.Authenticator
 	limits          *limit.Tenants
 	monitor         Monitor
@@ -161,7 +164,8 @@ func New(o Options) (*Server, error) {
 		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
-		auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
+		calls: calllog.New(calllog.Options{Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf}),
+		auth:  o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
 		requests: newDecoder(), limits: o.Limits,
 		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
@@ -219,7 +223,7 @@ func (s *Server) checkUnary(
 ) (any, error) {
 	return s.tenantUnary(ctx, request, info, func(ctx context.Context, request any) (any, error) {
 		return s.limitUnary(ctx, request, info, func(ctx context.Context, request any) (any, error) {
-			return s.validateUnary(ctx, request, info, handler)
+			return s.validateUnary(ctx, request, info, acceptUnary(handler))
 		})
 	})
 }

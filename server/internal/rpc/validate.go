@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/calllog"
 	"github.com/parleyhq/parley/server/internal/rules"
 )
 
@@ -128,6 +129,7 @@ func (s *Server) validateUnary(
 	}
 	defer s.requests.release(&acquired)
 	if err := validate(request); err != nil {
+		calllog.Of(ctx).Refused(request)
 		return nil, err
 	}
 	return handler(ctx, request)
@@ -165,7 +167,12 @@ func (s *validatedStream) RecvMsg(m any) error {
 	if s.acquired, err = s.requests.decode(s.Context(), m); err != nil || s.decodeOnly {
 		return err
 	}
-	return validateApart(m)
+	if err = validateApart(m); err != nil {
+		calllog.Of(s.Context()).Refused(m)
+		return err
+	}
+	calllog.Of(s.Context()).Accepted(m)
+	return nil
 }
 
 // validateApart is like validate, in another goroutine. Validation needs a stack of 16 KiB, which the goroutine of a

@@ -121,7 +121,7 @@ func (h *httpServer) handler(
 	}
 	tools := &mcpSignIn{
 		tools: mcp.New(h.client, mcp.Options{Version: o.Version, Timeout: mcpTimeout, Log: h.log}).Handler(),
-		auth:  o.Auth, issuer: o.OIDCIssuer,
+		auth:  o.Auth, signIn: service.SignIn, issuer: o.OIDCIssuer,
 	}
 	guarded, err := gateway.Guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {

@@ -27,11 +27,19 @@ func (oneToken) Verify(_ context.Context, c auth.Credentials) (auth.Identity, er
 	return auth.Identity{Name: "someone", Tenants: []string{"acme", "globex"}, Role: auth.Reader}, nil
 }
 
+// signInWith returns mcpSignIn.signIn without the log.
+func signInWith(a *auth.Authenticator) func(context.Context, string, metadata.MD) (auth.Principal, error) {
+	return func(ctx context.Context, method string, sent metadata.MD) (auth.Principal, error) {
+		return a.Authorize(ctx, method, auth.FromProcess(metadata.NewIncomingContext(ctx, sent)))
+	}
+}
+
 // TestMCPSignIn checks the replies to credentials, and what the tools receive.
 func TestMCPSignIn(t *testing.T) {
 	var passed metadata.MD
+	accepts := auth.New(time.Now, oneToken{})
 	m := &mcpSignIn{
-		auth: auth.New(time.Now, oneToken{}),
+		auth: accepts, signIn: signInWith(accepts),
 		tools: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			passed, _ = metadata.FromOutgoingContext(r.Context())
 		}),
@@ -64,7 +72,9 @@ func TestMCPSignIn(t *testing.T) {
 		if (passed != nil) != (test.code == http.StatusOK) {
 			t.Errorf("%s: the tools received %v", test.name, passed)
 		}
-		want := metadata.MD{"authorization": {"Bearer valid"}, "parley-tenant": {"acme"}}
+		want := metadata.MD{
+			"authorization": {"Bearer valid"}, "parley-tenant": {"acme"}, "parley-peer": {"192.0.2.1:1234"},
+		}
 		if diff := cmp.Diff(want, passed); passed != nil && diff != "" {
 			t.Errorf("%s: metadata of the tools (-want +got):\n%s", test.name, diff)
 		}
@@ -88,8 +98,9 @@ func (namesakes) Verify(_ context.Context, c auth.Credentials) (auth.Identity, e
 // TestMCPUser checks that callers with the same name are different users, who cannot cancel each other's calls.
 func TestMCPUser(t *testing.T) {
 	var user string
+	accepts := auth.New(time.Now, namesakes{})
 	m := &mcpSignIn{
-		auth: auth.New(time.Now, namesakes{}),
+		auth: accepts, signIn: signInWith(accepts),
 		tools: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			user = mcpauth.TokenInfoFromContext(r.Context()).UserID
 		}),

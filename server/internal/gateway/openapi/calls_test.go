@@ -232,9 +232,9 @@ func serve(t *testing.T, calls chan<- received, choice *atomic.Int32, authorized
 		}
 	})
 	handler, err := gateway.New(t.Context(), connection,
-		func(_ context.Context, method string, _ metadata.MD) error {
+		func(_ context.Context, method string, _ metadata.MD) (func(error), error) {
 			*authorized = method
-			return nil
+			return func(error) {}, nil
 		})
 	if err != nil {
 		t.Fatal(err)

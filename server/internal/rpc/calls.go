@@ -1,0 +1,108 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+
+	rpccode "google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/calllog"
+)
+
+// source is where a call comes from.
+type source bool
+
+const (
+	fromNetwork source = false
+	fromProcess source = true // another transport of this process, which passes on what its own client sent
+)
+
+// credentials returns the credentials of a call.
+func (f source) credentials(ctx context.Context) auth.Credentials {
+	if f == fromProcess {
+		return auth.FromProcess(ctx)
+	}
+	return auth.FromNetwork(ctx)
+}
+
+// authorize returns the caller of a method. The log contains why a credential was not accepted; the caller must not
+// learn it.
+func (s *Server) authorize(
+	ctx context.Context, method string, from source, c auth.Credentials,
+) (auth.Principal, error) {
+	p, err := s.auth.Authorize(ctx, method, c)
+	switch {
+	case err == nil:
+		calllog.Of(ctx).SignedIn(p)
+	case errors.Is(err, auth.ErrUnauthenticated):
+		s.calls.SignInFailed(ctx, method, from == fromProcess, c)
+		s.log.DebugContext(ctx, "credential not accepted", "method", method, "error", err)
+	default:
+		calllog.Of(ctx).SignedIn(p)
+		s.calls.PermissionDenied(ctx, method, from == fromProcess, p, err)
+	}
+	return p, err
+}
+
+// Authorize returns an error, which is a status, if a caller in this process with this metadata may not call a
+// method. A transport calls it before it spends memory on a request. The call itself is authorized again. If the
+// transport then refuses the request without a call, it must pass the reason to refused, which logs it.
+func (s *Server) Authorize(ctx context.Context, method string, sent metadata.MD) (refused func(error), _ error) {
+	ctx, call := s.calls.Begin(metadata.NewIncomingContext(ctx, sent), method, true)
+	if _, err := s.authorize(ctx, method, fromProcess, auth.FromProcess(ctx)); err != nil {
+		err = s.toStatus(ctx, method, err)
+		s.calls.End(ctx, call, err)
+		return nil, err
+	}
+	return func(err error) { s.calls.End(ctx, call, err) }, nil
+}
+
+// SignIn returns the caller of a request that is no call, but may become calls of a method. sent is the metadata
+// that its transport passes on.
+func (s *Server) SignIn(ctx context.Context, method string, sent metadata.MD) (auth.Principal, error) {
+	ctx = metadata.NewIncomingContext(ctx, sent)
+	return s.authorize(ctx, method, fromProcess, auth.FromProcess(ctx))
+}
+
+// acceptUnary returns a handler that records the request and the reply for the log.
+func acceptUnary(handler grpc.UnaryHandler) grpc.UnaryHandler {
+	return func(ctx context.Context, request any) (any, error) {
+		call := calllog.Of(ctx)
+		call.Accepted(request)
+		reply, err := handler(ctx, request)
+		if err == nil {
+			call.Replied(reply)
+		}
+		return reply, err
+	}
+}
+
+// acceptStream records for the log that a stream was accepted. [validatedStream] records the request.
+func acceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if info.IsClientStream {
+		calllog.Of(stream.Context()).Accepted(nil)
+	}
+	return handler(srv, stream)
+}
+
+// codeOf returns the name of the status code of an error, as in google.rpc.Code, and the reason that the status has.
+func codeOf(err error) (code, reason string) {
+	st := status.Convert(err)
+	for _, detail := range st.Details() {
+		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetDomain() == domain {
+			reason = info.GetReason()
+		}
+	}
+	return rpccode.Code(st.Code()).String(), reason
+}
+
+// SetCalls changes which calls have an entry in the log.
+func (s *Server) SetCalls(c calllog.Settings) { s.calls.Set(c) }
+
+// Close writes what is left of the entries of calls. It must be called after all calls have ended.
+func (s *Server) Close() { s.calls.Close() }
