@@ -59,7 +59,9 @@ func Command(ctx context.Context, program, dataDir string, flags ...string) *exe
 		args = append(args, "--data-dir="+dataDir)
 	}
 	cmd := exec.CommandContext(ctx, program, append(args, flags...)...)
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "PARLEY_") })
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "PARLEY_") || strings.HasPrefix(v, "OTEL_")
+	})
 	return cmd
 }
 

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/parleyhq/parley/server/internal/tracing"
 )
 
 const (
@@ -64,6 +66,7 @@ func (p *Provider) send(ctx context.Context, address string, header http.Header,
 			return nil, err
 		}
 		request.Header = header.Clone()
+		tracing.Inject(ctx, request.Header.Set)
 		response, err := p.client.Do(request)
 		wait, ok := retryWait(response, retries)
 		if !ok || retries == maxRetries || ctx.Err() != nil {

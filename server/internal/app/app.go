@@ -20,6 +20,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/logqueue"
+	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/store/boltstore"
 )
 
@@ -94,8 +95,13 @@ func (p *program) serve(ctx context.Context, c *config.Config) error {
 	hangups := make(chan os.Signal, 1) // One waiting signal is enough: it makes the server read everything again.
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
+	tracer, err := tracing.Open(ctx, p.environ, p.version, log)
+	if err != nil {
+		return &config.Error{Faults: []string{err.Error()}}
+	}
 	return run(ctx, c, options{
-		version: p.version, log: log, stderr: p.stderr, level: level, gcBallast: len(ballast), onStop: startExitTimer,
+		version: p.version, log: log, stderr: p.stderr, level: level, tracer: tracer, gcBallast: len(ballast),
+		onStop:       startExitTimer,
 		readSettings: p.readSettings, hangups: hangups,
 	})
 }

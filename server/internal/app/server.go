@@ -18,6 +18,8 @@ import (
 	"github.com/parleyhq/parley/server/internal/logqueue"
 	"github.com/parleyhq/parley/server/internal/metrics"
 	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/tracing"
+	"github.com/parleyhq/parley/server/internal/tracing/tracestore"
 	"github.com/parleyhq/parley/server/internal/transport"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
@@ -37,6 +39,7 @@ type options struct {
 	stderr    *logqueue.Queue // of log; nil: unknown
 	level     *slog.LevelVar  // of log
 	gcBallast int             // size of the GC ballast in bytes
+	tracer    *tracing.Tracer // nil: no traces
 	onStop    func()          // called when the server starts to stop, for any reason, once or more
 	// readSettings reads the settings again. It is called for each value of hangups.
 	readSettings func(ctx context.Context) (*config.Config, error)
@@ -117,7 +120,7 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 	}
 	s.storeHealthy, s.storeFailed = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.turns = turn.New(context.WithoutCancel(ctx), turn.Options{
-		Store: s.storage, Agents: s.agents, EventSink: s.hub, Log: o.log,
+		Store: s.traced(), Agents: s.agents, EventSink: s.hub, Log: o.log,
 		TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
 		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes,
 		MaxTurnsOf: func(tenant string) int { return limits.Of(tenant).MaxTurns },
@@ -140,6 +143,14 @@ func loggedCalls(c *config.Config) calllog.Settings {
 	return calllog.Settings{Calls: calllog.Calls(c.LogCalls), SlowAfter: c.SlowCallTime}
 }
 
+// traced returns the store whose operations have spans if there is a tracer.
+func (s *server) traced() store.Store {
+	if s.tracer == nil {
+		return s.storage
+	}
+	return tracestore.New(s.storage)
+}
+
 // listen listens on the addresses of the settings. It does not serve yet.
 func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	backuper, hasBackups := s.storage.Store.(store.Backuper) // Nil if the store has no backups.
@@ -147,9 +158,10 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 		s.backupTime = openBackupTime(c.DataDir, s.log)
 	}
 	s.service, err = rpc.New(rpc.Options{
-		Store: s.storage, Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
+		Store: s.traced(), Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
 		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
-		BallastBytes: s.gcBallast, Log: s.log, Calls: loggedCalls(c), Auth: s.signIn.auth, Limits: s.limits,
+		BallastBytes: s.gcBallast, Log: s.log, Calls: loggedCalls(c), Tracer: s.tracer,
+		Auth: s.signIn.auth, Limits: s.limits,
 		Monitor: &monitor{s.metrics, s.backupTime}, Unary: s.metrics.Unary(), Stream: s.metrics.Stream(),
 	})
 	if err != nil {
@@ -158,7 +170,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	s.transports, err = transport.Open(ctx, transport.Options{
 		GRPCAddress: c.GRPCAddress, HTTPAddress: c.HTTPAddress, KeepaliveTime: c.KeepaliveTime,
 		AllowedOrigins: c.HTTPAllowedOrigins, Insecure: c.Insecure, Version: s.version, Log: s.log,
-		TLS: tlsFiles(c), Auth: s.signIn.auth, OIDCIssuer: c.OIDCIssuer, SignIn: c.SignIn(),
+		Tracer: s.tracer, TLS: tlsFiles(c), Auth: s.signIn.auth, OIDCIssuer: c.OIDCIssuer, SignIn: c.SignIn(),
 		Metrics: s.metrics.Handler(), MetricsAddress: c.MetricsAddress, MetricsOverHTTP: c.MetricsOverHTTP(),
 	}, s.service)
 	if err != nil {

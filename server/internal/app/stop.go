@@ -22,6 +22,9 @@ const (
 	stopMargin = 5 * time.Second
 	// streamDrainTime is the time for streams to send their last events.
 	streamDrainTime = 2 * time.Second
+	// maxTraceFlushTime is the time to send the last spans to the collector. If the streams have used all of their
+	// time, it is minTraceFlushTime of closeTime.
+	maxTraceFlushTime, minTraceFlushTime = time.Second, closeTime / 8
 	// closeTime is the time to close the store and the logs.
 	closeTime = 250 * time.Millisecond
 	// changeLogDrainTime is the time of closeTime in which the change log writes its queue.
@@ -61,6 +64,13 @@ func (s *server) stop(grace time.Duration) error {
 	drain, cancelDrain := context.WithTimeout(s.storeHealthy, min(streamDrainTime, time.Until(drainDeadline)))
 	defer cancelDrain()
 	s.transports.Drain(drain)
+	flush, cancelFlush := context.WithTimeout(
+		context.WithoutCancel(s.storeHealthy), min(maxTraceFlushTime, max(minTraceFlushTime, time.Until(drainDeadline))),
+	)
+	defer cancelFlush()
+	if err := s.tracer.Close(flush); err != nil {
+		s.log.Warn("spans not sent to the collector", "error", err)
+	}
 	s.log.Info("stopped")
 
 	s.stopServe()

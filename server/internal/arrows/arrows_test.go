@@ -58,11 +58,11 @@ func allowedArrows() []arrow {
 
 		{"server", []string{"server/internal/app"}},
 		{"server/internal/app", []string{
-			"server/internal/*", "server/internal/agent/*", "server/internal/auth/*", "store", "store/*store", api,
+			"server/internal/*", "server/internal/agent/*", "server/internal/auth/*", "server/internal/tracing/*", "store", "store/*store", api,
 		}},
 		{"server/internal/transport", []string{
 			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "server/internal/auth",
-			"server/internal/secretfile", "client", "client/mcp", api,
+			"server/internal/secretfile", "server/internal/tracing", "client", "client/mcp", api,
 		}},
 		{"server/internal/logqueue", nil},
 		{"server/internal/nettest", nil}, // Tests call it.
@@ -76,9 +76,11 @@ func allowedArrows() []arrow {
 			"server/internal/rules", "server/internal/turn", "server/internal/routing", "server/internal/watch",
 			"server/internal/auth",
 			"server/internal/interactionlog", "server/internal/transfer", "server/internal/window", "server/internal/agent",
-			"server/internal/limit", "server/internal/calllog", "server/internal/rpc/receive", "server/internal/rpc/slowstream",
+			"server/internal/limit", "server/internal/calllog", "server/internal/tracing", "server/internal/rpc/receive", "server/internal/rpc/slowstream",
 			"store", api,
 		}},
+		{"server/internal/tracing", nil},
+		{"server/internal/tracing/tracestore", []string{"server/internal/tracing", "store"}},
 		{"server/internal/calllog", []string{"server/internal/auth", api}},
 		{"server/internal/rpc/receive", nil},
 		{"server/internal/rpc/slowstream", nil},
@@ -87,7 +89,8 @@ func allowedArrows() []arrow {
 		{"server/internal/secretfile", nil},
 		{"server/internal/transfer", []string{"server/internal/rules", "store", api}},
 		{"server/internal/turn", []string{
-			"server/internal/turn/*", "server/internal/window", "server/internal/agent", "store", api, record,
+			"server/internal/turn/*", "server/internal/window", "server/internal/agent", "server/internal/tracing", "store", api,
+			record,
 		}},
 		{"server/internal/turn/eventlog", []string{api}},
 		{"server/internal/turn/history", []string{"store", api}},
@@ -108,8 +111,8 @@ func allowedArrows() []arrow {
 		{"server/internal/auth", []string{api}},
 		{"server/internal/auth/*", []string{"server/internal/auth"}},
 		{"server/internal/gateway", []string{
-			"server/internal/gateway/openapi", "server/internal/rules", "server/internal/auth", "server/internal/calllog", api,
-			"gen/gateway/parley/v1",
+			"server/internal/gateway/openapi", "server/internal/rules", "server/internal/auth", "server/internal/calllog", "server/internal/tracing",
+			api, "gen/gateway/parley/v1",
 		}},
 		{"server/internal/gateway/openapi", nil},
 		{"server/internal/gateway/openapi/protoc-gen-openapi", nil},
@@ -125,10 +128,13 @@ func allowedArrows() []arrow {
 		{"server/internal/interactionlog/dayfile", nil},
 		{"server/internal/interactionlog/entry", []string{"store", api}},
 		{"server/internal/interactionlog/entrytest", []string{"store", api}}, // what its tests write
-		{"server/internal/agent", []string{api}},
+		{"server/internal/agent", []string{"server/internal/tracing", api}},
 		{"server/internal/agent/providertest", nil}, // Tests of agents call its servers.
 		{"server/internal/agent/*/*test", []string{"server/internal/agent/providertest"}},
-		{"server/internal/agent/remote", []string{"server/internal/agent", "server/internal/rules", api}},
+		{"server/internal/agent/remote", []string{
+			"server/internal/agent", "server/internal/rules", "server/internal/tracing", api,
+		}},
+		{"server/internal/agent/command", []string{"server/internal/agent", "server/internal/tracing", api}},
 		{"server/internal/agent/*", []string{"server/internal/agent", api}},
 
 		{"client", []string{api}},

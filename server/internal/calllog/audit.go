@@ -1,6 +1,7 @@
 package calllog
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -51,7 +52,7 @@ func (l *Log) SignInFailed(ctx context.Context, method string, inProcess bool, s
 	attributes = appendText(attributes, "transport", from.transport)
 	attributes = appendText(attributes, "peer", from.peer)
 	attributes = appendText(attributes, "call_id", from.callID)
-	attributes = appendText(attributes, "trace_id", l.traceID(ctx))
+	attributes = appendText(attributes, "trace_id", cmp.Or(l.traceID(ctx), sentTraceID(ctx)))
 	l.write(ctx, SignInFailed, attributes)
 }
 

@@ -7,6 +7,7 @@
 package calllog
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync/atomic"
@@ -50,7 +51,8 @@ type Options struct {
 	// CodeOf returns the name of the status code of an error, and the reason that the status has, or "". The name of
 	// the code of nil is OK. It is required.
 	CodeOf func(error) (code, reason string)
-	// TraceID returns the id of the trace that a call belongs to, or "". If nil, the id is that which the caller sent.
+	// TraceID returns the id of the trace that a call belongs to. If it is nil or returns "", the id is that which the
+	// caller sent.
 	TraceID func(ctx context.Context) string
 }
 
@@ -73,7 +75,7 @@ func New(o Options) *Log {
 		o.Now = time.Now
 	}
 	if o.TraceID == nil {
-		o.TraceID = sentTraceID
+		o.TraceID = func(context.Context) string { return "" }
 	}
 	l := &Log{log: o.Log, now: o.Now, codeOf: o.CodeOf, traceID: o.TraceID, events: auditedMethods()}
 	l.signIns = &bound{report: l.reportLeftOut(SignInFailed)}
@@ -213,7 +215,7 @@ func (l *Log) appendAbout(ctx context.Context, to []slog.Attr, c *Call) []slog.A
 	to = appendText(to, "peer", from.peer)
 	to = appendText(to, "request_id", c.request)
 	to = appendText(to, "call_id", from.callID)
-	return appendText(to, "trace_id", l.traceID(ctx))
+	return appendText(to, "trace_id", cmp.Or(l.traceID(ctx), sentTraceID(ctx)))
 }
 
 func appendText(to []slog.Attr, key, text string) []slog.Attr {

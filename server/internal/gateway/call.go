@@ -17,6 +17,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/calllog"
+	"github.com/parleyhq/parley/server/internal/tracing"
 )
 
 // httpCallKey is the key of the httpCall in the context of a request.
@@ -81,6 +82,7 @@ func Metadata(r *http.Request) metadata.MD {
 	if values := printable(r.Header.Values("Traceparent")); len(values) > 0 {
 		md.Set("traceparent", values[0])
 	}
+	tracing.Inject(r.Context(), func(key, value string) { md.Set(key, value) })
 	return md
 }
 

@@ -28,8 +28,8 @@ const maxUnaryTime = 10 * time.Minute
 // ServerOptions returns the options that a grpc.Server needs to serve s: the codec
 // [rules.RequestCodec], which drops the unknown fields of requests, and interceptors around every handler.
 //
-// The order of the interceptors is, from the outermost: metrics, log, status, recovery, authentication, limits of
-// the tenant, limits of time, validation. The status interceptor is near the outside, because it is the
+// The order of the interceptors is, from the outermost: metrics, trace, log, status, recovery, authentication,
+// limits of the tenant, limits of time, validation. The status interceptor is near the outside, because it is the
 // only one that makes statuses. The limits of time of a stream come before recovery, because they run
 // the inner interceptors in another goroutine. A call without a valid credential is refused before its request
 // arrives, also if the call is no stream: [Server.Registrar] runs the interceptors up to authentication before it.
@@ -52,6 +52,9 @@ func (s *Server) serverOptions(from source, slow grpc.StreamServerInterceptor) [
 		recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicError)),
 		s.authStream(from), s.tenantStream, s.validateStream, acceptStream,
 	}
+	if s.tracer != nil {
+		streams = slices.Insert(streams, 0, s.tracer.Stream(from == fromProcess, codeOf))
+	}
 	if s.outerStream != nil {
 		streams = slices.Insert(streams, 0, s.outerStream)
 	}
@@ -67,6 +70,9 @@ func (s *Server) unaryInterceptors(from source) []grpc.UnaryServerInterceptor {
 		s.calls.Unary(from == fromProcess), s.statusUnary,
 		recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicError)),
 		s.authUnary(from),
+	}
+	if s.tracer != nil {
+		unary = slices.Insert(unary, 0, s.tracer.Unary(from == fromProcess, codeOf))
 	}
 	if s.outerUnary != nil {
 		unary = slices.Insert(unary, 0, s.outerUnary)

@@ -27,6 +27,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/rpc/receive"
 	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -91,6 +92,8 @@ type Options struct {
 	Log *slog.Logger
 	// Calls says which calls have an entry in Log.
 	Calls calllog.Settings
+	// Tracer begins the spans of calls. If nil, there are none.
+	Tracer *tracing.Tracer
 	// Auth authenticates and authorizes the callers. If nil, sign-in is off, and every caller may call every
 	// method.
 	Auth *auth.Authenticator
@@ -123,6 +126,7 @@ type Server struct {
 	now             func() time.Time
 	log             *slog.Logger
 	calls           *calllog.Log
+	tracer          *tracing.Tracer
 	auth            *auth.Authenticator
 	limits          *limit.Tenants
 	monitor         Monitor
@@ -164,8 +168,10 @@ func New(o Options) (*Server, error) {
 		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
-		calls: calllog.New(calllog.Options{Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf}),
-		auth:  o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
+		calls: calllog.New(calllog.Options{
+			Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf, TraceID: tracing.TraceID,
+		}),
+		tracer: o.Tracer, auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
 		requests: newDecoder(), limits: o.Limits,
 		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),

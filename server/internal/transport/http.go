@@ -136,6 +136,7 @@ func (h *httpServer) handler(
 	if err != nil {
 		return nil, fmt.Errorf("http-allowed-origins: %w", err)
 	}
+	guarded = o.Tracer.HTTP(guarded)
 	// An http.ServeMux would redirect a path with an empty id to the path of another call.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() { h.logPanic(r, recover()) }()

@@ -27,6 +27,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/server/internal/tracing"
 )
 
 // socketPrefix is the prefix of an address that is the path of a Unix socket.
@@ -60,6 +61,8 @@ type Options struct {
 	MetricsAddress string
 	// MetricsOverHTTP adds /metrics to the HTTP listener.
 	MetricsOverHTTP bool
+	// Tracer begins the spans of requests over HTTP. If nil, there are none.
+	Tracer *tracing.Tracer
 	// Version of the program, for MCP clients.
 	Version string
 	Log     *slog.Logger

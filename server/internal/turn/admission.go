@@ -76,7 +76,7 @@ func (m *Manager) tryAdmit(
 	if interrupts {
 		refusal = m.interruptRefusal(request, snapshot)
 	}
-	return m.enqueueOrAttach(at, proto.CloneOf(request), requestKey, snapshot, refusal)
+	return m.enqueueOrAttach(ctx, at, proto.CloneOf(request), requestKey, snapshot, refusal)
 }
 
 // interruptRefusal returns why the request would be refused at its start. Such a request must not
@@ -125,7 +125,8 @@ func (m *Manager) conversationUID(at key) string {
 // request started in the meantime. If refusal is not nil, the request must not interrupt a running
 // turn.
 func (m *Manager) enqueueOrAttach(
-	at key, request *parleyv1.ChatRequest, requestKey *store.Request, snapshot *store.Snapshot, refusal error,
+	ctx context.Context, at key, request *parleyv1.ChatRequest, requestKey *store.Request, snapshot *store.Snapshot,
+	refusal error,
 ) (e *queueEntry, attached bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -158,7 +159,7 @@ func (m *Manager) enqueueOrAttach(
 		q = &queue{key: at}
 		m.queues[at] = q
 	}
-	e = &queueEntry{live: newLiveTurn(m, at, request), queue: q, requestKey: requestKey, readers: 1}
+	e = &queueEntry{live: newLiveTurn(ctx, m, at, request), queue: q, requestKey: requestKey, readers: 1}
 	m.turns[e.live.id] = e
 	hasToWait := q.running != nil
 	if hasToWait {

@@ -71,7 +71,7 @@ func (x *execution) run() {
 	if err != nil {
 		turn := x.endWithoutStart(err)
 		x.releaseAgent()
-		x.live.complete(turn)
+		x.live.end(turn)
 		return
 	}
 	x.end.Agent, x.end.Wait = x.agent.Name, time.Since(x.live.accepted)
@@ -87,7 +87,7 @@ func (x *execution) run() {
 	x.manager.o.OnEnd(x.end)
 	x.endStreams(finished, err)
 	x.releaseAgent() // A stop closes the agents when all turns are complete.
-	x.live.complete(finished.GetTurn())
+	x.live.end(finished.GetTurn())
 }
 
 // waitForStart waits until the turn may start. It returns an error if the turn must not start.

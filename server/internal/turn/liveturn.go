@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/server/internal/turn/answer"
 	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 )
@@ -30,6 +31,7 @@ type liveTurn struct {
 	startDecided chan struct{}   // closed when it is known whether the turn starts
 	ctx          context.Context //nolint:containedctx // the context of the turn, derived from the manager's
 	cancel       context.CancelCauseFunc
+	span         *tracing.Span // of the turn; ends with it
 }
 
 // completion is the end of a turn. The turn's goroutine writes it once; other goroutines read it
@@ -56,8 +58,8 @@ func (c *completion) await(ctx context.Context) (*parleyv1.Turn, error) {
 	}
 }
 
-// newLiveTurn returns a turn that the store does not know yet.
-func newLiveTurn(m *Manager, conversation key, request *parleyv1.ChatRequest) *liveTurn {
+// newLiveTurn returns a turn that the store does not know yet. ctx is the context of the call.
+func newLiveTurn(ctx context.Context, m *Manager, conversation key, request *parleyv1.ChatRequest) *liveTurn {
 	t := &liveTurn{
 		conversation: conversation, accepted: time.Now(),
 		requestID: request.GetRequestId(), requestedAgent: request.GetAgent(),
@@ -70,8 +72,15 @@ func newLiveTurn(m *Manager, conversation key, request *parleyv1.ChatRequest) *l
 	t.events = eventlog.New(t.id, conversation.tenant, conversation.id, m.o.EventSink)
 	t.answer = answer.New(t.id, m.o.MaxAnswerBytes, t.events)
 	// The context is not derived from the call's: the turn continues when its caller leaves.
-	t.ctx, t.cancel = context.WithCancelCause(m.ctx)
+	t.ctx, t.span = tracing.BeginTurn(ctx, m.ctx, conversation.id, t.id)
+	t.ctx, t.cancel = context.WithCancelCause(t.ctx)
 	return t
+}
+
+// end records the turn as it ended, nil if it has no end in the store, and ends its span.
+func (t *liveTurn) end(turn *parleyv1.Turn) {
+	t.span.End(turn.GetError().GetReason())
+	t.complete(turn)
 }
 
 // queuedTurn describes a turn that has not started.

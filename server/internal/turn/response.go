@@ -10,6 +10,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -32,6 +34,8 @@ var errDroppedFromQueue = errors.New("the turn has no readers")
 
 // respond calls the agent and returns why the answer ended, nil if it is complete.
 func (x *execution) respond(request *parleyv1.RespondRequest) (err error) {
+	ctx, span := tracing.BeginAgent(x.live.ctx, x.agent.Kind, x.agent.Name, x.live.conversation.id)
+	defer func() { span.End(faultOf(err)) }()
 	defer func() {
 		// A panic of an agent must not end the other turns.
 		if fault := recover(); fault != nil {
@@ -49,10 +53,13 @@ func (x *execution) respond(request *parleyv1.RespondRequest) (err error) {
 	defer idle.Stop()
 	called := time.Now()
 	defer func() { x.end.Answer = time.Since(called) }()
-	for piece, err := range x.agent.Agent.Respond(x.live.ctx, request) {
+	for piece, err := range x.agent.Agent.Respond(ctx, request) {
 		idle.Reset(x.manager.o.IdleTimeout)
 		if err == nil && x.end.FirstPiece == 0 {
 			x.end.FirstPiece = time.Since(called)
+		}
+		if u := piece.GetUsage(); u != nil {
+			span.SetUsage(u.GetInputTokens(), u.GetOutputTokens())
 		}
 		if err == nil {
 			err = x.live.answer.Add(piece)
@@ -65,6 +72,22 @@ func (x *execution) respond(request *parleyv1.RespondRequest) (err error) {
 		}
 	}
 	return context.Cause(x.live.ctx)
+}
+
+// faultOf returns the kind of failure of an agent for its span, "" if it has not failed.
+func faultOf(err error) string {
+	switch _, failed := errors.AsType[*agent.Error](err); {
+	case err == nil:
+		return ""
+	case failed:
+		return "agent_failed"
+	case errors.Is(err, errIdleTimeout), errors.Is(err, errTurnTimeout):
+		return "timeout"
+	case errors.Is(err, errCancelled), errors.Is(err, errDisconnected), errors.Is(err, errInterrupted),
+		errors.Is(err, ErrConversationDeleted), errors.Is(err, ErrShuttingDown):
+		return "cancelled"
+	}
+	return "_OTHER"
 }
 
 // startSaving saves the partial answer every saveInterval until stop is called. stop waits for the

@@ -166,7 +166,7 @@ func TestTurnWithoutReadersDoesNotStart(t *testing.T) {
 	request.RequestId = "r"
 	conversation := key{tenant, "c"}
 	e := &queueEntry{
-		live: newLiveTurn(f.Manager, conversation, request), queue: &queue{key: conversation},
+		live: newLiveTurn(t.Context(), f.Manager, conversation, request), queue: &queue{key: conversation},
 		requestKey: storeRequest(request),
 	}
 	x := newExecution(f.Manager, e, request, &store.Snapshot{}, false)

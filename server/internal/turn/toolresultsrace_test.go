@@ -181,7 +181,7 @@ func TestTurnsReleaseHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := &queueEntry{
-			live: newLiveTurn(f.Manager, conversation, request), queue: &queue{key: conversation},
+			live: newLiveTurn(t.Context(), f.Manager, conversation, request), queue: &queue{key: conversation},
 			readers: 1,
 		}
 		defer e.live.cancel(nil)

@@ -19,6 +19,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/tracing"
 )
 
 const (
@@ -57,6 +58,7 @@ func (a *Agent) start(ctx context.Context, input string, release func()) (*proce
 	}
 	p.cmd.Dir = a.config.Dir
 	p.cmd.Env, p.secrets = environment(os.Environ(), a.config.Env)
+	tracing.Inject(ctx, func(key, value string) { p.cmd.Env = append(p.cmd.Env, strings.ToUpper(key)+"="+value) })
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p.cmd.Cancel = func() error { return p.signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = a.killAfter

@@ -43,9 +43,11 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	_ "google.golang.org/grpc/health" // Enables the health checks in serviceConfig.
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/server/internal/tracing"
 )
 
 const (
@@ -157,6 +159,11 @@ func (a *Agent) Respond(
 ) iter.Seq2[*parleyv1.RespondResponse, error] {
 	return func(yield func(*parleyv1.RespondResponse, error) bool) {
 		call, cancel := context.WithCancel(ctx)
+		var pairs []string
+		tracing.Inject(ctx, func(key, value string) { pairs = append(pairs, key, value) })
+		if len(pairs) > 0 {
+			call = metadata.AppendToOutgoingContext(call, pairs...)
+		}
 		defer cancel()
 		call, received := record(call)
 		stream, err := a.open(call, request)

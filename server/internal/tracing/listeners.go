@@ -1,0 +1,160 @@
+package tracing
+
+import (
+	"context"
+	"net/http"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/propagation"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+)
+
+// CodeOf returns the name of the status code of an error, and its reason or "". The name of the code of nil is OK.
+type CodeOf func(error) (code, reason string)
+
+// beginCall begins the span of a call that arrives at a listener, below the span that sent names.
+func (t *Tracer) beginCall(
+	ctx context.Context, sent propagation.TextMapCarrier, name string, kind trace.SpanKind,
+	attributes ...attribute.KeyValue,
+) (context.Context, *Span) {
+	parent := propagation.TraceContext{}.Extract(context.WithoutCancel(ctx), sent)
+	root := &Span{span: trace.SpanFromContext(parent), tracer: t.tracer}
+	return begin(ctx, root, name, kind, attributes...)
+}
+
+// HTTP returns a handler that begins a span for each request to next. If t is nil, it returns next.
+func (t *Tracer) HTTP(next http.Handler) http.Handler {
+	if t == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		scheme := "http"
+		if r.TLS != nil {
+			scheme = "https"
+		}
+		ctx, span := t.beginCall(r.Context(), propagation.HeaderCarrier(r.Header), knownMethod(r.Method),
+			trace.SpanKindServer, semconv.HTTPRequestMethodKey.String(knownMethod(r.Method)), semconv.URLPath(r.URL.Path),
+			semconv.URLScheme(scheme))
+		recorder := &statusRecorder{ResponseWriter: w, code: http.StatusOK}
+		defer func() {
+			fault := ""
+			if recorder.code >= http.StatusInternalServerError {
+				fault = http.StatusText(recorder.code)
+			}
+			span.span.SetAttributes(semconv.HTTPResponseStatusCode(recorder.code))
+			span.End(fault)
+		}()
+		next.ServeHTTP(recorder, r.WithContext(ctx))
+	})
+}
+
+// knownMethod returns the method of a request, or "_OTHER" as the conventions require for others.
+func knownMethod(method string) string {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		http.MethodOptions, http.MethodConnect, http.MethodTrace:
+		return method
+	}
+	return "_OTHER"
+}
+
+// statusRecorder is a response writer that records the status.
+type statusRecorder struct {
+	http.ResponseWriter
+	code int
+}
+
+// WriteHeader writes the header.
+func (s *statusRecorder) WriteHeader(code int) {
+	s.code = code
+	s.ResponseWriter.WriteHeader(code)
+}
+
+// Flush sends buffered output.
+func (s *statusRecorder) Flush() {
+	_ = http.NewResponseController(s.ResponseWriter).Flush() // A broken connection also fails the next write.
+}
+
+// Unwrap returns the wrapped writer, for [http.ResponseController].
+func (s *statusRecorder) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+
+// metadataCarrier is a carrier of a trace context in metadata.
+type metadataCarrier metadata.MD
+
+// Get returns the first value of a key.
+func (m metadataCarrier) Get(key string) string {
+	if values := metadata.MD(m).Get(key); len(values) > 0 {
+		return values[0]
+	}
+	return ""
+}
+
+// Set sets a key.
+func (m metadataCarrier) Set(key, value string) { metadata.MD(m).Set(key, value) }
+
+// Keys returns the keys.
+func (m metadataCarrier) Keys() []string {
+	keys := make([]string, 0, len(m))
+	for key := range m {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// beginRPC begins the span of a call of gRPC. inProcess means that another transport of this process makes the call.
+func (t *Tracer) beginRPC(ctx context.Context, method string, inProcess bool) (context.Context, *Span) {
+	sent, _ := metadata.FromIncomingContext(ctx)
+	kind := trace.SpanKindServer
+	if inProcess {
+		kind = trace.SpanKindInternal
+	}
+	name := method[1:]
+	return t.beginCall(ctx, metadataCarrier(sent), name, kind, semconv.RPCSystemNameGRPC, semconv.RPCMethod(name))
+}
+
+// endRPC ends the span of a call of gRPC.
+func endRPC(span *Span, err error, codeOf CodeOf) {
+	code := "OK"
+	if err != nil {
+		code, _ = codeOf(err)
+	}
+	span.span.SetAttributes(semconv.RPCResponseStatusCode(code))
+	switch code {
+	case "UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS":
+		span.End(code)
+	default: // An error of the client.
+		span.End("")
+	}
+}
+
+// Unary returns the interceptor that begins a span for each unary call. t must not be nil.
+func (t *Tracer) Unary(inProcess bool, codeOf CodeOf) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		ctx, span := t.beginRPC(ctx, info.FullMethod, inProcess)
+		reply, err := handler(ctx, request)
+		endRPC(span, err, codeOf)
+		return reply, err
+	}
+}
+
+// Stream returns the interceptor that begins a span for each stream. t must not be nil.
+func (t *Tracer) Stream(inProcess bool, codeOf CodeOf) grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		ctx, span := t.beginRPC(stream.Context(), info.FullMethod, inProcess)
+		err := handler(srv, &tracedStream{stream, ctx})
+		endRPC(span, err, codeOf)
+		return err
+	}
+}
+
+// tracedStream is a stream whose context has a span.
+type tracedStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// Context returns the context with the span.
+func (s *tracedStream) Context() context.Context { return s.ctx }
