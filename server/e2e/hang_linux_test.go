@@ -1,12 +1,15 @@
 package e2e
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
 	"unsafe"
+
+	"google.golang.org/grpc/health/grpc_health_v1"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
@@ -40,11 +43,7 @@ func TestHang(t *testing.T) {
 		}
 	}
 
-	limit := syscall.Rlimit{Cur: 1, Max: 1} // maximal size of a written file, in bytes
-	if _, _, errno := syscall.Syscall6(syscall.SYS_PRLIMIT64, uintptr(s.process.Process.Pid), syscall.RLIMIT_FSIZE,
-		uintptr(unsafe.Pointer(&limit)), 0, 0, 0); errno != 0 {
-		t.Fatal(errno)
-	}
+	limitFiles(t, s)
 	if err := create(); err == nil {
 		t.Error("CreateConversation above the file size limit = no error, want an error")
 	}
@@ -55,5 +54,65 @@ func TestHang(t *testing.T) {
 	}
 	if code := s.process.ProcessState.ExitCode(); code != exitIO {
 		t.Errorf("the process ended with %v, want exit code %d", s.process.ProcessState, exitIO)
+	}
+}
+
+// TestHealthAfterStoreFailure checks that all probes report a failed store while the server still ends its turns.
+func TestHealthAfterStoreFailure(t *testing.T) {
+	t.Parallel()
+	p := newPuppet(t, t.TempDir(), "pipe")
+	s := startServer(t, t.TempDir(), "--http-address=127.0.0.1:0", agents(t, `
+agents:
+  stubborn: {kind: command, command: [sh, -c, "trap '' TERM; exec cat '`+p.path+`'"]}
+`))
+	s.writesText = true // the error of the store
+	health := grpc_health_v1.NewHealthClient(s.conn)
+	watches := map[string]grpc_health_v1.Health_WatchClient{}
+	for _, service := range []string{"", "parley.v1.ConversationService"} {
+		watch, err := health.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: service})
+		if err != nil {
+			t.Fatal(err)
+		}
+		watches[service] = watch
+		wantStatus(t, service, watch, grpc_health_v1.HealthCheckResponse_SERVING)
+	}
+	// The process of this turn ignores SIGTERM, so the stop waits for it while probes are answered.
+	chat(t, s, &parleyv1.ChatRequest{ConversationId: "c", Agent: "stubborn", Content: "Hi"})
+	p.start(t)
+	limitFiles(t, s)
+	if _, err := s.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{}); err == nil {
+		t.Fatal("CreateConversation above the file size limit = no error, want an error")
+	}
+	for service, watch := range watches {
+		wantStatus(t, service, watch, grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	}
+	code, body := httpGet(t, s, "/readyz")
+	if code != http.StatusServiceUnavailable || body != "not ready: store failed\n" {
+		t.Errorf("GET /readyz after a failure of the store = %d with %q, want 503 with the cause", code, body)
+	}
+	p.finish()
+	<-s.process.Ended()
+	if code := s.process.ProcessState.ExitCode(); code != exitIO {
+		t.Errorf("the process ended with %v, want exit code %d", s.process.ProcessState, exitIO)
+	}
+}
+
+func wantStatus(
+	t *testing.T, service string, watch grpc_health_v1.Health_WatchClient,
+	want grpc_health_v1.HealthCheckResponse_ServingStatus,
+) {
+	t.Helper()
+	if reply, err := watch.Recv(); err != nil || reply.GetStatus() != want {
+		t.Errorf("health of %q = %v, %v; want %v", service, reply, err, want)
+	}
+}
+
+// limitFiles makes every further write to a file of a server fail.
+func limitFiles(t *testing.T, s *server) {
+	t.Helper()
+	limit := syscall.Rlimit{Cur: 1, Max: 1} // maximal size of a written file, in bytes
+	if _, _, errno := syscall.Syscall6(syscall.SYS_PRLIMIT64, uintptr(s.process.Process.Pid), syscall.RLIMIT_FSIZE,
+		uintptr(unsafe.Pointer(&limit)), 0, 0, 0); errno != 0 {
+		t.Fatal(errno)
 	}
 }

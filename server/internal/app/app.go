@@ -24,8 +24,10 @@ import (
 	"github.com/parleyhq/parley/store/boltstore"
 )
 
-// Exit codes, as in sysexits.h.
+// Exit codes. Most are those of sysexits.h.
 const (
+	exitUnhealthy = 1 // as probes of containers expect it
+
 	exitUsage   = 64 // the flags or the configuration are invalid
 	exitDamaged = 65 // the store's file is damaged, or has the layout of another version
 	exitIO      = 74 // the disk, an address or the store failed
@@ -69,6 +71,8 @@ func (p *program) start(ctx context.Context) int {
 	message, _, _ := strings.Cut(err.Error(), "\n") // The error of a panic continues with its stack.
 	fmt.Fprintln(p.stderr, "parleyd:", message)
 	switch {
+	case errors.Is(err, errUnhealthy):
+		return exitUnhealthy
 	case errors.Is(err, boltstore.ErrDamaged), errors.Is(err, boltstore.ErrSchema):
 		return exitDamaged
 	case errors.Is(err, boltstore.ErrInUse), errors.Is(err, interactionlog.ErrInUse):

@@ -37,9 +37,11 @@ const aboutCompact = `Rewrite the store's file without its free pages. Without t
 store keeps free pages for later writes. The new file is checked before it replaces the old one, so
 the disk needs space for both. Stop the server that uses the file before.`
 
-// offlineCommands returns the commands on the store's file of a stopped server.
+// offlineCommands returns the commands besides the server.
 func offlineCommands() []config.Offline {
-	return []config.Offline{checkCommand(), restoreCommand(), compactCommand(), tokenCommand(), checkProcessCommand()}
+	return []config.Offline{
+		checkCommand(), restoreCommand(), compactCommand(), tokenCommand(), healthcheckCommand(), checkProcessCommand(),
+	}
 }
 
 func checkCommand() config.Offline {

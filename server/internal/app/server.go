@@ -168,7 +168,8 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 		return err
 	}
 	s.transports, err = transport.Open(ctx, transport.Options{
-		GRPCAddress: c.GRPCAddress, HTTPAddress: c.HTTPAddress, KeepaliveTime: c.KeepaliveTime,
+		GRPCAddress: c.GRPCAddress, HTTPAddress: c.HTTPAddress, DebugAddress: c.DebugAddress,
+		KeepaliveTime:  c.KeepaliveTime,
 		AllowedOrigins: c.HTTPAllowedOrigins, Insecure: c.Insecure, Version: s.version, Log: s.log,
 		Tracer: s.tracer, TLS: tlsFiles(c), Auth: s.signIn.auth, OIDCIssuer: c.OIDCIssuer, SignIn: c.SignIn(),
 		Metrics: s.metrics.Handler(), MetricsAddress: c.MetricsAddress, MetricsOverHTTP: c.MetricsOverHTTP(),

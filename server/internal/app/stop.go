@@ -39,7 +39,7 @@ const (
 func exitDeadline(grace time.Duration) time.Duration { return grace + stopMargin - exitReserve }
 
 // stop ends the service in this order:
-//  1. Probes report that the server is not ready, new turns are rejected, and calls that wait for a
+//  1. Probes report that the server is not ready and why, new turns are rejected, and calls that wait for a
 //     change end.
 //  2. Running turns have the grace period to end. In it they can be read, resumed and cancelled. Then
 //     they are interrupted, and their partial answers are saved. If the store has failed, there is no
@@ -54,7 +54,11 @@ func (s *server) stop(grace time.Duration) error {
 	s.log.Info("stopping", "running_turns", s.turns.Running(), "grace", grace.String())
 	drainDeadline := time.Now().Add(grace + stopMargin - closeTime)
 
-	s.transports.SetNotReady()
+	why := "stopping"
+	if s.storeHealthy.Err() != nil {
+		why = "store failed" // The log has the cause.
+	}
+	s.transports.SetNotReady(why)
 	s.service.Stop()
 
 	graceful, cancelGraceful := context.WithTimeout(s.storeHealthy, grace)

@@ -64,6 +64,7 @@ func allowedArrows() []arrow {
 			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "server/internal/auth",
 			"server/internal/secretfile", "server/internal/tracing", "client", "client/mcp", api,
 		}},
+		{"server/internal/healthcheck", nil},
 		{"server/internal/logqueue", nil},
 		{"server/internal/nettest", nil}, // Tests call it.
 		{"server/internal/arrows", nil},

@@ -38,7 +38,9 @@ const dataDirName = "data-dir"
 type Config struct {
 	GRPCAddress string // host:port or unix:PATH
 	HTTPAddress string // host:port; empty: no HTTP listener
-	Insecure    bool   // allow any address, host and network
+	// DebugAddress is host:port of this machine or unix:PATH. If empty, there are no profiles.
+	DebugAddress string
+	Insecure     bool // allow any address, host and network
 	// HTTPAllowedOrigins are the origins of web pages that may call over HTTP, as in
 	// "https://app.example".
 	HTTPAllowedOrigins []string
@@ -119,6 +121,8 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 			"address of the gRPC listener: host:port (port 0 picks a free one) or unix:PATH"),
 		newSetting("http-address", httpAddress(&c.HTTPAddress, "127.0.0.1:8080"),
 			"address of the HTTP listener for JSON, MCP (/mcp), /healthz and /readyz; empty: no listener"),
+		newSetting("debug-address", debugAddress(&c.DebugAddress),
+			"loopback address of the listener for profiles, or unix:PATH; it needs no sign-in; empty: no listener"),
 		newSetting("http-allowed-origins", origins(&c.HTTPAllowedOrigins),
 			"origins of web pages that may call over HTTP, as in https://app.example, separated by commas; empty: none"),
 		newSetting("insecure", boolean(&c.Insecure, false),

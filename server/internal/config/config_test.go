@@ -97,6 +97,7 @@ func TestConfigFlags(t *testing.T) {
 		{"config", ""},
 		{"grpc-address", "127.0.0.1:50051"},
 		{"http-address", "127.0.0.1:8080"},
+		{"debug-address", ""},
 		{"http-allowed-origins", ""},
 		{"insecure", "false"},
 		{"tls-cert-file", ""},
@@ -200,6 +201,7 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 	files := writeSignInFiles(t)
 	texts := map[string]string{
 		"grpc-address": "[::1]:0", "http-address": "localhost:0",
+		"debug-address":        "unix:/run/debug",
 		"http-allowed-origins": "https://a.example,http://[::1]:3000", "insecure": "true", "store": "memory",
 		"data-dir": "/var/lib/parley", "max-messages": "7", "ttl": "7d", "max-conversations": "7",
 		"max-message-bytes": "7KiB", "max-conversation-bytes": "2MiB", "turn-timeout": "7s", "idle-timeout": "7s",

@@ -13,6 +13,8 @@ import (
 )
 
 func TestConfigFaults(t *testing.T) {
+	const reachableProfiles = "can be reached from other machines, and profiles need no sign-in; " +
+		"use a loopback address, as in 127.0.0.1:6060, or unix:PATH"
 	const reachable = "can be reached from other machines without TLS and sign-in; " +
 		"set --tls-cert-file and --tls-key-file, and --auth-token-file, --oidc-issuer or client_certificates, " +
 		"or use a loopback address, or set --insecure on a trusted network"
@@ -93,6 +95,14 @@ func TestConfigFaults(t *testing.T) {
 			`--grpc-address: "localhost:http" is not host:port or unix:PATH; ports are 0 to 65535`,
 		},
 		{"--grpc-address=unix:", "", `--grpc-address: "unix:" is not host:port or unix:PATH; ports are 0 to 65535`},
+		{
+			"--debug-address=localhost", "",
+			`--debug-address: "localhost" is not host:port or unix:PATH; ports are 0 to 65535`,
+		},
+		{"--debug-address=:6060", "", `--debug-address: ":6060" ` + reachableProfiles},
+		{"--debug-address=0.0.0.0:6060 --insecure", "", `--debug-address: "0.0.0.0:6060" ` + reachableProfiles},
+		{"", "PARLEY_DEBUG_ADDRESS=debug.example:1", `PARLEY_DEBUG_ADDRESS: "debug.example:1" ` + reachableProfiles},
+		{"--debug-address=[::1]:6060", "PARLEY_DEBUG_ADDRESS=unix:/run/p", ""},
 		{"--http-address=unix:/run/p", "", `--http-address: "unix:/run/p" is not host:port; ports are 0 to 65535`},
 		{"--http-address=unix:5", "", `--http-address: "unix:5" ` + reachable},
 		{"--grpc-address=:1", "", `--grpc-address: ":1" ` + reachable},

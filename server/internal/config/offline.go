@@ -12,8 +12,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Offline is a subcommand that works on files of the server. It reads only one setting, the path of its files, so
-// that faults in other settings, for example a missing secret, do not prevent it.
+// Offline is a subcommand that works on files of the server, or asks a running server. It reads only the settings that
+// it names, so that faults in other settings, for example a missing secret, do not prevent it.
 type Offline struct {
 	Use, Short, Long string
 	// Setting is the name of the setting that the command reads. If empty, it is the data directory.
@@ -21,6 +21,8 @@ type Offline struct {
 	// Flag and Usage are the name and the help text of the flag of the setting. If empty, they are those of
 	// the server.
 	Flag, Usage string
+	// More are the names of further settings that the command reads, with the flags of the server.
+	More []string
 	// Hidden hides the command from the help text.
 	Hidden bool
 	// Args checks the arguments. Its error is returned as an *Error.
@@ -37,6 +39,7 @@ type Offline struct {
 type OfflineCall struct {
 	Out, Err io.Writer // standard output and standard error
 	Path     string    // value of the setting
+	Config   *Config   // has the values of the settings that the command reads; the others are defaults
 	Args     []string
 }
 
@@ -47,6 +50,10 @@ func (o *Offline) command(environ []string) *cobra.Command {
 	}
 	l := newLoader(environ)
 	s, flagName := l.setting(cmp.Or(o.Setting, dataDirName)), cmp.Or(o.Flag, o.Setting, dataDirName)
+	more := make([]*setting, len(o.More))
+	for i, name := range o.More {
+		more[i] = l.setting(name)
+	}
 	command := &cobra.Command{
 		Use: o.Use, Short: o.Short, Long: o.Long, Hidden: o.Hidden,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -56,11 +63,11 @@ func (o *Offline) command(environ []string) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := l.readOnly(s, cmd.Flags(), flagName); err != nil {
+			if err := l.readOnly(cmd.Flags(), flagName, s, more...); err != nil {
 				return err
 			}
 			return o.Run(cmd.Context(), OfflineCall{
-				Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Path: s.value.String(), Args: args,
+				Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Path: s.value.String(), Config: l.config, Args: args,
 			})
 		},
 	}
@@ -70,7 +77,7 @@ func (o *Offline) command(environ []string) *cobra.Command {
 	if o.Flags != nil {
 		o.Flags(command.Flags())
 	}
-	l.addFlags(command.Flags())
+	l.addFlags(command.Flags(), more...)
 	command.Flags().Var(s, flagName, cmp.Or(o.Usage, s.usage))
 	return command
 }
@@ -93,17 +100,27 @@ func (o *Offline) group(environ []string) *cobra.Command {
 	return command
 }
 
-// readOnly reads only the setting s from file, environment and the flag, in the same order as load.
-func (l *loader) readOnly(s *setting, flags *pflag.FlagSet, flagName string) error {
+// readOnly reads only the setting s, which has the flag flagName, and more from file, environment and flags, in the
+// same order as load.
+func (l *loader) readOnly(flags *pflag.FlagSet, flagName string, s *setting, more ...*setting) error {
 	place := l.namePath(flags)
+	all := append([]*setting{s}, more...)
 	if l.path != "" {
-		l.readOnlyFile(place, s)
+		l.readOnlyFile(place, all)
 	}
-	if text, found := l.lookup(s.variable()); found {
-		l.set(s, s.variable(), text)
+	for _, s := range all {
+		if text, found := l.lookup(s.variable()); found {
+			l.set(s, s.variable(), text)
+		}
 	}
-	for _, text := range s.flagValues {
-		l.set(s, "--"+flagName, text)
+	for i, s := range all {
+		flag := s.name
+		if i == 0 {
+			flag = flagName
+		}
+		for _, text := range s.flagValues {
+			l.set(s, "--"+flag, text)
+		}
 	}
 	if len(l.faults) > 0 {
 		return &Error{Faults: l.faults}
@@ -111,8 +128,8 @@ func (l *loader) readOnly(s *setting, flags *pflag.FlagSet, flagName string) err
 	return nil
 }
 
-// readOnlyFile reads only the setting s from the file l.path.
-func (l *loader) readOnlyFile(place string, s *setting) {
+// readOnlyFile reads only these settings from the file l.path.
+func (l *loader) readOnlyFile(place string, settings []*setting) {
 	data, err := os.ReadFile(l.path)
 	if err != nil {
 		l.fault(place, "%v", err)
@@ -124,8 +141,10 @@ func (l *loader) readOnlyFile(place string, s *setting) {
 		return
 	}
 	for _, root := range document.Content { // There is no root node if the file has only comments.
-		if n := child(root, s.key()); n != nil {
-			(&file{loader: l, name: l.path}).setting(s)(s.key(), n)
+		for _, s := range settings {
+			if n := child(root, s.key()); n != nil {
+				(&file{loader: l, name: l.path}).setting(s)(s.key(), n)
+			}
 		}
 	}
 }

@@ -250,6 +250,23 @@ func httpAddress(target *string, initial string) value[string] {
 	return address(target, initial, "host:port", func(s string) bool { return s == "" })
 }
 
+// debugAddress is a loopback host:port, unix:PATH, or empty.
+func debugAddress(target *string) value[string] {
+	v := address(target, "", "host:port or unix:PATH", func(s string) bool {
+		return s == "" || strings.HasPrefix(s, socketPrefix) && s != socketPrefix
+	})
+	parse := v.parse
+	v.parse = func(s string) (string, error) {
+		host, _, err := net.SplitHostPort(s)
+		if err == nil && !strings.HasPrefix(s, socketPrefix) && !isLoopback(host) {
+			return "", fmt.Errorf("%.80q can be reached from other machines, and profiles need no sign-in; "+
+				"use a loopback address, as in 127.0.0.1:6060, or unix:PATH", s)
+		}
+		return parse(s)
+	}
+	return v
+}
+
 // address is host:port, or a text that other accepts. form describes both in faults.
 func address(target *string, initial, form string, other func(string) bool) value[string] {
 	*target = initial

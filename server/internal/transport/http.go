@@ -42,10 +42,10 @@ type httpServer struct {
 	signIn       []string      // kinds of credentials
 }
 
-// openHTTP listens on the HTTP address. It does not serve yet. ready is what /readyz
-// reports.
+// openHTTP listens on the HTTP address. It does not serve yet. notReady is why /readyz reports that the server is
+// not ready; nil if it is ready.
 func openHTTP(
-	ctx context.Context, o Options, service *rpc.Server, c *certificates, ready *atomic.Bool,
+	ctx context.Context, o Options, service *rpc.Server, c *certificates, notReady *atomic.Pointer[string],
 ) (*httpServer, error) {
 	h := &httpServer{
 		log: o.Log, deadClients: newDeadClients(o.KeepaliveTime), certificates: c, signIn: o.SignIn,
@@ -57,7 +57,7 @@ func openHTTP(
 	if h.client, err = client.Dial("passthrough:loopback", h.loopback.dialOptions()...); err != nil {
 		return nil, err
 	}
-	handler, err := h.handler(ctx, o, service, ready)
+	handler, err := h.handler(ctx, o, service, notReady)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (h *httpServer) trackConn(conn net.Conn, state http.ConnState) {
 }
 
 func (h *httpServer) handler(
-	ctx context.Context, o Options, service *rpc.Server, ready *atomic.Bool,
+	ctx context.Context, o Options, service *rpc.Server, notReady *atomic.Pointer[string],
 ) (http.Handler, error) {
 	api, err := gateway.New(ctx, service.Direct(h.loopback.conn), service.Authorize)
 	if err != nil {
@@ -149,16 +149,25 @@ func (h *httpServer) handler(
 			r.Body = newTimedBody(w, r.Body, maxBodyTime)
 		}
 		switch {
-		case r.URL.Path == "/healthz", r.URL.Path == "/readyz" && ready.Load():
+		case r.URL.Path == "/healthz":
 			_, _ = w.Write([]byte("ok\n"))
 		case r.URL.Path == "/readyz":
-			http.Error(w, "not serving", http.StatusServiceUnavailable)
+			writeReadiness(w, notReady.Load())
 		case tools.isMetadata(r):
 			tools.serveMetadata(w, r)
 		default:
 			guarded.ServeHTTP(w, r)
 		}
 	}), nil
+}
+
+// writeReadiness writes that the server is ready, or why not.
+func writeReadiness(w http.ResponseWriter, notReady *string) {
+	if notReady != nil {
+		http.Error(w, "not ready: "+*notReady, http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = w.Write([]byte("ok\n"))
 }
 
 // logPanic logs the cause of a handler's panic and then panics with http.ErrAbortHandler, which ends

@@ -39,6 +39,8 @@ type Options struct {
 	GRPCAddress string
 	// HTTPAddress is host:port. If empty, HTTP is off.
 	HTTPAddress string
+	// DebugAddress is host:port of this machine or unix:PATH. If empty, there are no profiles.
+	DebugAddress string
 	// KeepaliveTime is how long a connection is idle before the server checks whether the client is
 	// alive.
 	KeepaliveTime time.Duration
@@ -75,10 +77,11 @@ type Servers struct {
 	services     grpc.ServiceRegistrar // of grpc
 	health       *health.Server
 	grpcListener net.Listener
-	http         *httpServer    // nil if HTTP is off
-	metrics      *metricsServer // nil if the metrics have no listener of their own
-	ready        atomic.Bool    // what /readyz reports
-	signIn       []string       // kinds of credentials
+	http         *httpServer            // nil if HTTP is off
+	metrics      *metricsServer         // nil if the metrics have no listener of their own
+	debug        *debugServer           // nil if it is off
+	notReady     atomic.Pointer[string] // why /readyz reports that the server is not ready; nil if it is ready
+	signIn       []string               // kinds of credentials
 
 	certificates *certificates // nil if there is no TLS
 	stopWatching func()        // ends the watch of the certificates
@@ -91,6 +94,7 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 		o.Auth = auth.New(time.Now)
 	}
 	s := &Servers{log: o.Log, health: health.NewServer(), signIn: o.SignIn, watchesUntil: make(chan struct{})}
+	s.setNotReady("starting")
 	s.stopWatching = sync.OnceFunc(func() { close(s.watchesUntil) })
 	if o.Metrics != nil {
 		o.Metrics = authorizeScrapes(o.Metrics, o.Auth, o.Log)
@@ -115,19 +119,22 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 		return nil, fmt.Errorf("listen for gRPC: %w; another server may be running, choose another --grpc-address", err)
 	}
 	s.grpcListener = limitConns(l, o.Log)
+	if s.debug, err = openDebug(ctx, o); err != nil {
+		return nil, errors.Join(err, s.grpcListener.Close())
+	}
 	if o.Metrics != nil && o.MetricsAddress != "" {
 		if s.metrics, err = openMetrics(ctx, o, s.certificates); err != nil {
-			return nil, errors.Join(err, s.grpcListener.Close())
+			return nil, errors.Join(err, s.grpcListener.Close(), s.debug.close())
 		}
 	}
 	if o.HTTPAddress == "" {
 		return s, nil
 	}
-	if s.http, err = openHTTP(ctx, o, service, s.certificates, &s.ready); err != nil {
+	if s.http, err = openHTTP(ctx, o, service, s.certificates, &s.notReady); err != nil {
 		if s.metrics != nil {
 			err = errors.Join(err, s.metrics.listener.Close())
 		}
-		return nil, errors.Join(err, s.grpcListener.Close())
+		return nil, errors.Join(err, s.grpcListener.Close(), s.debug.close())
 	}
 	return s, nil
 }
@@ -229,9 +236,18 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return l, os.Chmod(path, 0o600)
 }
 
-// Serve starts all servers in group. They serve until Drain.
+// Serve starts all servers in group. They serve until Drain. When it returns, the server is ready: a call that
+// arrives is served.
 func (s *Servers) Serve(group *errgroup.Group) {
+	for service := range s.grpc.GetServiceInfo() {
+		s.health.SetServingStatus(service, healthv1.HealthCheckResponse_SERVING)
+	}
+	s.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
+	s.notReady.Store(nil)
 	group.Go(s.serveGRPC)
+	if s.debug != nil {
+		group.Go(s.debug.serve)
+	}
 	if s.http != nil {
 		group.Go(s.http.loopback.serve)
 		group.Go(s.http.serve)
@@ -255,11 +271,6 @@ func (s *Servers) PrepareReload() (apply func(), err error) {
 }
 
 func (s *Servers) serveGRPC() error {
-	for service := range s.grpc.GetServiceInfo() {
-		s.health.SetServingStatus(service, healthv1.HealthCheckResponse_SERVING)
-	}
-	s.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
-	s.ready.Store(true)
 	address := s.grpcListener.Addr().String()
 	if s.grpcListener.Addr().Network() == "unix" {
 		address = socketPrefix + address // as clients dial it
@@ -280,11 +291,14 @@ func describeSignIn(kinds []string) string {
 	return strings.Join(kinds, ", ")
 }
 
-// SetNotReady makes the health service and /readyz report that the server does not accept calls.
-func (s *Servers) SetNotReady() {
-	s.ready.Store(false)
+// SetNotReady makes the health service and /readyz report that the server does not accept calls. The server is not
+// ready again. /readyz says why, which callers without sign-in can read.
+func (s *Servers) SetNotReady(why string) {
+	s.setNotReady(why)
 	s.health.Shutdown()
 }
+
+func (s *Servers) setNotReady(why string) { s.notReady.Store(&why) }
 
 // Drain rejects new calls and waits for running calls to end. When ctx ends, it cancels them. It
 // returns when all servers have stopped.
@@ -303,4 +317,5 @@ func (s *Servers) Drain(ctx context.Context) {
 		draining.Go(func() { s.metrics.stop(ctx) })
 	}
 	draining.Wait()
+	_ = s.debug.close() // The last: it shows what a stop waits for.
 }
