@@ -30,13 +30,15 @@ func (r *reloader) reloadAtHangup(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-r.server.hangups:
-			r.reload(ctx)
+			r.server.supervisor.Reloading()
+			r.server.supervisor.Ready(r.reload(ctx))
 		}
 	}
 }
 
 // reload reads the settings and the files that they name again, and applies them. If there is a fault, nothing changes.
-func (r *reloader) reload(ctx context.Context) {
+// It returns the state of the server for the supervisor.
+func (r *reloader) reload(ctx context.Context) (status string) {
 	log := r.server.log
 	next, err := r.server.readSettings(ctx)
 	if err == nil {
@@ -45,7 +47,7 @@ func (r *reloader) reload(ctx context.Context) {
 	r.server.metrics.Reloaded(err == nil)
 	if err != nil {
 		log.ErrorContext(ctx, "reload failed; nothing has changed", "error", err)
-		return
+		return "serving; the last reload failed, see the log"
 	}
 	r.server.signIn.auth.Recheck(ctx)
 	for _, name := range r.start.NeedRestart(next) {
@@ -53,6 +55,7 @@ func (r *reloader) reload(ctx context.Context) {
 	}
 	logAgents(log, next)
 	log.InfoContext(ctx, "settings reloaded")
+	return servingStatus
 }
 
 // apply prepares all changes and then makes them. If one cannot be prepared, it makes none.

@@ -18,6 +18,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/logqueue"
 	"github.com/parleyhq/parley/server/internal/metrics"
 	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/supervisor"
 	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/server/internal/tracing/tracestore"
 	"github.com/parleyhq/parley/server/internal/transport"
@@ -31,6 +32,9 @@ const (
 	sweepInterval = 2 * time.Second
 	sweepBatch    = 256
 )
+
+// servingStatus is what the supervisor shows while the server serves.
+const servingStatus = "serving"
 
 // options are what run needs in addition to the settings.
 type options struct {
@@ -57,6 +61,8 @@ type server struct {
 	processes    command.Processes // of agents
 	reloader     *reloader
 	stopReaping  func()
+	supervisor   *supervisor.Supervisor
+	stopWatchdog func()
 	limits       *limit.Tenants
 	metrics      *metrics.Metrics
 	backupTime   *backupTime // nil: the store has no backups
@@ -90,6 +96,7 @@ func run(ctx context.Context, c *config.Config, o options) error {
 	}
 	s.reloader = &reloader{server: s, start: c, agents: c.Agents}
 	s.serve(ctx)
+	s.supervisor.Ready(servingStatus)
 	select {
 	case <-s.storeHealthy.Done():
 	case <-s.serving.Done():
@@ -106,6 +113,7 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 		hub: watch.New(watch.Options{
 			MaxWatchers: c.MaxWatchers, MaxOf: func(tenant string) int { return limits.Of(tenant).MaxWatchers },
 		}),
+		supervisor: supervisor.New(o.log),
 	}
 	s.metrics = metrics.New(metrics.Options{
 		Version: o.version, StoreName: c.Store, Tenants: c.MetricsTenants,
@@ -133,6 +141,7 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 		return nil, errors.Join(err, s.agents.Close())
 	}
 	logAgents(o.log, c)
+	s.stopWatchdog = s.supervisor.Watch(func() { _, _ = s.storage.Stats(context.WithoutCancel(ctx)) })
 	// The check process of the store has ended: the reaper would take its exit code.
 	s.stopReaping = reapOrphans(ctx, &s.processes, o.log)
 	return s, nil
@@ -203,6 +212,7 @@ func (s *server) close() error {
 		s.service.Close()
 	}
 	err := errors.Join(s.agents.Close(), s.storage.Close())
+	s.stopWatchdog()
 	s.signIn.close()
 	s.storeFailed(nil)
 	return err

@@ -51,6 +51,7 @@ func exitDeadline(grace time.Duration) time.Duration { return grace + stopMargin
 // It returns the errors of the store and of closing.
 func (s *server) stop(grace time.Duration) error {
 	s.onStop()
+	s.supervisor.Stopping(exitDeadline(grace))
 	s.log.Info("stopping", "running_turns", s.turns.Running(), "grace", grace.String())
 	drainDeadline := time.Now().Add(grace + stopMargin - closeTime)
 

@@ -65,6 +65,7 @@ func allowedArrows() []arrow {
 			"server/internal/secretfile", "server/internal/tracing", "client", "client/mcp", api,
 		}},
 		{"server/internal/healthcheck", nil},
+		{"server/internal/supervisor", nil},
 		{"server/internal/logqueue", nil},
 		{"server/internal/nettest", nil}, // Tests call it.
 		{"server/internal/arrows", nil},
