@@ -150,7 +150,7 @@ func (l *loader) checkSignIn() {
 		l.checkClientCA()
 	}
 	if c.AuthTokenFile != "" {
-		l.checkSecretFile("auth-token-file", c.AuthTokenFile, tokenfile.MaxFileBytes, 0,
+		l.checkSecretFile("auth-token-file", c.AuthTokenFile, tokenfile.MaxFileBytes,
 			"; create it with 'parleyd token create --file'")
 	}
 	l.checkReach()
@@ -196,7 +196,7 @@ func (l *loader) checkServerCertificate() {
 	if err != nil {
 		l.fault(l.place("tls-cert-file"), "%v", err)
 	}
-	key := l.checkSecretFile("tls-key-file", c.TLSKeyFile, secretfile.MaxPEMBytes, secretfile.OfGroup, "")
+	key := l.checkSecretFile("tls-key-file", c.TLSKeyFile, secretfile.MaxPEMBytes, "")
 	if cert == nil || key == nil {
 		return
 	}
@@ -217,10 +217,9 @@ func (l *loader) checkClientCA() {
 }
 
 // checkSecretFile returns the content of the file of a setting. It reports a fault and returns nil if the file cannot
-// be read, or if other users can read or replace it. A file of root may have the permissions ofRoot, too. advice is
-// added if the file does not exist.
-func (l *loader) checkSecretFile(name, path string, maximum int, ofRoot fs.FileMode, advice string) []byte {
-	data, err := secretfile.ReadPrivate(path, maximum, ofRoot)
+// be read, or if other users can read or replace it. advice is added if the file does not exist.
+func (l *loader) checkSecretFile(name, path string, maximum int, advice string) []byte {
+	data, err := secretfile.ReadPrivate(path, maximum)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		l.fault(l.place(name), "%v%s", err, advice)

@@ -19,9 +19,6 @@ import (
 // 300 KiB.
 const MaxPEMBytes = 1 << 20
 
-// OfGroup is the permission that Kubernetes adds to the private key of a certificate, which root owns.
-const OfGroup fs.FileMode = 0o040
-
 // Read reads a regular file of at most maximum bytes. Errors do not contain the path.
 func Read(path string, maximum int) ([]byte, error) {
 	data, _, err := read(path, maximum)
@@ -29,8 +26,12 @@ func Read(path string, maximum int) ([]byte, error) {
 }
 
 // ReadPrivate reads a file as Read does. It returns an error, which contains the path, if other users can read or
-// replace the file. A file of root may have the permissions ofRoot, too, if the server runs as another user.
-func ReadPrivate(path string, maximum int, ofRoot fs.FileMode) ([]byte, error) {
+// replace the file.
+//
+// A file of root may be readable by its group, unless root runs the process. Kubernetes mounts secrets in this way if a
+// pod has an fsGroup. The credentials of a systemd unit look the same: a list of access rights for its user, which
+// group permissions stand for. Only root can have given these rights.
+func ReadPrivate(path string, maximum int) ([]byte, error) {
 	data, info, err := read(path, maximum)
 	if err != nil {
 		return nil, err
@@ -38,7 +39,7 @@ func ReadPrivate(path string, maximum int, ofRoot fs.FileMode) ([]byte, error) {
 	mode := info.Mode().Perm()
 	allowed := fs.FileMode(0o700)
 	if isOfRoot(info) && os.Geteuid() != 0 {
-		allowed |= ofRoot
+		allowed |= 0o040
 	}
 	if mode&^allowed != 0 {
 		return nil, fmt.Errorf("%.200q can be accessed by other users: its mode is %#o; run chmod 600", path, mode)

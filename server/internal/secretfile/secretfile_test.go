@@ -45,7 +45,7 @@ func TestFaults(t *testing.T) {
 	} {
 		data, err := secretfile.Read(in(test.name), 4<<10)
 		check(t, "Read", test.name, dir, test.want, data, err)
-		data, err = secretfile.ReadPrivate(in(test.name), 4<<10, 0)
+		data, err = secretfile.ReadPrivate(in(test.name), 4<<10)
 		check(t, "ReadPrivate", test.name, dir, test.wantPrivate, data, err)
 	}
 }

@@ -81,7 +81,7 @@ func (c *certificates) load() (*loadedFiles, error) {
 	if l.content[0], err = secretfile.Read(c.files.CertFile, secretfile.MaxPEMBytes); err != nil {
 		return nil, fmt.Errorf("tls-cert-file: %w", err)
 	}
-	l.content[1], err = secretfile.ReadPrivate(c.files.KeyFile, secretfile.MaxPEMBytes, secretfile.OfGroup)
+	l.content[1], err = secretfile.ReadPrivate(c.files.KeyFile, secretfile.MaxPEMBytes)
 	if err != nil {
 		return nil, fmt.Errorf("tls-key-file: %w", err)
 	}
