@@ -53,13 +53,13 @@ test: ## run the Go tests, in under three minutes: needs Go and git alone
 	CGO_ENABLED=0 go build ./...
 	CI= CGO_ENABLED=0 go test -short -vet=off ./...
 	@echo 'left out, and part of make check: the race detector, lint, generated code, the tests of client/python,'
-	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST) and $(BENCHCOMPARE), and the longest Go tests. Go tests that need'
-	@echo 'root, Python, Node or Chromium were skipped where these are missing.'
+	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST), $(DEPLOYCHECK) and $(BENCHCOMPARE), and the'
+	@echo 'longest Go tests. Go tests that need root, Python, Node or Chromium were skipped where these are missing.'
 
 .PHONY: check
 check: programs languages build test lint checkgenerate ## check everything, in about 20 minutes: needs what make tools installs
 	CGO_ENABLED=1 go test -race -timeout 15m ./...
-	@$(MAKE) --no-print-directory testpython testtypescript testoidc test-faults
+	@$(MAKE) --no-print-directory testpython testtypescript testoidc testdeploy test-faults
 	@if $(ON_LINUX); then $(MAKE) --no-print-directory testbenchcompare; fi
 
 .PHONY: testpython
@@ -98,6 +98,13 @@ OIDCTEST := server/oidctest
 testoidc: ## sign in with the tokens of a real OpenID Connect issuer
 	cd $(OIDCTEST) && CGO_ENABLED=1 go test -race -count=1 ./...
 
+# A module of its own, because of Helm and BuildKit.
+DEPLOYCHECK := server/deploy/check
+
+.PHONY: testdeploy
+testdeploy: ## check the image, the chart, the compose file and the systemd unit of server/deploy
+	cd $(DEPLOYCHECK) && go test -count=1 ./...
+
 .PHONY: lint
 lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
 	$(BUF) lint
@@ -107,6 +114,7 @@ lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running i
 	$(GOLANGCI) run
 	cd $(FAULTTEST) && go vet ./... && ../../$(GOLANGCI) run
 	cd $(OIDCTEST) && go vet ./... && ../../$(GOLANGCI) run
+	cd $(DEPLOYCHECK) && go vet ./... && ../../../$(GOLANGCI) run
 	@if $(ON_LINUX); then $(MAKE) --no-print-directory lintbenchcompare; fi
 
 .PHONY: lintbenchcompare
@@ -183,7 +191,8 @@ FIND_MISSING = packages=; need() { packages="$$packages $$*"; }; set -- $$(go en
 	command -v curl >/dev/null || need curl; \
 	command -v jq >/dev/null || need jq; \
 	if $(ON_LINUX); then \
-		for program in strace=strace mkfs.ext4=e2fsprogs mount=mount prometheus=prometheus; do \
+		for program in strace=strace mkfs.ext4=e2fsprogs mount=mount \
+			prometheus=prometheus systemd-analyze=systemd; do \
 			command -v "$${program%=*}" >/dev/null || need "$${program\#*=}"; \
 		done; \
 	fi

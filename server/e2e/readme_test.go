@@ -59,6 +59,7 @@ func pages() []page {
 //   - A block "sh languages" is run only if make languages has been run.
 //   - A command with a comment "until Ctrl-C" is interrupted after two seconds, a command with a comment
 //     "until Ctrl-D" reads one line.
+//   - A block "console" is not run: it needs root, a container engine or a cluster.
 //   - Targets of make must exist, but are not run.
 //   - A block of another language whose first line is a comment with a file name is written to that file.
 func TestCommandsOfPages(t *testing.T) {
