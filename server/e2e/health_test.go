@@ -156,7 +156,7 @@ func TestProfiles(t *testing.T) {
 		return do(t, http.DefaultClient, request)
 	}
 	for path, want := range map[string]string{
-		"": "goroutine", "goroutine?debug=2": "transport.(*debugServer).serve", "heap?debug=1": "heap profile",
+		"": "goroutine", "goroutine?debug=2": "transport.(*debugServer).serve", "heap?debug=1": "@ heap/1048576",
 		"mutex?debug=1": "cycles/second", "block?debug=1": "cycles/second", "cmdline": "--debug-address",
 	} {
 		if code, body := get(path, nil); code != http.StatusOK || !strings.Contains(body, want) {

@@ -15,9 +15,10 @@ import (
 	"github.com/parleyhq/parley/server/internal/gateway"
 )
 
-// Rates at which the runtime samples waits for the profiles "mutex" and "block", while there is a debug listener. The
-// cost is too small to measure in a benchmark of the service.
+// Rates at which the runtime samples allocations and waits while there is a debug listener. Without it, there
+// are no samples.
 const (
+	memProfileRate       = 512 << 10        // one sample for this number of allocated bytes, the default of Go
 	mutexProfileFraction = 100              // one wait of this number
 	blockProfileRate     = time.Millisecond // one sample for this time of waits
 )
@@ -61,6 +62,7 @@ func openDebug(ctx context.Context, o Options) (*debugServer, error) {
 		return nil, fmt.Errorf("listen for profiles: %w; choose another --debug-address", err)
 	}
 	d.listener = limitConns(l, o.Log)
+	runtime.MemProfileRate = memProfileRate
 	runtime.SetMutexProfileFraction(mutexProfileFraction)
 	runtime.SetBlockProfileRate(int(blockProfileRate.Nanoseconds()))
 	return d, nil
