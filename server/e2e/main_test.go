@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/parleyhq/parley/client/buildinfo"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/app"
 	"github.com/parleyhq/parley/server/parleydtest"
@@ -41,7 +42,7 @@ const timeout = parleydtest.Timeout
 func TestMain(m *testing.M) {
 	if os.Getenv(asServer) != "" {
 		go reportUsage()
-		app.Main("dev")
+		app.Main(buildinfo.Info{Version: "dev"})
 	}
 	if target := os.Getenv(asEphemeralClients); target != "" {
 		runEphemeralClients(target)

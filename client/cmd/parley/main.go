@@ -1,3 +1,5 @@
+//go:build !manpages
+
 // Command parley is the command line client of a Parley server, for terminals and scripts. It asks
 // agents, and shows, changes, exports and imports conversations. Run `parley chat hello there` or
 // `parley --help` first. The scripts in testdata show every command with its output.
@@ -20,10 +22,16 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/parleyhq/parley/client/buildinfo"
 )
 
-// version is set by the linker: -ldflags '-X main.version=…'.
-var version = "dev"
+// The Makefile sets these with -ldflags: '-X main.version=…'.
+var (
+	version = buildinfo.Unset
+	commit  string
+	date    string
+)
 
 func main() {
 	os.Exit(runMain())
@@ -50,5 +58,6 @@ func runMain() int {
 		interrupts:  interrupts,
 		getenv:      os.Getenv,
 		now:         time.Now,
+		build:       buildinfo.Of(version, commit, date),
 	})
 }

@@ -42,7 +42,7 @@ func (a *app) newMCPCommand() *cobra.Command {
 			ctx, stop := a.interruptible(command.Context())
 			defer stop()
 			return a.withClient(func(c *client.Client) error {
-				return mcp.New(c, mcp.Options{Version: version, Timeout: a.timeout}).Serve(ctx, a.in, a.out)
+				return mcp.New(c, mcp.Options{Version: a.build.Version, Timeout: a.timeout}).Serve(ctx, a.in, a.out)
 			})
 		},
 	}

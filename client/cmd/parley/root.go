@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/parleyhq/parley/client"
+	"github.com/parleyhq/parley/client/buildinfo"
 )
 
 const (
@@ -50,6 +51,7 @@ type console struct {
 	interrupts              <-chan os.Signal // Receives a signal for each Ctrl-C.
 	getenv                  func(string) string
 	now                     func() time.Time
+	build                   buildinfo.Info
 }
 
 // app is one run of the command line.
@@ -95,6 +97,7 @@ func (a *app) newRootCommand() *cobra.Command {
 		Use:               "parley",
 		Short:             "Use a Parley server from the command line",
 		Long:              about,
+		Version:           a.build.String(),
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return a.check(c) },
@@ -214,7 +217,7 @@ func (a *app) withClient(f func(*client.Client) error) error {
 	if err != nil {
 		return usageError(err.Error())
 	}
-	c, err := client.Dial(a.address, append(opts, grpc.WithUserAgent("parley/"+version))...)
+	c, err := client.Dial(a.address, append(opts, grpc.WithUserAgent("parley/"+a.build.Version))...)
 	if err != nil {
 		return err
 	}

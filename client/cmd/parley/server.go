@@ -84,11 +84,12 @@ func (a *app) newVersionCommand() *cobra.Command {
 		Short: "Print the version of this program; stats prints the server's",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			format := "parley %s\n"
 			if a.output == "json" {
-				format = "{\"version\": %q}\n"
+				_, err := fmt.Fprintf(a.out, "{\"version\": %q, \"commit\": %q, \"date\": %q}\n",
+					a.build.Version, a.build.Commit, a.build.Date)
+				return err
 			}
-			_, err := fmt.Fprintf(a.out, format, version)
+			_, err := fmt.Fprintf(a.out, "parley %s\n", a.build)
 			return err
 		},
 	}

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/parleyhq/parley/client/buildinfo"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/app"
 	"github.com/parleyhq/parley/server/parleydtest"
@@ -38,7 +39,7 @@ const (
 func TestMain(m *testing.M) {
 	if os.Getenv(asServer) != "" {
 		go reportUsage()
-		app.Main("dev")
+		app.Main(buildinfo.Info{Version: "dev"})
 	}
 	os.Exit(m.Run())
 }

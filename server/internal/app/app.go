@@ -16,8 +16,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
 	"google.golang.org/grpc/grpclog"
 
+	"github.com/parleyhq/parley/client/buildinfo"
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/logqueue"
@@ -35,22 +37,25 @@ const (
 	exitInUse   = 75 // another process uses the store or the interaction log
 )
 
-// Main runs the command line of the process and exits. version is the version of the program.
-func Main(version string) {
+// Main runs the command line of the process and exits. build is what --version prints.
+func Main(build buildinfo.Info) {
 	runtime.MemProfileRate = 0 // The debug listener turns it on. It takes about 1 MiB of memory.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // A second signal then ends the process at once.
 	stderr := logqueue.New(ctx, os.Stderr)
 	grpclog.SetLoggerV2(newGRPCLog(os.Getenv, stderr))
-	p := program{version: version, args: os.Args[1:], environ: os.Environ(), stdout: os.Stdout, stderr: stderr}
+	p := program{build: build, args: os.Args[1:], environ: os.Environ(), stdout: os.Stdout, stderr: stderr}
 	code := p.start(ctx)
 	stderr.Close(logFlushLimit)
 	os.Exit(code)
 }
 
+// Command returns the command line of parleyd, for its manual pages. It must not be executed.
+func Command() *cobra.Command { return config.NewCommand(nil, nil, nil, offlineCommands()...) }
+
 // program is a command line with its environment.
 type program struct {
-	version       string
+	build         buildinfo.Info
 	args, environ []string
 	stdout        io.Writer
 	stderr        *logqueue.Queue
@@ -59,7 +64,7 @@ type program struct {
 // start runs the command line and returns the exit code.
 func (p *program) start(ctx context.Context) int {
 	root := config.NewCommand(p.args, p.environ, p.serve, offlineCommands()...)
-	root.Version = p.version
+	root.Version = p.build.String()
 	root.SetOut(p.stdout)
 	root.SetErr(p.stderr)
 	err := root.ExecuteContext(ctx)
@@ -101,12 +106,12 @@ func (p *program) serve(ctx context.Context, c *config.Config) error {
 	hangups := make(chan os.Signal, 1) // One waiting signal is enough: it makes the server read everything again.
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
-	tracer, err := tracing.Open(ctx, p.environ, p.version, log)
+	tracer, err := tracing.Open(ctx, p.environ, p.build.Version, log)
 	if err != nil {
 		return &config.Error{Faults: []string{err.Error()}}
 	}
 	return run(ctx, c, options{
-		version: p.version, log: log, stderr: p.stderr, level: level, tracer: tracer, gcBallast: len(ballast),
+		version: p.build.Version, log: log, stderr: p.stderr, level: level, tracer: tracer, gcBallast: len(ballast),
 		onStop:       startExitTimer,
 		readSettings: p.readSettings, hangups: hangups,
 	})

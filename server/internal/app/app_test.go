@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/parleyhq/parley/client/buildinfo"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/logqueue"
@@ -36,7 +37,7 @@ func start(t *testing.T, args, environ []string) (code int, stdout, stderr strin
 	t.Helper()
 	var out, errs bytes.Buffer
 	queue := logqueue.New(t.Context(), &errs)
-	p := program{version: "v1", args: args, environ: environ, stdout: &out, stderr: queue}
+	p := program{build: buildinfo.Info{Version: "v1"}, args: args, environ: environ, stdout: &out, stderr: queue}
 	code = p.start(t.Context())
 	queue.Close(logFlushLimit)
 	return code, out.String(), errs.String()

@@ -56,9 +56,10 @@ func allowedArrows() []arrow {
 		{"store/boltstore/internal/backup", []string{"store", "store/boltstore/internal/boltfile"}},
 		{"store/storetest", []string{"store", api, record}},
 
-		{"server", []string{"server/internal/app"}},
+		{"server", []string{"server/internal/app", "client/buildinfo"}},
 		{"server/internal/app", []string{
-			"server/internal/*", "server/internal/agent/*", "server/internal/auth/*", "server/internal/tracing/*", "store", "store/*store", api,
+			"server/internal/*", "server/internal/agent/*", "server/internal/auth/*", "server/internal/tracing/*", "store",
+			"store/*store", api, "client/buildinfo",
 		}},
 		{"server/internal/transport", []string{
 			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "server/internal/auth",
@@ -66,6 +67,8 @@ func allowedArrows() []arrow {
 		}},
 		{"server/internal/healthcheck", nil},
 		{"server/internal/supervisor", nil},
+		{"server/deploy/release", nil},
+		{"server/deploy/release/manual", nil},
 		{"server/internal/logqueue", nil},
 		{"server/internal/nettest", nil}, // Tests call it.
 		{"server/internal/arrows", nil},
@@ -140,7 +143,8 @@ func allowedArrows() []arrow {
 		{"server/internal/agent/*", []string{"server/internal/agent", api}},
 
 		{"client", []string{api}},
-		{"client/cmd/parley", []string{"client", "client/mcp", api}},
+		{"client/cmd/parley", []string{"client", "client/mcp", "client/buildinfo", api}},
+		{"client/buildinfo", nil},
 		{"client/mcp", []string{"client", api}},
 		{"client/examples/*", []string{api}},
 	}
@@ -168,7 +172,9 @@ func restrictions() []restriction {
 		{"github.com/prometheus", []string{"server/internal/metrics"}},
 		{"github.com/grpc-ecosystem/go-grpc-middleware/providers", []string{"server/internal/metrics"}},
 		// If the server is process 1, it reaps all children except those that these packages start.
-		{"os/exec", []string{"server/internal/app", "server/internal/agent/command", "server/parleydtest"}},
+		{"os/exec", []string{
+			"server/internal/app", "server/internal/agent/command", "server/parleydtest", "server/deploy/release",
+		}},
 	}
 }
 
@@ -371,7 +377,7 @@ func TestArrowFaults(t *testing.T) {
 		{
 			"server/internal/rpc", "os/exec",
 			"server/internal/rpc must not import os/exec, only server/internal/app, server/internal/agent/command, " +
-				"server/parleydtest",
+				"server/parleydtest, server/deploy/release",
 		},
 		{
 			"store/memstore", "google.golang.org/grpc/codes",
