@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"reflect"
 	"sync"
-	"syscall"
 
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic"
@@ -28,7 +27,7 @@ func reapOrphans(ctx context.Context, processes *command.Processes, log *slog.Lo
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // Turns continue after the signal to stop.
 	died := make(chan os.Signal, 1)
-	signal.Notify(died, syscall.SIGCHLD)
+	signal.Notify(died, command.Died())
 	var reaping sync.WaitGroup
 	reaping.Go(func() { processes.Reap(ctx, died, log) })
 	return func() {

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -271,11 +272,32 @@ func (l *loader) check() {
 	if c.Store == "memory" && !l.setting("interaction-log").isSet {
 		c.InteractionLog = false // With a store in memory nothing is written to disk unless the setting says so.
 	}
+	l.checkSystem(runtime.GOOS)
 	l.checkSignIn()
 	l.checkFits("max-message-bytes", c.MaxMessageBytes)
 	l.checkFits("max-answer-bytes", c.MaxAnswerBytes)
 	if !slices.ContainsFunc(c.Agents, func(a Agent) bool { return a.Name == c.DefaultAgent }) {
 		l.fault(l.defaultAgent.place, "there is no agent %q; use the name of one of agents, or echo", c.DefaultAgent)
+	}
+}
+
+// checkSystem reports what the server cannot do on an operating system.
+func (l *loader) checkSystem(goos string) {
+	if goos != "windows" {
+		return
+	}
+	const remedy = "or run the server on Linux or macOS, for example in WSL or a container"
+	if l.config.Store == "bolt" {
+		l.fault(l.place("store"),
+			"bolt is not available on Windows; use memory, which keeps nothing after a stop, %s", remedy)
+	}
+	if l.config.InteractionLog && l.config.Store == "memory" {
+		l.fault(l.place("interaction-log"), "the interaction log is not available on Windows; turn it off, %s", remedy)
+	}
+	for _, a := range l.config.Agents {
+		if a.Kind == KindCommand {
+			l.fault("agents."+a.Name, "kind command is not available on Windows; use another kind, %s", remedy)
+		}
 	}
 }
 

@@ -36,7 +36,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
@@ -133,12 +132,12 @@ func (w *writer) lockDir() error {
 	if err != nil {
 		return err
 	}
-	err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if err == nil {
+	locked, err := dayfile.Lock(dir)
+	if locked {
 		w.lock = dir
 		return nil
 	}
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	if err == nil {
 		err = fmt.Errorf("%w: another process writes to %s; stop it or use another directory", ErrInUse, w.options.Dir)
 	}
 	return errors.Join(err, dir.Close())

@@ -12,7 +12,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 )
 
 // MaxPEMBytes is the maximum size of a file of certificates. The certificates of a system have about
@@ -26,7 +25,7 @@ func Read(path string, maximum int) ([]byte, error) {
 }
 
 // ReadPrivate reads a file as Read does. It returns an error, which contains the path, if other users can read or
-// replace the file.
+// replace the file. On Windows, where a mode does not tell who has access, only the kind and the size are checked.
 //
 // A file of root may be readable by its group, unless root runs the process. Kubernetes mounts secrets in this way if a
 // pod has an fsGroup. The credentials of a systemd unit look the same: a list of access rights for its user, which
@@ -35,6 +34,9 @@ func ReadPrivate(path string, maximum int) ([]byte, error) {
 	data, info, err := read(path, maximum)
 	if err != nil {
 		return nil, err
+	}
+	if !hasModes {
+		return data, nil
 	}
 	mode := info.Mode().Perm()
 	allowed := fs.FileMode(0o700)
@@ -58,7 +60,7 @@ func ReadPrivate(path string, maximum int) ([]byte, error) {
 // read reads a file. info is that of the file that was read, even if another one has replaced it since.
 func read(path string, maximum int) (data []byte, info fs.FileInfo, err error) {
 	// Without O_NONBLOCK, opening a pipe would block until another process writes to it.
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	file, err := os.OpenFile(path, os.O_RDONLY|notBlocking, 0)
 	if err != nil {
 		return nil, nil, unreadable(err)
 	}
@@ -96,10 +98,4 @@ func sizeText(n int) string {
 		return fmt.Sprintf("%dKiB", n>>10)
 	}
 	return fmt.Sprintf("%d bytes", n)
-}
-
-// isOfRoot reports whether root owns a file.
-func isOfRoot(info fs.FileInfo) bool {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	return ok && stat.Uid == 0
 }

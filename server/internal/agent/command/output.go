@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"syscall"
 	"time"
 )
 
@@ -55,7 +54,7 @@ func (o *output) readNow(b []byte) (int, error) {
 	}
 	n := 0
 	if err := connection.Read(func(fd uintptr) bool {
-		n, _ = syscall.Read(int(fd), b) // It does not block, because os.Pipe sets O_NONBLOCK.
+		n = readDescriptor(fd, b) // It does not block, because os.Pipe sets O_NONBLOCK.
 		return true
 	}); err != nil {
 		return 0, err

@@ -59,7 +59,7 @@ func (a *Agent) start(ctx context.Context, input string, release func()) (*proce
 	p.cmd.Dir = a.config.Dir
 	p.cmd.Env, p.secrets = environment(os.Environ(), a.config.Env)
 	tracing.Inject(ctx, func(key, value string) { p.cmd.Env = append(p.cmd.Env, strings.ToUpper(key)+"="+value) })
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.SysProcAttr = ownGroup()
 	p.cmd.Cancel = func() error { return p.signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = a.killAfter
 	if err := p.launch(); err != nil {
@@ -151,11 +151,7 @@ func (p *process) supervise(input string) {
 
 // signal sends a signal to each process of the group.
 func (p *process) signal(s syscall.Signal) error {
-	err := syscall.Kill(-p.cmd.Process.Pid, s)
-	if errors.Is(err, syscall.ESRCH) {
-		return os.ErrProcessDone
-	}
-	return err
+	return signalGroup(p.cmd.Process.Pid, s)
 }
 
 // wait waits for the program to end, at most killAfter and giveUpAfter after the end of ctx. It

@@ -21,6 +21,9 @@ func Inherits() bool {
 	return err == nil && subreaper != 0
 }
 
+// Died returns the signal that reports the end of a child.
+func Died() os.Signal { return unix.SIGCHLD }
+
 // Reap reaps inherited processes that have ended, which would otherwise stay zombies, until ctx
 // ends. It checks for them at the start and at each signal on died. While Reap runs, only the
 // agents of p may start processes, because Reap would consume the exit status of any other child.

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 )
 
@@ -101,12 +100,12 @@ func lock(ctx context.Context, path string, create bool) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil && isAt(path, file) {
+		locked, err := tryLock(file)
+		if locked && isAt(path, file) {
 			return file, nil
 		}
 		_ = file.Close()
-		if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) {
+		if err != nil {
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
 		select {
@@ -158,25 +157,6 @@ func write(path string, tokens []Token, old *os.File, move func(from, to string)
 		return err
 	}
 	return syncDirectory(dir)
-}
-
-// keepOwner gives file the owner of old, for example if root changes a file of the server's user.
-func keepOwner(file, old *os.File) error {
-	if old == nil {
-		return nil
-	}
-	info, err := old.Stat()
-	if err != nil {
-		return err
-	}
-	owner, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || int(owner.Uid) == os.Geteuid() {
-		return nil
-	}
-	if err := file.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
-		return fmt.Errorf("the file belongs to another user; run the command as that user: %w", err)
-	}
-	return nil
 }
 
 func syncDirectory(dir string) error {

@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // OpenFile opens a regular file of the log. It sets the permissions of the file to the owner's alone,
@@ -16,7 +14,7 @@ import (
 // may create the file, it creates the directory, too. It does not follow links and does not block. It
 // returns ErrRefused for anything that is not a regular file.
 func OpenFile(path string, flag int) (*os.File, fs.FileInfo, error) {
-	flag |= syscall.O_NOFOLLOW | syscall.O_NONBLOCK // Another user may have put a named pipe there.
+	flag |= openSafely // Another user may have put a named pipe there.
 	if flag&os.O_CREATE != 0 {
 		if err := MakeDir(filepath.Dir(path)); err != nil {
 			return nil, nil, err
@@ -91,12 +89,9 @@ type Fingerprint struct {
 
 func fingerprintOf(f *os.File, info fs.FileInfo) (Fingerprint, error) {
 	p := Fingerprint{Size: info.Size(), Modified: info.ModTime().UnixNano()}
-	var stat unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
-		return p, &fs.PathError{Op: "stat", Path: f.Name(), Err: err}
-	}
-	p.Changed, p.Inode = stat.Ctim.Nano(), stat.Ino
-	return p, nil
+	var err error
+	p.Changed, p.Inode, err = identify(f)
+	return p, err
 }
 
 // File is a file as it was when it was opened. Readers ignore what was appended later.
@@ -109,7 +104,7 @@ type File struct {
 // or not a regular file, such as a link or a directory.
 func OpenRead(dir, name string) (*File, error) {
 	// O_NONBLOCK: another user may have put a named pipe there, and opening one waits for a writer.
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|openSafely, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ELOOP), errors.Is(err, syscall.ENXIO):
 		return nil, nil //nolint:nilnil // A missing file is not an error.

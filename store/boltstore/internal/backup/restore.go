@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/parleyhq/parley/store"
@@ -140,8 +139,8 @@ func lockExisting(path string) (*os.File, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	locked, err := boltfile.LockExclusive(f)
+	if err == nil && !locked {
 		err = fmt.Errorf("%w: another process has it open: stop that process, or name another data directory",
 			boltfile.ErrInUse)
 	}
@@ -158,7 +157,7 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, source.Close()) }()
-	if errors.Is(syscall.Flock(int(source.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
+	if locked, err := boltfile.LockShared(source); err == nil && !locked {
 		return 0, fmt.Errorf("%w: a server has %s open and may change it during the copy: take a backup of the server",
 			boltfile.ErrInUse, from)
 	}
@@ -174,7 +173,7 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 	if err := boltfile.RemoveIfExists(to); err != nil {
 		return 0, err
 	}
-	target, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, boltfile.FileMode)
+	target, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL|boltfile.NoFollow, boltfile.FileMode)
 	if err != nil {
 		return 0, err
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -92,7 +91,7 @@ func createUnlinked(path string) (*os.File, error) {
 	if err := boltfile.RemoveIfExists(path); err != nil {
 		return nil, err
 	}
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, boltfile.FileMode)
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|boltfile.NoFollow, boltfile.FileMode)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -105,7 +104,7 @@ func OpenReadOnly(path string, timeout time.Duration) (*bolt.DB, error) {
 // OpenExisting opens a file that was checked. It neither creates a file nor follows a symbolic
 // link.
 func OpenExisting(name string, flag int, mode os.FileMode) (*os.File, error) {
-	f, err := os.OpenFile(name, flag&^os.O_CREATE|syscall.O_NOFOLLOW, mode)
+	f, err := os.OpenFile(name, flag&^os.O_CREATE|NoFollow, mode)
 	if err == nil {
 		adviseRandom(f)
 	}
@@ -194,8 +193,8 @@ func LockDir(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	locked, err := LockExclusive(dir)
+	if err == nil && !locked {
 		err = fmt.Errorf("%w: another process is creating it: use another file", ErrInUse)
 	}
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"syscall"
 )
 
 // CheckFile checks a file before bbolt opens it, because bbolt initializes an empty file and
@@ -23,10 +22,10 @@ func CheckFile(path string) error {
 	if err := checkKind(info); err != nil {
 		return err
 	}
-	if s, ok := info.Sys().(*syscall.Stat_t); ok && int(s.Uid) != os.Geteuid() {
+	if owner, known := ownerOf(info); known && owner != os.Geteuid() {
 		return fmt.Errorf("%w: it is of user %d, and this process runs as user %d: "+
 			"run it as that user, or give the file to this one with chown",
-			ErrOwner, s.Uid, os.Geteuid())
+			ErrOwner, owner, os.Geteuid())
 	}
 	f, err := OpenExisting(path, os.O_RDONLY, 0)
 	if err != nil {
@@ -82,7 +81,7 @@ func checkMetas(f *os.File) error {
 		return err
 	}
 	// If another process is writing to the file, the read may have seen a partly written page.
-	if errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK) {
+	if locked, err := LockShared(f); err == nil && !locked {
 		return nil
 	}
 	return fmt.Errorf("%w: %s: %s", ErrDamaged, cause, Remedy)
