@@ -278,7 +278,7 @@ func NewCommand(args, environ []string, serve func(context.Context, *Config) err
 		Args:               cobra.ArbitraryArgs,
 		FParseErrWhitelist: lenient,
 	}
-	root.AddCommand(check)
+	root.AddCommand(check, completionCommand())
 	for _, o := range offline {
 		root.AddCommand(o.command(environ))
 	}
@@ -289,6 +289,8 @@ func NewCommand(args, environ []string, serve func(context.Context, *Config) err
 	root.SetArgs(append([]string{}, args...)) // cobra would replace nil by os.Args
 	l.addFlags(root.Flags(), l.settings...)
 	l.addFlags(check.Flags(), l.settings...)
+	completeValues(root)
+	completeValues(check)
 	return root
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -147,4 +148,59 @@ func (l *loader) readOnlyFile(place string, settings []*setting) {
 			}
 		}
 	}
+}
+
+const aboutCompletion = `Print a script that completes the command line of parleyd. For the current shell:
+
+  bash         source <(parleyd completion bash)
+  zsh          source <(parleyd completion zsh)
+  fish         parleyd completion fish | source
+  powershell   parleyd completion powershell | Out-String | Invoke-Expression
+
+The packages of parleyd install the scripts of bash, zsh and fish.`
+
+// completionCommand returns the command that prints the completion script of a shell.
+func completionCommand() *cobra.Command {
+	shells := []string{"bash", "zsh", "fish", "powershell"}
+	return &cobra.Command{
+		Use:       "completion " + strings.Join(shells, "|"),
+		Short:     "Print the script that completes commands and flags in a shell",
+		Long:      aboutCompletion,
+		ValidArgs: shells,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs)(cmd, args) != nil {
+				return &Error{Faults: []string{fmt.Sprintf("command line: name one shell, %s, not %.80q; see '%s --help'",
+					strings.Join(shells, ", "), strings.Join(args, " "), cmd.CommandPath())}}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			root, out := cmd.Root(), cmd.OutOrStdout()
+			switch args[0] {
+			case "bash":
+				return root.GenBashCompletionV2(out, true)
+			case "zsh":
+				return root.GenZshCompletion(out)
+			case "fish":
+				return root.GenFishCompletion(out, true)
+			}
+			return root.GenPowerShellCompletionWithDesc(out)
+		},
+	}
+}
+
+// completeValues completes the values of the settings that accept only some words, such as memory|bolt. A shell
+// completes file names for paths, and nothing for other values.
+func completeValues(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		var words []string
+		directive := cobra.ShellCompDirectiveNoFileComp
+		switch kind := f.Value.Type(); {
+		case kind == "path", f.Name == "config":
+			directive = cobra.ShellCompDirectiveDefault
+		case strings.Contains(kind, "|"):
+			words = strings.Split(kind, "|")
+		}
+		_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(words, directive)) // Fails only if called twice.
+	})
 }

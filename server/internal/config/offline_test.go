@@ -1,8 +1,11 @@
 package config
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,5 +78,36 @@ func TestOffline(t *testing.T) {
 				t.Errorf("--twice = %t, want %t", twice, want)
 			}
 		})
+	}
+}
+
+// TestCompletion: each shell gets a script, and the values of a setting are completed from the table of settings.
+func TestCompletion(t *testing.T) {
+	for args, want := range map[string]string{
+		"completion bash":                "bash completion V2 for parleyd",
+		"completion zsh":                 "#compdef parleyd",
+		"completion fish":                "fish completion for parleyd",
+		"completion powershell":          "powershell completion for parleyd",
+		"__complete --store ":            "memory\nbolt\n:4\n",
+		"__complete check-config --log-": "--log-format\t",
+		"__complete --data-dir ":         ":0\n",
+		"__complete --max-turns ":        ":4\n",
+		"__complete completion ":         "bash\nzsh\nfish\npowershell\n:4\n",
+	} {
+		var out bytes.Buffer
+		root := NewCommand(strings.Split(args, " "), nil, nil)
+		root.SetOut(&out)
+		root.SetErr(io.Discard)
+		if err := root.Execute(); err != nil || !strings.Contains(out.String(), want) {
+			t.Errorf("%s = %v, prints %.300q, want %q", args, err, out.String(), want)
+		}
+	}
+	for args, name := range map[string]string{"completion": "", "completion tcsh": "tcsh", "completion bash zsh": "bash zsh"} {
+		err := NewCommand(strings.Split(args, " "), nil, nil).Execute()
+		want := fmt.Sprintf("settings: command line: name one shell, bash, zsh, fish, powershell, not %q; "+
+			"see 'parleyd completion --help'", name)
+		if err == nil || err.Error() != want {
+			t.Errorf("%s = %v, want %s", args, err, want)
+		}
 	}
 }
