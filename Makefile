@@ -2,6 +2,8 @@
 # installs on Debian. `make` lists the targets.
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null)
+DATE ?= $(shell TZ=UTC0 git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null)
 FUZZTIME ?= 10s
 
 # Tools are pinned and built from source, buf by proto/tools.mod, and run offline once built.
@@ -12,7 +14,9 @@ GOLANGCI := bin/golangci-lint-$(GOLANGCI_VERSION)
 # -buildvcs=false: the version comes from VERSION, also where git distrusts the folder's owner.
 # -s -w omits the tables for debuggers; stack traces and profiles keep their names.
 # grpcnotrace omits the pages of golang.org/x/net/trace, which nothing here serves: 4 MB.
-GOBUILD = CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags grpcnotrace -ldflags '-s -w -X main.version=$(VERSION)'
+LDFLAGS = -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE)
+BUILDFLAGS = -trimpath -buildvcs=false -tags grpcnotrace -ldflags '$(LDFLAGS)'
+GOBUILD = CGO_ENABLED=0 go build $(BUILDFLAGS)
 
 PYTHON := client/python
 TYPESCRIPT := client/typescript
@@ -174,13 +178,24 @@ fuzz: ## run each fuzz test for a while (FUZZTIME=10s)
 		go test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1s "$$package" </dev/null; \
 	done
 
+RELEASE = go run ./server/deploy/release -version '$(VERSION)' -commit '$(COMMIT)' -date '$(DATE)'
+
+.PHONY: release
+release: bin/.buf ## write archives and packages for all systems to dist/, in a few minutes
+	$(RELEASE) -dist dist -- $(BUILDFLAGS)
+
+# PARLEY_RELEASE is the directory to check. The second build is in another directory.
+.PHONY: checkrelease
+checkrelease: release ## check dist/: a second build, the programs, and the packages if this is Debian and you are root
+	PARLEY_RELEASE='$(CURDIR)/dist' go test -count=1 -timeout 30m -v -run '^TestRelease' ./server/deploy/release
+
 .PHONY: release-proto
 release-proto: bin/.buf ## write proto/release.binpb, which later changes must not break
 	$(BUF) build --exclude-source-info --output proto/release.binpb
 
 .PHONY: clean
 clean: ## remove what was built and installed, never data/
-	rm -rf bin $(PYTHON)/.venv $(PYTHON)/.pythons $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist
+	rm -rf bin dist $(PYTHON)/.venv $(PYTHON)/.pythons $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist
 
 # Sets $packages to the Debian packages of the programs that `make check` needs and that are missing.
 FIND_MISSING = packages=; need() { packages="$$packages $$*"; }; set -- $$(go env CC); \

@@ -49,6 +49,7 @@ func pages() []page {
 		{path: "client/mcp/README.md", output: []string{`"serverInfo"`, "ask_question"}},
 		{path: "server/bench/README.md"},
 		{path: "store/README.md"},
+		{path: "server/deploy/release/README.md"},
 	}
 }
 

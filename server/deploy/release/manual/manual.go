@@ -1,0 +1,51 @@
+// Package manual writes the manual pages of a program from the table of its commands and flags, so that they say the
+// same as --help. Start at [Write].
+package manual
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+)
+
+// Write writes a page for a command and for each of its subcommands to a directory. Section is that of the manual: 1
+// for commands, 8 for servers. The variable SOURCE_DATE_EPOCH sets the date of the pages.
+func Write(command *cobra.Command, section, directory string) error {
+	command.DisableAutoGenTag = true
+	command.InitDefaultCompletionCmd()
+	prepare(command)
+	header := &doc.GenManHeader{Section: section, Source: "Parley", Manual: "Parley"}
+	return doc.GenManTree(command, header, directory)
+}
+
+// prepare makes the texts of a command and its subcommands Markdown, which package doc expects.
+func prepare(command *cobra.Command) {
+	command.Long, command.Short = markdown(command.Long), markdown(command.Short)
+	for _, sub := range command.Commands() {
+		prepare(sub)
+	}
+}
+
+// markdown returns a plain text as Markdown that looks the same: indented lines are literal, and in the others no
+// character has a meaning.
+func markdown(text string) string {
+	escape := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `_`, `\_`, "`", "\\`", `<`, `\<`, `[`, `\[`)
+	var lines []string
+	wasLiteral := false
+	for line := range strings.Lines(text) {
+		line = strings.TrimSuffix(line, "\n")
+		literal := strings.HasPrefix(line, " ") || line == "" && wasLiteral
+		if literal != wasLiteral {
+			lines = append(lines, "")
+		}
+		wasLiteral = literal
+		if literal {
+			line = "    " + line
+		} else {
+			line = escape.Replace(line)
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "\n")
+}

@@ -1,0 +1,288 @@
+package main
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestRelease checks a release that make release has written, which takes minutes: make checkrelease runs it. It
+// builds the release a second time, in another directory.
+func TestRelease(t *testing.T) {
+	dist := os.Getenv("PARLEY_RELEASE")
+	if dist == "" {
+		t.Skip("SKIPPED: make checkrelease sets PARLEY_RELEASE to the directory of a release")
+	}
+	t.Run("again", func(t *testing.T) { buildAgain(t, dist) })
+	t.Run("checksums", func(t *testing.T) {
+		check := command(t, dist, "sha256sum", "--check", "--strict", checksumsName)
+		if out, err := check.CombinedOutput(); err != nil {
+			t.Errorf("sha256sum: %v\n%s", err, out)
+		}
+	})
+	for _, target := range targets() {
+		t.Run(target.goos+"/"+target.goarch, func(t *testing.T) { checkPrograms(t, dist, target) })
+	}
+	t.Run("deb", func(t *testing.T) { installPackage(t, dist) })
+}
+
+// command returns a command, and skips the test if its program is missing. In CI it fails instead.
+func command(t *testing.T, dir, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skipf("SKIPPED: %v", err)
+	}
+	c := exec.CommandContext(t.Context(), name, args...)
+	c.Dir = dir
+	return c
+}
+
+// buildAgain builds the commit of HEAD in a clone in another directory, and compares each file.
+func buildAgain(t *testing.T, dist string) {
+	t.Helper()
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := command(t, root, "git", "status", "--porcelain").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(status) > 0 {
+		t.Fatalf("the work tree has changes, so a clone differs from it; commit or remove them:\n%s", status)
+	}
+	clone := filepath.Join(t.TempDir(), "elsewhere")
+	if out, err := command(t, root, "git", "clone", "--quiet", root, clone).CombinedOutput(); err != nil {
+		t.Fatalf("git clone: %v\n%s", err, out)
+	}
+	if out, err := command(t, clone, "make", "release").CombinedOutput(); err != nil {
+		t.Fatalf("make release: %v\n%s", err, out)
+	}
+	names := func(dir string) (names []string) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return names
+	}
+	first, second := names(dist), names(filepath.Join(clone, "dist"))
+	if !slices.Equal(first, second) || len(first) == 0 {
+		t.Fatalf("files %v, in another directory %v, want the same", first, second)
+	}
+	for _, name := range first {
+		a, errA := os.ReadFile(filepath.Join(dist, name))
+		b, errB := os.ReadFile(filepath.Join(clone, "dist", name))
+		if err := errors.Join(errA, errB); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(a, b) {
+			t.Errorf("%s: two builds differ", name)
+		}
+	}
+}
+
+// checkPrograms unpacks the archive of a target. Programs for this machine must print their version, and the manual
+// page must contain the flags of --help. The program file checks those for others.
+func checkPrograms(t *testing.T, dist string, of target) {
+	t.Helper()
+	archives, err := filepath.Glob(filepath.Join(dist, "parley_*_"+of.goos+"_"+of.goarch+".*[zp]"))
+	if err != nil || len(archives) != 1 {
+		t.Fatalf("archives %v, %v, want one", archives, err)
+	}
+	dir := filepath.Join(unpack(t, archives[0]), strings.TrimSuffix(strings.TrimSuffix(filepath.Base(archives[0]), ".tar.gz"), ".zip"))
+	kinds := map[target]string{
+		{"linux", "amd64"}: `ELF 64-bit LSB executable, x86-64.*statically linked.*, stripped`,
+		{"linux", "arm64"}: `ELF 64-bit LSB executable, ARM aarch64.*statically linked.*, stripped`,
+		// Programs of macOS always use its system library.
+		{"darwin", "amd64"}: `Mach-O 64-bit x86_64 executable`, {"darwin", "arm64"}: `Mach-O 64-bit arm64 executable`,
+		{"windows", "amd64"}: `PE32\+ executable \(console\) x86-64`, {"windows", "arm64"}: `PE32\+ executable \(console\) Aarch64`,
+	}
+	for _, p := range programs() {
+		name := filepath.Base((&release{}).built(of, p))
+		kind, err := command(t, dir, "file", "--brief", name).Output()
+		if err != nil || !regexp.MustCompile(kinds[of]).Match(kind) {
+			t.Errorf("file %s = %s, %v, want %s", name, kind, err, kinds[of])
+		}
+		if of.goos != runtime.GOOS || of.goarch != runtime.GOARCH {
+			continue
+		}
+		run := func(args ...string) string {
+			out, err := command(t, dir, filepath.Join(dir, name), args...).CombinedOutput()
+			if err != nil {
+				t.Errorf("%s %v: %v\n%s", name, args, err, out)
+			}
+			return string(out)
+		}
+		want := regexp.MustCompile(`^` + p.name + ` version \S+ \(commit [0-9a-f]{40}, 20\S+Z, go`)
+		if version := run("--version"); !want.MatchString(version) {
+			t.Errorf("%s --version = %q, want %s", name, version, want)
+		}
+		page, err := os.ReadFile(filepath.Join(dir, "man", "man"+p.section, p.name+"."+p.section))
+		if err != nil {
+			t.Fatal(err)
+		}
+		flags := regexp.MustCompile(`(?m)^ {2,6}(?:-., )?(--[a-z-]+)`).FindAllStringSubmatch(run("--help"), -1)
+		for _, flag := range flags {
+			if flag[1] != "--version" && !bytes.Contains(page, []byte(`\fB`+flag[1]+`\fP`)) {
+				t.Errorf("manual page of %s does not have the flag %s", name, flag[1])
+			}
+		}
+		if len(flags) < 5 {
+			t.Errorf("%s --help has %d flags, want more", name, len(flags))
+		}
+	}
+}
+
+// unpack unpacks an archive and returns the directory.
+func unpack(t *testing.T, archive string) string {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name string, mode os.FileMode, r io.Reader) {
+		path := filepath.Join(dir, filepath.FromSlash(name))
+		data, err := io.ReadAll(r)
+		if err = errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o700)); err == nil {
+			err = os.WriteFile(path, data, mode)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if strings.HasSuffix(archive, ".zip") {
+		r, err := zip.OpenReader(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		for _, f := range r.File {
+			content, err := f.Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(f.Name, f.Mode(), content)
+		}
+		return dir
+	}
+	f, err := os.Open(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	compressed, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := tar.NewReader(compressed); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return dir
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		write(header.Name, header.FileInfo().Mode(), r)
+	}
+}
+
+// installPackage installs the Debian package in a directory of its own, runs the server from there, and removes and
+// purges the package.
+func installPackage(t *testing.T, dist string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: dpkg --root needs root")
+	}
+	packages, err := filepath.Glob(filepath.Join(dist, "parley_*_linux_"+runtime.GOARCH+".deb"))
+	if err != nil || len(packages) != 1 {
+		t.Fatalf("packages %v, %v, want one", packages, err)
+	}
+	root := t.TempDir()
+	for _, dir := range []string{"var/lib/dpkg/info", "var/lib/dpkg/updates", "var/lib/parley"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"status", "available"} {
+		if err := os.WriteFile(filepath.Join(root, "var", "lib", "dpkg", name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The scripts run with DPKG_ROOT in place of a changed root directory, which has no shell.
+	dpkg := func(args ...string) {
+		t.Helper()
+		args = append([]string{"--root=" + root, "--force-script-chrootless", "--force-not-root"}, args...)
+		if out, err := command(t, "", "dpkg", args...).CombinedOutput(); err != nil {
+			t.Fatalf("dpkg %v: %v\n%s", args, err, out)
+		}
+	}
+	exists := func(path string, want bool) {
+		t.Helper()
+		if _, err := os.Stat(filepath.Join(root, path)); (err == nil) != want {
+			t.Errorf("%s: %v, want it to exist: %t", path, err, want)
+		}
+	}
+	dpkg("--install", packages[0])
+	paths := []string{
+		"usr/bin/parleyd", "usr/bin/parley", "usr/lib/systemd/system/parleyd.service", "usr/share/man/man8/parleyd.8.gz",
+		"usr/share/bash-completion/completions/parleyd", "usr/share/doc/parleyd/copyright",
+	}
+	for _, path := range append(paths, "etc/parley/parleyd.yaml") {
+		exists(path, true)
+	}
+	serveFrom(t, root)
+	dpkg("--remove", "parleyd")
+	for _, path := range paths {
+		exists(path, false)
+	}
+	exists("etc/parley/parleyd.yaml", true)
+	exists("var/lib/parley/parley.db", true)
+	dpkg("--purge", "parleyd")
+	exists("etc/parley", false)
+	exists("var/lib/parley/parley.db", true) // Only its owner deletes conversations.
+}
+
+// serveFrom starts and stops the installed server with the settings of the package.
+func serveFrom(t *testing.T, root string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := exec.CommandContext(ctx, filepath.Join(root, "usr", "bin", "parleyd"),
+		"--config", filepath.Join(root, "etc", "parley", "parleyd.yaml"), "--data-dir", filepath.Join(root, "var", "lib", "parley"),
+		"--grpc-address", "127.0.0.1:0", "--http-address", "127.0.0.1:0")
+	server.Cancel = func() error { return server.Process.Signal(os.Interrupt) }
+	server.Stderr = write
+	err = server.Start()
+	if closeErr := write.Close(); err != nil || closeErr != nil {
+		t.Fatal(err, closeErr)
+	}
+	var log []byte
+	for buffer := make([]byte, 4096); !bytes.Contains(log, []byte("serving http")) && err == nil; {
+		var n int
+		n, err = read.Read(buffer)
+		log = append(log, buffer[:n]...)
+	}
+	cancel()
+	rest, _ := io.ReadAll(read) // Until the server has ended.
+	if waitErr := server.Wait(); err != nil || server.ProcessState.ExitCode() != 0 {
+		t.Errorf("installed parleyd: %v, %v\n%s%s", err, waitErr, log, rest)
+	}
+}
