@@ -102,7 +102,8 @@ func (s *Server) BackupStore(_ *parleyv1.BackupStoreRequest, stream backupStream
 	return nil
 }
 
-// sendBackup sends a copy of the store that was begun at an instant, and closes it. It returns the number of bytes sent.
+// sendBackup sends a copy of the store that was begun at an instant, and closes it. It returns the number of bytes
+// sent.
 func (s *Server) sendBackup(backup *store.Backup, stream backupStream, began time.Time) (sent int64, err error) {
 	defer func() {
 		if closeErr := backup.Close(); err == nil { // An error of the stream has priority.
