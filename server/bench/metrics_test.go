@@ -3,7 +3,11 @@ package bench
 import (
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -12,24 +16,37 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/calllog"
 	"github.com/parleyhq/parley/server/internal/metrics"
+	"github.com/parleyhq/parley/server/internal/tracing"
 )
 
-// metricsGoal is the expected minimum ratio of the speed with metrics and without.
-const metricsGoal = 0.97
+// The expected minimum ratios of the speed with telemetry and without.
+const (
+	metricsGoal = 0.97
+	tracesGoal  = 0.95
+)
 
-// BenchmarkMetrics compares a server with metrics, which is scraped every second, with one without. The environment
-// variables are those of BenchmarkService; the default of PARLEY_BENCH_CONVERSATIONS is 2000.
-func BenchmarkMetrics(b *testing.B) {
+// BenchmarkTelemetry compares three servers: one that tells nothing, one with metrics, which are scraped every second,
+// and entries for calls that failed, and one that sends 1 % of its traces to a collector. The environment variables
+// are those of BenchmarkService; the default of PARLEY_BENCH_CONVERSATIONS is 2000.
+func BenchmarkTelemetry(b *testing.B) {
 	rounds := benchSetting(b, "ROUNDS", positive, 14)
 	slice := benchSetting(b, "SLICE", time.ParseDuration, 250*time.Millisecond)
 	conversations := benchSetting(b, "CONVERSATIONS", positive, 2000)
-	without := openBenchServer(b, conversations)
-	with := openEmptyBenchServer(b, metrics.New(metrics.Options{}))
-	must(b, with.fill(conversations))
+	only := benchSetting(b, "ONLY", regexp.Compile, regexp.MustCompile(""))
+	open := func(told telemetry) *benchServer {
+		s := openEmptyBenchServer(b, told)
+		must(b, s.fill(conversations))
+		return s
+	}
+	silent := open(telemetry{calls: calllog.Off})
+	measured := open(telemetry{calls: calllog.Errors, metrics: metrics.New(metrics.Options{})})
+	tracer, collected := openTracer(b)
+	traced := open(telemetry{calls: calllog.Off, tracer: tracer})
 	stop := make(chan struct{})
 	var scraping errgroup.Group
-	scraping.Go(func() error { return with.scrapeEverySecond(stop) })
+	scraping.Go(func() error { return measured.scrapeEverySecond(stop) })
 	defer func() { close(stop); must(b, scraping.Wait()) }()
 	var all []*benchCase
 	for _, callers := range []int{1, 64} {
@@ -39,12 +56,37 @@ func BenchmarkMetrics(b *testing.B) {
 			"summary": func(s *benchServer) func() (call, error) { return s.readingSummary },
 			"chat":    func(s *benchServer) func() (call, error) { return s.echoing },
 		} {
-			off := newBenchCase(group, callers, "without metrics", calls(without))
-			all = append(all, off, newBenchCase(group, callers, "with metrics", calls(with), comparison{off, metricsGoal}))
+			off := newBenchCase(group, callers, "off", calls(silent))
+			all = append(all, off,
+				newBenchCase(group, callers, "metrics and call entries", calls(measured), comparison{off, metricsGoal}),
+				newBenchCase(group, callers, "traces", calls(traced), comparison{off, tracesGoal}))
 		}
 	}
+	all = slices.DeleteFunc(all, func(c *benchCase) bool { return !only.MatchString(c.name) })
 	measureAll(b, all, rounds, slice)
 	report(b, all)
+	must(b, tracer.Close(b.Context()))
+	if collected.Load() == 0 {
+		b.Error("the collector received nothing")
+	}
+}
+
+// openTracer returns a tracer that samples 1 % of all traces, and the count of requests that its collector received.
+func openTracer(b *testing.B) (*tracing.Tracer, *atomic.Int64) {
+	b.Helper()
+	collected := new(atomic.Int64)
+	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		collected.Add(1)
+		w.WriteHeader(http.StatusOK)
+	}))
+	b.Cleanup(collector.Close)
+	b.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+	b.Setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+	b.Setenv("OTEL_TRACES_SAMPLER_ARG", "0.01")
+	tracer, err := tracing.Open(b.Context(), os.Environ(), "bench", slog.New(slog.DiscardHandler))
+	must(b, err)
+	return tracer, collected
 }
 
 // echoing returns a call that runs a turn of the agent echo.
@@ -101,7 +143,7 @@ func (s *benchServer) scrape() (int64, error) {
 // default is 20,000.
 func BenchmarkScrape(b *testing.B) {
 	conversations := benchSetting(b, "CONVERSATIONS", positive, 20_000)
-	s := openEmptyBenchServer(b, metrics.New(metrics.Options{}))
+	s := openEmptyBenchServer(b, telemetry{metrics: metrics.New(metrics.Options{})})
 	message := benchMessage(parleyv1.Role_ROLE_USER)
 	message.Id = "m"
 	var callers errgroup.Group

@@ -26,11 +26,14 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/echo"
 	"github.com/parleyhq/parley/server/internal/app"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/calllog"
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/logqueue"
 	"github.com/parleyhq/parley/server/internal/metrics"
 	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/tracing"
+	"github.com/parleyhq/parley/server/internal/tracing/tracestore"
 	"github.com/parleyhq/parley/server/internal/transport"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
@@ -45,22 +48,29 @@ const (
 
 // benchServer is the service on a store in a file, wired as in package app, and a client of it.
 type benchServer struct {
-	ctx     context.Context //nolint:containedctx // the benchmark's
-	dir     string
-	config  *config.Config
-	log     *slog.Logger
-	store   *saveCounter
-	talker  repeater
-	agents  *agent.Set
-	hub     *watch.Hub
-	conn    *grpc.ClientConn
-	http    string // address
-	client  parleyv1.ConversationServiceClient
-	ids     []string            // of the conversations
-	auth    *auth.Authenticator // nil: sign-in is off
-	limits  *limit.Tenants
-	metrics *metrics.Metrics // nil: nothing is measured
+	ctx    context.Context //nolint:containedctx // the benchmark's
+	dir    string
+	config *config.Config
+	log    *slog.Logger
+	store  *saveCounter
+	talker repeater
+	agents *agent.Set
+	hub    *watch.Hub
+	conn   *grpc.ClientConn
+	http   string // address
+	client parleyv1.ConversationServiceClient
+	ids    []string            // of the conversations
+	auth   *auth.Authenticator // nil: sign-in is off
+	limits *limit.Tenants
+	telemetry
 	message *parleyv1.Message
+}
+
+// telemetry is what a server tells about its calls.
+type telemetry struct {
+	metrics *metrics.Metrics // nil: none
+	calls   calllog.Calls    // empty: errors
+	tracer  *tracing.Tracer  // nil: no traces
 }
 
 // loadConfig parses a command line and returns the settings.
@@ -82,13 +92,13 @@ const gcBallastBytes = 64 << 20
 // unless a flag turns it on.
 func openBenchServer(b *testing.B, conversations int, flags ...string) *benchServer {
 	b.Helper()
-	s := openEmptyBenchServer(b, nil, flags...)
+	s := openEmptyBenchServer(b, telemetry{}, flags...)
 	must(b, s.fill(conversations))
 	return s
 }
 
-// openEmptyBenchServer is openBenchServer without conversations. The server has the metrics m unless m is nil.
-func openEmptyBenchServer(b *testing.B, m *metrics.Metrics, flags ...string) *benchServer {
+// openEmptyBenchServer is openBenchServer without conversations.
+func openEmptyBenchServer(b *testing.B, told telemetry, flags ...string) *benchServer {
 	b.Helper()
 	ballast := make([]byte, gcBallastBytes)
 	b.Cleanup(func() { runtime.KeepAlive(ballast) })
@@ -110,15 +120,15 @@ func openEmptyBenchServer(b *testing.B, m *metrics.Metrics, flags ...string) *be
 	must(b, err)
 	s := &benchServer{
 		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &saveCounter{Store: storage}, talker: talker,
-		agents:  agents,
-		hub:     watch.New(watch.Options{}),
-		limits:  limits,
-		metrics: m,
-		message: benchMessage(parleyv1.Role_ROLE_USER),
+		agents:    agents,
+		hub:       watch.New(watch.Options{}),
+		limits:    limits,
+		telemetry: told,
+		message:   benchMessage(parleyv1.Role_ROLE_USER),
 	}
 	turns := s.newTurns()
 	observers := []app.Observer{s.hub, turns}
-	if m != nil {
+	if m := told.metrics; m != nil {
 		observers = append(observers, m)
 		m.AddSources(metrics.Sources{
 			Stats: func() (store.Stats, error) { return storage.Stats(s.ctx) }, RunningTurns: turns.Running,
@@ -140,11 +150,19 @@ func openEmptyBenchServer(b *testing.B, m *metrics.Metrics, flags ...string) *be
 	return s
 }
 
+// traced returns the store whose operations have spans if there is a tracer.
+func (s *benchServer) traced() store.Store {
+	if s.tracer == nil {
+		return s.store
+	}
+	return tracestore.New(s.store)
+}
+
 // newTurns returns a new manager. It knows only the turns in the store.
 func (s *benchServer) newTurns() *turn.Manager {
 	c := s.config
 	o := turn.Options{
-		Store: s.store, Agents: s.agents, Log: s.log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
+		Store: s.traced(), Agents: s.agents, Log: s.log, TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
 		MaxAnswerBytes: c.MaxAnswerBytes, MaxTurns: c.MaxTurns,
 	}
 	if s.metrics != nil {
@@ -158,11 +176,12 @@ func (s *benchServer) newTurns() *turn.Manager {
 func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn {
 	b.Helper()
 	served := rpc.Options{
-		Store: s.store, StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log,
-		Auth: s.auth, Limits: s.limits,
+		Store: s.traced(), StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log,
+		Auth: s.auth, Limits: s.limits, Calls: calllog.Settings{Calls: s.calls}, Tracer: s.tracer,
 	}
 	o := transport.Options{
 		GRPCAddress: "127.0.0.1:0", HTTPAddress: "127.0.0.1:0", KeepaliveTime: s.config.KeepaliveTime, Log: s.log,
+		Tracer: s.tracer,
 	}
 	if s.metrics != nil {
 		served.Unary, served.Stream = s.metrics.Unary(), s.metrics.Stream()

@@ -7,6 +7,7 @@ import (
 	rpccode "google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -99,6 +100,12 @@ func codeOf(err error) (code, reason string) {
 		}
 	}
 	return rpccode.Code(st.Code()).String(), reason
+}
+
+// connectionEnded reports whether a status is the one with which gRPC answers when the connection of a stream has
+// ended. The statuses of toStatus have details.
+func connectionEnded(st *status.Status) bool {
+	return st.Code() == codes.Unavailable && len(st.Proto().GetDetails()) == 0
 }
 
 // SetCalls changes which calls have an entry in the log.

@@ -26,9 +26,8 @@ import (
 // domain is the ErrorInfo.domain of every status.
 const domain = "parley"
 
-// maxViolationsBytes is the maximum size of all violations of a status. A status is sent in HTTP/2
-// trailers, and some clients accept at most 8 KiB of them. Details are sent in base64, which adds a
-// third. Package rules limits each text.
+// maxViolationsBytes is the maximum size of all violations of a status. A status is sent in HTTP/2 trailers, and some
+// clients accept at most 8 KiB of them. Details are sent in base64, which adds a third. Package rules limits each text.
 const maxViolationsBytes = 3 << 10
 
 // retryDelay is the RetryInfo.retry_delay of errors that are temporary.
@@ -90,12 +89,15 @@ func (r refusal) logged() refusal {
 	return r
 }
 
-// toStatus converts an error to a status. It is the only function that makes statuses. An error of
-// gRPC itself, for example a broken stream, is returned unchanged. If an error only wraps a status,
-// for example one of a remote agent, the client does not receive that status.
+// toStatus converts an error to a status. It is the only function that makes statuses. An error of gRPC itself is
+// returned unchanged, unless the connection ended. If an error only wraps a status, for example one of a remote
+// agent, the client does not receive that status.
 func (s *Server) toStatus(ctx context.Context, method string, err error) error {
-	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
-		return err
+	if own, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
+		if !connectionEnded(own.GRPCStatus()) {
+			return err
+		}
+		err = context.Canceled // The client is gone. In logs and metrics it is no fault of the server.
 	}
 	r := s.refusalOf(err)
 	if r.internal {
