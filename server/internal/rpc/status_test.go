@@ -281,12 +281,21 @@ func TestStatusesAreIndependent(t *testing.T) {
 	}
 }
 
-// TestStatusOfGRPC checks that an error of gRPC itself is returned unchanged.
+// TestStatusOfGRPC checks that an error of gRPC itself is returned unchanged, unless the connection of the client has
+// ended: that is no fault of the server.
 func TestStatusOfGRPC(t *testing.T) {
+	s := &Server{refusals: refusals()}
+	own := status.Error(codes.Internal, "message cannot be decoded")
+	if got := s.toStatus(t.Context(), "/x", own); !errors.Is(got, own) || statusOf(got).text != "message cannot be decoded" {
+		t.Errorf("toStatus(%v) = %v, want it unchanged", own, got)
+	}
 	broken := status.Error(codes.Unavailable, "transport is closing")
-	if got := (&Server{refusals: refusals()}).toStatus(t.Context(), "/x", broken); !errors.Is(got, broken) ||
-		statusOf(got).text != "transport is closing" {
-		t.Errorf("toStatus(%v) = %v, want it unchanged", broken, got)
+	if got := s.toStatus(t.Context(), "/x", broken); status.Code(got) != codes.Canceled {
+		t.Errorf("toStatus(%v) = %v, want code Canceled", broken, got)
+	}
+	failed := s.toStatus(t.Context(), "/x", turn.ErrShuttingDown)
+	if got := s.toStatus(t.Context(), "/x", failed); !errors.Is(got, failed) {
+		t.Errorf("toStatus(%v) = %v, want it unchanged", failed, got)
 	}
 }
 
