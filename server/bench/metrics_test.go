@@ -27,23 +27,22 @@ const (
 	tracesGoal  = 0.95
 )
 
-// BenchmarkTelemetry compares three servers: one that tells nothing, one with metrics, which are scraped every second,
-// and entries for calls that failed, and one that sends 1 % of its traces to a collector. The environment variables
-// are those of BenchmarkService; the default of PARLEY_BENCH_CONVERSATIONS is 2000.
+// BenchmarkTelemetry compares three servers of one store: one that tells nothing, one with metrics, which are scraped
+// every second, and entries for calls that failed, and one that sends 1 % of its traces to a collector. The environment
+// variables are those of BenchmarkService; the default of PARLEY_BENCH_CONVERSATIONS is 2000.
 func BenchmarkTelemetry(b *testing.B) {
 	rounds := benchSetting(b, "ROUNDS", positive, 14)
 	slice := benchSetting(b, "SLICE", time.ParseDuration, 250*time.Millisecond)
 	conversations := benchSetting(b, "CONVERSATIONS", positive, 2000)
 	only := benchSetting(b, "ONLY", regexp.Compile, regexp.MustCompile(""))
-	open := func(told telemetry) *benchServer {
-		s := openEmptyBenchServer(b, told)
-		must(b, s.fill(conversations))
-		return s
-	}
-	silent := open(telemetry{calls: calllog.Off})
-	measured := open(telemetry{calls: calllog.Errors, metrics: metrics.New(metrics.Options{})})
+	paused := new(atomic.Bool)
+	measured := openEmptyBenchServer(b, telemetry{
+		calls: calllog.Errors, metrics: metrics.New(metrics.Options{}), paused: paused,
+	})
+	must(b, measured.fill(conversations))
+	silent := measured.with(b, telemetry{calls: calllog.Off})
 	tracer, collected := openTracer(b)
-	traced := open(telemetry{calls: calllog.Off, tracer: tracer})
+	traced := measured.with(b, telemetry{calls: calllog.Off, tracer: tracer})
 	stop := make(chan struct{})
 	var scraping errgroup.Group
 	scraping.Go(func() error { return measured.scrapeEverySecond(stop) })
@@ -56,10 +55,13 @@ func BenchmarkTelemetry(b *testing.B) {
 			"summary": func(s *benchServer) func() (call, error) { return s.readingSummary },
 			"chat":    func(s *benchServer) func() (call, error) { return s.echoing },
 		} {
-			off := newBenchCase(group, callers, "off", calls(silent))
+			of := func(s *benchServer) func() (call, error) {
+				return func() (call, error) { paused.Store(s != measured); return calls(s)() }
+			}
+			off := newBenchCase(group, callers, "off", of(silent))
 			all = append(all, off,
-				newBenchCase(group, callers, "metrics and call entries", calls(measured), comparison{off, metricsGoal}),
-				newBenchCase(group, callers, "traces", calls(traced), comparison{off, tracesGoal}))
+				newBenchCase(group, callers, "metrics and call entries", of(measured), comparison{off, metricsGoal}),
+				newBenchCase(group, callers, "traces", of(traced), comparison{off, tracesGoal}))
 		}
 	}
 	all = slices.DeleteFunc(all, func(c *benchCase) bool { return !only.MatchString(c.name) })

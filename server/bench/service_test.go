@@ -69,8 +69,10 @@ type benchServer struct {
 // telemetry is what a server tells about its calls.
 type telemetry struct {
 	metrics *metrics.Metrics // nil: none
-	calls   calllog.Calls    // empty: errors
-	tracer  *tracing.Tracer  // nil: no traces
+	// paused is set while another server with the same store is measured: the metrics do not observe it then.
+	paused *atomic.Bool
+	calls  calllog.Calls   // empty: errors
+	tracer *tracing.Tracer // nil: no traces
 }
 
 // loadConfig parses a command line and returns the settings.
@@ -82,6 +84,28 @@ func loadConfig(b *testing.B, args []string) *config.Config {
 		return nil
 	}).ExecuteContext(b.Context()))
 	return loaded
+}
+
+// pausedObserver passes changes and transactions to metrics, unless these are paused.
+type pausedObserver struct {
+	*metrics.Metrics
+	paused *atomic.Bool // nil: never
+}
+
+func (o *pausedObserver) isPaused() bool { return o.paused != nil && o.paused.Load() }
+
+// Committed counts changes.
+func (o *pausedObserver) Committed(changes []store.Change) {
+	if !o.isPaused() {
+		o.Metrics.Committed(changes)
+	}
+}
+
+// StoreCommit records a transaction.
+func (o *pausedObserver) StoreCommit(c store.Commit) {
+	if !o.isPaused() {
+		o.Metrics.StoreCommit(c)
+	}
 }
 
 // gcBallastBytes is the size of the GC ballast of parleyd. Without it, the size of the test binary would
@@ -129,7 +153,7 @@ func openEmptyBenchServer(b *testing.B, told telemetry, flags ...string) *benchS
 	turns := s.newTurns()
 	observers := []app.Observer{s.hub, turns}
 	if m := told.metrics; m != nil {
-		observers = append(observers, m)
+		observers = append(observers, &pausedObserver{m, told.paused})
 		m.AddSources(metrics.Sources{
 			Stats: func() (store.Stats, error) { return storage.Stats(s.ctx) }, RunningTurns: turns.Running,
 			State: func() store.State {
@@ -148,6 +172,16 @@ func openEmptyBenchServer(b *testing.B, told telemetry, flags ...string) *benchS
 	s.conn = s.serve(b, turns)
 	s.client = parleyv1.NewConversationServiceClient(s.conn)
 	return s
+}
+
+// with returns a server of the same store with other telemetry.
+func (s *benchServer) with(b *testing.B, told telemetry) *benchServer {
+	b.Helper()
+	other := *s
+	other.telemetry = told
+	other.conn = other.serve(b, other.newTurns())
+	other.client = parleyv1.NewConversationServiceClient(other.conn)
+	return &other
 }
 
 // traced returns the store whose operations have spans if there is a tracer.
