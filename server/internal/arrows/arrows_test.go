@@ -159,7 +159,7 @@ type restriction struct {
 func restrictions() []restriction {
 	statuses := []string{
 		"gen/parley/v1", "gen/gateway/parley/v1", "server/internal/rpc", "server/internal/gateway",
-		"server/internal/agent/remote",
+		"server/internal/agent/remote", "server/internal/metrics",
 		"client", "client/mcp", "client/cmd/parley", "client/examples/agent",
 	}
 	return []restriction{
@@ -325,7 +325,7 @@ func TestArrows(t *testing.T) {
 func TestArrowFaults(t *testing.T) {
 	const known = ": unknown package, add a row to allowedArrows in server/internal/arrows/arrows_test.go"
 	const statuses = "gen/parley/v1, gen/gateway/parley/v1, server/internal/rpc, server/internal/gateway, " +
-		"server/internal/agent/remote, client, client/mcp, client/cmd/parley, client/examples/agent"
+		"server/internal/agent/remote, server/internal/metrics, client, client/mcp, client/cmd/parley, client/examples/agent"
 	imports := []struct{ from, imported, want string }{
 		{"server/internal/rpc", modulePath + "/server/internal/turn", ""},
 		{"server/internal/agent/echo", modulePath + "/server/internal/agent", ""},

@@ -20,12 +20,9 @@ import (
 	"strings"
 	"sync"
 
-	grpcprometheus "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/reflection"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -51,7 +48,7 @@ type Options struct {
 // Metrics are all metrics of a server. Its methods may be called from many goroutines. Create it with New.
 type Metrics struct {
 	registry *prometheus.Registry
-	grpc     *grpcprometheus.ServerMetrics
+	calls    calls
 	tenants  []string
 
 	commitSeconds, commitOperations, queueWait prometheus.Histogram
@@ -82,12 +79,10 @@ const (
 func New(o Options) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(), tenants: o.Tenants, removed: map[string]prometheus.Counter{},
-		grpc: grpcprometheus.NewServerMetrics(grpcprometheus.WithServerHandlingTimeHistogram(
-			grpcprometheus.WithHistogramBuckets(callBuckets()),
-		)),
 	}
-	m.registry.MustRegister(m.grpc, collectors.NewGoCollector(),
+	m.registry.MustRegister(collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.addCalls()
 	m.addStore()
 	m.addTurns()
 	m.refused = m.counters("parley_refused_calls_total",
@@ -111,11 +106,6 @@ func New(o Options) *Metrics {
 	info.WithLabelValues(o.Version, runtime.Version(), o.StoreName).Set(1)
 	m.registry.MustRegister(info)
 	return m
-}
-
-// callBuckets are the bounds in seconds of the time of calls: most take less than a millisecond, streams minutes.
-func callBuckets() []float64 {
-	return []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5, 30, 300}
 }
 
 func (m *Metrics) addStore() {
@@ -169,15 +159,6 @@ func (m *Metrics) Handler() http.Handler {
 		ErrorHandling: promhttp.ContinueOnError, EnableOpenMetrics: true, MaxRequestsInFlight: maxScrapes,
 	})
 }
-
-// Unary returns the interceptor that measures unary calls.
-func (m *Metrics) Unary() grpc.UnaryServerInterceptor { return m.grpc.UnaryServerInterceptor() }
-
-// Stream returns the interceptor that measures streams.
-func (m *Metrics) Stream() grpc.StreamServerInterceptor { return m.grpc.StreamServerInterceptor() }
-
-// AddMethods adds the metrics of all methods of a server, with the value 0.
-func (m *Metrics) AddMethods(server reflection.ServiceInfoProvider) { m.grpc.InitializeMetrics(server) }
 
 // StoreCommit records a transaction of the store.
 func (m *Metrics) StoreCommit(c store.Commit) {
