@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 
-	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/propagation"
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	"go.opentelemetry.io/otel/trace"
@@ -15,14 +14,21 @@ import (
 // CodeOf returns the name of the status code of an error, and its reason or "". The name of the code of nil is OK.
 type CodeOf func(error) (code, reason string)
 
-// beginCall begins the span of a call that arrives at a listener, below the span that sent names.
+// traceParent is the name of the header with the trace context; see W3C Trace Context.
+const traceParent = "traceparent"
+
+// beginCall begins the span of a call that arrives at a listener, below the span that sent names. The caller must set
+// attributes only if it is recorded: most calls are not, and they should cost little.
 func (t *Tracer) beginCall(
-	ctx context.Context, sent propagation.TextMapCarrier, name string, kind trace.SpanKind,
-	attributes ...attribute.KeyValue,
-) (context.Context, *Span) {
-	parent := propagation.TraceContext{}.Extract(context.WithoutCancel(ctx), sent)
-	root := &Span{span: trace.SpanFromContext(parent), tracer: t.tracer}
-	return begin(ctx, root, name, kind, attributes...)
+	ctx context.Context, sent propagation.TextMapCarrier, name string, kind trace.SpanStartOption,
+) (_ context.Context, _ *Span, recorded bool) {
+	parent := ctx
+	if sent.Get(traceParent) != "" {
+		parent = propagation.TraceContext{}.Extract(ctx, sent)
+	}
+	_, span := t.tracer.Start(parent, name, kind)
+	s := &Span{span: span, tracer: t.tracer}
+	return context.WithValue(ctx, spanKey{}, s), s, span.IsRecording()
 }
 
 // HTTP returns a handler that begins a span for each request to next. If t is nil, it returns next.
@@ -35,9 +41,12 @@ func (t *Tracer) HTTP(next http.Handler) http.Handler {
 		if r.TLS != nil {
 			scheme = "https"
 		}
-		ctx, span := t.beginCall(r.Context(), propagation.HeaderCarrier(r.Header), knownMethod(r.Method),
-			trace.SpanKindServer, semconv.HTTPRequestMethodKey.String(knownMethod(r.Method)), semconv.URLPath(r.URL.Path),
-			semconv.URLScheme(scheme))
+		method := knownMethod(r.Method)
+		ctx, span, recorded := t.beginCall(r.Context(), propagation.HeaderCarrier(r.Header), method, t.serverKind)
+		if recorded {
+			span.span.SetAttributes(semconv.HTTPRequestMethodKey.String(method), semconv.URLPath(r.URL.Path),
+				semconv.URLScheme(scheme))
+		}
 		recorder := &statusRecorder{ResponseWriter: w, code: http.StatusOK}
 		defer func() {
 			fault := ""
@@ -81,42 +90,42 @@ func (s *statusRecorder) Flush() {
 // Unwrap returns the wrapped writer, for [http.ResponseController].
 func (s *statusRecorder) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
-// metadataCarrier is a carrier of a trace context in metadata.
-type metadataCarrier metadata.MD
+// callCarrier is the carrier of the trace context in the metadata of a call. It copies no other metadata.
+type callCarrier struct{ ctx context.Context } //nolint:containedctx // of the call
 
 // Get returns the first value of a key.
-func (m metadataCarrier) Get(key string) string {
-	if values := metadata.MD(m).Get(key); len(values) > 0 {
+func (c callCarrier) Get(key string) string {
+	if values := metadata.ValueFromIncomingContext(c.ctx, key); len(values) > 0 {
 		return values[0]
 	}
 	return ""
 }
 
-// Set sets a key.
-func (m metadataCarrier) Set(key, value string) { metadata.MD(m).Set(key, value) }
+// Set does nothing.
+func (callCarrier) Set(string, string) {}
 
-// Keys returns the keys.
-func (m metadataCarrier) Keys() []string {
-	keys := make([]string, 0, len(m))
-	for key := range m {
-		keys = append(keys, key)
-	}
-	return keys
-}
+// Keys returns nothing.
+func (callCarrier) Keys() []string { return nil }
 
 // beginRPC begins the span of a call of gRPC. inProcess means that another transport of this process makes the call.
 func (t *Tracer) beginRPC(ctx context.Context, method string, inProcess bool) (context.Context, *Span) {
-	sent, _ := metadata.FromIncomingContext(ctx)
-	kind := trace.SpanKindServer
+	kind := t.serverKind
 	if inProcess {
-		kind = trace.SpanKindInternal
+		kind = t.internalKind
 	}
 	name := method[1:]
-	return t.beginCall(ctx, metadataCarrier(sent), name, kind, semconv.RPCSystemNameGRPC, semconv.RPCMethod(name))
+	ctx, span, recorded := t.beginCall(ctx, callCarrier{ctx}, name, kind)
+	if recorded {
+		span.span.SetAttributes(semconv.RPCSystemNameGRPC, semconv.RPCMethod(name))
+	}
+	return ctx, span
 }
 
 // endRPC ends the span of a call of gRPC.
 func endRPC(span *Span, err error, codeOf CodeOf) {
+	if !span.span.IsRecording() {
+		return
+	}
 	code := "OK"
 	if err != nil {
 		code, _ = codeOf(err)

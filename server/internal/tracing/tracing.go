@@ -34,8 +34,9 @@ const scope = "github.com/parleyhq/parley/server"
 
 // Tracer begins the spans of calls. A nil Tracer is off. Create it with Open, and close it.
 type Tracer struct {
-	provider *sdktrace.TracerProvider
-	tracer   trace.Tracer
+	provider                 *sdktrace.TracerProvider
+	tracer                   trace.Tracer
+	serverKind, internalKind trace.SpanStartOption
 }
 
 // Open returns a tracer as the variables of OpenTelemetry in environ configure it, or nil if they turn tracing off or
@@ -68,7 +69,11 @@ func Open(ctx context.Context, environ []string, version string, log *slog.Logge
 	}
 	r.SpanExporter = exporter
 	provider := sdktrace.NewTracerProvider(sdktrace.WithResource(about), sdktrace.WithBatcher(r))
-	return &Tracer{provider: provider, tracer: provider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL))}, nil
+	return &Tracer{
+		provider: provider, tracer: provider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL)),
+		serverKind:   trace.WithSpanKind(trace.SpanKindServer),
+		internalKind: trace.WithSpanKind(trace.SpanKindInternal),
+	}, nil
 }
 
 // Close sends the spans that wait, until ctx ends.

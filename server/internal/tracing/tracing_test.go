@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"go.opentelemetry.io/otel/propagation"
-	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 )
 
@@ -109,7 +108,7 @@ func TestUnreachable(t *testing.T) {
 			}
 			const spans = 20_000
 			for range spans {
-				_, span := tracer.beginCall(t.Context(), propagation.MapCarrier{}, "call", trace.SpanKindServer)
+				_, span, _ := tracer.beginCall(t.Context(), propagation.MapCarrier{}, "call", tracer.serverKind)
 				span.End("")
 			}
 			if err := tracer.Close(t.Context()); err != nil {
@@ -140,8 +139,8 @@ func TestUnsampled(t *testing.T) {
 		t.Fatal(err)
 	}
 	const id = "4bf92f3577b34da6a3ce929d0e0e4736"
-	ctx, call := tracer.beginCall(t.Context(), propagation.MapCarrier{"traceparent": "00-" + id + "-00f067aa0ba902b7-00"},
-		"call", trace.SpanKindServer)
+	ctx, call, _ := tracer.beginCall(t.Context(), propagation.MapCarrier{"traceparent": "00-" + id + "-00f067aa0ba902b7-00"},
+		"call", tracer.serverKind)
 	turnContext, turn := BeginTurn(ctx, t.Context(), "c", "t")
 	if turn != nil {
 		t.Error("BeginTurn() of a trace that is not recorded has a span")
