@@ -146,6 +146,7 @@ func TestTrace(t *testing.T) {
 		t.Fatalf("Chat = %s, %v", text, err)
 	}
 	s.await(t, "call", "trace_id="+trace, "conversation_id=c", "code=OK")
+	s.await(t, "conversation history", "trace_id="+trace, "conversation_id=c") // an entry of the turn
 	s.terminate()
 	s.wantStop(t)
 

@@ -110,6 +110,9 @@ func (p *program) serve(ctx context.Context, c *config.Config) error {
 	if err != nil {
 		return &config.Error{Faults: []string{err.Error()}}
 	}
+	if tracer != nil {
+		log = slog.New(tracing.LogHandler(log.Handler()))
+	}
 	return run(ctx, c, options{
 		version: p.build.Version, log: log, stderr: p.stderr, level: level, tracer: tracer, gcBallast: len(ballast),
 		onStop:       startExitTimer,

@@ -1,7 +1,6 @@
 package calllog
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -52,8 +51,7 @@ func (l *Log) SignInFailed(ctx context.Context, method string, inProcess bool, s
 	attributes = appendText(attributes, "transport", from.transport)
 	attributes = appendText(attributes, "peer", from.peer)
 	attributes = appendText(attributes, "call_id", from.callID)
-	attributes = appendText(attributes, "trace_id", cmp.Or(l.traceID(ctx), sentTraceID(ctx)))
-	l.write(ctx, SignInFailed, attributes)
+	l.write(ctx, SignInFailed, l.appendTraceID(ctx, attributes))
 }
 
 // PermissionDenied writes an audit entry about a call whose caller may not make it. The entry contains the error,

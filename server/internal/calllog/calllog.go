@@ -7,7 +7,6 @@
 package calllog
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"sync/atomic"
@@ -51,9 +50,9 @@ type Options struct {
 	// CodeOf returns the name of the status code of an error, and the reason that the status has, or "". The name of
 	// the code of nil is OK. It is required.
 	CodeOf func(error) (code, reason string)
-	// TraceID returns the id of the trace that a call belongs to. If it is nil or returns "", the id is that which the
-	// caller sent.
-	TraceID func(ctx context.Context) string
+	// Traced reports whether a call belongs to a trace whose id Log adds to entries. If it is nil or returns false, an
+	// entry has the id that the caller sent.
+	Traced func(ctx context.Context) bool
 }
 
 // Log writes the entries of calls and audit entries. Create it with New, and close it. Its methods may be called
@@ -62,7 +61,7 @@ type Log struct {
 	log      *slog.Logger
 	now      func() time.Time
 	codeOf   func(error) (code, reason string)
-	traceID  func(ctx context.Context) string
+	traced   func(ctx context.Context) bool
 	settings atomic.Pointer[Settings]
 	events   map[string]Event // of audited methods, by full name
 	signIns  *bound           // of failed sign-ins
@@ -74,10 +73,10 @@ func New(o Options) *Log {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.TraceID == nil {
-		o.TraceID = func(context.Context) string { return "" }
+	if o.Traced == nil {
+		o.Traced = func(context.Context) bool { return false }
 	}
-	l := &Log{log: o.Log, now: o.Now, codeOf: o.CodeOf, traceID: o.TraceID, events: auditedMethods()}
+	l := &Log{log: o.Log, now: o.Now, codeOf: o.CodeOf, traced: o.Traced, events: auditedMethods()}
 	l.signIns = &bound{report: l.reportLeftOut(SignInFailed)}
 	l.refusals = &bound{report: l.reportLeftOut(PermissionDenied)}
 	l.Set(o.Settings)
@@ -215,7 +214,15 @@ func (l *Log) appendAbout(ctx context.Context, to []slog.Attr, c *Call) []slog.A
 	to = appendText(to, "peer", from.peer)
 	to = appendText(to, "request_id", c.request)
 	to = appendText(to, "call_id", from.callID)
-	return appendText(to, "trace_id", cmp.Or(l.traceID(ctx), sentTraceID(ctx)))
+	return l.appendTraceID(ctx, to)
+}
+
+// appendTraceID appends the id of the trace that the caller sent, unless the log adds the id of the trace.
+func (l *Log) appendTraceID(ctx context.Context, to []slog.Attr) []slog.Attr {
+	if l.traced(ctx) {
+		return to
+	}
+	return appendText(to, "trace_id", sentTraceID(ctx))
 }
 
 func appendText(to []slog.Attr, key, text string) []slog.Attr {

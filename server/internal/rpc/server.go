@@ -169,7 +169,7 @@ func New(o Options) (*Server, error) {
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
 		calls: calllog.New(calllog.Options{
-			Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf, TraceID: tracing.TraceID,
+			Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf, Traced: tracing.Traced,
 		}),
 		tracer: o.Tracer, auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
 		requests: newDecoder(), limits: o.Limits,

@@ -34,6 +34,9 @@ func TraceID(ctx context.Context) string {
 	return s.span.SpanContext().TraceID().String()
 }
 
+// Traced reports whether a context belongs to a trace.
+func Traced(ctx context.Context) bool { return of(ctx) != nil }
+
 // Inject passes the trace context to set, as the headers traceparent and tracestate. Without a span it does nothing.
 func Inject(ctx context.Context, set func(key, value string)) {
 	if s := of(ctx); s != nil {

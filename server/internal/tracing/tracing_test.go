@@ -158,3 +158,27 @@ func TestUnsampled(t *testing.T) {
 		t.Errorf("Close() = %v", err)
 	}
 }
+
+// TestLogHandler checks that entries have the id of the trace once, and none without a trace.
+func TestLogHandler(t *testing.T) {
+	tracer, err := Open(t.Context(), []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1"}, "v0",
+		slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const id = "4bf92f3577b34da6a3ce929d0e0e4736"
+	ctx, call, _ := tracer.beginCall(t.Context(), propagation.MapCarrier{"traceparent": "00-" + id + "-00f067aa0ba902b7-00"},
+		"call", tracer.serverKind)
+	var written bytes.Buffer
+	log := slog.New(LogHandler(slog.NewTextHandler(&written, nil))).With("tenant", "acme")
+	log.InfoContext(ctx, "in the trace")
+	log.InfoContext(t.Context(), "outside")
+	lines := strings.Split(written.String(), "\n")
+	if !strings.HasSuffix(lines[0], "tenant=acme trace_id="+id) || strings.Contains(lines[1], "trace_id") {
+		t.Errorf("entries = %q, want trace_id=%s in the first only", lines, id)
+	}
+	call.End("")
+	if err := tracer.Close(t.Context()); err != nil {
+		t.Errorf("Close() = %v", err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 	"github.com/parleyhq/parley/store"
 )
@@ -48,9 +49,12 @@ func newExecution(
 	m *Manager, e *queueEntry, request *parleyv1.ChatRequest, snapshot *store.Snapshot, hadToWait bool,
 ) *execution {
 	at := e.live.conversation
+	log := m.o.Log.With("tenant", at.tenant, "conversation_id", at.id, "turn_id", e.live.id)
+	if id := tracing.TraceID(e.live.ctx); id != "" {
+		log = log.With("trace_id", id)
+	}
 	x := &execution{
-		live: e.live, manager: m, entry: e, request: request, requestKey: e.requestKey, hadToWait: hadToWait,
-		log: m.o.Log.With("tenant", at.tenant, "conversation_id", at.id, "turn_id", e.live.id),
+		live: e.live, manager: m, entry: e, request: request, requestKey: e.requestKey, hadToWait: hadToWait, log: log,
 	}
 	if !hadToWait { // Otherwise the snapshot is outdated when the turn starts.
 		x.snapshot = snapshot
