@@ -77,7 +77,7 @@ func parse(args []string) (*release, error) {
 	flags := flag.NewFlagSet("release", flag.ContinueOnError)
 	flags.StringVar(&r.version, "version", "", "version of the release, as in v1.2.3")
 	flags.StringVar(&r.commit, "commit", "", "hash of the commit")
-	flags.StringVar(&r.dist, "dist", "dist", "directory to write; it is removed before")
+	flags.StringVar(&r.dist, "dist", "dist", "directory to write; an existing one is removed first")
 	date := flags.String("date", "", "time of the commit, as in 2026-11-23T05:00:00Z")
 	if err := flags.Parse(args); err != nil {
 		return nil, err

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Removing the package keeps configuration and conversations. Purging it deletes the configuration. The conversations
-# stay until someone deletes them.
+# A removal of the package keeps configuration and conversations. A purge deletes the configuration. It keeps the
+# conversations and prints the command that deletes them.
 set -e
 [ -n "$DPKG_ROOT" ] || [ ! -d /run/systemd/system ] || systemctl daemon-reload
 if [ "$1" = purge ]; then
