@@ -16,10 +16,10 @@ import (
 
 const aboutHealthcheck = `Ask the server that has the same settings whether it serves, for probes of containers. The
 command reads the address of the gRPC listener and the files of its certificates from the flags, the
-environment and the file, as the server does. It needs no credential and no other program.
+environment and the YAML file, as the server does. It needs no credential and no other program.
 
-The exit code is 0 if the server serves, and 1 if it does not, stops, or does not answer in time.
-One line says which.`
+It prints the result in one line. The exit code is 0 if the server serves, and 1 if it does not
+serve, stops, or does not answer in time.`
 
 // errUnhealthy ends the program with exitUnhealthy.
 var errUnhealthy = errors.New("health check failed")

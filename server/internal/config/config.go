@@ -38,7 +38,7 @@ const dataDirName = "data-dir"
 type Config struct {
 	GRPCAddress string // host:port or unix:PATH
 	HTTPAddress string // host:port; empty: no HTTP listener
-	// DebugAddress is host:port of this machine or unix:PATH. If empty, there are no profiles.
+	// DebugAddress is a loopback host:port or unix:PATH. If empty, there are no profiles.
 	DebugAddress string
 	Insecure     bool // allow any address, host and network
 	// HTTPAllowedOrigins are the origins of web pages that may call over HTTP, as in
@@ -91,7 +91,7 @@ type Config struct {
 	LogFormat          string // "text" or "json"; empty: text on a terminal, else JSON
 
 	MetricsAddress string        // host:port; empty: no listener of its own, see MetricsOverHTTP
-	MetricsTenants []string      // that metrics name; at most MaxMetricsTenants
+	MetricsTenants []string      // tenants that metrics name; at most MaxMetricsTenants
 	LogCalls       string        // which calls have a log entry: "off", "errors", "slow" or "all"
 	SlowCallTime   time.Duration // time above which a call is slow
 
@@ -120,9 +120,9 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 		newSetting("grpc-address", grpcAddress(&c.GRPCAddress, "127.0.0.1:50051"),
 			"address of the gRPC listener: host:port (port 0 picks a free one) or unix:PATH"),
 		newSetting("http-address", httpAddress(&c.HTTPAddress, "127.0.0.1:8080"),
-			"address of the HTTP listener for JSON, MCP (/mcp), /healthz and /readyz; empty: no listener"),
+			"address of the HTTP listener for JSON, MCP (/mcp), /healthz, /readyz and /metrics; empty: no listener"),
 		newSetting("debug-address", debugAddress(&c.DebugAddress),
-			"loopback address of the listener for profiles, or unix:PATH; it needs no sign-in; empty: no listener"),
+			"address of the listener for profiles, which has no sign-in: a loopback host:port or unix:PATH; empty: no listener"),
 		newSetting("http-allowed-origins", origins(&c.HTTPAllowedOrigins),
 			"origins of web pages that may call over HTTP, as in https://app.example, separated by commas; empty: none"),
 		newSetting("insecure", boolean(&c.Insecure, false),

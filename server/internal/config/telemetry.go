@@ -16,11 +16,11 @@ const MaxMetricsTenants = 20
 func (c *Config) telemetrySettings() []*setting {
 	return []*setting{
 		newSetting("metrics-address", httpAddress(&c.MetricsAddress, ""),
-			"address of a listener of its own for /metrics (default the HTTP listener while its address is loopback)"),
+			"address of a listener of its own for /metrics; empty: the HTTP listener serves it if its address is loopback"),
 		newSetting("metrics-tenants", tenantNames(&c.MetricsTenants),
 			"tenants that metrics name, at most 20, separated by commas; all others are counted as \"other\""),
 		reloadable(newSetting("log-calls", choice(&c.LogCalls, "errors", "off", "errors", "slow", "all"),
-			"calls with a log entry: those that failed, also those slower than slow-call-time, or all")),
+			"calls with a log entry: none, those that failed, also those slower than slow-call-time, or all")),
 		reloadable(newSetting("slow-call-time", duration(&c.SlowCallTime, time.Second, time.Millisecond, day),
 			"time above which a call is slow; a stream counts until its first reply")),
 	}

@@ -39,7 +39,7 @@ type Options struct {
 	GRPCAddress string
 	// HTTPAddress is host:port. If empty, HTTP is off.
 	HTTPAddress string
-	// DebugAddress is host:port of this machine or unix:PATH. If empty, there are no profiles.
+	// DebugAddress is a loopback host:port or unix:PATH. If empty, there are no profiles.
 	DebugAddress string
 	// KeepaliveTime is how long a connection is idle before the server checks whether the client is
 	// alive.
