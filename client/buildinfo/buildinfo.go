@@ -8,7 +8,7 @@ import (
 	"runtime/debug"
 )
 
-// Unset is the version of a program that the linker got none for.
+// Unset is the version of a program if neither the linker nor the go command has set one.
 const Unset = "dev"
 
 // Info describes a program.

@@ -63,8 +63,8 @@ func (s *Server) Authorize(ctx context.Context, method string, sent metadata.MD)
 	return func(err error) { s.calls.End(ctx, call, err) }, nil
 }
 
-// SignIn returns the caller of a request that is no call, but may become calls of a method. sent is the metadata
-// that its transport passes on.
+// SignIn returns the caller of a request that is not a call itself, but may cause calls of a method. sent is the
+// metadata that its transport passes on.
 func (s *Server) SignIn(ctx context.Context, method string, sent metadata.MD) (auth.Principal, error) {
 	ctx = metadata.NewIncomingContext(ctx, sent)
 	return s.authorize(ctx, method, fromProcess, auth.FromProcess(ctx))
@@ -111,5 +111,5 @@ func connectionEnded(st *status.Status) bool {
 // SetCalls changes which calls have an entry in the log.
 func (s *Server) SetCalls(c calllog.Settings) { s.calls.Set(c) }
 
-// Close writes what is left of the entries of calls. It must be called after all calls have ended.
+// Close writes how many audit entries were left out. It must be called after all calls have ended.
 func (s *Server) Close() { s.calls.Close() }

@@ -10,7 +10,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// Monitor receives what happens, for metrics. Its methods must return quickly.
+// Monitor receives events for metrics. Its methods must return quickly.
 type Monitor interface {
 	// Refused is called when a call exceeds a limit. reason is that of the status. tenant is empty if the caller
 	// named none.

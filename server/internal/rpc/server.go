@@ -97,7 +97,7 @@ type Options struct {
 	// Auth authenticates and authorizes the callers. If nil, sign-in is off, and every caller may call every
 	// method.
 	Auth *auth.Authenticator
-	// Monitor receives what happens. If nil, nothing is reported.
+	// Monitor receives events for metrics. If nil, nothing is reported.
 	Monitor Monitor
 	// Unary and Stream are called around all other interceptors, for example to measure calls. They may be nil.
 	Unary  grpc.UnaryServerInterceptor

@@ -97,7 +97,7 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 		if !connectionEnded(own.GRPCStatus()) {
 			return err
 		}
-		err = context.Canceled // The client is gone. In logs and metrics it is no fault of the server.
+		err = context.Canceled // The client has disconnected. Logs and metrics must not count that as a fault of the server.
 	}
 	r := s.refusalOf(err)
 	if r.internal {

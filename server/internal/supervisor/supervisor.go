@@ -11,10 +11,10 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// Supervisor is what has started the server. Its methods may be called concurrently.
+// Supervisor is the program that has started the server. Its methods may be called concurrently.
 type Supervisor struct {
 	log *slog.Logger
-	// watchdog is the time without a sign of life after which the supervisor kills the server; 0: never.
+	// watchdog is the time without a watchdog notification after which the supervisor kills the server; 0: never.
 	watchdog time.Duration
 
 	mu       sync.Mutex // held while the supervisor is notified
@@ -48,8 +48,8 @@ func (s *Supervisor) Reloading() {
 	}
 }
 
-// Stopping reports that the server stops, for any reason, and needs this much time at most. The supervisor extends
-// its own limit to that.
+// Stopping reports that the server stops, for any reason, and that this takes at most limit. The supervisor extends its
+// own time limit to that.
 func (s *Supervisor) Stopping(limit time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,8 +57,8 @@ func (s *Supervisor) Stopping(limit time.Duration) {
 	s.notify(fmt.Sprintf("%s\nEXTEND_TIMEOUT_USEC=%d\nSTATUS=stopping", daemon.SdNotifyStopping, limit.Microseconds()))
 }
 
-// Watch gives signs of life until the returned function is called, which waits for the last one. Before each sign it
-// calls alive; while that does not return, there are none. Without a watchdog it does nothing.
+// Watch sends watchdog notifications until stop is called, which waits for the last one. Before each notification it
+// calls alive. If alive hangs, there are no further notifications. Without a watchdog, Watch does nothing.
 func (s *Supervisor) Watch(alive func()) (stop func()) {
 	if s.watchdog <= 0 {
 		return func() {}

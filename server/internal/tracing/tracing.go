@@ -118,7 +118,7 @@ func protocolOf(environ []string) (string, error) {
 		// The exporter would ignore an address that it cannot parse, and use its default.
 		u, err := url.Parse(endpoint)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return "", fmt.Errorf("%s: is not a URL; use the form http://localhost:4318", endpointName)
+			return "", fmt.Errorf("%s: the value is not a URL; use the form http://localhost:4318", endpointName)
 		}
 	}
 	switch name, protocol := get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"); protocol {
@@ -141,7 +141,7 @@ type reporter struct {
 	lost int       // spans not sent since then
 }
 
-// ExportSpans sends spans. It never fails: the spans are lost then, and counted.
+// ExportSpans sends spans. It always returns nil: spans that cannot be sent are dropped and counted.
 func (r *reporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	if err := r.SpanExporter.ExportSpans(ctx, spans); err != nil {
 		r.report(ctx, err, len(spans))

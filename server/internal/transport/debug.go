@@ -19,7 +19,7 @@ import (
 // are no samples.
 const (
 	memProfileRate       = 512 << 10        // one sample for this number of allocated bytes, the default of Go
-	mutexProfileFraction = 100              // one wait of this number
+	mutexProfileFraction = 100              // one sample for this number of waits for a lock
 	blockProfileRate     = time.Millisecond // one sample for this time of waits
 )
 
@@ -80,7 +80,7 @@ func (d *debugServer) serve() error {
 	return nil
 }
 
-// close ends running requests, also a profile that takes minutes, and waits for their handlers.
+// close ends running requests, even a profile that takes minutes, and waits for their handlers.
 func (d *debugServer) close() error {
 	if d == nil {
 		return nil
