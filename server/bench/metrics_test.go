@@ -27,7 +27,7 @@ const (
 	tracesGoal  = 0.95
 )
 
-// BenchmarkTelemetry compares three servers of one store: one that tells nothing, one with metrics, which are scraped
+// BenchmarkTelemetry compares three servers of one store: one without telemetry, one with metrics, which are scraped
 // every second, and entries for calls that failed, and one that sends 1 % of its traces to a collector. The environment
 // variables are those of BenchmarkService; the default of PARLEY_BENCH_CONVERSATIONS is 2000.
 func BenchmarkTelemetry(b *testing.B) {

@@ -66,7 +66,7 @@ type benchServer struct {
 	message *parleyv1.Message
 }
 
-// telemetry is what a server tells about its calls.
+// telemetry is what a server reports about its calls.
 type telemetry struct {
 	metrics *metrics.Metrics // nil: none
 	// paused is set while another server with the same store is measured: the metrics do not observe it then.

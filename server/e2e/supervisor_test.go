@@ -34,7 +34,7 @@ func newNotifySocket(t *testing.T) *notifySocket {
 	return &notifySocket{conn, "NOTIFY_SOCKET=" + path}
 }
 
-// next returns the next state, without the signs of life unless the test waits for one.
+// next returns the next state. It skips watchdog notifications, unless the test waits for one.
 func (n *notifySocket) next(t *testing.T, wantWatchdog bool) string {
 	t.Helper()
 	if err := n.conn.SetReadDeadline(time.Now().Add(timeout)); err != nil {
@@ -66,8 +66,8 @@ func startSupervised(t *testing.T, n *notifySocket, environ []string, flags ...s
 	return s
 }
 
-// TestSupervisor checks the states of a start, of reloads and of a stop, and that the watchdog gets signs of life
-// also while a stop waits for a turn.
+// TestSupervisor checks the states of a start, of reloads and of a stop, and that watchdog notifications continue while
+// a stop waits for a turn.
 func TestSupervisor(t *testing.T) {
 	t.Parallel()
 	n := newNotifySocket(t)

@@ -215,7 +215,8 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestTraceOfTurn checks that the span of a turn whose caller has left is below that of the call and ends after it.
+// TestTraceOfTurn checks that the span of a turn whose caller has disconnected is below that of the call and ends after
+// it.
 func TestTraceOfTurn(t *testing.T) {
 	t.Parallel()
 	collector := startCollector(t)
