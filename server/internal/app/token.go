@@ -27,8 +27,9 @@ const aboutTokenCreate = `Create a token and add its hash to the file, which is 
 once, as the only line on standard output. It cannot be printed again.
 
 The role reader allows reading conversations, writer also changing them, and admin also erasing
-entries of the interaction log. With --tenant "*" the token is valid for all tenants; an admin of
-all tenants may also copy the store. A caller with several tenants names one in each call.`
+entries of the interaction log. With --tenant "*" the token is valid for all tenants; a reader of
+all tenants may also read the metrics, and an admin of all tenants may also copy the store. A caller
+with several tenants names one in each call.`
 
 const (
 	maxExpiry    = 100 * 365 * 24 * time.Hour
