@@ -42,22 +42,22 @@ type Tracer struct {
 // Open returns a tracer as the variables of OpenTelemetry in environ configure it, or nil if they turn tracing off or
 // name no collector. The SDK reads further variables from the environment of the process: those of the sampler, of
 // the batches, of the limits of spans, of the resource, and of the exporter. version is that of the program. An error
-// names the variable. Open does not connect: a collector that is unreachable is reported to log once a minute, and
-// delays no call.
+// says which variables are faulty; it contains no credential. Open does not connect: a collector that is unreachable
+// is reported to log once a minute, and delays no call.
 func Open(ctx context.Context, environ []string, version string, log *slog.Logger) (*Tracer, error) {
 	protocol, err := protocolOf(environ)
 	if err != nil || protocol == "" {
 		return nil, err
 	}
-	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
-	r := &reporter{log: log}
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { r.report(ctx, err, 0) }))
+	found := new(faults)
+	otel.SetLogger(logr.New(found))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { found.add(err.Error()) }))
 	about, err := resource.New(ctx,
 		resource.WithAttributes(semconv.ServiceName("parleyd"), semconv.ServiceVersion(version)),
 		resource.WithTelemetrySDK(), resource.WithFromEnv(),
 	)
 	if err != nil {
-		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
+		return nil, errors.New("OTEL_RESOURCE_ATTRIBUTES: is not of the form name=value,name=value")
 	}
 	client := otlptracehttp.NewClient()
 	if protocol == protocolGRPC {
@@ -67,8 +67,13 @@ func Open(ctx context.Context, environ []string, version string, log *slog.Logge
 	if err != nil {
 		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT: %w", err)
 	}
-	r.SpanExporter = exporter
+	r := &reporter{SpanExporter: exporter, log: log}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithResource(about), sdktrace.WithBatcher(r))
+	if err := found.err(); err != nil {
+		return nil, errors.Join(err, provider.Shutdown(ctx))
+	}
+	otel.SetLogger(logr.Discard()) // From here on, what matters arrives at the reporter.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { r.report(ctx, err, 0) }))
 	return &Tracer{
 		provider: provider, tracer: provider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL)),
 		serverKind:   trace.WithSpanKind(trace.SpanKindServer),

@@ -49,6 +49,42 @@ func TestProtocol(t *testing.T) {
 	}
 }
 
+// TestFaultyVariables checks that values which the SDK cannot read are refused, and that the error contains no header.
+func TestFaultyVariables(t *testing.T) {
+	const headers = "OTEL_EXPORTER_OTLP_HEADERS or OTEL_EXPORTER_OTLP_TRACES_HEADERS"
+	for _, test := range []struct{ name, value, want string }{
+		{"OTEL_EXPORTER_OTLP_HEADERS", "hunter2", headers},
+		{"OTEL_EXPORTER_OTLP_TRACES_HEADERS", "token=%hunter2", headers},
+		{"OTEL_EXPORTER_OTLP_HEADERS", "to ken=hunter2", headers},
+		{"OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "parse duration"},
+		{"OTEL_EXPORTER_OTLP_CERTIFICATE", "/none.pem", "read tls ca cert file"},
+		{"OTEL_TRACES_SAMPLER", "sometimes", "unsupported sampler: sometimes"},
+		{"OTEL_BSP_MAX_QUEUE_SIZE", "many", "OTEL_BSP_MAX_QUEUE_SIZE is not a number"},
+		{"OTEL_RESOURCE_ATTRIBUTES", "x", "OTEL_RESOURCE_ATTRIBUTES: is not of the form"},
+	} {
+		t.Run(test.name+"="+test.value, func(t *testing.T) {
+			t.Setenv(test.name, test.value)
+			var written bytes.Buffer
+			tracer, err := Open(t.Context(), []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1"}, "v0",
+				slog.New(slog.NewTextHandler(&written, &slog.HandlerOptions{Level: slog.LevelDebug})))
+			if tracer != nil || err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Fatalf("Open() = %v, %v, want an error with %q", tracer, err, test.want)
+			}
+			if said := err.Error() + written.String(); strings.Contains(said, "hunter2") {
+				t.Errorf("the error or the log contains the header: %s", said)
+			}
+		})
+	}
+	t.Run("sampler", func(t *testing.T) {
+		t.Setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+		t.Setenv("OTEL_TRACES_SAMPLER_ARG", "2")
+		if _, err := Open(t.Context(), []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1"}, "v0",
+			slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "greater than 1.0") {
+			t.Errorf("Open() with a ratio of 2 = %v, want an error", err)
+		}
+	})
+}
+
 // TestOff checks that a server without a collector has no tracer and no spans.
 func TestOff(t *testing.T) {
 	tracer, err := Open(t.Context(), []string{"OTEL_SERVICE_NAME=x"}, "v0", slog.New(slog.DiscardHandler))
