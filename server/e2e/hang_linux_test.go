@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -61,7 +62,8 @@ func TestHang(t *testing.T) {
 func TestHealthAfterStoreFailure(t *testing.T) {
 	t.Parallel()
 	p := newPuppet(t, t.TempDir(), "pipe")
-	s := startServer(t, t.TempDir(), "--http-address=127.0.0.1:0", agents(t, `
+	dataDir, before := t.TempDir(), time.Now()
+	s := startServer(t, dataDir, "--http-address=127.0.0.1:0", agents(t, `
 agents:
   stubborn: {kind: command, command: [sh, -c, "trap '' TERM; exec cat '`+p.path+`'"]}
 `))
@@ -90,6 +92,14 @@ agents:
 	if code != http.StatusServiceUnavailable || body != "not ready: store failed\n" {
 		t.Errorf("GET /readyz after a failure of the store = %d with %q, want 503 with the cause", code, body)
 	}
+	h := &httpServer{s, fmt.Sprintf("http://%s", s.await(t, "serving http")["address"])}
+	values := h.scrape(t).values
+	if failed, at := values["parley_store_failed"], values["parley_store_last_failure_timestamp_seconds"]; failed != 1 ||
+		at < float64(before.Unix()) || at > float64(time.Now().Unix()+1) {
+		t.Errorf("parley_store_failed = %v, parley_store_last_failure_timestamp_seconds = %v, want 1 and the time of now",
+			failed, at)
+	}
+	s.await(t, "time not stored in a file", "path="+filepath.Join(dataDir, "last-store-failure"))
 	p.finish()
 	<-s.process.Ended()
 	if code := s.process.ProcessState.ExitCode(); code != exitIO {

@@ -41,69 +41,91 @@ func (s *server) metricsSources(ctx context.Context) metrics.Sources {
 	if s.backupTime != nil {
 		sources.LastBackup = s.backupTime.last
 	}
+	if s.failureTime != nil {
+		sources.LastFailure = s.failureTime.last
+	}
 	return sources
 }
 
 // monitor passes what happens in package rpc to the metrics.
 type monitor struct {
 	*metrics.Metrics
-	backups *backupTime // nil: the store has no backups
+	backups *storedTime // nil: the store has no backups
 }
 
 // BackupSent records a backup.
 func (m *monitor) BackupSent(began time.Time) {
 	if m.backups != nil {
-		m.backups.record(began)
+		m.backups.set(began)
+		m.backups.save()
 	}
 }
 
-// backupTimeName is the name of a file in the data directory.
-const backupTimeName = "last-backup"
+// Names of files in the data directory. Each has the time of an event, see [storedTime].
+const (
+	backupTimeName  = "last-backup"
+	failureTimeName = "last-store-failure"
+)
 
-// backupTime is the time of the last complete backup. It is stored in a file of the data directory, so that it is
+// storedTime is the time of the last event of a kind. It is stored in a file of the data directory, so that it is
 // known after a restart.
-type backupTime struct {
+type storedTime struct {
 	path string
 	log  *slog.Logger
 
 	mu sync.Mutex
-	at time.Time // zero: there was none
+	at time.Time // zero: there was no event
+
+	writing sync.Mutex // of the file; held with mu unlocked, because the disk may hang
 }
 
-// openBackupTime reads the file. If it is missing or faulty, there was no backup.
-func openBackupTime(dataDir string, log *slog.Logger) *backupTime {
-	b := &backupTime{path: filepath.Join(dataDir, backupTimeName), log: log}
-	text, err := os.ReadFile(b.path)
+// openStoredTime reads the file. If it is missing or faulty, there was no event.
+func openStoredTime(dataDir, name string, log *slog.Logger) *storedTime {
+	s := &storedTime{path: filepath.Join(dataDir, name), log: log}
+	text, err := os.ReadFile(s.path)
 	if err == nil {
-		b.at, err = time.Parse(time.RFC3339, strings.TrimSpace(string(text)))
+		s.at, err = time.Parse(time.RFC3339, strings.TrimSpace(string(text)))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		log.Warn("time of the last backup unknown", "error", err)
+		log.Warn("time in a file unknown", "path", s.path, "error", err)
 	}
-	return b
+	return s
 }
 
-// last returns the time of the last backup, or the zero time.
-func (b *backupTime) last() time.Time {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.at
+// last returns the time of the last event, or the zero time. It does not block.
+func (s *storedTime) last() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.at
 }
 
-// record records a backup of the store at an instant. If the file cannot be written, the time is lost at the stop.
-func (b *backupTime) record(at time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if at.Before(b.at) {
-		return
+// set sets the time of the last event, unless a later one is known. It does not block. The caller must call save.
+func (s *storedTime) set(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at.After(s.at) {
+		s.at = at
 	}
-	b.at = at
-	next := b.path + ".new"
-	err := os.WriteFile(next, []byte(at.UTC().Format(time.RFC3339)+"\n"), 0o600)
+}
+
+// save writes the file. If that is impossible, the time is lost when the process ends.
+func (s *storedTime) save() {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	next := s.path + ".new"
+	err := os.WriteFile(next, []byte(s.last().UTC().Format(time.RFC3339)+"\n"), 0o600)
 	if err == nil {
-		err = os.Rename(next, b.path)
+		err = os.Rename(next, s.path)
 	}
 	if err != nil {
-		b.log.Warn("time of the last backup not stored", "error", err)
+		s.log.Warn("time not stored in a file", "path", s.path, "error", err)
 	}
+}
+
+// onStoreFailure records a permanent failure of the store and makes the server stop. It does not block: close waits
+// until the file is written.
+func (s *server) onStoreFailure(err error) {
+	s.failureTime.set(time.Now())
+	s.saving.Go(s.failureTime.save)
+	s.storeFailed(err)
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -65,7 +66,9 @@ type server struct {
 	stopWatchdog func()
 	limits       *limit.Tenants
 	metrics      *metrics.Metrics
-	backupTime   *backupTime // nil: the store has no backups
+	backupTime   *storedTime    // nil: the store has no backups
+	failureTime  *storedTime    // nil: the store cannot fail
+	saving       sync.WaitGroup // of failureTime
 	hub          *watch.Hub
 	turns        *turn.Manager
 
@@ -135,7 +138,11 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 		OnEnd:      func(e turn.End) { s.metrics.TurnEnded(metrics.Turn(e)) },
 	})
 	s.metrics.SetAgents(s.agents.Names())
-	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns, s.metrics}, s.storeFailed); err != nil {
+	if c.Store != "memory" {
+		s.failureTime = openStoredTime(c.DataDir, failureTimeName, o.log)
+	}
+	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns, s.metrics}, s.onStoreFailure); err != nil {
+		s.saving.Wait()
 		s.storeFailed(nil)
 		s.signIn.close()
 		return nil, errors.Join(err, s.agents.Close())
@@ -164,7 +171,7 @@ func (s *server) traced() store.Store {
 func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	backuper, hasBackups := s.storage.Store.(store.Backuper) // Nil if the store has no backups.
 	if hasBackups {
-		s.backupTime = openBackupTime(c.DataDir, s.log)
+		s.backupTime = openStoredTime(c.DataDir, backupTimeName, s.log)
 	}
 	s.service, err = rpc.New(rpc.Options{
 		Store: s.traced(), Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
@@ -212,6 +219,7 @@ func (s *server) close() error {
 		s.service.Close()
 	}
 	err := errors.Join(s.agents.Close(), s.storage.Close())
+	s.saving.Wait() // The store is closed, so it does not fail again.
 	s.stopWatchdog()
 	s.signIn.close()
 	s.storeFailed(nil)

@@ -73,12 +73,14 @@ func TestSources(t *testing.T) {
 		Log:               func() (int64, int) { return 6, 8 },
 		CertificateExpiry: func() time.Time { return time.Unix(1000, 0) },
 		LastBackup:        func() time.Time { return time.Time{} },
+		LastFailure:       func() time.Time { return time.Unix(2000, 500e6) },
 	})
 	m.want(t, "parley_conversations 2", "parley_store_file_bytes 9", "parley_store_corrupt_calls_total 1",
 		"parley_store_queued_writes 3", "parley_store_disk_free_bytes 5", "parley_store_disk_bytes 50",
 		"parley_store_failed 0", "parley_interaction_log_lost_entries_total 4", "parley_interaction_log_failing 1",
 		"parley_log_dropped_entries_total 6", "parley_log_queued_bytes 8",
 		"parley_tls_certificate_expiry_timestamp_seconds 1000", "parley_last_backup_timestamp_seconds 0",
+		"parley_store_last_failure_timestamp_seconds 2000.5",
 		"!parley_turns_running", "!parley_watchers")
 	state.Failed, err = true, store.ErrClosed
 	m.want(t, "parley_store_failed 1", "!parley_conversations ")

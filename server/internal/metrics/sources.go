@@ -27,6 +27,8 @@ type Sources struct {
 	CertificateExpiry func() time.Time
 	// LastBackup returns the time of the last complete backup, or the zero time.
 	LastBackup func() time.Time
+	// LastFailure returns the time of the last permanent failure of the store, or the zero time.
+	LastFailure func() time.Time
 }
 
 // AddSources adds the metrics that are read during a scrape. Call it once.
@@ -66,6 +68,11 @@ func (m *Metrics) AddSources(s Sources) {
 	if s.LastBackup != nil {
 		c.gauge("parley_last_backup_timestamp_seconds", "Time of the last complete backup; 0 if there was none.",
 			func() float64 { return seconds(s.LastBackup()) })
+	}
+	if s.LastFailure != nil {
+		c.gauge("parley_store_last_failure_timestamp_seconds",
+			"Time of the last permanent failure of the store; 0 if there was none.",
+			func() float64 { return seconds(s.LastFailure()) })
 	}
 	m.registry.MustRegister(c)
 }
