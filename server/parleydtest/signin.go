@@ -73,8 +73,14 @@ func NewSignIn(dir string) (*SignIn, error) {
 
 // WriteServer writes a new certificate of the server and its key. It replaces each file by a rename.
 func (s *SignIn) WriteServer(certFile, keyFile string) error {
+	return s.WriteServerUntil(certFile, keyFile, time.Time{})
+}
+
+// WriteServerUntil is like WriteServer for a certificate that expires at a time. The zero time is tomorrow.
+func (s *SignIn) WriteServerUntil(certFile, keyFile string, expiry time.Time) error {
 	return s.write(certFile, keyFile, &x509.Certificate{
-		Subject: pkix.Name{CommonName: "server"}, DNSNames: []string{"localhost"},
+		NotAfter: expiry,
+		Subject:  pkix.Name{CommonName: "server"}, DNSNames: []string{"localhost"},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, KeyUsage: x509.KeyUsageDigitalSignature,
 	})
@@ -116,7 +122,10 @@ func sign(template, parent *x509.Certificate, public *ecdsa.PublicKey, key *ecds
 		return nil, err
 	}
 	template.SerialNumber = serial
-	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
+	template.NotBefore = time.Now().Add(-time.Hour)
+	if template.NotAfter.IsZero() {
+		template.NotAfter = time.Now().Add(24 * time.Hour)
+	}
 	return x509.CreateCertificate(rand.Reader, template, parent, public, key)
 }
 
