@@ -34,19 +34,7 @@ func oneByte(t *testing.T) {
 	}
 	s.terminate()
 	s.wantStop(t)
-	path := filepath.Join(dataDir, "parley.db")
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := []byte("the text of damaged")
-	if !bytes.Contains(data, text) { // Free pages may contain more copies.
-		t.Fatalf("%s does not contain %q", path, text)
-	}
-	if err := os.WriteFile(path, bytes.ReplaceAll(data, text, []byte("the tExt of damaged")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-
+	damageText(t, filepath.Join(dataDir, storeName), "the text of damaged")
 	s = startServer(t, dataDir)
 	get := func(id string) error {
 		_, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: id})
@@ -61,7 +49,7 @@ func oneByte(t *testing.T) {
 	}
 	before := losses()
 	wantError(t, get("damaged"), codes.DataLoss, "RECORD_CORRUPT")
-	_, err = s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+	_, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
 		ConversationId: "damaged", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "hello"}},
 	})
 	wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
@@ -91,6 +79,23 @@ func oneByte(t *testing.T) {
 	if reply := add(t, s, "damaged", &parleyv1.Message{Content: "hello"}); reply.GetAppended()[0].GetSequence() != 1 ||
 		!reply.GetCreated() {
 		t.Errorf("AppendMessages with the id of the deleted conversation = %v, want a new one", reply)
+	}
+}
+
+// damageText changes one bit in each copy of a text in a file.
+func damageText(t *testing.T, path, text string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(data, []byte(text)) { // Free pages may contain more copies.
+		t.Fatalf("%s does not contain %q", path, text)
+	}
+	damaged := []byte(text)
+	damaged[len(damaged)/2] ^= 0x20
+	if err := os.WriteFile(path, bytes.ReplaceAll(data, []byte(text), damaged), 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
 

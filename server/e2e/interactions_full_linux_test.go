@@ -239,15 +239,21 @@ func smallLog(t *testing.T) (dataDir, dir string) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
-		t.Skipf("only root can mount a small file system: %v", err)
+	mountSmall(t, dir, "1m")
+	return dataDir, dir
+}
+
+// mountSmall mounts a file system of a size on a directory until the end of the test.
+func mountSmall(t *testing.T, dir, size string) {
+	t.Helper()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
+		t.Skipf("SKIPPED: only root can mount a small file system: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
-	return dataDir, dir
 }
 
 // fillUp fills the file system of a directory. The function that it returns frees the space.

@@ -18,7 +18,7 @@ func TestInteractionLogSyncFails(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
 	l := startLogged(t, dataDir)
-	restore := failFsync(t, l.process.Process.Pid)
+	restore := failCalls(t, l.process.Process.Pid, "fsync")
 	ask(t, l.server, "c", "one")
 	l.await(t, "interaction log may not survive a power cut")
 	restore()
@@ -36,11 +36,11 @@ func TestInteractionLogSyncFails(t *testing.T) {
 	wantEntries(t, "log", l.entries(t), "c 1 User: one", "c 2 echo: one", "c 3 User: two", "c 4 echo: two")
 }
 
-// failFsync makes every fsync of a process fail until restore is called.
-func failFsync(t *testing.T, pid int) (restore func()) {
+// failCalls makes every call of a system call by a process fail until restore is called.
+func failCalls(t *testing.T, pid int, systemCall string) (restore func()) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "strace", "-f", "-p", fmt.Sprint(pid), "-e", "trace=fsync", "-e",
-		"inject=fsync:error=EIO")
+	cmd := exec.CommandContext(t.Context(), "strace", "-f", "-p", fmt.Sprint(pid), "-e", "trace="+systemCall, "-e",
+		"inject="+systemCall+":error=EIO")
 	out, err := cmd.StderrPipe()
 	if err == nil {
 		err = cmd.Start()
