@@ -99,7 +99,7 @@ agents:
 		t.Errorf("parley_store_failed = %v, parley_store_last_failure_timestamp_seconds = %v, want 1 and the time of now",
 			failed, at)
 	}
-	s.await(t, "time not stored in a file", "path="+filepath.Join(dataDir, "last-store-failure"))
+	s.await(t, "time not written to its file", "path="+filepath.Join(dataDir, "last-store-failure"))
 	p.finish()
 	<-s.process.Ended()
 	if code := s.process.ProcessState.ExitCode(); code != exitIO {

@@ -265,7 +265,7 @@ func TestMetricsRise(t *testing.T) {
 	m.terminate()
 	m.wantStop(t)
 	m.httpServer = startHTTPServer(t, dir, flags...)
-	m.await(t, "time in a file unknown", "path="+filepath.Join(dir, "last-backup"))
+	m.await(t, "time not read from its file", "path="+filepath.Join(dir, "last-backup"))
 }
 
 func (m *measured) conversationsRise(t *testing.T) {

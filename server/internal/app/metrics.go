@@ -87,7 +87,7 @@ func openStoredTime(dataDir, name string, log *slog.Logger) *storedTime {
 		s.at, err = time.Parse(time.RFC3339, strings.TrimSpace(string(text)))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		log.Warn("time in a file unknown", "path", s.path, "error", err)
+		log.Warn("time not read from its file", "path", s.path, "error", err)
 	}
 	return s
 }
@@ -118,7 +118,7 @@ func (s *storedTime) save() {
 		err = os.Rename(next, s.path)
 	}
 	if err != nil {
-		s.log.Warn("time not stored in a file", "path", s.path, "error", err)
+		s.log.Warn("time not written to its file", "path", s.path, "error", err)
 	}
 }
 
