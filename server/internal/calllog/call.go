@@ -49,6 +49,16 @@ func (c *Call) SignedIn(p auth.Principal) {
 	c.principal, c.signedIn = p, true
 }
 
+// Tenant returns the tenant of the caller. It is empty before the caller is known, and for callers without a tenant.
+func (c *Call) Tenant() string {
+	if c == nil {
+		return ""
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.principal.Tenant
+}
+
 func (c *Call) isSignedIn() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

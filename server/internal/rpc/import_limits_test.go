@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/store"
@@ -60,7 +61,8 @@ func TestTooManyImports(t *testing.T) {
 // the last conversation, which may be incomplete, is not imported.
 func TestSlowSender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := open(t, nil)
+		monitor := new(refusalLog)
+		f := open(t, func(s *setup) { s.Monitor = monitor })
 		stream, err := f.ImportConversations(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -75,6 +77,7 @@ func TestSlowSender(t *testing.T) {
 		start := time.Now()
 		err = stream.RecvMsg(new(parleyv1.ImportConversationsResponse))
 		wantError(t, err, codes.ResourceExhausted, "SLOW_SENDER")
+		monitor.want(t, auth.DefaultTenant+" SLOW_SENDER")
 		if waited := time.Since(start); waited < slowstream.MaxReceiveTime || waited > slowstream.MaxReceiveTime+slowstream.CheckInterval {
 			t.Errorf("the stream ended after %v, want %v to %v", waited, slowstream.MaxReceiveTime, slowstream.MaxReceiveTime+slowstream.CheckInterval)
 		}

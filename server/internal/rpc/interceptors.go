@@ -122,9 +122,7 @@ func (s *Server) authUnary(from source) grpc.UnaryServerInterceptor {
 		if err != nil {
 			return nil, err
 		}
-		reply, err := handler(context.WithValue(ctx, principalKey{}, p), request)
-		s.reportRefusal(p.Tenant, err)
-		return reply, err
+		return handler(context.WithValue(ctx, principalKey{}, p), request)
 	}
 }
 
@@ -162,7 +160,6 @@ func (s *Server) authStream(from source) grpc.StreamServerInterceptor {
 			caller.receives = s.receives(info.FullMethod)
 		}
 		err = handler(srv, caller)
-		s.reportRefusal(p.Tenant, err)
 		if cause := context.Cause(ctx); errors.Is(cause, auth.ErrUnauthenticated) {
 			return cause // It is the reason why the handler returned.
 		}

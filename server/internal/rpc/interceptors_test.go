@@ -213,7 +213,8 @@ func TestSlowReader(t *testing.T) {
 	}{{1 << 10, 30 * time.Second}, {8 << 10, 31 * time.Second}, {64 << 10, 38 * time.Second}, {1 << 20, 158 * time.Second}} {
 		synctest.Test(t, func(t *testing.T) {
 			ended := make(chan struct{})
-			f := open(t, func(s *setup) { s.Turns = endlessTurns(test.size, ended) })
+			monitor := new(refusalLog)
+			f := open(t, func(s *setup) { s.Turns, s.Monitor = endlessTurns(test.size, ended), monitor })
 			start := time.Now()
 			stream, err := f.Chat(t.Context(), &parleyv1.ChatRequest{Content: "hello"})
 			if err != nil {
@@ -228,6 +229,7 @@ func TestSlowReader(t *testing.T) {
 				_, err = stream.Recv()
 			}
 			wantError(t, err, codes.ResourceExhausted, "SLOW_READER")
+			monitor.want(t, auth.DefaultTenant+" SLOW_READER")
 		})
 	}
 }

@@ -1,10 +1,12 @@
 package rpc
 
 import (
+	"context"
 	"time"
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/parleyhq/parley/server/internal/calllog"
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -53,13 +55,13 @@ func FailureReasons() []string {
 	return []string{"INTERNAL", "RECORD_CORRUPT", "STORE_FAILED", "STORE_FULL"}
 }
 
-// reportRefusal reports an error of a caller of a tenant if it is a limit that the call exceeds.
-func (s *Server) reportRefusal(tenant string, err error) {
-	if err == nil || s.monitor == (noMonitor{}) {
-		return
+// report reports the limit that a call exceeds, or the fault in the server that it met.
+func (s *Server) report(ctx context.Context, r refusal) {
+	if r.code == codes.ResourceExhausted {
+		s.monitor.Refused(calllog.Of(ctx).Tenant(), r.reason)
 	}
-	if r := s.refusalOf(err); r.code == codes.ResourceExhausted {
-		s.monitor.Refused(tenant, r.reason)
+	if r.internal {
+		s.monitor.Failed(r.reason)
 	}
 }
 

@@ -2,11 +2,14 @@ package rpc
 
 import (
 	"context"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -14,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -26,6 +30,31 @@ func withLimits(l limit.Limits, clock *manualClock) func(*setup) {
 		s.Limits = limit.New(limit.Config{Default: l}, clock.Now)
 		s.Hub = watch.New(watch.Options{MaxOf: func(string) int { return l.MaxWatchers }})
 		s.storeOptions.Limits = func(string) store.Limits { return store.Limits{MaxBytes: int64(l.MaxBytes)} }
+	}
+}
+
+// refusalLog is a monitor that records refusals.
+type refusalLog struct {
+	noMonitor
+
+	mu      sync.Mutex
+	refused []string // tenant and reason of each
+}
+
+// Refused records a refusal.
+func (l *refusalLog) Refused(tenant, reason string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refused = append(l.refused, tenant+" "+reason)
+}
+
+// want checks which refusals were reported.
+func (l *refusalLog) want(t *testing.T, want ...string) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if diff := cmp.Diff(want, l.refused); diff != "" {
+		t.Errorf("reported refusals (-want +got):\n%s", diff)
 	}
 }
 
@@ -42,7 +71,11 @@ func retryOf(err error) time.Duration {
 // TestTenantRequests exceeds the rate of calls with calls of each kind.
 func TestTenantRequests(t *testing.T) {
 	clock := newManualClock()
-	f := open(t, withLimits(limit.Limits{RequestsPerSecond: 2}, clock))
+	monitor := new(refusalLog)
+	f := open(t, func(s *setup) {
+		withLimits(limit.Limits{RequestsPerSecond: 2}, clock)(s)
+		s.Monitor = monitor
+	})
 	f.append(t, "c1", user("1"))
 	f.append(t, "c1", user("2"))
 	for name, call := range map[string]func() error{
@@ -71,6 +104,7 @@ func TestTenantRequests(t *testing.T) {
 			}
 		})
 	}
+	monitor.want(t, slices.Repeat([]string{auth.DefaultTenant + " TENANT_REQUESTS"}, 4)...)
 	clock.advance(time.Second / 2)
 	if c := f.get(t, "c1"); c.GetMessageCount() != 2 {
 		t.Errorf("the conversation has %d messages, want 2, because refused calls change nothing", c.GetMessageCount())

@@ -100,8 +100,8 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 		err = context.Canceled // The client has disconnected. Logs and metrics must not count that as a fault of the server.
 	}
 	r := s.refusalOf(err)
+	s.report(ctx, r)
 	if r.internal {
-		s.monitor.Failed(r.reason)
 		s.log.ErrorContext(ctx, "call failed", "method", method, "reason", r.reason, "error", err)
 	}
 	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: r.reason, Domain: domain, Metadata: r.metadata}}
