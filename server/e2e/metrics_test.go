@@ -363,6 +363,12 @@ func (m *measured) refusalsRise(t *testing.T) {
 			t.Errorf("large message = %d: %s, want 413", code, text)
 		}
 	}, `parley_refused_calls_total{reason="MESSAGE_TOO_LARGE",tenant="default"}`)
+	m.wantRise(t, func() {
+		if code, text := m.do(t, http.MethodPost, "/v1/chat", strings.Repeat(" ", 5<<20)); code !=
+			http.StatusRequestEntityTooLarge {
+			t.Errorf("large body = %d: %s, want 413", code, text)
+		}
+	}, `parley_refused_calls_total{reason="BODY_TOO_LARGE",tenant="default"}`)
 }
 
 func (m *measured) watchesRise(t *testing.T) {

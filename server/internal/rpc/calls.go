@@ -52,7 +52,7 @@ func (s *Server) authorize(
 
 // Authorize returns an error, which is a status, if a caller in this process with this metadata may not call a
 // method. A transport calls it before it spends memory on a request. The call itself is authorized again. If the
-// transport then refuses the request without a call, it must pass the reason to refused, which logs it.
+// transport then refuses the request without a call, it must pass the reason to refused, which logs and reports it.
 func (s *Server) Authorize(ctx context.Context, method string, sent metadata.MD) (refused func(error), _ error) {
 	ctx, call := s.calls.Begin(metadata.NewIncomingContext(ctx, sent), method, true)
 	if _, err := s.authorize(ctx, method, fromProcess, auth.FromProcess(ctx)); err != nil {
@@ -60,7 +60,13 @@ func (s *Server) Authorize(ctx context.Context, method string, sent metadata.MD)
 		s.calls.End(ctx, call, err)
 		return nil, err
 	}
-	return func(err error) { s.calls.End(ctx, call, err) }, nil
+	return func(err error) {
+		if status.Code(err) == codes.ResourceExhausted {
+			_, reason := codeOf(err)
+			s.monitor.Refused(call.Tenant(), reason)
+		}
+		s.calls.End(ctx, call, err)
+	}, nil
 }
 
 // SignIn returns the caller of a request that is not a call itself, but may cause calls of a method. sent is the
