@@ -180,6 +180,16 @@ func TestScrapeNeedsRole(t *testing.T) {
 				test.code, test.text)
 		}
 	}
+	for _, want := range [][]string{
+		{"event=sign_in_failed", "credential=none"},
+		{"event=sign_in_failed", "credential=token"},
+		{"event=permission_denied", "tenant=acme"},
+	} {
+		entry := s.await(t, "audit", append(want, "method=/metrics", "transport=http")...)
+		if peer := fmt.Sprint(entry["peer"]); !strings.Contains(peer, ":") {
+			t.Errorf("entry %v has no address of the client", entry)
+		}
+	}
 	s.terminate()
 	s.wantStop(t)
 }

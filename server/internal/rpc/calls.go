@@ -69,8 +69,8 @@ func (s *Server) Authorize(ctx context.Context, method string, sent metadata.MD)
 	}, nil
 }
 
-// SignIn returns the caller of a request that is not a call itself, but may cause calls of a method. sent is the
-// metadata that its transport passes on.
+// SignIn returns the caller of a request that is not a call itself, but may cause calls of a method, or is for the
+// metrics. sent is the metadata that its transport passes on.
 func (s *Server) SignIn(ctx context.Context, method string, sent metadata.MD) (auth.Principal, error) {
 	ctx = metadata.NewIncomingContext(ctx, sent)
 	return s.authorize(ctx, method, fromProcess, auth.FromProcess(ctx))

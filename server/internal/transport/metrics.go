@@ -10,31 +10,28 @@ import (
 	"net/http"
 	"time"
 
-	"google.golang.org/grpc/metadata"
-
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/gateway"
+	"github.com/parleyhq/parley/server/internal/rpc"
 )
 
 // metricsPath is the path of the metrics.
 const metricsPath = "/metrics"
 
 // authorizeScrapes returns a handler that passes the requests of callers that may read the metrics to next: those with
-// the role reader for all tenants, or every caller if sign-in is off.
-func authorizeScrapes(next http.Handler, authenticator *auth.Authenticator, log *slog.Logger) http.Handler {
+// the role reader for all tenants, or every caller if sign-in is off. The service writes audit entries about others.
+func authorizeScrapes(next http.Handler, service *rpc.Server) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
 			http.Error(w, "use GET", http.StatusMethodNotAllowed)
 			return
 		}
-		ctx := metadata.NewIncomingContext(r.Context(), gateway.Credentials(r))
-		_, err := authenticator.Authorize(ctx, auth.MetricsMethod, auth.FromProcess(ctx))
+		_, err := service.SignIn(r.Context(), auth.MetricsMethod, gateway.Metadata(r))
 		switch {
 		case err == nil:
 			next.ServeHTTP(w, r)
 		case errors.Is(err, auth.ErrUnauthenticated):
-			log.DebugContext(ctx, "credential not accepted", "method", auth.MetricsMethod, "error", err)
 			w.Header().Set("Www-Authenticate", `Bearer realm="parley"`)
 			http.Error(w, "the request has no valid credential; send a token in the header Authorization, or use a client "+
 				"certificate; it needs the role reader for all tenants", http.StatusUnauthorized)

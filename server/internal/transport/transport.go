@@ -97,7 +97,7 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 	s.setNotReady("starting")
 	s.stopWatching = sync.OnceFunc(func() { close(s.watchesUntil) })
 	if o.Metrics != nil {
-		o.Metrics = authorizeScrapes(o.Metrics, o.Auth, o.Log)
+		o.Metrics = authorizeScrapes(o.Metrics, service)
 	}
 	var err error
 	options := append(GRPCOptions(o.KeepaliveTime), service.ServerOptions()...)
