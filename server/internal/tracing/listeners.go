@@ -3,6 +3,8 @@ package tracing
 import (
 	"context"
 	"net/http"
+	"strconv"
+	"strings"
 
 	"go.opentelemetry.io/otel/propagation"
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
@@ -42,16 +44,20 @@ func (t *Tracer) HTTP(next http.Handler) http.Handler {
 			scheme = "https"
 		}
 		method := knownMethod(r.Method)
-		ctx, span, recorded := t.beginCall(r.Context(), propagation.HeaderCarrier(r.Header), method, t.serverKind)
+		name := method
+		if method == otherMethod {
+			name = "HTTP"
+		}
+		ctx, span, recorded := t.beginCall(r.Context(), propagation.HeaderCarrier(r.Header), name, t.serverKind)
 		if recorded {
-			span.span.SetAttributes(semconv.HTTPRequestMethodKey.String(method), semconv.URLPath(r.URL.Path),
+			span.span.SetAttributes(semconv.HTTPRequestMethodKey.String(method), semconv.URLPath(spanPath(r.URL.Path)),
 				semconv.URLScheme(scheme))
 		}
 		recorder := &statusRecorder{ResponseWriter: w, code: http.StatusOK}
 		defer func() {
 			fault := ""
 			if recorder.code >= http.StatusInternalServerError {
-				fault = http.StatusText(recorder.code)
+				fault = strconv.Itoa(recorder.code)
 			}
 			span.span.SetAttributes(semconv.HTTPResponseStatusCode(recorder.code))
 			span.End(fault)
@@ -60,14 +66,26 @@ func (t *Tracer) HTTP(next http.Handler) http.Handler {
 	})
 }
 
-// knownMethod returns the method of a request, or "_OTHER" as the conventions require for others.
+// maxPathBytes is the maximum length of a path in a span. Spans wait for the collector in memory.
+const maxPathBytes = 256
+
+// spanPath returns a path as a span has it: not too long, and valid UTF-8. A single span with any other text would make
+// the exporter lose the whole batch.
+func spanPath(path string) string {
+	return strings.ToValidUTF8(path[:min(len(path), maxPathBytes)], "\uFFFD")
+}
+
+// otherMethod stands for a method that the conventions do not know.
+const otherMethod = "_OTHER"
+
+// knownMethod returns the method of a request, or otherMethod.
 func knownMethod(method string) string {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
 		http.MethodOptions, http.MethodConnect, http.MethodTrace:
 		return method
 	}
-	return "_OTHER"
+	return otherMethod
 }
 
 // statusRecorder is a response writer that records the status.
