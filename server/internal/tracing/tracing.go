@@ -11,9 +11,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/go-logr/logr"
 	"go.opentelemetry.io/otel"
@@ -26,9 +25,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// reportInterval is the minimum time between two reports of spans that could not be sent.
-const reportInterval = time.Minute
-
 // scope is the name of the instrumentation in spans.
 const scope = "github.com/parleyhq/parley/server"
 
@@ -36,6 +32,7 @@ const scope = "github.com/parleyhq/parley/server"
 type Tracer struct {
 	provider                 *sdktrace.TracerProvider
 	tracer                   trace.Tracer
+	sender                   *sender
 	serverKind, internalKind trace.SpanStartOption
 }
 
@@ -47,6 +44,10 @@ type Tracer struct {
 func Open(ctx context.Context, environ []string, version string, log *slog.Logger) (*Tracer, error) {
 	protocol, err := protocolOf(environ)
 	if err != nil || protocol == "" {
+		return nil, err
+	}
+	maxWaiting, err := maxWaitingOf(environ)
+	if err != nil {
 		return nil, err
 	}
 	found := new(faults)
@@ -67,26 +68,27 @@ func Open(ctx context.Context, environ []string, version string, log *slog.Logge
 	if err != nil {
 		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT: %w", err)
 	}
-	r := &reporter{SpanExporter: exporter, log: log}
-	provider := sdktrace.NewTracerProvider(sdktrace.WithResource(about), sdktrace.WithBatcher(r))
+	s := &sender{SpanExporter: exporter, log: log, maxWaiting: int64(maxWaiting)}
+	batches := sdktrace.NewBatchSpanProcessor(s, sdktrace.WithMaxQueueSize(maxWaiting))
+	provider := sdktrace.NewTracerProvider(sdktrace.WithResource(about), sdktrace.WithSpanProcessor(&queue{batches, s}))
 	if err := found.err(); err != nil {
 		return nil, errors.Join(err, provider.Shutdown(ctx))
 	}
-	otel.SetLogger(logr.Discard()) // From here on, what matters arrives at the reporter.
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { r.report(ctx, err, 0) }))
+	otel.SetLogger(logr.Discard()) // From here on, what matters arrives at the sender.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { s.report(ctx, err) }))
 	return &Tracer{
-		provider: provider, tracer: provider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL)),
+		provider: provider, tracer: provider.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL)), sender: s,
 		serverKind:   trace.WithSpanKind(trace.SpanKindServer),
 		internalKind: trace.WithSpanKind(trace.SpanKindInternal),
 	}, nil
 }
 
-// Close sends the spans that wait, until ctx ends.
+// Close sends the spans that wait, until ctx ends. The error contains how many were lost since the last report.
 func (t *Tracer) Close(ctx context.Context) error {
 	if t == nil {
 		return nil
 	}
-	return t.provider.Shutdown(ctx)
+	return t.sender.close(t.provider.Shutdown(ctx))
 }
 
 const (
@@ -96,16 +98,7 @@ const (
 
 // protocolOf returns the protocol of the collector, or "" if tracing is off.
 func protocolOf(environ []string) (string, error) {
-	get := func(names ...string) (name, value string) {
-		for _, name := range names {
-			for _, variable := range environ {
-				if value, found := strings.CutPrefix(variable, name+"="); found && strings.TrimSpace(value) != "" {
-					return name, strings.TrimSpace(value)
-				}
-			}
-		}
-		return "", ""
-	}
+	get := func(names ...string) (name, value string) { return lookUp(environ, names...) }
 	if _, disabled := get("OTEL_SDK_DISABLED"); strings.EqualFold(disabled, "true") {
 		return "", nil
 	}
@@ -136,31 +129,30 @@ func protocolOf(environ []string) (string, error) {
 	}
 }
 
-// reporter is an exporter that reports failures to the log, once in reportInterval.
-type reporter struct {
-	sdktrace.SpanExporter
-	log *slog.Logger
-
-	mu   sync.Mutex
-	last time.Time // of the last report
-	lost int       // spans not sent since then
+// maxWaitingOf returns how many spans may wait for the collector.
+func maxWaitingOf(environ []string) (int, error) {
+	name, text := lookUp(environ, "OTEL_BSP_MAX_QUEUE_SIZE")
+	if text == "" {
+		return sdktrace.DefaultMaxQueueSize, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > maxQueueSize {
+		return 0, fmt.Errorf("%s: %.80q is not a number from 1 to %d", name, text, maxQueueSize)
+	}
+	return n, nil
 }
 
-// ExportSpans sends spans. It always returns nil: spans that cannot be sent are dropped and counted.
-func (r *reporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
-	if err := r.SpanExporter.ExportSpans(ctx, spans); err != nil {
-		r.report(ctx, err, len(spans))
-	}
-	return nil
-}
+// maxQueueSize is the maximum of OTEL_BSP_MAX_QUEUE_SIZE. A span needs about a kilobyte.
+const maxQueueSize = 1 << 20
 
-func (r *reporter) report(ctx context.Context, err error, lost int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.lost += lost
-	if errors.Is(err, context.Canceled) || time.Since(r.last) < reportInterval {
-		return
+// lookUp returns the first of these variables that is not empty, and its value.
+func lookUp(environ []string, names ...string) (name, value string) {
+	for _, name := range names {
+		for _, variable := range environ {
+			if value, found := strings.CutPrefix(variable, name+"="); found && strings.TrimSpace(value) != "" {
+				return name, strings.TrimSpace(value)
+			}
+		}
 	}
-	r.log.WarnContext(ctx, "spans not sent to the collector", "error", err, "lost_spans", r.lost)
-	r.last, r.lost = time.Now(), 0
+	return "", ""
 }

@@ -2,12 +2,14 @@ package tracing
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -35,11 +37,17 @@ func TestProtocol(t *testing.T) {
 		{on + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc", "grpc", ""},
 		{on + " OTEL_EXPORTER_OTLP_PROTOCOL=grpc OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf", "http/protobuf", ""},
 		{on + " OTEL_EXPORTER_OTLP_PROTOCOL=http/json", "", "OTEL_EXPORTER_OTLP_PROTOCOL"},
+		{on + " OTEL_BSP_MAX_QUEUE_SIZE=0", "", "OTEL_BSP_MAX_QUEUE_SIZE"},
+		{on + " OTEL_BSP_MAX_QUEUE_SIZE=many", "", "OTEL_BSP_MAX_QUEUE_SIZE"},
 		{"OTEL_TRACES_EXPORTER=zipkin", "", "OTEL_TRACES_EXPORTER"},
 		{"OTEL_EXPORTER_OTLP_ENDPOINT=localhost:4317", "", "OTEL_EXPORTER_OTLP_ENDPOINT"},
 		{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://", "", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"},
 	} {
-		got, err := protocolOf(strings.Fields(test.environ))
+		environ := strings.Fields(test.environ)
+		got, err := protocolOf(environ)
+		if _, fault := maxWaitingOf(environ); fault != nil {
+			got, err = "", fault
+		}
 		if got != test.want || (err != nil) != (test.fault != "") {
 			t.Errorf("protocolOf(%s) = %q, %v, want %q and a fault of %q", test.environ, got, err, test.want, test.fault)
 		}
@@ -85,6 +93,29 @@ func TestFaultyVariables(t *testing.T) {
 	})
 }
 
+// TestLongError checks that a reply of a collector does not fill the log.
+func TestLongError(t *testing.T) {
+	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, strings.Repeat("x", 1<<20), http.StatusNotFound)
+	}))
+	defer collector.Close()
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+	var written bytes.Buffer
+	tracer, err := Open(t.Context(), []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL}, "v0",
+		slog.New(slog.NewTextHandler(&written, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, span, _ := tracer.beginCall(t.Context(), propagation.MapCarrier{}, "call", tracer.serverKind)
+	span.End("")
+	if err := tracer.Close(t.Context()); err != nil {
+		t.Errorf("Close() = %v", err)
+	}
+	if text := written.String(); !strings.Contains(text, "404 Not Found") || len(text) > 2*maxErrorChars {
+		t.Errorf("log = %.1000q with %d bytes, want the status, and less than %d", text, len(text), 2*maxErrorChars)
+	}
+}
+
 // TestOff checks that a server without a collector has no tracer and no spans.
 func TestOff(t *testing.T) {
 	tracer, err := Open(t.Context(), []string{"OTEL_SERVICE_NAME=x"}, "v0", slog.New(slog.DiscardHandler))
@@ -118,8 +149,8 @@ func TestOff(t *testing.T) {
 	}
 }
 
-// TestUnreachable checks that a collector which never answers delays no span, holds no more than its queue, and is
-// reported once.
+// TestUnreachable checks that a collector which never answers delays no span, is reported once, and that each lost span
+// is counted.
 func TestUnreachable(t *testing.T) {
 	silent, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0") // Nothing accepts.
 	if err != nil {
@@ -147,11 +178,18 @@ func TestUnreachable(t *testing.T) {
 				_, span, _ := tracer.beginCall(t.Context(), propagation.MapCarrier{}, "call", tracer.serverKind)
 				span.End("")
 			}
-			if err := tracer.Close(t.Context()); err != nil {
-				t.Errorf("Close() = %v", err)
+			closed := fmt.Sprint(tracer.Close(t.Context()))
+			lost := 0
+			for _, number := range regexp.MustCompile(`lost_spans=(\d+)|(\d+) spans lost`).
+				FindAllStringSubmatch(written.String()+closed, -1) {
+				n, err := strconv.Atoi(number[1] + number[2])
+				if err != nil {
+					t.Fatal(err)
+				}
+				lost += n
 			}
-			if !regexp.MustCompile(`lost_spans=\d{1,3}\n`).MatchString(written.String()) { // A batch has 512 spans.
-				t.Errorf("log = %q, want the number of spans in a batch", written.String())
+			if lost != spans {
+				t.Errorf("log = %q, Close() = %s: %d spans lost, want %d", written.String(), closed, lost, spans)
 			}
 			if got := strings.Count(written.String(), "spans not sent to the collector"); got != 1 {
 				t.Errorf("log = %q, want one report", written.String())
