@@ -47,6 +47,7 @@ func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 		return nil, ErrConversationDeleted
 	case err != nil:
 		x.log.Error("answer could not be stored", "error", err)
+		x.end.State, x.end.Reason = parleyv1.TurnState_TURN_STATE_FAILED, storeFailure().GetReason()
 		return nil, fmt.Errorf("store the answer: %w", err)
 	}
 	x.live.answer.SetStored(messages, result.Appended)

@@ -92,3 +92,42 @@ func TestMaxAnswerValues(t *testing.T) {
 		t.Errorf("%d calls, turn %v, want %d calls and AGENT_OUTPUT_TOO_LARGE", n, end.GetTurn(), answer.MaxValues)
 	}
 }
+
+// TestEndsAreReported checks the report of a turn that has ended. A turn whose answer is not stored has failed,
+// although its agent has not.
+func TestEndsAreReported(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		refusals []error
+		want     End
+	}{
+		{"stored", nil, End{Agent: "main", State: parleyv1.TurnState_TURN_STATE_COMPLETED}},
+		{
+			"not stored",
+			[]error{store.ErrFailed},
+			End{Agent: "main", State: parleyv1.TurnState_TURN_STATE_FAILED, Reason: "INTERNAL"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ends := make(chan End, 1)
+			f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, func(o *Options) {
+				o.Store, o.OnEnd = &refusingStore{o.Store, test.refusals}, func(e End) { ends <- e }
+			})
+			var last error
+			for _, err := range f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}) {
+				last = err
+			}
+			if stored := test.refusals == nil; (last == nil) != stored {
+				t.Errorf("stream ended with %v, want an error: %t", last, !stored)
+			}
+			got := <-ends
+			if got.Wait <= 0 || got.FirstPiece <= 0 || got.Answer < got.FirstPiece {
+				t.Errorf("End = %+v, want a wait, and an answer not shorter than its first piece", got)
+			}
+			got.Wait, got.FirstPiece, got.Answer = 0, 0, 0
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("End (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
