@@ -91,6 +91,9 @@ func newFixture(t *testing.T, agents map[string]agent.Agent, change func(*Option
 		ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 		cancel()
 		f.Stop(ctx)
+		if running, waiting := f.Running(), f.Waiting(); running != 0 || waiting != 0 {
+			t.Errorf("after Stop: %d turns run, %d wait, want none", running, waiting)
+		}
 		if err := f.store.Close(); err != nil {
 			t.Error(err)
 		}
