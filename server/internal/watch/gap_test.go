@@ -131,6 +131,9 @@ func TestBatchLargerThanFeed(t *testing.T) {
 				t.Errorf("cursor of the GAP = %s, want %s", cursor, h.Cursor("t"))
 			}
 		}
+		if got := h.Gaps(); got != 2 {
+			t.Errorf("Gaps() = %d, want 2, one for each watcher", got)
+		}
 		if !isWoken(changed) {
 			t.Error("subscriber not woken")
 		}
