@@ -68,6 +68,9 @@ func TestChangeLogNeverBlocks(t *testing.T) {
 		if g.count("changes not logged") != 1 || g.count("count=10") != 1 {
 			t.Errorf("last line = %q, want one report of 10 dropped entries", g.lines[len(g.lines)-1])
 		}
+		if total := l.total.Load(); total != 10 {
+			t.Errorf("%d entries dropped since the start, want 10", total)
+		}
 		l.Close()
 	})
 }
