@@ -190,6 +190,11 @@ func TestScrapeNeedsRole(t *testing.T) {
 			t.Errorf("entry %v has no address of the client", entry)
 		}
 	}
+	const failures = `parley_sign_in_failures_total{transport="http"}`
+	_, text := s.get(t, "/metrics", false, bearer(tokens["all"]))
+	if got := parseMetrics(t, text).values[failures]; got != 2 {
+		t.Errorf("%s = %v, want 2", failures, got)
+	}
 	s.terminate()
 	s.wantStop(t)
 }

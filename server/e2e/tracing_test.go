@@ -19,6 +19,7 @@ import (
 	collectorv1 "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
@@ -117,6 +118,25 @@ func knownAttributes() []string {
 	}
 }
 
+// callUntraced makes calls that have no spans: health checks, reflection and a scrape.
+func (s *server) callUntraced(t *testing.T, httpAddress string) {
+	t.Helper()
+	if _, err := healthv1.NewHealthClient(s.conn).Check(t.Context(), &healthv1.HealthCheckRequest{}); err != nil {
+		t.Error(err)
+	}
+	for _, path := range []string{"/metrics", "/readyz"} {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+httpAddress+path, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+	}
+}
+
 // TestTrace checks that a Chat over HTTP to a remote agent is one trace, from the listener to the agent and the store,
 // and that the log entry of the call has its id.
 func TestTrace(t *testing.T) {
@@ -137,6 +157,7 @@ func TestTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	request.Header.Set("Traceparent", "00-"+trace+"-"+caller+"-01")
+	s.callUntraced(t, request.URL.Host)
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		t.Fatal(err)

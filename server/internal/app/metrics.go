@@ -22,6 +22,7 @@ func (s *server) metricsSources(ctx context.Context) metrics.Sources {
 		Stats:        func() (store.Stats, error) { return s.storage.Stats(ctx) },
 		TenantStats:  func(tenant string) (store.Stats, error) { return s.storage.TenantStats(ctx, tenant) },
 		RunningTurns: s.turns.Running, WaitingTurns: s.turns.Waiting, Watchers: s.hub.Watchers, WatchGaps: s.hub.Gaps,
+		LostSpans: s.tracer.LostSpans,
 	}
 	if inspector, ok := s.storage.Store.(store.Inspector); ok {
 		sources.State = inspector.State

@@ -61,6 +61,7 @@ type Metrics struct {
 	firstPiece, answer *prometheus.HistogramVec
 	agentFailures      *prometheus.CounterVec
 	refused, failed    *prometheus.CounterVec
+	signInFailures     *prometheus.CounterVec
 	reloads            *prometheus.CounterVec
 
 	mu     sync.Mutex // held while the agents change
@@ -97,6 +98,10 @@ func New(o Options) *Metrics {
 	for _, reason := range o.FailureReasons {
 		m.failed.WithLabelValues(reason)
 	}
+	m.signInFailures = m.counters("parley_sign_in_failures_total", "Calls without a valid credential, by transport.",
+		"transport")
+	m.signInFailures.WithLabelValues("grpc")
+	m.signInFailures.WithLabelValues("http")
 	m.reloads = m.counters("parley_settings_reloads_total", "Reloads of the settings, by result.", "result")
 	m.reloads.WithLabelValues("ok")
 	m.reloads.WithLabelValues("failed")
@@ -204,6 +209,9 @@ func (m *Metrics) Refused(tenant, reason string) {
 
 // Failed counts a call that failed because of a fault in the server.
 func (m *Metrics) Failed(reason string) { m.failed.WithLabelValues(reason).Inc() }
+
+// SignInFailed counts a call without a valid credential. transport is grpc or http.
+func (m *Metrics) SignInFailed(transport string) { m.signInFailures.WithLabelValues(transport).Inc() }
 
 // Purged counts the conversations that a purge deleted.
 func (m *Metrics) Purged(conversations int64) { m.purged.Add(float64(conversations)) }

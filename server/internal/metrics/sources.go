@@ -22,6 +22,8 @@ type Sources struct {
 	InteractionLog func() (lost int64, failing bool)
 	// Log returns the number of entries for standard error that were dropped, and the size of those that wait.
 	Log func() (dropped int64, queuedBytes int)
+	// LostSpans returns the number of spans that could not be sent to the collector.
+	LostSpans func() int64
 
 	// CertificateExpiry returns the time at which the certificate of the listeners expires.
 	CertificateExpiry func() time.Time
@@ -61,6 +63,10 @@ func (m *Metrics) AddSources(s Sources) {
 			func() float64 { return float64(s.WatchGaps()) })
 	}
 	c.addLogs(s)
+	if s.LostSpans != nil {
+		c.counter("parley_trace_lost_spans_total", "Spans that could not be sent to the collector.",
+			func() float64 { return float64(s.LostSpans()) })
+	}
 	if s.CertificateExpiry != nil {
 		c.gauge("parley_tls_certificate_expiry_timestamp_seconds", "Time at which the certificate of the listeners expires.",
 			func() float64 { return seconds(s.CertificateExpiry()) })

@@ -23,6 +23,14 @@ const (
 	fromProcess source = true // another transport of this process, which passes on what its own client sent
 )
 
+// transport returns the name of the transport, as in log entries of calls.
+func (f source) transport() string {
+	if f == fromProcess {
+		return "http"
+	}
+	return "grpc"
+}
+
 // credentials returns the credentials of a call.
 func (f source) credentials(ctx context.Context) auth.Credentials {
 	if f == fromProcess {
@@ -42,6 +50,7 @@ func (s *Server) authorize(
 		calllog.Of(ctx).SignedIn(p)
 	case errors.Is(err, auth.ErrUnauthenticated):
 		s.calls.SignInFailed(ctx, method, from == fromProcess, c)
+		s.monitor.SignInFailed(from.transport())
 		s.log.DebugContext(ctx, "credential not accepted", "method", method, "error", err)
 	default:
 		calllog.Of(ctx).SignedIn(p)

@@ -19,6 +19,8 @@ type Monitor interface {
 	Refused(tenant, reason string)
 	// Failed is called when a call fails because of a fault in the server. reason is that of the status.
 	Failed(reason string)
+	// SignInFailed is called when a call has no valid credential. transport is grpc or http.
+	SignInFailed(transport string)
 	// Purged is called after a purge with the number of conversations that it deleted.
 	Purged(conversations int64)
 	// BackupSent is called after a complete copy of the store was sent. began is the instant before the copy.
@@ -33,6 +35,9 @@ func (noMonitor) Refused(string, string) {}
 
 // Failed does nothing.
 func (noMonitor) Failed(string) {}
+
+// SignInFailed does nothing.
+func (noMonitor) SignInFailed(string) {}
 
 // Purged does nothing.
 func (noMonitor) Purged(int64) {}

@@ -157,9 +157,16 @@ func endRPC(span *Span, err error, codeOf CodeOf) {
 	}
 }
 
-// Unary returns the interceptor that begins a span for each unary call. t must not be nil.
+// isTraced reports whether calls of a method have spans. Those of health checks and of reflection have none: nobody
+// asks how they ran, and on a quiet server they would be most of the spans.
+func isTraced(method string) bool { return strings.HasPrefix(method, "/parley.") }
+
+// Unary returns the interceptor that begins a span for each unary call of Parley. t must not be nil.
 func (t *Tracer) Unary(inProcess bool, codeOf CodeOf) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if !isTraced(info.FullMethod) {
+			return handler(ctx, request)
+		}
 		ctx, span := t.beginRPC(ctx, info.FullMethod, inProcess)
 		reply, err := handler(ctx, request)
 		endRPC(span, err, codeOf)
@@ -167,9 +174,12 @@ func (t *Tracer) Unary(inProcess bool, codeOf CodeOf) grpc.UnaryServerIntercepto
 	}
 }
 
-// Stream returns the interceptor that begins a span for each stream. t must not be nil.
+// Stream returns the interceptor that begins a span for each stream of Parley. t must not be nil.
 func (t *Tracer) Stream(inProcess bool, codeOf CodeOf) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		if !isTraced(info.FullMethod) {
+			return handler(srv, stream)
+		}
 		ctx, span := t.beginRPC(stream.Context(), info.FullMethod, inProcess)
 		err := handler(srv, &tracedStream{stream, ctx})
 		endRPC(span, err, codeOf)

@@ -37,7 +37,7 @@ func (q *queue) OnEnd(span sdktrace.ReadOnlySpan) {
 	case !span.SpanContext().IsSampled():
 	case q.sender.waiting.Add(1) > q.sender.maxWaiting:
 		q.sender.waiting.Add(-1)
-		q.sender.lost.Add(1)
+		q.sender.lose(1)
 	default:
 		q.SpanProcessor.OnEnd(span)
 	}
@@ -50,10 +50,17 @@ type sender struct {
 	maxWaiting int64
 	waiting    atomic.Int64 // spans that have ended and were neither sent nor lost
 	lost       atomic.Int64 // spans since the last report
+	totalLost  atomic.Int64 // spans since the start
 
 	mu    sync.Mutex
 	last  time.Time // of the last report
 	cause error     // of the latest loss
+}
+
+// lose counts lost spans.
+func (s *sender) lose(spans int) {
+	s.lost.Add(int64(spans))
+	s.totalLost.Add(int64(spans))
 }
 
 // ExportSpans sends spans. It never fails: the spans are lost then, and counted.
@@ -62,7 +69,7 @@ func (s *sender) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan)
 	s.waiting.Add(-int64(len(spans)))
 	switch {
 	case err != nil:
-		s.lost.Add(int64(len(spans)))
+		s.lose(len(spans))
 		s.report(ctx, err)
 	case s.lost.Load() > 0:
 		s.report(ctx, errQueueFull)

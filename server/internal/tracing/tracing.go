@@ -83,6 +83,14 @@ func Open(ctx context.Context, environ []string, version string, log *slog.Logge
 	}, nil
 }
 
+// LostSpans returns the number of spans that were lost since the start, because the collector was unreachable or slow.
+func (t *Tracer) LostSpans() int64 {
+	if t == nil {
+		return 0
+	}
+	return t.sender.totalLost.Load()
+}
+
 // Close sends the spans that wait, until ctx ends. The error contains how many were lost since the last report.
 func (t *Tracer) Close(ctx context.Context) error {
 	if t == nil {

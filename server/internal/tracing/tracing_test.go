@@ -188,6 +188,9 @@ func TestUnreachable(t *testing.T) {
 				}
 				lost += n
 			}
+			if got := tracer.LostSpans(); got != spans {
+				t.Errorf("LostSpans() = %d, want %d", got, spans)
+			}
 			if lost != spans {
 				t.Errorf("log = %q, Close() = %s: %d spans lost, want %d", written.String(), closed, lost, spans)
 			}

@@ -136,7 +136,7 @@ func (h *httpServer) handler(
 	if err != nil {
 		return nil, fmt.Errorf("http-allowed-origins: %w", err)
 	}
-	guarded = o.Tracer.HTTP(guarded)
+	traced := o.Tracer.HTTP(guarded)
 	// An http.ServeMux would redirect a path with an empty id to the path of another call.
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() { h.logPanic(r, recover()) }()
@@ -155,8 +155,10 @@ func (h *httpServer) handler(
 			writeReadiness(w, notReady.Load())
 		case tools.isMetadata(r):
 			tools.serveMetadata(w, r)
-		default:
+		case r.URL.Path == metricsPath: // Scrapes have no span, as health checks.
 			guarded.ServeHTTP(w, r)
+		default:
+			traced.ServeHTTP(w, r)
 		}
 	}), nil
 }
