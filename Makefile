@@ -190,6 +190,13 @@ release: bin/.buf ## write archives and packages for all systems to dist/, in a 
 checkrelease: release ## check dist/: a second build, the programs, and the packages if this is Debian and you are root
 	PARLEY_RELEASE='$(CURDIR)/dist' go test -count=1 -timeout 30m -v -run '^TestRelease' ./server/deploy/release
 
+DOCKER ?= docker
+
+.PHONY: image
+image: ## build the container image parleyd with docker, or with another engine: DOCKER=podman
+	$(DOCKER) build -f server/deploy/Dockerfile -t parleyd --build-arg VERSION='$(VERSION)' \
+		--build-arg COMMIT='$(COMMIT)' --build-arg DATE='$(DATE)' .
+
 .PHONY: release-proto
 release-proto: bin/.buf ## write proto/release.binpb, which later changes must not break
 	$(BUF) build --exclude-source-info --output proto/release.binpb

@@ -3,6 +3,7 @@ package check
 import (
 	"bytes"
 	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -16,6 +17,8 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/linter"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
+	"github.com/moby/patternmatcher"
+	"github.com/moby/patternmatcher/ignorefile"
 )
 
 const (
@@ -48,9 +51,79 @@ func stages(t *testing.T) []instructions.Stage {
 	return found
 }
 
+// variables returns the values of the ARG instructions of a stage, as BuildKit sets them: that of --build-arg, else the
+// default, else that of the platform.
+func variables(stage instructions.Stage, buildArgs, platform map[string]string) map[string]string {
+	set := map[string]string{}
+	for _, command := range stage.Commands {
+		arg, ok := command.(*instructions.ArgCommand)
+		if !ok {
+			continue
+		}
+		for _, a := range arg.Args {
+			if value, ok := buildArgs[a.Key]; ok {
+				set[a.Key] = value
+			} else if a.Value != nil {
+				set[a.Key] = *a.Value
+			} else {
+				set[a.Key] = platform[a.Key]
+			}
+		}
+	}
+	return set
+}
+
+// context returns a directory with the files of the repository that the Dockerfile can use. .dockerignore excludes the
+// others.
+func context(t *testing.T) string {
+	t.Helper()
+	file, err := os.Open("../Dockerfile.dockerignore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	patterns, err := ignorefile.ReadAll(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ignored, err := patternmatcher.New(patterns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := exec.CommandContext(t.Context(), "git", "-C", repository, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	names, err := list.Output()
+	if err != nil {
+		t.Fatalf("git ls-files: %v", err)
+	}
+	dir := t.TempDir()
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
+		if skip, err := ignored.MatchesOrParentMatches(name); err != nil {
+			t.Fatal(err)
+		} else if skip {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(repository, name))
+		if errors.Is(err, fs.ErrNotExist) { // It is deleted in the work tree.
+			continue
+		}
+		to := filepath.Join(dir, name)
+		if err := errors.Join(err, os.MkdirAll(filepath.Dir(to), 0o700), os.WriteFile(to, data, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
 // TestDockerfile checks the image: no shell, no root, and the health check of the server.
 func TestDockerfile(t *testing.T) {
-	image := stages(t)[1]
+	build, image := stages(t)[0], stages(t)[1]
+	// With a default, these would be the same for all platforms.
+	platform := map[string]string{"TARGETOS": "linux", "TARGETARCH": "riscv64"}
+	for name, want := range platform {
+		if got := variables(build, nil, platform)[name]; got != want {
+			t.Errorf("%s = %q in a build for %v, want %q", name, got, platform, want)
+		}
+	}
 	if image.BaseName != "scratch" {
 		t.Errorf("base of the image = %s, want scratch", image.BaseName)
 	}
@@ -104,15 +177,22 @@ func TestImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	for _, command := range stages(t)[0].Commands {
+	build, source := stages(t)[0], context(t)
+	environ := os.Environ()
+	for name, value := range variables(build,
+		map[string]string{"VERSION": "v9", "COMMIT": "c0ffee", "DATE": "2026-01-02T03:04:05+00:00"},
+		map[string]string{"TARGETOS": "linux", "TARGETARCH": runtime.GOARCH},
+	) {
+		environ = append(environ, name+"="+value)
+	}
+	for _, command := range build.Commands {
 		run, ok := command.(*instructions.RunCommand)
 		if !ok || run.CmdLine[0] == "go mod download" {
 			continue
 		}
 		line := strings.NewReplacer(" /out/", " "+root+"/").Replace(run.CmdLine[0])
 		shell := exec.CommandContext(t.Context(), "sh", "-euc", line)
-		shell.Dir = repository
-		shell.Env = append(os.Environ(), "TARGETOS=linux", "TARGETARCH="+runtime.GOARCH, "VERSION=v9")
+		shell.Dir, shell.Env = source, environ
 		if output, err := shell.CombinedOutput(); err != nil {
 			t.Fatalf("RUN %s: %v\n%s", line, err, output)
 		}
@@ -130,8 +210,9 @@ func TestImage(t *testing.T) {
 		}
 		return command
 	}
-	if output, err := inside("--version").CombinedOutput(); err != nil || string(output) != "parleyd version v9\n" {
-		t.Errorf("parleyd --version = %q, %v; want v9", output, err)
+	const version = "parleyd version v9 (commit c0ffee, 2026-01-02T03:04:05+00:00, go"
+	if output, err := inside("--version").CombinedOutput(); err != nil || !strings.HasPrefix(string(output), version) {
+		t.Errorf("parleyd --version = %q, %v; want %s", output, err, version)
 	}
 	if output, err := inside("healthcheck").CombinedOutput(); err == nil || !strings.Contains(string(output), "refused") {
 		t.Errorf("healthcheck before the start = %q, %v; want it refused", output, err)
