@@ -178,7 +178,7 @@ func TestParse(t *testing.T) {
 
 // TestReproducible: a bill of materials keeps the modules with their checksums, but not those of the tool.
 func TestReproducible(t *testing.T) {
-	got, err := reproducible([]byte(`{"metadata": {"tools": {"components": [{"name": "tool", "hashes": [1]}]}},` +
+	got, err := reproducible([]byte(`{"metadata": {"tools": [{"name": "tool", "hashes": [1]}]},` +
 		` "components": [{"name": "m", "hashes": [2]}]}`))
 	const want = `{
   "components": [
@@ -190,17 +190,21 @@ func TestReproducible(t *testing.T) {
     }
   ],
   "metadata": {
-    "tools": {
-      "components": [
-        {
-          "name": "tool"
-        }
-      ]
-    }
+    "tools": [
+      {
+        "name": "tool"
+      }
+    ]
   }
 }
 `
 	if diff := cmp.Diff(want, string(got)); err != nil || diff != "" {
 		t.Errorf("reproducible() = %v (-want +got):\n%s", err, diff)
+	}
+	// Another version of the tool could name itself in another place.
+	for _, other := range []string{`{}`, `{"metadata": {"tools": {"components": [{"name": "tool", "hashes": [1]}]}}}`} {
+		if got, err := reproducible([]byte(other)); err == nil {
+			t.Errorf("reproducible(%s) = %s, want an error", other, got)
+		}
 	}
 }

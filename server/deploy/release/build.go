@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -132,20 +133,20 @@ func (r *release) writeSBOM(ctx context.Context, t target, p program) error {
 }
 
 // reproducible removes the checksums of the tool from a bill of materials. They depend on the directory in which the
-// tool was built.
+// tool was built. If the tool names itself in another place than this, reproducible returns an error.
 func reproducible(sbom []byte) ([]byte, error) {
 	var document map[string]any
 	if err := json.Unmarshal(sbom, &document); err != nil {
 		return nil, err
 	}
-	if metadata, ok := document["metadata"].(map[string]any); ok {
-		if tools, ok := metadata["tools"].(map[string]any); ok {
-			components, _ := tools["components"].([]any)
-			for _, c := range components {
-				if component, ok := c.(map[string]any); ok {
-					delete(component, "hashes")
-				}
-			}
+	metadata, _ := document["metadata"].(map[string]any)
+	tools, _ := metadata["tools"].([]any)
+	if len(tools) == 0 {
+		return nil, errors.New("the bill of materials does not name its tool")
+	}
+	for _, t := range tools {
+		if tool, ok := t.(map[string]any); ok {
+			delete(tool, "hashes")
 		}
 	}
 	out, err := json.MarshalIndent(document, "", "  ")

@@ -52,7 +52,8 @@ func command(t *testing.T, dir, name string, args ...string) *exec.Cmd {
 	return c
 }
 
-// buildAgain builds the commit of HEAD in a clone in another directory, and compares each file.
+// buildAgain builds the commit of HEAD in a clone in another directory, with another time zone and mask of permissions,
+// and compares each file.
 func buildAgain(t *testing.T, dist string) {
 	t.Helper()
 	root, err := filepath.Abs("../../..")
@@ -70,7 +71,9 @@ func buildAgain(t *testing.T, dist string) {
 	if out, err := command(t, root, "git", "clone", "--quiet", root, clone).CombinedOutput(); err != nil {
 		t.Fatalf("git clone: %v\n%s", err, out)
 	}
-	if out, err := command(t, clone, "make", "release").CombinedOutput(); err != nil {
+	again := command(t, clone, "sh", "-c", "umask 077 && exec make release")
+	again.Env = append(os.Environ(), "TZ=Pacific/Kiritimati")
+	if out, err := again.CombinedOutput(); err != nil {
 		t.Fatalf("make release: %v\n%s", err, out)
 	}
 	names := func(dir string) (names []string) {

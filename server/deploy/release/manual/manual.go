@@ -3,19 +3,31 @@
 package manual
 
 import (
+	"fmt"
+	"os"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 )
 
 // Write writes a page for a command and for each of its subcommands to a directory. Section is that of the manual: 1
-// for commands, 8 for servers. The variable SOURCE_DATE_EPOCH sets the date of the pages.
+// for commands, 8 for servers. The variable SOURCE_DATE_EPOCH, in seconds, sets the date of the pages, in UTC.
 func Write(command *cobra.Command, section, directory string) error {
+	header := &doc.GenManHeader{Section: section, Source: "Parley", Manual: "Parley"}
+	if epoch := os.Getenv("SOURCE_DATE_EPOCH"); epoch != "" { // Package doc would write the local month.
+		seconds, err := strconv.ParseInt(epoch, 10, 64)
+		if err != nil {
+			return fmt.Errorf("SOURCE_DATE_EPOCH: %w", err)
+		}
+		date := time.Unix(seconds, 0).UTC()
+		header.Date = &date
+	}
 	command.DisableAutoGenTag = true
 	command.InitDefaultCompletionCmd()
 	prepare(command)
-	header := &doc.GenManHeader{Section: section, Source: "Parley", Manual: "Parley"}
 	return doc.GenManTree(command, header, directory)
 }
 

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
@@ -12,7 +13,9 @@ import (
 
 // TestWrite: a page contains the text of the command as it is, with its flags, and the pages of two runs are equal.
 func TestWrite(t *testing.T) {
-	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
+	t.Setenv("SOURCE_DATE_EPOCH", "1701385200") // 2023-11-30 23:00 UTC, and December in the zone of the second run
+	local := time.Local
+	t.Cleanup(func() { time.Local = local })
 	write := func() map[string]string {
 		dir := t.TempDir()
 		root := &cobra.Command{Use: "tool", Short: "Do it", Long: "Set max_turns *now*.\n\n  tool sub    run it\n  tool        wait"}
@@ -39,6 +42,7 @@ func TestWrite(t *testing.T) {
 			t.Errorf("tool.8 does not contain %q:\n%s", want, pages["tool.8"])
 		}
 	}
+	time.Local = time.FixedZone("", 2*3600)
 	if diff := cmp.Diff(pages, write()); diff != "" {
 		t.Errorf("second run (-first +second):\n%s", diff)
 	}
