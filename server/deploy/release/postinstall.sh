@@ -1,14 +1,26 @@
 #!/bin/sh
-# $1 is "configure" and $2 the previous version in Debian; $1 is the number of installed versions in RPM.
+# $1 is "configure", or "abort-…" after a failed removal, in Debian, and the number of installed versions in RPM.
 set -e
-[ -z "$DPKG_ROOT" ] && command -v systemctl >/dev/null || exit 0
-[ ! -d /run/systemd/system ] || systemctl daemon-reload
+unit=parleyd.service
+running() { [ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]; }
 case "$1" in
-configure)
-	# As usual in Debian, the first installation enables and starts the server.
-	[ -n "$2" ] || systemctl enable parleyd.service >/dev/null 2>&1 || true
-	[ ! -d /run/systemd/system ] || systemctl restart parleyd.service ||
-		echo 'parleyd does not start: see journalctl -u parleyd' >&2
+configure | abort-*)
+	# As usual in Debian, the first installation enables and starts the server. The helpers remember whether someone has
+	# disabled it, also while the package is removed, and obey policy-rc.d.
+	if deb-systemd-helper --quiet was-enabled $unit; then
+		deb-systemd-helper enable $unit >/dev/null || true
+	else
+		deb-systemd-helper update-state $unit >/dev/null || true
+	fi
+	if running; then
+		systemctl daemon-reload || true
+		deb-systemd-invoke restart $unit || echo 'parleyd does not start: see journalctl -u parleyd' >&2
+	fi
 	;;
-2) [ ! -d /run/systemd/system ] || systemctl try-restart parleyd.service || true ;;
+*)
+	if running; then
+		systemctl daemon-reload || true
+		systemctl try-restart $unit || echo 'parleyd does not start: see journalctl -u parleyd' >&2
+	fi
+	;;
 esac

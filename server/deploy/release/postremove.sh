@@ -2,11 +2,15 @@
 # A removal of the package keeps configuration and conversations. A purge deletes the configuration. It keeps the
 # conversations and prints the command that deletes them.
 set -e
-[ -n "$DPKG_ROOT" ] || [ ! -d /run/systemd/system ] || systemctl daemon-reload
+if [ -z "$DPKG_ROOT" ] && [ -d /run/systemd/system ]; then
+	systemctl daemon-reload || true
+fi
 if [ "$1" = purge ]; then
+	deb-systemd-helper purge parleyd.service >/dev/null || true
+	rmdir "$DPKG_ROOT/etc/parley" 2>/dev/null || true
 	data=$DPKG_ROOT/var/lib/parley
-	rmdir "$DPKG_ROOT/etc/parley" "$data" 2>/dev/null || true
 	if [ -e "$data/parley.db" ]; then
-		echo "conversations stay in $data; delete them with: rm -r $data/ $DPKG_ROOT/var/lib/private/parley" >&2
+		# With DynamicUser, the first of these is a link to the second.
+		echo "conversations stay in $data; delete them with: rm -rf $data $DPKG_ROOT/var/lib/private/parley" >&2
 	fi
 fi

@@ -35,7 +35,8 @@ func TestRelease(t *testing.T) {
 	for _, target := range targets() {
 		t.Run(target.goos+"/"+target.goarch, func(t *testing.T) { checkPrograms(t, dist, target) })
 	}
-	t.Run("deb", func(t *testing.T) { installPackage(t, dist) })
+	t.Run("deb", func(t *testing.T) { installDebian(t, dist) })
+	t.Run("rpm", func(t *testing.T) { installRPM(t, dist) })
 }
 
 // command returns a command, and skips the test if its program is missing. In CI it fails instead.
@@ -203,18 +204,34 @@ func unpack(t *testing.T, archive string) string {
 	}
 }
 
-// installPackage installs the Debian package in a directory of its own, runs the server from there, and removes and
-// purges the package.
-func installPackage(t *testing.T, dist string) {
+// packageOf returns the path of the package for this machine.
+func packageOf(t *testing.T, dist, format string) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: dpkg --root needs root")
+		t.Skip("SKIPPED: an installation needs root")
 	}
-	packages, err := filepath.Glob(filepath.Join(dist, "parley_*_linux_"+runtime.GOARCH+".deb"))
+	packages, err := filepath.Glob(filepath.Join(dist, "parley_*_linux_"+runtime.GOARCH+"."+format))
 	if err != nil || len(packages) != 1 {
 		t.Fatalf("packages %v, %v, want one", packages, err)
 	}
-	root := t.TempDir()
+	return packages[0]
+}
+
+// wantFiles checks that these files exist below root, or that none of them does.
+func wantFiles(t *testing.T, root string, want bool, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		if _, err := os.Lstat(filepath.Join(root, path)); (err == nil) != want {
+			t.Errorf("%s: %v, want it to exist: %t", path, err, want)
+		}
+	}
+}
+
+// installDebian installs the Debian package in a directory of its own, runs the server from there, and removes,
+// reinstalls and purges the package.
+func installDebian(t *testing.T, dist string) {
+	t.Helper()
+	deb, root := packageOf(t, dist, "deb"), t.TempDir()
 	for _, dir := range []string{"var/lib/dpkg/info", "var/lib/dpkg/updates", "var/lib/parley"} {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			t.Fatal(err)
@@ -233,30 +250,64 @@ func installPackage(t *testing.T, dist string) {
 			t.Fatalf("dpkg %v: %v\n%s", args, err, out)
 		}
 	}
-	exists := func(path string, want bool) {
-		t.Helper()
-		if _, err := os.Stat(filepath.Join(root, path)); (err == nil) != want {
-			t.Errorf("%s: %v, want it to exist: %t", path, err, want)
-		}
-	}
-	dpkg("--install", packages[0])
+	const (
+		enabled  = "etc/systemd/system/multi-user.target.wants/parleyd.service"
+		config   = "etc/parley/parleyd.yaml"
+		secrets  = "etc/parley/parleyd.env"
+		database = "var/lib/parley/parley.db"
+	)
 	paths := []string{
 		"usr/bin/parleyd", "usr/bin/parley", "usr/lib/systemd/system/parleyd.service", "usr/share/man/man8/parleyd.8.gz",
 		"usr/share/bash-completion/completions/parleyd", "usr/share/doc/parleyd/copyright",
 	}
-	for _, path := range append(paths, "etc/parley/parleyd.yaml") {
-		exists(path, true)
+	dpkg("--install", deb)
+	wantFiles(t, root, true, append(paths, enabled, config, secrets)...)
+	if info, err := os.Stat(filepath.Join(root, secrets)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("Stat of %s = %v, %v, want mode 0600", secrets, info, err)
 	}
 	serveFrom(t, root)
 	dpkg("--remove", "parleyd")
-	for _, path := range paths {
-		exists(path, false)
+	wantFiles(t, root, false, paths...)
+	wantFiles(t, root, true, config, secrets, database)
+
+	dpkg("--install", deb)
+	wantFiles(t, root, true, enabled)
+	if err := os.Remove(filepath.Join(root, enabled)); err != nil { // as systemctl disable does
+		t.Fatal(err)
 	}
-	exists("etc/parley/parleyd.yaml", true)
-	exists("var/lib/parley/parley.db", true)
+	dpkg("--install", deb)
+	wantFiles(t, root, false, enabled)
 	dpkg("--purge", "parleyd")
-	exists("etc/parley", false)
-	exists("var/lib/parley/parley.db", true) // Only its owner deletes conversations.
+	wantFiles(t, root, false, append(paths, enabled, "etc/parley")...)
+	wantFiles(t, root, true, database) // Only its owner deletes conversations.
+	if left, err := filepath.Glob(filepath.Join(root, "var", "lib", "systemd", "*", "*parley*")); err != nil || len(left) > 0 {
+		t.Errorf("a purge leaves %v, %v", left, err)
+	}
+}
+
+// installRPM installs the RPM package in a directory of its own, and removes it. Its scripts do not run.
+func installRPM(t *testing.T, dist string) {
+	t.Helper()
+	file, root := packageOf(t, dist, "rpm"), t.TempDir()
+	rpm := func(args ...string) string {
+		t.Helper()
+		out, err := command(t, "", "rpm", append([]string{"--root=" + root}, args...)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("rpm %v: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	rpm("--install", "--noscripts", "--nodeps", "--ignorearch", file)
+	paths := []string{
+		"usr/bin/parleyd", "usr/lib/systemd/system/parleyd.service", "etc/parley/parleyd.yaml", "etc/parley/parleyd.env",
+		"usr/share/doc/parleyd", "usr/share/licenses/parleyd/LICENSE",
+	}
+	wantFiles(t, root, true, paths...)
+	if verified := rpm("--verify", "parleyd"); strings.Contains(verified, "/") {
+		t.Errorf("rpm --verify after the installation:\n%s", verified)
+	}
+	rpm("--erase", "--noscripts", "parleyd")
+	wantFiles(t, root, false, append(paths, "etc/parley", "usr/share/licenses/parleyd")...)
 }
 
 // serveFrom starts and stops the installed server with the settings of the package.
