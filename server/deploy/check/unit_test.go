@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -29,6 +30,17 @@ func TestUnit(t *testing.T) {
 	text, err := os.ReadFile(unit)
 	if err != nil {
 		t.Fatal(err)
+	}
+	// After a failure that passes, such as a full disk, the server must start again, without an end and without haste.
+	for _, line := range []string{"Restart=on-failure", "StartLimitIntervalSec=0"} {
+		if !strings.Contains(string(text), "\n"+line+"\n") {
+			t.Errorf("the unit does not have %s", line)
+		}
+	}
+	// Variables win against the file of settings, so the unit sets only what must not change.
+	if got := regexp.MustCompile(`(?m)^Environment=(\w+)`).FindAllString(string(text), -1); !slices.Equal(got,
+		[]string{"Environment=PARLEY_DATA_DIR"}) {
+		t.Errorf("the unit sets %q, want the data directory alone", got)
 	}
 	path := filepath.Join(t.TempDir(), "parleyd.service")
 	// The program need not be installed.
