@@ -86,7 +86,10 @@ extraEnv: [{name: PARLEY_TTL, value: 7d}]
 persistence: {size: 100Gi, storageClassName: fast, annotations: {a: b}}
 stopGraceSeconds: 60
 service: {type: LoadBalancer, annotations: {a: b}, grpcPort: 443}
-metrics: {serviceMonitor: {enabled: true, labels: {release: prometheus}, tokenSecretName: parley-reader}}
+metrics:
+  serviceMonitor:
+    {enabled: true, labels: {release: prometheus}, tokenSecretName: parley-reader,
+     tlsConfig: {ca: {secret: {name: authority, key: ca.crt}}}}
 networkPolicy: {enabled: true, from: [{podSelector: {matchLabels: {app: agents}}}]}
 podAnnotations: {a: b}
 podLabels: {c: d}
@@ -114,10 +117,38 @@ func TestChart(t *testing.T) {
 			t.Errorf("render(%s) creates %q, want %q", values, got, want)
 		}
 		for name, document := range documents {
-			if set, ok := decode(t, name, document).(*appsv1.StatefulSet); ok {
-				checkStatefulSet(t, set)
+			switch decoded := decode(t, name, document).(type) {
+			case *appsv1.StatefulSet:
+				checkStatefulSet(t, decoded)
+			case *monitoringv1.ServiceMonitor:
+				checkServiceMonitor(t, decoded, "authority")
 			}
 		}
+	}
+}
+
+// TestChartMonitor: the Secret of the certificate need not contain its authority, as one of kubectl create secret tls.
+// The operator refuses a ServiceMonitor with a missing key, also if that is optional.
+func TestChartMonitor(t *testing.T) {
+	const name = "ServiceMonitor/parley"
+	documents, err := render("tls: {secretName: parley-tls}\nmetrics: {serviceMonitor: {enabled: true}}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if monitor, ok := decode(t, name, documents[name]).(*monitoringv1.ServiceMonitor); ok {
+		checkServiceMonitor(t, monitor, "")
+	}
+}
+
+// checkServiceMonitor checks that Prometheus verifies the server with the authority of a Secret. If that is empty, it
+// uses those of its system.
+func checkServiceMonitor(t *testing.T, monitor *monitoringv1.ServiceMonitor, authority string) {
+	t.Helper()
+	endpoint := monitor.Spec.Endpoints[0]
+	if tls := endpoint.TLSConfig; tls == nil || *tls.ServerName != "parley" {
+		t.Errorf("tlsConfig = %v, want the server name parley", tls)
+	} else if secret := tls.CA.Secret; (secret == nil) != (authority == "") || secret != nil && secret.Name != authority {
+		t.Errorf("authority in %v, want the Secret %q", secret, authority)
 	}
 }
 
@@ -132,6 +163,9 @@ func checkStatefulSet(t *testing.T, set *appsv1.StatefulSet) {
 	}
 	if got := *set.Spec.Replicas; got != 1 {
 		t.Errorf("replicas = %d, want 1", got)
+	}
+	if got := set.Spec.PodManagementPolicy; got != appsv1.ParallelPodManagement {
+		t.Errorf("podManagementPolicy = %q, want one that replaces a pod that is not ready", got)
 	}
 	// A stop takes the grace period and 5 s.
 	if got := fmt.Sprintf("%ds", *pod.TerminationGracePeriodSeconds-10); got != variables["PARLEY_STOP_GRACE"] {
@@ -167,6 +201,7 @@ func TestChartFaults(t *testing.T) {
 	for values, want := range map[string]string{
 		"":                                    "set tls.secretName, and auth.tokensSecretName",
 		"insecure: true\nreplicas: 2":         "'replicas' not allowed",
+		"insecure: true\nnameOverride: store": "'nameOverride' not allowed",
 		"insecure: 1":                         "/insecure",
 		"insecure: true\nstopGraceSeconds: x": "/stopGraceSeconds",
 		"insecure: true\ntls: {clientCAKey: ca.crt}": "tls.clientCAKey needs tls.secretName",
