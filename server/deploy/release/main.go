@@ -151,6 +151,11 @@ func (r *release) writeTarget(ctx context.Context, t target) error {
 		}
 		files = append(slices.Clip(files), file{filepath.Base(built), 0o755, data})
 	}
+	notices, err := r.notices(ctx, t)
+	if err != nil {
+		return err
+	}
+	files = append(files, file{noticesName, 0o644, notices})
 	name := r.name(t.goos, t.goarch)
 	write, suffix := writeTar, ".tar.gz"
 	if t.goos == "windows" {
@@ -160,7 +165,7 @@ func (r *release) writeTarget(ctx context.Context, t target) error {
 		return err
 	}
 	if t.goos == "linux" {
-		return r.writePackages(ctx, t)
+		return r.writePackages(ctx, t, notices)
 	}
 	return nil
 }

@@ -14,8 +14,8 @@ import (
 const packageDir = "server/deploy/release"
 
 // writePackages writes the Debian and the RPM package for a target.
-func (r *release) writePackages(ctx context.Context, t target) error {
-	staged, err := r.stage(t)
+func (r *release) writePackages(ctx context.Context, t target, notices []byte) error {
+	staged, err := r.stage(t, notices)
 	if err != nil {
 		return err
 	}
@@ -43,9 +43,9 @@ func (r *release) writePackages(ctx context.Context, t target) error {
 }
 
 // stage writes the files that only the packages contain, and returns their directory.
-func (r *release) stage(t target) (dir string, err error) {
+func (r *release) stage(t target, notices []byte) (dir string, err error) {
 	dir = filepath.Join(r.work, "packages", t.goarch)
-	files := append([]file{}, r.completions...)
+	files := append([]file{{noticesName, 0o644, notices}}, r.completions...)
 	changelog := fmt.Sprintf("parleyd (%s) unstable; urgency=medium\n\n  * Version %s, commit %s.\n\n"+
 		" -- Parley maintainers <maintainers@parleyhq.example>  %s\n",
 		packageVersion(r.version, r.commit, r.date), r.version, r.commit, r.date.Format(time.RFC1123Z))

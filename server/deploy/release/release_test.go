@@ -119,6 +119,12 @@ func checkPrograms(t *testing.T, dist string, of target) {
 		{"darwin", "amd64"}: `Mach-O 64-bit x86_64 executable`, {"darwin", "arm64"}: `Mach-O 64-bit arm64 executable`,
 		{"windows", "amd64"}: `PE32\+ executable \(console\) x86-64`, {"windows", "arm64"}: `PE32\+ executable \(console\) Aarch64`,
 	}
+	notices, err := os.ReadFile(filepath.Join(dir, noticesName))
+	for _, module := range []string{"\ngoogle.golang.org/grpc v", "\ngo.etcd.io/bbolt v"} {
+		if err != nil || !bytes.HasPrefix(notices, []byte("Go go1.")) || !bytes.Contains(notices, []byte(module)) {
+			t.Errorf("%s: %v, want the licenses of Go and of%s", noticesName, err, module)
+		}
+	}
 	for _, p := range programs() {
 		name := filepath.Base((&release{}).built(of, p))
 		kind, err := command(t, dir, "file", "--brief", name).Output()
@@ -258,7 +264,7 @@ func installDebian(t *testing.T, dist string) {
 	)
 	paths := []string{
 		"usr/bin/parleyd", "usr/bin/parley", "usr/lib/systemd/system/parleyd.service", "usr/share/man/man8/parleyd.8.gz",
-		"usr/share/bash-completion/completions/parleyd", "usr/share/doc/parleyd/copyright",
+		"usr/share/bash-completion/completions/parleyd", "usr/share/doc/parleyd/copyright", "usr/share/doc/parleyd/" + noticesName,
 	}
 	dpkg("--install", deb)
 	wantFiles(t, root, true, append(paths, enabled, config, secrets)...)

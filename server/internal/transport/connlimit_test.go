@@ -12,6 +12,9 @@ import (
 	"time"
 )
 
+// testTimeout is how long a test waits for an expected event. Only a failing test takes that long.
+const testTimeout = time.Minute
+
 // accepting serves a connLimiter and counts the connections that pass it.
 type accepting struct {
 	limiter  *connLimiter

@@ -16,9 +16,6 @@ import (
 	"github.com/parleyhq/parley/server/internal/nettest"
 )
 
-// testTimeout is how long a test waits for an expected event. Only a failing test takes that long.
-const testTimeout = time.Minute
-
 // TestProgressConn writes large replies in parts, each with a deadline. A client that reads a little
 // before each deadline gets the complete reply. A client that reads nothing does not.
 func TestProgressConn(t *testing.T) {
