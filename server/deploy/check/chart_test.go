@@ -83,6 +83,8 @@ tls: {secretName: parley-tls, clientCAKey: ca.crt}
 auth: {tokensSecretName: parley-tokens}
 envSecretName: parley-env
 extraEnv: [{name: PARLEY_TTL, value: 7d}]
+extraVolumes: [{name: authority, configMap: {name: authority}}]
+extraVolumeMounts: [{name: authority, mountPath: /etc/authority}]
 persistence: {size: 100Gi, storageClassName: fast, annotations: {a: b}}
 stopGraceSeconds: 60
 service: {type: LoadBalancer, annotations: {a: b}, grpcPort: 443}
