@@ -274,6 +274,53 @@ func TestTraceOfTurn(t *testing.T) {
 	}
 }
 
+// TestTraceOfFailures checks that the spans of a turn whose agent fails have the status error, and that those of a turn
+// which its caller cancels do not.
+func TestTraceOfFailures(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		program, turn, agent string // fault in error.type of the spans
+	}{
+		"fails":     {"exit 3", "AGENT_FAILED", "agent_failed"},
+		"cancelled": {"echo begun; exec sleep 60", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			collector := startCollector(t)
+			command := parleyd(t, "--store=memory",
+				agents(t, "agents:\n  program: {kind: command, command: [sh, -c, '"+test.program+"']}\n"))
+			command.Env = append(command.Env, "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL)
+			s := startProcess(t, command)
+			stream, err := s.Chat(t.Context(), &parleyv1.ChatRequest{ConversationId: "c", Content: "x", Agent: "program"})
+			for err == nil {
+				var event *parleyv1.ChatResponse
+				event, err = stream.Recv()
+				if event.GetEvent().GetTextDelta() != nil {
+					_, err = s.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{
+						ConversationId: "c", TurnId: event.GetEvent().GetTurnId(),
+					})
+				}
+			}
+			if !errors.Is(err, io.EOF) {
+				t.Fatal(err)
+			}
+			s.terminate()
+			s.wantStop(t)
+			faults := map[string]string{}
+			for _, span := range collector.all() {
+				for _, a := range span.GetAttributes() {
+					if a.GetKey() == string(semconv.ErrorTypeKey) {
+						faults[span.GetName()] = a.GetValue().GetStringValue()
+					}
+				}
+			}
+			if faults["turn"] != test.turn || faults["invoke_agent program"] != test.agent {
+				t.Errorf("error.type of the spans = %v, want %q of the turn and %q of the agent", faults, test.turn, test.agent)
+			}
+		})
+	}
+}
+
 // TestTraceContextOfAgents checks that programs and models receive the trace context, and none without a collector.
 func TestTraceContextOfAgents(t *testing.T) {
 	t.Parallel()

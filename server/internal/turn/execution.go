@@ -75,7 +75,7 @@ func (x *execution) run() {
 	if err != nil {
 		turn := x.endWithoutStart(err)
 		x.releaseAgent()
-		x.live.end(turn)
+		x.live.end(turn, turn.GetError().GetReason())
 		return
 	}
 	x.end.Agent, x.end.Wait = x.agent.Name, time.Since(x.live.accepted)
@@ -91,7 +91,11 @@ func (x *execution) run() {
 	x.manager.o.OnEnd(x.end)
 	x.endStreams(finished, err)
 	x.releaseAgent() // A stop closes the agents when all turns are complete.
-	x.live.end(finished.GetTurn())
+	fault := ""
+	if x.end.State == parleyv1.TurnState_TURN_STATE_FAILED {
+		fault = x.end.Reason
+	}
+	x.live.end(finished.GetTurn(), fault)
 }
 
 // waitForStart waits until the turn may start. It returns an error if the turn must not start.

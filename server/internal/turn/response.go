@@ -85,7 +85,7 @@ func faultOf(err error) string {
 		return "timeout"
 	case errors.Is(err, errCancelled), errors.Is(err, errDisconnected), errors.Is(err, errInterrupted),
 		errors.Is(err, ErrConversationDeleted), errors.Is(err, ErrShuttingDown):
-		return "cancelled"
+		return "" // Others ended the turn.
 	}
 	return "_OTHER"
 }
