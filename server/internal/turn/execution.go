@@ -75,7 +75,7 @@ func (x *execution) run() {
 	if err != nil {
 		turn := x.endWithoutStart(err)
 		x.releaseAgent()
-		x.live.end(turn, turn.GetError().GetReason())
+		x.live.complete(turn)
 		return
 	}
 	x.end.Agent, x.end.Wait = x.agent.Name, time.Since(x.live.accepted)
@@ -91,11 +91,7 @@ func (x *execution) run() {
 	x.manager.o.OnEnd(x.end)
 	x.endStreams(finished, err)
 	x.releaseAgent() // A stop closes the agents when all turns are complete.
-	fault := ""
-	if x.end.State == parleyv1.TurnState_TURN_STATE_FAILED {
-		fault = x.end.Reason
-	}
-	x.live.end(finished.GetTurn(), fault)
+	x.live.complete(finished.GetTurn())
 }
 
 // waitForStart waits until the turn may start. It returns an error if the turn must not start.
@@ -144,6 +140,11 @@ func (x *execution) endStreams(finished *parleyv1.TurnFinished, err error) {
 	if err == nil {
 		lastEvent = eventlog.Encode(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Finished{Finished: finished}})
 	}
+	fault := ""
+	if x.end.State == parleyv1.TurnState_TURN_STATE_FAILED {
+		fault = x.end.Reason
+	}
+	x.live.span.End(fault) // Before finishTurn: when no turn is running, a stop sends the last spans.
 	// Do this before the last event: a client that receives it may start the next turn at once.
 	x.manager.finishTurn(x.entry, !lastEvent.IsZero(), x.retainedSize(lastEvent))
 	if err == nil {

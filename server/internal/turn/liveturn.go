@@ -77,13 +77,6 @@ func newLiveTurn(ctx context.Context, m *Manager, conversation key, request *par
 	return t
 }
 
-// end records the turn as it ended, nil if it has no end in the store, and ends its span. If the turn failed, fault is
-// the reason.
-func (t *liveTurn) end(turn *parleyv1.Turn, fault string) {
-	t.span.End(fault)
-	t.complete(turn)
-}
-
 // queuedTurn describes a turn that has not started.
 func (t *liveTurn) queuedTurn() *parleyv1.Turn {
 	return &parleyv1.Turn{
