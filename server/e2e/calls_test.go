@@ -13,6 +13,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/status"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -186,6 +187,23 @@ func (h *held) release(t *testing.T, rest string) *parleyv1.TurnFinished {
 		t.Fatal(err)
 	}
 	return h.finish(t)
+}
+
+// TestCompressedCall checks that clients may compress requests with gzip.
+func TestCompressedCall(t *testing.T) {
+	t.Parallel()
+	s := startServer(t, t.TempDir())
+	content, compressed := strings.Repeat("all happy families are alike ", 1000), grpc.UseCompressor(gzip.Name)
+	_, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+		ConversationId: "c", Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: content}},
+	}, compressed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := s.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "c"}, compressed)
+	if err != nil || len(loaded.GetMessages()) != 1 || loaded.GetMessages()[0].GetContent() != content {
+		t.Errorf("LoadConversation = %v, %v, want the message", loaded, err)
+	}
 }
 
 // needPython skips a test with a message if Python is missing. In CI it fails the test.
