@@ -66,6 +66,21 @@ func TestRestore(t *testing.T) {
 	}
 }
 
+// TestRestoreByRoot checks that a file which root restores belongs to the owner of the directory, which is the user of
+// the server.
+func TestRestoreByRoot(t *testing.T) {
+	path := newPath(t)
+	if err := os.Chown(filepath.Dir(path), os.Geteuid()+1, -1); err != nil {
+		t.Skipf("only root can give a directory away: %v", err)
+	}
+	if _, err := Restore(t.Context(), newBackup(t), path, RestoreOptions{Check: checkSound}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(path, Options{}); !errors.Is(err, ErrOwner) {
+		t.Errorf("Open by root = %v, want ErrOwner, since the file belongs to another user", err)
+	}
+}
+
 // TestRestoreRefused restores from a file that a server has open, and from one with the name that
 // the copy needs.
 func TestRestoreRefused(t *testing.T) {

@@ -79,7 +79,7 @@ func restore(ctx context.Context, backup, path string, o RestoreOptions) (done R
 		done.Aside = path + ".before-" + o.Now.UTC().Format("20060102T150405Z")
 	}
 	unfinished := path + boltfile.UnfinishedSuffix
-	if done.Bytes, err = copyFile(ctx, backup, unfinished); err == nil && o.Check != nil {
+	if done.Bytes, err = copyFile(ctx, backup, unfinished, dir); err == nil && o.Check != nil {
 		err = o.Check(unfinished)
 	}
 	if err != nil {
@@ -150,8 +150,8 @@ func lockExisting(path string) (*os.File, error) {
 	return f, nil
 }
 
-// copyFile copies a file to a new one, syncs that to disk, and returns its size.
-func copyFile(ctx context.Context, from, to string) (size int64, err error) {
+// copyFile copies a file to a new one in dir, syncs that to disk, and returns its size.
+func copyFile(ctx context.Context, from, to string, dir *os.File) (size int64, err error) {
 	source, err := os.Open(from)
 	if err != nil {
 		return 0, err
@@ -178,6 +178,9 @@ func copyFile(ctx context.Context, from, to string) (size int64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
+	if err := boltfile.GiveTo(dir, target); err != nil {
+		return 0, err
+	}
 	if size, err = io.Copy(target, &ctxReader{ctx: ctx, Reader: source}); err != nil {
 		return size, err
 	}
