@@ -67,7 +67,8 @@ func BenchmarkTelemetry(b *testing.B) {
 	all = slices.DeleteFunc(all, func(c *benchCase) bool { return !only.MatchString(c.name) })
 	measureAll(b, all, rounds, slice)
 	report(b, all)
-	must(b, tracer.Close(b.Context()))
+	_, err := tracer.Close(b.Context())
+	must(b, err)
 	if collected.Load() == 0 {
 		b.Error("the collector received nothing")
 	}

@@ -73,8 +73,8 @@ func (s *server) stop(grace time.Duration) error {
 		context.WithoutCancel(s.storeHealthy), min(maxTraceFlushTime, max(minTraceFlushTime, time.Until(drainDeadline))),
 	)
 	defer cancelFlush()
-	if err := s.tracer.Close(flush); err != nil {
-		s.log.Warn("spans not sent to the collector", "error", err)
+	if lost, err := s.tracer.Close(flush); err != nil {
+		s.log.Warn("spans not sent to the collector", "error", err, "lost_spans", lost)
 	}
 	s.log.Info("stopped")
 

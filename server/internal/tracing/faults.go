@@ -32,6 +32,22 @@ func (f *faults) err() error {
 	return errors.New("variables of OpenTelemetry (OTEL_…): " + strings.Join(f.texts, "; ") + "; correct or unset them")
 }
 
+// variableOf returns which variable a message of the SDK is about, or "" if unknown.
+func variableOf(message string) string {
+	for part, name := range map[string]string{
+		"sampler":        "OTEL_TRACES_SAMPLER: ",
+		"trace ID ratio": "OTEL_TRACES_SAMPLER_ARG: ",
+		"duration":       "OTEL_EXPORTER_OTLP_TIMEOUT: ",
+		"tls ca cert":    "OTEL_EXPORTER_OTLP_CERTIFICATE: ",
+		"tls client":     "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, OTEL_EXPORTER_OTLP_CLIENT_KEY: ",
+	} {
+		if strings.Contains(message, part) {
+			return name
+		}
+	}
+	return ""
+}
+
 // Init does nothing.
 func (*faults) Init(logr.RuntimeInfo) {}
 
@@ -51,7 +67,7 @@ func (f *faults) Error(err error, message string, _ ...any) {
 		f.add("OTEL_EXPORTER_OTLP_HEADERS or OTEL_EXPORTER_OTLP_TRACES_HEADERS is not of the form name=value,name=value")
 		return
 	}
-	f.add(fmt.Sprintf("%s: %v", message, err))
+	f.add(variableOf(message) + fmt.Sprintf("%s: %v", message, err))
 }
 
 // WithValues returns f.

@@ -50,7 +50,7 @@ func TestHTTPSpans(t *testing.T) {
 		handler.ServeHTTP(httptest.NewRecorder(),
 			httptest.NewRequestWithContext(t.Context(), request.method, request.path, http.NoBody))
 	}
-	if err := tracer.Close(t.Context()); err != nil {
+	if _, err := tracer.Close(t.Context()); err != nil {
 		t.Errorf("Close() = %v", err)
 	}
 	got := map[string]map[string]string{} // attributes by name

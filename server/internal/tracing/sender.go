@@ -89,14 +89,15 @@ func (s *sender) report(ctx context.Context, err error) {
 	s.last = time.Now()
 }
 
-// close returns the error of a shutdown with the number of spans that were lost since the last report, or that still
-// wait.
-func (s *sender) close(err error) error {
+// close returns the number of spans that were lost since the last report, or that still wait, and why. err is that of
+// the shutdown.
+func (s *sender) close(err error) (lost int64, _ error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	lost := s.lost.Swap(0) + s.waiting.Load()
-	if lost == 0 {
-		return err
+	waiting := s.waiting.Load()
+	s.totalLost.Add(waiting)
+	if lost = s.lost.Swap(0) + waiting; lost == 0 {
+		return 0, err
 	}
-	return fmt.Errorf("%d spans lost: %w", lost, cmp.Or(err, s.cause, errQueueFull))
+	return lost, cmp.Or(err, s.cause, errQueueFull)
 }

@@ -52,7 +52,7 @@ func Open(ctx context.Context, environ []string, version string, log *slog.Logge
 	}
 	found := new(faults)
 	otel.SetLogger(logr.New(found))
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { found.add(err.Error()) }))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { found.add(variableOf(err.Error()) + err.Error()) }))
 	about, err := resource.New(ctx,
 		resource.WithAttributes(semconv.ServiceName("parleyd"), semconv.ServiceVersion(version)),
 		resource.WithTelemetrySDK(), resource.WithFromEnv(),
@@ -91,10 +91,10 @@ func (t *Tracer) LostSpans() int64 {
 	return t.sender.totalLost.Load()
 }
 
-// Close sends the spans that wait, until ctx ends. The error contains how many were lost since the last report.
-func (t *Tracer) Close(ctx context.Context) error {
+// Close sends the spans that wait, until ctx ends. It returns how many were lost since the last report, and why.
+func (t *Tracer) Close(ctx context.Context) (lost int64, err error) {
 	if t == nil {
-		return nil
+		return 0, nil
 	}
 	return t.sender.close(t.provider.Shutdown(ctx))
 }

@@ -85,7 +85,7 @@ func TestSpans(t *testing.T) {
 	}))
 	handler.ServeHTTP(httptest.NewRecorder(),
 		httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", http.NoBody))
-	if err := tracer.Close(t.Context()); err != nil {
+	if _, err := tracer.Close(t.Context()); err != nil {
 		t.Errorf("Close() = %v", err)
 	}
 	want := map[string]int{
