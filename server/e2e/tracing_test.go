@@ -281,7 +281,7 @@ func TestTraceOfFailures(t *testing.T) {
 	for name, test := range map[string]struct {
 		program, turn, agent string // fault in error.type of the spans
 	}{
-		"fails":     {"exit 3", "AGENT_FAILED", "agent_failed"},
+		"fails":     {"exit 3", "AGENT_FAILED", "AGENT_FAILED"},
 		"cancelled": {"echo begun; exec sleep 60", "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

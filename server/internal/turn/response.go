@@ -80,9 +80,9 @@ func faultOf(err error) string {
 	case err == nil:
 		return ""
 	case failed:
-		return "agent_failed"
+		return "AGENT_FAILED"
 	case errors.Is(err, errIdleTimeout), errors.Is(err, errTurnTimeout):
-		return "timeout"
+		return "AGENT_TIMEOUT"
 	case errors.Is(err, errCancelled), errors.Is(err, errDisconnected), errors.Is(err, errInterrupted),
 		errors.Is(err, ErrConversationDeleted), errors.Is(err, ErrShuttingDown):
 		return "" // Others ended the turn.
