@@ -52,10 +52,10 @@ build: ## build bin/parleyd and bin/parley
 
 # -short leaves out the longest tests. CI is empty so that tests whose programs are missing are skipped.
 # Some tests build programs. Without the build before, several would compile the same packages at once.
-# -s -w: without tables for debuggers, test binaries are linked in two thirds of the time.
+# -s -w: without tables for debuggers, programs and tests are linked in two thirds of the time.
 .PHONY: test
 test: ## run the Go tests, in under three minutes: needs Go and git alone
-	CGO_ENABLED=0 go build ./...
+	CGO_ENABLED=0 go build -ldflags='-s -w' ./...
 	CI= CGO_ENABLED=0 go test -short -vet=off -ldflags='-s -w' ./...
 	@echo 'left out, and part of make check: the race detector, lint, generated code, the tests of client/python,'
 	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST), $(DEPLOYCHECK) and $(BENCHCOMPARE), and the'
