@@ -29,7 +29,8 @@ func examples() []example {
 		{"go", "", func(t *testing.T) []string {
 			t.Helper()
 			binary := filepath.Join(t.TempDir(), "agent")
-			build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-s -w", "-o", binary, "../../client/examples/agent")
+			build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-s -w", "-o", binary,
+				"../../client/examples/agent")
 			if out, err := build.CombinedOutput(); err != nil {
 				t.Fatalf("%v:\n%s", err, out)
 			}
