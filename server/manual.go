@@ -12,11 +12,7 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: DIRECTORY")
-		os.Exit(64)
-	}
-	if err := manual.Write(app.Command(), "8", os.Args[1]); err != nil {
+	if err := manual.Write(app.Command(), "8", os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -134,7 +134,7 @@ func (p prometheus) query(t *testing.T, query string) (series []map[string]strin
 	return series, nil
 }
 
-// await waits until Prometheus answers a query with data. Meanwhile it calls load.
+// await calls load until Prometheus answers a query with data.
 func (p prometheus) await(t *testing.T, query string, load func()) bool {
 	t.Helper()
 	ticker := time.NewTicker(100 * time.Millisecond)

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -168,16 +167,12 @@ func TestHealthAndReflection(t *testing.T) {
 // httpGet sends a GET request to a server.
 func httpGet(t *testing.T, s *server, path string) (code int, body string) {
 	t.Helper()
-	reply, err := http.Get(fmt.Sprintf("http://%s%s", s.await(t, "serving http")["address"], path))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+		fmt.Sprintf("http://%s%s", s.await(t, "serving http")["address"], path), http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer reply.Body.Close()
-	text, err := io.ReadAll(reply.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return reply.StatusCode, string(text)
+	return do(t, http.DefaultClient, request)
 }
 
 func TestUnixSocket(t *testing.T) {

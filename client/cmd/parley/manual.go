@@ -11,12 +11,8 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: DIRECTORY")
-		os.Exit(64)
-	}
 	a := &app{console: console{getenv: func(string) string { return "" }}} // Defaults are those without an environment.
-	if err := manual.Write(a.newRootCommand(), "1", os.Args[1]); err != nil {
+	if err := manual.Write(a.newRootCommand(), "1", os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -98,8 +98,8 @@ func New(o Options) *Metrics {
 	for _, reason := range o.FailureReasons {
 		m.failed.WithLabelValues(reason)
 	}
-	m.signInFailures = m.counters("parley_sign_in_failures_total", "Calls without a valid credential, by transport.",
-		"transport")
+	m.signInFailures = m.counters("parley_sign_in_failures_total",
+		"Calls and scrapes without a valid credential, by transport.", "transport")
 	m.signInFailures.WithLabelValues("grpc")
 	m.signInFailures.WithLabelValues("http")
 	m.reloads = m.counters("parley_settings_reloads_total", "Reloads of the settings, by result.", "result")

@@ -157,8 +157,8 @@ func endRPC(span *Span, err error, codeOf CodeOf) {
 	}
 }
 
-// isTraced reports whether calls of a method have spans. Those of health checks and of reflection have none: nobody
-// asks how they ran, and on a quiet server they would be most of the spans.
+// isTraced reports whether calls of a method have spans. Those of health checks and of reflection have none: on
+// a server with few calls they would be most of the spans.
 func isTraced(method string) bool { return strings.HasPrefix(method, "/parley.") }
 
 // Unary returns the interceptor that begins a span for each unary call of Parley. t must not be nil.

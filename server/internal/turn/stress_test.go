@@ -140,7 +140,7 @@ func (s *stressTest) chatAndReconnect(t *testing.T, random *rand.Rand, request *
 				s.mu.Unlock()
 			}
 			if event.GetTurnId() != turnID {
-				// A retry that waited in the queue joins the first turn, which ended meanwhile.
+				// A retry that waited in the queue joins the first turn, which has ended.
 				if request.GetRequestId() == "" || len(read) > 0 {
 					t.Errorf("event of turn %s in the stream of turn %s", event.GetTurnId(), turnID)
 				}

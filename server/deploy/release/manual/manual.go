@@ -3,6 +3,7 @@
 package manual
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -13,9 +14,13 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// Write writes a page for a command and for each of its subcommands to a directory. Section is that of the manual: 1
-// for commands, 8 for servers. The variable SOURCE_DATE_EPOCH, in seconds, sets the date of the pages, in UTC.
-func Write(command *cobra.Command, section, directory string) error {
+// Write writes a page for a command and for each of its subcommands to a directory, the only one of the arguments.
+// Section is that of the manual: 1 for commands, 8 for servers. The variable SOURCE_DATE_EPOCH, in seconds, sets the
+// date of the pages, in UTC.
+func Write(command *cobra.Command, section string, arguments []string) error {
+	if len(arguments) != 1 {
+		return errors.New("usage: DIRECTORY")
+	}
 	header := &doc.GenManHeader{Section: section, Source: "Parley", Manual: "Parley"}
 	if epoch := os.Getenv("SOURCE_DATE_EPOCH"); epoch != "" { // Package doc would write the local month.
 		seconds, err := strconv.ParseInt(epoch, 10, 64)
@@ -28,7 +33,7 @@ func Write(command *cobra.Command, section, directory string) error {
 	command.DisableAutoGenTag = true
 	command.InitDefaultCompletionCmd()
 	prepare(command)
-	return doc.GenManTree(command, header, directory)
+	return doc.GenManTree(command, header, arguments[0])
 }
 
 // prepare makes the texts of a command and its subcommands Markdown, which package doc expects.

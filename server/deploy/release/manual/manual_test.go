@@ -21,7 +21,7 @@ func TestWrite(t *testing.T) {
 		root := &cobra.Command{Use: "tool", Short: "Do it", Long: "Set max_turns *now*.\n\n  tool sub    run it\n  tool        wait"}
 		root.Flags().String("some-flag", "", "what it does")
 		root.AddCommand(&cobra.Command{Use: "sub", Short: "Run it", Run: func(*cobra.Command, []string) {}})
-		if err := Write(root, "8", dir); err != nil {
+		if err := Write(root, "8", []string{dir}); err != nil {
 			t.Fatal(err)
 		}
 		pages := map[string]string{}
