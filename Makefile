@@ -113,7 +113,7 @@ testdeploy: ## check the image, the chart, the compose file and the systemd unit
 .PHONY: lint
 lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
 	$(BUF) lint
-	$(BUF) format --diff --exit-code --exclude-path proto/buf
+	$(BUF) format --diff --exit-code --exclude-path proto/buf --exclude-path proto/google
 	$(BUF) breaking --against proto/release.binpb
 	go vet ./...
 	$(GOLANGCI) run
@@ -128,7 +128,7 @@ lintbenchcompare:
 
 .PHONY: format
 format: bin/.buf $(GOLANGCI) ## format the protos and the Go code
-	$(BUF) format --write --exclude-path proto/buf
+	$(BUF) format --write --exclude-path proto/buf --exclude-path proto/google
 	$(GOLANGCI) fmt
 
 .PHONY: generate

@@ -32,11 +32,11 @@ import sys
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 complete, plain = map(pathlib.Path, sys.argv[1:])
+known = ("parley/", "google/protobuf/", "google/rpc/")
 kept = FileDescriptorSet()
 for file in FileDescriptorSet.FromString(complete.read_bytes()).file:
-    if file.name.startswith(("parley/", "google/protobuf/")):
-        imports = [name for name in file.dependency if name.startswith(("parley/", "google/protobuf/"))]
-        file.dependency[:] = imports
+    if file.name.startswith(known):
+        file.dependency[:] = [name for name in file.dependency if name.startswith(known)]
         kept.file.append(file)
 kept.DiscardUnknownFields()
 plain.write_bytes(kept.SerializeToString())

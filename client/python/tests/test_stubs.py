@@ -1,4 +1,4 @@
-"""The generated code needs only grpcio and protobuf."""
+"""The generated code needs only grpcio, protobuf and googleapis-common-protos."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def test_stubs_import_no_other_package() -> None:
         file
         for files in imports.values()
         for file in files
-        if not file.startswith(("parley/v1/", "google/protobuf/"))
+        if not file.startswith(("parley/v1/", "google/protobuf/", "google/rpc/"))
     }
     assert not foreign

@@ -8,6 +8,7 @@ package parleyv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	status "google.golang.org/genproto/googleapis/rpc/status"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -1527,6 +1528,141 @@ func (x *AppendedMessage) GetCreateTime() *timestamppb.Timestamp {
 	return nil
 }
 
+// AppendStreamRequest contains one batch of messages.
+type AppendStreamRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The batch. Required.
+	Append        *AppendMessagesRequest `protobuf:"bytes,1,opt,name=append,proto3" json:"append,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendStreamRequest) Reset() {
+	*x = AppendStreamRequest{}
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendStreamRequest) ProtoMessage() {}
+
+func (x *AppendStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendStreamRequest.ProtoReflect.Descriptor instead.
+func (*AppendStreamRequest) Descriptor() ([]byte, []int) {
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *AppendStreamRequest) GetAppend() *AppendMessagesRequest {
+	if x != nil {
+		return x.Append
+	}
+	return nil
+}
+
+// AppendStreamResponse answers one request of the stream.
+type AppendStreamResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What AppendMessages returns for the same batch.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*AppendStreamResponse_Response
+	//	*AppendStreamResponse_Error
+	Result        isAppendStreamResponse_Result `protobuf_oneof:"result"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendStreamResponse) Reset() {
+	*x = AppendStreamResponse{}
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendStreamResponse) ProtoMessage() {}
+
+func (x *AppendStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendStreamResponse.ProtoReflect.Descriptor instead.
+func (*AppendStreamResponse) Descriptor() ([]byte, []int) {
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *AppendStreamResponse) GetResult() isAppendStreamResponse_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *AppendStreamResponse) GetResponse() *AppendMessagesResponse {
+	if x != nil {
+		if x, ok := x.Result.(*AppendStreamResponse_Response); ok {
+			return x.Response
+		}
+	}
+	return nil
+}
+
+func (x *AppendStreamResponse) GetError() *status.Status {
+	if x != nil {
+		if x, ok := x.Result.(*AppendStreamResponse_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+type isAppendStreamResponse_Result interface {
+	isAppendStreamResponse_Result()
+}
+
+type AppendStreamResponse_Response struct {
+	// The batch was applied, or was applied earlier under the same request_id.
+	Response *AppendMessagesResponse `protobuf:"bytes,1,opt,name=response,proto3,oneof"`
+}
+
+type AppendStreamResponse_Error struct {
+	// The batch was refused, with the code, the message and the details that AppendMessages
+	// fails with. Nothing of it was stored unless the code is UNKNOWN, DEADLINE_EXCEEDED,
+	// CANCELLED, UNAVAILABLE or INTERNAL.
+	Error *status.Status `protobuf:"bytes,2,opt,name=error,proto3,oneof"`
+}
+
+func (*AppendStreamResponse_Response) isAppendStreamResponse_Result() {}
+
+func (*AppendStreamResponse_Error) isAppendStreamResponse_Result() {}
+
 // ListMessagesRequest says which messages to list, and in which order.
 type ListMessagesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1546,7 +1682,7 @@ type ListMessagesRequest struct {
 
 func (x *ListMessagesRequest) Reset() {
 	*x = ListMessagesRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[22]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1558,7 +1694,7 @@ func (x *ListMessagesRequest) String() string {
 func (*ListMessagesRequest) ProtoMessage() {}
 
 func (x *ListMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[22]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1571,7 +1707,7 @@ func (x *ListMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMessagesRequest.ProtoReflect.Descriptor instead.
 func (*ListMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{22}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListMessagesRequest) GetConversationId() string {
@@ -1627,7 +1763,7 @@ type ListMessagesResponse struct {
 
 func (x *ListMessagesResponse) Reset() {
 	*x = ListMessagesResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[23]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1639,7 +1775,7 @@ func (x *ListMessagesResponse) String() string {
 func (*ListMessagesResponse) ProtoMessage() {}
 
 func (x *ListMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[23]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1652,7 +1788,7 @@ func (x *ListMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMessagesResponse.ProtoReflect.Descriptor instead.
 func (*ListMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{23}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListMessagesResponse) GetConversation() *Conversation {
@@ -1696,7 +1832,7 @@ type GetContextRequest struct {
 
 func (x *GetContextRequest) Reset() {
 	*x = GetContextRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[24]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +1844,7 @@ func (x *GetContextRequest) String() string {
 func (*GetContextRequest) ProtoMessage() {}
 
 func (x *GetContextRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[24]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +1857,7 @@ func (x *GetContextRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetContextRequest.ProtoReflect.Descriptor instead.
 func (*GetContextRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{24}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetContextRequest) GetConversationId() string {
@@ -1755,7 +1891,7 @@ type GetContextResponse struct {
 
 func (x *GetContextResponse) Reset() {
 	*x = GetContextResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[25]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1903,7 @@ func (x *GetContextResponse) String() string {
 func (*GetContextResponse) ProtoMessage() {}
 
 func (x *GetContextResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[25]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1916,7 @@ func (x *GetContextResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetContextResponse.ProtoReflect.Descriptor instead.
 func (*GetContextResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{25}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetContextResponse) GetSystemPrompt() string {
@@ -1839,7 +1975,7 @@ type GetRoutingSummaryRequest struct {
 
 func (x *GetRoutingSummaryRequest) Reset() {
 	*x = GetRoutingSummaryRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[26]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1851,7 +1987,7 @@ func (x *GetRoutingSummaryRequest) String() string {
 func (*GetRoutingSummaryRequest) ProtoMessage() {}
 
 func (x *GetRoutingSummaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[26]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1864,7 +2000,7 @@ func (x *GetRoutingSummaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRoutingSummaryRequest.ProtoReflect.Descriptor instead.
 func (*GetRoutingSummaryRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{26}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetRoutingSummaryRequest) GetConversationId() string {
@@ -1929,7 +2065,7 @@ type GetRoutingSummaryResponse struct {
 
 func (x *GetRoutingSummaryResponse) Reset() {
 	*x = GetRoutingSummaryResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[27]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2077,7 @@ func (x *GetRoutingSummaryResponse) String() string {
 func (*GetRoutingSummaryResponse) ProtoMessage() {}
 
 func (x *GetRoutingSummaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[27]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2090,7 @@ func (x *GetRoutingSummaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRoutingSummaryResponse.ProtoReflect.Descriptor instead.
 func (*GetRoutingSummaryResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{27}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetRoutingSummaryResponse) GetSummary() *RoutingSummary {
@@ -1987,7 +2123,7 @@ type BatchGetRoutingSummariesRequest struct {
 
 func (x *BatchGetRoutingSummariesRequest) Reset() {
 	*x = BatchGetRoutingSummariesRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[28]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2135,7 @@ func (x *BatchGetRoutingSummariesRequest) String() string {
 func (*BatchGetRoutingSummariesRequest) ProtoMessage() {}
 
 func (x *BatchGetRoutingSummariesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[28]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2148,7 @@ func (x *BatchGetRoutingSummariesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchGetRoutingSummariesRequest.ProtoReflect.Descriptor instead.
 func (*BatchGetRoutingSummariesRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{28}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *BatchGetRoutingSummariesRequest) GetConversationIds() []string {
@@ -2050,7 +2186,7 @@ type BatchGetRoutingSummariesResponse struct {
 
 func (x *BatchGetRoutingSummariesResponse) Reset() {
 	*x = BatchGetRoutingSummariesResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[29]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2062,7 +2198,7 @@ func (x *BatchGetRoutingSummariesResponse) String() string {
 func (*BatchGetRoutingSummariesResponse) ProtoMessage() {}
 
 func (x *BatchGetRoutingSummariesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[29]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2075,7 +2211,7 @@ func (x *BatchGetRoutingSummariesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchGetRoutingSummariesResponse.ProtoReflect.Descriptor instead.
 func (*BatchGetRoutingSummariesResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{29}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *BatchGetRoutingSummariesResponse) GetSummaries() []*RoutingSummary {
@@ -2113,7 +2249,7 @@ type SetActiveAgentRequest struct {
 
 func (x *SetActiveAgentRequest) Reset() {
 	*x = SetActiveAgentRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[30]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2261,7 @@ func (x *SetActiveAgentRequest) String() string {
 func (*SetActiveAgentRequest) ProtoMessage() {}
 
 func (x *SetActiveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[30]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2274,7 @@ func (x *SetActiveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetActiveAgentRequest.ProtoReflect.Descriptor instead.
 func (*SetActiveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{30}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetActiveAgentRequest) GetConversationId() string {
@@ -2187,7 +2323,7 @@ type SetActiveAgentResponse struct {
 
 func (x *SetActiveAgentResponse) Reset() {
 	*x = SetActiveAgentResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[31]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2199,7 +2335,7 @@ func (x *SetActiveAgentResponse) String() string {
 func (*SetActiveAgentResponse) ProtoMessage() {}
 
 func (x *SetActiveAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[31]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2212,7 +2348,7 @@ func (x *SetActiveAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetActiveAgentResponse.ProtoReflect.Descriptor instead.
 func (*SetActiveAgentResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{31}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SetActiveAgentResponse) GetConversation() *Conversation {
@@ -2231,7 +2367,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[32]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2379,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[32]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2392,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{32}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{34}
 }
 
 // ListAgentsResponse contains the agents of this server.
@@ -2270,7 +2406,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[33]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2418,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[33]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2431,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{33}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*AgentInfo {
@@ -2323,7 +2459,7 @@ type AgentInfo struct {
 
 func (x *AgentInfo) Reset() {
 	*x = AgentInfo{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[34]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2335,7 +2471,7 @@ func (x *AgentInfo) String() string {
 func (*AgentInfo) ProtoMessage() {}
 
 func (x *AgentInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[34]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2348,7 +2484,7 @@ func (x *AgentInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentInfo.ProtoReflect.Descriptor instead.
 func (*AgentInfo) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{34}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AgentInfo) GetName() string {
@@ -2439,7 +2575,7 @@ type ChatRequest struct {
 
 func (x *ChatRequest) Reset() {
 	*x = ChatRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[35]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2451,7 +2587,7 @@ func (x *ChatRequest) String() string {
 func (*ChatRequest) ProtoMessage() {}
 
 func (x *ChatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[35]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2464,7 +2600,7 @@ func (x *ChatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChatRequest.ProtoReflect.Descriptor instead.
 func (*ChatRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{35}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ChatRequest) GetConversationId() string {
@@ -2583,7 +2719,7 @@ type ChatResponse struct {
 
 func (x *ChatResponse) Reset() {
 	*x = ChatResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[36]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2595,7 +2731,7 @@ func (x *ChatResponse) String() string {
 func (*ChatResponse) ProtoMessage() {}
 
 func (x *ChatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[36]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2608,7 +2744,7 @@ func (x *ChatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChatResponse.ProtoReflect.Descriptor instead.
 func (*ChatResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{36}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ChatResponse) GetEvent() *TurnEvent {
@@ -2639,7 +2775,7 @@ type ResumeTurnRequest struct {
 
 func (x *ResumeTurnRequest) Reset() {
 	*x = ResumeTurnRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[37]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2787,7 @@ func (x *ResumeTurnRequest) String() string {
 func (*ResumeTurnRequest) ProtoMessage() {}
 
 func (x *ResumeTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[37]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2800,7 @@ func (x *ResumeTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeTurnRequest.ProtoReflect.Descriptor instead.
 func (*ResumeTurnRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{37}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ResumeTurnRequest) GetConversationId() string {
@@ -2699,7 +2835,7 @@ type ResumeTurnResponse struct {
 
 func (x *ResumeTurnResponse) Reset() {
 	*x = ResumeTurnResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[38]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +2847,7 @@ func (x *ResumeTurnResponse) String() string {
 func (*ResumeTurnResponse) ProtoMessage() {}
 
 func (x *ResumeTurnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[38]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +2860,7 @@ func (x *ResumeTurnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeTurnResponse.ProtoReflect.Descriptor instead.
 func (*ResumeTurnResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{38}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ResumeTurnResponse) GetEvent() *TurnEvent {
@@ -2747,7 +2883,7 @@ type GetTurnRequest struct {
 
 func (x *GetTurnRequest) Reset() {
 	*x = GetTurnRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[39]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2759,7 +2895,7 @@ func (x *GetTurnRequest) String() string {
 func (*GetTurnRequest) ProtoMessage() {}
 
 func (x *GetTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[39]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2772,7 +2908,7 @@ func (x *GetTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTurnRequest.ProtoReflect.Descriptor instead.
 func (*GetTurnRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{39}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetTurnRequest) GetConversationId() string {
@@ -2800,7 +2936,7 @@ type GetTurnResponse struct {
 
 func (x *GetTurnResponse) Reset() {
 	*x = GetTurnResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[40]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2812,7 +2948,7 @@ func (x *GetTurnResponse) String() string {
 func (*GetTurnResponse) ProtoMessage() {}
 
 func (x *GetTurnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[40]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2825,7 +2961,7 @@ func (x *GetTurnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTurnResponse.ProtoReflect.Descriptor instead.
 func (*GetTurnResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{40}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetTurnResponse) GetTurn() *Turn {
@@ -2846,7 +2982,7 @@ type ListTurnsRequest struct {
 
 func (x *ListTurnsRequest) Reset() {
 	*x = ListTurnsRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[41]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2858,7 +2994,7 @@ func (x *ListTurnsRequest) String() string {
 func (*ListTurnsRequest) ProtoMessage() {}
 
 func (x *ListTurnsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[41]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2871,7 +3007,7 @@ func (x *ListTurnsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTurnsRequest.ProtoReflect.Descriptor instead.
 func (*ListTurnsRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{41}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListTurnsRequest) GetConversationId() string {
@@ -2892,7 +3028,7 @@ type ListTurnsResponse struct {
 
 func (x *ListTurnsResponse) Reset() {
 	*x = ListTurnsResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[42]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +3040,7 @@ func (x *ListTurnsResponse) String() string {
 func (*ListTurnsResponse) ProtoMessage() {}
 
 func (x *ListTurnsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[42]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +3053,7 @@ func (x *ListTurnsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTurnsResponse.ProtoReflect.Descriptor instead.
 func (*ListTurnsResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{42}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListTurnsResponse) GetTurns() []*Turn {
@@ -2940,7 +3076,7 @@ type CancelTurnRequest struct {
 
 func (x *CancelTurnRequest) Reset() {
 	*x = CancelTurnRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[43]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3088,7 @@ func (x *CancelTurnRequest) String() string {
 func (*CancelTurnRequest) ProtoMessage() {}
 
 func (x *CancelTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[43]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3101,7 @@ func (x *CancelTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTurnRequest.ProtoReflect.Descriptor instead.
 func (*CancelTurnRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{43}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CancelTurnRequest) GetConversationId() string {
@@ -2993,7 +3129,7 @@ type CancelTurnResponse struct {
 
 func (x *CancelTurnResponse) Reset() {
 	*x = CancelTurnResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[44]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3141,7 @@ func (x *CancelTurnResponse) String() string {
 func (*CancelTurnResponse) ProtoMessage() {}
 
 func (x *CancelTurnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[44]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3154,7 @@ func (x *CancelTurnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTurnResponse.ProtoReflect.Descriptor instead.
 func (*CancelTurnResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{44}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CancelTurnResponse) GetTurn() *Turn {
@@ -3057,7 +3193,7 @@ type WatchConversationsRequest struct {
 
 func (x *WatchConversationsRequest) Reset() {
 	*x = WatchConversationsRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[45]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3069,7 +3205,7 @@ func (x *WatchConversationsRequest) String() string {
 func (*WatchConversationsRequest) ProtoMessage() {}
 
 func (x *WatchConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[45]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3082,7 +3218,7 @@ func (x *WatchConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchConversationsRequest.ProtoReflect.Descriptor instead.
 func (*WatchConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{45}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WatchConversationsRequest) GetConversationIds() []string {
@@ -3124,7 +3260,7 @@ type WatchConversationsResponse struct {
 
 func (x *WatchConversationsResponse) Reset() {
 	*x = WatchConversationsResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[46]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +3272,7 @@ func (x *WatchConversationsResponse) String() string {
 func (*WatchConversationsResponse) ProtoMessage() {}
 
 func (x *WatchConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[46]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +3285,7 @@ func (x *WatchConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchConversationsResponse.ProtoReflect.Descriptor instead.
 func (*WatchConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{46}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WatchConversationsResponse) GetChange() *ConversationChange {
@@ -3187,7 +3323,7 @@ type ConversationChange struct {
 
 func (x *ConversationChange) Reset() {
 	*x = ConversationChange{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[47]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3335,7 @@ func (x *ConversationChange) String() string {
 func (*ConversationChange) ProtoMessage() {}
 
 func (x *ConversationChange) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[47]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3348,7 @@ func (x *ConversationChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConversationChange.ProtoReflect.Descriptor instead.
 func (*ConversationChange) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{47}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ConversationChange) GetCursor() string {
@@ -3321,7 +3457,7 @@ type ExportConversationsRequest struct {
 
 func (x *ExportConversationsRequest) Reset() {
 	*x = ExportConversationsRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[48]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3333,7 +3469,7 @@ func (x *ExportConversationsRequest) String() string {
 func (*ExportConversationsRequest) ProtoMessage() {}
 
 func (x *ExportConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[48]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3346,7 +3482,7 @@ func (x *ExportConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ExportConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{48}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ExportConversationsRequest) GetConversationIds() []string {
@@ -3370,7 +3506,7 @@ type ExportConversationsResponse struct {
 
 func (x *ExportConversationsResponse) Reset() {
 	*x = ExportConversationsResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[49]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3518,7 @@ func (x *ExportConversationsResponse) String() string {
 func (*ExportConversationsResponse) ProtoMessage() {}
 
 func (x *ExportConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[49]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3531,7 @@ func (x *ExportConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ExportConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{49}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExportConversationsResponse) GetConversation() *Conversation {
@@ -3433,7 +3569,7 @@ type ImportConversationsRequest struct {
 
 func (x *ImportConversationsRequest) Reset() {
 	*x = ImportConversationsRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[50]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3445,7 +3581,7 @@ func (x *ImportConversationsRequest) String() string {
 func (*ImportConversationsRequest) ProtoMessage() {}
 
 func (x *ImportConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[50]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3458,7 +3594,7 @@ func (x *ImportConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ImportConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{50}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ImportConversationsRequest) GetConversation() *Conversation {
@@ -3502,7 +3638,7 @@ type ImportConversationsResponse struct {
 
 func (x *ImportConversationsResponse) Reset() {
 	*x = ImportConversationsResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[51]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3514,7 +3650,7 @@ func (x *ImportConversationsResponse) String() string {
 func (*ImportConversationsResponse) ProtoMessage() {}
 
 func (x *ImportConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[51]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3527,7 +3663,7 @@ func (x *ImportConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ImportConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{51}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ImportConversationsResponse) GetImportedCount() int64 {
@@ -3571,7 +3707,7 @@ type ImportFailure struct {
 
 func (x *ImportFailure) Reset() {
 	*x = ImportFailure{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[52]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3583,7 +3719,7 @@ func (x *ImportFailure) String() string {
 func (*ImportFailure) ProtoMessage() {}
 
 func (x *ImportFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[52]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3596,7 +3732,7 @@ func (x *ImportFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportFailure.ProtoReflect.Descriptor instead.
 func (*ImportFailure) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{52}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ImportFailure) GetConversationId() string {
@@ -3617,7 +3753,7 @@ var File_parley_v1_conversation_service_proto protoreflect.FileDescriptor
 
 const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\n" +
-	"$parley/v1/conversation_service.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x17parley/v1/routing.proto\x1a\x14parley/v1/turn.proto\"\x8d\x01\n" +
+	"$parley/v1/conversation_service.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x17parley/v1/routing.proto\x1a\x14parley/v1/turn.proto\"\x8d\x01\n" +
 	"\x19CreateConversationRequest\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x123\n" +
 	"\n" +
@@ -3723,7 +3859,13 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\bsequence\x18\x02 \x01(\x05R\bsequence\x12\x1a\n" +
 	"\bexchange\x18\x03 \x01(\x05R\bexchange\x12;\n" +
 	"\vcreate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"createTime\"\x80\x02\n" +
+	"createTime\"W\n" +
+	"\x13AppendStreamRequest\x12@\n" +
+	"\x06append\x18\x01 \x01(\v2 .parley.v1.AppendMessagesRequestB\x06\xbaH\x03\xc8\x01\x01R\x06append\"\x8d\x01\n" +
+	"\x14AppendStreamResponse\x12?\n" +
+	"\bresponse\x18\x01 \x01(\v2!.parley.v1.AppendMessagesResponseH\x00R\bresponse\x12*\n" +
+	"\x05error\x18\x02 \x01(\v2\x12.google.rpc.StatusH\x00R\x05errorB\b\n" +
+	"\x06result\"\x80\x02\n" +
 	"\x13ListMessagesRequest\x12S\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12'\n" +
 	"\tpage_size\x18\x02 \x01(\x05B\n" +
@@ -3886,7 +4028,7 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\fOnDisconnect\x12\x1d\n" +
 	"\x19ON_DISCONNECT_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16ON_DISCONNECT_CONTINUE\x10\x01\x12\x18\n" +
-	"\x14ON_DISCONNECT_CANCEL\x10\x022\xf1\x10\n" +
+	"\x14ON_DISCONNECT_CANCEL\x10\x022\xc6\x11\n" +
 	"\x13ConversationService\x12a\n" +
 	"\x12CreateConversation\x12$.parley.v1.CreateConversationRequest\x1a%.parley.v1.CreateConversationResponse\x12[\n" +
 	"\x10LoadConversation\x12\".parley.v1.LoadConversationRequest\x1a#.parley.v1.LoadConversationResponse\x12X\n" +
@@ -3897,7 +4039,8 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x11ClearConversation\x12#.parley.v1.ClearConversationRequest\x1a$.parley.v1.ClearConversationResponse\x12a\n" +
 	"\x12PurgeConversations\x12$.parley.v1.PurgeConversationsRequest\x1a%.parley.v1.PurgeConversationsResponse\x12[\n" +
 	"\x10ForkConversation\x12\".parley.v1.ForkConversationRequest\x1a#.parley.v1.ForkConversationResponse\x12U\n" +
-	"\x0eAppendMessages\x12 .parley.v1.AppendMessagesRequest\x1a!.parley.v1.AppendMessagesResponse\x12O\n" +
+	"\x0eAppendMessages\x12 .parley.v1.AppendMessagesRequest\x1a!.parley.v1.AppendMessagesResponse\x12S\n" +
+	"\fAppendStream\x12\x1e.parley.v1.AppendStreamRequest\x1a\x1f.parley.v1.AppendStreamResponse(\x010\x01\x12O\n" +
 	"\fListMessages\x12\x1e.parley.v1.ListMessagesRequest\x1a\x1f.parley.v1.ListMessagesResponse\x12I\n" +
 	"\n" +
 	"GetContext\x12\x1c.parley.v1.GetContextRequest\x1a\x1d.parley.v1.GetContextResponse\x12^\n" +
@@ -3931,7 +4074,7 @@ func file_parley_v1_conversation_service_proto_rawDescGZIP() []byte {
 }
 
 var file_parley_v1_conversation_service_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_parley_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_parley_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_parley_v1_conversation_service_proto_goTypes = []any{
 	(ListOrder)(0),                           // 0: parley.v1.ListOrder
 	(OnBusy)(0),                              // 1: parley.v1.OnBusy
@@ -3958,160 +4101,168 @@ var file_parley_v1_conversation_service_proto_goTypes = []any{
 	(*AppendMessagesRequest)(nil),            // 22: parley.v1.AppendMessagesRequest
 	(*AppendMessagesResponse)(nil),           // 23: parley.v1.AppendMessagesResponse
 	(*AppendedMessage)(nil),                  // 24: parley.v1.AppendedMessage
-	(*ListMessagesRequest)(nil),              // 25: parley.v1.ListMessagesRequest
-	(*ListMessagesResponse)(nil),             // 26: parley.v1.ListMessagesResponse
-	(*GetContextRequest)(nil),                // 27: parley.v1.GetContextRequest
-	(*GetContextResponse)(nil),               // 28: parley.v1.GetContextResponse
-	(*GetRoutingSummaryRequest)(nil),         // 29: parley.v1.GetRoutingSummaryRequest
-	(*GetRoutingSummaryResponse)(nil),        // 30: parley.v1.GetRoutingSummaryResponse
-	(*BatchGetRoutingSummariesRequest)(nil),  // 31: parley.v1.BatchGetRoutingSummariesRequest
-	(*BatchGetRoutingSummariesResponse)(nil), // 32: parley.v1.BatchGetRoutingSummariesResponse
-	(*SetActiveAgentRequest)(nil),            // 33: parley.v1.SetActiveAgentRequest
-	(*SetActiveAgentResponse)(nil),           // 34: parley.v1.SetActiveAgentResponse
-	(*ListAgentsRequest)(nil),                // 35: parley.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),               // 36: parley.v1.ListAgentsResponse
-	(*AgentInfo)(nil),                        // 37: parley.v1.AgentInfo
-	(*ChatRequest)(nil),                      // 38: parley.v1.ChatRequest
-	(*ChatResponse)(nil),                     // 39: parley.v1.ChatResponse
-	(*ResumeTurnRequest)(nil),                // 40: parley.v1.ResumeTurnRequest
-	(*ResumeTurnResponse)(nil),               // 41: parley.v1.ResumeTurnResponse
-	(*GetTurnRequest)(nil),                   // 42: parley.v1.GetTurnRequest
-	(*GetTurnResponse)(nil),                  // 43: parley.v1.GetTurnResponse
-	(*ListTurnsRequest)(nil),                 // 44: parley.v1.ListTurnsRequest
-	(*ListTurnsResponse)(nil),                // 45: parley.v1.ListTurnsResponse
-	(*CancelTurnRequest)(nil),                // 46: parley.v1.CancelTurnRequest
-	(*CancelTurnResponse)(nil),               // 47: parley.v1.CancelTurnResponse
-	(*WatchConversationsRequest)(nil),        // 48: parley.v1.WatchConversationsRequest
-	(*WatchConversationsResponse)(nil),       // 49: parley.v1.WatchConversationsResponse
-	(*ConversationChange)(nil),               // 50: parley.v1.ConversationChange
-	(*ExportConversationsRequest)(nil),       // 51: parley.v1.ExportConversationsRequest
-	(*ExportConversationsResponse)(nil),      // 52: parley.v1.ExportConversationsResponse
-	(*ImportConversationsRequest)(nil),       // 53: parley.v1.ImportConversationsRequest
-	(*ImportConversationsResponse)(nil),      // 54: parley.v1.ImportConversationsResponse
-	(*ImportFailure)(nil),                    // 55: parley.v1.ImportFailure
-	nil,                                      // 56: parley.v1.ListConversationsRequest.LabelsEntry
-	nil,                                      // 57: parley.v1.ChatRequest.MetadataEntry
-	(*Conversation)(nil),                     // 58: parley.v1.Conversation
-	(*Message)(nil),                          // 59: parley.v1.Message
-	(*fieldmaskpb.FieldMask)(nil),            // 60: google.protobuf.FieldMask
-	(*durationpb.Duration)(nil),              // 61: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),            // 62: google.protobuf.Timestamp
-	(*ContextWindow)(nil),                    // 63: parley.v1.ContextWindow
-	(*RoutingSummary)(nil),                   // 64: parley.v1.RoutingSummary
-	(*StructuredData)(nil),                   // 65: parley.v1.StructuredData
-	(*ToolResult)(nil),                       // 66: parley.v1.ToolResult
-	(*Attachment)(nil),                       // 67: parley.v1.Attachment
-	(*TurnEvent)(nil),                        // 68: parley.v1.TurnEvent
-	(*Turn)(nil),                             // 69: parley.v1.Turn
-	(ChangeKind)(0),                          // 70: parley.v1.ChangeKind
+	(*AppendStreamRequest)(nil),              // 25: parley.v1.AppendStreamRequest
+	(*AppendStreamResponse)(nil),             // 26: parley.v1.AppendStreamResponse
+	(*ListMessagesRequest)(nil),              // 27: parley.v1.ListMessagesRequest
+	(*ListMessagesResponse)(nil),             // 28: parley.v1.ListMessagesResponse
+	(*GetContextRequest)(nil),                // 29: parley.v1.GetContextRequest
+	(*GetContextResponse)(nil),               // 30: parley.v1.GetContextResponse
+	(*GetRoutingSummaryRequest)(nil),         // 31: parley.v1.GetRoutingSummaryRequest
+	(*GetRoutingSummaryResponse)(nil),        // 32: parley.v1.GetRoutingSummaryResponse
+	(*BatchGetRoutingSummariesRequest)(nil),  // 33: parley.v1.BatchGetRoutingSummariesRequest
+	(*BatchGetRoutingSummariesResponse)(nil), // 34: parley.v1.BatchGetRoutingSummariesResponse
+	(*SetActiveAgentRequest)(nil),            // 35: parley.v1.SetActiveAgentRequest
+	(*SetActiveAgentResponse)(nil),           // 36: parley.v1.SetActiveAgentResponse
+	(*ListAgentsRequest)(nil),                // 37: parley.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),               // 38: parley.v1.ListAgentsResponse
+	(*AgentInfo)(nil),                        // 39: parley.v1.AgentInfo
+	(*ChatRequest)(nil),                      // 40: parley.v1.ChatRequest
+	(*ChatResponse)(nil),                     // 41: parley.v1.ChatResponse
+	(*ResumeTurnRequest)(nil),                // 42: parley.v1.ResumeTurnRequest
+	(*ResumeTurnResponse)(nil),               // 43: parley.v1.ResumeTurnResponse
+	(*GetTurnRequest)(nil),                   // 44: parley.v1.GetTurnRequest
+	(*GetTurnResponse)(nil),                  // 45: parley.v1.GetTurnResponse
+	(*ListTurnsRequest)(nil),                 // 46: parley.v1.ListTurnsRequest
+	(*ListTurnsResponse)(nil),                // 47: parley.v1.ListTurnsResponse
+	(*CancelTurnRequest)(nil),                // 48: parley.v1.CancelTurnRequest
+	(*CancelTurnResponse)(nil),               // 49: parley.v1.CancelTurnResponse
+	(*WatchConversationsRequest)(nil),        // 50: parley.v1.WatchConversationsRequest
+	(*WatchConversationsResponse)(nil),       // 51: parley.v1.WatchConversationsResponse
+	(*ConversationChange)(nil),               // 52: parley.v1.ConversationChange
+	(*ExportConversationsRequest)(nil),       // 53: parley.v1.ExportConversationsRequest
+	(*ExportConversationsResponse)(nil),      // 54: parley.v1.ExportConversationsResponse
+	(*ImportConversationsRequest)(nil),       // 55: parley.v1.ImportConversationsRequest
+	(*ImportConversationsResponse)(nil),      // 56: parley.v1.ImportConversationsResponse
+	(*ImportFailure)(nil),                    // 57: parley.v1.ImportFailure
+	nil,                                      // 58: parley.v1.ListConversationsRequest.LabelsEntry
+	nil,                                      // 59: parley.v1.ChatRequest.MetadataEntry
+	(*Conversation)(nil),                     // 60: parley.v1.Conversation
+	(*Message)(nil),                          // 61: parley.v1.Message
+	(*fieldmaskpb.FieldMask)(nil),            // 62: google.protobuf.FieldMask
+	(*durationpb.Duration)(nil),              // 63: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),            // 64: google.protobuf.Timestamp
+	(*status.Status)(nil),                    // 65: google.rpc.Status
+	(*ContextWindow)(nil),                    // 66: parley.v1.ContextWindow
+	(*RoutingSummary)(nil),                   // 67: parley.v1.RoutingSummary
+	(*StructuredData)(nil),                   // 68: parley.v1.StructuredData
+	(*ToolResult)(nil),                       // 69: parley.v1.ToolResult
+	(*Attachment)(nil),                       // 70: parley.v1.Attachment
+	(*TurnEvent)(nil),                        // 71: parley.v1.TurnEvent
+	(*Turn)(nil),                             // 72: parley.v1.Turn
+	(ChangeKind)(0),                          // 73: parley.v1.ChangeKind
 }
 var file_parley_v1_conversation_service_proto_depIdxs = []int32{
-	58, // 0: parley.v1.CreateConversationRequest.conversation:type_name -> parley.v1.Conversation
-	58, // 1: parley.v1.CreateConversationResponse.conversation:type_name -> parley.v1.Conversation
-	58, // 2: parley.v1.LoadConversationResponse.conversation:type_name -> parley.v1.Conversation
-	59, // 3: parley.v1.LoadConversationResponse.messages:type_name -> parley.v1.Message
-	58, // 4: parley.v1.GetConversationResponse.conversation:type_name -> parley.v1.Conversation
-	58, // 5: parley.v1.UpdateConversationRequest.conversation:type_name -> parley.v1.Conversation
-	60, // 6: parley.v1.UpdateConversationRequest.update_mask:type_name -> google.protobuf.FieldMask
-	58, // 7: parley.v1.UpdateConversationResponse.conversation:type_name -> parley.v1.Conversation
-	56, // 8: parley.v1.ListConversationsRequest.labels:type_name -> parley.v1.ListConversationsRequest.LabelsEntry
+	60, // 0: parley.v1.CreateConversationRequest.conversation:type_name -> parley.v1.Conversation
+	60, // 1: parley.v1.CreateConversationResponse.conversation:type_name -> parley.v1.Conversation
+	60, // 2: parley.v1.LoadConversationResponse.conversation:type_name -> parley.v1.Conversation
+	61, // 3: parley.v1.LoadConversationResponse.messages:type_name -> parley.v1.Message
+	60, // 4: parley.v1.GetConversationResponse.conversation:type_name -> parley.v1.Conversation
+	60, // 5: parley.v1.UpdateConversationRequest.conversation:type_name -> parley.v1.Conversation
+	62, // 6: parley.v1.UpdateConversationRequest.update_mask:type_name -> google.protobuf.FieldMask
+	60, // 7: parley.v1.UpdateConversationResponse.conversation:type_name -> parley.v1.Conversation
+	58, // 8: parley.v1.ListConversationsRequest.labels:type_name -> parley.v1.ListConversationsRequest.LabelsEntry
 	0,  // 9: parley.v1.ListConversationsRequest.order:type_name -> parley.v1.ListOrder
 	13, // 10: parley.v1.ListConversationsResponse.conversations:type_name -> parley.v1.ConversationEntry
-	58, // 11: parley.v1.ConversationEntry.conversation:type_name -> parley.v1.Conversation
-	58, // 12: parley.v1.ClearConversationResponse.conversation:type_name -> parley.v1.Conversation
-	61, // 13: parley.v1.PurgeConversationsRequest.inactive_for:type_name -> google.protobuf.Duration
-	58, // 14: parley.v1.ForkConversationResponse.conversation:type_name -> parley.v1.Conversation
-	59, // 15: parley.v1.AppendMessagesRequest.messages:type_name -> parley.v1.Message
-	58, // 16: parley.v1.AppendMessagesResponse.conversation:type_name -> parley.v1.Conversation
+	60, // 11: parley.v1.ConversationEntry.conversation:type_name -> parley.v1.Conversation
+	60, // 12: parley.v1.ClearConversationResponse.conversation:type_name -> parley.v1.Conversation
+	63, // 13: parley.v1.PurgeConversationsRequest.inactive_for:type_name -> google.protobuf.Duration
+	60, // 14: parley.v1.ForkConversationResponse.conversation:type_name -> parley.v1.Conversation
+	61, // 15: parley.v1.AppendMessagesRequest.messages:type_name -> parley.v1.Message
+	60, // 16: parley.v1.AppendMessagesResponse.conversation:type_name -> parley.v1.Conversation
 	24, // 17: parley.v1.AppendMessagesResponse.appended:type_name -> parley.v1.AppendedMessage
-	62, // 18: parley.v1.AppendedMessage.create_time:type_name -> google.protobuf.Timestamp
-	58, // 19: parley.v1.ListMessagesResponse.conversation:type_name -> parley.v1.Conversation
-	59, // 20: parley.v1.ListMessagesResponse.messages:type_name -> parley.v1.Message
-	63, // 21: parley.v1.GetContextRequest.window:type_name -> parley.v1.ContextWindow
-	59, // 22: parley.v1.GetContextResponse.messages:type_name -> parley.v1.Message
-	61, // 23: parley.v1.GetRoutingSummaryRequest.wait_timeout:type_name -> google.protobuf.Duration
-	64, // 24: parley.v1.GetRoutingSummaryResponse.summary:type_name -> parley.v1.RoutingSummary
-	64, // 25: parley.v1.BatchGetRoutingSummariesResponse.summaries:type_name -> parley.v1.RoutingSummary
-	61, // 26: parley.v1.SetActiveAgentRequest.lease_duration:type_name -> google.protobuf.Duration
-	58, // 27: parley.v1.SetActiveAgentResponse.conversation:type_name -> parley.v1.Conversation
-	37, // 28: parley.v1.ListAgentsResponse.agents:type_name -> parley.v1.AgentInfo
-	65, // 29: parley.v1.ChatRequest.structured_data:type_name -> parley.v1.StructuredData
-	1,  // 30: parley.v1.ChatRequest.on_busy:type_name -> parley.v1.OnBusy
-	2,  // 31: parley.v1.ChatRequest.on_disconnect:type_name -> parley.v1.OnDisconnect
-	63, // 32: parley.v1.ChatRequest.window:type_name -> parley.v1.ContextWindow
-	57, // 33: parley.v1.ChatRequest.metadata:type_name -> parley.v1.ChatRequest.MetadataEntry
-	66, // 34: parley.v1.ChatRequest.tool_results:type_name -> parley.v1.ToolResult
-	67, // 35: parley.v1.ChatRequest.attachments:type_name -> parley.v1.Attachment
-	68, // 36: parley.v1.ChatResponse.event:type_name -> parley.v1.TurnEvent
-	68, // 37: parley.v1.ResumeTurnResponse.event:type_name -> parley.v1.TurnEvent
-	69, // 38: parley.v1.GetTurnResponse.turn:type_name -> parley.v1.Turn
-	69, // 39: parley.v1.ListTurnsResponse.turns:type_name -> parley.v1.Turn
-	69, // 40: parley.v1.CancelTurnResponse.turn:type_name -> parley.v1.Turn
-	61, // 41: parley.v1.WatchConversationsRequest.delete_after_disconnect:type_name -> google.protobuf.Duration
-	50, // 42: parley.v1.WatchConversationsResponse.change:type_name -> parley.v1.ConversationChange
-	70, // 43: parley.v1.ConversationChange.kind:type_name -> parley.v1.ChangeKind
-	62, // 44: parley.v1.ConversationChange.time:type_name -> google.protobuf.Timestamp
-	58, // 45: parley.v1.ConversationChange.conversation:type_name -> parley.v1.Conversation
-	59, // 46: parley.v1.ConversationChange.message:type_name -> parley.v1.Message
-	68, // 47: parley.v1.ConversationChange.turn_event:type_name -> parley.v1.TurnEvent
-	58, // 48: parley.v1.ExportConversationsResponse.conversation:type_name -> parley.v1.Conversation
-	59, // 49: parley.v1.ExportConversationsResponse.messages:type_name -> parley.v1.Message
-	58, // 50: parley.v1.ImportConversationsRequest.conversation:type_name -> parley.v1.Conversation
-	59, // 51: parley.v1.ImportConversationsRequest.messages:type_name -> parley.v1.Message
-	55, // 52: parley.v1.ImportConversationsResponse.failures:type_name -> parley.v1.ImportFailure
-	3,  // 53: parley.v1.ConversationService.CreateConversation:input_type -> parley.v1.CreateConversationRequest
-	5,  // 54: parley.v1.ConversationService.LoadConversation:input_type -> parley.v1.LoadConversationRequest
-	7,  // 55: parley.v1.ConversationService.GetConversation:input_type -> parley.v1.GetConversationRequest
-	9,  // 56: parley.v1.ConversationService.UpdateConversation:input_type -> parley.v1.UpdateConversationRequest
-	11, // 57: parley.v1.ConversationService.ListConversations:input_type -> parley.v1.ListConversationsRequest
-	14, // 58: parley.v1.ConversationService.DeleteConversation:input_type -> parley.v1.DeleteConversationRequest
-	16, // 59: parley.v1.ConversationService.ClearConversation:input_type -> parley.v1.ClearConversationRequest
-	18, // 60: parley.v1.ConversationService.PurgeConversations:input_type -> parley.v1.PurgeConversationsRequest
-	20, // 61: parley.v1.ConversationService.ForkConversation:input_type -> parley.v1.ForkConversationRequest
-	22, // 62: parley.v1.ConversationService.AppendMessages:input_type -> parley.v1.AppendMessagesRequest
-	25, // 63: parley.v1.ConversationService.ListMessages:input_type -> parley.v1.ListMessagesRequest
-	27, // 64: parley.v1.ConversationService.GetContext:input_type -> parley.v1.GetContextRequest
-	29, // 65: parley.v1.ConversationService.GetRoutingSummary:input_type -> parley.v1.GetRoutingSummaryRequest
-	31, // 66: parley.v1.ConversationService.BatchGetRoutingSummaries:input_type -> parley.v1.BatchGetRoutingSummariesRequest
-	33, // 67: parley.v1.ConversationService.SetActiveAgent:input_type -> parley.v1.SetActiveAgentRequest
-	35, // 68: parley.v1.ConversationService.ListAgents:input_type -> parley.v1.ListAgentsRequest
-	38, // 69: parley.v1.ConversationService.Chat:input_type -> parley.v1.ChatRequest
-	40, // 70: parley.v1.ConversationService.ResumeTurn:input_type -> parley.v1.ResumeTurnRequest
-	42, // 71: parley.v1.ConversationService.GetTurn:input_type -> parley.v1.GetTurnRequest
-	44, // 72: parley.v1.ConversationService.ListTurns:input_type -> parley.v1.ListTurnsRequest
-	46, // 73: parley.v1.ConversationService.CancelTurn:input_type -> parley.v1.CancelTurnRequest
-	48, // 74: parley.v1.ConversationService.WatchConversations:input_type -> parley.v1.WatchConversationsRequest
-	51, // 75: parley.v1.ConversationService.ExportConversations:input_type -> parley.v1.ExportConversationsRequest
-	53, // 76: parley.v1.ConversationService.ImportConversations:input_type -> parley.v1.ImportConversationsRequest
-	4,  // 77: parley.v1.ConversationService.CreateConversation:output_type -> parley.v1.CreateConversationResponse
-	6,  // 78: parley.v1.ConversationService.LoadConversation:output_type -> parley.v1.LoadConversationResponse
-	8,  // 79: parley.v1.ConversationService.GetConversation:output_type -> parley.v1.GetConversationResponse
-	10, // 80: parley.v1.ConversationService.UpdateConversation:output_type -> parley.v1.UpdateConversationResponse
-	12, // 81: parley.v1.ConversationService.ListConversations:output_type -> parley.v1.ListConversationsResponse
-	15, // 82: parley.v1.ConversationService.DeleteConversation:output_type -> parley.v1.DeleteConversationResponse
-	17, // 83: parley.v1.ConversationService.ClearConversation:output_type -> parley.v1.ClearConversationResponse
-	19, // 84: parley.v1.ConversationService.PurgeConversations:output_type -> parley.v1.PurgeConversationsResponse
-	21, // 85: parley.v1.ConversationService.ForkConversation:output_type -> parley.v1.ForkConversationResponse
-	23, // 86: parley.v1.ConversationService.AppendMessages:output_type -> parley.v1.AppendMessagesResponse
-	26, // 87: parley.v1.ConversationService.ListMessages:output_type -> parley.v1.ListMessagesResponse
-	28, // 88: parley.v1.ConversationService.GetContext:output_type -> parley.v1.GetContextResponse
-	30, // 89: parley.v1.ConversationService.GetRoutingSummary:output_type -> parley.v1.GetRoutingSummaryResponse
-	32, // 90: parley.v1.ConversationService.BatchGetRoutingSummaries:output_type -> parley.v1.BatchGetRoutingSummariesResponse
-	34, // 91: parley.v1.ConversationService.SetActiveAgent:output_type -> parley.v1.SetActiveAgentResponse
-	36, // 92: parley.v1.ConversationService.ListAgents:output_type -> parley.v1.ListAgentsResponse
-	39, // 93: parley.v1.ConversationService.Chat:output_type -> parley.v1.ChatResponse
-	41, // 94: parley.v1.ConversationService.ResumeTurn:output_type -> parley.v1.ResumeTurnResponse
-	43, // 95: parley.v1.ConversationService.GetTurn:output_type -> parley.v1.GetTurnResponse
-	45, // 96: parley.v1.ConversationService.ListTurns:output_type -> parley.v1.ListTurnsResponse
-	47, // 97: parley.v1.ConversationService.CancelTurn:output_type -> parley.v1.CancelTurnResponse
-	49, // 98: parley.v1.ConversationService.WatchConversations:output_type -> parley.v1.WatchConversationsResponse
-	52, // 99: parley.v1.ConversationService.ExportConversations:output_type -> parley.v1.ExportConversationsResponse
-	54, // 100: parley.v1.ConversationService.ImportConversations:output_type -> parley.v1.ImportConversationsResponse
-	77, // [77:101] is the sub-list for method output_type
-	53, // [53:77] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	64, // 18: parley.v1.AppendedMessage.create_time:type_name -> google.protobuf.Timestamp
+	22, // 19: parley.v1.AppendStreamRequest.append:type_name -> parley.v1.AppendMessagesRequest
+	23, // 20: parley.v1.AppendStreamResponse.response:type_name -> parley.v1.AppendMessagesResponse
+	65, // 21: parley.v1.AppendStreamResponse.error:type_name -> google.rpc.Status
+	60, // 22: parley.v1.ListMessagesResponse.conversation:type_name -> parley.v1.Conversation
+	61, // 23: parley.v1.ListMessagesResponse.messages:type_name -> parley.v1.Message
+	66, // 24: parley.v1.GetContextRequest.window:type_name -> parley.v1.ContextWindow
+	61, // 25: parley.v1.GetContextResponse.messages:type_name -> parley.v1.Message
+	63, // 26: parley.v1.GetRoutingSummaryRequest.wait_timeout:type_name -> google.protobuf.Duration
+	67, // 27: parley.v1.GetRoutingSummaryResponse.summary:type_name -> parley.v1.RoutingSummary
+	67, // 28: parley.v1.BatchGetRoutingSummariesResponse.summaries:type_name -> parley.v1.RoutingSummary
+	63, // 29: parley.v1.SetActiveAgentRequest.lease_duration:type_name -> google.protobuf.Duration
+	60, // 30: parley.v1.SetActiveAgentResponse.conversation:type_name -> parley.v1.Conversation
+	39, // 31: parley.v1.ListAgentsResponse.agents:type_name -> parley.v1.AgentInfo
+	68, // 32: parley.v1.ChatRequest.structured_data:type_name -> parley.v1.StructuredData
+	1,  // 33: parley.v1.ChatRequest.on_busy:type_name -> parley.v1.OnBusy
+	2,  // 34: parley.v1.ChatRequest.on_disconnect:type_name -> parley.v1.OnDisconnect
+	66, // 35: parley.v1.ChatRequest.window:type_name -> parley.v1.ContextWindow
+	59, // 36: parley.v1.ChatRequest.metadata:type_name -> parley.v1.ChatRequest.MetadataEntry
+	69, // 37: parley.v1.ChatRequest.tool_results:type_name -> parley.v1.ToolResult
+	70, // 38: parley.v1.ChatRequest.attachments:type_name -> parley.v1.Attachment
+	71, // 39: parley.v1.ChatResponse.event:type_name -> parley.v1.TurnEvent
+	71, // 40: parley.v1.ResumeTurnResponse.event:type_name -> parley.v1.TurnEvent
+	72, // 41: parley.v1.GetTurnResponse.turn:type_name -> parley.v1.Turn
+	72, // 42: parley.v1.ListTurnsResponse.turns:type_name -> parley.v1.Turn
+	72, // 43: parley.v1.CancelTurnResponse.turn:type_name -> parley.v1.Turn
+	63, // 44: parley.v1.WatchConversationsRequest.delete_after_disconnect:type_name -> google.protobuf.Duration
+	52, // 45: parley.v1.WatchConversationsResponse.change:type_name -> parley.v1.ConversationChange
+	73, // 46: parley.v1.ConversationChange.kind:type_name -> parley.v1.ChangeKind
+	64, // 47: parley.v1.ConversationChange.time:type_name -> google.protobuf.Timestamp
+	60, // 48: parley.v1.ConversationChange.conversation:type_name -> parley.v1.Conversation
+	61, // 49: parley.v1.ConversationChange.message:type_name -> parley.v1.Message
+	71, // 50: parley.v1.ConversationChange.turn_event:type_name -> parley.v1.TurnEvent
+	60, // 51: parley.v1.ExportConversationsResponse.conversation:type_name -> parley.v1.Conversation
+	61, // 52: parley.v1.ExportConversationsResponse.messages:type_name -> parley.v1.Message
+	60, // 53: parley.v1.ImportConversationsRequest.conversation:type_name -> parley.v1.Conversation
+	61, // 54: parley.v1.ImportConversationsRequest.messages:type_name -> parley.v1.Message
+	57, // 55: parley.v1.ImportConversationsResponse.failures:type_name -> parley.v1.ImportFailure
+	3,  // 56: parley.v1.ConversationService.CreateConversation:input_type -> parley.v1.CreateConversationRequest
+	5,  // 57: parley.v1.ConversationService.LoadConversation:input_type -> parley.v1.LoadConversationRequest
+	7,  // 58: parley.v1.ConversationService.GetConversation:input_type -> parley.v1.GetConversationRequest
+	9,  // 59: parley.v1.ConversationService.UpdateConversation:input_type -> parley.v1.UpdateConversationRequest
+	11, // 60: parley.v1.ConversationService.ListConversations:input_type -> parley.v1.ListConversationsRequest
+	14, // 61: parley.v1.ConversationService.DeleteConversation:input_type -> parley.v1.DeleteConversationRequest
+	16, // 62: parley.v1.ConversationService.ClearConversation:input_type -> parley.v1.ClearConversationRequest
+	18, // 63: parley.v1.ConversationService.PurgeConversations:input_type -> parley.v1.PurgeConversationsRequest
+	20, // 64: parley.v1.ConversationService.ForkConversation:input_type -> parley.v1.ForkConversationRequest
+	22, // 65: parley.v1.ConversationService.AppendMessages:input_type -> parley.v1.AppendMessagesRequest
+	25, // 66: parley.v1.ConversationService.AppendStream:input_type -> parley.v1.AppendStreamRequest
+	27, // 67: parley.v1.ConversationService.ListMessages:input_type -> parley.v1.ListMessagesRequest
+	29, // 68: parley.v1.ConversationService.GetContext:input_type -> parley.v1.GetContextRequest
+	31, // 69: parley.v1.ConversationService.GetRoutingSummary:input_type -> parley.v1.GetRoutingSummaryRequest
+	33, // 70: parley.v1.ConversationService.BatchGetRoutingSummaries:input_type -> parley.v1.BatchGetRoutingSummariesRequest
+	35, // 71: parley.v1.ConversationService.SetActiveAgent:input_type -> parley.v1.SetActiveAgentRequest
+	37, // 72: parley.v1.ConversationService.ListAgents:input_type -> parley.v1.ListAgentsRequest
+	40, // 73: parley.v1.ConversationService.Chat:input_type -> parley.v1.ChatRequest
+	42, // 74: parley.v1.ConversationService.ResumeTurn:input_type -> parley.v1.ResumeTurnRequest
+	44, // 75: parley.v1.ConversationService.GetTurn:input_type -> parley.v1.GetTurnRequest
+	46, // 76: parley.v1.ConversationService.ListTurns:input_type -> parley.v1.ListTurnsRequest
+	48, // 77: parley.v1.ConversationService.CancelTurn:input_type -> parley.v1.CancelTurnRequest
+	50, // 78: parley.v1.ConversationService.WatchConversations:input_type -> parley.v1.WatchConversationsRequest
+	53, // 79: parley.v1.ConversationService.ExportConversations:input_type -> parley.v1.ExportConversationsRequest
+	55, // 80: parley.v1.ConversationService.ImportConversations:input_type -> parley.v1.ImportConversationsRequest
+	4,  // 81: parley.v1.ConversationService.CreateConversation:output_type -> parley.v1.CreateConversationResponse
+	6,  // 82: parley.v1.ConversationService.LoadConversation:output_type -> parley.v1.LoadConversationResponse
+	8,  // 83: parley.v1.ConversationService.GetConversation:output_type -> parley.v1.GetConversationResponse
+	10, // 84: parley.v1.ConversationService.UpdateConversation:output_type -> parley.v1.UpdateConversationResponse
+	12, // 85: parley.v1.ConversationService.ListConversations:output_type -> parley.v1.ListConversationsResponse
+	15, // 86: parley.v1.ConversationService.DeleteConversation:output_type -> parley.v1.DeleteConversationResponse
+	17, // 87: parley.v1.ConversationService.ClearConversation:output_type -> parley.v1.ClearConversationResponse
+	19, // 88: parley.v1.ConversationService.PurgeConversations:output_type -> parley.v1.PurgeConversationsResponse
+	21, // 89: parley.v1.ConversationService.ForkConversation:output_type -> parley.v1.ForkConversationResponse
+	23, // 90: parley.v1.ConversationService.AppendMessages:output_type -> parley.v1.AppendMessagesResponse
+	26, // 91: parley.v1.ConversationService.AppendStream:output_type -> parley.v1.AppendStreamResponse
+	28, // 92: parley.v1.ConversationService.ListMessages:output_type -> parley.v1.ListMessagesResponse
+	30, // 93: parley.v1.ConversationService.GetContext:output_type -> parley.v1.GetContextResponse
+	32, // 94: parley.v1.ConversationService.GetRoutingSummary:output_type -> parley.v1.GetRoutingSummaryResponse
+	34, // 95: parley.v1.ConversationService.BatchGetRoutingSummaries:output_type -> parley.v1.BatchGetRoutingSummariesResponse
+	36, // 96: parley.v1.ConversationService.SetActiveAgent:output_type -> parley.v1.SetActiveAgentResponse
+	38, // 97: parley.v1.ConversationService.ListAgents:output_type -> parley.v1.ListAgentsResponse
+	41, // 98: parley.v1.ConversationService.Chat:output_type -> parley.v1.ChatResponse
+	43, // 99: parley.v1.ConversationService.ResumeTurn:output_type -> parley.v1.ResumeTurnResponse
+	45, // 100: parley.v1.ConversationService.GetTurn:output_type -> parley.v1.GetTurnResponse
+	47, // 101: parley.v1.ConversationService.ListTurns:output_type -> parley.v1.ListTurnsResponse
+	49, // 102: parley.v1.ConversationService.CancelTurn:output_type -> parley.v1.CancelTurnResponse
+	51, // 103: parley.v1.ConversationService.WatchConversations:output_type -> parley.v1.WatchConversationsResponse
+	54, // 104: parley.v1.ConversationService.ExportConversations:output_type -> parley.v1.ExportConversationsResponse
+	56, // 105: parley.v1.ConversationService.ImportConversations:output_type -> parley.v1.ImportConversationsResponse
+	81, // [81:106] is the sub-list for method output_type
+	56, // [56:81] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_parley_v1_conversation_service_proto_init() }
@@ -4128,11 +4279,15 @@ func file_parley_v1_conversation_service_proto_init() {
 	file_parley_v1_conversation_service_proto_msgTypes[11].OneofWrappers = []any{}
 	file_parley_v1_conversation_service_proto_msgTypes[13].OneofWrappers = []any{}
 	file_parley_v1_conversation_service_proto_msgTypes[19].OneofWrappers = []any{}
-	file_parley_v1_conversation_service_proto_msgTypes[26].OneofWrappers = []any{}
+	file_parley_v1_conversation_service_proto_msgTypes[23].OneofWrappers = []any{
+		(*AppendStreamResponse_Response)(nil),
+		(*AppendStreamResponse_Error)(nil),
+	}
 	file_parley_v1_conversation_service_proto_msgTypes[28].OneofWrappers = []any{}
 	file_parley_v1_conversation_service_proto_msgTypes[30].OneofWrappers = []any{}
-	file_parley_v1_conversation_service_proto_msgTypes[35].OneofWrappers = []any{}
-	file_parley_v1_conversation_service_proto_msgTypes[47].OneofWrappers = []any{
+	file_parley_v1_conversation_service_proto_msgTypes[32].OneofWrappers = []any{}
+	file_parley_v1_conversation_service_proto_msgTypes[37].OneofWrappers = []any{}
+	file_parley_v1_conversation_service_proto_msgTypes[49].OneofWrappers = []any{
 		(*ConversationChange_Conversation)(nil),
 		(*ConversationChange_Message)(nil),
 		(*ConversationChange_TurnEvent)(nil),
@@ -4143,7 +4298,7 @@ func file_parley_v1_conversation_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_parley_v1_conversation_service_proto_rawDesc), len(file_parley_v1_conversation_service_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   55,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	ConversationService_PurgeConversations_FullMethodName       = "/parley.v1.ConversationService/PurgeConversations"
 	ConversationService_ForkConversation_FullMethodName         = "/parley.v1.ConversationService/ForkConversation"
 	ConversationService_AppendMessages_FullMethodName           = "/parley.v1.ConversationService/AppendMessages"
+	ConversationService_AppendStream_FullMethodName             = "/parley.v1.ConversationService/AppendStream"
 	ConversationService_ListMessages_FullMethodName             = "/parley.v1.ConversationService/ListMessages"
 	ConversationService_GetContext_FullMethodName               = "/parley.v1.ConversationService/GetContext"
 	ConversationService_GetRoutingSummary_FullMethodName        = "/parley.v1.ConversationService/GetRoutingSummary"
@@ -81,6 +82,28 @@ type ConversationServiceClient interface {
 	ForkConversation(ctx context.Context, in *ForkConversationRequest, opts ...grpc.CallOption) (*ForkConversationResponse, error)
 	// AppendMessages appends messages in one atomic step. It may be called while a turn runs.
 	AppendMessages(ctx context.Context, in *AppendMessagesRequest, opts ...grpc.CallOption) (*AppendMessagesResponse, error)
+	// AppendStream appends many batches, to any conversations, over one stream. It costs the
+	// client and the server less per batch than AppendMessages.
+	//
+	// Each request is handled as a call of AppendMessages. There is one response for each
+	// request, in the order of the requests. A refused request has an error as its response and
+	// does not affect the others. The batches of one conversation are applied in the order in
+	// which they were sent. Those of different conversations may be applied in any order, because
+	// they share commits.
+	//
+	// Up to 1024 requests are under way at a time. If that many wait for their responses, or if
+	// they are large, the server receives the next one after a response was sent. A client must
+	// therefore read responses while it sends.
+	//
+	// After the client's last request the server sends the remaining responses and ends the
+	// stream with OK. A stop of the server sends the responses to all requests that it received,
+	// then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
+	// request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
+	//
+	// If a stream breaks, the requests without a response may or may not have been applied. Set
+	// request_id in each request, and send those without a response again, in the same order and
+	// with the same request_ids: no batch is stored twice.
+	AppendStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AppendStreamRequest, AppendStreamResponse], error)
 	// ListMessages returns a page of the kept messages, in either direction.
 	ListMessages(ctx context.Context, in *ListMessagesRequest, opts ...grpc.CallOption) (*ListMessagesResponse, error)
 	// GetContext returns the system prompt and the context window for a model call.
@@ -233,6 +256,19 @@ func (c *conversationServiceClient) AppendMessages(ctx context.Context, in *Appe
 	return out, nil
 }
 
+func (c *conversationServiceClient) AppendStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AppendStreamRequest, AppendStreamResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[0], ConversationService_AppendStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[AppendStreamRequest, AppendStreamResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ConversationService_AppendStreamClient = grpc.BidiStreamingClient[AppendStreamRequest, AppendStreamResponse]
+
 func (c *conversationServiceClient) ListMessages(ctx context.Context, in *ListMessagesRequest, opts ...grpc.CallOption) (*ListMessagesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListMessagesResponse)
@@ -295,7 +331,7 @@ func (c *conversationServiceClient) ListAgents(ctx context.Context, in *ListAgen
 
 func (c *conversationServiceClient) Chat(ctx context.Context, in *ChatRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ChatResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[0], ConversationService_Chat_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[1], ConversationService_Chat_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -314,7 +350,7 @@ type ConversationService_ChatClient = grpc.ServerStreamingClient[ChatResponse]
 
 func (c *conversationServiceClient) ResumeTurn(ctx context.Context, in *ResumeTurnRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ResumeTurnResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[1], ConversationService_ResumeTurn_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[2], ConversationService_ResumeTurn_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -363,7 +399,7 @@ func (c *conversationServiceClient) CancelTurn(ctx context.Context, in *CancelTu
 
 func (c *conversationServiceClient) WatchConversations(ctx context.Context, in *WatchConversationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchConversationsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[2], ConversationService_WatchConversations_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[3], ConversationService_WatchConversations_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -382,7 +418,7 @@ type ConversationService_WatchConversationsClient = grpc.ServerStreamingClient[W
 
 func (c *conversationServiceClient) ExportConversations(ctx context.Context, in *ExportConversationsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportConversationsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[3], ConversationService_ExportConversations_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[4], ConversationService_ExportConversations_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -401,7 +437,7 @@ type ConversationService_ExportConversationsClient = grpc.ServerStreamingClient[
 
 func (c *conversationServiceClient) ImportConversations(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportConversationsRequest, ImportConversationsResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[4], ConversationService_ImportConversations_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &ConversationService_ServiceDesc.Streams[5], ConversationService_ImportConversations_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -448,6 +484,28 @@ type ConversationServiceServer interface {
 	ForkConversation(context.Context, *ForkConversationRequest) (*ForkConversationResponse, error)
 	// AppendMessages appends messages in one atomic step. It may be called while a turn runs.
 	AppendMessages(context.Context, *AppendMessagesRequest) (*AppendMessagesResponse, error)
+	// AppendStream appends many batches, to any conversations, over one stream. It costs the
+	// client and the server less per batch than AppendMessages.
+	//
+	// Each request is handled as a call of AppendMessages. There is one response for each
+	// request, in the order of the requests. A refused request has an error as its response and
+	// does not affect the others. The batches of one conversation are applied in the order in
+	// which they were sent. Those of different conversations may be applied in any order, because
+	// they share commits.
+	//
+	// Up to 1024 requests are under way at a time. If that many wait for their responses, or if
+	// they are large, the server receives the next one after a response was sent. A client must
+	// therefore read responses while it sends.
+	//
+	// After the client's last request the server sends the remaining responses and ends the
+	// stream with OK. A stop of the server sends the responses to all requests that it received,
+	// then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
+	// request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
+	//
+	// If a stream breaks, the requests without a response may or may not have been applied. Set
+	// request_id in each request, and send those without a response again, in the same order and
+	// with the same request_ids: no batch is stored twice.
+	AppendStream(grpc.BidiStreamingServer[AppendStreamRequest, AppendStreamResponse]) error
 	// ListMessages returns a page of the kept messages, in either direction.
 	ListMessages(context.Context, *ListMessagesRequest) (*ListMessagesResponse, error)
 	// GetContext returns the system prompt and the context window for a model call.
@@ -529,6 +587,9 @@ func (UnimplementedConversationServiceServer) ForkConversation(context.Context, 
 }
 func (UnimplementedConversationServiceServer) AppendMessages(context.Context, *AppendMessagesRequest) (*AppendMessagesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AppendMessages not implemented")
+}
+func (UnimplementedConversationServiceServer) AppendStream(grpc.BidiStreamingServer[AppendStreamRequest, AppendStreamResponse]) error {
+	return status.Error(codes.Unimplemented, "method AppendStream not implemented")
 }
 func (UnimplementedConversationServiceServer) ListMessages(context.Context, *ListMessagesRequest) (*ListMessagesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMessages not implemented")
@@ -772,6 +833,13 @@ func _ConversationService_AppendMessages_Handler(srv interface{}, ctx context.Co
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _ConversationService_AppendStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(ConversationServiceServer).AppendStream(&grpc.GenericServerStream[AppendStreamRequest, AppendStreamResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ConversationService_AppendStreamServer = grpc.BidiStreamingServer[AppendStreamRequest, AppendStreamResponse]
 
 func _ConversationService_ListMessages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListMessagesRequest)
@@ -1071,6 +1139,12 @@ var ConversationService_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "AppendStream",
+			Handler:       _ConversationService_AppendStream_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
 		{
 			StreamName:    "Chat",
 			Handler:       _ConversationService_Chat_Handler,

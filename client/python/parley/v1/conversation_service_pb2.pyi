@@ -11,6 +11,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.rpc import status_pb2 as _status_pb2
 from parley.v1 import conversation_pb2 as _conversation_pb2
 from parley.v1 import message_pb2 as _message_pb2
 from parley.v1 import routing_pb2 as _routing_pb2
@@ -820,6 +821,65 @@ class AppendedMessage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AppendedMessage: _TypeAlias = AppendedMessage  # noqa: Y015
+
+@_typing.final
+class AppendStreamRequest(_message.Message):
+    """AppendStreamRequest contains one batch of messages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPEND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def append(self) -> Global___AppendMessagesRequest:
+        """The batch. Required."""
+
+    def __init__(
+        self,
+        *,
+        append: Global___AppendMessagesRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append", b"append"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append", b"append"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendStreamRequest: _TypeAlias = AppendStreamRequest  # noqa: Y015
+
+@_typing.final
+class AppendStreamResponse(_message.Message):
+    """AppendStreamResponse answers one request of the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def response(self) -> Global___AppendMessagesResponse:
+        """The batch was applied, or was applied earlier under the same request_id."""
+
+    @_builtins.property
+    def error(self) -> _status_pb2.Status:
+        """The batch was refused, with the code, the message and the details that AppendMessages
+        fails with. Nothing of it was stored unless the code is UNKNOWN, DEADLINE_EXCEEDED,
+        CANCELLED, UNAVAILABLE or INTERNAL.
+        """
+
+    def __init__(
+        self,
+        *,
+        response: Global___AppendMessagesResponse | None = ...,
+        error: _status_pb2.Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "response", b"response", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "response", b"response", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["response", "error"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___AppendStreamResponse: _TypeAlias = AppendStreamResponse  # noqa: Y015
 
 @_typing.final
 class ListMessagesRequest(_message.Message):

@@ -92,6 +92,11 @@ class ConversationServiceStub:
                 request_serializer=parley_dot_v1_dot_conversation__service__pb2.AppendMessagesRequest.SerializeToString,
                 response_deserializer=parley_dot_v1_dot_conversation__service__pb2.AppendMessagesResponse.FromString,
                 _registered_method=True)
+        self.AppendStream = channel.stream_stream(
+                '/parley.v1.ConversationService/AppendStream',
+                request_serializer=parley_dot_v1_dot_conversation__service__pb2.AppendStreamRequest.SerializeToString,
+                response_deserializer=parley_dot_v1_dot_conversation__service__pb2.AppendStreamResponse.FromString,
+                _registered_method=True)
         self.ListMessages = channel.unary_unary(
                 '/parley.v1.ConversationService/ListMessages',
                 request_serializer=parley_dot_v1_dot_conversation__service__pb2.ListMessagesRequest.SerializeToString,
@@ -243,6 +248,33 @@ class ConversationServiceServicer:
 
     def AppendMessages(self, request, context):
         """AppendMessages appends messages in one atomic step. It may be called while a turn runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AppendStream(self, request_iterator, context):
+        """AppendStream appends many batches, to any conversations, over one stream. It costs the
+        client and the server less per batch than AppendMessages.
+
+        Each request is handled as a call of AppendMessages. There is one response for each
+        request, in the order of the requests. A refused request has an error as its response and
+        does not affect the others. The batches of one conversation are applied in the order in
+        which they were sent. Those of different conversations may be applied in any order, because
+        they share commits.
+
+        Up to 1024 requests are under way at a time. If that many wait for their responses, or if
+        they are large, the server receives the next one after a response was sent. A client must
+        therefore read responses while it sends.
+
+        After the client's last request the server sends the remaining responses and ends the
+        stream with OK. A stop of the server sends the responses to all requests that it received,
+        then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
+        request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
+
+        If a stream breaks, the requests without a response may or may not have been applied. Set
+        request_id in each request, and send those without a response again, in the same order and
+        with the same request_ids: no batch is stored twice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -412,6 +444,11 @@ def add_ConversationServiceServicer_to_server(servicer, server):
                     servicer.AppendMessages,
                     request_deserializer=parley_dot_v1_dot_conversation__service__pb2.AppendMessagesRequest.FromString,
                     response_serializer=parley_dot_v1_dot_conversation__service__pb2.AppendMessagesResponse.SerializeToString,
+            ),
+            'AppendStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.AppendStream,
+                    request_deserializer=parley_dot_v1_dot_conversation__service__pb2.AppendStreamRequest.FromString,
+                    response_serializer=parley_dot_v1_dot_conversation__service__pb2.AppendStreamResponse.SerializeToString,
             ),
             'ListMessages': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMessages,
@@ -762,6 +799,33 @@ class ConversationService:
             '/parley.v1.ConversationService/AppendMessages',
             parley_dot_v1_dot_conversation__service__pb2.AppendMessagesRequest.SerializeToString,
             parley_dot_v1_dot_conversation__service__pb2.AppendMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AppendStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/parley.v1.ConversationService/AppendStream',
+            parley_dot_v1_dot_conversation__service__pb2.AppendStreamRequest.SerializeToString,
+            parley_dot_v1_dot_conversation__service__pb2.AppendStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,6 +67,29 @@ class ConversationServiceStub:
     """
     AppendMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessagesRequest, _conversation_service_pb2.AppendMessagesResponse]
     """AppendMessages appends messages in one atomic step. It may be called while a turn runs."""
+    AppendStream: _grpc.StreamStreamMultiCallable[_conversation_service_pb2.AppendStreamRequest, _conversation_service_pb2.AppendStreamResponse]
+    """AppendStream appends many batches, to any conversations, over one stream. It costs the
+    client and the server less per batch than AppendMessages.
+
+    Each request is handled as a call of AppendMessages. There is one response for each
+    request, in the order of the requests. A refused request has an error as its response and
+    does not affect the others. The batches of one conversation are applied in the order in
+    which they were sent. Those of different conversations may be applied in any order, because
+    they share commits.
+
+    Up to 1024 requests are under way at a time. If that many wait for their responses, or if
+    they are large, the server receives the next one after a response was sent. A client must
+    therefore read responses while it sends.
+
+    After the client's last request the server sends the remaining responses and ends the
+    stream with OK. A stop of the server sends the responses to all requests that it received,
+    then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
+    request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
+
+    If a stream breaks, the requests without a response may or may not have been applied. Set
+    request_id in each request, and send those without a response again, in the same order and
+    with the same request_ids: no batch is stored twice.
+    """
     ListMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]
     """ListMessages returns a page of the kept messages, in either direction."""
     GetContext: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetContextRequest, _conversation_service_pb2.GetContextResponse]
@@ -157,6 +180,29 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """
     AppendMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessagesRequest, _conversation_service_pb2.AppendMessagesResponse]  # type: ignore[assignment]
     """AppendMessages appends messages in one atomic step. It may be called while a turn runs."""
+    AppendStream: _aio.StreamStreamMultiCallable[_conversation_service_pb2.AppendStreamRequest, _conversation_service_pb2.AppendStreamResponse]  # type: ignore[assignment]
+    """AppendStream appends many batches, to any conversations, over one stream. It costs the
+    client and the server less per batch than AppendMessages.
+
+    Each request is handled as a call of AppendMessages. There is one response for each
+    request, in the order of the requests. A refused request has an error as its response and
+    does not affect the others. The batches of one conversation are applied in the order in
+    which they were sent. Those of different conversations may be applied in any order, because
+    they share commits.
+
+    Up to 1024 requests are under way at a time. If that many wait for their responses, or if
+    they are large, the server receives the next one after a response was sent. A client must
+    therefore read responses while it sends.
+
+    After the client's last request the server sends the remaining responses and ends the
+    stream with OK. A stop of the server sends the responses to all requests that it received,
+    then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
+    request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
+
+    If a stream breaks, the requests without a response may or may not have been applied. Set
+    request_id in each request, and send those without a response again, in the same order and
+    with the same request_ids: no batch is stored twice.
+    """
     ListMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """ListMessages returns a page of the kept messages, in either direction."""
     GetContext: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetContextRequest, _conversation_service_pb2.GetContextResponse]  # type: ignore[assignment]
@@ -304,6 +350,35 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.AppendMessagesResponse, _abc.Awaitable[_conversation_service_pb2.AppendMessagesResponse]]:
         """AppendMessages appends messages in one atomic step. It may be called while a turn runs."""
+
+    @_abc_1.abstractmethod
+    def AppendStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_conversation_service_pb2.AppendStreamRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_conversation_service_pb2.AppendStreamResponse], _abc.AsyncIterator[_conversation_service_pb2.AppendStreamResponse]]:
+        """AppendStream appends many batches, to any conversations, over one stream. It costs the
+        client and the server less per batch than AppendMessages.
+
+        Each request is handled as a call of AppendMessages. There is one response for each
+        request, in the order of the requests. A refused request has an error as its response and
+        does not affect the others. The batches of one conversation are applied in the order in
+        which they were sent. Those of different conversations may be applied in any order, because
+        they share commits.
+
+        Up to 1024 requests are under way at a time. If that many wait for their responses, or if
+        they are large, the server receives the next one after a response was sent. A client must
+        therefore read responses while it sends.
+
+        After the client's last request the server sends the remaining responses and ends the
+        stream with OK. A stop of the server sends the responses to all requests that it received,
+        then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
+        request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
+
+        If a stream breaks, the requests without a response may or may not have been applied. Set
+        request_id in each request, and send those without a response again, in the same order and
+        with the same request_ids: no batch is stored twice.
+        """
 
     @_abc_1.abstractmethod
     def ListMessages(

@@ -6,3 +6,4 @@ export * from "./google/protobuf/timestamp.js";
 export * from "./google/protobuf/duration.js";
 export * from "./google/protobuf/field_mask.js";
 export * from "./google/protobuf/struct.js";
+export * from "./google/protobuf/any.js";

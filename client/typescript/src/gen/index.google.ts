@@ -3,3 +3,4 @@
 /* eslint-disable */
 
 export * as protobuf from "./index.google.protobuf.js";
+export * as rpc from "./index.google.rpc.js";

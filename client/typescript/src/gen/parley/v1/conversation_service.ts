@@ -7,6 +7,7 @@ import type { CallContext, CallOptions } from "nice-grpc-common";
 import { Duration } from "../../google/protobuf/duration.js";
 import { FieldMask } from "../../google/protobuf/field_mask.js";
 import { Timestamp } from "../../google/protobuf/timestamp.js";
+import { Status } from "../../google/rpc/status.js";
 import { ChangeKind, changeKindFromJSON, changeKindToNumber, ContextWindow, Conversation } from "./conversation.js";
 import { Attachment, Message, StructuredData, ToolResult } from "./message.js";
 import { RoutingSummary } from "./routing.js";
@@ -437,6 +438,29 @@ export interface AppendedMessage {
   exchange: number;
   /** Message.create_time. */
   createTime?: Date | undefined;
+}
+
+/** AppendStreamRequest contains one batch of messages. */
+export interface AppendStreamRequest {
+  /** The batch. Required. */
+  append?: AppendMessagesRequest | undefined;
+}
+
+/** AppendStreamResponse answers one request of the stream. */
+export interface AppendStreamResponse {
+  /** What AppendMessages returns for the same batch. */
+  result?:
+    | //
+    /** The batch was applied, or was applied earlier under the same request_id. */
+    { $case: "response"; value: AppendMessagesResponse }
+    | //
+    /**
+     * The batch was refused, with the code, the message and the details that AppendMessages
+     * fails with. Nothing of it was stored unless the code is UNKNOWN, DEADLINE_EXCEEDED,
+     * CANCELLED, UNAVAILABLE or INTERNAL.
+     */
+    { $case: "error"; value: Status }
+    | undefined;
 }
 
 /** ListMessagesRequest says which messages to list, and in which order. */
@@ -2638,6 +2662,144 @@ export const AppendedMessage: MessageFns<AppendedMessage> = {
     message.sequence = object.sequence ?? 0;
     message.exchange = object.exchange ?? 0;
     message.createTime = object.createTime ?? undefined;
+    return message;
+  },
+};
+
+function createBaseAppendStreamRequest(): AppendStreamRequest {
+  return { append: undefined };
+}
+
+export const AppendStreamRequest: MessageFns<AppendStreamRequest> = {
+  encode(message: AppendStreamRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.append !== undefined) {
+      AppendMessagesRequest.encode(message.append, writer.uint32(10).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): AppendStreamRequest {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAppendStreamRequest();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.append = AppendMessagesRequest.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<AppendStreamRequest>): AppendStreamRequest {
+    return AppendStreamRequest.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<AppendStreamRequest>): AppendStreamRequest {
+    const message = createBaseAppendStreamRequest();
+    message.append = (object.append !== undefined && object.append !== null)
+      ? AppendMessagesRequest.fromPartial(object.append)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseAppendStreamResponse(): AppendStreamResponse {
+  return { result: undefined };
+}
+
+export const AppendStreamResponse: MessageFns<AppendStreamResponse> = {
+  encode(message: AppendStreamResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    switch (message.result?.$case) {
+      case "response":
+        AppendMessagesResponse.encode(message.result.value, writer.uint32(10).fork()).join();
+        break;
+      case "error":
+        Status.encode(message.result.value, writer.uint32(18).fork()).join();
+        break;
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): AppendStreamResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseAppendStreamResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.result = { $case: "response", value: AppendMessagesResponse.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.result = { $case: "error", value: Status.decode(reader, reader.uint32()) };
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<AppendStreamResponse>): AppendStreamResponse {
+    return AppendStreamResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<AppendStreamResponse>): AppendStreamResponse {
+    const message = createBaseAppendStreamResponse();
+    switch (object.result?.$case) {
+      case "response": {
+        if (object.result?.value !== undefined && object.result?.value !== null) {
+          message.result = { $case: "response", value: AppendMessagesResponse.fromPartial(object.result.value) };
+        }
+        break;
+      }
+      case "error": {
+        if (object.result?.value !== undefined && object.result?.value !== null) {
+          message.result = { $case: "error", value: Status.fromPartial(object.result.value) };
+        }
+        break;
+      }
+    }
     return message;
   },
 };
@@ -5360,6 +5522,37 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
+    /**
+     * AppendStream appends many batches, to any conversations, over one stream. It costs the
+     * client and the server less per batch than AppendMessages.
+     *
+     * Each request is handled as a call of AppendMessages. There is one response for each
+     * request, in the order of the requests. A refused request has an error as its response and
+     * does not affect the others. The batches of one conversation are applied in the order in
+     * which they were sent. Those of different conversations may be applied in any order, because
+     * they share commits.
+     *
+     * Up to 1024 requests are under way at a time. If that many wait for their responses, or if
+     * they are large, the server receives the next one after a response was sent. A client must
+     * therefore read responses while it sends.
+     *
+     * After the client's last request the server sends the remaining responses and ends the
+     * stream with OK. A stop of the server sends the responses to all requests that it received,
+     * then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
+     * request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
+     *
+     * If a stream breaks, the requests without a response may or may not have been applied. Set
+     * request_id in each request, and send those without a response again, in the same order and
+     * with the same request_ids: no batch is stored twice.
+     */
+    appendStream: {
+      name: "AppendStream",
+      requestType: AppendStreamRequest as typeof AppendStreamRequest,
+      requestStream: true,
+      responseType: AppendStreamResponse as typeof AppendStreamResponse,
+      responseStream: true,
+      options: {},
+    },
     /** ListMessages returns a page of the kept messages, in either direction. */
     listMessages: {
       name: "ListMessages",
@@ -5579,6 +5772,33 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
     request: AppendMessagesRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<AppendMessagesResponse>>;
+  /**
+   * AppendStream appends many batches, to any conversations, over one stream. It costs the
+   * client and the server less per batch than AppendMessages.
+   *
+   * Each request is handled as a call of AppendMessages. There is one response for each
+   * request, in the order of the requests. A refused request has an error as its response and
+   * does not affect the others. The batches of one conversation are applied in the order in
+   * which they were sent. Those of different conversations may be applied in any order, because
+   * they share commits.
+   *
+   * Up to 1024 requests are under way at a time. If that many wait for their responses, or if
+   * they are large, the server receives the next one after a response was sent. A client must
+   * therefore read responses while it sends.
+   *
+   * After the client's last request the server sends the remaining responses and ends the
+   * stream with OK. A stop of the server sends the responses to all requests that it received,
+   * then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
+   * request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
+   *
+   * If a stream breaks, the requests without a response may or may not have been applied. Set
+   * request_id in each request, and send those without a response again, in the same order and
+   * with the same request_ids: no batch is stored twice.
+   */
+  appendStream(
+    request: AsyncIterable<AppendStreamRequest>,
+    context: CallContext & CallContextExt,
+  ): ServerStreamingMethodResult<DeepPartial<AppendStreamResponse>>;
   /** ListMessages returns a page of the kept messages, in either direction. */
   listMessages(
     request: ListMessagesRequest,
@@ -5735,6 +5955,33 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
     request: DeepPartial<AppendMessagesRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<AppendMessagesResponse>;
+  /**
+   * AppendStream appends many batches, to any conversations, over one stream. It costs the
+   * client and the server less per batch than AppendMessages.
+   *
+   * Each request is handled as a call of AppendMessages. There is one response for each
+   * request, in the order of the requests. A refused request has an error as its response and
+   * does not affect the others. The batches of one conversation are applied in the order in
+   * which they were sent. Those of different conversations may be applied in any order, because
+   * they share commits.
+   *
+   * Up to 1024 requests are under way at a time. If that many wait for their responses, or if
+   * they are large, the server receives the next one after a response was sent. A client must
+   * therefore read responses while it sends.
+   *
+   * After the client's last request the server sends the remaining responses and ends the
+   * stream with OK. A stop of the server sends the responses to all requests that it received,
+   * then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
+   * request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
+   *
+   * If a stream breaks, the requests without a response may or may not have been applied. Set
+   * request_id in each request, and send those without a response again, in the same order and
+   * with the same request_ids: no batch is stored twice.
+   */
+  appendStream(
+    request: AsyncIterable<DeepPartial<AppendStreamRequest>>,
+    options?: CallOptions & CallOptionsExt,
+  ): AsyncIterable<AppendStreamResponse>;
   /** ListMessages returns a page of the kept messages, in either direction. */
   listMessages(
     request: DeepPartial<ListMessagesRequest>,
