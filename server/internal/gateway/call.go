@@ -31,7 +31,7 @@ type httpCall struct {
 	// for example "conversation.id".
 	params map[string]string
 	query  url.Values
-	// text is the body. It is empty for an import.
+	// text is the body. It is empty if the body is lines.
 	text []byte
 	// sent means that a request message was sent. Later errors come from the server.
 	sent bool
@@ -39,7 +39,7 @@ type httpCall struct {
 	// caller is authorized.
 	refused func(error)
 
-	// release releases the memory of the body. It is nil for an import.
+	// release releases the memory of the body. It is nil if the body is lines.
 	release func()
 
 	// probing means that the request only probes a path and makes no call. pathExists is then set if the path
@@ -238,6 +238,7 @@ func (c *checkedConn) NewStream(
 ) (grpc.ClientStream, error) {
 	call := httpCallOf(ctx)
 	if call.probing {
+		call.method = method
 		return probingStream{}, nil
 	}
 	stream, err := c.conn.NewStream(call.outgoing(ctx), desc, method, opts...)

@@ -105,7 +105,7 @@ func handleError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, 
 		call.method, _ = runtime.RPCMethod(ctx)
 		return
 	}
-	if r.URL.Path == importPath { // The client may still be sending the body.
+	if hasLines(r.URL.Path) { // The client may still be sending the body.
 		w.Header().Set("Connection", "close")
 	}
 	st := statusOf(ctx, err)

@@ -26,7 +26,11 @@ import (
 const (
 	documentPath = "/openapi.json"
 	importPath   = "/v1/import"
+	appendPath   = "/v1/append"
 )
+
+// hasLines reports whether the body of a request to a path is lines, which are read during the call.
+func hasLines(path string) bool { return path == importPath || path == appendPath }
 
 // Authorize returns an error, which is a status, if a caller with this metadata may not call a method. The
 // metadata is what [Metadata] returns. If the gateway then refuses the request without a call, it passes the status to
@@ -85,9 +89,14 @@ func newHandler(ctx context.Context, conn grpc.ClientConnInterface, authorize Au
 			return nil, err
 		}
 	}
-	// This handler replaces the generated one: the mux prefers the pattern registered last.
-	imports := &importer{client: parleyv1.NewConversationServiceClient(streaming), mux: h.mux, large: h.large}
+	// These handlers replace the generated ones: the mux prefers the pattern registered last.
+	client := parleyv1.NewConversationServiceClient(streaming)
+	imports := &importer{client: client, mux: h.mux, large: h.large}
 	if err := h.mux.HandlePath(http.MethodPost, importPath, imports.serve); err != nil {
+		return nil, err
+	}
+	appends := &appender{client: client, mux: h.mux, large: h.large}
+	if err := h.mux.HandlePath(http.MethodPost, appendPath, appends.serve); err != nil {
 		return nil, err
 	}
 	return h, nil
@@ -115,9 +124,21 @@ func calledMethod(ctx context.Context, of runtime.HandlerFunc) string {
 	call := &httpCall{probing: true}
 	empty := &http.Request{Method: http.MethodGet, URL: new(url.URL), Body: newBody(nil)}
 	call.request = empty
-	of(nil, empty.WithContext(context.WithValue(ctx, httpCallKey{}, call)), nil)
+	of(discardWriter{}, empty.WithContext(context.WithValue(ctx, httpCallKey{}, call)), nil)
 	return call.method
 }
+
+// discardWriter discards the response to an empty request.
+type discardWriter struct{}
+
+// Header returns a header that is not used.
+func (discardWriter) Header() http.Header { return make(http.Header) }
+
+// Write does nothing.
+func (discardWriter) Write(p []byte) (int, error) { return len(p), nil }
+
+// WriteHeader does nothing.
+func (discardWriter) WriteHeader(int) {}
 
 // prepare returns a handler that runs when the path of a request is known, before the call of the method. It
 // authorizes the caller, parses the path and the query, reads the body and acquires the memory that the
@@ -143,7 +164,7 @@ func (h *handler) prepare(next runtime.HandlerFunc, method string) runtime.Handl
 			handleError(r.Context(), h.mux, nil, w, r, err)
 			return
 		}
-		if r.URL.Path != importPath {
+		if !hasLines(r.URL.Path) {
 			release, ok := h.prepareBody(w, r)
 			if !ok {
 				return

@@ -82,7 +82,7 @@ class ConversationServiceStub:
     therefore read responses while it sends.
 
     After the client's last request the server sends the remaining responses and ends the
-    stream with OK. A stop of the server sends the responses to all requests that it received,
+    stream with OK. A stop of the server sends the responses to all requests that are under way,
     then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
     request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
 
@@ -195,7 +195,7 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     therefore read responses while it sends.
 
     After the client's last request the server sends the remaining responses and ends the
-    stream with OK. A stop of the server sends the responses to all requests that it received,
+    stream with OK. A stop of the server sends the responses to all requests that are under way,
     then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
     request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
 
@@ -371,7 +371,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         therefore read responses while it sends.
 
         After the client's last request the server sends the remaining responses and ends the
-        stream with OK. A stop of the server sends the responses to all requests that it received,
+        stream with OK. A stop of the server sends the responses to all requests that are under way,
         then ends the stream with UNAVAILABLE, reason SHUTTING_DOWN. A stream whose client sends no
         request for 5 minutes ends with RESOURCE_EXHAUSTED, reason SLOW_SENDER.
 

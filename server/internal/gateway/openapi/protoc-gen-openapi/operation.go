@@ -49,12 +49,13 @@ func (g *generator) addReply(op *operation, call *protogen.Method) error {
 		return err
 	}
 	ok := &response{Description: describe(call.Output.Comments.Leading), Content: content{oneJSON: {Schema: reply}}}
-	if call.Desc.IsStreamingServer() {
-		ok.Description = "One per line or event: " + ok.Description
-		ok.Content = content{
-			lines:  {Schema: &schema{AnyOf: []*schema{reply, schemaRef("StreamError")}}},
-			events: {Schema: schemaRef("EventStream")},
-		}
+	inLines := content{lines: {Schema: &schema{AnyOf: []*schema{reply, schemaRef("StreamError")}}}}
+	switch {
+	case call.Desc.IsStreamingServer() && call.Desc.IsStreamingClient():
+		ok.Description, ok.Content = "One per line: "+ok.Description, inLines
+	case call.Desc.IsStreamingServer():
+		inLines[events] = mediaType{Schema: schemaRef("EventStream")}
+		ok.Description, ok.Content = "One per line or event: "+ok.Description, inLines
 		op.Responses["204"] = &response{
 			Description: "Instead of server-sent events: the stream has ended without an event. " +
 				"An EventSource does not reconnect.",

@@ -19,7 +19,11 @@ func (s schemas) message(m *protogen.Message, without ...protoreflect.Name) (*sc
 	if known, ok := wellKnown(m.Desc.FullName()); ok {
 		return known, nil
 	}
-	name := string(m.Desc.Name())
+	return s.named(string(m.Desc.Name()), m, without...)
+}
+
+// named is message with the name of the schema of a message that is not well-known.
+func (s schemas) named(name string, m *protogen.Message, without ...protoreflect.Name) (*schema, error) {
 	if s[name] != nil {
 		return schemaRef(name), nil
 	}
@@ -94,6 +98,9 @@ func (s schemas) value(field *protogen.Field) (*schema, error) {
 	case protoreflect.EnumKind:
 		return s.enum(field.Enum), nil
 	case protoreflect.MessageKind:
+		if name := string(field.Message.Desc.Name()); strings.HasSuffix(name, "Request") {
+			return s.named("Complete"+name, field.Message) // No path contains fields of a request within another one.
+		}
 		return s.message(field.Message)
 	default:
 		return nil, fmt.Errorf("%s: its kind %s is not supported", field.Desc.FullName(), field.Desc.Kind())

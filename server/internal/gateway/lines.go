@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
@@ -26,8 +25,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// maxLineBytes is the maximum length of a line of an import. Any exported line must fit: a message
-// of maxBodyBytes is up to six times as long in JSON.
+// maxLineBytes is the maximum length of a line. Any exported line must fit: a message of maxBodyBytes is
+// up to six times as long in JSON.
 const maxLineBytes = 6 * maxBodyBytes
 
 // importer imports conversations from JSON lines. The generated handler would not report what was
@@ -76,12 +75,15 @@ func (i *importer) run(
 		return nil, err
 	}
 	call.sent = true
-	u := &upload{stream: stream, overwrite: overwrite, large: i.large}
+	u := &upload{stream: stream, large: i.large, newRequest: func() proto.Message {
+		return new(parleyv1.ImportConversationsRequest)
+	}, complete: func(m proto.Message) {
+		if request, ok := m.(*parleyv1.ImportConversationsRequest); ok && overwrite != nil {
+			request.Overwrite = *overwrite
+		}
+	}}
 	var fault *lineFault
-	sending.Go(func() {
-		fault = u.sendAll(r.Body)
-		_ = stream.CloseSend() // It never fails.
-	})
+	sending.Go(func() { fault = u.sendAll(r.Body) })
 	reply := new(parleyv1.ImportConversationsResponse)
 	if err := stream.RecvMsg(reply); err != nil {
 		return nil, err
@@ -126,16 +128,145 @@ func parseOverwrite(query url.Values) (*bool, error) {
 	return all, f.err()
 }
 
-// upload is the import of one body.
-type upload struct {
-	stream    grpc.ClientStreamingClient[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]
-	overwrite *bool
-	large     *largeBodies
+// appender appends the batches of JSON lines and answers each with a line. The generated handler would not report a
+// malformed line, and HTTP/1.1 would not let it read and write at the same time.
+type appender struct {
+	client parleyv1.ConversationServiceClient
+	mux    *runtime.ServeMux
+	large  *largeBodies
 }
 
-// sendAll sends the lines of the body until a line has a fault. It returns early if the server ends
-// the call.
+func (a *appender) serve(w http.ResponseWriter, r *http.Request, _ map[string]string) {
+	if call := httpCallOf(r.Context()); call.probing {
+		call.method = parleyv1.ConversationService_AppendStream_FullMethodName
+		return
+	}
+	_ = http.NewResponseController(w).EnableFullDuplex() // Fails only for a writer of a test without a network.
+	var sending sync.WaitGroup
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	ctx, err := runtime.AnnotateContext(ctx, a.mux, r, parleyv1.ConversationService_AppendStream_FullMethodName)
+	replies := &replyLines{w: w}
+	if err == nil {
+		err = a.run(ctx, r, replies, &sending)
+	}
+	switch {
+	case err == nil:
+		replies.begin()
+		return
+	case !replies.begun:
+		runtime.HTTPError(r.Context(), a.mux, nil, w, r, err)
+	default:
+		replies.end(statusOf(ctx, err))
+	}
+	cancel()
+	linger(w, r, &sending)
+}
+
+// run appends the lines of the body of the request and writes the replies. The error is a status. After an error the
+// body may still be read until sending is done.
+func (a *appender) run(ctx context.Context, r *http.Request, replies *replyLines, sending *sync.WaitGroup) error {
+	call := httpCallOf(r.Context())
+	for _, name := range slices.Sorted(maps.Keys(call.query)) {
+		var f faults
+		f.add(quoteName(name), "is not a parameter: an append of lines accepts none")
+		return f.err()
+	}
+	stream, err := a.client.AppendStream(call.outgoing(ctx))
+	if err != nil {
+		return err
+	}
+	call.sent = true
+	u := &upload{
+		stream: stream, large: a.large, newRequest: func() proto.Message { return new(parleyv1.AppendStreamRequest) },
+		complete: func(proto.Message) {},
+	}
+	var fault *lineFault
+	sending.Go(func() { fault = u.sendAll(r.Body) })
+	if err := replies.copy(stream); err != nil {
+		return err
+	}
+	sending.Wait() // The server ends the stream after all lines were sent, so this does not block.
+	if fault != nil {
+		return fault.ended("the append ended at line %d; the lines before it were answered", fault.line).Err()
+	}
+	return nil
+}
+
+// replyLines writes the replies of a stream as lines.
+type replyLines struct {
+	w     http.ResponseWriter
+	begun bool // the header was written
+}
+
+// begin writes the header once.
+func (l *replyLines) begin() {
+	if l.begun {
+		return
+	}
+	l.begun = true
+	header := l.w.Header()
+	header.Set("Cache-Control", "no-store")
+	header.Set("Content-Type", mediaLines)
+	header.Set("X-Accel-Buffering", "no") // A proxy must not buffer the replies.
+	l.w.WriteHeader(http.StatusOK)
+}
+
+// copy writes all replies of a stream. It sends those that it has written when no other has arrived. It returns the
+// error of the stream.
+func (l *replyLines) copy(stream grpc.ServerStreamingClient[parleyv1.AppendStreamResponse]) error {
+	const buffered = 64
+	replies := make(chan *parleyv1.AppendStreamResponse, buffered)
+	ended := make(chan error, 1)
+	go func() { // It ends when the call ends.
+		defer close(replies)
+		for {
+			reply, err := stream.Recv()
+			if err != nil {
+				ended <- err
+				return
+			}
+			replies <- reply
+		}
+	}()
+	for reply := range replies {
+		l.begin()
+		l.write(reply)
+		if len(replies) == 0 {
+			_ = http.NewResponseController(l.w).Flush() // responseWriter ends the request if it fails.
+		}
+	}
+	if err := <-ended; !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+// end writes the error that ends the stream.
+func (l *replyLines) end(st *status.Status) {
+	l.write(&parleyv1.AppendStreamResponse{Result: &parleyv1.AppendStreamResponse_Error{Error: st.Proto()}})
+}
+
+func (l *replyLines) write(reply proto.Message) {
+	line, err := new(marshaler).Marshal(reply)
+	if err != nil { // The details of a status have a type that this server does not know.
+		line = []byte(`{"error":{"code":13,"message":"internal error"}}` + "\n")
+	}
+	_, _ = l.w.Write(line) // responseWriter ends the request if it fails.
+}
+
+// upload sends the lines of one body as requests of a stream.
+type upload struct {
+	stream     grpc.ClientStream
+	large      *largeBodies
+	newRequest func() proto.Message
+	complete   func(proto.Message) // changes a request before it is sent
+}
+
+// sendAll sends the lines of the body until a line has a fault, and then closes the stream for sending. It returns
+// early if the server ends the call.
 func (u *upload) sendAll(body io.Reader) *lineFault {
+	defer u.stream.CloseSend() //nolint:errcheck // It never fails.
 	lines := bufio.NewReaderSize(body, 64<<10)
 	for n := 1; ; n++ {
 		fault := &lineFault{line: n}
@@ -173,14 +304,12 @@ func (u *upload) send(line []byte, fault *lineFault) bool {
 		return false // For any other error the call itself has ended with a status.
 	}
 	defer release()
-	request := new(parleyv1.ImportConversationsRequest)
+	request := u.newRequest()
 	if fault.decode(line, request) {
 		return false
 	}
-	if u.overwrite != nil {
-		request.Overwrite = *u.overwrite
-	}
-	return u.stream.Send(request) == nil // If it fails, RecvMsg returns the reason.
+	u.complete(request)
+	return u.stream.SendMsg(request) == nil // If it fails, RecvMsg returns the reason.
 }
 
 // errLineTooLong is returned if a line is longer than maxLineBytes.
@@ -203,7 +332,7 @@ func readLine(from *bufio.Reader) ([]byte, error) {
 	return long, err
 }
 
-// lineFault describes the faults of the line that ended an import.
+// lineFault describes the faults of the line that ended a stream of lines.
 type lineFault struct {
 	faults
 	line     int // from 1
@@ -213,7 +342,7 @@ type lineFault struct {
 func (f *lineFault) name() string { return fmt.Sprint("line ", f.line) }
 
 // decode decodes a line into request and reports whether the line has a fault.
-func (f *lineFault) decode(line []byte, request *parleyv1.ImportConversationsRequest) bool {
+func (f *lineFault) decode(line []byte, request proto.Message) bool {
 	if protojson.Unmarshal(line, request) != nil {
 		f.checkJSON(f.name(), line, request.ProtoReflect().Descriptor())
 		return true
@@ -225,17 +354,25 @@ func (f *lineFault) decode(line []byte, request *parleyv1.ImportConversationsReq
 	return f.tooLarge
 }
 
-// status returns the error, with the line's faults and what was imported before the line.
+// status returns the error of an import, with the line's faults and what was imported before the line.
 func (f *lineFault) status(taken *parleyv1.ImportConversationsResponse) *status.Status {
+	st := f.ended("the import ended at line %d; before it %d conversations were imported, %d skipped, %d refused",
+		f.line, taken.GetImportedCount(), taken.GetSkippedCount(), len(taken.GetFailures()))
+	if detailed, err := st.WithDetails(taken); err == nil {
+		return detailed
+	}
+	return st
+}
+
+// ended returns the error with a text that says what ended, and the line's faults.
+func (f *lineFault) ended(format string, args ...any) *status.Status {
 	code, reason := codes.InvalidArgument, "INVALID_REQUEST"
 	if f.tooLarge {
 		code, reason = codes.ResourceExhausted, reasonBodyTooLarge
 	}
-	var text strings.Builder
-	fmt.Fprintf(&text, "the import ended at line %d; before it %d conversations were imported, %d skipped, %d refused",
-		f.line, taken.GetImportedCount(), taken.GetSkippedCount(), len(taken.GetFailures()))
+	text := fmt.Appendf(nil, format, args...)
 	for _, v := range f.violations {
-		fmt.Fprintf(&text, "; %s: %s", v.GetField(), v.GetDescription())
+		text = fmt.Appendf(text, "; %s: %s", v.GetField(), v.GetDescription())
 	}
-	return newStatus(code, reason, text.String(), &errdetails.BadRequest{FieldViolations: f.violations}, taken)
+	return newStatus(code, reason, string(text), &errdetails.BadRequest{FieldViolations: f.violations})
 }
