@@ -54,6 +54,10 @@ func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 			comparison{batch, 0}, comparison{empty, 0})
 		add("append", callers, "gRPC with TLS and token", signedIn.appending(false), comparison{plain, 0.9})
 		add("append", callers, "gRPC with request_id", s.appending(true), comparison{direct, 0}, comparison{empty, 0})
+		if callers > 1 {
+			streamed := add("append", callers, "AppendStream", s.appendingOverStream(callers), comparison{plain, 1.6})
+			streamed.callers = 1 // It has as many requests under way as there are other callers.
+		}
 
 		empty = add("load", callers, "empty call", s.calling(loaded))
 		plain = add("load", callers, "gRPC", s.loading, comparison{empty, expect(0.5, 0)})

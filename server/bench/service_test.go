@@ -305,6 +305,37 @@ func (s *benchServer) appending(requestID bool) func() (call, error) {
 	}
 }
 
+// appendingOverStream is appending over one stream, which has so many requests under way. All rounds use the same one.
+func (s *benchServer) appendingOverStream(underWay int) func() (call, error) {
+	var stream grpc.BidiStreamingClient[parleyv1.AppendStreamRequest, parleyv1.AppendStreamResponse]
+	sent := 0 // and not answered
+	return func() (call, error) {
+		if stream == nil {
+			var err error
+			if stream, err = s.client.AppendStream(s.ctx); err != nil {
+				return nil, err
+			}
+		}
+		r := &parleyv1.AppendMessagesRequest{Messages: []*parleyv1.Message{s.message}}
+		return func(done *atomic.Int64) error {
+			r.ConversationId = s.anyID()
+			if err := stream.Send(&parleyv1.AppendStreamRequest{Append: r}); err != nil {
+				return err
+			}
+			if sent < underWay-1 {
+				sent++
+				return nil
+			}
+			done.Add(1)
+			reply, err := stream.Recv()
+			if err == nil && reply.GetError() != nil {
+				err = fmt.Errorf("append: %v", reply.GetError())
+			}
+			return err
+		}, nil
+	}
+}
+
 // appendingInProcess is appending without gRPC.
 func (s *benchServer) appendingInProcess() (call, error) {
 	message := proto.CloneOf(s.message)

@@ -90,6 +90,7 @@ func accessTable() map[string]Access {
 		parleyv1.ConversationService_PurgeConversations_FullMethodName:       writer,
 		parleyv1.ConversationService_ForkConversation_FullMethodName:         writer,
 		parleyv1.ConversationService_AppendMessages_FullMethodName:           writer,
+		parleyv1.ConversationService_AppendStream_FullMethodName:             writer,
 		parleyv1.ConversationService_ListMessages_FullMethodName:             reader,
 		parleyv1.ConversationService_GetContext_FullMethodName:               reader,
 		parleyv1.ConversationService_GetRoutingSummary_FullMethodName:        reader,

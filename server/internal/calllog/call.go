@@ -161,7 +161,7 @@ func (c *Call) firstReply() time.Time {
 func (c *Call) slowTime(end time.Time) time.Duration {
 	switch _, name, _ := strings.Cut(c.method[1:], "/"); name {
 	// Their streams wait for changes, for an agent, or for the client. Health and reflection have streams of this kind.
-	case "WatchConversations", "ResumeTurn", "ImportConversations", "Watch", "ServerReflectionInfo":
+	case "WatchConversations", "ResumeTurn", "ImportConversations", "AppendStream", "Watch", "ServerReflectionInfo":
 		return 0
 	}
 	c.mu.Lock()

@@ -84,11 +84,18 @@ func recode(to, from any, decode func([]byte, proto.Message) error) error {
 func (d *directConn) intercept(
 	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
-	for _, interceptor := range slices.Backward(d.interceptors) {
+	return chain(d.interceptors, info, handler)(ctx, request)
+}
+
+// chain returns a handler with interceptors around it, the first of which is the outermost.
+func chain(
+	interceptors []grpc.UnaryServerInterceptor, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) grpc.UnaryHandler {
+	for _, interceptor := range slices.Backward(interceptors) {
 		inner := handler
 		handler = func(ctx context.Context, request any) (any, error) {
 			return interceptor(ctx, request, info, inner)
 		}
 	}
-	return handler(ctx, request)
+	return handler
 }

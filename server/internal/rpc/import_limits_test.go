@@ -93,7 +93,7 @@ func TestSlowSender(t *testing.T) {
 
 // TestImportPanic checks a panic in a goroutine that the import starts.
 func TestImportPanic(t *testing.T) {
-	f, hooks := openHooked(t, nil)
+	f, hooks := openHooked(t)
 	var calls atomic.Int32
 	hooks.imported = func(*store.Import) error {
 		if calls.Add(1) == 1 {

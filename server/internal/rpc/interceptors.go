@@ -66,10 +66,14 @@ func (s *Server) serverOptions(from source, slow grpc.StreamServerInterceptor) [
 }
 
 func (s *Server) unaryInterceptors(from source) []grpc.UnaryServerInterceptor {
+	return append(s.callInterceptors(from), s.authUnary(from))
+}
+
+// callInterceptors returns the interceptors of a call whose caller is known, and which may be one of a stream.
+func (s *Server) callInterceptors(from source) []grpc.UnaryServerInterceptor {
 	unary := []grpc.UnaryServerInterceptor{
 		s.calls.Unary(from == fromProcess), s.statusUnary,
 		recovery.UnaryServerInterceptor(recovery.WithRecoveryHandler(panicError)),
-		s.authUnary(from),
 	}
 	if s.tracer != nil {
 		unary = slices.Insert(unary, 0, s.tracer.Unary(from == fromProcess, codeOf))
@@ -106,6 +110,9 @@ func (s *Server) statusStream(
 // Handlers read the tenant from it and pass the tenant on as a parameter.
 type principalKey struct{}
 
+// sourceKey is the context key of the source of a stream. The authentication interceptor sets it.
+type sourceKey struct{}
+
 // principal returns the caller.
 func principal(ctx context.Context) auth.Principal {
 	p, _ := ctx.Value(principalKey{}).(auth.Principal)
@@ -140,7 +147,8 @@ func (s *Server) authStream(from source) grpc.StreamServerInterceptor {
 				return err
 			}
 		}
-		ctx, release := s.auth.Follow(context.WithValue(ctx, principalKey{}, p), info.FullMethod, credentials, p)
+		ctx = context.WithValue(context.WithValue(ctx, principalKey{}, p), sourceKey{}, from)
+		ctx, release := s.auth.Follow(ctx, info.FullMethod, credentials, p)
 		defer release()
 		// The handler may wait in RecvMsg or SendMsg, which do not notice that ctx has ended.
 		limited, ok := stream.(*slowstream.Stream)

@@ -203,6 +203,11 @@ func (f *foreignIDs) nested(t *testing.T, field protoreflect.FieldDescriptor) pr
 			Id: f.message, Role: parleyv1.Role_ROLE_USER, Content: secretContent, Sequence: 1,
 			CreateTime: timestamppb.New(logTime().Add(-isolatedAge)),
 		}
+	case "AppendMessagesRequest":
+		return &parleyv1.AppendMessagesRequest{
+			ConversationId: f.conversation, RequestId: f.request, MustExist: true,
+			Messages: []*parleyv1.Message{{Id: f.message, Role: parleyv1.Role_ROLE_USER, Content: secretContent}},
+		}
 	case "Duration":
 		if field.Name() == "wait_timeout" {
 			return durationpb.New(time.Millisecond)

@@ -3,14 +3,21 @@ package rpc
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/calllog"
+	"github.com/parleyhq/parley/server/internal/rpc/pipeline"
+	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/window"
 	"github.com/parleyhq/parley/store"
 )
@@ -21,6 +28,9 @@ const (
 	// maxPageBytes limits the messages of a page. With the header, the reply stays below
 	// rules.MaxGRPCBytes.
 	maxPageBytes = store.MaxConversationBytes
+	// ownStreamBytes is the memory in bytes that the requests under way of an AppendStream may need in decoded form
+	// before they count towards maxDecodedBytes.
+	ownStreamBytes = 256 << 10
 )
 
 // setEncodedMessages sets the messages of a reply in their stored form, without decoding and encoding
@@ -49,6 +59,83 @@ func (s *Server) AppendMessages(
 		Conversation: withoutPrompt(result.Conversation), Appended: result.Appended,
 		Replayed: result.Replayed, Created: result.Created,
 	}, nil
+}
+
+// appendStream is the server's end of an AppendStream call.
+type appendStream = grpc.BidiStreamingServer[parleyv1.AppendStreamRequest, parleyv1.AppendStreamResponse]
+
+// AppendStream handles each request of a stream as a call of AppendMessages.
+func (s *Server) AppendStream(stream appendStream) error {
+	err := pipeline.Run(stream.Context(), s.streamedAppends(stream), s.stopping)
+	if errors.Is(err, pipeline.ErrStopped) {
+		return turn.ErrShuttingDown
+	}
+	return err
+}
+
+// streamedAppend is a request of AppendStream.
+type streamedAppend struct {
+	message *parleyv1.AppendStreamRequest
+	memory  memory
+	err     error // why message could not be decoded, or nil
+}
+
+// streamedAppends returns how the requests of a stream are received and answered. The next append to a conversation
+// starts when the one before is committed or refused. Only then is their order that of the stream with any store, and
+// if_version of one may be the version after another.
+func (s *Server) streamedAppends(stream appendStream) pipeline.Stream[*streamedAppend, *parleyv1.AppendStreamResponse] {
+	from, _ := stream.Context().Value(sourceKey{}).(source)
+	own := semaphore.NewWeighted(ownStreamBytes)
+	call := chain(s.callInterceptors(from), &grpc.UnaryServerInfo{
+		Server: s, FullMethod: parleyv1.ConversationService_AppendMessages_FullMethodName,
+	}, s.answerStreamed)
+	return pipeline.Stream[*streamedAppend, *parleyv1.AppendStreamResponse]{
+		Receive: func() (r *streamedAppend, conversation string, err error) {
+			defer func() {
+				if p := recover(); p != nil {
+					err = panicError(p)
+				}
+			}()
+			r = new(streamedAppend)
+			if r.message, err = stream.Recv(); err == nil {
+				r.memory, r.err = s.requests.decode(stream.Context(), r.message, own)
+			}
+			return r, r.message.GetAppend().GetConversationId(), err
+		},
+		Answer: func(ctx context.Context, r *streamedAppend) *parleyv1.AppendStreamResponse {
+			defer r.memory.release()
+			reply, err := call(ctx, r)
+			if appended, ok := reply.(*parleyv1.AppendMessagesResponse); ok && err == nil {
+				return &parleyv1.AppendStreamResponse{Result: &parleyv1.AppendStreamResponse_Response{Response: appended}}
+			}
+			return &parleyv1.AppendStreamResponse{
+				Result: &parleyv1.AppendStreamResponse_Error{Error: status.Convert(err).Proto()},
+			}
+		},
+		Send: stream.Send,
+		Drop: func(r *streamedAppend) { r.memory.release() },
+	}
+}
+
+// answerStreamed answers a request of AppendStream. It is inside of the interceptors of calls.
+func (s *Server) answerStreamed(ctx context.Context, request any) (any, error) {
+	r, ok := request.(*streamedAppend)
+	if !ok {
+		return nil, fmt.Errorf("request of AppendStream is a %T", request)
+	}
+	calllog.Of(ctx).SignedIn(principal(ctx))
+	if r.err != nil {
+		return nil, r.err
+	}
+	info := &grpc.UnaryServerInfo{Server: s, FullMethod: parleyv1.ConversationService_AppendMessages_FullMethodName}
+	if r.message.GetAppend() == nil {
+		return nil, validate(r.message)
+	}
+	return s.tenantUnary(ctx, r.message.GetAppend(), info, func(ctx context.Context, request any) (any, error) {
+		return s.validateUnary(ctx, request, info, acceptUnary(func(ctx context.Context, _ any) (any, error) {
+			return s.AppendMessages(ctx, r.message.GetAppend())
+		}))
+	})
 }
 
 // prepareAppend checks the messages of a request and sets the ids of those that have none. It returns the

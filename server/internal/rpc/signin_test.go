@@ -212,19 +212,29 @@ func reopen(t *testing.T, path string) (*tokenfile.File, *auth.Authenticator) {
 }
 
 func TestStreamThatReceivesEndsWithCredential(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		change, _, valid, _ := withTokens(t, time.Minute) // Less than the limit of a stream that receives nothing.
-		f := open(t, change)
-		start := time.Now()
-		imported, err := f.ImportConversations(withToken(t.Context(), valid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		wantError(t, imported.RecvMsg(new(parleyv1.ImportConversationsResponse)), codes.Unauthenticated, "UNAUTHENTICATED")
-		if got, want := time.Since(start), time.Minute+auth.Grace; got != want {
-			t.Errorf("the import ended after %s, want %s", got, want)
-		}
-	})
+	for name, start := range map[string]func(context.Context, *fixture) (grpc.ClientStream, error){
+		"ImportConversations": func(ctx context.Context, f *fixture) (grpc.ClientStream, error) {
+			return f.ImportConversations(ctx)
+		},
+		"AppendStream": func(ctx context.Context, f *fixture) (grpc.ClientStream, error) { return f.AppendStream(ctx) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				change, _, valid, _ := withTokens(t, time.Minute) // Less than the limit of a stream that receives nothing.
+				f := open(t, change)
+				begin := time.Now()
+				stream, err := start(withToken(t.Context(), valid), f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = stream.RecvMsg(new(parleyv1.ImportConversationsResponse))
+				wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED")
+				if got, want := time.Since(begin), time.Minute+auth.Grace; got != want {
+					t.Errorf("the stream ended after %s, want %s", got, want)
+				}
+			})
+		})
+	}
 }
 
 // TestReaderChangesNothing checks the calls of a reader that create or delete a conversation besides reading.

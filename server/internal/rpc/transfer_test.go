@@ -181,9 +181,19 @@ func TestExport(t *testing.T) {
 // hookStore is a store that calls functions of a test. Functions that are nil are not called.
 type hookStore struct {
 	store.Store
-	read     func(*store.Read) error        // before a read, which fails with its error
-	listed   func(*store.List, *store.Page) // after a list
-	imported func(*store.Import) error      // before an import, which fails with its error
+	read     func(*store.Read) error                    // before a read, which fails with its error
+	listed   func(*store.List, *store.Page)             // after a list
+	imported func(*store.Import) error                  // before an import, which fails with its error
+	appended func(context.Context, *store.Append) error // before an append, which fails with its error
+}
+
+func (s *hookStore) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	if s.appended != nil {
+		if err := s.appended(ctx, a); err != nil {
+			return nil, err
+		}
+	}
+	return s.Store.Append(ctx, a)
 }
 
 func (s *hookStore) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
@@ -213,7 +223,7 @@ func (s *hookStore) Import(ctx context.Context, i *store.Import) (*store.Result,
 }
 
 // openHooked starts a server with a hookStore.
-func openHooked(t *testing.T, change func(*setup)) (*fixture, *hookStore) {
+func openHooked(t *testing.T) (*fixture, *hookStore) {
 	t.Helper()
 	hooks := new(hookStore)
 	f := open(t, func(s *setup) {
@@ -221,15 +231,12 @@ func openHooked(t *testing.T, change func(*setup)) (*fixture, *hookStore) {
 			hooks.Store = inner
 			return hooks
 		}
-		if change != nil {
-			change(s)
-		}
 	})
 	return f, hooks
 }
 
 func TestExportDamaged(t *testing.T) {
-	f, hooks := openHooked(t, nil)
+	f, hooks := openHooked(t)
 	for i := range 6 {
 		f.append(t, fmt.Sprint("c", i), user("hello"))
 	}

@@ -65,40 +65,52 @@ func newDecoder() *decoder {
 	}
 }
 
-// decode decodes a request if the codec left it in encoded form. It returns the memory that release must
-// return to the limit when the request is no longer used.
-func (d *decoder) decode(ctx context.Context, request any) (acquired int64, err error) {
+// decode decodes a request if the codec left it in encoded form. It returns the memory that the decoded request
+// needs: of own, unless that is nil or used up, else of the limit of large requests. The caller must release it when
+// the request is no longer used.
+func (d *decoder) decode(ctx context.Context, request any, own *semaphore.Weighted) (acquired memory, err error) {
 	m, ok := request.(proto.Message)
 	if !ok {
-		return 0, nil
+		return memory{}, nil
 	}
 	err = d.codec.Decode(m, func(size int64) error {
+		if own != nil && own.TryAcquire(size) {
+			acquired = memory{of: own, bytes: size}
+			return nil
+		}
 		timely, cancel := context.WithTimeout(ctx, d.maxWait)
 		defer cancel()
 		if err := d.memory.Acquire(timely, size); err != nil {
 			return cmp.Or(ctx.Err(), errTooManyLarge)
 		}
-		acquired = size
+		acquired = memory{of: d.memory, bytes: size}
 		return nil
 	})
 	if deep, ok := errors.AsType[*rules.TooDeepError](err); ok {
 		faults := new(invalidError)
-		faults.add(deep.Field, "is more than %d levels deep", rules.MaxDepth)
+		// The append of a stream has the faults of a call of AppendMessages.
+		faults.add(strings.TrimPrefix(deep.Field, "append."), "is more than %d levels deep", rules.MaxDepth)
 		err = faults
 	} else if errors.Is(err, rules.ErrMalformed) {
 		err = &malformedError{name: string(m.ProtoReflect().Descriptor().FullName()), err: err}
 	}
 	if err != nil {
-		d.release(&acquired)
+		acquired.release()
 	}
 	return acquired, err
 }
 
-// release returns the memory of a request and sets acquired to 0.
-func (d *decoder) release(acquired *int64) {
-	if *acquired > 0 {
-		d.memory.Release(*acquired)
-		*acquired = 0
+// memory is the memory of a decoded request. The zero value is none.
+type memory struct {
+	of    *semaphore.Weighted
+	bytes int64
+}
+
+// release returns the memory and sets it to none.
+func (m *memory) release() {
+	if m.bytes > 0 {
+		m.of.Release(m.bytes)
+		*m = memory{}
 	}
 }
 
@@ -123,11 +135,11 @@ func malformedRequest(e *malformedError, _ subject) refusal {
 func (s *Server) validateUnary(
 	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
-	acquired, err := s.requests.decode(ctx, request)
+	acquired, err := s.requests.decode(ctx, request, nil)
 	if err != nil {
 		return nil, err
 	}
-	defer s.requests.release(&acquired)
+	defer acquired.release()
 	if err := validate(request); err != nil {
 		calllog.Of(ctx).Refused(request)
 		return nil, err
@@ -139,12 +151,15 @@ func (s *Server) validateUnary(
 func (s *Server) validateStream(
 	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
 ) error {
+	if info.FullMethod == parleyv1.ConversationService_AppendStream_FullMethodName {
+		return handler(srv, stream) // It handles many requests at a time, see streamedAppends.
+	}
 	validated := &validatedStream{
 		ServerStream: stream, requests: s.requests,
 		// The handler of an import validates: an invalid request must not end the import.
 		decodeOnly: info.FullMethod == parleyv1.ConversationService_ImportConversations_FullMethodName,
 	}
-	defer s.requests.release(&validated.acquired)
+	defer validated.acquired.release()
 	return handler(srv, validated)
 }
 
@@ -154,17 +169,17 @@ type validatedStream struct {
 
 	requests   *decoder
 	decodeOnly bool
-	acquired   int64 // memory of the last request; the handler, which receives and sends, owns it
+	acquired   memory // of the last request; the handler, which receives and sends, owns it
 }
 
 // RecvMsg receives the next message. It returns an invalidError if the message is invalid.
 func (s *validatedStream) RecvMsg(m any) error {
-	s.requests.release(&s.acquired) // The handler has finished the previous request.
+	s.acquired.release() // The handler has finished the previous request.
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
 	var err error
-	if s.acquired, err = s.requests.decode(s.Context(), m); err != nil || s.decodeOnly {
+	if s.acquired, err = s.requests.decode(s.Context(), m, nil); err != nil || s.decodeOnly {
 		return err
 	}
 	if err = validateApart(m); err != nil {
@@ -193,7 +208,7 @@ func validateApart(request any) error {
 // SendMsg sends a message. From the first one on, no handler uses more of its request than a message of
 // Options.MaxMessageBytes, so the memory is available to other requests.
 func (s *validatedStream) SendMsg(m any) error {
-	s.requests.release(&s.acquired)
+	s.acquired.release()
 	return s.ServerStream.SendMsg(m)
 }
 

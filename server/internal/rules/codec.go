@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync"
@@ -10,6 +11,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 const (
@@ -73,10 +76,10 @@ func (c *codec) footprint(b []byte, m proto.Message) (size int64, err error) {
 }
 
 // RequestCodec is the codec with which the server receives requests. Like [Codec], it drops unknown
-// fields. Unmarshal does not decode large requests and malformed ones: it leaves all their fields in
-// encoded form, as unknown fields. An interceptor must call Decode, which decodes them and returns their
-// faults. So the interceptors before it, such as authentication, run before the server allocates much
-// memory for a request.
+// fields. Unmarshal does not decode large requests, malformed ones, and those of AppendStream, of which
+// many are under way: it leaves all their fields in encoded form, as unknown fields. An interceptor or
+// handler must call Decode, which decodes them and returns their faults. So the interceptors before it,
+// such as authentication, run before the server allocates much memory for a request.
 type RequestCodec struct{ codec *codec }
 
 // NewRequestCodec returns a codec for one server.
@@ -97,6 +100,10 @@ func (c *RequestCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	buffer := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buffer.Free()
 	b := buffer.ReadOnlyData()
+	if _, streamed := m.(*parleyv1.AppendStreamRequest); streamed {
+		m.ProtoReflect().SetUnknown(bytes.Clone(b))
+		return nil
+	}
 	err := c.codec.decode(b, m, smallBytes)
 	if err == nil {
 		return nil

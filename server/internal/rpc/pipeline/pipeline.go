@@ -1,0 +1,202 @@
+// Package pipeline answers the requests of a stream, many at a time, and sends the replies in the order of the
+// requests.
+//
+// Three kinds of goroutines work on a stream. One receives requests, workers handle them, and the goroutine of the
+// caller sends the replies. Requests with the same key are handled one after the other, in the order in which they
+// were received. Start at [Run].
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+)
+
+// MaxUnderWay is the maximum number of requests of a stream that were received and have no reply yet.
+const MaxUnderWay = 1024
+
+// maxIdleWorkers is the maximum number of workers of a stream that wait for a request. A new worker must grow its
+// stack with its first request.
+const maxIdleWorkers = 64
+
+// Stream says how to receive and answer the requests of a stream.
+type Stream[Q, R any] struct {
+	// Receive receives the next request and returns its key. One goroutine calls it, which may still run when Run has
+	// returned; Receive must then return soon. The error io.EOF means that there are no more requests.
+	Receive func() (request Q, key string, err error)
+	// Answer answers a request. Many goroutines call it. Its context ends when the stream ends early.
+	Answer func(context.Context, Q) R
+	// Send sends a reply. The goroutine that calls Run calls it. After an error it is not called again.
+	Send func(R) error
+	// Drop is called for a request that was received too late to be answered.
+	Drop func(Q)
+}
+
+// ErrStopped means that the stream ended because stopping was closed.
+var ErrStopped = errors.New("the stream was stopped")
+
+// Run answers requests until Receive or Send returns an error, ctx ends, or stopping is closed. It returns that error,
+// or nil after io.EOF, the cause of ctx, or ErrStopped. Before that it answers the requests that are under way and
+// sends their replies, unless a reply cannot be sent. No call of Answer or Send is running when Run returns.
+func Run[Q, R any](ctx context.Context, s Stream[Q, R], stopping <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	p := &pipeline[Q, R]{
+		Stream: s, ctx: ctx, cancel: cancel,
+		underWay: make(chan struct{}, MaxUnderWay), slots: make(chan *slot[Q, R], MaxUnderWay),
+		work: make(chan *slot[Q, R], maxIdleWorkers), ended: make(chan struct{}), newest: make(map[string]*slot[Q, R]),
+	}
+	received := make(chan error, 1)
+	go func() { received <- p.receiveAll() }()
+	err := p.sendUntilEnd(received, stopping)
+	p.close()
+	for len(p.slots) > 0 {
+		p.send(<-p.slots)
+	}
+	close(p.work)
+	p.workers.Wait()
+	switch {
+	case p.sendErr != nil:
+		return p.sendErr
+	case errors.Is(err, io.EOF):
+		return nil
+	}
+	return err
+}
+
+// slot is the place of a request and its reply in the order of the stream.
+type slot[Q, R any] struct {
+	request Q
+	key     string
+	reply   R
+	done    chan struct{} // closed when reply is set
+	next    *slot[Q, R]   // the next request with the same key; pipeline.mu guards it
+}
+
+type pipeline[Q, R any] struct {
+	Stream[Q, R]
+
+	ctx      context.Context //nolint:containedctx // of the calls of Answer
+	cancel   context.CancelFunc
+	underWay chan struct{}    // contains one for each request that is under way, or is being received
+	slots    chan *slot[Q, R] // of the requests under way, in order; never full, because of underWay
+	work     chan *slot[Q, R] // for idle workers; has at most one for each of them
+	workers  sync.WaitGroup
+	ended    chan struct{} // closed by close
+	sendErr  error         // the goroutine that calls Run owns it
+
+	mu     sync.Mutex
+	closed bool                   // no request is accepted any more
+	idle   int                    // workers that wait for work, or are about to, and have none
+	newest map[string]*slot[Q, R] // of each key that is under way
+}
+
+// receiveAll receives requests until there is an error or the pipeline is closed.
+func (p *pipeline[Q, R]) receiveAll() error {
+	for {
+		select {
+		case p.underWay <- struct{}{}:
+		case <-p.ended:
+			return nil
+		}
+		request, key, err := p.Receive()
+		if err != nil {
+			return err
+		}
+		if !p.accept(&slot[Q, R]{request: request, key: key, done: make(chan struct{})}) {
+			p.Drop(request)
+			return nil
+		}
+	}
+}
+
+// accept gives a request its place and makes a worker answer it. It returns false if the pipeline is closed.
+func (p *pipeline[Q, R]) accept(s *slot[Q, R]) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.slots <- s
+	before := p.newest[s.key]
+	p.newest[s.key] = s
+	switch {
+	case before != nil:
+		before.next = s
+	case p.idle > 0:
+		p.idle--
+		p.work <- s
+	default:
+		p.workers.Go(func() { p.runWorker(s) })
+	}
+	return true
+}
+
+// runWorker answers a request, then those that follow it with the same key, then others.
+func (p *pipeline[Q, R]) runWorker(s *slot[Q, R]) {
+	for s != nil {
+		s.reply = p.Answer(p.ctx, s.request)
+		next, stays := p.finish(s)
+		close(s.done)
+		if stays {
+			next = <-p.work // nil after the end
+		}
+		s = next
+	}
+}
+
+// finish returns the next request with the key of s, which was answered. If there is none, it reports whether the
+// worker must wait for another request.
+func (p *pipeline[Q, R]) finish(s *slot[Q, R]) (next *slot[Q, R], stays bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s.next != nil {
+		return s.next, false
+	}
+	delete(p.newest, s.key)
+	if p.idle >= maxIdleWorkers {
+		return nil, false
+	}
+	p.idle++
+	return nil, true
+}
+
+// sendUntilEnd sends the replies in order until the stream ends, and returns why it has ended.
+func (p *pipeline[Q, R]) sendUntilEnd(received <-chan error, stopping <-chan struct{}) error {
+	for p.sendErr == nil {
+		select {
+		case next := <-p.slots:
+			p.send(next)
+		case err := <-received:
+			return err
+		case <-stopping:
+			return ErrStopped
+		case <-p.ctx.Done():
+			p.sendErr = context.Cause(p.ctx)
+		}
+	}
+	return p.sendErr
+}
+
+// send sends a reply when it is there. If the stream is broken, it only waits for the answer.
+func (p *pipeline[Q, R]) send(s *slot[Q, R]) {
+	<-s.done
+	if p.sendErr == nil {
+		if p.sendErr = context.Cause(p.ctx); p.sendErr == nil {
+			p.sendErr = p.Send(s.reply)
+		}
+		if p.sendErr != nil {
+			p.cancel()
+		}
+	}
+	<-p.underWay
+}
+
+// close makes the pipeline accept no more requests.
+func (p *pipeline[Q, R]) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	close(p.ended)
+}
