@@ -5543,7 +5543,8 @@ export const ConversationServiceDefinition = {
      *
      * If a stream breaks, the requests without a response may or may not have been applied. Set
      * request_id in each request, and send those without a response again, in the same order and
-     * with the same request_ids: no batch is stored twice.
+     * with the same request_ids: no batch is stored twice. Since a conversation remembers its
+     * newest 32 request_ids, have at most 32 requests of one conversation without a response.
      */
     appendStream: {
       name: "AppendStream",
@@ -5793,7 +5794,8 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
    *
    * If a stream breaks, the requests without a response may or may not have been applied. Set
    * request_id in each request, and send those without a response again, in the same order and
-   * with the same request_ids: no batch is stored twice.
+   * with the same request_ids: no batch is stored twice. Since a conversation remembers its
+   * newest 32 request_ids, have at most 32 requests of one conversation without a response.
    */
   appendStream(
     request: AsyncIterable<AppendStreamRequest>,
@@ -5976,7 +5978,8 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
    *
    * If a stream breaks, the requests without a response may or may not have been applied. Set
    * request_id in each request, and send those without a response again, in the same order and
-   * with the same request_ids: no batch is stored twice.
+   * with the same request_ids: no batch is stored twice. Since a conversation remembers its
+   * newest 32 request_ids, have at most 32 requests of one conversation without a response.
    */
   appendStream(
     request: AsyncIterable<DeepPartial<AppendStreamRequest>>,
