@@ -28,6 +28,7 @@ type fakeService struct {
 	export func(*parleyv1.ExportConversationsRequest,
 		grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error
 	append              func(context.Context, *parleyv1.AppendMessagesRequest) (*parleyv1.AppendMessagesResponse, error)
+	appendStream        func(grpc.BidiStreamingServer[parleyv1.AppendStreamRequest, parleyv1.AppendStreamResponse]) error
 	importConversations func(grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error
 }
 
@@ -57,6 +58,12 @@ func (s *fakeService) AppendMessages(
 	ctx context.Context, r *parleyv1.AppendMessagesRequest,
 ) (*parleyv1.AppendMessagesResponse, error) {
 	return s.append(ctx, r)
+}
+
+func (s *fakeService) AppendStream(
+	stream grpc.BidiStreamingServer[parleyv1.AppendStreamRequest, parleyv1.AppendStreamResponse],
+) error {
+	return s.appendStream(stream)
 }
 
 func (s *fakeService) ImportConversations(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {

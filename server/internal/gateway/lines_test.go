@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -224,4 +225,101 @@ func TestImportTimeout(t *testing.T) {
 	})))
 	f.do(t, "POST", "/v1/import", fmt.Sprintf(importLine, "a", false), "Grpc-Timeout: 20m").wantError(t, 504,
 		"DEADLINE_EXCEEDED")
+}
+
+// answerAppends answers each request with its conversation id as the id of the conversation, and one without an
+// append with an error. It fails instead of answering the conversation "full".
+func answerAppends(stream grpc.BidiStreamingServer[parleyv1.AppendStreamRequest, parleyv1.AppendStreamResponse]) error {
+	for {
+		r, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if r.GetAppend().GetConversationId() == "full" {
+			return newStatus(codes.ResourceExhausted, "STORE_FULL", "full").Err()
+		}
+		reply := &parleyv1.AppendStreamResponse{Result: &parleyv1.AppendStreamResponse_Response{
+			Response: &parleyv1.AppendMessagesResponse{Conversation: &parleyv1.Conversation{Id: r.GetAppend().GetConversationId()}},
+		}}
+		if r.GetAppend() == nil {
+			reply.Result = &parleyv1.AppendStreamResponse_Error{
+				Error: newStatus(codes.InvalidArgument, "INVALID_REQUEST", "append: is required").Proto(),
+			}
+		}
+		if err := stream.Send(reply); err != nil {
+			return err
+		}
+	}
+}
+
+const appendLine = `{"append":{"conversationId":%q}}` + "\n"
+
+// TestAppendLines sends lines, and reads the reply to each before it sends the next.
+func TestAppendLines(t *testing.T) {
+	f := serve(t, dial(t, fakeServer(&fakeService{appendStream: answerAppends})))
+	from, to := io.Pipe()
+	defer from.Close()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/append", from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go fmt.Fprintf(to, appendLine, "a") // Do returns after the first reply.
+	reply, err := f.client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reply.Body.Close()
+	if got := reply.Header.Get("Content-Type"); reply.StatusCode != http.StatusOK || got != mediaLines {
+		t.Errorf("status = %d, Content-Type = %q, want 200 and %q", reply.StatusCode, got, mediaLines)
+	}
+	lines := bufio.NewScanner(reply.Body)
+	for _, c := range []struct{ next, want string }{
+		{"", `{"response":{"conversation":{"id":"a"}}}`},
+		{fmt.Sprintf(appendLine, "b"), `{"response":{"conversation":{"id":"b"}}}`},
+		{"{}\n", `"append: is required"`},
+		{"\n" + fmt.Sprintf(appendLine, "c"), `{"response":{"conversation":{"id":"c"}}}`},
+		{`{"append":{"conversation":"c"}}` + "\n", `"line 6.append.conversation"`},
+	} {
+		if _, err := io.WriteString(to, c.next); err != nil {
+			t.Fatal(err)
+		}
+		if !lines.Scan() || !strings.Contains(strings.ReplaceAll(lines.Text(), " ", ""), strings.ReplaceAll(c.want, " ", "")) {
+			t.Fatalf("reply to %q = %s, %v, want %s", c.next, lines.Text(), lines.Err(), c.want)
+		}
+	}
+	to.Close()
+	if lines.Scan() {
+		t.Errorf("reply after the end: %s", lines.Text())
+	}
+}
+
+// TestAppendLinesEnd checks replies of requests that end at once.
+func TestAppendLinesEnd(t *testing.T) {
+	for _, c := range []struct {
+		name, query, body string
+		code              int
+		reason, at        string
+		replies           int
+	}{
+		{"nothing", "", "\n\n", 200, "", "", 0},
+		{"no line break at the end", "", strings.TrimSpace(fmt.Sprintf(appendLine, "a")), 200, "", "", 1},
+		{"a malformed first line", "", "a,b\n", 400, "INVALID_REQUEST", "line 1", 0},
+		{"a parameter", "?overwrite=true", "", 400, "INVALID_REQUEST", "overwrite", 0},
+		{"an error of the server", "", fmt.Sprintf(appendLine, "full"), 429, "STORE_FULL", "", 0},
+		{"an error after a reply", "", fmt.Sprintf(appendLine+appendLine, "a", "full"), 200, "STORE_FULL", "", 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := serve(t, dial(t, fakeServer(&fakeService{appendStream: answerAppends})))
+			a := f.do(t, "POST", "/v1/append"+c.query, c.body)
+			if a.code != c.code || !strings.Contains(a.body, c.reason) || !strings.Contains(a.body, c.at) {
+				t.Errorf("response = %d %s, want %d, %q, %q", a.code, a.body, c.code, c.reason, c.at)
+			}
+			if c.code == http.StatusOK && strings.Count(a.body, "\n") != c.replies {
+				t.Errorf("response = %s, want %d lines", a.body, c.replies)
+			}
+		})
+	}
 }
