@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -140,20 +141,26 @@ func reflectMethod(ctx context.Context, conn *grpc.ClientConn, name string) (pro
 	return described.Methods().ByName(protoreflect.Name(method)), nil
 }
 
-// callByJSON calls a method that takes one request, and writes its replies.
+// callByJSON calls a method with the requests in data, which are separated by white space, and writes its replies. Data
+// that is empty is one request without fields.
 func callByJSON(
 	ctx context.Context, conn *grpc.ClientConn, method protoreflect.MethodDescriptor, data string, w io.Writer,
 ) error {
-	request := dynamicpb.NewMessage(method.Input())
-	if data != "" {
-		if err := protojson.Unmarshal([]byte(data), request); err != nil {
-			return err
-		}
-	}
 	name := fmt.Sprintf("/%s/%s", method.Parent().FullName(), method.Name())
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, name)
-	if err == nil {
-		err = stream.SendMsg(request)
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, name)
+	if strings.TrimSpace(data) == "" {
+		data = "{}"
+	}
+	values := json.NewDecoder(strings.NewReader(data))
+	for err == nil && values.More() {
+		var value json.RawMessage
+		request := dynamicpb.NewMessage(method.Input())
+		if err = values.Decode(&value); err == nil {
+			err = protojson.Unmarshal(value, request)
+		}
+		if err == nil {
+			err = stream.SendMsg(request)
+		}
 	}
 	if err == nil {
 		err = stream.CloseSend()
