@@ -2,9 +2,10 @@
 //
 // [Dial] returns a [Client]. [Client.Chat] asks an agent and streams the answer.
 // [Client.ResumeTurn] returns to a turn. [Client.WatchConversations] reports changes of
-// conversations as they are committed. These three reconnect and resume automatically when the
-// connection breaks, the server restarts or a token expires. All other calls are methods of the generated stubs
-// that Client embeds: CreateConversation, AppendMessages, GetRoutingSummary, GetStats and so on.
+// conversations as they are committed. [Client.NewAppender] appends many messages over one stream.
+// These four reconnect and resume automatically when the connection breaks, the server restarts or a
+// token expires. All other calls are methods of the generated stubs that Client embeds:
+// CreateConversation, AppendMessages, GetRoutingSummary, GetStats and so on.
 // [Reason] distinguishes errors. The examples append to a conversation, load it, chat, route and
 // watch.
 //
@@ -15,7 +16,7 @@
 //   - While the server is UNAVAILABLE, calls that only read and calls with a request_id are sent
 //     up to five times within about 1.5 s, so that callers do not notice a quick restart. The
 //     other calls (update, delete, clear, purge, lease, import) are sent once. A stream that
-//     breaks after its first message is not sent again; the three calls above request the rest.
+//     breaks after its first message is not sent again; the four above request the rest.
 //   - A call that the server refuses with UNAUTHENTICATED is sent again, once, if there is another
 //     token. See [WithToken].
 //   - A program that repeats a call itself, for example after its own restart, must set

@@ -7,6 +7,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 // The interceptors run once for each call, before gRPC's retries, so that all attempts carry the same request_id.
@@ -34,7 +36,12 @@ type requestIDClientStream struct{ grpc.ClientStream }
 
 // SendMsg sets an empty request_id and sends request. The generated stubs call it for each request of the stream.
 func (s requestIDClientStream) SendMsg(request any) error {
-	if message, ok := request.(proto.Message); ok {
+	switch message := request.(type) {
+	case *parleyv1.AppendStreamRequest:
+		if filled := withRequestID(message.GetAppend()); filled != message.GetAppend() {
+			request = &parleyv1.AppendStreamRequest{Append: filled}
+		}
+	case proto.Message:
 		request = withRequestID(message)
 	}
 	return s.ClientStream.SendMsg(request)
