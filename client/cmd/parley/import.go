@@ -7,11 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"slices"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
@@ -100,7 +98,7 @@ type importer struct {
 	overwrite   bool
 	sentLines   map[string]int // The line number of each conversation that was sent, by id.
 	bar         *progress
-	countsBytes bool // The bar counts bytes instead of conversations.
+	countsBytes bool // The bar counts bytes instead of lines.
 	result      importResult
 	readErr     error // The error that ended reading the input early, if any.
 }
@@ -118,7 +116,7 @@ func (a *app) importFrom(ctx context.Context, c *client.Client, in io.Reader, f 
 		result: importResult{Failures: []importFailure{}},
 	}
 	if a.errTerminal && !f.quiet {
-		i.showProgress(in)
+		i.countsBytes = i.bar.showReading("importing", in)
 	}
 
 	var reply *parleyv1.ImportConversationsResponse
@@ -143,40 +141,15 @@ func (a *app) importFrom(ctx context.Context, c *client.Client, in io.Reader, f 
 	return errors.Join(i.readErr, err)
 }
 
-// showProgress shows a bar that counts bytes if the size of in is known, and conversations otherwise.
-func (i *importer) showProgress(in io.Reader) {
-	if file, ok := in.(interface{ Stat() (fs.FileInfo, error) }); ok {
-		if info, err := file.Stat(); err == nil && info.Mode().IsRegular() {
-			i.countsBytes = true
-			i.bar.show("importing", info.Size(), progressbar.OptionShowBytes(true), progressbar.OptionUseIECUnits(true))
-			return
-		}
-	}
-	i.bar.show("importing", -1)
-}
-
 // sendAll sends the conversations of in as far as in can be read. It returns errors of the call; an error of
 // in is stored in readErr.
 func (i *importer) sendAll(ctx context.Context, in io.Reader) error {
-	lines := make(chan importLine) // A read of in cannot be cancelled, so it has a goroutine of its own.
-	go func() {
-		defer close(lines)
-		for line, err := range readLines(in, maxLine) {
-			if err != nil {
-				i.readErr = err
-				return
-			}
-			select {
-			case lines <- line:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	input := startReading(ctx, in, parseConversation)
 	for {
 		select {
-		case line, open := <-lines:
+		case line, open := <-input.lines:
 			if !open {
+				i.readErr = input.err
 				return nil
 			}
 			if err := i.send(line); err != nil {
@@ -189,7 +162,7 @@ func (i *importer) sendAll(ctx context.Context, in io.Reader) error {
 }
 
 // send sends the conversation of a line, or counts the line as failed.
-func (i *importer) send(line importLine) error {
+func (i *importer) send(line inputLine[*parleyv1.ExportConversationsResponse]) error {
 	if i.countsBytes {
 		defer i.bar.add(line.size)
 	} else {
@@ -199,12 +172,12 @@ func (i *importer) send(line importLine) error {
 		i.fail(line.number, "", line.err.Error())
 		return nil
 	}
-	id := line.conversation.GetConversation().GetId()
+	id := line.value.GetConversation().GetId()
 	if first, sent := i.sentLines[id]; sent {
 		i.fail(line.number, id, fmt.Sprintf("line %d already contains this conversation", first))
 		return nil
 	}
-	parts, err := requests(line.conversation, i.overwrite)
+	parts, err := requests(line.value, i.overwrite)
 	if err != nil {
 		i.fail(line.number, id, err.Error())
 		return nil

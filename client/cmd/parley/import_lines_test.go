@@ -46,11 +46,11 @@ func TestExportAndImportKeepConversations(t *testing.T) {
 			}
 		}
 		var parts []*parleyv1.ExportConversationsResponse
-		for r, err := range readLines(bytes.NewReader(lines.Bytes()), maxLine) {
+		for r, err := range readLines(bytes.NewReader(lines.Bytes()), maxLine, parseConversation) {
 			if err != nil || r.err != nil {
 				t.Fatalf("line %d: %v, %v; want a conversation", r.number, r.err, err)
 			}
-			sent, err := requests(r.conversation, true)
+			sent, err := requests(r.value, true)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -256,8 +256,8 @@ func TestBadLines(t *testing.T) {
 	}
 	for line, want := range tests {
 		input := "\n" + line + "\r\n \n" + `{"conversation":{"id":"b"}}`
-		var got []importLine
-		for r, err := range readLines(strings.NewReader(input), maxLine) {
+		var got []inputLine[*parleyv1.ExportConversationsResponse]
+		for r, err := range readLines(strings.NewReader(input), maxLine, parseConversation) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +267,7 @@ func TestBadLines(t *testing.T) {
 			got[0].size != int64(len(line)+2) {
 			t.Errorf("%.60s: line %d, %d bytes, %v; want line 2, %s", line, got[0].number, got[0].size, got[0].err, want)
 		}
-		if len(got) != 2 || got[1].conversation.GetConversation().GetId() != "b" || got[1].number != 4 || got[1].size != 27 {
+		if len(got) != 2 || got[1].value.GetConversation().GetId() != "b" || got[1].number != 4 || got[1].size != 27 {
 			t.Errorf("%.60s: second line = %+v, want conversation b in line 4", line, got[1])
 		}
 	}
@@ -279,7 +279,7 @@ func TestParseAcceptsDeepData(t *testing.T) {
 		opening, closing := level[:len(level)-1], level[len(level)-1:]
 		line := `{"conversation":{"id":"a"},"messages":[{"structuredData":[{"value":` +
 			strings.Repeat(opening, 16) + "1" + strings.Repeat(closing, 16) + `}]}]}`
-		if conversation, err := parse([]byte(line)); err != nil || len(conversation.GetMessages()) != 1 {
+		if conversation, err := parseConversation([]byte(line)); err != nil || len(conversation.GetMessages()) != 1 {
 			t.Errorf("%s: %v, %v", line, conversation, err)
 		}
 	}
@@ -290,7 +290,7 @@ func TestLongLines(t *testing.T) {
 	lineOf := func(n int) string { return `{"conversation":{"id":"` + strings.Repeat("x", n-27) + `"}}` + "\n" }
 	for _, n := range []int{maxBytes - 1, maxBytes, maxBytes + 1, 100_000, 200_000} { // The reader has a buffer of 64 KiB.
 		got := ""
-		for r, err := range readLines(strings.NewReader(lineOf(n)+lineOf(50)), maxBytes) {
+		for r, err := range readLines(strings.NewReader(lineOf(n)+lineOf(50)), maxBytes, parseConversation) {
 			got += fmt.Sprint(r.number, " ", r.size, " ", r.err, " ", err, "\n")
 		}
 		want := fmt.Sprintf("1 %d <nil> <nil>\n2 50 <nil> <nil>\n", n)
@@ -308,11 +308,11 @@ func TestReadErrorEndsTheLines(t *testing.T) {
 	input := io.MultiReader(strings.NewReader(`{"conversation":{"id":"a"}}`+"\n"+`{"conversation":{"id":"b"}}`),
 		iotest.ErrReader(broken))
 	var got []string
-	for r, err := range readLines(input, maxLine) {
+	for r, err := range readLines(input, maxLine, parseConversation) {
 		if err != nil {
 			got = append(got, err.Error())
 		} else {
-			got = append(got, r.conversation.GetConversation().GetId())
+			got = append(got, r.value.GetConversation().GetId())
 		}
 	}
 	if diff := cmp.Diff([]string{"a", "line 2: broken"}, got); diff != "" {

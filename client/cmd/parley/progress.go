@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"io/fs"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -27,6 +28,19 @@ func (p *progress) show(what string, total int64, options ...progressbar.Option)
 		progressbar.OptionClearOnFinish(),
 		progressbar.OptionSetRenderBlankState(true),
 	)...)
+}
+
+// showReading shows a bar for reading in. It reports whether the bar counts bytes, because the size of in is known. The
+// bar counts lines otherwise.
+func (p *progress) showReading(what string, in io.Reader) (countsBytes bool) {
+	if file, ok := in.(interface{ Stat() (fs.FileInfo, error) }); ok {
+		if info, err := file.Stat(); err == nil && info.Mode().IsRegular() {
+			p.show(what, info.Size(), progressbar.OptionShowBytes(true), progressbar.OptionUseIECUnits(true))
+			return true
+		}
+	}
+	p.show(what, -1)
+	return false
 }
 
 // add advances the bar by n.
