@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -20,7 +21,20 @@ import (
 const aboutAppend = `Append one message, from TEXT or standard input. With --json, append all messages of standard
 input, which is a JSON array or a sequence of JSON objects. Either all of them are stored or none.
 Fields that the server sets (sequence, exchange, times) are ignored, so that the output of parley
-show can be appended to another conversation.`
+show can be appended to another conversation.
+
+With --from, append each line of FILE, or of standard input if FILE is "-". A line is the JSON of an
+AppendMessagesRequest, or of one message with the id of its conversation:
+
+  {"conversation_id": "shop", "role": "ROLE_USER", "content": "Add a product"}
+
+Many lines are under way at the same time. The lines of a conversation are appended in their order. A
+line that is invalid, or that the server refuses, is reported with its number on standard error and not
+tried again. The others are appended, and the exit code is 1.
+
+If the command is interrupted, killed or fails, the same command continues with the next line, and
+appends no line twice. It stores its progress in FILE.progress until all lines are done. A run from
+standard input cannot be continued.`
 
 // appendFlags are the flags that describe one message.
 type appendFlags struct {
@@ -31,17 +45,27 @@ type appendFlags struct {
 func (a *app) newAppendCommand() *cobra.Command {
 	var request parleyv1.AppendMessagesRequest
 	var one appendFlags
+	var from string
 	var asJSON bool
 	var ifVersion int32
 	command := &cobra.Command{
-		Use:   "append ID [TEXT... | -]",
+		Use:   "append {ID [TEXT... | -] | --from FILE}",
 		Short: "Append messages to a conversation",
 		Long:  aboutAppend,
 		Example: `  parley append shop Add a product
   parley append shop --role assistant --agent writer --data 'cart={"items":[]}' "Which one?"
-  parley show shop --output json | jq .messages | parley append copy --json`,
-		Args: cobra.MinimumNArgs(1),
+  parley show shop --output json | jq .messages | parley append copy --json
+  parley append --from messages.jsonl`,
+		Args: func(command *cobra.Command, args []string) error {
+			if command.Flags().Changed("from") {
+				return onlyFrom(command, args)
+			}
+			return cobra.MinimumNArgs(1)(command, args)
+		},
 		RunE: func(command *cobra.Command, args []string) error {
+			if command.Flags().Changed("from") {
+				return a.appendFrom(command.Context(), from)
+			}
 			if asJSON && (len(args) > 1 || one.any() || command.Flags().Changed("role")) {
 				return usageError("--json reads everything from standard input: " +
 					"leave out TEXT, --role, --agent, --summary or --data")
@@ -70,6 +94,7 @@ func (a *app) newAppendCommand() *cobra.Command {
 	flags.StringVar(&one.summary, "summary", "", "what the agent did, one short clause for coordinators")
 	flags.StringArrayVar(&one.data, "data", nil, "structured data as TYPE=JSON; may be repeated")
 	flags.BoolVar(&asJSON, "json", false, "read messages from standard input")
+	flags.StringVar(&from, "from", "", "append the lines of `FILE`, which name their conversations; - is standard input")
 	flags.StringVar(&request.RequestId, "request-id", "",
 		"id of the request: a second append with the same id changes nothing")
 	flags.Int32Var(&ifVersion, "if-version", 0,
@@ -77,6 +102,20 @@ func (a *app) newAppendCommand() *cobra.Command {
 	flags.BoolVar(&request.MustExist, "must-exist", false,
 		"fail if the conversation does not exist, instead of creating it")
 	return command
+}
+
+// onlyFrom returns an error if the command line has an argument or another flag of the command.
+func onlyFrom(command *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return errors.New("--from: leave out ID and TEXT, because each line names its conversation")
+	}
+	var err error
+	command.LocalNonPersistentFlags().VisitAll(func(flag *pflag.Flag) {
+		if flag.Changed && flag.Name != "from" {
+			err = fmt.Errorf("--from: leave out --%s, because each line has its own fields", flag.Name)
+		}
+	})
+	return err
 }
 
 // append sends request and prints the appended messages.

@@ -25,6 +25,7 @@ type fake struct {
 	active  string // The active turn of every conversation.
 	export  func(*parleyv1.ExportConversationsRequest, grpc.ServerStreamingServer[parleyv1.ExportConversationsResponse]) error
 	imports func(grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error
+	appends func(appendStream) error
 }
 
 // turnStream sends the events of the turn t1 and numbers them.
@@ -119,6 +120,8 @@ func (f fake) ExportConversations(request *parleyv1.ExportConversationsRequest,
 func (f fake) ImportConversations(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
 	return f.imports(stream)
 }
+
+func (f fake) AppendStream(stream appendStream) error { return f.appends(stream) }
 
 func pageOf(token string) (page int, next string) {
 	page, _ = strconv.Atoi(token)

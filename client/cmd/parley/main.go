@@ -8,7 +8,7 @@
 //
 //   - answer.go sends a message and follows its turn to the end.
 //   - view.go prints the events of a turn, print.go prints replies.
-//   - progress.go shows the progress of long commands.
+//   - lines.go reads JSON lines, progress.go shows the progress of long commands.
 //   - explain.go turns errors into messages.
 //
 // Start at newRootCommand.

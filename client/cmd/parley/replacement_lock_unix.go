@@ -18,8 +18,8 @@ func lockForReplacement(name string) (io.Closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	locked, err := lock(file)
+	if err == nil && !locked {
 		err = usageError(fmt.Sprintf("%q: a server has it open as its store, or another backup is replacing it; "+
 			"choose another name", name))
 	}
@@ -27,4 +27,13 @@ func lockForReplacement(name string) (io.Closer, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	return file, nil
+}
+
+// lock locks file until it is closed. It returns false if another process has locked it.
+func lock(file *os.File) (locked bool, err error) {
+	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return false, nil
+	}
+	return err == nil, err
 }

@@ -32,6 +32,7 @@ const about = `parley is the client of a Parley server, which stores multi-turn 
   parley resume ID                     print the running answer of a conversation, or its last one
   parley list                          show all conversations
   parley show ID --output json         one conversation as JSON
+  parley append --from new.jsonl       append many messages, a line for each of them
   parley export > all.jsonl            all conversations, for parley import
   parley watch                         print changes as they are committed
   parley log search quarterly goals    find a text in the messages of the last days
@@ -112,7 +113,7 @@ func (a *app) newRootCommand() *cobra.Command {
 	flags.StringVar(&a.output, "output", "table",
 		"table for people, or json for programs: one document for each reply, one line for each event")
 	flags.DurationVar(&a.timeout, "timeout", 30*time.Second, "time limit of a call, 0 for none; chat, resume, watch, "+
-		"export, import, backup, log --follow and log erase have no limit unless this is set")
+		"append --from, export, import, backup, log --follow and log erase have no limit unless this is set")
 	a.signIn.addFlags(flags, a.getenv)
 
 	root.AddCommand(
