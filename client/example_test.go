@@ -42,6 +42,42 @@ func ExampleClient_append() {
 	// stored as message 2
 }
 
+// A program that appends much does not wait for each answer.
+func ExampleClient_NewAppender() {
+	ctx := context.Background()
+	c, err := client.Dial(exampleServer()) // In a program: "127.0.0.1:50051", the address of `make run`.
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer c.Close()
+
+	appender := c.NewAppender(ctx)
+	var results []*client.AppendResult
+	for _, content := range []string{"Sow the mint.", "Water the parsley.", "Cut the sage."} {
+		results = append(results, appender.Append(ctx, &parleyv1.AppendMessagesRequest{
+			ConversationId: "work",
+			Messages:       []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: content}},
+		}))
+	}
+	for _, result := range results {
+		reply, err := result.Wait(ctx)
+		if err != nil { // Only this request was refused, unless appender.Err() is not nil.
+			fmt.Println(client.Reason(err), err)
+			continue
+		}
+		fmt.Println("stored as message", reply.GetAppended()[0].GetSequence())
+	}
+	if err := appender.Close(); err != nil {
+		fmt.Println(client.Reason(err), err)
+		return
+	}
+	// Output:
+	// stored as message 1
+	// stored as message 2
+	// stored as message 3
+}
+
 // To continue a conversation, a program loads it with its newest messages.
 func ExampleClient_load() {
 	ctx := context.Background()

@@ -27,12 +27,13 @@ import (
 // snippets maps sections of README.md to the example whose body is the snippet of the section.
 func snippets() map[string]string {
 	return map[string]string{
-		"Append": "ExampleClient_append",
-		"Load":   "ExampleClient_load",
-		"Chat":   "ExampleClient_Chat",
-		"Route":  "ExampleClient_route",
-		"Watch":  "ExampleClient_WatchConversations",
-		"Errors": "ExampleReason",
+		"Append":   "ExampleClient_append",
+		"Appender": "ExampleClient_NewAppender",
+		"Load":     "ExampleClient_load",
+		"Chat":     "ExampleClient_Chat",
+		"Route":    "ExampleClient_route",
+		"Watch":    "ExampleClient_WatchConversations",
+		"Errors":   "ExampleReason",
 	}
 }
 
@@ -276,7 +277,8 @@ func TestExamplesAreShown(t *testing.T) {
 	}
 	slices.Sort(shown)
 	want := []string{
-		`Client "append"`, `Client "load"`, `Client "route"`, `Client.Chat ""`, `Client.WatchConversations ""`, `Reason ""`,
+		`Client "append"`, `Client "load"`, `Client "route"`, `Client.Chat ""`, `Client.NewAppender ""`,
+		`Client.WatchConversations ""`, `Reason ""`,
 	}
 	if diff := cmp.Diff(want, shown); diff != "" {
 		t.Errorf("examples in the documentation (-want +got):\n%s", diff)

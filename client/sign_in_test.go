@@ -93,6 +93,33 @@ func checkTokens(t *testing.T, want []string, got *tokenRecord) {
 	}
 }
 
+// TestAppenderResumesWithAnotherToken checks the same for an appender.
+func TestAppenderResumesWithAnotherToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, _ := sequence("a", "b")
+		record := &tokenRecord{}
+		f := appendFake(func(a *appendCall) error {
+			if a.nth > 0 {
+				_, err := a.acceptAll()
+				return err
+			}
+			requests, err := a.receive(2)
+			return errors.Join(err, a.accept(requests[0]), errExpired)
+		})
+		f.signIn = record.signIn
+		begin := time.Now()
+		appender := f.dial(t, client.WithToken(source)).NewAppender(t.Context())
+		checkAppended(t, appendAll(t.Context(), appender, "r1", "r2"), "r1", "r2")
+		if err := appender.Close(); err != nil {
+			t.Errorf("Close = %v, want no error", err)
+		}
+		checkTokens(t, []string{"a", "b"}, record)
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("took %v, want no delay", took)
+		}
+	})
+}
+
 // TestWatchResumesWithAnotherToken checks the same for a watch.
 func TestWatchResumesWithAnotherToken(t *testing.T) {
 	tests := []struct {

@@ -24,7 +24,8 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// TestCallTable executes the steps of testdata/calls.json. The file explains its format.
+// TestCallTable executes the steps of testdata/calls.json. The file explains its format. The steps are executed again
+// with an appender instead of AppendMessages, which must return the same.
 func TestCallTable(t *testing.T) {
 	text, err := os.ReadFile("testdata/calls.json")
 	if err != nil {
@@ -37,11 +38,19 @@ func TestCallTable(t *testing.T) {
 	if err := decodeStrictly(text, &table); err != nil || len(table.Steps) == 0 {
 		t.Fatalf("calls.json has %d steps, error = %v", len(table.Steps), err)
 	}
-	run := &tableRun{client: dialServer(t), saved: map[string]string{}}
-	for _, step := range table.Steps {
-		if err := run.execute(t.Context(), step); err != nil {
-			t.Errorf("%s: %v", step.Name, err)
-		}
+	for _, streamed := range []bool{false, true} {
+		t.Run(fmt.Sprint("appender=", streamed), func(t *testing.T) {
+			run := &tableRun{client: dialServer(t), saved: map[string]string{}}
+			if streamed {
+				run.appender = run.client.NewAppender(t.Context())
+				defer run.appender.Close()
+			}
+			for _, step := range table.Steps {
+				if err := run.execute(t.Context(), step); err != nil {
+					t.Errorf("%s: %v", step.Name, err)
+				}
+			}
+		})
 	}
 }
 
@@ -73,8 +82,9 @@ type wantedTurn struct {
 
 // tableRun executes steps in order.
 type tableRun struct {
-	client *client.Client
-	saved  map[string]string
+	client   *client.Client
+	appender *client.Appender // nil if AppendMessages is called.
+	saved    map[string]string
 }
 
 // execute executes step and returns an error that describes each difference from the expectation.
@@ -139,6 +149,13 @@ func (r *tableRun) call(ctx context.Context, step callStep) (any, error) {
 	}
 	if err := protojson.Unmarshal([]byte(text), request); err != nil {
 		return nil, err
+	}
+	if appended, ok := request.(*parleyv1.AppendMessagesRequest); ok && r.appender != nil {
+		response, err := r.appender.Append(ctx, appended).Wait(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return messageJSON(response)
 	}
 	results := method.Call([]reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(request)})
 	switch result := results[0].Interface().(type) {
