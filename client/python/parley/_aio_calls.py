@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from parley._aio_status import ServerStatus
 from parley._aio_stream import AsyncStream
 from parley._error import Error, from_rpc
 from parley._options import CallOptions, with_request_id
@@ -18,7 +18,7 @@ from parley._resumption import SingleCall
 from parley._sign_in import AsyncAttempts, SignIn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from google.protobuf.message import Message
     from typing_extensions import Unpack
@@ -89,12 +89,6 @@ if TYPE_CHECKING:
 
 Q = TypeVar("Q", bound="Message")
 R = TypeVar("R")
-
-STATUS_DELAY = 5.0
-"""Seconds to wait for the server's status after a failed write. It usually arrives within
-milliseconds. After this time the call fails with the status of the write."""
-STATUS_INTERVAL = 0.005
-"""Seconds between two checks for the server's status; gRPC reports no change of a status."""
 
 
 class AsyncCalls:
@@ -333,8 +327,7 @@ class AsyncCalls:
         arguments = await attempts.arguments(attempts.deadline())
         with self._raising_if_closed():
             call = rpc(**arguments)
-        first_status: list[grpc.aio.AioRpcError] = []
-        call.add_done_callback(lambda _: first_status.append(result_of(status_of(call))))
+        server_status = ServerStatus(call)
         try:
             with self._converting_errors():
                 try:
@@ -344,10 +337,9 @@ class AsyncCalls:
                 except grpc.aio.AioRpcError as error:
                     if not call.done():
                         raise
-                    if is_same_status(first_status[0], error):
-                        await wait_for_server_status(call, error)
-                    elif first_status[0].code() is not grpc.StatusCode.OK:
-                        raise first_status[0] from None
+                    status = await server_status.after(error)
+                    if status.code() is not grpc.StatusCode.OK:
+                        raise status from None
                 except asyncio.InvalidStateError:
                     if not call.done():
                         raise
@@ -381,52 +373,6 @@ class AsyncCalls:
         except grpc.aio.UsageError:  # gRPC raises it for a closed channel.
             self._connections.check_open()
             raise
-
-
-# When a server ends a call early, a write may fail. gRPC then sets an INTERNAL status of its own,
-# either before it has read the server's status, which replaces it soon, or after, which loses the
-# server's status. The callback for the end of the call sees only the first of the two.
-
-
-async def wait_for_server_status(
-    call: grpc.aio.StreamUnaryCall[Q, R], failure: grpc.aio.AioRpcError
-) -> None:
-    """Wait until the server's status has replaced that of a failed write.
-
-    If that takes longer than STATUS_DELAY, the call keeps the status of the write.
-    """
-    deadline = time.monotonic() + STATUS_DELAY
-    while is_same_status(await status_of(call), failure):
-        if time.monotonic() > deadline:
-            return
-        await asyncio.sleep(STATUS_INTERVAL)
-
-
-async def status_of(call: Any) -> grpc.aio.AioRpcError:  # noqa: ANN401 - the type lacks a method
-    """Return the current status of a call. If the call has ended, it does not wait."""
-    return grpc.aio.AioRpcError(
-        await call.code(),
-        grpc.aio.Metadata(),
-        await call.trailing_metadata(),
-        await call.details(),
-        await call.debug_error_string(),
-    )
-
-
-def is_same_status(one: grpc.aio.AioRpcError, other: grpc.aio.AioRpcError) -> bool:
-    """Report whether two errors have the same status. The debug text names the failed write."""
-    return one.debug_error_string() == other.debug_error_string()
-
-
-def result_of(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Return the result of a coroutine that does not wait."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: R = end.value
-        return result
-    coroutine.close()
-    raise RuntimeError("the coroutine waits")
 
 
 async def each_of(requests: Iterable[Q] | AsyncIterable[Q]) -> AsyncIterator[Q]:

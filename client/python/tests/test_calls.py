@@ -36,6 +36,7 @@ from parley import (
     ImportConversationsResponse,
     Stream,
     UpdateConversationRequest,
+    _aio_status,
     _error,
     _options,
 )
@@ -296,6 +297,18 @@ def test_import_that_fails(*, asynchronous: bool) -> None:
     with serving(ImportConversations=Importer().refuse) as address, pytest.raises(Error) as raised:
         call(address, "import_conversations", parts(100_000), asynchronous=asynchronous)
     assert raised.value.reason == "INVALID_REQUEST"
+
+
+def test_import_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call fails as soon as gRPC does. It does not wait for a status of a server."""
+    monkeypatch.setattr(_aio_status, "STATUS_DELAY", 10 * LIMIT)
+
+    async def run() -> None:
+        async with AsyncClient("127.0.0.1:1") as client:
+            await asyncio.wait_for(client.import_conversations(parts(2)), LIMIT)
+
+    with pytest.raises(Error, match="UNAVAILABLE"):
+        asyncio.run(run())
 
 
 def test_error_has_all_details() -> None:
