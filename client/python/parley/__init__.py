@@ -7,8 +7,10 @@ attributes: ``Role.ROLE_USER``. Start at :class:`Client`.
 """
 
 from parley._agent import Agent, AgentError, AgentServer, Piece
+from parley._aio_appender import AsyncAppender
 from parley._aio_client import AsyncClient
 from parley._aio_stream import AsyncStream
+from parley._appender import Appender
 from parley._client import Client
 from parley._error import Error, FieldViolation
 from parley._options import CallOptions
@@ -36,6 +38,8 @@ from parley.v1.conversation_service_pb2 import (
     AppendedMessage,
     AppendMessagesRequest,
     AppendMessagesResponse,
+    AppendStreamRequest,
+    AppendStreamResponse,
     BatchGetRoutingSummariesRequest,
     BatchGetRoutingSummariesResponse,
     CancelTurnRequest,
@@ -137,7 +141,11 @@ __all__ = [
     "AnswerStarted",
     "AppendMessagesRequest",
     "AppendMessagesResponse",
+    "AppendStreamRequest",
+    "AppendStreamResponse",
     "AppendedMessage",
+    "Appender",
+    "AsyncAppender",
     "AsyncClient",
     "AsyncStream",
     "Attachment",

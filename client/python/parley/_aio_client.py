@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from parley._aio_appender import AsyncAppender, AsyncBidiCall
 from parley._aio_calls import AsyncCalls
 from parley._aio_connection import Connections
 from parley._aio_stream import AsyncCall, AsyncStream
@@ -150,6 +151,25 @@ class AsyncClient(AsyncCalls):
         retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
         resumption = Watcher(request, retry)
         return AsyncStream(resumption, open_call, AsyncAttempts(self._sign_in, options))
+
+    def appender(self, **options: Unpack[CallOptions]) -> AsyncAppender:
+        """Return an appender, which appends messages over one stream, many at the same time.
+
+        It has the guarantees and limits of :meth:`parley.Client.appender`. Close each appender: it
+        has a task. ``await`` of its append waits only for space, and returns the future of the
+        reply.
+        """
+        connectivity = AsyncConnectivity()
+
+        def open_call(arguments: dict[str, Any]) -> AsyncBidiCall:
+            with self._raising_if_closed():
+                call: AsyncBidiCall = self._conversations.AppendStream(**arguments)
+                connectivity.open(self._connections.get().channel)
+                return call
+
+        retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
+        attempts = AsyncAttempts(self._sign_in, options)
+        return AsyncAppender(open_call, attempts, retry, self._connections.check_open)
 
     def _turn(
         self, request: ChatRequest | ResumeTurnRequest, options: CallOptions

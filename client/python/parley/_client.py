@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from parley._appender import Appender
 from parley._calls import Calls
 from parley._connectivity import SyncConnectivity
 from parley._exit import RETAINED_AT_EXIT
@@ -27,16 +28,19 @@ from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceStub
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from typing_extensions import Self, Unpack
 
+    from parley.v1.conversation_service_pb2 import AppendStreamRequest
     from parley.v1.turn_pb2 import TurnEvent
 
 
 class Client(Calls):
     """A connection to one Parley server. Any number of threads may share it.
+
+    :meth:`appender` appends many messages over one stream.
 
     Three methods stream. :meth:`chat` sends a message to an agent and streams its answer.
     :meth:`resume_turn` streams a turn that has begun before. :meth:`watch_conversations` streams
@@ -259,6 +263,45 @@ class Client(Calls):
         retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
         resumption = Watcher(request, retry)
         return Stream(resumption, open_call, SyncAttempts(self._sign_in, options))
+
+    def appender(self, **options: Unpack[CallOptions]) -> Appender:
+        """Return an appender, which appends messages over one stream, many at the same time.
+
+        :meth:`Appender.append` returns a future, so the next request does not wait for the reply.
+        Requests are sent in the order of the calls. That costs the server less than a call for
+        each. The stream begins with the first request. The end of a ``with`` block waits for all
+        replies, as do :meth:`Appender.flush` and :meth:`Appender.close`. Close each appender: it
+        has a thread.
+
+        If the connection breaks or the server restarts, the appender reconnects and sends the
+        requests without a reply again, in their order and with the same request_id. So each
+        message is stored once, and the messages of a conversation in their order. A reply with
+        replayed may only mean that the appender sent the request twice.
+
+        The server refuses single requests, for example one that is not valid. Only the future of
+        that request raises the error; the others are not affected. The appender fails, and all
+        futures without a reply raise its error, when
+
+        - the server refuses the stream,
+        - the timeout has passed, which limits the appender from its first request,
+        - no server could be reached at first (UNAVAILABLE, after about 1.5 s),
+        - no reply arrived for one minute, although requests were under way and the appender kept
+          retrying, or
+        - the client is closed (CANCELLED).
+
+        The server may have stored the messages of such a request. To repeat it without storing
+        them twice, set request_id yourself.
+        """
+        connectivity = SyncConnectivity(self._channel)
+
+        def open_call(requests: Iterator[AppendStreamRequest], arguments: dict[str, Any]) -> Call:
+            with self._raising_if_closed():
+                call: Call = self._conversations.AppendStream(requests, **arguments)
+                connectivity.open()
+                return call
+
+        retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
+        return Appender(open_call, SyncAttempts(self._sign_in, options), retry)
 
     def _turn(
         self, request: ChatRequest | ResumeTurnRequest, options: CallOptions

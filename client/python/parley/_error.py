@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import grpc
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    import grpc
 
 DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "parley"
@@ -98,6 +97,14 @@ def from_rpc(cause: grpc.RpcError) -> Error:
     for key, value in trailers:
         if key == DETAILS_KEY and isinstance(value, bytes):
             read_details(error, value)
+    return error
+
+
+def from_status(status: Status) -> Error:
+    """Convert the status of one request of a stream."""
+    code = next((code for code in grpc.StatusCode if code.value[0] == status.code), None)
+    error = Error(code or grpc.StatusCode.UNKNOWN, status.message)
+    read_details(error, status.SerializeToString())
     return error
 
 

@@ -71,6 +71,11 @@ class Retry:
         """Restart the time limit and the delay, because there is a new message."""
         self._deadline, self.delay = self._clock() + GIVE_UP_AFTER, FIRST_DELAY
 
+    def extend_deadline(self, since: float) -> None:
+        """Let the time limit begin at this time or later. Before, there was nothing to wait for."""
+        if self._connected:
+            self._deadline = max(self._deadline, since + GIVE_UP_AFTER)
+
     def receive_timeout(self) -> float:
         """Return how many seconds to wait for the next message of a call."""
         if self._connected:
@@ -106,6 +111,11 @@ class Retry:
         # With wait_for_ready, gRPC reports UNAVAILABLE only after it has reached the server.
         waited = self._wait_for_ready and error.code is grpc.StatusCode.UNAVAILABLE
         return waited or self._connectivity.reached()
+
+
+def silence_limit() -> float:
+    """Return the longest time to wait for one message of a server that was reached."""
+    return MAX_SILENCE
 
 
 def is_resumable(error: Error) -> bool:

@@ -15,6 +15,8 @@ from google.rpc.status_pb2 import Status
 
 from parley import (
     Agent,
+    AppendMessagesResponse,
+    AppendStreamResponse,
     ChangeKind,
     ChatRequest,
     ChatResponse,
@@ -182,6 +184,13 @@ class Hanging:
         yield WatchConversationsResponse(
             change=ConversationChange(kind=ChangeKind.CHANGE_KIND_HEARTBEAT, cursor="1")
         )
+        hang(context)
+
+    def append(self, requests: Any, context: Any) -> Iterator[AppendStreamResponse]:
+        """Answer the first request of AppendStream."""
+        self._begin(context)
+        next(requests)
+        yield AppendStreamResponse(response=AppendMessagesResponse())
         hang(context)
 
     def export(self, _: Any, context: Any) -> Iterator[ExportConversationsResponse]:

@@ -56,6 +56,7 @@ from parley import *
 address = sys.argv[1]
 short, endless = ChatRequest(content="short"), ChatRequest(content="endless")
 watch = WatchConversationsRequest()
+append = AppendMessagesRequest(conversation_id="c")
 """
 SYNC = BEGIN + "client = Client(address)\n"
 ASYNC = BEGIN + "client = AsyncClient(address)\n"
@@ -85,6 +86,11 @@ PROGRAMS = {
     ),
     "an export kept in the middle": Program(
         SYNC + "export = client.export_conversations(ExportConversationsRequest())\nnext(export)"
+    ),
+    "an appender with a request under way": Program(
+        SYNC + "appender = client.appender()\n"
+        "print(appender.append(append).result().created)\nappender.append(append)",
+        output="False\n",
     ),
     "an exception": Program(
         SYNC + "for _ in client.chat(endless):\n    1 / 0",
@@ -171,6 +177,17 @@ async def main():
 asyncio.run(main())
 """
     ),
+    "asyncio, an appender with a request under way": Program(
+        ASYNC
+        + """
+async def main():
+    appender = client.appender()
+    print((await (await appender.append(append))).created)
+    await appender.append(append)
+asyncio.run(main())
+""",
+        output="False\n",
+    ),
     "asyncio in a daemon thread": Program(
         ASYNC
         + """
@@ -242,6 +259,7 @@ def server() -> Iterator[str]:
         WatchConversations=hanging.watch,
         ExportConversations=hanging.export,
         GetConversation=hanging.get,
+        AppendStream=hanging.append,
         ListAgents=lambda *_: ListAgentsResponse(),
     ) as address:
         yield address

@@ -30,7 +30,8 @@ PRINTS = {
     "Chat": "Tell me more.\nTURN_STATE_COMPLETED\n",
     "Route": "Previous: listed two libraries, Tell me more.\n['echo', 'librarian']\n",
     "Watch": "libraries 5 Which libraries keep state?\n",
-    "With asyncio": "hello there",
+    "Append many messages": "100\n",
+    "With asyncio": "hello there[1, 2, 3]\n",
     "Errors": "INVALID_ARGUMENT INVALID_REQUEST\nconversation_id\n",
 }
 
