@@ -75,14 +75,19 @@ export class Calls {
     ) {
       const { signal, release } = begin(options.signal);
       const type = types.get(call.method.path)!;
+      const mayResume = resumablePaths.has(call.method.path);
       try {
-        const request = call.requestStream ? completeEach(type, call.request) : complete(type, call.request);
+        const request = !call.requestStream
+          ? complete(type, call.request)
+          : mayResume
+            ? call.request // of an Appender, which has completed its requests
+            : completeEach(type, call.request);
         const attempt = (metadata: Metadata) =>
           call.next(request as typeof call.request, { ...options, signal, metadata }) as Responses<Response>;
         const sign = (isRejected: boolean) => untilAborted(signIn.sign(options.metadata, isRejected), signal);
         return yield* send(attempt, sign, {
-          mayRepeat: !call.requestStream,
-          mayResume: resumablePaths.has(call.method.path),
+          mayRepeat: mayResume || !call.requestStream,
+          mayResume,
         });
       } catch (error) {
         signal.throwIfAborted();
@@ -100,7 +105,7 @@ type Responses<Response> = AsyncGenerator<Response, Response | undefined, undefi
 /**
  * Sends a call with a token. If the server rejects the token and there is another one, the call continues:
  * it is sent again, once, because the server has not executed it. If the server had accepted a stream that
- * resumes, send throws a TokenExpiredError. A call whose requests are a stream must not be sent again,
+ * resumes, send throws a TokenExpiredError. A stream of requests that does not resume must not be sent again,
  * because gRPC has taken requests from it.
  */
 async function* send<Response>(

@@ -8,6 +8,7 @@ import {
 } from "nice-grpc";
 import { errorDetailsClientMiddleware } from "nice-grpc-error-details";
 
+import { Appender } from "./appender.js";
 import { Calls } from "./calls.js";
 import { Follower } from "./follow.js";
 import {
@@ -108,6 +109,8 @@ type Requests<M> = M extends { requestType: { decode(...args: never): infer T };
 
 /**
  * A connection to one Parley server. A program needs only one.
+ *
+ * {@link appender} appends many messages over one stream.
  *
  * Three methods stream. {@link chat} sends a message to an agent and streams its answer.
  * {@link resumeTurn} streams a turn that has begun before. {@link watchConversations} streams the
@@ -274,6 +277,38 @@ export class Client {
     options?: CallOptions,
   ): Promise<AppendMessagesResponse> {
     return this.#conversations.appendMessages(request, options);
+  }
+
+  /**
+   * Returns an appender: it appends messages over one stream, which costs less than calls. Many requests are
+   * under way at the same time. They are sent in the order of the calls of {@link Appender.append}. The
+   * stream begins with the first request, and ends with {@link Appender.close}.
+   *
+   * If the connection breaks, the server restarts, or the token expires and there is another one, the
+   * appender reconnects and sends the requests without a reply again, in their order and with the same
+   * requestId. So each message is stored once, and the messages of a conversation in their order. A reply
+   * with replayed may only mean that the appender sent the request twice.
+   *
+   * The server refuses single requests, for example one that is not valid. Only the promise of that request
+   * is rejected; the others are not affected. The appender fails, and all promises without a reply are
+   * rejected with its error, in these cases:
+   *
+   * - The server refused the stream, or the token expired and there is no other one (UNAUTHENTICATED).
+   * - The token function threw an error.
+   * - The signal has aborted; the error is its reason.
+   * - The client is closed (CANCELLED).
+   * - No server could be reached at first (UNAVAILABLE, after about 1.5 s).
+   * - No reply arrived for one minute, although requests were under way and the appender kept retrying.
+   *
+   * The server may have stored the messages of such a request. To repeat it without storing them twice, set
+   * requestId yourself. The options apply to each stream.
+   */
+  appender(options: CallOptions = {}): Appender {
+    return new Appender({
+      connection: this.#readiness,
+      begin: () => this.#calls.begin(options.signal),
+      open: (requests, signal) => this.#conversations.appendStream(requests, { ...options, signal }),
+    });
   }
 
   /** Returns a page of the stored messages, in either direction. */

@@ -1,5 +1,16 @@
 import { type ClientError, Status } from "nice-grpc";
-import { type ErrorDetails, RichClientError } from "nice-grpc-error-details";
+import {
+  BadRequest,
+  type ErrorDetails,
+  ErrorInfo,
+  RetryInfo,
+  RichClientError,
+} from "nice-grpc-error-details";
+
+import type { Status as RpcStatus } from "./gen/google/rpc/status.js";
+
+/** The details of a status that this package uses. */
+const detailTypes = [ErrorInfo, BadRequest, RetryInfo];
 
 /** The name of a gRPC status other than OK. */
 export type Code = Exclude<keyof typeof Status, "OK">;
@@ -54,16 +65,35 @@ export class TokenExpiredError extends ParleyError {}
 /** Converts an error of nice-grpc. */
 export function fromClientError(error: ClientError, type = ParleyError): ParleyError {
   const extra = error instanceof RichClientError ? error.extra : [];
+  return fromDetails(error.code, error.details, extra, type, error);
+}
+
+/** Converts the status of one request of a stream. */
+export function fromStatus({ code, message, details }: RpcStatus): ParleyError {
+  const decoded = details.flatMap(({ typeUrl, value }) => {
+    const type = detailTypes.find(({ $type }) => typeUrl.endsWith(`/${$type}`));
+    return type ? [type.decode(value)] : [];
+  });
+  return fromDetails(code, message, decoded);
+}
+
+function fromDetails(
+  code: Status,
+  message: string,
+  extra: ErrorDetails[],
+  type = ParleyError,
+  cause?: unknown,
+): ParleyError {
   const info = find(extra, "google.rpc.ErrorInfo");
   const delay = find(extra, "google.rpc.RetryInfo")?.retryDelay;
   const ours = info?.domain === "parley";
   const violations = find(extra, "google.rpc.BadRequest")?.fieldViolations ?? [];
-  return new type(Status[error.code] as Code, error.details, {
+  return new type((Status[code] ?? "UNKNOWN") as Code, message, {
     reason: ours ? info.reason : "",
     metadata: ours ? info.metadata : {},
     fieldViolations: violations.map(({ field, description }) => ({ field, description })),
     retryDelay: delay && delay.seconds * 1e3 + delay.nanos / 1e6,
-    cause: error,
+    cause,
   });
 }
 

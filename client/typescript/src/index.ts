@@ -14,6 +14,7 @@ export {
   type ServeOptions,
   serve,
 } from "./agent.js";
+export { Appender } from "./appender.js";
 export { Client } from "./client.js";
 export { type Code, type FieldViolation, ParleyError, type ParleyErrorDetails } from "./errors.js";
 export * from "./gen/index.parley.v1.js";

@@ -90,7 +90,7 @@ export async function* resumed<Response, Item>(
 }
 
 /** One stream of a call. It ends when the call ends, or after too long a silence. */
-class Attempt {
+export class Attempt {
   isSilent = false;
   readonly #controller = new AbortController();
   readonly #callSignal: AbortSignal;

@@ -34,7 +34,8 @@ export interface Clock {
   after(delay: number, callback: () => void): () => void;
 }
 
-const systemClock: Clock = {
+/** The clock of the system. */
+export const systemClock: Clock = {
   now: () => performance.now(),
   after(delay, callback) {
     const timer = setTimeout(callback, delay);
@@ -80,6 +81,12 @@ export class Retry {
     }
   }
 
+  /** Restarts the time limit, and the time of receive: before this there was nothing to wait for. */
+  restart(): void {
+    this.resetDeadline(false);
+    this.#rearm();
+  }
+
   /**
    * Waits for the next message of a stream, and calls onSilence if that takes too long. ended means
    * that the last message has arrived and only the end of the stream is missing.
@@ -87,6 +94,7 @@ export class Retry {
   async receive<T>(next: Promise<T>, onSilence: () => void, ended = false): Promise<T> {
     let disarm = () => {};
     this.#rearm = () => {
+      disarm();
       // Before the connection, gRPC itself detects that there is no server.
       if (this.#connected) {
         const timeout = ended ? maxSilence : Math.min(maxSilence, this.#deadline - this.#clock.now());

@@ -25,9 +25,9 @@ export const services: readonly Service[] = [
   AdminServiceDefinition,
 ];
 
-/** The paths of the methods whose streams resume. */
+/** The paths of the methods whose streams resume. Their requests can be sent again. */
 export const resumablePaths: ReadonlySet<string> = new Set(
-  ["Chat", "ResumeTurn", "WatchConversations"].map(
+  ["AppendStream", "Chat", "ResumeTurn", "WatchConversations"].map(
     (method) => `/${ConversationServiceDefinition.fullName}/${method}`,
   ),
 );

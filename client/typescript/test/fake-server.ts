@@ -5,6 +5,7 @@ import type { ServerCredentials } from "@grpc/grpc-js";
 import { type CallContext, createServer, type ServerError } from "nice-grpc";
 import { errorDetailsServerMiddleware } from "nice-grpc-error-details";
 import {
+  type AppendStreamRequest,
   type ChatRequest,
   ConversationServiceDefinition,
   type ImportConversationsRequest,
@@ -41,26 +42,36 @@ export class FakeServer {
       errorDetailsServerMiddleware,
     );
     const implementation: Record<string, unknown> = {};
+    const record = this.#record.bind(this);
     for (const [name, { responseStream }] of Object.entries(ConversationServiceDefinition.methods)) {
-      const record = this.#record.bind(this, name);
       const turn = (request: ChatRequest, context: CallContext) => this.turn(request, context);
       implementation[name] = responseStream
         ? async function* (request: ChatRequest, context: CallContext) {
-            record(request, context);
+            record(name, request, context);
             for await (const event of turn(request, context)) {
               yield { event };
             }
           }
         : async (request: object, context: CallContext) => {
-            record(request, context);
+            record(name, request, context);
             return {};
           };
     }
+    implementation["appendStream"] = async function* (
+      this: void,
+      requests: AsyncIterable<AppendStreamRequest>,
+      context: CallContext,
+    ) {
+      record("appendStream", {}, context);
+      for await (const { append } of requests) {
+        yield { result: { $case: "response", value: { appended: [{ id: append?.requestId ?? "" }] } } };
+      }
+    };
     implementation["importConversations"] = async (
       requests: AsyncIterable<ImportConversationsRequest>,
       context: CallContext,
     ) => {
-      this.#record("importConversations", {}, context);
+      record("importConversations", {}, context);
       for await (const request of requests) {
         this.imported.push(request);
       }

@@ -45,13 +45,18 @@ const wanted: Record<string, RegExp> = {
   Chat: /^How many eggs\?\nTURN_STATE_COMPLETED$/,
   Route: /^Previous: listed what pancakes need, How many eggs\?\n\[ 'shopping_list by cook' \]$/,
   Watch: /^CHANGE_KIND_HEARTBEAT \nCHANGE_KIND_MESSAGE_APPENDED shopping\nAnd sugar\?$/,
+  "Append many messages": /^\[ 25, 25, 25, 25 \]$/,
   Errors: /^NOT_FOUND: .*nobody:knows/,
 };
+/** Returns the name of a program's file. */
+const fileOf = (heading: string) => heading.replaceAll(" ", "-");
+
 const agent = "An agent of your own";
 const signIn = "Sign in and TLS";
 
 test("the snippets are in order", async () => {
-  const headings = ["Install", "Append", "Load", "Chat", "Route", "Watch", agent, signIn, "Errors"];
+  const first = ["Install", "Append", "Load", "Chat", "Route", "Watch", "Append many messages"];
+  const headings = [...first, agent, signIn, "Errors"];
   assert.deepEqual(Object.keys(await snippets()), headings);
 });
 
@@ -60,11 +65,14 @@ test("the snippets have their expected output", options, async (t) => {
   const { address } = await startParleyd(t);
   const begin = connecting!.replace("127.0.0.1:50051", address);
   assert.notEqual(begin, connecting);
-  const programs = Object.keys(wanted).map((name) => [name, `${begin}\n${rest[name]}\nclient.close();\n`]);
+  const programs = Object.keys(wanted).map((name) => [
+    fileOf(name),
+    `${begin}\n${rest[name]}\nclient.close();\n`,
+  ]);
   const made = await compile(t, Object.fromEntries(programs));
   for (const [name, want] of Object.entries(wanted)) {
     await t.test(name, async (t) => {
-      const program = start(t, process.execPath, join(made, `${name}.js`));
+      const program = start(t, process.execPath, join(made, `${fileOf(name)}.js`));
       assert.equal(await program.ended, 0, program.lines.join("\n"));
       assert.match(program.lines.join("\n"), want);
     });
