@@ -10,6 +10,7 @@ from parley._aio_appender import AsyncAppender, AsyncBidiCall
 from parley._aio_calls import AsyncCalls
 from parley._aio_connection import Connections
 from parley._aio_stream import AsyncCall, AsyncStream
+from parley._append_queue import FIRST_ATTEMPTS
 from parley._connectivity import AsyncConnectivity
 from parley._options import CallOptions, channel_options
 from parley._resumption import Follower, Watcher
@@ -167,7 +168,8 @@ class AsyncClient(AsyncCalls):
                 connectivity.open(self._connections.get().channel)
                 return call
 
-        retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
+        waits = bool(options.get("wait_for_ready"))
+        retry = Retry(connectivity, wait_for_ready=waits, first_attempts=FIRST_ATTEMPTS)
         attempts = AsyncAttempts(self._sign_in, options)
         return AsyncAppender(open_call, attempts, retry, self._connections.check_open)
 

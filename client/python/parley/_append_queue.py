@@ -35,6 +35,8 @@ MAX_REQUESTS_OF_CONVERSATION = 16
 """The limit of the requests without an answer for one conversation. A conversation remembers its
 newest 32 request ids, so a request that is sent again is still known. The other half is for other
 writers."""
+FIRST_ATTEMPTS = 5
+"""The attempts to reach a server at first, as gRPC makes for other calls."""
 END_DELAY = 5.0
 """Seconds to wait until the server ends a stream of which it has answered all requests."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from parley._append_queue import FIRST_ATTEMPTS
 from parley._appender import Appender
 from parley._calls import Calls
 from parley._connectivity import SyncConnectivity
@@ -300,7 +301,8 @@ class Client(Calls):
                 connectivity.open()
                 return call
 
-        retry = Retry(connectivity, wait_for_ready=bool(options.get("wait_for_ready")))
+        waits = bool(options.get("wait_for_ready"))
+        retry = Retry(connectivity, wait_for_ready=waits, first_attempts=FIRST_ATTEMPTS)
         return Appender(open_call, SyncAttempts(self._sign_in, options), retry)
 
     def _turn(

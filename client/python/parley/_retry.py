@@ -36,14 +36,24 @@ class Retry:
         connectivity: Connectivity,
         *,
         wait_for_ready: bool = False,
+        first_attempts: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the state before the first attempt. The clock returns seconds."""
+        """Make the state before the first attempt.
+
+        Args:
+            connectivity: It reports whether the server has been reached.
+            wait_for_ready: The option of the call.
+            first_attempts: The attempts to reach a server. It is 1 if gRPC itself repeats them.
+            clock: It returns seconds.
+
+        """
         self._connectivity = connectivity
         self.delay = FIRST_DELAY
         self.progress = False  # A new message has arrived since the last attempt began.
         # gRPC waits for the server and does not report that there is none.
         self._wait_for_ready = wait_for_ready
+        self._first_attempts = first_attempts
         self._clock = clock
         self._connected = False  # The server has been reached.
         self._attempt_begin = 0.0  # Of the newest attempt, until the server has been reached.
@@ -92,6 +102,9 @@ class Retry:
         """Return the seconds to wait before the next attempt; raise the error if there is none."""
         self._last_error = error
         if not self._connected:
+            self._first_attempts -= 1
+            if self._first_attempts > 0 and error.code is grpc.StatusCode.UNAVAILABLE:
+                return self._next_delay()
             if not self._reached(error):
                 raise error
             self._connected = True
@@ -99,9 +112,13 @@ class Retry:
             self.reset_deadline()
             if not self._wait_for_ready:
                 self._deadline = self._attempt_begin + GIVE_UP_AFTER
-        delay = self.delay * random.uniform(0.8, 1.2)  # noqa: S311 - not a secret
+        delay = self._next_delay()
         if self._deadline - self._clock() < delay:
             raise error.after(f"nothing new for {GIVE_UP_AFTER:.0f} s")
+        return delay
+
+    def _next_delay(self) -> float:
+        delay = self.delay * random.uniform(0.8, 1.2)  # noqa: S311 - not a secret
         self.delay = min(2 * self.delay, MAX_DELAY)
         return delay
 

@@ -77,10 +77,10 @@ class Driver(Protocol):
 class SyncDriver:
     """An appender of the sync client."""
 
-    def __init__(self, address: str, options: dict[str, Any], **settings: Any) -> None:
+    def __init__(self, address: str, call_options: dict[str, Any], **settings: Any) -> None:
         """Make a client with these settings, and an appender with these options."""
         self.client = Client(address, **settings)
-        self.appender = self.client.appender(**options)
+        self.appender = self.client.appender(**call_options)
         self.append: Callable[..., Any] = self.appender.append
         self.flush, self.close = self.appender.flush, self.appender.close
         self.close_client = self.client.close
@@ -98,13 +98,13 @@ class SyncDriver:
 class AsyncDriver:
     """An appender of the asyncio client. Its event loop runs in a thread."""
 
-    def __init__(self, address: str, options: dict[str, Any], **settings: Any) -> None:
+    def __init__(self, address: str, call_options: dict[str, Any], **settings: Any) -> None:
         """Make a client with these settings, and an appender with these options."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.client = AsyncClient(address, **settings)
-        self.appender = self._run(self._make(options))
+        self.appender = self._run(self._make(call_options))
 
     async def _make(self, options: dict[str, Any]) -> AsyncAppender:
         return self.client.appender(**options)
@@ -373,13 +373,29 @@ def test_a_server_without_the_call(driver: Callable[..., Driver]) -> None:
             future.result(LIMIT)
 
 
-def test_no_server(driver: Callable[..., Driver]) -> None:
-    """The appender fails once gRPC has given up."""
+def test_no_server(driver: Callable[..., Driver], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The appender fails after five attempts to reach one."""
+    monkeypatch.setattr(_retry, "FIRST_DELAY", 0.001)
     with driver("127.0.0.1:1") as appender:
         future = appender.append(hello())
         with pytest.raises(Error, match="UNAVAILABLE") as raised:
             future.result(LIMIT)
         assert "nothing new" not in raised.value.message
+
+
+def test_a_server_that_is_late(driver: Callable[..., Driver]) -> None:
+    """The appender makes five attempts. gRPC does not, because it may lose requests then."""
+
+    def refuse(_: Any, context: Any) -> Iterator[AppendStreamResponse]:
+        fail(context, grpc.StatusCode.UNAVAILABLE)
+        yield AppendStreamResponse()
+
+    streams = Streams(refuse, refuse, refuse, refuse, answer)
+    with serving(AppendStream=streams) as address, driver(address) as appender:
+        appender.append(hello()).result(LIMIT)
+        appender.close()
+    assert len(streams.received) == 5
+    assert all("grpc-previous-rpc-attempts" not in metadata for metadata in streams.metadata)
 
 
 def test_close_waits_for_replies(driver: Callable[..., Driver]) -> None:
