@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -45,9 +47,9 @@ func settable(c *parleyv1.Conversation) *parleyv1.Conversation {
 
 // LoadConversation returns a conversation with its newest messages. It creates the conversation if it
 // does not exist.
-func (s *Server) LoadConversation(
+func (s messageReader) LoadConversation(
 	ctx context.Context, r *parleyv1.LoadConversationRequest,
-) (*parleyv1.LoadConversationResponse, error) {
+) (*wirecodec.Reply, error) {
 	const method = "LoadConversation"
 	id := r.GetConversationId()
 	q, err := newRequest(r.GetRequestId(), method, &parleyv1.LoadConversationRequest{ConversationId: id})
@@ -59,38 +61,37 @@ func (s *Server) LoadConversation(
 	if r.MessageLimit != nil {
 		read.Newest = int(r.GetMessageLimit())
 	}
-	snapshot, err := s.load(ctx, read)
+	snapshot, messages, err := s.load(ctx, read)
 	if err != nil {
 		return nil, inConversation(read.ConversationID, err)
 	}
-	return loadReply(snapshot), nil
+	return loadReply(snapshot, messages), nil
 }
 
-func loadReply(snapshot *store.Snapshot) *parleyv1.LoadConversationResponse {
-	reply := &parleyv1.LoadConversationResponse{
+func loadReply(snapshot *store.Snapshot, messages mem.Buffer) *wirecodec.Reply {
+	return wirecodec.NewReply(&parleyv1.LoadConversationResponse{
 		Conversation: snapshot.Conversation, Created: snapshot.Seen != nil && snapshot.Seen.Created,
-	}
-	setEncodedMessages(reply, snapshot.Messages)
-	return reply
+	}, messages)
 }
 
-// load reads a conversation. It creates the conversation if it does not exist.
-func (s *Server) load(ctx context.Context, read *store.Read) (*store.Snapshot, error) {
+// load reads a conversation like read. It creates the conversation if it does not exist.
+func (s *Server) load(ctx context.Context, read *store.Read) (*store.Snapshot, mem.Buffer, error) {
 	// The loop repeats only if another caller creates the conversation between the two calls.
 	for {
-		snapshot, err := s.store.Read(ctx, read)
+		snapshot, messages, err := s.read(ctx, read)
 		if !errors.Is(err, store.ErrNotFound) {
-			return snapshot, err
+			return snapshot, messages, err
 		}
 		result, err := s.store.Create(ctx, &store.Create{
 			Tenant: read.Tenant, Conversation: &parleyv1.Conversation{Id: read.ConversationID},
 			Request: read.Request, OrGet: true,
 		})
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if result.Created && !result.Replayed {
-			return &store.Snapshot{Conversation: result.Conversation, Seen: &store.Seen{Created: true}}, nil
+			created := &store.Snapshot{Conversation: result.Conversation, Seen: &store.Seen{Created: true}}
+			return created, mem.SliceBuffer(nil), nil
 		}
 	}
 }

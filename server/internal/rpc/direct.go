@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
 	"github.com/parleyhq/parley/server/internal/rules"
 )
 
@@ -28,7 +29,7 @@ func (s *Server) Direct(streams grpc.ClientConnInterface) grpc.ClientConnInterfa
 		&parleyv1.InteractionLogService_ServiceDesc,
 		&parleyv1.AdminService_ServiceDesc,
 	} {
-		for _, method := range service.Methods {
+		for _, method := range s.methods(service) {
 			d.methods["/"+service.ServiceName+"/"+method.MethodName] = method
 		}
 	}
@@ -60,6 +61,9 @@ func (d *directConn) Invoke(ctx context.Context, method string, args, reply any,
 	}, d.intercept)
 	if err != nil {
 		return err
+	}
+	if encoded, ok := result.(*wirecodec.Reply); ok {
+		return encoded.Decode(received, proto.UnmarshalOptions{DiscardUnknown: true})
 	}
 	return recode(received, result, rules.Unmarshal)
 }

@@ -19,14 +19,16 @@ import (
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/rpc/receive"
 	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
+	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
 	"github.com/parleyhq/parley/server/internal/watch"
 )
 
 // maxUnaryTime is the maximum deadline of a unary call. Clients may set any deadline.
 const maxUnaryTime = 10 * time.Minute
 
-// ServerOptions returns the options that a grpc.Server needs to serve s: the codec
-// [rules.RequestCodec], which drops the unknown fields of requests, and interceptors around every handler.
+// ServerOptions returns the options that a grpc.Server needs to serve s: a codec, and interceptors around every
+// handler. The codec is [rules.RequestCodec], which drops the unknown fields of requests, with the replies of
+// [wirecodec.Codec].
 //
 // The order of the interceptors is, from the outermost: metrics, trace, log, status, recovery, authentication,
 // limits of the tenant, limits of time, validation. The status interceptor is near the outside, because it is the
@@ -59,7 +61,7 @@ func (s *Server) serverOptions(from source, slow grpc.StreamServerInterceptor) [
 		streams = slices.Insert(streams, 0, s.outerStream)
 	}
 	return []grpc.ServerOption{
-		grpc.ForceServerCodecV2(s.requests.codec),
+		grpc.ForceServerCodecV2(wirecodec.Codec(s.requests.codec)),
 		grpc.ChainUnaryInterceptor(s.unaryInterceptors(from)...),
 		grpc.ChainStreamInterceptor(streams...),
 	}

@@ -10,13 +10,14 @@ import (
 
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/calllog"
 	"github.com/parleyhq/parley/server/internal/rpc/pipeline"
+	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/window"
 	"github.com/parleyhq/parley/store"
@@ -33,11 +34,37 @@ const (
 	ownStreamBytes = 256 << 10
 )
 
-// setEncodedMessages sets the messages of a reply in their stored form, without decoding and encoding
-// them. The reply holds them as unknown fields, and its regular field for them stays empty. Clients
-// decode them as the regular field.
-func setEncodedMessages(reply proto.Message, messages store.Frames) {
-	reply.ProtoReflect().SetUnknown(protoreflect.RawFields(messages))
+// messageReader has the handlers of the methods whose replies contain stored messages. They return the
+// messages in the memory into which the store has read them: see [wirecodec.Reply].
+type messageReader struct{ *Server }
+
+// handlers returns the handlers by the full names of their methods. They replace the generated ones.
+func (s messageReader) handlers() map[string]grpc.MethodHandler {
+	const (
+		load = parleyv1.ConversationService_LoadConversation_FullMethodName
+		list = parleyv1.ConversationService_ListMessages_FullMethodName
+		get  = parleyv1.ConversationService_GetContext_FullMethodName
+	)
+	return map[string]grpc.MethodHandler{
+		load: wirecodec.Handler(load, s.LoadConversation),
+		list: wirecodec.Handler(list, s.ListMessages),
+		get:  wirecodec.Handler(get, s.GetContext),
+	}
+}
+
+// read reads a conversation. messages is the memory of the snapshot's messages, which comes from
+// s.buffers. After it is freed, the next read overwrites it. The caller must free it, or pass it to a
+// reply.
+func (s *Server) read(ctx context.Context, r *store.Read) (_ *store.Snapshot, messages mem.Buffer, _ error) {
+	buffer := s.buffers.Get(0)
+	r.Buffer = *buffer
+	snapshot, err := s.store.Read(ctx, r)
+	if err != nil {
+		s.buffers.Put(buffer)
+		return nil, nil, err
+	}
+	*buffer = snapshot.Messages // Other memory than the buffer's if that was too small.
+	return snapshot, mem.NewBuffer(buffer, s.buffers), nil
 }
 
 // AppendMessages adds messages in one atomic step.
@@ -169,24 +196,23 @@ func (s *Server) checkSize(name string, m *parleyv1.Message) error {
 }
 
 // ListMessages returns a page of the stored messages, in ascending or descending order.
-func (s *Server) ListMessages(
+func (s messageReader) ListMessages(
 	ctx context.Context, r *parleyv1.ListMessagesRequest,
-) (*parleyv1.ListMessagesResponse, error) {
+) (*wirecodec.Reply, error) {
 	id := r.GetConversationId()
-	snapshot, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
+	snapshot, messages, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
+	defer messages.Free()
 	page, err := openPage(r, tenant(ctx), snapshot.Conversation)
 	if err != nil {
 		return nil, err
 	}
-	reply := &parleyv1.ListMessagesResponse{
+	return wirecodec.NewReply(&parleyv1.ListMessagesResponse{
 		Conversation: snapshot.Conversation, OldestSequence: oldestSequence(snapshot),
 		NextPageToken: page.fill(snapshot.Messages),
-	}
-	setEncodedMessages(reply, page.messages)
-	return reply, nil
+	}, page.slices(messages)...), nil
 }
 
 // oldestSequence returns the sequence of the oldest stored message. If there is none, it returns the
@@ -204,9 +230,14 @@ type messagePage struct {
 	scope   []string // of page tokens
 	// last is the sequence of the previous page's last message, or 0 if there is none. After fill, it
 	// is the sequence of this page's last message.
-	last     int32
-	messages store.Frames
+	last int32
+	// spans are where the messages of the page are in the stored messages, and size is their size.
+	spans []span
+	size  int
 }
+
+// span is a part of the stored messages: the bytes from start to before end.
+type span struct{ start, end int }
 
 // openPage returns the page that a request names with its page token, or the first page. The page is
 // empty.
@@ -230,7 +261,12 @@ func openPage(r *parleyv1.ListMessagesRequest, tenant string, c *parleyv1.Conver
 // fill adds the messages that belong to the page. It returns the token of the next page, or "" if this is
 // the last page. stored are all messages of the conversation.
 func (p *messagePage) fill(stored store.Frames) (nextToken string) {
-	frames := slices.Collect(stored.All())
+	var frames []span
+	at := 0
+	for frame := range stored.All() {
+		frames = append(frames, span{at, at + len(frame)})
+		at += len(frame)
+	}
 	if !p.request.GetAscending() {
 		slices.Reverse(frames)
 	}
@@ -239,19 +275,38 @@ func (p *messagePage) fill(stored store.Frames) (nextToken string) {
 		left = defaultMessagePage
 	}
 	for _, frame := range frames {
-		sequence := frame.Sequence()
+		sequence := store.Frame(stored[frame.start:frame.end]).Sequence()
 		if sequence <= p.request.GetAfterSequence() || p.onEarlierPage(sequence) {
 			continue
 		}
-		full := left == 0 || len(p.messages)+len(frame) > maxPageBytes
-		if len(p.messages) > 0 && full {
+		full := left == 0 || p.size+frame.end-frame.start > maxPageBytes
+		if p.size > 0 && full {
 			return store.SealToken(binary.BigEndian.AppendUint32(nil, uint32(p.last)), p.scope...)
 		}
-		p.messages = append(p.messages, frame...)
+		p.add(frame)
 		p.last = sequence
 		left--
 	}
 	return ""
+}
+
+// add adds a message to the page.
+func (p *messagePage) add(frame span) {
+	p.size += frame.end - frame.start
+	if n := len(p.spans); n > 0 && p.spans[n-1].end == frame.start {
+		p.spans[n-1].end = frame.end
+		return
+	}
+	p.spans = append(p.spans, frame)
+}
+
+// slices returns the messages of the page. stored is the memory of the stored messages.
+func (p *messagePage) slices(stored mem.Buffer) []mem.Buffer {
+	messages := make([]mem.Buffer, len(p.spans))
+	for i, s := range p.spans {
+		messages[i] = stored.Slice(s.start, s.end)
+	}
+	return messages
 }
 
 // onEarlierPage reports whether a message was on an earlier page.
@@ -267,21 +322,21 @@ func (p *messagePage) onEarlierPage(sequence int32) bool {
 }
 
 // GetContext returns the system prompt and the window of messages for a model call.
-func (s *Server) GetContext(ctx context.Context, r *parleyv1.GetContextRequest) (*parleyv1.GetContextResponse, error) {
+func (s messageReader) GetContext(ctx context.Context, r *parleyv1.GetContextRequest) (*wirecodec.Reply, error) {
 	id := r.GetConversationId()
-	snapshot, err := s.store.Read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
+	snapshot, messages, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
-	messages, err := snapshot.Messages.Messages()
+	defer messages.Free()
+	decoded, err := snapshot.Messages.Messages()
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
-	start := window.Start(messages, snapshot.Offsets(), r.GetWindow())
-	reply := &parleyv1.GetContextResponse{
+	start := window.Start(decoded, snapshot.Offsets(), r.GetWindow())
+	omitted := len(snapshot.Messages) - len(snapshot.Messages.Skip(start))
+	return wirecodec.NewReply(&parleyv1.GetContextResponse{
 		SystemPrompt: snapshot.Conversation.GetSystemPrompt(), OmittedCount: int32(start),
 		Version: snapshot.Conversation.GetVersion(),
-	}
-	setEncodedMessages(reply, snapshot.Messages.Skip(start))
-	return reply, nil
+	}, messages.Slice(omitted, len(snapshot.Messages))), nil
 }

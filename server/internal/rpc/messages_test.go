@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -20,18 +21,31 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// TestEncodedReplies checks that the field of messages in these replies has the number of the field in
-// stored frames. setEncodedMessages depends on it.
+// TestEncodedReplies checks the fields of the replies that contain frames. The field of messages must have
+// the number of the field in frames.
 func TestEncodedReplies(t *testing.T) {
-	for _, reply := range []proto.Message{
-		&parleyv1.LoadConversationResponse{}, &parleyv1.ListMessagesResponse{}, &parleyv1.GetContextResponse{},
-	} {
-		d := reply.ProtoReflect().Descriptor()
+	want := map[string]string{
+		"LoadConversationResponse": "1 conversation, 2 messages, 3 created",
+		"ListMessagesResponse":     "1 conversation, 2 messages, 3 next_page_token, 4 oldest_sequence",
+		"GetContextResponse":       "1 system_prompt, 2 messages, 3 omitted_count, 4 version",
+	}
+	got := make(map[string]string)
+	service := parleyv1.File_parley_v1_conversation_service_proto.Services().ByName("ConversationService")
+	for method := range new(messageReader).handlers() {
+		d := service.Methods().ByName(protoreflect.Name(path.Base(method))).Output()
+		var fields []string
+		for i := range d.Fields().Len() {
+			fields = append(fields, fmt.Sprintf("%d %s", d.Fields().Get(i).Number(), d.Fields().Get(i).Name()))
+		}
+		got[string(d.Name())] = strings.Join(fields, ", ")
 		field := d.Fields().ByNumber(store.FrameField)
 		if field == nil || field.Name() != "messages" || !field.IsList() || field.Kind() != protoreflect.MessageKind ||
 			field.Message().FullName() != (&parleyv1.Message{}).ProtoReflect().Descriptor().FullName() {
 			t.Errorf("%s: field %d = %v, want the messages", d.Name(), store.FrameField, field)
 		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("fields (-want +got):\n%s", diff)
 	}
 }
 

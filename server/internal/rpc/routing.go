@@ -19,8 +19,6 @@ const (
 	// maxSummariesBytes limits the total size of the summaries of a reply. With tags and missing ids,
 	// the reply stays below 3.5 MiB.
 	maxSummariesBytes = 3<<20 + 448<<10
-	// maxPooledBuffer is the maximum capacity of a buffer that the server reuses for the next summary.
-	maxPooledBuffer = 64 << 10
 )
 
 // GetRoutingSummary returns the summary with which a coordinator routes the next message.
@@ -98,20 +96,11 @@ func summaryOptions(limit *int32, maxBytes int32) routing.Options {
 func (s *Server) summarize(
 	ctx context.Context, id string, o routing.Options, shareOf func(full *parleyv1.RoutingSummary) routing.Share,
 ) (*parleyv1.RoutingSummary, error) {
-	buffer, ok := s.buffers.Get().(*[]byte)
-	if !ok {
-		buffer = new([]byte)
-	}
-	snapshot, err := s.store.Read(ctx, &store.Read{
-		Tenant: tenant(ctx), ConversationID: id, Newest: -1, Buffer: *buffer,
-	})
+	snapshot, messages, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
 	if err != nil {
 		return nil, err
 	}
-	if cap(snapshot.Messages) <= maxPooledBuffer {
-		*buffer = snapshot.Messages
-		defer s.buffers.Put(buffer) // The summary does not reference the memory of the messages.
-	}
+	defer messages.Free() // The summary does not reference the memory of the messages.
 	return routing.SummarizeShare(snapshot.Conversation, snapshot.Messages, o, shareOf)
 }
 

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
@@ -26,6 +27,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/rpc/receive"
+	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/server/internal/transfer"
@@ -108,7 +110,8 @@ type Options struct {
 // pass its ServerOptions to grpc.NewServer, and call Register with the grpc.Server. Before you stop
 // the grpc.Server gracefully, call Stop.
 type Server struct {
-	// Methods that this version does not implement return UNIMPLEMENTED.
+	// Methods that this version does not implement return UNIMPLEMENTED. Those of messageReader replace
+	// the ones here, see [Server.methods].
 	parleyv1.UnimplementedConversationServiceServer
 	parleyv1.UnimplementedInteractionLogServiceServer
 	parleyv1.UnimplementedAdminServiceServer
@@ -138,8 +141,8 @@ type Server struct {
 
 	importer  *transfer.Importer
 	requests  *decoder
-	refusals  []row     // see status.go
-	buffers   sync.Pool // of *[]byte, for messages that are read and not retained
+	refusals  []row          // see status.go
+	buffers   mem.BufferPool // of the messages that are read
 	startTime time.Time
 	stopping  chan struct{} // closed by stop
 	stop      func()
@@ -172,7 +175,7 @@ func New(o Options) (*Server, error) {
 			Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf, Traced: tracing.Traced,
 		}),
 		tracer: o.Tracer, auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
-		requests: newDecoder(), limits: o.Limits,
+		requests: newDecoder(), buffers: new(wirecodec.Pool), limits: o.Limits,
 		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
 		startTime: o.Now(),
@@ -199,10 +202,21 @@ type registrar struct {
 	server *Server
 }
 
+// methods returns the methods of a service with the handlers of messageReader.
+func (s *Server) methods(d *grpc.ServiceDesc) []grpc.MethodDesc {
+	methods, handlers := slices.Clone(d.Methods), messageReader{s}.handlers()
+	for i, m := range methods {
+		if handler, ok := handlers["/"+d.ServiceName+"/"+m.MethodName]; ok {
+			methods[i].Handler = handler
+		}
+	}
+	return methods
+}
+
 // RegisterService registers a service.
 func (r *registrar) RegisterService(description *grpc.ServiceDesc, implementation any) {
 	d := *description
-	d.Methods = slices.Clone(d.Methods)
+	d.Methods = r.server.methods(description)
 	for i := range d.Methods {
 		m := &d.Methods[i]
 		m.Handler = r.server.afterSignIn("/"+d.ServiceName+"/"+m.MethodName, m.Handler)

@@ -22,8 +22,8 @@ import (
 	"github.com/parleyhq/parley/store/boltstore"
 )
 
-// TestSummariesAndWindows writes random conversations through the API. It compares summaries and windows
-// with reference implementations that work on the written messages.
+// TestSummariesAndWindows writes random conversations through the API. It compares summaries, windows and
+// other reads with reference implementations that work on the written messages.
 func TestSummariesAndWindows(t *testing.T) {
 	clock := newManualClock()
 	longTTL := func(s *setup) { s.Now, s.storeOptions.Now, s.storeOptions.TTL = clock.Now, clock.Now, 365*24*time.Hour }
@@ -33,6 +33,9 @@ func TestSummariesAndWindows(t *testing.T) {
 			longTTL(s)
 			s.wrap = func(store.Store) store.Store { return openBolt(t, s.storeOptions) }
 		}),
+	}
+	for _, f := range stores {
+		f.server.buffers = new(poisonPool)
 	}
 	count := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -46,7 +49,7 @@ func TestSummariesAndWindows(t *testing.T) {
 			"append": w.append, "append 2": w.append, "append 3": w.append,
 			"clear": w.clear, "retention": w.setRetention, "lease": w.lease, "wait": w.wait, "delete": w.delete,
 			"summary": w.checkSummary, "summary again": w.checkSummary, "batch": w.checkBatch,
-			"window": w.checkWindow, "window again": w.checkWindow,
+			"window": w.checkWindow, "window again": w.checkWindow, "reads": w.checkReads,
 		})
 	})
 }
