@@ -33,6 +33,7 @@ func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 	must(b, err)
 	summed, err := s.client.GetRoutingSummary(s.ctx, &parleyv1.GetRoutingSummaryRequest{ConversationId: id})
 	must(b, err)
+	bounds := s.withBounds(b, appended, loaded, summed)
 
 	var all []*benchCase
 	add := func(group string, callers int, name string, caller func() (call, error), comparisons ...comparison) *benchCase {
@@ -47,27 +48,37 @@ func (s *benchServer) benchCases(b *testing.B) []*benchCase {
 			}
 			return with64
 		}
+		than := func(other *benchCase, least, stretch float64) comparison { // The goals are for 64 callers.
+			return comparison{other, expect(least, 0), expect(stretch, 0)}
+		}
 		empty := add("append", callers, "empty call", s.calling(appended))
 		batch := add("append", callers, "db.Batch", batched.appending)
-		direct := add("append", callers, "in process", s.appendingInProcess, comparison{batch, expect(1.5, 5)})
-		plain := add("append", callers, "gRPC", s.appending(false), comparison{direct, expect(0.65, 0)},
-			comparison{batch, 0}, comparison{empty, 0})
-		add("append", callers, "gRPC with TLS and token", signedIn.appending(false), comparison{plain, 0.9})
-		add("append", callers, "gRPC with request_id", s.appending(true), comparison{direct, 0}, comparison{empty, 0})
+		bound := add("append", callers, "bound", bounds.appending(false))
+		direct := add("append", callers, "in process", s.appendingInProcess,
+			comparison{with: batch, least: expect(1.5, 5)})
+		plain := add("append", callers, "gRPC", s.appending(false),
+			than(direct, 0.65, 0), than(batch, 0, 0), than(empty, 0, 0), than(bound, 0.45, 0.6))
+		add("append", callers, "gRPC with TLS and token", signedIn.appending(false),
+			comparison{with: plain, least: 0.9})
+		add("append", callers, "gRPC with request_id", s.appending(true), than(direct, 0, 0), than(empty, 0, 0))
 		if callers > 1 {
-			streamed := add("append", callers, "AppendStream", s.appendingOverStream(callers), comparison{plain, 1.6})
+			streamed := add("append", callers, "AppendStream", s.appendingOverStream(callers), than(plain, 1.6, 2.2))
 			streamed.callers = 1 // It has as many requests under way as there are other callers.
 		}
 
 		empty = add("load", callers, "empty call", s.calling(loaded))
-		plain = add("load", callers, "gRPC", s.loading, comparison{empty, expect(0.5, 0)})
-		add("load", callers, "gRPC with TLS and token", signedIn.loading, comparison{plain, 0.8})
+		bound = add("load", callers, "bound", bounds.loading, than(empty, 0, 0))
+		plain = add("load", callers, "gRPC", s.loading, than(empty, 0.65, 0.75), than(bound, 0.85, 0.93))
+		add("load", callers, "gRPC with TLS and token", signedIn.loading, comparison{with: plain, least: 0.8})
 
 		empty = add("summary", callers, "empty call", s.calling(summed))
-		add("summary", callers, "gRPC", s.readingSummary, comparison{empty, expect(0.55, 0)})
+		bound = add("summary", callers, "bound", bounds.readingSummary)
+		add("summary", callers, "gRPC", s.readingSummary, than(empty, 0.6, 0.7), than(bound, 0, 0))
+		add("summary", callers, "gRPC, same version", s.readingSummaryAgain, than(empty, 0.8, 0.9), than(bound, 0, 0))
 
 		empty = add("not modified", callers, "empty call", s.calling(&parleyv1.GetRoutingSummaryResponse{NotModified: true}))
-		add("not modified", callers, "gRPC", s.readingUnmodified, comparison{empty, expect(0.85, 0)})
+		bound = add("not modified", callers, "bound", bounds.readingUnmodified)
+		add("not modified", callers, "gRPC", s.readingUnmodified, than(empty, 0.92, 1), than(bound, 0, 0))
 	}
 	return append(all, s.turnCases(b)...)
 }

@@ -38,7 +38,7 @@ func BenchmarkInteractionLog(b *testing.B) {
 			{"chat with echo", func(s *benchServer) func() (call, error) { return s.chattingWithEcho }},
 		} {
 			without := newBenchCase(t.group, callers, "log off", t.caller(off))
-			with := newBenchCase(t.group, callers, "log on", t.caller(on), comparison{without, 0.95})
+			with := newBenchCase(t.group, callers, "log on", t.caller(on), comparison{with: without, least: 0.95})
 			all = append(all, without, with)
 		}
 	}

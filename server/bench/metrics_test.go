@@ -60,8 +60,8 @@ func BenchmarkTelemetry(b *testing.B) {
 			}
 			off := newBenchCase(group, callers, "off", of(silent))
 			all = append(all, off,
-				newBenchCase(group, callers, "metrics and call entries", of(measured), comparison{off, metricsGoal}),
-				newBenchCase(group, callers, "traces", of(traced), comparison{off, tracesGoal}))
+				newBenchCase(group, callers, "metrics and call entries", of(measured), comparison{with: off, least: metricsGoal}),
+				newBenchCase(group, callers, "traces", of(traced), comparison{with: off, least: tracesGoal}))
 		}
 	}
 	all = slices.DeleteFunc(all, func(c *benchCase) bool { return !only.MatchString(c.name) })

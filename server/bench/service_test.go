@@ -64,6 +64,7 @@ type benchServer struct {
 	limits *limit.Tenants
 	telemetry
 	message *parleyv1.Message
+	bounds  *grpc.ServiceDesc // nil: none, see withBounds
 }
 
 // telemetry is what a server reports about its calls.
@@ -229,6 +230,9 @@ func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn 
 		s.metrics.AddMethods(servers)
 	}
 	servers.RegisterService(plainService(), nil)
+	if s.bounds != nil {
+		servers.RegisterService(s.bounds, nil)
+	}
 	var serving errgroup.Group
 	servers.Serve(&serving)
 	s.http = servers.HTTPAddress().String()
@@ -373,8 +377,23 @@ func (s *benchServer) readingSummary() (call, error) {
 	}, nil
 }
 
-// knownSummaries is how many summaries a caller of readingUnmodified knows.
+// knownSummaries is how many summaries a caller of readingSummaryAgain or readingUnmodified knows.
 const knownSummaries = 20
+
+// readingSummaryAgain returns a call that reads the routing summary of one of a few conversations, which nobody changes.
+func (s *benchServer) readingSummaryAgain() (call, error) {
+	ids := make([]string, knownSummaries)
+	for i := range ids {
+		ids[i] = s.anyID()
+	}
+	r := new(parleyv1.GetRoutingSummaryRequest)
+	return func(done *atomic.Int64) error {
+		r.ConversationId = ids[rand.N(knownSummaries)]
+		_, err := s.client.GetRoutingSummary(s.ctx, r)
+		done.Add(1)
+		return err
+	}, nil
+}
 
 // readingUnmodified returns a call that asks for a newer summary of a conversation that has not changed.
 func (s *benchServer) readingUnmodified() (call, error) {

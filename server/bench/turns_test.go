@@ -103,7 +103,7 @@ func (s *benchServer) turnCases(b *testing.B) []*benchCase {
 		events, err := record(t.prepare, t.from)
 		must(b, err)
 		plain := newBenchCase(t.group, t.callers, "plain stream", readingAgain(t.prepare, openPlainStream(b, events)))
-		c := newBenchCase(t.group, t.callers, t.name, readingAgain(t.prepare, t.from), comparison{plain, t.least})
+		c := newBenchCase(t.group, t.callers, t.name, readingAgain(t.prepare, t.from), comparison{with: plain, least: t.least})
 		if t.callers == 64 { // The time suffices for a save of each partial answer.
 			plain.slices, c.slices, c.saves = 4, 4, &s.store.saves
 		}
