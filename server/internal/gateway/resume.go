@@ -20,7 +20,7 @@ const lastEventID = "Last-Event-ID"
 
 // resumption is the position in a turn's events after which a client resumes.
 type resumption struct {
-	after int32 // Events up to this index are skipped here. 0 if none are.
+	after int32 // The client of a Chat call has the events up to this index. 0 if it has none.
 }
 
 // SendMsg sends the request with the position from Last-Event-ID.
@@ -69,61 +69,57 @@ func (r *replyStream) applyLastEventID(m any) error {
 	return nil
 }
 
-// receive receives the next reply that the client does not have yet.
-func (r *replyStream) receive(m any) error {
-	for {
-		if err := r.ClientStream.RecvMsg(m); err != nil {
-			return r.nameHeader(err)
-		}
-		if chat, ok := m.(*parleyv1.ChatResponse); !ok || r.after == 0 || r.isNew(chat.GetEvent()) {
-			return nil
-		}
-	}
-}
+// receive receives the next reply.
+func (r *replyStream) receive(m any) error { return r.nameHeader(r.ClientStream.RecvMsg(m)) }
 
-// isNew reports whether to send an event of a turn to a client that has the events up to r.after.
-// The turn is queued, or it existed before this stream. If the server was restarted or the client
-// lost its place in the queue, the events are those of a new turn, and all are sent.
-func (r *replyStream) isNew(event *parleyv1.TurnEvent) bool {
-	started := event.GetStarted()
-	if started != nil && !started.GetReplayed() || event.GetFinished() != nil && event.GetIndex() < r.after {
-		r.after = 0
-	}
-	return event.GetIndex() > r.after
-}
-
-// receiveFirst receives the first reply. If the turn of a Chat call has already started,
-// receiveFirst replaces the call by ResumeTurn: the server decides from where a turn can be
-// resumed.
+// receiveFirst receives the first reply that the client does not have yet.
 func (r *replyStream) receiveFirst() (proto.Message, error) {
+	if r.method == parleyv1.ConversationService_Chat_FullMethodName && r.after > 0 {
+		return r.receiveFirstAfter()
+	}
 	reply, err := replyTo(r.method)
 	if err != nil {
 		return nil, err
 	}
-	if r.method != parleyv1.ConversationService_Chat_FullMethodName || r.after == 0 {
-		return reply, r.receive(reply)
-	}
-	first := new(parleyv1.ChatResponse)
-	if err := r.ClientStream.RecvMsg(first); err != nil {
-		return nil, err
-	}
-	started := first.GetEvent().GetStarted()
-	if !started.GetReplayed() {
-		if r.isNew(first.GetEvent()) {
-			return first, nil
+	return reply, r.receive(reply)
+}
+
+// receiveFirstAfter receives the first event of a Chat call for a client that has the events up to r.after. All
+// later events are new. If the client has the event started, receiveFirstAfter replaces the call by ResumeTurn:
+// a text that Chat merged could contain a part that the client has, and the server decides from where a turn can
+// be resumed. If the server was restarted or the client lost its place in the queue, the events are those of
+// a new turn, and all are sent.
+func (r *replyStream) receiveFirstAfter() (proto.Message, error) {
+	for {
+		reply := new(parleyv1.ChatResponse)
+		if err := r.ClientStream.RecvMsg(reply); err != nil {
+			return nil, err
 		}
-		return reply, r.receive(reply)
+		event, started := reply.GetEvent(), reply.GetEvent().GetStarted()
+		switch {
+		case event.GetIndex() > r.after,
+			started != nil && !started.GetReplayed(),
+			event.GetFinished() != nil && event.GetIndex() < r.after:
+			return reply, nil
+		case started != nil:
+			return r.resumeTurn(started.GetConversation().GetId(), event.GetTurnId())
+		}
 	}
+}
+
+// resumeTurn replaces a Chat call by ResumeTurn and receives the first event after r.after.
+func (r *replyStream) resumeTurn(conversationID, turnID string) (proto.Message, error) {
 	resumed, err := parleyv1.NewConversationServiceClient(r.conn).ResumeTurn(r.ctx, &parleyv1.ResumeTurnRequest{
-		ConversationId: started.GetConversation().GetId(), TurnId: first.GetEvent().GetTurnId(), AfterIndex: r.after,
+		ConversationId: conversationID, TurnId: turnID, AfterIndex: r.after,
 	}, r.opts...)
 	if err != nil {
 		return nil, err
 	}
-	r.ClientStream, r.after = resumed, 0
+	r.ClientStream = resumed
 	// The replies of Chat and ResumeTurn have the same wire format. The first reply of ResumeTurn shows
 	// that the turn has a second reader, so it continues when Chat is cancelled, even with
 	// ON_DISCONNECT_CANCEL.
+	reply := new(parleyv1.ChatResponse)
 	err = r.receive(reply)
 	r.cancelChat()
 	return reply, err
@@ -131,8 +127,8 @@ func (r *replyStream) receiveFirst() (proto.Message, error) {
 
 // nameHeader changes an error about the cursor so that it names Last-Event-ID, which contained it.
 func (r *replyStream) nameHeader(err error) error {
-	if r.response.lastID == "" || r.method != parleyv1.ConversationService_WatchConversations_FullMethodName ||
-		status.Code(err) != codes.InvalidArgument {
+	if r.response.lastID == "" || status.Code(err) != codes.InvalidArgument ||
+		r.method != parleyv1.ConversationService_WatchConversations_FullMethodName {
 		return err
 	}
 	const field = "cursor"

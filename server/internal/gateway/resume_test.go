@@ -152,9 +152,17 @@ func TestChatResumes(t *testing.T) {
 		},
 		{
 			"queued turn that has started", "3",
-			[]*parleyv1.TurnEvent{queuedEvent(1), queuedEvent(2), startedEvent(3, true), textEvent(4, "a"), finishedEvent(5)},
-			nil, 200,
+			[]*parleyv1.TurnEvent{queuedEvent(1), queuedEvent(2), startedEvent(3, true)},
+			sendEvents(textEvent(4, "a"), finishedEvent(5)),
+			200,
 			[]string{"4", "5"},
+		},
+		{
+			"queued turn that has sent more of a text", "4",
+			[]*parleyv1.TurnEvent{queuedEvent(1), startedEvent(2, true), textEvent(5, "abc")},
+			sendEvents(textEvent(5, "c"), finishedEvent(6)),
+			200,
+			[]string{"5", "6"},
 		},
 		{
 			"queued again at the end of the queue", "3",
