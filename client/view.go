@@ -20,14 +20,15 @@ const unknown = -1
 // All other events, and all text of other messages, are either known, if their index is not
 // after the last one, or new.
 //
-// When the server merges texts, data may arrive before the text that preceded it. The client sees
-// this because indexes are left out. After that, only a stream from the beginning can resume the
-// turn: a stream after the last index would lack that text.
+// When the server merges all texts of a message, data may arrive before the text that preceded it. The
+// client sees this because indexes are left out before an event that is no text. After that, only a
+// stream from the beginning can resume the turn: a stream after the last index would lack that text.
+// Indexes that are left out before a text are those of texts that were merged into it.
 type view struct {
 	turn  string // The id of the turn; empty until it is known.
 	last  int32  // The index of the newest delivered event.
 	bytes int    // The delivered bytes of the current message's text, or unknown.
-	// merged means that the events before last have not all been delivered one by one.
+	// merged means that text before last may not have been delivered.
 	merged bool
 	// repeats means that the current stream begins before last.
 	repeats bool
@@ -82,7 +83,7 @@ func (v *view) newPart(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 		event = proto.CloneOf(event)
 		event.Index = v.last + 1
 	}
-	v.merged = v.merged || event.GetIndex() > v.last+1
+	v.merged = v.merged || event.GetTextDelta() == nil && event.GetIndex() > v.last+1
 	v.last = event.GetIndex()
 	switch event.GetEvent().(type) {
 	case *parleyv1.TurnEvent_AnswerStarted, *parleyv1.TurnEvent_ToolResult:

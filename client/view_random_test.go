@@ -71,7 +71,7 @@ func followAnyTurn(t *rapid.T) *recorder {
 			break // A caller that resumed an earlier call gets EVENTS_GONE.
 		}
 		left := rapid.IntRange(1, 4).Draw(t, "left") // The stream breaks after this number of new events.
-		for _, event := range events {
+		for _, event := range mergeSome(t, events) {
 			if event = v.newPart(event); event == nil {
 				continue
 			}
@@ -83,6 +83,22 @@ func followAnyTurn(t *rapid.T) *recorder {
 	}
 	checkShown(t, s, began, shown)
 	return v
+}
+
+// mergeSome merges some texts that follow one another, as for a reader that is sometimes late.
+func mergeSome(t *rapid.T, events []*parleyv1.TurnEvent) (merged []*parleyv1.TurnEvent) {
+	for _, event := range events {
+		n := len(merged)
+		if n == 0 || event.GetTextDelta() == nil || merged[n-1].GetTextDelta() == nil ||
+			rapid.IntRange(0, 2).Draw(t, "late") == 0 {
+			merged = append(merged, event)
+			continue
+		}
+		text := merged[n-1].GetTextDelta().GetText() + event.GetTextDelta().GetText()
+		merged[n-1] = proto.CloneOf(merged[n-1])
+		merged[n-1].Index, merged[n-1].GetTextDelta().Text = event.GetIndex(), text
+	}
+	return merged
 }
 
 // checkShown compares the delivered events with those of the turn after index began.

@@ -211,6 +211,12 @@ func resumeCases() []resumeCase {
 		{name: "nothing delivered", want: 0},
 		{name: "single events", shown: []*parleyv1.TurnEvent{at(1, Started("c")), at(2, Data("d"))}, want: 2},
 		{name: "data that arrived before text", shown: []*parleyv1.TurnEvent{at(1, Started("c")), at(3, Data("d"))}, want: 0},
+		{
+			name:  "texts that were merged for a late reader",
+			shown: []*parleyv1.TurnEvent{at(1, Started("c")), textAt(4, 0, "abc"), at(5, Data("d")), textAt(9, 3, "defg")},
+			want:  9,
+		},
+		{name: "resumed, with merged texts", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{textAt(8, 2, "cd")}, want: 8},
 		{name: "resumed", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(6, Data("d"))}, want: 6},
 		{name: "resumed, with a gap", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(8, Data("d"))}, want: 8},
 		{

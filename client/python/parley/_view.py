@@ -19,9 +19,11 @@ class View:
     of it. All other events, and all text of other messages, are either known, if their index is
     not after the last one, or new.
 
-    When the server merges texts, data may arrive before the text that preceded it. The client sees
-    this because indexes are left out. After that, only a stream from the beginning can resume the
-    turn: a stream after the last index would lack that text.
+    When the server merges all texts of a message, data may arrive before the text that preceded
+    it. The client sees this because indexes are left out before an event that is no text. After
+    that, only a stream from the beginning can resume the turn: a stream after the last index would
+    lack that text. Indexes that are left out before a text are those of texts that were merged
+    into it.
     """
 
     def __init__(self, turn: str = "", last: int = 0, delivered_bytes: int = 0) -> None:
@@ -29,7 +31,7 @@ class View:
         self.turn = turn  # The id of the turn; empty until it is known.
         self.last = last  # The index of the newest delivered event.
         self.bytes = delivered_bytes  # Of the current message's text, or UNKNOWN.
-        self.merged = False  # The events before last have not all been delivered one by one.
+        self.merged = False  # Text before last may not have been delivered.
         self.repeats = False  # The current stream begins before last.
 
     def resume_index(self) -> int:
@@ -67,7 +69,7 @@ class View:
             # The server's indexes restarted after a crash. The reader needs finished in any case.
             event = copy_of(event)
             event.index = self.last + 1
-        self.merged = self.merged or event.index > self.last + 1
+        self.merged = self.merged or (kind != "text_delta" and event.index > self.last + 1)
         self.last = event.index
         if kind in ("answer_started", "tool_result"):
             self.bytes = 0

@@ -18,9 +18,10 @@ const unknown = -1;
  * first. In the current message, the view cuts text by the bytes delivered of it. All other events, and
  * all text of other messages, are either known, if their index is not after the last one, or new.
  *
- * When the server merges texts, data may arrive before the text that preceded it. The client sees this
- * because indexes are left out. After that, only a stream from the beginning can resume the turn: a
- * stream after the last index would lack that text.
+ * When the server merges all texts of a message, data may arrive before the text that preceded it. The
+ * client sees this because indexes are left out before an event that is no text. After that, only a
+ * stream from the beginning can resume the turn: a stream after the last index would lack that text.
+ * Indexes that are left out before a text are those of texts that were merged into it.
  */
 export class View {
   /** The id of the turn; empty until it is known. */
@@ -29,7 +30,7 @@ export class View {
   #last: number;
   /** The delivered bytes of the current message's text, in UTF-8, or unknown. */
   #bytes: number;
-  /** The events before the last one have not all been delivered one by one. */
+  /** Text before the last event may not have been delivered. */
   #merged = false;
   /** The current stream begins before the last event. */
   #repeats = false;
@@ -83,7 +84,7 @@ export class View {
       // The server's indexes restarted after a crash. The caller needs finished in any case.
       delivered = { ...event, index: this.#last + 1 };
     }
-    this.#merged ||= delivered.index > this.#last + 1;
+    this.#merged ||= delivered.event?.$case !== "textDelta" && delivered.index > this.#last + 1;
     this.#last = delivered.index;
     switch (delivered.event?.$case) {
       case "answerStarted":
