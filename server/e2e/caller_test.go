@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,7 @@ type caller struct {
 	request    *parleyv1.ChatRequest
 	joins      bool // the call joins the turn of another caller
 	turnID     string
-	events     int32 // number of events received
+	lastIndex  int32 // of the last event
 	position   int32 // in the queue, from the last event; 0 after the start
 	err        error // the call's error, if it ran in its own goroutine
 	disconnect context.CancelFunc
@@ -62,13 +63,11 @@ func (c *caller) nextEvent() error {
 			return err
 		}
 		event := response.GetEvent()
-		c.events++
-		if c.events == 1 {
-			c.turnID = event.GetTurnId()
+		c.turnID = cmp.Or(c.turnID, event.GetTurnId())
+		if !follows(event, c.lastIndex) || event.GetTurnId() != c.turnID {
+			return fmt.Errorf("after event %d of turn %s: %v", c.lastIndex, c.turnID, event)
 		}
-		if event.GetIndex() != c.events || event.GetTurnId() != c.turnID {
-			return fmt.Errorf("event %d of turn %s is %v", c.events, c.turnID, event)
-		}
+		c.lastIndex = event.GetIndex()
 		switch position := event.GetQueued().GetPosition(); {
 		case event.GetProgress() != nil:
 			continue // It only shows that the turn is alive.

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -180,16 +181,49 @@ func resume(t *testing.T, by parleyv1.ConversationServiceClient, id, turn string
 	}))
 }
 
-// receive receives the next n events.
+// receive receives the next n events. An event of which texts were merged counts as those texts.
 func (e *eventStream) receive(t *testing.T, n int) {
 	t.Helper()
-	for range n {
+	for n > 0 {
 		event, err := e.next()
 		if err != nil {
 			t.Fatalf("after %d events: %v, want another event", len(e.events), err)
 		}
+		if len(e.events) == 0 {
+			n--
+		} else {
+			n -= int(event.GetIndex() - e.lastIndex())
+		}
 		e.events = append(e.events, event)
 	}
+}
+
+// lastIndex returns the index of the last event, 0 if there is none.
+func (e *eventStream) lastIndex() int32 {
+	if len(e.events) == 0 {
+		return 0
+	}
+	return e.events[len(e.events)-1].GetIndex()
+}
+
+// follows reports whether an event can follow the one with an index. Only texts that were merged leave indexes
+// out.
+func follows(event *parleyv1.TurnEvent, index int32) bool {
+	return event.GetIndex() == index+1 || event.GetIndex() > index && event.GetTextDelta() != nil
+}
+
+// mergeTexts returns events as a late reader receives them: texts that follow one another are one event.
+func mergeTexts(events []*parleyv1.TurnEvent) (merged []*parleyv1.TurnEvent) {
+	for _, e := range events {
+		if n := len(merged); n > 0 && e.GetTextDelta() != nil && merged[n-1].GetTextDelta() != nil {
+			text := merged[n-1].GetTextDelta().GetText() + e.GetTextDelta().GetText()
+			merged[n-1] = proto.CloneOf(merged[n-1])
+			merged[n-1].Index, merged[n-1].GetTextDelta().Text = e.GetIndex(), text
+			continue
+		}
+		merged = append(merged, e)
+	}
+	return merged
 }
 
 // drain receives all remaining events. It returns nil if the stream ends with EOF, and else its error.
@@ -219,13 +253,14 @@ func textOf(events []*parleyv1.TurnEvent) string {
 // doubled, and that the same answer is stored.
 func wantCompleteTurn(t *testing.T, s *server, id string, p *puppet, events []*parleyv1.TurnEvent) {
 	t.Helper()
-	at := 0
-	for i, event := range events {
-		if int(event.GetIndex()) != i+1 || event.GetTurnId() != events[0].GetTurnId() {
-			t.Fatalf("event %d = %v, want that index and the same turn", i+1, event)
+	at, last := 0, int32(0)
+	for _, event := range events {
+		if !follows(event, last) || event.GetTurnId() != events[0].GetTurnId() {
+			t.Fatalf("after event %d: %v, want the next index and the same turn", last, event)
 		}
+		last = event.GetIndex()
 		if delta := event.GetTextDelta(); int(delta.GetOffset()) != at && delta != nil {
-			t.Errorf("event %d has offset %d, want %d", i+1, delta.GetOffset(), at)
+			t.Errorf("event %d has offset %d, want %d", last, delta.GetOffset(), at)
 		}
 		at += len(event.GetTextDelta().GetText())
 	}

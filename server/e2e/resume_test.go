@@ -34,20 +34,20 @@ func TestResumeFromEveryIndex(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	paced := broken[0] // None of its pieces is merged.
+	paced := broken[0] // Its client received each piece by itself.
+	if len(paced.all) != lastIndex {
+		t.Fatalf("the turn of %s has %d events, want %d", paced.id, len(paced.all), lastIndex)
+	}
 	points := cutPoints(0, lastIndex)
 	inParallel(len(points), func(i int) {
 		seen := points[i]
 		t.Run(fmt.Sprintf("ended and cut after %d", seen), func(t *testing.T) {
-			w := newSingleConn(t, s)
-			first := resume(t, w, paced.id, "", 0)
-			first.receive(t, seen)
-			w.breakConn()
-			second := resume(t, newSingleConn(t, s), paced.id, turnOf(first.events), seen)
-			if err := second.drain(); err != nil || len(second.events) != lastIndex-seen {
-				t.Errorf("ResumeTurn after %d = %d events, %v; want %d", seen, len(second.events), err, lastIndex-seen)
+			rest := resume(t, newSingleConn(t, s), paced.id, turnOf(paced.all), seen)
+			want := len(mergeTexts(paced.all[seen:]))
+			if err := rest.drain(); err != nil || len(rest.events) != want {
+				t.Errorf("ResumeTurn after %d = %d events, %v; want %d", seen, len(rest.events), err, want)
 			}
-			wantCompleteTurn(t, s, paced.id, paced.p, append(first.events, second.events...))
+			wantCompleteTurn(t, s, paced.id, paced.p, slices.Concat(paced.all[:seen], rest.events))
 		})
 	})
 	wantEventsGone(t, resume(t, s, paced.id, "", lastIndex+1), 1)

@@ -122,12 +122,13 @@ func isQueued(e *parleyv1.TurnEvent) bool { return e.GetQueued() != nil }
 // and returns its events.
 func wantSameTurn(t *testing.T, streams []*eventStream, ends []error, first int) []*parleyv1.TurnEvent {
 	t.Helper()
-	one, firsts := streams[0].events, 0
+	one, firsts := mergeTexts(streams[0].events), 0
 	for i, e := range streams {
-		if ends[i] != nil || len(e.events) != len(one) {
-			t.Fatalf("client %d has %d events, %v; want %d as client 0", i, len(e.events), ends[i], len(one))
+		events := mergeTexts(e.events)
+		if ends[i] != nil || len(events) != len(one) {
+			t.Fatalf("client %d has %d events, %v; want %d as client 0", i, len(events), ends[i], len(one))
 		}
-		for j, event := range e.events {
+		for j, event := range events {
 			if started := event.GetStarted(); started != nil {
 				if !started.GetReplayed() {
 					firsts++

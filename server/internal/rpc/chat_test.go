@@ -21,13 +21,7 @@ func TestChat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := ""
-	for i, event := range events {
-		if event.GetIndex() != int32(i+1) {
-			t.Errorf("event %d has index %d", i+1, event.GetIndex())
-		}
-		text += event.GetTextDelta().GetText()
-	}
+	text := (&stream{events: events}).text(t)
 	started, finished := events[0].GetStarted(), events[len(events)-1].GetFinished()
 	if !started.GetCreated() || started.GetReplayed() || started.GetUserMessage().GetSequence() != 1 ||
 		started.GetHistoryCount() != 0 {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 )
@@ -185,18 +187,33 @@ func (s *stream) wait(t *testing.T) *parleyv1.TurnFinished {
 	}
 }
 
-// text returns the text of the received events. It fails the test if the indexes do not ascend.
+// text returns the text of the received events. It fails the test if the indexes do not ascend, or if some are
+// missing before an event that is no text.
 func (s *stream) text(t *testing.T) string {
 	t.Helper()
 	text, last := "", int32(0)
 	for _, e := range s.events {
-		if e.GetIndex() <= last {
+		if e.GetIndex() <= last || e.GetIndex() > last+1 && e.GetTextDelta() == nil {
 			t.Errorf("event %d follows event %d", e.GetIndex(), last)
 		}
 		last = e.GetIndex()
 		text += e.GetTextDelta().GetText()
 	}
 	return text
+}
+
+// mergeTexts returns events as a late reader receives them: texts that follow one another are one event.
+func mergeTexts(events []*parleyv1.TurnEvent) (merged []*parleyv1.TurnEvent) {
+	for _, e := range events {
+		if n := len(merged); n > 0 && e.GetTextDelta() != nil && merged[n-1].GetTextDelta() != nil {
+			text := merged[n-1].GetTextDelta().GetText() + e.GetTextDelta().GetText()
+			merged[n-1] = proto.CloneOf(merged[n-1])
+			merged[n-1].Index, merged[n-1].GetTextDelta().Text = e.GetIndex(), text
+			continue
+		}
+		merged = append(merged, e)
+	}
+	return merged
 }
 
 // contents returns the messages of a conversation as "role: content", with " …" after incomplete ones.

@@ -23,11 +23,15 @@ func chatRequest(id, content string, busy parleyv1.OnBusy) *parleyv1.ChatRequest
 	return &parleyv1.ChatRequest{ConversationId: id, Content: content, OnBusy: busy}
 }
 
-// TestResumeTurn resumes an ended turn after each of its indexes.
+// TestResumeTurn resumes an ended turn after each of its indexes. Its texts are merged, since all of them wait.
 func TestResumeTurn(t *testing.T) {
 	f, script := openScripted(t, nil)
 	first := f.startChat(t, t.Context(), chatRequest("c1", "q", reject))
-	script.send(t, "c1", "one ", "two ", "three", end)
+	for _, piece := range []string{"one ", "two ", "three"} { // Its reader keeps up.
+		script.send(t, "c1", piece)
+		first.until(t, func(e *parleyv1.TurnEvent) bool { return e.GetTextDelta().GetText() == piece })
+	}
+	script.send(t, "c1", end)
 	finished := first.wait(t)
 	if got := finished.GetMessages()[0].GetContent(); got != "one two three" || first.text(t) != got {
 		t.Errorf("stored answer = %q, streamed answer = %q, want %q", got, first.text(t), "one two three")
@@ -44,7 +48,7 @@ func TestResumeTurn(t *testing.T) {
 			if len(r.events) > 0 {
 				r.wait(t)
 			}
-			want := slices.Clone(first.events[after:])
+			want := mergeTexts(first.events[after:])
 			if after == 0 {
 				if !r.events[0].GetStarted().GetReplayed() {
 					t.Error("replayed = false in the started event")

@@ -151,8 +151,8 @@ func readFinished(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) *p
 	return end
 }
 
-// collectMerged collects events of which some may be merged.
-func collectMerged(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parleyv1.TurnEvent {
+// collect collects the events of a turn. Texts may be merged.
+func collect(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parleyv1.TurnEvent {
 	t.Helper()
 	var all []*parleyv1.TurnEvent
 	last := int32(0)
@@ -160,25 +160,10 @@ func collectMerged(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) [
 		if err != nil {
 			t.Fatalf("after %d events: %v", len(all), err)
 		}
-		if event.GetIndex() <= last {
-			t.Fatalf("event %d follows %d", event.GetIndex(), last)
+		if event.GetIndex() <= last || event.GetIndex() > last+1 && event.GetTextDelta() == nil {
+			t.Fatalf("event %d, %v, follows %d", event.GetIndex(), event, last)
 		}
 		all, last = append(all, event), event.GetIndex()
-	}
-	return all
-}
-
-func collect(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parleyv1.TurnEvent {
-	t.Helper()
-	var all []*parleyv1.TurnEvent
-	for event, err := range events {
-		if err != nil {
-			t.Fatalf("after %d events: %v", len(all), err)
-		}
-		all = append(all, event)
-		if int(event.GetIndex()) != len(all) {
-			t.Fatalf("event %d has index %d", len(all), event.GetIndex())
-		}
 	}
 	return all
 }

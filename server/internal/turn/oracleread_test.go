@@ -31,13 +31,31 @@ func (r *oracleRead) asReceived(log []string) []string {
 	return log
 }
 
+// mergeTexts returns events as a late reader receives them: adjacent texts are one event.
+func mergeTexts(log []string) (merged []string) {
+	const form = "%d text %q at %d"
+	var index, offset, nextIndex, nextOffset int
+	var text, next string
+	for _, event := range log {
+		n := len(merged)
+		if _, err := fmt.Sscanf(event, form, &nextIndex, &next, &nextOffset); err == nil && n > 0 {
+			if _, err := fmt.Sscanf(merged[n-1], form, &index, &text, &offset); err == nil {
+				merged[n-1] = fmt.Sprintf(form, nextIndex, text+next, offset)
+				continue
+			}
+		}
+		merged = append(merged, event)
+	}
+	return merged
+}
+
 // attach attaches a reader to a turn in memory.
 func (o *oracle) attach(t *oracleTurn, after int, r *oracleRead) {
 	if after > len(t.log) {
 		r.refuse(&EventsGoneError{})
 		return
 	}
-	r.want = r.asReceived(t.log[after:])
+	r.want = mergeTexts(r.asReceived(t.log[after:]))
 	if t.state != "" {
 		r.wantEnded = true
 		return

@@ -158,6 +158,29 @@ func expectedReplay(all []*parleyv1.TurnEvent, dropped int, after int32) (want [
 	return want, after > end.GetIndex() || gone && after != 0 && after != end.GetIndex()
 }
 
+// mergeAdjacent returns events as a late reader receives them: texts that follow one another are one event.
+func mergeAdjacent(events []*parleyv1.TurnEvent) (merged []*parleyv1.TurnEvent) {
+	for _, e := range events {
+		if n := len(merged); n > 0 && e.GetTextDelta() != nil && merged[n-1].GetTextDelta() != nil {
+			text := merged[n-1].GetTextDelta().GetText() + e.GetTextDelta().GetText()
+			merged[n-1] = proto.CloneOf(merged[n-1])
+			merged[n-1].Index, merged[n-1].GetTextDelta().Text = e.GetIndex(), text
+			continue
+		}
+		merged = append(merged, e)
+	}
+	return merged
+}
+
+// sentEvents is a sink that records the events of one turn at a time, each by itself.
+type sentEvents struct{ events []*parleyv1.TurnEvent }
+
+func (*sentEvents) HasSubscribers() bool { return true }
+
+func (s *sentEvents) TurnEvent(_, _ string, e *parleyv1.TurnEvent) {
+	s.events = append(s.events, proto.CloneOf(e))
+}
+
 // diffEvents describes the difference of two lists of events. It ignores the conversation, which a
 // replay reports in its current state.
 func diffEvents(want, got []*parleyv1.TurnEvent) string {
@@ -179,13 +202,14 @@ func diffEvents(want, got []*parleyv1.TurnEvent) string {
 func TestReplay(t *testing.T) {
 	var pieces []*parleyv1.RespondResponse
 	var failure error
+	sent := new(sentEvents)
 	f := newFixture(t, map[string]agent.Agent{"main": agentFunc(
 		func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {
 			respondWith(pieces...)(nil, nil, yield)
 			if failure != nil {
 				yield(nil, failure)
 			}
-		})}, nil)
+		})}, func(o *Options) { o.EventSink = sent })
 	conversations := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		if pieces, failure = new(pieceGenerator).draw(rt), nil; rapid.IntRange(0, 4).Draw(rt, "fails") == 0 {
@@ -193,9 +217,11 @@ func TestReplay(t *testing.T) {
 		}
 		conversations++
 		request := &parleyv1.ChatRequest{ConversationId: fmt.Sprint("c", conversations), Content: "q", RequestId: "r"}
-		all, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request)))
-		if err != nil {
-			rt.Fatal(err)
+		sent.events = nil
+		received, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request)))
+		all := sent.events
+		if diff := diffEvents(mergeAdjacent(all), mergeAdjacent(received)); err != nil || diff != "" {
+			rt.Fatalf("Chat: error %v, events (-want +got):\n%s", err, diff)
 		}
 		check := func(name string, rule func(after int32) ([]*parleyv1.TurnEvent, bool)) {
 			last := all[len(all)-1].GetIndex()
@@ -216,7 +242,7 @@ func TestReplay(t *testing.T) {
 		}
 		check("live", func(after int32) ([]*parleyv1.TurnEvent, bool) {
 			replayed := append([]*parleyv1.TurnEvent{markReplayed(all[0], true)}, all[1:]...)
-			return replayed[min(int(after), len(all)):], int(after) > len(all)
+			return mergeAdjacent(replayed[min(int(after), len(all)):]), int(after) > len(all)
 		})
 		f.releaseAll()
 		check("from the store", func(after int32) ([]*parleyv1.TurnEvent, bool) { return expectedReplay(all, 0, after) })

@@ -1,6 +1,8 @@
 package eventlog
 
 import (
+	"strings"
+
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -64,4 +66,31 @@ func (n Encoded) decode(turnID string, index int32) *parleyv1.TurnEvent {
 	}
 	event.TurnId, event.Index = turnID, index
 	return event
+}
+
+// merge returns the first event of a batch and the texts that continue it as one event, and the number
+// of these events. A single text may be longer than maxMergedBytes.
+func merge(batch []Encoded) (merged Encoded, count int) {
+	merged = batch[0]
+	if merged.kind != textEvent {
+		return merged, 1
+	}
+	size := len(merged.data)
+	for count = 1; count < len(batch); count++ {
+		next := batch[count]
+		if next.kind != textEvent || next.offset != merged.offset+int32(size) || size+len(next.data) > maxMergedBytes {
+			break
+		}
+		size += len(next.data)
+	}
+	if count == 1 {
+		return merged, 1
+	}
+	var text strings.Builder
+	text.Grow(size)
+	for _, n := range batch[:count] {
+		text.WriteString(n.data)
+	}
+	merged.data = text.String()
+	return merged, count
 }

@@ -2,7 +2,8 @@
 //
 // A [Log] retains the newest events in encoded form, so that the counted memory is the real memory.
 // The turn appends events; any number of readers follow them from an index. Readers never slow down
-// the turn. A [Sink] receives each event when it is appended.
+// the turn. A reader that is late receives adjacent texts as one event. A [Sink] receives each event
+// when it is appended.
 //
 // Start at [Log].
 package eventlog
@@ -10,7 +11,6 @@ package eventlog
 import (
 	"context"
 	"iter"
-	"slices"
 	"sync"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -28,6 +28,9 @@ const (
 
 // readBatch is the maximum number of events that a reader copies under the lock.
 const readBatch = 256
+
+// maxMergedBytes is the maximum size of a text that is merged of several.
+const maxMergedBytes = 4 << 10
 
 // Log is the list of events of a turn. It is safe for concurrent use.
 type Log struct {
@@ -202,9 +205,9 @@ func (l *Log) Memory() int {
 	return total
 }
 
-// after returns retained events after an index, at most readBatch. If there are none, it returns a
-// channel that is closed when there are. At the end of the log it returns neither.
-func (l *Log) after(index int32) (batch []Encoded, more <-chan struct{}, err error) {
+// after appends retained events after an index to batch, at most readBatch. If there are none, it returns
+// a channel that is closed when there are. At the end of the log it returns neither.
+func (l *Log) after(index int32, batch []Encoded) (_ []Encoded, more <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	oldest := l.next - int32(len(l.retained))
@@ -213,8 +216,8 @@ func (l *Log) after(index int32) (batch []Encoded, more <-chan struct{}, err err
 	case index+1 < oldest, newer < 0:
 		return nil, nil, &GoneError{After: index, Oldest: oldest, Last: l.next - 1}
 	case newer > 0:
-		batch = l.retained[len(l.retained)-newer:]
-		return slices.Clone(batch[:min(newer, readBatch)]), nil, nil
+		first := len(l.retained) - newer
+		return append(batch, l.retained[first:first+min(newer, readBatch)]...), nil, nil
 	case l.done:
 		return nil, nil, l.err
 	}
@@ -224,11 +227,14 @@ func (l *Log) after(index int32) (batch []Encoded, more <-chan struct{}, err err
 	return nil, l.changed, nil
 }
 
-// Read yields the events after an index until the log ends or ctx ends.
+// Read yields the events after an index until the log ends or ctx ends. If several events wait when the
+// reader asks for the next one, Read yields texts that follow one another as one event of at most
+// maxMergedBytes, with the index of the last of them. A reader that keeps up receives each text at once.
 func (l *Log) Read(ctx context.Context, index int32) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
+		var buffer [8]Encoded // More than a reader that keeps up needs.
 		for {
-			batch, more, err := l.after(index)
+			batch, more, err := l.after(index, buffer[:0])
 			switch {
 			case err != nil:
 				yield(nil, err)
@@ -243,12 +249,14 @@ func (l *Log) Read(ctx context.Context, index int32) iter.Seq2[*parleyv1.TurnEve
 					return
 				}
 			}
-			for _, n := range batch {
-				index++
+			for len(batch) > 0 {
+				n, count := merge(batch)
+				batch, index = batch[count:], index+int32(count)
 				if n.kind != noEvent && !yield(n.decode(l.turnID, index), nil) {
 					return
 				}
 			}
+			clear(buffer[:]) // The reader must not retain events while it waits.
 		}
 	}
 }

@@ -3,8 +3,12 @@ package eventlog
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
@@ -13,7 +17,8 @@ func addNote(e *Log, text string) {
 	e.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: text}}})
 }
 
-func addText(e *Log, text string) { e.AddText(text, 0) }
+// addText adds a text that does not continue the one before, so that readers do not merge them.
+func addText(e *Log, text string) { e.AddText(text, -e.next) }
 
 // TestLimits checks guarantee 12 for one turn: the retained events are limited, and a
 // reader that needs dropped events receives an error.
@@ -65,8 +70,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestConcurrentReaders: readers from different indexes receive the same events, without a
-// gap or a duplicate.
+// TestConcurrentReaders: readers from different indexes receive the same text, without a gap or a
+// duplicate, whether it is merged or not.
 func TestConcurrentReaders(t *testing.T) {
 	const total, readers = 1000, 20
 	e := New("turn", "tenant", "c", nil)
@@ -79,16 +84,17 @@ func TestConcurrentReaders(t *testing.T) {
 	read := make(chan error)
 	for from := range int32(readers) {
 		go func() {
-			next := from + 1
+			last := from
 			for event, err := range e.Read(t.Context(), from) {
-				if err != nil || event.GetIndex() != next || event.GetTextDelta().GetOffset() != next-1 ||
-					event.GetTurnId() != "turn" {
-					read <- errors.Join(fmt.Errorf("event %d is %v", next, event), err)
+				delta := event.GetTextDelta()
+				if err != nil || delta.GetOffset() != last || event.GetTurnId() != "turn" ||
+					event.GetIndex() != last+int32(len(delta.GetText())) {
+					read <- errors.Join(fmt.Errorf("after event %d: %v", last, event), err)
 					return
 				}
-				next++
+				last = event.GetIndex()
 			}
-			if next != total+1 {
+			if last != total {
 				read <- errors.New("ended early")
 				return
 			}
@@ -102,4 +108,89 @@ func TestConcurrentReaders(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// TestMerge: a late reader receives texts that follow one another as one event, up to maxMergedBytes, with
+// the index of the last. A reader that keeps up receives each text.
+func TestMerge(t *testing.T) {
+	large := strings.Repeat("x", maxMergedBytes)
+	note := func(l *Log) { addNote(l, "n") }
+	texts := func(offset int, pieces ...string) func(l *Log) {
+		return func(l *Log) {
+			at := offset
+			for _, text := range pieces {
+				l.AddText(text, int32(at))
+				at += len(text)
+			}
+		}
+	}
+	for _, test := range []struct {
+		name string
+		adds []func(l *Log)
+		late []string // what the late reader receives
+	}{
+		{"one text", []func(l *Log){texts(0, "a")}, []string{`1 "a" at 0`}},
+		{"texts", []func(l *Log){texts(0, "a", "größer", "c")}, []string{`3 "agrößerc" at 0`}},
+		{"empty texts", []func(l *Log){texts(0, "", "a", "", "b")}, []string{`4 "ab" at 0`}},
+		{"apart", []func(l *Log){texts(0, "a", "b"), note, texts(2, "c", "d")}, []string{`2 "ab" at 0`, "3", `5 "cd" at 2`}},
+		{"after a note", []func(l *Log){note, texts(5, "a", "b")}, []string{"1", `3 "ab" at 5`}}, // The note has 5 bytes.
+		{"before a note", []func(l *Log){texts(0, ""), note}, []string{`1 "" at 0`, "2"}},
+		{"of two messages", []func(l *Log){texts(0, "a", "b"), texts(0, "c")}, []string{`2 "ab" at 0`, `3 "c" at 0`}},
+		{
+			"as much as possible",
+			[]func(l *Log){texts(0, large[:4000], large[:96], "y")},
+			[]string{fmt.Sprintf("2 %q at 0", large), `3 "y" at 4096`},
+		},
+		{
+			"too much",
+			[]func(l *Log){texts(0, large[:4000], large[:97])},
+			[]string{fmt.Sprintf("1 %q at 0", large[:4000]), fmt.Sprintf("2 %q at 4000", large[:97])},
+		},
+		{
+			"a large text",
+			[]func(l *Log){texts(0, large+large, "y", "z")},
+			[]string{fmt.Sprintf("1 %q at 0", large+large), `3 "yz" at 8192`},
+		},
+		{"more than a batch", []func(l *Log){texts(0, strings.Split(large[:readBatch+2], "")...)}, []string{
+			fmt.Sprintf("%d %q at 0", readBatch, large[:readBatch]), fmt.Sprintf(`%d "xx" at %d`, readBatch+2, readBatch),
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := New("turn", "tenant", "c", nil)
+			next, stop := iter.Pull2(l.Read(t.Context(), 0))
+			defer stop()
+			single := New("turn", "tenant", "c", nil) // Its reader keeps up.
+			singleNext, stopSingle := iter.Pull2(single.Read(t.Context(), 0))
+			defer stopSingle()
+			for _, add := range test.adds {
+				add(l)
+			}
+			l.End(nil)
+			var got []string
+			for event, err, ok := next(); ok; event, err, ok = next() {
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, describe(event))
+			}
+			if diff := cmp.Diff(test.late, got); diff != "" {
+				t.Errorf("events of a late reader (-want +got):\n%s", diff)
+			}
+			for i, n := range l.retained {
+				single.AddEncoded(n, nil)
+				event, err, _ := singleNext()
+				if want := n.decode("turn", int32(i+1)); err != nil || !proto.Equal(want, event) {
+					t.Errorf("event %d of a reader that keeps up = %v, %v, want %v", i+1, event, err, want)
+				}
+			}
+		})
+	}
+}
+
+// describe returns the index of an event, and its text and offset if it has text.
+func describe(e *parleyv1.TurnEvent) string {
+	if delta := e.GetTextDelta(); delta != nil {
+		return fmt.Sprintf("%d %q at %d", e.GetIndex(), delta.GetText(), delta.GetOffset())
+	}
+	return fmt.Sprint(e.GetIndex())
 }

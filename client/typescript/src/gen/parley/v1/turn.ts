@@ -150,12 +150,22 @@ export interface TurnError {
  * Events have rising indexes from 1. The last event of every turn that started, or that was
  * cancelled before it started, is finished.
  *
- * Indexes may have gaps. When events are no longer kept one by one, the deltas of a message are
- * merged into one event, which has the index of the last of them. Events still follow in the
- * order of their indexes, and messages that the conversation has dropped are left out. After a
- * crash of the server, the index of finished is much larger than the indexes before it, because
- * the number of lost events is unknown. If storing the answer takes longer than 15 s, one index
- * is left out before the progress events that are sent during that time.
+ * Indexes may have gaps:
+ *
+ * - In Chat and ResumeTurn, a reader that keeps up receives each text delta at once. If several
+ *   wait for a reader, deltas that follow one another are merged into one of at most 4 KiB,
+ *   which has the index of the last of them. The call can resume after any index.
+ * - When events are no longer kept one by one, all deltas of a message are merged into one
+ *   event, which has the index of the last of them. Events still follow in the order of their
+ *   indexes, so data may come before text that precedes it. Messages that the conversation has
+ *   dropped are left out.
+ * - After a crash of the server, the index of finished is much larger than the indexes before
+ *   it, because the number of lost events is unknown.
+ * - If storing the answer takes longer than 15 s, one index is left out before the progress
+ *   events that are sent during that time.
+ *
+ * So an index that is missing right before a text delta means that texts were merged, and no
+ * text is missing.
  */
 export interface TurnEvent {
   /** Id of the turn. */
