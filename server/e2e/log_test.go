@@ -32,7 +32,7 @@ func TestLogEntries(t *testing.T) {
 	}
 	s.await(t, "message appended", "level=DEBUG", "tenant=default", "conversation_id=a", "message_count=1")
 	s.await(t, "message appended", "conversation_id=a", "message_count=2")
-	s.await(t, "conversation trimmed", "level=INFO", "conversation_id=a", "removed_messages=1", "message_count=2")
+	s.await(t, "conversation trimmed", "level=DEBUG", "conversation_id=a", "removed_messages=1", "message_count=2")
 	if found, _ := s.log.Find("message appended"); len(found) != 3 {
 		t.Errorf("%d log entries for three messages, want 3: %v", len(found), found)
 	}

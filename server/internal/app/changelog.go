@@ -86,9 +86,7 @@ func entryLevel(c *store.Change) slog.Level {
 	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
 		return slog.LevelWarn
 	case parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED, parleyv1.ChangeKind_CHANGE_KIND_UPDATED:
-		if c.Trimmed == 0 {
-			return slog.LevelDebug
-		}
+		return slog.LevelDebug
 	default:
 	}
 	return slog.LevelInfo
@@ -154,7 +152,7 @@ func (l *changeLog) writeEntry(c changeEntry) {
 	default:
 	}
 	if c.trimmed > 0 {
-		l.log.Info("conversation trimmed", tenant, id, slog.Int("removed_messages", c.trimmed),
+		l.log.Debug("conversation trimmed", tenant, id, slog.Int("removed_messages", c.trimmed),
 			slog.Int("message_count", c.count))
 	}
 }

@@ -118,7 +118,7 @@ func TestChangeLogLevels(t *testing.T) {
 	)
 	changes := append(created(), store.Change{Kind: appended}, store.Change{Kind: appended, Trimmed: 1},
 		store.Change{Kind: evicted})
-	for level, want := range map[slog.Level]int{slog.LevelDebug: 4, slog.LevelInfo: 3, slog.LevelWarn: 1, slog.LevelError: 0} {
+	for level, want := range map[slog.Level]int{slog.LevelDebug: 4, slog.LevelInfo: 2, slog.LevelWarn: 1, slog.LevelError: 0} {
 		l, _ := newGatedLog(level)
 		l.Committed(changes)
 		if len(l.queue) != want {
