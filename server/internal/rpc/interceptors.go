@@ -198,6 +198,9 @@ func (s *callerStream) RecvMsg(m any) error {
 func (s *Server) limitUnary(
 	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= maxUnaryTime {
+		return handler(ctx, request) // Another timer would never fire.
+	}
 	ctx, cancel := context.WithTimeout(ctx, maxUnaryTime)
 	defer cancel()
 	return handler(ctx, request)

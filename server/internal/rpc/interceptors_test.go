@@ -103,6 +103,13 @@ func TestMaxDeadline(t *testing.T) {
 		left > time.Minute {
 		t.Errorf("client deadline 1m: the handler has %v (%v), want at most 1m", left, err)
 	}
+	short := withTimeout(t, time.Minute)
+	_, _ = new(Server).limitUnary(short, nil, nil, func(ctx context.Context, _ any) (any, error) {
+		if ctx != short {
+			t.Error("client deadline 1m: the call has another timer")
+		}
+		return nil, nil
+	})
 }
 
 func withTimeout(t *testing.T, d time.Duration) context.Context {
