@@ -146,6 +146,7 @@ checkgenerate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp
 	$(BUF) generate --output "$$fresh"; \
 	same gen "$$fresh/gen"; \
 	same server/internal/gateway/openapi/gen "$$fresh/server/internal/gateway/openapi/gen"; \
+	same server/internal/rules/checks "$$fresh/server/internal/rules/checks"; \
 	$(PYTHON)/generate.sh "$$fresh"; same $(PYTHON)/parley/v1 "$$fresh/parley/v1"; \
 	$(TYPESCRIPT)/generate.sh "$$fresh"; same $(TYPESCRIPT)/src/gen "$$fresh/src/gen"
 

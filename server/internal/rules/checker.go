@@ -28,6 +28,11 @@ func (c *checker) add(field, format string, args ...any) {
 // check adds the faults that rules in the protos cannot express.
 func (c *checker) check(m proto.Message) {
 	c.checkDurations("", m.ProtoReflect())
+	c.checkContent(m)
+}
+
+// checkContent adds the faults of structured data and of update masks.
+func (c *checker) checkContent(m proto.Message) {
 	switch m := m.(type) {
 	case *parleyv1.AppendMessagesRequest:
 		c.checkMessages(m.GetMessages())

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rules/checks"
 )
 
 // Fault is a rule that a message breaks.
@@ -55,6 +56,10 @@ const maxExplained = 10_000
 // does not change the message. An error means that the rules themselves are broken, not that m is invalid.
 func Check(m proto.Message) ([]Fault, error) {
 	var c checker
+	if checks.Valid(m) { // Most requests are valid, and protovalidate takes longer.
+		c.checkContent(m)
+		return c.faults, nil
+	}
 	broken, err := violations(m, protovalidate.WithFailFast())
 	if err == nil && len(broken) > 0 {
 		if left := maxExplained; !countElements(m.ProtoReflect(), &left) {
