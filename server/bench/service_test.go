@@ -53,15 +53,16 @@ type benchServer struct {
 	config *config.Config
 	log    *slog.Logger
 	store  *saveCounter
-	talker repeater
 	agents *agent.Set
-	hub    *watch.Hub
-	conn   *grpc.ClientConn
-	http   string // address
-	client parleyv1.ConversationServiceClient
-	ids    []string            // of the conversations
-	auth   *auth.Authenticator // nil: sign-in is off
-	limits *limit.Tenants
+	// The agents whose answers are measured.
+	talker, listener, author repeater
+	hub                      *watch.Hub
+	conn                     *grpc.ClientConn
+	http                     string // address
+	client                   parleyv1.ConversationServiceClient
+	ids                      []string            // of the conversations
+	auth                     *auth.Authenticator // nil: sign-in is off
+	limits                   *limit.Tenants
 	telemetry
 	message *parleyv1.Message
 	bounds  *grpc.ServiceDesc // nil: none, see withBounds
@@ -138,14 +139,14 @@ func openEmptyBenchServer(b *testing.B, told telemetry, flags ...string) *benchS
 
 	limits := limit.New(c.Limits(), time.Now)
 	storage := app.NewStorage(c, limits, log, c.LogLevel)
-	talker := newTalker()
-	agents, err := agent.NewSet("talker", []agent.Entry{
-		{Name: "talker", Agent: talker}, {Name: "author", Agent: newAuthor()}, {Name: "echo", Agent: echo.New()},
+	talker, listener, author := newTalker(), newListener(), newAuthor()
+	agents, err := agent.NewSet(talker.name, []agent.Entry{
+		talker.entry(), listener.entry(), author.entry(), {Name: "echo", Agent: echo.New()},
 	})
 	must(b, err)
 	s := &benchServer{
-		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &saveCounter{Store: storage}, talker: talker,
-		agents:    agents,
+		ctx: b.Context(), dir: c.DataDir, config: c, log: log, store: &saveCounter{Store: storage}, agents: agents,
+		talker: talker, listener: listener, author: author,
 		hub:       watch.New(watch.Options{}),
 		limits:    limits,
 		telemetry: told,
