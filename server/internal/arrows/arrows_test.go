@@ -52,6 +52,7 @@ func allowedArrows() []arrow {
 			"store/boltstore/internal/fsck",
 			[]string{"store/boltstore/internal/layout", "store/boltstore/internal/boltfile", "store/internal/record"},
 		},
+		{"store/boltstore/internal/journal", []string{"store/boltstore/internal/boltfile"}},
 		{"store/boltstore/internal/fairqueue", nil},
 		{"store/boltstore/internal/backup", []string{"store", "store/boltstore/internal/boltfile"}},
 		{"store/storetest", []string{"store", api, record}},

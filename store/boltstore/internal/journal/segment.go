@@ -1,0 +1,176 @@
+package journal
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+)
+
+// suffix of the names of segments, which begin with their number.
+const suffix = ".segment"
+
+func nameOf(number uint32) string { return fmt.Sprintf("%08d%s", number, suffix) }
+
+// takeUnused returns an unused segment with at least size bytes. If there is none, it waits until one
+// is created. It begins to create the next one before that is needed.
+func (j *Journal) takeUnused(size int64) (*segment, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for {
+		fits := func(s *segment) bool { return s.size >= size }
+		if i := slices.IndexFunc(j.unused, fits); i >= 0 {
+			s := j.unused[i]
+			j.unused = slices.Delete(j.unused, i, i+1)
+			if !slices.ContainsFunc(j.unused, fits) {
+				j.create(size)
+			}
+			return s, nil
+		}
+		j.create(size)
+		created := j.creating
+		j.mu.Unlock()
+		<-created
+		j.mu.Lock()
+		if j.createErr != nil {
+			return nil, j.createErr
+		}
+	}
+}
+
+// create starts to create a segment of at least size bytes, unless one is being created. The caller
+// has locked mu.
+func (j *Journal) create(size int64) {
+	if j.creating != nil || j.closed {
+		return
+	}
+	bytes := j.options.MinSegment
+	for _, s := range j.segments {
+		bytes = max(bytes, min(2*s.size, j.options.MaxSegment))
+	}
+	if len(j.segments) == 1 {
+		bytes = j.options.MinSegment // An idle server needs no more than two of these.
+	}
+	j.last++
+	number, done := j.last, make(chan struct{})
+	j.creating = done
+	go func() {
+		s, err := createSegment(filepath.Join(j.dir, nameOf(number)), max(bytes, align(size)))
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		if err == nil {
+			s.number = number
+			j.segments[number] = s
+			j.unused = append(j.unused, s)
+		}
+		j.createErr, j.creating = err, nil
+		close(done)
+	}()
+}
+
+// createSegment creates a file of zeros under another name and renames it, so that path has a complete
+// file or none.
+func createSegment(path string, size int64) (*segment, error) {
+	unfinished := path + boltfile.UnfinishedSuffix
+	file, err := os.OpenFile(unfinished, os.O_RDWR|os.O_CREATE|os.O_TRUNC|boltfile.NoFollow, boltfile.FileMode)
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(writeZeros(file, size), file.Sync())
+	if err == nil {
+		err = errors.Join(os.Rename(unfinished, path), boltfile.SyncDir(filepath.Dir(path)))
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close(), boltfile.RemoveIfExists(unfinished))
+	}
+	return &segment{file: file, size: size}, nil
+}
+
+// writeZeros fills a file. Reserved space without zeros would not do: each later write would change the
+// metadata of the file system.
+func writeZeros(file *os.File, size int64) error {
+	zeros := make([]byte, min(size, 1<<20))
+	for at := int64(0); at < size; at += int64(len(zeros)) {
+		if _, err := file.WriteAt(zeros[:min(int64(len(zeros)), size-at)], at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addUnused adds released segments that nobody has pinned. The caller has locked mu.
+func (j *Journal) addUnused(segments []*segment) { j.unused = append(j.unused, segments...) }
+
+// trim removes unused segments, the smallest first, while more than keepUnused bytes are left. The caller has locked
+// mu.
+func (j *Journal) trim() error {
+	var bytes int64
+	for _, s := range j.unused {
+		bytes += s.size
+	}
+	slices.SortFunc(j.unused, func(a, b *segment) int { return int(b.size - a.size) })
+	for len(j.unused) > 1 {
+		s := j.unused[len(j.unused)-1]
+		if bytes-s.size < j.keepUnused {
+			return nil
+		}
+		bytes -= s.size
+		j.unused = j.unused[:len(j.unused)-1]
+		delete(j.segments, s.number)
+		if err := errors.Join(s.file.Close(), os.Remove(filepath.Join(j.dir, nameOf(s.number)))); err != nil {
+			return fmt.Errorf("remove a segment of the journal: %w", err)
+		}
+	}
+	return nil
+}
+
+// pins counts the readers that may read released segments. The zero value is usable.
+//
+// Readers belong to groups. A release ends the newest group: the segments become unused when this group
+// and all earlier ones have no reader left.
+type pins struct {
+	groups []*pinGroup // oldest first
+}
+
+type pinGroup struct {
+	readers  int
+	released []*segment // when the group was ended
+}
+
+// add adds a reader to the newest group.
+func (p *pins) add() *pinGroup {
+	if len(p.groups) == 0 {
+		p.groups = append(p.groups, new(pinGroup))
+	}
+	g := p.groups[len(p.groups)-1]
+	g.readers++
+	return g
+}
+
+// remove removes a reader and returns the segments that nobody may read any more.
+func (p *pins) remove(g *pinGroup) []*segment {
+	g.readers--
+	return p.collect()
+}
+
+// release releases segments, and returns those that nobody may read any more.
+func (p *pins) release(segments []*segment) []*segment {
+	if len(p.groups) == 0 {
+		return segments
+	}
+	newest := p.groups[len(p.groups)-1]
+	newest.released = append(newest.released, segments...)
+	p.groups = append(p.groups, new(pinGroup))
+	return p.collect()
+}
+
+func (p *pins) collect() (unused []*segment) {
+	for len(p.groups) > 0 && p.groups[0].readers == 0 {
+		unused = append(unused, p.groups[0].released...)
+		p.groups = p.groups[1:]
+	}
+	return unused
+}
