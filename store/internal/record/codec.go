@@ -75,11 +75,15 @@ func (r *Record) Marshal() ([]byte, error) {
 	if r.Sizes != nil {
 		return nil, errors.New("the record has the sizes of its messages in place of the messages")
 	}
-	headerSize, headAt := proto.Size(r.Header), layout{sums: 4}.headSize()
-	lengths := []int{headerSize, len(r.Requests), len(r.Turns), len(r.Prompt), len(r.Data) + len(r.newData)}
-	size := headAt + len(lengths)*binary.MaxVarintLen32 + len(r.Messages) + len(r.newMessages)
+	return r.marshal(r.Messages, r.newMessages)
+}
+
+// marshal encodes the record with these messages.
+func (r *Record) marshal(messages, newMessages store.Frames) ([]byte, error) {
+	headAt, lengths := layout{sums: 4}.headSize(), r.lengths()
+	size := headAt + len(messages) + len(newMessages)
 	for _, n := range lengths {
-		size += n
+		size += uvarintSize(n) + n
 	}
 	b := make([]byte, headAt, size)
 	b[0] = format
@@ -94,12 +98,15 @@ func (r *Record) Marshal() ([]byte, error) {
 	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[headAt:]))
 	binary.BigEndian.PutUint32(b[5:], Checksum(r.Prompt))
 	binary.BigEndian.PutUint32(b[9:], Checksum(r.Data, r.newData))
-	binary.BigEndian.PutUint32(b[13:], Checksum(r.Messages, r.newMessages))
-	for _, part := range [][]byte{r.Prompt, r.Data, r.newData, r.Messages, r.newMessages} {
+	binary.BigEndian.PutUint32(b[13:], Checksum(messages, newMessages))
+	for _, part := range [][]byte{r.Prompt, r.Data, r.newData, messages, newMessages} {
 		b = append(b, part...)
 	}
 	return b, nil
 }
+
+// uvarintSize returns the length of a number as a uvarint.
+func uvarintSize(n int) int { return protowire.SizeVarint(uint64(n)) }
 
 // Unmarshal decodes a value and checks all of it. Requests, turns, prompt, data and messages share
 // the memory of the value.

@@ -17,7 +17,8 @@ import (
 type Draft struct {
 	message *parleyv1.Message
 	body    []byte
-	types   []string // of structured data, each once
+	types   []string    // of structured data, each once
+	frame   store.Frame // if it was numbered before, see Replay
 }
 
 // maxSuffix is the maximum number of bytes that store.AppendNumbered adds to a message: tag and length

@@ -49,6 +49,10 @@ type Outcome struct {
 	Record  *Record
 	Result  *store.Result
 	Changes []store.Change
+	// Appended are the messages that an append added, also those that it dropped at once.
+	Appended store.Frames
+
+	countBefore int32 // number of messages before the append
 }
 
 // Conversation returns the header that clients see, without its system prompt.

@@ -16,7 +16,10 @@ type FrameSize struct {
 
 // Sizes returns the sizes of frames, oldest first.
 func Sizes(frames store.Frames) []FrameSize {
-	sizes := make([]FrameSize, 0, frames.Count())
+	return appendSizes(make([]FrameSize, 0, frames.Count()), frames)
+}
+
+func appendSizes(sizes []FrameSize, frames store.Frames) []FrameSize {
 	for frame := range frames.All() {
 		sizes = append(sizes, FrameSize{Bytes: int32(len(frame)), Body: int32(len(frame.Body())), Sequence: frame.Sequence()})
 	}

@@ -88,7 +88,9 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 		effect.firstSequence = r.Conversation().GetLastSequence() + 1
 		out.Result.Appended = numberMessages(drafts, effect)
 	}
+	out.countBefore = r.Conversation().GetMessageCount()
 	frames := r.appendMessages(drafts, out.Result.Appended)
+	out.Appended = r.newMessages
 	effect.turnID = a.Begin.GetId()
 	turn, err := r.applyTurn(a, out.Result.Appended, now)
 	if err != nil {
@@ -179,12 +181,16 @@ func (r *Record) appendMessages(drafts []Draft, numbers []*parleyv1.AppendedMess
 	}
 	size := 0
 	for _, d := range drafts {
-		size += len(d.body) + maxSuffix
+		size += len(d.body) + len(d.frame) + maxSuffix
 	}
 	r.newMessages = make([]byte, 0, size)
 	ends := make([]int, len(drafts))
 	for i, d := range drafts {
-		r.newMessages = store.AppendNumbered(r.newMessages, d.body, d.message.GetStatus(), numbers[i])
+		if d.frame != nil {
+			r.newMessages = append(r.newMessages, d.frame...)
+		} else {
+			r.newMessages = store.AppendNumbered(r.newMessages, d.body, d.message.GetStatus(), numbers[i])
+		}
 		ends[i] = len(r.newMessages)
 		r.indexMessage(d.message, d.types, numbers[i].GetSequence())
 		r.Conversation().LastSequence, r.Header.Exchange = numbers[i].GetSequence(), numbers[i].GetExchange()

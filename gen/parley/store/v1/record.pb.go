@@ -49,7 +49,10 @@ type Header struct {
 	Number uint32 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
 	// Encoded bytes of the oldest messages that were dropped to stay within limits. In a record
 	// that is older than this field, only drops since the field was introduced count.
-	DroppedBytes  int64 `protobuf:"varint,7,opt,name=dropped_bytes,json=droppedBytes,proto3" json:"dropped_bytes,omitempty"`
+	DroppedBytes int64 `protobuf:"varint,7,opt,name=dropped_bytes,json=droppedBytes,proto3" json:"dropped_bytes,omitempty"`
+	// Index of the newest operation in the journal of the store that this record contains; 0 if
+	// none. After a restart, operations up to this index are not applied again.
+	Applied       uint64 `protobuf:"varint,8,opt,name=applied,proto3" json:"applied,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -129,6 +132,13 @@ func (x *Header) GetNumber() uint32 {
 func (x *Header) GetDroppedBytes() int64 {
 	if x != nil {
 		return x.DroppedBytes
+	}
+	return 0
+}
+
+func (x *Header) GetApplied() uint64 {
+	if x != nil {
+		return x.Applied
 	}
 	return 0
 }
@@ -612,11 +622,167 @@ func (x *MessageEvents) GetToolResult() int32 {
 	return 0
 }
 
+// Operation is an append to an existing conversation in the journal of a store. It contains what
+// was decided, so that it has the same result after a restart, whatever the clock and the
+// settings are then.
+type Operation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tenant of the conversation.
+	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Key of the conversation: its create time and number.
+	Key []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// Conversation.uid. An operation whose conversation was deleted since is not applied.
+	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	// When the operation was accepted.
+	AcceptTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=accept_time,json=acceptTime,proto3" json:"accept_time,omitempty"`
+	// The appended messages, as a record contains them.
+	Messages []byte `protobuf:"bytes,5,opt,name=messages,proto3" json:"messages,omitempty"`
+	// The request, without its result; not set if the append has none.
+	Request *Request `protobuf:"bytes,6,opt,name=request,proto3" json:"request,omitempty"`
+	// The turn that begins; not set if none does.
+	Begin *v1.Turn `protobuf:"bytes,7,opt,name=begin,proto3" json:"begin,omitempty"`
+	// The turn that ends; not set if none does.
+	End *v1.Turn `protobuf:"bytes,8,opt,name=end,proto3" json:"end,omitempty"`
+	// Events of the turn that begins or ends; not set to keep the events that are stored.
+	Events *TurnEvents `protobuf:"bytes,9,opt,name=events,proto3" json:"events,omitempty"`
+	// Maximum size of the messages of the conversation in bytes, when the operation was accepted.
+	MaxConversationBytes int64 `protobuf:"varint,10,opt,name=max_conversation_bytes,json=maxConversationBytes,proto3" json:"max_conversation_bytes,omitempty"`
+	// Conversation.version after the operation.
+	Version int32 `protobuf:"varint,11,opt,name=version,proto3" json:"version,omitempty"`
+	// By how much the operation changed the number of kept messages.
+	MessagesAdded int32 `protobuf:"varint,12,opt,name=messages_added,json=messagesAdded,proto3" json:"messages_added,omitempty"`
+	// By how much the operation changed the size of the record in bytes.
+	BytesAdded    int64 `protobuf:"varint,13,opt,name=bytes_added,json=bytesAdded,proto3" json:"bytes_added,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Operation) Reset() {
+	*x = Operation{}
+	mi := &file_parley_store_v1_record_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Operation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Operation) ProtoMessage() {}
+
+func (x *Operation) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_store_v1_record_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Operation.ProtoReflect.Descriptor instead.
+func (*Operation) Descriptor() ([]byte, []int) {
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Operation) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *Operation) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *Operation) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *Operation) GetAcceptTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AcceptTime
+	}
+	return nil
+}
+
+func (x *Operation) GetMessages() []byte {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *Operation) GetRequest() *Request {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *Operation) GetBegin() *v1.Turn {
+	if x != nil {
+		return x.Begin
+	}
+	return nil
+}
+
+func (x *Operation) GetEnd() *v1.Turn {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+func (x *Operation) GetEvents() *TurnEvents {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *Operation) GetMaxConversationBytes() int64 {
+	if x != nil {
+		return x.MaxConversationBytes
+	}
+	return 0
+}
+
+func (x *Operation) GetVersion() int32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Operation) GetMessagesAdded() int32 {
+	if x != nil {
+		return x.MessagesAdded
+	}
+	return 0
+}
+
+func (x *Operation) GetBytesAdded() int64 {
+	if x != nil {
+		return x.BytesAdded
+	}
+	return 0
+}
+
 var File_parley_store_v1_record_proto protoreflect.FileDescriptor
 
 const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x1cparley/store/v1/record.proto\x12\x0fparley.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x14parley/v1/turn.proto\"\xfe\x01\n" +
+	"\x1cparley/store/v1/record.proto\x12\x0fparley.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x14parley/v1/turn.proto\"\x98\x02\n" +
 	"\x06Header\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12\x1a\n" +
 	"\bexchange\x18\x02 \x01(\x05R\bexchange\x12\x18\n" +
@@ -624,7 +790,8 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x03(\v2\x18.parley.store.v1.DataUseR\x04data\x12\x16\n" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06number\x18\x06 \x01(\rR\x06number\x12#\n" +
-	"\rdropped_bytes\x18\a \x01(\x03R\fdroppedBytes\"9\n" +
+	"\rdropped_bytes\x18\a \x01(\x03R\fdroppedBytes\x12\x18\n" +
+	"\aapplied\x18\b \x01(\x04R\aapplied\"9\n" +
 	"\aDataUse\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\"\xef\x01\n" +
@@ -663,7 +830,24 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\n" +
 	"tool_calls\x18\x05 \x03(\x05R\ttoolCalls\x12\x1f\n" +
 	"\vtool_result\x18\x06 \x01(\x05R\n" +
-	"toolResultB8Z6github.com/parleyhq/parley/gen/parley/store/v1;storev1b\x06proto3"
+	"toolResult\"\xeb\x03\n" +
+	"\tOperation\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\x12;\n" +
+	"\vaccept_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"acceptTime\x12\x1a\n" +
+	"\bmessages\x18\x05 \x01(\fR\bmessages\x122\n" +
+	"\arequest\x18\x06 \x01(\v2\x18.parley.store.v1.RequestR\arequest\x12%\n" +
+	"\x05begin\x18\a \x01(\v2\x0f.parley.v1.TurnR\x05begin\x12!\n" +
+	"\x03end\x18\b \x01(\v2\x0f.parley.v1.TurnR\x03end\x123\n" +
+	"\x06events\x18\t \x01(\v2\x1b.parley.store.v1.TurnEventsR\x06events\x124\n" +
+	"\x16max_conversation_bytes\x18\n" +
+	" \x01(\x03R\x14maxConversationBytes\x12\x18\n" +
+	"\aversion\x18\v \x01(\x05R\aversion\x12%\n" +
+	"\x0emessages_added\x18\f \x01(\x05R\rmessagesAdded\x12\x1f\n" +
+	"\vbytes_added\x18\r \x01(\x03R\n" +
+	"bytesAddedB8Z6github.com/parleyhq/parley/gen/parley/store/v1;storev1b\x06proto3"
 
 var (
 	file_parley_store_v1_record_proto_rawDescOnce sync.Once
@@ -677,7 +861,7 @@ func file_parley_store_v1_record_proto_rawDescGZIP() []byte {
 	return file_parley_store_v1_record_proto_rawDescData
 }
 
-var file_parley_store_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_parley_store_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_parley_store_v1_record_proto_goTypes = []any{
 	(*Header)(nil),                // 0: parley.store.v1.Header
 	(*DataUse)(nil),               // 1: parley.store.v1.DataUse
@@ -686,23 +870,29 @@ var file_parley_store_v1_record_proto_goTypes = []any{
 	(*Turns)(nil),                 // 4: parley.store.v1.Turns
 	(*TurnEvents)(nil),            // 5: parley.store.v1.TurnEvents
 	(*MessageEvents)(nil),         // 6: parley.store.v1.MessageEvents
-	(*v1.Conversation)(nil),       // 7: parley.v1.Conversation
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
-	(*v1.Turn)(nil),               // 9: parley.v1.Turn
+	(*Operation)(nil),             // 7: parley.store.v1.Operation
+	(*v1.Conversation)(nil),       // 8: parley.v1.Conversation
+	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
+	(*v1.Turn)(nil),               // 10: parley.v1.Turn
 }
 var file_parley_store_v1_record_proto_depIdxs = []int32{
-	7, // 0: parley.store.v1.Header.conversation:type_name -> parley.v1.Conversation
-	1, // 1: parley.store.v1.Header.data:type_name -> parley.store.v1.DataUse
-	8, // 2: parley.store.v1.Request.time:type_name -> google.protobuf.Timestamp
-	2, // 3: parley.store.v1.Requests.requests:type_name -> parley.store.v1.Request
-	9, // 4: parley.store.v1.Turns.turns:type_name -> parley.v1.Turn
-	5, // 5: parley.store.v1.Turns.events:type_name -> parley.store.v1.TurnEvents
-	6, // 6: parley.store.v1.TurnEvents.messages:type_name -> parley.store.v1.MessageEvents
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	8,  // 0: parley.store.v1.Header.conversation:type_name -> parley.v1.Conversation
+	1,  // 1: parley.store.v1.Header.data:type_name -> parley.store.v1.DataUse
+	9,  // 2: parley.store.v1.Request.time:type_name -> google.protobuf.Timestamp
+	2,  // 3: parley.store.v1.Requests.requests:type_name -> parley.store.v1.Request
+	10, // 4: parley.store.v1.Turns.turns:type_name -> parley.v1.Turn
+	5,  // 5: parley.store.v1.Turns.events:type_name -> parley.store.v1.TurnEvents
+	6,  // 6: parley.store.v1.TurnEvents.messages:type_name -> parley.store.v1.MessageEvents
+	9,  // 7: parley.store.v1.Operation.accept_time:type_name -> google.protobuf.Timestamp
+	2,  // 8: parley.store.v1.Operation.request:type_name -> parley.store.v1.Request
+	10, // 9: parley.store.v1.Operation.begin:type_name -> parley.v1.Turn
+	10, // 10: parley.store.v1.Operation.end:type_name -> parley.v1.Turn
+	5,  // 11: parley.store.v1.Operation.events:type_name -> parley.store.v1.TurnEvents
+	12, // [12:12] is the sub-list for method output_type
+	12, // [12:12] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_parley_store_v1_record_proto_init() }
@@ -716,7 +906,7 @@ func file_parley_store_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_parley_store_v1_record_proto_rawDesc), len(file_parley_store_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
