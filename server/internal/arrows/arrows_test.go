@@ -53,6 +53,7 @@ func allowedArrows() []arrow {
 			[]string{"store/boltstore/internal/layout", "store/boltstore/internal/boltfile", "store/internal/record"},
 		},
 		{"store/boltstore/internal/journal", []string{"store/boltstore/internal/boltfile"}},
+		{"store/boltstore/internal/overlay", []string{"store/boltstore/internal/journal", "store/internal/record"}},
 		{"store/boltstore/internal/fairqueue", nil},
 		{"store/boltstore/internal/backup", []string{"store", "store/boltstore/internal/boltfile"}},
 		{"store/storetest", []string{"store", api, record}},

@@ -1,0 +1,195 @@
+// Package overlay holds what the journal of a store contains and its file does not yet: for each
+// conversation with such operations an [Entry].
+//
+// One goroutine, the writer, changes a [Set]: it puts the entry of a conversation after its operation is
+// on disk, and marks the entry as folded when a transaction writes the conversation to the file. Readers
+// work on a [View], which they take before they begin their transaction, and look up an entry after they
+// have begun it. A lookup compares the entry with the transaction:
+//
+//	entry was put, nothing folded since      the file plus the operations of the entry
+//	folded by a transaction the reader sees  the file
+//	folded by a later transaction            the file plus the operations of the entry before
+//	put after such a later transaction       stale: the reader begins again
+//
+// Entries are removed only with a complete generation, which views may still hold. A generation begins
+// with [Set.Begin] and ends, with all its entries folded, with [Set.End].
+//
+// Start at [Set].
+package overlay
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/parleyhq/parley/store/boltstore/internal/journal"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// maxHeadBytes is how much memory the heads of all entries take. Entries above that have none.
+const maxHeadBytes = 32 << 20
+
+// ErrStale means that a reader's transaction is older than what it looks up.
+var ErrStale = errors.New("a later transaction has changed the conversation")
+
+// Operation is where the journal has an operation.
+type Operation struct {
+	Index uint64
+	Place journal.Place
+}
+
+// Entry is the state of a conversation after the operations that the file does not contain. It does not
+// change.
+type Entry struct {
+	// Operations in order. The file may contain the first of them; see Header.applied.
+	Operations []Operation
+	// Messages and Bytes are by how much the operations change the counts of the tenant.
+	Messages, Bytes int64
+	// Head is the record without its messages, which have Sizes. If Head is nil, the record must be made from the
+	// file and the operations.
+	Head  []byte
+	Sizes []record.FrameSize
+
+	since    int    // number of the transaction that folded earlier operations; 0 if none did
+	folded   int    // number of the transaction that folded this entry; 0 if none did
+	previous *Entry // the entry before it was folded, for readers of earlier transactions
+}
+
+// Set is a set of entries by the key of their conversation.
+type Set struct {
+	mu               sync.RWMutex
+	current, folding map[string]*Entry // folding is nil unless a generation is being folded
+	headBytes        int
+	bytes            int64 // of the operations in the current generation
+	foldingBytes     int64
+}
+
+// NewSet returns an empty set.
+func NewSet() *Set { return &Set{current: map[string]*Entry{}} }
+
+// View is what a reader sees.
+type View struct {
+	set     *Set
+	current map[string]*Entry
+	folding map[string]*Entry
+}
+
+// View returns a view. The zero View has no entries.
+func (s *Set) View() View {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return View{set: s, current: s.current, folding: s.folding}
+}
+
+// Get returns the entry of a conversation for a reader of a transaction, or nil if the file has the
+// conversation as it is. If the reader's transaction is too old, it returns the entry with ErrStale: its
+// Head, if it has one, is right, but the file does not have the messages that belong to it.
+func (v View) Get(key []byte, transaction int) (*Entry, error) {
+	if v.set == nil {
+		return nil, nil //nolint:nilnil // No entry is a valid result.
+	}
+	v.set.mu.RLock()
+	e := v.current[string(key)]
+	if e == nil {
+		e = v.folding[string(key)]
+	}
+	v.set.mu.RUnlock()
+	for e != nil && e.folded > transaction {
+		e = e.previous
+	}
+	switch {
+	case e == nil || e.folded != 0:
+		return nil, nil //nolint:nilnil // As above.
+	case e.since > transaction:
+		return e, ErrStale
+	}
+	return e, nil
+}
+
+// Put puts the entry of a conversation after more operations, which have bytes in the journal. Earlier
+// operations of the conversation that are not folded stay before them.
+func (s *Set) Put(key string, e Entry, bytes int, operations ...Operation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.current[key]
+	if before == nil {
+		before = s.folding[key]
+	} else {
+		s.headBytes -= len(before.Head)
+	}
+	switch {
+	case before == nil:
+	case before.folded != 0:
+		e.since = before.folded
+	default:
+		e.since, e.Operations = before.since, before.Operations
+	}
+	e.Operations = append(e.Operations, operations...)
+	if s.headBytes+len(e.Head) > maxHeadBytes {
+		e.Head, e.Sizes = nil, nil
+	}
+	s.headBytes += len(e.Head)
+	s.bytes += int64(bytes)
+	s.current[key] = &e
+}
+
+// Fold marks the entry of a conversation as folded by a transaction, before that is committed. If the
+// transaction is rolled back, Unfold takes that back.
+func (s *Set) Fold(key string, transaction int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, entries := range []map[string]*Entry{s.current, s.folding} {
+		if e := entries[key]; e != nil && e.folded == 0 {
+			entries[key] = &Entry{folded: transaction, previous: e}
+		}
+	}
+	if e := s.current[key]; e != nil {
+		s.headBytes -= len(e.previous.Head)
+	}
+}
+
+// Unfold undoes Fold.
+func (s *Set) Unfold(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, entries := range []map[string]*Entry{s.current, s.folding} {
+		if e := entries[key]; e != nil && e.folded != 0 {
+			entries[key] = e.previous
+		}
+	}
+	if e := s.current[key]; e != nil {
+		s.headBytes += len(e.Head)
+	}
+}
+
+// Begin begins a new generation and returns the keys of the entries to fold, in order. If the generation before has not
+// ended, its entries are among them.
+func (s *Set) Begin() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.folding) == 0 {
+		s.folding = s.current
+	} else {
+		s.folding = maps.Clone(s.folding) // Views hold the other.
+		maps.Copy(s.folding, s.current)
+	}
+	s.foldingBytes += s.bytes
+	s.current, s.bytes, s.headBytes = map[string]*Entry{}, 0, 0
+	return slices.Sorted(maps.Keys(s.folding))
+}
+
+// End ends the generation that is being folded.
+func (s *Set) End() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.folding, s.foldingBytes = nil, 0
+}
+
+// Bytes returns the size in the journal of the operations of the current generation, and of the one
+// that is being folded.
+func (s *Set) Bytes() (current, folding int64) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.bytes, s.foldingBytes
+}

@@ -1,0 +1,127 @@
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+)
+
+const key = "conversation"
+
+// put puts an entry whose counts are the numbers of its operations so far.
+func put(s *Set, index uint64) {
+	s.Put(key, Entry{Messages: int64(index), Head: []byte{byte(index)}}, 10, Operation{Index: index})
+}
+
+// wantEntry checks which operations a reader of a transaction sees on top of the file; nil if it sees the file alone.
+func wantEntry(t *testing.T, v View, transaction int, want ...uint64) {
+	t.Helper()
+	e, err := v.Get([]byte(key), transaction)
+	if err != nil {
+		t.Fatalf("Get at %d: %v", transaction, err)
+	}
+	var got []uint64
+	if e != nil {
+		for _, o := range e.Operations {
+			got = append(got, o.Index)
+		}
+		if newest := got[len(got)-1]; e.Head[0] != byte(newest) || e.Messages != int64(newest) {
+			t.Errorf("at %d: head %v and %d messages after operation %d", transaction, e.Head, e.Messages, newest)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("at %d: operations %v, want %v", transaction, got, want)
+	}
+}
+
+// TestViews checks what readers of earlier and later transactions see while a conversation is folded, rolled back and
+// changed again.
+func TestViews(t *testing.T) {
+	s := NewSet()
+	early := s.View()
+	wantEntry(t, early, 5)
+	put(s, 1)
+	put(s, 2)
+	wantEntry(t, early, 5, 1, 2)
+	s.Fold(key, 7)
+	wantEntry(t, early, 6, 1, 2)
+	wantEntry(t, early, 7)
+	s.Unfold(key) // Transaction 7 was rolled back.
+	wantEntry(t, early, 7, 1, 2)
+	put(s, 3)
+	wantEntry(t, early, 7, 1, 2, 3)
+	s.Fold(key, 8)
+	put(s, 4)
+	wantEntry(t, early, 8, 4)
+	if e, err := early.Get([]byte(key), 7); !errors.Is(err, ErrStale) || e == nil || e.Head[0] != 4 {
+		t.Errorf("Get at 7 = %v, %v, want the newest head and %v", e, err, ErrStale)
+	}
+}
+
+// TestGenerations checks that entries continue in the next generation, that views outlive theirs, and that a generation
+// that has not ended is part of the next.
+func TestGenerations(t *testing.T) {
+	s := NewSet()
+	put(s, 1)
+	if keys := s.Begin(); !slices.Equal(keys, []string{key}) {
+		t.Fatalf("keys %v", keys)
+	}
+	view := s.View()
+	wantEntry(t, view, 5, 1)
+	put(s, 2)
+	wantEntry(t, s.View(), 5, 1, 2)
+	if current, folding := s.Bytes(); current != 10 || folding != 10 {
+		t.Fatalf("bytes %d and %d", current, folding)
+	}
+	s.Fold(key, 6)
+	wantEntry(t, view, 5, 1, 2)
+	wantEntry(t, view, 6)
+	s.End()
+	wantEntry(t, view, 5, 1, 2)
+	wantEntry(t, s.View(), 6)
+	put(s, 3)
+	wantEntry(t, s.View(), 6, 3)
+	s.Begin()
+	put(s, 4)
+	if keys := s.Begin(); !slices.Equal(keys, []string{key}) { // Without an end.
+		t.Fatalf("keys %v", keys)
+	}
+	wantEntry(t, s.View(), 6, 3, 4)
+	if current, folding := s.Bytes(); current != 0 || folding != 30 {
+		t.Fatalf("bytes %d and %d", current, folding)
+	}
+	s.End()
+	wantEntry(t, s.View(), 6)
+}
+
+// TestHeadLimit checks that the heads have a limit, and that it does not fill up with heads that were replaced or folded.
+func TestHeadLimit(t *testing.T) {
+	s := NewSet()
+	const size = 1 << 20
+	heads := func(prefix string, n int) (kept int) {
+		for i := range n {
+			k := fmt.Sprint(prefix, i)
+			s.Put(k, Entry{Head: make([]byte, size)}, 1, Operation{Index: 1})
+			if e, err := s.View().Get([]byte(k), 1); err != nil || e == nil {
+				t.Fatal(e, err)
+			} else if e.Head != nil {
+				kept++
+			}
+		}
+		return kept
+	}
+	const most = maxHeadBytes / size
+	if kept := heads("a", 2*most); kept != most {
+		t.Errorf("%d heads, want %d", kept, most)
+	}
+	if kept := heads("a", most); kept != most {
+		t.Errorf("%d heads after all were replaced, want %d", kept, most)
+	}
+	for i := range most / 2 {
+		s.Fold(fmt.Sprint("a", i), 2)
+	}
+	if kept := heads("b", most); kept != most/2 {
+		t.Errorf("%d heads after half were folded, want %d", kept, most/2)
+	}
+}
