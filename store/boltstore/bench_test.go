@@ -110,7 +110,7 @@ func (s *benchStore) throughBatch(id string) error {
 	}
 	return s.s.db.Batch(func(tx *bolt.Tx) error {
 		t := s.s.beginTxn(tx)
-		old, err := t.load(a.Tenant, id, record.Unmarshal)
+		old, err := t.load(a.Tenant, id, all)
 		if err != nil {
 			return err
 		}

@@ -80,6 +80,8 @@ import (
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/journal"
+	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 )
 
 // Options configure a store. The zero value is usable.
@@ -87,6 +89,12 @@ type Options struct {
 	store.Options
 	// Timeout is how long Open waits for another process to close the file; 0 is 1 s.
 	Timeout time.Duration
+	// JournalBudget is the number of bytes of appends in the journal at which they are folded into the file; 0 means that
+	// each append is a transaction of the file. JournalAge is the time after which they are folded; 0 is 60 s.
+	JournalBudget int64
+	JournalAge    time.Duration
+	// segmentBytes is the size of the journal's segments in tests; 0 is that of package journal.
+	segmentBytes int64
 	// Check is called before an existing file is opened, with its path and whether the last process
 	// closed it in order. If Check returns an error, Open returns it. Check should run CheckPages
 	// in a process of its own. If nil, the file is opened without a check.
@@ -105,6 +113,9 @@ func (o Options) withDefaults() Options {
 	if o.Timeout <= 0 {
 		o.Timeout = time.Second
 	}
+	if o.JournalAge <= 0 {
+		o.JournalAge = time.Minute
+	}
 	if o.OnFailure == nil {
 		o.OnFailure = func(error) {}
 	}
@@ -122,7 +133,10 @@ type Store struct {
 	pageSize       int64
 	tally          *tally
 	abandonedTurns []abandonedTurn
+	restoredTurns  []string // keys in ids of conversations whose turns the journal has changed, until load ends
 	writer         *writer
+	journal        *journal.Journal // nil if operations are not journaled
+	folder         *folder          // nil if operations are not journaled
 	deferred       deferredEntries
 	backupRunning  atomic.Bool  // a backup is being made or is not closed
 	corruptCalls   atomic.Int64 // calls that returned store.ErrCorrupt
@@ -147,12 +161,23 @@ func Open(path string, o Options) (*Store, error) {
 	}
 	s := &Store{options: o, path: path, db: db, pageSize: int64(db.Info().PageSize), tally: newTally()}
 	if err := s.load(); err != nil {
-		return nil, errors.Join(fmt.Errorf("store %s: %w", path, err), db.Close())
+		return nil, errors.Join(fmt.Errorf("store %s: %w", path, err), s.closeFiles())
 	}
 	s.writer = newWriter(db, &s.tally.guard, limits{
 		operations: maxQueued, bytes: maxQueuedBytes, batch: maxBatch, batchBytes: maxBatchBytes,
 		quantum: sharedQuantum, sharedBatchBytes: sharedBatchBytes,
 	}, s.beginTxn, s.afterCommit, s.fail)
+	if s.journal != nil && o.JournalBudget == 0 {
+		if err := errors.Join(s.foldAll(), s.dropJournal()); err != nil {
+			return nil, errors.Join(fmt.Errorf("store %s: %w", path, err), s.closeFiles())
+		}
+	}
+	if s.journal != nil {
+		s.folder = newFolder(s)
+		s.writer.start(s.writeJournal)
+	} else {
+		s.writer.start(nil)
+	}
 	return s, nil
 }
 
@@ -170,25 +195,45 @@ func (s *Store) load() error {
 			if err := boltfile.CheckSchema(tx); err != nil {
 				return err
 			}
-			if err := s.tally.load(tx, s.options.Now()); err != nil {
-				return err
-			}
-			s.abandonedTurns = runningTurns(tx, &s.tally.guard)
+			return s.tally.load(tx, s.options.Now())
+		}); err != nil {
+			return err
+		}
+		if err := s.openJournal(); err != nil {
+			return err
+		}
+		if err := s.db.View(func(tx *bolt.Tx) error {
+			j, done := s.journaled()
+			defer done()
+			s.abandonedTurns = runningTurns(tx, &s.tally.guard, newReader(tx, j), s.restoredTurns)
+			s.restoredTurns = nil
 			return nil
 		}); err != nil {
 			return err
 		}
-		return s.releaseStaleAtOpen()
+		return s.beginUse()
 	})
 }
 
 // beginTxn makes the writer's transaction.
-func (s *Store) beginTxn(tx *bolt.Tx) *txn { return newTxn(tx, &s.options.Options, s.tally) }
+func (s *Store) beginTxn(tx *bolt.Tx) *txn {
+	j := journaled{journal: s.journal} // The writer itself releases segments, so it need not pin them.
+	if s.journal != nil {
+		j.pending = s.tally.pending.View()
+	}
+	return newTxn(tx, &s.options.Options, s.tally, j)
+}
 
 // afterCommit runs after each commit, also one without changes, before the callers get their
 // results.
 func (s *Store) afterCommit(t *txn) {
 	s.tally.apply(t)
+	if t.endsGeneration {
+		s.tally.pending.End()
+		if err := s.journal.Release(t.foldedThrough); err != nil {
+			s.options.OnFailure(err)
+		}
+	}
 	if len(t.changes) > 0 {
 		s.options.Observe(t.changes)
 	}
@@ -213,6 +258,39 @@ func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) error {
 	return s.countCorrupt(err)
 }
 
+// read runs read in a transaction in which the conversations are as they are after the operations in the
+// journal. It may run read again, if a transaction of the writer has interfered.
+func (s *Store) read(ctx context.Context, read func(*bolt.Tx, *reader) error) error {
+	for {
+		err := s.readOnce(ctx, read)
+		if !errors.Is(err, overlay.ErrStale) {
+			return err
+		}
+	}
+}
+
+func (s *Store) readOnce(ctx context.Context, read func(*bolt.Tx, *reader) error) error {
+	j, done := s.journaled()
+	defer done()
+	return s.view(ctx, func(tx *bolt.Tx) error {
+		r := newReader(tx, j)
+		if err := read(tx, &r); err != nil {
+			return err
+		}
+		return r.err
+	})
+}
+
+// journaled returns what the journal adds to a transaction that begins later. The caller calls done when
+// the transaction has ended.
+func (s *Store) journaled() (j journaled, done func()) {
+	if s.journal == nil {
+		return journaled{}, func() {}
+	}
+	done = s.journal.Pin() // Before the view: what the view shows is not written over.
+	return journaled{pending: s.tally.pending.View(), journal: s.journal}, done
+}
+
 // do makes the writer apply an operation, see writer.do.
 func (s *Store) do(ctx context.Context, tenant string, size int, apply func(*txn) error) error {
 	return s.countCorrupt(s.writer.do(ctx, tenant, size, apply))
@@ -232,11 +310,14 @@ func (s *Store) countCorrupt(err error) error {
 func (s *Store) Close() error {
 	var err error
 	s.closing.Do(func() {
+		if s.folder != nil {
+			s.folder.close()
+		}
 		s.writer.close()
 		s.tally.versions.close()
 		err = s.markClosed()
 		if !s.writer.stuck {
-			err = errors.Join(err, s.db.Close())
+			err = errors.Join(err, s.closeFiles())
 		}
 	})
 	if err != nil {
@@ -245,12 +326,25 @@ func (s *Store) Close() error {
 	return nil
 }
 
+func (s *Store) closeFiles() error {
+	err := s.db.Close()
+	if s.journal != nil {
+		err = errors.Join(err, s.journal.Close())
+	}
+	return err
+}
+
 // markClosed writes that the store was closed in order. After a failure it writes nothing. If the
 // disk has no space for the mark, the next Open checks the file. If bbolt has panicked, the file is
 // damaged: markClosed removes an earlier mark, so that the next Open checks the complete file.
 func (s *Store) markClosed() error {
 	if s.failed.Load() {
 		return nil
+	}
+	if s.journal != nil && !s.tally.guard.Panicked.Load() {
+		if err := s.foldAll(); err != nil && !boltfile.IsFull(err) {
+			return err
+		}
 	}
 	mark := boltfile.MarkClosed
 	if s.tally.guard.Panicked.Load() {

@@ -344,7 +344,7 @@ func TestCheckOtherFiles(t *testing.T) {
 	newer := newFilled(t)
 	updateFile(t, newer, func(tx *bolt.Tx) error {
 		return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(boltfile.SchemaKey),
-			boltfile.EncodeSchema(boltfile.SchemaVersion+1))
+			boltfile.EncodeSchema(boltfile.JournaledSchemaVersion+1))
 	})
 	garbage := write("garbage", strings.Repeat("garbage", 10000))
 	for path, want := range map[string]error{

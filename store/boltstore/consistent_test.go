@@ -18,27 +18,40 @@ import (
 // wantConsistent fails the test unless all buckets and the tally agree with each other.
 func wantConsistent(t *testing.T, s *Store) {
 	t.Helper()
-	if err := s.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, s.tally) }); err != nil {
+	if err := s.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, s) }); err != nil {
 		t.Fatalf("the file is not consistent:\n%v", err)
 	}
 }
 
-func checkBuckets(tx *bolt.Tx, tl *tally) error {
+// checkBuckets checks the file alone, and then with the operations in the journal.
+func checkBuckets(tx *bolt.Tx, s *Store) error {
+	tl := s.tally
 	faults := []error{}
 	for err := range tx.Check() {
 		faults = append(faults, err)
 	}
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	fsck.CheckRecords(tx, tl.epoch, func(text string) { fault("%s", text) })
-	want := map[string]layout.Counts{}
+	want, inFile := map[string]layout.Counts{}, map[string]layout.Counts{}
+	j, done := s.journaled()
+	defer done()
+	all := newReader(tx, j)
 	_ = tx.Bucket([]byte(layout.ConversationsBucket)).ForEach(func(key, value []byte) error {
 		tenant, rest, _ := layout.CutTenant(key)
-		r, err := record.Unmarshal(value)
+		base, err := record.Unmarshal(value)
 		if err != nil {
 			return nil //nolint:nilerr // The checker has reported it.
 		}
+		inFile[tenant] = inFile[tenant].Plus(layout.Counts{
+			Conversations: 1, Messages: int64(base.Conversation().GetMessageCount()), Bytes: int64(len(value)),
+		})
+		r, size, err := readAll(all, tenant, layout.InnerKey(rest), value)
+		if err != nil {
+			fault("conversation %q of %q: %v", base.Conversation().GetId(), tenant, err)
+			return nil
+		}
 		want[tenant] = want[tenant].Plus(layout.Counts{
-			Conversations: 1, Messages: int64(r.Conversation().GetMessageCount()), Bytes: int64(len(value)),
+			Conversations: 1, Messages: int64(r.Conversation().GetMessageCount()), Bytes: int64(size),
 		})
 		start := tl.evictFrom[tenant]
 		state := readState(tx.Bucket([]byte(layout.SessionsBucket)), tl.epoch, tenant, r.Conversation().GetId())
@@ -57,8 +70,8 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 		got[tenant] = c
 		return nil
 	})
-	if !maps.Equal(got, want) || !maps.Equal(tl.tenants, want) {
-		fault("counts are %v in the file and %v in memory, want %v", got, tl.tenants, want)
+	if !maps.Equal(got, inFile) || !maps.Equal(tl.tenants, want) {
+		fault("counts are %v in the file and %v in memory, want %v and %v", got, tl.tenants, inFile, want)
 	}
 	for tenant := range tl.evictFrom {
 		if want[tenant] == (layout.Counts{}) {
@@ -72,7 +85,35 @@ func checkBuckets(tx *bolt.Tx, tl *tally) error {
 	if tl.total != total {
 		fault("total is %v, want %v", tl.total, total)
 	}
-	return errors.Join(slices.Concat(faults, checkEphemeral(tx, tl), checkVersions(tx, tl), checkDueIndexes(tx, tl))...)
+	return errors.Join(slices.Concat(faults, checkEphemeral(tx, tl), checkVersions(all, tl), checkDueIndexes(tx, tl))...)
+}
+
+// readAll returns a conversation after its operations in the journal, and the size that the store counts for it. The head
+// alone, and the record that is made from the file and the operations, must be the same.
+func readAll(r reader, tenant string, key layout.InnerKey, base []byte) (*record.Record, int, error) {
+	rec, size, e, err := r.decode(tenant, key, base, all)
+	if err != nil || e == nil {
+		return rec, size, err
+	}
+	value, err := rec.Marshal()
+	if err != nil {
+		return nil, 0, err
+	}
+	replayed, err := r.replay(base, e)
+	if err != nil {
+		return nil, 0, err
+	}
+	other, err := replayed.Marshal()
+	if err != nil {
+		return nil, 0, err
+	}
+	if !bytes.Equal(value, other) {
+		return nil, 0, fmt.Errorf("replayed as %v, want %v", replayed.Header, rec.Header)
+	}
+	if len(value) != size {
+		return nil, 0, fmt.Errorf("has %d bytes, counted as %d", len(value), size)
+	}
+	return rec, size, nil
 }
 
 // checkDueIndexes checks that the due indexes have all entries of the slots that they have read.

@@ -6,27 +6,157 @@ import (
 	"iter"
 
 	bolt "go.etcd.io/bbolt"
+	"google.golang.org/protobuf/proto"
 
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/journal"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// reader reads conversations in one transaction of bbolt. The store reads all values of conversations with
-// value and walk, so a source of newer values than those in the file belongs into these two methods. Only
-// package fsck reads the file without them.
+// reader reads conversations in one transaction of bbolt, as they are after the operations in the journal.
+// The store reads all values of conversations with value and walk. Only package fsck reads the file
+// without them.
 type reader struct {
 	conversations, ids *bolt.Bucket
+	transaction        int
+	staged             map[string]*overlay.Entry // of a batch that is not in the journal yet, by key
+	err                error                     // overlay.ErrStale if walk ended early
+	journaled
 }
 
-func newReader(tx *bolt.Tx) reader {
-	return reader{conversations: tx.Bucket([]byte(layout.ConversationsBucket)), ids: tx.Bucket([]byte(layout.IDsBucket))}
+// journaled is what the journal adds to the file. The zero value adds nothing.
+type journaled struct {
+	pending overlay.View
+	journal *journal.Journal
 }
 
-// value returns the value of a conversation, or nil if there is none. It is valid until the transaction
-// ends or writes.
-func (r reader) value(tenant string, key layout.InnerKey) []byte {
+func newReader(tx *bolt.Tx, j journaled) reader {
+	return reader{
+		conversations: tx.Bucket([]byte(layout.ConversationsBucket)), ids: tx.Bucket([]byte(layout.IDsBucket)),
+		transaction: tx.ID(), journaled: j,
+	}
+}
+
+// parts are the parts of a record that a reader needs.
+type parts int
+
+const (
+	head  parts = iota // all but data and messages
+	sized              // all, perhaps with sizes in place of the messages
+	all
+)
+
+// value returns the value of a conversation in the file, or nil if there is none. It is valid until the
+// transaction ends or writes.
+func (r *reader) value(tenant string, key layout.InnerKey) []byte {
 	return r.conversations.Get(layout.ConversationKey(tenant, key))
+}
+
+// decode returns the parts of a conversation whose value in the file is base, and the size of the complete value. The
+// entry is nil if the file has all its operations.
+func (r *reader) decode(tenant string, key layout.InnerKey, base []byte, p parts) (
+	rec *record.Record, size int, e *overlay.Entry, err error,
+) {
+	conversation := layout.ConversationKey(tenant, key)
+	if e = r.staged[string(conversation)]; e == nil {
+		if e, err = r.pending.Get(conversation, r.transaction); err != nil {
+			return nil, 0, nil, err
+		}
+	}
+	switch {
+	case e == nil && p == head:
+		rec, err = record.UnmarshalHead(base)
+	case e == nil:
+		rec, err = record.Unmarshal(base)
+	default:
+		rec, err = r.decodePending(base, e, p)
+		return rec, len(base) + int(e.Bytes), e, err
+	}
+	return rec, len(base), nil, err
+}
+
+// decodePending returns the parts of a conversation after the operations of an entry.
+func (r *reader) decodePending(base []byte, e *overlay.Entry, p parts) (*record.Record, error) {
+	if e.Head == nil {
+		return r.replay(base, e)
+	}
+	rec, err := record.Unmarshal(e.Head)
+	if err != nil {
+		return nil, err
+	}
+	rec.Sizes = e.Sizes
+	if p != all {
+		return rec, nil
+	}
+	if rec.Messages, err = r.messages(base, e); err != nil {
+		return nil, err
+	}
+	rec.Sizes = nil
+	return rec, nil
+}
+
+// replay applies the operations of an entry to the record in the file.
+func (r *reader) replay(base []byte, e *overlay.Entry) (*record.Record, error) {
+	rec, err := record.Unmarshal(base)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range e.Operations {
+		if o.Index <= rec.Header.GetApplied() {
+			continue
+		}
+		op, err := r.operation(o)
+		if err == nil {
+			err = record.Replay(rec, o.Index, op)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return rec, nil
+}
+
+// messages returns the retained messages: the newest of those in the file and in the operations.
+func (r *reader) messages(base []byte, e *overlay.Entry) (store.Frames, error) {
+	rec, err := record.Unmarshal(base)
+	if err != nil {
+		return nil, err
+	}
+	size := 0
+	for _, s := range e.Sizes {
+		size += int(s.Bytes)
+	}
+	frames := append(make(store.Frames, 0, len(rec.Messages)+size), rec.Messages...)
+	for _, o := range e.Operations {
+		if o.Index <= rec.Header.GetApplied() {
+			continue
+		}
+		op, err := r.operation(o)
+		if err != nil {
+			return nil, err
+		}
+		frames = append(frames, op.GetMessages()...)
+	}
+	if len(frames) < size {
+		return nil, fmt.Errorf("%w: messages in the journal", store.ErrCorrupt)
+	}
+	return frames[len(frames)-size:], nil
+}
+
+// operation reads an operation from the journal.
+func (r *reader) operation(o overlay.Operation) (*storev1.Operation, error) {
+	b, err := r.journal.Read(o.Place, nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", store.ErrCorrupt, err)
+	}
+	op := new(storev1.Operation)
+	if err := proto.Unmarshal(b, op); err != nil {
+		return nil, fmt.Errorf("%w: operation %d of the journal: %w", store.ErrCorrupt, o.Index, err)
+	}
+	return op, nil
 }
 
 // direction is the order in which walk yields conversations.
@@ -37,10 +167,12 @@ const (
 	descending direction = false // newest first
 )
 
-// walk yields the inner keys and values of a tenant's conversations. Ascending, it yields those from
-// bound on, descending those below bound. If bound is nil, it yields all. It skips keys of the wrong
-// length. Keys and values are valid until the transaction ends or writes.
-func (r reader) walk(tenant string, bound []byte, d direction) iter.Seq2[[]byte, []byte] {
+// walk yields the inner keys of a tenant's conversations, and their values without messages: a value has the
+// messages that the file has, or none. Ascending, it yields those from bound on, descending those below bound. If bound
+// is nil, it yields all. It skips keys of the wrong length. Keys and values are valid until the transaction ends or
+// writes. If an operation of the journal is damaged, the value is empty. If the transaction is too old, walk ends and
+// sets r.err.
+func (r *reader) walk(tenant string, bound []byte, d direction) iter.Seq2[[]byte, []byte] {
 	return func(yield func([]byte, []byte) bool) {
 		prefix := layout.TenantKey(tenant)
 		c := r.conversations.Cursor()
@@ -50,11 +182,38 @@ func (r reader) walk(tenant string, bound []byte, d direction) iter.Seq2[[]byte,
 		}
 		k, v := seek(c, prefix, bound)
 		for ; bytes.HasPrefix(k, prefix); k, v = next() {
-			if len(k) == len(prefix)+record.KeySize && !yield(k[len(prefix):], v) {
+			if len(k) != len(prefix)+record.KeySize {
+				continue
+			}
+			v = r.headValue(k, v)
+			if r.err != nil || !yield(k[len(prefix):], v) {
 				return
 			}
 		}
 	}
+}
+
+// headValue returns the value of a conversation for walk. base is that in the file.
+func (r *reader) headValue(key, base []byte) []byte {
+	e, err := r.pending.Get(key, r.transaction)
+	switch {
+	case e == nil:
+		return base
+	case e.Head != nil:
+		return e.Head
+	case err != nil:
+		r.err = err
+		return nil
+	}
+	rec, err := r.replay(base, e)
+	if err != nil {
+		return nil
+	}
+	value, err := rec.MarshalHead()
+	if err != nil {
+		return nil
+	}
+	return value
 }
 
 // seekFrom moves a cursor to the first key from prefix and bound on.
@@ -76,7 +235,7 @@ func seekBelow(c *bolt.Cursor, prefix, bound []byte) (key, value []byte) {
 
 // place returns the position of the conversation with that id. The bool is false if the id has no entry
 // in ids.
-func (r reader) place(tenant, id string) (p layout.Place, ok bool, err error) {
+func (r *reader) place(tenant, id string) (p layout.Place, ok bool, err error) {
 	entry := layout.IDKey(tenant, id)
 	value := r.ids.Get(entry)
 	if value == nil {
@@ -86,18 +245,19 @@ func (r reader) place(tenant, id string) (p layout.Place, ok bool, err error) {
 	return p, true, err
 }
 
-// found is a conversation that was read. If its record is damaged, record is nil. The zero value means that
-// no conversation was found.
+// found is a conversation that was read. The zero value means that no conversation was found.
 type found struct {
-	place  layout.Place
-	value  []byte
-	record *record.Record
+	exists  bool
+	place   layout.Place
+	record  *record.Record // nil if it is damaged
+	size    int            // of the complete value
+	pending *overlay.Entry // nil if the file has all operations
 }
 
 // find returns the conversation with that id, whether it has expired or not, or store.ErrNotFound. With
-// store.ErrCorrupt it returns the place and value if these are certainly those of the conversation, and
+// store.ErrCorrupt it returns the place and size if these are certainly those of the conversation, and
 // otherwise the zero value.
-func (r reader) find(tenant, id string, decode func([]byte) (*record.Record, error)) (found, error) {
+func (r *reader) find(tenant, id string, parts parts) (found, error) {
 	p, ok, err := r.place(tenant, id)
 	if !ok {
 		return found{}, store.ErrNotFound
@@ -109,23 +269,23 @@ func (r reader) find(tenant, id string, decode func([]byte) (*record.Record, err
 	if value == nil {
 		return found{}, fmt.Errorf("%w: its id has no record", store.ErrCorrupt)
 	}
-	rec, err := decode(value)
+	rec, size, e, err := r.decode(tenant, p.Key, value, parts)
 	if err != nil {
-		return found{place: p, value: value}, err
+		return found{exists: true, place: p, size: size, pending: e}, err
 	}
 	if other := rec.Conversation().GetId(); other != id {
 		return found{}, fmt.Errorf("%w: its id leads to conversation %q", store.ErrCorrupt, other)
 	}
-	return found{place: p, value: value, record: rec}, nil
+	return found{exists: true, place: p, record: rec, size: size, pending: e}, nil
 }
 
 // findAt returns the head of the conversation with that inner key, or store.ErrNotFound.
-func (r reader) findAt(tenant string, key layout.InnerKey) (found, error) {
+func (r *reader) findAt(tenant string, key layout.InnerKey) (found, error) {
 	value := r.value(tenant, key)
 	if value == nil {
 		return found{}, store.ErrNotFound
 	}
-	rec, err := record.UnmarshalHead(value)
+	rec, size, e, err := r.decode(tenant, key, value, head)
 	if err != nil {
 		return found{}, err
 	}
@@ -134,5 +294,5 @@ func (r reader) findAt(tenant string, key layout.InnerKey) (found, error) {
 	if !ok || err != nil || p.Key != key {
 		return found{}, fmt.Errorf("%w: conversation %q is not where its id leads", store.ErrCorrupt, id)
 	}
-	return found{place: p, value: value, record: rec}, nil
+	return found{exists: true, place: p, record: rec, size: size, pending: e}, nil
 }

@@ -12,7 +12,6 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
-	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // dueIndex is the in-memory index of one tenant's entries in expiry and ends whose slot has begun,
@@ -103,8 +102,7 @@ func (t *txn) appendExpired(victims []*stored, tenant string, n int, now time.Ti
 		case s.record.Expired(now, s.ephemeral):
 			victims, keep = appendUnique(victims, s), append(keep, e)
 		case s.place.Minute == e.Slot:
-			t.deleteExpiry(s)
-			t.setExpiry(s, nextCheck(s, now))
+			t.moveExpiry(s, nextCheck(s, now))
 		}
 		if len(victims) >= n {
 			break
@@ -118,7 +116,7 @@ func (t *txn) appendExpired(victims []*stored, tenant string, n int, now time.Ti
 	}
 	keep = nil
 	for e := range index.ends.popDue(now) {
-		if s, err := t.load(tenant, e.Name, record.UnmarshalHead); err == nil && s != nil && s.ephemeral.HasEnded(now) {
+		if s, err := t.load(tenant, e.Name, head); err == nil && s != nil && s.ephemeral.HasEnded(now) {
 			victims, keep = appendUnique(victims, s), append(keep, e)
 		}
 		if len(victims) >= n {

@@ -61,12 +61,16 @@ func (s *Store) applyToIDs(ctx context.Context, h *store.Hold, apply func(t *txn
 	})
 }
 
-// releaseStaleAtOpen releases the holds of the processes that had the file open before.
-func (s *Store) releaseStaleAtOpen() error {
+// beginUse writes that this process uses the file: it releases the holds of the processes that had the file open
+// before, and notes the journal. If the disk has no space for that, the store uses no new journal.
+func (s *Store) beginUse() error {
 	var t *txn
 	var id int
+	noted := s.journal == nil
 	err := s.db.Update(func(tx *bolt.Tx) error {
+		noted = noted || boltfile.Schema(tx) == boltfile.JournaledSchemaVersion
 		t, id = s.beginTxn(tx), tx.ID()
+		t.dirty = !noted
 		t.releaseStale(len(s.tally.staleHolds))
 		return t.finish()
 	})
@@ -74,10 +78,14 @@ func (s *Store) releaseStaleAtOpen() error {
 	case err == nil, errors.Is(err, boltfile.ErrUnchanged):
 		s.tally.apply(t)
 		return nil
-	case boltfile.IsFull(err) && isRolledBack(s.db, id):
-		return nil // The holds count as released, and Sweep writes it later.
+	case boltfile.IsFull(err) && boltfile.IsRolledBack(s.db, id):
+		// The holds count as released, and Sweep writes it later.
+		if !noted {
+			return s.dropJournal()
+		}
+		return nil
 	}
-	return fmt.Errorf("release ephemeral conversations of ended processes: %w", err)
+	return fmt.Errorf("begin to use the file: %w", err)
 }
 
 // releaseStale releases the holds of ended processes if Open could not. If the disk still has no
@@ -141,7 +149,7 @@ func (t *txn) hold(tenant string, ids []string, after time.Duration, now time.Ti
 		if !t.ephemeralState(tenant, id).IsActive(now) {
 			more++
 		}
-		if s, err := t.load(tenant, id, record.UnmarshalHead); err == nil && s != nil && s.live(now) == nil {
+		if s, err := t.load(tenant, id, head); err == nil && s != nil && s.live(now) == nil {
 			expired = append(expired, s)
 		}
 	}
@@ -189,7 +197,7 @@ func (t *txn) putReleased(tenant, id string, released layout.EphemeralEntry) {
 
 // endEphemeral removes an id from sessions, and its conversation if it exists and can be read.
 func (t *txn) endEphemeral(tenant, id string, now time.Time) {
-	s, err := t.load(tenant, id, record.UnmarshalHead)
+	s, err := t.load(tenant, id, head)
 	t.deleteEphemeral(tenant, id)
 	if err != nil || s == nil {
 		return

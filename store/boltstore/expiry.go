@@ -194,8 +194,7 @@ func (t *txn) sweepExpiry(e layout.DueEntry, now time.Time) {
 	case s.record.Expired(now, s.ephemeral):
 		t.end(s, now)
 	default:
-		t.deleteExpiry(s)
-		t.setExpiry(s, nextCheck(s, now))
+		t.moveExpiry(s, nextCheck(s, now))
 	}
 }
 

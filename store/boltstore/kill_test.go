@@ -22,7 +22,9 @@ import (
 const (
 	// childEnv makes the test program a child process that writes to the store in its directory.
 	childEnv = "PARLEY_BOLTSTORE_CHILD"
-	writers  = 8
+	// withJournal is the value of childEnv with which the store has a journal.
+	withJournal = "journal"
+	writers     = 8
 	// batchSize is the number of messages in one append.
 	batchSize = 3
 )
@@ -37,7 +39,11 @@ var heldByChild = &store.Hold{
 // child appends to one conversation per goroutine until it is killed. It prints each acknowledged
 // append to standard output.
 func child() int {
-	s, err := Open("parley.db", Options{Options: childOptions})
+	o := Options{Options: childOptions}
+	if os.Getenv(childEnv) == withJournal {
+		o.JournalBudget = 16 << 10 // So that it is folded all the time.
+	}
+	s, err := Open("parley.db", o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -76,13 +82,13 @@ func child() int {
 	return 0
 }
 
-// TestKill kills a writing process several times and checks the file that it leaves.
+// TestKill kills a writing process several times, with and without a journal, and checks the file that it leaves.
 func TestKill(t *testing.T) {
 	path := newPath(t)
-	for round := range 4 {
-		acknowledged := killAfter(t, path, 60+30*round)
+	for round, mode := range []string{"file", withJournal, withJournal, "file", withJournal, withJournal} {
+		acknowledged := killAfter(t, path, mode, 60+100*round)
 		before := time.Now()
-		s := open(t, path, childOptions)
+		s := openJournaled(t, path, childOptions, []int64{0, 1 << 20}[round%2])
 		wantConsistent(t, s)
 		releasedAt(t, s, before, time.Now())
 		for id, sequence := range acknowledged {
@@ -138,10 +144,10 @@ func releasedAt(t *testing.T, s *Store, from, to time.Time) {
 
 // killAfter kills a child after a number of acknowledged appends. It returns the last acknowledged
 // sequence of each conversation.
-func killAfter(t *testing.T, path string, lines int) map[string]int32 {
+func killAfter(t *testing.T, path, mode string, lines int) map[string]int32 {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Dir, cmd.Env = filepath.Dir(path), append(os.Environ(), childEnv+"=1")
+	cmd.Dir, cmd.Env = filepath.Dir(path), append(os.Environ(), childEnv+"="+mode)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -17,3 +17,17 @@ func TestLaw(t *testing.T) {
 		},
 	})
 }
+
+// TestLawWithJournal tests the law with a journal so small that it is folded all the time.
+func TestLawWithJournal(t *testing.T) {
+	if testing.Short() {
+		t.Skip("TestRandom uses a journal, too, and takes less time")
+	}
+	storetest.Run(t, storetest.Subject{
+		Durable: true,
+		Open: func(tb testing.TB, dir string, o store.Options) store.Store {
+			tb.Helper()
+			return openJournaled(tb, filepath.Join(dir, "parley.db"), o, 4<<10)
+		},
+	})
+}

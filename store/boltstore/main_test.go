@@ -53,6 +53,32 @@ func open(tb testing.TB, path string, o store.Options) *Store {
 	return s
 }
 
+// openJournaled opens a store whose journal has that budget, 0 for no journal. It is closed when the test ends.
+func openJournaled(tb testing.TB, path string, o store.Options, budget int64) *Store {
+	tb.Helper()
+	s, err := Open(path, Options{Options: o, JournalBudget: budget, segmentBytes: 16 << 10})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s.db.NoSync = true // As in open.
+	tb.Cleanup(func() { s.Close() })
+	return s
+}
+
+// kill leaves the files as the end of the process would.
+func kill(tb testing.TB, s *Store) {
+	tb.Helper()
+	s.closing.Do(func() {
+		if s.folder != nil {
+			s.folder.close()
+		}
+		s.writer.close()
+		if err := s.closeFiles(); err != nil {
+			tb.Fatal(err)
+		}
+	})
+}
+
 func newPath(tb testing.TB) string {
 	tb.Helper()
 	return filepath.Join(tb.TempDir(), "parley.db")

@@ -72,10 +72,11 @@ func (p *purgeScan) matches(r *record.Record, now time.Time, s record.Ephemeral)
 // nextInactive reads the next conversations and returns the keys and ids of those to be purged.
 func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []layout.InnerKey, ids []string, err error) {
 	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
-	err = s.view(ctx, func(tx *bolt.Tx) error {
+	err = s.read(ctx, func(tx *bolt.Tx, r *reader) error {
+		keys, ids = nil, nil
 		scanned, sessions := 0, readStates(tx, s.tally.epoch, mayHaveEphemeral, p.tenant)
 		var last []byte
-		for key, value := range newReader(tx).walk(p.tenant, p.next, ascending) {
+		for key, value := range r.walk(p.tenant, p.next, ascending) {
 			scanned, last = scanned+1, key
 			if binary.BigEndian.Uint64(key) > uint64(layout.Nanosecond(p.cutoff)) {
 				break
@@ -86,6 +87,9 @@ func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []layout.I
 			if scanned == maxStep {
 				break
 			}
+		}
+		if r.err != nil {
+			return r.err
 		}
 		if last != nil {
 			p.next = append(bytes.Clone(last), 0) // the least key after it

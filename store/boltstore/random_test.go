@@ -23,9 +23,9 @@ func TestRandom(t *testing.T) {
 		rounds++
 		w := &randomRun{T: r, t: t, clock: newClock(), path: filepath.Join(dir, fmt.Sprint(rounds), "parley.db")}
 		w.options = store.Options{
-			Now: w.clock.Now, MaxMessages: 3, TTL: 10 * time.Minute, MaxConversations: rapid.IntRange(0, 4).Draw(r, "capacity"),
+			Now: w.clock.Now, MaxMessages: 3, TTL: 10 * time.Minute,
 		}
-		w.store = open(t, w.path, w.options)
+		w.open(r)
 		defer func() { w.store.Close() }()
 		r.Repeat(map[string]func(*rapid.T){
 			"":         func(*rapid.T) { w.wantConsistent() },
@@ -41,6 +41,8 @@ func TestRandom(t *testing.T) {
 			"sweep":    w.sweep,
 			"advance":  w.advance,
 			"reopen":   w.reopen,
+			"kill":     w.kill,
+			"fold":     w.fold,
 		})
 		w.end()
 	})
@@ -70,7 +72,7 @@ func (w *randomRun) logRefused(r *rapid.T, err error) {
 }
 
 func (w *randomRun) wantConsistent() {
-	if err := w.store.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, w.store.tally) }); err != nil {
+	if err := w.store.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, w.store) }); err != nil {
 		w.Fatalf("the file is not consistent:\n%v", err)
 	}
 }
@@ -176,8 +178,26 @@ func (w *randomRun) advance(r *rapid.T) {
 
 func (w *randomRun) reopen(r *rapid.T) {
 	w.logRefused(r, w.store.Close())
+	w.open(r)
+}
+
+// open opens the store with or without a journal, whatever it had before.
+func (w *randomRun) open(r *rapid.T) {
 	w.options.MaxConversations = rapid.IntRange(0, 4).Draw(r, "capacity")
-	w.store = open(w.t, w.path, w.options)
+	w.store = openJournaled(w.t, w.path, w.options, rapid.SampledFrom([]int64{0, 1 << 20}).Draw(r, "journal"))
+}
+
+// kill opens the store as after the end of its process.
+func (w *randomRun) kill(r *rapid.T) {
+	kill(w.t, w.store)
+	w.open(r)
+}
+
+// fold folds the journal. The goroutine of the store does not: the budget is large, and the time short.
+func (w *randomRun) fold(*rapid.T) {
+	if w.store.folder != nil {
+		w.store.folder.fold()
+	}
 }
 
 // end lets all conversations expire and sweeps them. The store must be empty then.

@@ -21,17 +21,17 @@ import (
 // Read implements store.Store. It decodes inside the transaction: that takes microseconds, less
 // than copying messages that the caller does not need.
 func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
-	decode := record.Unmarshal
+	needed := all
 	if r.Newest == 0 {
-		decode = record.UnmarshalHead
+		needed = head
 	}
 	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
 	if !mayHaveEphemeral && ctx.Err() == nil && s.tally.versions.unchanged(r.Tenant, r.ConversationID, r.Known, now) {
 		return &store.Snapshot{Unchanged: true}, nil
 	}
 	var snapshot *store.Snapshot
-	err := s.view(ctx, func(tx *bolt.Tx) error {
-		f, err := newReader(tx).find(r.Tenant, r.ConversationID, decode)
+	err := s.read(ctx, func(tx *bolt.Tx, from *reader) error {
+		f, err := from.find(r.Tenant, r.ConversationID, needed)
 		if err != nil {
 			return err
 		}
@@ -52,8 +52,7 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	total, now, mayHaveEphemeral := s.tally.of(l.Tenant).Conversations, s.options.Now(), s.tally.mayHaveEphemeral()
 	var page *store.Page
-	err := s.view(ctx, func(tx *bolt.Tx) (err error) {
-		r := newReader(tx)
+	err := s.read(ctx, func(tx *bolt.Tx, r *reader) (err error) {
 		page, err = record.BuildPage(ctx, l, total, now, r.newest(l.Tenant), r.oldest(l.Tenant),
 			readStates(tx, s.tally.epoch, mayHaveEphemeral, l.Tenant))
 		return err
@@ -65,12 +64,12 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 }
 
 // newest yields a tenant's conversations, the newest first, see record.Newest.
-func (r reader) newest(tenant string) record.Newest {
+func (r *reader) newest(tenant string) record.Newest {
 	return func(before []byte) iter.Seq2[[]byte, []byte] { return r.walk(tenant, before, descending) }
 }
 
 // oldest yields a tenant's conversations, the oldest first, see record.Oldest.
-func (r reader) oldest(tenant string) record.Oldest {
+func (r *reader) oldest(tenant string) record.Oldest {
 	return func(after []byte) iter.Seq2[[]byte, []byte] {
 		if after == nil {
 			return r.walk(tenant, nil, ascending)
@@ -101,17 +100,23 @@ func (a abandonedTurn) progress(r *record.Record, saved []byte) store.Progress {
 }
 
 // runningTurns returns the running turns according to the conversations. It skips a turn whose
-// conversation is damaged, because no operation can end that turn.
-func runningTurns(tx *bolt.Tx, g *boltfile.PanicGuard) []abandonedTurn {
+// conversation is damaged, because no operation can end that turn. others are the keys in ids of conversations
+// that may have a running turn without an entry in turns.
+func runningTurns(tx *bolt.Tx, g *boltfile.PanicGuard, conversations reader, others []string) []abandonedTurn {
 	var turns []abandonedTurn
-	c, conversations := tx.Bucket([]byte(layout.TurnsBucket)).Cursor(), newReader(tx)
+	c := tx.Bucket([]byte(layout.TurnsBucket)).Cursor()
+	keys := slices.Clone(others)
 	for k, _ := c.First(); k != nil; k, _ = c.Next() {
-		tenant, id, ok := layout.CutTenant(k)
+		keys = append(keys, string(k))
+	}
+	slices.Sort(keys)
+	for _, k := range slices.Compact(keys) {
+		tenant, id, ok := layout.CutTenant([]byte(k))
 		if !ok {
 			continue
 		}
 		_ = g.Do(func() error {
-			if f, err := conversations.find(tenant, string(id), record.UnmarshalHead); err == nil && f.record.Running() {
+			if f, err := conversations.find(tenant, string(id), head); err == nil && f.record.Running() {
 				turns = append(turns, abandonedTurn{tenant, string(id), f.record.Conversation().GetActiveTurnId()})
 			}
 			return nil
@@ -138,10 +143,11 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 		at++
 	}
 	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
-	err = s.view(ctx, func(tx *bolt.Tx) error {
-		size, conversations := 0, newReader(tx)
+	err = s.read(ctx, func(tx *bolt.Tx, conversations *reader) error {
+		turns, next = nil, ""
+		size := 0
 		for i, a := range s.abandonedTurns[at:] {
-			f, err := conversations.find(a.tenant, a.id, record.UnmarshalHead)
+			f, err := conversations.find(a.tenant, a.id, head)
 			if err != nil || f.record.Conversation().GetActiveTurnId() != a.turn {
 				continue
 			}

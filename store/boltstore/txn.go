@@ -16,6 +16,7 @@ import (
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
@@ -42,6 +43,12 @@ type txn struct {
 	writtenBytes            int         // bytes of written values
 	refuseFrom, spaceNeeded int         // see checkSpace
 	lowSpace                func() bool // result of isLow, computed once, on first use
+	schema                  uint32      // of the file after the transaction
+	logged                  []journaledOperation
+	folded                  []string                 // keys of conversations that are folded
+	endsGeneration          bool                     // see endGeneration
+	foldedThrough           uint64                   // the same
+	unfolded                map[string]layout.Counts // by how much tally.pendingCounts becomes less
 	err                     error
 
 	commit store.Commit // set after the commit; the zero value if the transaction changed nothing
@@ -56,17 +63,25 @@ func describeCommit(batch []*operation, began time.Time) store.Commit {
 	return c
 }
 
-func newTxn(tx *bolt.Tx, o *store.Options, tl *tally) *txn {
+func newTxn(tx *bolt.Tx, o *store.Options, tl *tally, j journaled) *txn {
 	tl.resetDueIndexes()
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	t := &txn{
-		reader: newReader(tx), expiry: bucket(layout.ExpiryBucket), turns: bucket(layout.TurnsBucket),
+		reader: newReader(tx, j), expiry: bucket(layout.ExpiryBucket), turns: bucket(layout.TurnsBucket),
 		tenants: bucket(layout.TenantsBucket), meta: bucket(layout.MetaBucket),
 		options: o, tally: tl, counts: map[string]layout.Counts{},
 		evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{},
-		versions:   map[string]version{},
+		versions: map[string]version{}, unfolded: map[string]layout.Counts{}, schema: boltfile.SchemaVersion,
 		refuseFrom: math.MaxInt, spaceNeeded: math.MaxInt,
 		lowSpace: sync.OnceValue(func() bool { return isLow(tx.DB()) }),
+	}
+	if tl.journaled {
+		t.schema = boltfile.JournaledSchemaVersion
+	}
+	if !tx.Writable() {
+		t.staged = map[string]*overlay.Entry{}
+		t.sessions = bucket(layout.SessionsBucket)
+		return t
 	}
 	for name, b := range map[string]**bolt.Bucket{layout.SessionsBucket: &t.sessions, layout.EndsBucket: &t.ends} {
 		var err error
@@ -82,6 +97,7 @@ type stored struct {
 	place      layout.Place
 	record     *record.Record // nil if it is damaged
 	ephemeral  record.Ephemeral
+	pending    *overlay.Entry // its operations that the file does not contain; nil if there are none
 
 	// Values before the operation, which may change the record.
 	size     int
@@ -92,7 +108,8 @@ type stored struct {
 
 func (t *txn) newStored(tenant, id string, f found) *stored {
 	s := &stored{
-		tenant: tenant, id: id, place: f.place, record: f.record, ephemeral: t.ephemeralState(tenant, id), size: len(f.value),
+		tenant: tenant, id: id, place: f.place, record: f.record, ephemeral: t.ephemeralState(tenant, id), size: f.size,
+		pending: f.pending,
 	}
 	if f.record != nil {
 		c := f.record.Conversation()
@@ -109,13 +126,22 @@ func (s *stored) live(now time.Time) *record.Record {
 	return s.record
 }
 
+// expiresEarlier reports whether the entry in expiry must move because the changed record r expires
+// earlier. If it expires later, the sweeper moves the entry. Within the minute of the entry, its
+// nanosecond is too late only if the expiry moved forward.
+func (s *stored) expiresEarlier(r *record.Record) bool {
+	expire := r.ExpireTime()
+	minute := layout.MinuteOf(layout.Nanosecond(expire))
+	return minute < s.place.Minute || minute == s.place.Minute && expire.Before(s.expire)
+}
+
 // load returns the conversation with that id, whether it has expired or not, or nil if there is
 // none. With store.ErrCorrupt it returns what is known of the conversation, for Delete, or nil if
 // its record cannot be found.
-func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error)) (s *stored, err error) {
+func (t *txn) load(tenant, id string, p parts) (s *stored, err error) {
 	err = t.tally.guard.Do(func() error {
-		f, err := t.find(tenant, id, decode)
-		if f.value != nil {
+		f, err := t.find(tenant, id, p)
+		if f.exists {
 			s = t.newStored(tenant, id, f)
 		}
 		return err
@@ -130,7 +156,7 @@ func (t *txn) load(tenant, id string, decode func([]byte) (*record.Record, error
 func (t *txn) loadAt(tenant string, key layout.InnerKey) (s *stored, err error) {
 	err = t.tally.guard.Do(func() error {
 		f, err := t.findAt(tenant, key)
-		if f.value != nil {
+		if f.exists {
 			s = t.newStored(tenant, f.record.Conversation().GetId(), f)
 		}
 		return err
@@ -156,15 +182,11 @@ func (t *txn) create(tenant string, r *record.Record, value []byte) {
 
 // replace writes the changed record of a conversation.
 func (t *txn) replace(s *stored, r *record.Record, value []byte) {
+	t.dropPending(s)
 	t.put(t.conversations, layout.ConversationKey(s.tenant, s.place.Key), value)
-	// If the conversation expires later than before, the sweeper moves the entry. If it expires
-	// earlier, the entry moves now. Within the minute of the entry, its nanosecond is too late only
-	// if the expiry moved forward.
-	expire := r.ExpireTime()
-	minute := layout.MinuteOf(layout.Nanosecond(expire))
-	if minute < s.place.Minute || minute == s.place.Minute && expire.Before(s.expire) {
+	if s.expiresEarlier(r) {
 		t.deleteExpiry(s)
-		t.setExpiry(s, expire)
+		t.setExpiry(s, r.ExpireTime())
 	}
 	t.syncTurn(s, r)
 	t.recordVersion(s.tenant, r)
@@ -174,6 +196,7 @@ func (t *txn) replace(s *stored, r *record.Record, value []byte) {
 
 // remove removes a conversation from every bucket. If its id is not held, it stops being ephemeral.
 func (t *txn) remove(s *stored) {
+	t.dropPending(s)
 	t.del(t.conversations, layout.ConversationKey(s.tenant, s.place.Key))
 	t.del(t.ids, layout.IDKey(s.tenant, s.id))
 	t.versions[string(layout.IDKey(s.tenant, s.id))] = version{}
@@ -181,7 +204,7 @@ func (t *txn) remove(s *stored) {
 	if !s.ephemeral.Held {
 		t.deleteEphemeral(s.tenant, s.id)
 	}
-	if s.turn != "" || s.record == nil {
+	if s.turn != "" || s.record == nil || s.pending != nil {
 		t.del(t.turns, layout.IDKey(s.tenant, s.id))
 	}
 	t.addCounts(s.tenant, layout.Counts{Conversations: -1, Messages: -int64(s.messages), Bytes: -int64(s.size)})
@@ -213,6 +236,13 @@ func (t *txn) setExpiry(s *stored, at time.Time) {
 	t.put(t.ids, entry, s.place.Encode(entry))
 }
 
+// moveExpiry moves the entry of a conversation in expiry.
+func (t *txn) moveExpiry(s *stored, at time.Time) {
+	t.fold(s)
+	t.deleteExpiry(s)
+	t.setExpiry(s, at)
+}
+
 func (t *txn) putExpiryEntry(tenant string, key layout.InnerKey, ns int64) {
 	entry := layout.ExpiryKey(layout.MinuteOf(ns), tenant, key)
 	t.put(t.expiry, entry, layout.EncodeDue(entry, ns))
@@ -228,19 +258,31 @@ func (t *txn) deleteExpiry(s *stored) {
 // syncTurn makes the entry in turns match the conversation's running turn.
 func (t *txn) syncTurn(s *stored, r *record.Record) {
 	turn := r.Conversation().GetActiveTurnId()
-	switch turn {
-	case s.turn:
-	case "":
-		t.del(t.turns, layout.IDKey(s.tenant, s.id))
-		t.markEvictable(s.tenant, s.place.Key)
-	default:
-		value, err := record.MarshalProgress(&store.Progress{TurnID: turn})
-		if err != nil {
-			t.fail(err)
-			return
-		}
-		t.put(t.turns, layout.IDKey(s.tenant, s.id), value)
+	if turn != s.turn || s.pending != nil {
+		t.writeTurn(s, turn)
 	}
+	if turn == "" && s.turn != "" {
+		t.markEvictable(s.tenant, s.place.Key)
+	}
+}
+
+// writeTurn writes the entry in turns of a conversation with that running turn, which is empty if none
+// runs. It keeps what was saved of the turn.
+func (t *txn) writeTurn(s *stored, turn string) {
+	key := layout.IDKey(s.tenant, s.id)
+	if turn == "" {
+		t.del(t.turns, key)
+		return
+	}
+	if saved, err := record.UnmarshalProgress(t.turns.Get(key)); err == nil && saved.TurnID == turn {
+		return
+	}
+	value, err := record.MarshalProgress(&store.Progress{TurnID: turn})
+	if err != nil {
+		t.fail(err)
+		return
+	}
+	t.put(t.turns, key, value)
 }
 
 // countsOf returns the counts of a tenant within the transaction.
@@ -289,17 +331,27 @@ func (t *txn) finish() error {
 	if !t.dirty && t.err == nil {
 		return boltfile.ErrUnchanged
 	}
+	for tenant := range t.unfolded {
+		t.counts[tenant] = t.countsOf(tenant)
+	}
 	for _, tenant := range slices.Sorted(maps.Keys(t.counts)) {
 		key := layout.TenantKey(tenant)
 		if c := t.counts[tenant]; c == (layout.Counts{}) {
 			t.del(t.tenants, key)
 		} else {
-			t.put(t.tenants, key, c.Encode(key))
+			// The file has the counts of the conversations in it, without the operations in the journal.
+			inFile := c.Minus(t.tally.pendingCounts[tenant].Minus(t.unfolded[tenant]))
+			t.put(t.tenants, key, inFile.Encode(key))
 		}
 	}
-	schemaKey, schema := []byte(boltfile.SchemaKey), boltfile.EncodeSchema(boltfile.SchemaVersion)
+	schemaKey, schema := []byte(boltfile.SchemaKey), boltfile.EncodeSchema(t.schema)
 	if !bytes.Equal(t.meta.Get(schemaKey), schema) {
 		t.put(t.meta, schemaKey, schema)
+	}
+	if t.tally.journaled {
+		e, key := t.tally.journalEntry, []byte(boltfile.JournalKey)
+		e.Folded = max(e.Folded, t.foldedThrough)
+		t.put(t.meta, key, e.Encode(key))
 	}
 	t.tally.versions.remove(t.versions)
 	return t.err

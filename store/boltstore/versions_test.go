@@ -7,19 +7,16 @@ import (
 	"testing"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
-	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // checkVersions checks that the cached versions are those in the file.
-func checkVersions(tx *bolt.Tx, tl *tally) (faults []error) {
+func checkVersions(from reader, tl *tally) (faults []error) {
 	for key, got := range tl.versions.byID {
 		tenant, id, _ := layout.CutTenant([]byte(key))
-		f, err := newReader(tx).find(tenant, string(id), record.UnmarshalHead)
+		f, err := from.find(tenant, string(id), head)
 		if err != nil {
 			faults = append(faults, fmt.Errorf("cached version of %q of %q is %+v, in the file: %w", id, tenant, got, err))
 			continue

@@ -26,7 +26,7 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Create(old, c, history, uid, now, &s.options.Options)
 	}
-	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, guards{disk: true, bytes: true}, decide)
+	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, guards{disk: true, bytes: true}, decide, nil)
 }
 
 // Append implements store.Store.
@@ -42,7 +42,8 @@ func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, err
 	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Append(old, a, drafts, uid, now, &s.options.Options)
 	}
-	return s.change(ctx, a.Tenant, a.ConversationID, size, guards{disk: a.End == nil, bytes: a.End == nil}, decide)
+	log := func(t *txn) (*store.Result, error) { return t.logAppend(a, drafts) }
+	return s.change(ctx, a.Tenant, a.ConversationID, size, guards{disk: a.End == nil, bytes: a.End == nil}, decide, log)
 }
 
 // Update implements store.Store.
@@ -50,7 +51,7 @@ func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, err
 	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Update(old, u, now, &s.options.Options)
 	}
-	return s.change(ctx, u.Tenant, u.ConversationID, proto.Size(u.Values), guards{bytes: true}, decide)
+	return s.change(ctx, u.Tenant, u.ConversationID, proto.Size(u.Values), guards{bytes: true}, decide, nil)
 }
 
 // guards are checks of a write that adds bytes. Writes that must not fail have none.
@@ -61,17 +62,25 @@ type guards struct {
 
 // change makes the writer write the outcome of decide for the conversation with that id. decide
 // gets nil if there is none or it has expired. size is the number of bytes that the operation holds
-// in memory while it is queued.
+// in memory while it is queued. log, if not nil, decides the operation for the journal.
 func (s *Store) change(ctx context.Context, tenant, id string, size int, g guards,
 	decide func(old *record.Record, now time.Time) (*record.Outcome, error),
+	log func(*txn) (*store.Result, error),
 ) (*store.Result, error) {
 	if n := len(tenant) + len(id); n > layout.MaxNames {
 		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, layout.MaxNames)
 	}
 	var result *store.Result
-	err := s.do(ctx, tenant, size, func(t *txn) error {
+	op := &operation{ctx: ctx, tenant: tenant, size: size, conversation: string(layout.IDKey(tenant, id))}
+	if log != nil {
+		op.log = func(t *txn) (err error) {
+			result, err = log(t)
+			return err
+		}
+	}
+	op.apply = func(t *txn) error {
 		now := s.options.Now()
-		old, err := t.load(tenant, id, record.Unmarshal)
+		old, err := t.load(tenant, id, all)
 		if err != nil {
 			return err
 		}
@@ -81,8 +90,8 @@ func (s *Store) change(ctx context.Context, tenant, id string, size int, g guard
 		}
 		result = out.Result
 		return t.write(tenant, old, out, g, now)
-	})
-	if err != nil {
+	}
+	if err := s.countCorrupt(s.writer.await(op)); err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", id, err)
 	}
 	return result, nil
@@ -139,7 +148,7 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, g guards, n
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
 	err := s.do(ctx, d.Tenant, 0, func(t *txn) error {
 		now := s.options.Now()
-		old, err := t.load(d.Tenant, d.ConversationID, record.UnmarshalHead)
+		old, err := t.load(d.Tenant, d.ConversationID, head)
 		if old != nil && errors.Is(err, store.ErrCorrupt) && d.IfVersion == nil {
 			t.remove(old)
 			t.changes = append(t.changes, store.Change{
@@ -172,13 +181,14 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 	}
 	err = s.do(ctx, p.Tenant, len(value), func(t *txn) error {
 		now := s.options.Now()
-		old, err := t.load(p.Tenant, p.ConversationID, record.UnmarshalHead)
+		old, err := t.load(p.Tenant, p.ConversationID, head)
 		if err != nil {
 			return err
 		}
 		if old.live(now) == nil || old.turn == "" || old.turn != p.TurnID {
 			return store.ErrTurnEnded
 		}
+		t.fold(old)
 		t.put(t.turns, layout.IDKey(p.Tenant, p.ConversationID), value)
 		return nil
 	})
@@ -186,4 +196,100 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 		return fmt.Errorf("conversation %q: turn %q: %w", p.ConversationID, p.TurnID, err)
 	}
 	return nil
+}
+
+// Import implements store.Store. It can overwrite a conversation whose record is damaged.
+func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, error) {
+	id := i.Conversation.GetId()
+	if n := len(i.Tenant) + len(id); n > layout.MaxNames {
+		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, layout.MaxNames)
+	}
+	history, err := record.NewHistory(i.Messages)
+	if err != nil {
+		return nil, fmt.Errorf("conversation %q: %w", id, err)
+	}
+	uid := uuid.NewString()
+	var result *store.Result
+	err = s.do(ctx, i.Tenant, proto.Size(i.Conversation)+len(i.Messages), func(t *txn) error {
+		now := s.options.Now()
+		old, err := t.load(i.Tenant, id, head)
+		damaged := old != nil && errors.Is(err, store.ErrCorrupt)
+		if err != nil && (!damaged || !i.Overwrite) {
+			return err
+		}
+		var live *record.Record
+		if !damaged {
+			live = old.live(now)
+		}
+		out, err := record.Import(live, i, history, uid, now, t.ephemeralState(i.Tenant, id).Held, &s.options.Options)
+		if err != nil {
+			return err
+		}
+		result = out.Result
+		return t.writeImport(i.Tenant, old, damaged || live != nil, out, now)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("conversation %q: %w", id, err)
+	}
+	return result, nil
+}
+
+// writeImport writes the outcome of record.Import. old is the conversation with that id, which
+// is overwritten or has expired; nil if there is none.
+func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *record.Outcome, now time.Time) error {
+	number, err := t.number()
+	if err != nil {
+		return err
+	}
+	out.Record.SetNumber(number)
+	value, err := out.Record.Marshal()
+	if err != nil {
+		return err
+	}
+	if err := t.checkSpace(len(value)); err != nil {
+		return err
+	}
+	var victims []*stored
+	if overwritten {
+		victims = append(victims, old)
+	} else if victims, err = t.victimsForImport(tenant, old, now); err != nil {
+		return err
+	}
+	if err := t.checkBytes(tenant, len(value), victims...); err != nil {
+		return err
+	}
+	if overwritten {
+		t.remove(old)
+		if old.record == nil { // The record is damaged, so record.Import did not get it.
+			t.changes = append(t.changes, store.Change{
+				Tenant: tenant, Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED, ConversationID: old.id, Time: now,
+			})
+		}
+	} else {
+		for _, victim := range victims {
+			t.end(victim, now)
+		}
+	}
+	t.create(tenant, out.Record, value)
+	t.changes = append(t.changes, out.Changes...)
+	return nil
+}
+
+// victimsForImport returns the conversations to remove so that the tenant can have one more: first
+// expired, which may be nil and is the expired conversation whose id is used again, then other
+// expired ones. Unlike victimsForCreate it returns no live conversation.
+func (t *txn) victimsForImport(tenant string, expired *stored, now time.Time) ([]*stored, error) {
+	var victims []*stored
+	if expired != nil {
+		victims = append(victims, expired)
+	}
+	limit := int64(t.options.Limits(tenant).MaxConversations)
+	excess := t.countsOf(tenant).Conversations + 1 - limit
+	if limit == 0 || excess <= int64(len(victims)) {
+		return victims, nil
+	}
+	if victims = t.appendExpired(victims, tenant, int(min(excess, maxStep)), now); int64(len(victims)) < excess {
+		return nil, store.ErrFull
+	}
+	return victims, nil
 }

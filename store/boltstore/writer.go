@@ -68,15 +68,19 @@ type writer struct {
 
 // operation is one write of a caller.
 type operation struct {
-	ctx     context.Context
-	tenant  string
-	queued  time.Time // when it was submitted
-	size    int
-	cost    int              // of its last run, in bytes, for the turns of tenants
-	apply   func(*txn) error // may run again after a transaction that was rolled back
-	claimed atomic.Bool      // by the writer, or by its caller, which then gives up
-	err     error
-	done    chan struct{} // closed when err is final
+	ctx    context.Context
+	tenant string
+	queued time.Time // when it was submitted
+	size   int
+	cost   int              // of its last run, in bytes, for the turns of tenants
+	apply  func(*txn) error // may run again after a transaction that was rolled back
+	// log decides the operation for the journal, for a conversation by its key in ids. Nil if only a transaction can
+	// do it.
+	log          func(*txn) error
+	conversation string
+	claimed      atomic.Bool // by the writer, or by its caller, which then gives up
+	err          error
+	done         chan struct{} // closed when err is final
 }
 
 // newWriter starts a writer. newTxn makes the transaction on which operations work. afterCommit is
@@ -90,23 +94,31 @@ func newWriter(db *bolt.DB, g *boltfile.PanicGuard, l limits, begin func(*bolt.T
 		queue: fairqueue.New[*operation](fairqueue.Limits{Items: l.operations, Bytes: l.bytes, Quantum: l.quantum}),
 	}
 	w.changed.L = &w.mu
-	go w.run()
 	return w
 }
+
+// start starts the writer's goroutine. journal, if not nil, answers those of the operations that need no
+// transaction, and returns the others.
+func (w *writer) start(journal func(iter.Seq[*operation]) []*operation) { go w.run(journal) }
 
 // do makes the writer apply an operation of a tenant, of about size bytes. It returns when the operation is
 // durable, or has failed without an effect. If ctx ends before the operation starts, the operation
 // never runs. If ctx ends later, do waits for the end of the operation.
 func (w *writer) do(ctx context.Context, tenant string, size int, apply func(*txn) error) error {
-	op := &operation{ctx: ctx, tenant: tenant, queued: time.Now(), size: size, apply: apply, done: make(chan struct{})}
+	return w.await(&operation{ctx: ctx, tenant: tenant, size: size, apply: apply})
+}
+
+// await submits an operation, see do.
+func (w *writer) await(op *operation) error {
+	op.queued, op.done = time.Now(), make(chan struct{})
 	if err := w.submit(op); err != nil {
 		return err
 	}
 	select {
 	case <-op.done:
-	case <-ctx.Done():
+	case <-op.ctx.Done():
 		if op.claimed.CompareAndSwap(false, true) {
-			return ctx.Err()
+			return op.ctx.Err()
 		}
 		<-op.done
 	}
@@ -134,11 +146,24 @@ func (w *writer) submit(op *operation) error {
 	return nil
 }
 
-func (w *writer) run() {
+func (w *writer) run(journal func(iter.Seq[*operation]) []*operation) {
 	defer close(w.stopped)
 	for w.waitForWork() {
 		w.refuseFrom = math.MaxInt
-		w.answer(w.commit(w.dequeueAll))
+		if journal == nil {
+			w.answer(w.commit(w.dequeueAll))
+			continue
+		}
+		w.commitAll(journal(w.dequeueAll))
+	}
+}
+
+// commitAll commits operations in as many transactions as they need.
+func (w *writer) commitAll(operations []*operation) {
+	for len(operations) > 0 {
+		done, err := w.commit(slices.Values(operations))
+		w.answer(done, err)
+		operations = operations[len(done):]
 	}
 }
 
@@ -147,13 +172,8 @@ func (w *writer) run() {
 func (w *writer) answer(batch []*operation, err error) {
 	if len(batch) > 1 && (errors.Is(err, store.ErrNoSpace) || errors.Is(err, store.ErrCorrupt)) {
 		middle := len(batch) / 2
-		for _, half := range [][]*operation{batch[:middle], batch[middle:]} {
-			for len(half) > 0 {
-				done, err := w.commit(slices.Values(half))
-				w.answer(done, err)
-				half = half[len(done):]
-			}
-		}
+		w.commitAll(batch[:middle])
+		w.commitAll(batch[middle:])
 		return
 	}
 	for _, op := range batch {
@@ -295,19 +315,25 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 			w.afterCommit(t)
 		}
 		return batch, nil
-	case boltfile.IsFull(err) && isRolledBack(w.db, id):
+	case boltfile.IsFull(err) && boltfile.IsRolledBack(w.db, id):
+		t.undo()
 		if len(batch) == 1 {
 			w.refuseFrom = min(w.refuseFrom, t.spaceNeeded)
 		}
 		return batch, fmt.Errorf("%w: %w", store.ErrNoSpace, err)
-	case errors.Is(err, store.ErrCorrupt) && len(batch) > 0 && isRolledBack(w.db, id):
+	case errors.Is(err, store.ErrCorrupt) && len(batch) > 0 && boltfile.IsRolledBack(w.db, id):
+		t.undo()
 		return batch, err
 	}
-	// The state of the disk is unknown, so no further write may depend on it.
-	w.broken = fmt.Errorf("%w: %w", store.ErrFailed, err)
-	w.stop(w.broken)
-	w.onFailure(w.broken)
+	w.breakDown(fmt.Errorf("%w: %w", store.ErrFailed, err))
 	return batch, w.broken
+}
+
+// breakDown ends the writer for good: the state of the disk is unknown, so no further write may depend on it.
+func (w *writer) breakDown(err error) {
+	w.broken = err
+	w.stop(err)
+	w.onFailure(err)
 }
 
 // transact runs a transaction. If bbolt panics and the store stays intact, the error is
@@ -349,17 +375,6 @@ func (w *writer) transact(write func(*bolt.Tx) error) error {
 		return errors.New("commit: " + err.Error())
 	}
 	return err
-}
-
-// isRolledBack reports whether the transaction with that id had no effect: it failed before bbolt
-// wrote its meta page, which makes a transaction valid.
-func isRolledBack(db *bolt.DB, id int) bool {
-	newest := id
-	err := db.View(func(tx *bolt.Tx) error {
-		newest = tx.ID()
-		return nil
-	})
-	return err == nil && newest < id
 }
 
 // stop ends the writer: queued and later operations get this error. After a close the error stays

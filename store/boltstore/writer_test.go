@@ -58,9 +58,10 @@ func openTestWriter(t *testing.T, path string, l limits) *testWriter {
 	}
 	o := store.Options{}.WithDefaults()
 	b.writer = newWriter(db, &boltfile.PanicGuard{}, l,
-		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally()) },
+		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally(), journaled{}) },
 		func(x *txn) { b.commits = append(b.commits, x.writtenBytes) },
 		func(err error) { b.failures = append(b.failures, err) })
+	b.writer.start(nil)
 	t.Cleanup(func() {
 		b.close()
 		if !b.stuck {
@@ -245,9 +246,9 @@ func TestWriterRolledBack(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if isRolledBack(b.db, id) || !isRolledBack(b.db, id+1) {
-		t.Errorf("isRolledBack of transaction %d = %v, of the next one %v", id, isRolledBack(b.db, id),
-			isRolledBack(b.db, id+1))
+	if boltfile.IsRolledBack(b.db, id) || !boltfile.IsRolledBack(b.db, id+1) {
+		t.Errorf("isRolledBack of transaction %d = %v, of the next one %v", id, boltfile.IsRolledBack(b.db, id),
+			boltfile.IsRolledBack(b.db, id+1))
 	}
 }
 

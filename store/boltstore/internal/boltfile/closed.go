@@ -13,6 +13,17 @@ import (
 // ErrUnchanged ends a transaction that wrote nothing.
 var ErrUnchanged = errors.New("nothing to commit")
 
+// IsRolledBack reports whether the transaction with that id had no effect: it failed before bbolt
+// wrote its meta page, which makes a transaction valid.
+func IsRolledBack(db *bolt.DB, id int) bool {
+	newest := id
+	err := db.View(func(tx *bolt.Tx) error {
+		newest = tx.ID()
+		return nil
+	})
+	return err == nil && newest < id
+}
+
 // closedKey is the key of the number of the transaction that wrote it. That is the last transaction
 // of a process that closed the file in order.
 const closedKey = "closed"

@@ -16,8 +16,14 @@ const (
 	// cannot read such values refuse the file.
 	SchemaVersion, oldSchemaVersion = 2, 1
 
+	// JournaledSchemaVersion is the version while the journal of the file may have operations that the file does not
+	// contain, so that versions that do not know the journal refuse the file.
+	JournaledSchemaVersion = 3
+
 	// SchemaKey is the key of the schema version in the bucket meta.
 	SchemaKey = "schema"
+	// JournalKey is the key of a layout.Journal in the bucket meta.
+	JournalKey = "journal"
 )
 
 // MakeBuckets creates the buckets of a new store.
@@ -40,20 +46,25 @@ func MakeBuckets(tx *bolt.Tx) error {
 // EncodeSchema returns the value of a schema version.
 func EncodeSchema(version uint32) []byte { return binary.BigEndian.AppendUint32(nil, version) }
 
-// CheckSchema returns an error for files of other programs and of incompatible versions of Parley.
-func CheckSchema(tx *bolt.Tx) error {
-	var version uint32
+// Schema returns the schema version of a file, or 0 if it has none.
+func Schema(tx *bolt.Tx) uint32 {
 	if meta := tx.Bucket([]byte(layout.MetaBucket)); meta != nil {
 		if value := meta.Get([]byte(SchemaKey)); len(value) == 4 {
-			version = binary.BigEndian.Uint32(value)
+			return binary.BigEndian.Uint32(value)
 		}
 	}
+	return 0
+}
+
+// CheckSchema returns an error for files of other programs and of incompatible versions of Parley.
+func CheckSchema(tx *bolt.Tx) error {
+	version := Schema(tx)
 	switch {
 	case version == 0:
 		return fmt.Errorf("%w: it is a bbolt file of another program: use another file", ErrDamaged)
-	case version != SchemaVersion && version != oldSchemaVersion:
+	case version > JournaledSchemaVersion:
 		return fmt.Errorf("%w: it has schema %d, this version of Parley reads %d: use the version that wrote it",
-			ErrSchema, version, SchemaVersion)
+			ErrSchema, version, JournaledSchemaVersion)
 	}
 	for _, name := range []string{
 		layout.TenantsBucket, layout.ConversationsBucket, layout.IDsBucket, layout.ExpiryBucket, layout.TurnsBucket,

@@ -24,7 +24,8 @@ func TestCheckSchema(t *testing.T) {
 	}{
 		{"current version", putSchema(SchemaVersion), nil},
 		{"older version", putSchema(oldSchemaVersion), nil},
-		{"next version", putSchema(SchemaVersion + 1), ErrSchema},
+		{"with a journal", putSchema(JournaledSchemaVersion), nil},
+		{"next version", putSchema(JournaledSchemaVersion + 1), ErrSchema},
 		{"version 0", putSchema(0), ErrDamaged},
 		{"short version", func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(SchemaKey), []byte{SchemaVersion})

@@ -133,7 +133,8 @@ func checkReported(t *testing.T, path string, damaged []byte, page, at int64) {
 // version without a report of faults.
 func TestCheckSchemas(t *testing.T) {
 	for version, want := range map[uint32]error{
-		boltfile.SchemaVersion: nil, boltfile.SchemaVersion - 1: nil, boltfile.SchemaVersion + 1: boltfile.ErrSchema,
+		boltfile.SchemaVersion: nil, boltfile.SchemaVersion - 1: nil, boltfile.JournaledSchemaVersion: nil,
+		boltfile.JournaledSchemaVersion + 1: boltfile.ErrSchema,
 	} {
 		path := filepath.Join(t.TempDir(), "parley.db")
 		db, err := boltfile.Open(path, boltfile.ReadTimeout, nil)

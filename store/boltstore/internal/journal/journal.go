@@ -60,7 +60,7 @@ const (
 const maxBuffer = 1 << 20
 
 // ID identifies a journal. It must be random.
-type ID [16]byte
+type ID = [16]byte
 
 // Options describe what the store knows of its journal.
 type Options struct {
@@ -152,6 +152,9 @@ func Open(dir string, o Options, replay func(Operation) error) (*Journal, error)
 
 // Next returns the index of the next operation.
 func (j *Journal) Next() uint64 { return j.next }
+
+// Failed reports whether a write has failed, so that what is on disk is unknown.
+func (j *Journal) Failed() bool { return j.broken != nil }
 
 // Anchor returns the anchor of the newest batch, or 0 if there is none.
 func (j *Journal) Anchor() uint64 { return j.anchor }

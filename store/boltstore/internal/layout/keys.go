@@ -9,6 +9,7 @@
 //
 //	meta
 //	├── "schema"                      → version of this layout, 4 bytes
+//	├── "journal"                     → see Journal, CRC-32C
 //	└── "closed"                      → number of the transaction that wrote this, 8 bytes
 //	tenants
 //	└── <tenant>                      → number of conversations, messages and bytes, CRC-32C
@@ -33,7 +34,7 @@
 // Integers are big-endian. Checksums cover key and value. The bucket sessions contains the ids of
 // ephemeral conversations, ends contains the times at which they are deleted. Files of the first
 // versions have schema 1 and neither of these two buckets: the first write adds both and sets
-// schema 2.
+// schema 2. While a journal may have operations that the file does not contain, the schema is 3.
 //
 // # Invariants
 //

@@ -1,0 +1,370 @@
+package boltstore
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"google.golang.org/protobuf/proto"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/fairqueue"
+	"github.com/parleyhq/parley/store/boltstore/internal/journal"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// journalDir returns the directory of a file's journal. A file that was restored or copied to the same path has another
+// id and so another directory.
+func journalDir(path string, id journal.ID) string { return fmt.Sprintf("%s.journal-%x", path, id[:4]) }
+
+// foldStep is the number of conversations that one operation folds.
+const foldStep = 256
+
+// openJournal opens the journal if the store should use one or the file needs one, and reads the operations that
+// the file does not contain.
+func (s *Store) openJournal() error {
+	var m layout.Journal
+	unfolded := false
+	key := []byte(boltfile.JournalKey)
+	if err := s.db.View(func(tx *bolt.Tx) (err error) {
+		unfolded = boltfile.Schema(tx) == boltfile.JournaledSchemaVersion
+		m, err = layout.DecodeJournal(key, tx.Bucket([]byte(layout.MetaBucket)).Get(key))
+		return err
+	}); err != nil {
+		return err
+	}
+	if s.options.JournalBudget == 0 && !unfolded {
+		return nil
+	}
+	if m.ID == (journal.ID{}) {
+		_, _ = rand.Read(m.ID[:]) // It never fails.
+	}
+	o := journal.Options{
+		ID: m.ID, After: m.Folded, MinSegment: s.options.segmentBytes, MaxSegment: s.options.segmentBytes,
+	}
+	if unfolded {
+		o.Through = m.Through
+	}
+	found := map[string]*unfoldedConversation{}
+	j, err := journal.Open(journalDir(s.path, m.ID), o, func(op journal.Operation) error { return collect(found, op) })
+	if err != nil {
+		return err
+	}
+	m.Through = j.Next() - 1
+	s.journal, s.tally.journalEntry, s.tally.journaled = j, m, true
+	return s.db.View(func(tx *bolt.Tx) error {
+		if last := uint64(tx.ID()); len(found) > 0 && j.Anchor() > last {
+			return fmt.Errorf("%w: it ends with transaction %d, its journal was written after transaction %d, so the "+
+				"file is an older copy: %s", ErrDamaged, last, j.Anchor(), boltfile.Remedy)
+		}
+		return s.restorePending(tx, found)
+	})
+}
+
+// unfoldedConversation is what the journal has about a conversation.
+type unfoldedConversation struct {
+	uid        string
+	operations []overlay.Operation
+	counts     []layout.Counts // by how much each changes those of the tenant
+	turns      bool            // some begin or end a turn
+}
+
+// collect adds an operation to those of its conversation.
+func collect(found map[string]*unfoldedConversation, o journal.Operation) error {
+	op := new(storev1.Operation)
+	if err := proto.Unmarshal(o.Bytes, op); err != nil || len(op.GetKey()) != record.KeySize {
+		return fmt.Errorf("%w: operation %d of the journal cannot be decoded: %s", ErrDamaged, o.Index, boltfile.Remedy)
+	}
+	key := string(layout.ConversationKey(op.GetTenant(), layout.InnerKey(op.GetKey())))
+	c := found[key]
+	if c == nil || c.uid != op.GetUid() {
+		c = &unfoldedConversation{uid: op.GetUid()}
+		found[key] = c
+	}
+	c.operations = append(c.operations, overlay.Operation{Index: o.Index, Place: o.Place})
+	c.counts = append(c.counts, layout.Counts{Messages: int64(op.GetMessagesAdded()), Bytes: op.GetBytesAdded()})
+	c.turns = c.turns || op.GetBegin() != nil || op.GetEnd() != nil
+	return nil
+}
+
+// restorePending puts the entries of the conversations that the file has without all their
+// operations. It skips conversations that have been deleted, and operations that the file contains.
+func (s *Store) restorePending(tx *bolt.Tx, found map[string]*unfoldedConversation) error {
+	r := newReader(tx, journaled{})
+	for key, c := range found {
+		tenant, inner, _ := layout.CutTenant([]byte(key))
+		value := r.value(tenant, layout.InnerKey(inner))
+		if value == nil {
+			continue
+		}
+		rec, err := record.UnmarshalHead(value)
+		if err != nil || rec.Conversation().GetUid() != c.uid {
+			continue // A damaged conversation stays as it is in the file.
+		}
+		var sum layout.Counts
+		bytes := 0
+		first := 0
+		for i, o := range c.operations {
+			if o.Index <= rec.Header.GetApplied() {
+				first = i + 1
+				continue
+			}
+			sum, bytes = sum.Plus(c.counts[i]), bytes+o.Place.Length()
+		}
+		if first == len(c.operations) {
+			continue
+		}
+		s.tally.pending.Put(key, overlay.Entry{Messages: sum.Messages, Bytes: sum.Bytes}, bytes, c.operations[first:]...)
+		s.tally.addPending(tenant, sum)
+		s.tally.tenants[tenant], s.tally.total = s.tally.tenants[tenant].Plus(sum), s.tally.total.Plus(sum)
+		if c.turns {
+			s.restoredTurns = append(s.restoredTurns, string(layout.IDKey(tenant, rec.Conversation().GetId())))
+		}
+	}
+	return nil
+}
+
+// folder folds the operations of the journal into the file, a generation after the other: when the
+// operations of one reach the budget, or after the maximum age.
+type folder struct {
+	store *Store
+	full  chan struct{} // has an element if the current generation has reached the budget
+	stop  chan struct{}
+	done  chan struct{}
+}
+
+func newFolder(s *Store) *folder {
+	f := &folder{store: s, full: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	go f.run()
+	return f
+}
+
+// notify is called after operations were put.
+func (f *folder) notify() {
+	if current, _ := f.store.tally.pending.Bytes(); current < f.store.options.JournalBudget {
+		return
+	}
+	select {
+	case f.full <- struct{}{}:
+	default:
+	}
+}
+
+// isFull reports whether the journal has reached twice its budget. Then operations are transactions until the file has
+// caught up.
+func (f *folder) isFull() bool {
+	current, folding := f.store.tally.pending.Bytes()
+	return current+folding >= 2*f.store.options.JournalBudget
+}
+
+// do makes the writer apply an operation, unless the folder stops first.
+func (f *folder) do(apply func(*txn) error) error {
+	return f.store.do(untilStop(f.stop), fairqueue.Upkeep, 0, apply)
+}
+
+// untilStop is a context that ends when the channel is closed.
+type untilStop chan struct{}
+
+// Deadline returns no deadline.
+func (untilStop) Deadline() (deadline time.Time, ok bool) { return deadline, false }
+
+// Done returns the channel.
+func (u untilStop) Done() <-chan struct{} { return u }
+
+// Err returns context.Canceled after the end.
+func (u untilStop) Err() error {
+	select {
+	case <-u:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
+// Value returns nil: the context has no values.
+func (untilStop) Value(any) any { return nil }
+
+func (f *folder) run() {
+	defer close(f.done)
+	age := time.NewTicker(f.store.options.JournalAge)
+	defer age.Stop()
+	for {
+		select {
+		case <-f.stop:
+			return
+		case <-f.full:
+		case <-age.C:
+		}
+		f.fold()
+	}
+}
+
+// close stops the goroutine, if necessary before the end of a generation.
+func (f *folder) close() {
+	close(f.stop)
+	<-f.done
+}
+
+// fold folds the current generation, or continues with the one before if that has not ended. After an error, such as a
+// full disk, a later call continues.
+func (f *folder) fold() {
+	s := f.store
+	var keys []string
+	var through uint64
+	begun := false
+	if f.do(func(*txn) error {
+		if !begun { // A transaction that was rolled back applies its operations again.
+			keys, through, begun = s.tally.pending.Begin(), s.tally.journalEntry.Through, true
+		}
+		return nil
+	}) != nil {
+		return
+	}
+	for step := range slices.Chunk(keys, foldStep) {
+		began := time.Now()
+		err := f.do(func(t *txn) error { return t.foldKeys(step) })
+		if err != nil || !f.pause(time.Since(began)) {
+			return
+		}
+	}
+	_ = f.do(func(t *txn) error {
+		t.endGeneration(through)
+		return nil
+	})
+}
+
+// pause waits as long as the last step took, so that appends have half of the time. It does not wait if the next
+// generation is nearly full. It returns false if the folder stops.
+func (f *folder) pause(d time.Duration) bool {
+	current, _ := f.store.tally.pending.Bytes()
+	if current > f.store.options.JournalBudget/5*4 {
+		d = 0
+	}
+	select {
+	case <-f.stop:
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// foldKeys folds conversations by their keys. It skips those that were deleted or folded since, and damaged ones: they
+// cannot be read, with the operations or without them.
+func (t *txn) foldKeys(keys []string) error {
+	for _, key := range keys {
+		tenant, inner, _ := layout.CutTenant([]byte(key))
+		s, err := t.loadFull(tenant, layout.InnerKey(inner))
+		if err != nil || s.pending == nil {
+			continue
+		}
+		t.writeFolded(s)
+	}
+	return nil
+}
+
+// loadFull returns the conversation with an inner key and all its parts, or store.ErrNotFound.
+func (t *txn) loadFull(tenant string, key layout.InnerKey) (s *stored, err error) {
+	err = t.tally.guard.Do(func() error {
+		value := t.value(tenant, key)
+		if value == nil {
+			return store.ErrNotFound
+		}
+		rec, size, e, err := t.decode(tenant, key, value, all)
+		if err != nil {
+			return err
+		}
+		f := found{exists: true, place: layout.Place{Key: key}, record: rec, size: size, pending: e}
+		s = t.newStored(tenant, rec.Conversation().GetId(), f)
+		return nil
+	})
+	return s, err
+}
+
+// fold writes a conversation with all its operations to the file, if it has any that the file does not contain. An
+// operation that writes about a conversation, but not its value, calls this first, so that the file alone
+// is consistent.
+func (t *txn) fold(s *stored) {
+	if s.pending == nil {
+		return
+	}
+	if full, err := t.loadFull(s.tenant, s.place.Key); err == nil {
+		t.writeFolded(full)
+		s.pending = nil
+	}
+}
+
+// writeFolded writes a conversation with all its parts.
+func (t *txn) writeFolded(s *stored) {
+	value, err := s.record.Marshal()
+	if err != nil {
+		t.fail(err)
+		return
+	}
+	t.dropPending(s)
+	t.put(t.conversations, layout.ConversationKey(s.tenant, s.place.Key), value)
+	t.writeTurn(s, s.turn)
+}
+
+// dropPending is called before the transaction writes or removes a conversation. After that, no operation
+// of the journal applies to it.
+func (t *txn) dropPending(s *stored) {
+	if s == nil || s.pending == nil {
+		return
+	}
+	key := string(layout.ConversationKey(s.tenant, s.place.Key))
+	t.tally.pending.Fold(key, t.transaction) // Now, so that later operations of the transaction see what this one writes.
+	t.folded, t.dirty = append(t.folded, key), true
+	t.unfolded[s.tenant] = t.unfolded[s.tenant].Plus(layout.Counts{Messages: s.pending.Messages, Bytes: s.pending.Bytes})
+}
+
+// undo is called after the transaction was rolled back.
+func (t *txn) undo() {
+	for _, key := range t.folded {
+		t.tally.pending.Unfold(key)
+	}
+}
+
+// endGeneration writes that the file contains all operations through an index.
+func (t *txn) endGeneration(through uint64) {
+	t.endsGeneration, t.foldedThrough = true, through
+	t.dirty = t.dirty || through > t.tally.journalEntry.Folded
+}
+
+// dropJournal closes and removes a journal whose operations are all folded.
+func (s *Store) dropJournal() error {
+	err := s.journal.Close()
+	s.journal, s.tally.journaled = nil, false
+	return errors.Join(err, os.RemoveAll(journalDir(s.path, s.tally.journalEntry.ID)))
+}
+
+// foldAll folds everything after the writer has stopped. Then the file needs no journal.
+func (s *Store) foldAll() error {
+	through := s.tally.journalEntry.Through
+	for keys := s.tally.pending.Begin(); ; keys = keys[min(foldStep, len(keys)):] {
+		var t *txn
+		err := s.writer.transact(func(tx *bolt.Tx) error {
+			t = s.beginTxn(tx)
+			if len(keys) == 0 {
+				t.endGeneration(through)
+				t.schema, t.dirty = boltfile.SchemaVersion, true
+			}
+			return errors.Join(t.foldKeys(keys[:min(foldStep, len(keys))]), t.finish())
+		})
+		if err != nil && !errors.Is(err, boltfile.ErrUnchanged) {
+			return err
+		}
+		s.afterCommit(t)
+		if len(keys) == 0 {
+			return nil
+		}
+	}
+}

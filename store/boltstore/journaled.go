@@ -1,0 +1,172 @@
+package boltstore
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"runtime"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// errNotJournaled means that an operation needs a transaction: its conversation does not exist, or the
+// operation changes more than the conversation.
+var errNotJournaled = errors.New("the operation needs a transaction")
+
+// journaledOperation is an operation that is decided and not yet written.
+type journaledOperation struct {
+	tenant  string
+	key     string // of the conversation
+	entry   overlay.Entry
+	payload []byte
+	counts  layout.Counts // by how much it changes those of the tenant
+}
+
+// logAppend decides an append to an existing conversation for the journal. The transaction is
+// read-only. Its error is errNotJournaled, or that of the append.
+func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*store.Result, error) {
+	now := t.options.Now()
+	old, err := t.load(a.Tenant, a.ConversationID, sized)
+	if err != nil || old.live(now) == nil {
+		return nil, errNotJournaled
+	}
+	out, err := record.Append(old.record, a, drafts, "", now, t.options)
+	if err != nil || out.Record == nil {
+		if err != nil {
+			return nil, err
+		}
+		return out.Result, nil
+	}
+	r := out.Record
+	if old.expiresEarlier(r) {
+		return nil, errNotJournaled
+	}
+	r.Header.Applied = t.tally.journalEntry.Through + 1 + uint64(len(t.logged))
+	size := r.Size()
+	if a.End == nil {
+		if err := errors.Join(t.checkSpace(size), t.checkBytes(a.Tenant, size, old)); err != nil {
+			return nil, err
+		}
+	}
+	op := record.NewOperation(a, out, old.size, now, t.options)
+	payload, err := proto.Marshal(op)
+	if err != nil {
+		return nil, fmt.Errorf("encode operation: %w", err)
+	}
+	l := journaledOperation{
+		tenant: a.Tenant, key: string(layout.ConversationKey(a.Tenant, old.place.Key)), payload: payload,
+		counts: layout.Counts{Messages: int64(op.GetMessagesAdded()), Bytes: op.GetBytesAdded()},
+	}
+	// From here on, later operations of the batch build on this one.
+	if l.entry.Head, err = r.MarshalHead(); err != nil {
+		return nil, err
+	}
+	l.entry.Sizes, l.entry.Messages, l.entry.Bytes = r.AllSizes(), l.counts.Messages, l.counts.Bytes
+	if old.pending != nil {
+		l.entry.Messages, l.entry.Bytes = l.entry.Messages+old.pending.Messages, l.entry.Bytes+old.pending.Bytes
+	}
+	t.staged[l.key] = &l.entry
+	t.logged = append(t.logged, l)
+	t.writtenBytes += len(payload)
+	t.recordVersion(a.Tenant, r)
+	t.addCounts(a.Tenant, l.counts)
+	if a.End != nil {
+		t.markEvictable(a.Tenant, old.place.Key)
+	}
+	t.changes = append(t.changes, out.Changes...)
+	return out.Result, nil
+}
+
+// writeJournal writes those of the operations that the journal can take as one batch, and answers them. It
+// returns the others, which need a transaction, in their order. After an operation that needs one, all
+// later ones of the same conversation do.
+func (s *Store) writeJournal(operations iter.Seq[*operation]) (others []*operation) {
+	runtime.Gosched() // Callers that were just answered may have their next operation: a larger batch costs less each.
+	w := s.writer
+	full, began := s.folder.isFull(), time.Now()
+	var t *txn
+	var batch []*operation
+	blocked := map[string]bool{}
+	size := 0
+	err := s.tally.guard.Do(func() error {
+		return s.db.View(func(tx *bolt.Tx) error {
+			for op := range operations {
+				size += op.size
+				op.cost = op.size + mutationCost
+				if t == nil {
+					t = s.beginTxn(tx)
+				}
+				if op.log == nil || full || blocked[op.conversation] {
+					others = append(others, op)
+				} else if op.err = s.tally.guard.Do(func() error { return op.log(t) }); !errors.Is(op.err, errNotJournaled) {
+					batch = append(batch, op)
+				} else {
+					others, blocked[op.conversation] = append(others, op), true
+				}
+				if len(batch)+len(others) >= w.limits.batch || max(size, t.writtenBytes) >= w.batchBytes() {
+					break
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return append(batch, others...)
+	}
+	if len(batch) == 0 {
+		return others
+	}
+	if err := s.commitJournal(t); errors.Is(err, store.ErrFailed) {
+		w.breakDown(err)
+		for _, op := range append(batch, others...) {
+			op.answer(err)
+		}
+		return nil
+	} else if err != nil {
+		return append(batch, others...) // The disk has no space for the journal, but perhaps for the file.
+	}
+	if len(t.logged) > 0 {
+		t.commit = describeCommit(batch, began)
+	}
+	s.afterCommit(t)
+	for _, op := range batch {
+		op.answer(nil)
+	}
+	return others
+}
+
+// commitJournal writes the decided operations of a batch and makes them visible. After an error nothing has changed,
+// except if it is store.ErrFailed: then what is on disk is unknown.
+func (s *Store) commitJournal(t *txn) error {
+	if len(t.logged) == 0 {
+		return nil
+	}
+	payloads := make([][]byte, len(t.logged))
+	for i, l := range t.logged {
+		payloads[i] = l.payload
+	}
+	first := s.tally.journalEntry.Through + 1
+	places, err := s.journal.Append(uint64(t.transaction), payloads)
+	if err != nil {
+		if s.journal.Failed() {
+			err = fmt.Errorf("%w: %w", store.ErrFailed, err)
+		}
+		return err
+	}
+	s.tally.journalEntry.Through += uint64(len(places))
+	s.tally.versions.remove(t.versions)
+	for i, l := range t.logged {
+		s.tally.pending.Put(l.key, l.entry, len(l.payload),
+			overlay.Operation{Index: first + uint64(i), Place: places[i]})
+		s.tally.addPending(l.tenant, l.counts)
+	}
+	s.folder.notify()
+	return nil
+}
