@@ -154,11 +154,12 @@ func TestPin(t *testing.T) {
 	}
 	unpin := j.Pin()
 	for range 20 {
-		j.Pin() // A later reader does not matter.
+		later := j.Pin()
 		write(t, j, filler(20)...)
 		if err := j.Release(j.Next() - 1); err != nil {
 			t.Fatal(err)
 		}
+		later()
 	}
 	if got, err := j.Read(places[0], nil); err != nil || string(got) != "first" {
 		t.Fatalf("read %q, %v", got, err)
