@@ -1,0 +1,237 @@
+// Package cache keeps the newest states of conversations in memory, so that a read needs no transaction on
+// the store's file.
+//
+// The cache has the committed state, or nothing. The writer of the store replaces a state when its change
+// becomes visible. Before a transaction on the file, whose changes readers can see at an instant that the
+// writer does not know, it blocks the conversations that change: until it unblocks them, they are not in
+// the cache, and no reader puts them there.
+//
+// A reader that finds nothing reads the file and fills the cache. If the conversation is replaced or
+// blocked in the meantime, what it has read may be old, and the fill is dropped.
+//
+// Start at [Cache].
+package cache
+
+import (
+	"iter"
+	"sync"
+	"sync/atomic"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// overhead is about how much memory a state takes besides its bytes.
+const overhead = 400
+
+// State is a conversation. It does not change, and shares memory with the cache and other states.
+type State struct {
+	// Head is the encoded record without its messages.
+	Head []byte
+	// Messages are the retained messages.
+	Messages store.Frames
+}
+
+// size is the memory of the state in bytes.
+func (s State) size() int { return cap(s.Head) + cap(s.Messages) + overhead }
+
+// Cache is a set of states by the key of their conversation, with a limit in bytes. All methods may be
+// called from many goroutines.
+type Cache struct {
+	limit int
+
+	mu      sync.RWMutex
+	entries map[string]*entry
+	bytes   int
+	clock   []*entry // all entries, in the order in which the hand passes them
+	hand    int
+	fills   map[string]*Fill
+	blocked map[string]struct{}
+
+	hits, misses atomic.Int64
+}
+
+type entry struct {
+	key   string
+	state State
+	used  atomic.Bool // since the hand has passed the last time
+	at    int         // in clock
+}
+
+// New returns a cache whose states take at most limit bytes.
+func New(limit int) *Cache {
+	return &Cache{
+		limit: limit, entries: map[string]*entry{}, fills: map[string]*Fill{}, blocked: map[string]struct{}{},
+	}
+}
+
+// Get returns the state of a conversation, if the cache has it.
+func (c *Cache) Get(key string) (State, bool) {
+	c.mu.RLock()
+	e := c.entries[key]
+	if _, blocked := c.blocked[key]; blocked || e == nil {
+		c.mu.RUnlock()
+		c.misses.Add(1)
+		return State{}, false
+	}
+	state := e.state
+	c.mu.RUnlock()
+	if !e.used.Load() { // It mostly is: then the other processors need not read the line again.
+		e.used.Store(true)
+	}
+	c.hits.Add(1)
+	return state, true
+}
+
+// Fill is a read of the file by a reader that found nothing in the cache. Nil is a fill without effect.
+type Fill struct {
+	cache *Cache
+	key   string
+}
+
+// Fill begins a fill, which the caller must end with Put or Drop. It must begin before the reader's transaction.
+func (c *Cache) Fill(key string) *Fill {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, blocked := c.blocked[key]; blocked || c.entries[key] != nil || c.limit == 0 {
+		return nil
+	}
+	f := &Fill{cache: c, key: key}
+	c.fills[key] = f // A fill that runs already is dropped: both would put the same.
+	return f
+}
+
+// Put puts what the reader has read, unless it may be old.
+func (f *Fill) Put(s State) {
+	if f == nil {
+		return
+	}
+	f.cache.mu.Lock()
+	defer f.cache.mu.Unlock()
+	if f.cache.fills[f.key] == f {
+		delete(f.cache.fills, f.key)
+		f.cache.set(f.key, s)
+	}
+}
+
+// Drop ends a fill that has nothing to put.
+func (f *Fill) Drop() {
+	if f == nil {
+		return
+	}
+	f.cache.mu.Lock()
+	defer f.cache.mu.Unlock()
+	if f.cache.fills[f.key] == f {
+		delete(f.cache.fills, f.key)
+	}
+}
+
+// Block hides conversations from readers, and drops their fills, until the end of the block. Only the writer
+// blocks.
+func (c *Cache) Block(keys iter.Seq[string]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key := range keys {
+		delete(c.fills, key)
+		c.blocked[key] = struct{}{}
+	}
+}
+
+// Unblock ends a block. The states are those before it, or those of Append.
+func (c *Cache) Unblock(keys iter.Seq[string]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key := range keys {
+		delete(c.blocked, key)
+	}
+}
+
+// Remove removes conversations and ends their block.
+func (c *Cache) Remove(keys iter.Seq[string]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key := range keys {
+		delete(c.blocked, key)
+		c.remove(key)
+	}
+}
+
+// Append gives a conversation that the cache has, and that is blocked, a new head and more messages. Of all
+// its messages, the newest remain, which have retained bytes.
+func (c *Cache) Append(key string, head []byte, messages store.Frames, retained int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.entries[key]
+	if e == nil {
+		return
+	}
+	old := e.state.Messages
+	kept := retained - len(messages)
+	if kept > len(old) {
+		c.remove(key) // The state is not the one before.
+		return
+	}
+	if kept < 0 { // Not even all new messages remain.
+		old, messages = nil, messages[-kept:]
+	} else {
+		old = old[len(old)-kept:]
+	}
+	// The bytes behind the newest state are free, and earlier states end before them.
+	c.set(key, State{Head: head, Messages: append(old, messages...)})
+}
+
+// Close removes everything for good.
+func (c *Cache) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.limit, c.bytes, c.clock = 0, 0, nil
+	clear(c.entries)
+	clear(c.fills)
+}
+
+// set sets the state of a conversation and removes others above the limit.
+func (c *Cache) set(key string, s State) {
+	e := c.entries[key]
+	if s.size() > c.limit/8 { // Also after Close. A few large conversations must not push out the others.
+		c.remove(key)
+		return
+	}
+	if e == nil {
+		e = &entry{key: key, at: len(c.clock)}
+		c.entries[key], c.clock = e, append(c.clock, e)
+	} else {
+		c.bytes -= e.state.size()
+	}
+	e.state = s
+	c.bytes += s.size()
+	for c.bytes > c.limit {
+		c.hand++
+		if c.hand >= len(c.clock) {
+			c.hand = 0
+		}
+		if victim := c.clock[c.hand]; victim != e && !victim.used.Swap(false) {
+			c.remove(victim.key)
+		}
+	}
+}
+
+func (c *Cache) remove(key string) {
+	e := c.entries[key]
+	if e == nil {
+		return
+	}
+	delete(c.entries, key)
+	c.bytes -= e.state.size()
+	last := c.clock[len(c.clock)-1]
+	c.clock[e.at], last.at = last, e.at
+	c.clock = c.clock[:len(c.clock)-1]
+}
+
+// Stats is how well a cache does.
+type Stats struct{ Hits, Misses, Bytes int64 }
+
+// Stats returns the hits and misses since New, and the bytes of the states.
+func (c *Cache) Stats() Stats {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return Stats{Hits: c.hits.Load(), Misses: c.misses.Load(), Bytes: int64(c.bytes)}
+}
