@@ -168,9 +168,9 @@ type Read struct {
 	ConversationID string
 	// Newest is the number of newest messages to return; a negative number returns all, 0 none.
 	Newest int
-	// Buffer is memory for the messages, for callers that read repeatedly. If the messages of the
-	// snapshot fit, they are stored in it. If nil, new memory is allocated.
-	Buffer []byte
+	// Shared says that the caller does not change the messages of the snapshot, so that they may be
+	// memory of the store. It is for callers that read often.
+	Shared bool
 	// Turns also returns the turns and their events.
 	Turns bool
 	// Request checks whether the conversation has stored this request. If it has stored the same id

@@ -56,7 +56,8 @@
 //
 //  1. Concurrency: all methods may be called from many goroutines at the same time.
 //  2. No shared memory: the caller may change arguments after the call and results at any time.
-//     Neither affects the store.
+//     Neither affects the store. Only the messages of a [Read] with Shared may be memory of the
+//     store; they never change.
 //  3. Durability: a write that returned without an error survives Close. In stores that write to
 //     disk it also survives kill -9 and power loss. A batch is stored completely or not at all.
 //  4. Cancellation: if the context of a write ends before the write starts, the write changes

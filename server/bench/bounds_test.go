@@ -5,12 +5,12 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
+	"github.com/parleyhq/parley/store"
 )
 
 // boundName is the name of the service that [benchServer.withBounds] serves.
@@ -28,9 +28,9 @@ func (s *benchServer) withBounds(b *testing.B, appended, loaded, summed proto.Me
 	other.bounds = &grpc.ServiceDesc{
 		ServiceName: boundName, HandlerType: (*any)(nil),
 		Methods: []grpc.MethodDesc{
-			boundMethod("AppendMessages", func(*parleyv1.AppendMessagesRequest) mem.Buffer { return appendReply }),
-			boundMethod("LoadConversation", func(*parleyv1.LoadConversationRequest) mem.Buffer { return loadReply }),
-			boundMethod("GetRoutingSummary", func(r *parleyv1.GetRoutingSummaryRequest) mem.Buffer {
+			boundMethod("AppendMessages", func(*parleyv1.AppendMessagesRequest) store.Frames { return appendReply }),
+			boundMethod("LoadConversation", func(*parleyv1.LoadConversationRequest) store.Frames { return loadReply }),
+			boundMethod("GetRoutingSummary", func(r *parleyv1.GetRoutingSummaryRequest) store.Frames {
 				if r.KnownVersion != nil {
 					return unmodified
 				}
@@ -49,15 +49,15 @@ func (s *benchServer) withBounds(b *testing.B, appended, loaded, summed proto.Me
 }
 
 // constant encodes a reply.
-func constant(b *testing.B, reply proto.Message) mem.Buffer {
+func constant(b *testing.B, reply proto.Message) store.Frames {
 	b.Helper()
 	wire, err := proto.Marshal(reply)
 	must(b, err)
-	return mem.SliceBuffer(wire)
+	return wire
 }
 
 // boundMethod returns a method that answers a request with the encoded reply that answer returns.
-func boundMethod[Q any](name string, answer func(*Q) mem.Buffer) grpc.MethodDesc {
+func boundMethod[Q any](name string, answer func(*Q) store.Frames) grpc.MethodDesc {
 	return grpc.MethodDesc{MethodName: name, Handler: wirecodec.Handler(boundMethodName(name),
 		func(_ context.Context, r *Q) (*wirecodec.Reply, error) {
 			return wirecodec.NewReply(new(emptypb.Empty), answer(r)), nil

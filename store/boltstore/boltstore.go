@@ -93,6 +93,9 @@ type Options struct {
 	// each append is a transaction of the file. JournalAge is the time after which they are folded; 0 is 60 s.
 	JournalBudget int64
 	JournalAge    time.Duration
+	// CacheBytes is the maximum memory for the newest states of conversations that are read or appended to; 0 means
+	// that every read is a transaction of the file.
+	CacheBytes int
 	// segmentBytes is the size of the journal's segments in tests; 0 is that of package journal.
 	segmentBytes int64
 	// Check is called before an existing file is opened, with its path and whether the last process
@@ -159,7 +162,7 @@ func Open(path string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, err)
 	}
-	s := &Store{options: o, path: path, db: db, pageSize: int64(db.Info().PageSize), tally: newTally()}
+	s := &Store{options: o, path: path, db: db, pageSize: int64(db.Info().PageSize), tally: newTally(o.CacheBytes)}
 	if err := s.load(); err != nil {
 		return nil, errors.Join(fmt.Errorf("store %s: %w", path, err), s.closeFiles())
 	}
@@ -315,6 +318,7 @@ func (s *Store) Close() error {
 		}
 		s.writer.close()
 		s.tally.versions.close()
+		s.tally.cache.Close()
 		err = s.markClosed()
 		if !s.writer.stuck {
 			err = errors.Join(err, s.closeFiles())

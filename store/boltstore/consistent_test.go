@@ -10,6 +10,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/parleyhq/parley/store/boltstore/internal/cache"
 	"github.com/parleyhq/parley/store/boltstore/internal/fsck"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -50,6 +51,9 @@ func checkBuckets(tx *bolt.Tx, s *Store) error {
 			fault("conversation %q of %q: %v", base.Conversation().GetId(), tenant, err)
 			return nil
 		}
+		if err := checkCached(tl.cache, tenant, r); err != nil {
+			fault("conversation %q of %q in the cache: %v", base.Conversation().GetId(), tenant, err)
+		}
 		want[tenant] = want[tenant].Plus(layout.Counts{
 			Conversations: 1, Messages: int64(r.Conversation().GetMessageCount()), Bytes: int64(size),
 		})
@@ -86,6 +90,23 @@ func checkBuckets(tx *bolt.Tx, s *Store) error {
 		fault("total is %v, want %v", tl.total, total)
 	}
 	return errors.Join(slices.Concat(faults, checkEphemeral(tx, tl), checkVersions(all, tl), checkDueIndexes(tx, tl))...)
+}
+
+// checkCached checks that the cache has a conversation as it is, or not at all.
+func checkCached(c *cache.Cache, tenant string, r *record.Record) error {
+	state, ok := c.Get(string(layout.IDKey(tenant, r.Conversation().GetId())))
+	if !ok {
+		return nil
+	}
+	head, err := r.MarshalHead()
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(state.Head, head) || !bytes.Equal(state.Messages, r.Messages) {
+		return fmt.Errorf("head of %d bytes and %d bytes of messages, want %d and %d", len(state.Head), len(state.Messages),
+			len(head), len(r.Messages))
+	}
+	return nil
 }
 
 // readAll returns a conversation after its operations in the journal, and the size that the store counts for it. The head

@@ -204,7 +204,7 @@ func TestCloseAfterRollbackPanics(t *testing.T) {
 		if len(b.failures) != 1 || !strings.Contains(b.failures[0].Error(), "allocated by the same transaction") {
 			t.Errorf("failures = %v, want the panic of the rollback", b.failures)
 		}
-		s := &Store{db: b.db, writer: b.writer, tally: newTally()}
+		s := &Store{db: b.db, writer: b.writer, tally: newTally(0)}
 		s.failed.Store(true)
 		if err := s.Close(); err != nil {
 			t.Errorf("Close = %v", err)

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"time"
@@ -331,6 +332,7 @@ func (t *txn) undo() {
 	for _, key := range t.folded {
 		t.tally.pending.Unfold(key)
 	}
+	t.tally.cache.Unblock(maps.Keys(t.versions))
 }
 
 // endGeneration writes that the file contains all operations through an index.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"runtime"
 	"time"
 
@@ -27,6 +28,10 @@ type journaledOperation struct {
 	entry   overlay.Entry
 	payload []byte
 	counts  layout.Counts // by how much it changes those of the tenant
+	id      string        // layout.IDKey of the conversation
+	// appended are the messages that the operation adds, retained the bytes of all that are retained then.
+	appended store.Frames
+	retained int
 }
 
 // logAppend decides an append to an existing conversation for the journal. The transaction is
@@ -63,6 +68,7 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*store.Result, 
 	l := journaledOperation{
 		tenant: a.Tenant, key: string(layout.ConversationKey(a.Tenant, old.place.Key)), payload: payload,
 		counts: layout.Counts{Messages: int64(op.GetMessagesAdded()), Bytes: op.GetBytesAdded()},
+		id:     string(layout.IDKey(a.Tenant, a.ConversationID)), appended: out.Appended, retained: r.MessageBytes(),
 	}
 	// From here on, later operations of the batch build on this one.
 	if l.entry.Head, err = r.MarshalHead(); err != nil {
@@ -162,11 +168,16 @@ func (s *Store) commitJournal(t *txn) error {
 	}
 	s.tally.journalEntry.Through += uint64(len(places))
 	s.tally.versions.remove(t.versions)
+	s.tally.cache.Block(maps.Keys(t.versions)) // No reader may see the old state after another has seen the new one.
 	for i, l := range t.logged {
 		s.tally.pending.Put(l.key, l.entry, len(l.payload),
 			overlay.Operation{Index: first + uint64(i), Place: places[i]})
 		s.tally.addPending(l.tenant, l.counts)
 	}
+	for _, l := range t.logged {
+		s.tally.cache.Append(l.id, l.entry.Head, l.appended, l.retained)
+	}
+	s.tally.cache.Unblock(maps.Keys(t.versions))
 	s.folder.notify()
 	return nil
 }

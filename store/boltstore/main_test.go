@@ -53,10 +53,11 @@ func open(tb testing.TB, path string, o store.Options) *Store {
 	return s
 }
 
-// openJournaled opens a store whose journal has that budget, 0 for no journal. It is closed when the test ends.
+// openJournaled opens a store whose journal has that budget, 0 for no journal, with a cache. It is closed when the test
+// ends.
 func openJournaled(tb testing.TB, path string, o store.Options, budget int64) *Store {
 	tb.Helper()
-	s, err := Open(path, Options{Options: o, JournalBudget: budget, segmentBytes: 16 << 10})
+	s, err := Open(path, Options{Options: o, JournalBudget: budget, segmentBytes: 16 << 10, CacheBytes: 20 << 10})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -43,6 +43,7 @@ func TestRandom(t *testing.T) {
 			"reopen":   w.reopen,
 			"kill":     w.kill,
 			"fold":     w.fold,
+			"read":     w.read, "read again": w.read,
 		})
 		w.end()
 	})
@@ -191,6 +192,13 @@ func (w *randomRun) open(r *rapid.T) {
 func (w *randomRun) kill(r *rapid.T) {
 	kill(w.t, w.store)
 	w.open(r)
+}
+
+// read reads a conversation into the cache.
+func (w *randomRun) read(r *rapid.T) {
+	tenant, id := w.name(r)
+	_, err := w.store.Read(w.t.Context(), &store.Read{Tenant: tenant, ConversationID: id, Newest: -1, Shared: true})
+	w.logRefused(r, err)
 }
 
 // fold folds the journal. The goroutine of the store does not: the budget is large, and the time short.

@@ -9,42 +9,92 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/cache"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// Read implements store.Store. It decodes inside the transaction: that takes microseconds, less
-// than copying messages that the caller does not need.
+// Read implements store.Store. If the cache has the conversation, Read needs no transaction, unless some ids are
+// ephemeral. Otherwise it decodes inside the transaction: that takes microseconds, less than copying messages that the
+// caller does not need.
 func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
-	needed := all
-	if r.Newest == 0 {
-		needed = head
-	}
-	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
-	if !mayHaveEphemeral && ctx.Err() == nil && s.tally.versions.unchanged(r.Tenant, r.ConversationID, r.Known, now) {
-		return &store.Snapshot{Unchanged: true}, nil
-	}
+	now, key := s.options.Now(), string(layout.IDKey(r.Tenant, r.ConversationID))
+	var ephemeral record.Ephemeral
 	var snapshot *store.Snapshot
-	err := s.read(ctx, func(tx *bolt.Tx, from *reader) error {
-		f, err := from.find(r.Tenant, r.ConversationID, needed)
-		if err != nil {
-			return err
-		}
-		if f.record.Expired(now, readStates(tx, s.tally.epoch, mayHaveEphemeral, r.Tenant).Of(r.ConversationID)) {
-			return store.ErrNotFound
-		}
-		snapshot, err = record.Read(f.record, r, now)
-		return err
-	})
+	err := ctx.Err()
+	if err == nil && s.tally.mayHaveEphemeral() {
+		// Before the conversation is read: so it was live at an instant between the two, if it has not ended here.
+		err = s.view(ctx, func(tx *bolt.Tx) error {
+			ephemeral = readState(tx.Bucket([]byte(layout.SessionsBucket)), s.tally.epoch, r.Tenant, r.ConversationID)
+			return nil
+		})
+	}
+	if err == nil {
+		snapshot, err = s.readConversation(ctx, r, key, now, ephemeral)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", r.ConversationID, err)
 	}
 	return snapshot, nil
+}
+
+// readConversation returns the conversation with a key in ids. ephemeral is the state of its id.
+func (s *Store) readConversation(ctx context.Context, r *store.Read, key string, now time.Time,
+	ephemeral record.Ephemeral,
+) (*store.Snapshot, error) {
+	if s.tally.versions.unchanged(key, r.Known, now, ephemeral) {
+		return &store.Snapshot{Unchanged: true}, nil
+	}
+	if state, ok := s.tally.cache.Get(key); ok {
+		rec, err := record.UnmarshalHead(state.Head)
+		if err != nil {
+			return nil, err
+		}
+		rec.Messages = state.Messages
+		return readLive(rec, r, now, ephemeral)
+	}
+	var fill *cache.Fill
+	if r.Shared {
+		fill = s.tally.cache.Fill(key)
+		defer fill.Drop()
+	}
+	needed := all
+	if r.Newest == 0 && fill == nil {
+		needed = head
+	}
+	var snapshot *store.Snapshot
+	err := s.read(ctx, func(_ *bolt.Tx, from *reader) error {
+		f, err := from.find(r.Tenant, r.ConversationID, needed)
+		if err != nil {
+			return err
+		}
+		if r.Shared { // The messages must outlive the transaction.
+			if f.record.Messages = slices.Clone(f.record.Messages); fill != nil {
+				head, err := f.record.MarshalHead()
+				if err != nil {
+					return err
+				}
+				fill.Put(cache.State{Head: head, Messages: f.record.Messages})
+			}
+		}
+		snapshot, err = readLive(f.record, r, now, ephemeral)
+		return err
+	})
+	return snapshot, err
+}
+
+// readLive returns the result of a read of a conversation, or store.ErrNotFound if it has expired.
+func readLive(rec *record.Record, r *store.Read, now time.Time, ephemeral record.Ephemeral) (*store.Snapshot, error) {
+	if rec.Expired(now, ephemeral) {
+		return nil, store.ErrNotFound
+	}
+	return record.Read(rec, r, now)
 }
 
 // List implements store.Store. It builds the page inside the transaction: it reads at most 10,000

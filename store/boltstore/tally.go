@@ -11,6 +11,7 @@ import (
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/cache"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -43,15 +44,17 @@ type tally struct {
 	pendingCounts map[string]layout.Counts
 
 	pending  *overlay.Set
+	cache    *cache.Cache // by layout.IDKey
 	versions *versions
 	guard    boltfile.PanicGuard
 }
 
-func newTally() *tally {
+func newTally(cacheBytes int) *tally {
 	return &tally{
 		tenants: map[string]layout.Counts{}, evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{},
 		holders: map[string]int{}, dueIndexes: map[string]*dueIndex{}, usedDueIndexes: map[string]bool{},
-		pendingCounts: map[string]layout.Counts{}, pending: overlay.NewSet(), versions: newVersions(maxVersions),
+		pendingCounts: map[string]layout.Counts{}, pending: overlay.NewSet(), cache: cache.New(cacheBytes),
+		versions: newVersions(maxVersions),
 	}
 }
 
@@ -156,6 +159,9 @@ func (t *tally) aboveCapacity(limits func(tenant string) store.Limits) map[strin
 // apply adds the changes of a committed transaction.
 func (t *tally) apply(committed *txn) {
 	t.versions.apply(committed.versions)
+	if len(committed.logged) == 0 {
+		t.cache.Remove(maps.Keys(committed.versions))
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for tenant, c := range committed.counts {
@@ -232,13 +238,13 @@ func newVersions(limit int) *versions {
 	return &versions{limit: limit, byID: map[string]version{}}
 }
 
-// unchanged reports whether the conversation is certainly live and in the known state. The caller
-// must have checked that its id is not ephemeral.
-func (v *versions) unchanged(tenant, id string, known store.Known, now time.Time) bool {
+// unchanged reports whether the conversation with a key in ids is certainly live and in the known state. The caller
+// has read the state of its id before.
+func (v *versions) unchanged(key string, known store.Known, now time.Time, ephemeral record.Ephemeral) bool {
 	v.mu.RLock()
-	of := v.byID[string(layout.IDKey(tenant, id))]
+	of := v.byID[key]
 	v.mu.RUnlock()
-	return known.Is(of.known) && !record.Ephemeral{}.Expired(now, of.expires, of.running)
+	return known.Is(of.known) && !ephemeral.Expired(now, of.expires, of.running)
 }
 
 // remove removes the changed conversations from the cache.

@@ -354,6 +354,7 @@ func (t *txn) finish() error {
 		t.put(t.meta, key, e.Encode(key))
 	}
 	t.tally.versions.remove(t.versions)
+	t.tally.cache.Block(maps.Keys(t.versions))
 	return t.err
 }
 

@@ -10,6 +10,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // checkVersions checks that the cached versions are those in the file.
@@ -49,7 +50,7 @@ func TestVersionsCached(t *testing.T) {
 	}
 	wantCached := func(what string, k store.Known, want bool) {
 		t.Helper()
-		if got := s.tally.versions.unchanged("acme", "a", k, now); got != want {
+		if got := s.tally.versions.unchanged(string(layout.IDKey("acme", "a")), k, now, record.Ephemeral{}); got != want {
 			t.Errorf("%s: unchanged(%+v) = %t", what, k, got)
 		}
 	}

@@ -58,7 +58,7 @@ func openTestWriter(t *testing.T, path string, l limits) *testWriter {
 	}
 	o := store.Options{}.WithDefaults()
 	b.writer = newWriter(db, &boltfile.PanicGuard{}, l,
-		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally(), journaled{}) },
+		func(tx *bolt.Tx) *txn { return newTxn(tx, &o, newTally(0), journaled{}) },
 		func(x *txn) { b.commits = append(b.commits, x.writtenBytes) },
 		func(err error) { b.failures = append(b.failures, err) })
 	b.writer.start(nil)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -61,37 +60,36 @@ func (s messageReader) LoadConversation(
 	if r.MessageLimit != nil {
 		read.Newest = int(r.GetMessageLimit())
 	}
-	snapshot, messages, err := s.load(ctx, read)
+	snapshot, err := s.load(ctx, read)
 	if err != nil {
 		return nil, inConversation(read.ConversationID, err)
 	}
-	return loadReply(snapshot, messages), nil
+	return loadReply(snapshot), nil
 }
 
-func loadReply(snapshot *store.Snapshot, messages mem.Buffer) *wirecodec.Reply {
+func loadReply(snapshot *store.Snapshot) *wirecodec.Reply {
 	return wirecodec.NewReply(&parleyv1.LoadConversationResponse{
 		Conversation: snapshot.Conversation, Created: snapshot.Seen != nil && snapshot.Seen.Created,
-	}, messages)
+	}, snapshot.Messages)
 }
 
 // load reads a conversation like read. It creates the conversation if it does not exist.
-func (s *Server) load(ctx context.Context, read *store.Read) (*store.Snapshot, mem.Buffer, error) {
+func (s *Server) load(ctx context.Context, read *store.Read) (*store.Snapshot, error) {
 	// The loop repeats only if another caller creates the conversation between the two calls.
 	for {
-		snapshot, messages, err := s.read(ctx, read)
+		snapshot, err := s.read(ctx, read)
 		if !errors.Is(err, store.ErrNotFound) {
-			return snapshot, messages, err
+			return snapshot, err
 		}
 		result, err := s.store.Create(ctx, &store.Create{
 			Tenant: read.Tenant, Conversation: &parleyv1.Conversation{Id: read.ConversationID},
 			Request: read.Request, OrGet: true,
 		})
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if result.Created && !result.Replayed {
-			created := &store.Snapshot{Conversation: result.Conversation, Seen: &store.Seen{Created: true}}
-			return created, mem.SliceBuffer(nil), nil
+			return &store.Snapshot{Conversation: result.Conversation, Seen: &store.Seen{Created: true}}, nil
 		}
 	}
 }

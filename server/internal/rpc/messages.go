@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -35,7 +34,7 @@ const (
 )
 
 // messageReader has the handlers of the methods whose replies contain stored messages. They return the
-// messages in the memory into which the store has read them: see [wirecodec.Reply].
+// messages in the memory in which the store has them: see [wirecodec.Reply].
 type messageReader struct{ *Server }
 
 // handlers returns the handlers by the full names of their methods. They replace the generated ones.
@@ -52,19 +51,10 @@ func (s messageReader) handlers() map[string]grpc.MethodHandler {
 	}
 }
 
-// read reads a conversation. messages is the memory of the snapshot's messages, which comes from
-// s.buffers. After it is freed, the next read overwrites it. The caller must free it, or pass it to a
-// reply.
-func (s *Server) read(ctx context.Context, r *store.Read) (_ *store.Snapshot, messages mem.Buffer, _ error) {
-	buffer := s.buffers.Get(0)
-	r.Buffer = *buffer
-	snapshot, err := s.store.Read(ctx, r)
-	if err != nil {
-		s.buffers.Put(buffer)
-		return nil, nil, err
-	}
-	*buffer = snapshot.Messages // Other memory than the buffer's if that was too small.
-	return snapshot, mem.NewBuffer(buffer, s.buffers), nil
+// read reads a conversation. Nobody may change the messages of the snapshot.
+func (s *Server) read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+	r.Shared = true
+	return s.store.Read(ctx, r)
 }
 
 // AppendMessages adds messages in one atomic step.
@@ -200,11 +190,10 @@ func (s messageReader) ListMessages(
 	ctx context.Context, r *parleyv1.ListMessagesRequest,
 ) (*wirecodec.Reply, error) {
 	id := r.GetConversationId()
-	snapshot, messages, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
+	snapshot, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
-	defer messages.Free()
 	page, err := openPage(r, tenant(ctx), snapshot.Conversation)
 	if err != nil {
 		return nil, err
@@ -212,7 +201,7 @@ func (s messageReader) ListMessages(
 	return wirecodec.NewReply(&parleyv1.ListMessagesResponse{
 		Conversation: snapshot.Conversation, OldestSequence: oldestSequence(snapshot),
 		NextPageToken: page.fill(snapshot.Messages),
-	}, page.slices(messages)...), nil
+	}, page.slices(snapshot.Messages)...), nil
 }
 
 // oldestSequence returns the sequence of the oldest stored message. If there is none, it returns the
@@ -300,11 +289,11 @@ func (p *messagePage) add(frame span) {
 	p.spans = append(p.spans, frame)
 }
 
-// slices returns the messages of the page. stored is the memory of the stored messages.
-func (p *messagePage) slices(stored mem.Buffer) []mem.Buffer {
-	messages := make([]mem.Buffer, len(p.spans))
+// slices returns the messages of the page, which are parts of the stored messages.
+func (p *messagePage) slices(stored store.Frames) []store.Frames {
+	messages := make([]store.Frames, len(p.spans))
 	for i, s := range p.spans {
-		messages[i] = stored.Slice(s.start, s.end)
+		messages[i] = stored[s.start:s.end]
 	}
 	return messages
 }
@@ -324,19 +313,17 @@ func (p *messagePage) onEarlierPage(sequence int32) bool {
 // GetContext returns the system prompt and the window of messages for a model call.
 func (s messageReader) GetContext(ctx context.Context, r *parleyv1.GetContextRequest) (*wirecodec.Reply, error) {
 	id := r.GetConversationId()
-	snapshot, messages, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
+	snapshot, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
-	defer messages.Free()
 	decoded, err := snapshot.Messages.Messages()
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
 	start := window.Start(decoded, snapshot.Offsets(), r.GetWindow())
-	omitted := len(snapshot.Messages) - len(snapshot.Messages.Skip(start))
 	return wirecodec.NewReply(&parleyv1.GetContextResponse{
 		SystemPrompt: snapshot.Conversation.GetSystemPrompt(), OmittedCount: int32(start),
 		Version: snapshot.Conversation.GetVersion(),
-	}, messages.Slice(omitted, len(snapshot.Messages))), nil
+	}, snapshot.Messages.Skip(start)), nil
 }

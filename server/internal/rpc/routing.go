@@ -96,11 +96,10 @@ func summaryOptions(limit *int32, maxBytes int32) routing.Options {
 func (s *Server) summarize(
 	ctx context.Context, id string, o routing.Options, shareOf func(full *parleyv1.RoutingSummary) routing.Share,
 ) (*parleyv1.RoutingSummary, error) {
-	snapshot, messages, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
+	snapshot, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
 	if err != nil {
 		return nil, err
 	}
-	defer messages.Free() // The summary does not reference the memory of the messages.
 	return routing.SummarizeShare(snapshot.Conversation, snapshot.Messages, o, shareOf)
 }
 

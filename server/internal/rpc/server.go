@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/mem"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
@@ -27,7 +26,6 @@ import (
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/rpc/receive"
-	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/server/internal/transfer"
@@ -141,8 +139,7 @@ type Server struct {
 
 	importer  *transfer.Importer
 	requests  *decoder
-	refusals  []row          // see status.go
-	buffers   mem.BufferPool // of the messages that are read
+	refusals  []row // see status.go
 	startTime time.Time
 	stopping  chan struct{} // closed by stop
 	stop      func()
@@ -175,7 +172,7 @@ func New(o Options) (*Server, error) {
 			Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf, Traced: tracing.Traced,
 		}),
 		tracer: o.Tracer, auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
-		requests: newDecoder(), buffers: new(wirecodec.Pool), limits: o.Limits,
+		requests: newDecoder(), limits: o.Limits,
 		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
 		startTime: o.Now(),

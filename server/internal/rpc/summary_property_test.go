@@ -34,9 +34,6 @@ func TestSummariesAndWindows(t *testing.T) {
 			s.wrap = func(store.Store) store.Store { return openBolt(t, s.storeOptions) }
 		}),
 	}
-	for _, f := range stores {
-		f.server.buffers = new(poisonPool)
-	}
 	count := 0
 	rapid.Check(t, func(t *rapid.T) {
 		count++
@@ -56,7 +53,9 @@ func TestSummariesAndWindows(t *testing.T) {
 
 func openBolt(t *testing.T, o store.Options) store.Store {
 	t.Helper()
-	s, err := boltstore.Open(filepath.Join(t.TempDir(), "parley.db"), boltstore.Options{Options: o})
+	s, err := boltstore.Open(filepath.Join(t.TempDir(), "parley.db"), boltstore.Options{
+		Options: o, JournalBudget: 64 << 10, CacheBytes: 1 << 20,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

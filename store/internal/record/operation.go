@@ -115,7 +115,7 @@ func (r *Record) MarshalHead() ([]byte, error) { return r.marshal(nil, nil) }
 
 // Size returns the length of the value that Marshal returns, also for a record with Sizes.
 func (r *Record) Size() int {
-	size := layout{sums: 4}.headSize() + r.messageBytes()
+	size := layout{sums: 4}.headSize() + r.MessageBytes()
 	for _, n := range r.lengths() {
 		size += uvarintSize(n) + n
 	}

@@ -1,14 +1,15 @@
 package record
 
 import (
+	"slices"
 	"time"
 
 	"github.com/parleyhq/parley/store"
 )
 
 // Read builds the result of a store.Read. r is the conversation, or nil if there is none or it has
-// expired. Its messages are needed only if q asks for some. The snapshot shares only the header
-// with r. Errors: store.ErrNotFound, store.ErrRequestReused, store.ErrCorrupt.
+// expired. Its messages are needed only if q asks for some. The snapshot shares the header with r, and the
+// messages if q.Shared is set. Errors: store.ErrNotFound, store.ErrRequestReused, store.ErrCorrupt.
 func Read(r *Record, q *store.Read, now time.Time) (*store.Snapshot, error) {
 	if r == nil {
 		return nil, store.ErrNotFound
@@ -21,9 +22,13 @@ func Read(r *Record, q *store.Read, now time.Time) (*store.Snapshot, error) {
 		return nil, err
 	}
 	r.removeExpiredLease(now)
+	messages := r.Messages.Newest(q.Newest)
+	if !q.Shared {
+		messages = slices.Clone(messages)
+	}
 	snapshot := &store.Snapshot{
 		Conversation: r.withPrompt(),
-		Messages:     append(q.Buffer[:0], r.Messages.Newest(q.Newest)...),
+		Messages:     messages,
 		DroppedBytes: r.Header.GetDroppedBytes(),
 		Seen:         seen,
 	}

@@ -165,7 +165,7 @@ func (r *Record) setExpireTime() {
 // dropOldest drops the oldest messages until the limits are met, and returns how many.
 func (r *Record) dropOldest(o *store.Options) int {
 	limit, count := int(r.Conversation().GetRetention().GetMaxMessages()), int(r.Conversation().GetMessageCount())
-	dropped, droppedBytes, bytes := 0, 0, r.messageBytes()
+	dropped, droppedBytes, bytes := 0, 0, r.MessageBytes()
 	for size, body := range r.frameSizes() {
 		left := count - dropped
 		if left <= limit && (bytes-droppedBytes <= o.MaxConversationBytes || left == 1) {
@@ -185,7 +185,7 @@ func (r *Record) dropOldest(o *store.Options) int {
 // setMessageCount sets the number of retained messages and their size.
 func (r *Record) setMessageCount(count int) {
 	c := r.Conversation()
-	c.MessageCount, c.SizeBytes = int32(count), int32(r.messageBytes())
+	c.MessageCount, c.SizeBytes = int32(count), int32(r.MessageBytes())
 }
 
 // change returns a change that describes the record in its current state.

@@ -26,8 +26,8 @@ func appendSizes(sizes []FrameSize, frames store.Frames) []FrameSize {
 	return sizes
 }
 
-// messageBytes returns the size of the retained messages in bytes.
-func (r *Record) messageBytes() int {
+// MessageBytes returns the size of the retained messages in bytes.
+func (r *Record) MessageBytes() int {
 	n := len(r.Messages) + len(r.newMessages)
 	for _, s := range r.Sizes {
 		n += int(s.Bytes)

@@ -200,7 +200,7 @@ func (r *Record) appendMessages(drafts []Draft, numbers []*parleyv1.AppendedMess
 		frames[i], start = store.Frame(r.newMessages[start:end:end]), end
 	}
 	c := r.Conversation()
-	c.MessageCount, c.SizeBytes = c.GetMessageCount()+int32(len(drafts)), int32(r.messageBytes())
+	c.MessageCount, c.SizeBytes = c.GetMessageCount()+int32(len(drafts)), int32(r.MessageBytes())
 	return frames
 }
 

@@ -4,78 +4,47 @@
 // has the frames beside a message with all other fields. The codec encodes that message and passes the frames to gRPC
 // as they are. gRPC copies them once, to the buffer from which it writes to the connection.
 //
-// # Memory of frames
-//
-// The memory of frames is a [mem.Buffer], which says who owns it:
-//
-//   - [mem.NewBuffer] with a pool: memory into which the store has read for one reply. The pool gets it back when the
-//     last reference is freed, and the next read overwrites it. gRPC frees its references when it has compressed the
-//     frames, or written them to the connection. If the call or the connection ends before that, gRPC frees them or
-//     leaves them to the garbage collector.
-//   - [mem.SliceBuffer]: memory that is shared with other readers and never changes, such as that of a cache. It has no
-//     owner: freeing it has no effect, and the garbage collector frees it when no reply and no cache has it.
-//
-// Until the client has received the frames, the reply keeps the complete memory, which may be larger than the frames.
+// The memory of frames may be that of a cache in the store, which other readers use, so nobody changes it. Until the
+// client has received the frames, the reply keeps all of that memory, which may be larger than the frames.
 //
 // Start at [Reply].
 package wirecodec
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/parleyhq/parley/store"
 )
 
-// errUsed means that the frames of a reply were already passed on.
-var errUsed = errors.New("a reply with frames can be encoded or decoded only once")
-
 // Reply is the reply of a unary call: a message, and frames that are encoded fields of it. Encode it with [Codec], or
-// decode it with Decode. Both pass on or free the frames, so only one of them can be called, once. If neither is
-// called, the memory of the frames does not return to its pool, and the garbage collector frees it.
+// decode it with Decode.
 type Reply struct {
 	rest   proto.Message
-	frames mem.BufferSlice
+	frames []store.Frames
 }
 
-// NewReply returns a reply with the fields of rest, followed by frames. It takes over one reference of each buffer. It
-// does not check the frames. The caller must not use rest after that.
-func NewReply(rest proto.Message, frames ...mem.Buffer) *Reply { return &Reply{rest, frames} }
+// NewReply returns a reply with the fields of rest, followed by frames. It does not check the frames. The caller must
+// change neither after that.
+func NewReply(rest proto.Message, frames ...store.Frames) *Reply { return &Reply{rest, frames} }
 
-// take returns the parts of the reply and removes them from it.
-func (r *Reply) take() (rest proto.Message, frames mem.BufferSlice, err error) {
-	if r.rest == nil {
-		return nil, nil, errUsed
-	}
-	rest, frames = r.rest, r.frames
-	// Whoever still has the reply, such as a handler of statistics, must not read memory that was freed.
-	r.rest, r.frames = nil, nil
-	return rest, frames, nil
-}
-
-// Decode decodes the reply into m, for a caller in the same process. It resets m before.
+// Decode decodes the reply into m, for a caller in the same process. It resets m before. m does not share memory with
+// the reply.
 func (r *Reply) Decode(m proto.Message, options proto.UnmarshalOptions) error {
-	rest, frames, err := r.take()
+	wire, err := proto.Marshal(r.rest)
 	if err != nil {
-		return err
-	}
-	defer frames.Free() // The decoded message does not reference the memory of the frames.
-	wire, err := proto.Marshal(rest)
-	if err != nil {
-		return fmt.Errorf("encode %T: %w", rest, err)
+		return fmt.Errorf("encode %T: %w", r.rest, err)
 	}
 	proto.Reset(m)
 	options.Merge = true
-	if err := options.Unmarshal(wire, m); err != nil {
-		return fmt.Errorf("decode %T: %w", rest, err)
-	}
-	for _, b := range frames {
-		if err := options.Unmarshal(b.ReadOnlyData(), m); err != nil {
-			return fmt.Errorf("decode frames of %T: %w", rest, err)
+	for _, part := range append([]store.Frames{wire}, r.frames...) {
+		if err := options.Unmarshal(part, m); err != nil {
+			return fmt.Errorf("decode %T: %w", r.rest, err)
 		}
 	}
 	return nil
@@ -94,16 +63,14 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if !ok {
 		return c.CodecV2.Marshal(v)
 	}
-	rest, frames, err := r.take()
+	data, err := c.CodecV2.Marshal(r.rest)
 	if err != nil {
 		return nil, err
 	}
-	data, err := c.CodecV2.Marshal(rest)
-	if err != nil {
-		frames.Free()
-		return nil, err
+	for _, f := range r.frames {
+		data = append(data, mem.SliceBuffer(f)) // Without an owner: when gRPC frees it, nothing happens.
 	}
-	return append(data, frames...), nil
+	return data, nil
 }
 
 // Handler returns the handler of a unary method that returns a Reply. Generated handlers cannot return one. method is

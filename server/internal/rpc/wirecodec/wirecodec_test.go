@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -16,82 +15,43 @@ import (
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/gzip"
 	protocodec "google.golang.org/grpc/encoding/proto"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// poisonPool is a Pool that overwrites a buffer when it gets it back: nobody who still reads it finds a message there.
-type poisonPool struct {
-	Pool
-	returned chan struct{}
-}
-
-func newPoisonPool() *poisonPool { return &poisonPool{returned: make(chan struct{}, 1000)} }
-
-// Put overwrites the buffer.
-func (p *poisonPool) Put(b *[]byte) {
-	all := (*b)[:cap(*b)]
-	all[0] = 0xff
-	for n := 1; n < len(all); n *= 2 {
-		copy(all[n:], all[:n])
-	}
-	p.Pool.Put(b)
-	p.returned <- struct{}{}
-}
-
-// wait waits until the pool gets a buffer back: gRPC frees it after the client has the reply.
-func (p *poisonPool) wait(t *testing.T) {
-	t.Helper()
-	select {
-	case <-p.returned:
-	case <-time.After(10 * time.Second):
-		t.Fatal("the pool did not get the buffer of a reply back within 10 s")
-	}
-}
-
-// frames returns n messages of a size as frames, in memory of the pool, or in shared memory if pool is nil. The
-// messages have a field that this version does not know.
-func frames(pool mem.BufferPool, n, size int) mem.Buffer {
-	var wire []byte
+// frames returns n messages of a size as frames. The messages have a field that this version does not know.
+func frames(n, size int) (all store.Frames) {
 	for i := range n {
 		m := &parleyv1.Message{Content: strings.Repeat(string(rune('a'+i%26)), size)}
 		m.ProtoReflect().SetUnknown(unknownField())
 		body, _ := proto.Marshal(m) // It has no text that is not valid.
-		wire = protowire.AppendBytes(protowire.AppendTag(wire, 2, protowire.BytesType), body)
+		all = store.AppendFrame(all, body)
 	}
-	if pool == nil {
-		return mem.SliceBuffer(wire)
-	}
-	b := pool.Get(0)
-	*b = append((*b)[:0], wire...)
-	return mem.NewBuffer(b, pool)
+	return all
 }
 
 func unknownField() []byte {
 	return protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 1)
 }
 
-// halves returns the second half of a buffer and then the first, as two frames, and frees the buffer.
-func halves(b mem.Buffer) []mem.Buffer {
-	defer b.Free()
-	return []mem.Buffer{b.Slice(b.Len()/2, b.Len()), b.Slice(0, b.Len()/2)}
+// halves returns the second half of frames and then the first.
+func halves(all store.Frames) []store.Frames {
+	return []store.Frames{all[len(all)/2:], all[:len(all)/2]}
 }
 
-// replyCase is a reply and the memory of its frames.
+// replyCase is a reply.
 type replyCase struct {
 	rest   *parleyv1.ListMessagesResponse
-	frames func(mem.BufferPool) []mem.Buffer
+	frames []store.Frames
 }
 
 func replyCases() map[string]replyCase {
-	one := func(n, size int) func(mem.BufferPool) []mem.Buffer {
-		return func(p mem.BufferPool) []mem.Buffer { return []mem.Buffer{frames(p, n, size)} }
-	}
 	rest := func() *parleyv1.ListMessagesResponse {
 		return &parleyv1.ListMessagesResponse{
 			Conversation: &parleyv1.Conversation{Id: "c"}, NextPageToken: strings.Repeat("t", 2000), OldestSequence: 7,
@@ -100,69 +60,51 @@ func replyCases() map[string]replyCase {
 	unknown := rest()
 	unknown.GetConversation().ProtoReflect().SetUnknown(unknownField())
 	return map[string]replyCase{
-		"empty":         {new(parleyv1.ListMessagesResponse), func(mem.BufferPool) []mem.Buffer { return nil }},
-		"no messages":   {rest(), one(0, 0)},
-		"only messages": {new(parleyv1.ListMessagesResponse), one(3, 10)},
-		"one piece":     {unknown, one(20, 500)},
-		"two pieces":    {rest(), func(p mem.BufferPool) []mem.Buffer { return halves(frames(p, 20, 500)) }},
+		"empty":         {new(parleyv1.ListMessagesResponse), nil},
+		"no messages":   {rest(), []store.Frames{nil}},
+		"only messages": {new(parleyv1.ListMessagesResponse), []store.Frames{frames(3, 10)}},
+		"one piece":     {unknown, []store.Frames{frames(20, 500)}},
+		"two pieces":    {rest(), halves(frames(20, 500))},
 	}
 }
 
-// TestReplies sends replies from both kinds of memory. A client must receive the same message as from gRPC's codec. A
-// pool must get each buffer back once, after it was read.
+// TestReplies sends replies. A client must receive the same message as from gRPC's codec.
 func TestReplies(t *testing.T) {
 	plain := encoding.GetCodecV2(protocodec.Name)
-	next := make(chan func() *Reply, 1)
-	conn := serve(t, func(context.Context, *parleyv1.ListMessagesRequest) (*Reply, error) { return (<-next)(), nil })
+	next := make(chan *Reply, 1)
+	conn := serve(t, func(context.Context, *parleyv1.ListMessagesRequest) (*Reply, error) { return <-next, nil })
 	for name, c := range replyCases() {
 		want := proto.CloneOf(c.rest)
-		for _, b := range c.frames(nil) {
-			if err := (proto.UnmarshalOptions{Merge: true}).Unmarshal(b.ReadOnlyData(), want); err != nil {
+		for _, f := range c.frames {
+			if err := (proto.UnmarshalOptions{Merge: true}).Unmarshal(f, want); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 		}
-		pool := newPoisonPool()
-		for kind, reply := range map[string]func() *Reply{
-			"shared": func() *Reply { return NewReply(proto.CloneOf(c.rest), c.frames(nil)...) },
-			"pooled": func() *Reply { return NewReply(proto.CloneOf(c.rest), c.frames(pool)...) },
-		} {
-			for _, options := range [][]grpc.CallOption{nil, {grpc.UseCompressor(gzip.Name)}} {
-				got := new(parleyv1.ListMessagesResponse)
-				next <- reply
-				err := conn.Invoke(t.Context(), "/test.Service/Call", new(parleyv1.ListMessagesRequest), got, options...)
-				if err != nil || !proto.Equal(got, want) {
-					t.Errorf("%s, %s: Invoke = a reply of %d bytes, %v, want %d bytes", name, kind, proto.Size(got), err,
-						proto.Size(want))
-				}
+		reply := NewReply(c.rest, c.frames...)
+		for _, options := range [][]grpc.CallOption{nil, {grpc.UseCompressor(gzip.Name)}} {
+			got := new(parleyv1.ListMessagesResponse)
+			next <- reply
+			err := conn.Invoke(t.Context(), "/test.Service/Call", new(parleyv1.ListMessagesRequest), got, options...)
+			if err != nil || !proto.Equal(got, want) {
+				t.Errorf("%s: Invoke = a reply of %d bytes, %v, want %d bytes", name, proto.Size(got), err, proto.Size(want))
 			}
-			got := &parleyv1.ListMessagesResponse{NextPageToken: "old"}
-			if err := reply().Decode(got, proto.UnmarshalOptions{}); err != nil || !proto.Equal(got, want) {
-				t.Errorf("%s, %s: Decode = a reply of %d bytes, %v, want %d bytes", name, kind, proto.Size(got), err,
-					proto.Size(want))
-			}
-			data, err := Codec(plain).Marshal(reply())
-			if err != nil || data.Len() != proto.Size(want) {
-				t.Errorf("%s, %s: Marshal = %d bytes, %v, want %d bytes", name, kind, data.Len(), err, proto.Size(want))
-			}
-			data.Free()
 		}
-		if len(c.frames(nil)) == 0 {
-			continue
+		got := &parleyv1.ListMessagesResponse{NextPageToken: "old"}
+		if err := reply.Decode(got, proto.UnmarshalOptions{}); err != nil || !proto.Equal(got, want) {
+			t.Errorf("%s: Decode = a reply of %d bytes, %v, want %d bytes", name, proto.Size(got), err, proto.Size(want))
 		}
-		for range 4 { // Two calls, Decode and Marshal.
-			pool.wait(t)
+		data, err := Codec(plain).Marshal(reply)
+		if err != nil || data.Len() != proto.Size(want) {
+			t.Errorf("%s: Marshal = %d bytes, %v, want %d bytes", name, data.Len(), err, proto.Size(want))
 		}
-		if len(pool.returned) != 0 {
-			t.Errorf("%s: the pool got %d buffers back more than once", name, len(pool.returned))
-		}
+		data.Free()
 	}
 }
 
 // TestLargeReply sends a reply of 16 MiB, which is many times the windows of flow control.
 func TestLargeReply(t *testing.T) {
-	pool := newPoisonPool()
 	conn := serve(t, func(context.Context, *parleyv1.ListMessagesRequest) (*Reply, error) {
-		return NewReply(new(parleyv1.ListMessagesResponse), halves(frames(pool, 2, 8<<20))...), nil
+		return NewReply(new(parleyv1.ListMessagesResponse), halves(frames(2, 8<<20))...), nil
 	})
 	got := new(parleyv1.ListMessagesResponse)
 	if err := conn.Invoke(t.Context(), "/test.Service/Call", new(parleyv1.ListMessagesRequest), got); err != nil {
@@ -173,7 +115,6 @@ func TestLargeReply(t *testing.T) {
 			t.Errorf("message %d has %d bytes, or others than %q", i, len(content), letter)
 		}
 	}
-	pool.wait(t)
 }
 
 // serve serves a method and returns a connection to it.
@@ -220,39 +161,31 @@ func TestMarshal(t *testing.T) {
 		}
 	}
 	rest := &parleyv1.ListMessagesResponse{Conversation: &parleyv1.Conversation{Id: "c"}, OldestSequence: 7}
-	b := frames(nil, 3, 10)
-	got, err := c.Marshal(NewReply(proto.CloneOf(rest), b))
+	f := frames(3, 10)
+	got, err := c.Marshal(NewReply(proto.CloneOf(rest), f))
 	if err != nil {
 		t.Fatal(err)
 	}
-	rest.ProtoReflect().SetUnknown(b.ReadOnlyData())
+	rest.ProtoReflect().SetUnknown(protoreflect.RawFields(f))
 	if want, err := proto.Marshal(rest); err != nil || !bytes.Equal(got.Materialize(), want) {
 		t.Errorf("Marshal(a reply) = %x, want %x, %v", got.Materialize(), want, err)
 	}
-	if last := got[len(got)-1].ReadOnlyData(); &last[0] != &b.ReadOnlyData()[0] {
+	if last := got[len(got)-1].ReadOnlyData(); &last[0] != &f[0] {
 		t.Error("Marshal copied the frames")
 	}
 }
 
-// TestFaults checks that frames of replies that cannot be sent return to their pool.
+// TestFaults checks the errors of replies that cannot be sent.
 func TestFaults(t *testing.T) {
-	c := Codec(encoding.GetCodecV2(protocodec.Name))
-	options := proto.UnmarshalOptions{}
-	for name, use := range map[string]func(*Reply) error{
-		"Marshal": func(r *Reply) error { _, err := c.Marshal(r); return err },
-		"Decode":  func(r *Reply) error { return r.Decode(new(parleyv1.ListMessagesResponse), options) },
-	} {
-		pool := newPoisonPool()
-		r := NewReply(&parleyv1.ListMessagesResponse{NextPageToken: "\xff"}, frames(pool, 1, 10))
-		if err := use(r); err == nil || errors.Is(err, errUsed) {
-			t.Errorf("%s(invalid text) = %v, want an error", name, err)
-		}
-		pool.wait(t)
-		if err := use(r); !errors.Is(err, errUsed) {
-			t.Errorf("%s a second time = %v, want %v", name, err, errUsed)
-		}
+	c, options := Codec(encoding.GetCodecV2(protocodec.Name)), proto.UnmarshalOptions{}
+	invalid := NewReply(&parleyv1.ListMessagesResponse{NextPageToken: "\xff"}, frames(1, 10))
+	if _, err := c.Marshal(invalid); err == nil {
+		t.Error("Marshal(invalid text) = nil, want an error")
 	}
-	malformed := NewReply(new(parleyv1.ListMessagesResponse), mem.SliceBuffer{0xff})
+	if err := invalid.Decode(new(parleyv1.ListMessagesResponse), options); err == nil {
+		t.Error("Decode(invalid text) = nil, want an error")
+	}
+	malformed := NewReply(new(parleyv1.ListMessagesResponse), store.Frames{0xff})
 	if err := malformed.Decode(new(parleyv1.ListMessagesResponse), options); err == nil {
 		t.Error("Decode(malformed frames) = nil, want an error")
 	}
@@ -265,26 +198,5 @@ func TestFaults(t *testing.T) {
 	}
 	if _, err := handle(nil, t.Context(), func(any) error { return failed }, nil); !errors.Is(err, failed) {
 		t.Errorf("handler without a request = %v, want %v", err, failed)
-	}
-}
-
-// TestPool checks which buffers the pool returns again.
-func TestPool(t *testing.T) {
-	var p Pool
-	if b := p.Get(10); len(*b) != 10 || cap(*b) != minBuffer {
-		t.Errorf("Get(10) = %d of %d bytes, want 10 of %d", len(*b), cap(*b), minBuffer)
-	}
-	small := make([]byte, minBuffer-1)
-	large := make([]byte, maxBuffer+1)
-	p.Put(&small)
-	p.Put(&large)
-	if b := p.Get(1); cap(*b) != minBuffer {
-		t.Errorf("Get after Put of unfit buffers = one of %d bytes, want a new one", cap(*b))
-	}
-	// A sync.Pool may drop what is put, so this checks only that a buffer that is too small is not returned.
-	fit := make([]byte, minBuffer)
-	p.Put(&fit)
-	if b := p.Get(maxBuffer); len(*b) != maxBuffer {
-		t.Errorf("Get(%d) = %d bytes", maxBuffer, len(*b))
 	}
 }
