@@ -45,7 +45,7 @@ func wantSound(t *testing.T, path string) Checked {
 	return done
 }
 
-// fileNames returns the names of the files in a directory.
+// fileNames returns the names of the files in a directory, without the journal.
 func fileNames(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -53,7 +53,9 @@ func fileNames(t *testing.T, dir string) (names []string) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		names = append(names, e.Name())
+		if !strings.HasPrefix(e.Name(), "parley.db.journal-") {
+			names = append(names, e.Name())
+		}
 	}
 	return names
 }
@@ -61,8 +63,15 @@ func fileNames(t *testing.T, dir string) (names []string) {
 // TestBackup makes a backup during concurrent appends. It must contain all messages that were
 // appended before it began, and those of each conversation up to one instant.
 func TestBackup(t *testing.T) {
+	for name, budget := range map[string]int64{"file": 0, "journal": 1 << 20, "journal that is folded": 64 << 10} {
+		t.Run(name, func(t *testing.T) { testBackup(t, budget) })
+	}
+}
+
+func testBackup(t *testing.T, budget int64) {
+	t.Helper()
 	path := newPath(t)
-	s := open(t, path, store.Options{MaxMessages: 1000})
+	s := openJournaled(t, path, store.Options{MaxMessages: 1000}, budget)
 	const conversations, before = 8, 40
 	appendAll := func(from int, more func(i int) bool) {
 		var group sync.WaitGroup

@@ -202,7 +202,7 @@ func (s *Store) load() error {
 		}); err != nil {
 			return err
 		}
-		if err := s.openJournal(); err != nil {
+		if err := s.openJournal(false); err != nil {
 			return err
 		}
 		if err := s.db.View(func(tx *bolt.Tx) error {

@@ -31,8 +31,8 @@ func journalDir(path string, id journal.ID) string { return fmt.Sprintf("%s.jour
 const foldStep = 256
 
 // openJournal opens the journal if the store should use one or the file needs one, and reads the operations that
-// the file does not contain.
-func (s *Store) openJournal() error {
+// the file does not contain. If readOnly is true, it changes no file.
+func (s *Store) openJournal(readOnly bool) error {
 	var m layout.Journal
 	unfolded := false
 	key := []byte(boltfile.JournalKey)
@@ -41,7 +41,7 @@ func (s *Store) openJournal() error {
 		m, err = layout.DecodeJournal(key, tx.Bucket([]byte(layout.MetaBucket)).Get(key))
 		return err
 	}); err != nil {
-		return err
+		return fmt.Errorf("%w: %w: %s", ErrDamaged, err, boltfile.Remedy)
 	}
 	if s.options.JournalBudget == 0 && !unfolded {
 		return nil
@@ -50,10 +50,10 @@ func (s *Store) openJournal() error {
 		_, _ = rand.Read(m.ID[:]) // It never fails.
 	}
 	o := journal.Options{
-		ID: m.ID, After: m.Folded, MinSegment: s.options.segmentBytes, MaxSegment: s.options.segmentBytes,
+		ID: m.ID, After: m.Folded, ReadOnly: readOnly, MinSegment: s.options.segmentBytes, MaxSegment: s.options.segmentBytes,
 	}
 	if unfolded {
-		o.Through = m.Through
+		o.MustExist, o.Through = true, m.Through
 	}
 	found := map[string]*unfoldedConversation{}
 	j, err := journal.Open(journalDir(s.path, m.ID), o, func(op journal.Operation) error { return collect(found, op) })
@@ -124,14 +124,20 @@ func (s *Store) restorePending(tx *bolt.Tx, found map[string]*unfoldedConversati
 		if first == len(c.operations) {
 			continue
 		}
-		s.tally.pending.Put(key, overlay.Entry{Messages: sum.Messages, Bytes: sum.Bytes}, bytes, c.operations[first:]...)
-		s.tally.addPending(tenant, sum)
-		s.tally.tenants[tenant], s.tally.total = s.tally.tenants[tenant].Plus(sum), s.tally.total.Plus(sum)
+		s.restore(key, tenant, overlay.Entry{Messages: sum.Messages, Bytes: sum.Bytes}, bytes, c.operations[first:]...)
 		if c.turns {
 			s.restoredTurns = append(s.restoredTurns, string(layout.IDKey(tenant, rec.Conversation().GetId())))
 		}
 	}
 	return nil
+}
+
+// restore puts the entry of a conversation of a file that has just been opened.
+func (s *Store) restore(key, tenant string, e overlay.Entry, bytes int, operations ...overlay.Operation) {
+	counts := layout.Counts{Messages: e.Messages, Bytes: e.Bytes}
+	s.tally.pending.Put(key, e, bytes, operations...)
+	s.tally.addPending(tenant, counts)
+	s.tally.tenants[tenant], s.tally.total = s.tally.tenants[tenant].Plus(counts), s.tally.total.Plus(counts)
 }
 
 // folder folds the operations of the journal into the file, a generation after the other: when the
@@ -350,23 +356,18 @@ func (s *Store) dropJournal() error {
 
 // foldAll folds everything after the writer has stopped. Then the file needs no journal.
 func (s *Store) foldAll() error {
-	through := s.tally.journalEntry.Through
-	for keys := s.tally.pending.Begin(); ; keys = keys[min(foldStep, len(keys)):] {
-		var t *txn
-		err := s.writer.transact(func(tx *bolt.Tx) error {
-			t = s.beginTxn(tx)
-			if len(keys) == 0 {
-				t.endGeneration(through)
-				t.schema, t.dirty = boltfile.SchemaVersion, true
-			}
-			return errors.Join(t.foldKeys(keys[:min(foldStep, len(keys))]), t.finish())
-		})
-		if err != nil && !errors.Is(err, boltfile.ErrUnchanged) {
+	for step := range slices.Chunk(s.tally.pending.Begin(), foldStep) {
+		if err := s.transact(func(t *txn) error { return t.foldKeys(step) }); err != nil {
 			return err
 		}
-		s.afterCommit(t)
-		if len(keys) == 0 {
-			return nil
-		}
 	}
+	if err := s.transact(func(t *txn) error {
+		t.endGeneration(s.tally.journalEntry.Through)
+		t.schema, t.dirty = boltfile.SchemaVersion, true
+		return nil
+	}); err != nil {
+		return err
+	}
+	s.tally.pending.End()
+	return s.journal.Release(s.tally.journalEntry.Folded)
 }

@@ -1,16 +1,25 @@
 package boltstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"os"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/backup"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 	"github.com/parleyhq/parley/store/boltstore/internal/fsck"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 )
 
 // Backup implements store.Backuper. The copy is an unlinked file in the directory of the store.
@@ -18,7 +27,7 @@ func (s *Store) Backup(ctx context.Context) (*store.Backup, error) {
 	if !s.backupRunning.CompareAndSwap(false, true) {
 		return nil, store.ErrBackupRunning
 	}
-	file, size, err := backup.Snapshot(ctx, s.path, s.view)
+	file, size, err := s.snapshot(ctx)
 	if err != nil {
 		s.backupRunning.Store(false)
 		return nil, fmt.Errorf("backup: %w", err)
@@ -26,6 +35,84 @@ func (s *Store) Backup(ctx context.Context) (*store.Backup, error) {
 	return &store.Backup{
 		ReadCloser: &backupReader{io.NewSectionReader(file, 0, size), file, &s.backupRunning}, Size: size,
 	}, nil
+}
+
+// snapshot returns a copy of the file with all operations of the journal, so that the copy needs no journal.
+func (s *Store) snapshot(ctx context.Context) (*os.File, int64, error) {
+	if s.journal == nil {
+		return backup.Snapshot(ctx, s.path, s.view, func(string) error { return nil }, 0)
+	}
+	unpin := s.journal.Pin()
+	defer unpin()
+	var unfolded map[string]*overlay.Entry // of the state that is copied last
+	view := func(ctx context.Context, read func(*bolt.Tx) error) error {
+		for {
+			err := s.view(ctx, func(tx *bolt.Tx) (err error) {
+				if unfolded, err = s.tally.pending.Freeze(tx.ID()); err != nil {
+					return err
+				}
+				return read(tx)
+			})
+			if !errors.Is(err, overlay.ErrStale) {
+				return err
+			}
+		}
+	}
+	current, folding := s.tally.pending.Bytes()
+	return backup.Snapshot(ctx, s.path, view, func(path string) error {
+		return s.foldCopy(ctx, path, unfolded)
+	}, current+folding)
+}
+
+// foldCopy writes the operations of entries to a copy of the file. Then the copy is that of a store without a journal.
+func (s *Store) foldCopy(ctx context.Context, path string, entries map[string]*overlay.Entry) (err error) {
+	db, err := boltfile.OpenLocked(path, boltfile.ReadTimeout)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	db.NoSync = true // Until the end: nothing else uses the copy.
+	c := &Store{options: s.options, path: path, db: db, tally: newTally(0), journal: s.journal}
+	c.writer = &writer{db: db, guard: &c.tally.guard}
+	if err := db.View(func(tx *bolt.Tx) error { return c.tally.load(tx, s.options.Now()) }); err != nil {
+		return err
+	}
+	for key, e := range entries {
+		tenant, _, _ := layout.CutTenant([]byte(key))
+		c.restore(key, tenant, overlay.Entry{Messages: e.Messages, Bytes: e.Bytes}, 0, e.Operations...)
+	}
+	for step := range slices.Chunk(slices.Sorted(maps.Keys(entries)), foldStep) {
+		began := time.Now()
+		if err := c.transact(func(t *txn) error { return t.foldKeys(step) }); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(time.Since(began)): // The server has the other half of the processor.
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := c.transact(func(t *txn) error {
+		t.del(t.meta, []byte(boltfile.JournalKey))
+		return nil
+	}); err != nil {
+		return err
+	}
+	return db.Sync()
+}
+
+// transact runs an operation in a transaction of its own, while no writer runs.
+func (s *Store) transact(apply func(*txn) error) error {
+	var t *txn
+	err := s.writer.transact(func(tx *bolt.Tx) error {
+		t = s.beginTxn(tx)
+		return errors.Join(apply(t), t.finish())
+	})
+	if err != nil && !errors.Is(err, boltfile.ErrUnchanged) {
+		return err
+	}
+	s.tally.apply(t)
+	return nil
 }
 
 // backupReader reads a copy. Its Close permits the next backup.
@@ -68,15 +155,97 @@ func CheckPages(path string, report func(fault string)) (Checked, error) {
 	return fsck.CheckPages(path, report)
 }
 
-// Check checks the pages and all records of a store's file, see [fsck.Check].
-func Check(path string, report func(fault string)) (Checked, error) { return fsck.Check(path, report) }
+// Check checks the pages and all records of a store's file, see [fsck.Check], and the operations in its journal.
+func Check(path string, report func(fault string)) (Checked, error) {
+	done, err := fsck.Check(path, report)
+	if err == nil {
+		err = checkJournal(path, &done, report)
+	}
+	return done, err
+}
+
+// checkJournal checks that the operations in the journal of a sound file can be read and applied. It adds
+// the messages in them to the result.
+func checkJournal(path string, done *Checked, report func(fault string)) (err error) {
+	db, err := boltfile.OpenReadOnly(path, boltfile.ReadTimeout)
+	if err != nil {
+		return fmt.Errorf("store %s: %w", path, err)
+	}
+	s := &Store{path: path, db: db, tally: newTally(0)}
+	defer func() {
+		if err = errors.Join(err, s.closeFiles()); err != nil {
+			err = fmt.Errorf("store %s: %w", path, err)
+		}
+	}()
+	if err := s.openJournal(true); err != nil || s.journal == nil {
+		return err
+	}
+	unfolded, err := s.tally.pending.Freeze(math.MaxInt)
+	if err != nil {
+		return err
+	}
+	var first error
+	err = db.View(func(tx *bolt.Tx) error {
+		r := newReader(tx, journaled{pending: s.tally.pending.View(), journal: s.journal})
+		for _, key := range slices.Sorted(maps.Keys(unfolded)) {
+			tenant, inner, _ := layout.CutTenant([]byte(key))
+			rec, _, _, err := r.decode(tenant, layout.InnerKey(inner), r.value(tenant, layout.InnerKey(inner)), all)
+			if err != nil {
+				report(err.Error())
+				first, done.Faults = cmp.Or(first, err), done.Faults+1
+				continue
+			}
+			done.Messages += unfolded[key].Messages
+			if got, want := rec.Messages.Count(), rec.Conversation().GetMessageCount(); got != int(want) {
+				err := fmt.Errorf("conversation %q has %d messages, not %d", rec.Conversation().GetId(), got, want)
+				report(err.Error())
+				first, done.Faults = cmp.Or(first, err), done.Faults+1
+			}
+		}
+		return nil
+	})
+	if err == nil && first != nil {
+		err = fmt.Errorf("%w: faults: %d, the first one: %w: %s", ErrDamaged, done.Faults, first, boltfile.Remedy)
+	}
+	return err
+}
 
 // Compacted is the result of Compact.
 type Compacted = backup.Compacted
 
-// Compact rewrites the file at path without its free pages, see [backup.Compact].
+// Compact folds the journal of the file at path, if it has one, and rewrites the file without its free pages, see
+// [backup.Compact].
 func Compact(path string, checked func(path string) error) (Compacted, error) {
+	if err := foldClosed(path); err != nil {
+		return Compacted{}, fmt.Errorf("compact: %w", err)
+	}
 	return backup.Compact(path, checked)
+}
+
+// foldClosed folds the journal of a file that no process has open.
+func foldClosed(path string) error {
+	if err := boltfile.CheckFile(path); err != nil {
+		return fmt.Errorf("store %s: %w", path, err)
+	}
+	unfolded := false
+	db, err := boltfile.OpenReadOnly(path, boltfile.ReadTimeout)
+	if err != nil {
+		return fmt.Errorf("store %s: %w", path, err)
+	}
+	err = errors.Join(boltfile.RecoverDamage(func() error {
+		return db.View(func(tx *bolt.Tx) error {
+			unfolded = boltfile.Schema(tx) == boltfile.JournaledSchemaVersion
+			return nil
+		})
+	}), db.Close())
+	if err != nil || !unfolded {
+		return err
+	}
+	s, err := Open(path, Options{Timeout: boltfile.ReadTimeout}) // Without a journal of its own, Open folds the old one.
+	if err != nil {
+		return err
+	}
+	return s.Close()
 }
 
 // RestoreOptions configure Restore. The zero value is usable.

@@ -28,16 +28,17 @@ const (
 )
 
 // Snapshot copies the committed state of a store's file at path within one read transaction, which
-// view runs. It returns the copy, an unlinked file in the directory of the store, and its size. Errors: a
-// *store.BackupSpaceError, that of ctx, those of view and of the file system.
+// view runs. Then it calls complete with the path of the copy, which may change the copy and add about
+// growth bytes to it. Snapshot returns the copy, an unlinked file in the directory of the store, and its
+// size. Errors: a *store.BackupSpaceError, that of ctx, those of view, of complete and of the file system.
 //
 // A read transaction that lasts as long as writing the copy would make the file grow, since no page
 // that is replaced in that time can be reused. Each growth waits until the disk has all pending writes.
 // So the file is first copied outside of any transaction, while it changes, at a pace that leaves the
 // disk to others half of the time. The result is not a consistent database. Then the file is read again
 // within one transaction, and the blocks that differ are rewritten: that is mostly reading.
-func Snapshot(ctx context.Context, path string,
-	view func(context.Context, func(*bolt.Tx) error) error,
+func Snapshot(ctx context.Context, path string, view func(context.Context, func(*bolt.Tx) error) error,
+	complete func(path string) error, growth int64,
 ) (_ *os.File, size int64, err error) {
 	if err := view(ctx, func(tx *bolt.Tx) error {
 		size = tx.Size() // to the end of the last page that was ever used
@@ -49,15 +50,16 @@ func Snapshot(ctx context.Context, path string,
 	if err != nil {
 		return nil, 0, err
 	}
-	noSpace := &store.BackupSpaceError{Needed: size + min(backupReserve, disk/boltfile.ReservePart), Free: free}
+	noSpace := &store.BackupSpaceError{Needed: size + growth + min(backupReserve, disk/boltfile.ReservePart), Free: free}
 	if free < noSpace.Needed {
 		return nil, 0, noSpace
 	}
-	file, err := createUnlinked(path + boltfile.BackupSuffix)
+	file, err := createCopy(path + boltfile.BackupSuffix)
 	if err != nil {
 		return nil, 0, err
 	}
 	defer func() {
+		err = errors.Join(err, boltfile.RemoveIfExists(path+boltfile.BackupSuffix))
 		if err != nil && boltfile.IsFull(err) { // Other writes have filled the disk.
 			noSpace.Free, _, _ = boltfile.DiskSpace(path)
 			noSpace.Free = min(noSpace.Free, noSpace.Needed-1) // The disk may have space again by now.
@@ -81,24 +83,24 @@ func Snapshot(ctx context.Context, path string,
 	}); err != nil {
 		return nil, 0, err
 	}
-	return file, size, nil
+	if err := complete(path + boltfile.BackupSuffix); err != nil {
+		return nil, 0, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	return file, info.Size(), nil
 }
 
-// createUnlinked creates a file and unlinks it, so that it disappears when it is closed or when the
-// process ends. Only a process that ends between the two leaves the file; the next backup or the
-// next Open removes it.
-func createUnlinked(path string) (*os.File, error) {
+// createCopy creates a file. Snapshot unlinks it when it is complete, so that it disappears when it is
+// closed or when the process ends. If the process ends before that, the next backup or the next Open
+// removes it.
+func createCopy(path string) (*os.File, error) {
 	if err := boltfile.RemoveIfExists(path); err != nil {
 		return nil, err
 	}
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|boltfile.NoFollow, boltfile.FileMode)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Remove(path); err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	return file, nil
+	return os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|boltfile.NoFollow, boltfile.FileMode)
 }
 
 // copier writes a file. Where the file already has data, it writes only blocks that differ.

@@ -41,6 +41,7 @@ package journal
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"slices"
@@ -72,6 +73,10 @@ type Options struct {
 	// Through is an index that the journal must reach. If it does not, a part of it is missing, or
 	// it is an older copy.
 	Through uint64
+	// MustExist says that the directory must exist.
+	MustExist bool
+	// ReadOnly opens the journal for Read only. It changes no file.
+	ReadOnly bool
 	// MinSegment and MaxSegment are the sizes of segments in bytes; 0 is MinSegmentBytes and MaxSegmentBytes.
 	MinSegment, MaxSegment int64
 }
@@ -139,8 +144,13 @@ type segment struct {
 // replay with each operation behind o.After, in order. Errors: boltfile.ErrDamaged, that of replay,
 // those of the file system.
 func Open(dir string, o Options, replay func(Operation) error) (*Journal, error) {
-	if err := boltfile.MakeDir(dir); err != nil {
-		return nil, err
+	if _, err := os.Stat(dir); o.MustExist && errors.Is(err, fs.ErrNotExist) {
+		return nil, damaged("%s is missing", dir)
+	}
+	if !o.ReadOnly {
+		if err := boltfile.MakeDir(dir); err != nil {
+			return nil, err
+		}
 	}
 	j := &Journal{dir: dir, options: o.withDefaults(), segments: map[uint32]*segment{}, next: o.After + 1}
 	j.keepUnused = j.options.MinSegment

@@ -3,8 +3,10 @@ package journal
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,7 +64,14 @@ func damaged(format string, arguments ...any) error {
 // openSegments opens all files of the directory that are segments, and removes those that an ended
 // process has not completed.
 func (j *Journal) openSegments() error {
+	flags := os.O_RDWR
 	entries, err := os.ReadDir(j.dir)
+	if j.options.ReadOnly {
+		flags = os.O_RDONLY
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // It has no operations.
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -71,14 +80,14 @@ func (j *Journal) openSegments() error {
 		name, ok := strings.CutSuffix(e.Name(), suffix)
 		number, err := strconv.ParseUint(name, 10, 32)
 		if !ok || err != nil {
-			if strings.HasSuffix(e.Name(), suffix+boltfile.UnfinishedSuffix) {
+			if strings.HasSuffix(e.Name(), suffix+boltfile.UnfinishedSuffix) && !j.options.ReadOnly {
 				if err := boltfile.RemoveIfExists(path); err != nil {
 					return err
 				}
 			}
 			continue
 		}
-		file, err := os.OpenFile(path, os.O_RDWR|boltfile.NoFollow, 0)
+		file, err := os.OpenFile(path, flags|boltfile.NoFollow, 0)
 		if err != nil {
 			return err
 		}

@@ -186,6 +186,27 @@ func (s *Set) End() {
 	s.folding, s.foldingBytes = nil, 0
 }
 
+// Freeze returns all entries for a reader of a transaction, by key. If the transaction is too old for one, the error is
+// ErrStale.
+func (s *Set) Freeze(transaction int) (map[string]*Entry, error) {
+	v, frozen := s.View(), map[string]*Entry{}
+	for _, entries := range []map[string]*Entry{v.folding, v.current} {
+		s.mu.RLock()
+		keys := slices.Collect(maps.Keys(entries))
+		s.mu.RUnlock()
+		for _, key := range keys {
+			e, err := v.Get([]byte(key), transaction)
+			if err != nil {
+				return nil, err
+			}
+			if e != nil {
+				frozen[key] = e
+			}
+		}
+	}
+	return frozen, nil
+}
+
 // Bytes returns the size in the journal of the operations of the current generation, and of the one
 // that is being folded.
 func (s *Set) Bytes() (current, folding int64) {

@@ -1,0 +1,188 @@
+package boltstore
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+)
+
+// killedStore returns the path of a store whose process has ended, with operations in its journal that the file does not
+// contain. It has conversations "0" to "4" with 10 messages each, of which the file contains 4.
+func killedStore(t *testing.T) string {
+	t.Helper()
+	path := newPath(t)
+	s := openJournaled(t, path, store.Options{}, 1<<20)
+	for round := range 10 {
+		if round == 4 {
+			s.folder.fold()
+		}
+		for c := range 5 {
+			appendTo(t, s, fmt.Sprint(c), fmt.Sprint("message ", round))
+		}
+	}
+	kill(t, s)
+	return path
+}
+
+// wantMessages checks the conversations of killedStore.
+func wantMessages(t *testing.T, s *Store) {
+	t.Helper()
+	wantConsistent(t, s)
+	for c := range 5 {
+		snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: fmt.Sprint(c), Newest: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		messages, err := snapshot.Messages.Messages()
+		if err != nil || len(messages) != 10 {
+			t.Fatalf("%d messages, %v, want 10", len(messages), err)
+		}
+		for i, m := range messages {
+			if want := fmt.Sprint("message ", i); m.GetContent() != want {
+				t.Errorf("message %d is %q, want %q", i, m.GetContent(), want)
+			}
+		}
+	}
+}
+
+// journalOf returns the directory of the journal of a store.
+func journalOf(t *testing.T, path string) string {
+	t.Helper()
+	found, err := filepath.Glob(path + ".journal-*")
+	if err != nil || len(found) != 1 {
+		t.Fatalf("journals %v, %v, want one", found, err)
+	}
+	return found[0]
+}
+
+// TestJournalAfterKill checks that a killed store opens with all messages, with and without a journal from then on, and that
+// check and compact know the journal.
+func TestJournalAfterKill(t *testing.T) {
+	path := killedStore(t)
+	if done := wantSound(t, path); done.Conversations != 5 || done.Messages != 50 {
+		t.Errorf("Check = %+v, want 5 conversations and 50 messages", done)
+	}
+	s := openJournaled(t, path, store.Options{}, 1<<20)
+	wantMessages(t, s)
+	kill(t, s)
+	s = openJournaled(t, path, store.Options{}, 1<<20)
+	wantMessages(t, s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := schemaOf(t, open(t, path, store.Options{})); !bytes.Equal(got, boltfile.EncodeSchema(boltfile.SchemaVersion)) {
+		t.Errorf("schema after Close = %x", got)
+	}
+
+	for name, use := range map[string]func(t *testing.T, path string){
+		"without a journal": func(t *testing.T, path string) {
+			t.Helper()
+			wantMessages(t, open(t, path, store.Options{}))
+		},
+		"compact": func(t *testing.T, path string) {
+			t.Helper()
+			if _, err := Compact(path, func(string) error { return nil }); err != nil {
+				t.Fatal(err)
+			}
+			wantSound(t, path)
+			wantMessages(t, openJournaled(t, path, store.Options{}, 1<<20))
+		},
+	} {
+		t.Run(name, func(t *testing.T) { use(t, killedStore(t)) })
+	}
+}
+
+// TestJournalDamaged checks that a store is not opened, and that the check fails, if its file and its journal do not belong
+// together, or if one of them is damaged or an older copy.
+func TestJournalDamaged(t *testing.T) {
+	for name, test := range map[string]struct {
+		damage func(t *testing.T, path string)
+		want   string
+	}{
+		"missing": {func(t *testing.T, path string) {
+			t.Helper()
+			if err := os.RemoveAll(journalOf(t, path)); err != nil {
+				t.Fatal(err)
+			}
+		}, "is missing"},
+		"of another store": {func(t *testing.T, path string) {
+			t.Helper()
+			own, other := journalOf(t, path), journalOf(t, killedStore(t))
+			if err := errors.Join(os.RemoveAll(own), os.CopyFS(own, os.DirFS(other))); err != nil {
+				t.Fatal(err)
+			}
+		}, "belongs to another store"},
+		"a bit": {func(t *testing.T, path string) {
+			t.Helper()
+			segment := filepath.Join(journalOf(t, path), "00000001.segment")
+			b, err := os.ReadFile(segment)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b[bytes.Index(b, []byte("message 5"))]++
+			if err := os.WriteFile(segment, b, boltfile.FileMode); err != nil {
+				t.Fatal(err)
+			}
+		}, "cannot be read"},
+		"older file": {func(t *testing.T, path string) {
+			t.Helper()
+			older, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := openJournaled(t, path, store.Options{}, 1<<20)
+			if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "4"}); err != nil {
+				t.Fatal(err)
+			}
+			appendTo(t, s, "0", "after the delete")
+			kill(t, s)
+			if err := os.WriteFile(path, older, boltfile.FileMode); err != nil {
+				t.Fatal(err)
+			}
+		}, "older copy"},
+		"older journal": {func(t *testing.T, path string) {
+			t.Helper()
+			dir, older := journalOf(t, path), t.TempDir()
+			if err := os.CopyFS(older, os.DirFS(dir)); err != nil {
+				t.Fatal(err)
+			}
+			s := openJournaled(t, path, store.Options{}, 1<<20)
+			appendTo(t, s, "0", "more")
+			appendTo(t, s, "new conversation", "which is a transaction")
+			kill(t, s)
+			if err := errors.Join(os.RemoveAll(dir), os.CopyFS(dir, os.DirFS(older))); err != nil {
+				t.Fatal(err)
+			}
+		}, "older copy"},
+		"entry in meta": {func(t *testing.T, path string) {
+			t.Helper()
+			updateFile(t, path, func(tx *bolt.Tx) error {
+				return tx.Bucket([]byte("meta")).Put([]byte(boltfile.JournalKey), []byte("damaged"))
+			})
+		}, "entry of the journal"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := killedStore(t)
+			test.damage(t, path)
+			s, err := Open(path, Options{JournalBudget: 1 << 20})
+			if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("Open = %v, want %v with %q in one line", err, ErrDamaged, test.want)
+			}
+			if err == nil {
+				s.Close()
+			}
+			if _, err := Check(path, func(string) {}); !errors.Is(err, ErrDamaged) {
+				t.Errorf("Check = %v, want %v", err, ErrDamaged)
+			}
+		})
+	}
+}
