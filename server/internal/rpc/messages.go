@@ -51,7 +51,7 @@ func (s messageReader) handlers() map[string]grpc.MethodHandler {
 	}
 }
 
-// read reads a conversation. Nobody may change the messages of the snapshot.
+// read reads a conversation. The caller must not change the messages of the snapshot.
 func (s *Server) read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
 	r.Shared = true
 	return s.store.Read(ctx, r)

@@ -4,8 +4,9 @@
 // has the frames beside a message with all other fields. The codec encodes that message and passes the frames to gRPC
 // as they are. gRPC copies them once, to the buffer from which it writes to the connection.
 //
-// The memory of frames may be that of a cache in the store, which other readers use, so nobody changes it. Until the
-// client has received the frames, the reply keeps all of that memory, which may be larger than the frames.
+// The memory of frames may be that of a cache in the store, which other readers use, so it must not be changed.
+// Until the client has received the frames, the reply keeps all of that memory, which may be larger than the
+// frames.
 //
 // Start at [Reply].
 package wirecodec

@@ -175,7 +175,7 @@ func (c *Cache) Append(key string, head []byte, messages store.Frames, retained 
 	} else {
 		old = old[len(old)-kept:]
 	}
-	// The bytes behind the newest state are free, and earlier states end before them.
+	// The bytes after the newest state are free, and earlier states end before them.
 	c.set(key, State{Head: head, Messages: append(old, messages...)})
 }
 

@@ -24,7 +24,7 @@ type batch struct {
 	length uint32 // of the payload
 }
 
-// end returns the offset behind a batch that begins at an offset.
+// end returns the offset after a batch that begins at an offset.
 func (b batch) end(at int64) int64 { return align(at + headerSize + int64(b.length)) }
 
 func align(at int64) int64 { return (at + alignment - 1) &^ (alignment - 1) }

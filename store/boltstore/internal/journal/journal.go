@@ -141,7 +141,7 @@ type segment struct {
 }
 
 // Open opens the journal in a directory, and creates the directory if it does not exist. It calls
-// replay with each operation behind o.After, in order. Errors: boltfile.ErrDamaged, that of replay,
+// replay with each operation after o.After, in order. Errors: boltfile.ErrDamaged, that of replay,
 // those of the file system.
 func Open(dir string, o Options, replay func(Operation) error) (*Journal, error) {
 	if _, err := os.Stat(dir); o.MustExist && errors.Is(err, fs.ErrNotExist) {

@@ -78,7 +78,7 @@ func filler(n int) (batches [][]string) {
 	return batches
 }
 
-// TestReplay checks that a restart returns every operation behind the given index, over several segments, and that the
+// TestReplay checks that a restart returns every operation after the given index, over several segments, and that the
 // journal continues there.
 func TestReplay(t *testing.T) {
 	t.Parallel()
@@ -172,8 +172,8 @@ func TestPin(t *testing.T) {
 	}
 }
 
-// TestTornBatch checks that a last batch of which only a part is on disk is dropped, and that the journal continues in its
-// place.
+// TestTornBatch checks that a last batch of which only a part is on disk is dropped, and that the journal continues in
+// its place.
 func TestTornBatch(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -308,7 +308,7 @@ func flip(t *testing.T, path string, at int64) {
 	}
 }
 
-// newestSegment returns the path of the segment with the newest batch that has another one behind it.
+// newestSegment returns the path of the segment with the newest batch that has another one after it.
 func newestSegment(t *testing.T, dir string) (path string) {
 	t.Helper()
 	var newest uint64

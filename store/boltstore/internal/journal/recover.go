@@ -16,7 +16,7 @@ import (
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
-// recover opens the segments, replays the operations behind Options.After and finds the end of the
+// recover opens the segments, replays the operations after Options.After and finds the end of the
 // journal.
 func (j *Journal) recover(replay func(Operation) error) error {
 	if err := j.openSegments(); err != nil {
@@ -102,7 +102,7 @@ func (j *Journal) openSegments() error {
 	return nil
 }
 
-// replay replays the operations of a segment that are behind the newest one, and makes the segment
+// replay replays the operations of a segment that are after the newest one, and makes the segment
 // active if it has any.
 func (j *Journal) replay(s *scan, replay func(Operation) error) error {
 	for ok := true; ok; {
@@ -157,8 +157,8 @@ func (j *Journal) checkEnd() error {
 	return nil
 }
 
-// findBatch returns the first index of a valid batch in a segment behind an offset that has operations
-// behind the end of the journal.
+// findBatch returns the first index of a valid batch in a segment after an offset that has operations
+// after the end of the journal.
 func (j *Journal) findBatch(s *segment, from int64) (first uint64, found bool, err error) {
 	const chunk = 1 << 20
 	buffer := make([]byte, chunk+len(magic))

@@ -101,7 +101,7 @@ func writeZeros(file *os.File, size int64) error {
 	return nil
 }
 
-// addUnused adds released segments that nobody has pinned. The caller has locked mu.
+// addUnused adds released segments that no reader has pinned. The caller has locked mu.
 func (j *Journal) addUnused(segments []*segment) { j.unused = append(j.unused, segments...) }
 
 // trim removes unused segments, the smallest first, while more than keepUnused bytes are left. The caller has locked
@@ -150,7 +150,7 @@ func (p *pins) add() *pinGroup {
 	return g
 }
 
-// remove removes a reader and returns the segments that nobody may read any more.
+// remove removes a reader and returns the segments that no reader uses any more.
 func (p *pins) remove(g *pinGroup) []*segment {
 	g.readers--
 	return p.collect()
