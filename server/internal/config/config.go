@@ -23,11 +23,13 @@ import (
 const (
 	kib = 1 << 10
 	mib = 1 << 20
+	gib = 1 << 30
 	day = 24 * time.Hour
 
 	maxConversation = store.MaxConversationBytes
 	maxTurns        = 1024 // of the server
 	maxImports      = 16   // of the server
+	minBudget       = 64 * kib
 )
 
 // dataDirName is the name of the setting that offline commands share with the server.
@@ -60,6 +62,9 @@ type Config struct {
 
 	Store                string        // "memory" or "bolt"
 	DataDir              string        // directory of the bolt store's file; need not exist
+	JournalBudget        int           // size of the appends in the journal that starts a fold, at least minBudget; 0: no journal
+	JournalAge           time.Duration // time after which appends in the journal are folded
+	CacheBytes           int           // of conversations in memory; 0: no cache
 	MaxMessages          int           // per conversation, 1 to 1000
 	TTL                  time.Duration // time from a conversation's last append to its expiry
 	MaxConversations     int           // per tenant; 0: no limit
@@ -132,6 +137,12 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 			"store of the conversations: memory loses them when the server stops"),
 		newSetting(dataDirName, text(&c.DataDir, "./data", 1, 4096, "path"),
 			"directory of parley.db and interactions/; created if missing, for this user only"),
+		newSetting("journal-budget", size(&c.JournalBudget, 256*mib, 0, 4*gib),
+			"size of the appends in the journal above which they are folded into the file; 0: no journal"),
+		newSetting("journal-age", duration(&c.JournalAge, time.Minute, time.Second, day),
+			"time after which appends in the journal are folded into the file"),
+		newSetting("cache-bytes", size(&c.CacheBytes, 64*mib, 0, math.MaxInt),
+			"maximum memory for conversations that were read or appended to; 0: no cache"),
 		newSetting("max-messages", count(&c.MaxMessages, 20, 1, 1000),
 			"messages kept per conversation unless its retention says otherwise; the oldest are dropped"),
 		newSetting("ttl", duration(&c.TTL, time.Hour, 100*time.Millisecond, 366*day),

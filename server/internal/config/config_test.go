@@ -64,7 +64,7 @@ func diff(want, got any) string {
 func defaults() *Config {
 	return &Config{
 		GRPCAddress: "127.0.0.1:50051", HTTPAddress: "127.0.0.1:8080",
-		Store: "bolt", DataDir: "./data",
+		Store: "bolt", DataDir: "./data", JournalBudget: 256 << 20, JournalAge: time.Minute, CacheBytes: 64 << 20,
 		MaxMessages: 20, TTL: time.Hour, MaxConversations: 1000,
 		MaxMessageBytes: 256 << 10, MaxConversationBytes: 3 << 20,
 		TurnTimeout: 5 * time.Minute, IdleTimeout: time.Minute, StopGrace: 30 * time.Second,
@@ -111,6 +111,9 @@ func TestConfigFlags(t *testing.T) {
 		{"oidc-role-claim", "role"},
 		{"store", "bolt"},
 		{"data-dir", "./data"},
+		{"journal-budget", "256MiB"},
+		{"journal-age", "1m"},
+		{"cache-bytes", "64MiB"},
 		{"max-messages", "20"},
 		{"ttl", "1h"},
 		{"max-conversations", "1000"},
@@ -203,7 +206,7 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 		"grpc-address": "[::1]:0", "http-address": "localhost:0",
 		"debug-address":        "unix:/run/debug",
 		"http-allowed-origins": "https://a.example,http://[::1]:3000", "insecure": "true", "store": "memory",
-		"data-dir": "/var/lib/parley", "max-messages": "7", "ttl": "7d", "max-conversations": "7",
+		"data-dir": "/var/lib/parley", "journal-budget": "4GiB", "journal-age": "7s", "cache-bytes": "0", "max-messages": "7", "ttl": "7d", "max-conversations": "7",
 		"max-message-bytes": "7KiB", "max-conversation-bytes": "2MiB", "turn-timeout": "7s", "idle-timeout": "7s",
 		"stop-grace": "0s", "max-answer-bytes": "7KiB", "max-turns": "7", "max-watchers": "7", "keepalive-time": "7s",
 		"memory-warning-bytes": "7GiB",

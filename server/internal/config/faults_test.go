@@ -171,6 +171,10 @@ func TestConfigFaults(t *testing.T) {
 		{"--max-message-bytes=2MiB", "PARLEY_MAX_CONVERSATION_BYTES=1MiB", "--max-message-bytes: 2MiB exceeds the maximum " +
 			"size of a conversation; lower it, or raise PARLEY_MAX_CONVERSATION_BYTES, which is 1MiB"},
 		{"--max-message-bytes=3MiB --max-answer-bytes=3MiB", "", ""},
+		{"--journal-budget=256", "", "--journal-budget: 256 is too small; use at least 64KiB, or 0 for no journal"},
+		{"", "PARLEY_JOURNAL_BUDGET=5GiB", "PARLEY_JOURNAL_BUDGET: 5GiB is too large; the maximum is 4GiB"},
+		{"--journal-budget=64KiB", "", ""},
+		{"--journal-age=0s", "", "--journal-age: 0s is too small; the minimum is 1s"},
 	} {
 		t.Run(test.args+" "+test.environ, func(t *testing.T) {
 			_, err := load(t, strings.Fields(test.args), strings.Fields(test.environ))
