@@ -87,11 +87,11 @@ func (r *reader) decodePending(base []byte, e *overlay.Entry, p parts) (*record.
 	if err != nil {
 		return nil, err
 	}
-	rec.Sizes = e.Sizes
+	rec.Sizes = record.UnpackSizes(e.Sizes)
 	if p != all {
 		return rec, nil
 	}
-	if rec.Messages, err = r.messages(base, e); err != nil {
+	if rec.Messages, err = r.messages(base, e, rec.MessageBytes()); err != nil {
 		return nil, err
 	}
 	rec.Sizes = nil
@@ -119,15 +119,11 @@ func (r *reader) replay(base []byte, e *overlay.Entry) (*record.Record, error) {
 	return rec, nil
 }
 
-// messages returns the retained messages: the newest of those in the file and in the operations.
-func (r *reader) messages(base []byte, e *overlay.Entry) (store.Frames, error) {
+// messages returns the retained messages: the newest of those in the file and in the operations, which have size bytes.
+func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames, error) {
 	rec, err := record.Unmarshal(base)
 	if err != nil {
 		return nil, err
-	}
-	size := 0
-	for _, s := range e.Sizes {
-		size += int(s.Bytes)
 	}
 	frames := append(make(store.Frames, 0, len(rec.Messages)+size), rec.Messages...)
 	for _, o := range e.Operations {

@@ -151,13 +151,28 @@ type folder struct {
 
 func newFolder(s *Store) *folder {
 	f := &folder{store: s, full: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	f.notify() // An earlier process may have left enough, or had a larger budget.
 	go f.run()
 	return f
 }
 
+// memoryShare is how many bytes of the budget allow one byte of memory for what lies where in the journal. With 256 MiB
+// and the heads, the memory is 64 MiB at most: enough for appends of 500 bytes, five in each of 100,000 conversations.
+const memoryShare = 8
+
+// usage returns the size of the current generation, and of both together, in relation to the budget.
+func (f *folder) usage() (current, both float64) {
+	s := f.store
+	bytes, foldingBytes := s.tally.pending.Bytes()
+	memory, foldingMemory := s.tally.pending.Memory()
+	budget := float64(s.options.JournalBudget)
+	return float64(max(bytes, memory*memoryShare)) / budget,
+		float64(max(bytes+foldingBytes, (memory+foldingMemory)*memoryShare)) / budget
+}
+
 // notify is called after operations were put.
 func (f *folder) notify() {
-	if current, _ := f.store.tally.pending.Bytes(); current < f.store.options.JournalBudget {
+	if current, _ := f.usage(); current < 1 {
 		return
 	}
 	select {
@@ -169,8 +184,8 @@ func (f *folder) notify() {
 // isFull reports whether the journal has reached twice its budget. Then operations are transactions until the file has
 // caught up.
 func (f *folder) isFull() bool {
-	current, folding := f.store.tally.pending.Bytes()
-	return current+folding >= 2*f.store.options.JournalBudget
+	_, both := f.usage()
+	return both >= 2
 }
 
 // do makes the writer apply an operation, unless the folder stops first.
@@ -252,8 +267,7 @@ func (f *folder) fold() {
 // pause waits as long as the last step took, so that appends have half of the time. It does not wait if the next
 // generation is nearly full. It returns false if the folder stops.
 func (f *folder) pause(d time.Duration) bool {
-	current, _ := f.store.tally.pending.Bytes()
-	if current > f.store.options.JournalBudget/5*4 {
+	if current, _ := f.usage(); current > 0.8 {
 		d = 0
 	}
 	select {

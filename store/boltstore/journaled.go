@@ -74,7 +74,7 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*store.Result, 
 	if l.entry.Head, err = r.MarshalHead(); err != nil {
 		return nil, err
 	}
-	l.entry.Sizes, l.entry.Messages, l.entry.Bytes = r.AllSizes(), l.counts.Messages, l.counts.Bytes
+	l.entry.Sizes, l.entry.Messages, l.entry.Bytes = record.PackSizes(r.AllSizes()), l.counts.Messages, l.counts.Bytes
 	if old.pending != nil {
 		l.entry.Messages, l.entry.Bytes = l.entry.Messages+old.pending.Messages, l.entry.Bytes+old.pending.Bytes
 	}

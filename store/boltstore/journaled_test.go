@@ -88,6 +88,21 @@ func TestJournalAfterKill(t *testing.T) {
 			t.Helper()
 			wantMessages(t, open(t, path, store.Options{}))
 		},
+		"with a smaller budget": func(t *testing.T, path string) {
+			t.Helper()
+			committed := make(chan struct{}, 10)
+			s, err := Open(path, Options{JournalBudget: 1, OnCommit: func(store.Commit) { committed <- struct{}{} }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for current, folding := s.tally.pending.Bytes(); current+folding > 0; current, folding = s.tally.pending.Bytes() {
+				<-committed
+			}
+			wantMessages(t, s)
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+		},
 		"compact": func(t *testing.T, path string) {
 			t.Helper()
 			if _, err := Compact(path, func(string) error { return nil }); err != nil {

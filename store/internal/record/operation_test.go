@@ -164,7 +164,7 @@ func decide(tb rapid.TB, r *record.Record, a *store.Append, now time.Time, o *st
 func headOf(tb rapid.TB, value []byte) *record.Record {
 	tb.Helper()
 	r := unmarshal(tb, value)
-	r.Sizes, r.Messages = record.Sizes(r.Messages), nil
+	r.Sizes, r.Messages = record.UnpackSizes(record.PackSizes(record.Sizes(r.Messages))), nil
 	return r
 }
 

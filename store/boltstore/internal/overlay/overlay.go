@@ -24,11 +24,17 @@ import (
 	"sync"
 
 	"github.com/parleyhq/parley/store/boltstore/internal/journal"
-	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// maxHeadBytes is how much memory the heads of all entries take. Entries above that have none.
+// maxHeadBytes is how much memory the heads and sizes of a generation take. Entries above that have none.
 const maxHeadBytes = 32 << 20
+
+// What an entry and each of its operations take besides head and sizes, in bytes: measured, with the slots of the map
+// and the room that slices keep.
+const (
+	entryBytes     = 192
+	operationBytes = 32
+)
 
 // ErrStale means that a reader's transaction is older than what it looks up.
 var ErrStale = errors.New("a later transaction has changed the conversation")
@@ -46,23 +52,25 @@ type Entry struct {
 	Operations []Operation
 	// Messages and Bytes are by how much the operations change the counts of the tenant.
 	Messages, Bytes int64
-	// Head is the record without its messages, which have Sizes. If Head is nil, the record must be made from the
-	// file and the operations.
-	Head  []byte
-	Sizes []record.FrameSize
+	// Head is the record without its messages, which have Sizes, packed by record.PackSizes. If Head is nil, the record
+	// must be made from the file and the operations.
+	Head, Sizes []byte
 
 	since    int    // number of the transaction that folded earlier operations; 0 if none did
 	folded   int    // number of the transaction that folded this entry; 0 if none did
 	previous *Entry // the entry before it was folded, for readers of earlier transactions
 }
 
+func (e *Entry) headBytes() int { return len(e.Head) + len(e.Sizes) }
+
 // Set is a set of entries by the key of their conversation.
 type Set struct {
 	mu               sync.RWMutex
 	current, folding map[string]*Entry // folding is nil unless a generation is being folded
 	headBytes        int
-	bytes            int64 // of the operations in the current generation
-	foldingBytes     int64
+	// What the operations of the two generations take in the journal, and the entries in memory without heads.
+	bytes, foldingBytes   int64
+	memory, foldingMemory int64
 }
 
 // NewSet returns an empty set.
@@ -115,8 +123,9 @@ func (s *Set) Put(key string, e Entry, bytes int, operations ...Operation) {
 	before := s.current[key]
 	if before == nil {
 		before = s.folding[key]
+		s.memory += entryBytes
 	} else {
-		s.headBytes -= len(before.Head)
+		s.headBytes -= before.headBytes()
 	}
 	switch {
 	case before == nil:
@@ -126,11 +135,12 @@ func (s *Set) Put(key string, e Entry, bytes int, operations ...Operation) {
 		e.since, e.Operations = before.since, before.Operations
 	}
 	e.Operations = append(e.Operations, operations...)
-	if s.headBytes+len(e.Head) > maxHeadBytes {
+	if s.headBytes+e.headBytes() > maxHeadBytes {
 		e.Head, e.Sizes = nil, nil
 	}
-	s.headBytes += len(e.Head)
+	s.headBytes += e.headBytes()
 	s.bytes += int64(bytes)
+	s.memory += int64(operationBytes * len(operations))
 	s.current[key] = &e
 }
 
@@ -145,7 +155,7 @@ func (s *Set) Fold(key string, transaction int) {
 		}
 	}
 	if e := s.current[key]; e != nil {
-		s.headBytes -= len(e.previous.Head)
+		s.headBytes -= e.previous.headBytes()
 	}
 }
 
@@ -159,7 +169,7 @@ func (s *Set) Unfold(key string) {
 		}
 	}
 	if e := s.current[key]; e != nil {
-		s.headBytes += len(e.Head)
+		s.headBytes += e.headBytes()
 	}
 }
 
@@ -174,8 +184,8 @@ func (s *Set) Begin() []string {
 		s.folding = maps.Clone(s.folding) // Views hold the other.
 		maps.Copy(s.folding, s.current)
 	}
-	s.foldingBytes += s.bytes
-	s.current, s.bytes, s.headBytes = map[string]*Entry{}, 0, 0
+	s.foldingBytes, s.foldingMemory = s.foldingBytes+s.bytes, s.foldingMemory+s.memory
+	s.current, s.bytes, s.memory, s.headBytes = map[string]*Entry{}, 0, 0, 0
 	return slices.Sorted(maps.Keys(s.folding))
 }
 
@@ -183,7 +193,7 @@ func (s *Set) Begin() []string {
 func (s *Set) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.folding, s.foldingBytes = nil, 0
+	s.folding, s.foldingBytes, s.foldingMemory = nil, 0, 0
 }
 
 // Freeze returns all entries for a reader of a transaction, by key. If the transaction is too old for one, the error is
@@ -213,4 +223,11 @@ func (s *Set) Bytes() (current, folding int64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.bytes, s.foldingBytes
+}
+
+// Memory returns what the entries of these generations take in memory besides their heads and sizes, in bytes.
+func (s *Set) Memory() (current, folding int64) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.memory, s.foldingMemory
 }

@@ -125,3 +125,27 @@ func TestHeadLimit(t *testing.T) {
 		t.Errorf("%d heads after half were folded, want %d", kept, most/2)
 	}
 }
+
+// TestMemory checks that the memory of a generation grows with its entries and operations, and is that of the next until
+// it ends.
+func TestMemory(t *testing.T) {
+	s := NewSet()
+	put(s, 1)
+	put(s, 2)
+	s.Put("other", Entry{}, 1, Operation{Index: 3}, Operation{Index: 4})
+	const first, second = 2*entryBytes + 4*operationBytes, entryBytes + operationBytes
+	want := func(current, folding int64) {
+		t.Helper()
+		if c, f := s.Memory(); c != current || f != folding {
+			t.Errorf("memory %d and %d, want %d and %d", c, f, current, folding)
+		}
+	}
+	want(first, 0)
+	s.Begin()
+	put(s, 5)
+	want(second, first)
+	s.Begin()
+	want(0, first+second)
+	s.End()
+	want(0, 0)
+}
