@@ -11,9 +11,7 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
-	"google.golang.org/protobuf/proto"
 
-	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 	"github.com/parleyhq/parley/store/boltstore/internal/fairqueue"
@@ -81,19 +79,19 @@ type unfoldedConversation struct {
 
 // collect adds an operation to those of its conversation.
 func collect(found map[string]*unfoldedConversation, o journal.Operation) error {
-	op := new(storev1.Operation)
-	if err := proto.Unmarshal(o.Bytes, op); err != nil || len(op.GetKey()) != record.KeySize {
-		return fmt.Errorf("%w: operation %d of the journal cannot be decoded: %s", ErrDamaged, o.Index, boltfile.Remedy)
+	op, err := record.ReadOperationInfo(o.Bytes)
+	if err != nil {
+		return fmt.Errorf("%w: operation %d of the journal: %w: %s", ErrDamaged, o.Index, err, boltfile.Remedy)
 	}
-	key := string(layout.ConversationKey(op.GetTenant(), layout.InnerKey(op.GetKey())))
-	c := found[key]
-	if c == nil || c.uid != op.GetUid() {
-		c = &unfoldedConversation{uid: op.GetUid()}
-		found[key] = c
+	key := layout.ConversationKey(string(op.Tenant), layout.InnerKey(op.Key))
+	c := found[string(key)]
+	if c == nil || c.uid != string(op.UID) {
+		c = &unfoldedConversation{uid: string(op.UID)}
+		found[string(key)] = c
 	}
 	c.operations = append(c.operations, overlay.Operation{Index: o.Index, Place: o.Place})
-	c.counts = append(c.counts, layout.Counts{Messages: int64(op.GetMessagesAdded()), Bytes: op.GetBytesAdded()})
-	c.turns = c.turns || op.GetBegin() != nil || op.GetEnd() != nil
+	c.counts = append(c.counts, layout.Counts{Messages: op.MessagesAdded, Bytes: op.BytesAdded})
+	c.turns = c.turns || op.Turn
 	return nil
 }
 
@@ -101,7 +99,8 @@ func collect(found map[string]*unfoldedConversation, o journal.Operation) error 
 // operations. It skips conversations that have been deleted, and operations that the file contains.
 func (s *Store) restorePending(tx *bolt.Tx, found map[string]*unfoldedConversation) error {
 	r := newReader(tx, journaled{})
-	for key, c := range found {
+	for _, key := range slices.Sorted(maps.Keys(found)) { // Neighbours in the file are read one after the other.
+		c := found[key]
 		tenant, inner, _ := layout.CutTenant([]byte(key))
 		value := r.value(tenant, layout.InnerKey(inner))
 		if value == nil {

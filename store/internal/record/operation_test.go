@@ -41,6 +41,7 @@ func TestReplay(t *testing.T) {
 			}
 			out := decide(t, r, a, now, &o)
 			op := marshalOperation(t, record.NewOperation(a, out, size, now, &o))
+			checkInfo(t, op)
 			out.Record.Header.Applied = uint64(step) + 1
 			values, operations = append(values, marshal(t, out.Record)), append(operations, op)
 		}
@@ -61,6 +62,21 @@ func TestReplay(t *testing.T) {
 		}
 		checkHead(t, head, last)
 	})
+}
+
+// checkInfo checks that an operation is read as it is decoded.
+func checkInfo(t *rapid.T, encoded []byte) {
+	t.Helper()
+	op := unmarshalOperation(t, encoded)
+	got, err := record.ReadOperationInfo(encoded)
+	if err != nil || string(got.Tenant) != op.GetTenant() || !bytes.Equal(got.Key, op.GetKey()) ||
+		string(got.UID) != op.GetUid() || got.Turn != (op.GetBegin() != nil || op.GetEnd() != nil) ||
+		got.MessagesAdded != int64(op.GetMessagesAdded()) || got.BytesAdded != op.GetBytesAdded() {
+		t.Fatalf("ReadOperationInfo = %+v, %v, want that of %v", got, err, op)
+	}
+	if _, err := record.ReadOperationInfo(encoded[:len(encoded)-1]); err == nil {
+		t.Fatal("ReadOperationInfo of a cut operation succeeded")
+	}
 }
 
 // checkHead checks a record with sizes against the value that it should have.
