@@ -213,7 +213,7 @@ func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn 
 	b.Helper()
 	served := rpc.Options{
 		Store: s.traced(), StoreName: s.config.Store, Turns: turns, Hub: s.hub, Agents: s.agents, Log: s.log,
-		Auth: s.auth, Limits: s.limits, Calls: calllog.Settings{Calls: s.calls}, Tracer: s.tracer,
+		Auth: s.auth, Limits: s.limits, SummaryBytes: s.config.SummaryBytes(), Calls: calllog.Settings{Calls: s.calls}, Tracer: s.tracer,
 	}
 	o := transport.Options{
 		GRPCAddress: "127.0.0.1:0", HTTPAddress: "127.0.0.1:0", KeepaliveTime: s.config.KeepaliveTime, Log: s.log,

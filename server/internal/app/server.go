@@ -177,7 +177,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 		Store: s.traced(), Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
 		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
 		BallastBytes: s.gcBallast, Log: s.log, Calls: loggedCalls(c), Tracer: s.tracer,
-		Auth: s.signIn.auth, Limits: s.limits,
+		Auth: s.signIn.auth, Limits: s.limits, SummaryBytes: c.SummaryBytes(),
 		Monitor: &monitor{s.metrics, s.backupTime}, Unary: s.metrics.Unary(), Stream: s.metrics.Stream(),
 	})
 	if err != nil {

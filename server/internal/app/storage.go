@@ -132,7 +132,7 @@ func (s *Storage) openStore(
 	path := filepath.Join(c.DataDir, storeName)
 	opened, err := boltstore.Open(path, boltstore.Options{
 		Options: o, Check: checkAtStart(ctx, s.log), OnFailure: failed,
-		JournalBudget: int64(c.JournalBudget), JournalAge: c.JournalAge, CacheBytes: c.CacheBytes,
+		JournalBudget: int64(c.JournalBudget), JournalAge: c.JournalAge, CacheBytes: c.CacheBytes - c.SummaryBytes(),
 		OnCommit: func(commit store.Commit) {
 			for _, o := range observers {
 				if o, ok := o.(CommitObserver); ok {

@@ -64,7 +64,7 @@ type Config struct {
 	DataDir              string        // directory of the bolt store's file; need not exist
 	JournalBudget        int           // size of the appends in the journal that starts a fold, at least minBudget; 0: no journal
 	JournalAge           time.Duration // time after which appends in the journal are folded
-	CacheBytes           int           // of conversations in memory; 0: no cache
+	CacheBytes           int           // of conversations and summaries in memory; 0: no cache
 	MaxMessages          int           // per conversation, 1 to 1000
 	TTL                  time.Duration // time from a conversation's last append to its expiry
 	MaxConversations     int           // per tenant; 0: no limit
@@ -108,6 +108,9 @@ type Config struct {
 	settingsRead []*setting // for NeedRestart
 }
 
+// SummaryBytes returns the part of CacheBytes for routing summaries. The memory store uses nothing else of it.
+func (c *Config) SummaryBytes() int { return c.CacheBytes / 8 }
+
 // Warning describes a setting that is allowed but probably a mistake. It contains no secret.
 type Warning struct {
 	Setting string // name of the variable or place in the file
@@ -142,7 +145,7 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 		newSetting("journal-age", duration(&c.JournalAge, time.Minute, time.Second, day),
 			"time after which appends in the journal are folded into the file"),
 		newSetting("cache-bytes", size(&c.CacheBytes, 64*mib, 0, math.MaxInt),
-			"maximum memory for conversations that were read or appended to; 0: no cache"),
+			"maximum memory for conversations and summaries that may be read again; 0: no cache"),
 		newSetting("max-messages", count(&c.MaxMessages, 20, 1, 1000),
 			"messages kept per conversation unless its retention says otherwise; the oldest are dropped"),
 		newSetting("ttl", duration(&c.TTL, time.Hour, 100*time.Millisecond, 366*day),

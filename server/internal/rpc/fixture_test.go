@@ -71,7 +71,9 @@ func open(t *testing.T, change func(*setup)) *fixture {
 		t.Fatal(err)
 	}
 	s := &setup{
-		Options:  Options{StoreName: "memory", Hub: f.hub, Agents: agents, Version: "v0.0.0-test", Log: log},
+		Options: Options{
+			StoreName: "memory", Hub: f.hub, Agents: agents, Version: "v0.0.0-test", Log: log, SummaryBytes: 1 << 20,
+		},
 		wrap:     func(s store.Store) store.Store { return s },
 		wrapConn: func(c net.Conn) net.Conn { return c },
 	}

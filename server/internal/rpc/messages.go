@@ -43,11 +43,13 @@ func (s messageReader) handlers() map[string]grpc.MethodHandler {
 		load = parleyv1.ConversationService_LoadConversation_FullMethodName
 		list = parleyv1.ConversationService_ListMessages_FullMethodName
 		get  = parleyv1.ConversationService_GetContext_FullMethodName
+		sum  = parleyv1.ConversationService_GetRoutingSummary_FullMethodName
 	)
 	return map[string]grpc.MethodHandler{
 		load: wirecodec.Handler(load, s.LoadConversation),
 		list: wirecodec.Handler(list, s.ListMessages),
 		get:  wirecodec.Handler(get, s.GetContext),
+		sum:  wirecodec.Handler(sum, s.GetRoutingSummary),
 	}
 }
 

@@ -33,6 +33,9 @@ func TestEncodedReplies(t *testing.T) {
 	service := parleyv1.File_parley_v1_conversation_service_proto.Services().ByName("ConversationService")
 	for method := range new(messageReader).handlers() {
 		d := service.Methods().ByName(protoreflect.Name(path.Base(method))).Output()
+		if d.Name() == "GetRoutingSummaryResponse" {
+			continue // It contains no frames: all of it is encoded.
+		}
 		var fields []string
 		for i := range d.Fields().Len() {
 			fields = append(fields, fmt.Sprintf("%d %s", d.Fields().Get(i).Number(), d.Fields().Get(i).Name()))

@@ -5,8 +5,12 @@ import (
 	"errors"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/routing"
+	"github.com/parleyhq/parley/server/internal/rpc/summaries"
+	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/store"
 )
@@ -22,24 +26,58 @@ const (
 )
 
 // GetRoutingSummary returns the summary with which a coordinator routes the next message.
-func (s *Server) GetRoutingSummary(
+func (s messageReader) GetRoutingSummary(
 	ctx context.Context, r *parleyv1.GetRoutingSummaryRequest,
-) (*parleyv1.GetRoutingSummaryResponse, error) {
+) (*wirecodec.Reply, error) {
 	id := r.GetConversationId()
 	if unchanged, err := s.awaitChange(ctx, r); err != nil {
 		return nil, inConversation(id, err)
 	} else if unchanged {
-		return &parleyv1.GetRoutingSummaryResponse{NotModified: true}, nil
+		return wirecodec.NewReply(&parleyv1.GetRoutingSummaryResponse{NotModified: true}), nil
 	}
-	o := summaryOptions(r.MessageLimit, r.GetMaxBytes())
-	summary, err := s.summarize(ctx, id, o, routing.WholeReply(maxSummariesBytes))
+	reply, err := s.summaryReply(ctx, id, summaryOptions(r.MessageLimit, r.GetMaxBytes()))
 	if r.GetAllowMissing() && errors.Is(err, store.ErrNotFound) {
-		summary, err = &parleyv1.RoutingSummary{ConversationId: id}, nil
+		missing := &parleyv1.RoutingSummary{ConversationId: id}
+		return wirecodec.NewReply(&parleyv1.GetRoutingSummaryResponse{Summary: missing}), nil
 	}
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
-	return &parleyv1.GetRoutingSummaryResponse{Summary: summary}, nil
+	return wirecodec.NewReply(new(parleyv1.GetRoutingSummaryResponse), reply), nil
+}
+
+// summaryReply returns the encoded reply with the summary of a conversation: the one that was computed last if the
+// conversation has not changed.
+func (s *Server) summaryReply(ctx context.Context, id string, o routing.Options) ([]byte, error) {
+	q := &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1}
+	last := s.summaries.Get(q.Tenant, id, o, s.now())
+	if last != nil {
+		q.Known = last.Of
+	}
+	snapshot, err := s.read(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	if snapshot.Unchanged {
+		return last.Reply, nil
+	}
+	c := snapshot.Conversation
+	summary, err := routing.SummarizeShare(c, snapshot.Messages, o, routing.WholeReply(maxSummariesBytes))
+	if err != nil {
+		return nil, err
+	}
+	reply, err := proto.Marshal(&parleyv1.GetRoutingSummaryResponse{Summary: summary})
+	if err != nil {
+		return nil, err
+	}
+	computed := &summaries.Summary{
+		Of: store.Known{Version: c.GetVersion(), UID: c.GetUid()}, Options: o, Reply: reply,
+	}
+	if end := c.GetActiveAgent().GetLeaseExpireTime(); end != nil {
+		computed.Until = end.AsTime()
+	}
+	s.summaries.Put(q.Tenant, id, computed)
+	return reply, nil
 }
 
 // BatchGetRoutingSummaries returns the summaries of several conversations. If their total size exceeds

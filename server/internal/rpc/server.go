@@ -26,6 +26,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/rpc/receive"
+	"github.com/parleyhq/parley/server/internal/rpc/summaries"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/server/internal/transfer"
@@ -79,6 +80,8 @@ type Options struct {
 	Agents *agent.Set
 	// MaxMessageBytes is the maximum encoded size of a message. If 0, it is 256 KiB.
 	MaxMessageBytes int
+	// SummaryBytes is the maximum memory for routing summaries that may be requested again. If 0, none is kept.
+	SummaryBytes int
 	// Limits are the limits of tenants. If nil, there are none.
 	Limits *limit.Tenants
 	// Version is the version of the program in GetStats.
@@ -130,6 +133,7 @@ type Server struct {
 	tracer          *tracing.Tracer
 	auth            *auth.Authenticator
 	limits          *limit.Tenants
+	summaries       *summaries.Cache
 	monitor         Monitor
 	outerUnary      grpc.UnaryServerInterceptor  // nil: none
 	outerStream     grpc.StreamServerInterceptor // nil: none
@@ -172,7 +176,7 @@ func New(o Options) (*Server, error) {
 			Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf, Traced: tracing.Traced,
 		}),
 		tracer: o.Tracer, auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
-		requests: newDecoder(), limits: o.Limits,
+		requests: newDecoder(), limits: o.Limits, summaries: summaries.New(o.SummaryBytes),
 		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
 		startTime: o.Now(),
