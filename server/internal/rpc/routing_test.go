@@ -6,11 +6,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -274,6 +276,44 @@ func TestMaxSummariesSize(t *testing.T) {
 		if _, err := f.GetRoutingSummary(t.Context(),
 			&parleyv1.GetRoutingSummaryRequest{ConversationId: id, MessageLimit: proto.Int32(20)}); err != nil {
 			t.Errorf("%s: %v", id, err)
+		}
+	}
+}
+
+// TestSummaryAgain asks for the summary of the same version until the lease in it has ended, and with other
+// options: each reply must be right, though the server has computed one before.
+func TestSummaryAgain(t *testing.T) {
+	clock := newManualClock()
+	f := open(t, func(s *setup) { s.Now, s.storeOptions.Now = clock.Now, clock.Now })
+	f.append(t, "c", assistant("one"), assistant("two"))
+	if _, err := f.SetActiveAgent(t.Context(), &parleyv1.SetActiveAgentRequest{
+		ConversationId: "c", Agent: "echo", LeaseDuration: durationpb.New(time.Minute),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		wait     time.Duration
+		limit    int32
+		agent    string
+		messages int
+	}{
+		{0, 3, "echo", 2},
+		{0, 3, "echo", 2},
+		{0, 1, "echo", 1},
+		{time.Minute - 1, 1, "echo", 1},
+		{1, 1, "", 1},
+		{0, 1, "", 1},
+	} {
+		clock.advance(test.wait)
+		reply, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
+			ConversationId: "c", MessageLimit: proto.Int32(test.limit),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := reply.GetSummary()
+		if s.GetActiveAgent().GetAgent() != test.agent || len(s.GetRecentMessages()) != test.messages {
+			t.Errorf("%+v: agent %q and %d messages", test, s.GetActiveAgent().GetAgent(), len(s.GetRecentMessages()))
 		}
 	}
 }
