@@ -306,7 +306,7 @@ func TestSummaryAgain(t *testing.T) {
 	} {
 		clock.advance(test.wait)
 		reply, err := f.GetRoutingSummary(t.Context(), &parleyv1.GetRoutingSummaryRequest{
-			ConversationId: "c", MessageLimit: proto.Int32(test.limit),
+			ConversationId: "c", MessageLimit: &test.limit,
 		})
 		if err != nil {
 			t.Fatal(err)
