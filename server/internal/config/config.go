@@ -62,7 +62,7 @@ type Config struct {
 
 	Store                string        // "memory" or "bolt"
 	DataDir              string        // directory of the bolt store's file; need not exist
-	JournalBudget        int           // size of the appends in the journal that starts a fold, at least minBudget; 0: no journal
+	JournalBudget        int           // size of the appends in the journal that starts a fold; 0: no journal
 	JournalAge           time.Duration // time after which appends in the journal are folded
 	CacheBytes           int           // of conversations and summaries in memory; 0: no cache
 	MaxMessages          int           // per conversation, 1 to 1000
