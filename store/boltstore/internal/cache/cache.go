@@ -31,8 +31,6 @@ type State struct {
 	Messages store.Frames
 }
 
-// size is the memory of the state in bytes.
-func (s State) size() int { return cap(s.Head) + cap(s.Messages) + overhead }
 
 // Cache is a set of states by the key of their conversation, with a limit in bytes. All methods may be
 // called from many goroutines.
@@ -51,11 +49,15 @@ type Cache struct {
 }
 
 type entry struct {
-	key   string
-	state State
-	used  atomic.Bool // since the hand has passed the last time
-	at    int         // in clock
+	key    string
+	state  State
+	buffer int         // size of the memory in which the messages of the state are
+	used   atomic.Bool // since the hand has passed the last time
+	at     int         // in clock
 }
+
+// size is the memory of the entry in bytes.
+func (e *entry) size() int { return cap(e.state.Head) + e.buffer + len(e.key) + overhead }
 
 // New returns a cache whose states take at most limit bytes.
 func New(limit int) *Cache {
@@ -109,7 +111,7 @@ func (f *Fill) Put(s State) {
 	defer f.cache.mu.Unlock()
 	if f.cache.fills[f.key] == f {
 		delete(f.cache.fills, f.key)
-		f.cache.set(f.key, s)
+		f.cache.set(f.key, s, cap(s.Messages))
 	}
 }
 
@@ -176,7 +178,11 @@ func (c *Cache) Append(key string, head []byte, messages store.Frames, retained 
 		old = old[len(old)-kept:]
 	}
 	// The bytes after the newest state are free, and earlier states end before them.
-	c.set(key, State{Head: head, Messages: append(old, messages...)})
+	joined, buffer := append(old, messages...), e.buffer
+	if cap(joined) > cap(old) {
+		buffer = cap(joined) // It is new. The old one also has the messages that are not retained any more.
+	}
+	c.set(key, State{Head: head, Messages: joined}, buffer)
 }
 
 // Close removes everything for good.
@@ -188,21 +194,22 @@ func (c *Cache) Close() {
 	clear(c.fills)
 }
 
-// set sets the state of a conversation and removes others above the limit.
-func (c *Cache) set(key string, s State) {
+// set sets the state of a conversation, whose messages are in so many bytes of memory, and removes others above the
+// limit.
+func (c *Cache) set(key string, s State, buffer int) {
 	e := c.entries[key]
-	if s.size() > c.limit/8 { // Also after Close. A few large conversations must not push out the others.
-		c.remove(key)
-		return
-	}
 	if e == nil {
 		e = &entry{key: key, at: len(c.clock)}
 		c.entries[key], c.clock = e, append(c.clock, e)
 	} else {
-		c.bytes -= e.state.size()
+		c.bytes -= e.size()
 	}
-	e.state = s
-	c.bytes += s.size()
+	e.state, e.buffer = s, buffer
+	c.bytes += e.size()
+	if e.size() > c.limit/8 { // Also after Close. A few large conversations must not push out the others.
+		c.remove(key)
+		return
+	}
 	for c.bytes > c.limit {
 		c.hand++
 		if c.hand >= len(c.clock) {
@@ -220,7 +227,7 @@ func (c *Cache) remove(key string) {
 		return
 	}
 	delete(c.entries, key)
-	c.bytes -= e.state.size()
+	c.bytes -= e.size()
 	last := c.clock[len(c.clock)-1]
 	c.clock[e.at], last.at = last, e.at
 	c.clock = c.clock[:len(c.clock)-1]

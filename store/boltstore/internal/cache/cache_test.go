@@ -97,7 +97,7 @@ func TestAppend(t *testing.T) {
 // not push out the others.
 func TestLimit(t *testing.T) {
 	const size, most = 1000, 20
-	c := New(most * (size + overhead + 10))
+	c := New(most * (size + overhead + 10 + len("199")))
 	put := func(key string, n int) {
 		c.Fill(key).Put(State{Head: make([]byte, 10), Messages: make(store.Frames, n)})
 		if got := int(c.Stats().Bytes); got > c.limit || len(c.clock) != len(c.entries) {
@@ -121,6 +121,20 @@ func TestLimit(t *testing.T) {
 	put("large", c.limit/2)
 	if n := len(c.entries); n != most {
 		t.Errorf("%d states after a large one, want %d", n, most)
+	}
+}
+
+// TestBuffer checks that a state counts with all the memory in which its messages are, also with that of messages
+// which are not retained any more.
+func TestBuffer(t *testing.T) {
+	const buffer = 2000
+	c := New(1 << 20)
+	c.Fill("a").Put(State{Messages: make(store.Frames, 1000, buffer)})
+	for n := 1000; n < 3000; n += 100 {
+		if got, want := c.Stats().Bytes, int64(buffer+overhead+len("a")); n <= buffer && got != want || got < want {
+			t.Errorf("after %d bytes: %d, want %d", n, got, want)
+		}
+		c.Append("a", nil, make(store.Frames, 100), 1000)
 	}
 }
 
