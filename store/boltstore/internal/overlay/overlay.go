@@ -22,6 +22,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/parleyhq/parley/store/boltstore/internal/journal"
 )
@@ -68,9 +69,15 @@ type Set struct {
 	mu               sync.RWMutex
 	current, folding map[string]*Entry // folding is nil unless a generation is being folded
 	headBytes        int
-	// What the operations of the two generations take in the journal, and the entries in memory without heads.
-	bytes, foldingBytes   int64
-	memory, foldingMemory int64
+	// What the operations of the two generations take.
+	currentUse, foldingUse use
+}
+
+// use is what the operations of a generation take.
+type use struct {
+	bytes  int64     // in the journal
+	memory int64     // of their entries, without heads and sizes
+	since  time.Time // when the first was put; zero if there is none
 }
 
 // NewSet returns an empty set.
@@ -123,7 +130,7 @@ func (s *Set) Put(key string, e Entry, bytes int, operations ...Operation) {
 	before := s.current[key]
 	if before == nil {
 		before = s.folding[key]
-		s.memory += entryBytes
+		s.currentUse.memory += entryBytes
 	} else {
 		s.headBytes -= before.headBytes()
 	}
@@ -139,8 +146,11 @@ func (s *Set) Put(key string, e Entry, bytes int, operations ...Operation) {
 		e.Head, e.Sizes = nil, nil
 	}
 	s.headBytes += e.headBytes()
-	s.bytes += int64(bytes)
-	s.memory += int64(operationBytes * len(operations))
+	s.currentUse.bytes += int64(bytes)
+	s.currentUse.memory += int64(operationBytes * len(operations))
+	if s.currentUse.since.IsZero() {
+		s.currentUse.since = time.Now()
+	}
 	s.current[key] = &e
 }
 
@@ -184,8 +194,12 @@ func (s *Set) Begin() []string {
 		s.folding = maps.Clone(s.folding) // Views hold the other.
 		maps.Copy(s.folding, s.current)
 	}
-	s.foldingBytes, s.foldingMemory = s.foldingBytes+s.bytes, s.foldingMemory+s.memory
-	s.current, s.bytes, s.memory, s.headBytes = map[string]*Entry{}, 0, 0, 0
+	s.foldingUse.bytes += s.currentUse.bytes
+	s.foldingUse.memory += s.currentUse.memory
+	if s.foldingUse.since.IsZero() {
+		s.foldingUse.since = s.currentUse.since
+	}
+	s.current, s.currentUse, s.headBytes = map[string]*Entry{}, use{}, 0
 	return slices.Sorted(maps.Keys(s.folding))
 }
 
@@ -193,7 +207,7 @@ func (s *Set) Begin() []string {
 func (s *Set) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.folding, s.foldingBytes, s.foldingMemory = nil, 0, 0
+	s.folding, s.foldingUse = nil, use{}
 }
 
 // Freeze returns all entries for a reader of a transaction, by key. If the transaction is too old for one, the error is
@@ -222,12 +236,22 @@ func (s *Set) Freeze(transaction int) (map[string]*Entry, error) {
 func (s *Set) Bytes() (current, folding int64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.bytes, s.foldingBytes
+	return s.currentUse.bytes, s.foldingUse.bytes
 }
 
 // Memory returns what the entries of these generations take in memory besides their heads and sizes, in bytes.
 func (s *Set) Memory() (current, folding int64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.memory, s.foldingMemory
+	return s.currentUse.memory, s.foldingUse.memory
+}
+
+// Since returns when the first entry of the generations that have not ended was put, or the zero time.
+func (s *Set) Since() time.Time {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if !s.foldingUse.since.IsZero() {
+		return s.foldingUse.since
+	}
+	return s.currentUse.since
 }

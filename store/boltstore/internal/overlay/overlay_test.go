@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 const key = "conversation"
@@ -93,6 +95,39 @@ func TestGenerations(t *testing.T) {
 	}
 	s.End()
 	wantEntry(t, s.View(), 6)
+}
+
+// TestSince checks the time of the first entry that was put in the generations that have not ended.
+func TestSince(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, start := NewSet(), time.Now()
+		for i, step := range []struct {
+			name string
+			do   func()
+			want int // minutes after the start; -1 if there is no entry
+		}{
+			{"nothing", func() {}, -1},
+			{"put", func() { put(s, 1) }, 1},
+			{"put again", func() { put(s, 2) }, 1},
+			{"begin", func() { s.Begin() }, 1},
+			{"put in the next generation", func() { put(s, 3) }, 1},
+			{"begin without an end", func() { s.Begin() }, 1},
+			{"put in the generation after that", func() { put(s, 4) }, 1},
+			{"end", func() { s.End() }, 6},
+			{"begin the last one", func() { s.Begin() }, 6},
+			{"end the last one", func() { s.End() }, -1},
+		} {
+			<-time.After(time.Until(start.Add(time.Duration(i) * time.Minute)))
+			step.do()
+			want := start.Add(time.Duration(step.want) * time.Minute)
+			if step.want < 0 {
+				want = time.Time{}
+			}
+			if got := s.Since(); !got.Equal(want) {
+				t.Errorf("Since after %q = %v, want %v", step.name, got, want)
+			}
+		}
+	})
 }
 
 // TestHeadLimit checks that the heads have a limit, and that it does not fill up with heads that were replaced or folded.
