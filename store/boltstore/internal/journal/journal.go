@@ -46,6 +46,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
@@ -130,6 +131,8 @@ type Journal struct {
 	createErr  error         // of the last creation
 	keepUnused int64         // bytes of unused segments to keep
 	closed     bool
+
+	bytes atomic.Int64 // of all segments; read without mu, which is locked while files are removed
 }
 
 // segment is one file.
@@ -273,16 +276,8 @@ func (j *Journal) Release(through uint64) error {
 	return j.trim()
 }
 
-// Bytes returns the size of all files.
-func (j *Journal) Bytes() int64 {
-	j.mu.RLock()
-	defer j.mu.RUnlock()
-	var n int64
-	for _, s := range j.segments {
-		n += s.size
-	}
-	return n
-}
+// Bytes returns the size of all files. It does not block.
+func (j *Journal) Bytes() int64 { return j.bytes.Load() }
 
 // Close waits for the creation of a segment and closes the files. No other call may run.
 func (j *Journal) Close() error {

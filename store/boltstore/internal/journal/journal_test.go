@@ -132,8 +132,11 @@ func TestRelease(t *testing.T) {
 			t.Fatalf("the journal grew from %d to %d bytes", size, j.Bytes())
 		}
 		if round%10 == 0 {
-			if err := j.Close(); err != nil {
+			if err := j.Close(); err != nil { // Waits for the segment in creation.
 				t.Fatal(err)
+			}
+			if got, want := j.Bytes(), sizeOfFiles(t, dir); got != want {
+				t.Errorf("Bytes = %d, want the size of the files, %d", got, want)
 			}
 			o := small
 			o.After = through
@@ -142,6 +145,23 @@ func TestRelease(t *testing.T) {
 			checkReplayed(t, replayed, written[through:])
 		}
 	}
+}
+
+// sizeOfFiles returns the sum of the sizes of the files in a directory.
+func sizeOfFiles(t *testing.T, dir string) (sum int64) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += info.Size()
+	}
+	return sum
 }
 
 // TestPin checks that a pinned segment is not written again before all its readers are done.

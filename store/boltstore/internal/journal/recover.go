@@ -98,6 +98,7 @@ func (j *Journal) openSegments() error {
 			return err
 		}
 		s.size = info.Size()
+		j.bytes.Add(s.size)
 	}
 	return nil
 }

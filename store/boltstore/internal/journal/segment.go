@@ -64,6 +64,7 @@ func (j *Journal) create(size int64) {
 		if err == nil {
 			s.number = number
 			j.segments[number] = s
+			j.bytes.Add(s.size)
 			j.unused = append(j.unused, s)
 		}
 		j.createErr, j.creating = err, nil
@@ -120,6 +121,7 @@ func (j *Journal) trim() error {
 		bytes -= s.size
 		j.unused = j.unused[:len(j.unused)-1]
 		delete(j.segments, s.number)
+		j.bytes.Add(-s.size)
 		if err := errors.Join(s.file.Close(), os.Remove(filepath.Join(j.dir, nameOf(s.number)))); err != nil {
 			return fmt.Errorf("remove a segment of the journal: %w", err)
 		}
