@@ -110,8 +110,8 @@ type Stats struct {
 	Messages int64
 	// Bytes is the encoded size of conversations and messages.
 	Bytes int64
-	// FileBytes is the size of the store's file and FileBytesInUse the part that is in use. Both
-	// are 0 if the store has no file.
+	// FileBytes is the size of the store's file, without a journal, and FileBytesInUse the part that is in use.
+	// Both are 0 if the store has no file.
 	FileBytes, FileBytesInUse int64
 	// Expired and Evicted are the numbers of conversations that expired or were evicted since the
 	// store was opened.

@@ -1,5 +1,7 @@
 package store
 
+import "time"
+
 // Inspector is implemented by stores that keep a file of their own and can report its state.
 type Inspector interface {
 	// State returns the state of the store at this instant, in constant time. It works after a failure
@@ -18,14 +20,49 @@ type State struct {
 	DiskFreeBytes, DiskBytes int64
 	// Failed is true after a permanent failure: every later write returns ErrFailed.
 	Failed bool
+	// Journal is the zero value if the store has no journal, and Cache if it has no cache.
+	Journal JournalState
+	Cache   CacheState
 }
 
-// Commit describes a transaction that a store has committed.
+// JournalState is the state of the journal of a store: files to which the store writes operations before it folds them
+// into its file. Counts begin when the store is opened.
+type JournalState struct {
+	// BudgetBytes is the size of the operations at which a fold begins. At twice this size, operations are written to the
+	// file of the store.
+	BudgetBytes int64
+	// WaitingBytes is the size of the operations that wait for the next fold, and FoldingBytes that of the fold that
+	// has begun.
+	WaitingBytes, FoldingBytes int64
+	// Age is the time since the first of these operations was written, or the store was opened; 0 if there are none.
+	Age time.Duration
+	// FileBytes is the size of the files.
+	FileBytes int64
+	// Folds is the number of folds that have ended, FoldTime the sum of their times from begin to end, and
+	// FoldedConversations the number of conversations that they have written to the file.
+	Folds, FoldedConversations int64
+	FoldTime                   time.Duration
+	// BypassedFull is the number of operations that were written to the file because the journal was at twice its budget,
+	// and BypassedDisk those for which the disk had no space for the journal.
+	BypassedFull, BypassedDisk int64
+}
+
+// CacheState is the state of the conversations that a store keeps in memory.
+type CacheState struct {
+	// LimitBytes is the maximum size, and Bytes the size.
+	LimitBytes, Bytes int64
+	// Hits is the number of reads that the cache has answered since the store was opened, and Misses that of the others.
+	Hits, Misses int64
+}
+
+// Commit describes a transaction of the file or a batch of the journal that a store has committed.
 type Commit struct {
+	// Journal is true if the operations were written to the journal, and false if to the file.
+	Journal bool
 	// Seconds is the time from the first operation to the end of the sync.
 	Seconds float64
-	// Operations is the number of writes in the transaction.
+	// Operations is the number of writes in the commit.
 	Operations int
-	// WaitSeconds is how long the write that waited longest had waited for the transaction.
+	// WaitSeconds is how long the write that waited longest had waited for the commit.
 	WaitSeconds float64
 }
