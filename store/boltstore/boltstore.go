@@ -105,7 +105,8 @@ type Options struct {
 	// OnFailure is called once, with the cause, when the store fails permanently: later writes
 	// return store.ErrFailed. It must not block and must not call the store. It may be nil.
 	OnFailure func(error)
-	// OnCommit is called after each transaction that changed the file, before its callers get their results.
+	// OnCommit is called after each transaction that changed the file, and after each batch of the journal, before
+	// their callers get their results.
 	// It must return quickly and must not call the store. It may be nil.
 	OnCommit func(store.Commit)
 }
@@ -140,6 +141,7 @@ type Store struct {
 	writer         *writer
 	journal        *journal.Journal // nil if operations are not journaled
 	folder         *folder          // nil if operations are not journaled
+	journalCounts  journalCounts
 	deferred       deferredEntries
 	backupRunning  atomic.Bool  // a backup is being made or is not closed
 	corruptCalls   atomic.Int64 // calls that returned store.ErrCorrupt

@@ -238,7 +238,7 @@ func (f *folder) close() {
 // fold folds the current generation, or continues with the one before if that has not ended. After an error, such as a
 // full disk, a later call continues.
 func (f *folder) fold() {
-	s := f.store
+	s, start := f.store, time.Now()
 	var keys []string
 	var through uint64
 	begun := false
@@ -252,15 +252,28 @@ func (f *folder) fold() {
 	}
 	for step := range slices.Chunk(keys, foldStep) {
 		began := time.Now()
-		err := f.do(func(t *txn) error { return t.foldKeys(step) })
-		if err != nil || !f.pause(time.Since(began)) {
+		folded := 0
+		err := f.do(func(t *txn) error {
+			before := len(t.folded)
+			err := t.foldKeys(step)
+			folded = len(t.folded) - before
+			return err
+		})
+		if err != nil {
+			return
+		}
+		s.journalCounts.foldedConversations.Add(int64(folded))
+		if !f.pause(time.Since(began)) {
 			return
 		}
 	}
-	_ = f.do(func(t *txn) error {
+	if f.do(func(t *txn) error {
 		t.endGeneration(through)
 		return nil
-	})
+	}) == nil && len(keys) > 0 {
+		s.journalCounts.folds.Add(1)
+		s.journalCounts.foldTime.Add(int64(time.Since(start)))
+	}
 }
 
 // pause waits as long as the last step took, so that appends have half of the time. It does not wait if the next

@@ -126,6 +126,9 @@ func (s *Store) writeJournal(operations iter.Seq[*operation]) (others []*operati
 	if err != nil {
 		return append(batch, others...)
 	}
+	if full {
+		s.journalCounts.bypassedFull.Add(countJournaled(others))
+	}
 	if len(batch) == 0 {
 		return others
 	}
@@ -136,16 +139,28 @@ func (s *Store) writeJournal(operations iter.Seq[*operation]) (others []*operati
 		}
 		return nil
 	} else if err != nil {
+		s.journalCounts.bypassedDisk.Add(int64(len(t.logged)))
 		return append(batch, others...) // The disk has no space for the journal, but perhaps for the file.
 	}
 	if len(t.logged) > 0 {
 		t.commit = describeCommit(batch, began)
+		t.commit.Journal = true
 	}
 	s.afterCommit(t)
 	for _, op := range batch {
 		op.answer(nil)
 	}
 	return others
+}
+
+// countJournaled returns the number of operations that the journal could take.
+func countJournaled(operations []*operation) (n int64) {
+	for _, op := range operations {
+		if op.log != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // commitJournal writes the decided operations of a batch and makes them visible. After an error nothing has changed,

@@ -73,6 +73,9 @@ func TestJournalAfterKill(t *testing.T) {
 	}
 	s := openJournaled(t, path, store.Options{}, 1<<20)
 	wantMessages(t, s)
+	if j := s.State().Journal; j.WaitingBytes == 0 || j.Age <= 0 || j.FileBytes == 0 {
+		t.Errorf("journal = %+v, want the operations of the killed process", j)
+	}
 	kill(t, s)
 	s = openJournaled(t, path, store.Options{}, 1<<20)
 	wantMessages(t, s)

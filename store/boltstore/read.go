@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -286,6 +287,34 @@ func (s *Store) State() store.State {
 	s.writer.mu.Unlock()
 	if free, size, err := boltfile.DiskSpace(s.path); err == nil && size != math.MaxInt64 {
 		state.DiskFreeBytes, state.DiskBytes = free, size
+	}
+	if s.folder != nil {
+		state.Journal = s.journalState()
+	}
+	if limit := s.options.CacheBytes; limit > 0 {
+		c := s.tally.cache.Stats()
+		state.Cache = store.CacheState{LimitBytes: int64(limit), Bytes: c.Bytes, Hits: c.Hits, Misses: c.Misses}
+	}
+	return state
+}
+
+// journalCounts are what the journal has done since Open, see store.JournalState.
+type journalCounts struct {
+	folds, foldTime, foldedConversations atomic.Int64
+	bypassedFull, bypassedDisk           atomic.Int64
+}
+
+// journalState returns the state of the journal, which must exist.
+func (s *Store) journalState() store.JournalState {
+	c := &s.journalCounts
+	state := store.JournalState{
+		BudgetBytes: s.options.JournalBudget, FileBytes: s.journal.Bytes(),
+		Folds: c.folds.Load(), FoldTime: time.Duration(c.foldTime.Load()), FoldedConversations: c.foldedConversations.Load(),
+		BypassedFull: c.bypassedFull.Load(), BypassedDisk: c.bypassedDisk.Load(),
+	}
+	state.WaitingBytes, state.FoldingBytes = s.tally.pending.Bytes()
+	if since := s.tally.pending.Since(); !since.IsZero() {
+		state.Age = time.Since(since)
 	}
 	return state
 }
