@@ -289,8 +289,9 @@ func (m *measured) conversationsRise(t *testing.T) {
 		"parley_conversations", "parley_messages", "parley_conversation_bytes", "parley_conversations_created_total",
 		`parley_tenant_conversations{tenant="default"}`, `parley_tenant_messages{tenant="default"}`,
 		`parley_tenant_conversation_bytes{tenant="default"}`,
-		"parley_messages_appended_total", "parley_store_commit_seconds_count", "parley_store_commit_seconds_sum",
-		"parley_store_commit_operations_sum", "parley_store_queue_wait_seconds_count",
+		"parley_messages_appended_total", `parley_store_commit_seconds_count{target="file"}`,
+		`parley_store_commit_seconds_sum{target="file"}`, `parley_store_commit_operations_sum{target="file"}`,
+		"parley_store_queue_wait_seconds_count",
 		`grpc_server_handled_total{grpc_code="OK",grpc_method="AppendMessages",`+
 			`grpc_service="parley.v1.ConversationService",grpc_type="unary"}`)
 	overHTTP := `grpc_server_handled_total{grpc_code="NotFound",grpc_method="GetConversation",` +
@@ -323,6 +324,46 @@ func (m *measured) conversationsRise(t *testing.T) {
 			t.Fatal(err)
 		}
 	}, "parley_conversations_purged_total", `parley_conversations_removed_total{reason="deleted"}`)
+}
+
+// TestJournalMetricsRise checks that the metrics of the journal and of the cache change when their cause happens.
+func TestJournalMetricsRise(t *testing.T) {
+	t.Parallel()
+	m := &measured{httpServer: startHTTPServer(t, t.TempDir(), "--journal-budget=64KiB")}
+	add(t, m.server, "a", &parleyv1.Message{Content: "hello"}) // It creates the conversation, so it is not in the journal.
+	m.wantRise(t, func() { add(t, m.server, "a", &parleyv1.Message{Content: "hello"}) },
+		`parley_store_commit_seconds_count{target="journal"}`, `parley_store_commit_operations_sum{target="journal"}`,
+		`parley_store_journal_unfolded_bytes{state="waiting"}`, "parley_store_journal_unfolded_age_seconds")
+	m.wantRise(t, func() { history(t, m.server, "a") }, `parley_store_cache_lookups_total{result="miss"}`,
+		"parley_store_cache_bytes")
+	m.wantRise(t, func() { history(t, m.server, "a") }, `parley_store_cache_lookups_total{result="hit"}`)
+	m.wantRise(t, func() {
+		add(t, m.server, "a", &parleyv1.Message{Content: strings.Repeat("many words ", 10_000)})
+		ticker := time.NewTicker(10 * time.Millisecond)
+		defer ticker.Stop()
+		for deadline := time.Now().Add(timeout); time.Now().Before(deadline); <-ticker.C {
+			if m.scrape(t).values["parley_store_journal_folds_total"] > 0 {
+				return
+			}
+		}
+	}, "parley_store_journal_folds_total", "parley_store_journal_fold_seconds_total",
+		"parley_store_journal_folded_conversations_total", `parley_store_commit_seconds_count{target="file"}`)
+	values := m.scrape(t).values
+	for name, want := range map[string]float64{
+		"parley_store_journal_budget_bytes":                          64 << 10,
+		"parley_store_cache_limit_bytes":                             64 << 20,
+		`parley_store_journal_unfolded_bytes{state="waiting"}`:       0,
+		`parley_store_journal_unfolded_bytes{state="folding"}`:       0,
+		"parley_store_journal_unfolded_age_seconds":                  0,
+		`parley_store_journal_bypassed_appends_total{reason="disk"}`: 0,
+	} {
+		if values[name] != want {
+			t.Errorf("%s = %v after the fold, want %v", name, values[name], want)
+		}
+	}
+	if size := values["parley_store_journal_file_bytes"]; size < 4<<20 {
+		t.Errorf("parley_store_journal_file_bytes = %v, want at least 4 MiB", size)
+	}
 }
 
 func (m *measured) turnsRise(t *testing.T) {

@@ -51,7 +51,8 @@ type Metrics struct {
 	calls    calls
 	tenants  []string
 
-	commitSeconds, commitOperations, queueWait prometheus.Histogram
+	fileCommits, journalCommits commits
+	queueWait                   prometheus.Histogram
 
 	created, messages, dropped, purged prometheus.Counter
 	removed                            map[string]prometheus.Counter // by reason; does not change
@@ -67,6 +68,9 @@ type Metrics struct {
 	mu     sync.Mutex // held while the agents change
 	agents []string   // those whose metrics exist
 }
+
+// commits are the metrics of commits to a target.
+type commits struct{ seconds, operations prometheus.Observer }
 
 // The reasons why conversations are removed. Reason evicted means the limit of conversations.
 const (
@@ -114,12 +118,16 @@ func New(o Options) *Metrics {
 }
 
 func (m *Metrics) addStore() {
-	m.commitSeconds = m.histogram("parley_store_commit_seconds", "Time of transactions of the store, with the sync.",
-		[]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5})
-	m.commitOperations = m.histogram("parley_store_commit_operations",
-		"Writes that a transaction of the store made durable.", []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512})
+	seconds := m.histograms("parley_store_commit_seconds",
+		"Time of commits of the store with their sync, by target: the journal or the file.",
+		[]float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 5}, "target")
+	operations := m.histograms("parley_store_commit_operations",
+		"Writes that a commit of the store made durable, by target: the journal or the file.",
+		[]float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512}, "target")
+	m.fileCommits = commits{seconds.WithLabelValues("file"), operations.WithLabelValues("file")}
+	m.journalCommits = commits{seconds.WithLabelValues("journal"), operations.WithLabelValues("journal")}
 	m.queueWait = m.histogram("parley_store_queue_wait_seconds",
-		"Longest time that a write of a transaction had waited for the transaction.",
+		"Longest time that a write of a commit had waited for the commit.",
 		[]float64{.0001, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5})
 	m.created = m.counter("parley_conversations_created_total", "Conversations created.")
 	m.messages = m.counter("parley_messages_appended_total", "Messages appended.")
@@ -165,10 +173,14 @@ func (m *Metrics) Handler() http.Handler {
 	})
 }
 
-// StoreCommit records a transaction of the store.
+// StoreCommit records a commit of the store.
 func (m *Metrics) StoreCommit(c store.Commit) {
-	m.commitSeconds.Observe(c.Seconds)
-	m.commitOperations.Observe(float64(c.Operations))
+	target := m.fileCommits
+	if c.Journal {
+		target = m.journalCommits
+	}
+	target.seconds.Observe(c.Seconds)
+	target.operations.Observe(float64(c.Operations))
 	m.queueWait.Observe(c.WaitSeconds)
 }
 

@@ -65,7 +65,14 @@ func TestTenantsAreBounded(t *testing.T) {
 // TestSources checks what is read during a scrape, also when the store is closed or has failed.
 func TestSources(t *testing.T) {
 	m := New(Options{})
-	state, err := store.State{QueuedWrites: 3, DiskFreeBytes: 5, DiskBytes: 50}, error(nil)
+	state, err := store.State{
+		QueuedWrites: 3, DiskFreeBytes: 5, DiskBytes: 50,
+		Journal: store.JournalState{
+			BudgetBytes: 11, WaitingBytes: 12, FoldingBytes: 13, Age: 1400 * time.Millisecond, FileBytes: 15, Folds: 16,
+			FoldedConversations: 17, FoldTime: 18 * time.Second, BypassedFull: 19, BypassedDisk: 20,
+		},
+		Cache: store.CacheState{LimitBytes: 21, Bytes: 22, Hits: 23, Misses: 24},
+	}, error(nil)
 	m.AddSources(Sources{
 		Stats:             func() (store.Stats, error) { return store.Stats{Conversations: 2, FileBytes: 9, Corrupt: 1}, err },
 		State:             func() store.State { return state },
@@ -81,6 +88,14 @@ func TestSources(t *testing.T) {
 		"parley_log_dropped_entries_total 6", "parley_log_queued_bytes 8",
 		"parley_tls_certificate_expiry_timestamp_seconds 1000", "parley_last_backup_timestamp_seconds 0",
 		"parley_store_last_failure_timestamp_seconds 2000.5",
+		"parley_store_journal_budget_bytes 11", `parley_store_journal_unfolded_bytes{state="waiting"} 12`,
+		`parley_store_journal_unfolded_bytes{state="folding"} 13`, "parley_store_journal_unfolded_age_seconds 1.4",
+		"parley_store_journal_file_bytes 15", "parley_store_journal_folds_total 16",
+		"parley_store_journal_folded_conversations_total 17", "parley_store_journal_fold_seconds_total 18",
+		`parley_store_journal_bypassed_appends_total{reason="full"} 19`,
+		`parley_store_journal_bypassed_appends_total{reason="disk"} 20`, "parley_store_cache_limit_bytes 21",
+		"parley_store_cache_bytes 22", `parley_store_cache_lookups_total{result="hit"} 23`,
+		`parley_store_cache_lookups_total{result="miss"} 24`,
 		"!parley_turns_running", "!parley_watchers")
 	state.Failed, err = true, store.ErrClosed
 	m.want(t, "parley_store_failed 1", "!parley_conversations ")

@@ -155,7 +155,8 @@ func (c *collector) addStats(stats func() (store.Stats, error)) {
 	g.add(prometheus.GaugeValue, "parley_conversations", "Stored conversations.", nil)
 	g.add(prometheus.GaugeValue, "parley_messages", "Messages of the stored conversations.", nil)
 	g.add(prometheus.GaugeValue, "parley_conversation_bytes", "Size of the stored conversations.", nil)
-	g.add(prometheus.GaugeValue, "parley_store_file_bytes", "Size of the file of the store; 0 if it has none.", nil)
+	g.add(prometheus.GaugeValue, "parley_store_file_bytes",
+		"Size of the file of the store, without its journal; 0 if it has none.", nil)
 	g.add(prometheus.CounterValue, "parley_store_corrupt_calls_total", "Calls that met damaged data.", nil)
 	c.groups = append(c.groups, g)
 }
@@ -173,28 +174,6 @@ func (c *collector) addTenant(tenant string, stats func(string) (store.Stats, er
 	g.add(prometheus.GaugeValue, "parley_tenant_conversations", "Stored conversations of a tenant.", of)
 	g.add(prometheus.GaugeValue, "parley_tenant_messages", "Messages of the stored conversations of a tenant.", of)
 	g.add(prometheus.GaugeValue, "parley_tenant_conversation_bytes", "Size of the stored conversations of a tenant.", of)
-	c.groups = append(c.groups, g)
-}
-
-// addState adds the state of a store with a file. It remains readable when the store has failed.
-func (c *collector) addState(state func() store.State) {
-	g := group{read: func() []float64 {
-		s := state()
-		failed := 0.0
-		if s.Failed {
-			failed = 1
-		}
-		return []float64{
-			float64(s.QueuedWrites), float64(s.QueuedBytes), float64(s.FreePages),
-			float64(s.DiskFreeBytes), float64(s.DiskBytes), failed,
-		}
-	}}
-	g.add(prometheus.GaugeValue, "parley_store_queued_writes", "Writes that wait for a transaction of the store.", nil)
-	g.add(prometheus.GaugeValue, "parley_store_queued_bytes", "Size of the writes that wait for a transaction.", nil)
-	g.add(prometheus.GaugeValue, "parley_store_free_pages", "Free pages in the file of the store.", nil)
-	g.add(prometheus.GaugeValue, "parley_store_disk_free_bytes", "Free space of the disk of the store; 0 if unknown.", nil)
-	g.add(prometheus.GaugeValue, "parley_store_disk_bytes", "Size of the disk of the store; 0 if unknown.", nil)
-	g.add(prometheus.GaugeValue, "parley_store_failed", "1 after a permanent failure of the store; the server stops.", nil)
 	c.groups = append(c.groups, g)
 }
 
