@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -46,6 +47,7 @@ func TestAlerts(t *testing.T) {
 		{"log", (*monitored).dropLogEntries, []string{"ParleyLogEntriesDropped"}},
 		{"agent", (*monitored).failAgent, []string{"ParleyAgentFailing"}},
 		{"turns", (*monitored).refuseTurn, []string{"ParleyTurnsRefused"}},
+		{"journal", (*monitored).fillJournal, []string{"ParleyJournalBypassed"}},
 		{"backup", (*monitored).missBackup, []string{"ParleyBackupOld"}},
 		{"certificate", (*monitored).expireCertificate, []string{"ParleyCertificateExpires"}},
 	}
@@ -361,6 +363,28 @@ func (m *monitored) refuseTurn(t *testing.T) {
 	wantError(t, err, codes.ResourceExhausted, "TOO_MANY_TURNS")
 	m.wantAlerts(t, func() {}, "ParleyTurnsRefused")
 	h.release(t, "answer")
+}
+
+// fillJournal makes appends of several callers at a time, each of them larger than twice the budget of the journal.
+func (m *monitored) fillJournal(t *testing.T) {
+	t.Helper()
+	s := m.startBolt(t, t.TempDir(), "--interaction-log=false", "--journal-budget=64KiB", "--max-messages=2")
+	add(t, s, "c", &parleyv1.Message{Content: "hello"})
+	m.wantAlerts(t, func() {
+		var callers sync.WaitGroup
+		for range 8 {
+			callers.Go(func() {
+				_, err := s.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+					ConversationId: "c",
+					Messages:       []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: strings.Repeat("word ", 30_000)}},
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		callers.Wait()
+	}, "ParleyJournalBypassed")
 }
 
 // missBackup starts a server whose last backup was made two days ago. The alert ends with a backup.
