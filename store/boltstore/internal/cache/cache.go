@@ -31,7 +31,6 @@ type State struct {
 	Messages store.Frames
 }
 
-
 // Cache is a set of states by the key of their conversation, with a limit in bytes. All methods may be
 // called from many goroutines.
 type Cache struct {
@@ -178,11 +177,12 @@ func (c *Cache) Append(key string, head []byte, messages store.Frames, retained 
 		old = old[len(old)-kept:]
 	}
 	// The bytes after the newest state are free, and earlier states end before them.
-	joined, buffer := append(old, messages...), e.buffer
-	if cap(joined) > cap(old) {
-		buffer = cap(joined) // It is new. The old one also has the messages that are not retained any more.
+	buffer, room := e.buffer, cap(old)
+	old = append(old, messages...)
+	if cap(old) > room {
+		buffer = cap(old) // It is new. The one before also has the messages that are not retained any more.
 	}
-	c.set(key, State{Head: head, Messages: joined}, buffer)
+	c.set(key, State{Head: head, Messages: old}, buffer)
 }
 
 // Close removes everything for good.
