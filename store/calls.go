@@ -106,6 +106,11 @@ type Append struct {
 	// already stored. The store sets turn_id and conversation_version in its copy and does not
 	// interpret the other fields.
 	Events *storev1.TurnEvents
+	// Queued, if not nil, is called once when the place of the append among those to the conversation is
+	// fixed, at the latest before a successful Append returns. An append that starts after that is
+	// applied later; see law 17. If Append fails, Queued may not have been called. It must return quickly
+	// and must not call the store.
+	Queued func()
 }
 
 // Update changes a conversation. Parts that are nil or empty stay as they are.

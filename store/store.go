@@ -111,6 +111,10 @@
 //     [Stats]. Three kinds of writes succeed above the limit: those that add no bytes, removals, and
 //     the end of a turn, so that no answer is lost. If a new conversation replaces others, the bytes
 //     of the others are subtracted. Expired conversations count until they are swept.
+//  17. Queued appends: appends to one conversation are applied in the order of their starts if each
+//     starts after the one before has called its [Append.Queued] or has returned. They may share a
+//     commit. An append that fails does not stop those after it. If they have the same context and it
+//     ends, and one of them is not applied because of that, no later one is applied.
 //
 // Start at [Store].
 package store

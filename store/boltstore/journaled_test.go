@@ -7,7 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -200,6 +202,79 @@ func TestJournalDamaged(t *testing.T) {
 			}
 			if _, err := Check(path, func(string) {}); !errors.Is(err, ErrDamaged) {
 				t.Errorf("Check = %v, want %v", err, ErrDamaged)
+			}
+		})
+	}
+}
+
+// TestQueuedAppendsShareCommits queues appends to one conversation while the writer is blocked. They are applied in order:
+// in one transaction, or those from the first one on that the journal cannot take.
+func TestQueuedAppendsShareCommits(t *testing.T) {
+	const appends = 40
+	for _, test := range []struct {
+		name    string
+		budget  int64
+		late    int64 // the reading of the clock, from 1, at which the conversation has expired
+		commits string
+	}{
+		{"transaction", 0, 0, "[40]"},
+		{"journal", 1 << 20, 0, "[40]"},
+		{"journal and transaction", 1 << 20, 10, "[9 31]"}, // A creation needs a transaction, until the clock is set back.
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var readings atomic.Int64
+			var released atomic.Bool
+			start := time.Now()
+			blocked, release := make(chan struct{}), make(chan struct{})
+			var commits []int // The writer's goroutine owns it.
+			s, err := Open(newPath(t), Options{
+				Options: store.Options{
+					Now: func() time.Time {
+						if readings.Add(1) == test.late && released.Load() {
+							return start.Add(2 * time.Hour)
+						}
+						return start
+					},
+					Observe: func(changes []store.Change) {
+						if changes[0].ConversationID == "other" {
+							close(blocked)
+							<-release
+							readings.Store(0)
+							released.Store(true)
+						}
+					},
+				},
+				JournalBudget: test.budget, OnCommit: func(c store.Commit) { commits = append(commits, c.Operations) },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			appendTo(t, s, "one", "first")
+			results := make(chan *store.Result, appends+1)
+			run := func(a *store.Append) {
+				result, err := s.Append(t.Context(), a)
+				if err != nil {
+					t.Errorf("Append: %v", err)
+				}
+				results <- result
+			}
+			go run(&store.Append{Tenant: "acme", ConversationID: "other", Messages: text("blocks")})
+			<-blocked
+			for i := range appends {
+				queued := make(chan struct{})
+				go run(&store.Append{
+					Tenant: "acme", ConversationID: "one", Messages: text(fmt.Sprint(i)), IfVersion: new(int32(i + 1)),
+					Queued: func() { close(queued) },
+				})
+				<-queued
+			}
+			close(release)
+			for range appends + 1 {
+				<-results
+			}
+			if got := fmt.Sprint(commits[2:]); got != test.commits {
+				t.Errorf("the commits have %s operations, want %s", got, test.commits)
 			}
 		})
 	}

@@ -26,7 +26,9 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Create(old, c, history, uid, now, &s.options.Options)
 	}
-	return s.change(ctx, c.Tenant, c.Conversation.GetId(), size, guards{disk: true, bytes: true}, decide, nil)
+	return s.change(ctx, &change{
+		tenant: c.Tenant, id: c.Conversation.GetId(), size: size, guards: guards{disk: true, bytes: true}, decide: decide,
+	})
 }
 
 // Append implements store.Store.
@@ -43,7 +45,10 @@ func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, err
 		return record.Append(old, a, drafts, uid, now, &s.options.Options)
 	}
 	log := func(t *txn) (*store.Result, error) { return t.logAppend(a, drafts) }
-	return s.change(ctx, a.Tenant, a.ConversationID, size, guards{disk: a.End == nil, bytes: a.End == nil}, decide, log)
+	return s.change(ctx, &change{
+		tenant: a.Tenant, id: a.ConversationID, size: size, guards: guards{disk: a.End == nil, bytes: a.End == nil},
+		decide: decide, log: log, onQueued: a.Queued,
+	})
 }
 
 // Update implements store.Store.
@@ -51,7 +56,9 @@ func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, err
 	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
 		return record.Update(old, u, now, &s.options.Options)
 	}
-	return s.change(ctx, u.Tenant, u.ConversationID, proto.Size(u.Values), guards{bytes: true}, decide, nil)
+	return s.change(ctx, &change{
+		tenant: u.Tenant, id: u.ConversationID, size: proto.Size(u.Values), guards: guards{bytes: true}, decide: decide,
+	})
 }
 
 // guards are checks of a write that adds bytes. Writes that must not fail have none.
@@ -60,39 +67,47 @@ type guards struct {
 	bytes bool // the write is refused if the tenant would have more bytes than its limit
 }
 
-// change makes the writer write the outcome of decide for the conversation with that id. decide
-// gets nil if there is none or it has expired. size is the number of bytes that the operation holds
-// in memory while it is queued. log, if not nil, decides the operation for the journal.
-func (s *Store) change(ctx context.Context, tenant, id string, size int, g guards,
-	decide func(old *record.Record, now time.Time) (*record.Outcome, error),
-	log func(*txn) (*store.Result, error),
-) (*store.Result, error) {
-	if n := len(tenant) + len(id); n > layout.MaxNames {
+// change is a write to one conversation.
+type change struct {
+	tenant, id string
+	size       int // bytes in memory while the write is queued
+	guards     guards
+	// decide decides the write. old is nil if there is no such conversation or it has expired.
+	decide   func(old *record.Record, now time.Time) (*record.Outcome, error)
+	log      func(*txn) (*store.Result, error) // decides the write for the journal; may be nil
+	onQueued func()                            // see operation; may be nil
+}
+
+// change makes the writer apply a change.
+func (s *Store) change(ctx context.Context, c *change) (*store.Result, error) {
+	if n := len(c.tenant) + len(c.id); n > layout.MaxNames {
 		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, layout.MaxNames)
 	}
 	var result *store.Result
-	op := &operation{ctx: ctx, tenant: tenant, size: size, conversation: string(layout.IDKey(tenant, id))}
-	if log != nil {
+	op := &operation{
+		ctx: ctx, tenant: c.tenant, size: c.size, conversation: string(layout.IDKey(c.tenant, c.id)), onQueued: c.onQueued,
+	}
+	if c.log != nil {
 		op.log = func(t *txn) (err error) {
-			result, err = log(t)
+			result, err = c.log(t)
 			return err
 		}
 	}
 	op.apply = func(t *txn) error {
 		now := s.options.Now()
-		old, err := t.load(tenant, id, all)
+		old, err := t.load(c.tenant, c.id, all)
 		if err != nil {
 			return err
 		}
-		out, err := decide(old.live(now), now)
+		out, err := c.decide(old.live(now), now)
 		if err != nil {
 			return err
 		}
 		result = out.Result
-		return t.write(tenant, old, out, g, now)
+		return t.write(c.tenant, old, out, c.guards, now)
 	}
 	if err := s.countCorrupt(s.writer.await(op)); err != nil {
-		return nil, fmt.Errorf("conversation %q: %w", id, err)
+		return nil, fmt.Errorf("conversation %q: %w", c.id, err)
 	}
 	return result, nil
 }

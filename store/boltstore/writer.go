@@ -40,11 +40,10 @@ type limits struct {
 	quantum, sharedBatchBytes int // while several tenants write
 }
 
-// writer makes operations durable, those of a tenant in the order of their submission. It takes them
-// from the tenants in turn, see package fairqueue. Its goroutine puts all queued operations into a
-// transaction, one transaction after the other, without delay. So many callers share a commit, and a
-// single caller never waits for others. While several tenants write, a transaction takes a limited
-// part of each: no tenant waits for all that another has queued.
+// writer makes operations durable, those of a tenant in the order of their submission. It takes them from the tenants
+// in turn, see package fairqueue. Its goroutine puts all queued operations into a transaction, one transaction after
+// the other, without delay. So many callers share a commit, and a single caller never waits for others. While several
+// tenants write, a transaction takes a limited part of each: no tenant waits for all that another has queued.
 type writer struct {
 	db          *bolt.DB
 	guard       *boltfile.PanicGuard
@@ -74,9 +73,9 @@ type operation struct {
 	size   int
 	cost   int              // of its last run, in bytes, for the turns of tenants
 	apply  func(*txn) error // may run again after a transaction that was rolled back
-	// log decides the operation for the journal, for a conversation by its key in ids. Nil if only a transaction can
-	// do it.
+	// log decides the operation for the journal, for a conversation by its key in ids. Nil if only a transaction can.
 	log          func(*txn) error
+	onQueued     func() // called when the operation is in the queue; may be nil
 	conversation string
 	claimed      atomic.Bool // by the writer, or by its caller, which then gives up
 	err          error
@@ -113,6 +112,9 @@ func (w *writer) await(op *operation) error {
 	op.queued, op.done = time.Now(), make(chan struct{})
 	if err := w.submit(op); err != nil {
 		return err
+	}
+	if op.onQueued != nil {
+		op.onQueued()
 	}
 	select {
 	case <-op.done:
@@ -336,9 +338,8 @@ func (w *writer) breakDown(err error) {
 	w.onFailure(err)
 }
 
-// transact runs a transaction. If bbolt panics and the store stays intact, the error is
-// store.ErrCorrupt and the transaction is rolled back. Any other panic is another error, and the
-// writer must not continue.
+// transact runs a transaction. If bbolt panics and the store stays intact, the error is store.ErrCorrupt and the
+// transaction is rolled back. Any other panic is another error, and the writer must not continue.
 //
 // While write runs, bbolt changes only data of the transaction. The commit then rebalances and
 // spills: it reads pages beside the written ones and may panic, too. The file is unchanged in that

@@ -59,6 +59,9 @@ func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, err
 		return nil, fmt.Errorf("conversation %q: %w", a.ConversationID, err)
 	}
 	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
+		if a.Queued != nil {
+			a.Queued()
+		}
 		return record.Append(old, a, drafts, uuid.NewString(), now, &s.options)
 	}
 	return s.writeOne(ctx, a.Tenant, a.ConversationID, a.End != nil, decide)

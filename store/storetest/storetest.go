@@ -43,6 +43,7 @@ func Run(t *testing.T, s Subject) {
 		{"Law14Identity", s.law14Identity},
 		{"Law15Headers", s.law15Headers},
 		{"Law16Bytes", s.law16Bytes},
+		{"Law17Queued", s.law17Queued},
 		{"Create", s.create},
 		{"Append", s.append},
 		{"AppendChecks", s.appendChecks},
