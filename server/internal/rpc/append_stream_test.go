@@ -157,8 +157,8 @@ func TestAppendStreamIsAppendMessages(t *testing.T) {
 	}
 }
 
-// TestAppendStreamUnderWay holds the appends in the store. The maximum number of requests is under way; those of one
-// conversation reach the store one after the other.
+// TestAppendStreamUnderWay holds the appends in the store before they are queued. The maximum number of requests is under
+// way; those of one conversation reach the store one after the other.
 func TestAppendStreamUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, hooks := openHooked(t)
@@ -200,6 +200,50 @@ func TestAppendStreamUnderWay(t *testing.T) {
 			if want := int32(min(i+1, same)); i < same && sequence != want || i >= same && sequence != 1 {
 				t.Errorf("response %d has the sequence %d", i, sequence)
 			}
+		}
+		f.wantNoMemory(t)
+	})
+}
+
+// TestAppendStreamQueued holds the appends of one conversation in the store after they were queued. All reach the store,
+// also after a refused one and after panics.
+func TestAppendStreamQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, hooks := openHooked(t)
+		var reached []string // Each append reaches the store after the one before was queued.
+		release := make(chan struct{})
+		hooks.appended = func(_ context.Context, a *store.Append) error {
+			content := a.Messages[0].GetContent()
+			reached = append(reached, content)
+			switch content {
+			case "panic":
+				panic(content)
+			case "panic later":
+				defer panic(content)
+			}
+			a.Queued()
+			<-release
+			return nil
+		}
+		requests := []*parleyv1.AppendMessagesRequest{
+			appendOf("a", "1"), appendOf("a", "panic"), appendOf("a", "2"), appendOf("a", ""), appendOf("a", "panic later"),
+			appendOf("a", "3"),
+		}
+		requests[3].Messages = nil
+		stream := f.openAppends(t, t.Context(), requests...)
+		_ = stream.CloseSend() // Recv returns the error.
+		synctest.Wait()
+		if want := []string{"1", "panic", "2", "panic later", "3"}; !slices.Equal(reached, want) {
+			t.Errorf("the store has the appends %q, want %q", reached, want)
+		}
+		close(release)
+		replies, err := receiveAppends(stream)
+		var got []string
+		for _, reply := range replies {
+			got = append(got, statusOf(status.FromProto(reply.GetError()).Err()).reason)
+		}
+		if want := []string{"", "INTERNAL", "", "INVALID_REQUEST", "INTERNAL", ""}; err != nil || !slices.Equal(got, want) {
+			t.Errorf("AppendStream = %q, %v, want %q", got, err, want)
 		}
 		f.wantNoMemory(t)
 	})

@@ -63,13 +63,20 @@ func (s *Server) read(ctx context.Context, r *store.Read) (*store.Snapshot, erro
 func (s *Server) AppendMessages(
 	ctx context.Context, r *parleyv1.AppendMessagesRequest,
 ) (*parleyv1.AppendMessagesResponse, error) {
+	return s.appendMessages(ctx, r, nil)
+}
+
+// appendMessages is AppendMessages. The store calls queued, if it is not nil: see [store.Append].
+func (s *Server) appendMessages(
+	ctx context.Context, r *parleyv1.AppendMessagesRequest, queued func(),
+) (*parleyv1.AppendMessagesResponse, error) {
 	q, err := s.prepareAppend(tenant(ctx), r)
 	if err != nil {
 		return nil, err
 	}
 	result, err := s.store.Append(ctx, &store.Append{
 		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Messages: r.GetMessages(),
-		Request: q, IfVersion: r.IfVersion, MustExist: r.GetMustExist(),
+		Request: q, IfVersion: r.IfVersion, MustExist: r.GetMustExist(), Queued: queued,
 	})
 	if err != nil {
 		return nil, inConversation(r.GetConversationId(), err)
@@ -96,12 +103,13 @@ func (s *Server) AppendStream(stream appendStream) error {
 type streamedAppend struct {
 	message *parleyv1.AppendStreamRequest
 	memory  memory
-	err     error // why message could not be decoded, or nil
+	err     error  // why message could not be decoded, or nil
+	queued  func() // see [store.Append]
 }
 
 // streamedAppends returns how the requests of a stream are received and answered. The next append to a conversation
-// starts when the one before is committed or refused. Only then is their order that of the stream with any store, and
-// if_version of one may be the version after another.
+// starts when the store has queued or refused the one before. So their order is that of the stream, and they share
+// commits; if_version of one may be the version after another.
 func (s *Server) streamedAppends(stream appendStream) pipeline.Stream[*streamedAppend, *parleyv1.AppendStreamResponse] {
 	from, _ := stream.Context().Value(sourceKey{}).(source)
 	own := semaphore.NewWeighted(ownStreamBytes)
@@ -121,8 +129,9 @@ func (s *Server) streamedAppends(stream appendStream) pipeline.Stream[*streamedA
 			}
 			return r, r.message.GetAppend().GetConversationId(), err
 		},
-		Answer: func(ctx context.Context, r *streamedAppend) *parleyv1.AppendStreamResponse {
+		Answer: func(ctx context.Context, r *streamedAppend, queued func()) *parleyv1.AppendStreamResponse {
 			defer r.memory.release()
+			r.queued = queued
 			reply, err := call(ctx, r)
 			if appended, ok := reply.(*parleyv1.AppendMessagesResponse); ok && err == nil {
 				return &parleyv1.AppendStreamResponse{Result: &parleyv1.AppendStreamResponse_Response{Response: appended}}
@@ -152,7 +161,7 @@ func (s *Server) answerStreamed(ctx context.Context, request any) (any, error) {
 	}
 	return s.tenantUnary(ctx, r.message.GetAppend(), info, func(ctx context.Context, request any) (any, error) {
 		return s.validateUnary(ctx, request, info, acceptUnary(func(ctx context.Context, _ any) (any, error) {
-			return s.AppendMessages(ctx, r.message.GetAppend())
+			return s.appendMessages(ctx, r.message.GetAppend(), r.queued)
 		}))
 	})
 }

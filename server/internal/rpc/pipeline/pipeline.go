@@ -2,8 +2,9 @@
 // requests.
 //
 // Three kinds of goroutines work on a stream. One receives requests, workers handle them, and the goroutine of the
-// caller sends the replies. Requests with the same key are handled one after the other, in the order in which they
-// were received. Start at [Run].
+// caller sends the replies. Requests with the same key start one after the other, in the order in which they were
+// received: each starts when the one before has its place in an order that the callee keeps, or its answer. Start at
+// [Run].
 package pipeline
 
 import (
@@ -25,8 +26,9 @@ type Stream[Q, R any] struct {
 	// Receive receives the next request and returns its key. One goroutine calls it, which may still run when Run has
 	// returned; Receive must then return soon. The error io.EOF means that there are no more requests.
 	Receive func() (request Q, key string, err error)
-	// Answer answers a request. Many goroutines call it. Its context ends when the stream ends early.
-	Answer func(context.Context, Q) R
+	// Answer answers a request. Many goroutines call it. Its context ends when the stream ends early. It may call queued,
+	// also more than once, before it returns: then the next request with the same key starts.
+	Answer func(ctx context.Context, request Q, queued func()) R
 	// Send sends a reply. The goroutine that calls Run calls it. After an error it is not called again.
 	Send func(R) error
 	// Drop is called for a request that was received too late to be answered.
@@ -71,7 +73,10 @@ type slot[Q, R any] struct {
 	key     string
 	reply   R
 	done    chan struct{} // closed when reply is set
-	next    *slot[Q, R]   // the next request with the same key; pipeline.mu guards it
+
+	// pipeline.mu guards these fields.
+	queued bool        // the next request with the same key may start
+	next   *slot[Q, R] // that request, if it was received before queued was set
 }
 
 type pipeline[Q, R any] struct {
@@ -89,7 +94,7 @@ type pipeline[Q, R any] struct {
 	mu     sync.Mutex
 	closed bool                   // no request is accepted any more
 	idle   int                    // workers that wait for work, or are about to, and have none
-	newest map[string]*slot[Q, R] // of each key that is under way
+	newest map[string]*slot[Q, R] // of each key, unless it is queued
 }
 
 // receiveAll receives requests until there is an error or the pipeline is closed.
@@ -121,22 +126,28 @@ func (p *pipeline[Q, R]) accept(s *slot[Q, R]) bool {
 	p.slots <- s
 	before := p.newest[s.key]
 	p.newest[s.key] = s
-	switch {
-	case before != nil:
+	if before != nil {
 		before.next = s
-	case p.idle > 0:
-		p.idle--
-		p.work <- s
-	default:
-		p.workers.Go(func() { p.runWorker(s) })
+	} else {
+		p.start(s)
 	}
 	return true
 }
 
-// runWorker answers a request, then those that follow it with the same key, then others.
+// start makes a worker answer a request. The caller must hold mu.
+func (p *pipeline[Q, R]) start(s *slot[Q, R]) {
+	if p.idle == 0 {
+		p.workers.Go(func() { p.runWorker(s) })
+		return
+	}
+	p.idle--
+	p.work <- s
+}
+
+// runWorker answers a request, then others.
 func (p *pipeline[Q, R]) runWorker(s *slot[Q, R]) {
 	for s != nil {
-		s.reply = p.Answer(p.ctx, s.request)
+		s.reply = p.Answer(p.ctx, s.request, func() { p.startNext(s) })
 		next, stays := p.finish(s)
 		close(s.done)
 		if stays {
@@ -146,15 +157,36 @@ func (p *pipeline[Q, R]) runWorker(s *slot[Q, R]) {
 	}
 }
 
-// finish returns the next request with the key of s, which was answered. If there is none, it reports whether the
-// worker must wait for another request.
+// startNext starts the next request with the key of s, which is queued.
+func (p *pipeline[Q, R]) startNext(s *slot[Q, R]) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if next := p.setQueued(s); next != nil {
+		p.start(next)
+	}
+}
+
+// setQueued records that the next request with the key of s may start, and returns it if it was received and has not
+// started. The caller must hold mu.
+func (p *pipeline[Q, R]) setQueued(s *slot[Q, R]) (next *slot[Q, R]) {
+	if s.queued {
+		return nil
+	}
+	s.queued = true
+	if s.next == nil {
+		delete(p.newest, s.key)
+	}
+	return s.next
+}
+
+// finish returns what the worker that has answered s answers next: the next request with the same key, if that has not
+// started. Otherwise, it reports whether the worker must wait for another request.
 func (p *pipeline[Q, R]) finish(s *slot[Q, R]) (next *slot[Q, R], stays bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if s.next != nil {
-		return s.next, false
+	if next := p.setQueued(s); next != nil {
+		return next, false
 	}
-	delete(p.newest, s.key)
 	if p.idle >= maxIdleWorkers {
 		return nil, false
 	}
