@@ -88,8 +88,8 @@ type ConversationServiceClient interface {
 	// Each request is handled as a call of AppendMessages. There is one response for each
 	// request, in the order of the requests. A refused request has an error as its response and
 	// does not affect the others. The batches of one conversation are applied in the order in
-	// which they were sent. Those of different conversations may be applied in any order, because
-	// they share commits.
+	// which they were sent. Those of different conversations may be applied in any order. All of
+	// them share commits.
 	//
 	// Up to 1024 requests are under way at a time. If that many wait for their responses, or if
 	// they are large, the server receives the next one after a response was sent. A client must
@@ -491,8 +491,8 @@ type ConversationServiceServer interface {
 	// Each request is handled as a call of AppendMessages. There is one response for each
 	// request, in the order of the requests. A refused request has an error as its response and
 	// does not affect the others. The batches of one conversation are applied in the order in
-	// which they were sent. Those of different conversations may be applied in any order, because
-	// they share commits.
+	// which they were sent. Those of different conversations may be applied in any order. All of
+	// them share commits.
 	//
 	// Up to 1024 requests are under way at a time. If that many wait for their responses, or if
 	// they are large, the server receives the next one after a response was sent. A client must
