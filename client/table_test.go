@@ -59,11 +59,15 @@ type callStep struct {
 	Call    string          `json:"call"`
 	Request json.RawMessage `json:"request"`
 
-	// A step has exactly one of the next four fields.
+	// A step has exactly one of the next five fields.
 	Want    any         `json:"want"`
 	Error   *wantError  `json:"error"`
 	Turn    *wantedTurn `json:"turn"`
 	Changes []any       `json:"changes"`
+	Answers []struct {
+		Want  any        `json:"want"`
+		Error *wantError `json:"error"`
+	} `json:"answers"`
 
 	Save map[string]string `json:"save"`
 }
@@ -89,8 +93,12 @@ type tableRun struct {
 
 // execute executes step and returns an error that describes each difference from the expectation.
 func (r *tableRun) execute(ctx context.Context, step callStep) error {
-	if wants := []bool{step.Want != nil, step.Error != nil, step.Turn != nil, step.Changes != nil}; count(wants) != 1 {
-		return errors.New("a step needs one of want, error, turn and changes")
+	wants := []bool{step.Want != nil, step.Error != nil, step.Turn != nil, step.Changes != nil, step.Answers != nil}
+	if count(wants) != 1 {
+		return errors.New("a step needs one of want, error, turn, changes and answers")
+	}
+	if step.Answers != nil {
+		return r.append(ctx, step)
 	}
 	reply, err := r.call(ctx, step)
 	if step.Error != nil {
@@ -129,15 +137,68 @@ func count(values []bool) (n int) {
 	return n
 }
 
-// call makes the call of step. It returns the reply, the turn or the changes as decoded JSON, in the
-// form in which step describes them.
-func (r *tableRun) call(ctx context.Context, step callStep) (any, error) {
-	text := string(step.Request)
+// append sends the requests of step with an appender and compares their answers.
+func (r *tableRun) append(ctx context.Context, step callStep) error {
+	text, err := r.fill(step.Request)
+	if err != nil {
+		return err
+	}
+	var requests []json.RawMessage
+	if err := json.Unmarshal([]byte(text), &requests); err != nil || len(requests) != len(step.Answers) {
+		return fmt.Errorf("%d requests, %d answers, error = %w", len(requests), len(step.Answers), err)
+	}
+	appender := r.appender
+	if appender == nil {
+		appender = r.client.NewAppender(ctx)
+		defer appender.Close()
+	}
+	var results []*client.AppendResult
+	for _, text := range requests {
+		request := new(parleyv1.AppendStreamRequest)
+		if err := protojson.Unmarshal(text, request); err != nil {
+			return err
+		}
+		results = append(results, appender.Append(ctx, request.GetAppend()))
+	}
+	var faults []error
+	for i, answer := range step.Answers {
+		response, err := results[i].Wait(ctx)
+		if answer.Error != nil {
+			err = answer.Error.compare(err)
+		}
+		if err != nil || answer.Error != nil {
+			faults = append(faults, err)
+			continue
+		}
+		reply, err := messageJSON(response)
+		if err != nil {
+			return err
+		}
+		for _, fault := range differences(fmt.Sprint("answer ", i), answer.Want, reply) {
+			faults = append(faults, errors.New(fault))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// fill returns a request with the saved values.
+func (r *tableRun) fill(request json.RawMessage) (string, error) {
+	text := string(request)
 	for name, value := range r.saved {
 		text = strings.ReplaceAll(text, "${"+name+"}", value)
 	}
 	if strings.Contains(text, "${") {
-		return nil, fmt.Errorf("no value was saved for a name in %s", text)
+		return "", fmt.Errorf("no value was saved for a name in %s", text)
+	}
+	return text, nil
+}
+
+// call makes the call of step. It returns the reply, the turn or the changes as decoded JSON, in the
+// form in which step describes them.
+func (r *tableRun) call(ctx context.Context, step callStep) (any, error) {
+	text, err := r.fill(step.Request)
+	if err != nil {
+		return nil, err
 	}
 	method := reflect.ValueOf(r.client).MethodByName(step.Call)
 	if !method.IsValid() {

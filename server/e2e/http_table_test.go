@@ -44,20 +44,32 @@ func TestCallTableOverHTTP(t *testing.T) {
 	}
 }
 
-// tableStep is a call and its expected result: one of want, error, turn and changes.
+// tableStep is a call and its expected result: one of want, error, turn, changes and answers.
 type tableStep struct {
 	Name    string          `json:"name"`
 	Call    string          `json:"call"`
 	Request json.RawMessage `json:"request"`
-	Want    any             `json:"want"`
-	Error   *struct {
+	tableResult
+	Turn    any               `json:"turn"`
+	Changes []any             `json:"changes"`
+	Answers []tableResult     `json:"answers"`
+	Save    map[string]string `json:"save"`
+}
+
+// tableResult is the expected reply or error.
+type tableResult struct {
+	Want  any `json:"want"`
+	Error *struct {
 		Code   string   `json:"code"`
 		Reason string   `json:"reason"`
 		Fields []string `json:"fields"`
 	} `json:"error"`
-	Turn    any               `json:"turn"`
-	Changes []any             `json:"changes"`
-	Save    map[string]string `json:"save"`
+}
+
+// text returns the expected error in the form of errorOf.
+func (r tableResult) text() string {
+	slices.Sort(r.Error.Fields)
+	return fmt.Sprint(r.Error.Code, " ", r.Error.Reason, " ", r.Error.Fields)
 }
 
 // tableRun runs the steps in order.
@@ -73,7 +85,7 @@ func (r *tableRun) runStep(t *testing.T, step tableStep) {
 	for name, value := range r.saved {
 		text = strings.ReplaceAll(text, "${"+name+"}", value)
 	}
-	var request map[string]any
+	var request any
 	if err := json.Unmarshal([]byte(text), &request); err != nil || strings.Contains(text, "${") {
 		t.Fatalf("request %s: %v; want JSON without unknown variables", text, err)
 	}
@@ -86,9 +98,10 @@ func (r *tableRun) runStep(t *testing.T, step tableStep) {
 	var want, got any
 	switch {
 	case step.Error != nil:
-		slices.Sort(step.Error.Fields)
-		want = fmt.Sprint(step.Error.Code, " ", step.Error.Reason, " ", step.Error.Fields)
-		got = errorOf(t, reply)
+		if reply.StatusCode < 400 {
+			t.Fatalf("reply = %s, want an error", reply.Status)
+		}
+		want, got = step.text(), errorOf(t, reply.Body)
 	case reply.StatusCode != http.StatusOK:
 		text, _ := io.ReadAll(reply.Body)
 		t.Fatalf("%s: %s", reply.Status, text)
@@ -96,6 +109,8 @@ func (r *tableRun) runStep(t *testing.T, step tableStep) {
 		want, got = step.Turn, turnOfStream(t, reply.Body)
 	case step.Changes != nil:
 		want, got = step.Changes, streamValues(t, reply.Body, "change", len(step.Changes))
+	case step.Answers != nil:
+		want, got = answersOfStream(t, step.Answers, reply.Body)
 	default:
 		want = step.Want
 		if err := json.NewDecoder(reply.Body).Decode(&got); err != nil {
@@ -158,12 +173,15 @@ func readPaths(t *testing.T) map[string][]httpPath {
 }
 
 // request puts the fields of a request message into the path, the body and the query. It uses the
-// last path of the call whose parameters are all in the message, or else the first path.
-func (r *tableRun) request(t *testing.T, call string, message map[string]any) *http.Request {
+// last path of the call whose parameters are all in the message, or else the first path. The messages
+// of a list are the lines of the body.
+func (r *tableRun) request(t *testing.T, call string, content any) *http.Request {
 	t.Helper()
 	if len(r.paths[call]) == 0 {
 		t.Fatalf("call %s has no path in http.yaml", call)
 	}
+	message, _ := content.(map[string]any)
+	lines, _ := content.([]any)
 	param := regexp.MustCompile(`\{[a-z_.]+\}`)
 	fieldOf := func(param string) string {
 		parts := strings.Split(strings.Trim(param, "{}"), "_")
@@ -203,15 +221,16 @@ func (r *tableRun) request(t *testing.T, call string, message map[string]any) *h
 	for _, field := range inPath {
 		query.Del(field)
 	}
-	var text []byte
-	if body != nil {
-		var err error
-		if text, err = json.Marshal(body); err != nil {
+	if message != nil && body != nil {
+		lines = []any{body}
+	}
+	var text bytes.Buffer
+	for _, line := range lines {
+		if err := json.NewEncoder(&text).Encode(line); err != nil {
 			t.Fatal(err)
 		}
 	}
-	request,
-		err := http.NewRequestWithContext(t.Context(), at.method, r.url+path+"?"+query.Encode(), bytes.NewReader(text))
+	request, err := http.NewRequestWithContext(t.Context(), at.method, r.url+path+"?"+query.Encode(), &text)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,8 +260,8 @@ func addParameters(query url.Values, path string, value any) {
 	}
 }
 
-// errorOf returns the code, the reason and the fields of an error as one text.
-func errorOf(t *testing.T, reply *http.Response) string {
+// errorOf returns the code, the reason and the fields of an error in JSON as one text.
+func errorOf(t *testing.T, text io.Reader) string {
 	t.Helper()
 	var body struct {
 		Code    int32
@@ -251,8 +270,8 @@ func errorOf(t *testing.T, reply *http.Response) string {
 			FieldViolations []struct{ Field string }
 		}
 	}
-	if err := json.NewDecoder(reply.Body).Decode(&body); err != nil || reply.StatusCode < 400 {
-		t.Fatalf("reply = %s, %v; want an error", reply.Status, err)
+	if err := json.NewDecoder(text).Decode(&body); err != nil {
+		t.Fatal(err)
 	}
 	reason, fields := "", []string{}
 	for _, detail := range body.Details {
@@ -281,6 +300,30 @@ func streamValues(t *testing.T, stream io.Reader, name string, n int) (values []
 		t.Fatal(lines.Err())
 	}
 	return values
+}
+
+// answersOfStream returns the expected answers and those in the lines of a stream.
+func answersOfStream(t *testing.T, answers []tableResult, stream io.Reader) (want, got []any) {
+	t.Helper()
+	lines := json.NewDecoder(stream)
+	for _, answer := range answers {
+		var line struct {
+			Response any
+			Error    json.RawMessage
+		}
+		if err := lines.Decode(&line); err != nil {
+			t.Fatal(err)
+		}
+		if answer.Error == nil {
+			want, got = append(want, answer.Want), append(got, line.Response)
+		} else {
+			want, got = append(want, answer.text()), append(got, errorOf(t, bytes.NewReader(line.Error)))
+		}
+	}
+	if lines.More() {
+		t.Errorf("more than %d answers", len(answers))
+	}
+	return want, got
 }
 
 func turnOfStream(t *testing.T, stream io.Reader) any {

@@ -17,7 +17,7 @@ from google.protobuf import json_format
 from programs import parleyd
 
 import parley
-from parley import AsyncClient, Client, Error, TurnEvent, TurnState
+from parley import AppendMessagesRequest, AsyncClient, Client, Error, TurnEvent, TurnState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,12 @@ def test_table_sync(tmp_path: Path) -> None:
             reply = getattr(client, name)(request)
             return list(islice(reply, limit)) if isinstance(reply, parley.Stream) else reply
 
-        run(make)
+        def append(requests: list[AppendMessagesRequest]) -> list[Result]:
+            with client.appender() as appender:
+                futures = [appender.append(request) for request in requests]
+            return [future.exception() or future.result() for future in futures]
+
+        run(make, append)
 
 
 def test_table_asyncio(tmp_path: Path) -> None:
@@ -56,6 +61,11 @@ def test_table_asyncio(tmp_path: Path) -> None:
                     break
         return events
 
+    async def appended(client: AsyncClient, requests: list[AppendMessagesRequest]) -> list[Result]:
+        async with client.appender() as appender:
+            futures = [await appender.append(request) for request in requests]
+        return await asyncio.gather(*futures, return_exceptions=True)
+
     async def client_of(address: str) -> AsyncClient:
         return AsyncClient(address)
 
@@ -63,18 +73,31 @@ def test_table_asyncio(tmp_path: Path) -> None:
         loop = asyncio.new_event_loop()
         client = loop.run_until_complete(client_of(server.address))
         try:
-            run(lambda *call: loop.run_until_complete(made(client, *call)))
+            run(
+                lambda *call: loop.run_until_complete(made(client, *call)),
+                lambda requests: loop.run_until_complete(appended(client, requests)),
+            )
         finally:
             loop.run_until_complete(client.close())
             loop.close()
 
 
-def run(make: Callable[[str, Message, int | None], Result]) -> None:
-    """Execute the steps in order. The function make makes a call and reads up to limit events."""
+def run(
+    make: Callable[[str, Message, int | None], Result],
+    append: Callable[[list[AppendMessagesRequest]], list[Result]],
+) -> None:
+    """Execute the steps in order.
+
+    The function make makes a call and reads up to limit events. The function append makes appends
+    with an appender and returns the replies and errors.
+    """
     saved: dict[str, str] = {}
     for step in json.loads(TABLE.read_text("utf-8"))["steps"]:
-        request = getattr(parley, step["call"] + "Request")()
         text = string.Template(json.dumps(step["request"])).substitute(saved)
+        if "answers" in step:
+            check_answers(step, append(appends_of(json.loads(text))))
+            continue
+        request = getattr(parley, step["call"] + "Request")()
         json_format.Parse(text, request)
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", step["call"]).lower()
         limit = len(step["changes"]) if "changes" in step else None
@@ -90,6 +113,25 @@ def run(make: Callable[[str, Message, int | None], Result]) -> None:
         if "save" in step:
             reply = json_format.MessageToDict(result)
             saved |= {key: value_at(reply, path) for key, path in step["save"].items()}
+
+
+def appends_of(requests: list[Any]) -> list[AppendMessagesRequest]:
+    """Return the requests of a step with AppendStream."""
+    return [
+        json_format.ParseDict(request["append"], AppendMessagesRequest()) for request in requests
+    ]
+
+
+def check_answers(step: Step, results: list[Result]) -> None:
+    """Compare the replies and errors of appends with the expected ones."""
+    assert len(results) == len(step["answers"]), step["name"]
+    for index, (answer, result) in enumerate(zip(step["answers"], results, strict=True)):
+        expected = {"name": f"{step['name']}: answer {index}", **answer}
+        if isinstance(result, Error):
+            check_error(expected, result)
+        else:
+            assert "error" not in answer, f"{expected['name']}: {result!r}, want an error"
+            check(expected, result)
 
 
 def check_error(step: Step, error: Error) -> None:

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { test } from "node:test";
 
-import type { Client, ConversationChange, ParleyError, TurnEvent } from "parley";
+import type { AppendStreamRequest, Client, ConversationChange, ParleyError, TurnEvent } from "parley";
 
 import { difference, fromJSON, toJSON } from "./json.js";
 import { textOf } from "./model.js";
@@ -15,6 +15,7 @@ interface Step {
   request: object;
   want?: object;
   error?: { code: string; reason: string; fields?: string[] };
+  answers?: Pick<Step, "want" | "error">[];
   turn?: { text?: string; state?: string; messages?: object[] };
   changes?: object[];
   save?: Record<string, string>;
@@ -34,6 +35,10 @@ test("the calls of the table", options, async (t) => {
         return JSON.stringify(saved[name]).slice(1, -1);
       });
       const request = fromJSON(JSON.parse(filled));
+      if (step.answers) {
+        await append(client, request as AppendStreamRequest[], step.answers);
+        return;
+      }
       const method = `${call[0]!.toLowerCase()}${call.slice(1)}` as keyof Client;
       assert.ok(method in client, `Client has no method for ${call}`);
       const send = () => (client[method] as (request: unknown) => unknown)(request);
@@ -47,8 +52,22 @@ test("the calls of the table", options, async (t) => {
   }
 });
 
+/** Sends all requests with an appender, then checks their answers. */
+async function append(
+  client: Client,
+  requests: AppendStreamRequest[],
+  answers: Pick<Step, "want" | "error">[],
+) {
+  assert.equal(requests.length, answers.length);
+  await using appender = client.appender();
+  const replies = requests.map(({ append }) => appender.append(append!));
+  for (const [index, answer] of answers.entries()) {
+    await outcome(answer, () => replies[index]);
+  }
+}
+
 /** Makes a call and checks its result. Returns the reply, if there is one. */
-async function outcome({ want, error, turn, changes }: Step, send: () => unknown): Promise<unknown> {
+async function outcome({ want, error, turn, changes }: Partial<Step>, send: () => unknown): Promise<unknown> {
   if (error) {
     await assert.rejects(
       async () => drain((await send()) as AsyncIterable<unknown>),
