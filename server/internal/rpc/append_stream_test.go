@@ -212,8 +212,14 @@ func TestAppendStreamQueued(t *testing.T) {
 		f, hooks := openHooked(t)
 		var reached []string // Each append reaches the store after the one before was queued.
 		release := make(chan struct{})
-		hooks.appended = func(_ context.Context, a *store.Append) error {
+		var ended <-chan struct{}
+		hooks.appended = func(ctx context.Context, a *store.Append) error {
 			content := a.Messages[0].GetContent()
+			if ended == nil {
+				ended = ctx.Done()
+			} else if ctx.Done() != ended { // See law 17: a client sends those again that were not applied.
+				t.Errorf("the context of append %q does not end together with that of the one before", content)
+			}
 			reached = append(reached, content)
 			switch content {
 			case "panic":
