@@ -77,7 +77,12 @@ func (s *Store) foldCopy(ctx context.Context, path string, entries map[string]*o
 	if err := db.View(func(tx *bolt.Tx) error { return c.tally.load(tx, s.options.Now()) }); err != nil {
 		return err
 	}
+	last, _, err := boltfile.ReadJournal(db)
+	if err != nil {
+		return err
+	}
 	for key, e := range entries {
+		last.Through = max(last.Through, e.Operations[len(e.Operations)-1].Index)
 		tenant, _, _ := layout.CutTenant([]byte(key))
 		c.restore(key, tenant, overlay.Entry{Messages: e.Messages, Bytes: e.Bytes}, 0, e.Operations...)
 	}
@@ -93,7 +98,9 @@ func (s *Store) foldCopy(ctx context.Context, path string, entries map[string]*o
 		}
 	}
 	if err := c.transact(func(t *txn) error {
-		t.del(t.meta, []byte(boltfile.JournalKey))
+		// The next journal of the copy begins after the operations that its conversations have applied.
+		key := []byte(boltfile.JournalKey)
+		t.put(t.meta, key, layout.Journal{Folded: last.Through, Through: last.Through}.Encode(key))
 		return nil
 	}); err != nil {
 		return err

@@ -56,6 +56,23 @@ func Schema(tx *bolt.Tx) uint32 {
 	return 0
 }
 
+// ReadJournal returns the entry about the journal, and whether the journal may have operations that the file does not
+// contain. If the entry is damaged, the error is ErrDamaged.
+func ReadJournal(db *bolt.DB) (j layout.Journal, unfolded bool, err error) {
+	key := []byte(JournalKey)
+	err = db.View(func(tx *bolt.Tx) (err error) {
+		unfolded = Schema(tx) == JournaledSchemaVersion
+		if meta := tx.Bucket([]byte(layout.MetaBucket)); meta != nil {
+			j, err = layout.DecodeJournal(key, meta.Get(key))
+		}
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("%w: %w: %s", ErrDamaged, err, Remedy)
+	}
+	return j, unfolded, err
+}
+
 // CheckSchema returns an error for files of other programs and of incompatible versions of Parley.
 func CheckSchema(tx *bolt.Tx) error {
 	version := Schema(tx)
