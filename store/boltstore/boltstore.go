@@ -321,9 +321,13 @@ func (s *Store) Close() error {
 		s.writer.close()
 		s.tally.versions.close()
 		s.tally.cache.Close()
-		err = s.markClosed()
+		var folded bool
+		folded, err = s.markClosed()
 		if !s.writer.stuck {
 			err = errors.Join(err, s.closeFiles())
+		}
+		if folded {
+			err = errors.Join(err, s.removeJournal())
 		}
 	})
 	if err != nil {
@@ -342,23 +346,26 @@ func (s *Store) closeFiles() error {
 
 // markClosed writes that the store was closed in order. After a failure it writes nothing. If the
 // disk has no space for the mark, the next Open checks the file. If bbolt has panicked, the file is
-// damaged: markClosed removes an earlier mark, so that the next Open checks the complete file.
-func (s *Store) markClosed() error {
+// damaged: markClosed removes an earlier mark, so that the next Open checks the complete file. folded is
+// true if there is a journal and all its operations are in the file.
+func (s *Store) markClosed() (folded bool, err error) {
 	if s.failed.Load() {
-		return nil
+		return false, nil
 	}
 	if s.journal != nil && !s.tally.guard.Panicked.Load() {
 		if err := s.foldAll(); err != nil && !boltfile.IsFull(err) {
-			return err
+			return false, err
+		} else if err == nil {
+			folded = true
 		}
 	}
 	mark := boltfile.MarkClosed
 	if s.tally.guard.Panicked.Load() {
 		mark = boltfile.UnmarkClosed
 	}
-	err := s.writer.transact(mark)
+	err = s.writer.transact(mark)
 	if errors.Is(err, boltfile.ErrUnchanged) || err != nil && boltfile.IsFull(err) {
-		return nil
+		err = nil
 	}
-	return err
+	return folded, err
 }

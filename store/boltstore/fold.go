@@ -21,30 +21,21 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// journalDir returns the directory of a file's journal. A file that was restored or copied to the same path has another
-// id and so another directory.
-func journalDir(path string, id journal.ID) string { return fmt.Sprintf("%s.journal-%x", path, id[:4]) }
-
 // foldStep is the number of conversations that one operation folds.
 const foldStep = 256
 
 // openJournal opens the journal if the store should use one or the file needs one, and reads the operations that
 // the file does not contain. If readOnly is true, it changes no file.
 func (s *Store) openJournal(readOnly bool) error {
-	var m layout.Journal
-	unfolded := false
-	key := []byte(boltfile.JournalKey)
-	if err := s.db.View(func(tx *bolt.Tx) (err error) {
-		unfolded = boltfile.Schema(tx) == boltfile.JournaledSchemaVersion
-		m, err = layout.DecodeJournal(key, tx.Bucket([]byte(layout.MetaBucket)).Get(key))
+	m, unfolded, err := boltfile.ReadJournal(s.db)
+	if err != nil {
 		return err
-	}); err != nil {
-		return fmt.Errorf("%w: %w: %s", ErrDamaged, err, boltfile.Remedy)
 	}
 	if s.options.JournalBudget == 0 && !unfolded {
 		return nil
 	}
-	if m.ID == (journal.ID{}) {
+	if !unfolded {
+		// The file needs no journal. It may be an older file or a copy, whose last journal another file needs.
 		_, _ = rand.Read(m.ID[:]) // It never fails.
 	}
 	o := journal.Options{
@@ -54,7 +45,8 @@ func (s *Store) openJournal(readOnly bool) error {
 		o.MustExist, o.Through = true, m.Through
 	}
 	found := map[string]*unfoldedConversation{}
-	j, err := journal.Open(journalDir(s.path, m.ID), o, func(op journal.Operation) error { return collect(found, op) })
+	dir := boltfile.JournalDir(s.path, m.ID)
+	j, err := journal.Open(dir, o, func(op journal.Operation) error { return collect(found, op) })
 	if err != nil {
 		return err
 	}
@@ -377,7 +369,12 @@ func (t *txn) endGeneration(through uint64) {
 func (s *Store) dropJournal() error {
 	err := s.journal.Close()
 	s.journal, s.tally.journaled = nil, false
-	return errors.Join(err, os.RemoveAll(journalDir(s.path, s.tally.journalEntry.ID)))
+	return errors.Join(err, s.removeJournal())
+}
+
+// removeJournal removes the directory of a closed journal whose operations are all folded.
+func (s *Store) removeJournal() error {
+	return os.RemoveAll(boltfile.JournalDir(s.path, s.tally.journalEntry.ID))
 }
 
 // foldAll folds everything after the writer has stopped. Then the file needs no journal.

@@ -3,12 +3,14 @@
 package boltfile
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -23,7 +25,8 @@ const (
 
 	// FileMode is the mode of all files that the store creates: only their owner has access.
 	FileMode = 0o600
-	dirMode  = 0o700
+	// DirMode is the same for directories.
+	DirMode = 0o700
 
 	// Remedy is what to do about a damaged file.
 	Remedy = "restore a backup, or move the file away to start with an empty store"
@@ -35,6 +38,34 @@ const (
 	// removed.
 	UnfinishedSuffix = ".unfinished"
 )
+
+// journalSuffix is the suffix of the names of journals, before the id.
+const journalSuffix = ".journal-"
+
+// JournalDir returns the directory of the journal of the file at path. A file that was copied to the same path has
+// another id and so another directory.
+func JournalDir(path string, id [16]byte) string {
+	return fmt.Sprintf("%s%s%x", path, journalSuffix, id[:4])
+}
+
+// JournalSuffixes returns what follows path in the names of all journals of the file at path, and of earlier files
+// there.
+func JournalSuffixes(path string) (suffixes []string, err error) {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	for _, e := range entries {
+		rest, ok := strings.CutPrefix(e.Name(), filepath.Base(path))
+		if id, found := strings.CutPrefix(rest, journalSuffix); ok && found && e.IsDir() && isID(id) {
+			suffixes = append(suffixes, rest)
+		}
+	}
+	return suffixes, err
+}
+
+// isID reports whether a name is the end of that of a journal.
+func isID(name string) bool {
+	id, err := hex.DecodeString(name)
+	return err == nil && len(id) == 4
+}
 
 // ReadTimeout is how long a reader of a file waits for a process that has it open as a store.
 const ReadTimeout = time.Second
@@ -138,7 +169,7 @@ func MakeDir(dir string) error {
 	if err := MakeDir(parent); err != nil {
 		return err
 	}
-	if err := os.Mkdir(dir, dirMode); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(dir, DirMode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	return SyncDir(parent)

@@ -147,8 +147,10 @@ type segment struct {
 // replay with each operation after o.After, in order. Errors: boltfile.ErrDamaged, that of replay,
 // those of the file system.
 func Open(dir string, o Options, replay func(Operation) error) (*Journal, error) {
-	if _, err := os.Stat(dir); o.MustExist && errors.Is(err, fs.ErrNotExist) {
-		return nil, damaged("%s is missing", dir)
+	if o.MustExist {
+		if err := CheckExists(dir); err != nil {
+			return nil, err
+		}
 	}
 	if !o.ReadOnly {
 		if err := boltfile.MakeDir(dir); err != nil {
@@ -161,6 +163,15 @@ func Open(dir string, o Options, replay func(Operation) error) (*Journal, error)
 		return nil, errors.Join(err, j.closeFiles())
 	}
 	return j, nil
+}
+
+// CheckExists returns boltfile.ErrDamaged if a directory does not exist which the store's file needs.
+func CheckExists(dir string) error {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: its journal %s is missing: copy or move both together while no server uses them, or "+
+			"restore a backup", boltfile.ErrDamaged, dir)
+	}
+	return nil
 }
 
 // Next returns the index of the next operation.
