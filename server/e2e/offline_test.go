@@ -132,6 +132,20 @@ func TestStartAfterKill(t *testing.T) {
 	}
 	s.kill()
 
+	// The file of a killed server is complete only with its journal.
+	spare, alone := t.TempDir(), filepath.Join(t.TempDir(), storeName)
+	content, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(alone, content, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantOffline(t, exitDamaged, "", "is missing", "restore", alone, "--data-dir="+spare)
+	wantOffline(t, 0, "restored "+filepath.Join(spare, storeName), "", "restore", path, "--data-dir="+spare)
+	wantOffline(t, 0, "its journal moved to "+path+".before-", "", "restore", filepath.Join(spare, storeName),
+		"--data-dir="+dir, "--force")
+
 	corruptPages(t, path)
 	wantOffline(t, exitDamaged, "", "parleyd: store "+path+": file is damaged", "check", path)
 	var stderr bytes.Buffer

@@ -18,6 +18,7 @@ import (
 	"github.com/parleyhq/parley/store/boltstore/internal/backup"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 	"github.com/parleyhq/parley/store/boltstore/internal/fsck"
+	"github.com/parleyhq/parley/store/boltstore/internal/journal"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 )
@@ -60,12 +61,20 @@ func (s *Store) snapshot(ctx context.Context) (*os.File, int64, error) {
 	}
 	current, folding := s.tally.pending.Bytes()
 	return backup.Snapshot(ctx, s.path, view, func(path string) error {
-		return s.foldCopy(ctx, path, unfolded)
+		return s.foldCopy(ctx, path, unfolded, func(d time.Duration) {
+			select {
+			case <-time.After(d): // The server has the other half of the processor.
+			case <-ctx.Done():
+			}
+		})
 	}, current+folding)
 }
 
-// foldCopy writes the operations of entries to a copy of the file. Then the copy is that of a store without a journal.
-func (s *Store) foldCopy(ctx context.Context, path string, entries map[string]*overlay.Entry) (err error) {
+// foldCopy writes the operations of entries to a copy of the file. Then the copy needs no journal. After each step,
+// foldCopy calls pause with the time that the step took.
+func (s *Store) foldCopy(
+	ctx context.Context, path string, entries map[string]*overlay.Entry, pause func(time.Duration),
+) (err error) {
 	db, err := boltfile.OpenLocked(path, boltfile.ReadTimeout)
 	if err != nil {
 		return err
@@ -91,10 +100,9 @@ func (s *Store) foldCopy(ctx context.Context, path string, entries map[string]*o
 		if err := c.transact(func(t *txn) error { return t.foldKeys(step) }); err != nil {
 			return err
 		}
-		select {
-		case <-time.After(time.Since(began)): // The server has the other half of the processor.
-		case <-ctx.Done():
-			return ctx.Err()
+		pause(time.Since(began))
+		if err := ctx.Err(); err != nil {
+			return err
 		}
 	}
 	if err := c.transact(func(t *txn) error {
@@ -184,8 +192,12 @@ func checkJournal(path string, done *Checked, report func(fault string)) (err er
 			err = fmt.Errorf("store %s: %w", path, err)
 		}
 	}()
-	if err := s.openJournal(true); err != nil || s.journal == nil {
+	if err := s.openJournal(true); err != nil {
+		report(err.Error())
+		done.Faults++
 		return err
+	} else if s.journal == nil {
+		return nil
 	}
 	unfolded, err := s.tally.pending.Freeze(math.MaxInt)
 	if err != nil {
@@ -234,18 +246,7 @@ func foldClosed(path string) error {
 	if err := boltfile.CheckFile(path); err != nil {
 		return fmt.Errorf("store %s: %w", path, err)
 	}
-	unfolded := false
-	db, err := boltfile.OpenReadOnly(path, boltfile.ReadTimeout)
-	if err != nil {
-		return fmt.Errorf("store %s: %w", path, err)
-	}
-	err = errors.Join(boltfile.RecoverDamage(func() error {
-		return db.View(func(tx *bolt.Tx) error {
-			unfolded = boltfile.Schema(tx) == boltfile.JournaledSchemaVersion
-			return nil
-		})
-	}), db.Close())
-	if err != nil || !unfolded {
+	if _, unfolded, err := readJournal(path); err != nil || !unfolded {
 		return err
 	}
 	s, err := Open(path, Options{Timeout: boltfile.ReadTimeout}) // Without a journal of its own, Open folds the old one.
@@ -255,13 +256,62 @@ func foldClosed(path string) error {
 	return s.Close()
 }
 
+// readJournal returns what boltfile.ReadJournal returns for the file at path.
+func readJournal(path string) (j layout.Journal, unfolded bool, err error) {
+	db, err := boltfile.OpenReadOnly(path, boltfile.ReadTimeout)
+	if err != nil {
+		return j, false, fmt.Errorf("store %s: %w", path, err)
+	}
+	err = errors.Join(boltfile.RecoverDamage(func() (err error) {
+		j, unfolded, err = boltfile.ReadJournal(db)
+		return err
+	}), db.Close())
+	if err != nil {
+		err = fmt.Errorf("store %s: %w", path, err)
+	}
+	return j, unfolded, err
+}
+
 // RestoreOptions configure Restore. The zero value is usable.
 type RestoreOptions = backup.RestoreOptions
 
 // Restored is the result of Restore.
 type Restored = backup.Restored
 
-// Restore puts a copy of a backup at path, where Open finds it, see [backup.Restore].
+// Restore puts a copy of source at path, where Open finds it, see [backup.Restore]. The source is a backup, or the file
+// of a store that no process has open. If such a file needs its journal, the directory must be beside it, and its
+// operations are folded into the copy. o.Check is then also called with source, before.
 func Restore(ctx context.Context, source, path string, o RestoreOptions) (Restored, error) {
-	return backup.Restore(ctx, source, path, o)
+	return backup.Restore(ctx, source, path, o, func(copied string) error {
+		j, unfolded, err := readJournal(copied)
+		if err != nil || !unfolded {
+			return err
+		}
+		if err := journal.CheckExists(boltfile.JournalDir(source, j.ID)); err != nil {
+			return err
+		}
+		if o.Check != nil {
+			if err := o.Check(source); err != nil { // Damaged pages may end the process that reads them.
+				return err
+			}
+		}
+		return foldInto(ctx, source, copied)
+	})
+}
+
+// foldInto folds the journal of a sound file into a copy of the file.
+func foldInto(ctx context.Context, source, copied string) (err error) {
+	s := &Store{options: Options{}.withDefaults(), path: source, tally: newTally(0)}
+	if s.db, err = boltfile.OpenReadOnly(source, boltfile.ReadTimeout); err != nil {
+		return fmt.Errorf("store %s: %w", source, err)
+	}
+	defer func() { err = errors.Join(err, s.closeFiles()) }()
+	if err := s.openJournal(true); err != nil {
+		return err
+	}
+	unfolded, err := s.tally.pending.Freeze(math.MaxInt)
+	if err != nil {
+		return err
+	}
+	return s.foldCopy(ctx, copied, unfolded, func(time.Duration) {})
 }

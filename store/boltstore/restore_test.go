@@ -67,17 +67,27 @@ func TestRestore(t *testing.T) {
 }
 
 // TestRestoreByRoot checks that a file which root restores belongs to the owner of the directory, which is the user of
-// the server.
+// the server, and that the journal of the store that is moved aside keeps its owner.
 func TestRestoreByRoot(t *testing.T) {
-	path := newPath(t)
-	if err := os.Chown(filepath.Dir(path), os.Geteuid()+1, -1); err != nil {
-		t.Skipf("only root can give a directory away: %v", err)
+	path := killedStore(t)
+	for _, name := range []string{filepath.Dir(path), path, journalOf(t, path)} {
+		if err := os.Chown(name, os.Geteuid()+1, -1); err != nil {
+			t.Skipf("only root can give a directory away: %v", err)
+		}
 	}
-	if _, err := Restore(t.Context(), newBackup(t), path, RestoreOptions{Check: checkSound}); err != nil {
-		t.Fatal(err)
+	wantSound(t, path)
+	done, err := Restore(t.Context(), killedStore(t), path, RestoreOptions{Check: checkSound, Force: true})
+	if err != nil || len(done.AsideJournals) != 1 {
+		t.Fatalf("Restore = %+v, %v, want one journal", done, err)
 	}
-	if _, err := Open(path, Options{}); !errors.Is(err, ErrOwner) {
-		t.Errorf("Open by root = %v, want ErrOwner, since the file belongs to another user", err)
+	for _, name := range []string{path, done.Aside, done.AsideJournals[0]} {
+		info, err := os.Stat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if owner, known := boltfile.OwnerOf(info); !known || owner != os.Geteuid()+1 {
+			t.Errorf("%s belongs to user %d, want that of the server", name, owner)
+		}
 	}
 }
 

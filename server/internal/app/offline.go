@@ -89,6 +89,9 @@ func restoreCommand() config.Offline {
 			if done.Aside != "" {
 				fmt.Fprintf(call.Out, "previous store moved to %s\n", done.Aside)
 			}
+			for _, dir := range done.AsideJournals {
+				fmt.Fprintf(call.Out, "its journal moved to %s\n", dir)
+			}
 			return nil
 		},
 	}

@@ -19,10 +19,10 @@ var ErrExists = errors.New("there is a store already")
 
 // RestoreOptions configure Restore. The zero value is usable.
 type RestoreOptions struct {
-	// Check is called with the path of the copied backup before the copy is put in place. It should
+	// Check is called with the path of the complete copy before that is put in place. It should
 	// check the file in a process of its own. If nil, the copy is not checked.
 	Check func(path string) error
-	// Force renames an existing file instead of returning ErrExists.
+	// Force renames an existing file and its journals instead of returning ErrExists.
 	Force bool
 	// Now is the time in the name of the renamed file; zero is the present time.
 	Now time.Time
@@ -34,13 +34,17 @@ type Restored struct {
 	Bytes int64
 	// Aside is the new path of the file that existed before; empty if there was none.
 	Aside string
+	// AsideJournals are the new directories of its journals. A store that was stopped in order has none.
+	AsideJournals []string
 }
 
-// Restore puts a copy of a backup at path, where Open finds it. At every instant path has the
-// earlier file or the complete copy. If Restore returns an error, nothing has changed. Errors:
-// ErrExists, ErrInUse, ErrDamaged, a *store.BackupSpaceError, those of o.Check, of ctx and of the
-// file system.
-func Restore(ctx context.Context, backup, path string, o RestoreOptions) (Restored, error) {
+// Restore puts a copy of a backup at path, where Open finds it. It calls complete with the path of the copy, which may
+// change the copy. At every instant path has the earlier file with its journals, or the complete copy. If Restore
+// returns an error, nothing has changed. Errors: ErrExists, ErrInUse, ErrDamaged, a *store.BackupSpaceError, those of
+// complete, of o.Check, of ctx and of the file system.
+func Restore(ctx context.Context, backup, path string, o RestoreOptions, complete func(path string) error) (
+	Restored, error,
+) {
 	if o.Now.IsZero() {
 		o.Now = time.Now()
 	}
@@ -51,14 +55,16 @@ func Restore(ctx context.Context, backup, path string, o RestoreOptions) (Restor
 	if there, err := os.Lstat(path + boltfile.UnfinishedSuffix); err == nil && os.SameFile(info, there) {
 		return Restored{}, fmt.Errorf("backup %s: the copy would overwrite it: give it another name", backup)
 	}
-	done, err := restore(ctx, backup, path, o)
+	done, err := restore(ctx, backup, path, o, complete)
 	if err != nil {
 		return Restored{}, fmt.Errorf("restore %s: %w", path, err)
 	}
 	return done, nil
 }
 
-func restore(ctx context.Context, backup, path string, o RestoreOptions) (done Restored, err error) {
+func restore(ctx context.Context, backup, path string, o RestoreOptions, complete func(path string) error) (
+	done Restored, err error,
+) {
 	if err := boltfile.MakeDir(filepath.Dir(path)); err != nil {
 		return done, err
 	}
@@ -76,38 +82,100 @@ func restore(ctx context.Context, backup, path string, o RestoreOptions) (done R
 		if !o.Force {
 			return done, fmt.Errorf("%w: move it aside with --force, or name another data directory", ErrExists)
 		}
-		done.Aside = path + ".before-" + o.Now.UTC().Format("20060102T150405Z")
 	}
+	source, err := openSource(backup)
+	if err != nil {
+		return done, err
+	}
+	defer func() { err = errors.Join(err, source.Close()) }() // Until then no server can open it.
 	unfinished := path + boltfile.UnfinishedSuffix
-	if done.Bytes, err = copyFile(ctx, backup, unfinished, dir); err == nil && o.Check != nil {
+	if err = copyFile(ctx, source, unfinished, dir); err == nil {
+		err = complete(unfinished)
+	}
+	if err == nil && o.Check != nil {
 		err = o.Check(unfinished)
 	}
-	if err != nil {
-		return Restored{}, errors.Join(err, boltfile.RemoveIfExists(unfinished))
+	if err == nil {
+		done.Bytes, err = fileSize(unfinished)
 	}
-	if err := replace(dir, path, unfinished, &done); err != nil {
+	if err == nil {
+		dropFromCache(unfinished)
+		if old == nil {
+			err = os.Rename(unfinished, path)
+		} else {
+			err = replace(dir, path, unfinished, o.Now, &done)
+		}
+	}
+	if err != nil {
 		return Restored{}, errors.Join(err, boltfile.RemoveIfExists(unfinished))
 	}
 	return done, dir.Sync()
 }
 
-// replace puts the copy at path. An existing file there has its second name on disk before it loses
-// its first one.
-func replace(dir *os.File, path, unfinished string, done *Restored) (err error) {
-	dropFromCache(unfinished)
-	if done.Aside == "" {
-		return os.Rename(unfinished, path)
-	}
-	if done.Aside, err = linkAside(path, done.Aside); err != nil {
+// replace puts the copy at path. The existing file there, and its journals, have their second names on disk before they
+// lose their first ones, so that after a crash at any instant path has a store that opens.
+func replace(dir *os.File, path, unfinished string, now time.Time, done *Restored) error {
+	journals, err := boltfile.JournalSuffixes(path)
+	if err != nil {
 		return err
 	}
-	if err = dir.Sync(); err == nil {
+	aside, err := linkAside(path, path+".before-"+now.UTC().Format("20060102T150405Z"))
+	if err != nil {
+		return err
+	}
+	done.Aside = aside
+	for _, suffix := range journals {
+		if err == nil {
+			done.AsideJournals = append(done.AsideJournals, aside+suffix)
+			err = linkDir(path+suffix, aside+suffix)
+		}
+	}
+	if err == nil {
+		err = dir.Sync()
+	}
+	if err == nil {
 		err = os.Rename(unfinished, path)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(done.Aside))
+		for _, name := range done.AsideJournals {
+			err = errors.Join(err, os.RemoveAll(name))
+		}
+		return errors.Join(err, os.Remove(aside))
+	}
+	if err := dir.Sync(); err != nil {
+		return err
+	}
+	for _, suffix := range journals {
+		// A journal that stays is of no use and does no harm.
+		_ = os.RemoveAll(path + suffix)
 	}
 	return nil
+}
+
+// linkDir creates a directory with the files of another one and the same owner, and syncs it.
+func linkDir(from, to string) error {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(to, boltfile.DirMode); err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.Link(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+			return err
+		}
+	}
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = source.Close() }()
+	target, err := os.Open(to)
+	if err != nil {
+		return err
+	}
+	return errors.Join(boltfile.GiveTo(source, target), target.Sync(), target.Close())
 }
 
 // dropFromCache drops a file from the page cache, if it can.
@@ -118,13 +186,19 @@ func dropFromCache(path string) {
 	}
 }
 
-// linkAside gives a file a second name, so that path never lacks a file. If the name exists,
+// linkAside gives a file a second name, so that path never lacks a file. If there is a file or a journal with the name,
 // linkAside appends a number. It returns the name.
 func linkAside(path, aside string) (string, error) {
 	name := aside
 	for i := 2; ; i++ {
-		if err := os.Link(path, name); !errors.Is(err, fs.ErrExist) {
-			return name, err
+		journals, err := boltfile.JournalSuffixes(name)
+		if err != nil {
+			return "", err
+		}
+		if len(journals) == 0 {
+			if err := os.Link(path, name); !errors.Is(err, fs.ErrExist) {
+				return name, err
+			}
 		}
 		name = fmt.Sprintf("%s-%d", aside, i)
 	}
@@ -150,41 +224,45 @@ func lockExisting(path string) (*os.File, error) {
 	return f, nil
 }
 
-// copyFile copies a file to a new one in dir, syncs that to disk, and returns its size.
-func copyFile(ctx context.Context, from, to string, dir *os.File) (size int64, err error) {
-	source, err := os.Open(from)
+// openSource opens a file for reading. Until it is closed, no process can open it as a store.
+func openSource(path string) (*os.File, error) {
+	f, err := os.Open(path)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, source.Close()) }()
-	if locked, err := boltfile.LockShared(source); err == nil && !locked {
-		return 0, fmt.Errorf("%w: a server has %s open and may change it during the copy: take a backup of the server",
-			boltfile.ErrInUse, from)
+	if locked, err := boltfile.LockShared(f); err == nil && !locked {
+		return nil, errors.Join(fmt.Errorf("%w: a server has %s open and may change it during the copy: take a backup "+
+			"of the server", boltfile.ErrInUse, path), f.Close())
 	}
+	return f, nil
+}
+
+// copyFile copies a file to a new one in dir and syncs that to disk.
+func copyFile(ctx context.Context, source *os.File, to string, dir *os.File) (err error) {
 	info, err := source.Stat()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if free, _, err := boltfile.DiskSpace(to); err != nil {
-		return 0, err
+		return err
 	} else if free < info.Size() {
-		return 0, &store.BackupSpaceError{Needed: info.Size(), Free: free}
+		return &store.BackupSpaceError{Needed: info.Size(), Free: free}
 	}
 	if err := boltfile.RemoveIfExists(to); err != nil {
-		return 0, err
+		return err
 	}
 	target, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL|boltfile.NoFollow, boltfile.FileMode)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
 	if err := boltfile.GiveTo(dir, target); err != nil {
-		return 0, err
+		return err
 	}
-	if size, err = io.Copy(target, &ctxReader{ctx: ctx, Reader: source}); err != nil {
-		return size, err
+	if _, err = io.Copy(target, &ctxReader{ctx: ctx, Reader: source}); err != nil {
+		return err
 	}
-	return size, target.Sync()
+	return target.Sync()
 }
 
 // ctxReader is a reader that fails after its context has ended.

@@ -22,7 +22,7 @@ func CheckFile(path string) error {
 	if err := checkKind(info); err != nil {
 		return err
 	}
-	if owner, known := ownerOf(info); known && owner != os.Geteuid() {
+	if owner, known := OwnerOf(info); known && owner != os.Geteuid() {
 		return fmt.Errorf("%w: it is of user %d, and this process runs as user %d: "+
 			"run it as that user, or give the file to this one with chown",
 			ErrOwner, owner, os.Geteuid())

@@ -26,5 +26,5 @@ func unsupported() error {
 // GiveTo does nothing.
 func GiveTo(_, _ *os.File) error { return nil }
 
-// ownerOf returns known false: this system does not report the owner as a number.
-func ownerOf(fs.FileInfo) (user int, known bool) { return 0, false }
+// OwnerOf returns known false: this system does not report the owner as a number.
+func OwnerOf(fs.FileInfo) (user int, known bool) { return 0, false }

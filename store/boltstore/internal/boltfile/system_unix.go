@@ -41,8 +41,8 @@ func GiveTo(dir, f *os.File) error {
 	return nil
 }
 
-// ownerOf returns the user that owns a file, and whether the system reports it.
-func ownerOf(info fs.FileInfo) (user int, known bool) {
+// OwnerOf returns the user that owns a file, and whether the system reports it.
+func OwnerOf(info fs.FileInfo) (user int, known bool) {
 	if s, ok := info.Sys().(*syscall.Stat_t); ok {
 		return int(s.Uid), true
 	}
