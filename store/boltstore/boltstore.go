@@ -16,7 +16,8 @@
 //	sessions       ids of ephemeral conversations: the process that holds the id, or the delete time
 //	ends           time → id of an ephemeral conversation to delete at that time
 //	tenants        counts of each tenant
-//	meta           version of the layout, and "closed": whether the file was closed in order
+//	meta           version of the layout, "journal": which journal the file has and what it contains of it, and
+//	               "closed": whether the file was closed in order
 //
 // Package boltfile opens and creates the file, package fsck checks it, and package backup copies,
 // compacts and restores it.
@@ -24,7 +25,9 @@
 // # Closing
 //
 // A process that closes the file in order ends with a transaction that writes the transaction's number
-// to "closed". If a later transaction exists, its process was killed or the machine failed.
+// to "closed". If a later transaction exists, its process was killed or the machine failed. A process with a
+// journal folds it before, and removes it after that. The next journal has another id, so a copy of the
+// closed file never has the journal of another copy.
 //
 // # Holds
 //
