@@ -139,7 +139,7 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 		newSetting("store", choice(&c.Store, "bolt", "memory", "bolt"),
 			"store of the conversations: memory loses them when the server stops"),
 		newSetting(dataDirName, text(&c.DataDir, "./data", 1, 4096, "path"),
-			"directory of parley.db and interactions/; created if missing, for this user only"),
+			"directory of parley.db, its journal and interactions/; created if missing, for this user only"),
 		newSetting("journal-budget", size(&c.JournalBudget, 256*mib, 0, 4*gib),
 			"size of the appends in the journal above which they are folded into the file; 0: no journal"),
 		newSetting("journal-age", duration(&c.JournalAge, time.Minute, time.Second, day),
