@@ -148,6 +148,7 @@ func TestStartAfterKill(t *testing.T) {
 
 	corruptPages(t, path)
 	wantOffline(t, exitDamaged, "", "parleyd: store "+path+": file is damaged", "check", path)
+	wantOffline(t, exitDamaged, "checked ", path+" has the faults above", "restore", path, "--data-dir="+t.TempDir())
 	var stderr bytes.Buffer
 	process := parleyd(t, "--data-dir="+dir)
 	process.Stderr = &stderr

@@ -283,6 +283,11 @@ type Restored = backup.Restored
 // operations are folded into the copy. o.Check is then also called with source, before.
 func Restore(ctx context.Context, source, path string, o RestoreOptions) (Restored, error) {
 	return backup.Restore(ctx, source, path, o, func(copied string) error {
+		if o.CheckPages != nil {
+			if err := o.CheckPages(copied); err != nil {
+				return err
+			}
+		}
 		j, unfolded, err := readJournal(copied)
 		if err != nil || !unfolded {
 			return err
@@ -291,7 +296,7 @@ func Restore(ctx context.Context, source, path string, o RestoreOptions) (Restor
 			return err
 		}
 		if o.Check != nil {
-			if err := o.Check(source); err != nil { // Damaged pages may end the process that reads them.
+			if err := o.Check(source); err != nil { // A fold skips damaged conversations.
 				return err
 			}
 		}

@@ -147,6 +147,7 @@ func TestRestoreFails(t *testing.T) {
 		"missing":     {t.Context(), newPath(t), checkSound, os.ErrNotExist},
 		"interrupted": {ended, backup, checkSound, context.Canceled},
 		"the check":   {t.Context(), backup, func(string) error { return unsound }, unsound},
+		"the pages":   {t.Context(), backup, nil, unsound},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -155,7 +156,11 @@ func TestRestoreFails(t *testing.T) {
 				if before != nil {
 					open(t, path, store.Options{}).Close()
 				}
-				_, err := Restore(test.ctx, test.backup, path, RestoreOptions{Check: test.check, Force: true})
+				o := RestoreOptions{Check: test.check, Force: true}
+				if test.check == nil {
+					o.CheckPages = func(string) error { return unsound }
+				}
+				_, err := Restore(test.ctx, test.backup, path, o)
 				if !errors.Is(err, test.want) || strings.Contains(err.Error(), "\n") {
 					t.Errorf("Restore = %v, want %v in one line", err, test.want)
 				}

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -78,12 +79,21 @@ func restoreCommand() config.Offline {
 		},
 		Run: func(ctx context.Context, call config.OfflineCall) error {
 			path := filepath.Join(call.Path, storeName)
+			check := func(copied string, pages bool, out io.Writer) error {
+				err := checkWithin(ctx, limit, copied, pages, out)
+				if errors.Is(err, boltstore.ErrDamaged) {
+					err = fmt.Errorf("%w: %s has the faults above: take another backup", boltstore.ErrDamaged, call.Args[0])
+				}
+				return err
+			}
 			done, err := boltstore.Restore(ctx, call.Args[0], path, boltstore.RestoreOptions{
 				Force: force,
-				Check: func(copied string) error {
-					err := checkWithin(ctx, limit, copied, false, call.Out)
-					if errors.Is(err, boltstore.ErrDamaged) {
-						err = fmt.Errorf("%w: %s has the faults above: take another backup", boltstore.ErrDamaged, call.Args[0])
+				Check: func(copied string) error { return check(copied, false, call.Out) },
+				CheckPages: func(copied string) error {
+					var faults bytes.Buffer // The complete check prints the totals.
+					err := check(copied, true, &faults)
+					if err != nil {
+						_, _ = faults.WriteTo(call.Out)
 					}
 					return err
 				},

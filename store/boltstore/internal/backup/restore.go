@@ -22,6 +22,9 @@ type RestoreOptions struct {
 	// Check is called with the path of the complete copy before that is put in place. It should
 	// check the file in a process of its own. If nil, the copy is not checked.
 	Check func(path string) error
+	// CheckPages is the same for the pages of the copy before Restore reads it, because damaged pages may end the
+	// process. If nil, they are not checked.
+	CheckPages func(path string) error
 	// Force renames an existing file and its journals instead of returning ErrExists.
 	Force bool
 	// Now is the time in the name of the renamed file; zero is the present time.
