@@ -1,20 +1,13 @@
 package bench
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
-	"github.com/parleyhq/parley/server/internal/auth"
-	"github.com/parleyhq/parley/store"
 )
 
 // withoutJournal are the settings with which every append is a transaction of the file.
@@ -119,35 +112,30 @@ func (s *benchServer) appendUntil(end time.Time, callers int, done *atomic.Int64
 	return group.Wait()
 }
 
-// BenchmarkTails measures the 99th percentile of the time of an append of 64 callers: at half load with and without
-// a fold that runs, and at full load with and without a sweep of PARLEY_BENCH_SWEPT conversations that have
-// expired, 20,000 by default, with and without a journal. A slice is four times as long as in BenchmarkService.
+// BenchmarkTails measures the 99th percentile of the time of an append of 64 callers at half load, with and without
+// a fold that runs. A slice is four times as long as in BenchmarkService.
 func BenchmarkTails(b *testing.B) {
 	rounds, slice := benchRounds(b)
 	slice *= 4
 	conversations := benchSetting(b, "CONVERSATIONS", positive, 20_000)
-	swept := benchSetting(b, "SWEPT", positive, 20_000)
 	before := openBenchServer(b, conversations, withoutJournal...)
 	after := openBenchServer(b, conversations, "--journal-age=1h")
 	folding := openBenchServer(b, conversations, "--journal-budget=1MiB")
 	var done atomic.Int64
 	must(b, after.appendUntil(time.Now().Add(slice), 64, &done))
 	gap := time.Duration(float64(slice) * 64 * 2 / float64(done.Load())) // between two appends of a caller, at half load
-	var rows [7][]float64
+	var rows [4][]float64
 	for range rounds {
 		none := p99Of(b, func() ([]time.Duration, error) { return before.pace(64, gap, slice) })
 		quiet := p99Of(b, func() ([]time.Duration, error) { return after.pace(64, gap, slice) })
 		busy := p99Of(b, func() ([]time.Duration, error) { return folding.pace(64, gap, slice) })
-		sweepBefore := p99Of(b, func() ([]time.Duration, error) { return before.whileSwept(swept) })
-		sweepAfter := p99Of(b, func() ([]time.Duration, error) { return after.whileSwept(swept) })
-		for i, v := range []float64{none, quiet, busy, busy / quiet, sweepBefore, sweepAfter, sweepAfter / sweepBefore} {
+		for i, v := range []float64{none, quiet, busy, busy / quiet} {
 			rows[i] = append(rows[i], v)
 		}
 	}
 	var table strings.Builder
 	for i, name := range []string{
 		"half load, no journal, ms", "half load, ms", "half load while folding, ms", "folding / not",
-		"sweep, no journal, ms", "sweep, ms", "sweep: journal / none",
 	} {
 		b.ReportMetric(row(&table, name, rows[i]), metric(name))
 	}
@@ -182,42 +170,4 @@ func (s *benchServer) pace(callers int, gap, slice time.Duration) ([]time.Durati
 	}
 	err := group.Wait()
 	return slices.Concat(took...), err
-}
-
-// whileSwept creates conversations that expire at once, and returns the times of appends of 64 callers to others while
-// they are swept.
-func (s *benchServer) whileSwept(n int) ([]time.Duration, error) {
-	var creating, appending errgroup.Group
-	creating.SetLimit(64)
-	for range n {
-		creating.Go(func() error {
-			_, err := s.store.Create(s.ctx, &store.Create{Tenant: auth.DefaultTenant, Conversation: &parleyv1.Conversation{
-				Id: uuid.NewString(), Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Millisecond)},
-			}})
-			return err
-		})
-	}
-	if err := creating.Wait(); err != nil {
-		return nil, err
-	}
-	var swept atomic.Bool
-	took := make([][]time.Duration, 64)
-	for i := range took {
-		appending.Go(func() error {
-			for !swept.Load() {
-				start := time.Now()
-				if err := s.appendAny(); err != nil {
-					return err
-				}
-				took[i] = append(took[i], time.Since(start))
-			}
-			return nil
-		})
-	}
-	var err error
-	for more := true; more && err == nil; {
-		more, err = s.store.Sweep(s.ctx, 1000)
-	}
-	swept.Store(true)
-	return slices.Concat(took...), errors.Join(err, appending.Wait())
 }

@@ -29,8 +29,8 @@ type bolt struct {
 	store *boltstore.Store
 }
 
-func openBolt(dir string) (*bolt, error) {
-	s, err := boltstore.Open(filepath.Join(dir, storeFile), boltstore.Options{})
+func openBolt(dir string, o boltstore.Options) (*bolt, error) {
+	s, err := boltstore.Open(filepath.Join(dir, storeFile), o)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (b *bolt) close() error { return b.store.Close() }
 
 // fillFile creates the file of a store in dir, or adds to it.
 func fillFile(ctx context.Context, dir string, f fillOptions) error {
-	b, err := openBolt(dir)
+	b, err := openBolt(dir, boltstore.Options{})
 	if err != nil {
 		return err
 	}

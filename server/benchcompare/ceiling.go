@@ -18,16 +18,19 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore"
 )
 
 // The ceiling is the speed that gRPC allows on this machine. It is a process of its own with the options
 // of parleyd and without interceptors. It answers an empty call with a reply as large as that of a read,
-// and reads conversations from a store as parleyd does.
+// reads conversations from a store as parleyd does, and answers appends, and reads of constantID, with a constant.
 
 const (
 	// serveCeiling is the argument with which this program runs as the ceiling process.
 	serveCeiling = "serve-ceiling"
 	emptyCall    = "/bench.Ceiling/Call"
+	// constantID is the id of a conversation that is not in the store of the ceiling process.
+	constantID = "constant"
 	// readReplyBytes is about the size of the reply to a read: 20 messages with their fields, and a header.
 	// TestReadReplyBytes checks it.
 	readReplyBytes = 11_450
@@ -36,13 +39,47 @@ const (
 // ceilingServer serves empty calls and reads.
 type ceilingServer struct {
 	parleyv1.UnimplementedConversationServiceServer
-	store store.Store
+	store    store.Store
+	appended *parleyv1.AppendMessagesResponse
+	loaded   *parleyv1.LoadConversationResponse
+}
+
+// newCeilingServer returns a server whose constant answers are those for one conversation of the store.
+func newCeilingServer(ctx context.Context, s store.Store) (*ceilingServer, error) {
+	c := &ceilingServer{store: s}
+	var err error
+	r := &parleyv1.LoadConversationRequest{ConversationId: conversationID(0)}
+	if c.loaded, err = c.LoadConversation(ctx, r); err != nil {
+		return nil, err
+	}
+	newest, err := store.Frames(c.loaded.ProtoReflect().GetUnknown()).Newest(1).Messages()
+	if err != nil {
+		return nil, err
+	}
+	c.appended = &parleyv1.AppendMessagesResponse{
+		Conversation: c.loaded.GetConversation(),
+		Appended: []*parleyv1.AppendedMessage{{
+			Id: newest[0].GetId(), Sequence: newest[0].GetSequence(), Exchange: newest[0].GetExchange(),
+			CreateTime: newest[0].GetCreateTime(),
+		}},
+	}
+	return c, nil
+}
+
+// AppendMessages appends nothing.
+func (c *ceilingServer) AppendMessages(
+	context.Context, *parleyv1.AppendMessagesRequest,
+) (*parleyv1.AppendMessagesResponse, error) {
+	return c.appended, nil
 }
 
 // LoadConversation does the same as in parleyd for a conversation that exists.
 func (c *ceilingServer) LoadConversation(
 	ctx context.Context, r *parleyv1.LoadConversationRequest,
 ) (*parleyv1.LoadConversationResponse, error) {
+	if r.GetConversationId() == constantID {
+		return c.loaded, nil
+	}
 	snapshot, err := c.store.Read(ctx, &store.Read{
 		Tenant: tenant, ConversationID: r.GetConversationId(), Newest: maxMessages,
 	})
@@ -56,7 +93,7 @@ func (c *ceilingServer) LoadConversation(
 
 // runCeiling serves the store in dir until ctx ends. It prints the address.
 func runCeiling(ctx context.Context, dir string, output io.Writer) error {
-	b, err := openBolt(dir)
+	b, err := openBolt(dir, boltstore.Options{})
 	if err != nil {
 		return err
 	}
@@ -65,7 +102,11 @@ func runCeiling(ctx context.Context, dir string, output io.Writer) error {
 		grpc.NumStreamWorkers(128))
 	ballast := make([]byte, 64<<20) // It delays garbage collections, as in parleyd.
 	defer runtime.KeepAlive(ballast)
-	parleyv1.RegisterConversationServiceServer(server, &ceilingServer{store: b.store})
+	service, err := newCeilingServer(ctx, b.store)
+	if err != nil {
+		return errors.Join(err, b.close())
+	}
+	parleyv1.RegisterConversationServiceServer(server, service)
 	server.RegisterService(emptyService(), nil)
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, "tcp", "127.0.0.1:0")
@@ -130,6 +171,11 @@ func startCeiling(ctx context.Context, dir string) (*ceiling, error) {
 // call makes the empty call.
 func (c *ceiling) call(ctx context.Context) error {
 	return c.conn.Invoke(ctx, emptyCall, wrapperspb.String(conversationID(0)), new(wrapperspb.BytesValue))
+}
+
+// append makes a call that is answered with a constant.
+func (c *ceiling) append(ctx context.Context, message string) error {
+	return appendTo(ctx, c.client, conversationID(0), message)
 }
 
 func (c *ceiling) read(ctx context.Context, id string) ([]string, error) {

@@ -36,25 +36,37 @@ func (g goal) row() string {
 	return fmt.Sprintf("| %s | %s%s%s | %s | %s |", g.what, bound, number(g.bound), g.unit, measured, verdict)
 }
 
-// goals returns the goals of this run. All except the last are measured with 64 clients.
+// goals returns the goals of this run. All are measured with 64 clients, except one and the last two.
 func (r *report) goals() []goal {
-	by := func(operation, of, than string, bound float64) goal {
+	with := func(callers int, operation, of, than string, bound float64) goal {
 		g := goal{what: fmt.Sprintf("%s: %s ÷ %s", operation, of, than), bound: bound}
-		a, b := r.find(operation, of, maxCallers), r.find(operation, than, maxCallers)
+		a, b := r.find(operation, of, callers), r.find(operation, than, callers)
 		if a != nil && b != nil {
 			g.values = ratios(a.rates, b.rates)
 		}
 		return g
 	}
+	by := func(operation, of, than string, bound float64) goal {
+		return with(maxCallers, operation, of, than, bound)
+	}
+	before := with(1, appending, service, serviceBefore, 1.5)
+	before.what += ", 1 client"
 	return []goal{
+		by(appending, service, serviceBefore, 1.9),
+		before,
+		by(appending, service, constantCall, 0.45),
+		by(appending, service, postgreSQL, 1.2),
+		by(appending, service, redisAlways, 0.5),
 		by(appending, service, etcdTransaction, 1.2),
-		by(appending, service, etcdWithLease, 1.7),
-		by(appending, service, inProcess, 0.65),
+		by(appending, service, etcdWithLease, 5),
+		by(appending, serviceStream, redisAlways, 0.9),
+		by(appending, serviceStream, service, 1.6),
+		by(reading, service, constantCall, 0.85),
 		by(reading, service, etcdTransaction, 2.5),
 		by(reading, service, etcdWithLease, 2.5),
 		by(reading, plainRead, plainCall, 0.5),
 		by(reading, service, plainCall, 0.45),
-		by(appendingSizes, sizedName(r.settings.large), sizedName(r.settings.conversations), 0.8),
+		by(appendingSizes, sizedName(r.settings.large), sizedName(r.settings.conversations), 0.9),
 		{
 			what:   fmt.Sprintf("append: p99 while %s expired conversations are swept ÷ p99 before", count(r.settings.expired)),
 			values: ratios(r.sweeping, r.quiet), bound: 1.5, upper: true,

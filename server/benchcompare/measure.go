@@ -22,8 +22,10 @@ type measurement struct {
 	operation string // what the call does; calls of the same operation are compared
 	name      string // of the target
 	callers   int
-	call      func(ctx context.Context) error
-	rates     []float64 // calls per second, one for each round
+	// oneGoroutine says that one goroutine makes the calls of all callers.
+	oneGoroutine bool
+	call         func(ctx context.Context) error
+	rates        []float64 // calls per second, one for each round
 }
 
 func (c *measurement) String() string {
@@ -79,7 +81,11 @@ func (c *measurement) measure(ctx context.Context, slice time.Duration) (rate fl
 	ctx, cancel := context.WithTimeout(ctx, 2*slice+hangTime)
 	defer cancel()
 	var done atomic.Int64
-	callers := startCallers(ctx, c.callers, func(ctx context.Context) error {
+	goroutines := c.callers
+	if c.oneGoroutine {
+		goroutines = 1
+	}
+	callers := startCallers(ctx, goroutines, func(ctx context.Context) error {
 		err := c.call(ctx)
 		done.Add(1)
 		return err

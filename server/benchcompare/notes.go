@@ -21,6 +21,12 @@ func (r *report) fixedNotes() []string {
 			"appends together.",
 		"Empty call: a reply as large as that of a read, from a server that does nothing else; with all interceptors it is " +
 			"ListAgents of parleyd.",
+		"Constant answer: the reply to an append or a read, kept by a server that has no interceptors and reads no store. " +
+			"The client decodes it.",
+		"Every read includes the decoding of 20 messages by the caller, also that in process; an empty call has nothing to " +
+			"decode.",
+		"No journal: --journal-budget=0 and --cache-bytes=0, so every append is a transaction of the file, as in versions " +
+			"without a journal. AppendStream: one goroutine with 64 requests under way.",
 		fmt.Sprintf("The store with %s conversations was filled in %.0f s.", count(r.settings.large), r.filled.Seconds()),
 	}
 }

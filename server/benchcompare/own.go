@@ -12,11 +12,16 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/parleyhq/parley/store/boltstore"
 )
 
 // logOff returns the flags of a parleyd without an interaction log. It then stores only conversations,
 // as the competitors do.
 func logOff() []string { return []string{"--interaction-log=false"} }
+
+// noJournal returns the flags of a parleyd that writes every append to its file, as versions without a journal did.
+func noJournal() []string { return append(logOff(), "--journal-budget=0", "--cache-bytes=0") }
 
 // openSizes starts this service with stores of three sizes: small, the size of all targets, and large.
 func (t *targets) openSizes(ctx context.Context) error {
@@ -32,14 +37,14 @@ func (t *targets) openSizes(ctx context.Context) error {
 	return t.openLarge(ctx)
 }
 
-// openOwn starts this service, its store alone, and the ceiling, each on a copy of the same file.
+// openOwn starts this service with its variants, its store alone, and the ceiling, each on a copy of the same file.
 func (t *targets) openOwn(ctx context.Context) error {
 	source, err := t.fillStore(ctx, service, t.conversations, messageBytes)
 	if err != nil {
 		return err
 	}
 	copies := make(map[string]string)
-	for _, name := range []string{serviceWithLog, inProcess, plainRead} {
+	for _, name := range []string{serviceWithLog, serviceBefore, inProcess, plainRead} {
 		if copies[name], err = t.subdir(name); err != nil {
 			return err
 		}
@@ -50,10 +55,17 @@ func (t *targets) openOwn(ctx context.Context) error {
 	if t.service, err = t.openParley(ctx, service, t.conversations, source, logOff()...); err != nil {
 		return err
 	}
+	if t.stream, err = t.service.openAppendStream(ctx); err != nil {
+		return err
+	}
 	if _, err = t.openParley(ctx, serviceWithLog, t.conversations, copies[serviceWithLog]); err != nil {
 		return err
 	}
-	b, err := openBolt(copies[inProcess])
+	if _, err = t.openParley(ctx, serviceBefore, t.conversations, copies[serviceBefore], noJournal()...); err != nil {
+		return err
+	}
+	// As in parleyd, without the summaries.
+	b, err := openBolt(copies[inProcess], boltstore.Options{JournalBudget: 256 << 20, CacheBytes: 56 << 20})
 	if err != nil {
 		return err
 	}

@@ -91,9 +91,46 @@ func largeAgentList() string {
 }
 
 func (p *parley) append(ctx context.Context, id, message string) error {
-	_, err := p.client.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{
+	return appendTo(ctx, p.client, id, message)
+}
+
+// appendTo appends a message in this service or in the ceiling.
+func appendTo(ctx context.Context, client parleyv1.ConversationServiceClient, id, message string) error {
+	_, err := client.AppendMessages(ctx, appendRequest(id, message))
+	return err
+}
+
+func appendRequest(id, message string) *parleyv1.AppendMessagesRequest {
+	return &parleyv1.AppendMessagesRequest{
 		ConversationId: id, Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: message}},
-	})
+	}
+}
+
+// appendStream appends over one call of AppendStream, with maxCallers requests under way. It is for one goroutine.
+type appendStream struct {
+	stream   grpc.BidiStreamingClient[parleyv1.AppendStreamRequest, parleyv1.AppendStreamResponse]
+	underWay int
+}
+
+// openAppendStream opens a stream that ends with the connection.
+func (p *parley) openAppendStream(ctx context.Context) (*appendStream, error) {
+	stream, err := p.client.AppendStream(ctx)
+	return &appendStream{stream: stream}, err
+}
+
+// append sends a request. It waits for the oldest reply if maxCallers requests are under way then.
+func (a *appendStream) append(id, message string) error {
+	if err := a.stream.Send(&parleyv1.AppendStreamRequest{Append: appendRequest(id, message)}); err != nil {
+		return err
+	}
+	if a.underWay < maxCallers-1 {
+		a.underWay++
+		return nil
+	}
+	reply, err := a.stream.Recv()
+	if err == nil && reply.GetError() != nil {
+		err = fmt.Errorf("append: %v", reply.GetError())
+	}
 	return err
 }
 

@@ -78,7 +78,7 @@ func (t *targets) measure(ctx context.Context, p part, r *report) error {
 	if err := p.after(r); err != nil {
 		return err
 	}
-	t.all, t.ceiling = nil, nil
+	t.all, t.ceiling, t.stream = nil, nil, nil
 	return errors.Join(t.close(), removeAllIn(t.dir))
 }
 
@@ -102,7 +102,7 @@ func (t *targets) measureSizes(r *report) error {
 func (t *targets) measurements(p part) []*measurement {
 	var all []*measurement
 	add := func(operation, name string, callers int, call func(context.Context) error) {
-		c := &measurement{operation: operation, name: name, callers: callers, call: call}
+		c := &measurement{operation: operation, name: name, callers: callers, call: call, oneGoroutine: name == serviceStream}
 		if t.only.MatchString(c.String()) {
 			all = append(all, c)
 		}
@@ -120,7 +120,13 @@ func (t *targets) measurements(p part) []*measurement {
 		if t.ceiling == nil {
 			continue
 		}
-		add(reading, plainRead, callers, readingFrom(t.ceiling.read, anyOf(t.conversations)))
+		id := anyOf(t.conversations)
+		if callers == maxCallers {
+			add(appending, serviceStream, callers, func(context.Context) error { return t.stream.append(id(), text) })
+		}
+		add(appending, constantCall, callers, func(ctx context.Context) error { return t.ceiling.append(ctx, text) })
+		add(reading, constantCall, callers, readingFrom(t.ceiling.read, func() string { return constantID }))
+		add(reading, plainRead, callers, readingFrom(t.ceiling.read, id))
 		add(reading, plainCall, callers, t.ceiling.call)
 		add(reading, chainedCall, callers, t.service.listAgents)
 	}

@@ -15,6 +15,8 @@ import (
 const (
 	service         = "this service"
 	serviceWithLog  = "this service, interaction log on"
+	serviceBefore   = "this service, no journal"
+	serviceStream   = "this service, AppendStream"
 	inProcess       = "its store in process, without gRPC"
 	etcdTransaction = "etcd, transaction"
 	etcdWithLease   = "etcd, transaction and lease"
@@ -24,6 +26,7 @@ const (
 	plainRead       = "this service without interceptors"
 	plainCall       = "empty call without interceptors"
 	chainedCall     = "empty call with all interceptors"
+	constantCall    = "constant answer without interceptors"
 )
 
 // target is a system that is measured, or the reason why it is not.
@@ -43,6 +46,7 @@ type targets struct {
 
 	all     []*target
 	service *parley
+	stream  *appendStream
 	large   *parley // with settings.large conversations
 	ceiling *ceiling
 	closers []func() error
@@ -125,7 +129,9 @@ func (t *targets) wantedIn(p part) bool {
 	if p.appending == appendingSizes {
 		return t.wanted(sizedName(t.settings.large), p.appending, p.reading)
 	}
-	names := []string{service, serviceWithLog, inProcess, plainRead, plainCall, chainedCall}
+	names := []string{
+		service, serviceWithLog, serviceBefore, serviceStream, inProcess, plainRead, plainCall, chainedCall, constantCall,
+	}
 	for _, r := range competitors() {
 		names = append(names, r.name)
 	}
