@@ -21,8 +21,12 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// foldStep is the number of conversations that one operation folds.
-const foldStep = 256
+// One operation folds so many conversations at most, and ends after so many bytes: about 5 ms, in which appends wait.
+// Smaller ones would need more syncs for the same bytes.
+const (
+	foldStep  = 256
+	foldBytes = 1 << 20
+)
 
 // openJournal opens the journal if the store should use one or the file needs one, and reads the operations that
 // the file does not contain. If readOnly is true, it changes no file.
@@ -242,18 +246,18 @@ func (f *folder) fold() {
 	}) != nil {
 		return
 	}
-	for step := range slices.Chunk(keys, foldStep) {
+	for left := keys; len(left) > 0; {
 		began := time.Now()
-		folded := 0
-		err := f.do(func(t *txn) error {
+		done, folded := 0, 0
+		if f.do(func(t *txn) error {
 			before := len(t.folded)
-			err := t.foldKeys(step)
+			done = t.foldKeys(left)
 			folded = len(t.folded) - before
-			return err
-		})
-		if err != nil {
+			return nil
+		}) != nil {
 			return
 		}
+		left = left[done:]
 		s.journalCounts.foldedConversations.Add(int64(folded))
 		if !f.pause(time.Since(began)) {
 			return
@@ -282,16 +286,41 @@ func (f *folder) pause(d time.Duration) bool {
 	}
 }
 
-// foldKeys folds conversations by their keys. It skips those that were deleted or folded since, and damaged ones: they
-// cannot be read, with the operations or without them.
-func (t *txn) foldKeys(keys []string) error {
-	for _, key := range keys {
+// foldKeys folds the first conversations, by their keys, and returns how many: at least one, unless there are no
+// keys. It skips those that were deleted or folded since, and damaged ones: they cannot be read, with the operations or
+// without them.
+func (t *txn) foldKeys(keys []string) (done int) {
+	before := t.writtenBytes
+	for _, key := range keys[:min(len(keys), foldStep)] {
+		if t.writtenBytes-before >= foldBytes {
+			break
+		}
+		done++
 		tenant, inner, _ := layout.CutTenant([]byte(key))
 		s, err := t.loadFull(tenant, layout.InnerKey(inner))
 		if err != nil || s.pending == nil {
 			continue
 		}
 		t.writeFolded(s)
+	}
+	return done
+}
+
+// foldAllKeys folds conversations by their keys while no writer runs. It calls pause after each transaction, with the
+// time that it took.
+func (s *Store) foldAllKeys(keys []string, pause func(time.Duration) error) error {
+	for len(keys) > 0 {
+		began, done := time.Now(), 0
+		if err := s.transact(func(t *txn) error {
+			done = t.foldKeys(keys)
+			return nil
+		}); err != nil {
+			return err
+		}
+		keys = keys[done:]
+		if err := pause(time.Since(began)); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -379,10 +408,9 @@ func (s *Store) removeJournal() error {
 
 // foldAll folds everything after the writer has stopped. Then the file needs no journal.
 func (s *Store) foldAll() error {
-	for step := range slices.Chunk(s.tally.pending.Begin(), foldStep) {
-		if err := s.transact(func(t *txn) error { return t.foldKeys(step) }); err != nil {
-			return err
-		}
+	noPause := func(time.Duration) error { return nil }
+	if err := s.foldAllKeys(s.tally.pending.Begin(), noPause); err != nil {
+		return err
 	}
 	if err := s.transact(func(t *txn) error {
 		t.endGeneration(s.tally.journalEntry.Through)

@@ -95,15 +95,11 @@ func (s *Store) foldCopy(
 		tenant, _, _ := layout.CutTenant([]byte(key))
 		c.restore(key, tenant, overlay.Entry{Messages: e.Messages, Bytes: e.Bytes}, 0, e.Operations...)
 	}
-	for step := range slices.Chunk(slices.Sorted(maps.Keys(entries)), foldStep) {
-		began := time.Now()
-		if err := c.transact(func(t *txn) error { return t.foldKeys(step) }); err != nil {
-			return err
-		}
-		pause(time.Since(began))
-		if err := ctx.Err(); err != nil {
-			return err
-		}
+	if err := c.foldAllKeys(slices.Sorted(maps.Keys(entries)), func(took time.Duration) error {
+		pause(took)
+		return ctx.Err()
+	}); err != nil {
+		return err
 	}
 	if err := c.transact(func(t *txn) error {
 		// The next journal of the copy begins after the operations that its conversations have applied.
