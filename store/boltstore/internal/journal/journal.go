@@ -26,7 +26,8 @@
 //
 // A batch is written after the one before is on disk. So only the last one may be incomplete, and Open
 // drops it. A bad batch before a valid one, a gap between indexes, or a batch of another journal is
-// damage: the error is boltfile.ErrDamaged, and Open changes nothing.
+// damage: the error is boltfile.ErrDamaged, and Open changes nothing. Open syncs what it has found: after a kill, it
+// may be only in memory.
 //
 // The id is random and secret, so no operation can contain bytes that look like a batch.
 //

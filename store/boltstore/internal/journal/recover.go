@@ -16,8 +16,8 @@ import (
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
-// recover opens the segments, replays the operations after Options.After and finds the end of the
-// journal.
+// recover opens the segments, replays the operations after Options.After, finds the end of the journal and
+// syncs what it found.
 func (j *Journal) recover(replay func(Operation) error) error {
 	if err := j.openSegments(); err != nil {
 		return err
@@ -54,7 +54,21 @@ func (j *Journal) recover(replay func(Operation) error) error {
 			j.unused = append(j.unused, s)
 		}
 	}
-	return nil
+	return j.syncRecovered()
+}
+
+// syncRecovered makes durable what was found. A process that was killed may have left a complete batch, a new segment
+// or the directory unsynced: nothing may depend on them before they are on disk.
+func (j *Journal) syncRecovered() error {
+	if j.options.ReadOnly {
+		return nil
+	}
+	if j.active != nil {
+		if err := dataSync(j.active.file); err != nil {
+			return fmt.Errorf("sync the journal: %w", err)
+		}
+	}
+	return errors.Join(boltfile.SyncDir(j.dir), boltfile.SyncDir(filepath.Dir(j.dir)))
 }
 
 func damaged(format string, arguments ...any) error {
