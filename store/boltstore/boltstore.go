@@ -199,6 +199,9 @@ func (s *Store) fail(err error) {
 // written. It releases the holds of ended processes.
 func (s *Store) load() error {
 	return boltfile.RecoverDamage(func() error {
+		if err := s.db.Sync(); err != nil { // A process that was killed may have left its last commit unsynced.
+			return err
+		}
 		if err := s.db.View(func(tx *bolt.Tx) error {
 			if err := boltfile.CheckSchema(tx); err != nil {
 				return err
