@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"iter"
 	"math/rand/v2"
 	"os"
@@ -23,61 +24,26 @@ const (
 	fileName = "parley.db"
 )
 
-// TestTornWrites checks that a crash loses no acknowledged write, whatever part of the unsynced writes
-// is on the disk: all, some, reordered or torn.
-func TestTornWrites(t *testing.T) {
-	r := record(t, rounds(400, 4000), false)
-	points, images := rounds(5, 200), rounds(10, 30)
-	for c := range r.sample(points) {
-		for i := range images {
-			loss := lossOf(i)
-			if err := r.check(t, c, loss); err != nil {
-				t.Fatalf("crash at %d, loss of unsynced writes %q: %v", c.Position, loss, err)
-			}
-			counts.add(t, "images, loss of unsynced writes: "+string(loss), 1)
-		}
-		counts.add(t, "crash points", 1)
-		counts.add(t, "unsynced writes at them", c.Unsynced())
-		if c.Resized() {
-			counts.add(t, "crash points at which the file grew", 1)
-		}
-	}
+// Settings of the journal. With the smallest budget, the load of a test folds the journal many times.
+const (
+	noJournal    = "--journal-budget=0"
+	smallJournal = "--journal-budget=64KiB"
+	smallBudget  = 64 << 10
+)
+
+// life is a server from its start until it is killed, and the number of steps that are acknowledged in it.
+type life struct {
+	journal string // setting
+	steps   int
 }
 
-// TestTornWritesWithLyingSync is the control: if syncs do nothing, crashes lose data, and the check
-// detects it.
-func TestTornWritesWithLyingSync(t *testing.T) {
-	r := record(t, 100, true)
-	const points, images = 5, 10
-	lost := 0
-	for c := range r.sample(points) {
-		for i := range images {
-			if r.check(t, c, lossOf(i)) != nil {
-				lost++
-			}
-		}
-	}
-	counts.add(t, "control: images", points*images)
-	counts.add(t, "control: images that had lost data", lost)
-	if lost == 0 {
-		t.Error("no loss was detected with syncs that do nothing; the test of torn writes proves nothing")
-	}
-}
-
-// lossOf returns the kind of loss of an image. The two kinds without randomness come first, once each.
-func lossOf(image int) crashfs.Loss {
-	fixed := []crashfs.Loss{crashfs.All, crashfs.None}
-	if image < len(fixed) {
-		return fixed[image]
-	}
-	random := []crashfs.Loss{crashfs.Newest, crashfs.Some, crashfs.Reordered, crashfs.Torn}
-	return random[image%len(random)]
-}
-
-// recording is everything that a server wrote under load, with the progress of its clients.
+// recording is everything that servers wrote under load, with the progress of their clients.
 type recording struct {
 	fs      *crashfs.FS
-	from    int // position at which the clients started
+	dir     string
+	wrapper []string
+	from    int // position at which the first server served
+	working []*client
 	clients []*clientHistory
 	random  *rand.Rand
 	images  string // directory of the images, one at a time
@@ -94,16 +60,16 @@ type progressAt struct {
 	progress
 }
 
-// record lets clients make steps on a server whose data is on a crashfs. If lie is true, syncs do
-// nothing.
-func record(t *testing.T, steps int, lie bool) *recording {
+// newRecording mounts a file system until the end of the test. The wrapper may replace the server's program.
+func newRecording(t *testing.T, wrapper []string, clients []*client, mount func(dir string) (*crashfs.FS, error),
+) *recording {
 	t.Helper()
 	requireRoot(t)
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		skipTest(t, "machine has no FUSE: %v", err)
 	}
 	dir := t.TempDir()
-	f, err := crashfs.Mount(dir)
+	f, err := mount(dir)
 	if err != nil {
 		skipTest(t, "machine does not allow FUSE: %v", err)
 	}
@@ -112,66 +78,160 @@ func record(t *testing.T, steps int, lie bool) *recording {
 			t.Error(err)
 		}
 	})
-	s := start(t, dir, "--interaction-log=false")
-	if lie {
-		f.Lie()
+	r := &recording{
+		fs: f, dir: dir, wrapper: wrapper, working: clients, random: rand.New(rand.NewPCG(4, 4)), images: memoryDir(t),
 	}
-	r := &recording{fs: f, from: f.Position(), random: rand.New(rand.NewPCG(4, 4)), images: t.TempDir()}
-	clients := newClients(8, 4)
 	for _, c := range clients {
-		known := &clientHistory{id: c.id, progress: []progressAt{{}}}
+		known := &clientHistory{id: c.id, progress: []progressAt{{progress: c.state}}}
 		c.onProgress = func(p progress) {
 			known.progress = append(known.progress, progressAt{f.Position(), p})
 		}
 		r.clients = append(r.clients, known)
 	}
-	work := startLoad(t, s, clients)
-	if err := work.await(steps, 0); err != nil {
-		t.Fatal(err)
-	}
-	s.kill()
-	counts.add(t, "steps acknowledged", steps+work.end())
 	return r
 }
 
-// sample yields n crash points: first those at which the file grows, which are few, then random ones,
-// preferably those with many unsynced writes.
-func (r *recording) sample(n int) iter.Seq[*crashfs.Crash] {
-	var growing, others []int
-	for c := range r.fs.Crashes(fileName, r.from) {
-		if c.Resized() {
-			growing = append(growing, c.Position)
-		}
-		others = append(others, slices.Repeat([]int{c.Position}, c.Unsynced())...)
+// memoryDir returns a directory in memory, if the machine has one, for files that need not survive anything.
+func memoryDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "faulttest") //nolint:usetesting // In memory.
+	if err != nil {
+		return t.TempDir()
 	}
-	r.random.Shuffle(len(others), func(i, j int) { others[i], others[j] = others[j], others[i] })
-	var chosen []int
-	for _, position := range append(growing, others...) {
-		if len(chosen) < n && !slices.Contains(chosen, position) {
-			chosen = append(chosen, position)
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// run runs servers one after the other and kills each under load. It returns an error if a server finds lost or
+// wrong data after the kill. If lie is true, syncs do nothing.
+func (r *recording) run(t *testing.T, lie bool, lives ...life) error {
+	t.Helper()
+	for i, l := range lives {
+		s := launch(t, r.dir, r.wrapper, "--interaction-log=false", l.journal, "--journal-age=1s")
+		if err := s.awaitServing(); err != nil {
+			return err
+		}
+		if i == 0 && r.from == 0 {
+			r.from = r.fs.Position()
+		}
+		if lie {
+			r.fs.Lie()
+		}
+		if err := verifyAll(t, s, r.working); err != nil {
+			return err
+		}
+		work := startLoad(t, s, r.working)
+		if err := work.await(l.steps, 0); err != nil {
+			return err
+		}
+		s.kill()
+		counts.add(t, "steps acknowledged", l.steps+work.end())
+	}
+	return nil
+}
+
+// record is newRecording and run for eight clients of an empty store. The test fails if a server finds lost data.
+func record(t *testing.T, wrapper []string, lie bool, lives ...life) *recording {
+	t.Helper()
+	r := newRecording(t, wrapper, newClients(8, 4), crashfs.Mount)
+	if err := r.run(t, lie, lives...); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// afterPowerCut returns a recording that begins with an image of a crash.
+func (r *recording) afterPowerCut(t *testing.T, c *crashfs.Crash, loss crashfs.Loss) *recording {
+	t.Helper()
+	next := newRecording(t, r.wrapper, r.clientsAt(c.Position), crashfs.Mount)
+	if err := c.WriteImage(next.dir, loss, r.random); err != nil {
+		t.Fatal(err)
+	}
+	next.fs.SyncAll()
+	return next
+}
+
+// afterKill returns a recording that begins after the server was killed where it might have crashed.
+func (r *recording) afterKill(t *testing.T, c *crashfs.Crash) *recording {
+	t.Helper()
+	return newRecording(t, r.wrapper, r.clientsAt(c.Position), func(dir string) (*crashfs.FS, error) {
+		return c.Mount(t.Context(), dir)
+	})
+}
+
+// clientsAt returns new clients in the states of those of the recording at a position.
+func (r *recording) clientsAt(position int) []*client {
+	const earlierSteps = 1_000_000 // Clients do not use a request id twice.
+	clients := newClients(len(r.clients), uint64(position))
+	for i, known := range r.clients {
+		clients[i].state, clients[i].steps = known.at(position), earlierSteps
+	}
+	return clients
+}
+
+// sample yields n crash points: first those at which a file grows or a name changes, at most half of them, then random
+// ones, preferably those with many unsynced writes.
+func (r *recording) sample(n int) iter.Seq[*crashfs.Crash] {
+	return r.sampleOf(n, func(c *crashfs.Crash) (rare bool, weight int) {
+		return c.Resized() || c.Renamed(), c.Unsynced()
+	})
+}
+
+// sampleOf yields n crash points: first rare ones, at most half of them, then random ones by their weight.
+func (r *recording) sampleOf(n int, rate func(*crashfs.Crash) (rare bool, weight int)) iter.Seq[*crashfs.Crash] {
+	var rare, others []int
+	for c := range r.fs.Crashes(r.from) {
+		isRare, weight := rate(c)
+		if isRare {
+			rare = append(rare, c.Position)
+		}
+		others = append(others, slices.Repeat([]int{c.Position}, min(weight, 50))...)
+	}
+	for _, all := range [][]int{rare, others} {
+		r.random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	}
+	chosen := map[int]bool{}
+	for _, position := range append(rare[:min(len(rare), (n+1)/2)], others...) {
+		if len(chosen) < n {
+			chosen[position] = true
 		}
 	}
 	return func(yield func(*crashfs.Crash) bool) {
-		for c := range r.fs.Crashes(fileName, r.from) {
-			if slices.Contains(chosen, c.Position) && !yield(c) {
+		for c := range r.fs.Crashes(r.from) {
+			if chosen[c.Position] && !yield(c) {
 				return
 			}
 		}
 	}
 }
 
-// check opens an image of a crash and returns an error if it has lost or wrong data.
-func (r *recording) check(t *testing.T, c *crashfs.Crash, loss crashfs.Loss) error {
+// image writes an image of a crash to a directory, which the caller removes. It returns the path of the store.
+func (r *recording) image(t *testing.T, c *crashfs.Crash, loss crashfs.Loss) (dir, path string) {
 	t.Helper()
-	path := filepath.Join(r.images, fileName)
-	defer os.Remove(path)
-	if err := c.WriteImage(path, loss, r.random); err != nil {
+	dir = filepath.Join(r.images, "image")
+	if err := errors.Join(os.Mkdir(dir, 0o700), c.WriteImage(dir, loss, r.random)); err != nil {
 		t.Fatal(err)
 	}
-	if err := soundPages(t, path); err != nil {
-		return err
+	return dir, filepath.Join(dir, fileName)
+}
+
+// check opens an image of a crash with that budget of the journal. It returns an error if the image has lost or wrong
+// data. If pages is true, it also checks the pages in a process of its own; without this, a cycle of pages would
+// end the test.
+func (r *recording) check(t *testing.T, c *crashfs.Crash, loss crashfs.Loss, budget int64, pages bool) error {
+	t.Helper()
+	dir, path := r.image(t, c, loss)
+	defer os.RemoveAll(dir)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		counts.add(t, "images without a store", 1) // Open creates it.
+	} else if err := r.checkFile(t, path, pages); err != nil {
+		return fmt.Errorf("image: %w", err)
 	}
-	s, err := boltstore.Open(path, boltstore.Options{})
+	s, err := boltstore.Open(path, boltstore.Options{JournalBudget: budget})
 	if err != nil {
 		return err
 	}
@@ -179,17 +239,33 @@ func (r *recording) check(t *testing.T, c *crashfs.Crash, loss crashfs.Loss) err
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
-	return soundPages(t, path)
+	if err := r.checkFile(t, path, pages); err != nil {
+		return fmt.Errorf("recovered store: %w", err)
+	}
+	return nil
 }
 
-// compare compares a store with the progress of the clients at a position.
+// checkFile checks a store that is not open, with its journal.
+func (r *recording) checkFile(t *testing.T, path string, pages bool) error {
+	t.Helper()
+	if pages {
+		if err := soundPages(t, path); err != nil {
+			return err
+		}
+	}
+	var faults []error
+	_, err := boltstore.Check(path, func(fault string) { faults = append(faults, errors.New(fault)) })
+	return errors.Join(append(faults, err)...)
+}
+
+// compare compares a store with the progress of the clients at a position, and appends to it.
 func (r *recording) compare(ctx context.Context, s *boltstore.Store, position int) error {
 	var faults []error
-	want, running := map[string]bool{}, 0
+	want, running := map[string]bool{"new": true}, 0
 	for _, c := range r.clients {
 		got, turn, err := read(ctx, s, c.id)
-		if err == nil {
-			err = c.at(position).allows(got, false)
+		if err == nil && c.at(position).allows(got, false) != nil { // A server that has started since ends turns.
+			err = c.at(position).allows(got, true)
 		}
 		if err != nil {
 			faults = append(faults, fmt.Errorf("%s: %w", c.id, err))
@@ -200,6 +276,17 @@ func (r *recording) compare(ctx context.Context, s *boltstore.Store, position in
 		if turn {
 			running++
 		}
+	}
+	turns, _, err := s.Abandoned(ctx, "")
+	if faults = append(faults, err); len(turns) != running {
+		faults = append(faults, fmt.Errorf("Abandoned = %d turns, want %d", len(turns), running))
+	}
+	for i := range 2 { // The first append creates the conversation.
+		_, err := s.Append(ctx, &store.Append{
+			Tenant: tenant, ConversationID: "new",
+			Messages: []*parleyv1.Message{{Id: fmt.Sprint("m", i), Role: parleyv1.Role_ROLE_USER}},
+		})
+		faults = append(faults, err)
 	}
 	page, err := s.List(ctx, &store.List{Tenant: tenant, PageSize: 1000})
 	if err != nil {
@@ -214,14 +301,7 @@ func (r *recording) compare(ctx context.Context, s *boltstore.Store, position in
 		faults = append(faults, fmt.Errorf("List = %d conversations and %d damaged, want %d and 0", len(page.Entries),
 			page.Damaged, len(want)))
 	}
-	turns, _, err := s.Abandoned(ctx, "")
-	if faults = append(faults, err); len(turns) != running {
-		faults = append(faults, fmt.Errorf("Abandoned = %d turns, want %d", len(turns), running))
-	}
-	_, err = s.Append(ctx, &store.Append{
-		Tenant: tenant, ConversationID: "new", Messages: []*parleyv1.Message{{Id: "m", Role: parleyv1.Role_ROLE_USER}},
-	})
-	return errors.Join(append(faults, err)...)
+	return errors.Join(faults...)
 }
 
 // at returns the progress of the client at a position.

@@ -44,7 +44,9 @@ const testTimeout = time.Minute
 var (
 	// parleyd is the path of the program under test, built by TestMain.
 	parleyd string
-	counts  = table{counts: map[string]int{}}
+	// smallParleyd is the path of the same program with smallParts.
+	smallParleyd string
+	counts       = table{counts: map[string]int{}}
 )
 
 // TestMain runs the tests. If checkEnv is set, it instead checks the pages of that file; see checkPages. If
@@ -75,8 +77,12 @@ func run(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	parleyd = filepath.Join(dir, "parleyd")
-	if err := parleydtest.Build(context.Background(), parleyd); err != nil {
+	ctx := context.Background()
+	parleyd, smallParleyd = filepath.Join(dir, "parleyd"), filepath.Join(dir, "small", "parleyd")
+	if err := errors.Join(
+		os.Mkdir(filepath.Dir(smallParleyd), 0o700), parleydtest.Build(ctx, parleyd),
+		parleydtest.BuildChanged(ctx, smallParleyd, smallParts()...),
+	); err != nil {
 		return 0, err
 	}
 	code = m.Run()

@@ -3,39 +3,51 @@ package parleydtest
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 )
 
-// BuildChanged builds parleyd at path with one change: in file, a path in the repository, it replaces
-// the text before with after. Tests of checks use it to build a parleyd that a check must reject. It
-// returns an error unless the file has the text exactly once.
-func BuildChanged(ctx context.Context, path, file, before, after string) error {
+// Change is a change of the source of parleyd: in File, a path in the repository, the text Before is replaced
+// with After. File must have Before exactly once.
+type Change struct{ File, Before, After string }
+
+// BuildChanged builds parleyd at path with changes, which are made one after the other. Tests of checks use it to
+// build a parleyd that a check must reject.
+func BuildChanged(ctx context.Context, path string, changes ...Change) error {
 	root, err := moduleDir(ctx)
 	if err != nil {
 		return err
 	}
-	original := filepath.Join(root, filepath.FromSlash(file))
-	source, err := os.ReadFile(original)
+	sources, replaced := map[string]string{}, map[string]string{}
+	for _, c := range changes {
+		original := filepath.Join(root, filepath.FromSlash(c.File))
+		source, changed := sources[original]
+		if !changed {
+			b, err := os.ReadFile(original)
+			if err != nil {
+				return err
+			}
+			source = string(b)
+			replaced[original] = fmt.Sprintf("%s.changed%d.go", path, len(replaced))
+		}
+		if n := strings.Count(source, c.Before); n != 1 {
+			return fmt.Errorf("%s has the text %q %d times, want 1; update the test", c.File, c.Before, n)
+		}
+		sources[original] = strings.Replace(source, c.Before, c.After, 1)
+	}
+	for original, changed := range replaced {
+		if err := os.WriteFile(changed, []byte(sources[original]), 0o600); err != nil {
+			return err
+		}
+	}
+	list := path + ".overlay.json"
+	overlay, err := json.Marshal(map[string]any{"Replace": replaced})
 	if err != nil {
 		return err
 	}
-	if n := strings.Count(string(source), before); n != 1 {
-		return fmt.Errorf("%s has the text %q %d times, want 1; update the test", file, before, n)
-	}
-	changed, list := path+".changed.go", path+".overlay.json"
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{original: changed}})
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(
-		//nolint:gosec // The test chooses path.
-		os.WriteFile(changed, []byte(strings.Replace(string(source), before, after, 1)), 0o600),
-		os.WriteFile(list, overlay, 0o600),
-	); err != nil {
+	if err := os.WriteFile(list, overlay, 0o600); err != nil {
 		return err
 	}
 	return Build(ctx, path, "-overlay="+list)

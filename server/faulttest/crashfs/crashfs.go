@@ -1,9 +1,9 @@
-// Package crashfs implements a file system in memory, mounted through FUSE, that records every write
-// and every sync in order. For a crash between any two of them it returns the possible contents of a
-// file on disk.
+// Package crashfs implements a file system in memory, mounted through FUSE, that records every write,
+// every change of a directory and every sync in order. For a crash between any two of them it returns the
+// possible contents of the disk.
 //
-// The file system is one flat directory. Creating, renaming and removing files takes effect on the
-// disk at once: only the content of files can be lost.
+// The rules are those of POSIX: a sync of a file makes its content durable, and a sync of a directory the
+// names in it. A file whose name is not synced may be missing after a crash, also if its content is synced.
 //
 // The process that mounts it must not map its files into memory, and should not open them. A thread
 // that waits for a page may block the Go scheduler, which has to serve that page. Start at [Mount].
@@ -43,7 +43,7 @@ func Mount(dir string) (*FS, error) {
 // Unmount unmounts the file system. It fails while a file is open. Crashes remains usable.
 func (f *FS) Unmount() error { return f.server.Unmount() }
 
-// Position returns the number of writes and syncs so far.
+// Position returns the number of operations so far.
 func (f *FS) Position() int {
 	f.log.mu.Lock()
 	defer f.log.mu.Unlock()
@@ -57,23 +57,37 @@ func (f *FS) Lie() {
 	f.log.lies = true
 }
 
-// log is the sequence of operations on the files.
+// SyncAll makes everything durable.
+func (f *FS) SyncAll() {
+	f.log.mu.Lock()
+	defer f.log.mu.Unlock()
+	f.log.operations = append(f.log.operations, operation{sync: true})
+}
+
+// log is the sequence of operations on the files and directories.
 type log struct {
 	mu         sync.Mutex // guards also the content of files
 	operations []operation
 	lies       bool
 }
 
-// operation is a write, a resize, or a sync.
+// operation is a write, a resize, a change of names, or a sync.
 type operation struct {
-	file   *file
+	node   fs.InodeEmbedder // a *file or a *directory; nil for a sync of all of them
 	sync   bool
 	resize bool
 	at     int64 // of a write, or the new size
 	data   []byte
+	names  []name // of a directory
 }
 
-// directory is the root directory.
+// name is a new name in a directory, or a removed one, without a node.
+type name struct {
+	name string
+	node fs.InodeEmbedder
+}
+
+// directory is a directory.
 type directory struct {
 	fs.Inode
 	log *log
@@ -81,40 +95,80 @@ type directory struct {
 
 var (
 	_ fs.NodeCreater  = (*directory)(nil)
+	_ fs.NodeMkdirer  = (*directory)(nil)
 	_ fs.NodeRenamer  = (*directory)(nil)
 	_ fs.NodeUnlinker = (*directory)(nil)
+	_ fs.NodeRmdirer  = (*directory)(nil)
 	_ fs.NodeFsyncer  = (*directory)(nil)
 )
 
 // Create creates an empty file.
 func (d *directory) Create(
-	ctx context.Context, _ string, _, mode uint32, out *fuse.EntryOut,
+	ctx context.Context, created string, _, mode uint32, out *fuse.EntryOut,
 ) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
-	f := &file{log: d.log, mode: mode}
+	f := &file{log: d.log, mode: mode, below: !d.IsRoot()}
 	out.Mode = mode
+	d.log.add(operation{node: d, names: []name{{created, f}}})
 	return d.NewPersistentInode(ctx, f, fs.StableAttr{Mode: syscall.S_IFREG}), nil, 0, 0
 }
 
-// Rename allows every rename without flags. The library does it.
-func (d *directory) Rename(_ context.Context, _ string, _ fs.InodeEmbedder, _ string, flags uint32) syscall.Errno {
-	if flags != 0 {
+// Mkdir creates an empty directory.
+func (d *directory) Mkdir(ctx context.Context, created string, mode uint32, out *fuse.EntryOut) (
+	*fs.Inode, syscall.Errno,
+) {
+	child := &directory{log: d.log}
+	out.Mode = mode
+	d.log.add(operation{node: d, names: []name{{created, child}}})
+	return d.NewPersistentInode(ctx, child, fs.StableAttr{Mode: syscall.S_IFDIR}), 0
+}
+
+// Rename allows every rename within the directory without flags. The library does it.
+func (d *directory) Rename(_ context.Context, from string, parent fs.InodeEmbedder, to string, flags uint32,
+) syscall.Errno {
+	child := d.GetChild(from)
+	if flags != 0 || parent.EmbeddedInode() != d.EmbeddedInode() || child == nil {
 		return syscall.EINVAL
 	}
+	d.log.add(operation{node: d, names: []name{{from, nil}, {to, child.Operations()}}})
 	return 0
 }
 
-// Unlink allows every removal. The library does it.
-func (d *directory) Unlink(context.Context, string) syscall.Errno { return 0 }
+// Unlink allows every removal of a file. The library does it.
+func (d *directory) Unlink(_ context.Context, removed string) syscall.Errno {
+	d.log.add(operation{node: d, names: []name{{removed, nil}}})
+	return 0
+}
 
-// Fsync does nothing: changes of the directory are on disk at once.
-func (d *directory) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno { return 0 }
+// Rmdir allows every removal of an empty directory. The library does it.
+func (d *directory) Rmdir(ctx context.Context, removed string) syscall.Errno {
+	if child := d.GetChild(removed); child != nil && len(child.Children()) > 0 {
+		return syscall.ENOTEMPTY
+	}
+	return d.Unlink(ctx, removed)
+}
+
+// Fsync records that all previous changes of the directory are on the disk.
+func (d *directory) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
+	d.log.add(operation{node: d, sync: true})
+	return 0
+}
+
+// add appends an operation.
+func (l *log) add(o operation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !o.sync || !l.lies {
+		l.operations = append(l.operations, o)
+	}
+}
 
 // file is a regular file.
 type file struct {
 	fs.Inode
-	log  *log
-	mode uint32
-	data []byte
+	log   *log
+	mode  uint32
+	below bool // in a directory other than the root
+	data  []byte
 }
 
 var (
@@ -147,7 +201,7 @@ func (f *file) Write(_ context.Context, _ fs.FileHandle, data []byte, at int64) 
 
 // Fsync records that all previous writes are on the disk.
 func (f *file) Fsync(context.Context, fs.FileHandle, uint32) syscall.Errno {
-	f.record(operation{sync: true})
+	f.log.add(operation{node: f, sync: true})
 	return 0
 }
 
@@ -172,26 +226,20 @@ func (f *file) Setattr(ctx context.Context, handle fs.FileHandle, in *fuse.SetAt
 	return f.Getattr(ctx, handle, out)
 }
 
-// record applies an operation to the file and appends it to the log.
+// record applies a write or a resize to the file and appends it to the log.
 func (f *file) record(o operation) {
 	f.log.mu.Lock()
 	defer f.log.mu.Unlock()
-	if o.sync && f.log.lies {
-		return
-	}
-	o.file = f
+	o.node = f
 	f.data = o.apply(f.data)
 	f.log.operations = append(f.log.operations, o)
 }
 
-// apply returns the content of a file after the operation, for the content data before it.
+// apply returns the content of a file after a write or a resize, for the content data before it.
 func (o *operation) apply(data []byte) []byte {
-	size := int64(len(data))
-	switch {
-	case o.resize:
+	size := max(int64(len(data)), o.at+int64(len(o.data)))
+	if o.resize {
 		size = o.at
-	case !o.sync:
-		size = max(size, o.at+int64(len(o.data)))
 	}
 	if grow := size - int64(len(data)); grow > 0 {
 		data = append(data, make([]byte, grow)...)

@@ -2,10 +2,12 @@ package crashfs
 
 import (
 	"bytes"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -21,13 +23,13 @@ func letters(text string) []byte {
 // write returns a write of such sectors at a sector number.
 func write(at int64, text string) operation { return operation{at: at * sector, data: letters(text)} }
 
-// images draws many images of a crash. It returns each different one once, as letters, sorted.
-func images(t *testing.T, c *Crash, loss Loss) []string {
+// images draws many images of a file in a crash. It returns each different one once, as letters, sorted.
+func images(t *testing.T, c *content, loss Loss) []string {
 	t.Helper()
 	random, path := rand.New(rand.NewPCG(1, 1)), filepath.Join(t.TempDir(), "image")
 	var all []string
 	for range 500 {
-		if err := c.WriteImage(path, loss, random); err != nil {
+		if err := c.writeImage(path, loss, random); err != nil {
 			t.Fatal(err)
 		}
 		data, err := os.ReadFile(path)
@@ -73,7 +75,7 @@ func TestImages(t *testing.T) {
 		{growing, Newest, []string{"abc", "abc.", "abcx"}},
 		{[]operation{{resize: true, at: sector}}, Some, []string{"a", "abc"}},
 	} {
-		c := &Crash{synced: letters("abc"), unsynced: test.unsynced}
+		c := &content{synced: letters("abc"), unsynced: test.unsynced}
 		if got := images(t, c, test.loss); !slices.Equal(got, test.want) {
 			t.Errorf("images of %d writes with loss %s = %q, want %q", len(test.unsynced), test.loss, got, test.want)
 		}
@@ -92,14 +94,43 @@ func TestSectors(t *testing.T) {
 	}
 }
 
+// tree returns the names in the only image of a crash with a loss, and the contents of files as letters.
+func tree(t *testing.T, c *Crash, loss Loss) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := c.WriteImage(dir, loss, nil); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	if err := fs.WalkDir(os.DirFS(dir), ".", func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case err != nil || path == ".":
+			return err
+		case e.IsDir():
+			names = append(names, path)
+			return nil
+		}
+		data, err := os.ReadFile(filepath.Join(dir, path))
+		var text []byte
+		for part := range slices.Chunk(data, sector) {
+			text = append(text, max(part[0], '.'))
+		}
+		names = append(names, path+"="+string(text))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(names, " ")
+}
+
 func TestMount(t *testing.T) {
 	dir := t.TempDir()
-	fs, err := Mount(dir)
+	mounted, err := Mount(dir)
 	if err != nil {
 		t.Skipf("SKIPPED: machine does not allow FUSE: %v", err)
 	}
 	defer func() {
-		if err := fs.Unmount(); err != nil {
+		if err := mounted.Unmount(); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -122,20 +153,41 @@ func TestMount(t *testing.T) {
 	}
 	put(0, "abc")
 	do(f.Sync())
+	syncDir := func(path string) {
+		t.Helper()
+		d, err := os.Open(path)
+		do(err)
+		do(d.Sync())
+		do(d.Close())
+	}
+	syncDir(dir)
+	from := mounted.Position() + 1
 	do(os.Rename(path+".new", path))
-	from := fs.Position()
+	syncDir(dir)
 	put(1, "x")
 	put(4, "y")
 	do(f.Sync())
 	do(f.Truncate(2 * sector))
-	fs.Lie()
+	do(os.Mkdir(filepath.Join(dir, "dir"), 0o700))
+	syncDir(dir)
+	empty, err := os.Create(filepath.Join(dir, "dir", "a"))
+	do(err)
+	do(empty.Close())
+	do(os.Rename(filepath.Join(dir, "dir", "a"), filepath.Join(dir, "dir", "b")))
+	mounted.Lie()
 	do(f.Sync())
+	do(os.RemoveAll(filepath.Join(dir, "dir")))
 
 	var got []string
-	for c := range fs.Crashes("file", from) {
-		got = append(got, images(t, c, All)[0]+" "+images(t, c, None)[0])
+	for c := range mounted.Crashes(from) {
+		got = append(got, tree(t, c, All)+"|"+tree(t, c, None))
 	}
-	if want := []string{"abc axc", "abc axc.y", "axc.y ax"}; !slices.Equal(got, want) {
+	if want := []string{
+		"file.new=abc|file=abc", "file=abc|file=axc", "file=abc|file=axc.y", "file=axc.y|file=ax",
+		"file=axc.y|dir file=ax", "dir file=axc.y|dir file=ax", "dir file=axc.y|dir dir/a= file=ax",
+		"dir file=axc.y|dir dir/b= file=ax", "dir file=axc.y|dir file=ax",
+		"dir file=axc.y|file=ax",
+	}; !slices.Equal(got, want) {
 		t.Errorf("images of all crashes = %q, want %q", got, want)
 	}
 	if data, err := os.ReadFile(path); err != nil || !bytes.Equal(data, letters("ax")) {

@@ -109,23 +109,26 @@ func TestMemoryStore(t *testing.T) {
 
 // TestWrongServers is a control: the checker rejects servers with one wrong line each.
 func TestWrongServers(t *testing.T) {
-	for name, wrong := range map[string]struct{ file, line, by string }{
+	for name, wrong := range map[string]parleydtest.Change{
 		"versions are not checked": {
-			"store/internal/record/write.go", "if a.IfVersion != nil && *a.IfVersion != current {",
-			"if a.IfVersion != nil && *a.IfVersion > current {",
+			File:   "store/internal/record/write.go",
+			Before: "if a.IfVersion != nil && *a.IfVersion != current {",
+			After:  "if a.IfVersion != nil && *a.IfVersion > current {",
 		},
 		"one conversation too many": {
-			"store/boltstore/capacity.go", "excess := t.countsOf(tenant).Conversations + 1 - limit",
-			"excess := t.countsOf(tenant).Conversations - limit",
+			File:   "store/boltstore/capacity.go",
+			Before: "excess := t.countsOf(tenant).Conversations + 1 - limit",
+			After:  "excess := t.countsOf(tenant).Conversations - limit",
 		},
 		"one commit in fifty is rolled back": {
-			"store/boltstore/writer.go", "return t.finish()",
-			"if err := t.finish(); err != nil || tx.ID()%50 != 0 { return err }; return boltfile.ErrUnchanged",
+			File:   "store/boltstore/writer.go",
+			Before: "return t.finish()",
+			After:  "if err := t.finish(); err != nil || tx.ID()%50 != 0 { return err }; return boltfile.ErrUnchanged",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			program := filepath.Join(t.TempDir(), "parleyd")
-			if err := parleydtest.BuildChanged(t.Context(), program, wrong.file, wrong.line, wrong.by); err != nil {
+			if err := parleydtest.BuildChanged(t.Context(), program, wrong); err != nil {
 				t.Fatal(err)
 			}
 			for seed := range 5 {
