@@ -77,6 +77,9 @@ type Options struct {
 	Through uint64
 	// MustExist says that the directory must exist.
 	MustExist bool
+	// MayGrow reports whether the disk has space for another segment of size bytes beside all segments of total bytes.
+	// If nil, a segment is created while the disk has space. A goroutine of the journal calls it.
+	MayGrow func(size, total int64) bool
 	// ReadOnly opens the journal for Read only. It changes no file.
 	ReadOnly bool
 	// MinSegment and MaxSegment are the sizes of segments in bytes; 0 is MinSegmentBytes and MaxSegmentBytes.
@@ -89,6 +92,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.MaxSegment == 0 {
 		o.MaxSegment = MaxSegmentBytes
+	}
+	if o.MayGrow == nil {
+		o.MayGrow = func(int64, int64) bool { return true }
 	}
 	return o
 }
@@ -285,7 +291,15 @@ func (j *Journal) Release(through uint64) error {
 	// The load of the near future is that of the near past.
 	j.keepUnused = max(j.options.MinSegment, bytes)
 	j.addUnused(j.pins.release(released))
-	return j.trim()
+	return j.trim(1)
+}
+
+// Trim removes all unused segments. A full disk needs their space more than later appends do.
+func (j *Journal) Trim() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.keepUnused = 0
+	return j.trim(0)
 }
 
 // Bytes returns the size of all files. It does not block.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -405,5 +406,40 @@ func TestLargeBatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, replayed := open(t, dir, small)
+	checkReplayed(t, replayed, written)
+}
+
+// TestNoSpace checks that a journal that may not grow refuses a batch without an effect, continues in released segments,
+// and gives its unused segments back.
+func TestNoSpace(t *testing.T) {
+	t.Parallel()
+	const most = 3 << 10
+	dir, o := t.TempDir(), small
+	o.MayGrow = func(size, total int64) bool { return total+size <= most }
+	j, _ := open(t, dir, o)
+	var err error
+	for err == nil {
+		_, err = j.Append(1, [][]byte{make([]byte, 100)})
+	}
+	if !errors.Is(err, syscall.ENOSPC) || j.Failed() || j.Bytes() > most {
+		t.Fatalf("Append = %v, failed %t, the journal has %d bytes, want %v and at most %d bytes", err, j.Failed(), j.Bytes(),
+			syscall.ENOSPC, most)
+	}
+	through := j.Next() - 1
+	if err := j.Release(through); err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Trim(); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
+		t.Fatalf("segments %v, %v, want the active one", files, err)
+	}
+	written := write(t, j, []string{"again"})
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	o.After = through
+	_, replayed := open(t, dir, o)
 	checkReplayed(t, replayed, written)
 }

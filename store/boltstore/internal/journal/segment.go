@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
@@ -54,11 +55,16 @@ func (j *Journal) create(size int64) {
 	if len(j.segments) == 1 {
 		bytes = j.options.MinSegment // An idle server needs no more than two of these.
 	}
+	bytes = max(bytes, align(size))
 	j.last++
 	number, done := j.last, make(chan struct{})
 	j.creating = done
 	go func() {
-		s, err := createSegment(filepath.Join(j.dir, nameOf(number)), max(bytes, align(size)))
+		var s *segment
+		err := error(syscall.ENOSPC)
+		if j.options.MayGrow(bytes, j.Bytes()) {
+			s, err = createSegment(filepath.Join(j.dir, nameOf(number)), bytes)
+		}
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		if err == nil {
@@ -105,15 +111,15 @@ func writeZeros(file *os.File, size int64) error {
 // addUnused adds released segments that no reader has pinned. The caller has locked mu.
 func (j *Journal) addUnused(segments []*segment) { j.unused = append(j.unused, segments...) }
 
-// trim removes unused segments, the smallest first, while more than keepUnused bytes are left. The caller has locked
-// mu.
-func (j *Journal) trim() error {
+// trim removes unused segments, the smallest first, while more than keepUnused bytes and least segments are left. The
+// caller has locked mu.
+func (j *Journal) trim(least int) error {
 	var bytes int64
 	for _, s := range j.unused {
 		bytes += s.size
 	}
 	slices.SortFunc(j.unused, func(a, b *segment) int { return int(b.size - a.size) })
-	for len(j.unused) > 1 {
+	for len(j.unused) > least {
 		s := j.unused[len(j.unused)-1]
 		if bytes-s.size < j.keepUnused {
 			return nil
