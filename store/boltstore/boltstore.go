@@ -244,6 +244,7 @@ func (s *Store) afterCommit(t *txn) {
 		if err := s.journal.Release(t.foldedThrough); err != nil {
 			s.options.OnFailure(err)
 		}
+		s.trimJournal()
 	}
 	if len(t.changes) > 0 {
 		s.options.Observe(t.changes)

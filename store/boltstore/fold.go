@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -45,6 +46,7 @@ func (s *Store) openJournal(readOnly bool) error {
 	o := journal.Options{
 		ID: m.ID, After: m.Folded, ReadOnly: readOnly, MinSegment: s.options.segmentBytes, MaxSegment: s.options.segmentBytes,
 	}
+	o.MayGrow = s.mayGrow
 	if unfolded {
 		o.MustExist, o.Through = true, m.Through
 	}
@@ -167,9 +169,13 @@ func (f *folder) usage() (current, both float64) {
 
 // notify is called after operations were put.
 func (f *folder) notify() {
-	if current, _ := f.usage(); current < 1 {
-		return
+	if current, _ := f.usage(); current >= 1 {
+		f.begin()
 	}
+}
+
+// begin makes the folder fold as soon as possible.
+func (f *folder) begin() {
 	select {
 	case f.full <- struct{}{}:
 	default:
@@ -239,6 +245,7 @@ func (f *folder) fold() {
 	var through uint64
 	begun := false
 	if f.do(func(*txn) error {
+		s.trimJournal()
 		if !begun { // A transaction that was rolled back applies its operations again.
 			keys, through, begun = s.tally.pending.Begin(), s.tally.journalEntry.Through, true
 		}
@@ -251,9 +258,10 @@ func (f *folder) fold() {
 		done, folded := 0, 0
 		if f.do(func(t *txn) error {
 			before := len(t.folded)
-			done = t.foldKeys(left)
+			var err error
+			done, err = t.foldKeys(left)
 			folded = len(t.folded) - before
-			return nil
+			return err
 		}) != nil {
 			return
 		}
@@ -288,9 +296,9 @@ func (f *folder) pause(d time.Duration) bool {
 
 // foldKeys folds the first conversations, by their keys, and returns how many: at least one, unless there are no
 // keys. It skips those that were deleted or folded since, and damaged ones: they cannot be read, with the operations or
-// without them.
-func (t *txn) foldKeys(keys []string) (done int) {
-	before := t.writtenBytes
+// without them. If the disk has no space, the error is store.ErrNoSpace.
+func (t *txn) foldKeys(keys []string) (done int, err error) {
+	before, space := t.writtenBytes, spaceToFold(t.meta.Tx().DB())
 	for _, key := range keys[:min(len(keys), foldStep)] {
 		if t.writtenBytes-before >= foldBytes {
 			break
@@ -301,9 +309,12 @@ func (t *txn) foldKeys(keys []string) (done int) {
 		if err != nil || s.pending == nil {
 			continue
 		}
+		if int64(t.writtenBytes+s.size) > space {
+			return 0, fmt.Errorf("%w: the rest is reserved for deletes: %w", store.ErrNoSpace, syscall.ENOSPC)
+		}
 		t.writeFolded(s)
 	}
-	return done
+	return done, nil
 }
 
 // foldAllKeys folds conversations by their keys while no writer runs. It calls pause after each transaction, with the
@@ -312,8 +323,9 @@ func (s *Store) foldAllKeys(keys []string, pause func(time.Duration) error) erro
 	for len(keys) > 0 {
 		began, done := time.Now(), 0
 		if err := s.transact(func(t *txn) error {
-			done = t.foldKeys(keys)
-			return nil
+			var err error
+			done, err = t.foldKeys(keys)
+			return err
 		}); err != nil {
 			return err
 		}

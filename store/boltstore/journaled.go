@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"runtime"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -140,6 +142,7 @@ func (s *Store) writeJournal(operations iter.Seq[*operation]) (others []*operati
 		return nil
 	} else if err != nil {
 		s.journalCounts.bypassedDisk.Add(int64(len(t.logged)))
+		s.folder.begin()                // It makes space in the journal.
 		return append(batch, others...) // The disk has no space for the journal, but perhaps for the file.
 	}
 	if len(t.logged) > 0 {
@@ -148,6 +151,9 @@ func (s *Store) writeJournal(operations iter.Seq[*operation]) (others []*operati
 	}
 	s.afterCommit(t)
 	for _, op := range batch {
+		if errors.Is(op.err, store.ErrNoSpace) {
+			s.folder.begin() // It frees segments, and the space of what was deleted.
+		}
 		op.answer(nil)
 	}
 	return others
@@ -195,4 +201,40 @@ func (s *Store) commitJournal(t *txn) error {
 	s.tally.cache.Unblock(maps.Keys(t.versions))
 	s.folder.notify()
 	return nil
+}
+
+// mayGrow reports whether the disk has space for another segment of the journal, and then still for a fold of all
+// segments and for the reserve.
+func (s *Store) mayGrow(size, total int64) bool {
+	free, disk, err := boltfile.DiskSpace(s.path)
+	return err != nil || free-size >= reserveOf(disk)+total+size
+}
+
+// trimJournal frees the space of the unused segments if the file needs it.
+func (s *Store) trimJournal() {
+	if !isLow(s.db) {
+		return
+	}
+	if err := s.journal.Trim(); err != nil {
+		s.options.OnFailure(err)
+	}
+}
+
+// reserveOf returns the reserve on a disk of size bytes.
+func reserveOf(size int64) int64 { return min(maxReserve, size/boltfile.ReservePart) }
+
+// spaceToFold returns how many bytes a fold may write. It leaves half of the reserve to deletes.
+func spaceToFold(db *bolt.DB) int64 {
+	free, disk, err := boltfile.DiskSpace(db.Path())
+	if err != nil {
+		return math.MaxInt64
+	}
+	return free + spaceInFile(db) - reserveOf(disk)/2
+}
+
+// spaceInFile returns half of the bytes in free pages: they may be scattered, and a conversation needs as
+// many contiguous pages as it fills.
+func spaceInFile(db *bolt.DB) int64 {
+	stats := db.Stats()
+	return int64(stats.FreePageN+stats.PendingPageN) * int64(db.Info().PageSize) / 2
 }

@@ -368,15 +368,11 @@ const maxReserve = 4 * maxBatchBytes
 // error.
 func isLow(db *bolt.DB) bool {
 	free, size, err := boltfile.DiskSpace(db.Path())
-	reserve := min(maxReserve, size/boltfile.ReservePart)
+	reserve := reserveOf(size)
 	if err != nil || free >= reserve {
 		return false
 	}
-	stats := db.Stats()
-	pages := int64(stats.FreePageN + stats.PendingPageN)
-	// Free pages count half: they may be scattered, and a conversation needs as many contiguous
-	// pages as it fills.
-	return free+pages*int64(db.Info().PageSize)/2 < reserve
+	return free+spaceInFile(db) < reserve
 }
 
 // checkSpace is called by an operation that writes a new value of size bytes and may not use the
