@@ -23,8 +23,8 @@ import (
 // end and their answers are stored. Reads and deletes continue. When space is free again, writes
 // continue.
 func TestFullDisk(t *testing.T) {
-	for _, kind := range []string{"tmpfs", "ext4"} {
-		t.Run(kind, func(t *testing.T) {
+	for _, kind := range fullDisks() {
+		t.Run(kind.name(), func(t *testing.T) {
 			for range rounds(1, 10) {
 				f := newFullServer(t, kind, nil)
 				f.fill(t, 100_000)
@@ -44,8 +44,8 @@ func TestFullDisk(t *testing.T) {
 
 // TestFullDiskOfOthers checks that the server continues if another program has used all space.
 func TestFullDiskOfOthers(t *testing.T) {
-	for _, kind := range []string{"tmpfs", "ext4"} {
-		t.Run(kind, func(t *testing.T) {
+	for _, kind := range fullDisks() {
+		t.Run(kind.name(), func(t *testing.T) {
 			f := newFullServer(t, kind, nil)
 			close(f.agent.release)
 			if err := f.awaitTurns(testTimeout); err != nil {
@@ -72,7 +72,7 @@ func TestFullDiskWithoutReserve(t *testing.T) {
 		limit    = 3 * time.Second // much longer than turns take with a reserve
 	)
 	for range attempts {
-		f := newFullServer(t, "tmpfs", unreserved)
+		f := newFullServer(t, fullDisk{"tmpfs", noJournal}, unreserved)
 		f.fill(t, 10_000)
 		close(f.agent.release)
 		if f.awaitTurns(limit) != nil {
@@ -83,12 +83,23 @@ func TestFullDiskWithoutReserve(t *testing.T) {
 	t.Error("all answers were stored without a reserve; the test of full disks proves nothing")
 }
 
+// fullDisk is a small disk that gets full, and the setting of the journal on it.
+type fullDisk struct{ kind, journal string }
+
+func (d fullDisk) name() string { return d.kind + " " + strings.TrimPrefix(d.journal, "--journal-") }
+
+// fullDisks returns the disks that are tested. The budget of a journal by default is larger than the disk.
+func fullDisks() []fullDisk {
+	const largeJournal = "--journal-budget=256MiB"
+	return []fullDisk{{"tmpfs", noJournal}, {"ext4", smallJournal}, {"tmpfs", largeJournal}, {"ext4", largeJournal}}
+}
+
 // fullServer is a server on a small disk, with its clients and running turns.
 type fullServer struct {
 	*server
 	dataDir string
 	wrapper []string
-	flag    string
+	flags   []string
 	agent   *holder
 	clients []*client
 	turns   []chan error // Each channel receives the result of a turn.
@@ -98,10 +109,12 @@ type fullServer struct {
 
 // newFullServer starts a server on a small disk, and turns on it. The wrapper may replace the server's
 // program.
-func newFullServer(t *testing.T, kind string, wrapper []string) *fullServer {
+func newFullServer(t *testing.T, disk fullDisk, wrapper []string) *fullServer {
 	t.Helper()
-	f := &fullServer{dataDir: filepath.Join(mountSmallDisk(t, kind), "data"), wrapper: wrapper, clients: newClients(4, 8)}
-	f.agent, f.flag = withHolder(t)
+	dataDir := filepath.Join(mountSmallDisk(t, disk.kind), "data")
+	f := &fullServer{dataDir: dataDir, wrapper: wrapper, clients: newClients(4, 8)}
+	agent, flag := withHolder(t)
+	f.agent, f.flags = agent, []string{flag, disk.journal, "--max-conversations=0"}
 	f.launch(t)
 	for range 20 {
 		for _, c := range f.clients {
@@ -129,7 +142,7 @@ func newFullServer(t *testing.T, kind string, wrapper []string) *fullServer {
 
 func (f *fullServer) launch(t *testing.T) {
 	t.Helper()
-	f.server = launch(t, f.dataDir, f.wrapper, f.flag, "--max-conversations=0")
+	f.server = launch(t, f.dataDir, f.wrapper, f.flags...)
 	if err := f.awaitServing(); err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // Change is a change of the source of parleyd: in File, a path in the repository, the text Before is replaced
-// with After. File must have Before exactly once.
+// with After. File must have Before exactly once. If Before is empty, File is a new file.
 type Change struct{ File, Before, After string }
 
 // BuildChanged builds parleyd at path with changes, which are made one after the other. Tests of checks use it to
@@ -25,12 +25,18 @@ func BuildChanged(ctx context.Context, path string, changes ...Change) error {
 		original := filepath.Join(root, filepath.FromSlash(c.File))
 		source, changed := sources[original]
 		if !changed {
+			replaced[original] = fmt.Sprintf("%s.changed%d.go", path, len(replaced))
+		}
+		if c.Before == "" {
+			sources[original] = c.After
+			continue
+		}
+		if !changed {
 			b, err := os.ReadFile(original)
 			if err != nil {
 				return err
 			}
 			source = string(b)
-			replaced[original] = fmt.Sprintf("%s.changed%d.go", path, len(replaced))
 		}
 		if n := strings.Count(source, c.Before); n != 1 {
 			return fmt.Errorf("%s has the text %q %d times, want 1; update the test", c.File, c.Before, n)

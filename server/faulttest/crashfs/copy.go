@@ -18,7 +18,8 @@ func (c *Crash) Mount(ctx context.Context, dir string) (*FS, error) {
 	}
 	all := copies{log: f.log, nodes: map[fs.InodeEmbedder]fs.InodeEmbedder{c.root: f.root}}
 	for original, s := range c.files {
-		all.add(operation{node: original, data: s.synced})
+		all.add(operation{node: original, resize: true, at: int64(len(s.synced))})
+		all.add(operation{node: original, data: s.synced[:s.used]})
 	}
 	for original, l := range c.directories {
 		var names []name

@@ -1,7 +1,6 @@
 package crashfs
 
 import (
-	"bytes"
 	"errors"
 	"iter"
 	"maps"
@@ -27,6 +26,7 @@ type Crash struct {
 // content is a file on the disk.
 type content struct {
 	synced   []byte
+	used     int64 // offset from which synced has zeros: a file may be grown long before it is written
 	unsynced []operation
 }
 
@@ -109,6 +109,10 @@ func (c *Crash) sync(node fs.InodeEmbedder) {
 		s := c.content(node)
 		for _, o := range s.unsynced {
 			s.synced = o.apply(s.synced)
+			if !o.resize {
+				s.used = max(s.used, o.at+int64(len(o.data)))
+			}
+			s.used = min(s.used, int64(len(s.synced)))
 		}
 		c.unsynced -= len(s.unsynced)
 		s.unsynced = nil
@@ -162,6 +166,9 @@ func (c *Crash) Below() bool {
 	return ok && f.below
 }
 
+// Sectors returns the size of the newest operation in sectors, if it is a write, and otherwise 0.
+func (c *Crash) Sectors() int { return (len(c.newest.data) + sector - 1) / sector }
+
 // WriteImage writes a possible content of the disk to an empty directory. Files get mode 0600, directories 0700.
 func (c *Crash) WriteImage(dir string, loss Loss, random *rand.Rand) error {
 	return c.writeDirectory(dir, c.root, loss, random)
@@ -214,16 +221,8 @@ func (s *content) writeImage(path string, loss Loss, random *rand.Rand) (err err
 	if err := f.Truncate(int64(len(s.synced))); err != nil {
 		return err
 	}
-	// Skip zeros: most of a file that was grown in advance is empty.
-	const chunk = 64 << 10
-	at, zeros := int64(0), make([]byte, chunk)
-	for part := range slices.Chunk(s.synced, chunk) {
-		if !bytes.Equal(part, zeros[:len(part)]) {
-			if _, err := f.WriteAt(part, at); err != nil {
-				return err
-			}
-		}
-		at += int64(len(part))
+	if _, err := f.WriteAt(s.synced[:s.used], 0); err != nil {
+		return err
 	}
 	for _, o := range s.written(loss, random) {
 		if o.resize {

@@ -75,7 +75,7 @@ func TestImages(t *testing.T) {
 		{growing, Newest, []string{"abc", "abc.", "abcx"}},
 		{[]operation{{resize: true, at: sector}}, Some, []string{"a", "abc"}},
 	} {
-		c := &content{synced: letters("abc"), unsynced: test.unsynced}
+		c := &content{synced: letters("abc"), used: 3 * sector, unsynced: test.unsynced}
 		if got := images(t, c, test.loss); !slices.Equal(got, test.want) {
 			t.Errorf("images of %d writes with loss %s = %q, want %q", len(test.unsynced), test.loss, got, test.want)
 		}
