@@ -42,6 +42,9 @@ func (s *Store) openJournal(readOnly bool) error {
 	if !unfolded {
 		// The file needs no journal. It may be an older file or a copy, whose last journal another file needs.
 		_, _ = rand.Read(m.ID[:]) // It never fails.
+		if !readOnly {            // Of processes that ended before they wrote the id of their journal.
+			boltfile.RemoveEmptyJournals(s.path)
+		}
 	}
 	o := journal.Options{
 		ID: m.ID, After: m.Folded, ReadOnly: readOnly, MinSegment: s.options.segmentBytes, MaxSegment: s.options.segmentBytes,

@@ -192,6 +192,15 @@ func RemoveIfExists(path string) error {
 	return nil
 }
 
+// RemoveEmptyJournals removes the journals of the file at path, and of earlier files there, that have no segment. They
+// do no harm, so errors are ignored.
+func RemoveEmptyJournals(path string) {
+	suffixes, _ := JournalSuffixes(path)
+	for _, suffix := range suffixes {
+		_ = os.Remove(path + suffix) // It fails unless the directory is empty.
+	}
+}
+
 // create creates the file with all its buckets under another name and renames it, so that path
 // has a complete file or none. A lock on the directory keeps other processes from doing the same.
 func create(path string) error {
