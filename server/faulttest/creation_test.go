@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -94,8 +95,9 @@ func checkCreation(t *testing.T, dataDir string) error {
 	if err := s.awaitServing(); err != nil {
 		return err
 	}
-	if entries, err := filepath.Glob(path + "*"); err != nil || len(entries) != 1 {
-		return fmt.Errorf("files after a start = %q, %w; want one", entries, err)
+	entries, err := filepath.Glob(path + "*")
+	if err != nil || len(entries) != 2 || !strings.HasPrefix(entries[1], path+".journal-") {
+		return fmt.Errorf("files after a start = %q, %w; want the store and its journal", entries, err)
 	}
 	c := newClients(1, 9)
 	if err := c[0].do(t.Context(), s, &step{kind: appendStep, request: "r", contents: []string{"content"}}); err != nil {

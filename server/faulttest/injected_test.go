@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -27,7 +28,9 @@ type fault struct {
 	// inject is an argument of strace, with %[1]d for n and %[2]d for the last of someCalls calls.
 	inject string
 	want   outcome
-	grows  bool // The call grows the file. There are few of those.
+	grows  bool // The call grows the file. There are few of those, and none while the journal takes the load.
+	// segments means that only calls on segments of the journal fail.
+	segments bool
 }
 
 // someCalls is how many calls in a row a fault with a range affects.
@@ -46,6 +49,10 @@ func faults() []fault {
 		{name: "growing fails", inject: "ftruncate:error=EIO:when=%[1]d", want: failStops, grows: true},
 		// A range, because the first fsync of a thread may be that of the interaction log's checkpoint.
 		{name: "sync of the size fails", inject: "fsync:error=EIO:when=%[1]d..%[2]d", want: failStops, grows: true},
+		{name: "sync of a segment fails", inject: "fdatasync:error=EIO:when=%[1]d", want: failStops, segments: true},
+		{name: "write to a segment fails", inject: "pwrite64:error=EIO:when=%[1]d", want: failStops, segments: true},
+		// A segment has its space from the beginning, so this is not a full disk, but a broken file system.
+		{name: "no space in a segment", inject: "pwrite64:error=ENOSPC:when=%[1]d", want: failStops, segments: true},
 	}
 }
 
@@ -57,6 +64,8 @@ func TestFailingCalls(t *testing.T) {
 			calls := rounds(6, 60)
 			if f.grows {
 				calls = rounds(1, 2)
+			} else if f.segments {
+				calls = rounds(3, 20)
 			}
 			b := newFailingServer(t, f, uint64(10+i))
 			for n := range calls {
@@ -105,7 +114,8 @@ type failingServer struct {
 	seed    uint64
 	dataDir string
 	clients []*client
-	calls   int // number of failed calls
+	calls   int     // number of failed calls
+	wanted  outcome // in this round
 }
 
 func newFailingServer(t *testing.T, f fault, seed uint64) *failingServer {
@@ -120,7 +130,46 @@ func (b *failingServer) reset(t *testing.T) {
 	t.Helper()
 	const working = 4
 	b.dataDir, b.clients = t.TempDir(), newClients(working, b.seed)
-	start(t, b.dataDir).stop(t)
+	s := start(t, b.dataDir, smallJournal)
+	if b.segments {
+		for _, c := range b.clients {
+			for range 4 {
+				if err := c.do(t.Context(), s, c.next()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	s.stop(t)
+}
+
+// begin begins the n-th round and returns the flags of its server. In every other round there is no journal.
+func (b *failingServer) begin(n int) (flags []string) {
+	journal := smallJournal
+	b.wanted = b.want
+	if b.grows || n%2 == 0 && !b.segments {
+		journal = noJournal
+	} else if b.want == degrades {
+		b.wanted = either // A segment has its space from the beginning: what fails there is not a full disk.
+	}
+	return []string{"--interaction-log=false", journal} // Without the interaction log, the calls are those of the store.
+}
+
+// faultsOf returns the arguments of strace for the n-th round.
+func (b *failingServer) faultsOf(t *testing.T, n int) []string {
+	t.Helper()
+	all := []string{fmt.Sprintf(b.inject, n, n+someCalls-1)}
+	if !b.segments {
+		return all
+	}
+	segments, err := filepath.Glob(filepath.Join(b.dataDir, "*.journal-*", "*.segment"))
+	if err != nil || len(segments) == 0 {
+		t.Fatalf("segments %v, %v, want some", segments, err)
+	}
+	for _, path := range segments {
+		all = append(all, onlyOn+path)
+	}
+	return all
 }
 
 // round makes the n-th call of a thread fail under load. It returns an error if the server does not
@@ -130,12 +179,11 @@ func (b *failingServer) round(t *testing.T, n int) error {
 	if b.grows {
 		b.reset(t)
 	}
-	// Without the interaction log, the calls are those of the store.
-	s, tr := launchTraced(t, b.dataDir, []string{fmt.Sprintf(b.inject, n, n+someCalls-1)}, "--interaction-log=false")
+	s, tr := launchTraced(t, b.dataDir, b.faultsOf(t, n), b.begin(n)...)
 	err := s.awaitServing()
 	if err == nil {
 		err = b.work(t, s, tr)
-	} else if tr.calls() > 0 && b.want != continues {
+	} else if tr.calls() > 0 && b.wanted != continues {
 		counts.add(t, "starts that failed", 1)
 		_, err = s.awaitFailure(t, exitIO)
 	}
@@ -186,14 +234,14 @@ func (b *failingServer) work(t *testing.T, s *server, tr *tracer) error {
 			if left > 0 {
 				continue
 			}
-			if tr.calls() > 0 && b.want == failStops {
+			if tr.calls() > 0 && b.wanted == failStops {
 				return errors.New("the server continued after a failed call, want it to stop")
 			}
 			return nil
 		case <-first:
 			first, left = nil, moreSteps
 		case <-s.process.Ended():
-			if b.want == continues || b.want == degrades {
+			if b.wanted == continues || b.wanted == degrades {
 				return fmt.Errorf("the server ended with %v, want it to continue; standard error:\n%s", s.process.ProcessState,
 					quote(s.output()))
 			}
@@ -205,7 +253,7 @@ func (b *failingServer) work(t *testing.T, s *server, tr *tracer) error {
 		case err := <-l.errs:
 			l.errs <- err // for end
 			var wrong *wrongError
-			if errors.As(err, &wrong) || status.Code(err) == codes.DataLoss || b.want == continues || b.want == degrades {
+			if errors.As(err, &wrong) || status.Code(err) == codes.DataLoss || b.wanted == continues || b.wanted == degrades {
 				return err
 			}
 			// The server is about to end.

@@ -9,11 +9,18 @@ import (
 
 // TestKilled checks that kill -9 of the server loses no acknowledged write.
 func TestKilled(t *testing.T) {
+	for name, journal := range map[string]string{"without a journal": noJournal, "with a journal": smallJournal} {
+		t.Run(name, func(t *testing.T) { killOften(t, journal) })
+	}
+}
+
+func killOften(t *testing.T, journal string) {
+	t.Helper()
 	const working, most = 8, 60
 	clients, random, dataDir := newClients(working+1, 1), rand.New(rand.NewPCG(1, 1)), t.TempDir()
 	stalling := clients[working]
-	agent := withStaller(t)
-	s := start(t, dataDir, agent)
+	flags := []string{withStaller(t), journal, "--journal-age=1s"}
+	s := start(t, dataDir, flags...)
 	for round := range rounds(20, 500) {
 		work := startLoad(t, s, clients[:working])
 		stalled := stalling.stall(t, s)
@@ -24,7 +31,10 @@ func TestKilled(t *testing.T) {
 		s.kill()
 		unawaited := work.end()
 		<-stalled
-		s = start(t, dataDir, agent)
+		if round%2 == 1 {
+			killWhileStarting(t, dataDir, time.Duration(random.IntN(int(startTime))), flags)
+		}
+		s = start(t, dataDir, flags...)
 		if err := verifyAll(t, s, clients); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
@@ -32,6 +42,22 @@ func TestKilled(t *testing.T) {
 		counts.add(t, "steps acknowledged", awaited+unawaited)
 	}
 	s.stop(t)
+}
+
+// startTime is about how long a server takes to serve.
+const startTime = 60 * time.Millisecond
+
+// killWhileStarting kills a server that has not yet started, so that its recovery is cut off.
+func killWhileStarting(t *testing.T, dataDir string, moment time.Duration, flags []string) {
+	t.Helper()
+	s := launch(t, dataDir, nil, flags...)
+	select {
+	case <-time.After(moment):
+	case <-s.process.Ended():
+		t.Fatalf("server ended before it was killed:\n%s", quote(s.output()))
+	}
+	s.kill()
+	counts.add(t, "kills of a starting server", 1)
 }
 
 // TestKilledWithoutStore is the control: a server with a store in memory loses acknowledged writes,

@@ -16,14 +16,29 @@ import (
 
 // TestPowerCut checks that a power cut loses no acknowledged write.
 func TestPowerCut(t *testing.T) {
+	for name, journal := range map[string]string{"without a journal": noJournal, "with a journal": smallJournal} {
+		t.Run(name, func(t *testing.T) { cutOften(t, journal) })
+	}
+}
+
+func cutOften(t *testing.T, journal string) {
+	t.Helper()
 	d := newDisk(t)
 	clients, random := newClients(8, 2), rand.New(rand.NewPCG(2, 2))
-	s := start(t, d.dataDir())
+	flags := []string{journal, "--journal-age=1s"}
+	s := start(t, d.dataDir(), flags...)
 	for round := range rounds(12, 200) {
 		if err := cutUnderLoad(t, d, s, clients, random.IntN(60), time.Duration(random.IntN(int(5*time.Millisecond)))); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
-		s = start(t, d.dataDir())
+		if round%4 == 3 {
+			killWhileStarting(t, d.dataDir(), time.Duration(random.IntN(int(startTime))), flags)
+			if err := errors.Join(d.cut(), d.restore(t)); err != nil {
+				t.Fatal(err)
+			}
+			counts.add(t, "power cuts after a kill", 1)
+		}
+		s = start(t, d.dataDir(), flags...)
 		if err := verifyAll(t, s, clients); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}

@@ -21,6 +21,9 @@ type tracer struct {
 	failed []string // failed calls as strace prints them
 }
 
+// onlyOn is the prefix of a path in a list of faults: only calls on these paths fail, if there are any.
+const onlyOn = "only on "
+
 // launchTraced is like launch and makes system calls fail. The faults are arguments of strace's inject
 // option. Their when= counts the calls of each thread.
 func launchTraced(t *testing.T, dataDir string, faults []string, flags ...string) (*server, *tracer) {
@@ -68,14 +71,16 @@ func launchTracedAs(
 		// strace then stops only at these calls. It is not used with signals, which strace would send only at the first call.
 		wrapper = append(wrapper, "--seccomp-bpf")
 	}
-	calls := make([]string, len(faults))
-	for i, fault := range faults {
-		calls[i], _, _ = strings.Cut(fault, ":")
+	var calls []string
+	for _, fault := range faults {
+		if path, ok := strings.CutPrefix(fault, onlyOn); ok {
+			wrapper = append(wrapper, "-P", path)
+			continue
+		}
+		call, _, _ := strings.Cut(fault, ":")
+		calls, wrapper = append(calls, call), append(wrapper, "-e", "inject="+fault)
 	}
 	wrapper = append(wrapper, "-e", "trace="+strings.Join(calls, ","))
-	for _, fault := range faults {
-		wrapper = append(wrapper, "-e", "inject="+fault)
-	}
 	return launch(t, dataDir, append(wrapper, program...), flags...), tr
 }
 
