@@ -240,18 +240,15 @@ func (f *folder) close() {
 	<-f.done
 }
 
-// fold folds the current generation, or continues with the one before if that has not ended. After an error, such as a
+// fold folds the current generation, or the rest of the one before if that has not ended. After an error, such as a
 // full disk, a later call continues.
 func (f *folder) fold() {
 	s, start := f.store, time.Now()
 	var keys []string
 	var through uint64
-	begun := false
 	if f.do(func(*txn) error {
 		s.trimJournal()
-		if !begun { // A transaction that was rolled back applies its operations again.
-			keys, through, begun = s.tally.pending.Begin(), s.tally.journalEntry.Through, true
-		}
+		keys, through = s.tally.pending.Begin(s.tally.journalEntry.Through)
 		return nil
 	}) != nil {
 		return
@@ -277,10 +274,14 @@ func (f *folder) fold() {
 	if f.do(func(t *txn) error {
 		t.endGeneration(through)
 		return nil
-	}) == nil && len(keys) > 0 {
+	}) != nil {
+		return
+	}
+	if len(keys) > 0 {
 		s.journalCounts.folds.Add(1)
 		s.journalCounts.foldTime.Add(int64(time.Since(start)))
 	}
+	f.notify() // The next generation may be full, so that no append would do so.
 }
 
 // pause waits as long as the last step took, so that appends have half of the time. It does not wait if the next
@@ -424,8 +425,12 @@ func (s *Store) removeJournal() error {
 // foldAll folds everything after the writer has stopped. Then the file needs no journal.
 func (s *Store) foldAll() error {
 	noPause := func(time.Duration) error { return nil }
-	if err := s.foldAllKeys(s.tally.pending.Begin(), noPause); err != nil {
-		return err
+	for range 2 { // A generation that has not ended, and the current one.
+		keys, _ := s.tally.pending.Begin(s.tally.journalEntry.Through)
+		if err := s.foldAllKeys(keys, noPause); err != nil {
+			return err
+		}
+		s.tally.pending.End()
 	}
 	if err := s.transact(func(t *txn) error {
 		t.endGeneration(s.tally.journalEntry.Through)
@@ -434,6 +439,5 @@ func (s *Store) foldAll() error {
 	}); err != nil {
 		return err
 	}
-	s.tally.pending.End()
 	return s.journal.Release(s.tally.journalEntry.Folded)
 }

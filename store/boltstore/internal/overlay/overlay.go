@@ -69,6 +69,7 @@ type Set struct {
 	mu               sync.RWMutex
 	current, folding map[string]*Entry // folding is nil unless a generation is being folded
 	headBytes        int
+	foldingThrough   uint64 // see Begin
 	// What the operations of the two generations take.
 	currentUse, foldingUse use
 }
@@ -183,24 +184,20 @@ func (s *Set) Unfold(key string) {
 	}
 }
 
-// Begin begins a new generation and returns the keys of the entries to fold, in order. If the generation before has not
-// ended, its entries are among them.
-func (s *Set) Begin() []string {
+// Begin begins a new generation with the entries of the operations through an index, unless one has not ended.
+// It returns the keys of the entries of the generation to fold, in order, and the index through which the generation
+// has the operations.
+//
+// Generations are never joined: a view that was taken before has the maps of its time, in which Fold must mark the
+// entries.
+func (s *Set) Begin(through uint64) (keys []string, generationThrough uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.folding) == 0 {
-		s.folding = s.current
-	} else {
-		s.folding = maps.Clone(s.folding) // Views hold the other.
-		maps.Copy(s.folding, s.current)
+	if s.folding == nil {
+		s.folding, s.foldingUse, s.foldingThrough = s.current, s.currentUse, through
+		s.current, s.currentUse, s.headBytes = map[string]*Entry{}, use{}, 0
 	}
-	s.foldingUse.bytes += s.currentUse.bytes
-	s.foldingUse.memory += s.currentUse.memory
-	if s.foldingUse.since.IsZero() {
-		s.foldingUse.since = s.currentUse.since
-	}
-	s.current, s.currentUse, s.headBytes = map[string]*Entry{}, use{}, 0
-	return slices.Sorted(maps.Keys(s.folding))
+	return slices.Sorted(maps.Keys(s.folding)), s.foldingThrough
 }
 
 // End ends the generation that is being folded.

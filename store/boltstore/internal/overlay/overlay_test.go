@@ -61,13 +61,13 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// TestGenerations checks that entries continue in the next generation, that views outlive theirs, and that a generation
-// that has not ended is part of the next.
+// TestGenerations checks that entries continue in the next generation, that views outlive theirs, and that no generation begins
+// before the one before has ended.
 func TestGenerations(t *testing.T) {
 	s := NewSet()
 	put(s, 1)
-	if keys := s.Begin(); !slices.Equal(keys, []string{key}) {
-		t.Fatalf("keys %v", keys)
+	if keys, through := s.Begin(1); !slices.Equal(keys, []string{key}) || through != 1 {
+		t.Fatalf("keys %v through %d", keys, through)
 	}
 	view := s.View()
 	wantEntry(t, view, 5, 1)
@@ -84,17 +84,21 @@ func TestGenerations(t *testing.T) {
 	wantEntry(t, s.View(), 6)
 	put(s, 3)
 	wantEntry(t, s.View(), 6, 3)
-	s.Begin()
+	s.Begin(3)
 	put(s, 4)
-	if keys := s.Begin(); !slices.Equal(keys, []string{key}) { // Without an end.
-		t.Fatalf("keys %v", keys)
+	early := s.View()
+	if keys, through := s.Begin(4); !slices.Equal(keys, []string{key}) || through != 3 { // Without an end.
+		t.Fatalf("keys %v through %d", keys, through)
 	}
 	wantEntry(t, s.View(), 6, 3, 4)
-	if current, folding := s.Bytes(); current != 0 || folding != 30 {
+	if current, folding := s.Bytes(); current != 10 || folding != 20 {
 		t.Fatalf("bytes %d and %d", current, folding)
 	}
+	s.Fold(key, 7)
+	wantEntry(t, early, 7)
+	wantEntry(t, early, 6, 3, 4)
 	s.End()
-	wantEntry(t, s.View(), 6)
+	wantEntry(t, s.View(), 7)
 }
 
 // TestSince checks the time of the first entry that was put in the generations that have not ended.
@@ -109,12 +113,12 @@ func TestSince(t *testing.T) {
 			{"nothing", func() {}, -1},
 			{"put", func() { put(s, 1) }, 1},
 			{"put again", func() { put(s, 2) }, 1},
-			{"begin", func() { s.Begin() }, 1},
+			{"begin", func() { s.Begin(2) }, 1},
 			{"put in the next generation", func() { put(s, 3) }, 1},
-			{"begin without an end", func() { s.Begin() }, 1},
-			{"put in the generation after that", func() { put(s, 4) }, 1},
-			{"end", func() { s.End() }, 6},
-			{"begin the last one", func() { s.Begin() }, 6},
+			{"begin without an end", func() { s.Begin(3) }, 1},
+			{"put again in the next generation", func() { put(s, 4) }, 1},
+			{"end", func() { s.End() }, 4},
+			{"begin the last one", func() { s.Begin(4) }, 4},
 			{"end the last one", func() { s.End() }, -1},
 		} {
 			<-time.After(time.Until(start.Add(time.Duration(i) * time.Minute)))
@@ -176,11 +180,14 @@ func TestMemory(t *testing.T) {
 		}
 	}
 	want(first, 0)
-	s.Begin()
+	s.Begin(4)
 	put(s, 5)
 	want(second, first)
-	s.Begin()
-	want(0, first+second)
+	s.Begin(5)
+	want(second, first)
+	s.End()
+	s.Begin(5)
+	want(0, second)
 	s.End()
 	want(0, 0)
 }

@@ -1,0 +1,71 @@
+package boltstore
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// TestFoldContinued continues a fold that has not ended, in a transaction that also changes a conversation twice. The
+// second change must see the first.
+func TestFoldContinued(t *testing.T) {
+	blocked, release := make(chan struct{}), make(chan struct{})
+	s := openJournaled(t, newPath(t), store.Options{Observe: func(changes []store.Change) {
+		if changes[0].ConversationID == "blocks" {
+			close(blocked)
+			<-release
+		}
+	}}, 1<<20)
+	begin := func(tx *txn) error {
+		tx.tally.pending.Begin(tx.tally.journalEntry.Through)
+		return nil
+	}
+	appendTo(t, s, "one", "creates it")
+	appendTo(t, s, "two", "creates it")
+	appendTo(t, s, "two", "to fold")
+	if err := s.folder.do(begin); err != nil {
+		t.Fatal(err)
+	}
+	appendTo(t, s, "one", "after that")
+
+	var running sync.WaitGroup
+	queue := func(n int, write func() error) {
+		running.Go(func() {
+			if err := write(); err != nil {
+				t.Error(err)
+			}
+		})
+		for s.State().QueuedWrites < n {
+			<-time.After(time.Millisecond)
+		}
+	}
+	running.Go(func() { appendTo(t, s, "blocks", "creates it") })
+	<-blocked
+	queue(1, func() error { return s.folder.do(begin) })
+	for i, u := range []store.Update{
+		{Fields: []string{"title"}, Values: &parleyv1.Conversation{Title: "title"}},
+		{Fields: []string{"labels"}, Values: &parleyv1.Conversation{Labels: map[string]string{"key": "value"}}},
+	} {
+		u.Tenant, u.ConversationID = "acme", "one"
+		queue(i+2, func() error {
+			_, err := s.Update(t.Context(), &u)
+			return err
+		})
+	}
+	close(release)
+	running.Wait()
+	s.folder.fold()
+	wantConsistent(t, s)
+	snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "one", Newest: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := snapshot.Conversation
+	if got := fmt.Sprintf("%q %v %d", c.GetTitle(), c.GetLabels(), c.GetMessageCount()); got != `"title" map[key:value] 2` {
+		t.Errorf("the conversation has %s", got)
+	}
+}
