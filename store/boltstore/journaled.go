@@ -1,12 +1,14 @@
 package boltstore
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"iter"
 	"maps"
 	"math"
 	"runtime"
+	"slices"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -14,10 +16,122 @@ import (
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/journal"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 	"github.com/parleyhq/parley/store/internal/record"
 )
+
+// openJournal opens the journal if the store should use one or the file needs one, and reads the operations that
+// the file does not contain. If readOnly is true, it changes no file.
+func (s *Store) openJournal(readOnly bool) error {
+	m, unfolded, err := boltfile.ReadJournal(s.db)
+	if err != nil {
+		return err
+	}
+	if s.options.JournalBudget == 0 && !unfolded {
+		return nil
+	}
+	if !unfolded {
+		// The file needs no journal. It may be an older file or a copy, whose last journal another file needs.
+		_, _ = rand.Read(m.ID[:]) // It never fails.
+		if !readOnly {            // Of processes that ended before they wrote the id of their journal.
+			boltfile.RemoveEmptyJournals(s.path)
+		}
+	}
+	o := journal.Options{
+		ID: m.ID, After: m.Folded, ReadOnly: readOnly, MinSegment: s.options.segmentBytes, MaxSegment: s.options.segmentBytes,
+	}
+	o.MayGrow = s.mayGrow
+	if unfolded {
+		o.MustExist, o.Through = true, m.Through
+	}
+	found := map[string]*unfoldedConversation{}
+	dir := boltfile.JournalDir(s.path, m.ID)
+	j, err := journal.Open(dir, o, func(op journal.Operation) error { return collect(found, op) })
+	if err != nil {
+		return err
+	}
+	m.Through = j.Next() - 1
+	s.journal, s.tally.journalEntry, s.tally.journaled = j, m, true
+	return s.db.View(func(tx *bolt.Tx) error {
+		if last := uint64(tx.ID()); len(found) > 0 && j.Anchor() > last {
+			return fmt.Errorf("%w: it ends with transaction %d, its journal was written after transaction %d, so the "+
+				"file is an older copy: %s", ErrDamaged, last, j.Anchor(), boltfile.Remedy)
+		}
+		return s.restorePending(tx, found)
+	})
+}
+
+// unfoldedConversation is what the journal has about a conversation.
+type unfoldedConversation struct {
+	uid        string
+	operations []overlay.Operation
+	counts     []layout.Counts // by how much each changes those of the tenant
+	turns      bool            // some begin or end a turn
+}
+
+// collect adds an operation to those of its conversation.
+func collect(found map[string]*unfoldedConversation, o journal.Operation) error {
+	op, err := record.ReadOperationInfo(o.Bytes)
+	if err != nil {
+		return fmt.Errorf("%w: operation %d of the journal: %w: %s", ErrDamaged, o.Index, err, boltfile.Remedy)
+	}
+	key := layout.ConversationKey(string(op.Tenant), layout.InnerKey(op.Key))
+	c := found[string(key)]
+	if c == nil || c.uid != string(op.UID) {
+		c = &unfoldedConversation{uid: string(op.UID)}
+		found[string(key)] = c
+	}
+	c.operations = append(c.operations, overlay.Operation{Index: o.Index, Place: o.Place})
+	c.counts = append(c.counts, layout.Counts{Messages: op.MessagesAdded, Bytes: op.BytesAdded})
+	c.turns = c.turns || op.Turn
+	return nil
+}
+
+// restorePending puts the entries of the conversations that the file has without all their
+// operations. It skips conversations that have been deleted, and operations that the file contains.
+func (s *Store) restorePending(tx *bolt.Tx, found map[string]*unfoldedConversation) error {
+	r := newReader(tx, journaled{})
+	for _, key := range slices.Sorted(maps.Keys(found)) { // Neighbours in the file are read one after the other.
+		c := found[key]
+		tenant, inner, _ := layout.CutTenant([]byte(key))
+		value := r.value(tenant, layout.InnerKey(inner))
+		if value == nil {
+			continue
+		}
+		rec, err := record.UnmarshalHead(value)
+		if err != nil || rec.Conversation().GetUid() != c.uid {
+			continue // A damaged conversation stays as it is in the file.
+		}
+		var sum layout.Counts
+		bytes := 0
+		first := 0
+		for i, o := range c.operations {
+			if o.Index <= rec.Header.GetApplied() {
+				first = i + 1
+				continue
+			}
+			sum, bytes = sum.Plus(c.counts[i]), bytes+o.Place.Length()
+		}
+		if first == len(c.operations) {
+			continue
+		}
+		s.restore(key, tenant, overlay.Entry{Messages: sum.Messages, Bytes: sum.Bytes}, bytes, c.operations[first:]...)
+		if c.turns {
+			s.restoredTurns = append(s.restoredTurns, string(layout.IDKey(tenant, rec.Conversation().GetId())))
+		}
+	}
+	return nil
+}
+
+// restore puts the entry of a conversation of a file that has just been opened.
+func (s *Store) restore(key, tenant string, e overlay.Entry, bytes int, operations ...overlay.Operation) {
+	counts := layout.Counts{Messages: e.Messages, Bytes: e.Bytes}
+	s.tally.pending.Put(key, e, bytes, operations...)
+	s.tally.addPending(tenant, counts)
+	s.tally.tenants[tenant], s.tally.total = s.tally.tenants[tenant].Plus(counts), s.tally.total.Plus(counts)
+}
 
 // errNotJournaled means that an operation needs a transaction: its conversation does not exist, or the
 // operation changes more than the conversation.
