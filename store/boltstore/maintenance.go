@@ -117,7 +117,10 @@ func (s *Store) transact(apply func(*txn) error) error {
 	var t *txn
 	err := s.writer.transact(func(tx *bolt.Tx) error {
 		t = s.beginTxn(tx)
-		return errors.Join(apply(t), t.finish())
+		if err := apply(t); err != nil {
+			return err // Not with that of finish, which may be boltfile.ErrUnchanged.
+		}
+		return t.finish()
 	})
 	if err != nil && !errors.Is(err, boltfile.ErrUnchanged) {
 		return err
