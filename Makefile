@@ -90,7 +90,8 @@ TEST_FAULTS := CGO_ENABLED=1 go test -race -count=1
 
 .PHONY: test-faults
 test-faults: ## break the store and what is below it, in under five minutes; most of it needs root
-	cd $(FAULTTEST) && $(TEST_FAULTS) -timeout 10m ./...
+	cd $(FAULTTEST) && FAULTS_COUNTS=$(CURDIR)/bin/fault-counts $(TEST_FAULTS) -timeout 10m ./...; \
+		code=$$?; cat $(CURDIR)/bin/fault-counts; exit $$code
 
 .PHONY: test-faults-long
 test-faults-long: ## the same far more often, and all of it

@@ -63,6 +63,53 @@ func TestFullDiskOfOthers(t *testing.T) {
 	}
 }
 
+// TestStoppedOnFullDisk checks that a server which stops in order on a full disk leaves what it cannot fold in the journal,
+// and that a start has everything, also while the disk is full.
+func TestStoppedOnFullDisk(t *testing.T) {
+	f := newFullServer(t, fullDisk{"tmpfs", "--journal-budget=256MiB"}, nil)
+	close(f.agent.release)
+	if err := f.awaitTurns(testTimeout); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 4 * maxMessages {
+		if err := f.append(t.Context(), fmt.Sprint("large", n%4), strings.Repeat("x", 100_000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.large = []string{"large0", "large1", "large2", "large3"}
+	filler := f.fillDisk(t)
+	f.server.stop(t)
+	if code, out := check(t, filepath.Join(f.dataDir, fileName)); code != 0 {
+		t.Errorf("parleyd check after a stop on a full disk = exit code %d; output:\n%s", code, quote(out))
+	}
+
+	// Without the journal, the file is not complete.
+	dataDir := t.TempDir()
+	copyOver(t, f.dataDir, dataDir)
+	journal, _ := journalOf(t, dataDir)
+	if err := os.RemoveAll(journal); err != nil {
+		t.Fatal(err)
+	}
+	if err := wantRefusedFile(t, launch(t, dataDir, nil), filepath.Join(dataDir, fileName)); err != nil {
+		t.Error("without the journal: ", err)
+	}
+
+	f.launch(t)
+	for _, c := range f.clients {
+		if _, err := c.verify(t.Context(), f.server); err != nil {
+			t.Error("on the full disk: ", err)
+		}
+	}
+	counts.add(t, "stops and starts on a full disk", 1)
+	f.server.stop(t)
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	f.launch(t)
+	f.freeSpace(t)
+	f.checkAfterKill(t)
+}
+
 // TestFullDiskWithoutReserve is the control: a server without reserved space cannot store answers, and
 // the check detects it.
 func TestFullDiskWithoutReserve(t *testing.T) {

@@ -36,6 +36,8 @@ const (
 	roundEnv = "FAULTS"
 	// requireEnv is "all" if a test that cannot run must fail instead of being skipped.
 	requireEnv = "FAULTS_REQUIRE"
+	// countsEnv is the path of a file for the counts; go test hides the standard output of a test that passes.
+	countsEnv = "FAULTS_COUNTS"
 )
 
 // testTimeout is how long a test waits for an expected event. Only a failing test takes that long.
@@ -88,6 +90,13 @@ func run(m *testing.M) (code int, err error) {
 	code = m.Run()
 	if code == 0 {
 		err = goleak.Find()
+	}
+	if path := os.Getenv(countsEnv); path != "" {
+		file, createErr := os.Create(path)
+		if createErr != nil {
+			return code, errors.Join(err, createErr)
+		}
+		return code, errors.Join(err, counts.print(file), file.Close())
 	}
 	return code, errors.Join(err, counts.print(os.Stdout))
 }

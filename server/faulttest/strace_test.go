@@ -128,6 +128,9 @@ const (
 // error if the exit code or the output is wrong.
 func (s *server) awaitFailure(t *testing.T, want int) (line string, err error) {
 	t.Helper()
+	if want == exitDamaged && s.awaitServing() == nil {
+		return "", errors.New("the server serves, want it to end")
+	}
 	code, stderr := s.awaitExit(t)
 	line, err = finalLine(stderr)
 	if code != want {
