@@ -17,7 +17,7 @@ func smallParts() changes {
 	return changes{
 		{File: sizes, Before: "MinSegmentBytes = 4 << 20", After: "MinSegmentBytes = 64 << 10"},
 		{File: sizes, Before: "MaxSegmentBytes = 64 << 20", After: "MaxSegmentBytes = 128 << 10"},
-		{File: "store/boltstore/fold.go", Before: "foldStep = 256", After: "foldStep = 2"},
+		{File: "store/boltstore/fold.go", Before: "foldStep  = 256", After: "foldStep  = 2"},
 	}
 }
 

@@ -45,8 +45,8 @@ func Seeded(bug string) bool { return os.Getenv("SEEDED_BUG") == bug }
 				"if !" + is + bugNameUnsynced + "`) { err = errors.Join(err, boltfile.SyncDir(filepath.Dir(path))) }\n",
 		},
 		{
-			File: store + "fold.go", Before: "s.tally.pending.Begin(), s.tally.journalEntry.Through, true\n",
-			After: "s.tally.pending.Begin(), s.tally.journalEntry.Through, true\n" +
+			File: store + "fold.go", Before: "		keys, through = s.tally.pending.Begin(s.tally.journalEntry.Through)\n",
+			After: "		keys, through = s.tally.pending.Begin(s.tally.journalEntry.Through)\n" +
 				"if " + is + bugReusedEarly + "`) { _ = s.journal.Release(through) }\n",
 		},
 		{
