@@ -69,7 +69,7 @@ func Run[Q, R any](ctx context.Context, s Stream[Q, R], stopping <-chan struct{}
 
 // slot is the place of a request and its reply in the order of the stream.
 type slot[Q, R any] struct {
-	request Q
+	request Q // the zero value once a worker answers it
 	key     string
 	reply   R
 	done    chan struct{} // closed when reply is set
@@ -147,7 +147,9 @@ func (p *pipeline[Q, R]) start(s *slot[Q, R]) {
 // runWorker answers a request, then others.
 func (p *pipeline[Q, R]) runWorker(s *slot[Q, R]) {
 	for s != nil {
-		s.reply = p.Answer(p.ctx, s.request, func() { p.startNext(s) })
+		request := s.request
+		s.request = *new(Q) // The slot waits for the replies before its own, and must not retain the request.
+		s.reply = p.Answer(p.ctx, request, func() { p.startNext(s) })
 		next, stays := p.finish(s)
 		close(s.done)
 		if stays {

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // kind is what the callee does with a request.
@@ -238,5 +240,54 @@ func TestEnds(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestAnsweredRequestsAreNotRetained answers requests of which the replies wait for that of the first one.
+func TestAnsweredRequestsAreNotRetained(t *testing.T) {
+	const answered = 100
+	first, freed := make(chan struct{}), make(chan struct{}, answered)
+	received := 0
+	result := make(chan error, 1)
+	go func() {
+		result <- Run(t.Context(), Stream[*request, int]{
+			Receive: func() (*request, string, error) {
+				if received > answered {
+					return nil, "", io.EOF
+				}
+				r := &request{number: received}
+				received++
+				if r.number > 0 {
+					runtime.AddCleanup(r, func(struct{}) { freed <- struct{}{} }, struct{}{})
+				}
+				return r, fmt.Sprint(r.number % 10), nil
+			},
+			Answer: func(_ context.Context, r *request, queued func()) int {
+				queued()
+				if r.number == 0 {
+					<-first
+				}
+				return r.number
+			},
+			Send: func(int) error { return nil },
+			Drop: func(*request) {},
+		}, nil)
+	}()
+	deadline := time.After(10 * time.Second)
+	for n := range answered - maxIdleWorkers { // The stack of an idle worker may retain its last request.
+		for collected := false; !collected; {
+			runtime.GC()
+			select {
+			case <-freed:
+				collected = true
+			case <-deadline:
+				t.Fatalf("%d of %d answered requests were collected before the first reply", n, answered)
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+	close(first)
+	if err := <-result; err != nil {
+		t.Errorf("Run = %v, want no error", err)
 	}
 }
