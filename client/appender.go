@@ -191,16 +191,15 @@ func (a *Appender) awaitWork(ctx context.Context) bool {
 			return false
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.noteIdleEnd()
 	return true
 }
 
-// hasWork reports whether there is a request without an answer.
+// hasWork reports whether there is a request without an answer. Before, it restarts the time limit if the queue was
+// empty: no stream may have sent the request yet.
 func (a *Appender) hasWork() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.noteIdleEnd()
 	return a.queue.last() != nil
 }
 
