@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -131,17 +132,16 @@ func wake(signal chan struct{}) {
 // [AppendResult.Wait]. It returns an error if the Appender has failed, or if ctx ends first.
 func (a *Appender) Flush(ctx context.Context) error {
 	a.mu.Lock()
-	last := a.queue.last() // Answers arrive in the order of the requests.
+	results := slices.Clone(a.queue.results)
 	a.mu.Unlock()
-	if last == nil {
-		return a.Err()
+	for _, result := range results {
+		select {
+		case <-result.done:
+		case <-ctx.Done():
+			return status.FromContextError(ctx.Err()).Err()
+		}
 	}
-	select {
-	case <-last.done:
-		return a.Err()
-	case <-ctx.Done():
-		return status.FromContextError(ctx.Err()).Err()
-	}
+	return a.Err()
 }
 
 // Close waits for the answers of all requests and ends the stream. Later requests fail with FAILED_PRECONDITION. Close

@@ -276,3 +276,35 @@ func TestAppenderRefusesRequestsThatCannotBeSent(t *testing.T) {
 		}
 	})
 }
+
+// TestFlushWaitsForAllRequests appends a request that cannot be encoded, and so fails before the one before it is
+// answered.
+func TestFlushWaitsForAllRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		appender := appendFake(func(a *appendCall) error {
+			select {
+			case <-release:
+			case <-a.Context().Done():
+			}
+			_, err := a.acceptAll()
+			return err
+		}).dial(t).NewAppender(t.Context())
+		results := appendAll(t.Context(), appender, "r1", "\xff")
+		<-results[1].Done()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		results = append(results, appendAll(t.Context(), appender, "\xff")...)
+		if err := appender.Flush(ctx); status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("Flush before the answer = %v, want DEADLINE_EXCEEDED", err)
+		}
+		close(release)
+		if err := appender.Flush(t.Context()); err != nil {
+			t.Errorf("Flush = %v, want no error", err)
+		}
+		checkAppended(t, results[:1], "r1")
+		if err := appender.Close(); err != nil {
+			t.Errorf("Close = %v, want no error", err)
+		}
+	})
+}
