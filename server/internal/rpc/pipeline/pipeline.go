@@ -12,6 +12,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"time"
 )
 
 // MaxUnderWay is the maximum number of requests of a stream that were received and have no reply yet.
@@ -20,6 +21,9 @@ const MaxUnderWay = 1024
 // maxIdleWorkers is the maximum number of workers of a stream that wait for a request. A new worker must grow its
 // stack with its first request.
 const maxIdleWorkers = 64
+
+// idleTime is the minimum time without a request after which the idle workers of a stream end. Each takes 5 KiB.
+const idleTime = 5 * time.Second
 
 // Stream says how to receive and answer the requests of a stream.
 type Stream[Q, R any] struct {
@@ -93,6 +97,7 @@ type pipeline[Q, R any] struct {
 
 	mu     sync.Mutex
 	closed bool                   // no request is accepted any more
+	used   bool                   // a worker has started since the last call of endIdle
 	idle   int                    // workers that wait for work, or are about to, and have none
 	newest map[string]*slot[Q, R] // of each key, unless it is queued
 }
@@ -136,6 +141,7 @@ func (p *pipeline[Q, R]) accept(s *slot[Q, R]) bool {
 
 // start makes a worker answer a request. The caller must hold mu.
 func (p *pipeline[Q, R]) start(s *slot[Q, R]) {
+	p.used = true
 	if p.idle == 0 {
 		p.workers.Go(func() { p.runWorker(s) })
 		return
@@ -153,7 +159,7 @@ func (p *pipeline[Q, R]) runWorker(s *slot[Q, R]) {
 		next, stays := p.finish(s)
 		close(s.done)
 		if stays {
-			next = <-p.work // nil after the end
+			next = <-p.work // nil at the end
 		}
 		s = next
 	}
@@ -196,8 +202,20 @@ func (p *pipeline[Q, R]) finish(s *slot[Q, R]) (next *slot[Q, R], stays bool) {
 	return nil, true
 }
 
+// endIdle ends the idle workers if no worker has started since the last call.
+func (p *pipeline[Q, R]) endIdle() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for ; p.idle > 0 && !p.used; p.idle-- {
+		p.work <- nil
+	}
+	p.used = false
+}
+
 // sendUntilEnd sends the replies in order until the stream ends, and returns why it has ended.
 func (p *pipeline[Q, R]) sendUntilEnd(received <-chan error, stopping <-chan struct{}) error {
+	idle := time.NewTicker(idleTime)
+	defer idle.Stop()
 	for p.sendErr == nil {
 		select {
 		case next := <-p.slots:
@@ -206,6 +224,8 @@ func (p *pipeline[Q, R]) sendUntilEnd(received <-chan error, stopping <-chan str
 			return err
 		case <-stopping:
 			return ErrStopped
+		case <-idle.C:
+			p.endIdle()
 		case <-p.ctx.Done():
 			p.sendErr = context.Cause(p.ctx)
 		}

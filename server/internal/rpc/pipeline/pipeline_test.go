@@ -291,3 +291,47 @@ func TestAnsweredRequestsAreNotRetained(t *testing.T) {
 		t.Errorf("Run = %v, want no error", err)
 	}
 }
+
+// TestIdleWorkersEnd counts the goroutines of a stream while it is idle, between bursts of requests.
+func TestIdleWorkersEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const burst = 2 * maxIdleWorkers
+		requests, answered := make(chan int), 0
+		result := make(chan error, 1)
+		before := runtime.NumGoroutine()
+		go func() {
+			result <- Run(t.Context(), Stream[int, int]{
+				Receive: func() (int, string, error) {
+					r, open := <-requests
+					if !open {
+						return 0, "", io.EOF
+					}
+					return r, fmt.Sprint(r), nil
+				},
+				Answer: func(_ context.Context, r int, _ func()) int {
+					<-time.After(time.Millisecond)
+					return r
+				},
+				Send: func(int) error { answered++; return nil },
+				Drop: func(int) {},
+			}, nil)
+		}()
+		for range 2 {
+			for i := range burst {
+				requests <- i
+			}
+			<-time.After(2 * time.Millisecond)
+			if n := runtime.NumGoroutine() - before; n < maxIdleWorkers {
+				t.Errorf("%d goroutines after a burst, want %d idle workers", n, maxIdleWorkers)
+			}
+			<-time.After(2 * idleTime)
+			if n := runtime.NumGoroutine() - before; n > 4 {
+				t.Errorf("%d goroutines of an idle stream, want no workers", n)
+			}
+		}
+		close(requests)
+		if err := <-result; err != nil || answered != 2*burst {
+			t.Errorf("Run = %v after %d replies, want no error after %d", err, answered, 2*burst)
+		}
+	})
+}
