@@ -240,8 +240,8 @@ func (a *Appender) resume(ctx context.Context) bool {
 		return false
 	case Reason(a.err) == "SLOW_SENDER": // The server ended an idle stream when there was a request again.
 		return a.wait(ctx)
-	case Reason(a.err) == "TENANT_STREAMS" && a.accepted: // The server may still count the broken stream.
-		return a.wait(ctx)
+	case a.accepted && (Reason(a.err) == "TENANT_STREAMS" || Reason(a.err) == "TENANT_REQUESTS"):
+		return a.wait(ctx) // The server may still count the broken stream, and its requests.
 	}
 	return a.next(ctx)
 }

@@ -308,3 +308,26 @@ func TestFlushWaitsForAllRequests(t *testing.T) {
 		}
 	})
 }
+
+// TestAppenderWaitsForLimitsOfTheTenant refuses the second stream, because the tenant is still charged for the first one.
+func TestAppenderWaitsForLimitsOfTheTenant(t *testing.T) {
+	for _, reason := range []string{"TENANT_STREAMS", "TENANT_REQUESTS"} {
+		synctest.Test(t, func(t *testing.T) {
+			appender := appendFake(func(a *appendCall) error {
+				switch a.nth {
+				case 0:
+					requests, err := a.receive(2)
+					return errors.Join(err, a.accept(requests[0]), status.Error(codes.Unavailable, "broken"))
+				case 1:
+					return statusWithReason(codes.ResourceExhausted, reason)
+				}
+				_, err := a.acceptAll()
+				return err
+			}).dial(t).NewAppender(t.Context())
+			checkAppended(t, appendAll(t.Context(), appender, "r1", "r2"), "r1", "r2")
+			if err := appender.Close(); err != nil {
+				t.Errorf("Close after %s = %v, want no error", reason, err)
+			}
+		})
+	}
+}

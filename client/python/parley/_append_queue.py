@@ -196,9 +196,10 @@ def check_resumable(error: Error, *, accepted: bool) -> None:
     """
     if error.code is grpc.StatusCode.UNIMPLEMENTED:
         raise error.after("the server has no AppendStream: update it, or use AppendMessages")
-    # The server ended a stream that was idle until the request. Or it is at its limit of streams,
-    # and may still count the broken one.
-    expected = error.reason == "SLOW_SENDER" or (accepted and error.reason == "TENANT_STREAMS")
+    # The server ended a stream that was idle until the request. Or the tenant is at its limit of
+    # streams or of requests: the server may still count the broken stream, and its requests.
+    limits = ("TENANT_STREAMS", "TENANT_REQUESTS")
+    expected = error.reason == "SLOW_SENDER" or (accepted and error.reason in limits)
     if not expected and not is_resumable(error):
         raise error
 

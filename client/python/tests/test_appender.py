@@ -329,6 +329,7 @@ BREAKS = {
     "end": answer_one(),
     "idle until now": answer_one((grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_SENDER")),
     "limit of streams": answer_one((grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_STREAMS")),
+    "limit of requests": answer_one((grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_REQUESTS")),
     "unavailable reply": answer_one(
         refused(grpc.StatusCode.UNAVAILABLE), refused(grpc.StatusCode.NOT_FOUND)
     ),

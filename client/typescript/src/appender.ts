@@ -154,10 +154,11 @@ export class Appender {
           const text = "the server has no AppendStream: update it, or use appendMessages";
           throw new ParleyError("UNIMPLEMENTED", text, { cause: failure });
         }
-        // The server ended a stream that was idle until the request. Or it is at its limit of streams, and may
-        // still count the broken one.
+        // The server ended a stream that was idle until the request. Or the tenant is at its limit of streams or
+        // of requests: the server may still count the broken stream, and its requests.
         const { reason } = failure;
-        const isExpected = reason === "SLOW_SENDER" || (this.#isAccepted && reason === "TENANT_STREAMS");
+        const isLimit = reason === "TENANT_STREAMS" || reason === "TENANT_REQUESTS";
+        const isExpected = reason === "SLOW_SENDER" || (this.#isAccepted && isLimit);
         if (!isExpected && !isResumable(failure)) {
           throw failure;
         }

@@ -114,7 +114,8 @@ const replies: Record<string, () => AsyncGenerator<AppendStreamResponse>> = {
 const ends = {
   ...breaks,
   "the stream was idle": refusal("RESOURCE_EXHAUSTED", "SLOW_SENDER"),
-  "a server at its limit of streams": refusal("RESOURCE_EXHAUSTED", "TENANT_STREAMS"),
+  "a tenant at its limit of streams": refusal("RESOURCE_EXHAUSTED", "TENANT_STREAMS"),
+  "a tenant at its limit of requests": refusal("RESOURCE_EXHAUSTED", "TENANT_REQUESTS"),
 };
 for (const [name, error] of Object.entries(ends)) {
   // biome-ignore lint/correctness/useYield: it only ends
