@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -43,21 +44,22 @@ func (s *Store) snapshot(ctx context.Context) (*os.File, int64, error) {
 	if s.journal == nil {
 		return backup.Snapshot(ctx, s.path, s.view, func(string) error { return nil }, 0)
 	}
-	unpin := s.journal.Pin()
-	defer unpin()
+	unpin := func() {}
+	defer func() { unpin() }() //nolint:gocritic // It changes.
 	var unfolded map[string]*overlay.Entry // of the state that is copied last
 	view := func(ctx context.Context, read func(*bolt.Tx) error) error {
-		for {
-			err := s.view(ctx, func(tx *bolt.Tx) (err error) {
-				if unfolded, err = s.tally.pending.Freeze(tx.ID()); err != nil {
-					return err
-				}
-				return read(tx)
-			})
-			if !errors.Is(err, overlay.ErrStale) {
+		unpin()
+		unpin = s.journal.Pin() // Only from here on: segments are used again while most of the file is copied.
+		s.writer.working.Lock()
+		unlock := sync.OnceFunc(s.writer.working.Unlock)
+		defer unlock()
+		return s.view(ctx, func(tx *bolt.Tx) (err error) {
+			if unfolded, err = s.tally.pending.Freeze(tx.ID()); err != nil {
 				return err
 			}
-		}
+			unlock()
+			return read(tx)
+		})
 	}
 	current, folding := s.tally.pending.Bytes()
 	return backup.Snapshot(ctx, s.path, view, func(path string) error {

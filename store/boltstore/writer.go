@@ -58,6 +58,7 @@ type writer struct {
 	sharing  fairqueue.Sharing
 	closeErr error // error of all further operations; nil while the writer accepts them
 	stopped  chan struct{}
+	working  sync.Mutex // locked while operations run: another holder sees a state between two batches
 
 	// These fields belong to the writer's goroutine.
 	refuseFrom int   // size from which values do not fit on the disk, see txn.checkSpace
@@ -151,12 +152,14 @@ func (w *writer) submit(op *operation) error {
 func (w *writer) run(journal func(iter.Seq[*operation]) []*operation) {
 	defer close(w.stopped)
 	for w.waitForWork() {
+		w.working.Lock()
 		w.refuseFrom = math.MaxInt
 		if journal == nil {
 			w.answer(w.commit(w.dequeueAll))
-			continue
+		} else {
+			w.commitAll(journal(w.dequeueAll))
 		}
-		w.commitAll(journal(w.dequeueAll))
+		w.working.Unlock()
 	}
 }
 
@@ -198,7 +201,9 @@ func (w *writer) waitForWork() bool {
 func (w *writer) dequeueAll(yield func(*operation) bool) {
 	for op := w.dequeue(nil); op != nil; op = w.dequeue(op) {
 		if !yield(op) {
-			w.charge(op)
+			w.mu.Lock()
+			w.queue.Charge(op.tenant, op.cost)
+			w.mu.Unlock()
 			return
 		}
 	}
@@ -222,12 +227,6 @@ func (w *writer) dequeue(previous *operation) *operation {
 			return op
 		}
 	}
-}
-
-func (w *writer) charge(op *operation) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.queue.Charge(op.tenant, op.cost)
 }
 
 // batchBytes returns the maximum size of a transaction.
