@@ -47,6 +47,8 @@
 //     ephemeral and ends.
 //   - A damaged entry in expiry stays. Its conversation is not swept, but is not found after it has
 //     expired.
+//   - If the journal cannot read an operation, its conversation and the journal stay as they are until the
+//     conversation is deleted. Backups and Close return the error, and Open refuses the journal.
 //   - If an entry in sessions is damaged, its id counts as not ephemeral.
 //   - If an entry in ends is damaged, the id stays in sessions until expiry leads to its
 //     conversation, at most an hour later, or until the id is used again.
@@ -74,6 +76,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -349,6 +352,18 @@ func (s *Store) closeFiles() error {
 		err = errors.Join(err, s.journal.Close())
 	}
 	return err
+}
+
+// dropJournal closes and removes a journal whose operations are all folded.
+func (s *Store) dropJournal() error {
+	err := s.journal.Close()
+	s.journal, s.tally.journaled = nil, false
+	return errors.Join(err, s.removeJournal())
+}
+
+// removeJournal removes the directory of a closed journal whose operations are all folded.
+func (s *Store) removeJournal() error {
+	return os.RemoveAll(boltfile.JournalDir(s.path, s.tally.journalEntry.ID))
 }
 
 // markClosed writes that the store was closed in order. After a failure it writes nothing. If the

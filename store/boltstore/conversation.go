@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"iter"
 
@@ -142,11 +143,14 @@ func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames
 	return frames[len(frames)-size:], nil
 }
 
+// errUnreadable means that an operation in the journal cannot be read. The error is also store.ErrCorrupt.
+var errUnreadable = errors.New("the journal cannot be read")
+
 // operation reads an operation from the journal.
 func (r *reader) operation(o overlay.Operation) (*storev1.Operation, error) {
 	b, err := r.journal.Read(o.Place, nil)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", store.ErrCorrupt, err)
+		return nil, fmt.Errorf("%w: %w: %w", store.ErrCorrupt, errUnreadable, err)
 	}
 	op := new(storev1.Operation)
 	if err := proto.Unmarshal(b, op); err != nil {

@@ -1,11 +1,11 @@
 package boltstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"syscall"
 	"time"
 
@@ -135,25 +135,23 @@ func (f *folder) fold() {
 	}) != nil {
 		return
 	}
+	var unreadable error
 	for left := keys; len(left) > 0; {
 		began := time.Now()
-		done, folded := 0, 0
-		if f.do(func(t *txn) error {
-			before := len(t.folded)
-			var err error
-			done, err = t.foldKeys(left)
-			folded = len(t.folded) - before
+		var step foldedKeys
+		if f.do(func(t *txn) (err error) {
+			step, err = t.foldKeys(left)
 			return err
 		}) != nil {
 			return
 		}
-		left = left[done:]
-		s.journalCounts.foldedConversations.Add(int64(folded))
+		left, unreadable = left[step.keys:], cmp.Or(unreadable, step.unreadable)
+		s.journalCounts.foldedConversations.Add(int64(step.conversations))
 		if !f.pause(time.Since(began)) {
 			return
 		}
 	}
-	if f.do(func(t *txn) error {
+	if unreadable != nil || f.do(func(t *txn) error {
 		t.endGeneration(through)
 		return nil
 	}) != nil {
@@ -180,47 +178,62 @@ func (f *folder) pause(d time.Duration) bool {
 	}
 }
 
-// foldKeys folds the first conversations, by their keys, and returns how many: at least one, unless there are no
-// keys. It skips those that were deleted or folded since, and damaged ones: they cannot be read, with the operations or
-// without them. If the disk has no space, the error is store.ErrNoSpace.
-func (t *txn) foldKeys(keys []string) (done int, err error) {
+// foldedKeys is what one operation has folded.
+type foldedKeys struct {
+	keys          int // how many are done: at least one, unless there were none
+	conversations int // how many of them were folded
+	// unreadable is the error of a conversation with an operation that the journal cannot read. Without that
+	// operation, the file would have an older state that looks sound. So the generation must not end until the read
+	// succeeds or the conversation is deleted.
+	unreadable error
+}
+
+// foldKeys folds the first conversations, by their keys. It skips those that were deleted or folded since, and those
+// that are damaged in the file: they cannot be read, with the operations or without them. If the disk has no space,
+// the error is store.ErrNoSpace.
+func (t *txn) foldKeys(keys []string) (done foldedKeys, err error) {
 	before, space := t.writtenBytes, spaceToFold(t.meta.Tx().DB())
 	for _, key := range keys[:min(len(keys), foldStep)] {
 		if t.writtenBytes-before >= foldBytes {
 			break
 		}
-		done++
+		done.keys++
 		tenant, inner, _ := layout.CutTenant([]byte(key))
 		s, err := t.loadFull(tenant, layout.InnerKey(inner))
+		if errors.Is(err, errUnreadable) {
+			done.unreadable = cmp.Or(done.unreadable, err)
+		}
 		if err != nil || s.pending == nil {
 			continue
 		}
 		if int64(t.writtenBytes+s.size) > space {
-			return 0, fmt.Errorf("%w: the rest is reserved for deletes: %w", store.ErrNoSpace, syscall.ENOSPC)
+			return done, fmt.Errorf("%w: the rest is reserved for deletes: %w", store.ErrNoSpace, syscall.ENOSPC)
 		}
 		t.writeFolded(s)
+		done.conversations++
 	}
 	return done, nil
 }
 
 // foldAllKeys folds conversations by their keys while no writer runs. It calls pause after each transaction, with the
-// time that it took.
+// time that it took. Its error may be that of foldedKeys.unreadable, after all others were folded.
 func (s *Store) foldAllKeys(keys []string, pause func(time.Duration) error) error {
+	var unreadable error
 	for len(keys) > 0 {
-		began, done := time.Now(), 0
-		if err := s.transact(func(t *txn) error {
-			var err error
-			done, err = t.foldKeys(keys)
+		began := time.Now()
+		var step foldedKeys
+		if err := s.transact(func(t *txn) (err error) {
+			step, err = t.foldKeys(keys)
 			return err
 		}); err != nil {
 			return err
 		}
-		keys = keys[done:]
+		keys, unreadable = keys[step.keys:], cmp.Or(unreadable, step.unreadable)
 		if err := pause(time.Since(began)); err != nil {
 			return err
 		}
 	}
-	return nil
+	return unreadable
 }
 
 // loadFull returns the conversation with an inner key and all its parts, or store.ErrNotFound.
@@ -290,18 +303,6 @@ func (t *txn) undo() {
 func (t *txn) endGeneration(through uint64) {
 	t.endsGeneration, t.foldedThrough = true, through
 	t.dirty = t.dirty || through > t.tally.journalEntry.Folded
-}
-
-// dropJournal closes and removes a journal whose operations are all folded.
-func (s *Store) dropJournal() error {
-	err := s.journal.Close()
-	s.journal, s.tally.journaled = nil, false
-	return errors.Join(err, s.removeJournal())
-}
-
-// removeJournal removes the directory of a closed journal whose operations are all folded.
-func (s *Store) removeJournal() error {
-	return os.RemoveAll(boltfile.JournalDir(s.path, s.tally.journalEntry.ID))
 }
 
 // foldAll folds everything after the writer has stopped. Then the file needs no journal.

@@ -1,13 +1,19 @@
 package boltstore
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"math"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
 // TestFoldContinued continues a fold that has not ended, in a transaction that also changes a conversation twice. The
@@ -68,4 +74,54 @@ func TestFoldContinued(t *testing.T) {
 	if got := fmt.Sprintf("%q %v %d", c.GetTitle(), c.GetLabels(), c.GetMessageCount()); got != `"title" map[key:value] 2` {
 		t.Errorf("the conversation has %s", got)
 	}
+}
+
+// TestFoldUnreadable folds while the journal cannot read an operation. The messages of its conversation must not
+// disappear: the conversation stays unreadable until it is deleted.
+func TestFoldUnreadable(t *testing.T) {
+	path := newPath(t)
+	s, err := Open(path, Options{JournalBudget: 1 << 20, segmentBytes: 16 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for _, id := range []string{"one", "two"} {
+		appendTo(t, s, id, "creates it")
+		appendTo(t, s, id, "is damaged in "+id)
+	}
+	segment := filepath.Join(journalOf(t, path), "00000001.segment")
+	b, err := os.ReadFile(segment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[bytes.Index(b, []byte("is damaged in one"))]++
+	if err := os.WriteFile(segment, b, boltfile.FileMode); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		s.folder.fold()
+		if _, err := s.Read(t.Context(), &store.Read{
+			Tenant: "acme", ConversationID: "one", Newest: -1,
+		}); !errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("Read after a fold = %v, want %v", err, store.ErrCorrupt)
+		}
+		if entries, err := s.tally.pending.Freeze(math.MaxInt); err != nil || len(entries) != 1 {
+			t.Errorf("%d entries after a fold, %v, want that of the unreadable conversation", len(entries), err)
+		}
+	}
+	if b, err := s.Backup(t.Context()); !errors.Is(err, store.ErrCorrupt) {
+		t.Errorf("Backup = %v, %v, want %v", b, err, store.ErrCorrupt)
+	}
+	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "one"}); err != nil {
+		t.Fatal(err)
+	}
+	s.folder.fold()
+	if current, folding := s.tally.pending.Bytes(); current+folding != 0 {
+		t.Errorf("%d bytes wait after the delete", current+folding)
+	}
+	wantConsistent(t, s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantSound(t, path)
 }

@@ -45,7 +45,7 @@ func (s *Store) snapshot(ctx context.Context) (*os.File, int64, error) {
 		return backup.Snapshot(ctx, s.path, s.view, func(string) error { return nil }, 0)
 	}
 	unpin := func() {}
-	defer func() { unpin() }() //nolint:gocritic // It changes.
+	defer func() { unpin() }()             //nolint:gocritic // It changes.
 	var unfolded map[string]*overlay.Entry // of the state that is copied last
 	view := func(ctx context.Context, read func(*bolt.Tx) error) error {
 		unpin()
