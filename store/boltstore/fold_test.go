@@ -14,6 +14,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 )
 
 // TestFoldContinued continues a fold that has not ended, in a transaction that also changes a conversation twice. The
@@ -124,4 +125,30 @@ func TestFoldUnreadable(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantSound(t, path)
+}
+
+// TestReplayedOperations appends to a conversation whose head has no space in memory. So that an append does not read more
+// and more operations, the conversation is folded from time to time.
+func TestReplayedOperations(t *testing.T) {
+	s := openJournaled(t, newPath(t), store.Options{}, 1<<30)
+	const other, size = "another conversation", 32 << 20
+	s.writer.working.Lock()
+	s.tally.pending.Put(other, overlay.Entry{Head: make([]byte, size)}, 0)
+	s.writer.working.Unlock()
+	for i := range 2*maxReplayed + 10 {
+		appendTo(t, s, "one", fmt.Sprint(i))
+	}
+	s.writer.working.Lock()
+	s.tally.pending.Fold(other, 1) // It is not in the file.
+	s.writer.working.Unlock()
+	entries, err := s.tally.pending.Freeze(math.MaxInt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if n := len(e.Operations); n > maxReplayed {
+			t.Errorf("the conversation has %d operations that the file does not contain, want %d at most", n, maxReplayed)
+		}
+	}
+	wantConsistent(t, s)
 }
