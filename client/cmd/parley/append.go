@@ -30,11 +30,12 @@ AppendMessagesRequest, or of one message with the id of its conversation:
 
 Many lines are under way at the same time. The lines of a conversation are appended in their order. A
 line that is invalid, or that the server refuses, is reported with its number on standard error and not
-tried again. The others are appended, and the exit code is 1.
+tried again. The others are appended, and the exit code is 1. Put the refused lines into another file:
+a run that has reached the last line is over, and the same command appends all lines again.
 
-If the command is interrupted, killed or fails, the same command continues with the next line, and
-appends no line twice. It stores its progress in FILE.progress until all lines are done. A run from
-standard input cannot be continued.`
+If the command ends before the last line, the same command continues with the next line, and appends no
+line twice. It stores its progress in FILE.progress until all lines are done. A run from standard input
+cannot be continued.`
 
 // appendFlags are the flags that describe one message.
 type appendFlags struct {

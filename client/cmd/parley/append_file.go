@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os"
 
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -74,8 +76,12 @@ func newAppendParser() func([]byte) (appendLine, error) {
 func parseAppend(line []byte) (*parleyv1.AppendMessagesRequest, error) {
 	var fields map[string]json.RawMessage
 	request := &parleyv1.AppendMessagesRequest{}
-	if json.Unmarshal(line, &fields) != nil || fields["messages"] != nil {
-		return request, unmarshal(line, request) // Its error is better than that of package json.
+	if err := json.Unmarshal(line, &fields); err != nil {
+		// The error of protojson has the column. The fields of a message are unknown in a request, and not the fault.
+		return nil, cmp.Or(unmarshalWith(protojson.UnmarshalOptions{DiscardUnknown: true}, line, request), err)
+	}
+	if fields["messages"] != nil {
+		return request, unmarshal(line, request)
 	}
 	for _, name := range []string{"conversation_id", "conversationId"} {
 		if id, found := fields[name]; found {
@@ -147,7 +153,7 @@ func (a *app) appendLines(
 	f.bar.clear()
 	err = f.print()
 	if err == nil && f.result.Failed > 0 {
-		err = fmt.Errorf("%s not appended", count(int(f.result.Failed), "line"))
+		err = f.refused(readErr == nil)
 	}
 	return readErr == nil, errors.Join(readErr, err)
 }
@@ -293,6 +299,20 @@ func (f *fileAppender) count(n int64) {
 	} else {
 		f.bar.add(1)
 	}
+}
+
+// refused is the error for lines that were not appended. If all other lines are done, another run begins with the first
+// line.
+func (f *fileAppender) refused(complete bool) error {
+	n, them := int(f.result.Failed), "them"
+	if n == 1 {
+		them = "it"
+	}
+	if !complete {
+		return fmt.Errorf("%s not appended", count(n, "line"))
+	}
+	return fmt.Errorf("%s not appended; put %s into another file, since the same command appends all lines again",
+		count(n, "line"), them)
 }
 
 // changed is the error for an input that is not that of the run before.

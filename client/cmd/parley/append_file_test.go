@@ -222,3 +222,32 @@ func TestAppendToAServerWithoutAppendStream(t *testing.T) {
 		t.Errorf("standard error %q, exit code %d, want the advice, 1", stderr, code)
 	}
 }
+
+// TestAppendReportsBadLines checks that a bad line is reported with its fault, and that the last text prevents a second
+// run with all lines.
+func TestAppendReportsBadLines(t *testing.T) {
+	m := &memory{n: 2, stored: map[string][]string{}, ids: map[string][]string{}}
+	address := fake{appends: m.serve}.serve(t)
+	input := `{"conversation_id": "a", "role": "ROLE_USER", "content": "1"}
+{"conversation_id": "a", "content": broken
+{"conversation_id": "a", "content": "cut
+{"conversation_id": "a", "contents": "1"}
+["a"]
+{"conversation_id": "a", "messages": [{"contents": "1"}]}
+{"conversation_id": "a", "messages": [{"content": "2"}]}
+`
+	stdout, stderr, code := runOnce(t.Context(), input, "--address", address, "append", "--from", "-")
+	want := `line 2: syntax error (column 37): invalid value broken
+line 3: syntax error (column 37): invalid character '\n' in string
+line 4: (column 2): unknown field "contents"
+line 5: syntax error (column 1): unexpected token [
+line 6: (column 40): unknown field "contents"
+parley: 5 lines not appended; put them into another file, since the same command appends all lines again
+`
+	if diff := cmp.Diff(want, stderr); diff != "" {
+		t.Errorf("standard error (-want +got):\n%s", diff)
+	}
+	if want := "appended 2, skipped 0, failed 5\n"; stdout != want || code != 1 {
+		t.Errorf("standard output %q, exit code %d, want %q, 1", stdout, code, want)
+	}
+}

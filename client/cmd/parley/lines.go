@@ -114,7 +114,12 @@ func readLine(input *bufio.Reader, line []byte, maxBytes int64) (appended []byte
 
 // unmarshal decodes the JSON of a line into message.
 func unmarshal(line []byte, message proto.Message) error {
-	if err := (protojson.UnmarshalOptions{RecursionLimit: maxDepth}).Unmarshal(line, message); err != nil {
+	return unmarshalWith(protojson.UnmarshalOptions{}, line, message)
+}
+
+func unmarshalWith(options protojson.UnmarshalOptions, line []byte, message proto.Message) error {
+	options.RecursionLimit = maxDepth
+	if err := options.Unmarshal(line, message); err != nil {
 		// The message contains the package name and always line 1.
 		text := strings.TrimSpace(strings.TrimPrefix(err.Error(), "proto:"))
 		return errors.New(short(strings.Replace(text, "(line 1:", "(column ", 1), 200))
