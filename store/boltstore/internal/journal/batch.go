@@ -58,7 +58,7 @@ func appendBatch(dst []byte, b batch, operations [][]byte, places []Place) ([]by
 	return dst, nil
 }
 
-// decodeHeader decodes a header. The bool is false if the bytes are none.
+// decodeHeader decodes a header. The bool is false if the bytes are not a header.
 func decodeHeader(b []byte) (batch, bool) {
 	if len(b) < headerSize || string(b[:4]) != magic {
 		return batch{}, false

@@ -65,12 +65,12 @@ const maxBuffer = 1 << 20
 // ID identifies a journal. It must be random.
 type ID = [16]byte
 
-// Options describe what the store knows of its journal.
+// Options describe what the store knows of its journal. ID must be set.
 type Options struct {
 	// ID of the journal.
 	ID ID
-	// After is the index of the newest operation that the store's file contains; earlier ones are not
-	// returned.
+	// After is an index: the store's file contains this operation and all before it, and Open does not
+	// return them.
 	After uint64
 	// Through is an index that the journal must reach. If it does not, a part of it is missing, or
 	// it is an older copy.
@@ -123,7 +123,7 @@ type Journal struct {
 
 	// These fields belong to the goroutine that calls Append and Release.
 	active *segment // nil before the first batch
-	at     int64    // offset of the next batch in it
+	at     int64    // offset of the next batch in active
 	next   uint64   // index of the next operation
 	anchor uint64   // of the newest batch
 	buffer []byte   // of the batch that is written
@@ -147,12 +147,12 @@ type segment struct {
 	number uint32
 	file   *os.File
 	size   int64
-	last   uint64 // index of its newest operation; of the goroutine that calls Append
+	last   uint64 // index of its newest operation, 0 if all are released; of the goroutine that calls Append
 }
 
-// Open opens the journal in a directory, and creates the directory if it does not exist. It calls
-// replay with each operation after o.After, in order. Errors: boltfile.ErrDamaged, that of replay,
-// those of the file system.
+// Open opens the journal in a directory. Unless o.ReadOnly is set, Open creates the directory if it does
+// not exist. It calls replay with each operation after o.After, in order. Errors: boltfile.ErrDamaged,
+// that of replay, those of the file system.
 func Open(dir string, o Options, replay func(Operation) error) (*Journal, error) {
 	if o.MustExist {
 		if err := CheckExists(dir); err != nil {
@@ -172,7 +172,7 @@ func Open(dir string, o Options, replay func(Operation) error) (*Journal, error)
 	return j, nil
 }
 
-// CheckExists returns boltfile.ErrDamaged if a directory does not exist which the store's file needs.
+// CheckExists returns boltfile.ErrDamaged if the directory of a journal that the store's file needs does not exist.
 func CheckExists(dir string) error {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: its journal %s is missing: copy or move both together while no server uses them, or "+
@@ -191,9 +191,9 @@ func (j *Journal) Failed() bool { return j.broken != nil }
 func (j *Journal) Anchor() uint64 { return j.anchor }
 
 // Append writes operations as one batch and syncs it. It returns their places; the first has the index
-// [Journal.Next]. anchor is a number that Anchor returns after a restart. If the disk has no space for another segment,
-// nothing has been written, and a later call may succeed. After any other error, what is on disk is unknown, and all
-// later calls return that error.
+// [Journal.Next]. anchor is a number that Anchor returns after a restart. If the batch is too large, or no segment
+// can be created for it, for example on a full disk, nothing has been written, and a later call may succeed. After
+// any other error, what is on disk is unknown, Failed returns true, and all later calls return that error.
 func (j *Journal) Append(anchor uint64, operations [][]byte) ([]Place, error) {
 	if j.broken != nil {
 		return nil, j.broken
@@ -204,7 +204,7 @@ func (j *Journal) Append(anchor uint64, operations [][]byte) ([]Place, error) {
 	if j.buffer, err = appendBatch(j.buffer[:0], header, operations, places); err != nil {
 		return nil, err
 	}
-	if err := j.makeRoom(int64(len(j.buffer))); err != nil {
+	if err := j.ensureSpace(int64(len(j.buffer))); err != nil {
 		return nil, err
 	}
 	for i := range places {
@@ -226,13 +226,13 @@ func (j *Journal) Append(anchor uint64, operations [][]byte) ([]Place, error) {
 	return places, nil
 }
 
-// makeRoom makes a segment active that has room for a batch of size bytes.
-func (j *Journal) makeRoom(size int64) error {
+// ensureSpace makes another segment active if the active one has no space for a batch of size bytes.
+func (j *Journal) ensureSpace(size int64) error {
 	if j.active != nil && j.at+size <= j.active.size {
 		return nil
 	}
 	if size > math.MaxUint32 {
-		return fmt.Errorf("a batch of the journal has %d bytes", size)
+		return fmt.Errorf("a batch of the journal has %d bytes, %d at most", size, int64(math.MaxUint32))
 	}
 	s, err := j.takeUnused(size)
 	if err != nil {
@@ -242,9 +242,9 @@ func (j *Journal) makeRoom(size int64) error {
 	return nil
 }
 
-// Read returns an operation in the memory of buffer, if that is large enough. The caller must have pinned the
-// journal before it got the place. An operation that does not match its checksum is
-// boltfile.ErrDamaged.
+// Read returns an operation. It uses the memory of buffer if that is large enough, and new memory otherwise. The caller
+// must have pinned the journal before it got the place, unless it is the goroutine that calls Release. If the operation
+// does not match its checksum, the error is boltfile.ErrDamaged.
 func (j *Journal) Read(p Place, buffer []byte) ([]byte, error) {
 	j.mu.RLock()
 	s := j.segments[p.segment]
@@ -264,7 +264,8 @@ func (j *Journal) Read(p Place, buffer []byte) ([]byte, error) {
 	return operation, nil
 }
 
-// Pin keeps the segments that have operations now until unpin is called, also if they are released.
+// Pin keeps the segments that have operations now from being written again until unpin is called, even if they are
+// released before. unpin must be called once.
 func (j *Journal) Pin() (unpin func()) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -276,7 +277,8 @@ func (j *Journal) Pin() (unpin func()) {
 	}
 }
 
-// Release says that the operations up to an index are not needed any more.
+// Release releases the operations up to an index: the store's file contains them. A segment with no other operations
+// may be written again. Release removes unused segments that the journal is not expected to need soon.
 func (j *Journal) Release(through uint64) error {
 	var released []*segment
 	j.mu.Lock()
@@ -288,7 +290,7 @@ func (j *Journal) Release(through uint64) error {
 			released, bytes = append(released, s), bytes+s.size
 		}
 	}
-	// The load of the near future is that of the near past.
+	// As much as was released now is expected to be needed until the next release.
 	j.keepUnused = max(j.options.MinSegment, bytes)
 	j.addUnused(j.pins.release(released))
 	return j.trim(1)

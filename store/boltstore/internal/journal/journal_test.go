@@ -104,7 +104,7 @@ func TestReplay(t *testing.T) {
 		j, replayed = open(t, dir, o)
 		checkReplayed(t, replayed, written[after:])
 		if j.Next() != uint64(len(written))+1 {
-			t.Fatalf("next is %d", j.Next())
+			t.Fatalf("Next = %d, want %d", j.Next(), len(written)+1)
 		}
 	}
 	if j.Anchor() == 0 || j.Anchor() > uint64(len(written)) {

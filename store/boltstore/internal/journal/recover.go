@@ -75,15 +75,15 @@ func damaged(format string, arguments ...any) error {
 	return fmt.Errorf("%w: its journal: %s: %s", boltfile.ErrDamaged, fmt.Sprintf(format, arguments...), boltfile.Remedy)
 }
 
-// openSegments opens all files of the directory that are segments, and removes those that an ended
-// process has not completed.
+// openSegments opens all segments in the directory. Unless the journal is read-only, it removes segments
+// whose creation was not completed.
 func (j *Journal) openSegments() error {
 	flags := os.O_RDWR
 	entries, err := os.ReadDir(j.dir)
 	if j.options.ReadOnly {
 		flags = os.O_RDONLY
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // It has no operations.
+			return nil // A journal without a directory has no operations.
 		}
 	}
 	if err != nil {
@@ -172,8 +172,8 @@ func (j *Journal) checkEnd() error {
 	return nil
 }
 
-// findBatch returns the first index of a valid batch in a segment after an offset that has operations
-// after the end of the journal.
+// findBatch searches for a valid batch in a segment, from an offset on, that has operations after the end of
+// the journal. It returns the index of the first operation of that batch.
 func (j *Journal) findBatch(s *segment, from int64) (first uint64, found bool, err error) {
 	const chunk = 1 << 20
 	buffer := make([]byte, chunk+len(magic))
@@ -203,13 +203,13 @@ func (j *Journal) findBatch(s *segment, from int64) (first uint64, found bool, e
 type scan struct {
 	segment *segment
 	id      ID
-	at, end int64 // of the current batch
+	at, end int64 // offsets of the current batch and after it
 	batch   batch
 	bytes   []byte // header and payload
 }
 
-// next reads the next batch. It returns false if there is no valid batch, or if that is left from an
-// earlier use of the segment. A batch of another journal is an error.
+// next reads the next batch. It returns false if there is no valid batch, or if the batch is left from an
+// earlier use of the segment. A batch of another journal is boltfile.ErrDamaged.
 func (s *scan) next() (bool, error) {
 	var header [headerSize]byte
 	at, last := s.end, s.batch

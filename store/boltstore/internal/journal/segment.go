@@ -11,13 +11,14 @@ import (
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 )
 
-// suffix of the names of segments, which begin with their number.
+// suffix is the suffix of the names of segments, which begin with their number.
 const suffix = ".segment"
 
 func nameOf(number uint32) string { return fmt.Sprintf("%08d%s", number, suffix) }
 
 // takeUnused returns an unused segment with at least size bytes. If there is none, it waits until one
-// is created. It begins to create the next one before that is needed.
+// is created. If it returns the last unused one that is large enough, it starts to create another one, so
+// that the next call need not wait.
 func (j *Journal) takeUnused(size int64) (*segment, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -42,8 +43,8 @@ func (j *Journal) takeUnused(size int64) (*segment, error) {
 	}
 }
 
-// create starts to create a segment of at least size bytes, unless one is being created. The caller
-// has locked mu.
+// create starts to create a segment of at least size bytes, unless one is being created or the journal is
+// closed. The caller has locked mu.
 func (j *Journal) create(size int64) {
 	if j.creating != nil || j.closed {
 		return
@@ -78,8 +79,8 @@ func (j *Journal) create(size int64) {
 	}()
 }
 
-// createSegment creates a file of zeros under another name and renames it, so that path has a complete
-// file or none.
+// createSegment creates a file of size zeros under another name and renames it, so that path has a
+// complete file or none. The caller sets its number.
 func createSegment(path string, size int64) (*segment, error) {
 	unfinished := path + boltfile.UnfinishedSuffix
 	file, err := os.OpenFile(unfinished, os.O_RDWR|os.O_CREATE|os.O_TRUNC|boltfile.NoFollow, boltfile.FileMode)
@@ -96,8 +97,8 @@ func createSegment(path string, size int64) (*segment, error) {
 	return &segment{file: file, size: size}, nil
 }
 
-// writeZeros fills a file. Reserved space without zeros would not do: each later write would change the
-// metadata of the file system.
+// writeZeros fills a file with size zeros. It does not suffice to reserve the space: each later write would
+// then change the metadata of the file system.
 func writeZeros(file *os.File, size int64) error {
 	zeros := make([]byte, min(size, 1<<20))
 	for at := int64(0); at < size; at += int64(len(zeros)) {
@@ -164,7 +165,7 @@ func (p *pins) remove(g *pinGroup) []*segment {
 	return p.collect()
 }
 
-// release releases segments, and returns those that nobody may read any more.
+// release releases segments, and returns those that no reader uses any more.
 func (p *pins) release(segments []*segment) []*segment {
 	if len(p.groups) == 0 {
 		return segments
@@ -175,6 +176,7 @@ func (p *pins) release(segments []*segment) []*segment {
 	return p.collect()
 }
 
+// collect removes the oldest groups that have no reader, and returns their segments.
 func (p *pins) collect() (unused []*segment) {
 	for len(p.groups) > 0 && p.groups[0].readers == 0 {
 		unused = append(unused, p.groups[0].released...)

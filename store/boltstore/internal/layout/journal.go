@@ -12,7 +12,7 @@ import (
 type Journal struct {
 	// ID of the journal.
 	ID [16]byte
-	// Folded is the index of an operation; the file contains this one and all before it.
+	// Folded is the index of an operation: the file contains this one and all before it. It is 0 if there is none.
 	Folded uint64
 	// Through is the index of the newest operation in the journal when the entry was written.
 	Through uint64
