@@ -1,18 +1,19 @@
-// Package overlay holds what the journal of a store contains and its file does not yet: for each
-// conversation with such operations an [Entry].
+// Package overlay keeps in memory what the journal of a store contains and its file does not contain yet:
+// an [Entry] for each conversation with such operations.
 //
 // One goroutine, the writer, changes a [Set]: it puts the entry of a conversation after its operation is
 // on disk, and marks the entry as folded when a transaction writes the conversation to the file. Readers
-// work on a [View], which they take before they begin their transaction, and look up an entry after they
-// have begun it. A lookup compares the entry with the transaction:
+// get a [View] before they begin their transaction, and look up an entry in it after they have begun the
+// transaction. A lookup compares the entry with the transaction:
 //
 //	entry was put, nothing folded since      the file plus the operations of the entry
 //	folded by a transaction the reader sees  the file
-//	folded by a later transaction            the file plus the operations of the entry before
-//	put after such a later transaction       stale: the reader begins again
+//	folded by a later transaction            the file plus the operations of the entry before the fold
+//	put after a later transaction folded     stale: the reader begins again with a new transaction
 //
-// Entries are removed only with a complete generation, which views may still hold. A generation begins
-// with [Set.Begin] and ends, with all its entries folded, with [Set.End].
+// A generation is the entries that are folded together. [Set.Put] adds to the current generation.
+// [Set.Begin] makes it the one that is folded, and begins a new one. [Set.End] removes the generation that
+// is folded, after all its entries have been folded. Views that were made before keep it.
 //
 // Start at [Set].
 package overlay
@@ -27,11 +28,12 @@ import (
 	"github.com/parleyhq/parley/store/boltstore/internal/journal"
 )
 
-// maxHeadBytes is how much memory the heads and sizes of a generation take. Entries above that have none.
+// maxHeadBytes is the maximum memory of the heads and sizes of the current generation, in bytes. Entries that would
+// exceed it have none.
 const maxHeadBytes = 32 << 20
 
-// What an entry and each of its operations take besides head and sizes, in bytes: measured, with the slots of the map
-// and the room that slices keep.
+// Memory of an entry without its operations, head and sizes, and of each operation, in bytes: measured, with the slots
+// of the map and the spare capacity of slices.
 const (
 	entryBytes     = 192
 	operationBytes = 32
@@ -46,12 +48,13 @@ type Operation struct {
 	Place journal.Place
 }
 
-// Entry is the state of a conversation after the operations that the file does not contain. It does not
-// change.
+// Entry is the state of a conversation after the operations that the file does not contain. An entry in a
+// Set does not change.
 type Entry struct {
 	// Operations in order. The file may contain the first of them; see Header.applied.
 	Operations []Operation
-	// Messages and Bytes are by how much the operations change the counts of the tenant.
+	// Messages and Bytes are by how much the operations change the counts of the tenant: the number of
+	// messages and the size in bytes.
 	Messages, Bytes int64
 	// Head is the record without its messages, which have Sizes, packed by record.PackSizes. If Head is nil, the record
 	// must be made from the file and the operations.
@@ -70,7 +73,7 @@ type Set struct {
 	current, folding map[string]*Entry // folding is nil unless a generation is being folded
 	headBytes        int
 	foldingThrough   uint64 // see Begin
-	// What the operations of the two generations take.
+	// What the operations of the current generation, and of the one that is folded, take.
 	currentUse, foldingUse use
 }
 
@@ -84,14 +87,15 @@ type use struct {
 // NewSet returns an empty set.
 func NewSet() *Set { return &Set{current: map[string]*Entry{}} }
 
-// View is what a reader sees.
+// View is the generations of a Set at one instant. Later changes of their entries are visible in it. The
+// zero value has no entries.
 type View struct {
 	set     *Set
 	current map[string]*Entry
 	folding map[string]*Entry
 }
 
-// View returns a view. The zero View has no entries.
+// View returns a view of the set.
 func (s *Set) View() View {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -123,8 +127,9 @@ func (v View) Get(key []byte, transaction int) (*Entry, error) {
 	return e, nil
 }
 
-// Put puts the entry of a conversation after more operations, which have bytes in the journal. Earlier
-// operations of the conversation that are not folded stay before them.
+// Put puts the entry of a conversation after more operations, which have so many bytes in the journal. It
+// sets e.Operations: earlier operations of the conversation that are not folded, then these. e.Messages
+// and e.Bytes must include those earlier operations.
 func (s *Set) Put(key string, e Entry, bytes int, operations ...Operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +161,7 @@ func (s *Set) Put(key string, e Entry, bytes int, operations ...Operation) {
 }
 
 // Fold marks the entry of a conversation as folded by a transaction, before that is committed. If the
-// transaction is rolled back, Unfold takes that back.
+// transaction is rolled back, the caller calls Unfold.
 func (s *Set) Fold(key string, transaction int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +175,7 @@ func (s *Set) Fold(key string, transaction int) {
 	}
 }
 
-// Unfold undoes Fold.
+// Unfold undoes the Fold of a conversation.
 func (s *Set) Unfold(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,15 +205,15 @@ func (s *Set) Begin(through uint64) (keys []string, generationThrough uint64) {
 	return slices.Sorted(maps.Keys(s.folding)), s.foldingThrough
 }
 
-// End ends the generation that is being folded.
+// End ends the generation that is being folded, and removes its entries.
 func (s *Set) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.folding, s.foldingUse = nil, use{}
 }
 
-// Freeze returns all entries for a reader of a transaction, by key. If the transaction is too old for one, the error is
-// ErrStale.
+// Freeze returns, by key, all entries that Get returns to a reader of a transaction. If the transaction is too old for
+// one of them, the error is ErrStale.
 func (s *Set) Freeze(transaction int) (map[string]*Entry, error) {
 	v, frozen := s.View(), map[string]*Entry{}
 	for _, entries := range []map[string]*Entry{v.folding, v.current} {
@@ -228,15 +233,15 @@ func (s *Set) Freeze(transaction int) (map[string]*Entry, error) {
 	return frozen, nil
 }
 
-// Bytes returns the size in the journal of the operations of the current generation, and of the one
-// that is being folded.
+// Bytes returns the size of the operations in the journal, in bytes: those of the current generation, and
+// those of the one that is being folded.
 func (s *Set) Bytes() (current, folding int64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.currentUse.bytes, s.foldingUse.bytes
 }
 
-// Memory returns what the entries of these generations take in memory besides their heads and sizes, in bytes.
+// Memory returns how much memory the entries of the two generations take besides their heads and sizes, in bytes.
 func (s *Set) Memory() (current, folding int64) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
