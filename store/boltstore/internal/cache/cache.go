@@ -1,10 +1,11 @@
 // Package cache keeps the newest states of conversations in memory, so that a read needs no transaction on
 // the store's file.
 //
-// The cache has the committed state, or nothing. The writer of the store replaces a state when its change
-// becomes visible. Before a transaction on the file, whose changes readers can see at an instant that the
-// writer does not know, it blocks the conversations that change: until it unblocks them, they are not in
-// the cache, and no reader puts them there.
+// For each conversation, the cache has the committed state, or nothing. The writer of the store replaces a
+// state when its change becomes visible. Before a transaction on the file is committed, the writer blocks
+// the conversations that it changes, because it does not know the instant at which readers see the
+// changes. Until the end of the block, Get does not find these conversations, and no reader puts them
+// into the cache.
 //
 // A reader that finds nothing reads the file and fills the cache. If the conversation is replaced or
 // blocked in the meantime, what it has read may be old, and the fill is dropped.
@@ -20,7 +21,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// overhead is about how much memory a state takes besides its bytes.
+// overhead is about how much memory an entry takes besides its key and its state, in bytes.
 const overhead = 400
 
 // State is a conversation. It does not change, and shares memory with the cache and other states.
@@ -39,8 +40,8 @@ type Cache struct {
 	mu      sync.RWMutex
 	entries map[string]*entry
 	bytes   int
-	clock   []*entry // all entries, in the order in which the hand passes them
-	hand    int
+	clock   []*entry // all entries, in the order in which the hand passes them to find one to remove
+	hand    int      // index in clock
 	fills   map[string]*Fill
 	blocked map[string]struct{}
 
@@ -51,14 +52,14 @@ type entry struct {
 	key    string
 	state  State
 	buffer int         // size of the memory in which the messages of the state are
-	used   atomic.Bool // since the hand has passed the last time
+	used   atomic.Bool // since the hand last passed it
 	at     int         // in clock
 }
 
 // size is the memory of the entry in bytes.
 func (e *entry) size() int { return cap(e.state.Head) + e.buffer + len(e.key) + overhead }
 
-// New returns a cache whose states take at most limit bytes.
+// New returns a cache whose states take at most limit bytes. If limit is 0, the cache stays empty.
 func New(limit int) *Cache {
 	return &Cache{
 		limit: limit, entries: map[string]*entry{}, fills: map[string]*Fill{}, blocked: map[string]struct{}{},
@@ -76,7 +77,7 @@ func (c *Cache) Get(key string) (State, bool) {
 	}
 	state := e.state
 	c.mu.RUnlock()
-	if !e.used.Load() { // It mostly is: then the other processors need not read the line again.
+	if !e.used.Load() { // Mostly it is true. Without a write, other processors keep it in their caches.
 		e.used.Store(true)
 	}
 	c.hits.Add(1)
@@ -89,7 +90,8 @@ type Fill struct {
 	key   string
 }
 
-// Fill begins a fill, which the caller must end with Put or Drop. It must begin before the reader's transaction.
+// Fill begins a fill, which the caller must end with Put or Drop. It must begin before the reader's transaction. It
+// returns nil if the conversation is blocked or in the cache already, or if the limit is 0.
 func (c *Cache) Fill(key string) *Fill {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,11 +99,11 @@ func (c *Cache) Fill(key string) *Fill {
 		return nil
 	}
 	f := &Fill{cache: c, key: key}
-	c.fills[key] = f // A fill that runs already is dropped: both would put the same.
+	c.fills[key] = f // A fill that runs already is dropped: one of the two is enough.
 	return f
 }
 
-// Put puts what the reader has read, unless it may be old.
+// Put puts what the reader has read into the cache, unless it may be old.
 func (f *Fill) Put(s State) {
 	if f == nil {
 		return
@@ -114,7 +116,7 @@ func (f *Fill) Put(s State) {
 	}
 }
 
-// Drop ends a fill that has nothing to put.
+// Drop ends a fill without putting anything. After Put it does nothing.
 func (f *Fill) Drop() {
 	if f == nil {
 		return
@@ -126,8 +128,8 @@ func (f *Fill) Drop() {
 	}
 }
 
-// Block hides conversations from readers, and drops their fills, until the end of the block. Only the writer
-// blocks.
+// Block blocks conversations and drops their fills. Unblock or Remove ends the block. Only the writer calls
+// these three methods.
 func (c *Cache) Block(keys iter.Seq[string]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,7 +139,7 @@ func (c *Cache) Block(keys iter.Seq[string]) {
 	}
 }
 
-// Unblock ends a block. The states are those before it, or those of Append.
+// Unblock ends a block. The cache then has the states from before the block, or those of Append.
 func (c *Cache) Unblock(keys iter.Seq[string]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,7 +148,7 @@ func (c *Cache) Unblock(keys iter.Seq[string]) {
 	}
 }
 
-// Remove removes conversations and ends their block.
+// Remove removes conversations from the cache and ends their block.
 func (c *Cache) Remove(keys iter.Seq[string]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,8 +158,8 @@ func (c *Cache) Remove(keys iter.Seq[string]) {
 	}
 }
 
-// Append gives a conversation that the cache has, and that is blocked, a new head and more messages. Of all
-// its messages, the newest remain, which have retained bytes.
+// Append sets the head of a blocked conversation and appends messages. Of all its messages, it keeps the newest,
+// which have retained bytes. If the cache does not have the conversation, Append does nothing.
 func (c *Cache) Append(key string, head []byte, messages store.Frames, retained int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -168,7 +170,7 @@ func (c *Cache) Append(key string, head []byte, messages store.Frames, retained 
 	old := e.state.Messages
 	kept := retained - len(messages)
 	if kept > len(old) {
-		c.remove(key) // The state is not the one before.
+		c.remove(key) // The state is not the one to which the messages were appended.
 		return
 	}
 	if kept < 0 { // Not even all new messages remain.
@@ -177,15 +179,15 @@ func (c *Cache) Append(key string, head []byte, messages store.Frames, retained 
 		old = old[len(old)-kept:]
 	}
 	// The bytes after the newest state are free, and earlier states end before them.
-	buffer, room := e.buffer, cap(old)
+	buffer, capacity := e.buffer, cap(old)
 	old = append(old, messages...)
-	if cap(old) > room {
-		buffer = cap(old) // It is new. The one before also has the messages that are not retained any more.
+	if cap(old) > capacity {
+		buffer = cap(old) // The buffer is new. The earlier one also has the messages that are not retained any more.
 	}
 	c.set(key, State{Head: head, Messages: old}, buffer)
 }
 
-// Close removes everything for good.
+// Close removes all states and makes later fills have no effect.
 func (c *Cache) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,8 +196,8 @@ func (c *Cache) Close() {
 	clear(c.fills)
 }
 
-// set sets the state of a conversation, whose messages are in so many bytes of memory, and removes others above the
-// limit.
+// set sets the state of a conversation, whose messages are in a buffer of that many bytes. Above the limit it removes
+// other conversations.
 func (c *Cache) set(key string, s State, buffer int) {
 	e := c.entries[key]
 	if e == nil {
@@ -206,7 +208,7 @@ func (c *Cache) set(key string, s State, buffer int) {
 	}
 	e.state, e.buffer = s, buffer
 	c.bytes += e.size()
-	if e.size() > c.limit/8 { // Also after Close. A few large conversations must not push out the others.
+	if e.size() > c.limit/8 { // A few large conversations must not push out the others. After Close the limit is 0.
 		c.remove(key)
 		return
 	}
@@ -233,10 +235,11 @@ func (c *Cache) remove(key string) {
 	c.clock = c.clock[:len(c.clock)-1]
 }
 
-// Stats is how well a cache does.
+// Stats are the statistics of a cache: the calls of Get since New that found a state, those that found none, and the
+// memory of the states in bytes.
 type Stats struct{ Hits, Misses, Bytes int64 }
 
-// Stats returns the hits and misses since New, and the bytes of the states.
+// Stats returns the statistics.
 func (c *Cache) Stats() Stats {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
