@@ -1,8 +1,13 @@
-// Package boltstore stores conversations in one bbolt file.
+// Package boltstore stores conversations in one bbolt file, with a journal beside it.
 //
-// Each read is a bbolt transaction of its own, which decodes and copies the data of its result. One
-// goroutine does all writes. It puts all queued operations into one transaction (writer.go), in which
-// they decide and write one after the other (txn.go).
+// One goroutine, the writer, does all writes (writer.go). It first decides which queued operations the
+// journal can take: appends to existing conversations (journaled.go). It writes these as one batch of the
+// journal, and puts the others into one transaction of the file, in which they decide and write one after
+// the other (txn.go). A second goroutine makes the writer fold the journal into the file (fold.go).
+// Options.JournalBudget 0 means that there is no journal.
+//
+// A read that the cache cannot answer is a bbolt transaction of its own. It decodes and copies the data of
+// its result, and applies the operations in the journal that the file does not contain (conversation.go).
 //
 // # The file
 //
@@ -16,8 +21,8 @@
 //	sessions       ids of ephemeral conversations: the process that holds the id, or the delete time
 //	ends           time → id of an ephemeral conversation to delete at that time
 //	tenants        counts of each tenant
-//	meta           version of the layout, "journal": which journal the file has and what it contains of it, and
-//	               "closed": whether the file was closed in order
+//	meta           version of the layout; "journal": the id of the journal, and which of its operations the file
+//	               contains; "closed": whether the file was closed in order
 //
 // Package boltfile opens and creates the file, package fsck checks it, and package backup copies,
 // compacts and restores it.
@@ -26,8 +31,8 @@
 //
 // A process that closes the file in order ends with a transaction that writes the transaction's number
 // to "closed". If a later transaction exists, its process was killed or the machine failed. A process with a
-// journal folds it before, and removes it after that. The next journal has another id, so a copy of the
-// closed file never has the journal of another copy.
+// journal folds it before that transaction, and removes it after it. The next journal has another id. So if a closed
+// file is copied, no copy opens the journal of another copy.
 //
 // # Holds
 //
@@ -95,12 +100,14 @@ type Options struct {
 	store.Options
 	// Timeout is how long Open waits for another process to close the file; 0 is 1 s.
 	Timeout time.Duration
-	// JournalBudget is the number of bytes of appends in the journal at which they are folded into the file; 0 means that
-	// each append is a transaction of the file. JournalAge is the time after which they are folded; 0 is 60 s.
+	// JournalBudget is the size in bytes of the operations in the journal at which they are folded into the file. They
+	// are folded earlier if their positions take more than an eighth of it in memory. 0 means that there is no journal:
+	// each append is part of a transaction of the file.
 	JournalBudget int64
-	JournalAge    time.Duration
-	// CacheBytes is the maximum memory for the newest states of conversations that are read or appended to; 0 means
-	// that every read is a transaction of the file.
+	// JournalAge is the time between folds if the journal does not reach its budget before; 0 is 60 s.
+	JournalAge time.Duration
+	// CacheBytes is the maximum memory, in bytes, of the newest states of conversations that were read or appended
+	// to. 0 means that there is no cache: a read is a transaction of the file unless its version is known.
 	CacheBytes int
 	// segmentBytes is the size of the journal's segments in tests; 0 is that of package journal.
 	segmentBytes int64
@@ -112,8 +119,7 @@ type Options struct {
 	// return store.ErrFailed. It must not block and must not call the store. It may be nil.
 	OnFailure func(error)
 	// OnCommit is called after each transaction that changed the file, and after each batch of the journal, before
-	// their callers get their results.
-	// It must return quickly and must not call the store. It may be nil.
+	// the callers get their results. It must return quickly and must not call the store. It may be nil.
 	OnCommit func(store.Commit)
 }
 
@@ -143,7 +149,7 @@ type Store struct {
 	pageSize       int64
 	tally          *tally
 	abandonedTurns []abandonedTurn
-	restoredTurns  []string // keys in ids of conversations whose turns the journal has changed, until load ends
+	restoredTurns  []string // keys in ids of conversations whose turns the journal changes; only while load runs
 	writer         *writer
 	journal        *journal.Journal // nil if operations are not journaled
 	folder         *folder          // nil if operations are not journaled
@@ -162,7 +168,8 @@ var (
 )
 
 // Open opens the store in the file at path. If the file or its directory is missing, Open creates
-// it with access for its owner only. Open checks the file before it reads any conversation. Errors:
+// it with access for its owner only. Open checks the file before it reads any conversation. It reads
+// the journal of an ended process; with JournalBudget 0 it folds and removes that journal. Errors:
 // ErrInUse, ErrDamaged, ErrSchema, ErrOwner, that of Options.Check, those of the file system.
 func Open(path string, o Options) (*Store, error) {
 	o = o.withDefaults()
@@ -229,7 +236,7 @@ func (s *Store) load() error {
 	})
 }
 
-// beginTxn makes the writer's transaction.
+// beginTxn makes the writer's transaction, which is read-only for a batch of the journal.
 func (s *Store) beginTxn(tx *bolt.Tx) *txn {
 	j := journaled{journal: s.journal} // The writer itself releases segments, so it need not pin them.
 	if s.journal != nil {
@@ -238,8 +245,8 @@ func (s *Store) beginTxn(tx *bolt.Tx) *txn {
 	return newTxn(tx, &s.options.Options, s.tally, j)
 }
 
-// afterCommit runs after each commit, also one without changes, before the callers get their
-// results.
+// afterCommit runs after each commit to the file or the journal, also one without changes, before the
+// callers get their results.
 func (s *Store) afterCommit(t *txn) {
 	s.tally.apply(t)
 	if t.endsGeneration {
@@ -273,8 +280,8 @@ func (s *Store) view(ctx context.Context, read func(*bolt.Tx) error) error {
 	return s.countCorrupt(err)
 }
 
-// read runs read in a transaction in which the conversations are as they are after the operations in the
-// journal. It may run read again, if a transaction of the writer has interfered.
+// read runs read in a transaction, with a reader that also sees the operations in the journal. If the
+// transaction is too old for what it reads, read runs again with a new one.
 func (s *Store) read(ctx context.Context, read func(*bolt.Tx, *reader) error) error {
 	for {
 		err := s.readOnce(ctx, read)
@@ -302,7 +309,7 @@ func (s *Store) journaled() (j journaled, done func()) {
 	if s.journal == nil {
 		return journaled{}, func() {}
 	}
-	done = s.journal.Pin() // Before the view: what the view shows is not written over.
+	done = s.journal.Pin() // Before the view: no segment that the view needs is written again.
 	return journaled{pending: s.tally.pending.View(), journal: s.journal}, done
 }
 
@@ -319,8 +326,9 @@ func (s *Store) countCorrupt(err error) error {
 	return err
 }
 
-// Close waits for reads and for the writes that have begun, refuses the queued ones, and closes the
-// file. If the store has failed because bbolt panicked and kept its lock, the file stays open and
+// Close waits for reads and for the writes that have begun, refuses the queued ones, folds the journal, and
+// closes the file. If the disk has no space to fold the journal, the journal stays for the next Open.
+// If the store has failed because bbolt panicked and kept its lock, the file stays open and
 // locked until the process ends.
 func (s *Store) Close() error {
 	var err error
@@ -366,7 +374,7 @@ func (s *Store) removeJournal() error {
 	return os.RemoveAll(boltfile.JournalDir(s.path, s.tally.journalEntry.ID))
 }
 
-// markClosed writes that the store was closed in order. After a failure it writes nothing. If the
+// markClosed folds the journal, and writes that the store was closed in order. After a failure it does nothing. If the
 // disk has no space for the mark, the next Open checks the file. If bbolt has panicked, the file is
 // damaged: markClosed removes an earlier mark, so that the next Open checks the complete file. folded is
 // true if there is a journal and all its operations are in the file.

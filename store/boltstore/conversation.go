@@ -18,12 +18,12 @@ import (
 )
 
 // reader reads conversations in one transaction of bbolt, as they are after the operations in the journal.
-// The store reads all values of conversations with value and walk. Only package fsck reads the file
-// without them.
+// The store reads all values of conversations with its methods value and walk. Only package fsck reads
+// the values directly.
 type reader struct {
 	conversations, ids *bolt.Bucket
 	transaction        int
-	staged             map[string]*overlay.Entry // of a batch that is not in the journal yet, by key
+	staged             map[string]*overlay.Entry // of the batch that is being decided, by key; nil if there is none
 	err                error                     // overlay.ErrStale if walk ended early
 	journaled
 }
@@ -56,8 +56,8 @@ func (r *reader) value(tenant string, key layout.InnerKey) []byte {
 	return r.conversations.Get(layout.ConversationKey(tenant, key))
 }
 
-// decode returns the parts of a conversation whose value in the file is base, and the size of the complete value. The
-// entry is nil if the file has all its operations.
+// decode returns the parts of a conversation whose value in the file is base, the size of its complete value in bytes,
+// and its entry, which is nil if the file has all its operations. Errors: overlay.ErrStale, store.ErrCorrupt.
 func (r *reader) decode(tenant string, key layout.InnerKey, base []byte, p parts) (
 	rec *record.Record, size int, e *overlay.Entry, err error,
 ) {
@@ -120,7 +120,7 @@ func (r *reader) replay(base []byte, e *overlay.Entry) (*record.Record, error) {
 	return rec, nil
 }
 
-// messages returns the retained messages: the newest of those in the file and in the operations, which have size bytes.
+// messages returns the retained messages: of those in the file and in the operations, the newest that have size bytes.
 func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames, error) {
 	rec, err := record.Unmarshal(base)
 	if err != nil {
@@ -138,7 +138,8 @@ func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames
 		frames = append(frames, op.GetMessages()...)
 	}
 	if len(frames) < size {
-		return nil, fmt.Errorf("%w: messages in the journal", store.ErrCorrupt)
+		return nil, fmt.Errorf("%w: file and journal have %d bytes of its messages, want %d", store.ErrCorrupt,
+			len(frames), size)
 	}
 	return frames[len(frames)-size:], nil
 }
@@ -167,11 +168,11 @@ const (
 	descending direction = false // newest first
 )
 
-// walk yields the inner keys of a tenant's conversations, and their values without messages: a value has the
-// messages that the file has, or none. Ascending, it yields those from bound on, descending those below bound. If bound
-// is nil, it yields all. It skips keys of the wrong length. Keys and values are valid until the transaction ends or
-// writes. If an operation of the journal is damaged, the value is empty. If the transaction is too old, walk ends and
-// sets r.err.
+// walk yields the inner keys and values of a tenant's conversations. Only the head of a value is up to date: its
+// messages are those in the file, or there are none. Ascending, walk yields those from bound on, descending those
+// below bound. If bound is nil, it yields all. It skips keys of the wrong length. Keys and values are valid until the
+// transaction ends or writes. If an operation in the journal is damaged, the value is empty. If the transaction is
+// too old, walk ends and sets r.err to overlay.ErrStale.
 func (r *reader) walk(tenant string, bound []byte, d direction) iter.Seq2[[]byte, []byte] {
 	return func(yield func([]byte, []byte) bool) {
 		prefix := layout.TenantKey(tenant)
@@ -250,7 +251,7 @@ type found struct {
 	exists  bool
 	place   layout.Place
 	record  *record.Record // nil if it is damaged
-	size    int            // of the complete value
+	size    int            // of the complete value in bytes
 	pending *overlay.Entry // nil if the file has all operations
 }
 

@@ -61,16 +61,17 @@ func (s *Store) applyToIDs(ctx context.Context, h *store.Hold, apply func(t *txn
 	})
 }
 
-// beginUse writes that this process uses the file: it releases the holds of the processes that had the file open
-// before, and notes the journal. If the disk has no space for that, the store uses no new journal.
+// beginUse makes the transaction with which a process begins to use the file: it releases the holds of the processes
+// that had the file open before, and writes the entry of the journal. If the disk has no space for that, the store uses
+// no new journal.
 func (s *Store) beginUse() error {
 	var t *txn
 	var id int
-	noted := s.journal == nil
+	recorded := s.journal == nil
 	err := s.db.Update(func(tx *bolt.Tx) error {
-		noted = noted || boltfile.Schema(tx) == boltfile.JournaledSchemaVersion
+		recorded = recorded || boltfile.Schema(tx) == boltfile.JournaledSchemaVersion
 		t, id = s.beginTxn(tx), tx.ID()
-		t.dirty = !noted
+		t.dirty = !recorded
 		t.releaseStale(len(s.tally.staleHolds))
 		return t.finish()
 	})
@@ -79,8 +80,8 @@ func (s *Store) beginUse() error {
 		s.tally.apply(t)
 		return nil
 	case boltfile.IsFull(err) && boltfile.IsRolledBack(s.db, id):
-		// The holds count as released, and Sweep writes it later.
-		if !noted {
+		// The holds count as released, and Sweep writes the releases later.
+		if !recorded {
 			return s.dropJournal()
 		}
 		return nil

@@ -22,8 +22,8 @@ const (
 	foldBytes = 1 << 20
 )
 
-// folder folds the operations of the journal into the file, a generation after the other: when the
-// operations of one reach the budget, or after the maximum age.
+// folder folds the operations of the journal into the file, one generation after the other: when a generation reaches
+// the budget, and at the latest after Options.JournalAge.
 type folder struct {
 	store *Store
 	full  chan struct{} // has an element if the current generation has reached the budget
@@ -38,11 +38,12 @@ func newFolder(s *Store) *folder {
 	return f
 }
 
-// memoryShare is how many bytes of the budget allow one byte of memory for what lies where in the journal. With 256 MiB
-// and the heads, the memory is 64 MiB at most: enough for appends of 500 bytes, five in each of 100,000 conversations.
+// memoryShare is how many bytes of the budget allow one byte of memory for the entries of the overlay, without heads.
+// For a budget of 256 MiB that is 32 MiB: four operations in each of 100,000 conversations. Heads take another 32 MiB.
 const memoryShare = 8
 
-// usage returns the size of the current generation, and of both together, in relation to the budget.
+// usage returns the size of the current generation, and of this and the one that is folded together, as a part of the
+// budget: 1 is all of it. A generation counts with its bytes in the journal, or with its memory if that part is larger.
 func (f *folder) usage() (current, both float64) {
 	s := f.store
 	bytes, foldingBytes := s.tally.pending.Bytes()
@@ -67,8 +68,8 @@ func (f *folder) begin() {
 	}
 }
 
-// isFull reports whether the journal has reached twice its budget. Then operations are transactions until the file has
-// caught up.
+// isFull reports whether the journal has reached twice its budget. Then appends are written in transactions until the
+// fold has caught up.
 func (f *folder) isFull() bool {
 	_, both := f.usage()
 	return both >= 2
@@ -79,7 +80,7 @@ func (f *folder) do(apply func(*txn) error) error {
 	return f.store.do(untilStop(f.stop), fairqueue.Upkeep, 0, apply)
 }
 
-// untilStop is a context that ends when the channel is closed.
+// untilStop is a context without values that ends when the channel is closed.
 type untilStop chan struct{}
 
 // Deadline returns no deadline.
@@ -116,7 +117,7 @@ func (f *folder) run() {
 	}
 }
 
-// close stops the goroutine, if necessary before the end of a generation.
+// close stops the goroutine. A fold that runs ends after its current step.
 func (f *folder) close() {
 	close(f.stop)
 	<-f.done
@@ -164,8 +165,8 @@ func (f *folder) fold() {
 	f.notify() // The next generation may be full, so that no append would do so.
 }
 
-// pause waits as long as the last step took, so that appends have half of the time. It does not wait if the next
-// generation is nearly full. It returns false if the folder stops.
+// pause waits for d, the time that the last step took, so that appends have half of the time. It does not wait if the
+// current generation is above 80 % of the budget. It returns false if the folder stops.
 func (f *folder) pause(d time.Duration) bool {
 	if current, _ := f.usage(); current > 0.8 {
 		d = 0
@@ -236,7 +237,7 @@ func (s *Store) foldAllKeys(keys []string, pause func(time.Duration) error) erro
 	return unreadable
 }
 
-// loadFull returns the conversation with an inner key and all its parts, or store.ErrNotFound.
+// loadFull returns the conversation with an inner key and all its parts. Errors: store.ErrNotFound, store.ErrCorrupt.
 func (t *txn) loadFull(tenant string, key layout.InnerKey) (s *stored, err error) {
 	err = t.tally.guard.Do(func() error {
 		value := t.value(tenant, key)
@@ -255,8 +256,8 @@ func (t *txn) loadFull(tenant string, key layout.InnerKey) (s *stored, err error
 }
 
 // fold writes a conversation with all its operations to the file, if it has any that the file does not contain. An
-// operation that writes about a conversation, but not its value, calls this first, so that the file alone
-// is consistent.
+// operation that writes other entries of a conversation, but not its value, calls fold first, so that the file
+// without its journal is consistent.
 func (t *txn) fold(s *stored) {
 	if s.pending == nil {
 		return
@@ -279,19 +280,20 @@ func (t *txn) writeFolded(s *stored) {
 	t.writeTurn(s, s.turn)
 }
 
-// dropPending is called before the transaction writes or removes a conversation. After that, no operation
-// of the journal applies to it.
+// dropPending marks the operations of a conversation in the journal as folded, if it has any. It is called before the
+// transaction writes or removes the conversation. s may be nil.
 func (t *txn) dropPending(s *stored) {
 	if s == nil || s.pending == nil {
 		return
 	}
 	key := string(layout.ConversationKey(s.tenant, s.place.Key))
-	t.tally.pending.Fold(key, t.transaction) // Now, so that later operations of the transaction see what this one writes.
+	t.tally.pending.Fold(key, t.transaction) // Now: later operations of the transaction must see what this one writes.
 	t.folded, t.dirty = append(t.folded, key), true
 	t.unfolded[s.tenant] = t.unfolded[s.tenant].Plus(layout.Counts{Messages: s.pending.Messages, Bytes: s.pending.Bytes})
 }
 
-// undo is called after the transaction was rolled back.
+// undo undoes the changes of the transaction to the overlay and the cache. It is called after the transaction was
+// rolled back.
 func (t *txn) undo() {
 	for _, key := range t.folded {
 		t.tally.pending.Unfold(key)
@@ -299,13 +301,14 @@ func (t *txn) undo() {
 	t.tally.cache.Unblock(maps.Keys(t.versions))
 }
 
-// endGeneration writes that the file contains all operations through an index.
+// endGeneration makes the transaction write that the file contains all operations up to an index. After its commit,
+// the generation that was folded ends.
 func (t *txn) endGeneration(through uint64) {
 	t.endsGeneration, t.foldedThrough = true, through
 	t.dirty = t.dirty || through > t.tally.journalEntry.Folded
 }
 
-// foldAll folds everything after the writer has stopped. Then the file needs no journal.
+// foldAll folds all operations while the writer does not run. After that, the file needs no journal.
 func (s *Store) foldAll() error {
 	noPause := func(time.Duration) error { return nil }
 	for range 2 { // A generation that has not ended, and the current one.

@@ -22,8 +22,8 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// openJournal opens the journal if the store should use one or the file needs one, and reads the operations that
-// the file does not contain. If readOnly is true, it changes no file.
+// openJournal opens the journal if the store should use one or the file needs one, and puts the operations that the
+// file does not contain into tally.pending. If readOnly is true, it changes no file.
 func (s *Store) openJournal(readOnly bool) error {
 	m, unfolded, err := boltfile.ReadJournal(s.db)
 	if err != nil {
@@ -33,7 +33,7 @@ func (s *Store) openJournal(readOnly bool) error {
 		return nil
 	}
 	if !unfolded {
-		// The file needs no journal. It may be an older file or a copy, whose last journal another file needs.
+		// The file needs no journal, so it gets a new one. Its last one may be that of another file, of which it is a copy.
 		_, _ = rand.Read(m.ID[:]) // It never fails.
 		if !readOnly {            // Of processes that ended before they wrote the id of their journal.
 			boltfile.RemoveEmptyJournals(s.path)
@@ -68,10 +68,11 @@ type unfoldedConversation struct {
 	uid        string
 	operations []overlay.Operation
 	counts     []layout.Counts // by how much each changes those of the tenant
-	turns      bool            // some begin or end a turn
+	turns      bool            // at least one begins or ends a turn
 }
 
-// collect adds an operation to those of its conversation.
+// collect adds an operation to those of its conversation. It drops the earlier operations of a deleted
+// conversation with the same key.
 func collect(found map[string]*unfoldedConversation, o journal.Operation) error {
 	op, err := record.ReadOperationInfo(o.Bytes)
 	if err != nil {
@@ -125,7 +126,8 @@ func (s *Store) restorePending(tx *bolt.Tx, found map[string]*unfoldedConversati
 	return nil
 }
 
-// restore puts the entry of a conversation of a file that has just been opened.
+// restore puts the entry of a conversation of a file that has just been opened, and adds its counts to the tally.
+// bytes is the size of the operations in the journal.
 func (s *Store) restore(key, tenant string, e overlay.Entry, bytes int, operations ...overlay.Operation) {
 	counts := layout.Counts{Messages: e.Messages, Bytes: e.Bytes}
 	s.tally.pending.Put(key, e, bytes, operations...)
@@ -133,15 +135,15 @@ func (s *Store) restore(key, tenant string, e overlay.Entry, bytes int, operatio
 	s.tally.tenants[tenant], s.tally.total = s.tally.tenants[tenant].Plus(counts), s.tally.total.Plus(counts)
 }
 
-// errNotJournaled means that an operation needs a transaction: its conversation does not exist, or the
-// operation changes more than the conversation.
+// errNotJournaled means that an append needs a transaction of the file: its conversation does not exist, or
+// would expire earlier than its entry in expiry says.
 var errNotJournaled = errors.New("the operation needs a transaction")
 
 // maxReplayed is the number of operations of a conversation whose head is not in memory from which the next one is a
 // transaction. Each append to it replays all of them: with 2000, it took 12 ms of the writer.
 const maxReplayed = 64
 
-// journaledOperation is an operation that is decided and not yet written.
+// journaledOperation is an operation that has been decided and not yet written to the journal.
 type journaledOperation struct {
 	tenant  string
 	key     string // of the conversation
@@ -149,13 +151,14 @@ type journaledOperation struct {
 	payload []byte
 	counts  layout.Counts // by how much it changes those of the tenant
 	id      string        // layout.IDKey of the conversation
-	// appended are the messages that the operation adds, retained the bytes of all that are retained then.
+	// appended are the messages that the operation adds. retained is the size of all messages that the
+	// conversation then has, in bytes.
 	appended store.Frames
 	retained int
 }
 
-// logAppend decides an append to an existing conversation for the journal. The transaction is
-// read-only. Its error is errNotJournaled, or that of the append.
+// logAppend decides an append to an existing conversation for the journal, in a read-only transaction.
+// The error is errNotJournaled, or that of the append.
 func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*store.Result, error) {
 	now := t.options.Now()
 	old, err := t.load(a.Tenant, a.ConversationID, sized)
@@ -214,10 +217,10 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*store.Result, 
 }
 
 // writeJournal writes those of the operations that the journal can take as one batch, and answers them. It
-// returns the others, which need a transaction, in their order. After an operation that needs one, all
-// later ones of the same conversation do.
+// returns the others, which need a transaction, in their order. After an append that needs a transaction, all
+// later appends to the same conversation in the batch do.
 func (s *Store) writeJournal(operations iter.Seq[*operation]) (others []*operation) {
-	runtime.Gosched() // Callers that were just answered may have their next operation: a larger batch costs less each.
+	runtime.Gosched() // Callers that were just answered may queue their next operation: large batches cost less.
 	w := s.writer
 	full, began := s.folder.isFull(), time.Now()
 	var t *txn
@@ -264,7 +267,7 @@ func (s *Store) writeJournal(operations iter.Seq[*operation]) (others []*operati
 	} else if err != nil {
 		s.journalCounts.bypassedDisk.Add(int64(len(t.logged)))
 		s.folder.begin()                // It makes space in the journal.
-		return append(batch, others...) // The disk has no space for the journal, but perhaps for the file.
+		return append(batch, others...) // The journal could not get another segment. The file may still have space.
 	}
 	if len(t.logged) > 0 {
 		t.commit = describeCommit(batch, began)
@@ -280,7 +283,7 @@ func (s *Store) writeJournal(operations iter.Seq[*operation]) (others []*operati
 	return others
 }
 
-// countJournaled returns the number of operations that the journal could take.
+// countJournaled returns the number of appends, which the journal could take if it were not full.
 func countJournaled(operations []*operation) (n int64) {
 	for _, op := range operations {
 		if op.log != nil {
@@ -310,7 +313,7 @@ func (s *Store) commitJournal(t *txn) error {
 	}
 	s.tally.journalEntry.Through += uint64(len(places))
 	s.tally.versions.remove(t.versions)
-	s.tally.cache.Block(maps.Keys(t.versions)) // No reader may see the old state after another has seen the new one.
+	s.tally.cache.Block(maps.Keys(t.versions)) // No reader may see the old state after another reader saw the new one.
 	for i, l := range t.logged {
 		s.tally.pending.Put(l.key, l.entry, len(l.payload),
 			overlay.Operation{Index: first + uint64(i), Place: places[i]})

@@ -46,7 +46,7 @@ func (s *Store) snapshot(ctx context.Context) (*os.File, int64, error) {
 	}
 	unpin := func() {}
 	defer func() { unpin() }()             //nolint:gocritic // It changes.
-	var unfolded map[string]*overlay.Entry // of the state that is copied last
+	var unfolded map[string]*overlay.Entry // for the newest transaction of view, whose state is that of the copy
 	view := func(ctx context.Context, read func(*bolt.Tx) error) error {
 		unpin()
 		unpin = s.journal.Pin() // Only from here on: segments are used again while most of the file is copied.
@@ -72,8 +72,8 @@ func (s *Store) snapshot(ctx context.Context) (*os.File, int64, error) {
 	}, current+folding)
 }
 
-// foldCopy writes the operations of entries to a copy of the file. Then the copy needs no journal. After each step,
-// foldCopy calls pause with the time that the step took.
+// foldCopy folds the operations of entries, from the journal of s, into the copy of the file at path. Then the copy
+// needs no journal. After each step, foldCopy calls pause with the time that the step took.
 func (s *Store) foldCopy(
 	ctx context.Context, path string, entries map[string]*overlay.Entry, pause func(time.Duration),
 ) (err error) {
@@ -114,7 +114,7 @@ func (s *Store) foldCopy(
 	return db.Sync()
 }
 
-// transact runs an operation in a transaction of its own, while no writer runs.
+// transact runs an operation in a transaction of its own. The writer's goroutine must not run.
 func (s *Store) transact(apply func(*txn) error) error {
 	var t *txn
 	err := s.writer.transact(func(tx *bolt.Tx) error {
@@ -217,7 +217,7 @@ func checkJournal(path string, done *Checked, report func(fault string)) (err er
 			}
 			done.Messages += unfolded[key].Messages
 			if got, want := rec.Messages.Count(), rec.Conversation().GetMessageCount(); got != int(want) {
-				err := fmt.Errorf("conversation %q has %d messages, not %d", rec.Conversation().GetId(), got, want)
+				err := fmt.Errorf("conversation %q has %d messages, its header says %d", rec.Conversation().GetId(), got, want)
 				report(err.Error())
 				first, done.Faults = cmp.Or(first, err), done.Faults+1
 			}
@@ -250,7 +250,7 @@ func foldClosed(path string) error {
 	if _, unfolded, err := readJournal(path); err != nil || !unfolded {
 		return err
 	}
-	s, err := Open(path, Options{Timeout: boltfile.ReadTimeout}) // Without a journal of its own, Open folds the old one.
+	s, err := Open(path, Options{Timeout: boltfile.ReadTimeout}) // Without a JournalBudget, Open folds the journal.
 	if err != nil {
 		return err
 	}
@@ -279,9 +279,9 @@ type RestoreOptions = backup.RestoreOptions
 // Restored is the result of Restore.
 type Restored = backup.Restored
 
-// Restore puts a copy of source at path, where Open finds it, see [backup.Restore]. The source is a backup, or the file
-// of a store that no process has open. If such a file needs its journal, the directory must be beside it, and its
-// operations are folded into the copy. o.Check is then also called with source, before.
+// Restore puts a copy of source at path, where Open finds it, see [backup.Restore]. The source is a backup, or the
+// file of a store that no process has open. If such a file needs its journal, the directory of the journal must be
+// beside it, and its operations are folded into the copy. Before that, o.Check is also called with source.
 func Restore(ctx context.Context, source, path string, o RestoreOptions) (Restored, error) {
 	return backup.Restore(ctx, source, path, o, func(copied string) error {
 		if o.CheckPages != nil {

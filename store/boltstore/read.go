@@ -30,7 +30,8 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	var snapshot *store.Snapshot
 	err := ctx.Err()
 	if err == nil && s.tally.mayHaveEphemeral() {
-		// Before the conversation is read: so it was live at an instant between the two, if it has not ended here.
+		// Before the conversation is read: if its id has not ended now and the conversation has not expired then, it was
+		// live at an instant between the two reads.
 		err = s.view(ctx, func(tx *bolt.Tx) error {
 			ephemeral = readState(tx.Bucket([]byte(layout.SessionsBucket)), s.tally.epoch, r.Tenant, r.ConversationID)
 			return nil
@@ -45,7 +46,7 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	return snapshot, nil
 }
 
-// readConversation returns the conversation with a key in ids. ephemeral is the state of its id.
+// readConversation returns the result of a read. key is the conversation's key in ids, ephemeral the state of its id.
 func (s *Store) readConversation(ctx context.Context, r *store.Read, key string, now time.Time,
 	ephemeral record.Ephemeral,
 ) (*store.Snapshot, error) {
@@ -75,7 +76,7 @@ func (s *Store) readConversation(ctx context.Context, r *store.Read, key string,
 		if err != nil {
 			return err
 		}
-		if r.Shared { // The messages must outlive the transaction.
+		if r.Shared { // record.Read does not copy them, and they must outlive the transaction.
 			if f.record.Messages = slices.Clone(f.record.Messages); fill != nil {
 				head, err := f.record.MarshalHead()
 				if err != nil {

@@ -37,13 +37,12 @@ type tally struct {
 	usedDueIndexes map[string]bool      // tenants whose dueIndex the newest transaction may have changed
 	lastCommitted  bool                 // the newest transaction was committed, or changed nothing
 
-	// Of the writer, too: whether the store has a journal, what the file has to say about it, and by how much it changes
-	// the counts in the file.
-	journaled     bool
-	journalEntry  layout.Journal
-	pendingCounts map[string]layout.Counts
+	// The writer's, too.
+	journaled     bool                     // the store has a journal
+	journalEntry  layout.Journal           // for the next transaction that writes to the file
+	pendingCounts map[string]layout.Counts // of operations that only the journal contains, by tenant
 
-	pending  *overlay.Set
+	pending  *overlay.Set // the operations that only the journal contains
 	cache    *cache.Cache // by layout.IDKey
 	versions *versions
 	guard    boltfile.PanicGuard
@@ -192,7 +191,7 @@ func (t *tally) apply(committed *txn) {
 	t.lastCommitted = true
 }
 
-// addPending adds to the counts that the journal has and the file has not.
+// addPending adds to pendingCounts.
 func (t *tally) addPending(tenant string, c layout.Counts) {
 	mergeChanged(t.pendingCounts, map[string]layout.Counts{tenant: t.pendingCounts[tenant].Plus(c)})
 }

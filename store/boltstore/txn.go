@@ -23,6 +23,8 @@ import (
 // txn is a transaction of the writer. An operation first decides, and may fail then without a
 // change. Then it writes, and must not fail: the writing methods return no error. The first error
 // of bbolt stays in err and ends the transaction for all its operations.
+//
+// For a batch of the journal, the transaction of bbolt is read-only: operations only decide, see logAppend.
 type txn struct {
 	reader
 	meta, expiry, turns, tenants, sessions, ends *bolt.Bucket
@@ -39,26 +41,26 @@ type txn struct {
 	changes                 []store.Change
 	expired, evicted        int64
 	dirty                   bool
-	mutations               int         // number of started changes to the file or to memory
-	writtenBytes            int         // bytes of written values
-	refuseFrom, spaceNeeded int         // see checkSpace
-	lowSpace                func() bool // result of isLow, computed once, on first use
-	schema                  uint32      // of the file after the transaction
-	logged                  []journaledOperation
-	folded                  []string                 // keys of conversations that are folded
+	mutations               int                      // number of started changes to the file or to memory
+	writtenBytes            int                      // bytes of written values
+	refuseFrom, spaceNeeded int                      // see checkSpace
+	lowSpace                func() bool              // result of isLow, computed once, on first use
+	schema                  uint32                   // of the file after the transaction
+	logged                  []journaledOperation     // of a batch of the journal, decided
+	folded                  []string                 // keys of conversations whose operations the file then contains
 	endsGeneration          bool                     // see endGeneration
 	foldedThrough           uint64                   // the same
-	unfolded                map[string]layout.Counts // by how much tally.pendingCounts becomes less
+	unfolded                map[string]layout.Counts // by how much the transaction reduces tally.pendingCounts
 	err                     error
 
 	commit store.Commit // set after the commit; the zero value if the transaction changed nothing
 }
 
-// describeCommit describes a transaction with these operations that began at an instant and is committed now.
+// describeCommit describes a commit of these operations that began at an instant and ends now.
 func describeCommit(batch []*operation, began time.Time) store.Commit {
 	c := store.Commit{Seconds: time.Since(began).Seconds(), Operations: len(batch)}
 	for _, op := range batch {
-		c.WaitSeconds = max(c.WaitSeconds, began.Sub(op.queued).Seconds()) // Less than 0 if it came later.
+		c.WaitSeconds = max(c.WaitSeconds, began.Sub(op.queued).Seconds()) // Negative if it was queued later.
 	}
 	return c
 }
@@ -91,7 +93,7 @@ func newTxn(tx *bolt.Tx, o *store.Options, tl *tally, j journaled) *txn {
 	return t
 }
 
-// stored is a conversation in the file.
+// stored is a conversation as the transaction sees it: with its operations in the journal.
 type stored struct {
 	tenant, id string
 	place      layout.Place
@@ -325,8 +327,8 @@ func (t *txn) fail(err error) {
 	}
 }
 
-// finish writes the values that are written once a transaction. It returns
-// boltfile.ErrUnchanged if there is nothing to commit.
+// finish writes the values that are written once in each transaction: counts, schema version, and the
+// entry of the journal. It returns boltfile.ErrUnchanged if there is nothing to commit.
 func (t *txn) finish() error {
 	if !t.dirty && t.err == nil {
 		return boltfile.ErrUnchanged
@@ -339,7 +341,7 @@ func (t *txn) finish() error {
 		if c := t.counts[tenant]; c == (layout.Counts{}) {
 			t.del(t.tenants, key)
 		} else {
-			// The file has the counts of the conversations in it, without the operations in the journal.
+			// The counts in the file do not include the operations that are only in the journal.
 			inFile := c.Minus(t.tally.pendingCounts[tenant].Minus(t.unfolded[tenant]))
 			t.put(t.tenants, key, inFile.Encode(key))
 		}

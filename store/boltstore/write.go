@@ -74,7 +74,7 @@ type change struct {
 	guards     guards
 	// decide decides the write. old is nil if there is no such conversation or it has expired.
 	decide   func(old *record.Record, now time.Time) (*record.Outcome, error)
-	log      func(*txn) (*store.Result, error) // decides the write for the journal; may be nil
+	log      func(*txn) (*store.Result, error) // see operation; may be nil
 	onQueued func()                            // see operation; may be nil
 }
 

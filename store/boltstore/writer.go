@@ -40,10 +40,11 @@ type limits struct {
 	quantum, sharedBatchBytes int // while several tenants write
 }
 
-// writer makes operations durable, those of a tenant in the order of their submission. It takes them from the tenants
-// in turn, see package fairqueue. Its goroutine puts all queued operations into a transaction, one transaction after
-// the other, without delay. So many callers share a commit, and a single caller never waits for others. While several
-// tenants write, a transaction takes a limited part of each: no tenant waits for all that another has queued.
+// writer makes operations durable, appends to a conversation in the order of their submission. It takes them from the
+// tenants in turn, see package fairqueue. Its goroutine commits all queued operations together, one commit after the
+// other, without delay: those that the journal can take as a batch of the journal, the others in a transaction. So
+// many callers share a commit, and a single caller never waits for others. While several tenants write, a commit
+// takes a limited part of each: no tenant waits for all that another has queued.
 type writer struct {
 	db          *bolt.DB
 	guard       *boltfile.PanicGuard
@@ -74,18 +75,18 @@ type operation struct {
 	size   int
 	cost   int              // of its last run, in bytes, for the turns of tenants
 	apply  func(*txn) error // may run again after a transaction that was rolled back
-	// log decides the operation for the journal, for a conversation by its key in ids. Nil if only a transaction can.
+	// log decides the operation for the journal, or returns errNotJournaled. Nil if only a transaction can decide it.
 	log          func(*txn) error
-	onQueued     func() // called when the operation is in the queue; may be nil
-	conversation string
+	onQueued     func()      // called when the operation is in the queue; may be nil
+	conversation string      // its key in ids; empty if the operation is not about one conversation
 	claimed      atomic.Bool // by the writer, or by its caller, which then gives up
 	err          error
 	done         chan struct{} // closed when err is final
 }
 
-// newWriter starts a writer. newTxn makes the transaction on which operations work. afterCommit is
-// called after each commit, also one without changes, before the callers get their results.
-// onFailure is called once if the writer fails permanently.
+// newWriter returns a writer that start must start. begin makes the transaction on which operations work. committed
+// is called after each commit, also one without changes, before the callers get their results. failed is called once
+// if the writer fails permanently.
 func newWriter(db *bolt.DB, g *boltfile.PanicGuard, l limits, begin func(*bolt.Tx) *txn, committed func(*txn),
 	failed func(error),
 ) *writer {
@@ -97,18 +98,18 @@ func newWriter(db *bolt.DB, g *boltfile.PanicGuard, l limits, begin func(*bolt.T
 	return w
 }
 
-// start starts the writer's goroutine. journal, if not nil, answers those of the operations that need no
-// transaction, and returns the others.
+// start starts the writer's goroutine. journal writes those of the operations that need no transaction to the journal
+// and answers them, and returns the others. It is nil if the store has no journal.
 func (w *writer) start(journal func(iter.Seq[*operation]) []*operation) { go w.run(journal) }
 
-// do makes the writer apply an operation of a tenant, of about size bytes. It returns when the operation is
-// durable, or has failed without an effect. If ctx ends before the operation starts, the operation
-// never runs. If ctx ends later, do waits for the end of the operation.
+// do makes the writer apply an operation of a tenant, of about size bytes. It returns when the operation is durable,
+// or has failed without an effect. If ctx ends before the operation starts, the operation never runs. If ctx ends
+// later, do waits for the end of the operation.
 func (w *writer) do(ctx context.Context, tenant string, size int, apply func(*txn) error) error {
 	return w.await(&operation{ctx: ctx, tenant: tenant, size: size, apply: apply})
 }
 
-// await submits an operation, see do.
+// await submits an operation and waits for its end as do does.
 func (w *writer) await(op *operation) error {
 	op.queued, op.done = time.Now(), make(chan struct{})
 	if err := w.submit(op); err != nil {
@@ -278,8 +279,8 @@ func (w *writer) runOperation(o *operation, t *txn) error {
 	return err
 }
 
-// commit makes operations durable, as many as fit into one transaction, and returns them. An error
-// is the result of all of them. Without an error, each has its own result.
+// commit makes operations durable, as many as fit into one transaction, and returns them. An error is the result of
+// all of them. Without an error, each has its own result.
 func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, err error) {
 	if w.broken != nil {
 		return slices.Collect(operations), w.broken
@@ -330,7 +331,7 @@ func (w *writer) commit(operations iter.Seq[*operation]) (batch []*operation, er
 	return batch, w.broken
 }
 
-// breakDown ends the writer for good: the state of the disk is unknown, so no further write may depend on it.
+// breakDown makes the writer fail permanently: the state of the disk is unknown, so no further write may depend on it.
 func (w *writer) breakDown(err error) {
 	w.broken = err
 	w.stop(err)

@@ -247,7 +247,7 @@ func TestWriterRolledBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if boltfile.IsRolledBack(b.db, id) || !boltfile.IsRolledBack(b.db, id+1) {
-		t.Errorf("isRolledBack of transaction %d = %v, of the next one %v", id, boltfile.IsRolledBack(b.db, id),
+		t.Errorf("IsRolledBack of transaction %d = %v, of the next one %v", id, boltfile.IsRolledBack(b.db, id),
 			boltfile.IsRolledBack(b.db, id+1))
 	}
 }

@@ -19,11 +19,11 @@ var ErrExists = errors.New("there is a store already")
 
 // RestoreOptions configure Restore. The zero value is usable.
 type RestoreOptions struct {
-	// Check is called with the path of the complete copy before that is put in place. It should
+	// Check is called with the path of the complete copy before the copy is put in place. It should
 	// check the file in a process of its own. If nil, the copy is not checked.
 	Check func(path string) error
-	// CheckPages is the same for the pages of the copy before Restore reads it, because damaged pages may end the
-	// process. If nil, they are not checked.
+	// CheckPages is called with the path of the copy before Restore reads the copy. It should check the pages in a
+	// process of its own, because damaged pages may end the process. If nil, they are not checked.
 	CheckPages func(path string) error
 	// Force renames an existing file and its journals instead of returning ErrExists.
 	Force bool
@@ -41,10 +41,10 @@ type Restored struct {
 	AsideJournals []string
 }
 
-// Restore puts a copy of a backup at path, where Open finds it. It calls complete with the path of the copy, which may
-// change the copy. At every instant path has the earlier file with its journals, or the complete copy. If Restore
-// returns an error, nothing has changed. Errors: ErrExists, ErrInUse, ErrDamaged, a *store.BackupSpaceError, those of
-// complete, of o.Check, of ctx and of the file system.
+// Restore puts a copy of a backup at path, where Open finds it. Before that, it calls complete with the path of the
+// copy; complete may change the copy. At every instant path has the earlier file with its journals, or the complete
+// copy. If Restore returns an error, nothing has changed. Errors: ErrExists, ErrInUse, ErrDamaged, a
+// *store.BackupSpaceError, those of complete, of o.Check, of ctx and of the file system.
 func Restore(ctx context.Context, backup, path string, o RestoreOptions, complete func(path string) error) (
 	Restored, error,
 ) {
@@ -90,7 +90,7 @@ func restore(ctx context.Context, backup, path string, o RestoreOptions, complet
 	if err != nil {
 		return done, err
 	}
-	defer func() { err = errors.Join(err, source.Close()) }() // Until then no server can open it.
+	defer func() { err = errors.Join(err, source.Close()) }() // Until it is closed, no server can open it.
 	unfinished := path + boltfile.UnfinishedSuffix
 	if err = copyFile(ctx, source, unfinished, dir); err == nil {
 		err = complete(unfinished)
@@ -115,8 +115,8 @@ func restore(ctx context.Context, backup, path string, o RestoreOptions, complet
 	return done, dir.Sync()
 }
 
-// replace puts the copy at path. The existing file there, and its journals, have their second names on disk before they
-// lose their first ones, so that after a crash at any instant path has a store that opens.
+// replace puts the copy at path. Before that, it gives the existing file and its journals second names, and syncs
+// these to disk. So after a crash at any instant, path has a store that opens.
 func replace(dir *os.File, path, unfinished string, now time.Time, done *Restored) error {
 	journals, err := boltfile.JournalSuffixes(path)
 	if err != nil {
@@ -149,13 +149,13 @@ func replace(dir *os.File, path, unfinished string, now time.Time, done *Restore
 		return err
 	}
 	for _, suffix := range journals {
-		// A journal that stays is of no use and does no harm.
+		// If this fails, the journal stays without effect: the new file has another one.
 		_ = os.RemoveAll(path + suffix)
 	}
 	return nil
 }
 
-// linkDir creates a directory with the files of another one and the same owner, and syncs it.
+// linkDir creates a directory with the owner of another one and links to its files, and syncs it.
 func linkDir(from, to string) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {
@@ -189,8 +189,8 @@ func dropFromCache(path string) {
 	}
 }
 
-// linkAside gives a file a second name, so that path never lacks a file. If there is a file or a journal with the name,
-// linkAside appends a number. It returns the name.
+// linkAside gives a file a second name, so that path never lacks a file. If a file has that name, or a journal of
+// such a file exists, linkAside appends a number. It returns the name.
 func linkAside(path, aside string) (string, error) {
 	name := aside
 	for i := 2; ; i++ {

@@ -27,10 +27,10 @@ const (
 	backupReserve = 64 << 20
 )
 
-// Snapshot copies the committed state of a store's file at path within one read transaction, which
-// view runs. Then it calls complete with the path of the copy, which may change the copy and add about
-// growth bytes to it. Snapshot returns the copy, an unlinked file in the directory of the store, and its
-// size. Errors: a *store.BackupSpaceError, that of ctx, those of view, of complete and of the file system.
+// Snapshot copies the committed state of a store's file at path within one read transaction, which view runs. Then it
+// calls complete with the path of the copy; complete may change the copy and add about growth bytes to it. Snapshot
+// returns the copy, an unlinked file in the directory of the store, and its size. Errors: a *store.BackupSpaceError,
+// that of ctx, those of view, of complete and of the file system.
 //
 // A read transaction that lasts as long as writing the copy would make the file grow, since no page
 // that is replaced in that time can be reused. Each growth waits until the disk has all pending writes.
@@ -93,9 +93,9 @@ func Snapshot(ctx context.Context, path string, view func(context.Context, func(
 	return file, info.Size(), nil
 }
 
-// createCopy creates a file. Snapshot unlinks it when it is complete, so that it disappears when it is
-// closed or when the process ends. If the process ends before that, the next backup or the next Open
-// removes it.
+// createCopy creates the file of a copy. Snapshot unlinks the file when it is complete, so that it disappears when it
+// is closed or when the process ends. If the process ends before the file is unlinked, the next backup or the next
+// Open removes it.
 func createCopy(path string) (*os.File, error) {
 	if err := boltfile.RemoveIfExists(path); err != nil {
 		return nil, err

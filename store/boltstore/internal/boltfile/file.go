@@ -42,8 +42,8 @@ const (
 // journalSuffix is the suffix of the names of journals, before the id.
 const journalSuffix = ".journal-"
 
-// JournalDir returns the directory of the journal of the file at path. A file that was copied to the same path has
-// another id and so another directory.
+// JournalDir returns the directory of the journal with that id of the file at path. A file that replaces this one has a
+// journal with another id, and so in another directory.
 func JournalDir(path string, id [16]byte) string {
 	return fmt.Sprintf("%s%s%x", path, journalSuffix, id[:4])
 }
@@ -61,9 +61,9 @@ func JournalSuffixes(path string) (suffixes []string, err error) {
 	return suffixes, err
 }
 
-// isID reports whether a name is the end of that of a journal.
-func isID(name string) bool {
-	id, err := hex.DecodeString(name)
+// isID reports whether s is how the name of a journal ends: with the first 4 bytes of its id, in hexadecimal.
+func isID(s string) bool {
+	id, err := hex.DecodeString(s)
 	return err == nil && len(id) == 4
 }
 

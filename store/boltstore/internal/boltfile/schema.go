@@ -17,7 +17,7 @@ const (
 	SchemaVersion, oldSchemaVersion = 2, 1
 
 	// JournaledSchemaVersion is the version while the journal of the file may have operations that the file does not
-	// contain, so that versions that do not know the journal refuse the file.
+	// contain. Versions of Parley without a journal refuse such a file.
 	JournaledSchemaVersion = 3
 
 	// SchemaKey is the key of the schema version in the bucket meta.
@@ -56,8 +56,8 @@ func Schema(tx *bolt.Tx) uint32 {
 	return 0
 }
 
-// ReadJournal returns the entry about the journal, and whether the journal may have operations that the file does not
-// contain. If the entry is damaged, the error is ErrDamaged.
+// ReadJournal returns the entry of the journal, and whether the journal may have operations that the file does not
+// contain. If the file has no entry, it returns the zero value. If the entry is damaged, the error is ErrDamaged.
 func ReadJournal(db *bolt.DB) (j layout.Journal, unfolded bool, err error) {
 	key := []byte(JournalKey)
 	err = db.View(func(tx *bolt.Tx) (err error) {
@@ -80,7 +80,7 @@ func CheckSchema(tx *bolt.Tx) error {
 	case version == 0:
 		return fmt.Errorf("%w: it is a bbolt file of another program: use another file", ErrDamaged)
 	case version > JournaledSchemaVersion:
-		return fmt.Errorf("%w: it has schema %d, this version of Parley reads %d: use the version that wrote it",
+		return fmt.Errorf("%w: it has schema %d, this version of Parley reads at most %d: use the version that wrote it",
 			ErrSchema, version, JournaledSchemaVersion)
 	}
 	for _, name := range []string{
