@@ -73,7 +73,7 @@ func loadReply(snapshot *store.Snapshot) *wirecodec.Reply {
 	}, snapshot.Messages)
 }
 
-// load reads a conversation like read. It creates the conversation if it does not exist.
+// load reads a conversation, see [Server.read]. It creates the conversation if it does not exist.
 func (s *Server) load(ctx context.Context, read *store.Read) (*store.Snapshot, error) {
 	// The loop repeats only if another caller creates the conversation between the two calls.
 	for {

@@ -71,7 +71,8 @@ func (s *Server) unaryInterceptors(from source) []grpc.UnaryServerInterceptor {
 	return append(s.callInterceptors(from), s.authUnary(from))
 }
 
-// callInterceptors returns the interceptors of a call whose caller is known, and which may be one of a stream.
+// callInterceptors returns the outer interceptors of a unary call, without the one that authenticates the caller. They
+// are also those of a request of AppendStream, whose caller was authenticated with the stream.
 func (s *Server) callInterceptors(from source) []grpc.UnaryServerInterceptor {
 	unary := []grpc.UnaryServerInterceptor{
 		s.calls.Unary(from == fromProcess), s.statusUnary,

@@ -33,8 +33,8 @@ const (
 	ownStreamBytes = 256 << 10
 )
 
-// messageReader has the handlers of the methods whose replies contain stored messages. They return the
-// messages in the memory in which the store has them: see [wirecodec.Reply].
+// messageReader has the handlers of the methods that return a [wirecodec.Reply]: it contains stored messages, or a
+// cached routing summary, without a copy.
 type messageReader struct{ *Server }
 
 // handlers returns the handlers by the full names of their methods. They replace the generated ones.
@@ -108,8 +108,8 @@ type streamedAppend struct {
 }
 
 // streamedAppends returns how the requests of a stream are received and answered. The next append to a conversation
-// starts when the store has queued or refused the one before. So their order is that of the stream, and they share
-// commits; if_version of one may be the version after another.
+// starts when the store has queued or refused the one before. So they are applied in the order of the stream and share
+// commits, and if_version of one may be the version that an earlier one creates.
 func (s *Server) streamedAppends(stream appendStream) pipeline.Stream[*streamedAppend, *parleyv1.AppendStreamResponse] {
 	from, _ := stream.Context().Value(sourceKey{}).(source)
 	own := semaphore.NewWeighted(ownStreamBytes)
@@ -145,7 +145,7 @@ func (s *Server) streamedAppends(stream appendStream) pipeline.Stream[*streamedA
 	}
 }
 
-// answerStreamed answers a request of AppendStream. It is inside of the interceptors of calls.
+// answerStreamed answers a request of AppendStream. The interceptors of streamedAppends call it.
 func (s *Server) answerStreamed(ctx context.Context, request any) (any, error) {
 	r, ok := request.(*streamedAppend)
 	if !ok {
@@ -231,7 +231,7 @@ type messagePage struct {
 	// last is the sequence of the previous page's last message, or 0 if there is none. After fill, it
 	// is the sequence of this page's last message.
 	last int32
-	// spans are where the messages of the page are in the stored messages, and size is their size.
+	// spans are the positions of the page's messages in the stored messages, and size is their size in bytes.
 	spans []span
 	size  int
 }

@@ -90,9 +90,9 @@ func wantReply(t *rapid.T, err error, want, got proto.Message) {
 	}
 }
 
-// TestReadsWhileWriting reads conversations in all ways while others append to them, out of the memory of the
-// store. Some readers cancel their calls. Each reply must consist of complete
-// messages of the conversation, in order.
+// TestReadsWhileWriting reads conversations in all ways while others append to them. The replies are in the memory of
+// the store's cache. Some readers cancel their calls. Each reply must consist of complete messages of the conversation,
+// in order.
 func TestReadsWhileWriting(t *testing.T) {
 	const writers, appends, readers = 3, 25, 4
 	f := open(t, func(s *setup) {

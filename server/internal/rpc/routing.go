@@ -46,8 +46,8 @@ func (s messageReader) GetRoutingSummary(
 	return wirecodec.NewReply(new(parleyv1.GetRoutingSummaryResponse), reply), nil
 }
 
-// summaryReply returns the encoded reply with the summary of a conversation: the one that was computed last if the
-// conversation has not changed.
+// summaryReply returns the encoded reply with the summary of a conversation. If the conversation has not changed since
+// the last summary in the cache, it returns that one.
 func (s *Server) summaryReply(ctx context.Context, id string, o routing.Options) ([]byte, error) {
 	q := &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1}
 	last := s.summaries.Get(q.Tenant, id, o, s.now())

@@ -280,7 +280,7 @@ func TestMaxSummariesSize(t *testing.T) {
 	}
 }
 
-// TestSummaryAgain asks for the summary of the same version until the lease in it has ended, and with other
+// TestSummaryAgain requests the summary of the same version until the lease in it has ended, and with other
 // options: each reply must be right, though the server has computed one before.
 func TestSummaryAgain(t *testing.T) {
 	clock := newManualClock()

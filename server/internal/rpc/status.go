@@ -293,10 +293,10 @@ func refusals() []row { //nolint:funlen // one table
 			rules.MaxDecodedBytes)),
 		is(slowstream.ErrReader, refuse(limit, "SLOW_READER",
 			"the client did not read a message of its stream within %s plus 1 s for each %d bytes of it; "+
-				"the turn continues, resume it with ResumeTurn; start an export or a backup again; repeat unanswered appends",
+				"resume the turn with ResumeTurn; start an export or a backup again; send appends without a response again",
 			slowstream.MaxSendTime, slowstream.MinSendBytes)),
 		is(slowstream.ErrSender, refuse(limit, "SLOW_SENDER",
-			"the client sent no request on its stream for %s; what earlier requests contained is stored",
+			"the client sent no request on its stream for %s; this does not affect earlier requests",
 			slowstream.MaxReceiveTime)),
 		is(receive.ErrTooMany, refuse(limit, "TOO_MANY_LARGE_REQUESTS",
 			"too many requests arrive slowly; retry").retryable()),

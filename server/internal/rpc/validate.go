@@ -65,9 +65,9 @@ func newDecoder() *decoder {
 	}
 }
 
-// decode decodes a request if the codec left it in encoded form. It returns the memory that the decoded request
-// needs: of own, unless that is nil or used up, else of the limit of large requests. The caller must release it when
-// the request is no longer used.
+// decode decodes a request if the codec left it in encoded form. It acquires the memory that the decoded request
+// needs: from own, if that is not nil and has enough, and otherwise from the limit of large requests. The caller must
+// release the memory when the request is no longer used.
 func (d *decoder) decode(ctx context.Context, request any, own *semaphore.Weighted) (acquired memory, err error) {
 	m, ok := request.(proto.Message)
 	if !ok {
@@ -88,7 +88,7 @@ func (d *decoder) decode(ctx context.Context, request any, own *semaphore.Weight
 	})
 	if deep, ok := errors.AsType[*rules.TooDeepError](err); ok {
 		faults := new(invalidError)
-		// The append of a stream has the faults of a call of AppendMessages.
+		// A request of AppendStream names its fields as one of AppendMessages.
 		faults.add(strings.TrimPrefix(deep.Field, "append."), "is more than %d levels deep", rules.MaxDepth)
 		err = faults
 	} else if errors.Is(err, rules.ErrMalformed) {
@@ -100,13 +100,13 @@ func (d *decoder) decode(ctx context.Context, request any, own *semaphore.Weight
 	return acquired, err
 }
 
-// memory is the memory of a decoded request. The zero value is none.
+// memory is memory that was acquired for a decoded request. The zero value is none.
 type memory struct {
 	of    *semaphore.Weighted
 	bytes int64
 }
 
-// release returns the memory and sets it to none.
+// release returns the memory to its limit. A second call does nothing.
 func (m *memory) release() {
 	if m.bytes > 0 {
 		m.of.Release(m.bytes)

@@ -160,8 +160,8 @@ func (w *watchStream) withoutHeartbeats() []*parleyv1.ConversationChange {
 	return changes
 }
 
-// TestWatchTurns checks that a watch with include_turn_events has the same events as the Chat stream, each text by
-// itself, in the right order with the other changes.
+// TestWatchTurns checks that a watch with include_turn_events has the same events as the Chat stream, without merged
+// texts, in the right order with the other changes.
 func TestWatchTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, script := openScripted(t, nil)

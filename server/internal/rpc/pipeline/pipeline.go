@@ -1,10 +1,11 @@
 // Package pipeline answers the requests of a stream, many at a time, and sends the replies in the order of the
 // requests.
 //
-// Three kinds of goroutines work on a stream. One receives requests, workers handle them, and the goroutine of the
-// caller sends the replies. Requests with the same key start one after the other, in the order in which they were
-// received: each starts when the one before has its place in an order that the callee keeps, or its answer. Start at
-// [Run].
+// Three kinds of goroutines work on a stream. One receives requests, workers answer them, and the goroutine of the
+// caller sends the replies. Requests with the same key start in the order in which they were received: each starts
+// when the one before has called queued, see [Stream], or has been answered.
+//
+// Start at [Run].
 package pipeline
 
 import (
@@ -18,8 +19,8 @@ import (
 // MaxUnderWay is the maximum number of requests of a stream that were received and have no reply yet.
 const MaxUnderWay = 1024
 
-// maxIdleWorkers is the maximum number of workers of a stream that wait for a request. A new worker must grow its
-// stack with its first request.
+// maxIdleWorkers is the maximum number of workers of a stream that wait for a request. They are kept because a new
+// worker must grow its stack with its first request.
 const maxIdleWorkers = 64
 
 // idleTime is the minimum time without a request after which the idle workers of a stream end. Each takes 5 KiB.
@@ -27,11 +28,11 @@ const idleTime = 5 * time.Second
 
 // Stream says how to receive and answer the requests of a stream.
 type Stream[Q, R any] struct {
-	// Receive receives the next request and returns its key. One goroutine calls it, which may still run when Run has
-	// returned; Receive must then return soon. The error io.EOF means that there are no more requests.
+	// Receive receives the next request and returns its key. Only one goroutine calls it. A call may still run when Run
+	// has returned; it must then return soon. The error io.EOF means that there is no further request.
 	Receive func() (request Q, key string, err error)
-	// Answer answers a request. Many goroutines call it. Its context ends when the stream ends early. It may call queued,
-	// also more than once, before it returns: then the next request with the same key starts.
+	// Answer answers a request. Many goroutines call it. Its context ends when the stream ends early. It may call queued
+	// before it returns, once or more often: then the next request with the same key starts.
 	Answer func(ctx context.Context, request Q, queued func()) R
 	// Send sends a reply. The goroutine that calls Run calls it. After an error it is not called again.
 	Send func(R) error
@@ -39,12 +40,12 @@ type Stream[Q, R any] struct {
 	Drop func(Q)
 }
 
-// ErrStopped means that the stream ended because stopping was closed.
+// ErrStopped is returned if the channel stopping was closed.
 var ErrStopped = errors.New("the stream was stopped")
 
 // Run answers requests until Receive or Send returns an error, ctx ends, or stopping is closed. It returns that error,
-// or nil after io.EOF, the cause of ctx, or ErrStopped. Before that it answers the requests that are under way and
-// sends their replies, unless a reply cannot be sent. No call of Answer or Send is running when Run returns.
+// or nil after io.EOF, the cause of ctx, or ErrStopped. Before it returns, it answers the requests that are under way
+// and sends their replies, unless a reply cannot be sent. No call of Answer or Send is running when Run returns.
 func Run[Q, R any](ctx context.Context, s Stream[Q, R], stopping <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -96,7 +97,7 @@ type pipeline[Q, R any] struct {
 	sendErr  error         // the goroutine that calls Run owns it
 
 	mu     sync.Mutex
-	closed bool                   // no request is accepted any more
+	closed bool                   // no further request is accepted
 	used   bool                   // a worker has started since the last call of endIdle
 	idle   int                    // workers that wait for work, or are about to, and have none
 	newest map[string]*slot[Q, R] // of each key, unless it is queued
@@ -174,8 +175,8 @@ func (p *pipeline[Q, R]) startNext(s *slot[Q, R]) {
 	}
 }
 
-// setQueued records that the next request with the key of s may start, and returns it if it was received and has not
-// started. The caller must hold mu.
+// setQueued records that the next request with the key of s may start. It returns that request if it was received and
+// has not started. The caller must hold mu.
 func (p *pipeline[Q, R]) setQueued(s *slot[Q, R]) (next *slot[Q, R]) {
 	if s.queued {
 		return nil
@@ -233,7 +234,7 @@ func (p *pipeline[Q, R]) sendUntilEnd(received <-chan error, stopping <-chan str
 	return p.sendErr
 }
 
-// send sends a reply when it is there. If the stream is broken, it only waits for the answer.
+// send waits for the reply to a request and sends it. If the stream is broken, it only waits.
 func (p *pipeline[Q, R]) send(s *slot[Q, R]) {
 	<-s.done
 	if p.sendErr == nil {
@@ -247,7 +248,7 @@ func (p *pipeline[Q, R]) send(s *slot[Q, R]) {
 	<-p.underWay
 }
 
-// close makes the pipeline accept no more requests.
+// close makes the pipeline accept no further request.
 func (p *pipeline[Q, R]) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

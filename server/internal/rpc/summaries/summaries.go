@@ -1,6 +1,6 @@
-// Package summaries keeps the routing summaries that were requested last, encoded as replies. A coordinator asks
-// for one before every message, often again before the conversation has changed: then a lookup of the version
-// replaces the computation.
+// Package summaries caches the routing summaries that were requested last, encoded as replies. A coordinator requests
+// a summary before every message, often before the conversation has changed. Then the server compares the version
+// instead of computing the summary again.
 //
 // The package does not know whether a summary is still that of its conversation. Callers compare the version with the
 // store's.
@@ -24,7 +24,7 @@ const overhead = 300
 type Summary struct {
 	// Of is the state of the conversation that it summarizes.
 	Of store.Known
-	// Options are those with which it was made.
+	// Options are the options with which it was computed.
 	Options routing.Options
 	// Until is the end of the lease that it contains. From then on the summary is wrong. The zero value is no end.
 	Until time.Time
@@ -33,7 +33,7 @@ type Summary struct {
 }
 
 // Cache is a set of summaries, one for a conversation, with a limit in bytes. It is safe for concurrent
-// use. Of a conversation that is deleted, the summary stays until others push it out.
+// use. The summary of a deleted conversation stays until it is the one that was not used for the longest time.
 type Cache struct {
 	limit int
 
@@ -53,13 +53,13 @@ type entry struct {
 // size is the memory of an entry in bytes.
 func (e entry) size() int { return cap(e.summary.Reply) + len(e.key.tenant) + len(e.key.id) + overhead }
 
-// New returns a cache whose summaries take at most limit bytes. With 0 it keeps none.
+// New returns a cache whose summaries take at most limit bytes. If limit is 0, the cache stays empty.
 func New(limit int) *Cache {
 	return &Cache{limit: limit, byID: map[key]*list.Element{}, newest: list.New()}
 }
 
-// Get returns the summary of a conversation with those options that is right at that time if the
-// conversation has not changed, or nil if there is none.
+// Get returns the summary of a conversation with those options, or nil if there is none or if its Until
+// has passed. The caller must check that the conversation is still in the state Of.
 func (c *Cache) Get(tenant, id string, o routing.Options, now time.Time) *Summary {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -75,8 +75,8 @@ func (c *Cache) Get(tenant, id string, o routing.Options, now time.Time) *Summar
 	return s
 }
 
-// Put keeps the summary of a conversation in place of another one of it. If the summary takes more than an eighth of
-// the limit, it is not kept. The caller must not change it.
+// Put puts the summary of a conversation into the cache and removes the earlier one. If the summary takes more than an
+// eighth of the limit, it is not put there. The caller must not change the summary after that.
 func (c *Cache) Put(tenant, id string, s *Summary) {
 	e := entry{key{tenant, id}, s}
 	c.mu.Lock()

@@ -51,10 +51,10 @@ func TestLimit(t *testing.T) {
 	has := func(c *Cache, i int) bool {
 		return c.Get("acme", fmt.Sprintf("%04d", i), routing.Options{}, time.Time{}) != nil
 	}
-	const size, room = 1000, 20
+	const size, most = 1000, 20
 	each := entry{key{"acme", "0000"}, &Summary{Reply: make([]byte, size)}}.size()
-	c := New(room * each)
-	for i := range room {
+	c := New(most * each)
+	for i := range most {
 		put(c, i, size)
 	}
 	for i := range 5 {
@@ -62,9 +62,9 @@ func TestLimit(t *testing.T) {
 	}
 	has(c, 5)
 	for i := range 10 {
-		put(c, room+i, size)
+		put(c, most+i, size)
 	}
-	for i := range room + 10 {
+	for i := range most + 10 {
 		if want := i <= 5 || i > 15; has(c, i) != want {
 			t.Errorf("has %d = %v, want %v", i, !want, want)
 		}
@@ -79,7 +79,7 @@ func TestLimit(t *testing.T) {
 	if c := New(0); true {
 		put(c, 1, 0)
 		if has(c, 1) {
-			t.Error("a cache without room keeps a summary")
+			t.Error("a cache with limit 0 has a summary, want none")
 		}
 	}
 }

@@ -4,9 +4,8 @@
 // has the frames beside a message with all other fields. The codec encodes that message and passes the frames to gRPC
 // as they are. gRPC copies them once, to the buffer from which it writes to the connection.
 //
-// The memory of frames may be that of a cache in the store, which other readers use, so it must not be changed.
-// Until the client has received the frames, the reply keeps all of that memory, which may be larger than the
-// frames.
+// The frames may be in the memory of the store's cache, which other readers use, so they must not be changed. Until
+// gRPC has copied the frames, the reply keeps all of that memory, which may be larger than the frames.
 //
 // Start at [Reply].
 package wirecodec
@@ -69,7 +68,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return nil, err
 	}
 	for _, f := range r.frames {
-		data = append(data, mem.SliceBuffer(f)) // Without an owner: when gRPC frees it, nothing happens.
+		data = append(data, mem.SliceBuffer(f)) // Its Free does nothing, so gRPC cannot use the memory again.
 	}
 	return data, nil
 }

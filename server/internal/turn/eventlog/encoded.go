@@ -68,8 +68,8 @@ func (n Encoded) decode(turnID string, index int32) *parleyv1.TurnEvent {
 	return event
 }
 
-// merge returns the first event of a batch and the texts that continue it as one event, and the number
-// of these events. A single text may be longer than maxMergedBytes.
+// merge returns the first event of a batch and the number of events that it stands for. If the first event
+// is a text, merge adds the texts that continue it, up to maxMergedBytes. A single text may be longer.
 func merge(batch []Encoded) (merged Encoded, count int) {
 	merged = batch[0]
 	if merged.kind != textEvent {

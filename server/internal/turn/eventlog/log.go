@@ -2,8 +2,8 @@
 //
 // A [Log] retains the newest events in encoded form, so that the counted memory is the real memory.
 // The turn appends events; any number of readers follow them from an index. Readers never slow down
-// the turn. A reader that is late receives adjacent texts as one event. A [Sink] receives each event
-// when it is appended.
+// the turn. A reader is late if several events wait for it. It receives adjacent texts as one event. A
+// [Sink] receives each event when it is appended.
 //
 // Start at [Log].
 package eventlog
@@ -29,7 +29,7 @@ const (
 // readBatch is the maximum number of events that a reader copies under the lock.
 const readBatch = 256
 
-// maxMergedBytes is the maximum size of a text that is merged of several.
+// maxMergedBytes is the maximum size of a text that is merged from several, in bytes. The proto names it.
 const maxMergedBytes = 4 << 10
 
 // Log is the list of events of a turn. It is safe for concurrent use.
