@@ -381,7 +381,7 @@ func (s *benchServer) readingSummary() (call, error) {
 // knownSummaries is how many summaries a caller of readingSummaryAgain or readingUnmodified knows.
 const knownSummaries = 20
 
-// readingSummaryAgain returns a call that reads the routing summary of one of a few conversations, which nobody changes.
+// readingSummaryAgain returns a call that reads the routing summary of one of a few conversations. They do not change.
 func (s *benchServer) readingSummaryAgain() (call, error) {
 	ids := make([]string, knownSummaries)
 	for i := range ids {

@@ -34,7 +34,7 @@ func TestResumeFromEveryIndex(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	paced := broken[0] // Its client received each piece by itself.
+	paced := broken[0] // Its client received each piece as an event of its own.
 	if len(paced.all) != lastIndex {
 		t.Fatalf("the turn of %s has %d events, want %d", paced.id, len(paced.all), lastIndex)
 	}

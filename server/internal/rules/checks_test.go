@@ -52,7 +52,7 @@ func commonRequests() []proto.Message {
 	}
 }
 
-// TestCommonRequests: common requests need no protovalidate.
+// TestCommonRequests checks that common requests need no protovalidate.
 func TestCommonRequests(t *testing.T) {
 	t.Parallel()
 	for _, m := range commonRequests() {
@@ -99,7 +99,7 @@ func TestChecksAgree(t *testing.T) {
 	}
 }
 
-// TestChecksAgreeOnAny does the same for several random changes of a request.
+// TestChecksAgreeOnAny does the same as TestChecksAgree with several random changes of a request.
 func TestChecksAgreeOnAny(t *testing.T) {
 	t.Parallel()
 	accepted, refused := 0, 0
@@ -168,7 +168,7 @@ func valuesOf(m protoreflect.Message, field protoreflect.FieldDescriptor) []prot
 			characters = 300 // ASCII and some others.
 		}
 	}
-	for c := range characters { // Each at each end.
+	for c := range characters { // Each one at the beginning and at the end.
 		all = append(all, protoreflect.ValueOfString(string(c)), protoreflect.ValueOfString("x"+string(c)))
 	}
 	for _, n := range sizes {

@@ -172,7 +172,7 @@ func mergeAdjacent(events []*parleyv1.TurnEvent) (merged []*parleyv1.TurnEvent) 
 	return merged
 }
 
-// sentEvents is a sink that records the events of one turn at a time, each by itself.
+// sentEvents is a sink that records the events of one turn at a time, unmerged.
 type sentEvents struct{ events []*parleyv1.TurnEvent }
 
 func (*sentEvents) HasSubscribers() bool { return true }
