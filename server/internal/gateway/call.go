@@ -31,7 +31,7 @@ type httpCall struct {
 	// for example "conversation.id".
 	params map[string]string
 	query  url.Values
-	// text is the body. It is empty if the body is lines.
+	// text is the body. It is empty if the body consists of lines, see hasLines.
 	text []byte
 	// sent means that a request message was sent. Later errors come from the server.
 	sent bool
@@ -39,7 +39,7 @@ type httpCall struct {
 	// caller is authorized.
 	refused func(error)
 
-	// release releases the memory of the body. It is nil if the body is lines.
+	// release releases the memory of the body. It is nil if the body consists of lines.
 	release func()
 
 	// probing means that the request only probes a path and makes no call. pathExists is then set if the path

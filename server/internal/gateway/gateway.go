@@ -29,7 +29,7 @@ const (
 	appendPath   = "/v1/append"
 )
 
-// hasLines reports whether the body of a request to a path is lines, which are read during the call.
+// hasLines reports whether the body of a request to a path consists of lines, which are read during the call.
 func hasLines(path string) bool { return path == importPath || path == appendPath }
 
 // Authorize returns an error, which is a status, if a caller with this metadata may not call a method. The
@@ -128,7 +128,7 @@ func calledMethod(ctx context.Context, of runtime.HandlerFunc) string {
 	return call.method
 }
 
-// discardWriter discards the response to an empty request.
+// discardWriter discards the response to the empty request of calledMethod.
 type discardWriter struct{}
 
 // Header returns a header that is not used.

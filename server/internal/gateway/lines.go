@@ -43,7 +43,7 @@ func (i *importer) serve(w http.ResponseWriter, r *http.Request, _ map[string]st
 		return
 	}
 	// The server may answer before the body ends.
-	_ = http.NewResponseController(w).EnableFullDuplex() // Fails only for a writer of a test without a network.
+	_ = http.NewResponseController(w).EnableFullDuplex() // It fails only in tests without a network.
 	var sending sync.WaitGroup
 	ctx, err := runtime.AnnotateContext(r.Context(), i.mux, r,
 		parleyv1.ConversationService_ImportConversations_FullMethodName)
@@ -128,8 +128,8 @@ func parseOverwrite(query url.Values) (*bool, error) {
 	return all, f.err()
 }
 
-// appender appends the batches of JSON lines and answers each with a line. The generated handler would not report a
-// malformed line, and HTTP/1.1 would not let it read and write at the same time.
+// appender appends the batches in JSON lines and writes a reply line for each. The generated handler would not report a
+// malformed line, and does not permit HTTP/1.1 to read and write at the same time.
 type appender struct {
 	client parleyv1.ConversationServiceClient
 	mux    *runtime.ServeMux
@@ -141,7 +141,7 @@ func (a *appender) serve(w http.ResponseWriter, r *http.Request, _ map[string]st
 		call.method = parleyv1.ConversationService_AppendStream_FullMethodName
 		return
 	}
-	_ = http.NewResponseController(w).EnableFullDuplex() // Fails only for a writer of a test without a network.
+	_ = http.NewResponseController(w).EnableFullDuplex() // It fails only in tests without a network.
 	var sending sync.WaitGroup
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -186,7 +186,7 @@ func (a *appender) run(ctx context.Context, r *http.Request, replies *replyLines
 	if err := replies.copy(stream); err != nil {
 		return err
 	}
-	sending.Wait() // The server ends the stream after all lines were sent, so this does not block.
+	sending.Wait() // This does not block: the server ends the stream without an error only after the last line.
 	if fault != nil {
 		return fault.ended("the append ended at line %d; the lines before it were answered", fault.line).Err()
 	}
@@ -212,8 +212,8 @@ func (l *replyLines) begin() {
 	l.w.WriteHeader(http.StatusOK)
 }
 
-// copy writes all replies of a stream. It sends those that it has written when no other has arrived. It returns the
-// error of the stream.
+// copy writes all replies of a stream. It flushes them when no further reply has arrived. It returns the error of the
+// stream, or nil if the stream ended without one.
 func (l *replyLines) copy(stream grpc.ServerStreamingClient[parleyv1.AppendStreamResponse]) error {
 	const buffered = 64
 	replies := make(chan *parleyv1.AppendStreamResponse, buffered)
@@ -242,7 +242,7 @@ func (l *replyLines) copy(stream grpc.ServerStreamingClient[parleyv1.AppendStrea
 	return nil
 }
 
-// end writes the error that ends the stream.
+// end writes a last line with the error that ended the stream.
 func (l *replyLines) end(st *status.Status) {
 	l.write(&parleyv1.AppendStreamResponse{Result: &parleyv1.AppendStreamResponse_Error{Error: st.Proto()}})
 }
@@ -260,7 +260,7 @@ type upload struct {
 	stream     grpc.ClientStream
 	large      *largeBodies
 	newRequest func() proto.Message
-	complete   func(proto.Message) // changes a request before it is sent
+	complete   func(proto.Message) // sets further fields of a request before it is sent
 }
 
 // sendAll sends the lines of the body until a line has a fault, and then closes the stream for sending. It returns
@@ -364,7 +364,7 @@ func (f *lineFault) status(taken *parleyv1.ImportConversationsResponse) *status.
 	return st
 }
 
-// ended returns the error with a text that says what ended, and the line's faults.
+// ended returns an error with the text of format, which says what ended, and the line's faults.
 func (f *lineFault) ended(format string, args ...any) *status.Status {
 	code, reason := codes.InvalidArgument, "INVALID_REQUEST"
 	if f.tooLarge {

@@ -85,10 +85,10 @@ func (r *replyStream) receiveFirst() (proto.Message, error) {
 }
 
 // receiveFirstAfter receives the first event of a Chat call for a client that has the events up to r.after. All
-// later events are new. If the client has the event started, receiveFirstAfter replaces the call by ResumeTurn:
-// a text that Chat merged could contain a part that the client has, and the server decides from where a turn can
-// be resumed. If the server was restarted or the client lost its place in the queue, the events are those of
-// a new turn, and all are sent.
+// later events are new. If the client has the event started, receiveFirstAfter replaces the call by ResumeTurn,
+// for two reasons: a text that Chat merges could contain a part that the client has, and the server decides from
+// where a turn can be resumed. If the server was restarted or the client lost its place in the queue, the events
+// are those of a new turn, and all are sent.
 func (r *replyStream) receiveFirstAfter() (proto.Message, error) {
 	for {
 		reply := new(parleyv1.ChatResponse)

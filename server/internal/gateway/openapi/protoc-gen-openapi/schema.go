@@ -22,7 +22,7 @@ func (s schemas) message(m *protogen.Message, without ...protoreflect.Name) (*sc
 	return s.named(string(m.Desc.Name()), m, without...)
 }
 
-// named is message with the name of the schema of a message that is not well-known.
+// named returns the schema of a message that is not well-known, like message, under another name.
 func (s schemas) named(name string, m *protogen.Message, without ...protoreflect.Name) (*schema, error) {
 	if s[name] != nil {
 		return schemaRef(name), nil
