@@ -20,9 +20,9 @@ import (
 const storeName = "parley.db"
 
 const aboutCheck = `Check the store's file, or FILE, which may be a backup. The check covers every page, the checksum of
-every record, and every index entry of a conversation, and the journal of a killed server, which must
-be beside the file. It changes nothing. Each fault is a line on
-standard output that names the affected conversation; the last line has the totals.
+every record, and every index entry of a conversation. After a server was killed, the check also
+covers its journal, which must be beside the file. It changes nothing. Each fault is a line on standard
+output that names the affected conversation; the last line has the totals.
 
 The exit code is 0 if there is no fault and 65 if the file is damaged. Stop the server that uses
 the file before.`
@@ -30,8 +30,9 @@ the file before.`
 const aboutRestore = `Copy BACKUP into the data directory as the store of parleyd. The copy is checked as by parleyd
 check before it replaces the store. If the check finds a fault, nothing changes.
 
-BACKUP may also be the parley.db of a stopped or killed server. After a kill, its journal must be
-beside it, the directory whose name starts with that of the file. The copy then contains the journal.
+BACKUP may also be the parley.db of a stopped or killed server. After a kill, the journal must be
+beside the file: a directory whose name starts with that of the file and ".journal-". The copy then
+contains the appends in the journal.
 
 An existing store is not replaced unless --force moves it aside, with its journal. Stop the server
 that uses it before.
@@ -40,9 +41,9 @@ Conversations in a backup continue to expire: a conversation whose ttl has passe
 the restore.`
 
 const aboutCompact = `Rewrite the store's file without its free pages. Without this command the file never shrinks: the
-store keeps free pages for later writes. After a kill, the journal is folded into the file first. The
-new file is checked before it replaces the old one, so the disk needs space for both. Stop the server
-that uses the file before.`
+store keeps free pages for later writes. After a server was killed, the command first folds the journal
+into the file. The new file is checked before it replaces the old one, so the disk needs space for both.
+Stop the server that uses the file before.`
 
 // offlineCommands returns the commands besides the server.
 func offlineCommands() []config.Offline {

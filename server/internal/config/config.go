@@ -62,9 +62,9 @@ type Config struct {
 
 	Store                string        // "memory" or "bolt"
 	DataDir              string        // directory of the bolt store's file; need not exist
-	JournalBudget        int           // size of the appends in the journal that starts a fold; 0: no journal
-	JournalAge           time.Duration // time after which appends in the journal are folded
-	CacheBytes           int           // of conversations and summaries in memory; 0: no cache
+	JournalBudget        int           // bytes of appends in the journal at which they are folded; 0: no journal
+	JournalAge           time.Duration // time between folds if the journal does not reach its budget before
+	CacheBytes           int           // maximum memory for conversations and summaries; 0: no cache
 	MaxMessages          int           // per conversation, 1 to 1000
 	TTL                  time.Duration // time from a conversation's last append to its expiry
 	MaxConversations     int           // per tenant; 0: no limit
@@ -108,7 +108,8 @@ type Config struct {
 	settingsRead []*setting // for NeedRestart
 }
 
-// SummaryBytes returns the part of CacheBytes for routing summaries. The memory store uses nothing else of it.
+// SummaryBytes returns the part of CacheBytes for routing summaries. The rest is for conversations; the memory store
+// does not use it.
 func (c *Config) SummaryBytes() int { return c.CacheBytes / 8 }
 
 // Warning describes a setting that is allowed but probably a mistake. It contains no secret.
@@ -141,9 +142,9 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 		newSetting(dataDirName, text(&c.DataDir, "./data", 1, 4096, "path"),
 			"directory of parley.db, its journal and interactions/; created if missing, for this user only"),
 		newSetting("journal-budget", size(&c.JournalBudget, 256*mib, 0, 4*gib),
-			"size of the appends in the journal above which they are folded into the file; 0: no journal"),
+			"size of the appends in the journal at which they are folded into the file; 0: no journal"),
 		newSetting("journal-age", duration(&c.JournalAge, time.Minute, time.Second, day),
-			"time after which appends in the journal are folded into the file"),
+			"time between folds of the journal if it does not reach its budget before"),
 		newSetting("cache-bytes", size(&c.CacheBytes, 64*mib, 0, math.MaxInt),
 			"maximum memory for conversations and summaries that may be read again; 0: no cache"),
 		newSetting("max-messages", count(&c.MaxMessages, 20, 1, 1000),

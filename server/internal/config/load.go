@@ -276,7 +276,7 @@ func (l *loader) check() {
 	l.checkSignIn()
 	l.checkFits("max-message-bytes", c.MaxMessageBytes)
 	l.checkFits("max-answer-bytes", c.MaxAnswerBytes)
-	// Below that, a fold for every few appends would cost more than the journal saves.
+	// With a smaller budget, folds would cost more than the journal saves.
 	if b := c.JournalBudget; b > 0 && b < minBudget {
 		l.fault(l.place("journal-budget"), "%d is too small; use at least 64KiB, or 0 for no journal", b)
 	}

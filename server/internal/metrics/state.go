@@ -96,7 +96,7 @@ func (m *stateMetrics) addJournal() {
 		func(s *store.State) float64 { return float64(s.Journal.FoldedConversations) })
 	m.split(prometheus.CounterValue, "parley_store_journal_bypassed_appends_total",
 		"Appends that were written to the file of the store instead of its journal, by reason: full, if the journal was at "+
-			"twice its budget, or disk, if there was no space for it.", "reason",
+			"twice its budget, or disk, if the disk had no space for another file of it.", "reason",
 		part{"full", func(s *store.State) float64 { return float64(s.Journal.BypassedFull) }},
 		part{"disk", func(s *store.State) float64 { return float64(s.Journal.BypassedDisk) }})
 }
@@ -104,7 +104,7 @@ func (m *stateMetrics) addJournal() {
 // addCache adds the state of the cache. All values are 0 if the store has none.
 func (m *stateMetrics) addCache() {
 	m.split(prometheus.CounterValue, "parley_store_cache_lookups_total",
-		"Reads of a conversation, by result: hit, if the cache had it, or miss.", "result",
+		"Lookups of a conversation in the cache, by result: hit, if the cache had it, or miss.", "result",
 		part{"hit", func(s *store.State) float64 { return float64(s.Cache.Hits) }},
 		part{"miss", func(s *store.State) float64 { return float64(s.Cache.Misses) }})
 	m.gauge("parley_store_cache_bytes", "Memory of the conversations in the cache.",

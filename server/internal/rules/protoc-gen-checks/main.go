@@ -1,10 +1,13 @@
 // Command protoc-gen-checks is a protoc plugin that generates fast checks of messages from the rules of
-// protovalidate in the protos. A check only tells whether a message is certainly valid. It is plain Go without
+// protovalidate in the protos. A check only reports whether a message is certainly valid. It is plain Go without
 // reflection, regular expressions and allocations. Protovalidate decides about all other messages, so the plugin
-// only needs the rules that are common in the hot requests. It fails on a rule that it does not know, unless the
-// rule is one of a list, a map, a message or an optional field: then the check requires that the field is not set.
+// supports only the rules of the most frequent requests. If it does not support the rules of a list, a map, a message
+// or an optional field, the check requires that the field is not set. Any other rule that it does not support is an
+// error.
 //
-// The parameter messages has the names of the messages to check, separated by "+". Start at generate.
+// The parameter messages has the names of the messages to check, separated by "+".
+//
+// Start at generate.
 package main
 
 import (
