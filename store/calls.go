@@ -106,10 +106,10 @@ type Append struct {
 	// already stored. The store sets turn_id and conversation_version in its copy and does not
 	// interpret the other fields.
 	Events *storev1.TurnEvents
-	// Queued, if not nil, is called once when the place of the append among those to the conversation is
+	// Queued, if not nil, is called once, when the place of the append among those to the conversation is
 	// fixed, at the latest before a successful Append returns. An append that starts after that is
-	// applied later; see law 17. If Append fails, Queued may not have been called. It must return quickly
-	// and must not call the store.
+	// applied later; see law 17. If Append fails, Queued may not have been called. Queued must return
+	// quickly and must not call the store.
 	Queued func()
 }
 
@@ -173,8 +173,9 @@ type Read struct {
 	ConversationID string
 	// Newest is the number of newest messages to return; a negative number returns all, 0 none.
 	Newest int
-	// Shared says that the caller does not change the messages of the snapshot, so that they may be
-	// memory of the store. It is for callers that read often.
+	// Shared says that the caller does not change the messages of the snapshot. They may then be in
+	// memory that the store shares with other readers, and the store may keep them in its cache. It is
+	// for callers that read often.
 	Shared bool
 	// Turns also returns the turns and their events.
 	Turns bool

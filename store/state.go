@@ -20,9 +20,10 @@ type State struct {
 	DiskFreeBytes, DiskBytes int64
 	// Failed is true after a permanent failure: every later write returns ErrFailed.
 	Failed bool
-	// Journal is the zero value if the store has no journal, and Cache if it has no cache.
+	// Journal is the state of the journal; the zero value if the store has none.
 	Journal JournalState
-	Cache   CacheState
+	// Cache is the state of the cache; the zero value if the store has none.
+	Cache CacheState
 }
 
 // JournalState is the state of the journal of a store: files to which the store writes operations before it folds them
@@ -31,27 +32,29 @@ type JournalState struct {
 	// BudgetBytes is the size of the operations at which a fold begins. At twice this size, operations are written to the
 	// file of the store.
 	BudgetBytes int64
-	// WaitingBytes is the size of the operations that wait for the next fold, and FoldingBytes that of the fold that
-	// has begun.
+	// WaitingBytes is the size in bytes of the operations that wait for the next fold, and FoldingBytes that of the
+	// operations that the running fold has taken.
 	WaitingBytes, FoldingBytes int64
-	// Age is the time since the first of these operations was written, or the store was opened; 0 if there are none.
+	// Age is the time since the first of these operations was written or read by the opening of the store; 0 if there
+	// are none.
 	Age time.Duration
-	// FileBytes is the size of the files.
+	// FileBytes is the size of the files of the journal.
 	FileBytes int64
-	// Folds is the number of folds that have ended, FoldTime the sum of their times from begin to end, and
-	// FoldedConversations the number of conversations that they have written to the file.
+	// Folds is the number of folds that have ended, without those that had nothing to fold. FoldTime is the sum of their
+	// times from begin to end. FoldedConversations is the number of conversations that folds have written to the file.
 	Folds, FoldedConversations int64
 	FoldTime                   time.Duration
-	// BypassedFull is the number of operations that were written to the file because the journal was at twice its budget,
-	// and BypassedDisk those for which the disk had no space for the journal.
+	// BypassedFull is the number of operations that were written to the file because the journal was at twice its budget.
+	// BypassedDisk is the number of those for which no further file of the journal could be created.
 	BypassedFull, BypassedDisk int64
 }
 
-// CacheState is the state of the conversations that a store keeps in memory.
+// CacheState is the state of a store's cache of conversations.
 type CacheState struct {
-	// LimitBytes is the maximum size, and Bytes the size.
+	// LimitBytes is the maximum memory of the conversations, and Bytes their memory.
 	LimitBytes, Bytes int64
-	// Hits is the number of reads that the cache has answered since the store was opened, and Misses that of the others.
+	// Hits is the number of lookups that have found a conversation since the store was opened, and Misses the number of
+	// those that have not. A read whose version is known makes no lookup.
 	Hits, Misses int64
 }
 

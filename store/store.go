@@ -56,8 +56,8 @@
 //
 //  1. Concurrency: all methods may be called from many goroutines at the same time.
 //  2. No shared memory: the caller may change arguments after the call and results at any time.
-//     Neither affects the store. Only the messages of a [Read] with Shared may be memory of the
-//     store; they never change.
+//     Neither affects the store. A [Read] with Shared is an exception: its messages may be in memory
+//     of the store. Nothing changes them.
 //  3. Durability: a write that returned without an error survives Close. In stores that write to
 //     disk it also survives kill -9 and power loss. A batch is stored completely or not at all.
 //  4. Cancellation: if the context of a write ends before the write starts, the write changes
@@ -113,8 +113,8 @@
 //     of the others are subtracted. Expired conversations count until they are swept.
 //  17. Queued appends: appends to one conversation are applied in the order of their starts if each
 //     starts after the one before has called its [Append.Queued] or has returned. They may share a
-//     commit. An append that fails does not stop those after it. If they have the same context and it
-//     ends, and one of them is not applied because of that, no later one is applied.
+//     commit. An append that fails does not stop those after it. If appends have the same context, and
+//     one of them is not applied because the context ended, no later one of them is applied.
 //
 // Start at [Store].
 package store

@@ -27,6 +27,17 @@
 // Package boltfile opens and creates the file, package fsck checks it, and package backup copies,
 // compacts and restores it.
 //
+// # The journal
+//
+// An operation is an append that the journal contains. A batch is the operations of one commit to the
+// journal. To fold a conversation is to write it to the file with all its operations. A generation is the
+// operations since the last fold of the whole journal began; it is folded when it reaches the budget.
+// Operations that are not folded are pending: package overlay has them in memory, for readers and for the
+// writer. Package journal writes the segments, which are the files of the journal.
+//
+// Any transaction that writes or removes a conversation folds it. The header of each record has the index
+// of the last operation in it, so that no operation is applied twice.
+//
 // # Closing
 //
 // A process that closes the file in order ends with a transaction that writes the transaction's number

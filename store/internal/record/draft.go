@@ -18,7 +18,7 @@ type Draft struct {
 	message *parleyv1.Message
 	body    []byte
 	types   []string    // of structured data, each once
-	frame   store.Frame // if it was numbered before, see Replay
+	frame   store.Frame // the numbered message; nil unless it is replayed, see Replay
 }
 
 // maxSuffix is the maximum number of bytes that store.AppendNumbered adds to a message: tag and length

@@ -13,9 +13,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// NewOperation returns the form in which a journal keeps an append to an existing conversation. out is
-// its outcome, now the time with which it was decided. size is the size of the record before. The
-// operation shares memory with a and out.
+// NewOperation returns the form in which a journal contains an append to an existing conversation. out is
+// the outcome of [Append], now the time with which it was decided, and size the size of the record before, in
+// bytes. The operation shares memory with a and out.
 func NewOperation(a *store.Append, out *Outcome, size int, now time.Time, o *store.Options) *storev1.Operation {
 	r, key := out.Record, out.Record.Key()
 	op := &storev1.Operation{
@@ -34,16 +34,16 @@ func NewOperation(a *store.Append, out *Outcome, size int, now time.Time, o *sto
 // encoded operation.
 type OperationInfo struct {
 	Tenant, Key, UID []byte
-	// Turn reports whether a turn begins or ends.
+	// Turn is true if a turn begins or ends.
 	Turn bool
-	// MessagesAdded and BytesAdded are by how much it changed the counts of the tenant.
+	// MessagesAdded and BytesAdded are by how much the operation changed the counts of the tenant.
 	MessagesAdded, BytesAdded int64
 }
 
 var errOperation = errors.New("the operation cannot be decoded")
 
-// ReadOperationInfo reads an encoded operation. It skips the messages: a start with hundreds of MiB of them would take
-// twice as long if each was copied.
+// ReadOperationInfo reads an encoded operation. It does not copy the messages: with hundreds of MiB of them, a start
+// would take twice as long.
 func ReadOperationInfo(encoded []byte) (OperationInfo, error) {
 	var i OperationInfo
 	for len(encoded) > 0 {
@@ -94,9 +94,10 @@ func (i *OperationInfo) set(field protowire.Number, bytes []byte, number uint64)
 
 var errReplay = errors.New("the operation does not match the conversation")
 
-// Replay applies an operation of a journal to the record to which it was applied first, and index
-// becomes its newest one. If it was applied already, Replay changes nothing. If the result differs from
-// the first one, the error is store.ErrCorrupt. The record shares memory with op then.
+// Replay applies an operation of a journal to a record that has applied all earlier operations of its
+// conversation, and sets Header.Applied to index. If the record has applied the operation already, Replay
+// changes nothing. If the result differs from the first one, the error is store.ErrCorrupt. After Replay
+// the record may share memory with op.
 func Replay(r *Record, index uint64, op *storev1.Operation) error {
 	if index <= r.Header.GetApplied() {
 		return nil
@@ -128,7 +129,7 @@ func Replay(r *Record, index uint64, op *storev1.Operation) error {
 	return nil
 }
 
-// replayedDrafts returns messages that were numbered before.
+// replayedDrafts returns drafts of messages that were numbered when they were appended first.
 func replayedDrafts(frames store.Frames) ([]Draft, error) {
 	drafts, size := make([]Draft, 0, frames.Count()), 0
 	for frame := range frames.All() {
@@ -144,7 +145,7 @@ func replayedDrafts(frames store.Frames) ([]Draft, error) {
 	return drafts, nil
 }
 
-// settle makes the appended messages part of the others, so that more can be appended.
+// settle joins the appended messages and data with the others, so that more can be appended.
 func (r *Record) settle() {
 	if r.Sizes != nil {
 		r.Sizes = r.AllSizes()
@@ -173,10 +174,11 @@ func (r *Record) AllSizes() []FrameSize {
 }
 
 // MarshalHead encodes the record without its messages into a new slice, also a record with Sizes.
-// UnmarshalHead decodes it.
+// UnmarshalHead and Unmarshal decode it.
 func (r *Record) MarshalHead() ([]byte, error) { return r.marshal(nil, nil) }
 
-// Size returns the length of the value that Marshal returns, also for a record with Sizes.
+// Size returns the length in bytes of the value that Marshal returns. For a record with Sizes, it is the
+// length with the messages of these sizes.
 func (r *Record) Size() int {
 	size := layout{sums: 4}.headSize() + r.MessageBytes()
 	for _, n := range r.lengths() {

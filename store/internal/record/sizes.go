@@ -41,7 +41,7 @@ func PackSizes(sizes []FrameSize) []byte {
 	return slices.Clip(b)
 }
 
-// UnpackSizes returns what PackSizes packed.
+// UnpackSizes returns the sizes from the result of PackSizes. It must not be called with other bytes.
 func UnpackSizes(packed []byte) []FrameSize {
 	sizes := make([]FrameSize, 0, len(packed)/3)
 	var s FrameSize
