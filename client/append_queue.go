@@ -3,18 +3,18 @@ package client
 import "slices"
 
 const (
-	// maxAppends and maxAppendsBytes limit the requests of an Appender without an answer. The server accepts the same
+	// maxAppends and maxAppendsBytes limit the requests of an Appender without a reply. The server accepts the same
 	// number in one stream.
 	maxAppends      = 1024
 	maxAppendsBytes = 4 << 20
-	// maxConversationAppends limits the requests for one conversation without an answer. A conversation remembers its
+	// maxConversationAppends limits the requests for one conversation without a reply. A conversation remembers its
 	// newest 32 request ids, and other callers may use some of them before the Appender sends its requests again.
 	maxConversationAppends = 16
 	// maxAppendBytes is the limit of a request. AppendStreamRequest adds at most 5 bytes.
 	maxAppendBytes = MaxGRPCBytes - 5
 )
 
-// appendQueue contains the requests of an Appender without an answer, in order.
+// appendQueue contains the requests of an Appender without a reply, in order.
 type appendQueue struct {
 	results       []*AppendResult
 	sent          int            // The number of results that the present stream has sent; they are the first ones.

@@ -22,16 +22,16 @@ import (
 // Append. An Appender is safe for concurrent use.
 //
 // If the connection breaks, the server restarts or the token expires and there is another one, the Appender
-// reconnects. It then sends the requests without an answer again, in the same order and with the same request_ids, so
+// reconnects. It then sends the requests without a reply again, in the same order and with the same request_ids, so
 // that nothing is missing and nothing is stored twice. Between two requests it may be idle for any time.
 //
-// The Appender fails, and with it all requests without an answer, in these cases:
+// The Appender fails, and with it all requests without a reply, in these cases:
 //
 //   - The server refused the stream, or the token expired and there is no other one (UNAUTHENTICATED).
 //   - The server is too old and has no AppendStream (UNIMPLEMENTED).
 //   - No server could be reached at first (UNAVAILABLE, after about 1.5 s).
-//   - No answer arrived for one minute, although the Appender kept retrying. The error is the status of the last
-//     attempt, or [io.ErrUnexpectedEOF] if the server ends streams without an answer.
+//   - No reply arrived for one minute, although the Appender kept retrying. The error is the status of the last
+//     attempt, or [io.ErrUnexpectedEOF] if the server ends streams without a reply.
 //   - The context of the Appender has ended, or the client was closed.
 type Appender struct {
 	retry // Owned by run; mu guards it while a stream is open.
@@ -53,7 +53,7 @@ type Appender struct {
 type appendStream = grpc.BidiStreamingClient[parleyv1.AppendStreamRequest, parleyv1.AppendStreamResponse]
 
 // NewAppender returns an Appender. It opens its stream with the first request, and passes opts to each attempt. Call
-// Close when the Appender is no longer needed, or end ctx. If ctx ends, all requests without an answer fail; the server
+// Close when the Appender is no longer needed, or end ctx. If ctx ends, all requests without a reply fail; the server
 // may still store them.
 func (c *Client) NewAppender(ctx context.Context, opts ...grpc.CallOption) *Appender {
 	a := &Appender{
@@ -65,12 +65,12 @@ func (c *Client) NewAppender(ctx context.Context, opts ...grpc.CallOption) *Appe
 	return a
 }
 
-// Append sends request and returns without waiting for its answer. It waits only while 1024 requests or 4 MiB of them
+// Append sends request and returns without waiting for its reply. It waits only while 1024 requests or 4 MiB of them
 // are under way, or 16 requests for this conversation. If ctx ends while it waits, request is not sent. After that, ctx
 // has no effect. Calls that wait are served in order.
 //
 // If request_id is empty, the Appender sets a random UUID on a copy. The response may be marked as replayed because the
-// Appender sent the request twice. The caller must not change request before the answer.
+// Appender sent the request twice. The caller must not change request before the reply has arrived.
 func (a *Appender) Append(ctx context.Context, request *parleyv1.AppendMessagesRequest) *AppendResult {
 	request = withRequestID(request)
 	result := &AppendResult{request: request, size: proto.Size(request), done: make(chan struct{})}
@@ -120,7 +120,7 @@ func (a *Appender) tryAdd(result *AppendResult) (added bool, err error) {
 	return true, nil
 }
 
-// wake wakes the goroutine that receives from signal, or that does so next.
+// wake wakes the goroutine that receives from signal. If none does, the next receive returns at once.
 func wake(signal chan struct{}) {
 	select {
 	case signal <- struct{}{}:
@@ -128,7 +128,7 @@ func wake(signal chan struct{}) {
 	}
 }
 
-// Flush waits for the answers of all requests so far. It returns nil also if the server refused some of them; see
+// Flush waits for the replies to all requests so far. It returns nil also if the server refused some of them; see
 // [AppendResult.Wait]. It returns an error if the Appender has failed, or if ctx ends first.
 func (a *Appender) Flush(ctx context.Context) error {
 	a.mu.Lock()
@@ -144,7 +144,7 @@ func (a *Appender) Flush(ctx context.Context) error {
 	return a.Err()
 }
 
-// Close waits for the answers of all requests and ends the stream. Later requests fail with FAILED_PRECONDITION. Close
+// Close waits for the replies to all requests and ends the stream. Later requests fail with FAILED_PRECONDITION. Close
 // returns the error of the Appender if it has failed, otherwise nil. To end without waiting, end the context of the
 // Appender before.
 func (a *Appender) Close() error {
@@ -157,7 +157,7 @@ func (a *Appender) Close() error {
 	return a.Err()
 }
 
-// Err returns the error with which the Appender has failed, or nil. Requests without an answer have the same error; the
+// Err returns the error with which the Appender has failed, or nil. Requests without a reply have the same error; the
 // server may have stored them.
 func (a *Appender) Err() error {
 	a.mu.Lock()
@@ -194,7 +194,7 @@ func (a *Appender) awaitWork(ctx context.Context) bool {
 	return true
 }
 
-// hasWork reports whether there is a request without an answer. Before, it restarts the time limit if the queue was
+// hasWork reports whether there is a request without a reply. Before, it restarts the time limit if the queue was
 // empty: no stream may have sent the request yet.
 func (a *Appender) hasWork() bool {
 	a.mu.Lock()
@@ -203,7 +203,7 @@ func (a *Appender) hasWork() bool {
 	return a.queue.last() != nil
 }
 
-// isFinished reports whether the Appender is closed and all answers have arrived.
+// isFinished reports whether the Appender is closed and all replies have arrived.
 func (a *Appender) isFinished() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -231,14 +231,14 @@ func (a *Appender) fail(err error) {
 	wake(a.freed)
 }
 
-// resume returns true when it is time to send the requests without an answer on another stream. If it returns false,
+// resume returns true when it is time to send the requests without a reply on another stream. If it returns false,
 // a.err is the error of the Appender.
 func (a *Appender) resume(ctx context.Context) bool {
 	switch {
 	case status.Code(a.err) == codes.Unimplemented:
 		a.err = status.Error(codes.Unimplemented, "the server has no AppendStream: update it, or use AppendMessages")
 		return false
-	case Reason(a.err) == "SLOW_SENDER": // The server ended an idle stream when there was a request again.
+	case Reason(a.err) == "SLOW_SENDER": // The server ended the idle stream just before the next request.
 		return a.wait(ctx)
 	case a.accepted && (Reason(a.err) == "TENANT_STREAMS" || Reason(a.err) == "TENANT_REQUESTS"):
 		return a.wait(ctx) // The server may still count the broken stream, and its requests.
@@ -246,8 +246,8 @@ func (a *Appender) resume(ctx context.Context) bool {
 	return a.next(ctx)
 }
 
-// exchange opens one stream, sends all requests without an answer, then new ones, and receives the answers until the
-// stream ends. It returns nil if the Appender is closed and all answers have arrived.
+// exchange opens one stream, sends all requests without a reply, then new ones, and receives the replies until the
+// stream ends. It returns nil if the Appender is closed and all replies have arrived.
 func (a *Appender) exchange(ctx context.Context, silence *time.Timer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	// The Appender itself sends requests again. With retries by gRPC, sending would wait while gRPC waits, and gRPC would
@@ -259,7 +259,7 @@ func (a *Appender) exchange(ctx context.Context, silence *time.Timer) error {
 		return err
 	}
 	a.noteConnected()
-	silence.Stop() // It runs while a sent request has no answer.
+	silence.Stop() // It runs while a sent request has no reply.
 	a.queue.sent = 0
 	var sending sync.WaitGroup
 	defer sending.Wait()
@@ -277,7 +277,7 @@ func (a *Appender) exchange(ctx context.Context, silence *time.Timer) error {
 		}
 		response, refusal := answerOf(reply)
 		if status.Code(refusal) == codes.Unavailable {
-			return refusal // AppendMessages would be sent again, too.
+			return refusal // Another stream sends the request again, as a client does with AppendMessages.
 		}
 		if err := a.answer(response, refusal, silence); err != nil {
 			return err
@@ -298,7 +298,7 @@ func answerOf(reply *parleyv1.AppendStreamResponse) (*parleyv1.AppendMessagesRes
 	return nil, status.Error(codes.Internal, "the server sent a reply without a response")
 }
 
-// answer sets the answer of the oldest request.
+// answer sets the result of the oldest request.
 func (a *Appender) answer(response *parleyv1.AppendMessagesResponse, refusal error, silence *time.Timer) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

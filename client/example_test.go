@@ -42,7 +42,7 @@ func ExampleClient_append() {
 	// stored as message 2
 }
 
-// A program that appends much does not wait for each answer.
+// A program that appends many messages does not wait for each reply.
 func ExampleClient_NewAppender() {
 	ctx := context.Background()
 	c, err := client.Dial(exampleServer()) // In a program: "127.0.0.1:50051", the address of `make run`.

@@ -18,7 +18,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-// maxPending limits the lines that are sent before the first of them is done. The appender has the same limit.
+// maxPending limits the lines that have been sent and have no result yet. The appender has the same limit.
 const maxPending = 1024
 
 // fileAppender appends the lines of one input.
@@ -144,7 +144,7 @@ func (a *app) appendLines(
 	}
 	readErr, err := f.appendAll(ctx, in)
 	if err != nil {
-		cancel() // Do not wait for answers.
+		cancel() // Do not wait for replies.
 	}
 	_ = f.appender.Close() // Its error is err or that of cancel.
 	if err != nil {
@@ -244,7 +244,7 @@ func (f *fileAppender) save() error {
 	return f.progress.save(f.done.number, f.done.sum)
 }
 
-// settle waits for answers until at most n lines are pending. It returns an error if the run cannot continue.
+// settle waits for replies until at most n lines are pending. It returns an error if the run cannot continue.
 func (f *fileAppender) settle(ctx context.Context, n int) error {
 	for len(f.pending) > n {
 		line := f.pending[0]

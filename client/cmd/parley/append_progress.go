@@ -66,8 +66,8 @@ func (p *appendProgress) read() error {
 	return nil
 }
 
-// save stores that all lines up to a line are done. The file is synced, so that a crash of this machine loses no
-// progress that the server's memory of request ids does not cover.
+// save stores that all lines up to a line are done. It syncs the file. So after a crash of this machine, the next run
+// only repeats lines whose request ids the server still remembers.
 func (p *appendProgress) save(line int, sum uint64) error {
 	p.Lines, p.Sum = line, sum
 	if p.file == nil {

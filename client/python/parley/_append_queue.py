@@ -1,4 +1,4 @@
-"""The requests of an appender that the server has not answered.
+"""The requests of an appender without a reply.
 
 This module does no input or output, so that the sync and the asyncio appender share it.
 """
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 F = TypeVar("F")
 
 MAX_REQUESTS = 1024
-"""The limit of the requests without an answer. The server reads no more of one stream, either."""
+"""The limit of the requests without a reply. It is also that of the server for one stream."""
 MAX_BYTES = 4 << 20
 """The limit of the sizes of these requests together. One larger request goes alone."""
 MAX_REQUESTS_OF_CONVERSATION = 16
-"""The limit of the requests without an answer for one conversation. A conversation remembers its
+"""The limit of the requests without a reply for one conversation. A conversation remembers its
 newest 32 request ids, so a request that is sent again is still known. The other half is for other
 writers."""
 FIRST_ATTEMPTS = 5
@@ -56,7 +56,7 @@ class Append(Generic[F]):
 
 
 class AppendQueue(Generic[F]):
-    """The requests without an answer, in the order of append. A new stream sends all of them."""
+    """The requests without a reply, in the order of append. A new stream sends all of them."""
 
     def __init__(self) -> None:
         """Begin without requests."""
@@ -64,7 +64,7 @@ class AppendQueue(Generic[F]):
         self._sent: deque[Append[F]] = deque()  # on the current stream, before the unsent ones
         self._bytes = 0
         self._by_conversation: Counter[str] = Counter()
-        self._waiting_since = math.inf  # Since when an answer is missing; infinity if none is.
+        self._waiting_since = math.inf  # Since when a reply is missing; else infinity.
         self._added = self._answered = 0
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class AppendQueue(Generic[F]):
 
     @property
     def waiting_since(self) -> float:
-        """The time of the last answer or, if it is later, of the first request after it."""
+        """The time of the last reply or, if it is later, of the first request after it."""
         return self._waiting_since
 
     @property
@@ -165,7 +165,7 @@ def outcome_of(reply: AppendStreamResponse) -> AppendMessagesResponse | Error:
         return reply.response
     if reply.HasField("error"):
         return from_status(reply.error)
-    return Error(grpc.StatusCode.INTERNAL, "the server sent an answer without a result")
+    return Error(grpc.StatusCode.INTERNAL, "the server sent a reply without a result")
 
 
 def breaks_stream(error: Error) -> bool:
@@ -177,7 +177,7 @@ def breaks_stream(error: Error) -> bool:
 
 
 def unexpected_reply() -> Error:
-    """Return the error of a stream with more answers than requests."""
+    """Return the error of a stream with more replies than requests."""
     return Error(grpc.StatusCode.INTERNAL, "the server answered a request that was not sent")
 
 
@@ -210,5 +210,5 @@ def closed_error() -> Error:
 
 
 def interrupted_error() -> Error:
-    """Return the error of the requests without an answer when close was interrupted."""
-    return Error(grpc.StatusCode.CANCELLED, "the appender was closed before the answer")
+    """Return the error of the requests without a reply when close was interrupted."""
+    return Error(grpc.StatusCode.CANCELLED, "the appender was closed before the reply")

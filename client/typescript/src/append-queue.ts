@@ -1,6 +1,6 @@
 import type { AppendMessagesResponse, AppendStreamRequest } from "./gen/index.parley.v1.js";
 
-/** The server reads no more requests of one stream before it has answered some. */
+/** The limit of the requests without a reply. The server also reads at most this number of one stream. */
 const maxRequests = 1024;
 /** The limit of the encoded requests together. One larger request goes alone. */
 const maxBytes = 4 << 20;

@@ -78,8 +78,8 @@ export class Appender {
   }
 
   /**
-   * Waits while requests wait to be sent, or as many are without a reply as may be. A program that appends
-   * more requests than it wants to hold in memory awaits ready before each append.
+   * Waits while requests wait to be sent, or while a limit of requests without a reply is reached. To limit
+   * the requests in memory, await ready before each append.
    */
   async ready(): Promise<void> {
     while (!this.#failure && !this.#queue.hasSpace()) {
@@ -222,7 +222,7 @@ export class Appender {
     } else {
       const error = result
         ? fromStatus(result.value)
-        : new ParleyError("INTERNAL", "the server sent an answer without a result");
+        : new ParleyError("INTERNAL", "the server sent a reply without a result");
       if (error.code === "UNAVAILABLE") {
         throw error; // Another stream sends the request again, as calls do, and then those after it.
       }
