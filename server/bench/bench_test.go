@@ -129,7 +129,7 @@ type call func(done *atomic.Int64) error
 // comparison is a comparison with another case.
 type comparison struct {
 	with *benchCase
-	// least is the expected minimum ratio, and stretch a ratio that is wished for. They are 0 if there is none.
+	// least is the expected minimum ratio, and stretch a better ratio to reach if possible. 0 means that there is none.
 	least, stretch float64
 }
 

@@ -150,8 +150,8 @@ func p99Of(b *testing.B, measure func() ([]time.Duration, error)) float64 {
 	return p99Millis(took)
 }
 
-// pace lets callers append to random conversations, each at fixed times. It returns the time from each of these to
-// the answer: a caller that is late because the append before took long does not hide that.
+// pace lets callers append to random conversations, each at fixed times. It returns the time from each fixed time to
+// the reply. So the result includes the delay of an append whose caller was still waiting for the one before.
 func (s *benchServer) pace(callers int, gap, slice time.Duration) ([]time.Duration, error) {
 	var group errgroup.Group
 	took := make([][]time.Duration, callers)

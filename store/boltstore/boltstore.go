@@ -92,7 +92,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -371,18 +370,6 @@ func (s *Store) closeFiles() error {
 		err = errors.Join(err, s.journal.Close())
 	}
 	return err
-}
-
-// dropJournal closes and removes a journal whose operations are all folded.
-func (s *Store) dropJournal() error {
-	err := s.journal.Close()
-	s.journal, s.tally.journaled = nil, false
-	return errors.Join(err, s.removeJournal())
-}
-
-// removeJournal removes the directory of a closed journal whose operations are all folded.
-func (s *Store) removeJournal() error {
-	return os.RemoveAll(boltfile.JournalDir(s.path, s.tally.journalEntry.ID))
 }
 
 // markClosed folds the journal, and writes that the store was closed in order. After a failure it does nothing. If the

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"syscall"
 	"time"
 
@@ -306,6 +307,18 @@ func (t *txn) undo() {
 func (t *txn) endGeneration(through uint64) {
 	t.endsGeneration, t.foldedThrough = true, through
 	t.dirty = t.dirty || through > t.tally.journalEntry.Folded
+}
+
+// dropJournal closes and removes a journal whose operations are all folded.
+func (s *Store) dropJournal() error {
+	err := s.journal.Close()
+	s.journal, s.tally.journaled = nil, false
+	return errors.Join(err, s.removeJournal())
+}
+
+// removeJournal removes the directory of a closed journal whose operations are all folded.
+func (s *Store) removeJournal() error {
+	return os.RemoveAll(boltfile.JournalDir(s.path, s.tally.journalEntry.ID))
 }
 
 // foldAll folds all operations while the writer does not run. After that, the file needs no journal.
