@@ -261,9 +261,7 @@ func (s *Store) afterCommit(t *txn) {
 	s.tally.apply(t)
 	if t.endsGeneration {
 		s.tally.pending.End()
-		if err := s.journal.Release(t.foldedThrough); err != nil {
-			s.options.OnFailure(err)
-		}
+		s.journal.Release(t.foldedThrough)
 		s.trimJournal()
 	}
 	if len(t.changes) > 0 {

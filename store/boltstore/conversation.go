@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/proto"
@@ -126,22 +127,32 @@ func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames
 	if err != nil {
 		return nil, err
 	}
-	frames := append(make(store.Frames, 0, len(rec.Messages)+size), rec.Messages...)
-	for _, o := range e.Operations {
-		if o.Index <= rec.Header.GetApplied() {
-			continue
+	var newest []store.Frames // the newest first
+	missing := size
+	for _, o := range slices.Backward(e.Operations) { // Those before may have only messages that are not retained.
+		if missing <= 0 || o.Index <= rec.Header.GetApplied() {
+			break
 		}
 		op, err := r.operation(o)
 		if err != nil {
 			return nil, err
 		}
-		frames = append(frames, op.GetMessages()...)
+		newest, missing = append(newest, op.GetMessages()), missing-len(op.GetMessages())
 	}
-	if len(frames) < size {
-		return nil, fmt.Errorf("%w: file and journal have %d bytes of its messages, want %d", store.ErrCorrupt,
-			len(frames), size)
+	if missing > 0 {
+		newest, missing = append(newest, rec.Messages), missing-len(rec.Messages)
 	}
-	return frames[len(frames)-size:], nil
+	if missing > 0 {
+		return nil, fmt.Errorf("%w: file and journal lack %d bytes of its messages", store.ErrCorrupt, missing)
+	}
+	frames := make(store.Frames, 0, size)
+	for i, f := range slices.Backward(newest) {
+		if i == len(newest)-1 {
+			f = f[-missing:]
+		}
+		frames = append(frames, f...)
+	}
+	return frames, nil
 }
 
 // errUnreadable means that an operation in the journal cannot be read. The error is also store.ErrCorrupt.

@@ -28,12 +28,14 @@ const (
 type folder struct {
 	store *Store
 	full  chan struct{} // has an element if the current generation has reached the budget
-	stop  chan struct{}
-	done  chan struct{}
+	// segment has an element if the journal has begun a segment and the file may not know that.
+	segment chan struct{}
+	stop    chan struct{}
+	done    chan struct{}
 }
 
 func newFolder(s *Store) *folder {
-	f := &folder{store: s, full: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	f := &folder{store: s, full: make(chan struct{}, 1), segment: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 	f.notify() // An earlier process may have left enough, or had a larger budget.
 	go f.run()
 	return f
@@ -58,6 +60,15 @@ func (f *folder) usage() (current, both float64) {
 func (f *folder) notify() {
 	if current, _ := f.usage(); current >= 1 {
 		f.begin()
+	}
+}
+
+// noteSegment makes the folder write to the file how far the journal reaches. Without that, a journal whose newest
+// segment is missing would look complete.
+func (f *folder) noteSegment() {
+	select {
+	case f.segment <- struct{}{}:
+	default:
 	}
 }
 
@@ -111,6 +122,12 @@ func (f *folder) run() {
 		select {
 		case <-f.stop:
 			return
+		case <-f.segment:
+			_ = f.do(func(t *txn) error { // After an error, the next transaction does the same.
+				t.dirty = true
+				return nil
+			})
+			continue
 		case <-f.full:
 		case <-age.C:
 		}
@@ -338,5 +355,6 @@ func (s *Store) foldAll() error {
 	}); err != nil {
 		return err
 	}
-	return s.journal.Release(s.tally.journalEntry.Folded)
+	s.journal.Release(s.tally.journalEntry.Folded)
+	return nil
 }

@@ -44,7 +44,7 @@ func (s *Store) openJournal(readOnly bool) error {
 	}
 	o.MayGrow = s.mayGrow
 	if unfolded {
-		o.MustExist, o.Through = true, m.Through
+		o.MustExist, o.Through, o.Segment = true, m.Through, m.Segment
 	}
 	found := map[string]*unfoldedConversation{}
 	dir := boltfile.JournalDir(s.path, m.ID)
@@ -52,7 +52,7 @@ func (s *Store) openJournal(readOnly bool) error {
 	if err != nil {
 		return err
 	}
-	m.Through = j.Next() - 1
+	m.Through, m.Segment = j.Next()-1, j.Segment()
 	s.journal, s.tally.journalEntry, s.tally.journaled = j, m, true
 	return s.db.View(func(tx *bolt.Tx) error {
 		if last := uint64(tx.ID()); len(found) > 0 && j.Anchor() > last {
@@ -312,6 +312,7 @@ func (s *Store) commitJournal(t *txn) error {
 		return err
 	}
 	s.tally.journalEntry.Through += uint64(len(places))
+	s.tally.journalEntry.Segment = s.journal.Segment()
 	s.tally.versions.remove(t.versions)
 	s.tally.cache.Block(maps.Keys(t.versions)) // No reader may see the old state after another reader saw the new one.
 	for i, l := range t.logged {
@@ -323,6 +324,9 @@ func (s *Store) commitJournal(t *txn) error {
 		s.tally.cache.Append(l.id, l.entry.Head, l.appended, l.retained)
 	}
 	s.tally.cache.Unblock(maps.Keys(t.versions))
+	if s.journal.BeganSegment() {
+		s.folder.noteSegment()
+	}
 	s.folder.notify()
 	return nil
 }
@@ -336,11 +340,8 @@ func (s *Store) mayGrow(size, total int64) bool {
 
 // trimJournal frees the space of the unused segments if the file needs it.
 func (s *Store) trimJournal() {
-	if !isLow(s.db) {
-		return
-	}
-	if err := s.journal.Trim(); err != nil {
-		s.options.OnFailure(err)
+	if isLow(s.db) {
+		s.journal.Trim()
 	}
 }
 

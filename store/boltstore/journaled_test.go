@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -134,6 +135,31 @@ func TestJournalDamaged(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "is missing"},
+		"emptied directory": {func(t *testing.T, path string) {
+			t.Helper()
+			if err := os.Remove(filepath.Join(journalOf(t, path), "00000001.segment")); err != nil {
+				t.Fatal(err)
+			}
+		}, "segment 1 is missing"},
+		"emptied file": {func(t *testing.T, path string) {
+			t.Helper()
+			if err := os.Truncate(filepath.Join(journalOf(t, path), "00000001.segment"), 0); err != nil {
+				t.Fatal(err)
+			}
+		}, "cut short"},
+		"file cut short": {func(t *testing.T, path string) {
+			t.Helper()
+			if err := os.Truncate(filepath.Join(journalOf(t, path), "00000001.segment"), 10<<10); err != nil {
+				t.Fatal(err)
+			}
+		}, "cut short"},
+		"zeros": {func(t *testing.T, path string) {
+			t.Helper()
+			segment := filepath.Join(journalOf(t, path), "00000001.segment")
+			if err := os.WriteFile(segment, make([]byte, 16<<10), boltfile.FileMode); err != nil {
+				t.Fatal(err)
+			}
+		}, "overwritten"},
 		"of another store": {func(t *testing.T, path string) {
 			t.Helper()
 			own, other := journalOf(t, path), journalOf(t, killedStore(t))
@@ -204,6 +230,40 @@ func TestJournalDamaged(t *testing.T) {
 				t.Errorf("Check = %v, want %v", err, ErrDamaged)
 			}
 		})
+	}
+}
+
+// TestMissingSegment checks that a store is not opened without the newest segment of its journal, though no transaction of
+// a caller has followed the appends in it.
+func TestMissingSegment(t *testing.T) {
+	path := newPath(t)
+	committed := make(chan struct{}, 100)
+	s, err := Open(path, Options{JournalBudget: 1 << 20, segmentBytes: 16 << 10, OnCommit: func(c store.Commit) {
+		if !c.Journal {
+			committed <- struct{}{}
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	appendTo(t, s, "a", "creates the conversation")
+	<-committed
+	for n := range 4 { // A segment has one of these.
+		appendTo(t, s, "a", strings.Repeat(fmt.Sprint(n), 10<<10))
+		<-committed
+	}
+	kill(t, s)
+	segments, err := filepath.Glob(filepath.Join(journalOf(t, path), "*.segment"))
+	if err != nil || len(segments) < 4 {
+		t.Fatalf("segments %v, %v, want 4 or more", segments, err)
+	}
+	slices.Sort(segments)
+	if err := os.Remove(segments[3]); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Open(path, Options{JournalBudget: 1 << 20}); !errors.Is(err, ErrDamaged) ||
+		!strings.Contains(err.Error(), "is missing") {
+		t.Errorf("Open without the newest segment = %v, %v, want %v", s, err, ErrDamaged)
 	}
 }
 

@@ -125,6 +125,9 @@ func (s *Store) transact(apply func(*txn) error) error {
 		return t.finish()
 	})
 	if err != nil && !errors.Is(err, boltfile.ErrUnchanged) {
+		if t != nil {
+			t.undo()
+		}
 		return err
 	}
 	s.tally.apply(t)

@@ -17,6 +17,8 @@
 //	4 bytes  length of the payload
 //	then     each operation: length as a uvarint, CRC-32C, bytes
 //
+// The last 16 bytes of a segment are a mark with its size, so that a file that was cut short is found.
+//
 // A batch begins at a multiple of 8 bytes. Integers are big-endian. The checksum of an operation
 // protects it when it is read alone. Indexes have no gaps, and no index is used for two operations
 // that were synced. So they show which batch follows which, over all segments, and which batches of a
@@ -75,6 +77,8 @@ type Options struct {
 	// Through is an index that the journal must reach. If it does not, a part of it is missing, or
 	// it is an older copy.
 	Through uint64
+	// Segment is the number of a segment that must exist; 0 if there is none.
+	Segment uint32
 	// MustExist says that the directory must exist.
 	MustExist bool
 	// MayGrow reports whether the disk has space for another segment of size bytes beside all segments of total bytes.
@@ -123,7 +127,8 @@ type Journal struct {
 
 	// These fields belong to the goroutine that calls Append and Release.
 	active *segment // nil before the first batch
-	at     int64    // offset of the next batch in active
+	newest int64    // offset of the newest batch in active
+	at     int64    // offset of the next one
 	next   uint64   // index of the next operation
 	anchor uint64   // of the newest batch
 	buffer []byte   // of the batch that is written
@@ -146,7 +151,7 @@ type Journal struct {
 type segment struct {
 	number uint32
 	file   *os.File
-	size   int64
+	size   int64  // of the file
 	last   uint64 // index of its newest operation, 0 if all are released; of the goroutine that calls Append
 }
 
@@ -190,6 +195,17 @@ func (j *Journal) Failed() bool { return j.broken != nil }
 // Anchor returns the anchor of the newest batch, or 0 if there is none.
 func (j *Journal) Anchor() uint64 { return j.anchor }
 
+// Segment returns the number of the segment with the newest batch, or 0 if there is none.
+func (j *Journal) Segment() uint32 {
+	if j.active == nil {
+		return 0
+	}
+	return j.active.number
+}
+
+// BeganSegment reports whether the newest batch is the first in its segment.
+func (j *Journal) BeganSegment() bool { return j.newest == 0 }
+
 // Append writes operations as one batch and syncs it. It returns their places; the first has the index
 // [Journal.Next]. anchor is a number that Anchor returns after a restart. If the batch is too large, or no segment
 // can be created for it, for example on a full disk, nothing has been written, and a later call may succeed. After
@@ -218,7 +234,8 @@ func (j *Journal) Append(anchor uint64, operations [][]byte) ([]Place, error) {
 		j.broken = fmt.Errorf("write the journal: %w", err)
 		return nil, j.broken
 	}
-	j.at, j.next, j.anchor = j.at+int64(len(j.buffer)), j.next+uint64(len(operations)), anchor
+	j.newest, j.at = j.at, j.at+int64(len(j.buffer))
+	j.next, j.anchor = j.next+uint64(len(operations)), anchor
 	j.active.last = j.next - 1
 	if cap(j.buffer) > maxBuffer {
 		j.buffer = nil
@@ -228,7 +245,7 @@ func (j *Journal) Append(anchor uint64, operations [][]byte) ([]Place, error) {
 
 // ensureSpace makes another segment active if the active one has no space for a batch of size bytes.
 func (j *Journal) ensureSpace(size int64) error {
-	if j.active != nil && j.at+size <= j.active.size {
+	if j.active != nil && j.at+size <= j.active.room() {
 		return nil
 	}
 	if size > math.MaxUint32 {
@@ -279,10 +296,9 @@ func (j *Journal) Pin() (unpin func()) {
 
 // Release releases the operations up to an index: the store's file contains them. A segment with no other operations
 // may be written again. Release removes unused segments that the journal is not expected to need soon.
-func (j *Journal) Release(through uint64) error {
+func (j *Journal) Release(through uint64) {
 	var released []*segment
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	var bytes int64
 	for _, s := range j.segments {
 		if s != j.active && s.last != 0 && s.last <= through {
@@ -293,15 +309,18 @@ func (j *Journal) Release(through uint64) error {
 	// As much as was released now is expected to be needed until the next release.
 	j.keepUnused = max(j.options.MinSegment, bytes)
 	j.addUnused(j.pins.release(released))
-	return j.trim(1)
+	dropped := j.dropUnused(1)
+	j.mu.Unlock()
+	j.remove(dropped)
 }
 
 // Trim removes all unused segments. A full disk needs their space more than later appends do.
-func (j *Journal) Trim() error {
+func (j *Journal) Trim() {
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.keepUnused = 0
-	return j.trim(0)
+	dropped := j.dropUnused(0)
+	j.mu.Unlock()
+	j.remove(dropped)
 }
 
 // Bytes returns the size of all files. It does not block.

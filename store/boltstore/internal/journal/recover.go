@@ -22,6 +22,9 @@ func (j *Journal) recover(replay func(Operation) error) error {
 	if err := j.openSegments(); err != nil {
 		return err
 	}
+	if n := j.options.Segment; n != 0 && j.segments[n] == nil {
+		return damaged("segment %d is missing", n)
+	}
 	var scans []*scan
 	for _, s := range j.segments {
 		scanned := &scan{segment: s, id: j.options.ID}
@@ -113,6 +116,9 @@ func (j *Journal) openSegments() error {
 		}
 		s.size = info.Size()
 		j.bytes.Add(s.size)
+		if err := s.checkMark(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -177,8 +183,8 @@ func (j *Journal) checkEnd() error {
 func (j *Journal) findBatch(s *segment, from int64) (first uint64, found bool, err error) {
 	const chunk = 1 << 20
 	buffer := make([]byte, chunk+len(magic))
-	for at := from; at < s.size; at += chunk {
-		n, err := s.file.ReadAt(buffer[:min(int64(len(buffer)), s.size-at)], at)
+	for at := from; at < s.room(); at += chunk {
+		n, err := s.file.ReadAt(buffer[:min(int64(len(buffer)), s.room()-at)], at)
 		if err != nil && err != io.EOF {
 			return 0, false, err
 		}
@@ -213,14 +219,14 @@ type scan struct {
 func (s *scan) next() (bool, error) {
 	var header [headerSize]byte
 	at, last := s.end, s.batch
-	if at+headerSize > s.segment.size {
+	if at+headerSize > s.segment.room() {
 		return false, nil
 	}
 	if _, err := s.segment.file.ReadAt(header[:], at); err != nil {
 		return false, err
 	}
 	h, ok := decodeHeader(header[:])
-	if !ok || h.count == 0 || h.first == 0 || at+headerSize+int64(h.length) > s.segment.size {
+	if !ok || h.count == 0 || h.first == 0 || at+headerSize+int64(h.length) > s.segment.room() {
 		return false, nil
 	}
 	size := headerSize + int(h.length)

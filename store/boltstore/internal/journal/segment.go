@@ -1,6 +1,8 @@
 package journal
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +16,31 @@ import (
 // suffix is the suffix of the names of segments, which begin with their number.
 const suffix = ".segment"
 
+// markSize is the size of the mark at the end of each segment.
+const markSize = 16
+
+// markOf returns the mark of a segment of size bytes. A file that was cut short, emptied or overwritten does not have it.
+func markOf(size int64) []byte {
+	return binary.BigEndian.AppendUint64([]byte("plyj end"), uint64(size))
+}
+
+// room returns how many bytes of batches the segment can have.
+func (s *segment) room() int64 { return s.size - markSize }
+
+// checkMark checks that the file is complete.
+func (s *segment) checkMark() error {
+	mark := make([]byte, markSize)
+	if s.size >= markSize {
+		if _, err := s.file.ReadAt(mark, s.room()); err != nil {
+			return err
+		}
+	}
+	if !bytes.Equal(mark, markOf(s.size)) {
+		return damaged("segment %d is cut short or overwritten", s.number)
+	}
+	return nil
+}
+
 func nameOf(number uint32) string { return fmt.Sprintf("%08d%s", number, suffix) }
 
 // takeUnused returns an unused segment with at least size bytes. If there is none, it waits until one
@@ -23,7 +50,7 @@ func (j *Journal) takeUnused(size int64) (*segment, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for {
-		fits := func(s *segment) bool { return s.size >= size }
+		fits := func(s *segment) bool { return s.room() >= size }
 		if i := slices.IndexFunc(j.unused, fits); i >= 0 {
 			s := j.unused[i]
 			j.unused = slices.Delete(j.unused, i, i+1)
@@ -56,7 +83,7 @@ func (j *Journal) create(size int64) {
 	if len(j.segments) == 1 {
 		bytes = j.options.MinSegment // An idle server needs no more than two of these.
 	}
-	bytes = max(bytes, align(size))
+	bytes = max(bytes, align(size)+markSize)
 	j.last++
 	number, done := j.last, make(chan struct{})
 	j.creating = done
@@ -87,7 +114,11 @@ func createSegment(path string, size int64) (*segment, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(writeZeros(file, size), file.Sync())
+	err = writeZeros(file, size)
+	if err == nil {
+		_, err = file.WriteAt(markOf(size), size-markSize)
+	}
+	err = errors.Join(err, file.Sync())
 	if err == nil {
 		err = errors.Join(os.Rename(unfinished, path), boltfile.SyncDir(filepath.Dir(path)))
 	}
@@ -112,9 +143,9 @@ func writeZeros(file *os.File, size int64) error {
 // addUnused adds released segments that no reader has pinned. The caller has locked mu.
 func (j *Journal) addUnused(segments []*segment) { j.unused = append(j.unused, segments...) }
 
-// trim removes unused segments, the smallest first, while more than keepUnused bytes and least segments are left. The
-// caller has locked mu.
-func (j *Journal) trim(least int) error {
+// dropUnused drops unused segments, the smallest first, while more than keepUnused bytes and least segments are left.
+// The caller has locked mu, and removes them after it has unlocked it: readers must not wait for that.
+func (j *Journal) dropUnused(least int) (dropped []*segment) {
 	var bytes int64
 	for _, s := range j.unused {
 		bytes += s.size
@@ -123,17 +154,23 @@ func (j *Journal) trim(least int) error {
 	for len(j.unused) > least {
 		s := j.unused[len(j.unused)-1]
 		if bytes-s.size < j.keepUnused {
-			return nil
+			break
 		}
 		bytes -= s.size
 		j.unused = j.unused[:len(j.unused)-1]
 		delete(j.segments, s.number)
-		j.bytes.Add(-s.size)
-		if err := errors.Join(s.file.Close(), os.Remove(filepath.Join(j.dir, nameOf(s.number)))); err != nil {
-			return fmt.Errorf("remove a segment of the journal: %w", err)
-		}
+		dropped = append(dropped, s)
 	}
-	return nil
+	return dropped
+}
+
+// remove removes segments that were dropped. A file that cannot be removed does no harm: it has no operation that is
+// needed, and the next Open uses it.
+func (j *Journal) remove(dropped []*segment) {
+	for _, s := range dropped {
+		_ = errors.Join(s.file.Close(), os.Remove(filepath.Join(j.dir, nameOf(s.number))))
+		j.bytes.Add(-s.size)
+	}
 }
 
 // pins counts the readers that may read released segments. The zero value is usable.

@@ -14,18 +14,21 @@ type Journal struct {
 	ID [16]byte
 	// Folded is the index of an operation: the file contains this one and all before it. It is 0 if there is none.
 	Folded uint64
-	// Through is the index of the newest operation in the journal when the entry was written.
+	// Through is the index of the newest operation in the journal when the entry was written, and Segment the number of
+	// the segment with it. Segment is 0 if there was none.
 	Through uint64
+	Segment uint32
 }
 
 // journalSize is the size of an encoded Journal without its checksum.
-const journalSize = 16 + 8 + 8
+const journalSize = 16 + 8 + 8 + 4
 
 // Encode returns the value of the entry with that key.
 func (j Journal) Encode(key []byte) []byte {
 	b := append(make([]byte, 0, journalSize+4), j.ID[:]...)
 	b = binary.BigEndian.AppendUint64(b, j.Folded)
-	return seal(key, binary.BigEndian.AppendUint64(b, j.Through))
+	b = binary.BigEndian.AppendUint64(b, j.Through)
+	return seal(key, binary.BigEndian.AppendUint32(b, j.Segment))
 }
 
 // DecodeJournal decodes the value of the entry with that key, which may be nil. If it is damaged, the error is
@@ -40,5 +43,6 @@ func DecodeJournal(key, value []byte) (j Journal, err error) {
 	}
 	copy(j.ID[:], b)
 	j.Folded, j.Through = binary.BigEndian.Uint64(b[16:]), binary.BigEndian.Uint64(b[24:])
+	j.Segment = binary.BigEndian.Uint32(b[32:])
 	return j, nil
 }
