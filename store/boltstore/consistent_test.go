@@ -19,9 +19,16 @@ import (
 // wantConsistent fails the test unless all buckets and the tally agree with each other.
 func wantConsistent(t *testing.T, s *Store) {
 	t.Helper()
-	if err := s.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, s) }); err != nil {
+	if err := consistent(s); err != nil {
 		t.Fatalf("the file is not consistent:\n%v", err)
 	}
+}
+
+// consistent checks a store. The writer waits, because bbolt cannot check a file that changes.
+func consistent(s *Store) error {
+	s.writer.working.Lock()
+	defer s.writer.working.Unlock()
+	return s.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, s) })
 }
 
 // checkBuckets checks the file alone, and then with the operations in the journal.

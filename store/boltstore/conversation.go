@@ -127,30 +127,30 @@ func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames
 	if err != nil {
 		return nil, err
 	}
-	var newest []store.Frames // the newest first
-	missing := size
-	for _, o := range slices.Backward(e.Operations) { // Those before may have only messages that are not retained.
-		if missing <= 0 || o.Index <= rec.Header.GetApplied() {
+	frames, missing := make(store.Frames, size), size // The newest are read first: earlier ones may not be retained.
+	add := func(f store.Frames) {
+		n := min(len(f), missing)
+		missing -= n
+		copy(frames[missing:], f[len(f)-n:])
+	}
+	buffer := make([]byte, 4<<10) // Most operations fit.
+	for _, o := range slices.Backward(e.Operations) {
+		if missing == 0 || o.Index <= rec.Header.GetApplied() {
 			break
 		}
-		op, err := r.operation(o)
+		encoded, err := r.journal.Read(o.Place, buffer)
 		if err != nil {
-			return nil, err
+			return nil, unreadable(err)
 		}
-		newest, missing = append(newest, op.GetMessages()), missing-len(op.GetMessages())
+		op, err := record.ReadOperationInfo(encoded)
+		if err != nil {
+			return nil, fmt.Errorf("%w: operation %d of the journal: %w", store.ErrCorrupt, o.Index, err)
+		}
+		add(op.Messages)
 	}
-	if missing > 0 {
-		newest, missing = append(newest, rec.Messages), missing-len(rec.Messages)
-	}
+	add(rec.Messages)
 	if missing > 0 {
 		return nil, fmt.Errorf("%w: file and journal lack %d bytes of its messages", store.ErrCorrupt, missing)
-	}
-	frames := make(store.Frames, 0, size)
-	for i, f := range slices.Backward(newest) {
-		if i == len(newest)-1 {
-			f = f[-missing:]
-		}
-		frames = append(frames, f...)
 	}
 	return frames, nil
 }
@@ -158,11 +158,15 @@ func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames
 // errUnreadable means that an operation in the journal cannot be read. The error is also store.ErrCorrupt.
 var errUnreadable = errors.New("the journal cannot be read")
 
+func unreadable(err error) error {
+	return fmt.Errorf("%w: %w: %w", store.ErrCorrupt, errUnreadable, err)
+}
+
 // operation reads an operation from the journal.
 func (r *reader) operation(o overlay.Operation) (*storev1.Operation, error) {
 	b, err := r.journal.Read(o.Place, nil)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w: %w", store.ErrCorrupt, errUnreadable, err)
+		return nil, unreadable(err)
 	}
 	op := new(storev1.Operation)
 	if err := proto.Unmarshal(b, op); err != nil {

@@ -35,7 +35,10 @@ type folder struct {
 }
 
 func newFolder(s *Store) *folder {
-	f := &folder{store: s, full: make(chan struct{}, 1), segment: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+	f := &folder{
+		store: s, full: make(chan struct{}, 1), segment: make(chan struct{}, 1), stop: make(chan struct{}),
+		done: make(chan struct{}),
+	}
 	f.notify() // An earlier process may have left enough, or had a larger budget.
 	go f.run()
 	return f

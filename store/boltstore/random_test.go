@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"pgregory.net/rapid"
 
@@ -73,7 +72,7 @@ func (w *randomRun) logRefused(r *rapid.T, err error) {
 }
 
 func (w *randomRun) wantConsistent() {
-	if err := w.store.db.View(func(tx *bolt.Tx) error { return checkBuckets(tx, w.store) }); err != nil {
+	if err := consistent(w.store); err != nil {
 		w.Fatalf("the file is not consistent:\n%v", err)
 	}
 }

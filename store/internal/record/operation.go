@@ -34,6 +34,8 @@ func NewOperation(a *store.Append, out *Outcome, size int, now time.Time, o *sto
 // encoded operation.
 type OperationInfo struct {
 	Tenant, Key, UID []byte
+	// Messages are the appended messages.
+	Messages store.Frames
 	// Turn is true if a turn begins or ends.
 	Turn bool
 	// MessagesAdded and BytesAdded are by how much the operation changed the counts of the tenant.
@@ -83,6 +85,8 @@ func (i *OperationInfo) set(field protowire.Number, bytes []byte, number uint64)
 		i.Key = bytes
 	case 3:
 		i.UID = bytes
+	case 5:
+		i.Messages = bytes
 	case 7, 8:
 		i.Turn = true
 	case 12:

@@ -70,7 +70,7 @@ func checkInfo(t *rapid.T, encoded []byte) {
 	op := unmarshalOperation(t, encoded)
 	got, err := record.ReadOperationInfo(encoded)
 	if err != nil || string(got.Tenant) != op.GetTenant() || !bytes.Equal(got.Key, op.GetKey()) ||
-		string(got.UID) != op.GetUid() || got.Turn != (op.GetBegin() != nil || op.GetEnd() != nil) ||
+		string(got.UID) != op.GetUid() || !bytes.Equal(got.Messages, op.GetMessages()) || got.Turn != (op.GetBegin() != nil || op.GetEnd() != nil) ||
 		got.MessagesAdded != int64(op.GetMessagesAdded()) || got.BytesAdded != op.GetBytesAdded() {
 		t.Fatalf("ReadOperationInfo = %+v, %v, want that of %v", got, err, op)
 	}

@@ -1,7 +1,6 @@
 package journal
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -19,7 +18,8 @@ const suffix = ".segment"
 // markSize is the size of the mark at the end of each segment.
 const markSize = 16
 
-// markOf returns the mark of a segment of size bytes. A file that was cut short, emptied or overwritten does not have it.
+// markOf returns the mark of a segment of size bytes. A file that was cut short, emptied or overwritten does not have
+// it.
 func markOf(size int64) []byte {
 	return binary.BigEndian.AppendUint64([]byte("plyj end"), uint64(size))
 }
@@ -35,7 +35,7 @@ func (s *segment) checkMark() error {
 			return err
 		}
 	}
-	if !bytes.Equal(mark, markOf(s.size)) {
+	if !slices.Equal(mark, markOf(s.size)) {
 		return damaged("segment %d is cut short or overwritten", s.number)
 	}
 	return nil
