@@ -77,7 +77,10 @@ func (s *Store) readConversation(ctx context.Context, r *store.Read, key string,
 			return err
 		}
 		if r.Shared { // record.Read does not copy them, and they must outlive the transaction.
-			if f.record.Messages = slices.Clone(f.record.Messages); fill != nil {
+			if f.pending == nil || f.pending.Head == nil { // Otherwise they were joined in memory of their own.
+				f.record.Messages = slices.Clone(f.record.Messages)
+			}
+			if fill != nil {
 				head, err := f.record.MarshalHead()
 				if err != nil {
 					return err
