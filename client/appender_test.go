@@ -214,14 +214,7 @@ func TestAppenderLimitsTheRequestsUnderWay(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				release := make(chan struct{})
-				appender := appendFake(func(a *appendCall) error {
-					select {
-					case <-release:
-					case <-a.Context().Done():
-					}
-					_, err := a.acceptAll()
-					return err
-				}).dial(t).NewAppender(t.Context())
+				appender := acceptingAfter(release).dial(t).NewAppender(t.Context())
 				for i := range test.want {
 					appender.Append(t.Context(), test.request(i))
 				}
@@ -277,19 +270,24 @@ func TestAppenderRefusesRequestsThatCannotBeSent(t *testing.T) {
 	})
 }
 
+// acceptingAfter returns a server that accepts all requests after release is closed.
+func acceptingAfter(release <-chan struct{}) *fake {
+	return appendFake(func(a *appendCall) error {
+		select {
+		case <-release:
+		case <-a.Context().Done():
+		}
+		_, err := a.acceptAll()
+		return err
+	})
+}
+
 // TestFlushWaitsForAllRequests appends a request that cannot be encoded, and so fails before the one before it is
 // answered.
 func TestFlushWaitsForAllRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		appender := appendFake(func(a *appendCall) error {
-			select {
-			case <-release:
-			case <-a.Context().Done():
-			}
-			_, err := a.acceptAll()
-			return err
-		}).dial(t).NewAppender(t.Context())
+		appender := acceptingAfter(release).dial(t).NewAppender(t.Context())
 		results := appendAll(t.Context(), appender, "r1", "\xff")
 		<-results[1].Done()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)

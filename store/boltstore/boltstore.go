@@ -63,7 +63,7 @@
 //     ephemeral and ends.
 //   - A damaged entry in expiry stays. Its conversation is not swept, but is not found after it has
 //     expired.
-//   - If the journal cannot read an operation, its conversation and the journal stay as they are until the
+//   - If an operation in the journal cannot be read or applied, its conversation and the journal stay until the
 //     conversation is deleted. Backups and Close return the error, and Open refuses the journal.
 //   - If an entry in sessions is damaged, its id counts as not ephemeral.
 //   - If an entry in ends is damaged, the id stays in sessions until expiry leads to its

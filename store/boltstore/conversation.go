@@ -74,7 +74,11 @@ func (r *reader) decode(tenant string, key layout.InnerKey, base []byte, p parts
 	case e == nil:
 		rec, err = record.Unmarshal(base)
 	default:
-		rec, err = r.decodePending(base, e, p)
+		if rec, err = r.decodePending(base, e, p); err != nil {
+			if _, inFile := record.Unmarshal(base); inFile == nil {
+				err = fmt.Errorf("%w: %w", errUnreadable, err)
+			}
+		}
 		return rec, len(base) + int(e.Bytes), e, err
 	}
 	return rec, len(base), nil, err
@@ -140,7 +144,7 @@ func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames
 		}
 		encoded, err := r.journal.Read(o.Place, buffer)
 		if err != nil {
-			return nil, unreadable(err)
+			return nil, fmt.Errorf("%w: %w", store.ErrCorrupt, err)
 		}
 		op, err := record.ReadOperationInfo(encoded)
 		if err != nil {
@@ -155,18 +159,15 @@ func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames
 	return frames, nil
 }
 
-// errUnreadable means that an operation in the journal cannot be read. The error is also store.ErrCorrupt.
+// errUnreadable means that the file has a conversation in a sound state, to which its operations in the journal cannot
+// be applied. The error is also store.ErrCorrupt.
 var errUnreadable = errors.New("the journal cannot be read")
-
-func unreadable(err error) error {
-	return fmt.Errorf("%w: %w: %w", store.ErrCorrupt, errUnreadable, err)
-}
 
 // operation reads an operation from the journal.
 func (r *reader) operation(o overlay.Operation) (*storev1.Operation, error) {
 	b, err := r.journal.Read(o.Place, nil)
 	if err != nil {
-		return nil, unreadable(err)
+		return nil, fmt.Errorf("%w: %w", store.ErrCorrupt, err)
 	}
 	op := new(storev1.Operation)
 	if err := proto.Unmarshal(b, op); err != nil {

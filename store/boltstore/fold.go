@@ -204,8 +204,8 @@ func (f *folder) pause(d time.Duration) bool {
 type foldedKeys struct {
 	keys          int // how many are done: at least one, unless there were none
 	conversations int // how many of them were folded
-	// unreadable is the error of a conversation with an operation that the journal cannot read. Without that
-	// operation, the file would have an older state that looks sound. So the generation must not end until the read
+	// unreadable is the error of a conversation with an operation that cannot be read or applied. Without that
+	// operation, the file would have an older state that looks sound. So the generation must not end until that
 	// succeeds or the conversation is deleted.
 	unreadable error
 }

@@ -5,16 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
+	bolt "go.etcd.io/bbolt"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
-	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
+	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // TestFoldContinued continues a fold that has not ended, in a transaction that also changes a conversation twice. The
@@ -90,15 +91,7 @@ func TestFoldUnreadable(t *testing.T) {
 		appendTo(t, s, id, "creates it")
 		appendTo(t, s, id, "is damaged in "+id)
 	}
-	segment := filepath.Join(journalOf(t, path), "00000001.segment")
-	b, err := os.ReadFile(segment)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b[bytes.Index(b, []byte("is damaged in one"))]++
-	if err := os.WriteFile(segment, b, boltfile.FileMode); err != nil {
-		t.Fatal(err)
-	}
+	damageSegment(t, path, "is damaged in one")
 	for range 2 {
 		s.folder.fold()
 		if _, err := s.Read(t.Context(), &store.Read{
@@ -121,6 +114,45 @@ func TestFoldUnreadable(t *testing.T) {
 		t.Errorf("%d bytes wait after the delete", current+folding)
 	}
 	wantConsistent(t, s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantSound(t, path)
+}
+
+// TestFoldNotApplied changes the version of a conversation in the file of a killed process, so that its operation in the
+// journal does not match. The operation must stay until the conversation is deleted.
+func TestFoldNotApplied(t *testing.T) {
+	path := newPath(t)
+	s := openJournaled(t, path, store.Options{}, 1<<20)
+	appendTo(t, s, "one", "creates it")
+	appendTo(t, s, "one", "is in the journal")
+	kill(t, s)
+	updateFile(t, path, func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte(layout.ConversationsBucket))
+		key, value := b.Cursor().First()
+		r, err := record.Unmarshal(value)
+		if err != nil {
+			return err
+		}
+		r.Conversation().Version++
+		changed, err := r.Marshal()
+		return errors.Join(err, b.Put(bytes.Clone(key), changed))
+	})
+	for range 2 {
+		s = openJournaled(t, path, store.Options{}, 1<<20)
+		s.folder.fold()
+		if _, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "one"}); !errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("Read after a fold = %v, want %v", err, store.ErrCorrupt)
+		}
+		if err := s.Close(); !errors.Is(err, store.ErrCorrupt) {
+			t.Errorf("Close = %v, want %v", err, store.ErrCorrupt)
+		}
+	}
+	s = openJournaled(t, path, store.Options{}, 1<<20)
+	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "one"}); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -67,6 +67,20 @@ func journalOf(t *testing.T, path string) string {
 	return found[0]
 }
 
+// damageSegment changes a bit of a text in the first segment of a store's journal.
+func damageSegment(t *testing.T, path, text string) {
+	t.Helper()
+	segment := filepath.Join(journalOf(t, path), "00000001.segment")
+	b, err := os.ReadFile(segment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[bytes.Index(b, []byte(text))]++
+	if err := os.WriteFile(segment, b, boltfile.FileMode); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestJournalAfterKill checks that a killed store opens with all messages, with and without a journal from then on, and that
 // check and compact know the journal.
 func TestJournalAfterKill(t *testing.T) {
@@ -169,15 +183,7 @@ func TestJournalDamaged(t *testing.T) {
 		}, "belongs to another store"},
 		"a bit": {func(t *testing.T, path string) {
 			t.Helper()
-			segment := filepath.Join(journalOf(t, path), "00000001.segment")
-			b, err := os.ReadFile(segment)
-			if err != nil {
-				t.Fatal(err)
-			}
-			b[bytes.Index(b, []byte("message 5"))]++
-			if err := os.WriteFile(segment, b, boltfile.FileMode); err != nil {
-				t.Fatal(err)
-			}
+			damageSegment(t, path, "message 5")
 		}, "cannot be read"},
 		"older file": {func(t *testing.T, path string) {
 			t.Helper()

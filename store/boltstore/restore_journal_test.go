@@ -69,15 +69,7 @@ func TestRestoreKilled(t *testing.T) {
 		}, "is missing: copy or move both together"},
 		"with damage in its journal": {func(t *testing.T, source string) {
 			t.Helper()
-			segment := filepath.Join(journalOf(t, source), "00000001.segment")
-			b, err := os.ReadFile(segment)
-			if err != nil {
-				t.Fatal(err)
-			}
-			b[bytes.Index(b, []byte("message 5"))]++
-			if err := os.WriteFile(segment, b, boltfile.FileMode); err != nil {
-				t.Fatal(err)
-			}
+			damageSegment(t, source, "message 5")
 		}, "cannot be read"},
 	} {
 		t.Run(name, func(t *testing.T) {
