@@ -95,6 +95,11 @@ type GetStatsResponse struct {
 	// Number of requests, since the server started, for a conversation whose record in the store
 	// is damaged.
 	DataLossTotal int64 `protobuf:"varint,15,opt,name=data_loss_total,json=dataLossTotal,proto3" json:"data_loss_total,omitempty"`
+	// Number of records of conversations and tenants.
+	RecordCount int64 `protobuf:"varint,16,opt,name=record_count,json=recordCount,proto3" json:"record_count,omitempty"`
+	// Size of these records in bytes: keys, values, media types and labels. They are part of
+	// data_bytes.
+	RecordBytes   int64 `protobuf:"varint,17,opt,name=record_bytes,json=recordBytes,proto3" json:"record_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -234,6 +239,20 @@ func (x *GetStatsResponse) GetDataLossTotal() int64 {
 	return 0
 }
 
+func (x *GetStatsResponse) GetRecordCount() int64 {
+	if x != nil {
+		return x.RecordCount
+	}
+	return 0
+}
+
+func (x *GetStatsResponse) GetRecordBytes() int64 {
+	if x != nil {
+		return x.RecordBytes
+	}
+	return 0
+}
+
 // BackupStoreRequest is empty.
 type BackupStoreRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -331,7 +350,7 @@ var File_parley_v1_admin_service_proto protoreflect.FileDescriptor
 const file_parley_v1_admin_service_proto_rawDesc = "" +
 	"\n" +
 	"\x1dparley/v1/admin_service.proto\x12\tparley.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n" +
-	"\x0fGetStatsRequest\"\xd6\x04\n" +
+	"\x0fGetStatsRequest\"\x9c\x05\n" +
 	"\x10GetStatsResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
 	"\x05store\x18\x02 \x01(\tR\x05store\x12-\n" +
@@ -351,7 +370,9 @@ const file_parley_v1_admin_service_proto_rawDesc = "" +
 	"\n" +
 	"start_time\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x124\n" +
 	"\x16lost_interaction_total\x18\x0e \x01(\x03R\x14lostInteractionTotal\x12&\n" +
-	"\x0fdata_loss_total\x18\x0f \x01(\x03R\rdataLossTotal\"\x14\n" +
+	"\x0fdata_loss_total\x18\x0f \x01(\x03R\rdataLossTotal\x12!\n" +
+	"\frecord_count\x18\x10 \x01(\x03R\vrecordCount\x12!\n" +
+	"\frecord_bytes\x18\x11 \x01(\x03R\vrecordBytes\"\x14\n" +
 	"\x12BackupStoreRequest\"J\n" +
 	"\x13BackupStoreResponse\x12\x14\n" +
 	"\x05chunk\x18\x01 \x01(\fR\x05chunk\x12\x1d\n" +

@@ -27,7 +27,8 @@ type RespondRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Header of the conversation.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Messages of the context window, oldest first. The last ones are those to answer.
+	// Messages of the context window, oldest first. The last ones are those to answer. They have
+	// no reasoning (Message.reasoning), but what the provider needs back (Message.native).
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// System prompt of this turn.
 	SystemPrompt string `protobuf:"bytes,3,opt,name=system_prompt,json=systemPrompt,proto3" json:"system_prompt,omitempty"`
@@ -135,6 +136,10 @@ type RespondResponse struct {
 	//	*RespondResponse_FinishReason
 	//	*RespondResponse_Progress
 	//	*RespondResponse_NextAgent
+	//	*RespondResponse_Reasoning
+	//	*RespondResponse_ToolCallDelta
+	//	*RespondResponse_Native
+	//	*RespondResponse_Record
 	Piece         isRespondResponse_Piece `protobuf_oneof:"piece"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -258,6 +263,42 @@ func (x *RespondResponse) GetNextAgent() string {
 	return ""
 }
 
+func (x *RespondResponse) GetReasoning() string {
+	if x != nil {
+		if x, ok := x.Piece.(*RespondResponse_Reasoning); ok {
+			return x.Reasoning
+		}
+	}
+	return ""
+}
+
+func (x *RespondResponse) GetToolCallDelta() *ToolCallDelta {
+	if x != nil {
+		if x, ok := x.Piece.(*RespondResponse_ToolCallDelta); ok {
+			return x.ToolCallDelta
+		}
+	}
+	return nil
+}
+
+func (x *RespondResponse) GetNative() *Native {
+	if x != nil {
+		if x, ok := x.Piece.(*RespondResponse_Native); ok {
+			return x.Native
+		}
+	}
+	return nil
+}
+
+func (x *RespondResponse) GetRecord() *RecordWrite {
+	if x != nil {
+		if x, ok := x.Piece.(*RespondResponse_Record); ok {
+			return x.Record
+		}
+	}
+	return nil
+}
+
 type isRespondResponse_Piece interface {
 	isRespondResponse_Piece()
 }
@@ -313,6 +354,39 @@ type RespondResponse_NextAgent struct {
 	NextAgent string `protobuf:"bytes,9,opt,name=next_agent,json=nextAgent,proto3,oneof"`
 }
 
+type RespondResponse_Reasoning struct {
+	// The next part of the reasoning of the current answer message; it becomes Message.reasoning.
+	// The reasoning of an answer is kept up to a quarter of the limit of the answer
+	// (--max-answer-bytes). The server leaves out what follows.
+	Reasoning string `protobuf:"bytes,10,opt,name=reasoning,proto3,oneof"`
+}
+
+type RespondResponse_ToolCallDelta struct {
+	// The next part of a call that the model is still writing, for readers of the stream. When
+	// the call is complete, send it as tool_call with the same id. The id must differ from those
+	// of all calls of the answer that have no result.
+	ToolCallDelta *ToolCallDelta `protobuf:"bytes,11,opt,name=tool_call_delta,json=toolCallDelta,proto3,oneof"`
+}
+
+type RespondResponse_Native struct {
+	// The current answer message in the form of the model provider or of the framework, which
+	// later requests to the agent contain unchanged; it becomes Message.native. The last one of
+	// a message counts.
+	//
+	// It never costs the answer: if it does not fit in --max-answer-bytes together with all
+	// other pieces, it is left out. The message then has the metadata native_dropped with the
+	// type. A piece without a value does the same, for an agent that had to leave it out itself.
+	Native *Native `protobuf:"bytes,13,opt,name=native,proto3,oneof"`
+}
+
+type RespondResponse_Record struct {
+	// A record to write or delete in the same commit as the answer, at most 100 in an answer. The
+	// last one of a key counts. If if_revision does not match then, or the records do not fit, the
+	// turn fails, and its answer is kept as incomplete without any of its records. A turn that fails
+	// or is cancelled writes none either.
+	Record *RecordWrite `protobuf:"bytes,12,opt,name=record,proto3,oneof"`
+}
+
 func (*RespondResponse_Text) isRespondResponse_Piece() {}
 
 func (*RespondResponse_StructuredData) isRespondResponse_Piece() {}
@@ -331,18 +405,26 @@ func (*RespondResponse_Progress) isRespondResponse_Piece() {}
 
 func (*RespondResponse_NextAgent) isRespondResponse_Piece() {}
 
+func (*RespondResponse_Reasoning) isRespondResponse_Piece() {}
+
+func (*RespondResponse_ToolCallDelta) isRespondResponse_Piece() {}
+
+func (*RespondResponse_Native) isRespondResponse_Piece() {}
+
+func (*RespondResponse_Record) isRespondResponse_Piece() {}
+
 var File_parley_v1_agent_service_proto protoreflect.FileDescriptor
 
 const file_parley_v1_agent_service_proto_rawDesc = "" +
 	"\n" +
-	"\x1dparley/v1/agent_service.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x14parley/v1/turn.proto\"\xf4\x01\n" +
+	"\x1dparley/v1/agent_service.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x16parley/v1/record.proto\x1a\x14parley/v1/turn.proto\"\xf4\x01\n" +
 	"\x0eRespondRequest\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12.\n" +
 	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\x12#\n" +
 	"\rsystem_prompt\x18\x03 \x01(\tR\fsystemPrompt\x12\x14\n" +
 	"\x05agent\x18\x04 \x01(\tR\x05agent\x12\x17\n" +
 	"\aturn_id\x18\x05 \x01(\tR\x06turnId\x12!\n" +
-	"\fcache_stable\x18\x06 \x01(\bR\vcacheStable\"\xbf\x03\n" +
+	"\fcache_stable\x18\x06 \x01(\bR\vcacheStable\"\x82\x05\n" +
 	"\x0fRespondResponse\x12\x14\n" +
 	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x12D\n" +
 	"\x0fstructured_data\x18\x02 \x01(\v2\x19.parley.v1.StructuredDataH\x00R\x0estructuredData\x122\n" +
@@ -355,7 +437,12 @@ const file_parley_v1_agent_service_proto_rawDesc = "" +
 	"\bprogress\x18\b \x01(\v2\x17.parley.v1.TurnProgressH\x00R\bprogress\x12+\n" +
 	"\n" +
 	"next_agent\x18\t \x01(\tB\n" +
-	"\xbaH\ar\x05 \x01(\x80\x01H\x00R\tnextAgentB\a\n" +
+	"\xbaH\ar\x05 \x01(\x80\x01H\x00R\tnextAgent\x12\x1e\n" +
+	"\treasoning\x18\n" +
+	" \x01(\tH\x00R\treasoning\x12B\n" +
+	"\x0ftool_call_delta\x18\v \x01(\v2\x18.parley.v1.ToolCallDeltaH\x00R\rtoolCallDelta\x12+\n" +
+	"\x06native\x18\r \x01(\v2\x11.parley.v1.NativeH\x00R\x06native\x120\n" +
+	"\x06record\x18\f \x01(\v2\x16.parley.v1.RecordWriteH\x00R\x06recordB\a\n" +
 	"\x05piece2R\n" +
 	"\fAgentService\x12B\n" +
 	"\aRespond\x12\x19.parley.v1.RespondRequest\x1a\x1a.parley.v1.RespondResponse0\x01BP\n" +
@@ -384,22 +471,28 @@ var file_parley_v1_agent_service_proto_goTypes = []any{
 	(*ToolResult)(nil),      // 6: parley.v1.ToolResult
 	(*Usage)(nil),           // 7: parley.v1.Usage
 	(*TurnProgress)(nil),    // 8: parley.v1.TurnProgress
+	(*ToolCallDelta)(nil),   // 9: parley.v1.ToolCallDelta
+	(*Native)(nil),          // 10: parley.v1.Native
+	(*RecordWrite)(nil),     // 11: parley.v1.RecordWrite
 }
 var file_parley_v1_agent_service_proto_depIdxs = []int32{
-	2, // 0: parley.v1.RespondRequest.conversation:type_name -> parley.v1.Conversation
-	3, // 1: parley.v1.RespondRequest.messages:type_name -> parley.v1.Message
-	4, // 2: parley.v1.RespondResponse.structured_data:type_name -> parley.v1.StructuredData
-	5, // 3: parley.v1.RespondResponse.tool_call:type_name -> parley.v1.ToolCall
-	6, // 4: parley.v1.RespondResponse.tool_result:type_name -> parley.v1.ToolResult
-	7, // 5: parley.v1.RespondResponse.usage:type_name -> parley.v1.Usage
-	8, // 6: parley.v1.RespondResponse.progress:type_name -> parley.v1.TurnProgress
-	0, // 7: parley.v1.AgentService.Respond:input_type -> parley.v1.RespondRequest
-	1, // 8: parley.v1.AgentService.Respond:output_type -> parley.v1.RespondResponse
-	8, // [8:9] is the sub-list for method output_type
-	7, // [7:8] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	2,  // 0: parley.v1.RespondRequest.conversation:type_name -> parley.v1.Conversation
+	3,  // 1: parley.v1.RespondRequest.messages:type_name -> parley.v1.Message
+	4,  // 2: parley.v1.RespondResponse.structured_data:type_name -> parley.v1.StructuredData
+	5,  // 3: parley.v1.RespondResponse.tool_call:type_name -> parley.v1.ToolCall
+	6,  // 4: parley.v1.RespondResponse.tool_result:type_name -> parley.v1.ToolResult
+	7,  // 5: parley.v1.RespondResponse.usage:type_name -> parley.v1.Usage
+	8,  // 6: parley.v1.RespondResponse.progress:type_name -> parley.v1.TurnProgress
+	9,  // 7: parley.v1.RespondResponse.tool_call_delta:type_name -> parley.v1.ToolCallDelta
+	10, // 8: parley.v1.RespondResponse.native:type_name -> parley.v1.Native
+	11, // 9: parley.v1.RespondResponse.record:type_name -> parley.v1.RecordWrite
+	0,  // 10: parley.v1.AgentService.Respond:input_type -> parley.v1.RespondRequest
+	1,  // 11: parley.v1.AgentService.Respond:output_type -> parley.v1.RespondResponse
+	11, // [11:12] is the sub-list for method output_type
+	10, // [10:11] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_parley_v1_agent_service_proto_init() }
@@ -409,6 +502,7 @@ func file_parley_v1_agent_service_proto_init() {
 	}
 	file_parley_v1_conversation_proto_init()
 	file_parley_v1_message_proto_init()
+	file_parley_v1_record_proto_init()
 	file_parley_v1_turn_proto_init()
 	file_parley_v1_agent_service_proto_msgTypes[1].OneofWrappers = []any{
 		(*RespondResponse_Text)(nil),
@@ -420,6 +514,10 @@ func file_parley_v1_agent_service_proto_init() {
 		(*RespondResponse_FinishReason)(nil),
 		(*RespondResponse_Progress)(nil),
 		(*RespondResponse_NextAgent)(nil),
+		(*RespondResponse_Reasoning)(nil),
+		(*RespondResponse_ToolCallDelta)(nil),
+		(*RespondResponse_Native)(nil),
+		(*RespondResponse_Record)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -8,6 +8,7 @@ package parleyv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	_ "github.com/parleyhq/parley/gen/parley/rules/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -44,7 +45,8 @@ const (
 	ChangeKind_CHANGE_KIND_UPDATED ChangeKind = 4
 	// A message was appended. One change is sent for each message.
 	ChangeKind_CHANGE_KIND_MESSAGE_APPENDED ChangeKind = 5
-	// ClearConversation removed messages.
+	// ClearConversation, or AppendMessages with replace_after_sequence, removed messages. With the
+	// latter, MESSAGE_APPENDED follows for each new message, with the same version.
 	ChangeKind_CHANGE_KIND_CLEARED ChangeKind = 6
 	// The conversation was deleted: by DeleteConversation, by PurgeConversations, by an import
 	// that replaces it, or because it was ephemeral and its connections ended.
@@ -55,6 +57,9 @@ const (
 	ChangeKind_CHANGE_KIND_EVICTED ChangeKind = 9
 	// An event of a turn. Its cursor is the cursor of the previous change.
 	ChangeKind_CHANGE_KIND_TURN ChangeKind = 10
+	// A record of the conversation was written or deleted. Sent only with include_records, after the
+	// other changes of the same version.
+	ChangeKind_CHANGE_KIND_RECORD ChangeKind = 11
 )
 
 // Enum value maps for ChangeKind.
@@ -71,6 +76,7 @@ var (
 		8:  "CHANGE_KIND_EXPIRED",
 		9:  "CHANGE_KIND_EVICTED",
 		10: "CHANGE_KIND_TURN",
+		11: "CHANGE_KIND_RECORD",
 	}
 	ChangeKind_value = map[string]int32{
 		"CHANGE_KIND_UNSPECIFIED":      0,
@@ -84,6 +90,7 @@ var (
 		"CHANGE_KIND_EXPIRED":          8,
 		"CHANGE_KIND_EVICTED":          9,
 		"CHANGE_KIND_TURN":             10,
+		"CHANGE_KIND_RECORD":           11,
 	}
 )
 
@@ -118,10 +125,14 @@ func (ChangeKind) EnumDescriptor() ([]byte, []int) {
 // GetContext return its messages.
 type Conversation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The id is unique within the tenant. It has 1 to 128 characters of [A-Za-z0-9._:-] and
-	// starts with a letter or a digit. If it is empty when the conversation is created, the
-	// server sets a UUID v4. If the request has a request_id, the bits of the UUID are derived
-	// from tenant, method and request_id, so that a retry finds the same conversation.
+	// The id is unique within the tenant. It has 1 to 256 bytes of UTF-8 without control
+	// characters and line breaks (Unicode categories Cc, Zl and Zp), has no space (Zs) at its
+	// start or end, and is not "." or "..". Two ids are the same if their bytes are the same: the
+	// server neither changes case nor normalizes. In HTTP paths the id is percent-encoded.
+	//
+	// If it is empty when the conversation is created, the server sets a UUID v4. If the request
+	// has a request_id, the bits of the UUID are derived from tenant, method and request_id, so
+	// that a retry finds the same conversation.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Title to show to people, up to 512 bytes.
 	Title string `protobuf:"bytes,2,opt,name=title,proto3" json:"title,omitempty"`
@@ -142,7 +153,8 @@ type Conversation struct {
 	// Sequence of the newest message ever appended, dropped messages included; 0 if there was
 	// none.
 	LastSequence int32 `protobuf:"varint,8,opt,name=last_sequence,json=lastSequence,proto3" json:"last_sequence,omitempty"`
-	// Number of messages that are kept now; at most retention.max_messages.
+	// Number of messages that are kept now; at most retention.max_messages, unless
+	// retention.keep_all is set.
 	MessageCount int32 `protobuf:"varint,9,opt,name=message_count,json=messageCount,proto3" json:"message_count,omitempty"`
 	// Encoded size of the messages that are kept now, in bytes.
 	SizeBytes int32 `protobuf:"varint,10,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
@@ -156,7 +168,7 @@ type Conversation struct {
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
 	// When the conversation expires if nothing more is appended: last_append_time plus
 	// retention.ttl. A conversation does not expire while a turn runs, nor while it is ephemeral.
-	// See WatchConversationsRequest.delete_after_disconnect.
+	// See WatchConversationsRequest.delete_after_disconnect. Unset if retention.no_expiry is set.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// Origin of a conversation that ForkConversation created; otherwise unset.
 	ForkedFrom *ForkOrigin `protobuf:"bytes,16,opt,name=forked_from,json=forkedFrom,proto3" json:"forked_from,omitempty"`
@@ -166,8 +178,12 @@ type Conversation struct {
 	// Start of the ttl: the creation, the last append or the end of the last turn, whichever is
 	// latest.
 	LastAppendTime *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=last_append_time,json=lastAppendTime,proto3" json:"last_append_time,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Number of records of the conversation. See RecordService.
+	RecordCount int32 `protobuf:"varint,19,opt,name=record_count,json=recordCount,proto3" json:"record_count,omitempty"`
+	// Size of these records in bytes: keys, values, media types and labels.
+	RecordBytes   int64 `protobuf:"varint,20,opt,name=record_bytes,json=recordBytes,proto3" json:"record_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Conversation) Reset() {
@@ -326,6 +342,20 @@ func (x *Conversation) GetLastAppendTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Conversation) GetRecordCount() int32 {
+	if x != nil {
+		return x.RecordCount
+	}
+	return 0
+}
+
+func (x *Conversation) GetRecordBytes() int64 {
+	if x != nil {
+		return x.RecordBytes
+	}
+	return 0
+}
+
 // Retention limits how many messages a conversation keeps and how long the conversation lives.
 type Retention struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -336,7 +366,26 @@ type Retention struct {
 	// Time from last_append_time to the expiry of the conversation, 100 ms to 366 days. If unset,
 	// the server's default, which is 1 hour unless configured otherwise. A changed ttl counts
 	// from the same last_append_time.
-	Ttl           *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,2,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// If true, no message is dropped, and max_messages has no effect. The default is false.
+	//
+	// An append that would make the messages larger than the server's limit for a conversation,
+	// 3 MiB unless configured otherwise, then fails with RESOURCE_EXHAUSTED, reason
+	// CONVERSATION_FULL, and nothing is stored. So does the start of a turn. The only message of a
+	// conversation and the answer of a turn are stored whatever their size, so messages take at
+	// most the limit and one answer. Make space with ClearConversation. If the field becomes
+	// false, the messages over the limits are dropped at once.
+	//
+	// A server may forbid this field and the two below: see RETENTION_FORBIDDEN in the errors.
+	KeepAll bool `protobuf:"varint,3,opt,name=keep_all,json=keepAll,proto3" json:"keep_all,omitempty"`
+	// If true, the conversation does not expire: ttl has no effect, and expire_time is unset. The
+	// default is false. If it becomes false, the ttl counts from last_append_time, so an old
+	// conversation may expire at once. Ephemeral conversations are deleted nevertheless.
+	NoExpiry bool `protobuf:"varint,4,opt,name=no_expiry,json=noExpiry,proto3" json:"no_expiry,omitempty"`
+	// If true, the conversation is not evicted when its tenant is at its capacity. The default is
+	// false. If no conversation is left to evict, a new one fails with RESOURCE_EXHAUSTED, reason
+	// STORE_FULL.
+	NoEviction    bool `protobuf:"varint,5,opt,name=no_eviction,json=noEviction,proto3" json:"no_eviction,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -383,6 +432,27 @@ func (x *Retention) GetTtl() *durationpb.Duration {
 		return x.Ttl
 	}
 	return nil
+}
+
+func (x *Retention) GetKeepAll() bool {
+	if x != nil {
+		return x.KeepAll
+	}
+	return false
+}
+
+func (x *Retention) GetNoExpiry() bool {
+	if x != nil {
+		return x.NoExpiry
+	}
+	return false
+}
+
+func (x *Retention) GetNoEviction() bool {
+	if x != nil {
+		return x.NoEviction
+	}
+	return false
 }
 
 // ForkOrigin identifies the conversation and the message from which a fork was created.
@@ -525,7 +595,8 @@ type ContextWindow struct {
 	// Maximum number of exchanges; 0 means no limit. An exchange is a user message and all
 	// messages that answer it.
 	MaxExchanges int32 `protobuf:"varint,2,opt,name=max_exchanges,json=maxExchanges,proto3" json:"max_exchanges,omitempty"`
-	// Maximum encoded size of the messages, in bytes; 0 means no limit.
+	// Maximum encoded size of the messages as the reader gets them, in bytes; 0 means no limit.
+	// Message.native counts.
 	MaxBytes int32 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
 	// If true, the start of the window moves in blocks of about half the window's size. The
 	// prefix then stays the same for many turns, and a provider's prompt cache can be used.
@@ -596,9 +667,9 @@ var File_parley_v1_conversation_proto protoreflect.FileDescriptor
 
 const file_parley_v1_conversation_proto_rawDesc = "" +
 	"\n" +
-	"\x1cparley/v1/conversation.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xad\a\n" +
-	"\fConversation\x12=\n" +
-	"\x02id\x18\x01 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x02id\x12\x1e\n" +
+	"\x1cparley/v1/conversation.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bparley/rules/v1/rules.proto\"\xd2\a\n" +
+	"\fConversation\x12\x1c\n" +
+	"\x02id\x18\x01 \x01(\tB\f\xbaH\t\xd8\x01\x01r\x04\x88\xea0\x01R\x02id\x12\x1e\n" +
 	"\x05title\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\x80\x04R\x05title\x12T\n" +
 	"\x06labels\x18\x03 \x03(\v2#.parley.v1.Conversation.LabelsEntryB\x17\xbaH\x14\x9a\x01\x11\x10@\"\x06r\x04 \x01(@*\x05r\x03(\x80\bR\x06labels\x12\x1e\n" +
 	"\x05agent\x18\x04 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x05agent\x12.\n" +
@@ -621,14 +692,20 @@ const file_parley_v1_conversation_proto_rawDesc = "" +
 	"\vforked_from\x18\x10 \x01(\v2\x15.parley.v1.ForkOriginR\n" +
 	"forkedFrom\x12\x10\n" +
 	"\x03uid\x18\x11 \x01(\tR\x03uid\x12D\n" +
-	"\x10last_append_time\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\x0elastAppendTime\x1a9\n" +
+	"\x10last_append_time\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\x0elastAppendTime\x12!\n" +
+	"\frecord_count\x18\x13 \x01(\x05R\vrecordCount\x12!\n" +
+	"\frecord_bytes\x18\x14 \x01(\x03R\vrecordBytes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"}\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd6\x01\n" +
 	"\tRetention\x12-\n" +
 	"\fmax_messages\x18\x01 \x01(\x05B\n" +
 	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\vmaxMessages\x12A\n" +
-	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x14\xbaH\x11\xaa\x01\x0e\"\x05\b\x80\x8a\x8a\x0f2\x05\x10\x80\xc2\xd7/R\x03ttl\"Q\n" +
+	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x14\xbaH\x11\xaa\x01\x0e\"\x05\b\x80\x8a\x8a\x0f2\x05\x10\x80\xc2\xd7/R\x03ttl\x12\x19\n" +
+	"\bkeep_all\x18\x03 \x01(\bR\akeepAll\x12\x1b\n" +
+	"\tno_expiry\x18\x04 \x01(\bR\bnoExpiry\x12\x1f\n" +
+	"\vno_eviction\x18\x05 \x01(\bR\n" +
+	"noEviction\"Q\n" +
 	"\n" +
 	"ForkOrigin\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x1a\n" +
@@ -643,7 +720,7 @@ const file_parley_v1_conversation_proto_rawDesc = "" +
 	"\fmax_messages\x18\x01 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\vmaxMessages\x12,\n" +
 	"\rmax_exchanges\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\fmaxExchanges\x12$\n" +
 	"\tmax_bytes\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\bmaxBytes\x12!\n" +
-	"\fcache_stable\x18\x04 \x01(\bR\vcacheStable*\xa7\x02\n" +
+	"\fcache_stable\x18\x04 \x01(\bR\vcacheStable*\xbf\x02\n" +
 	"\n" +
 	"ChangeKind\x12\x1b\n" +
 	"\x17CHANGE_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
@@ -657,7 +734,8 @@ const file_parley_v1_conversation_proto_rawDesc = "" +
 	"\x13CHANGE_KIND_EXPIRED\x10\b\x12\x17\n" +
 	"\x13CHANGE_KIND_EVICTED\x10\t\x12\x14\n" +
 	"\x10CHANGE_KIND_TURN\x10\n" +
-	"BP\n" +
+	"\x12\x16\n" +
+	"\x12CHANGE_KIND_RECORD\x10\vBP\n" +
 	"\rdev.parley.v1P\x01Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\xaa\x02\tParley.V1b\x06proto3"
 
 var (

@@ -8,6 +8,7 @@ package parleyv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	_ "github.com/parleyhq/parley/gen/parley/rules/v1"
 	status "google.golang.org/genproto/googleapis/rpc/status"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -308,12 +309,20 @@ type LoadConversationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// If empty, a new conversation is created.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Number of newest messages to return: 0 to 1000. If unset, 20.
+	// Number of newest messages to return: 0 to 1000. If unset, 20. If they are larger than 3 MiB,
+	// which needs retention.keep_all, fewer are returned.
 	MessageLimit *int32 `protobuf:"varint,2,opt,name=message_limit,json=messageLimit,proto3,oneof" json:"message_limit,omitempty"`
 	// See the service. It is stored only if this call creates the conversation.
-	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Fields of the conversation if this call creates it; if it exists, they have no effect. Only
+	// title, labels, agent, system_prompt and retention are read. id must be empty or the same as
+	// conversation_id.
+	CreateWith *Conversation `protobuf:"bytes,4,opt,name=create_with,json=createWith,proto3" json:"create_with,omitempty"`
+	// Records of the conversation to return: those whose keys begin with one of these texts. At
+	// most 10, each at most 512 bytes; "" means all.
+	RecordPrefixes []string `protobuf:"bytes,5,rep,name=record_prefixes,json=recordPrefixes,proto3" json:"record_prefixes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *LoadConversationRequest) Reset() {
@@ -367,6 +376,20 @@ func (x *LoadConversationRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *LoadConversationRequest) GetCreateWith() *Conversation {
+	if x != nil {
+		return x.CreateWith
+	}
+	return nil
+}
+
+func (x *LoadConversationRequest) GetRecordPrefixes() []string {
+	if x != nil {
+		return x.RecordPrefixes
+	}
+	return nil
+}
+
 // LoadConversationResponse contains the conversation and its newest messages.
 type LoadConversationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -375,7 +398,14 @@ type LoadConversationResponse struct {
 	// Messages, oldest first.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// True if this call created the conversation.
-	Created       bool `protobuf:"varint,3,opt,name=created,proto3" json:"created,omitempty"`
+	Created bool `protobuf:"varint,3,opt,name=created,proto3" json:"created,omitempty"`
+	// Records that LoadConversationRequest.record_prefixes selects, in the order of their keys, as
+	// they are at the version of the conversation. At most 512 KiB of records: the first one that
+	// does not fit is left out with all that follow it.
+	Records []*Record `protobuf:"bytes,4,rep,name=records,proto3" json:"records,omitempty"`
+	// True if there are more records. Read them with ListRecords after the key of the last one, or
+	// from the start if there is none.
+	MoreRecords   bool `protobuf:"varint,5,opt,name=more_records,json=moreRecords,proto3" json:"more_records,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -427,6 +457,20 @@ func (x *LoadConversationResponse) GetMessages() []*Message {
 func (x *LoadConversationResponse) GetCreated() bool {
 	if x != nil {
 		return x.Created
+	}
+	return false
+}
+
+func (x *LoadConversationResponse) GetRecords() []*Record {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *LoadConversationResponse) GetMoreRecords() bool {
+	if x != nil {
+		return x.MoreRecords
 	}
 	return false
 }
@@ -530,8 +574,9 @@ type UpdateConversationRequest struct {
 	// the mask names them.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Fields to change: any of title, labels, agent, system_prompt, retention,
-	// retention.max_messages, retention.ttl. If unset, all fields that are set in conversation.
-	// labels replaces all labels.
+	// retention.max_messages, retention.ttl, retention.keep_all, retention.no_expiry,
+	// retention.no_eviction. If unset, all fields that are set in conversation. labels replaces
+	// all labels. retention replaces all its fields, also those that are unset.
 	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
 	// See the service.
 	IfVersion     *int32 `protobuf:"varint,3,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
@@ -950,15 +995,30 @@ func (*DeleteConversationResponse) Descriptor() ([]byte, []int) {
 	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{12}
 }
 
-// ClearConversationRequest names the conversation to clear.
+// ClearConversationRequest names the conversation to clear, and the messages to remove.
 type ClearConversationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// See the service.
 	IfVersion *int32 `protobuf:"varint,2,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
-	// Sequence of the last message to keep; 0 removes all messages.
+	// Sequence of the last message to keep; 0 removes all messages, unless sequences is set.
 	AfterSequence int32 `protobuf:"varint,3,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
+	// See the service. The same request_id with another after_sequence or other sequences fails
+	// with ALREADY_EXISTS, reason REQUEST_ID_REUSED. A call with a new request_id increases the
+	// version even if it removes nothing.
+	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Sequences of the messages to remove, instead of all after after_sequence: up to 1000, in any
+	// order. If empty, after_sequence applies. Sequences of messages that are not kept are ignored.
+	//
+	// Servers of earlier versions do not know this field and would remove all messages after
+	// after_sequence. If there may be such servers, set after_sequence to 2147483647, too.
+	//
+	// A message with tool calls can be removed only together with the results of its calls, and a
+	// result only together with its call. Otherwise the call fails with INVALID_ARGUMENT, reason
+	// CALL_SEPARATED, and removes nothing. A call without a result, and a result whose call is not
+	// kept, can be removed alone.
+	Sequences     []int32 `protobuf:"varint,5,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1014,11 +1074,28 @@ func (x *ClearConversationRequest) GetAfterSequence() int32 {
 	return 0
 }
 
+func (x *ClearConversationRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *ClearConversationRequest) GetSequences() []int32 {
+	if x != nil {
+		return x.Sequences
+	}
+	return nil
+}
+
 // ClearConversationResponse contains the changed conversation.
 type ClearConversationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Header of the conversation, without system_prompt.
-	Conversation  *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	// True if the request_id was already used. The call removed nothing, and the header is the
+	// present one.
+	Replayed      bool `protobuf:"varint,2,opt,name=replayed,proto3" json:"replayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1058,6 +1135,13 @@ func (x *ClearConversationResponse) GetConversation() *Conversation {
 		return x.Conversation
 	}
 	return nil
+}
+
+func (x *ClearConversationResponse) GetReplayed() bool {
+	if x != nil {
+		return x.Replayed
+	}
+	return false
 }
 
 // PurgeConversationsRequest says how long a conversation may be inactive.
@@ -1182,9 +1266,13 @@ type ForkConversationRequest struct {
 	// request_id is stored with the copy.
 	NewConversationId string `protobuf:"bytes,3,opt,name=new_conversation_id,json=newConversationId,proto3" json:"new_conversation_id,omitempty"`
 	// See the service.
-	RequestId     string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// If true, the records of the conversation are copied too, as they are now, whatever at_sequence
+	// is. The copies have the version of the new conversation as their revision. If they are larger
+	// than 32 MiB, the call fails with RESOURCE_EXHAUSTED, reason RECORDS_FULL.
+	IncludeRecords bool `protobuf:"varint,5,opt,name=include_records,json=includeRecords,proto3" json:"include_records,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ForkConversationRequest) Reset() {
@@ -1243,6 +1331,13 @@ func (x *ForkConversationRequest) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *ForkConversationRequest) GetIncludeRecords() bool {
+	if x != nil {
+		return x.IncludeRecords
+	}
+	return false
 }
 
 // ForkConversationResponse contains the copy.
@@ -1305,14 +1400,30 @@ type AppendMessagesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required. If the conversation does not exist it is created, unless must_exist is set.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// 1 to 100 messages, oldest first. Either all are stored or none.
+	// 1 to 100 messages, oldest first; with replace_after_sequence also none. Either all are stored
+	// or none.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// See the service.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// See the service.
 	IfVersion *int32 `protobuf:"varint,4,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
 	// If true, the call fails with NOT_FOUND if the conversation does not exist.
-	MustExist     bool `protobuf:"varint,5,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
+	MustExist bool `protobuf:"varint,5,opt,name=must_exist,json=mustExist,proto3" json:"must_exist,omitempty"`
+	// Replaces the end of the history: all messages after this sequence are removed, then messages
+	// are appended, in one commit with one version. 0 removes all messages. If unset, none is
+	// removed. Sequences and exchanges continue; those of removed messages are not used again.
+	//
+	// The call fails with ABORTED, reason CONVERSATION_BUSY, while a turn runs. It fails with
+	// INVALID_ARGUMENT, reason CALL_SEPARATED, if a tool call stays and its result is removed,
+	// unless messages contain a result for the call.
+	ReplaceAfterSequence *int32 `protobuf:"varint,6,opt,name=replace_after_sequence,json=replaceAfterSequence,proto3,oneof" json:"replace_after_sequence,omitempty"`
+	// Fields of the conversation if this call creates it; if it exists, they have no effect. Only
+	// title, labels, agent, system_prompt and retention are read. id must be empty or the same as
+	// conversation_id. Must not be set together with must_exist.
+	CreateWith *Conversation `protobuf:"bytes,7,opt,name=create_with,json=createWith,proto3" json:"create_with,omitempty"`
+	// Records to write or delete in the same commit, up to 100; no two of the same record. They
+	// belong to the conversation, or to the tenant with tenant_scope.
+	Records       []*RecordWrite `protobuf:"bytes,8,rep,name=records,proto3" json:"records,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1382,6 +1493,27 @@ func (x *AppendMessagesRequest) GetMustExist() bool {
 	return false
 }
 
+func (x *AppendMessagesRequest) GetReplaceAfterSequence() int32 {
+	if x != nil && x.ReplaceAfterSequence != nil {
+		return *x.ReplaceAfterSequence
+	}
+	return 0
+}
+
+func (x *AppendMessagesRequest) GetCreateWith() *Conversation {
+	if x != nil {
+		return x.CreateWith
+	}
+	return nil
+}
+
+func (x *AppendMessagesRequest) GetRecords() []*RecordWrite {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
 // AppendMessagesResponse reports what was stored.
 type AppendMessagesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1392,9 +1524,12 @@ type AppendMessagesResponse struct {
 	// True if the request_id was already used; this is the earlier result.
 	Replayed bool `protobuf:"varint,3,opt,name=replayed,proto3" json:"replayed,omitempty"`
 	// True if this call created the conversation.
-	Created       bool `protobuf:"varint,4,opt,name=created,proto3" json:"created,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Created bool `protobuf:"varint,4,opt,name=created,proto3" json:"created,omitempty"`
+	// Revision of the records of the tenant that the call wrote; 0 if it wrote none. Those of the
+	// conversation have the revision conversation.version, unless the response is replayed.
+	TenantRevision int64 `protobuf:"varint,5,opt,name=tenant_revision,json=tenantRevision,proto3" json:"tenant_revision,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *AppendMessagesResponse) Reset() {
@@ -1453,6 +1588,13 @@ func (x *AppendMessagesResponse) GetCreated() bool {
 		return x.Created
 	}
 	return false
+}
+
+func (x *AppendMessagesResponse) GetTenantRevision() int64 {
+	if x != nil {
+		return x.TenantRevision
+	}
+	return 0
 }
 
 // AppendedMessage contains the fields of a message that the server set.
@@ -1668,14 +1810,19 @@ type ListMessagesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Maximum number of messages on the page, at most 1000; 0 means 20.
+	// Maximum number of messages on the page, at most 1000; 0 means 20, or 100 with message_ids.
 	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// next_page_token of the previous page. All other fields except page_size must stay the same.
 	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// Only messages after this sequence.
 	AfterSequence int32 `protobuf:"varint,4,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
 	// If true, oldest first. Otherwise newest first.
-	Ascending     bool `protobuf:"varint,5,opt,name=ascending,proto3" json:"ascending,omitempty"`
+	Ascending bool `protobuf:"varint,5,opt,name=ascending,proto3" json:"ascending,omitempty"`
+	// Only messages with these ids: up to 100 ids of 1 to 256 bytes. If empty, messages with any
+	// id. The messages are in the order of ascending, not in the order of the ids. An id that no
+	// kept message has is absent from the reply; several messages may have the same id. With
+	// message_ids, page_size 0 means 100.
+	MessageIds    []string `protobuf:"bytes,6,rep,name=message_ids,json=messageIds,proto3" json:"message_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1743,6 +1890,13 @@ func (x *ListMessagesRequest) GetAscending() bool {
 		return x.Ascending
 	}
 	return false
+}
+
+func (x *ListMessagesRequest) GetMessageIds() []string {
+	if x != nil {
+		return x.MessageIds
+	}
+	return nil
 }
 
 // ListMessagesResponse contains a page of messages.
@@ -1824,10 +1978,16 @@ type GetContextRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Limits of the window. If unset, all kept messages.
-	Window        *ContextWindow `protobuf:"bytes,2,opt,name=window,proto3" json:"window,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Limits of the window. If unset, all kept messages. A window has at most 3 MiB of messages.
+	Window *ContextWindow `protobuf:"bytes,2,opt,name=window,proto3" json:"window,omitempty"`
+	// If true, the messages contain their reasoning (Message.reasoning). Otherwise it is left out
+	// and does not count towards window.max_bytes.
+	IncludeReasoning bool `protobuf:"varint,4,opt,name=include_reasoning,json=includeReasoning,proto3" json:"include_reasoning,omitempty"`
+	// Records of the conversation to return: those whose keys begin with one of these texts. At
+	// most 10, each at most 512 bytes; "" means all.
+	RecordPrefixes []string `protobuf:"bytes,3,rep,name=record_prefixes,json=recordPrefixes,proto3" json:"record_prefixes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetContextRequest) Reset() {
@@ -1874,6 +2034,20 @@ func (x *GetContextRequest) GetWindow() *ContextWindow {
 	return nil
 }
 
+func (x *GetContextRequest) GetIncludeReasoning() bool {
+	if x != nil {
+		return x.IncludeReasoning
+	}
+	return false
+}
+
+func (x *GetContextRequest) GetRecordPrefixes() []string {
+	if x != nil {
+		return x.RecordPrefixes
+	}
+	return nil
+}
+
 // GetContextResponse contains the input of a model call.
 type GetContextResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1884,7 +2058,14 @@ type GetContextResponse struct {
 	// Number of kept messages that are not in the window.
 	OmittedCount int32 `protobuf:"varint,3,opt,name=omitted_count,json=omittedCount,proto3" json:"omitted_count,omitempty"`
 	// Conversation.version.
-	Version       int32 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	Version int32 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	// Records that GetContextRequest.record_prefixes selects, in the order of their keys, as they
+	// are at the version. At most 512 KiB of records: the first one that does not fit is left out
+	// with all that follow it.
+	Records []*Record `protobuf:"bytes,5,rep,name=records,proto3" json:"records,omitempty"`
+	// True if there are more records. Read them with ListRecords after the key of the last one, or
+	// from the start if there is none.
+	MoreRecords   bool `protobuf:"varint,6,opt,name=more_records,json=moreRecords,proto3" json:"more_records,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1945,6 +2126,20 @@ func (x *GetContextResponse) GetVersion() int32 {
 		return x.Version
 	}
 	return 0
+}
+
+func (x *GetContextResponse) GetRecords() []*Record {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *GetContextResponse) GetMoreRecords() bool {
+	if x != nil {
+		return x.MoreRecords
+	}
+	return false
 }
 
 // GetRoutingSummaryRequest names the conversation to summarize.
@@ -2568,7 +2763,14 @@ type ChatRequest struct {
 	// tool_results must be empty.
 	AnswerPending bool `protobuf:"varint,14,opt,name=answer_pending,json=answerPending,proto3" json:"answer_pending,omitempty"`
 	// Files and images, by reference.
-	Attachments   []*Attachment `protobuf:"bytes,15,rep,name=attachments,proto3" json:"attachments,omitempty"`
+	Attachments []*Attachment `protobuf:"bytes,15,rep,name=attachments,proto3" json:"attachments,omitempty"`
+	// Fields of the conversation if this call creates it; if it exists, they have no effect. Only
+	// title, labels, agent, system_prompt and retention are read. id must be empty or the same as
+	// conversation_id. Must not be set together with must_exist.
+	CreateWith *Conversation `protobuf:"bytes,16,opt,name=create_with,json=createWith,proto3" json:"create_with,omitempty"`
+	// Records to write or delete in the same commit as the user's message or the tool results, up to
+	// 100; no two of the same record. Must be empty with answer_pending.
+	Records       []*RecordWrite `protobuf:"bytes,17,rep,name=records,proto3" json:"records,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2704,6 +2906,20 @@ func (x *ChatRequest) GetAnswerPending() bool {
 func (x *ChatRequest) GetAttachments() []*Attachment {
 	if x != nil {
 		return x.Attachments
+	}
+	return nil
+}
+
+func (x *ChatRequest) GetCreateWith() *Conversation {
+	if x != nil {
+		return x.CreateWith
+	}
+	return nil
+}
+
+func (x *ChatRequest) GetRecords() []*RecordWrite {
+	if x != nil {
+		return x.Records
 	}
 	return nil
 }
@@ -3187,8 +3403,11 @@ type WatchConversationsRequest struct {
 	// expire. A stop of the server ends the stream; the time then counts from the next start of
 	// the server.
 	DeleteAfterDisconnect *durationpb.Duration `protobuf:"bytes,4,opt,name=delete_after_disconnect,json=deleteAfterDisconnect,proto3" json:"delete_after_disconnect,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// If true, CHANGE_KIND_RECORD is sent for each record of a conversation that was written or
+	// deleted.
+	IncludeRecords bool `protobuf:"varint,5,opt,name=include_records,json=includeRecords,proto3" json:"include_records,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *WatchConversationsRequest) Reset() {
@@ -3247,6 +3466,13 @@ func (x *WatchConversationsRequest) GetDeleteAfterDisconnect() *durationpb.Durat
 		return x.DeleteAfterDisconnect
 	}
 	return nil
+}
+
+func (x *WatchConversationsRequest) GetIncludeRecords() bool {
+	if x != nil {
+		return x.IncludeRecords
+	}
+	return false
 }
 
 // WatchConversationsResponse contains one change.
@@ -3316,7 +3542,11 @@ type ConversationChange struct {
 	//	*ConversationChange_Conversation
 	//	*ConversationChange_Message
 	//	*ConversationChange_TurnEvent
-	Payload       isConversationChange_Payload `protobuf_oneof:"payload"`
+	Payload isConversationChange_Payload `protobuf_oneof:"payload"`
+	// For CLEARED: the messages that were removed.
+	Removed *RemovedMessages `protobuf:"bytes,9,opt,name=removed,proto3" json:"removed,omitempty"`
+	// For RECORD: which record was written or deleted.
+	Record        *RecordChange `protobuf:"bytes,10,opt,name=record,proto3" json:"record,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3420,6 +3650,20 @@ func (x *ConversationChange) GetTurnEvent() *TurnEvent {
 	return nil
 }
 
+func (x *ConversationChange) GetRemoved() *RemovedMessages {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *ConversationChange) GetRecord() *RecordChange {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
 type isConversationChange_Payload interface {
 	isConversationChange_Payload()
 }
@@ -3445,19 +3689,151 @@ func (*ConversationChange_Message) isConversationChange_Payload() {}
 
 func (*ConversationChange_TurnEvent) isConversationChange_Payload() {}
 
+// RecordChange says which record of a conversation changed. It never contains the value.
+type RecordChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Record.key.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Record.revision of the write or of the deletion.
+	Revision int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// True if the record was deleted.
+	Deleted       bool `protobuf:"varint,3,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordChange) Reset() {
+	*x = RecordChange{}
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordChange) ProtoMessage() {}
+
+func (x *RecordChange) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordChange.ProtoReflect.Descriptor instead.
+func (*RecordChange) Descriptor() ([]byte, []int) {
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *RecordChange) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *RecordChange) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *RecordChange) GetDeleted() bool {
+	if x != nil {
+		return x.Deleted
+	}
+	return false
+}
+
+// RemovedMessages says which messages were removed.
+type RemovedMessages struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of messages that were removed, at least 1.
+	Count int32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// If sequences is empty: all kept messages after this sequence were removed; 0 if all messages
+	// were.
+	AfterSequence int32 `protobuf:"varint,2,opt,name=after_sequence,json=afterSequence,proto3" json:"after_sequence,omitempty"`
+	// Sequences of messages that were removed one by one, rising.
+	Sequences     []int32 `protobuf:"varint,3,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovedMessages) Reset() {
+	*x = RemovedMessages{}
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovedMessages) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovedMessages) ProtoMessage() {}
+
+func (x *RemovedMessages) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovedMessages.ProtoReflect.Descriptor instead.
+func (*RemovedMessages) Descriptor() ([]byte, []int) {
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *RemovedMessages) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *RemovedMessages) GetAfterSequence() int32 {
+	if x != nil {
+		return x.AfterSequence
+	}
+	return 0
+}
+
+func (x *RemovedMessages) GetSequences() []int32 {
+	if x != nil {
+		return x.Sequences
+	}
+	return nil
+}
+
 // ExportConversationsRequest says which conversations to export.
 type ExportConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Conversations to export, in this order; the call fails with NOT_FOUND before the first id
 	// that does not exist. If empty, all conversations of the tenant.
 	ConversationIds []string `protobuf:"bytes,1,rep,name=conversation_ids,json=conversationIds,proto3" json:"conversation_ids,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// If true, the records of the conversations are exported. Otherwise the headers have no
+	// record_count and no record_bytes.
+	IncludeRecords bool `protobuf:"varint,2,opt,name=include_records,json=includeRecords,proto3" json:"include_records,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ExportConversationsRequest) Reset() {
 	*x = ExportConversationsRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[50]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3469,7 +3845,7 @@ func (x *ExportConversationsRequest) String() string {
 func (*ExportConversationsRequest) ProtoMessage() {}
 
 func (x *ExportConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[50]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3482,7 +3858,7 @@ func (x *ExportConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ExportConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{50}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExportConversationsRequest) GetConversationIds() []string {
@@ -3492,21 +3868,35 @@ func (x *ExportConversationsRequest) GetConversationIds() []string {
 	return nil
 }
 
+func (x *ExportConversationsRequest) GetIncludeRecords() bool {
+	if x != nil {
+		return x.IncludeRecords
+	}
+	return false
+}
+
 // ExportConversationsResponse contains a conversation or a part of one. A large conversation is
 // split into several consecutive responses; each contains the header.
 type ExportConversationsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Header of the conversation.
+	// Header of the conversation. It is the same in all responses of the conversation, except for
+	// record_count: in the last one it is the number of records that were sent, and in the others it
+	// is more than the number sent so far. Records may change during the export.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Messages, oldest first.
-	Messages      []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
+	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
+	// Records of the conversation, in the order of their keys. If conversation.id is the same as in
+	// the previous response, this response continues it with more records, and has no messages. The
+	// first 512 KiB of records are as they are at the version of the header. A record after them that
+	// is changed during the export is exported as it is when it is read.
+	Records       []*Record `protobuf:"bytes,3,rep,name=records,proto3" json:"records,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExportConversationsResponse) Reset() {
 	*x = ExportConversationsResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[51]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3518,7 +3908,7 @@ func (x *ExportConversationsResponse) String() string {
 func (*ExportConversationsResponse) ProtoMessage() {}
 
 func (x *ExportConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[51]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3531,7 +3921,7 @@ func (x *ExportConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ExportConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{51}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ExportConversationsResponse) GetConversation() *Conversation {
@@ -3548,28 +3938,49 @@ func (x *ExportConversationsResponse) GetMessages() []*Message {
 	return nil
 }
 
+func (x *ExportConversationsResponse) GetRecords() []*Record {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
 // ImportConversationsRequest contains a conversation or a part of one. The requests of one
-// conversation must be consecutive and contain the same header.
+// conversation must be consecutive and contain the same header, except for record_count.
 type ImportConversationsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Header of the conversation. id, version and all times are required, except expire_time,
 	// which the server computes. uid is ignored; the imported conversation has a new one. If
-	// message_count is set, it must be the number of messages. last_sequence must be at least
-	// that of the newest message and at least forked_from.sequence.
+	// message_count is set, it must be the number of messages. If record_count is set in the last
+	// request of the conversation, it must be the number of records; in others it has no effect.
+	// last_sequence must be at least that of the newest message and at least forked_from.sequence.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Messages, oldest first, as they were exported. Ids, rising sequences and create times are
 	// required. Each message has at most 3 MiB.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// If true, a conversation with the same id is replaced. Otherwise the imported conversation
 	// is skipped and counted.
-	Overwrite     bool `protobuf:"varint,3,opt,name=overwrite,proto3" json:"overwrite,omitempty"`
+	Overwrite bool `protobuf:"varint,3,opt,name=overwrite,proto3" json:"overwrite,omitempty"`
+	// Records of the conversation, in rising order of their keys, at most 1000 in a request. Key,
+	// value, media_type and labels are read, with the limits of RecordWrite. The records get the
+	// version of the conversation as their revision. If conversation.id is the same as in the
+	// previous request, this request continues it with more records, whatever record_count is, and
+	// has no messages. The conversation ends at the next other one, or at the end of the stream.
+	//
+	// A conversation with more than 3 MiB of records, counting 200 bytes for each in addition, or
+	// with more than 5000, is imported in several commits: the first of them together with the
+	// conversation, and then as with WriteRecords, up to 100 records in a commit. Each of these
+	// raises the version, which is the revision of its records, and sets update_time and
+	// last_append_time. If the call or the conversation fails after the first commit, the
+	// conversation is deleted, also if it replaced another one.
+	Records       []*Record `protobuf:"bytes,4,rep,name=records,proto3" json:"records,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ImportConversationsRequest) Reset() {
 	*x = ImportConversationsRequest{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[52]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3581,7 +3992,7 @@ func (x *ImportConversationsRequest) String() string {
 func (*ImportConversationsRequest) ProtoMessage() {}
 
 func (x *ImportConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[52]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3594,7 +4005,7 @@ func (x *ImportConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ImportConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{52}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ImportConversationsRequest) GetConversation() *Conversation {
@@ -3618,6 +4029,13 @@ func (x *ImportConversationsRequest) GetOverwrite() bool {
 	return false
 }
 
+func (x *ImportConversationsRequest) GetRecords() []*Record {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
 // ImportConversationsResponse counts the imported conversations.
 type ImportConversationsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3628,9 +4046,10 @@ type ImportConversationsResponse struct {
 	SkippedCount int64 `protobuf:"varint,2,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
 	// Number of skipped conversations for which the tenant had no capacity.
 	NoRoomCount int64 `protobuf:"varint,4,opt,name=no_room_count,json=noRoomCount,proto3" json:"no_room_count,omitempty"`
-	// Conversations that failed: invalid ones and those with a running turn. Only the first 100
+	// Conversations that failed: invalid ones, those with a running turn, those whose retention
+	// this server forbids, and those with retention.keep_all that are too large. Only the first 100
 	// are listed; every conversation that is in neither count has failed. A conversation is
-	// imported completely or not at all.
+	// imported completely or not at all, unless the server ends between two commits of its records.
 	Failures      []*ImportFailure `protobuf:"bytes,3,rep,name=failures,proto3" json:"failures,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3638,7 +4057,7 @@ type ImportConversationsResponse struct {
 
 func (x *ImportConversationsResponse) Reset() {
 	*x = ImportConversationsResponse{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[53]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3650,7 +4069,7 @@ func (x *ImportConversationsResponse) String() string {
 func (*ImportConversationsResponse) ProtoMessage() {}
 
 func (x *ImportConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[53]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3663,7 +4082,7 @@ func (x *ImportConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ImportConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{53}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ImportConversationsResponse) GetImportedCount() int64 {
@@ -3707,7 +4126,7 @@ type ImportFailure struct {
 
 func (x *ImportFailure) Reset() {
 	*x = ImportFailure{}
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[54]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3719,7 +4138,7 @@ func (x *ImportFailure) String() string {
 func (*ImportFailure) ProtoMessage() {}
 
 func (x *ImportFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_conversation_service_proto_msgTypes[54]
+	mi := &file_parley_v1_conversation_service_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3732,7 +4151,7 @@ func (x *ImportFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportFailure.ProtoReflect.Descriptor instead.
 func (*ImportFailure) Descriptor() ([]byte, []int) {
-	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{54}
+	return file_parley_v1_conversation_service_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ImportFailure) GetConversationId() string {
@@ -3753,27 +4172,34 @@ var File_parley_v1_conversation_service_proto protoreflect.FileDescriptor
 
 const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\n" +
-	"$parley/v1/conversation_service.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x17parley/v1/routing.proto\x1a\x14parley/v1/turn.proto\"\x8d\x01\n" +
+	"$parley/v1/conversation_service.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x1bparley/rules/v1/rules.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x16parley/v1/record.proto\x1a\x17parley/v1/routing.proto\x1a\x14parley/v1/turn.proto\"\x82\x01\n" +
 	"\x19CreateConversationRequest\x12;\n" +
-	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x123\n" +
+	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12(\n" +
 	"\n" +
-	"request_id\x18\x02 \x01(\tB\x14\xbaH\x11r\x0f2\r^[!-~]{0,64}$R\trequestId\"u\n" +
+	"request_id\x18\x02 \x01(\tB\t\xbaH\x06r\x04\x90\xea0\x01R\trequestId\"u\n" +
 	"\x1aCreateConversationResponse\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12\x1a\n" +
-	"\breplayed\x18\x02 \x01(\bR\breplayed\"\xee\x01\n" +
-	"\x17LoadConversationRequest\x12V\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x124\n" +
+	"\breplayed\x18\x02 \x01(\bR\breplayed\"\xcd\x03\n" +
+	"\x17LoadConversationRequest\x125\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\f\xbaH\t\xd8\x01\x01r\x04\x88\xea0\x01R\x0econversationId\x124\n" +
 	"\rmessage_limit\x18\x02 \x01(\x05B\n" +
-	"\xbaH\a\x1a\x05\x18\xe8\a(\x00H\x00R\fmessageLimit\x88\x01\x01\x123\n" +
+	"\xbaH\a\x1a\x05\x18\xe8\a(\x00H\x00R\fmessageLimit\x88\x01\x01\x12(\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tB\x14\xbaH\x11r\x0f2\r^[!-~]{0,64}$R\trequestIdB\x10\n" +
-	"\x0e_message_limit\"\xa1\x01\n" +
+	"request_id\x18\x03 \x01(\tB\t\xbaH\x06r\x04\x90\xea0\x01R\trequestId\x128\n" +
+	"\vcreate_with\x18\x04 \x01(\v2\x17.parley.v1.ConversationR\n" +
+	"createWith\x128\n" +
+	"\x0frecord_prefixes\x18\x05 \x03(\tB\x0f\xbaH\f\x92\x01\t\x10\n" +
+	"\"\x05r\x03(\x80\x04R\x0erecordPrefixes:\x94\x01\xbaH\x90\x01\x1a\x8d\x01\n" +
+	"\x13load.create_with.id\x12,must be empty or the same as conversation_id\x1aHthis.create_with.id == '' || this.create_with.id == this.conversation_idB\x10\n" +
+	"\x0e_message_limit\"\xf1\x01\n" +
 	"\x18LoadConversationResponse\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12.\n" +
 	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\x12\x18\n" +
-	"\acreated\x18\x03 \x01(\bR\acreated\"m\n" +
-	"\x16GetConversationRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\"V\n" +
+	"\acreated\x18\x03 \x01(\bR\acreated\x12+\n" +
+	"\arecords\x18\x04 \x03(\v2\x11.parley.v1.RecordR\arecords\x12!\n" +
+	"\fmore_records\x18\x05 \x01(\bR\vmoreRecords\"L\n" +
+	"\x16GetConversationRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\"V\n" +
 	"\x17GetConversationResponse\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\"\xbc\x02\n" +
 	"\x19UpdateConversationRequest\x12C\n" +
@@ -3805,55 +4231,69 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\fwatch_cursor\x18\x04 \x01(\tR\vwatchCursor\"j\n" +
 	"\x11ConversationEntry\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12\x18\n" +
-	"\apreview\x18\x02 \x01(\tR\apreview\"\xd1\x01\n" +
-	"\x19DeleteConversationRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12#\n" +
+	"\apreview\x18\x02 \x01(\tR\apreview\"\xb0\x01\n" +
+	"\x19DeleteConversationRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x12#\n" +
 	"\rallow_missing\x18\x02 \x01(\bR\fallowMissing\x12+\n" +
 	"\n" +
 	"if_version\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00H\x00R\tifVersion\x88\x01\x01B\r\n" +
 	"\v_if_version\"\x1c\n" +
-	"\x1aDeleteConversationResponse\"\xdb\x01\n" +
-	"\x18ClearConversationRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12+\n" +
+	"\x1aDeleteConversationResponse\"\xca\x03\n" +
+	"\x18ClearConversationRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x12+\n" +
 	"\n" +
 	"if_version\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00H\x00R\tifVersion\x88\x01\x01\x12.\n" +
-	"\x0eafter_sequence\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\rafterSequenceB\r\n" +
-	"\v_if_version\"X\n" +
+	"\x0eafter_sequence\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\rafterSequence\x12(\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tB\t\xbaH\x06r\x04\x90\xea0\x01R\trequestId\x12-\n" +
+	"\tsequences\x18\x05 \x03(\x05B\x0f\xbaH\f\x92\x01\t\x10\xe8\a\"\x04\x1a\x02(\x01R\tsequences:\xb4\x01\xbaH\xb0\x01\x1a\xad\x01\n" +
+	"\x0fclear.sequences\x12>must be empty if after_sequence is set to less than 2147483647\x1aZsize(this.sequences) == 0 || this.after_sequence == 0 || this.after_sequence == 2147483647B\r\n" +
+	"\v_if_version\"t\n" +
 	"\x19ClearConversationResponse\x12;\n" +
-	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\"\x7f\n" +
+	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12\x1a\n" +
+	"\breplayed\x18\x02 \x01(\bR\breplayed\"\x7f\n" +
 	"\x19PurgeConversationsRequest\x12I\n" +
 	"\finactive_for\x18\x01 \x01(\v2\x19.google.protobuf.DurationB\v\xbaH\b\xc8\x01\x01\xaa\x01\x02*\x00R\vinactiveFor\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"^\n" +
 	"\x1aPurgeConversationsResponse\x12!\n" +
 	"\fpurged_count\x18\x01 \x01(\x03R\vpurgedCount\x12\x1d\n" +
 	"\n" +
-	"sample_ids\x18\x02 \x03(\tR\tsampleIds\"\xac\x02\n" +
-	"\x17ForkConversationRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12(\n" +
+	"sample_ids\x18\x02 \x03(\tR\tsampleIds\"\x88\x02\n" +
+	"\x17ForkConversationRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x12(\n" +
 	"\vat_sequence\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\n" +
-	"atSequence\x12]\n" +
-	"\x13new_conversation_id\x18\x03 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x11newConversationId\x123\n" +
+	"atSequence\x12<\n" +
+	"\x13new_conversation_id\x18\x03 \x01(\tB\f\xbaH\t\xd8\x01\x01r\x04\x88\xea0\x01R\x11newConversationId\x12(\n" +
 	"\n" +
-	"request_id\x18\x04 \x01(\tB\x14\xbaH\x11r\x0f2\r^[!-~]{0,64}$R\trequestId\"s\n" +
+	"request_id\x18\x04 \x01(\tB\t\xbaH\x06r\x04\x90\xea0\x01R\trequestId\x12'\n" +
+	"\x0finclude_records\x18\x05 \x01(\bR\x0eincludeRecords\"s\n" +
 	"\x18ForkConversationResponse\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12\x1a\n" +
-	"\breplayed\x18\x02 \x01(\bR\breplayed\"\xb8\x02\n" +
-	"\x15AppendMessagesRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12:\n" +
-	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageB\n" +
-	"\xbaH\a\x92\x01\x04\b\x01\x10dR\bmessages\x123\n" +
+	"\breplayed\x18\x02 \x01(\bR\breplayed\"\xf8\x06\n" +
+	"\x15AppendMessagesRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x128\n" +
+	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageB\b\xbaH\x05\x92\x01\x02\x10dR\bmessages\x12(\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tB\x14\xbaH\x11r\x0f2\r^[!-~]{0,64}$R\trequestId\x12+\n" +
+	"request_id\x18\x03 \x01(\tB\t\xbaH\x06r\x04\x90\xea0\x01R\trequestId\x12+\n" +
 	"\n" +
 	"if_version\x18\x04 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00H\x00R\tifVersion\x88\x01\x01\x12\x1d\n" +
 	"\n" +
-	"must_exist\x18\x05 \x01(\bR\tmustExistB\r\n" +
-	"\v_if_version\"\xc3\x01\n" +
+	"must_exist\x18\x05 \x01(\bR\tmustExist\x12B\n" +
+	"\x16replace_after_sequence\x18\x06 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00H\x01R\x14replaceAfterSequence\x88\x01\x01\x128\n" +
+	"\vcreate_with\x18\a \x01(\v2\x17.parley.v1.ConversationR\n" +
+	"createWith\x12:\n" +
+	"\arecords\x18\b \x03(\v2\x16.parley.v1.RecordWriteB\b\xbaH\x05\x92\x01\x02\x10dR\arecords:\x96\x03\xbaH\x92\x03\x1a\x8f\x01\n" +
+	"\x15append.create_with.id\x12,must be empty or the same as conversation_id\x1aHthis.create_with.id == '' || this.create_with.id == this.conversation_id\x1aj\n" +
+	"\x12append.create_with\x12(must not be set together with must_exist\x1a*!this.must_exist || !has(this.create_with)\x1a\x91\x01\n" +
+	"\x0fappend.messages\x12Amust have at least 1 message unless replace_after_sequence is set\x1a;size(this.messages) > 0 || has(this.replace_after_sequence)B\r\n" +
+	"\v_if_versionB\x19\n" +
+	"\x17_replace_after_sequence\"\xec\x01\n" +
 	"\x16AppendMessagesResponse\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x126\n" +
 	"\bappended\x18\x02 \x03(\v2\x1a.parley.v1.AppendedMessageR\bappended\x12\x1a\n" +
 	"\breplayed\x18\x03 \x01(\bR\breplayed\x12\x18\n" +
-	"\acreated\x18\x04 \x01(\bR\acreated\"\x96\x01\n" +
+	"\acreated\x18\x04 \x01(\bR\acreated\x12'\n" +
+	"\x0ftenant_revision\x18\x05 \x01(\x03R\x0etenantRevision\"\x96\x01\n" +
 	"\x0fAppendedMessage\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x05R\bsequence\x12\x1a\n" +
@@ -3865,30 +4305,37 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x14AppendStreamResponse\x12?\n" +
 	"\bresponse\x18\x01 \x01(\v2!.parley.v1.AppendMessagesResponseH\x00R\bresponse\x12*\n" +
 	"\x05error\x18\x02 \x01(\v2\x12.google.rpc.StatusH\x00R\x05errorB\b\n" +
-	"\x06result\"\x80\x02\n" +
-	"\x13ListMessagesRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12'\n" +
+	"\x06result\"\x93\x02\n" +
+	"\x13ListMessagesRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x12'\n" +
 	"\tpage_size\x18\x02 \x01(\x05B\n" +
 	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x03 \x01(\tR\tpageToken\x12.\n" +
 	"\x0eafter_sequence\x18\x04 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\rafterSequence\x12\x1c\n" +
-	"\tascending\x18\x05 \x01(\bR\tascending\"\xd4\x01\n" +
+	"\tascending\x18\x05 \x01(\bR\tascending\x122\n" +
+	"\vmessage_ids\x18\x06 \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10d\"\ar\x05 \x01(\x80\x02R\n" +
+	"messageIds\"\xd4\x01\n" +
 	"\x14ListMessagesResponse\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12.\n" +
 	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\x12&\n" +
 	"\x0fnext_page_token\x18\x03 \x01(\tR\rnextPageToken\x12'\n" +
-	"\x0foldest_sequence\x18\x04 \x01(\x05R\x0eoldestSequence\"\x9a\x01\n" +
-	"\x11GetContextRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x120\n" +
-	"\x06window\x18\x02 \x01(\v2\x18.parley.v1.ContextWindowR\x06window\"\xa8\x01\n" +
+	"\x0foldest_sequence\x18\x04 \x01(\x05R\x0eoldestSequence\"\xe0\x01\n" +
+	"\x11GetContextRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x120\n" +
+	"\x06window\x18\x02 \x01(\v2\x18.parley.v1.ContextWindowR\x06window\x12+\n" +
+	"\x11include_reasoning\x18\x04 \x01(\bR\x10includeReasoning\x128\n" +
+	"\x0frecord_prefixes\x18\x03 \x03(\tB\x0f\xbaH\f\x92\x01\t\x10\n" +
+	"\"\x05r\x03(\x80\x04R\x0erecordPrefixes\"\xf8\x01\n" +
 	"\x12GetContextResponse\x12#\n" +
 	"\rsystem_prompt\x18\x01 \x01(\tR\fsystemPrompt\x12.\n" +
 	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\x12#\n" +
 	"\romitted_count\x18\x03 \x01(\x05R\fomittedCount\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\x05R\aversion\"\xb8\x03\n" +
-	"\x18GetRoutingSummaryRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x123\n" +
+	"\aversion\x18\x04 \x01(\x05R\aversion\x12+\n" +
+	"\arecords\x18\x05 \x03(\v2\x11.parley.v1.RecordR\arecords\x12!\n" +
+	"\fmore_records\x18\x06 \x01(\bR\vmoreRecords\"\x97\x03\n" +
+	"\x18GetRoutingSummaryRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x123\n" +
 	"\rmessage_limit\x18\x02 \x01(\x05B\t\xbaH\x06\x1a\x04\x18\x14(\x00H\x00R\fmessageLimit\x88\x01\x01\x12$\n" +
 	"\tmax_bytes\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\bmaxBytes\x121\n" +
 	"\rknown_version\x18\x04 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00H\x01R\fknownVersion\x88\x01\x01\x12J\n" +
@@ -3899,18 +4346,18 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x0e_known_version\"s\n" +
 	"\x19GetRoutingSummaryResponse\x123\n" +
 	"\asummary\x18\x01 \x01(\v2\x19.parley.v1.RoutingSummaryR\asummary\x12!\n" +
-	"\fnot_modified\x18\x02 \x01(\bR\vnotModified\"\xee\x01\n" +
-	"\x1fBatchGetRoutingSummariesRequest\x12^\n" +
-	"\x10conversation_ids\x18\x01 \x03(\tB3\xbaH0\x92\x01-\b\x01\x10d\"'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0fconversationIds\x123\n" +
+	"\fnot_modified\x18\x02 \x01(\bR\vnotModified\"\xcd\x01\n" +
+	"\x1fBatchGetRoutingSummariesRequest\x12=\n" +
+	"\x10conversation_ids\x18\x01 \x03(\tB\x12\xbaH\x0f\x92\x01\f\b\x01\x10d\"\x06r\x04\x88\xea0\x01R\x0fconversationIds\x123\n" +
 	"\rmessage_limit\x18\x02 \x01(\x05B\t\xbaH\x06\x1a\x04\x18\x14(\x00H\x00R\fmessageLimit\x88\x01\x01\x12$\n" +
 	"\tmax_bytes\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\bmaxBytesB\x10\n" +
 	"\x0e_message_limit\"|\n" +
 	" BatchGetRoutingSummariesResponse\x127\n" +
 	"\tsummaries\x18\x01 \x03(\v2\x19.parley.v1.RoutingSummaryR\tsummaries\x12\x1f\n" +
 	"\vmissing_ids\x18\x02 \x03(\tR\n" +
-	"missingIds\"\xbd\x02\n" +
-	"\x15SetActiveAgentRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\x1e\n" +
+	"missingIds\"\x9c\x02\n" +
+	"\x15SetActiveAgentRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x12\x1e\n" +
 	"\x05agent\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x05agent\x12 \n" +
 	"\x06reason\x18\x03 \x01(\tB\b\xbaH\x05r\x03(\x80\bR\x06reason\x12Q\n" +
 	"\x0elease_duration\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x0f\xbaH\f\xaa\x01\t\"\x05\b\x80\x8a\x8a\x0f*\x00R\rleaseDuration\x12+\n" +
@@ -3927,15 +4374,15 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12 \n" +
 	"\vdescription\x18\x03 \x01(\tR\vdescription\x12\x1d\n" +
 	"\n" +
-	"is_default\x18\x04 \x01(\bR\tisDefault\"\xb0\r\n" +
-	"\vChatRequest\x12V\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\x18\n" +
+	"is_default\x18\x04 \x01(\bR\tisDefault\"\xe3\x10\n" +
+	"\vChatRequest\x125\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\f\xbaH\t\xd8\x01\x01r\x04\x88\xea0\x01R\x0econversationId\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12L\n" +
 	"\x0fstructured_data\x18\x03 \x03(\v2\x19.parley.v1.StructuredDataB\b\xbaH\x05\x92\x01\x02\x10@R\x0estructuredData\x12\x1e\n" +
 	"\x05agent\x18\x04 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x05agent\x123\n" +
-	"\rsystem_prompt\x18\x05 \x01(\tB\t\xbaH\x06r\x04(\x80\x80\x04H\x00R\fsystemPrompt\x88\x01\x01\x123\n" +
+	"\rsystem_prompt\x18\x05 \x01(\tB\t\xbaH\x06r\x04(\x80\x80\x04H\x00R\fsystemPrompt\x88\x01\x01\x12(\n" +
 	"\n" +
-	"request_id\x18\x06 \x01(\tB\x14\xbaH\x11r\x0f2\r^[!-~]{0,64}$R\trequestId\x124\n" +
+	"request_id\x18\x06 \x01(\tB\t\xbaH\x06r\x04\x90\xea0\x01R\trequestId\x124\n" +
 	"\aon_busy\x18\a \x01(\x0e2\x11.parley.v1.OnBusyB\b\xbaH\x05\x82\x01\x02\x10\x01R\x06onBusy\x12F\n" +
 	"\ron_disconnect\x18\b \x01(\x0e2\x17.parley.v1.OnDisconnectB\b\xbaH\x05\x82\x01\x02\x10\x01R\fonDisconnect\x120\n" +
 	"\x06window\x18\t \x01(\v2\x18.parley.v1.ContextWindowR\x06window\x12\x1d\n" +
@@ -3948,46 +4395,53 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\ftool_results\x18\r \x03(\v2\x15.parley.v1.ToolResultBi\xbaHf\xba\x01^\n" +
 	"\x19chat.tool_results.call_id\x12 no two may have the same call_id\x1a\x1fthis.map(r, r.call_id).unique()\x92\x01\x02\x10@R\vtoolResults\x12%\n" +
 	"\x0eanswer_pending\x18\x0e \x01(\bR\ranswerPending\x127\n" +
-	"\vattachments\x18\x0f \x03(\v2\x15.parley.v1.AttachmentR\vattachments\x1a;\n" +
+	"\vattachments\x18\x0f \x03(\v2\x15.parley.v1.AttachmentR\vattachments\x128\n" +
+	"\vcreate_with\x18\x10 \x01(\v2\x17.parley.v1.ConversationR\n" +
+	"createWith\x12:\n" +
+	"\arecords\x18\x11 \x03(\v2\x16.parley.v1.RecordWriteB\b\xbaH\x05\x92\x01\x02\x10dR\arecords\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\x9b\x05\xbaH\x97\x05\x1a\xf2\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\x84\b\xbaH\x80\b\x1a\xf2\x01\n" +
 	"\fchat.content\x12Wis required unless structured_data, attachments, tool_results or answer_pending are set\x1a\x88\x01this.answer_pending || this.content != '' || size(this.structured_data) > 0 || size(this.attachments) > 0 || size(this.tool_results) > 0\x1a\xfb\x01\n" +
-	"\x13chat.answer_pending\x12Smust not be set together with content, structured_data, attachments or tool_results\x1a\x8e\x01!this.answer_pending || (this.content == '' && size(this.structured_data) == 0 && size(this.attachments) == 0 && size(this.tool_results) == 0)\x1a\xa1\x01\n" +
-	"\x14chat.conversation_id\x125is required with tool_results and with answer_pending\x1aRthis.conversation_id != '' || !this.answer_pending && size(this.tool_results) == 0B\x10\n" +
+	"\x13chat.answer_pending\x12Smust not be set together with content, structured_data, attachments or tool_results\x1a\x8e\x01!this.answer_pending || (this.content == '' && size(this.structured_data) == 0 && size(this.attachments) == 0 && size(this.tool_results) == 0)\x1am\n" +
+	"\fchat.records\x12,must not be set together with answer_pending\x1a/!this.answer_pending || size(this.records) == 0\x1a\xa1\x01\n" +
+	"\x14chat.conversation_id\x125is required with tool_results and with answer_pending\x1aRthis.conversation_id != '' || !this.answer_pending && size(this.tool_results) == 0\x1a\x8d\x01\n" +
+	"\x13chat.create_with.id\x12,must be empty or the same as conversation_id\x1aHthis.create_with.id == '' || this.create_with.id == this.conversation_id\x1ah\n" +
+	"\x10chat.create_with\x12(must not be set together with must_exist\x1a*!this.must_exist || !has(this.create_with)B\x10\n" +
 	"\x0e_system_promptB\r\n" +
 	"\v_if_version\":\n" +
 	"\fChatResponse\x12*\n" +
-	"\x05event\x18\x01 \x01(\v2\x14.parley.v1.TurnEventR\x05event\"\xb4\x01\n" +
-	"\x11ResumeTurnRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12 \n" +
+	"\x05event\x18\x01 \x01(\v2\x14.parley.v1.TurnEventR\x05event\"\x93\x01\n" +
+	"\x11ResumeTurnRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x12 \n" +
 	"\aturn_id\x18\x02 \x01(\tB\a\xbaH\x04r\x02(@R\x06turnId\x12(\n" +
 	"\vafter_index\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\n" +
 	"afterIndex\"@\n" +
 	"\x12ResumeTurnResponse\x12*\n" +
-	"\x05event\x18\x01 \x01(\v2\x14.parley.v1.TurnEventR\x05event\"\x89\x01\n" +
-	"\x0eGetTurnRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\"\n" +
+	"\x05event\x18\x01 \x01(\v2\x14.parley.v1.TurnEventR\x05event\"h\n" +
+	"\x0eGetTurnRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x12\"\n" +
 	"\aturn_id\x18\x02 \x01(\tB\t\xbaH\x06r\x04 \x01(@R\x06turnId\"6\n" +
 	"\x0fGetTurnResponse\x12#\n" +
-	"\x04turn\x18\x01 \x01(\v2\x0f.parley.v1.TurnR\x04turn\"g\n" +
-	"\x10ListTurnsRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\":\n" +
+	"\x04turn\x18\x01 \x01(\v2\x0f.parley.v1.TurnR\x04turn\"F\n" +
+	"\x10ListTurnsRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\":\n" +
 	"\x11ListTurnsResponse\x12%\n" +
-	"\x05turns\x18\x01 \x03(\v2\x0f.parley.v1.TurnR\x05turns\"\x8c\x01\n" +
-	"\x11CancelTurnRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12\"\n" +
+	"\x05turns\x18\x01 \x03(\v2\x0f.parley.v1.TurnR\x05turns\"k\n" +
+	"\x11CancelTurnRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x12\"\n" +
 	"\aturn_id\x18\x02 \x01(\tB\t\xbaH\x06r\x04 \x01(@R\x06turnId\"9\n" +
 	"\x12CancelTurnResponse\x12#\n" +
-	"\x04turn\x18\x01 \x01(\v2\x0f.parley.v1.TurnR\x04turn\"\xc3\x03\n" +
-	"\x19WatchConversationsRequest\x12]\n" +
-	"\x10conversation_ids\x18\x01 \x03(\tB2\xbaH/\x92\x01,\x10\xe8\a\"'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0fconversationIds\x12 \n" +
+	"\x04turn\x18\x01 \x01(\v2\x0f.parley.v1.TurnR\x04turn\"\xcb\x03\n" +
+	"\x19WatchConversationsRequest\x12<\n" +
+	"\x10conversation_ids\x18\x01 \x03(\tB\x11\xbaH\x0e\x92\x01\v\x10\xe8\a\"\x06r\x04\x88\xea0\x01R\x0fconversationIds\x12 \n" +
 	"\x06cursor\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x06cursor\x12.\n" +
 	"\x13include_turn_events\x18\x03 \x01(\bR\x11includeTurnEvents\x12b\n" +
-	"\x17delete_after_disconnect\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x0f\xbaH\f\xaa\x01\t\"\x05\b\x80\x8a\x8a\x0f2\x00R\x15deleteAfterDisconnect:\x90\x01\xbaH\x8c\x01\x1a\x89\x01\n" +
+	"\x17delete_after_disconnect\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x0f\xbaH\f\xaa\x01\t\"\x05\b\x80\x8a\x8a\x0f2\x00R\x15deleteAfterDisconnect\x12'\n" +
+	"\x0finclude_records\x18\x05 \x01(\bR\x0eincludeRecords:\x90\x01\xbaH\x8c\x01\x1a\x89\x01\n" +
 	"\x16watch.conversation_ids\x12(is required with delete_after_disconnect\x1aE!has(this.delete_after_disconnect) || size(this.conversation_ids) > 0\"S\n" +
 	"\x1aWatchConversationsResponse\x125\n" +
-	"\x06change\x18\x01 \x01(\v2\x1d.parley.v1.ConversationChangeR\x06change\"\xfb\x02\n" +
+	"\x06change\x18\x01 \x01(\v2\x1d.parley.v1.ConversationChangeR\x06change\"\xe2\x03\n" +
 	"\x12ConversationChange\x12\x16\n" +
 	"\x06cursor\x18\x01 \x01(\tR\x06cursor\x12)\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x15.parley.v1.ChangeKindR\x04kind\x12'\n" +
@@ -3997,17 +4451,31 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\fconversation\x18\x06 \x01(\v2\x17.parley.v1.ConversationH\x00R\fconversation\x12.\n" +
 	"\amessage\x18\a \x01(\v2\x12.parley.v1.MessageH\x00R\amessage\x125\n" +
 	"\n" +
-	"turn_event\x18\b \x01(\v2\x14.parley.v1.TurnEventH\x00R\tturnEventB\t\n" +
-	"\apayload\"x\n" +
-	"\x1aExportConversationsRequest\x12Z\n" +
-	"\x10conversation_ids\x18\x01 \x03(\tB/\xbaH,\x92\x01)\"'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0fconversationIds\"\x8a\x01\n" +
+	"turn_event\x18\b \x01(\v2\x14.parley.v1.TurnEventH\x00R\tturnEvent\x124\n" +
+	"\aremoved\x18\t \x01(\v2\x1a.parley.v1.RemovedMessagesR\aremoved\x12/\n" +
+	"\x06record\x18\n" +
+	" \x01(\v2\x17.parley.v1.RecordChangeR\x06recordB\t\n" +
+	"\apayload\"V\n" +
+	"\fRecordChange\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x18\n" +
+	"\adeleted\x18\x03 \x01(\bR\adeleted\"l\n" +
+	"\x0fRemovedMessages\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count\x12%\n" +
+	"\x0eafter_sequence\x18\x02 \x01(\x05R\rafterSequence\x12\x1c\n" +
+	"\tsequences\x18\x03 \x03(\x05R\tsequences\"\x80\x01\n" +
+	"\x1aExportConversationsRequest\x129\n" +
+	"\x10conversation_ids\x18\x01 \x03(\tB\x0e\xbaH\v\x92\x01\b\"\x06r\x04\x88\xea0\x01R\x0fconversationIds\x12'\n" +
+	"\x0finclude_records\x18\x02 \x01(\bR\x0eincludeRecords\"\xb7\x01\n" +
 	"\x1bExportConversationsResponse\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12.\n" +
-	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\"\xaf\x01\n" +
+	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\x12+\n" +
+	"\arecords\x18\x03 \x03(\v2\x11.parley.v1.RecordR\arecords\"\xe7\x01\n" +
 	"\x1aImportConversationsRequest\x12C\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationB\x06\xbaH\x03\xc8\x01\x01R\fconversation\x12.\n" +
 	"\bmessages\x18\x02 \x03(\v2\x12.parley.v1.MessageR\bmessages\x12\x1c\n" +
-	"\toverwrite\x18\x03 \x01(\bR\toverwrite\"\xc3\x01\n" +
+	"\toverwrite\x18\x03 \x01(\bR\toverwrite\x126\n" +
+	"\arecords\x18\x04 \x03(\v2\x11.parley.v1.RecordB\t\xbaH\x06\x92\x01\x03\x10\xe8\aR\arecords\"\xc3\x01\n" +
 	"\x1bImportConversationsResponse\x12%\n" +
 	"\x0eimported_count\x18\x01 \x01(\x03R\rimportedCount\x12#\n" +
 	"\rskipped_count\x18\x02 \x01(\x03R\fskippedCount\x12\"\n" +
@@ -4074,7 +4542,7 @@ func file_parley_v1_conversation_service_proto_rawDescGZIP() []byte {
 }
 
 var file_parley_v1_conversation_service_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_parley_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_parley_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_parley_v1_conversation_service_proto_goTypes = []any{
 	(ListOrder)(0),                           // 0: parley.v1.ListOrder
 	(OnBusy)(0),                              // 1: parley.v1.OnBusy
@@ -4129,140 +4597,155 @@ var file_parley_v1_conversation_service_proto_goTypes = []any{
 	(*WatchConversationsRequest)(nil),        // 50: parley.v1.WatchConversationsRequest
 	(*WatchConversationsResponse)(nil),       // 51: parley.v1.WatchConversationsResponse
 	(*ConversationChange)(nil),               // 52: parley.v1.ConversationChange
-	(*ExportConversationsRequest)(nil),       // 53: parley.v1.ExportConversationsRequest
-	(*ExportConversationsResponse)(nil),      // 54: parley.v1.ExportConversationsResponse
-	(*ImportConversationsRequest)(nil),       // 55: parley.v1.ImportConversationsRequest
-	(*ImportConversationsResponse)(nil),      // 56: parley.v1.ImportConversationsResponse
-	(*ImportFailure)(nil),                    // 57: parley.v1.ImportFailure
-	nil,                                      // 58: parley.v1.ListConversationsRequest.LabelsEntry
-	nil,                                      // 59: parley.v1.ChatRequest.MetadataEntry
-	(*Conversation)(nil),                     // 60: parley.v1.Conversation
-	(*Message)(nil),                          // 61: parley.v1.Message
-	(*fieldmaskpb.FieldMask)(nil),            // 62: google.protobuf.FieldMask
-	(*durationpb.Duration)(nil),              // 63: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),            // 64: google.protobuf.Timestamp
-	(*status.Status)(nil),                    // 65: google.rpc.Status
-	(*ContextWindow)(nil),                    // 66: parley.v1.ContextWindow
-	(*RoutingSummary)(nil),                   // 67: parley.v1.RoutingSummary
-	(*StructuredData)(nil),                   // 68: parley.v1.StructuredData
-	(*ToolResult)(nil),                       // 69: parley.v1.ToolResult
-	(*Attachment)(nil),                       // 70: parley.v1.Attachment
-	(*TurnEvent)(nil),                        // 71: parley.v1.TurnEvent
-	(*Turn)(nil),                             // 72: parley.v1.Turn
-	(ChangeKind)(0),                          // 73: parley.v1.ChangeKind
+	(*RecordChange)(nil),                     // 53: parley.v1.RecordChange
+	(*RemovedMessages)(nil),                  // 54: parley.v1.RemovedMessages
+	(*ExportConversationsRequest)(nil),       // 55: parley.v1.ExportConversationsRequest
+	(*ExportConversationsResponse)(nil),      // 56: parley.v1.ExportConversationsResponse
+	(*ImportConversationsRequest)(nil),       // 57: parley.v1.ImportConversationsRequest
+	(*ImportConversationsResponse)(nil),      // 58: parley.v1.ImportConversationsResponse
+	(*ImportFailure)(nil),                    // 59: parley.v1.ImportFailure
+	nil,                                      // 60: parley.v1.ListConversationsRequest.LabelsEntry
+	nil,                                      // 61: parley.v1.ChatRequest.MetadataEntry
+	(*Conversation)(nil),                     // 62: parley.v1.Conversation
+	(*Message)(nil),                          // 63: parley.v1.Message
+	(*Record)(nil),                           // 64: parley.v1.Record
+	(*fieldmaskpb.FieldMask)(nil),            // 65: google.protobuf.FieldMask
+	(*durationpb.Duration)(nil),              // 66: google.protobuf.Duration
+	(*RecordWrite)(nil),                      // 67: parley.v1.RecordWrite
+	(*timestamppb.Timestamp)(nil),            // 68: google.protobuf.Timestamp
+	(*status.Status)(nil),                    // 69: google.rpc.Status
+	(*ContextWindow)(nil),                    // 70: parley.v1.ContextWindow
+	(*RoutingSummary)(nil),                   // 71: parley.v1.RoutingSummary
+	(*StructuredData)(nil),                   // 72: parley.v1.StructuredData
+	(*ToolResult)(nil),                       // 73: parley.v1.ToolResult
+	(*Attachment)(nil),                       // 74: parley.v1.Attachment
+	(*TurnEvent)(nil),                        // 75: parley.v1.TurnEvent
+	(*Turn)(nil),                             // 76: parley.v1.Turn
+	(ChangeKind)(0),                          // 77: parley.v1.ChangeKind
 }
 var file_parley_v1_conversation_service_proto_depIdxs = []int32{
-	60, // 0: parley.v1.CreateConversationRequest.conversation:type_name -> parley.v1.Conversation
-	60, // 1: parley.v1.CreateConversationResponse.conversation:type_name -> parley.v1.Conversation
-	60, // 2: parley.v1.LoadConversationResponse.conversation:type_name -> parley.v1.Conversation
-	61, // 3: parley.v1.LoadConversationResponse.messages:type_name -> parley.v1.Message
-	60, // 4: parley.v1.GetConversationResponse.conversation:type_name -> parley.v1.Conversation
-	60, // 5: parley.v1.UpdateConversationRequest.conversation:type_name -> parley.v1.Conversation
-	62, // 6: parley.v1.UpdateConversationRequest.update_mask:type_name -> google.protobuf.FieldMask
-	60, // 7: parley.v1.UpdateConversationResponse.conversation:type_name -> parley.v1.Conversation
-	58, // 8: parley.v1.ListConversationsRequest.labels:type_name -> parley.v1.ListConversationsRequest.LabelsEntry
-	0,  // 9: parley.v1.ListConversationsRequest.order:type_name -> parley.v1.ListOrder
-	13, // 10: parley.v1.ListConversationsResponse.conversations:type_name -> parley.v1.ConversationEntry
-	60, // 11: parley.v1.ConversationEntry.conversation:type_name -> parley.v1.Conversation
-	60, // 12: parley.v1.ClearConversationResponse.conversation:type_name -> parley.v1.Conversation
-	63, // 13: parley.v1.PurgeConversationsRequest.inactive_for:type_name -> google.protobuf.Duration
-	60, // 14: parley.v1.ForkConversationResponse.conversation:type_name -> parley.v1.Conversation
-	61, // 15: parley.v1.AppendMessagesRequest.messages:type_name -> parley.v1.Message
-	60, // 16: parley.v1.AppendMessagesResponse.conversation:type_name -> parley.v1.Conversation
-	24, // 17: parley.v1.AppendMessagesResponse.appended:type_name -> parley.v1.AppendedMessage
-	64, // 18: parley.v1.AppendedMessage.create_time:type_name -> google.protobuf.Timestamp
-	22, // 19: parley.v1.AppendStreamRequest.append:type_name -> parley.v1.AppendMessagesRequest
-	23, // 20: parley.v1.AppendStreamResponse.response:type_name -> parley.v1.AppendMessagesResponse
-	65, // 21: parley.v1.AppendStreamResponse.error:type_name -> google.rpc.Status
-	60, // 22: parley.v1.ListMessagesResponse.conversation:type_name -> parley.v1.Conversation
-	61, // 23: parley.v1.ListMessagesResponse.messages:type_name -> parley.v1.Message
-	66, // 24: parley.v1.GetContextRequest.window:type_name -> parley.v1.ContextWindow
-	61, // 25: parley.v1.GetContextResponse.messages:type_name -> parley.v1.Message
-	63, // 26: parley.v1.GetRoutingSummaryRequest.wait_timeout:type_name -> google.protobuf.Duration
-	67, // 27: parley.v1.GetRoutingSummaryResponse.summary:type_name -> parley.v1.RoutingSummary
-	67, // 28: parley.v1.BatchGetRoutingSummariesResponse.summaries:type_name -> parley.v1.RoutingSummary
-	63, // 29: parley.v1.SetActiveAgentRequest.lease_duration:type_name -> google.protobuf.Duration
-	60, // 30: parley.v1.SetActiveAgentResponse.conversation:type_name -> parley.v1.Conversation
-	39, // 31: parley.v1.ListAgentsResponse.agents:type_name -> parley.v1.AgentInfo
-	68, // 32: parley.v1.ChatRequest.structured_data:type_name -> parley.v1.StructuredData
-	1,  // 33: parley.v1.ChatRequest.on_busy:type_name -> parley.v1.OnBusy
-	2,  // 34: parley.v1.ChatRequest.on_disconnect:type_name -> parley.v1.OnDisconnect
-	66, // 35: parley.v1.ChatRequest.window:type_name -> parley.v1.ContextWindow
-	59, // 36: parley.v1.ChatRequest.metadata:type_name -> parley.v1.ChatRequest.MetadataEntry
-	69, // 37: parley.v1.ChatRequest.tool_results:type_name -> parley.v1.ToolResult
-	70, // 38: parley.v1.ChatRequest.attachments:type_name -> parley.v1.Attachment
-	71, // 39: parley.v1.ChatResponse.event:type_name -> parley.v1.TurnEvent
-	71, // 40: parley.v1.ResumeTurnResponse.event:type_name -> parley.v1.TurnEvent
-	72, // 41: parley.v1.GetTurnResponse.turn:type_name -> parley.v1.Turn
-	72, // 42: parley.v1.ListTurnsResponse.turns:type_name -> parley.v1.Turn
-	72, // 43: parley.v1.CancelTurnResponse.turn:type_name -> parley.v1.Turn
-	63, // 44: parley.v1.WatchConversationsRequest.delete_after_disconnect:type_name -> google.protobuf.Duration
-	52, // 45: parley.v1.WatchConversationsResponse.change:type_name -> parley.v1.ConversationChange
-	73, // 46: parley.v1.ConversationChange.kind:type_name -> parley.v1.ChangeKind
-	64, // 47: parley.v1.ConversationChange.time:type_name -> google.protobuf.Timestamp
-	60, // 48: parley.v1.ConversationChange.conversation:type_name -> parley.v1.Conversation
-	61, // 49: parley.v1.ConversationChange.message:type_name -> parley.v1.Message
-	71, // 50: parley.v1.ConversationChange.turn_event:type_name -> parley.v1.TurnEvent
-	60, // 51: parley.v1.ExportConversationsResponse.conversation:type_name -> parley.v1.Conversation
-	61, // 52: parley.v1.ExportConversationsResponse.messages:type_name -> parley.v1.Message
-	60, // 53: parley.v1.ImportConversationsRequest.conversation:type_name -> parley.v1.Conversation
-	61, // 54: parley.v1.ImportConversationsRequest.messages:type_name -> parley.v1.Message
-	57, // 55: parley.v1.ImportConversationsResponse.failures:type_name -> parley.v1.ImportFailure
-	3,  // 56: parley.v1.ConversationService.CreateConversation:input_type -> parley.v1.CreateConversationRequest
-	5,  // 57: parley.v1.ConversationService.LoadConversation:input_type -> parley.v1.LoadConversationRequest
-	7,  // 58: parley.v1.ConversationService.GetConversation:input_type -> parley.v1.GetConversationRequest
-	9,  // 59: parley.v1.ConversationService.UpdateConversation:input_type -> parley.v1.UpdateConversationRequest
-	11, // 60: parley.v1.ConversationService.ListConversations:input_type -> parley.v1.ListConversationsRequest
-	14, // 61: parley.v1.ConversationService.DeleteConversation:input_type -> parley.v1.DeleteConversationRequest
-	16, // 62: parley.v1.ConversationService.ClearConversation:input_type -> parley.v1.ClearConversationRequest
-	18, // 63: parley.v1.ConversationService.PurgeConversations:input_type -> parley.v1.PurgeConversationsRequest
-	20, // 64: parley.v1.ConversationService.ForkConversation:input_type -> parley.v1.ForkConversationRequest
-	22, // 65: parley.v1.ConversationService.AppendMessages:input_type -> parley.v1.AppendMessagesRequest
-	25, // 66: parley.v1.ConversationService.AppendStream:input_type -> parley.v1.AppendStreamRequest
-	27, // 67: parley.v1.ConversationService.ListMessages:input_type -> parley.v1.ListMessagesRequest
-	29, // 68: parley.v1.ConversationService.GetContext:input_type -> parley.v1.GetContextRequest
-	31, // 69: parley.v1.ConversationService.GetRoutingSummary:input_type -> parley.v1.GetRoutingSummaryRequest
-	33, // 70: parley.v1.ConversationService.BatchGetRoutingSummaries:input_type -> parley.v1.BatchGetRoutingSummariesRequest
-	35, // 71: parley.v1.ConversationService.SetActiveAgent:input_type -> parley.v1.SetActiveAgentRequest
-	37, // 72: parley.v1.ConversationService.ListAgents:input_type -> parley.v1.ListAgentsRequest
-	40, // 73: parley.v1.ConversationService.Chat:input_type -> parley.v1.ChatRequest
-	42, // 74: parley.v1.ConversationService.ResumeTurn:input_type -> parley.v1.ResumeTurnRequest
-	44, // 75: parley.v1.ConversationService.GetTurn:input_type -> parley.v1.GetTurnRequest
-	46, // 76: parley.v1.ConversationService.ListTurns:input_type -> parley.v1.ListTurnsRequest
-	48, // 77: parley.v1.ConversationService.CancelTurn:input_type -> parley.v1.CancelTurnRequest
-	50, // 78: parley.v1.ConversationService.WatchConversations:input_type -> parley.v1.WatchConversationsRequest
-	53, // 79: parley.v1.ConversationService.ExportConversations:input_type -> parley.v1.ExportConversationsRequest
-	55, // 80: parley.v1.ConversationService.ImportConversations:input_type -> parley.v1.ImportConversationsRequest
-	4,  // 81: parley.v1.ConversationService.CreateConversation:output_type -> parley.v1.CreateConversationResponse
-	6,  // 82: parley.v1.ConversationService.LoadConversation:output_type -> parley.v1.LoadConversationResponse
-	8,  // 83: parley.v1.ConversationService.GetConversation:output_type -> parley.v1.GetConversationResponse
-	10, // 84: parley.v1.ConversationService.UpdateConversation:output_type -> parley.v1.UpdateConversationResponse
-	12, // 85: parley.v1.ConversationService.ListConversations:output_type -> parley.v1.ListConversationsResponse
-	15, // 86: parley.v1.ConversationService.DeleteConversation:output_type -> parley.v1.DeleteConversationResponse
-	17, // 87: parley.v1.ConversationService.ClearConversation:output_type -> parley.v1.ClearConversationResponse
-	19, // 88: parley.v1.ConversationService.PurgeConversations:output_type -> parley.v1.PurgeConversationsResponse
-	21, // 89: parley.v1.ConversationService.ForkConversation:output_type -> parley.v1.ForkConversationResponse
-	23, // 90: parley.v1.ConversationService.AppendMessages:output_type -> parley.v1.AppendMessagesResponse
-	26, // 91: parley.v1.ConversationService.AppendStream:output_type -> parley.v1.AppendStreamResponse
-	28, // 92: parley.v1.ConversationService.ListMessages:output_type -> parley.v1.ListMessagesResponse
-	30, // 93: parley.v1.ConversationService.GetContext:output_type -> parley.v1.GetContextResponse
-	32, // 94: parley.v1.ConversationService.GetRoutingSummary:output_type -> parley.v1.GetRoutingSummaryResponse
-	34, // 95: parley.v1.ConversationService.BatchGetRoutingSummaries:output_type -> parley.v1.BatchGetRoutingSummariesResponse
-	36, // 96: parley.v1.ConversationService.SetActiveAgent:output_type -> parley.v1.SetActiveAgentResponse
-	38, // 97: parley.v1.ConversationService.ListAgents:output_type -> parley.v1.ListAgentsResponse
-	41, // 98: parley.v1.ConversationService.Chat:output_type -> parley.v1.ChatResponse
-	43, // 99: parley.v1.ConversationService.ResumeTurn:output_type -> parley.v1.ResumeTurnResponse
-	45, // 100: parley.v1.ConversationService.GetTurn:output_type -> parley.v1.GetTurnResponse
-	47, // 101: parley.v1.ConversationService.ListTurns:output_type -> parley.v1.ListTurnsResponse
-	49, // 102: parley.v1.ConversationService.CancelTurn:output_type -> parley.v1.CancelTurnResponse
-	51, // 103: parley.v1.ConversationService.WatchConversations:output_type -> parley.v1.WatchConversationsResponse
-	54, // 104: parley.v1.ConversationService.ExportConversations:output_type -> parley.v1.ExportConversationsResponse
-	56, // 105: parley.v1.ConversationService.ImportConversations:output_type -> parley.v1.ImportConversationsResponse
-	81, // [81:106] is the sub-list for method output_type
-	56, // [56:81] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	62, // 0: parley.v1.CreateConversationRequest.conversation:type_name -> parley.v1.Conversation
+	62, // 1: parley.v1.CreateConversationResponse.conversation:type_name -> parley.v1.Conversation
+	62, // 2: parley.v1.LoadConversationRequest.create_with:type_name -> parley.v1.Conversation
+	62, // 3: parley.v1.LoadConversationResponse.conversation:type_name -> parley.v1.Conversation
+	63, // 4: parley.v1.LoadConversationResponse.messages:type_name -> parley.v1.Message
+	64, // 5: parley.v1.LoadConversationResponse.records:type_name -> parley.v1.Record
+	62, // 6: parley.v1.GetConversationResponse.conversation:type_name -> parley.v1.Conversation
+	62, // 7: parley.v1.UpdateConversationRequest.conversation:type_name -> parley.v1.Conversation
+	65, // 8: parley.v1.UpdateConversationRequest.update_mask:type_name -> google.protobuf.FieldMask
+	62, // 9: parley.v1.UpdateConversationResponse.conversation:type_name -> parley.v1.Conversation
+	60, // 10: parley.v1.ListConversationsRequest.labels:type_name -> parley.v1.ListConversationsRequest.LabelsEntry
+	0,  // 11: parley.v1.ListConversationsRequest.order:type_name -> parley.v1.ListOrder
+	13, // 12: parley.v1.ListConversationsResponse.conversations:type_name -> parley.v1.ConversationEntry
+	62, // 13: parley.v1.ConversationEntry.conversation:type_name -> parley.v1.Conversation
+	62, // 14: parley.v1.ClearConversationResponse.conversation:type_name -> parley.v1.Conversation
+	66, // 15: parley.v1.PurgeConversationsRequest.inactive_for:type_name -> google.protobuf.Duration
+	62, // 16: parley.v1.ForkConversationResponse.conversation:type_name -> parley.v1.Conversation
+	63, // 17: parley.v1.AppendMessagesRequest.messages:type_name -> parley.v1.Message
+	62, // 18: parley.v1.AppendMessagesRequest.create_with:type_name -> parley.v1.Conversation
+	67, // 19: parley.v1.AppendMessagesRequest.records:type_name -> parley.v1.RecordWrite
+	62, // 20: parley.v1.AppendMessagesResponse.conversation:type_name -> parley.v1.Conversation
+	24, // 21: parley.v1.AppendMessagesResponse.appended:type_name -> parley.v1.AppendedMessage
+	68, // 22: parley.v1.AppendedMessage.create_time:type_name -> google.protobuf.Timestamp
+	22, // 23: parley.v1.AppendStreamRequest.append:type_name -> parley.v1.AppendMessagesRequest
+	23, // 24: parley.v1.AppendStreamResponse.response:type_name -> parley.v1.AppendMessagesResponse
+	69, // 25: parley.v1.AppendStreamResponse.error:type_name -> google.rpc.Status
+	62, // 26: parley.v1.ListMessagesResponse.conversation:type_name -> parley.v1.Conversation
+	63, // 27: parley.v1.ListMessagesResponse.messages:type_name -> parley.v1.Message
+	70, // 28: parley.v1.GetContextRequest.window:type_name -> parley.v1.ContextWindow
+	63, // 29: parley.v1.GetContextResponse.messages:type_name -> parley.v1.Message
+	64, // 30: parley.v1.GetContextResponse.records:type_name -> parley.v1.Record
+	66, // 31: parley.v1.GetRoutingSummaryRequest.wait_timeout:type_name -> google.protobuf.Duration
+	71, // 32: parley.v1.GetRoutingSummaryResponse.summary:type_name -> parley.v1.RoutingSummary
+	71, // 33: parley.v1.BatchGetRoutingSummariesResponse.summaries:type_name -> parley.v1.RoutingSummary
+	66, // 34: parley.v1.SetActiveAgentRequest.lease_duration:type_name -> google.protobuf.Duration
+	62, // 35: parley.v1.SetActiveAgentResponse.conversation:type_name -> parley.v1.Conversation
+	39, // 36: parley.v1.ListAgentsResponse.agents:type_name -> parley.v1.AgentInfo
+	72, // 37: parley.v1.ChatRequest.structured_data:type_name -> parley.v1.StructuredData
+	1,  // 38: parley.v1.ChatRequest.on_busy:type_name -> parley.v1.OnBusy
+	2,  // 39: parley.v1.ChatRequest.on_disconnect:type_name -> parley.v1.OnDisconnect
+	70, // 40: parley.v1.ChatRequest.window:type_name -> parley.v1.ContextWindow
+	61, // 41: parley.v1.ChatRequest.metadata:type_name -> parley.v1.ChatRequest.MetadataEntry
+	73, // 42: parley.v1.ChatRequest.tool_results:type_name -> parley.v1.ToolResult
+	74, // 43: parley.v1.ChatRequest.attachments:type_name -> parley.v1.Attachment
+	62, // 44: parley.v1.ChatRequest.create_with:type_name -> parley.v1.Conversation
+	67, // 45: parley.v1.ChatRequest.records:type_name -> parley.v1.RecordWrite
+	75, // 46: parley.v1.ChatResponse.event:type_name -> parley.v1.TurnEvent
+	75, // 47: parley.v1.ResumeTurnResponse.event:type_name -> parley.v1.TurnEvent
+	76, // 48: parley.v1.GetTurnResponse.turn:type_name -> parley.v1.Turn
+	76, // 49: parley.v1.ListTurnsResponse.turns:type_name -> parley.v1.Turn
+	76, // 50: parley.v1.CancelTurnResponse.turn:type_name -> parley.v1.Turn
+	66, // 51: parley.v1.WatchConversationsRequest.delete_after_disconnect:type_name -> google.protobuf.Duration
+	52, // 52: parley.v1.WatchConversationsResponse.change:type_name -> parley.v1.ConversationChange
+	77, // 53: parley.v1.ConversationChange.kind:type_name -> parley.v1.ChangeKind
+	68, // 54: parley.v1.ConversationChange.time:type_name -> google.protobuf.Timestamp
+	62, // 55: parley.v1.ConversationChange.conversation:type_name -> parley.v1.Conversation
+	63, // 56: parley.v1.ConversationChange.message:type_name -> parley.v1.Message
+	75, // 57: parley.v1.ConversationChange.turn_event:type_name -> parley.v1.TurnEvent
+	54, // 58: parley.v1.ConversationChange.removed:type_name -> parley.v1.RemovedMessages
+	53, // 59: parley.v1.ConversationChange.record:type_name -> parley.v1.RecordChange
+	62, // 60: parley.v1.ExportConversationsResponse.conversation:type_name -> parley.v1.Conversation
+	63, // 61: parley.v1.ExportConversationsResponse.messages:type_name -> parley.v1.Message
+	64, // 62: parley.v1.ExportConversationsResponse.records:type_name -> parley.v1.Record
+	62, // 63: parley.v1.ImportConversationsRequest.conversation:type_name -> parley.v1.Conversation
+	63, // 64: parley.v1.ImportConversationsRequest.messages:type_name -> parley.v1.Message
+	64, // 65: parley.v1.ImportConversationsRequest.records:type_name -> parley.v1.Record
+	59, // 66: parley.v1.ImportConversationsResponse.failures:type_name -> parley.v1.ImportFailure
+	3,  // 67: parley.v1.ConversationService.CreateConversation:input_type -> parley.v1.CreateConversationRequest
+	5,  // 68: parley.v1.ConversationService.LoadConversation:input_type -> parley.v1.LoadConversationRequest
+	7,  // 69: parley.v1.ConversationService.GetConversation:input_type -> parley.v1.GetConversationRequest
+	9,  // 70: parley.v1.ConversationService.UpdateConversation:input_type -> parley.v1.UpdateConversationRequest
+	11, // 71: parley.v1.ConversationService.ListConversations:input_type -> parley.v1.ListConversationsRequest
+	14, // 72: parley.v1.ConversationService.DeleteConversation:input_type -> parley.v1.DeleteConversationRequest
+	16, // 73: parley.v1.ConversationService.ClearConversation:input_type -> parley.v1.ClearConversationRequest
+	18, // 74: parley.v1.ConversationService.PurgeConversations:input_type -> parley.v1.PurgeConversationsRequest
+	20, // 75: parley.v1.ConversationService.ForkConversation:input_type -> parley.v1.ForkConversationRequest
+	22, // 76: parley.v1.ConversationService.AppendMessages:input_type -> parley.v1.AppendMessagesRequest
+	25, // 77: parley.v1.ConversationService.AppendStream:input_type -> parley.v1.AppendStreamRequest
+	27, // 78: parley.v1.ConversationService.ListMessages:input_type -> parley.v1.ListMessagesRequest
+	29, // 79: parley.v1.ConversationService.GetContext:input_type -> parley.v1.GetContextRequest
+	31, // 80: parley.v1.ConversationService.GetRoutingSummary:input_type -> parley.v1.GetRoutingSummaryRequest
+	33, // 81: parley.v1.ConversationService.BatchGetRoutingSummaries:input_type -> parley.v1.BatchGetRoutingSummariesRequest
+	35, // 82: parley.v1.ConversationService.SetActiveAgent:input_type -> parley.v1.SetActiveAgentRequest
+	37, // 83: parley.v1.ConversationService.ListAgents:input_type -> parley.v1.ListAgentsRequest
+	40, // 84: parley.v1.ConversationService.Chat:input_type -> parley.v1.ChatRequest
+	42, // 85: parley.v1.ConversationService.ResumeTurn:input_type -> parley.v1.ResumeTurnRequest
+	44, // 86: parley.v1.ConversationService.GetTurn:input_type -> parley.v1.GetTurnRequest
+	46, // 87: parley.v1.ConversationService.ListTurns:input_type -> parley.v1.ListTurnsRequest
+	48, // 88: parley.v1.ConversationService.CancelTurn:input_type -> parley.v1.CancelTurnRequest
+	50, // 89: parley.v1.ConversationService.WatchConversations:input_type -> parley.v1.WatchConversationsRequest
+	55, // 90: parley.v1.ConversationService.ExportConversations:input_type -> parley.v1.ExportConversationsRequest
+	57, // 91: parley.v1.ConversationService.ImportConversations:input_type -> parley.v1.ImportConversationsRequest
+	4,  // 92: parley.v1.ConversationService.CreateConversation:output_type -> parley.v1.CreateConversationResponse
+	6,  // 93: parley.v1.ConversationService.LoadConversation:output_type -> parley.v1.LoadConversationResponse
+	8,  // 94: parley.v1.ConversationService.GetConversation:output_type -> parley.v1.GetConversationResponse
+	10, // 95: parley.v1.ConversationService.UpdateConversation:output_type -> parley.v1.UpdateConversationResponse
+	12, // 96: parley.v1.ConversationService.ListConversations:output_type -> parley.v1.ListConversationsResponse
+	15, // 97: parley.v1.ConversationService.DeleteConversation:output_type -> parley.v1.DeleteConversationResponse
+	17, // 98: parley.v1.ConversationService.ClearConversation:output_type -> parley.v1.ClearConversationResponse
+	19, // 99: parley.v1.ConversationService.PurgeConversations:output_type -> parley.v1.PurgeConversationsResponse
+	21, // 100: parley.v1.ConversationService.ForkConversation:output_type -> parley.v1.ForkConversationResponse
+	23, // 101: parley.v1.ConversationService.AppendMessages:output_type -> parley.v1.AppendMessagesResponse
+	26, // 102: parley.v1.ConversationService.AppendStream:output_type -> parley.v1.AppendStreamResponse
+	28, // 103: parley.v1.ConversationService.ListMessages:output_type -> parley.v1.ListMessagesResponse
+	30, // 104: parley.v1.ConversationService.GetContext:output_type -> parley.v1.GetContextResponse
+	32, // 105: parley.v1.ConversationService.GetRoutingSummary:output_type -> parley.v1.GetRoutingSummaryResponse
+	34, // 106: parley.v1.ConversationService.BatchGetRoutingSummaries:output_type -> parley.v1.BatchGetRoutingSummariesResponse
+	36, // 107: parley.v1.ConversationService.SetActiveAgent:output_type -> parley.v1.SetActiveAgentResponse
+	38, // 108: parley.v1.ConversationService.ListAgents:output_type -> parley.v1.ListAgentsResponse
+	41, // 109: parley.v1.ConversationService.Chat:output_type -> parley.v1.ChatResponse
+	43, // 110: parley.v1.ConversationService.ResumeTurn:output_type -> parley.v1.ResumeTurnResponse
+	45, // 111: parley.v1.ConversationService.GetTurn:output_type -> parley.v1.GetTurnResponse
+	47, // 112: parley.v1.ConversationService.ListTurns:output_type -> parley.v1.ListTurnsResponse
+	49, // 113: parley.v1.ConversationService.CancelTurn:output_type -> parley.v1.CancelTurnResponse
+	51, // 114: parley.v1.ConversationService.WatchConversations:output_type -> parley.v1.WatchConversationsResponse
+	56, // 115: parley.v1.ConversationService.ExportConversations:output_type -> parley.v1.ExportConversationsResponse
+	58, // 116: parley.v1.ConversationService.ImportConversations:output_type -> parley.v1.ImportConversationsResponse
+	92, // [92:117] is the sub-list for method output_type
+	67, // [67:92] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_parley_v1_conversation_service_proto_init() }
@@ -4272,6 +4755,7 @@ func file_parley_v1_conversation_service_proto_init() {
 	}
 	file_parley_v1_conversation_proto_init()
 	file_parley_v1_message_proto_init()
+	file_parley_v1_record_proto_init()
 	file_parley_v1_routing_proto_init()
 	file_parley_v1_turn_proto_init()
 	file_parley_v1_conversation_service_proto_msgTypes[2].OneofWrappers = []any{}
@@ -4298,7 +4782,7 @@ func file_parley_v1_conversation_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_parley_v1_conversation_service_proto_rawDesc), len(file_parley_v1_conversation_service_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   57,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -53,8 +53,9 @@ const (
 // ConversationService stores multi-turn conversations, answers messages through agents, and
 // returns to coordinators what they need to route messages.
 //
-// A request that has a field request_id may set it to up to 64 printable characters without
-// spaces. A retry with the same request_id changes nothing and returns the first result.
+// A request that has a field request_id may set it to up to 256 bytes of UTF-8 without control
+// characters and line breaks (Unicode categories Cc, Zl and Zp) and without a space (Zs) at its
+// start or end. A retry with the same request_id changes nothing and returns the first result.
 //
 // if_version makes a change conditional: the call fails with ABORTED unless the conversation is
 // at that version. 0 means that the conversation must not exist yet.
@@ -72,15 +73,16 @@ type ConversationServiceClient interface {
 	ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error)
 	// DeleteConversation deletes a conversation and its messages. A running turn is cancelled.
 	DeleteConversation(ctx context.Context, in *DeleteConversationRequest, opts ...grpc.CallOption) (*DeleteConversationResponse, error)
-	// ClearConversation removes messages and keeps the conversation. Later messages continue the
-	// sequence.
+	// ClearConversation removes messages and keeps the conversation: all after a sequence, or single
+	// ones. Later messages continue the sequence.
 	ClearConversation(ctx context.Context, in *ClearConversationRequest, opts ...grpc.CallOption) (*ClearConversationResponse, error)
 	// PurgeConversations deletes the conversations that have been inactive for a given time.
 	PurgeConversations(ctx context.Context, in *PurgeConversationsRequest, opts ...grpc.CallOption) (*PurgeConversationsResponse, error)
 	// ForkConversation copies a conversation up to a given message into a new conversation. The
 	// messages keep their sequences.
 	ForkConversation(ctx context.Context, in *ForkConversationRequest, opts ...grpc.CallOption) (*ForkConversationResponse, error)
-	// AppendMessages appends messages in one atomic step. It may be called while a turn runs.
+	// AppendMessages appends messages in one atomic step. It may be called while a turn runs. With
+	// replace_after_sequence, the messages replace the end of the history.
 	AppendMessages(ctx context.Context, in *AppendMessagesRequest, opts ...grpc.CallOption) (*AppendMessagesResponse, error)
 	// AppendStream appends many batches, to any conversations, over one stream. It costs the
 	// client and the server less per batch than AppendMessages.
@@ -456,8 +458,9 @@ type ConversationService_ImportConversationsClient = grpc.ClientStreamingClient[
 // ConversationService stores multi-turn conversations, answers messages through agents, and
 // returns to coordinators what they need to route messages.
 //
-// A request that has a field request_id may set it to up to 64 printable characters without
-// spaces. A retry with the same request_id changes nothing and returns the first result.
+// A request that has a field request_id may set it to up to 256 bytes of UTF-8 without control
+// characters and line breaks (Unicode categories Cc, Zl and Zp) and without a space (Zs) at its
+// start or end. A retry with the same request_id changes nothing and returns the first result.
 //
 // if_version makes a change conditional: the call fails with ABORTED unless the conversation is
 // at that version. 0 means that the conversation must not exist yet.
@@ -475,15 +478,16 @@ type ConversationServiceServer interface {
 	ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error)
 	// DeleteConversation deletes a conversation and its messages. A running turn is cancelled.
 	DeleteConversation(context.Context, *DeleteConversationRequest) (*DeleteConversationResponse, error)
-	// ClearConversation removes messages and keeps the conversation. Later messages continue the
-	// sequence.
+	// ClearConversation removes messages and keeps the conversation: all after a sequence, or single
+	// ones. Later messages continue the sequence.
 	ClearConversation(context.Context, *ClearConversationRequest) (*ClearConversationResponse, error)
 	// PurgeConversations deletes the conversations that have been inactive for a given time.
 	PurgeConversations(context.Context, *PurgeConversationsRequest) (*PurgeConversationsResponse, error)
 	// ForkConversation copies a conversation up to a given message into a new conversation. The
 	// messages keep their sequences.
 	ForkConversation(context.Context, *ForkConversationRequest) (*ForkConversationResponse, error)
-	// AppendMessages appends messages in one atomic step. It may be called while a turn runs.
+	// AppendMessages appends messages in one atomic step. It may be called while a turn runs. With
+	// replace_after_sequence, the messages replace the end of the history.
 	AppendMessages(context.Context, *AppendMessagesRequest) (*AppendMessagesResponse, error)
 	// AppendStream appends many batches, to any conversations, over one stream. It costs the
 	// client and the server less per batch than AppendMessages.

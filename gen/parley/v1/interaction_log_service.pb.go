@@ -8,6 +8,7 @@ package parleyv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
+	_ "github.com/parleyhq/parley/gen/parley/rules/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
@@ -32,14 +33,18 @@ type Interaction struct {
 	Timestamp *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
 	// Id of the conversation; "session_id" in the file.
 	ConversationId string `protobuf:"bytes,2,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// "User", or the name of the agent.
+	// "User", or the name of the agent; "parley" for a removal of messages.
 	Agent string `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
-	// Role of the message; in the file, "user", "assistant", "system" or "tool".
+	// Role of the message; in the file, "user", "assistant", "system" or "tool". SYSTEM for a
+	// removal.
 	Role Role `protobuf:"varint,4,opt,name=role,proto3,enum=parley.v1.Role" json:"role,omitempty"`
-	// Text of the message.
+	// Text of the message. For a removal, a text for people, such as "2 messages removed after
+	// message 4".
 	Content string `protobuf:"bytes,5,opt,name=content,proto3" json:"content,omitempty"`
 	// Details: model, turn_number (the sequence of the message), exchange, tokens, turn_id,
-	// status, and the metadata of the message itself.
+	// status, and the metadata of the message itself. For a removal: turn_number is 0, and there
+	// are removed_count and either removed_after, the sequence after which all messages were
+	// removed, or removed_sequences, a list of the sequences of single messages.
 	Metadata      *structpb.Struct `protobuf:"bytes,6,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -540,18 +545,18 @@ var File_parley_v1_interaction_log_service_proto protoreflect.FileDescriptor
 
 const file_parley_v1_interaction_log_service_proto_rawDesc = "" +
 	"\n" +
-	"'parley/v1/interaction_log_service.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17parley/v1/message.proto\"\xfa\x01\n" +
+	"'parley/v1/interaction_log_service.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bparley/rules/v1/rules.proto\x1a\x17parley/v1/message.proto\"\xfa\x01\n" +
 	"\vInteraction\x128\n" +
 	"\ttimestamp\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\ttimestamp\x12'\n" +
 	"\x0fconversation_id\x18\x02 \x01(\tR\x0econversationId\x12\x14\n" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x12#\n" +
 	"\x04role\x18\x04 \x01(\x0e2\x0f.parley.v1.RoleR\x04role\x12\x18\n" +
 	"\acontent\x18\x05 \x01(\tR\acontent\x123\n" +
-	"\bmetadata\x18\x06 \x01(\v2\x17.google.protobuf.StructR\bmetadata\"\xbb\x02\n" +
+	"\bmetadata\x18\x06 \x01(\v2\x17.google.protobuf.StructR\bmetadata\"\x9a\x02\n" +
 	"\x17ListInteractionsRequest\x129\n" +
 	"\x04date\x18\x01 \x01(\tB#\xbaH r\x1e2\x1c^[0-9]{4}-[0-9]{2}-[0-9]{2}$H\x00R\x04date\x12=\n" +
-	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x02*\x00H\x00R\x06within\x12V\n" +
-	"\x0fconversation_id\x18\x03 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12'\n" +
+	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x02*\x00H\x00R\x06within\x125\n" +
+	"\x0fconversation_id\x18\x03 \x01(\tB\f\xbaH\t\xd8\x01\x01r\x04\x88\xea0\x01R\x0econversationId\x12'\n" +
 	"\tpage_size\x18\x04 \x01(\x05B\n" +
 	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -560,12 +565,12 @@ const file_parley_v1_interaction_log_service_proto_rawDesc = "" +
 	"\x18ListInteractionsResponse\x12:\n" +
 	"\finteractions\x18\x01 \x03(\v2\x16.parley.v1.InteractionR\finteractions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12#\n" +
-	"\rskipped_count\x18\x03 \x01(\x05R\fskippedCount\"\xfa\x01\n" +
+	"\rskipped_count\x18\x03 \x01(\x05R\fskippedCount\"\xd9\x01\n" +
 	"\x19SearchInteractionsRequest\x12 \n" +
 	"\x05query\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05 \x01(\x80\bR\x05query\x12\x1b\n" +
-	"\x04days\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\x04days\x12V\n" +
-	"\x0fconversation_id\x18\x03 \x01(\tB-\xbaH*\xd8\x01\x01r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\x12'\n" +
+	"\x04days\x18\x02 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\x04days\x125\n" +
+	"\x0fconversation_id\x18\x03 \x01(\tB\f\xbaH\t\xd8\x01\x01r\x04\x88\xea0\x01R\x0econversationId\x12'\n" +
 	"\tpage_size\x18\x04 \x01(\x05B\n" +
 	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -573,9 +578,9 @@ const file_parley_v1_interaction_log_service_proto_rawDesc = "" +
 	"\x1aSearchInteractionsResponse\x12:\n" +
 	"\finteractions\x18\x01 \x03(\v2\x16.parley.v1.InteractionR\finteractions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12#\n" +
-	"\rskipped_count\x18\x03 \x01(\x05R\fskippedCount\"p\n" +
-	"\x19DeleteInteractionsRequest\x12S\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB*\xbaH'r%2#^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$R\x0econversationId\"A\n" +
+	"\rskipped_count\x18\x03 \x01(\x05R\fskippedCount\"O\n" +
+	"\x19DeleteInteractionsRequest\x122\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\"A\n" +
 	"\x1aDeleteInteractionsResponse\x12#\n" +
 	"\rdeleted_count\x18\x01 \x01(\x03R\fdeletedCount2\xba\x02\n" +
 	"\x15InteractionLogService\x12[\n" +

@@ -29,7 +29,8 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
-// every message. Entries stay in the log after their conversation was deleted.
+// every message. Entries stay in the log after their message was removed or their conversation
+// was deleted. The removal of messages has an entry of its own.
 type InteractionLogServiceClient interface {
 	// ListInteractions returns the entries of a day, of a recent time span, or of a conversation.
 	ListInteractions(ctx context.Context, in *ListInteractionsRequest, opts ...grpc.CallOption) (*ListInteractionsResponse, error)
@@ -83,7 +84,8 @@ func (c *interactionLogServiceClient) DeleteInteractions(ctx context.Context, in
 // for forward compatibility.
 //
 // InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
-// every message. Entries stay in the log after their conversation was deleted.
+// every message. Entries stay in the log after their message was removed or their conversation
+// was deleted. The removal of messages has an entry of its own.
 type InteractionLogServiceServer interface {
 	// ListInteractions returns the entries of a day, of a recent time span, or of a conversation.
 	ListInteractions(context.Context, *ListInteractionsRequest) (*ListInteractionsResponse, error)

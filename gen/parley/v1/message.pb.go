@@ -147,11 +147,11 @@ func (MessageStatus) EnumDescriptor() ([]byte, []int) {
 // RESOURCE_EXHAUSTED, reason MESSAGE_TOO_LARGE.
 type Message struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Id of the message, up to 128 bytes. If empty, the server sets a UUID v4. The server does
-	// not check that ids are unique; the sequence is the key.
+	// Id of the message, up to 256 bytes of any UTF-8. If empty, the server sets a UUID v4. The
+	// server does not check that ids are unique; the sequence is the key.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Set by the server: position in the conversation, in the order of commit. The first message
-	// has 1, and there are no gaps.
+	// has 1, and each message the next number. Sequences of removed messages are not used again.
 	Sequence int32 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// Who wrote the message. Required.
 	Role Role `protobuf:"varint,3,opt,name=role,proto3,enum=parley.v1.Role" json:"role,omitempty"`
@@ -186,7 +186,21 @@ type Message struct {
 	// bytes.
 	FinishReason string `protobuf:"bytes,16,opt,name=finish_reason,json=finishReason,proto3" json:"finish_reason,omitempty"`
 	// Files and images, by reference.
-	Attachments   []*Attachment `protobuf:"bytes,17,rep,name=attachments,proto3" json:"attachments,omitempty"`
+	Attachments []*Attachment `protobuf:"bytes,17,rep,name=attachments,proto3" json:"attachments,omitempty"`
+	// The message in the form of a model provider or of a framework, which needs it back exactly;
+	// unset if there is none. It counts towards the size of the message.
+	//
+	// All calls that return messages return it, except the routing summary. Remote agents get it.
+	// An agent of kind openai or anthropic sends the value to its provider instead of the other
+	// fields if the type is that of its kind, and ignores other types. Programs, MCP clients and
+	// the searches of the interaction log never see the value.
+	Native *Native `protobuf:"bytes,18,opt,name=native,proto3" json:"native,omitempty"`
+	// Reasoning that the model reported before or with the text, for people. Optional. It counts
+	// towards the size of the message.
+	//
+	// It is not part of what agents get. GetContext returns it only with include_reasoning, the
+	// routing summary and the interaction log never.
+	Reasoning     string `protobuf:"bytes,19,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -340,6 +354,20 @@ func (x *Message) GetAttachments() []*Attachment {
 	return nil
 }
 
+func (x *Message) GetNative() *Native {
+	if x != nil {
+		return x.Native
+	}
+	return nil
+}
+
+func (x *Message) GetReasoning() string {
+	if x != nil {
+		return x.Reasoning
+	}
+	return ""
+}
+
 // StructuredData is a typed JSON value that accompanies the text of a message.
 type StructuredData struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -396,11 +424,68 @@ func (x *StructuredData) GetValue() *structpb.Value {
 	return nil
 }
 
+// Native is a message in the form of its author: opaque bytes that the server stores and returns
+// unchanged. The limits of the other fields on ids, names and nesting do not apply inside them.
+type Native struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the form, so that a reader knows whether it can use the value: "anthropic.content",
+	// "openai.chat.message", "openai.responses.item". Required, up to 128 bytes.
+	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	// The value. May be empty.
+	Value         []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Native) Reset() {
+	*x = Native{}
+	mi := &file_parley_v1_message_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Native) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Native) ProtoMessage() {}
+
+func (x *Native) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_v1_message_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Native.ProtoReflect.Descriptor instead.
+func (*Native) Descriptor() ([]byte, []int) {
+	return file_parley_v1_message_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Native) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *Native) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
 // ToolCall is a call that an assistant message requests.
 type ToolCall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id of the call, by which its result refers to it; see ToolResult.call_id. Required, up to
-	// 128 bytes.
+	// 256 bytes of any UTF-8, because models choose it.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Name of the tool. Required, up to 128 bytes.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -412,7 +497,7 @@ type ToolCall struct {
 
 func (x *ToolCall) Reset() {
 	*x = ToolCall{}
-	mi := &file_parley_v1_message_proto_msgTypes[2]
+	mi := &file_parley_v1_message_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -424,7 +509,7 @@ func (x *ToolCall) String() string {
 func (*ToolCall) ProtoMessage() {}
 
 func (x *ToolCall) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_message_proto_msgTypes[2]
+	mi := &file_parley_v1_message_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -437,7 +522,7 @@ func (x *ToolCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolCall.ProtoReflect.Descriptor instead.
 func (*ToolCall) Descriptor() ([]byte, []int) {
-	return file_parley_v1_message_proto_rawDescGZIP(), []int{2}
+	return file_parley_v1_message_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ToolCall) GetId() string {
@@ -464,7 +549,7 @@ func (x *ToolCall) GetArguments() string {
 // ToolResult is the result of one ToolCall.
 type ToolResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// ToolCall.id of the call that this result answers. Required, up to 128 bytes.
+	// ToolCall.id of the call that this result answers. Required, up to 256 bytes.
 	//
 	// Providers reuse ids, so an id alone does not identify a call. A result belongs to the
 	// newest earlier message that has a call with this id. Within that message it belongs to the
@@ -486,7 +571,7 @@ type ToolResult struct {
 
 func (x *ToolResult) Reset() {
 	*x = ToolResult{}
-	mi := &file_parley_v1_message_proto_msgTypes[3]
+	mi := &file_parley_v1_message_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +583,7 @@ func (x *ToolResult) String() string {
 func (*ToolResult) ProtoMessage() {}
 
 func (x *ToolResult) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_message_proto_msgTypes[3]
+	mi := &file_parley_v1_message_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +596,7 @@ func (x *ToolResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolResult.ProtoReflect.Descriptor instead.
 func (*ToolResult) Descriptor() ([]byte, []int) {
-	return file_parley_v1_message_proto_rawDescGZIP(), []int{3}
+	return file_parley_v1_message_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ToolResult) GetCallId() string {
@@ -559,7 +644,7 @@ type Attachment struct {
 
 func (x *Attachment) Reset() {
 	*x = Attachment{}
-	mi := &file_parley_v1_message_proto_msgTypes[4]
+	mi := &file_parley_v1_message_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +656,7 @@ func (x *Attachment) String() string {
 func (*Attachment) ProtoMessage() {}
 
 func (x *Attachment) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_message_proto_msgTypes[4]
+	mi := &file_parley_v1_message_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +669,7 @@ func (x *Attachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attachment.ProtoReflect.Descriptor instead.
 func (*Attachment) Descriptor() ([]byte, []int) {
-	return file_parley_v1_message_proto_rawDescGZIP(), []int{4}
+	return file_parley_v1_message_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Attachment) GetUri() string {
@@ -634,7 +719,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_parley_v1_message_proto_msgTypes[5]
+	mi := &file_parley_v1_message_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -646,7 +731,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_message_proto_msgTypes[5]
+	mi := &file_parley_v1_message_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -659,7 +744,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_parley_v1_message_proto_rawDescGZIP(), []int{5}
+	return file_parley_v1_message_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Usage) GetModel() string {
@@ -701,9 +786,9 @@ var File_parley_v1_message_proto protoreflect.FileDescriptor
 
 const file_parley_v1_message_proto_rawDesc = "" +
 	"\n" +
-	"\x17parley/v1/message.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xcb\b\n" +
+	"\x17parley/v1/message.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x94\t\n" +
 	"\aMessage\x12\x18\n" +
-	"\x02id\x18\x01 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x02id\x12\x1a\n" +
+	"\x02id\x18\x01 \x01(\tB\b\xbaH\x05r\x03(\x80\x02R\x02id\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x05R\bsequence\x12/\n" +
 	"\x04role\x18\x03 \x01(\x0e2\x0f.parley.v1.RoleB\n" +
 	"\xbaH\a\x82\x01\x04\x10\x01 \x00R\x04role\x12\x18\n" +
@@ -724,7 +809,9 @@ const file_parley_v1_message_proto_rawDesc = "" +
 	"\vcreate_time\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12-\n" +
 	"\rfinish_reason\x18\x10 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\ffinishReason\x127\n" +
-	"\vattachments\x18\x11 \x03(\v2\x15.parley.v1.AttachmentR\vattachments\x1a;\n" +
+	"\vattachments\x18\x11 \x03(\v2\x15.parley.v1.AttachmentR\vattachments\x12)\n" +
+	"\x06native\x18\x12 \x01(\v2\x11.parley.v1.NativeR\x06native\x12\x1c\n" +
+	"\treasoning\x18\x13 \x01(\tR\treasoning\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01:\xee\x01\xbaH\xea\x01\x1aw\n" +
@@ -733,17 +820,21 @@ const file_parley_v1_message_proto_rawDesc = "" +
 	"\x0eStructuredData\x12\x1e\n" +
 	"\x04type\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05 \x01(\x80\x01R\x04type\x124\n" +
-	"\x05value\x18\x02 \x01(\v2\x16.google.protobuf.ValueB\x06\xbaH\x03\xc8\x01\x01R\x05value\"d\n" +
+	"\x05value\x18\x02 \x01(\v2\x16.google.protobuf.ValueB\x06\xbaH\x03\xc8\x01\x01R\x05value\">\n" +
+	"\x06Native\x12\x1e\n" +
+	"\x04type\x18\x01 \x01(\tB\n" +
+	"\xbaH\ar\x05 \x01(\x80\x01R\x04type\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"d\n" +
 	"\bToolCall\x12\x1a\n" +
 	"\x02id\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05 \x01(\x80\x01R\x02id\x12\x1e\n" +
+	"\xbaH\ar\x05 \x01(\x80\x02R\x02id\x12\x1e\n" +
 	"\x04name\x18\x02 \x01(\tB\n" +
 	"\xbaH\ar\x05 \x01(\x80\x01R\x04name\x12\x1c\n" +
 	"\targuments\x18\x03 \x01(\tR\targuments\"\x84\x01\n" +
 	"\n" +
 	"ToolResult\x12#\n" +
 	"\acall_id\x18\x01 \x01(\tB\n" +
-	"\xbaH\ar\x05 \x01(\x80\x01R\x06callId\x12\x1c\n" +
+	"\xbaH\ar\x05 \x01(\x80\x02R\x06callId\x12\x1c\n" +
 	"\x04name\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x04name\x12\x18\n" +
 	"\acontent\x18\x03 \x01(\tR\acontent\x12\x19\n" +
 	"\bis_error\x18\x04 \x01(\bR\aisError\"\xa1\x01\n" +
@@ -787,36 +878,38 @@ func file_parley_v1_message_proto_rawDescGZIP() []byte {
 }
 
 var file_parley_v1_message_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_parley_v1_message_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_parley_v1_message_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_parley_v1_message_proto_goTypes = []any{
 	(Role)(0),                     // 0: parley.v1.Role
 	(MessageStatus)(0),            // 1: parley.v1.MessageStatus
 	(*Message)(nil),               // 2: parley.v1.Message
 	(*StructuredData)(nil),        // 3: parley.v1.StructuredData
-	(*ToolCall)(nil),              // 4: parley.v1.ToolCall
-	(*ToolResult)(nil),            // 5: parley.v1.ToolResult
-	(*Attachment)(nil),            // 6: parley.v1.Attachment
-	(*Usage)(nil),                 // 7: parley.v1.Usage
-	nil,                           // 8: parley.v1.Message.MetadataEntry
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*structpb.Value)(nil),        // 10: google.protobuf.Value
+	(*Native)(nil),                // 4: parley.v1.Native
+	(*ToolCall)(nil),              // 5: parley.v1.ToolCall
+	(*ToolResult)(nil),            // 6: parley.v1.ToolResult
+	(*Attachment)(nil),            // 7: parley.v1.Attachment
+	(*Usage)(nil),                 // 8: parley.v1.Usage
+	nil,                           // 9: parley.v1.Message.MetadataEntry
+	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
+	(*structpb.Value)(nil),        // 11: google.protobuf.Value
 }
 var file_parley_v1_message_proto_depIdxs = []int32{
 	0,  // 0: parley.v1.Message.role:type_name -> parley.v1.Role
 	3,  // 1: parley.v1.Message.structured_data:type_name -> parley.v1.StructuredData
-	4,  // 2: parley.v1.Message.tool_calls:type_name -> parley.v1.ToolCall
-	5,  // 3: parley.v1.Message.tool_result:type_name -> parley.v1.ToolResult
+	5,  // 2: parley.v1.Message.tool_calls:type_name -> parley.v1.ToolCall
+	6,  // 3: parley.v1.Message.tool_result:type_name -> parley.v1.ToolResult
 	1,  // 4: parley.v1.Message.status:type_name -> parley.v1.MessageStatus
-	7,  // 5: parley.v1.Message.usage:type_name -> parley.v1.Usage
-	8,  // 6: parley.v1.Message.metadata:type_name -> parley.v1.Message.MetadataEntry
-	9,  // 7: parley.v1.Message.create_time:type_name -> google.protobuf.Timestamp
-	6,  // 8: parley.v1.Message.attachments:type_name -> parley.v1.Attachment
-	10, // 9: parley.v1.StructuredData.value:type_name -> google.protobuf.Value
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	8,  // 5: parley.v1.Message.usage:type_name -> parley.v1.Usage
+	9,  // 6: parley.v1.Message.metadata:type_name -> parley.v1.Message.MetadataEntry
+	10, // 7: parley.v1.Message.create_time:type_name -> google.protobuf.Timestamp
+	7,  // 8: parley.v1.Message.attachments:type_name -> parley.v1.Attachment
+	4,  // 9: parley.v1.Message.native:type_name -> parley.v1.Native
+	11, // 10: parley.v1.StructuredData.value:type_name -> google.protobuf.Value
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_parley_v1_message_proto_init() }
@@ -830,7 +923,7 @@ func file_parley_v1_message_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_parley_v1_message_proto_rawDesc), len(file_parley_v1_message_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -7,6 +7,7 @@
 package parleyv1
 
 import (
+	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
@@ -312,20 +313,22 @@ func (x *TurnError) GetRetryable() bool {
 //
 // Indexes may have gaps:
 //
-//   - In Chat and ResumeTurn, a reader that keeps up receives each text delta at once. If several
-//     wait for a reader, deltas that follow one another are merged into one of at most 4 KiB,
-//     which has the index of the last of them. The call can resume after any index.
-//   - When events are no longer kept one by one, all deltas of a message are merged into one
-//     event, which has the index of the last of them. Events still follow in the order of their
-//     indexes, so data may come before text that precedes it. Messages that the conversation has
-//     dropped are left out.
+//   - In Chat and ResumeTurn, a reader that keeps up receives each delta at once. If several wait
+//     for a reader, deltas of one kind that follow one another are merged into one of at most
+//     4 KiB, which has the index of the last of them. The call can resume after any index.
+//   - When events are no longer kept one by one, all text deltas of a message are merged into one
+//     event, which has the index of the last of them. So are its reasoning deltas. Where text and
+//     reasoning alternate, each run is an event of its own. Deltas of a tool call are left out,
+//     because tool_call has all arguments. So are events of records: list the records instead. Events still follow in the order of their indexes, so
+//     data may come before text that precedes it. Messages that the conversation has dropped are
+//     left out.
 //   - After a crash of the server, the index of finished is much larger than the indexes before
 //     it, because the number of lost events is unknown.
 //   - If storing the answer takes longer than 15 s, one index is left out before the progress
 //     events that are sent during that time.
 //
-// So an index that is missing right before a text delta means that texts were merged, and no
-// text is missing.
+// So an index that is missing right before a delta means that deltas were merged, or that deltas
+// of a tool call or records were left out. No text and no reasoning is missing.
 type TurnEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id of the turn.
@@ -345,6 +348,9 @@ type TurnEvent struct {
 	//	*TurnEvent_Queued
 	//	*TurnEvent_Progress
 	//	*TurnEvent_Finished
+	//	*TurnEvent_ReasoningDelta
+	//	*TurnEvent_ToolCallDelta
+	//	*TurnEvent_Record
 	Event         isTurnEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -482,6 +488,33 @@ func (x *TurnEvent) GetFinished() *TurnFinished {
 	return nil
 }
 
+func (x *TurnEvent) GetReasoningDelta() *ReasoningDelta {
+	if x != nil {
+		if x, ok := x.Event.(*TurnEvent_ReasoningDelta); ok {
+			return x.ReasoningDelta
+		}
+	}
+	return nil
+}
+
+func (x *TurnEvent) GetToolCallDelta() *ToolCallDelta {
+	if x != nil {
+		if x, ok := x.Event.(*TurnEvent_ToolCallDelta); ok {
+			return x.ToolCallDelta
+		}
+	}
+	return nil
+}
+
+func (x *TurnEvent) GetRecord() *TurnRecord {
+	if x != nil {
+		if x, ok := x.Event.(*TurnEvent_Record); ok {
+			return x.Record
+		}
+	}
+	return nil
+}
+
 type isTurnEvent_Event interface {
 	isTurnEvent_Event()
 }
@@ -531,6 +564,22 @@ type TurnEvent_Finished struct {
 	Finished *TurnFinished `protobuf:"bytes,11,opt,name=finished,proto3,oneof"`
 }
 
+type TurnEvent_ReasoningDelta struct {
+	// A piece of the reasoning that the model reports.
+	ReasoningDelta *ReasoningDelta `protobuf:"bytes,12,opt,name=reasoning_delta,json=reasoningDelta,proto3,oneof"`
+}
+
+type TurnEvent_ToolCallDelta struct {
+	// A piece of a tool call that the model is still writing.
+	ToolCallDelta *ToolCallDelta `protobuf:"bytes,13,opt,name=tool_call_delta,json=toolCallDelta,proto3,oneof"`
+}
+
+type TurnEvent_Record struct {
+	// The agent has sent a record, which is written or deleted with the answer. Without its value.
+	// Left out when the turn is replayed from the store, or with merged text.
+	Record *TurnRecord `protobuf:"bytes,14,opt,name=record,proto3,oneof"`
+}
+
 func (*TurnEvent_Started) isTurnEvent_Event() {}
 
 func (*TurnEvent_TextDelta) isTurnEvent_Event() {}
@@ -548,6 +597,12 @@ func (*TurnEvent_Queued) isTurnEvent_Event() {}
 func (*TurnEvent_Progress) isTurnEvent_Event() {}
 
 func (*TurnEvent_Finished) isTurnEvent_Event() {}
+
+func (*TurnEvent_ReasoningDelta) isTurnEvent_Event() {}
+
+func (*TurnEvent_ToolCallDelta) isTurnEvent_Event() {}
+
+func (*TurnEvent_Record) isTurnEvent_Event() {}
 
 // TurnStarted is sent when the user's message is durable, before the agent starts.
 type TurnStarted struct {
@@ -697,6 +752,215 @@ func (x *TextDelta) GetOffset() int32 {
 	return 0
 }
 
+// ReasoningDelta is a piece of the reasoning that the model reports before or with the text. It is
+// for people and not part of the text; see Message.reasoning.
+type ReasoningDelta struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Reasoning in valid UTF-8; it never ends inside a character.
+	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	// Number of UTF-8 bytes of the reasoning of the current answer message before this piece.
+	Offset        int32 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReasoningDelta) Reset() {
+	*x = ReasoningDelta{}
+	mi := &file_parley_v1_turn_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReasoningDelta) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReasoningDelta) ProtoMessage() {}
+
+func (x *ReasoningDelta) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_v1_turn_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReasoningDelta.ProtoReflect.Descriptor instead.
+func (*ReasoningDelta) Descriptor() ([]byte, []int) {
+	return file_parley_v1_turn_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ReasoningDelta) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ReasoningDelta) GetOffset() int32 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+// ToolCallDelta is a piece of a tool call that the model is still writing. Deltas are for display:
+// do not run the call before its tool_call event, which has all arguments. If the deltas of a call
+// end without its tool_call event, the call was cut off and is not part of the answer.
+type ToolCallDelta struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Position of the call among the calls of the current answer message, from 0, in the order in
+	// which they began. Set by the server; ignored in RespondResponse.
+	Index int32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// ToolCall.id of the call. The same in all deltas of a call; 1 to 256 bytes.
+	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// ToolCall.name of the call. The same in all deltas of a call; 1 to 128 bytes.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// The next part of ToolCall.arguments in valid UTF-8; it never ends inside a character. Empty
+	// if the call has begun and has no arguments yet.
+	Arguments string `protobuf:"bytes,4,opt,name=arguments,proto3" json:"arguments,omitempty"`
+	// Number of UTF-8 bytes of the arguments before this piece. Set by the server; ignored in
+	// RespondResponse. A reader that does not have all bytes before the offset must wait for the
+	// tool_call event.
+	Offset        int32 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolCallDelta) Reset() {
+	*x = ToolCallDelta{}
+	mi := &file_parley_v1_turn_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCallDelta) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCallDelta) ProtoMessage() {}
+
+func (x *ToolCallDelta) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_v1_turn_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCallDelta.ProtoReflect.Descriptor instead.
+func (*ToolCallDelta) Descriptor() ([]byte, []int) {
+	return file_parley_v1_turn_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ToolCallDelta) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *ToolCallDelta) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ToolCallDelta) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ToolCallDelta) GetArguments() string {
+	if x != nil {
+		return x.Arguments
+	}
+	return ""
+}
+
+func (x *ToolCallDelta) GetOffset() int32 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+// TurnRecord names a record that is part of the answer. It is written when the turn ends, if the turn
+// completes or ends as INPUT_REQUIRED.
+type TurnRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Record.key.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// True if the record is deleted.
+	Deleted bool `protobuf:"varint,2,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	// True if the record belongs to the tenant.
+	TenantScope   bool `protobuf:"varint,3,opt,name=tenant_scope,json=tenantScope,proto3" json:"tenant_scope,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TurnRecord) Reset() {
+	*x = TurnRecord{}
+	mi := &file_parley_v1_turn_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TurnRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TurnRecord) ProtoMessage() {}
+
+func (x *TurnRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_v1_turn_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TurnRecord.ProtoReflect.Descriptor instead.
+func (*TurnRecord) Descriptor() ([]byte, []int) {
+	return file_parley_v1_turn_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TurnRecord) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *TurnRecord) GetDeleted() bool {
+	if x != nil {
+		return x.Deleted
+	}
+	return false
+}
+
+func (x *TurnRecord) GetTenantScope() bool {
+	if x != nil {
+		return x.TenantScope
+	}
+	return false
+}
+
 // AnswerStarted starts the next answer message of a turn.
 type AnswerStarted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -708,7 +972,7 @@ type AnswerStarted struct {
 
 func (x *AnswerStarted) Reset() {
 	*x = AnswerStarted{}
-	mi := &file_parley_v1_turn_proto_msgTypes[5]
+	mi := &file_parley_v1_turn_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -720,7 +984,7 @@ func (x *AnswerStarted) String() string {
 func (*AnswerStarted) ProtoMessage() {}
 
 func (x *AnswerStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_turn_proto_msgTypes[5]
+	mi := &file_parley_v1_turn_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -733,7 +997,7 @@ func (x *AnswerStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnswerStarted.ProtoReflect.Descriptor instead.
 func (*AnswerStarted) Descriptor() ([]byte, []int) {
-	return file_parley_v1_turn_proto_rawDescGZIP(), []int{5}
+	return file_parley_v1_turn_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AnswerStarted) GetAgent() string {
@@ -755,7 +1019,7 @@ type TurnQueued struct {
 
 func (x *TurnQueued) Reset() {
 	*x = TurnQueued{}
-	mi := &file_parley_v1_turn_proto_msgTypes[6]
+	mi := &file_parley_v1_turn_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -767,7 +1031,7 @@ func (x *TurnQueued) String() string {
 func (*TurnQueued) ProtoMessage() {}
 
 func (x *TurnQueued) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_turn_proto_msgTypes[6]
+	mi := &file_parley_v1_turn_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -780,7 +1044,7 @@ func (x *TurnQueued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnQueued.ProtoReflect.Descriptor instead.
 func (*TurnQueued) Descriptor() ([]byte, []int) {
-	return file_parley_v1_turn_proto_rawDescGZIP(), []int{6}
+	return file_parley_v1_turn_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TurnQueued) GetPosition() int32 {
@@ -802,7 +1066,7 @@ type TurnProgress struct {
 
 func (x *TurnProgress) Reset() {
 	*x = TurnProgress{}
-	mi := &file_parley_v1_turn_proto_msgTypes[7]
+	mi := &file_parley_v1_turn_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -814,7 +1078,7 @@ func (x *TurnProgress) String() string {
 func (*TurnProgress) ProtoMessage() {}
 
 func (x *TurnProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_turn_proto_msgTypes[7]
+	mi := &file_parley_v1_turn_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -827,7 +1091,7 @@ func (x *TurnProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnProgress.ProtoReflect.Descriptor instead.
 func (*TurnProgress) Descriptor() ([]byte, []int) {
-	return file_parley_v1_turn_proto_rawDescGZIP(), []int{7}
+	return file_parley_v1_turn_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TurnProgress) GetText() string {
@@ -852,7 +1116,7 @@ type TurnFinished struct {
 
 func (x *TurnFinished) Reset() {
 	*x = TurnFinished{}
-	mi := &file_parley_v1_turn_proto_msgTypes[8]
+	mi := &file_parley_v1_turn_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -864,7 +1128,7 @@ func (x *TurnFinished) String() string {
 func (*TurnFinished) ProtoMessage() {}
 
 func (x *TurnFinished) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_v1_turn_proto_msgTypes[8]
+	mi := &file_parley_v1_turn_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -877,7 +1141,7 @@ func (x *TurnFinished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnFinished.ProtoReflect.Descriptor instead.
 func (*TurnFinished) Descriptor() ([]byte, []int) {
-	return file_parley_v1_turn_proto_rawDescGZIP(), []int{8}
+	return file_parley_v1_turn_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TurnFinished) GetTurn() *Turn {
@@ -905,7 +1169,7 @@ var File_parley_v1_turn_proto protoreflect.FileDescriptor
 
 const file_parley_v1_turn_proto_rawDesc = "" +
 	"\n" +
-	"\x14parley/v1/turn.proto\x12\tparley.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\"\xd3\x03\n" +
+	"\x14parley/v1/turn.proto\x12\tparley.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\"\xd3\x03\n" +
 	"\x04Turn\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12'\n" +
 	"\x0fconversation_id\x18\x02 \x01(\tR\x0econversationId\x12\x1d\n" +
@@ -926,7 +1190,7 @@ const file_parley_v1_turn_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x1c\n" +
-	"\tretryable\x18\x04 \x01(\bR\tretryable\"\xc4\x04\n" +
+	"\tretryable\x18\x04 \x01(\bR\tretryable\"\xff\x05\n" +
 	"\tTurnEvent\x12\x17\n" +
 	"\aturn_id\x18\x01 \x01(\tR\x06turnId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x05R\x05index\x122\n" +
@@ -941,7 +1205,10 @@ const file_parley_v1_turn_proto_rawDesc = "" +
 	"\x06queued\x18\t \x01(\v2\x15.parley.v1.TurnQueuedH\x00R\x06queued\x125\n" +
 	"\bprogress\x18\n" +
 	" \x01(\v2\x17.parley.v1.TurnProgressH\x00R\bprogress\x125\n" +
-	"\bfinished\x18\v \x01(\v2\x17.parley.v1.TurnFinishedH\x00R\bfinishedB\a\n" +
+	"\bfinished\x18\v \x01(\v2\x17.parley.v1.TurnFinishedH\x00R\bfinished\x12D\n" +
+	"\x0freasoning_delta\x18\f \x01(\v2\x19.parley.v1.ReasoningDeltaH\x00R\x0ereasoningDelta\x12B\n" +
+	"\x0ftool_call_delta\x18\r \x01(\v2\x18.parley.v1.ToolCallDeltaH\x00R\rtoolCallDelta\x12/\n" +
+	"\x06record\x18\x0e \x01(\v2\x15.parley.v1.TurnRecordH\x00R\x06recordB\a\n" +
 	"\x05event\"\xf2\x01\n" +
 	"\vTurnStarted\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x125\n" +
@@ -952,7 +1219,23 @@ const file_parley_v1_turn_proto_rawDesc = "" +
 	"\acreated\x18\x06 \x01(\bR\acreated\"7\n" +
 	"\tTextDelta\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x05R\x06offset\"%\n" +
+	"\x06offset\x18\x02 \x01(\x05R\x06offset\"<\n" +
+	"\x0eReasoningDelta\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x05R\x06offset\"\x97\x01\n" +
+	"\rToolCallDelta\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x1a\n" +
+	"\x02id\x18\x02 \x01(\tB\n" +
+	"\xbaH\ar\x05 \x01(\x80\x02R\x02id\x12\x1e\n" +
+	"\x04name\x18\x03 \x01(\tB\n" +
+	"\xbaH\ar\x05 \x01(\x80\x01R\x04name\x12\x1c\n" +
+	"\targuments\x18\x04 \x01(\tR\targuments\x12\x16\n" +
+	"\x06offset\x18\x05 \x01(\x05R\x06offset\"[\n" +
+	"\n" +
+	"TurnRecord\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
+	"\adeleted\x18\x02 \x01(\bR\adeleted\x12!\n" +
+	"\ftenant_scope\x18\x03 \x01(\bR\vtenantScope\"%\n" +
 	"\rAnswerStarted\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\"(\n" +
 	"\n" +
@@ -988,7 +1271,7 @@ func file_parley_v1_turn_proto_rawDescGZIP() []byte {
 }
 
 var file_parley_v1_turn_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_parley_v1_turn_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_parley_v1_turn_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_parley_v1_turn_proto_goTypes = []any{
 	(TurnState)(0),                // 0: parley.v1.TurnState
 	(*Turn)(nil),                  // 1: parley.v1.Turn
@@ -996,40 +1279,46 @@ var file_parley_v1_turn_proto_goTypes = []any{
 	(*TurnEvent)(nil),             // 3: parley.v1.TurnEvent
 	(*TurnStarted)(nil),           // 4: parley.v1.TurnStarted
 	(*TextDelta)(nil),             // 5: parley.v1.TextDelta
-	(*AnswerStarted)(nil),         // 6: parley.v1.AnswerStarted
-	(*TurnQueued)(nil),            // 7: parley.v1.TurnQueued
-	(*TurnProgress)(nil),          // 8: parley.v1.TurnProgress
-	(*TurnFinished)(nil),          // 9: parley.v1.TurnFinished
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
-	(*StructuredData)(nil),        // 11: parley.v1.StructuredData
-	(*ToolCall)(nil),              // 12: parley.v1.ToolCall
-	(*ToolResult)(nil),            // 13: parley.v1.ToolResult
-	(*Conversation)(nil),          // 14: parley.v1.Conversation
-	(*Message)(nil),               // 15: parley.v1.Message
+	(*ReasoningDelta)(nil),        // 6: parley.v1.ReasoningDelta
+	(*ToolCallDelta)(nil),         // 7: parley.v1.ToolCallDelta
+	(*TurnRecord)(nil),            // 8: parley.v1.TurnRecord
+	(*AnswerStarted)(nil),         // 9: parley.v1.AnswerStarted
+	(*TurnQueued)(nil),            // 10: parley.v1.TurnQueued
+	(*TurnProgress)(nil),          // 11: parley.v1.TurnProgress
+	(*TurnFinished)(nil),          // 12: parley.v1.TurnFinished
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*StructuredData)(nil),        // 14: parley.v1.StructuredData
+	(*ToolCall)(nil),              // 15: parley.v1.ToolCall
+	(*ToolResult)(nil),            // 16: parley.v1.ToolResult
+	(*Conversation)(nil),          // 17: parley.v1.Conversation
+	(*Message)(nil),               // 18: parley.v1.Message
 }
 var file_parley_v1_turn_proto_depIdxs = []int32{
 	0,  // 0: parley.v1.Turn.state:type_name -> parley.v1.TurnState
-	10, // 1: parley.v1.Turn.create_time:type_name -> google.protobuf.Timestamp
-	10, // 2: parley.v1.Turn.finish_time:type_name -> google.protobuf.Timestamp
+	13, // 1: parley.v1.Turn.create_time:type_name -> google.protobuf.Timestamp
+	13, // 2: parley.v1.Turn.finish_time:type_name -> google.protobuf.Timestamp
 	2,  // 3: parley.v1.Turn.error:type_name -> parley.v1.TurnError
 	4,  // 4: parley.v1.TurnEvent.started:type_name -> parley.v1.TurnStarted
 	5,  // 5: parley.v1.TurnEvent.text_delta:type_name -> parley.v1.TextDelta
-	11, // 6: parley.v1.TurnEvent.structured_data:type_name -> parley.v1.StructuredData
-	12, // 7: parley.v1.TurnEvent.tool_call:type_name -> parley.v1.ToolCall
-	13, // 8: parley.v1.TurnEvent.tool_result:type_name -> parley.v1.ToolResult
-	6,  // 9: parley.v1.TurnEvent.answer_started:type_name -> parley.v1.AnswerStarted
-	7,  // 10: parley.v1.TurnEvent.queued:type_name -> parley.v1.TurnQueued
-	8,  // 11: parley.v1.TurnEvent.progress:type_name -> parley.v1.TurnProgress
-	9,  // 12: parley.v1.TurnEvent.finished:type_name -> parley.v1.TurnFinished
-	14, // 13: parley.v1.TurnStarted.conversation:type_name -> parley.v1.Conversation
-	15, // 14: parley.v1.TurnStarted.user_message:type_name -> parley.v1.Message
-	1,  // 15: parley.v1.TurnFinished.turn:type_name -> parley.v1.Turn
-	15, // 16: parley.v1.TurnFinished.messages:type_name -> parley.v1.Message
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	14, // 6: parley.v1.TurnEvent.structured_data:type_name -> parley.v1.StructuredData
+	15, // 7: parley.v1.TurnEvent.tool_call:type_name -> parley.v1.ToolCall
+	16, // 8: parley.v1.TurnEvent.tool_result:type_name -> parley.v1.ToolResult
+	9,  // 9: parley.v1.TurnEvent.answer_started:type_name -> parley.v1.AnswerStarted
+	10, // 10: parley.v1.TurnEvent.queued:type_name -> parley.v1.TurnQueued
+	11, // 11: parley.v1.TurnEvent.progress:type_name -> parley.v1.TurnProgress
+	12, // 12: parley.v1.TurnEvent.finished:type_name -> parley.v1.TurnFinished
+	6,  // 13: parley.v1.TurnEvent.reasoning_delta:type_name -> parley.v1.ReasoningDelta
+	7,  // 14: parley.v1.TurnEvent.tool_call_delta:type_name -> parley.v1.ToolCallDelta
+	8,  // 15: parley.v1.TurnEvent.record:type_name -> parley.v1.TurnRecord
+	17, // 16: parley.v1.TurnStarted.conversation:type_name -> parley.v1.Conversation
+	18, // 17: parley.v1.TurnStarted.user_message:type_name -> parley.v1.Message
+	1,  // 18: parley.v1.TurnFinished.turn:type_name -> parley.v1.Turn
+	18, // 19: parley.v1.TurnFinished.messages:type_name -> parley.v1.Message
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_parley_v1_turn_proto_init() }
@@ -1049,6 +1338,9 @@ func file_parley_v1_turn_proto_init() {
 		(*TurnEvent_Queued)(nil),
 		(*TurnEvent_Progress)(nil),
 		(*TurnEvent_Finished)(nil),
+		(*TurnEvent_ReasoningDelta)(nil),
+		(*TurnEvent_ToolCallDelta)(nil),
+		(*TurnEvent_Record)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1056,7 +1348,7 @@ func file_parley_v1_turn_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_parley_v1_turn_proto_rawDesc), len(file_parley_v1_turn_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -31,25 +30,34 @@ func (c *checker) check(m proto.Message) {
 	c.checkContent(m)
 }
 
-// checkContent adds the faults of structured data and of update masks.
+// checkContent adds the faults of structured data, of records and of update masks.
 func (c *checker) checkContent(m proto.Message) {
 	switch m := m.(type) {
 	case *parleyv1.AppendMessagesRequest:
 		c.checkMessages(m.GetMessages())
+		c.checkRecords("records", m.GetRecords(), false)
+	case *parleyv1.WriteRecordsRequest:
+		c.checkRecords("writes", m.GetWrites(), m.GetConversationId() == "")
 	case *parleyv1.ImportConversationsRequest:
 		c.checkMessages(m.GetMessages())
 	case *parleyv1.ChatRequest:
 		c.checkData("", m.GetStructuredData())
+		c.checkRecords("records", m.GetRecords(), false)
 	case *parleyv1.RespondResponse:
+		c.checkScope("record", m.GetRecord())
 		c.checkValue("structured_data.value", m.GetStructuredData().GetValue())
 	case *parleyv1.UpdateConversationRequest:
 		c.checkMask(m.GetUpdateMask())
 	}
 }
 
+// invalidDuration describes the fault of a duration that is not valid.
+const invalidDuration = "must be within 10,000 years, with nanos below one second and of the same sign as the seconds"
+
 // checkDurations adds a fault for each invalid duration. The seconds and nanos of such a duration
 // may add up to a value that the rules allow, but it has no JSON form. An example is 5 s and -7 ns.
-// checkDurations does not check lists and maps, because no request has durations in them.
+// checkDurations does not check lists and maps. The only durations in them are those of records, see
+// checkRecords.
 func (c *checker) checkDurations(path string, m protoreflect.Message) {
 	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
 		if field.Message() == nil || field.IsList() || field.IsMap() {
@@ -59,10 +67,46 @@ func (c *checker) checkDurations(path string, m protoreflect.Message) {
 		if d, ok := inner.Interface().(*durationpb.Duration); !ok {
 			c.checkDurations(name+".", inner)
 		} else if !d.IsValid() {
-			c.add(name, "must be within 10,000 years, with nanos below one second and of the same sign as the seconds")
+			c.add(name, "%s", invalidDuration)
 		}
 		return true
 	})
+}
+
+// checkRecords adds the faults of the writes in a field. If ofTenant is true, all of them are of records of the tenant.
+func (c *checker) checkRecords(field string, writes []*parleyv1.RecordWrite, ofTenant bool) {
+	type record struct {
+		ofTenant bool
+		key      string
+	}
+	var first map[record]int
+	if len(writes) > 1 {
+		first = make(map[record]int, len(writes))
+	}
+	for i, w := range writes {
+		path := fmt.Sprintf("%s[%d]", field, i)
+		if ttl := w.GetTtl(); ttl != nil && !ttl.IsValid() {
+			c.add(path+".ttl", "%s", invalidDuration)
+		} else if !ofTenant {
+			c.checkScope(path, w)
+		}
+		if first == nil {
+			return
+		}
+		of := record{ofTenant || w.GetTenantScope(), w.GetKey()}
+		if n, found := first[of]; found {
+			c.add(path+".key", "is the same record as %s[%d]", field, n)
+			continue
+		}
+		first[of] = i
+	}
+}
+
+// checkScope adds the fault of a record of a conversation that has a ttl.
+func (c *checker) checkScope(field string, w *parleyv1.RecordWrite) {
+	if w.GetTtl() != nil && !w.GetTenantScope() {
+		c.add(field+".ttl", "must not be set for a record of a conversation, which expires with the conversation")
+	}
 }
 
 func (c *checker) checkMessages(messages []*parleyv1.Message) {
@@ -122,14 +166,17 @@ func valueFault(v *structpb.Value, depth int) string {
 
 // updatable returns the field mask paths that UpdateConversation accepts.
 func updatable() []string {
-	return []string{"title", "labels", "agent", "system_prompt", "retention", "retention.max_messages", "retention.ttl"}
+	return []string{
+		"title", "labels", "agent", "system_prompt", "retention", "retention.max_messages", "retention.ttl",
+		"retention.keep_all", "retention.no_expiry", "retention.no_eviction",
+	}
 }
 
 func (c *checker) checkMask(mask *fieldmaskpb.FieldMask) {
 	for i, path := range mask.GetPaths() {
 		if !slices.Contains(updatable(), path) {
-			c.add(fmt.Sprintf("update_mask.paths[%d]", i), "%.64q cannot be updated; use one of %s",
-				path, strings.Join(updatable(), ", "))
+			c.add(fmt.Sprintf("update_mask.paths[%d]", i), "%.64q cannot be updated; use title, labels, agent, "+
+				"system_prompt, retention, or a field of it as in retention.ttl", path)
 		}
 	}
 }

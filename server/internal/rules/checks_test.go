@@ -13,8 +13,10 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"pgregory.net/rapid"
 
+	rulesv1 "github.com/parleyhq/parley/gen/parley/rules/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/rules/checks"
+	"github.com/parleyhq/parley/server/internal/rules/ids"
 )
 
 // commonRequests returns requests as clients send them, at least one of each type that has a generated check.
@@ -24,6 +26,14 @@ func commonRequests() []proto.Message {
 	user := &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: "hello", Id: id, Agent: "a", Summary: "s"}
 	data := []*parleyv1.StructuredData{{Type: "t", Value: structpb.NewStringValue("v")}}
 	files := []*parleyv1.Attachment{{Uri: "https://example.com/a", MediaType: "text/plain", SizeBytes: 3}}
+	with := &parleyv1.Conversation{
+		Id: id, Title: "t", Labels: map[string]string{"k": "v"}, Retention: &parleyv1.Retention{MaxMessages: 9, KeepAll: true},
+	}
+	revision := int64(7)
+	writes := []*parleyv1.RecordWrite{
+		{Key: "state/1", Value: []byte("{}"), MediaType: "t", IfRevision: &revision, Labels: map[string]string{"k": "v"}},
+		{Key: "state/2", Delete: true, TenantScope: true},
+	}
 	return []proto.Message{
 		&parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{user}},
 		&parleyv1.AppendMessagesRequest{
@@ -32,10 +42,13 @@ func commonRequests() []proto.Message {
 				{
 					Role: parleyv1.Role_ROLE_ASSISTANT, ToolCalls: []*parleyv1.ToolCall{{Id: "1", Name: "find"}}, StructuredData: data,
 					Usage: &parleyv1.Usage{Model: "m", InputTokens: 5}, Attachments: files, FinishReason: "stop",
+					Native: &parleyv1.Native{Type: "form", Value: []byte("v")}, Reasoning: "why",
 				},
 				{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1"}, Metadata: map[string]string{"k": "v"}},
 			},
 		},
+		&parleyv1.AppendMessagesRequest{ConversationId: id, ReplaceAfterSequence: &known, Messages: []*parleyv1.Message{user}},
+		&parleyv1.AppendMessagesRequest{ConversationId: id, ReplaceAfterSequence: &known},
 		&parleyv1.ChatRequest{Content: "hello"},
 		&parleyv1.ChatRequest{
 			ConversationId: id, Content: "hello", RequestId: strings.ReplaceAll(request, " ", "-"), Agent: "a",
@@ -49,6 +62,17 @@ func commonRequests() []proto.Message {
 		&parleyv1.ListMessagesRequest{ConversationId: id, PageSize: 100, AfterSequence: 3},
 		&parleyv1.LoadConversationRequest{MessageLimit: &limit},
 		&parleyv1.LoadConversationRequest{ConversationId: id},
+		&parleyv1.LoadConversationRequest{ConversationId: id, CreateWith: with},
+		&parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{user}, CreateWith: with},
+		&parleyv1.ChatRequest{Content: "hello", CreateWith: &parleyv1.Conversation{Title: "t"}},
+		&parleyv1.AppendMessagesRequest{ConversationId: id, Messages: []*parleyv1.Message{user}, Records: writes},
+		&parleyv1.ChatRequest{Content: "hello", Records: writes},
+		&parleyv1.GetContextRequest{ConversationId: id, RecordPrefixes: []string{"state/", ""}},
+		&parleyv1.LoadConversationRequest{ConversationId: id, RecordPrefixes: []string{""}},
+		&parleyv1.WriteRecordsRequest{ConversationId: id, Writes: writes, RequestId: id, IfVersion: &known},
+		&parleyv1.WriteRecordsRequest{Writes: writes},
+		&parleyv1.GetRecordsRequest{ConversationId: id, Keys: []string{"state/1", "é"}},
+		&parleyv1.ListRecordsRequest{ConversationId: id, Prefix: "state/", PageSize: 100, AfterKey: "state/1"},
 	}
 }
 
@@ -74,7 +98,15 @@ func agree(m proto.Message) (difference string, valid bool) {
 	valid = len(broken) == 0 && len(other.faults) == 0
 	summary, _ := m.(*parleyv1.GetRoutingSummaryRequest)
 	chat, _ := m.(*parleyv1.ChatRequest)
-	undecided := summary.GetWaitTimeout() != nil || len(chat.GetToolResults()) > 0
+	creating, _ := m.(interface{ GetCreateWith() *parleyv1.Conversation })
+	expires := func(w *parleyv1.RecordWrite) bool { return w.GetTtl() != nil }
+	with, _ := m.(interface {
+		GetRecords() []*parleyv1.RecordWrite
+	})
+	write, _ := m.(*parleyv1.WriteRecordsRequest)
+	undecided := summary.GetWaitTimeout() != nil || len(chat.GetToolResults()) > 0 ||
+		with != nil && slices.ContainsFunc(with.GetRecords(), expires) || slices.ContainsFunc(write.GetWrites(), expires) ||
+		creating != nil && creating.GetCreateWith().GetRetention().GetTtl() != nil
 	if got := checks.Valid(m); got && !valid || !got && valid && !undecided {
 		return fmt.Sprintf("Valid(%T %.300v) = %t, want %t: %v", m, m, got, valid, broken), valid
 	}
@@ -105,7 +137,7 @@ func TestChecksAgreeOnAny(t *testing.T) {
 	accepted, refused := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
 		request := proto.Clone(rapid.SampledFrom(commonRequests()).Draw(rt, "request"))
-		for range rapid.IntRange(1, 4).Draw(rt, "changes") {
+		for range rapid.IntRange(0, 4).Draw(rt, "changes") {
 			left := rapid.IntRange(1, 200).Draw(rt, "change")
 			var changed proto.Message
 			changeEach(request.ProtoReflect(), func() {
@@ -126,7 +158,8 @@ func TestChecksAgreeOnAny(t *testing.T) {
 			refused++
 		}
 	})
-	if min(accepted, refused) == 0 {
+	// The few requests of a short run may all be of one kind.
+	if !testing.Short() && min(accepted, refused) == 0 {
 		t.Errorf("%d requests were valid, %d were not: want some of both", accepted, refused)
 	}
 }
@@ -164,12 +197,13 @@ func valuesOf(m protoreflect.Message, field protoreflect.FieldDescriptor) []prot
 	sizes, characters := []int{0, 1}, rune(0)
 	if rules, ok := proto.GetExtension(field.Options(), validate.E_Field).(*validate.FieldRules); ok {
 		addBounds(rules.ProtoReflect(), &sizes)
-		if rules.GetString().GetPattern() != "" {
+		if text := rules.GetString(); isID(text) {
 			characters = 300 // ASCII and some others.
+			all = append(all, idsAround()...)
 		}
 	}
-	for c := range characters { // Each one at the beginning and at the end.
-		all = append(all, protoreflect.ValueOfString(string(c)), protoreflect.ValueOfString("x"+string(c)))
+	for c := range characters { // Each one at the beginning and inside.
+		all = append(all, protoreflect.ValueOfString(string(c)), protoreflect.ValueOfString("x"+string(c)+"x"))
 	}
 	for _, n := range sizes {
 		switch {
@@ -208,6 +242,23 @@ func valuesOf(m protoreflect.Message, field protoreflect.FieldDescriptor) []prot
 	return all
 }
 
+// isID reports whether rules has a rule of parley.rules.v1.
+func isID(rules *validate.StringRules) bool {
+	return proto.HasExtension(rules, rulesv1.E_ConversationId) || proto.HasExtension(rules, rulesv1.E_RequestId)
+}
+
+// idsAround returns ids around the bounds of the rules of ids.
+func idsAround() (all []protoreflect.Value) {
+	texts := []string{"..", "...", "a..", "a\u2028", "a\u2029b", "\u3000a", "a\u3000", "a\u3000b", "\u200d", "\ufeff", "\ufffd", "👩"}
+	for size := ids.MaxBytes - 2; size < ids.MaxBytes+3; size++ {
+		texts = append(texts, strings.Repeat("x", size), strings.Repeat("ü", size/2)+strings.Repeat("x", size%2))
+	}
+	for _, text := range texts {
+		all = append(all, protoreflect.ValueOfString(text))
+	}
+	return all
+}
+
 // addBounds adds the numbers in rules, and those next to them.
 func addBounds(rules protoreflect.Message, sizes *[]int) {
 	around := func(n int) { *sizes = append(*sizes, n-1, n, n+1) }
@@ -221,9 +272,6 @@ func addBounds(rules protoreflect.Message, sizes *[]int) {
 			around(int(n))
 		case uint64:
 			around(int(n))
-		case string: // A pattern. The numbers are the limits of all of them.
-			around(64)
-			around(128)
 		}
 		return true
 	})
@@ -244,6 +292,8 @@ func scalarsOf(kind protoreflect.Kind, n int) (all []protoreflect.Value) {
 		return []protoreflect.Value{protoreflect.ValueOfInt64(int64(n)), protoreflect.ValueOfInt64(-1)}
 	case protoreflect.Int32Kind:
 		return []protoreflect.Value{protoreflect.ValueOfInt32(int32(n)), protoreflect.ValueOfInt32(-1)}
+	case protoreflect.BytesKind:
+		return []protoreflect.Value{protoreflect.ValueOfBytes([]byte(strings.Repeat("\xff", max(0, n))))}
 	}
 	return append(all, protoreflect.ValueOfString(strings.Repeat("x", n)))
 }

@@ -255,7 +255,8 @@ func messagesOf(t *testing.T, service string) []protoreflect.Message {
 	t.Helper()
 	for _, file := range []protoreflect.FileDescriptor{
 		parleyv1.File_parley_v1_conversation_service_proto, parleyv1.File_parley_v1_admin_service_proto,
-		parleyv1.File_parley_v1_agent_service_proto, parleyv1.File_parley_v1_interaction_log_service_proto,
+		parleyv1.File_parley_v1_record_service_proto, parleyv1.File_parley_v1_agent_service_proto,
+		parleyv1.File_parley_v1_interaction_log_service_proto,
 	} {
 		s := file.Services().ByName(protoreflect.Name(service))
 		if s == nil {

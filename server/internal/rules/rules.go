@@ -30,14 +30,19 @@ type Fault struct {
 // String returns the field and the rule as one clause.
 func (f Fault) String() string { return f.Field + ": " + f.Rule }
 
-// Compile compiles the rules of the pieces of agents and of the requests of ConversationService, so
+// Compile compiles the rules of the pieces of agents and of the requests of ConversationService and RecordService, so
 // that the first message does not wait for it. The rules of other messages compile fast enough on
 // first use. Compile returns an error if the rules in the protos cannot be compiled.
 func Compile() error {
 	messages := []protoreflect.MessageDescriptor{(*parleyv1.RespondResponse)(nil).ProtoReflect().Descriptor()}
-	methods := parleyv1.File_parley_v1_conversation_service_proto.Services().ByName("ConversationService").Methods()
-	for i := range methods.Len() {
-		messages = append(messages, methods.Get(i).Input())
+	for _, services := range []protoreflect.ServiceDescriptors{
+		parleyv1.File_parley_v1_conversation_service_proto.Services(),
+		parleyv1.File_parley_v1_record_service_proto.Services(),
+	} {
+		methods := services.Get(0).Methods()
+		for i := range methods.Len() {
+			messages = append(messages, methods.Get(i).Input())
+		}
 	}
 	for _, m := range messages {
 		if _, err := violations(dynamicpb.NewMessage(m)); err != nil {
@@ -129,6 +134,9 @@ func violatedField(v *protovalidate.Violation) string {
 	return path + "." + field
 }
 
+// datePattern is the only pattern in the protos.
+const datePattern = "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+
 // violatedRule describes the fault as a clause that follows the field's name.
 func violatedRule(v *protovalidate.Violation) string {
 	text := v.Proto.GetMessage()
@@ -141,20 +149,9 @@ func violatedRule(v *protovalidate.Violation) string {
 		return "key " + text
 	case v.Proto.GetRuleId() == "string.min_bytes" && v.RuleValue.IsValid() && v.RuleValue.Uint() == 1:
 		return "is required"
-	case v.Proto.GetRuleId() == "string.pattern":
-		return violatedPattern(v.RuleValue.String(), text)
-	}
-	return text
-}
-
-// violatedPattern describes the known patterns in the protos. It returns text for other patterns.
-func violatedPattern(pattern, text string) string {
-	switch pattern {
-	case "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$":
-		return "must have 1 to 128 characters of A-Z, a-z, 0-9 and . _ : -, the first a letter or a digit"
-	case "^[!-~]{0,64}$":
-		return "must have at most 64 printable ASCII characters, without spaces"
-	case "^[0-9]{4}-[0-9]{2}-[0-9]{2}$":
+	case v.Proto.GetRuleId() == "string.conversation_id" && v.FieldValue.IsValid() && v.FieldValue.String() == "":
+		return "is required"
+	case v.Proto.GetRuleId() == "string.pattern" && v.RuleValue.String() == datePattern:
 		return "must be a date like 2026-11-20"
 	}
 	return text

@@ -55,11 +55,22 @@ func TestCheck(t *testing.T) {
 		{"too many results", &parleyv1.ChatRequest{ConversationId: "c", ToolResults: results(65, uniqueID)}, []Fault{
 			{"tool_results", "must contain no more than 64 item(s)"},
 		}},
-		{"pattern", &parleyv1.GetConversationRequest{ConversationId: "../x"}, []Fault{
+		{"no id", &parleyv1.GetConversationRequest{}, []Fault{{"conversation_id", "is required"}}},
+		{"id of a conversation", &parleyv1.GetConversationRequest{ConversationId: ".."}, []Fault{
 			{
 				"conversation_id",
-				"must have 1 to 128 characters of A-Z, a-z, 0-9 and . _ : -, the first a letter or a digit",
+				"must have 1 to 256 bytes, no control characters or line breaks, no space at its start or end, " +
+					`and not be "." or ".."`,
 			},
+		}},
+		{"id of a request", &parleyv1.LoadConversationRequest{RequestId: "a\n"}, []Fault{
+			{
+				"request_id",
+				"must have at most 256 bytes, no control characters or line breaks, and no space at its start or end",
+			},
+		}},
+		{"pattern", &parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: "today"}}, []Fault{
+			{"date", "must be a date like 2026-11-20"},
 		}},
 		{"value in a request", &parleyv1.ChatRequest{StructuredData: []*parleyv1.StructuredData{nan}}, []Fault{
 			{"structured_data[0].value", "contains a number that is not finite"},
@@ -88,8 +99,8 @@ func TestCheck(t *testing.T) {
 			Conversation: &parleyv1.Conversation{
 				Id: "c",
 			}, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"title", "uid"}},
-		}, []Fault{{"update_mask.paths[1]", `"uid" cannot be updated; use one of ` +
-			"title, labels, agent, system_prompt, retention, retention.max_messages, retention.ttl"}}},
+		}, []Fault{{"update_mask.paths[1]", `"uid" cannot be updated; use ` +
+			"title, labels, agent, system_prompt, retention, or a field of it as in retention.ttl"}}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dparley/v1/admin_service.proto\x12\tparley.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n\x0fGetStatsRequest\"\xd6\x04\n\x10GetStatsResponse\x12\x18\n\x07version\x18\x01 \x01(\tR\x07version\x12\x14\n\x05store\x18\x02 \x01(\tR\x05store\x12-\n\x12\x63onversation_count\x18\x03 \x01(\x03R\x11\x63onversationCount\x12#\n\rmessage_count\x18\x04 \x01(\x03R\x0cmessageCount\x12\x1d\n\ndata_bytes\x18\x05 \x01(\x03R\tdataBytes\x12!\n\x0cmemory_bytes\x18\x06 \x01(\x03R\x0bmemoryBytes\x12\x1d\n\nfile_bytes\x18\x07 \x01(\x03R\tfileBytes\x12)\n\x11\x66ile_bytes_in_use\x18\x08 \x01(\x03R\x0e\x66ileBytesInUse\x12*\n\x11\x61\x63tive_turn_count\x18\t \x01(\x05R\x0f\x61\x63tiveTurnCount\x12#\n\rwatcher_count\x18\n \x01(\x05R\x0cwatcherCount\x12#\n\rexpired_total\x18\x0b \x01(\x03R\x0c\x65xpiredTotal\x12#\n\revicted_total\x18\x0c \x01(\x03R\x0c\x65victedTotal\x12\x39\n\nstart_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartTime\x12\x34\n\x16lost_interaction_total\x18\x0e \x01(\x03R\x14lostInteractionTotal\x12&\n\x0f\x64\x61ta_loss_total\x18\x0f \x01(\x03R\rdataLossTotal\"\x14\n\x12\x42\x61\x63kupStoreRequest\"J\n\x13\x42\x61\x63kupStoreResponse\x12\x14\n\x05\x63hunk\x18\x01 \x01(\x0cR\x05\x63hunk\x12\x1d\n\nsize_bytes\x18\x02 \x01(\x03R\tsizeBytes2\xa3\x01\n\x0c\x41\x64minService\x12\x43\n\x08GetStats\x12\x1a.parley.v1.GetStatsRequest\x1a\x1b.parley.v1.GetStatsResponse\x12N\n\x0b\x42\x61\x63kupStore\x12\x1d.parley.v1.BackupStoreRequest\x1a\x1e.parley.v1.BackupStoreResponse0\x01\x42P\n\rdev.parley.v1P\x01Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\xaa\x02\tParley.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dparley/v1/admin_service.proto\x12\tparley.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n\x0fGetStatsRequest\"\x9c\x05\n\x10GetStatsResponse\x12\x18\n\x07version\x18\x01 \x01(\tR\x07version\x12\x14\n\x05store\x18\x02 \x01(\tR\x05store\x12-\n\x12\x63onversation_count\x18\x03 \x01(\x03R\x11\x63onversationCount\x12#\n\rmessage_count\x18\x04 \x01(\x03R\x0cmessageCount\x12\x1d\n\ndata_bytes\x18\x05 \x01(\x03R\tdataBytes\x12!\n\x0cmemory_bytes\x18\x06 \x01(\x03R\x0bmemoryBytes\x12\x1d\n\nfile_bytes\x18\x07 \x01(\x03R\tfileBytes\x12)\n\x11\x66ile_bytes_in_use\x18\x08 \x01(\x03R\x0e\x66ileBytesInUse\x12*\n\x11\x61\x63tive_turn_count\x18\t \x01(\x05R\x0f\x61\x63tiveTurnCount\x12#\n\rwatcher_count\x18\n \x01(\x05R\x0cwatcherCount\x12#\n\rexpired_total\x18\x0b \x01(\x03R\x0c\x65xpiredTotal\x12#\n\revicted_total\x18\x0c \x01(\x03R\x0c\x65victedTotal\x12\x39\n\nstart_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartTime\x12\x34\n\x16lost_interaction_total\x18\x0e \x01(\x03R\x14lostInteractionTotal\x12&\n\x0f\x64\x61ta_loss_total\x18\x0f \x01(\x03R\rdataLossTotal\x12!\n\x0crecord_count\x18\x10 \x01(\x03R\x0brecordCount\x12!\n\x0crecord_bytes\x18\x11 \x01(\x03R\x0brecordBytes\"\x14\n\x12\x42\x61\x63kupStoreRequest\"J\n\x13\x42\x61\x63kupStoreResponse\x12\x14\n\x05\x63hunk\x18\x01 \x01(\x0cR\x05\x63hunk\x12\x1d\n\nsize_bytes\x18\x02 \x01(\x03R\tsizeBytes2\xa3\x01\n\x0c\x41\x64minService\x12\x43\n\x08GetStats\x12\x1a.parley.v1.GetStatsRequest\x1a\x1b.parley.v1.GetStatsResponse\x12N\n\x0b\x42\x61\x63kupStore\x12\x1d.parley.v1.BackupStoreRequest\x1a\x1e.parley.v1.BackupStoreResponse0\x01\x42P\n\rdev.parley.v1P\x01Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\xaa\x02\tParley.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,11 +36,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATSREQUEST']._serialized_start=77
   _globals['_GETSTATSREQUEST']._serialized_end=94
   _globals['_GETSTATSRESPONSE']._serialized_start=97
-  _globals['_GETSTATSRESPONSE']._serialized_end=695
-  _globals['_BACKUPSTOREREQUEST']._serialized_start=697
-  _globals['_BACKUPSTOREREQUEST']._serialized_end=717
-  _globals['_BACKUPSTORERESPONSE']._serialized_start=719
-  _globals['_BACKUPSTORERESPONSE']._serialized_end=793
-  _globals['_ADMINSERVICE']._serialized_start=796
-  _globals['_ADMINSERVICE']._serialized_end=959
+  _globals['_GETSTATSRESPONSE']._serialized_end=765
+  _globals['_BACKUPSTOREREQUEST']._serialized_start=767
+  _globals['_BACKUPSTOREREQUEST']._serialized_end=787
+  _globals['_BACKUPSTORERESPONSE']._serialized_start=789
+  _globals['_BACKUPSTORERESPONSE']._serialized_end=863
+  _globals['_ADMINSERVICE']._serialized_start=866
+  _globals['_ADMINSERVICE']._serialized_end=1029
 # @@protoc_insertion_point(module_scope)

@@ -55,6 +55,8 @@ class GetStatsResponse(_message.Message):
     START_TIME_FIELD_NUMBER: _builtins.int
     LOST_INTERACTION_TOTAL_FIELD_NUMBER: _builtins.int
     DATA_LOSS_TOTAL_FIELD_NUMBER: _builtins.int
+    RECORD_COUNT_FIELD_NUMBER: _builtins.int
+    RECORD_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server."""
     store: _builtins.str
@@ -89,6 +91,12 @@ class GetStatsResponse(_message.Message):
     """Number of requests, since the server started, for a conversation whose record in the store
     is damaged.
     """
+    record_count: _builtins.int
+    """Number of records of conversations and tenants."""
+    record_bytes: _builtins.int
+    """Size of these records in bytes: keys, values, media types and labels. They are part of
+    data_bytes.
+    """
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the server started."""
@@ -111,10 +119,12 @@ class GetStatsResponse(_message.Message):
         start_time: _timestamp_pb2.Timestamp | None = ...,
         lost_interaction_total: _builtins.int = ...,
         data_loss_total: _builtins.int = ...,
+        record_count: _builtins.int = ...,
+        record_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_turn_count", b"active_turn_count", "conversation_count", b"conversation_count", "data_bytes", b"data_bytes", "data_loss_total", b"data_loss_total", "evicted_total", b"evicted_total", "expired_total", b"expired_total", "file_bytes", b"file_bytes", "file_bytes_in_use", b"file_bytes_in_use", "lost_interaction_total", b"lost_interaction_total", "memory_bytes", b"memory_bytes", "message_count", b"message_count", "start_time", b"start_time", "store", b"store", "version", b"version", "watcher_count", b"watcher_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_turn_count", b"active_turn_count", "conversation_count", b"conversation_count", "data_bytes", b"data_bytes", "data_loss_total", b"data_loss_total", "evicted_total", b"evicted_total", "expired_total", b"expired_total", "file_bytes", b"file_bytes", "file_bytes_in_use", b"file_bytes_in_use", "lost_interaction_total", b"lost_interaction_total", "memory_bytes", b"memory_bytes", "message_count", b"message_count", "record_bytes", b"record_bytes", "record_count", b"record_count", "start_time", b"start_time", "store", b"store", "version", b"version", "watcher_count", b"watcher_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,10 +24,11 @@ _sym_db = _symbol_database.Default()
 
 from parley.v1 import conversation_pb2 as parley_dot_v1_dot_conversation__pb2
 from parley.v1 import message_pb2 as parley_dot_v1_dot_message__pb2
+from parley.v1 import record_pb2 as parley_dot_v1_dot_record__pb2
 from parley.v1 import turn_pb2 as parley_dot_v1_dot_turn__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dparley/v1/agent_service.proto\x12\tparley.v1\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x14parley/v1/turn.proto\"\xf4\x01\n\x0eRespondRequest\x12;\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x17.parley.v1.ConversationR\x0c\x63onversation\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x12.parley.v1.MessageR\x08messages\x12#\n\rsystem_prompt\x18\x03 \x01(\tR\x0csystemPrompt\x12\x14\n\x05\x61gent\x18\x04 \x01(\tR\x05\x61gent\x12\x17\n\x07turn_id\x18\x05 \x01(\tR\x06turnId\x12!\n\x0c\x63\x61\x63he_stable\x18\x06 \x01(\x08R\x0b\x63\x61\x63heStable\"\xad\x03\n\x0fRespondResponse\x12\x14\n\x04text\x18\x01 \x01(\tH\x00R\x04text\x12\x44\n\x0fstructured_data\x18\x02 \x01(\x0b\x32\x19.parley.v1.StructuredDataH\x00R\x0estructuredData\x12\x32\n\ttool_call\x18\x03 \x01(\x0b\x32\x13.parley.v1.ToolCallH\x00R\x08toolCall\x12\x38\n\x0btool_result\x18\x04 \x01(\x0b\x32\x15.parley.v1.ToolResultH\x00R\ntoolResult\x12\x1a\n\x07summary\x18\x05 \x01(\tH\x00R\x07summary\x12(\n\x05usage\x18\x06 \x01(\x0b\x32\x10.parley.v1.UsageH\x00R\x05usage\x12\'\n\rfinish_reason\x18\x07 \x01(\tB\x00H\x00R\x0c\x66inishReason\x12\x35\n\x08progress\x18\x08 \x01(\x0b\x32\x17.parley.v1.TurnProgressH\x00R\x08progress\x12!\n\nnext_agent\x18\t \x01(\tB\x00H\x00R\tnextAgentB\x07\n\x05piece2R\n\x0c\x41gentService\x12\x42\n\x07Respond\x12\x19.parley.v1.RespondRequest\x1a\x1a.parley.v1.RespondResponse0\x01\x42P\n\rdev.parley.v1P\x01Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\xaa\x02\tParley.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dparley/v1/agent_service.proto\x12\tparley.v1\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\x1a\x16parley/v1/record.proto\x1a\x14parley/v1/turn.proto\"\xf4\x01\n\x0eRespondRequest\x12;\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x17.parley.v1.ConversationR\x0c\x63onversation\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x12.parley.v1.MessageR\x08messages\x12#\n\rsystem_prompt\x18\x03 \x01(\tR\x0csystemPrompt\x12\x14\n\x05\x61gent\x18\x04 \x01(\tR\x05\x61gent\x12\x17\n\x07turn_id\x18\x05 \x01(\tR\x06turnId\x12!\n\x0c\x63\x61\x63he_stable\x18\x06 \x01(\x08R\x0b\x63\x61\x63heStable\"\xf0\x04\n\x0fRespondResponse\x12\x14\n\x04text\x18\x01 \x01(\tH\x00R\x04text\x12\x44\n\x0fstructured_data\x18\x02 \x01(\x0b\x32\x19.parley.v1.StructuredDataH\x00R\x0estructuredData\x12\x32\n\ttool_call\x18\x03 \x01(\x0b\x32\x13.parley.v1.ToolCallH\x00R\x08toolCall\x12\x38\n\x0btool_result\x18\x04 \x01(\x0b\x32\x15.parley.v1.ToolResultH\x00R\ntoolResult\x12\x1a\n\x07summary\x18\x05 \x01(\tH\x00R\x07summary\x12(\n\x05usage\x18\x06 \x01(\x0b\x32\x10.parley.v1.UsageH\x00R\x05usage\x12\'\n\rfinish_reason\x18\x07 \x01(\tB\x00H\x00R\x0c\x66inishReason\x12\x35\n\x08progress\x18\x08 \x01(\x0b\x32\x17.parley.v1.TurnProgressH\x00R\x08progress\x12!\n\nnext_agent\x18\t \x01(\tB\x00H\x00R\tnextAgent\x12\x1e\n\treasoning\x18\n \x01(\tH\x00R\treasoning\x12\x42\n\x0ftool_call_delta\x18\x0b \x01(\x0b\x32\x18.parley.v1.ToolCallDeltaH\x00R\rtoolCallDelta\x12+\n\x06native\x18\r \x01(\x0b\x32\x11.parley.v1.NativeH\x00R\x06native\x12\x30\n\x06record\x18\x0c \x01(\x0b\x32\x16.parley.v1.RecordWriteH\x00R\x06recordB\x07\n\x05piece2R\n\x0c\x41gentService\x12\x42\n\x07Respond\x12\x19.parley.v1.RespondRequest\x1a\x1a.parley.v1.RespondResponse0\x01\x42P\n\rdev.parley.v1P\x01Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\xaa\x02\tParley.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +36,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'parley.v1.agent_service_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.parley.v1P\001Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\252\002\tParley.V1'
-  _globals['_RESPONDREQUEST']._serialized_start=122
-  _globals['_RESPONDREQUEST']._serialized_end=366
-  _globals['_RESPONDRESPONSE']._serialized_start=369
-  _globals['_RESPONDRESPONSE']._serialized_end=798
-  _globals['_AGENTSERVICE']._serialized_start=800
-  _globals['_AGENTSERVICE']._serialized_end=882
+  _globals['_RESPONDREQUEST']._serialized_start=146
+  _globals['_RESPONDREQUEST']._serialized_end=390
+  _globals['_RESPONDRESPONSE']._serialized_start=393
+  _globals['_RESPONDRESPONSE']._serialized_end=1017
+  _globals['_AGENTSERVICE']._serialized_start=1019
+  _globals['_AGENTSERVICE']._serialized_end=1101
 # @@protoc_insertion_point(module_scope)

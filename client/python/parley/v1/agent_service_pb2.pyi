@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from parley.v1 import conversation_pb2 as _conversation_pb2
 from parley.v1 import message_pb2 as _message_pb2
+from parley.v1 import record_pb2 as _record_pb2
 from parley.v1 import turn_pb2 as _turn_pb2
 import builtins as _builtins
 import sys
@@ -49,7 +50,9 @@ class RespondRequest(_message.Message):
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """Messages of the context window, oldest first. The last ones are those to answer."""
+        """Messages of the context window, oldest first. The last ones are those to answer. They have
+        no reasoning (Message.reasoning), but what the provider needs back (Message.native).
+        """
 
     def __init__(
         self,
@@ -90,6 +93,10 @@ class RespondResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     NEXT_AGENT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_DELTA_FIELD_NUMBER: _builtins.int
+    NATIVE_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The next part of the text of the current answer message."""
     summary: _builtins.str
@@ -101,6 +108,11 @@ class RespondResponse(_message.Message):
     next_agent: _builtins.str
     """Ends the current answer message and names the agent that writes the next one (a handoff).
     1 to 128 bytes.
+    """
+    reasoning: _builtins.str
+    """The next part of the reasoning of the current answer message; it becomes Message.reasoning.
+    The reasoning of an answer is kept up to a quarter of the limit of the answer
+    (--max-answer-bytes). The server leaves out what follows.
     """
     @_builtins.property
     def structured_data(self) -> _message_pb2.StructuredData:
@@ -129,6 +141,32 @@ class RespondResponse(_message.Message):
     def progress(self) -> _turn_pb2.TurnProgress:
         """A note for readers of the stream, cut to 1 KiB. It is not part of the answer."""
 
+    @_builtins.property
+    def tool_call_delta(self) -> _turn_pb2.ToolCallDelta:
+        """The next part of a call that the model is still writing, for readers of the stream. When
+        the call is complete, send it as tool_call with the same id. The id must differ from those
+        of all calls of the answer that have no result.
+        """
+
+    @_builtins.property
+    def native(self) -> _message_pb2.Native:
+        """The current answer message in the form of the model provider or of the framework, which
+        later requests to the agent contain unchanged; it becomes Message.native. The last one of
+        a message counts.
+
+        It never costs the answer: if it does not fit in --max-answer-bytes together with all
+        other pieces, it is left out. The message then has the metadata native_dropped with the
+        type. A piece without a value does the same, for an agent that had to leave it out itself.
+        """
+
+    @_builtins.property
+    def record(self) -> _record_pb2.RecordWrite:
+        """A record to write or delete in the same commit as the answer, at most 100 in an answer. The
+        last one of a key counts. If if_revision does not match then, or the records do not fit, the
+        turn fails, and its answer is kept as incomplete without any of its records. A turn that fails
+        or is cancelled writes none either.
+        """
+
     def __init__(
         self,
         *,
@@ -141,12 +179,16 @@ class RespondResponse(_message.Message):
         finish_reason: _builtins.str = ...,
         progress: _turn_pb2.TurnProgress | None = ...,
         next_agent: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_call_delta: _turn_pb2.ToolCallDelta | None = ...,
+        native: _message_pb2.Native | None = ...,
+        record: _record_pb2.RecordWrite | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "next_agent", b"next_agent", "piece", b"piece", "progress", b"progress", "structured_data", b"structured_data", "summary", b"summary", "text", b"text", "tool_call", b"tool_call", "tool_result", b"tool_result", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "native", b"native", "next_agent", b"next_agent", "piece", b"piece", "progress", b"progress", "reasoning", b"reasoning", "record", b"record", "structured_data", b"structured_data", "summary", b"summary", "text", b"text", "tool_call", b"tool_call", "tool_call_delta", b"tool_call_delta", "tool_result", b"tool_result", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "next_agent", b"next_agent", "piece", b"piece", "progress", b"progress", "structured_data", b"structured_data", "summary", b"summary", "text", b"text", "tool_call", b"tool_call", "tool_result", b"tool_result", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "native", b"native", "next_agent", b"next_agent", "piece", b"piece", "progress", b"progress", "reasoning", b"reasoning", "record", b"record", "structured_data", b"structured_data", "summary", b"summary", "text", b"text", "tool_call", b"tool_call", "tool_call_delta", b"tool_call_delta", "tool_result", b"tool_result", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_piece: _TypeAlias = _typing.Literal["text", "structured_data", "tool_call", "tool_result", "summary", "usage", "finish_reason", "progress", "next_agent"]  # noqa: Y015
+    _WhichOneofReturnType_piece: _TypeAlias = _typing.Literal["text", "structured_data", "tool_call", "tool_result", "summary", "usage", "finish_reason", "progress", "next_agent", "reasoning", "tool_call_delta", "native", "record"]  # noqa: Y015
     _WhichOneofArgType_piece: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_piece) -> _WhichOneofReturnType_piece | None: ...
 

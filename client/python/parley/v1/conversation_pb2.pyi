@@ -47,7 +47,9 @@ class _ChangeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeKind
     CHANGE_KIND_MESSAGE_APPENDED: _ChangeKind.ValueType  # 5
     """A message was appended. One change is sent for each message."""
     CHANGE_KIND_CLEARED: _ChangeKind.ValueType  # 6
-    """ClearConversation removed messages."""
+    """ClearConversation, or AppendMessages with replace_after_sequence, removed messages. With the
+    latter, MESSAGE_APPENDED follows for each new message, with the same version.
+    """
     CHANGE_KIND_DELETED: _ChangeKind.ValueType  # 7
     """The conversation was deleted: by DeleteConversation, by PurgeConversations, by an import
     that replaces it, or because it was ephemeral and its connections ended.
@@ -58,6 +60,10 @@ class _ChangeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeKind
     """The conversation was deleted to free capacity for another one."""
     CHANGE_KIND_TURN: _ChangeKind.ValueType  # 10
     """An event of a turn. Its cursor is the cursor of the previous change."""
+    CHANGE_KIND_RECORD: _ChangeKind.ValueType  # 11
+    """A record of the conversation was written or deleted. Sent only with include_records, after the
+    other changes of the same version.
+    """
 
 class ChangeKind(_ChangeKind, metaclass=_ChangeKindEnumTypeWrapper):
     """ChangeKind says how a conversation changed."""
@@ -82,7 +88,9 @@ CHANGE_KIND_UPDATED: ChangeKind.ValueType  # 4
 CHANGE_KIND_MESSAGE_APPENDED: ChangeKind.ValueType  # 5
 """A message was appended. One change is sent for each message."""
 CHANGE_KIND_CLEARED: ChangeKind.ValueType  # 6
-"""ClearConversation removed messages."""
+"""ClearConversation, or AppendMessages with replace_after_sequence, removed messages. With the
+latter, MESSAGE_APPENDED follows for each new message, with the same version.
+"""
 CHANGE_KIND_DELETED: ChangeKind.ValueType  # 7
 """The conversation was deleted: by DeleteConversation, by PurgeConversations, by an import
 that replaces it, or because it was ephemeral and its connections ended.
@@ -93,6 +101,10 @@ CHANGE_KIND_EVICTED: ChangeKind.ValueType  # 9
 """The conversation was deleted to free capacity for another one."""
 CHANGE_KIND_TURN: ChangeKind.ValueType  # 10
 """An event of a turn. Its cursor is the cursor of the previous change."""
+CHANGE_KIND_RECORD: ChangeKind.ValueType  # 11
+"""A record of the conversation was written or deleted. Sent only with include_records, after the
+other changes of the same version.
+"""
 Global___ChangeKind: _TypeAlias = ChangeKind  # noqa: Y015
 
 @_typing.final
@@ -141,11 +153,17 @@ class Conversation(_message.Message):
     FORKED_FROM_FIELD_NUMBER: _builtins.int
     UID_FIELD_NUMBER: _builtins.int
     LAST_APPEND_TIME_FIELD_NUMBER: _builtins.int
+    RECORD_COUNT_FIELD_NUMBER: _builtins.int
+    RECORD_BYTES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """The id is unique within the tenant. It has 1 to 128 characters of [A-Za-z0-9._:-] and
-    starts with a letter or a digit. If it is empty when the conversation is created, the
-    server sets a UUID v4. If the request has a request_id, the bits of the UUID are derived
-    from tenant, method and request_id, so that a retry finds the same conversation.
+    """The id is unique within the tenant. It has 1 to 256 bytes of UTF-8 without control
+    characters and line breaks (Unicode categories Cc, Zl and Zp), has no space (Zs) at its
+    start or end, and is not "." or "..". Two ids are the same if their bytes are the same: the
+    server neither changes case nor normalizes. In HTTP paths the id is percent-encoded.
+
+    If it is empty when the conversation is created, the server sets a UUID v4. If the request
+    has a request_id, the bits of the UUID are derived from tenant, method and request_id, so
+    that a retry finds the same conversation.
     """
     title: _builtins.str
     """Title to show to people, up to 512 bytes."""
@@ -168,7 +186,9 @@ class Conversation(_message.Message):
     none.
     """
     message_count: _builtins.int
-    """Number of messages that are kept now; at most retention.max_messages."""
+    """Number of messages that are kept now; at most retention.max_messages, unless
+    retention.keep_all is set.
+    """
     size_bytes: _builtins.int
     """Encoded size of the messages that are kept now, in bytes."""
     active_turn_id: _builtins.str
@@ -177,6 +197,10 @@ class Conversation(_message.Message):
     """Unique id that the server sets at every creation, also at an import. It distinguishes a
     conversation from an earlier conversation with the same id.
     """
+    record_count: _builtins.int
+    """Number of records of the conversation. See RecordService."""
+    record_bytes: _builtins.int
+    """Size of these records in bytes: keys, values, media types and labels."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """At most 64 entries, keys up to 64 and values up to 1024 bytes."""
@@ -203,7 +227,7 @@ class Conversation(_message.Message):
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """When the conversation expires if nothing more is appended: last_append_time plus
         retention.ttl. A conversation does not expire while a turn runs, nor while it is ephemeral.
-        See WatchConversationsRequest.delete_after_disconnect.
+        See WatchConversationsRequest.delete_after_disconnect. Unset if retention.no_expiry is set.
         """
 
     @_builtins.property
@@ -237,10 +261,12 @@ class Conversation(_message.Message):
         forked_from: Global___ForkOrigin | None = ...,
         uid: _builtins.str = ...,
         last_append_time: _timestamp_pb2.Timestamp | None = ...,
+        record_count: _builtins.int = ...,
+        record_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["active_agent", b"active_agent", "create_time", b"create_time", "expire_time", b"expire_time", "forked_from", b"forked_from", "last_append_time", b"last_append_time", "retention", b"retention", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_agent", b"active_agent", "active_turn_id", b"active_turn_id", "agent", b"agent", "create_time", b"create_time", "expire_time", b"expire_time", "forked_from", b"forked_from", "id", b"id", "labels", b"labels", "last_append_time", b"last_append_time", "last_sequence", b"last_sequence", "message_count", b"message_count", "retention", b"retention", "size_bytes", b"size_bytes", "system_prompt", b"system_prompt", "title", b"title", "uid", b"uid", "update_time", b"update_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_agent", b"active_agent", "active_turn_id", b"active_turn_id", "agent", b"agent", "create_time", b"create_time", "expire_time", b"expire_time", "forked_from", b"forked_from", "id", b"id", "labels", b"labels", "last_append_time", b"last_append_time", "last_sequence", b"last_sequence", "message_count", b"message_count", "record_bytes", b"record_bytes", "record_count", b"record_count", "retention", b"retention", "size_bytes", b"size_bytes", "system_prompt", b"system_prompt", "title", b"title", "uid", b"uid", "update_time", b"update_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -254,10 +280,35 @@ class Retention(_message.Message):
 
     MAX_MESSAGES_FIELD_NUMBER: _builtins.int
     TTL_FIELD_NUMBER: _builtins.int
+    KEEP_ALL_FIELD_NUMBER: _builtins.int
+    NO_EXPIRY_FIELD_NUMBER: _builtins.int
+    NO_EVICTION_FIELD_NUMBER: _builtins.int
     max_messages: _builtins.int
     """Number of messages to keep, 1 to 1000. When there are more, the oldest messages are
     dropped. 0 means the server's default, which is 20 unless configured otherwise. A lower
     value drops messages at once.
+    """
+    keep_all: _builtins.bool
+    """If true, no message is dropped, and max_messages has no effect. The default is false.
+
+    An append that would make the messages larger than the server's limit for a conversation,
+    3 MiB unless configured otherwise, then fails with RESOURCE_EXHAUSTED, reason
+    CONVERSATION_FULL, and nothing is stored. So does the start of a turn. The only message of a
+    conversation and the answer of a turn are stored whatever their size, so messages take at
+    most the limit and one answer. Make space with ClearConversation. If the field becomes
+    false, the messages over the limits are dropped at once.
+
+    A server may forbid this field and the two below: see RETENTION_FORBIDDEN in the errors.
+    """
+    no_expiry: _builtins.bool
+    """If true, the conversation does not expire: ttl has no effect, and expire_time is unset. The
+    default is false. If it becomes false, the ttl counts from last_append_time, so an old
+    conversation may expire at once. Ephemeral conversations are deleted nevertheless.
+    """
+    no_eviction: _builtins.bool
+    """If true, the conversation is not evicted when its tenant is at its capacity. The default is
+    false. If no conversation is left to evict, a new one fails with RESOURCE_EXHAUSTED, reason
+    STORE_FULL.
     """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
@@ -271,10 +322,13 @@ class Retention(_message.Message):
         *,
         max_messages: _builtins.int = ...,
         ttl: _duration_pb2.Duration | None = ...,
+        keep_all: _builtins.bool = ...,
+        no_expiry: _builtins.bool = ...,
+        no_eviction: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_messages", b"max_messages", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_all", b"keep_all", "max_messages", b"max_messages", "no_eviction", b"no_eviction", "no_expiry", b"no_expiry", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -367,7 +421,9 @@ class ContextWindow(_message.Message):
     messages that answer it.
     """
     max_bytes: _builtins.int
-    """Maximum encoded size of the messages, in bytes; 0 means no limit."""
+    """Maximum encoded size of the messages as the reader gets them, in bytes; 0 means no limit.
+    Message.native counts.
+    """
     cache_stable: _builtins.bool
     """If true, the start of the window moves in blocks of about half the window's size. The
     prefix then stays the same for many turns, and a provider's prompt cache can be used.

@@ -14,6 +14,7 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.rpc import status_pb2 as _status_pb2
 from parley.v1 import conversation_pb2 as _conversation_pb2
 from parley.v1 import message_pb2 as _message_pb2
+from parley.v1 import record_pb2 as _record_pb2
 from parley.v1 import routing_pb2 as _routing_pb2
 from parley.v1 import turn_pb2 as _turn_pb2
 import builtins as _builtins
@@ -182,22 +183,41 @@ class LoadConversationRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     MESSAGE_LIMIT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CREATE_WITH_FIELD_NUMBER: _builtins.int
+    RECORD_PREFIXES_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """If empty, a new conversation is created."""
     message_limit: _builtins.int
-    """Number of newest messages to return: 0 to 1000. If unset, 20."""
+    """Number of newest messages to return: 0 to 1000. If unset, 20. If they are larger than 3 MiB,
+    which needs retention.keep_all, fewer are returned.
+    """
     request_id: _builtins.str
     """See the service. It is stored only if this call creates the conversation."""
+    @_builtins.property
+    def create_with(self) -> _conversation_pb2.Conversation:
+        """Fields of the conversation if this call creates it; if it exists, they have no effect. Only
+        title, labels, agent, system_prompt and retention are read. id must be empty or the same as
+        conversation_id.
+        """
+
+    @_builtins.property
+    def record_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Records of the conversation to return: those whose keys begin with one of these texts. At
+        most 10, each at most 512 bytes; "" means all.
+        """
+
     def __init__(
         self,
         *,
         conversation_id: _builtins.str = ...,
         message_limit: _builtins.int | None = ...,
         request_id: _builtins.str = ...,
+        create_with: _conversation_pb2.Conversation | None = ...,
+        record_prefixes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_message_limit", b"_message_limit", "message_limit", b"message_limit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_message_limit", b"_message_limit", "create_with", b"create_with", "message_limit", b"message_limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message_limit", b"_message_limit", "conversation_id", b"conversation_id", "message_limit", b"message_limit", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_message_limit", b"_message_limit", "conversation_id", b"conversation_id", "create_with", b"create_with", "message_limit", b"message_limit", "record_prefixes", b"record_prefixes", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__message_limit: _TypeAlias = _typing.Literal["message_limit"]  # noqa: Y015
     _WhichOneofArgType__message_limit: _TypeAlias = _typing.Literal["_message_limit", b"_message_limit"]  # noqa: Y015
@@ -214,8 +234,14 @@ class LoadConversationResponse(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    MORE_RECORDS_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
     """True if this call created the conversation."""
+    more_records: _builtins.bool
+    """True if there are more records. Read them with ListRecords after the key of the last one, or
+    from the start if there is none.
+    """
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
         """Header of the conversation."""
@@ -224,16 +250,25 @@ class LoadConversationResponse(_message.Message):
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """Messages, oldest first."""
 
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
+        """Records that LoadConversationRequest.record_prefixes selects, in the order of their keys, as
+        they are at the version of the conversation. At most 512 KiB of records: the first one that
+        does not fit is left out with all that follow it.
+        """
+
     def __init__(
         self,
         *,
         conversation: _conversation_pb2.Conversation | None = ...,
         messages: _abc.Iterable[_message_pb2.Message] | None = ...,
         created: _builtins.bool = ...,
+        records: _abc.Iterable[_record_pb2.Record] | None = ...,
+        more_records: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "created", b"created", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "created", b"created", "messages", b"messages", "more_records", b"more_records", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -305,8 +340,9 @@ class UpdateConversationRequest(_message.Message):
     @_builtins.property
     def update_mask(self) -> _field_mask_pb2.FieldMask:
         """Fields to change: any of title, labels, agent, system_prompt, retention,
-        retention.max_messages, retention.ttl. If unset, all fields that are set in conversation.
-        labels replaces all labels.
+        retention.max_messages, retention.ttl, retention.keep_all, retention.no_expiry,
+        retention.no_eviction. If unset, all fields that are set in conversation. labels replaces
+        all labels. retention replaces all its fields, also those that are unset.
         """
 
     def __init__(
@@ -530,29 +566,52 @@ Global___DeleteConversationResponse: _TypeAlias = DeleteConversationResponse  # 
 
 @_typing.final
 class ClearConversationRequest(_message.Message):
-    """ClearConversationRequest names the conversation to clear."""
+    """ClearConversationRequest names the conversation to clear, and the messages to remove."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     IF_VERSION_FIELD_NUMBER: _builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """Required."""
     if_version: _builtins.int
     """See the service."""
     after_sequence: _builtins.int
-    """Sequence of the last message to keep; 0 removes all messages."""
+    """Sequence of the last message to keep; 0 removes all messages, unless sequences is set."""
+    request_id: _builtins.str
+    """See the service. The same request_id with another after_sequence or other sequences fails
+    with ALREADY_EXISTS, reason REQUEST_ID_REUSED. A call with a new request_id increases the
+    version even if it removes nothing.
+    """
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences of the messages to remove, instead of all after after_sequence: up to 1000, in any
+        order. If empty, after_sequence applies. Sequences of messages that are not kept are ignored.
+
+        Servers of earlier versions do not know this field and would remove all messages after
+        after_sequence. If there may be such servers, set after_sequence to 2147483647, too.
+
+        A message with tool calls can be removed only together with the results of its calls, and a
+        result only together with its call. Otherwise the call fails with INVALID_ARGUMENT, reason
+        CALL_SEPARATED, and removes nothing. A call without a result, and a result whose call is not
+        kept, can be removed alone.
+        """
+
     def __init__(
         self,
         *,
         conversation_id: _builtins.str = ...,
         if_version: _builtins.int | None = ...,
         after_sequence: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "if_version", b"if_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "after_sequence", b"after_sequence", "conversation_id", b"conversation_id", "if_version", b"if_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "after_sequence", b"after_sequence", "conversation_id", b"conversation_id", "if_version", b"if_version", "request_id", b"request_id", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_version: _TypeAlias = _typing.Literal["if_version"]  # noqa: Y015
     _WhichOneofArgType__if_version: _TypeAlias = _typing.Literal["_if_version", b"_if_version"]  # noqa: Y015
@@ -567,6 +626,11 @@ class ClearConversationResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
+    REPLAYED_FIELD_NUMBER: _builtins.int
+    replayed: _builtins.bool
+    """True if the request_id was already used. The call removed nothing, and the header is the
+    present one.
+    """
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
         """Header of the conversation, without system_prompt."""
@@ -575,10 +639,11 @@ class ClearConversationResponse(_message.Message):
         self,
         *,
         conversation: _conversation_pb2.Conversation | None = ...,
+        replayed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "replayed", b"replayed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -652,6 +717,7 @@ class ForkConversationRequest(_message.Message):
     AT_SEQUENCE_FIELD_NUMBER: _builtins.int
     NEW_CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    INCLUDE_RECORDS_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """The conversation to copy. Required."""
     at_sequence: _builtins.int
@@ -662,6 +728,11 @@ class ForkConversationRequest(_message.Message):
     """
     request_id: _builtins.str
     """See the service."""
+    include_records: _builtins.bool
+    """If true, the records of the conversation are copied too, as they are now, whatever at_sequence
+    is. The copies have the version of the new conversation as their revision. If they are larger
+    than 32 MiB, the call fails with RESOURCE_EXHAUSTED, reason RECORDS_FULL.
+    """
     def __init__(
         self,
         *,
@@ -669,10 +740,11 @@ class ForkConversationRequest(_message.Message):
         at_sequence: _builtins.int = ...,
         new_conversation_id: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        include_records: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_sequence", b"at_sequence", "conversation_id", b"conversation_id", "new_conversation_id", b"new_conversation_id", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_sequence", b"at_sequence", "conversation_id", b"conversation_id", "include_records", b"include_records", "new_conversation_id", b"new_conversation_id", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -717,6 +789,9 @@ class AppendMessagesRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     IF_VERSION_FIELD_NUMBER: _builtins.int
     MUST_EXIST_FIELD_NUMBER: _builtins.int
+    REPLACE_AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    CREATE_WITH_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """Required. If the conversation does not exist it is created, unless must_exist is set."""
     request_id: _builtins.str
@@ -725,9 +800,33 @@ class AppendMessagesRequest(_message.Message):
     """See the service."""
     must_exist: _builtins.bool
     """If true, the call fails with NOT_FOUND if the conversation does not exist."""
+    replace_after_sequence: _builtins.int
+    """Replaces the end of the history: all messages after this sequence are removed, then messages
+    are appended, in one commit with one version. 0 removes all messages. If unset, none is
+    removed. Sequences and exchanges continue; those of removed messages are not used again.
+
+    The call fails with ABORTED, reason CONVERSATION_BUSY, while a turn runs. It fails with
+    INVALID_ARGUMENT, reason CALL_SEPARATED, if a tool call stays and its result is removed,
+    unless messages contain a result for the call.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """1 to 100 messages, oldest first. Either all are stored or none."""
+        """1 to 100 messages, oldest first; with replace_after_sequence also none. Either all are stored
+        or none.
+        """
+
+    @_builtins.property
+    def create_with(self) -> _conversation_pb2.Conversation:
+        """Fields of the conversation if this call creates it; if it exists, they have no effect. Only
+        title, labels, agent, system_prompt and retention are read. id must be empty or the same as
+        conversation_id. Must not be set together with must_exist.
+        """
+
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.RecordWrite]:
+        """Records to write or delete in the same commit, up to 100; no two of the same record. They
+        belong to the conversation, or to the tenant with tenant_scope.
+        """
 
     def __init__(
         self,
@@ -737,14 +836,22 @@ class AppendMessagesRequest(_message.Message):
         request_id: _builtins.str = ...,
         if_version: _builtins.int | None = ...,
         must_exist: _builtins.bool = ...,
+        replace_after_sequence: _builtins.int | None = ...,
+        create_with: _conversation_pb2.Conversation | None = ...,
+        records: _abc.Iterable[_record_pb2.RecordWrite] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "if_version", b"if_version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "_replace_after_sequence", b"_replace_after_sequence", "create_with", b"create_with", "if_version", b"if_version", "replace_after_sequence", b"replace_after_sequence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "conversation_id", b"conversation_id", "if_version", b"if_version", "messages", b"messages", "must_exist", b"must_exist", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "_replace_after_sequence", b"_replace_after_sequence", "conversation_id", b"conversation_id", "create_with", b"create_with", "if_version", b"if_version", "messages", b"messages", "must_exist", b"must_exist", "records", b"records", "replace_after_sequence", b"replace_after_sequence", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_version: _TypeAlias = _typing.Literal["if_version"]  # noqa: Y015
     _WhichOneofArgType__if_version: _TypeAlias = _typing.Literal["_if_version", b"_if_version"]  # noqa: Y015
+    _WhichOneofReturnType__replace_after_sequence: _TypeAlias = _typing.Literal["replace_after_sequence"]  # noqa: Y015
+    _WhichOneofArgType__replace_after_sequence: _TypeAlias = _typing.Literal["_replace_after_sequence", b"_replace_after_sequence"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__if_version) -> _WhichOneofReturnType__if_version | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replace_after_sequence) -> _WhichOneofReturnType__replace_after_sequence | None: ...
 
 Global___AppendMessagesRequest: _TypeAlias = AppendMessagesRequest  # noqa: Y015
 
@@ -758,10 +865,15 @@ class AppendMessagesResponse(_message.Message):
     APPENDED_FIELD_NUMBER: _builtins.int
     REPLAYED_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
+    TENANT_REVISION_FIELD_NUMBER: _builtins.int
     replayed: _builtins.bool
     """True if the request_id was already used; this is the earlier result."""
     created: _builtins.bool
     """True if this call created the conversation."""
+    tenant_revision: _builtins.int
+    """Revision of the records of the tenant that the call wrote; 0 if it wrote none. Those of the
+    conversation have the revision conversation.version, unless the response is replayed.
+    """
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
         """Header after the batch, without system_prompt."""
@@ -777,10 +889,11 @@ class AppendMessagesResponse(_message.Message):
         appended: _abc.Iterable[Global___AppendedMessage] | None = ...,
         replayed: _builtins.bool = ...,
         created: _builtins.bool = ...,
+        tenant_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "conversation", b"conversation", "created", b"created", "replayed", b"replayed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "conversation", b"conversation", "created", b"created", "replayed", b"replayed", "tenant_revision", b"tenant_revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -892,16 +1005,25 @@ class ListMessagesRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
     ASCENDING_FIELD_NUMBER: _builtins.int
+    MESSAGE_IDS_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """Required."""
     page_size: _builtins.int
-    """Maximum number of messages on the page, at most 1000; 0 means 20."""
+    """Maximum number of messages on the page, at most 1000; 0 means 20, or 100 with message_ids."""
     page_token: _builtins.str
     """next_page_token of the previous page. All other fields except page_size must stay the same."""
     after_sequence: _builtins.int
     """Only messages after this sequence."""
     ascending: _builtins.bool
     """If true, oldest first. Otherwise newest first."""
+    @_builtins.property
+    def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only messages with these ids: up to 100 ids of 1 to 256 bytes. If empty, messages with any
+        id. The messages are in the order of ascending, not in the order of the ids. An id that no
+        kept message has is absent from the reply; several messages may have the same id. With
+        message_ids, page_size 0 means 100.
+        """
+
     def __init__(
         self,
         *,
@@ -910,10 +1032,11 @@ class ListMessagesRequest(_message.Message):
         page_token: _builtins.str = ...,
         after_sequence: _builtins.int = ...,
         ascending: _builtins.bool = ...,
+        message_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "ascending", b"ascending", "conversation_id", b"conversation_id", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "ascending", b"ascending", "conversation_id", b"conversation_id", "message_ids", b"message_ids", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -967,21 +1090,35 @@ class GetContextRequest(_message.Message):
 
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     WINDOW_FIELD_NUMBER: _builtins.int
+    INCLUDE_REASONING_FIELD_NUMBER: _builtins.int
+    RECORD_PREFIXES_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """Required."""
+    include_reasoning: _builtins.bool
+    """If true, the messages contain their reasoning (Message.reasoning). Otherwise it is left out
+    and does not count towards window.max_bytes.
+    """
     @_builtins.property
     def window(self) -> _conversation_pb2.ContextWindow:
-        """Limits of the window. If unset, all kept messages."""
+        """Limits of the window. If unset, all kept messages. A window has at most 3 MiB of messages."""
+
+    @_builtins.property
+    def record_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Records of the conversation to return: those whose keys begin with one of these texts. At
+        most 10, each at most 512 bytes; "" means all.
+        """
 
     def __init__(
         self,
         *,
         conversation_id: _builtins.str = ...,
         window: _conversation_pb2.ContextWindow | None = ...,
+        include_reasoning: _builtins.bool = ...,
+        record_prefixes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "include_reasoning", b"include_reasoning", "record_prefixes", b"record_prefixes", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -997,15 +1134,28 @@ class GetContextResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     OMITTED_COUNT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    MORE_RECORDS_FIELD_NUMBER: _builtins.int
     system_prompt: _builtins.str
     """System prompt of the conversation; empty if it has none."""
     omitted_count: _builtins.int
     """Number of kept messages that are not in the window."""
     version: _builtins.int
     """Conversation.version."""
+    more_records: _builtins.bool
+    """True if there are more records. Read them with ListRecords after the key of the last one, or
+    from the start if there is none.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """Messages of the window, oldest first."""
+
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
+        """Records that GetContextRequest.record_prefixes selects, in the order of their keys, as they
+        are at the version. At most 512 KiB of records: the first one that does not fit is left out
+        with all that follow it.
+        """
 
     def __init__(
         self,
@@ -1014,10 +1164,12 @@ class GetContextResponse(_message.Message):
         messages: _abc.Iterable[_message_pb2.Message] | None = ...,
         omitted_count: _builtins.int = ...,
         version: _builtins.int = ...,
+        records: _abc.Iterable[_record_pb2.Record] | None = ...,
+        more_records: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "omitted_count", b"omitted_count", "system_prompt", b"system_prompt", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "more_records", b"more_records", "omitted_count", b"omitted_count", "records", b"records", "system_prompt", b"system_prompt", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1371,6 +1523,8 @@ class ChatRequest(_message.Message):
     TOOL_RESULTS_FIELD_NUMBER: _builtins.int
     ANSWER_PENDING_FIELD_NUMBER: _builtins.int
     ATTACHMENTS_FIELD_NUMBER: _builtins.int
+    CREATE_WITH_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """If empty, a new conversation is created. If there is no conversation with this id it is
     created, unless must_exist, tool_results or answer_pending is set.
@@ -1440,6 +1594,19 @@ class ChatRequest(_message.Message):
     def attachments(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Attachment]:
         """Files and images, by reference."""
 
+    @_builtins.property
+    def create_with(self) -> _conversation_pb2.Conversation:
+        """Fields of the conversation if this call creates it; if it exists, they have no effect. Only
+        title, labels, agent, system_prompt and retention are read. id must be empty or the same as
+        conversation_id. Must not be set together with must_exist.
+        """
+
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.RecordWrite]:
+        """Records to write or delete in the same commit as the user's message or the tool results, up to
+        100; no two of the same record. Must be empty with answer_pending.
+        """
+
     def __init__(
         self,
         *,
@@ -1458,10 +1625,12 @@ class ChatRequest(_message.Message):
         tool_results: _abc.Iterable[_message_pb2.ToolResult] | None = ...,
         answer_pending: _builtins.bool = ...,
         attachments: _abc.Iterable[_message_pb2.Attachment] | None = ...,
+        create_with: _conversation_pb2.Conversation | None = ...,
+        records: _abc.Iterable[_record_pb2.RecordWrite] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "_system_prompt", b"_system_prompt", "if_version", b"if_version", "system_prompt", b"system_prompt", "window", b"window"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "_system_prompt", b"_system_prompt", "create_with", b"create_with", "if_version", b"if_version", "system_prompt", b"system_prompt", "window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "_system_prompt", b"_system_prompt", "agent", b"agent", "answer_pending", b"answer_pending", "attachments", b"attachments", "content", b"content", "conversation_id", b"conversation_id", "if_version", b"if_version", "metadata", b"metadata", "must_exist", b"must_exist", "on_busy", b"on_busy", "on_disconnect", b"on_disconnect", "request_id", b"request_id", "structured_data", b"structured_data", "system_prompt", b"system_prompt", "tool_results", b"tool_results", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_if_version", b"_if_version", "_system_prompt", b"_system_prompt", "agent", b"agent", "answer_pending", b"answer_pending", "attachments", b"attachments", "content", b"content", "conversation_id", b"conversation_id", "create_with", b"create_with", "if_version", b"if_version", "metadata", b"metadata", "must_exist", b"must_exist", "on_busy", b"on_busy", "on_disconnect", b"on_disconnect", "records", b"records", "request_id", b"request_id", "structured_data", b"structured_data", "system_prompt", b"system_prompt", "tool_results", b"tool_results", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__if_version: _TypeAlias = _typing.Literal["if_version"]  # noqa: Y015
     _WhichOneofArgType__if_version: _TypeAlias = _typing.Literal["_if_version", b"_if_version"]  # noqa: Y015
@@ -1715,6 +1884,7 @@ class WatchConversationsRequest(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     INCLUDE_TURN_EVENTS_FIELD_NUMBER: _builtins.int
     DELETE_AFTER_DISCONNECT_FIELD_NUMBER: _builtins.int
+    INCLUDE_RECORDS_FIELD_NUMBER: _builtins.int
     cursor: _builtins.str
     """Cursor of the last change that the client received. If empty, changes from now on. The
     response to any cursor may be a GAP.
@@ -1723,6 +1893,10 @@ class WatchConversationsRequest(_message.Message):
     """If true, the events of turns are sent too, from the first heartbeat on. For a turn that is
     already running only later events are sent; their index and offset say what ResumeTurn can
     add.
+    """
+    include_records: _builtins.bool
+    """If true, CHANGE_KIND_RECORD is sent for each record of a conversation that was written or
+    deleted.
     """
     @_builtins.property
     def conversation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1750,10 +1924,11 @@ class WatchConversationsRequest(_message.Message):
         cursor: _builtins.str = ...,
         include_turn_events: _builtins.bool = ...,
         delete_after_disconnect: _duration_pb2.Duration | None = ...,
+        include_records: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delete_after_disconnect", b"delete_after_disconnect"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_ids", b"conversation_ids", "cursor", b"cursor", "delete_after_disconnect", b"delete_after_disconnect", "include_turn_events", b"include_turn_events"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_ids", b"conversation_ids", "cursor", b"cursor", "delete_after_disconnect", b"delete_after_disconnect", "include_records", b"include_records", "include_turn_events", b"include_turn_events"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1797,6 +1972,8 @@ class ConversationChange(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     TURN_EVENT_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     cursor: _builtins.str
     """Opaque position in the stream. Set it as WatchConversationsRequest.cursor to continue after
     this change.
@@ -1823,6 +2000,14 @@ class ConversationChange(_message.Message):
     def turn_event(self) -> _turn_pb2.TurnEvent:
         """For TURN: the event."""
 
+    @_builtins.property
+    def removed(self) -> Global___RemovedMessages:
+        """For CLEARED: the messages that were removed."""
+
+    @_builtins.property
+    def record(self) -> Global___RecordChange:
+        """For RECORD: which record was written or deleted."""
+
     def __init__(
         self,
         *,
@@ -1834,10 +2019,12 @@ class ConversationChange(_message.Message):
         conversation: _conversation_pb2.Conversation | None = ...,
         message: _message_pb2.Message | None = ...,
         turn_event: _turn_pb2.TurnEvent | None = ...,
+        removed: Global___RemovedMessages | None = ...,
+        record: Global___RecordChange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "message", b"message", "payload", b"payload", "time", b"time", "turn_event", b"turn_event"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "message", b"message", "payload", b"payload", "record", b"record", "removed", b"removed", "time", b"time", "turn_event", b"turn_event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "conversation_id", b"conversation_id", "cursor", b"cursor", "kind", b"kind", "message", b"message", "payload", b"payload", "time", b"time", "turn_event", b"turn_event", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "conversation_id", b"conversation_id", "cursor", b"cursor", "kind", b"kind", "message", b"message", "payload", b"payload", "record", b"record", "removed", b"removed", "time", b"time", "turn_event", b"turn_event", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["conversation", "message", "turn_event"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
@@ -1846,12 +2033,81 @@ class ConversationChange(_message.Message):
 Global___ConversationChange: _TypeAlias = ConversationChange  # noqa: Y015
 
 @_typing.final
+class RecordChange(_message.Message):
+    """RecordChange says which record of a conversation changed. It never contains the value."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Record.key."""
+    revision: _builtins.int
+    """Record.revision of the write or of the deletion."""
+    deleted: _builtins.bool
+    """True if the record was deleted."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        deleted: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "key", b"key", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordChange: _TypeAlias = RecordChange  # noqa: Y015
+
+@_typing.final
+class RemovedMessages(_message.Message):
+    """RemovedMessages says which messages were removed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Number of messages that were removed, at least 1."""
+    after_sequence: _builtins.int
+    """If sequences is empty: all kept messages after this sequence were removed; 0 if all messages
+    were.
+    """
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences of messages that were removed one by one, rising."""
+
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        after_sequence: _builtins.int = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "count", b"count", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemovedMessages: _TypeAlias = RemovedMessages  # noqa: Y015
+
+@_typing.final
 class ExportConversationsRequest(_message.Message):
     """ExportConversationsRequest says which conversations to export."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_IDS_FIELD_NUMBER: _builtins.int
+    INCLUDE_RECORDS_FIELD_NUMBER: _builtins.int
+    include_records: _builtins.bool
+    """If true, the records of the conversations are exported. Otherwise the headers have no
+    record_count and no record_bytes.
+    """
     @_builtins.property
     def conversation_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Conversations to export, in this order; the call fails with NOT_FOUND before the first id
@@ -1862,10 +2118,11 @@ class ExportConversationsRequest(_message.Message):
         self,
         *,
         conversation_ids: _abc.Iterable[_builtins.str] | None = ...,
+        include_records: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_ids", b"conversation_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_ids", b"conversation_ids", "include_records", b"include_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1881,23 +2138,36 @@ class ExportConversationsResponse(_message.Message):
 
     CONVERSATION_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """Header of the conversation."""
+        """Header of the conversation. It is the same in all responses of the conversation, except for
+        record_count: in the last one it is the number of records that were sent, and in the others it
+        is more than the number sent so far. Records may change during the export.
+        """
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """Messages, oldest first."""
+
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
+        """Records of the conversation, in the order of their keys. If conversation.id is the same as in
+        the previous response, this response continues it with more records, and has no messages. The
+        first 512 KiB of records are as they are at the version of the header. A record after them that
+        is changed during the export is exported as it is when it is read.
+        """
 
     def __init__(
         self,
         *,
         conversation: _conversation_pb2.Conversation | None = ...,
         messages: _abc.Iterable[_message_pb2.Message] | None = ...,
+        records: _abc.Iterable[_record_pb2.Record] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "messages", b"messages", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1906,7 +2176,7 @@ Global___ExportConversationsResponse: _TypeAlias = ExportConversationsResponse  
 @_typing.final
 class ImportConversationsRequest(_message.Message):
     """ImportConversationsRequest contains a conversation or a part of one. The requests of one
-    conversation must be consecutive and contain the same header.
+    conversation must be consecutive and contain the same header, except for record_count.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1914,6 +2184,7 @@ class ImportConversationsRequest(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     OVERWRITE_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
     overwrite: _builtins.bool
     """If true, a conversation with the same id is replaced. Otherwise the imported conversation
     is skipped and counted.
@@ -1922,8 +2193,9 @@ class ImportConversationsRequest(_message.Message):
     def conversation(self) -> _conversation_pb2.Conversation:
         """Header of the conversation. id, version and all times are required, except expire_time,
         which the server computes. uid is ignored; the imported conversation has a new one. If
-        message_count is set, it must be the number of messages. last_sequence must be at least
-        that of the newest message and at least forked_from.sequence.
+        message_count is set, it must be the number of messages. If record_count is set in the last
+        request of the conversation, it must be the number of records; in others it has no effect.
+        last_sequence must be at least that of the newest message and at least forked_from.sequence.
         """
 
     @_builtins.property
@@ -1932,16 +2204,33 @@ class ImportConversationsRequest(_message.Message):
         required. Each message has at most 3 MiB.
         """
 
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
+        """Records of the conversation, in rising order of their keys, at most 1000 in a request. Key,
+        value, media_type and labels are read, with the limits of RecordWrite. The records get the
+        version of the conversation as their revision. If conversation.id is the same as in the
+        previous request, this request continues it with more records, whatever record_count is, and
+        has no messages. The conversation ends at the next other one, or at the end of the stream.
+
+        A conversation with more than 3 MiB of records, counting 200 bytes for each in addition, or
+        with more than 5000, is imported in several commits: the first of them together with the
+        conversation, and then as with WriteRecords, up to 100 records in a commit. Each of these
+        raises the version, which is the revision of its records, and sets update_time and
+        last_append_time. If the call or the conversation fails after the first commit, the
+        conversation is deleted, also if it replaced another one.
+        """
+
     def __init__(
         self,
         *,
         conversation: _conversation_pb2.Conversation | None = ...,
         messages: _abc.Iterable[_message_pb2.Message] | None = ...,
         overwrite: _builtins.bool = ...,
+        records: _abc.Iterable[_record_pb2.Record] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "messages", b"messages", "overwrite", b"overwrite"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "messages", b"messages", "overwrite", b"overwrite", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1967,9 +2256,10 @@ class ImportConversationsResponse(_message.Message):
     """Number of skipped conversations for which the tenant had no capacity."""
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImportFailure]:
-        """Conversations that failed: invalid ones and those with a running turn. Only the first 100
+        """Conversations that failed: invalid ones, those with a running turn, those whose retention
+        this server forbids, and those with retention.keep_all that are too large. Only the first 100
         are listed; every conversation that is in neither count has failed. A conversation is
-        imported completely or not at all.
+        imported completely or not at all, unless the server ends between two commits of its records.
         """
 
     def __init__(

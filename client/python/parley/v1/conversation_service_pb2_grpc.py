@@ -29,8 +29,9 @@ class ConversationServiceStub:
     """ConversationService stores multi-turn conversations, answers messages through agents, and
     returns to coordinators what they need to route messages.
 
-    A request that has a field request_id may set it to up to 64 printable characters without
-    spaces. A retry with the same request_id changes nothing and returns the first result.
+    A request that has a field request_id may set it to up to 256 bytes of UTF-8 without control
+    characters and line breaks (Unicode categories Cc, Zl and Zp) and without a space (Zs) at its
+    start or end. A retry with the same request_id changes nothing and returns the first result.
 
     if_version makes a change conditional: the call fails with ABORTED unless the conversation is
     at that version. 0 means that the conversation must not exist yet.
@@ -173,8 +174,9 @@ class ConversationServiceServicer:
     """ConversationService stores multi-turn conversations, answers messages through agents, and
     returns to coordinators what they need to route messages.
 
-    A request that has a field request_id may set it to up to 64 printable characters without
-    spaces. A retry with the same request_id changes nothing and returns the first result.
+    A request that has a field request_id may set it to up to 256 bytes of UTF-8 without control
+    characters and line breaks (Unicode categories Cc, Zl and Zp) and without a space (Zs) at its
+    start or end. A retry with the same request_id changes nothing and returns the first result.
 
     if_version makes a change conditional: the call fails with ABORTED unless the conversation is
     at that version. 0 means that the conversation must not exist yet.
@@ -224,8 +226,8 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ClearConversation(self, request, context):
-        """ClearConversation removes messages and keeps the conversation. Later messages continue the
-        sequence.
+        """ClearConversation removes messages and keeps the conversation: all after a sequence, or single
+        ones. Later messages continue the sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -247,7 +249,8 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AppendMessages(self, request, context):
-        """AppendMessages appends messages in one atomic step. It may be called while a turn runs.
+        """AppendMessages appends messages in one atomic step. It may be called while a turn runs. With
+        replace_after_sequence, the messages replace the end of the history.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -533,8 +536,9 @@ class ConversationService:
     """ConversationService stores multi-turn conversations, answers messages through agents, and
     returns to coordinators what they need to route messages.
 
-    A request that has a field request_id may set it to up to 64 printable characters without
-    spaces. A retry with the same request_id changes nothing and returns the first result.
+    A request that has a field request_id may set it to up to 256 bytes of UTF-8 without control
+    characters and line breaks (Unicode categories Cc, Zl and Zp) and without a space (Zs) at its
+    start or end. A retry with the same request_id changes nothing and returns the first result.
 
     if_version makes a change conditional: the call fails with ABORTED unless the conversation is
     at that version. 0 means that the conversation must not exist yet.

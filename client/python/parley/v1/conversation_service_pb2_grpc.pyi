@@ -30,8 +30,9 @@ class ConversationServiceStub:
     """ConversationService stores multi-turn conversations, answers messages through agents, and
     returns to coordinators what they need to route messages.
 
-    A request that has a field request_id may set it to up to 64 printable characters without
-    spaces. A retry with the same request_id changes nothing and returns the first result.
+    A request that has a field request_id may set it to up to 256 bytes of UTF-8 without control
+    characters and line breaks (Unicode categories Cc, Zl and Zp) and without a space (Zs) at its
+    start or end. A retry with the same request_id changes nothing and returns the first result.
 
     if_version makes a change conditional: the call fails with ABORTED unless the conversation is
     at that version. 0 means that the conversation must not exist yet.
@@ -56,8 +57,8 @@ class ConversationServiceStub:
     DeleteConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteConversationRequest, _conversation_service_pb2.DeleteConversationResponse]
     """DeleteConversation deletes a conversation and its messages. A running turn is cancelled."""
     ClearConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ClearConversationRequest, _conversation_service_pb2.ClearConversationResponse]
-    """ClearConversation removes messages and keeps the conversation. Later messages continue the
-    sequence.
+    """ClearConversation removes messages and keeps the conversation: all after a sequence, or single
+    ones. Later messages continue the sequence.
     """
     PurgeConversations: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.PurgeConversationsRequest, _conversation_service_pb2.PurgeConversationsResponse]
     """PurgeConversations deletes the conversations that have been inactive for a given time."""
@@ -66,7 +67,9 @@ class ConversationServiceStub:
     messages keep their sequences.
     """
     AppendMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessagesRequest, _conversation_service_pb2.AppendMessagesResponse]
-    """AppendMessages appends messages in one atomic step. It may be called while a turn runs."""
+    """AppendMessages appends messages in one atomic step. It may be called while a turn runs. With
+    replace_after_sequence, the messages replace the end of the history.
+    """
     AppendStream: _grpc.StreamStreamMultiCallable[_conversation_service_pb2.AppendStreamRequest, _conversation_service_pb2.AppendStreamResponse]
     """AppendStream appends many batches, to any conversations, over one stream. It costs the
     client and the server less per batch than AppendMessages.
@@ -147,8 +150,9 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """ConversationService stores multi-turn conversations, answers messages through agents, and
     returns to coordinators what they need to route messages.
 
-    A request that has a field request_id may set it to up to 64 printable characters without
-    spaces. A retry with the same request_id changes nothing and returns the first result.
+    A request that has a field request_id may set it to up to 256 bytes of UTF-8 without control
+    characters and line breaks (Unicode categories Cc, Zl and Zp) and without a space (Zs) at its
+    start or end. A retry with the same request_id changes nothing and returns the first result.
 
     if_version makes a change conditional: the call fails with ABORTED unless the conversation is
     at that version. 0 means that the conversation must not exist yet.
@@ -170,8 +174,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     DeleteConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteConversationRequest, _conversation_service_pb2.DeleteConversationResponse]  # type: ignore[assignment]
     """DeleteConversation deletes a conversation and its messages. A running turn is cancelled."""
     ClearConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ClearConversationRequest, _conversation_service_pb2.ClearConversationResponse]  # type: ignore[assignment]
-    """ClearConversation removes messages and keeps the conversation. Later messages continue the
-    sequence.
+    """ClearConversation removes messages and keeps the conversation: all after a sequence, or single
+    ones. Later messages continue the sequence.
     """
     PurgeConversations: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.PurgeConversationsRequest, _conversation_service_pb2.PurgeConversationsResponse]  # type: ignore[assignment]
     """PurgeConversations deletes the conversations that have been inactive for a given time."""
@@ -180,7 +184,9 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     messages keep their sequences.
     """
     AppendMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessagesRequest, _conversation_service_pb2.AppendMessagesResponse]  # type: ignore[assignment]
-    """AppendMessages appends messages in one atomic step. It may be called while a turn runs."""
+    """AppendMessages appends messages in one atomic step. It may be called while a turn runs. With
+    replace_after_sequence, the messages replace the end of the history.
+    """
     AppendStream: _aio.StreamStreamMultiCallable[_conversation_service_pb2.AppendStreamRequest, _conversation_service_pb2.AppendStreamResponse]  # type: ignore[assignment]
     """AppendStream appends many batches, to any conversations, over one stream. It costs the
     client and the server less per batch than AppendMessages.
@@ -260,8 +266,9 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
     """ConversationService stores multi-turn conversations, answers messages through agents, and
     returns to coordinators what they need to route messages.
 
-    A request that has a field request_id may set it to up to 64 printable characters without
-    spaces. A retry with the same request_id changes nothing and returns the first result.
+    A request that has a field request_id may set it to up to 256 bytes of UTF-8 without control
+    characters and line breaks (Unicode categories Cc, Zl and Zp) and without a space (Zs) at its
+    start or end. A retry with the same request_id changes nothing and returns the first result.
 
     if_version makes a change conditional: the call fails with ABORTED unless the conversation is
     at that version. 0 means that the conversation must not exist yet.
@@ -323,8 +330,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ClearConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ClearConversationResponse, _abc.Awaitable[_conversation_service_pb2.ClearConversationResponse]]:
-        """ClearConversation removes messages and keeps the conversation. Later messages continue the
-        sequence.
+        """ClearConversation removes messages and keeps the conversation: all after a sequence, or single
+        ones. Later messages continue the sequence.
         """
 
     @_abc_1.abstractmethod
@@ -351,7 +358,9 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.AppendMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.AppendMessagesResponse, _abc.Awaitable[_conversation_service_pb2.AppendMessagesResponse]]:
-        """AppendMessages appends messages in one atomic step. It may be called while a turn runs."""
+        """AppendMessages appends messages in one atomic step. It may be called while a turn runs. With
+        replace_after_sequence, the messages replace the end of the history.
+        """
 
     @_abc_1.abstractmethod
     def AppendStream(

@@ -37,11 +37,15 @@ class Interaction(_message.Message):
     conversation_id: _builtins.str
     """Id of the conversation; "session_id" in the file."""
     agent: _builtins.str
-    """"User", or the name of the agent."""
+    """"User", or the name of the agent; "parley" for a removal of messages."""
     role: _message_pb2.Role.ValueType
-    """Role of the message; in the file, "user", "assistant", "system" or "tool"."""
+    """Role of the message; in the file, "user", "assistant", "system" or "tool". SYSTEM for a
+    removal.
+    """
     content: _builtins.str
-    """Text of the message."""
+    """Text of the message. For a removal, a text for people, such as "2 messages removed after
+    message 4".
+    """
     @_builtins.property
     def timestamp(self) -> _timestamp_pb2.Timestamp:
         """Time of the entry; in the file, ISO 8601 with microseconds."""
@@ -49,7 +53,9 @@ class Interaction(_message.Message):
     @_builtins.property
     def metadata(self) -> _struct_pb2.Struct:
         """Details: model, turn_number (the sequence of the message), exchange, tokens, turn_id,
-        status, and the metadata of the message itself.
+        status, and the metadata of the message itself. For a removal: turn_number is 0, and there
+        are removed_count and either removed_after, the sequence after which all messages were
+        removed, or removed_sequences, a list of the sequences of single messages.
         """
 
     def __init__(

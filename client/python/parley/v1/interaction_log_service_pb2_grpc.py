@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class InteractionLogServiceStub:
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
-    every message. Entries stay in the log after their conversation was deleted.
+    every message. Entries stay in the log after their message was removed or their conversation
+    was deleted. The removal of messages has an entry of its own.
     """
 
     def __init__(self, channel):
@@ -55,7 +56,8 @@ class InteractionLogServiceStub:
 
 class InteractionLogServiceServicer:
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
-    every message. Entries stay in the log after their conversation was deleted.
+    every message. Entries stay in the log after their message was removed or their conversation
+    was deleted. The removal of messages has an entry of its own.
     """
 
     def ListInteractions(self, request, context):
@@ -108,7 +110,8 @@ def add_InteractionLogServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class InteractionLogService:
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
-    every message. Entries stay in the log after their conversation was deleted.
+    every message. Entries stay in the log after their message was removed or their conversation
+    was deleted. The removal of messages has an entry of its own.
     """
 
     @staticmethod

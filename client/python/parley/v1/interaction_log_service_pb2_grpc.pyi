@@ -28,7 +28,8 @@ GRPC_VERSION: str
 
 class InteractionLogServiceStub:
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
-    every message. Entries stay in the log after their conversation was deleted.
+    every message. Entries stay in the log after their message was removed or their conversation
+    was deleted. The removal of messages has an entry of its own.
     """
 
     @_typing.overload
@@ -47,7 +48,8 @@ class InteractionLogServiceStub:
 @_typing.type_check_only
 class InteractionLogServiceAsyncStub(InteractionLogServiceStub):
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
-    every message. Entries stay in the log after their conversation was deleted.
+    every message. Entries stay in the log after their message was removed or their conversation
+    was deleted. The removal of messages has an entry of its own.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -62,7 +64,8 @@ class InteractionLogServiceAsyncStub(InteractionLogServiceStub):
 
 class InteractionLogServiceServicer(metaclass=_abc_1.ABCMeta):
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
-    every message. Entries stay in the log after their conversation was deleted.
+    every message. Entries stay in the log after their message was removed or their conversation
+    was deleted. The removal of messages has an entry of its own.
     """
 
     @_abc_1.abstractmethod

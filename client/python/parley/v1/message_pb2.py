@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17parley/v1/message.proto\x12\tparley.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8b\x06\n\x07Message\x12\x10\n\x02id\x18\x01 \x01(\tB\x00R\x02id\x12\x1a\n\x08sequence\x18\x02 \x01(\x05R\x08sequence\x12%\n\x04role\x18\x03 \x01(\x0e\x32\x0f.parley.v1.RoleB\x00R\x04role\x12\x18\n\x07\x63ontent\x18\x04 \x01(\tR\x07\x63ontent\x12\x44\n\x0fstructured_data\x18\x05 \x03(\x0b\x32\x19.parley.v1.StructuredDataB\x00R\x0estructuredData\x12\x32\n\ntool_calls\x18\x06 \x03(\x0b\x32\x13.parley.v1.ToolCallR\ttoolCalls\x12\x36\n\x0btool_result\x18\x07 \x01(\x0b\x32\x15.parley.v1.ToolResultR\ntoolResult\x12\x16\n\x05\x61gent\x18\x08 \x01(\tB\x00R\x05\x61gent\x12\x1a\n\x07summary\x18\t \x01(\tB\x00R\x07summary\x12\x32\n\x06status\x18\n \x01(\x0e\x32\x18.parley.v1.MessageStatusB\x00R\x06status\x12\x17\n\x07turn_id\x18\x0b \x01(\tR\x06turnId\x12\x1a\n\x08\x65xchange\x18\x0c \x01(\x05R\x08\x65xchange\x12&\n\x05usage\x18\r \x01(\x0b\x32\x10.parley.v1.UsageR\x05usage\x12>\n\x08metadata\x18\x0e \x03(\x0b\x32 .parley.v1.Message.MetadataEntryB\x00R\x08metadata\x12;\n\x0b\x63reate_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12%\n\rfinish_reason\x18\x10 \x01(\tB\x00R\x0c\x66inishReason\x12\x37\n\x0b\x61ttachments\x18\x11 \x03(\x0b\x32\x15.parley.v1.AttachmentR\x0b\x61ttachments\x1a;\n\rMetadataEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01:\x00\"V\n\x0eStructuredData\x12\x14\n\x04type\x18\x01 \x01(\tB\x00R\x04type\x12.\n\x05value\x18\x02 \x01(\x0b\x32\x16.google.protobuf.ValueB\x00R\x05value\"P\n\x08ToolCall\x12\x10\n\x02id\x18\x01 \x01(\tB\x00R\x02id\x12\x14\n\x04name\x18\x02 \x01(\tB\x00R\x04name\x12\x1c\n\targuments\x18\x03 \x01(\tR\targuments\"r\n\nToolResult\x12\x19\n\x07\x63\x61ll_id\x18\x01 \x01(\tB\x00R\x06\x63\x61llId\x12\x14\n\x04name\x18\x02 \x01(\tB\x00R\x04name\x12\x18\n\x07\x63ontent\x18\x03 \x01(\tR\x07\x63ontent\x12\x19\n\x08is_error\x18\x04 \x01(\x08R\x07isError\"\x80\x01\n\nAttachment\x12\x12\n\x03uri\x18\x01 \x01(\tB\x00R\x03uri\x12\x1f\n\nmedia_type\x18\x02 \x01(\tB\x00R\tmediaType\x12\x1c\n\x08\x66ilename\x18\x03 \x01(\tB\x00R\x08\x66ilename\x12\x1f\n\nsize_bytes\x18\x04 \x01(\x03\x42\x00R\tsizeBytes\"\xca\x01\n\x05Usage\x12\x16\n\x05model\x18\x01 \x01(\tB\x00R\x05model\x12#\n\x0cinput_tokens\x18\x02 \x01(\x05\x42\x00R\x0binputTokens\x12%\n\routput_tokens\x18\x03 \x01(\x05\x42\x00R\x0coutputTokens\x12\x30\n\x13\x63\x61\x63hed_input_tokens\x18\x04 \x01(\x05\x42\x00R\x11\x63\x61\x63hedInputTokens\x12+\n\x10reasoning_tokens\x18\x05 \x01(\x05\x42\x00R\x0freasoningTokens*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x12\n\x0eROLE_ASSISTANT\x10\x02\x12\x0f\n\x0bROLE_SYSTEM\x10\x03\x12\r\n\tROLE_TOOL\x10\x04*k\n\rMessageStatus\x12\x1e\n\x1aMESSAGE_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17MESSAGE_STATUS_COMPLETE\x10\x01\x12\x1d\n\x19MESSAGE_STATUS_INCOMPLETE\x10\x02\x42P\n\rdev.parley.v1P\x01Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\xaa\x02\tParley.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17parley/v1/message.proto\x12\tparley.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd4\x06\n\x07Message\x12\x10\n\x02id\x18\x01 \x01(\tB\x00R\x02id\x12\x1a\n\x08sequence\x18\x02 \x01(\x05R\x08sequence\x12%\n\x04role\x18\x03 \x01(\x0e\x32\x0f.parley.v1.RoleB\x00R\x04role\x12\x18\n\x07\x63ontent\x18\x04 \x01(\tR\x07\x63ontent\x12\x44\n\x0fstructured_data\x18\x05 \x03(\x0b\x32\x19.parley.v1.StructuredDataB\x00R\x0estructuredData\x12\x32\n\ntool_calls\x18\x06 \x03(\x0b\x32\x13.parley.v1.ToolCallR\ttoolCalls\x12\x36\n\x0btool_result\x18\x07 \x01(\x0b\x32\x15.parley.v1.ToolResultR\ntoolResult\x12\x16\n\x05\x61gent\x18\x08 \x01(\tB\x00R\x05\x61gent\x12\x1a\n\x07summary\x18\t \x01(\tB\x00R\x07summary\x12\x32\n\x06status\x18\n \x01(\x0e\x32\x18.parley.v1.MessageStatusB\x00R\x06status\x12\x17\n\x07turn_id\x18\x0b \x01(\tR\x06turnId\x12\x1a\n\x08\x65xchange\x18\x0c \x01(\x05R\x08\x65xchange\x12&\n\x05usage\x18\r \x01(\x0b\x32\x10.parley.v1.UsageR\x05usage\x12>\n\x08metadata\x18\x0e \x03(\x0b\x32 .parley.v1.Message.MetadataEntryB\x00R\x08metadata\x12;\n\x0b\x63reate_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12%\n\rfinish_reason\x18\x10 \x01(\tB\x00R\x0c\x66inishReason\x12\x37\n\x0b\x61ttachments\x18\x11 \x03(\x0b\x32\x15.parley.v1.AttachmentR\x0b\x61ttachments\x12)\n\x06native\x18\x12 \x01(\x0b\x32\x11.parley.v1.NativeR\x06native\x12\x1c\n\treasoning\x18\x13 \x01(\tR\treasoning\x1a;\n\rMetadataEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01:\x00\"V\n\x0eStructuredData\x12\x14\n\x04type\x18\x01 \x01(\tB\x00R\x04type\x12.\n\x05value\x18\x02 \x01(\x0b\x32\x16.google.protobuf.ValueB\x00R\x05value\"4\n\x06Native\x12\x14\n\x04type\x18\x01 \x01(\tB\x00R\x04type\x12\x14\n\x05value\x18\x02 \x01(\x0cR\x05value\"P\n\x08ToolCall\x12\x10\n\x02id\x18\x01 \x01(\tB\x00R\x02id\x12\x14\n\x04name\x18\x02 \x01(\tB\x00R\x04name\x12\x1c\n\targuments\x18\x03 \x01(\tR\targuments\"r\n\nToolResult\x12\x19\n\x07\x63\x61ll_id\x18\x01 \x01(\tB\x00R\x06\x63\x61llId\x12\x14\n\x04name\x18\x02 \x01(\tB\x00R\x04name\x12\x18\n\x07\x63ontent\x18\x03 \x01(\tR\x07\x63ontent\x12\x19\n\x08is_error\x18\x04 \x01(\x08R\x07isError\"\x80\x01\n\nAttachment\x12\x12\n\x03uri\x18\x01 \x01(\tB\x00R\x03uri\x12\x1f\n\nmedia_type\x18\x02 \x01(\tB\x00R\tmediaType\x12\x1c\n\x08\x66ilename\x18\x03 \x01(\tB\x00R\x08\x66ilename\x12\x1f\n\nsize_bytes\x18\x04 \x01(\x03\x42\x00R\tsizeBytes\"\xca\x01\n\x05Usage\x12\x16\n\x05model\x18\x01 \x01(\tB\x00R\x05model\x12#\n\x0cinput_tokens\x18\x02 \x01(\x05\x42\x00R\x0binputTokens\x12%\n\routput_tokens\x18\x03 \x01(\x05\x42\x00R\x0coutputTokens\x12\x30\n\x13\x63\x61\x63hed_input_tokens\x18\x04 \x01(\x05\x42\x00R\x11\x63\x61\x63hedInputTokens\x12+\n\x10reasoning_tokens\x18\x05 \x01(\x05\x42\x00R\x0freasoningTokens*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x12\n\x0eROLE_ASSISTANT\x10\x02\x12\x0f\n\x0bROLE_SYSTEM\x10\x03\x12\r\n\tROLE_TOOL\x10\x04*k\n\rMessageStatus\x12\x1e\n\x1aMESSAGE_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17MESSAGE_STATUS_COMPLETE\x10\x01\x12\x1d\n\x19MESSAGE_STATUS_INCOMPLETE\x10\x02\x42P\n\rdev.parley.v1P\x01Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\xaa\x02\tParley.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,22 +36,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.parley.v1P\001Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\252\002\tParley.V1'
   _globals['_MESSAGE_METADATAENTRY']._loaded_options = None
   _globals['_MESSAGE_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=1505
-  _globals['_ROLE']._serialized_end=1600
-  _globals['_MESSAGESTATUS']._serialized_start=1602
-  _globals['_MESSAGESTATUS']._serialized_end=1709
+  _globals['_ROLE']._serialized_start=1632
+  _globals['_ROLE']._serialized_end=1727
+  _globals['_MESSAGESTATUS']._serialized_start=1729
+  _globals['_MESSAGESTATUS']._serialized_end=1836
   _globals['_MESSAGE']._serialized_start=102
-  _globals['_MESSAGE']._serialized_end=881
-  _globals['_MESSAGE_METADATAENTRY']._serialized_start=820
-  _globals['_MESSAGE_METADATAENTRY']._serialized_end=879
-  _globals['_STRUCTUREDDATA']._serialized_start=883
-  _globals['_STRUCTUREDDATA']._serialized_end=969
-  _globals['_TOOLCALL']._serialized_start=971
-  _globals['_TOOLCALL']._serialized_end=1051
-  _globals['_TOOLRESULT']._serialized_start=1053
-  _globals['_TOOLRESULT']._serialized_end=1167
-  _globals['_ATTACHMENT']._serialized_start=1170
-  _globals['_ATTACHMENT']._serialized_end=1298
-  _globals['_USAGE']._serialized_start=1301
-  _globals['_USAGE']._serialized_end=1503
+  _globals['_MESSAGE']._serialized_end=954
+  _globals['_MESSAGE_METADATAENTRY']._serialized_start=893
+  _globals['_MESSAGE_METADATAENTRY']._serialized_end=952
+  _globals['_STRUCTUREDDATA']._serialized_start=956
+  _globals['_STRUCTUREDDATA']._serialized_end=1042
+  _globals['_NATIVE']._serialized_start=1044
+  _globals['_NATIVE']._serialized_end=1096
+  _globals['_TOOLCALL']._serialized_start=1098
+  _globals['_TOOLCALL']._serialized_end=1178
+  _globals['_TOOLRESULT']._serialized_start=1180
+  _globals['_TOOLRESULT']._serialized_end=1294
+  _globals['_ATTACHMENT']._serialized_start=1297
+  _globals['_ATTACHMENT']._serialized_end=1425
+  _globals['_USAGE']._serialized_start=1428
+  _globals['_USAGE']._serialized_end=1630
 # @@protoc_insertion_point(module_scope)

@@ -131,13 +131,15 @@ class Message(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     ATTACHMENTS_FIELD_NUMBER: _builtins.int
+    NATIVE_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Id of the message, up to 128 bytes. If empty, the server sets a UUID v4. The server does
-    not check that ids are unique; the sequence is the key.
+    """Id of the message, up to 256 bytes of any UTF-8. If empty, the server sets a UUID v4. The
+    server does not check that ids are unique; the sequence is the key.
     """
     sequence: _builtins.int
     """Set by the server: position in the conversation, in the order of commit. The first message
-    has 1, and there are no gaps.
+    has 1, and each message the next number. Sequences of removed messages are not used again.
     """
     role: Global___Role.ValueType
     """Who wrote the message. Required."""
@@ -160,6 +162,13 @@ class Message(_message.Message):
     finish_reason: _builtins.str
     """Why the answer ended, in the words of the model or agent: "stop", "length". Up to 128
     bytes.
+    """
+    reasoning: _builtins.str
+    """Reasoning that the model reported before or with the text, for people. Optional. It counts
+    towards the size of the message.
+
+    It is not part of what agents get. GetContext returns it only with include_reasoning, the
+    routing summary and the interaction log never.
     """
     @_builtins.property
     def structured_data(self) -> _containers.RepeatedCompositeFieldContainer[Global___StructuredData]:
@@ -191,6 +200,17 @@ class Message(_message.Message):
     def attachments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attachment]:
         """Files and images, by reference."""
 
+    @_builtins.property
+    def native(self) -> Global___Native:
+        """The message in the form of a model provider or of a framework, which needs it back exactly;
+        unset if there is none. It counts towards the size of the message.
+
+        All calls that return messages return it, except the routing summary. Remote agents get it.
+        An agent of kind openai or anthropic sends the value to its provider instead of the other
+        fields if the type is that of its kind, and ignores other types. Programs, MCP clients and
+        the searches of the interaction log never see the value.
+        """
+
     def __init__(
         self,
         *,
@@ -211,10 +231,12 @@ class Message(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         finish_reason: _builtins.str = ...,
         attachments: _abc.Iterable[Global___Attachment] | None = ...,
+        native: Global___Native | None = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "tool_result", b"tool_result", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "native", b"native", "tool_result", b"tool_result", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attachments", b"attachments", "content", b"content", "create_time", b"create_time", "exchange", b"exchange", "finish_reason", b"finish_reason", "id", b"id", "metadata", b"metadata", "role", b"role", "sequence", b"sequence", "status", b"status", "structured_data", b"structured_data", "summary", b"summary", "tool_calls", b"tool_calls", "tool_result", b"tool_result", "turn_id", b"turn_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attachments", b"attachments", "content", b"content", "create_time", b"create_time", "exchange", b"exchange", "finish_reason", b"finish_reason", "id", b"id", "metadata", b"metadata", "native", b"native", "reasoning", b"reasoning", "role", b"role", "sequence", b"sequence", "status", b"status", "structured_data", b"structured_data", "summary", b"summary", "tool_calls", b"tool_calls", "tool_result", b"tool_result", "turn_id", b"turn_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -251,6 +273,36 @@ class StructuredData(_message.Message):
 Global___StructuredData: _TypeAlias = StructuredData  # noqa: Y015
 
 @_typing.final
+class Native(_message.Message):
+    """Native is a message in the form of its author: opaque bytes that the server stores and returns
+    unchanged. The limits of the other fields on ids, names and nesting do not apply inside them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """Names the form, so that a reader knows whether it can use the value: "anthropic.content",
+    "openai.chat.message", "openai.responses.item". Required, up to 128 bytes.
+    """
+    value: _builtins.bytes
+    """The value. May be empty."""
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["type", b"type", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Native: _TypeAlias = Native  # noqa: Y015
+
+@_typing.final
 class ToolCall(_message.Message):
     """ToolCall is a call that an assistant message requests."""
 
@@ -261,7 +313,7 @@ class ToolCall(_message.Message):
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the call, by which its result refers to it; see ToolResult.call_id. Required, up to
-    128 bytes.
+    256 bytes of any UTF-8, because models choose it.
     """
     name: _builtins.str
     """Name of the tool. Required, up to 128 bytes."""
@@ -293,7 +345,7 @@ class ToolResult(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     IS_ERROR_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """ToolCall.id of the call that this result answers. Required, up to 128 bytes.
+    """ToolCall.id of the call that this result answers. Required, up to 256 bytes.
 
     Providers reuse ids, so an id alone does not identify a call. A result belongs to the
     newest earlier message that has a call with this id. Within that message it belongs to the

@@ -27,7 +27,7 @@ from parley.v1 import conversation_pb2 as parley_dot_v1_dot_conversation__pb2
 from parley.v1 import message_pb2 as parley_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14parley/v1/turn.proto\x12\tparley.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\"\xd3\x03\n\x04Turn\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12\'\n\x0f\x63onversation_id\x18\x02 \x01(\tR\x0e\x63onversationId\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x12\x14\n\x05\x61gent\x18\x04 \x01(\tR\x05\x61gent\x12*\n\x05state\x18\x05 \x01(\x0e\x32\x14.parley.v1.TurnStateR\x05state\x12%\n\x0einput_sequence\x18\x06 \x01(\x05R\rinputSequence\x12\x32\n\x15\x66irst_answer_sequence\x18\x07 \x01(\x05R\x13\x66irstAnswerSequence\x12\x30\n\x14last_answer_sequence\x18\x08 \x01(\x05R\x12lastAnswerSequence\x12;\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12;\n\x0b\x66inish_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampR\nfinishTime\x12*\n\x05\x65rror\x18\x0b \x01(\x0b\x32\x14.parley.v1.TurnErrorR\x05\x65rror\"o\n\tTurnError\x12\x12\n\x04\x63ode\x18\x01 \x01(\x05R\x04\x63ode\x12\x16\n\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n\x07message\x18\x03 \x01(\tR\x07message\x12\x1c\n\tretryable\x18\x04 \x01(\x08R\tretryable\"\xc4\x04\n\tTurnEvent\x12\x17\n\x07turn_id\x18\x01 \x01(\tR\x06turnId\x12\x14\n\x05index\x18\x02 \x01(\x05R\x05index\x12\x32\n\x07started\x18\x03 \x01(\x0b\x32\x16.parley.v1.TurnStartedH\x00R\x07started\x12\x35\n\ntext_delta\x18\x04 \x01(\x0b\x32\x14.parley.v1.TextDeltaH\x00R\ttextDelta\x12\x44\n\x0fstructured_data\x18\x05 \x01(\x0b\x32\x19.parley.v1.StructuredDataH\x00R\x0estructuredData\x12\x32\n\ttool_call\x18\x06 \x01(\x0b\x32\x13.parley.v1.ToolCallH\x00R\x08toolCall\x12\x38\n\x0btool_result\x18\x07 \x01(\x0b\x32\x15.parley.v1.ToolResultH\x00R\ntoolResult\x12\x41\n\x0e\x61nswer_started\x18\x08 \x01(\x0b\x32\x18.parley.v1.AnswerStartedH\x00R\ranswerStarted\x12/\n\x06queued\x18\t \x01(\x0b\x32\x15.parley.v1.TurnQueuedH\x00R\x06queued\x12\x35\n\x08progress\x18\n \x01(\x0b\x32\x17.parley.v1.TurnProgressH\x00R\x08progress\x12\x35\n\x08\x66inished\x18\x0b \x01(\x0b\x32\x17.parley.v1.TurnFinishedH\x00R\x08\x66inishedB\x07\n\x05\x65vent\"\xf2\x01\n\x0bTurnStarted\x12;\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x17.parley.v1.ConversationR\x0c\x63onversation\x12\x35\n\x0cuser_message\x18\x02 \x01(\x0b\x32\x12.parley.v1.MessageR\x0buserMessage\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12#\n\rhistory_count\x18\x04 \x01(\x05R\x0chistoryCount\x12\x1a\n\x08replayed\x18\x05 \x01(\x08R\x08replayed\x12\x18\n\x07\x63reated\x18\x06 \x01(\x08R\x07\x63reated\"7\n\tTextDelta\x12\x12\n\x04text\x18\x01 \x01(\tR\x04text\x12\x16\n\x06offset\x18\x02 \x01(\x05R\x06offset\"%\n\rAnswerStarted\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\"(\n\nTurnQueued\x12\x1a\n\x08position\x18\x01 \x01(\x05R\x08position\"\"\n\x0cTurnProgress\x12\x12\n\x04text\x18\x01 \x01(\tR\x04text\"\x96\x01\n\x0cTurnFinished\x12#\n\x04turn\x18\x01 \x01(\x0b\x32\x0f.parley.v1.TurnR\x04turn\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x12.parley.v1.MessageR\x08messages\x12\x31\n\x14\x63onversation_version\x18\x03 \x01(\x05R\x13\x63onversationVersion*\xdc\x01\n\tTurnState\x12\x1a\n\x16TURN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11TURN_STATE_QUEUED\x10\x01\x12\x16\n\x12TURN_STATE_RUNNING\x10\x02\x12\x18\n\x14TURN_STATE_COMPLETED\x10\x03\x12\x15\n\x11TURN_STATE_FAILED\x10\x04\x12\x18\n\x14TURN_STATE_CANCELLED\x10\x05\x12\x1a\n\x16TURN_STATE_INTERRUPTED\x10\x06\x12\x1d\n\x19TURN_STATE_INPUT_REQUIRED\x10\x07\x42P\n\rdev.parley.v1P\x01Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\xaa\x02\tParley.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14parley/v1/turn.proto\x12\tparley.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x17parley/v1/message.proto\"\xd3\x03\n\x04Turn\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12\'\n\x0f\x63onversation_id\x18\x02 \x01(\tR\x0e\x63onversationId\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x12\x14\n\x05\x61gent\x18\x04 \x01(\tR\x05\x61gent\x12*\n\x05state\x18\x05 \x01(\x0e\x32\x14.parley.v1.TurnStateR\x05state\x12%\n\x0einput_sequence\x18\x06 \x01(\x05R\rinputSequence\x12\x32\n\x15\x66irst_answer_sequence\x18\x07 \x01(\x05R\x13\x66irstAnswerSequence\x12\x30\n\x14last_answer_sequence\x18\x08 \x01(\x05R\x12lastAnswerSequence\x12;\n\x0b\x63reate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ncreateTime\x12;\n\x0b\x66inish_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.TimestampR\nfinishTime\x12*\n\x05\x65rror\x18\x0b \x01(\x0b\x32\x14.parley.v1.TurnErrorR\x05\x65rror\"o\n\tTurnError\x12\x12\n\x04\x63ode\x18\x01 \x01(\x05R\x04\x63ode\x12\x16\n\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n\x07message\x18\x03 \x01(\tR\x07message\x12\x1c\n\tretryable\x18\x04 \x01(\x08R\tretryable\"\xff\x05\n\tTurnEvent\x12\x17\n\x07turn_id\x18\x01 \x01(\tR\x06turnId\x12\x14\n\x05index\x18\x02 \x01(\x05R\x05index\x12\x32\n\x07started\x18\x03 \x01(\x0b\x32\x16.parley.v1.TurnStartedH\x00R\x07started\x12\x35\n\ntext_delta\x18\x04 \x01(\x0b\x32\x14.parley.v1.TextDeltaH\x00R\ttextDelta\x12\x44\n\x0fstructured_data\x18\x05 \x01(\x0b\x32\x19.parley.v1.StructuredDataH\x00R\x0estructuredData\x12\x32\n\ttool_call\x18\x06 \x01(\x0b\x32\x13.parley.v1.ToolCallH\x00R\x08toolCall\x12\x38\n\x0btool_result\x18\x07 \x01(\x0b\x32\x15.parley.v1.ToolResultH\x00R\ntoolResult\x12\x41\n\x0e\x61nswer_started\x18\x08 \x01(\x0b\x32\x18.parley.v1.AnswerStartedH\x00R\ranswerStarted\x12/\n\x06queued\x18\t \x01(\x0b\x32\x15.parley.v1.TurnQueuedH\x00R\x06queued\x12\x35\n\x08progress\x18\n \x01(\x0b\x32\x17.parley.v1.TurnProgressH\x00R\x08progress\x12\x35\n\x08\x66inished\x18\x0b \x01(\x0b\x32\x17.parley.v1.TurnFinishedH\x00R\x08\x66inished\x12\x44\n\x0freasoning_delta\x18\x0c \x01(\x0b\x32\x19.parley.v1.ReasoningDeltaH\x00R\x0ereasoningDelta\x12\x42\n\x0ftool_call_delta\x18\r \x01(\x0b\x32\x18.parley.v1.ToolCallDeltaH\x00R\rtoolCallDelta\x12/\n\x06record\x18\x0e \x01(\x0b\x32\x15.parley.v1.TurnRecordH\x00R\x06recordB\x07\n\x05\x65vent\"\xf2\x01\n\x0bTurnStarted\x12;\n\x0c\x63onversation\x18\x01 \x01(\x0b\x32\x17.parley.v1.ConversationR\x0c\x63onversation\x12\x35\n\x0cuser_message\x18\x02 \x01(\x0b\x32\x12.parley.v1.MessageR\x0buserMessage\x12\x14\n\x05\x61gent\x18\x03 \x01(\tR\x05\x61gent\x12#\n\rhistory_count\x18\x04 \x01(\x05R\x0chistoryCount\x12\x1a\n\x08replayed\x18\x05 \x01(\x08R\x08replayed\x12\x18\n\x07\x63reated\x18\x06 \x01(\x08R\x07\x63reated\"7\n\tTextDelta\x12\x12\n\x04text\x18\x01 \x01(\tR\x04text\x12\x16\n\x06offset\x18\x02 \x01(\x05R\x06offset\"<\n\x0eReasoningDelta\x12\x12\n\x04text\x18\x01 \x01(\tR\x04text\x12\x16\n\x06offset\x18\x02 \x01(\x05R\x06offset\"\x83\x01\n\rToolCallDelta\x12\x14\n\x05index\x18\x01 \x01(\x05R\x05index\x12\x10\n\x02id\x18\x02 \x01(\tB\x00R\x02id\x12\x14\n\x04name\x18\x03 \x01(\tB\x00R\x04name\x12\x1c\n\targuments\x18\x04 \x01(\tR\targuments\x12\x16\n\x06offset\x18\x05 \x01(\x05R\x06offset\"[\n\nTurnRecord\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n\x07\x64\x65leted\x18\x02 \x01(\x08R\x07\x64\x65leted\x12!\n\x0ctenant_scope\x18\x03 \x01(\x08R\x0btenantScope\"%\n\rAnswerStarted\x12\x14\n\x05\x61gent\x18\x01 \x01(\tR\x05\x61gent\"(\n\nTurnQueued\x12\x1a\n\x08position\x18\x01 \x01(\x05R\x08position\"\"\n\x0cTurnProgress\x12\x12\n\x04text\x18\x01 \x01(\tR\x04text\"\x96\x01\n\x0cTurnFinished\x12#\n\x04turn\x18\x01 \x01(\x0b\x32\x0f.parley.v1.TurnR\x04turn\x12.\n\x08messages\x18\x02 \x03(\x0b\x32\x12.parley.v1.MessageR\x08messages\x12\x31\n\x14\x63onversation_version\x18\x03 \x01(\x05R\x13\x63onversationVersion*\xdc\x01\n\tTurnState\x12\x1a\n\x16TURN_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11TURN_STATE_QUEUED\x10\x01\x12\x16\n\x12TURN_STATE_RUNNING\x10\x02\x12\x18\n\x14TURN_STATE_COMPLETED\x10\x03\x12\x15\n\x11TURN_STATE_FAILED\x10\x04\x12\x18\n\x14TURN_STATE_CANCELLED\x10\x05\x12\x1a\n\x16TURN_STATE_INTERRUPTED\x10\x06\x12\x1d\n\x19TURN_STATE_INPUT_REQUIRED\x10\x07\x42P\n\rdev.parley.v1P\x01Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\xaa\x02\tParley.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,24 +35,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'parley.v1.turn_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.parley.v1P\001Z1github.com/parleyhq/parley/gen/parley/v1;parleyv1\252\002\tParley.V1'
-  _globals['_TURNSTATE']._serialized_start=1862
-  _globals['_TURNSTATE']._serialized_end=2082
+  _globals['_TURNSTATE']._serialized_start=2338
+  _globals['_TURNSTATE']._serialized_end=2558
   _globals['_TURN']._serialized_start=124
   _globals['_TURN']._serialized_end=591
   _globals['_TURNERROR']._serialized_start=593
   _globals['_TURNERROR']._serialized_end=704
   _globals['_TURNEVENT']._serialized_start=707
-  _globals['_TURNEVENT']._serialized_end=1287
-  _globals['_TURNSTARTED']._serialized_start=1290
-  _globals['_TURNSTARTED']._serialized_end=1532
-  _globals['_TEXTDELTA']._serialized_start=1534
-  _globals['_TEXTDELTA']._serialized_end=1589
-  _globals['_ANSWERSTARTED']._serialized_start=1591
-  _globals['_ANSWERSTARTED']._serialized_end=1628
-  _globals['_TURNQUEUED']._serialized_start=1630
-  _globals['_TURNQUEUED']._serialized_end=1670
-  _globals['_TURNPROGRESS']._serialized_start=1672
-  _globals['_TURNPROGRESS']._serialized_end=1706
-  _globals['_TURNFINISHED']._serialized_start=1709
-  _globals['_TURNFINISHED']._serialized_end=1859
+  _globals['_TURNEVENT']._serialized_end=1474
+  _globals['_TURNSTARTED']._serialized_start=1477
+  _globals['_TURNSTARTED']._serialized_end=1719
+  _globals['_TEXTDELTA']._serialized_start=1721
+  _globals['_TEXTDELTA']._serialized_end=1776
+  _globals['_REASONINGDELTA']._serialized_start=1778
+  _globals['_REASONINGDELTA']._serialized_end=1838
+  _globals['_TOOLCALLDELTA']._serialized_start=1841
+  _globals['_TOOLCALLDELTA']._serialized_end=1972
+  _globals['_TURNRECORD']._serialized_start=1974
+  _globals['_TURNRECORD']._serialized_end=2065
+  _globals['_ANSWERSTARTED']._serialized_start=2067
+  _globals['_ANSWERSTARTED']._serialized_end=2104
+  _globals['_TURNQUEUED']._serialized_start=2106
+  _globals['_TURNQUEUED']._serialized_end=2146
+  _globals['_TURNPROGRESS']._serialized_start=2148
+  _globals['_TURNPROGRESS']._serialized_end=2182
+  _globals['_TURNFINISHED']._serialized_start=2185
+  _globals['_TURNFINISHED']._serialized_end=2335
 # @@protoc_insertion_point(module_scope)

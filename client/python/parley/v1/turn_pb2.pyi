@@ -179,20 +179,22 @@ class TurnEvent(_message.Message):
 
     Indexes may have gaps:
 
-    - In Chat and ResumeTurn, a reader that keeps up receives each text delta at once. If several
-      wait for a reader, deltas that follow one another are merged into one of at most 4 KiB,
-      which has the index of the last of them. The call can resume after any index.
-    - When events are no longer kept one by one, all deltas of a message are merged into one
-      event, which has the index of the last of them. Events still follow in the order of their
-      indexes, so data may come before text that precedes it. Messages that the conversation has
-      dropped are left out.
+    - In Chat and ResumeTurn, a reader that keeps up receives each delta at once. If several wait
+      for a reader, deltas of one kind that follow one another are merged into one of at most
+      4 KiB, which has the index of the last of them. The call can resume after any index.
+    - When events are no longer kept one by one, all text deltas of a message are merged into one
+      event, which has the index of the last of them. So are its reasoning deltas. Where text and
+      reasoning alternate, each run is an event of its own. Deltas of a tool call are left out,
+      because tool_call has all arguments. So are events of records: list the records instead. Events still follow in the order of their indexes, so
+      data may come before text that precedes it. Messages that the conversation has dropped are
+      left out.
     - After a crash of the server, the index of finished is much larger than the indexes before
       it, because the number of lost events is unknown.
     - If storing the answer takes longer than 15 s, one index is left out before the progress
       events that are sent during that time.
 
-    So an index that is missing right before a text delta means that texts were merged, and no
-    text is missing.
+    So an index that is missing right before a delta means that deltas were merged, or that deltas
+    of a tool call or records were left out. No text and no reasoning is missing.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -208,6 +210,9 @@ class TurnEvent(_message.Message):
     QUEUED_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    REASONING_DELTA_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_DELTA_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     turn_id: _builtins.str
     """Id of the turn."""
     index: _builtins.int
@@ -248,6 +253,20 @@ class TurnEvent(_message.Message):
     def finished(self) -> Global___TurnFinished:
         """The turn has ended; no event follows."""
 
+    @_builtins.property
+    def reasoning_delta(self) -> Global___ReasoningDelta:
+        """A piece of the reasoning that the model reports."""
+
+    @_builtins.property
+    def tool_call_delta(self) -> Global___ToolCallDelta:
+        """A piece of a tool call that the model is still writing."""
+
+    @_builtins.property
+    def record(self) -> Global___TurnRecord:
+        """The agent has sent a record, which is written or deleted with the answer. Without its value.
+        Left out when the turn is replayed from the store, or with merged text.
+        """
+
     def __init__(
         self,
         *,
@@ -262,12 +281,15 @@ class TurnEvent(_message.Message):
         queued: Global___TurnQueued | None = ...,
         progress: Global___TurnProgress | None = ...,
         finished: Global___TurnFinished | None = ...,
+        reasoning_delta: Global___ReasoningDelta | None = ...,
+        tool_call_delta: Global___ToolCallDelta | None = ...,
+        record: Global___TurnRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_started", b"answer_started", "event", b"event", "finished", b"finished", "progress", b"progress", "queued", b"queued", "started", b"started", "structured_data", b"structured_data", "text_delta", b"text_delta", "tool_call", b"tool_call", "tool_result", b"tool_result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_started", b"answer_started", "event", b"event", "finished", b"finished", "progress", b"progress", "queued", b"queued", "reasoning_delta", b"reasoning_delta", "record", b"record", "started", b"started", "structured_data", b"structured_data", "text_delta", b"text_delta", "tool_call", b"tool_call", "tool_call_delta", b"tool_call_delta", "tool_result", b"tool_result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_started", b"answer_started", "event", b"event", "finished", b"finished", "index", b"index", "progress", b"progress", "queued", b"queued", "started", b"started", "structured_data", b"structured_data", "text_delta", b"text_delta", "tool_call", b"tool_call", "tool_result", b"tool_result", "turn_id", b"turn_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_started", b"answer_started", "event", b"event", "finished", b"finished", "index", b"index", "progress", b"progress", "queued", b"queued", "reasoning_delta", b"reasoning_delta", "record", b"record", "started", b"started", "structured_data", b"structured_data", "text_delta", b"text_delta", "tool_call", b"tool_call", "tool_call_delta", b"tool_call_delta", "tool_result", b"tool_result", "turn_id", b"turn_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "text_delta", "structured_data", "tool_call", "tool_result", "answer_started", "queued", "progress", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "text_delta", "structured_data", "tool_call", "tool_result", "answer_started", "queued", "progress", "finished", "reasoning_delta", "tool_call_delta", "record"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -348,6 +370,114 @@ class TextDelta(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TextDelta: _TypeAlias = TextDelta  # noqa: Y015
+
+@_typing.final
+class ReasoningDelta(_message.Message):
+    """ReasoningDelta is a piece of the reasoning that the model reports before or with the text. It is
+    for people and not part of the text; see Message.reasoning.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Reasoning in valid UTF-8; it never ends inside a character."""
+    offset: _builtins.int
+    """Number of UTF-8 bytes of the reasoning of the current answer message before this piece."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReasoningDelta: _TypeAlias = ReasoningDelta  # noqa: Y015
+
+@_typing.final
+class ToolCallDelta(_message.Message):
+    """ToolCallDelta is a piece of a tool call that the model is still writing. Deltas are for display:
+    do not run the call before its tool_call event, which has all arguments. If the deltas of a call
+    end without its tool_call event, the call was cut off and is not part of the answer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Position of the call among the calls of the current answer message, from 0, in the order in
+    which they began. Set by the server; ignored in RespondResponse.
+    """
+    id: _builtins.str
+    """ToolCall.id of the call. The same in all deltas of a call; 1 to 256 bytes."""
+    name: _builtins.str
+    """ToolCall.name of the call. The same in all deltas of a call; 1 to 128 bytes."""
+    arguments: _builtins.str
+    """The next part of ToolCall.arguments in valid UTF-8; it never ends inside a character. Empty
+    if the call has begun and has no arguments yet.
+    """
+    offset: _builtins.int
+    """Number of UTF-8 bytes of the arguments before this piece. Set by the server; ignored in
+    RespondResponse. A reader that does not have all bytes before the offset must wait for the
+    tool_call event.
+    """
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "index", b"index", "name", b"name", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
+
+@_typing.final
+class TurnRecord(_message.Message):
+    """TurnRecord names a record that is part of the answer. It is written when the turn ends, if the turn
+    completes or ends as INPUT_REQUIRED.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    TENANT_SCOPE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Record.key."""
+    deleted: _builtins.bool
+    """True if the record is deleted."""
+    tenant_scope: _builtins.bool
+    """True if the record belongs to the tenant."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        deleted: _builtins.bool = ...,
+        tenant_scope: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "key", b"key", "tenant_scope", b"tenant_scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TurnRecord: _TypeAlias = TurnRecord  # noqa: Y015
 
 @_typing.final
 class AnswerStarted(_message.Message):

@@ -47,12 +47,15 @@ type Header struct {
 	// Number that distinguishes conversations with the same create time. The key of a
 	// conversation consists of create time and number.
 	Number uint32 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
-	// Encoded bytes of the oldest messages that were dropped to stay within limits. In a record
-	// that is older than this field, only drops since the field was introduced count.
+	// Encoded bytes of the messages that were dropped to stay within limits, or removed one by one,
+	// while they were the oldest. In a record that is older than this field, only drops since the
+	// field was introduced count.
 	DroppedBytes int64 `protobuf:"varint,7,opt,name=dropped_bytes,json=droppedBytes,proto3" json:"dropped_bytes,omitempty"`
 	// Index of the newest operation in the journal of the store that this record contains; 0 if
 	// none. After a restart, operations up to this index are not applied again.
-	Applied       uint64 `protobuf:"varint,8,opt,name=applied,proto3" json:"applied,omitempty"`
+	Applied uint64 `protobuf:"varint,8,opt,name=applied,proto3" json:"applied,omitempty"`
+	// The messages that are stored in chunks beside the record; not set if there are no chunks.
+	Chunks        *Chunks `protobuf:"bytes,12,opt,name=chunks,proto3" json:"chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -143,20 +146,94 @@ func (x *Header) GetApplied() uint64 {
 	return 0
 }
 
-// DataUse says that a kept message has structured data of a type.
+func (x *Header) GetChunks() *Chunks {
+	if x != nil {
+		return x.Chunks
+	}
+	return nil
+}
+
+// Chunks summarizes the chunks of a conversation, which contain its older messages. All other messages
+// are in the record. Chunks do not change when the oldest messages are dropped.
+type Chunks struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of kept messages in chunks.
+	Messages int32 `protobuf:"varint,1,opt,name=messages,proto3" json:"messages,omitempty"`
+	// Size of these messages in bytes, as a record contains them.
+	Bytes int64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Messages in chunks with a sequence below this one were dropped.
+	FirstSequence int32 `protobuf:"varint,3,opt,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Chunks) Reset() {
+	*x = Chunks{}
+	mi := &file_parley_store_v1_record_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Chunks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Chunks) ProtoMessage() {}
+
+func (x *Chunks) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_store_v1_record_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Chunks.ProtoReflect.Descriptor instead.
+func (*Chunks) Descriptor() ([]byte, []int) {
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Chunks) GetMessages() int32 {
+	if x != nil {
+		return x.Messages
+	}
+	return 0
+}
+
+func (x *Chunks) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Chunks) GetFirstSequence() int32 {
+	if x != nil {
+		return x.FirstSequence
+	}
+	return 0
+}
+
+// DataUse says that a kept message has structured data of a type, or how many in chunks do.
 type DataUse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Message.sequence.
 	Sequence int32 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	// StructuredData.type.
-	Type          string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	// Number of messages in chunks that have data of this type. Only in an entry without sequence.
+	Count         int32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DataUse) Reset() {
 	*x = DataUse{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[1]
+	mi := &file_parley_store_v1_record_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -168,7 +245,7 @@ func (x *DataUse) String() string {
 func (*DataUse) ProtoMessage() {}
 
 func (x *DataUse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[1]
+	mi := &file_parley_store_v1_record_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -181,7 +258,7 @@ func (x *DataUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataUse.ProtoReflect.Descriptor instead.
 func (*DataUse) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{1}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *DataUse) GetSequence() int32 {
@@ -196,6 +273,13 @@ func (x *DataUse) GetType() string {
 		return x.Type
 	}
 	return ""
+}
+
+func (x *DataUse) GetCount() int32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
 }
 
 // Request is a request_id that was used, and the result to return to a retry.
@@ -217,14 +301,18 @@ type Request struct {
 	// True if the request created the conversation.
 	Created bool `protobuf:"varint,7,opt,name=created,proto3" json:"created,omitempty"`
 	// Id of the turn that the request started.
-	TurnId        string `protobuf:"bytes,8,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	TurnId string `protobuf:"bytes,8,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
+	// Revision of the records of the conversation that the request wrote or deleted; 0 if there were none.
+	Revision int64 `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The same for the records of the tenant.
+	TenantRevision int64 `protobuf:"varint,10,opt,name=tenant_revision,json=tenantRevision,proto3" json:"tenant_revision,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[2]
+	mi := &file_parley_store_v1_record_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -236,7 +324,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[2]
+	mi := &file_parley_store_v1_record_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -249,7 +337,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{2}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Request) GetId() string {
@@ -308,6 +396,20 @@ func (x *Request) GetTurnId() string {
 	return ""
 }
 
+func (x *Request) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *Request) GetTenantRevision() int64 {
+	if x != nil {
+		return x.TenantRevision
+	}
+	return 0
+}
+
 // Requests contains the newest request ids of a conversation, oldest first, at most 32.
 type Requests struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -319,7 +421,7 @@ type Requests struct {
 
 func (x *Requests) Reset() {
 	*x = Requests{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[3]
+	mi := &file_parley_store_v1_record_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -331,7 +433,7 @@ func (x *Requests) String() string {
 func (*Requests) ProtoMessage() {}
 
 func (x *Requests) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[3]
+	mi := &file_parley_store_v1_record_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -344,7 +446,7 @@ func (x *Requests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Requests.ProtoReflect.Descriptor instead.
 func (*Requests) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{3}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Requests) GetRequests() []*Request {
@@ -367,7 +469,7 @@ type Turns struct {
 
 func (x *Turns) Reset() {
 	*x = Turns{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[4]
+	mi := &file_parley_store_v1_record_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -379,7 +481,7 @@ func (x *Turns) String() string {
 func (*Turns) ProtoMessage() {}
 
 func (x *Turns) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[4]
+	mi := &file_parley_store_v1_record_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -392,7 +494,7 @@ func (x *Turns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Turns.ProtoReflect.Descriptor instead.
 func (*Turns) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{4}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Turns) GetTurns() []*v1.Turn {
@@ -439,7 +541,7 @@ type TurnEvents struct {
 
 func (x *TurnEvents) Reset() {
 	*x = TurnEvents{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[5]
+	mi := &file_parley_store_v1_record_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -451,7 +553,7 @@ func (x *TurnEvents) String() string {
 func (*TurnEvents) ProtoMessage() {}
 
 func (x *TurnEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[5]
+	mi := &file_parley_store_v1_record_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -464,7 +566,7 @@ func (x *TurnEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnEvents.ProtoReflect.Descriptor instead.
 func (*TurnEvents) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{5}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TurnEvents) GetTurnId() string {
@@ -545,14 +647,17 @@ type MessageEvents struct {
 	ToolCalls []int32 `protobuf:"varint,5,rep,packed,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
 	// Index of the tool_result event, the only event of its message; 0 in a message of an
 	// assistant.
-	ToolResult    int32 `protobuf:"varint,6,opt,name=tool_result,json=toolResult,proto3" json:"tool_result,omitempty"`
+	ToolResult int32 `protobuf:"varint,6,opt,name=tool_result,json=toolResult,proto3" json:"tool_result,omitempty"`
+	// Runs of text_delta and reasoning_delta events, in order. Empty if the message has no
+	// reasoning and its text is one run: first_text and last_text then say where it is.
+	Deltas        []*DeltaRun `protobuf:"bytes,7,rep,name=deltas,proto3" json:"deltas,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MessageEvents) Reset() {
 	*x = MessageEvents{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[6]
+	mi := &file_parley_store_v1_record_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -564,7 +669,7 @@ func (x *MessageEvents) String() string {
 func (*MessageEvents) ProtoMessage() {}
 
 func (x *MessageEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[6]
+	mi := &file_parley_store_v1_record_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -577,7 +682,7 @@ func (x *MessageEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageEvents.ProtoReflect.Descriptor instead.
 func (*MessageEvents) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{6}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MessageEvents) GetAnswerStarted() int32 {
@@ -622,14 +727,96 @@ func (x *MessageEvents) GetToolResult() int32 {
 	return 0
 }
 
-// Operation is an append to an existing conversation in the journal of a store. It contains what
-// was decided, so that it has the same result after a restart, whatever the clock and the
-// settings are then.
+func (x *MessageEvents) GetDeltas() []*DeltaRun {
+	if x != nil {
+		return x.Deltas
+	}
+	return nil
+}
+
+// DeltaRun contains the indexes of deltas of one kind between which there are no deltas of another
+// kind. There may be other events between them.
+type DeltaRun struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Index of the first delta.
+	First int32 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	// Index of the last delta.
+	Last int32 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// Number of UTF-8 bytes of the deltas.
+	Bytes int32 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// True for reasoning_delta events, false for text_delta events.
+	Reasoning     bool `protobuf:"varint,4,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeltaRun) Reset() {
+	*x = DeltaRun{}
+	mi := &file_parley_store_v1_record_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeltaRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeltaRun) ProtoMessage() {}
+
+func (x *DeltaRun) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_store_v1_record_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeltaRun.ProtoReflect.Descriptor instead.
+func (*DeltaRun) Descriptor() ([]byte, []int) {
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DeltaRun) GetFirst() int32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *DeltaRun) GetLast() int32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *DeltaRun) GetBytes() int32 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *DeltaRun) GetReasoning() bool {
+	if x != nil {
+		return x.Reasoning
+	}
+	return false
+}
+
+// Operation is an append to an existing conversation in the journal of a store, or a write of
+// records. It contains what was decided, so that it has the same result after a restart, whatever
+// the clock and the settings are then.
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Tenant of the conversation.
 	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// Key of the conversation: its create time and number.
+	// Key of the conversation: its create time and number. Empty if the operation writes only records
+	// of the tenant; then the fields of the conversation are not set.
 	Key []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	// Conversation.uid. An operation whose conversation was deleted since is not applied.
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
@@ -652,14 +839,25 @@ type Operation struct {
 	// By how much the operation changed the number of kept messages.
 	MessagesAdded int32 `protobuf:"varint,12,opt,name=messages_added,json=messagesAdded,proto3" json:"messages_added,omitempty"`
 	// By how much the operation changed the size of the record in bytes.
-	BytesAdded    int64 `protobuf:"varint,13,opt,name=bytes_added,json=bytesAdded,proto3" json:"bytes_added,omitempty"`
+	BytesAdded int64 `protobuf:"varint,13,opt,name=bytes_added,json=bytesAdded,proto3" json:"bytes_added,omitempty"`
+	// What the operation does to records; no two edits are of the same one.
+	Records []*RecordEdit `protobuf:"bytes,14,rep,name=records,proto3" json:"records,omitempty"`
+	// Revision of the records of the conversation that the operation writes or deletes; 0 if there are
+	// none.
+	Revision int64 `protobuf:"varint,15,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The same for the records of the tenant.
+	TenantRevision int64 `protobuf:"varint,16,opt,name=tenant_revision,json=tenantRevision,proto3" json:"tenant_revision,omitempty"`
+	// By how much the operation changed the counts of the records of the conversation.
+	ConversationRecords *RecordCounts `protobuf:"bytes,17,opt,name=conversation_records,json=conversationRecords,proto3" json:"conversation_records,omitempty"`
+	// By how much it changed the counts of the records of the tenant.
+	TenantRecords *RecordCounts `protobuf:"bytes,18,opt,name=tenant_records,json=tenantRecords,proto3" json:"tenant_records,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[7]
+	mi := &file_parley_store_v1_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +869,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[7]
+	mi := &file_parley_store_v1_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,7 +882,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{7}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Operation) GetTenant() string {
@@ -778,11 +976,174 @@ func (x *Operation) GetBytesAdded() int64 {
 	return 0
 }
 
+func (x *Operation) GetRecords() []*RecordEdit {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *Operation) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *Operation) GetTenantRevision() int64 {
+	if x != nil {
+		return x.TenantRevision
+	}
+	return 0
+}
+
+func (x *Operation) GetConversationRecords() *RecordCounts {
+	if x != nil {
+		return x.ConversationRecords
+	}
+	return nil
+}
+
+func (x *Operation) GetTenantRecords() *RecordCounts {
+	if x != nil {
+		return x.TenantRecords
+	}
+	return nil
+}
+
+// RecordEdit writes or deletes a record.
+type RecordEdit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// True for a record of the tenant, false for one of the conversation.
+	TenantScope bool `protobuf:"varint,1,opt,name=tenant_scope,json=tenantScope,proto3" json:"tenant_scope,omitempty"`
+	// Record.key, or the key of a request of the tenant.
+	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// The record as a store keeps it under its key; empty if the record is deleted.
+	Value         []byte `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordEdit) Reset() {
+	*x = RecordEdit{}
+	mi := &file_parley_store_v1_record_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordEdit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordEdit) ProtoMessage() {}
+
+func (x *RecordEdit) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_store_v1_record_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordEdit.ProtoReflect.Descriptor instead.
+func (*RecordEdit) Descriptor() ([]byte, []int) {
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RecordEdit) GetTenantScope() bool {
+	if x != nil {
+		return x.TenantScope
+	}
+	return false
+}
+
+func (x *RecordEdit) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *RecordEdit) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+// RecordCounts contains numbers of records and their sizes.
+type RecordCounts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of records.
+	Records int64 `protobuf:"varint,1,opt,name=records,proto3" json:"records,omitempty"`
+	// Size of these records in bytes: keys, values, media types and labels.
+	RecordBytes int64 `protobuf:"varint,2,opt,name=record_bytes,json=recordBytes,proto3" json:"record_bytes,omitempty"`
+	// The same with the requests of a tenant.
+	Bytes         int64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordCounts) Reset() {
+	*x = RecordCounts{}
+	mi := &file_parley_store_v1_record_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordCounts) ProtoMessage() {}
+
+func (x *RecordCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_store_v1_record_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordCounts.ProtoReflect.Descriptor instead.
+func (*RecordCounts) Descriptor() ([]byte, []int) {
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RecordCounts) GetRecords() int64 {
+	if x != nil {
+		return x.Records
+	}
+	return 0
+}
+
+func (x *RecordCounts) GetRecordBytes() int64 {
+	if x != nil {
+		return x.RecordBytes
+	}
+	return 0
+}
+
+func (x *RecordCounts) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 var File_parley_store_v1_record_proto protoreflect.FileDescriptor
 
 const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x1cparley/store/v1/record.proto\x12\x0fparley.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x14parley/v1/turn.proto\"\x98\x02\n" +
+	"\x1cparley/store/v1/record.proto\x12\x0fparley.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x14parley/v1/turn.proto\"\xc9\x02\n" +
 	"\x06Header\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12\x1a\n" +
 	"\bexchange\x18\x02 \x01(\x05R\bexchange\x12\x18\n" +
@@ -791,10 +1152,16 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\x06tenant\x18\x05 \x01(\tR\x06tenant\x12\x16\n" +
 	"\x06number\x18\x06 \x01(\rR\x06number\x12#\n" +
 	"\rdropped_bytes\x18\a \x01(\x03R\fdroppedBytes\x12\x18\n" +
-	"\aapplied\x18\b \x01(\x04R\aapplied\"9\n" +
+	"\aapplied\x18\b \x01(\x04R\aapplied\x12/\n" +
+	"\x06chunks\x18\f \x01(\v2\x17.parley.store.v1.ChunksR\x06chunks\"a\n" +
+	"\x06Chunks\x12\x1a\n" +
+	"\bmessages\x18\x01 \x01(\x05R\bmessages\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12%\n" +
+	"\x0efirst_sequence\x18\x03 \x01(\x05R\rfirstSequence\"O\n" +
 	"\aDataUse\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
-	"\x04type\x18\x02 \x01(\tR\x04type\"\xef\x01\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\x05R\x05count\"\xb4\x02\n" +
 	"\aRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06method\x18\x02 \x01(\tR\x06method\x12\x16\n" +
@@ -803,7 +1170,10 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\bexchange\x18\x05 \x01(\x05R\bexchange\x12.\n" +
 	"\x04time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x18\n" +
 	"\acreated\x18\a \x01(\bR\acreated\x12\x17\n" +
-	"\aturn_id\x18\b \x01(\tR\x06turnId\"@\n" +
+	"\aturn_id\x18\b \x01(\tR\x06turnId\x12\x1a\n" +
+	"\brevision\x18\t \x01(\x03R\brevision\x12'\n" +
+	"\x0ftenant_revision\x18\n" +
+	" \x01(\x03R\x0etenantRevision\"@\n" +
 	"\bRequests\x124\n" +
 	"\brequests\x18\x01 \x03(\v2\x18.parley.store.v1.RequestR\brequests\"c\n" +
 	"\x05Turns\x12%\n" +
@@ -820,7 +1190,7 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\n" +
 	"lost_after\x18\a \x01(\x05R\tlostAfter\x121\n" +
 	"\x14conversation_version\x18\b \x01(\x05R\x13conversationVersion\x12%\n" +
-	"\x0eanswer_pending\x18\t \x01(\bR\ranswerPending\"\xdb\x01\n" +
+	"\x0eanswer_pending\x18\t \x01(\bR\ranswerPending\"\x8e\x02\n" +
 	"\rMessageEvents\x12%\n" +
 	"\x0eanswer_started\x18\x01 \x01(\x05R\ranswerStarted\x12\x1d\n" +
 	"\n" +
@@ -830,7 +1200,13 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\n" +
 	"tool_calls\x18\x05 \x03(\x05R\ttoolCalls\x12\x1f\n" +
 	"\vtool_result\x18\x06 \x01(\x05R\n" +
-	"toolResult\"\xeb\x03\n" +
+	"toolResult\x121\n" +
+	"\x06deltas\x18\a \x03(\v2\x19.parley.store.v1.DeltaRunR\x06deltas\"h\n" +
+	"\bDeltaRun\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x05R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x05R\x04last\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x05R\x05bytes\x12\x1c\n" +
+	"\treasoning\x18\x04 \x01(\bR\treasoning\"\xff\x05\n" +
 	"\tOperation\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x10\n" +
@@ -847,7 +1223,21 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\aversion\x18\v \x01(\x05R\aversion\x12%\n" +
 	"\x0emessages_added\x18\f \x01(\x05R\rmessagesAdded\x12\x1f\n" +
 	"\vbytes_added\x18\r \x01(\x03R\n" +
-	"bytesAddedB8Z6github.com/parleyhq/parley/gen/parley/store/v1;storev1b\x06proto3"
+	"bytesAdded\x125\n" +
+	"\arecords\x18\x0e \x03(\v2\x1b.parley.store.v1.RecordEditR\arecords\x12\x1a\n" +
+	"\brevision\x18\x0f \x01(\x03R\brevision\x12'\n" +
+	"\x0ftenant_revision\x18\x10 \x01(\x03R\x0etenantRevision\x12P\n" +
+	"\x14conversation_records\x18\x11 \x01(\v2\x1d.parley.store.v1.RecordCountsR\x13conversationRecords\x12D\n" +
+	"\x0etenant_records\x18\x12 \x01(\v2\x1d.parley.store.v1.RecordCountsR\rtenantRecords\"W\n" +
+	"\n" +
+	"RecordEdit\x12!\n" +
+	"\ftenant_scope\x18\x01 \x01(\bR\vtenantScope\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\fR\x05value\"a\n" +
+	"\fRecordCounts\x12\x18\n" +
+	"\arecords\x18\x01 \x01(\x03R\arecords\x12!\n" +
+	"\frecord_bytes\x18\x02 \x01(\x03R\vrecordBytes\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytesB8Z6github.com/parleyhq/parley/gen/parley/store/v1;storev1b\x06proto3"
 
 var (
 	file_parley_store_v1_record_proto_rawDescOnce sync.Once
@@ -861,38 +1251,47 @@ func file_parley_store_v1_record_proto_rawDescGZIP() []byte {
 	return file_parley_store_v1_record_proto_rawDescData
 }
 
-var file_parley_store_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_parley_store_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_parley_store_v1_record_proto_goTypes = []any{
 	(*Header)(nil),                // 0: parley.store.v1.Header
-	(*DataUse)(nil),               // 1: parley.store.v1.DataUse
-	(*Request)(nil),               // 2: parley.store.v1.Request
-	(*Requests)(nil),              // 3: parley.store.v1.Requests
-	(*Turns)(nil),                 // 4: parley.store.v1.Turns
-	(*TurnEvents)(nil),            // 5: parley.store.v1.TurnEvents
-	(*MessageEvents)(nil),         // 6: parley.store.v1.MessageEvents
-	(*Operation)(nil),             // 7: parley.store.v1.Operation
-	(*v1.Conversation)(nil),       // 8: parley.v1.Conversation
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*v1.Turn)(nil),               // 10: parley.v1.Turn
+	(*Chunks)(nil),                // 1: parley.store.v1.Chunks
+	(*DataUse)(nil),               // 2: parley.store.v1.DataUse
+	(*Request)(nil),               // 3: parley.store.v1.Request
+	(*Requests)(nil),              // 4: parley.store.v1.Requests
+	(*Turns)(nil),                 // 5: parley.store.v1.Turns
+	(*TurnEvents)(nil),            // 6: parley.store.v1.TurnEvents
+	(*MessageEvents)(nil),         // 7: parley.store.v1.MessageEvents
+	(*DeltaRun)(nil),              // 8: parley.store.v1.DeltaRun
+	(*Operation)(nil),             // 9: parley.store.v1.Operation
+	(*RecordEdit)(nil),            // 10: parley.store.v1.RecordEdit
+	(*RecordCounts)(nil),          // 11: parley.store.v1.RecordCounts
+	(*v1.Conversation)(nil),       // 12: parley.v1.Conversation
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*v1.Turn)(nil),               // 14: parley.v1.Turn
 }
 var file_parley_store_v1_record_proto_depIdxs = []int32{
-	8,  // 0: parley.store.v1.Header.conversation:type_name -> parley.v1.Conversation
-	1,  // 1: parley.store.v1.Header.data:type_name -> parley.store.v1.DataUse
-	9,  // 2: parley.store.v1.Request.time:type_name -> google.protobuf.Timestamp
-	2,  // 3: parley.store.v1.Requests.requests:type_name -> parley.store.v1.Request
-	10, // 4: parley.store.v1.Turns.turns:type_name -> parley.v1.Turn
-	5,  // 5: parley.store.v1.Turns.events:type_name -> parley.store.v1.TurnEvents
-	6,  // 6: parley.store.v1.TurnEvents.messages:type_name -> parley.store.v1.MessageEvents
-	9,  // 7: parley.store.v1.Operation.accept_time:type_name -> google.protobuf.Timestamp
-	2,  // 8: parley.store.v1.Operation.request:type_name -> parley.store.v1.Request
-	10, // 9: parley.store.v1.Operation.begin:type_name -> parley.v1.Turn
-	10, // 10: parley.store.v1.Operation.end:type_name -> parley.v1.Turn
-	5,  // 11: parley.store.v1.Operation.events:type_name -> parley.store.v1.TurnEvents
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	12, // 0: parley.store.v1.Header.conversation:type_name -> parley.v1.Conversation
+	2,  // 1: parley.store.v1.Header.data:type_name -> parley.store.v1.DataUse
+	1,  // 2: parley.store.v1.Header.chunks:type_name -> parley.store.v1.Chunks
+	13, // 3: parley.store.v1.Request.time:type_name -> google.protobuf.Timestamp
+	3,  // 4: parley.store.v1.Requests.requests:type_name -> parley.store.v1.Request
+	14, // 5: parley.store.v1.Turns.turns:type_name -> parley.v1.Turn
+	6,  // 6: parley.store.v1.Turns.events:type_name -> parley.store.v1.TurnEvents
+	7,  // 7: parley.store.v1.TurnEvents.messages:type_name -> parley.store.v1.MessageEvents
+	8,  // 8: parley.store.v1.MessageEvents.deltas:type_name -> parley.store.v1.DeltaRun
+	13, // 9: parley.store.v1.Operation.accept_time:type_name -> google.protobuf.Timestamp
+	3,  // 10: parley.store.v1.Operation.request:type_name -> parley.store.v1.Request
+	14, // 11: parley.store.v1.Operation.begin:type_name -> parley.v1.Turn
+	14, // 12: parley.store.v1.Operation.end:type_name -> parley.v1.Turn
+	6,  // 13: parley.store.v1.Operation.events:type_name -> parley.store.v1.TurnEvents
+	10, // 14: parley.store.v1.Operation.records:type_name -> parley.store.v1.RecordEdit
+	11, // 15: parley.store.v1.Operation.conversation_records:type_name -> parley.store.v1.RecordCounts
+	11, // 16: parley.store.v1.Operation.tenant_records:type_name -> parley.store.v1.RecordCounts
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_parley_store_v1_record_proto_init() }
@@ -906,7 +1305,7 @@ func file_parley_store_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_parley_store_v1_record_proto_rawDesc), len(file_parley_store_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

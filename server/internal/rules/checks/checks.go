@@ -6,24 +6,9 @@ package checks
 
 import (
 	v1 "github.com/parleyhq/parley/gen/parley/v1"
+	ids "github.com/parleyhq/parley/server/internal/rules/ids"
 	proto "google.golang.org/protobuf/proto"
 )
-
-// set is a set of ASCII characters, a bit for each.
-type set [2]uint64
-
-// matches reports whether s has least to most characters, the first ones of one set each, the others of the last.
-func matches(s string, least, most int, sets ...set) bool {
-	if len(s) < least || len(s) > most {
-		return false
-	}
-	for i := range len(s) {
-		if c := s[i]; c >= 128 || sets[min(i, len(sets)-1)][c/64]>>(c%64)&1 == 0 {
-			return false
-		}
-	}
-	return true
-}
 
 // all reports whether each element of a list is valid.
 func all[T any](list []T, valid func(T) bool) bool {
@@ -73,33 +58,79 @@ func Valid(m proto.Message) bool {
 		return getRoutingSummaryRequest(m)
 	case *v1.ChatRequest:
 		return chatRequest(m)
+	case *v1.WriteRecordsRequest:
+		return writeRecordsRequest(m)
+	case *v1.GetRecordsRequest:
+		return getRecordsRequest(m)
+	case *v1.ListRecordsRequest:
+		return listRecordsRequest(m)
 	}
 	return false
 }
 
 func loadConversationRequest(m *v1.LoadConversationRequest) bool {
-	return (m.GetConversationId() == "" || matches(m.GetConversationId(), 1, 128, set{0x3ff000000000000, 0x7fffffe07fffffe}, set{0x7ff600000000000, 0x7fffffe87fffffe})) &&
+	return (m.GetCreateWith().GetId() == "" || m.GetCreateWith().GetId() == m.GetConversationId()) &&
+		(m.GetConversationId() == "" || ids.IsConversation(m.GetConversationId())) &&
 		(m.MessageLimit == nil || m.GetMessageLimit() <= 1000 && m.GetMessageLimit() >= 0) &&
-		matches(m.GetRequestId(), 0, 64, set{0xfffffffe00000000, 0x7fffffffffffffff})
+		ids.IsRequest(m.GetRequestId()) &&
+		(m.GetCreateWith() == nil || conversation(m.GetCreateWith())) &&
+		all(m.GetRecordPrefixes(), func(s string) bool { return len(s) <= 512 }) &&
+		len(m.GetRecordPrefixes()) <= 10
+}
+
+func conversation(m *v1.Conversation) bool {
+	return (m.GetId() == "" || ids.IsConversation(m.GetId())) &&
+		len(m.GetTitle()) <= 512 &&
+		keys(m.GetLabels(), func(s string) bool {
+			return len(s) <= 64 &&
+				len(s) >= 1
+		}) &&
+		len(m.GetLabels()) <= 64 &&
+		values(m.GetLabels(), func(s string) bool { return len(s) <= 1024 }) &&
+		len(m.GetAgent()) <= 128 &&
+		len(m.GetSystemPrompt()) <= 65536 &&
+		(m.GetRetention() == nil || retention(m.GetRetention())) &&
+		(m.GetActiveAgent() == nil || activeAgent(m.GetActiveAgent())) &&
+		(m.GetForkedFrom() == nil || forkOrigin(m.GetForkedFrom()))
+}
+
+func retention(m *v1.Retention) bool {
+	return m.GetMaxMessages() <= 1000 &&
+		m.GetMaxMessages() >= 0 &&
+		m.GetTtl() == nil
+}
+
+func activeAgent(m *v1.ActiveAgent) bool {
+	return true
+}
+
+func forkOrigin(m *v1.ForkOrigin) bool {
+	return true
 }
 
 func getConversationRequest(m *v1.GetConversationRequest) bool {
-	return matches(m.GetConversationId(), 1, 128, set{0x3ff000000000000, 0x7fffffe07fffffe}, set{0x7ff600000000000, 0x7fffffe87fffffe})
+	return ids.IsConversation(m.GetConversationId())
 }
 
 func appendMessagesRequest(m *v1.AppendMessagesRequest) bool {
-	return matches(m.GetConversationId(), 1, 128, set{0x3ff000000000000, 0x7fffffe07fffffe}, set{0x7ff600000000000, 0x7fffffe87fffffe}) &&
+	return (m.GetCreateWith().GetId() == "" || m.GetCreateWith().GetId() == m.GetConversationId()) &&
+		(!m.GetMustExist() || !(m.GetCreateWith() != nil)) &&
+		(len(m.GetMessages()) > 0 || (m.ReplaceAfterSequence != nil)) &&
+		ids.IsConversation(m.GetConversationId()) &&
 		len(m.GetMessages()) <= 100 &&
-		len(m.GetMessages()) >= 1 &&
 		all(m.GetMessages(), message) &&
-		matches(m.GetRequestId(), 0, 64, set{0xfffffffe00000000, 0x7fffffffffffffff}) &&
-		(m.IfVersion == nil || m.GetIfVersion() >= 0)
+		ids.IsRequest(m.GetRequestId()) &&
+		(m.IfVersion == nil || m.GetIfVersion() >= 0) &&
+		(m.ReplaceAfterSequence == nil || m.GetReplaceAfterSequence() >= 0) &&
+		(m.GetCreateWith() == nil || conversation(m.GetCreateWith())) &&
+		len(m.GetRecords()) <= 100 &&
+		all(m.GetRecords(), recordWrite)
 }
 
 func message(m *v1.Message) bool {
 	return ((m.GetRole() == 4) == (m.GetToolResult() != nil)) &&
 		(m.GetRole() == 2 || len(m.GetToolCalls()) == 0) &&
-		len(m.GetId()) <= 128 &&
+		len(m.GetId()) <= 256 &&
 		m.GetRole() != 0 &&
 		m.GetRole() >= 0 && m.GetRole() < 5 &&
 		len(m.GetStructuredData()) <= 64 &&
@@ -117,7 +148,8 @@ func message(m *v1.Message) bool {
 		len(m.GetMetadata()) <= 64 &&
 		values(m.GetMetadata(), func(s string) bool { return len(s) <= 1024 }) &&
 		len(m.GetFinishReason()) <= 128 &&
-		all(m.GetAttachments(), attachment)
+		all(m.GetAttachments(), attachment) &&
+		(m.GetNative() == nil || native(m.GetNative()))
 }
 
 func structuredData(m *v1.StructuredData) bool {
@@ -127,14 +159,14 @@ func structuredData(m *v1.StructuredData) bool {
 }
 
 func toolCall(m *v1.ToolCall) bool {
-	return len(m.GetId()) <= 128 &&
+	return len(m.GetId()) <= 256 &&
 		len(m.GetId()) >= 1 &&
 		len(m.GetName()) <= 128 &&
 		len(m.GetName()) >= 1
 }
 
 func toolResult(m *v1.ToolResult) bool {
-	return len(m.GetCallId()) <= 128 &&
+	return len(m.GetCallId()) <= 256 &&
 		len(m.GetCallId()) >= 1 &&
 		len(m.GetName()) <= 128
 }
@@ -155,16 +187,43 @@ func attachment(m *v1.Attachment) bool {
 		m.GetSizeBytes() >= 0
 }
 
+func native(m *v1.Native) bool {
+	return len(m.GetType()) <= 128 &&
+		len(m.GetType()) >= 1
+}
+
+func recordWrite(m *v1.RecordWrite) bool {
+	return (!m.GetDelete() || (len(m.GetValue()) == 0 && m.GetMediaType() == "" && len(m.GetLabels()) == 0 && !(m.GetTtl() != nil))) &&
+		ids.IsKey(m.GetKey()) &&
+		len(m.GetValue()) <= 3145728 &&
+		len(m.GetMediaType()) <= 256 &&
+		(m.IfRevision == nil || m.GetIfRevision() >= 0) &&
+		m.GetTtl() == nil &&
+		keys(m.GetLabels(), func(s string) bool {
+			return len(s) <= 64 &&
+				len(s) >= 1
+		}) &&
+		len(m.GetLabels()) <= 16 &&
+		values(m.GetLabels(), func(s string) bool { return len(s) <= 256 })
+}
+
 func listMessagesRequest(m *v1.ListMessagesRequest) bool {
-	return matches(m.GetConversationId(), 1, 128, set{0x3ff000000000000, 0x7fffffe07fffffe}, set{0x7ff600000000000, 0x7fffffe87fffffe}) &&
+	return ids.IsConversation(m.GetConversationId()) &&
 		m.GetPageSize() <= 1000 &&
 		m.GetPageSize() >= 0 &&
-		m.GetAfterSequence() >= 0
+		m.GetAfterSequence() >= 0 &&
+		all(m.GetMessageIds(), func(s string) bool {
+			return len(s) <= 256 &&
+				len(s) >= 1
+		}) &&
+		len(m.GetMessageIds()) <= 100
 }
 
 func getContextRequest(m *v1.GetContextRequest) bool {
-	return matches(m.GetConversationId(), 1, 128, set{0x3ff000000000000, 0x7fffffe07fffffe}, set{0x7ff600000000000, 0x7fffffe87fffffe}) &&
-		(m.GetWindow() == nil || contextWindow(m.GetWindow()))
+	return ids.IsConversation(m.GetConversationId()) &&
+		(m.GetWindow() == nil || contextWindow(m.GetWindow())) &&
+		all(m.GetRecordPrefixes(), func(s string) bool { return len(s) <= 512 }) &&
+		len(m.GetRecordPrefixes()) <= 10
 }
 
 func contextWindow(m *v1.ContextWindow) bool {
@@ -174,7 +233,7 @@ func contextWindow(m *v1.ContextWindow) bool {
 }
 
 func getRoutingSummaryRequest(m *v1.GetRoutingSummaryRequest) bool {
-	return matches(m.GetConversationId(), 1, 128, set{0x3ff000000000000, 0x7fffffe07fffffe}, set{0x7ff600000000000, 0x7fffffe87fffffe}) &&
+	return ids.IsConversation(m.GetConversationId()) &&
 		(m.MessageLimit == nil || m.GetMessageLimit() <= 20 && m.GetMessageLimit() >= 0) &&
 		m.GetMaxBytes() >= 0 &&
 		(m.KnownVersion == nil || m.GetKnownVersion() >= 0) &&
@@ -185,13 +244,16 @@ func getRoutingSummaryRequest(m *v1.GetRoutingSummaryRequest) bool {
 func chatRequest(m *v1.ChatRequest) bool {
 	return (m.GetAnswerPending() || m.GetContent() != "" || len(m.GetStructuredData()) > 0 || len(m.GetAttachments()) > 0 || len(m.GetToolResults()) > 0) &&
 		(!m.GetAnswerPending() || (m.GetContent() == "" && len(m.GetStructuredData()) == 0 && len(m.GetAttachments()) == 0 && len(m.GetToolResults()) == 0)) &&
+		(!m.GetAnswerPending() || len(m.GetRecords()) == 0) &&
 		(m.GetConversationId() != "" || !m.GetAnswerPending() && len(m.GetToolResults()) == 0) &&
-		(m.GetConversationId() == "" || matches(m.GetConversationId(), 1, 128, set{0x3ff000000000000, 0x7fffffe07fffffe}, set{0x7ff600000000000, 0x7fffffe87fffffe})) &&
+		(m.GetCreateWith().GetId() == "" || m.GetCreateWith().GetId() == m.GetConversationId()) &&
+		(!m.GetMustExist() || !(m.GetCreateWith() != nil)) &&
+		(m.GetConversationId() == "" || ids.IsConversation(m.GetConversationId())) &&
 		len(m.GetStructuredData()) <= 64 &&
 		all(m.GetStructuredData(), structuredData) &&
 		len(m.GetAgent()) <= 128 &&
 		(m.SystemPrompt == nil || len(m.GetSystemPrompt()) <= 65536) &&
-		matches(m.GetRequestId(), 0, 64, set{0xfffffffe00000000, 0x7fffffffffffffff}) &&
+		ids.IsRequest(m.GetRequestId()) &&
 		m.GetOnBusy() >= 0 && m.GetOnBusy() < 4 &&
 		m.GetOnDisconnect() >= 0 && m.GetOnDisconnect() < 3 &&
 		(m.GetWindow() == nil || contextWindow(m.GetWindow())) &&
@@ -203,5 +265,33 @@ func chatRequest(m *v1.ChatRequest) bool {
 		len(m.GetMetadata()) <= 64 &&
 		values(m.GetMetadata(), func(s string) bool { return len(s) <= 1024 }) &&
 		len(m.GetToolResults()) == 0 && len(m.GetToolResults()) <= 64 &&
-		all(m.GetAttachments(), attachment)
+		all(m.GetAttachments(), attachment) &&
+		(m.GetCreateWith() == nil || conversation(m.GetCreateWith())) &&
+		len(m.GetRecords()) <= 100 &&
+		all(m.GetRecords(), recordWrite)
+}
+
+func writeRecordsRequest(m *v1.WriteRecordsRequest) bool {
+	return (m.GetConversationId() != "" || !(m.IfVersion != nil)) &&
+		(m.GetConversationId() == "" || ids.IsConversation(m.GetConversationId())) &&
+		len(m.GetWrites()) <= 100 &&
+		len(m.GetWrites()) >= 1 &&
+		all(m.GetWrites(), recordWrite) &&
+		ids.IsRequest(m.GetRequestId()) &&
+		(m.IfVersion == nil || m.GetIfVersion() >= 0)
+}
+
+func getRecordsRequest(m *v1.GetRecordsRequest) bool {
+	return (m.GetConversationId() == "" || ids.IsConversation(m.GetConversationId())) &&
+		all(m.GetKeys(), func(s string) bool { return ids.IsKey(s) }) &&
+		len(m.GetKeys()) <= 100 &&
+		len(m.GetKeys()) >= 1
+}
+
+func listRecordsRequest(m *v1.ListRecordsRequest) bool {
+	return (m.GetConversationId() == "" || ids.IsConversation(m.GetConversationId())) &&
+		len(m.GetPrefix()) <= 512 &&
+		m.GetPageSize() <= 1000 &&
+		m.GetPageSize() >= 0 &&
+		len(m.GetAfterKey()) <= 512
 }

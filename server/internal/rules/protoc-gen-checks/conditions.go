@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"regexp/syntax"
 	"slices"
 	"strings"
 
 	"buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	"google.golang.org/protobuf/compiler/protogen"
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/parleyhq/parley/server/internal/rules/predefined"
 )
 
 // conjunction joins conditions.
@@ -24,7 +25,7 @@ func comparison(rule string) string {
 	switch rule {
 	case "string.min_bytes", "repeated.min_items":
 		return "len(%s) >= %v"
-	case "string.max_bytes", "repeated.max_items", "map.max_pairs":
+	case "string.max_bytes", "bytes.max_len", "repeated.max_items", "map.max_pairs":
 		return "len(%s) <= %v"
 	case "int32.gte", "int64.gte":
 		return "%s >= %v"
@@ -45,6 +46,9 @@ func conditionsOf(value string, rules *validate.FieldRules, field *protogen.Fiel
 			err = fmt.Errorf("rules %s are not supported", kind.Name())
 		default:
 			of.Message().Range(func(rule protoreflect.FieldDescriptor, bound protoreflect.Value) bool {
+				if rule.IsExtension() {
+					return true
+				}
 				name := string(kind.Name()) + "." + string(rule.Name())
 				condition, unsupported := conditionOf(value, name, bound, rules, field)
 				if err = cmp.Or(err, unsupported); unsupported == nil {
@@ -56,7 +60,25 @@ func conditionsOf(value string, rules *validate.FieldRules, field *protogen.Fiel
 		return true
 	})
 	slices.Sort(conditions) // Range has no order.
-	return conditions, err
+	names, unknown := predefined.Of(field.Desc.ParentFile(), rules.GetString())
+	for _, name := range names {
+		condition, unsupported := predefinedCondition(value, name)
+		conditions, err = append(conditions, condition), cmp.Or(err, unsupported)
+	}
+	return conditions, cmp.Or(err, unknown)
+}
+
+// predefinedCondition returns the condition of a predefined rule.
+func predefinedCondition(value string, rule protoreflect.Name) (string, error) {
+	switch rule {
+	case predefined.ConversationID:
+		return "ids.IsConversation(" + value + ")", nil
+	case predefined.RequestID:
+		return "ids.IsRequest(" + value + ")", nil
+	case predefined.RecordKey:
+		return "ids.IsKey(" + value + ")", nil
+	}
+	return "", fmt.Errorf("rule %s is not supported", rule)
 }
 
 // conditionOf returns the condition of one rule.
@@ -67,8 +89,6 @@ func conditionOf(
 		return fmt.Sprintf(form, value, bound.Interface()), nil
 	}
 	switch rule {
-	case "string.pattern":
-		return pattern(value, bound.String())
 	case "enum.not_in":
 		var conditions []string
 		for i := range bound.List().Len() {
@@ -83,6 +103,12 @@ func conditionOf(
 			}
 		}
 		return fmt.Sprintf("%s >= 0 && %[1]s < %d", value, values.Len()), nil
+	case "repeated.items":
+		if field.Desc.Kind() != protoreflect.StringKind {
+			return "", errors.New("rules of elements are only supported for texts")
+		}
+		of, err := conditionsOf("s", rules.GetRepeated().GetItems(), field)
+		return fmt.Sprintf("all(%s, func(s string) bool { return %s })", value, conjunction(of)), err
 	case "map.keys":
 		of, err := conditionsOf("s", rules.GetMap().GetKeys(), field)
 		return fmt.Sprintf("keys(%s, func(s string) bool { return %s })", value, conjunction(of)), err
@@ -93,64 +119,62 @@ func conditionOf(
 	return "", fmt.Errorf("rule %s is not supported", rule)
 }
 
-// pattern returns the condition of a regular expression that is a sequence of classes of ASCII characters, of
-// which the last may be repeated.
-func pattern(value, expression string) (string, error) {
-	unsupported := fmt.Errorf("pattern %s is not supported", expression)
-	tree, err := syntax.Parse(expression, syntax.Perl)
-	if err != nil {
-		return "", err
-	}
-	n := len(tree.Sub)
-	if tree.Op != syntax.OpConcat || n < 3 ||
-		tree.Sub[0].Op != syntax.OpBeginText || tree.Sub[n-1].Op != syntax.OpEndText {
-		return "", unsupported
-	}
-	least, most := n-2, n-2
-	var sets strings.Builder
-	for i, part := range tree.Sub[1 : n-1] {
-		if part.Op == syntax.OpRepeat && i == n-3 && part.Max >= 1 {
-			least, most, part = n-3+part.Min, n-3+part.Max, part.Sub[0]
-		}
-		if part.Op != syntax.OpCharClass {
-			return "", unsupported
-		}
-		var set [2]uint64
-		for i := 0; i < len(part.Rune); i += 2 {
-			for c := part.Rune[i]; c <= part.Rune[i+1]; c++ {
-				if c >= 128 {
-					return "", unsupported
-				}
-				set[c/64] |= 1 << (c % 64)
-			}
-		}
-		fmt.Fprintf(&sets, ", set{%#x, %#x}", set[0], set[1])
-	}
-	return fmt.Sprintf("matches(%s, %d, %d%s)", value, least, most, sets.String()), nil
-}
-
-// translate returns a rule in CEL as a Go expression of m. It knows comparisons and has and size of fields, which
-// differ little in Go.
+// translate returns a rule in CEL as a Go expression of m. It knows comparisons and has and size of fields, and fields
+// of messages in m, which differ little in Go.
 func translate(m *protogen.Message, rule string) (string, error) {
 	var err error
-	field := func(pattern, form string, supports func(*protogen.Field) bool) {
+	// form returns a format of the field's name in Go, or "" if the field is not supported.
+	field := func(pattern string, form func(*protogen.Field) string) {
 		rule = regexp.MustCompile(pattern).ReplaceAllStringFunc(rule, func(call string) string {
 			name := strings.TrimSuffix(call[strings.LastIndex(call, ".")+1:], ")")
 			for _, f := range m.Fields {
-				if string(f.Desc.Name()) == name && supports(f) {
-					return fmt.Sprintf(form, "\x00Get"+f.GoName)
+				if string(f.Desc.Name()) == name && form(f) != "" {
+					return fmt.Sprintf(form(f), f.GoName)
 				}
 			}
 			err = fmt.Errorf("%s is not supported in CEL", call)
 			return ""
 		})
 	}
-	field(`size\(this\.\w+\)`, "len(%s())", func(f *protogen.Field) bool { return f.Desc.IsList() })
-	field(`has\(this\.\w+\)`, "(%s() != nil)", func(f *protogen.Field) bool {
-		return f.Message != nil && f.Desc.Cardinality() != protoreflect.Repeated
+	field(`size\(this\.\w+\)`, func(f *protogen.Field) string {
+		if f.Desc.IsList() || f.Desc.IsMap() || f.Desc.Kind() == protoreflect.BytesKind {
+			return "len(\x00Get%s())"
+		}
+		return ""
 	})
-	field(`this\.\w+`, "%s()", func(f *protogen.Field) bool { return !f.Desc.IsList() && !f.Desc.HasPresence() })
-	const known = `^(\x00Get\w+\(\)|len\(\x00Get\w+\(\)\)| != nil|''|\d+|[ ()!=<>&|])*$`
+	field(`has\(this\.\w+\)`, func(f *protogen.Field) string {
+		switch {
+		case f.Desc.Cardinality() == protoreflect.Repeated:
+			return ""
+		case f.Message != nil:
+			return "(\x00Get%s() != nil)"
+		case f.Desc.HasOptionalKeyword():
+			return "(\x00%s != nil)"
+		}
+		return ""
+	})
+	rule = regexp.MustCompile(`this\.(\w+)\.(\w+)`).ReplaceAllStringFunc(rule, func(path string) string {
+		names := strings.Split(path, ".")
+		for _, f := range m.Fields {
+			if string(f.Desc.Name()) != names[1] || f.Message == nil || f.Desc.Cardinality() == protoreflect.Repeated {
+				continue
+			}
+			for _, inner := range f.Message.Fields {
+				if string(inner.Desc.Name()) == names[2] && !inner.Desc.IsList() && !inner.Desc.HasPresence() {
+					return "\x00Get" + f.GoName + "().Get" + inner.GoName + "()" // The getters accept nil.
+				}
+			}
+		}
+		err = fmt.Errorf("%s is not supported in CEL", path)
+		return ""
+	})
+	field(`this\.\w+`, func(f *protogen.Field) string {
+		if !f.Desc.IsList() && !f.Desc.HasPresence() {
+			return "\x00Get%s()"
+		}
+		return ""
+	})
+	const known = `^(\x00Get\w+\(\)(\.Get\w+\(\))?|\x00\w+ != nil|len\(\x00Get\w+\(\)\)| != nil|''|\d+|[ ()!=<>&|])*$`
 	if err == nil && !regexp.MustCompile(known).MatchString(rule) {
 		err = errors.New("the rule in CEL is not supported")
 	}

@@ -53,6 +53,13 @@ export interface GetStatsResponse {
    * is damaged.
    */
   dataLossTotal: number;
+  /** Number of records of conversations and tenants. */
+  recordCount: number;
+  /**
+   * Size of these records in bytes: keys, values, media types and labels. They are part of
+   * data_bytes.
+   */
+  recordBytes: number;
 }
 
 /** BackupStoreRequest is empty. */
@@ -127,6 +134,8 @@ function createBaseGetStatsResponse(): GetStatsResponse {
     startTime: undefined,
     lostInteractionTotal: 0,
     dataLossTotal: 0,
+    recordCount: 0,
+    recordBytes: 0,
   };
 }
 
@@ -176,6 +185,12 @@ export const GetStatsResponse: MessageFns<GetStatsResponse> = {
     }
     if (message.dataLossTotal !== 0) {
       writer.uint32(120).int64(message.dataLossTotal);
+    }
+    if (message.recordCount !== 0) {
+      writer.uint32(128).int64(message.recordCount);
+    }
+    if (message.recordBytes !== 0) {
+      writer.uint32(136).int64(message.recordBytes);
     }
     return writer;
   },
@@ -313,6 +328,22 @@ export const GetStatsResponse: MessageFns<GetStatsResponse> = {
             message.dataLossTotal = longToNumber(reader.int64());
             continue;
           }
+          case 16: {
+            if (tag !== 128) {
+              break;
+            }
+
+            message.recordCount = longToNumber(reader.int64());
+            continue;
+          }
+          case 17: {
+            if (tag !== 136) {
+              break;
+            }
+
+            message.recordBytes = longToNumber(reader.int64());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -345,6 +376,8 @@ export const GetStatsResponse: MessageFns<GetStatsResponse> = {
     message.startTime = object.startTime ?? undefined;
     message.lostInteractionTotal = object.lostInteractionTotal ?? 0;
     message.dataLossTotal = object.dataLossTotal ?? 0;
+    message.recordCount = object.recordCount ?? 0;
+    message.recordBytes = object.recordBytes ?? 0;
     return message;
   },
 };

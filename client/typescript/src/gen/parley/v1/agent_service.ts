@@ -5,8 +5,9 @@
 import { BinaryReader, BinaryWriter } from "@bufbuild/protobuf/wire";
 import type { CallContext, CallOptions } from "nice-grpc-common";
 import { Conversation } from "./conversation.js";
-import { Message, StructuredData, ToolCall, ToolResult, Usage } from "./message.js";
-import { TurnProgress } from "./turn.js";
+import { Message, Native, StructuredData, ToolCall, ToolResult, Usage } from "./message.js";
+import { RecordWrite } from "./record.js";
+import { ToolCallDelta, TurnProgress } from "./turn.js";
 
 /** RespondRequest is the input of an agent. */
 export interface RespondRequest {
@@ -14,7 +15,10 @@ export interface RespondRequest {
   conversation?:
     | Conversation
     | undefined;
-  /** Messages of the context window, oldest first. The last ones are those to answer. */
+  /**
+   * Messages of the context window, oldest first. The last ones are those to answer. They have
+   * no reasoning (Message.reasoning), but what the provider needs back (Message.native).
+   */
   messages: Message[];
   /** System prompt of this turn. */
   systemPrompt: string;
@@ -83,6 +87,39 @@ export interface RespondResponse {
      * 1 to 128 bytes.
      */
     { $case: "nextAgent"; value: string }
+    | //
+    /**
+     * The next part of the reasoning of the current answer message; it becomes Message.reasoning.
+     * The reasoning of an answer is kept up to a quarter of the limit of the answer
+     * (--max-answer-bytes). The server leaves out what follows.
+     */
+    { $case: "reasoning"; value: string }
+    | //
+    /**
+     * The next part of a call that the model is still writing, for readers of the stream. When
+     * the call is complete, send it as tool_call with the same id. The id must differ from those
+     * of all calls of the answer that have no result.
+     */
+    { $case: "toolCallDelta"; value: ToolCallDelta }
+    | //
+    /**
+     * The current answer message in the form of the model provider or of the framework, which
+     * later requests to the agent contain unchanged; it becomes Message.native. The last one of
+     * a message counts.
+     *
+     * It never costs the answer: if it does not fit in --max-answer-bytes together with all
+     * other pieces, it is left out. The message then has the metadata native_dropped with the
+     * type. A piece without a value does the same, for an agent that had to leave it out itself.
+     */
+    { $case: "native"; value: Native }
+    | //
+    /**
+     * A record to write or delete in the same commit as the answer, at most 100 in an answer. The
+     * last one of a key counts. If if_revision does not match then, or the records do not fit, the
+     * turn fails, and its answer is kept as incomplete without any of its records. A turn that fails
+     * or is cancelled writes none either.
+     */
+    { $case: "record"; value: RecordWrite }
     | undefined;
 }
 
@@ -237,6 +274,18 @@ export const RespondResponse: MessageFns<RespondResponse> = {
       case "nextAgent":
         writer.uint32(74).string(message.piece.value);
         break;
+      case "reasoning":
+        writer.uint32(82).string(message.piece.value);
+        break;
+      case "toolCallDelta":
+        ToolCallDelta.encode(message.piece.value, writer.uint32(90).fork()).join();
+        break;
+      case "native":
+        Native.encode(message.piece.value, writer.uint32(106).fork()).join();
+        break;
+      case "record":
+        RecordWrite.encode(message.piece.value, writer.uint32(98).fork()).join();
+        break;
     }
     return writer;
   },
@@ -326,6 +375,38 @@ export const RespondResponse: MessageFns<RespondResponse> = {
             message.piece = { $case: "nextAgent", value: reader.string() };
             continue;
           }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.piece = { $case: "reasoning", value: reader.string() };
+            continue;
+          }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.piece = { $case: "toolCallDelta", value: ToolCallDelta.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.piece = { $case: "native", value: Native.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.piece = { $case: "record", value: RecordWrite.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -395,6 +476,30 @@ export const RespondResponse: MessageFns<RespondResponse> = {
       case "nextAgent": {
         if (object.piece?.value !== undefined && object.piece?.value !== null) {
           message.piece = { $case: "nextAgent", value: object.piece.value };
+        }
+        break;
+      }
+      case "reasoning": {
+        if (object.piece?.value !== undefined && object.piece?.value !== null) {
+          message.piece = { $case: "reasoning", value: object.piece.value };
+        }
+        break;
+      }
+      case "toolCallDelta": {
+        if (object.piece?.value !== undefined && object.piece?.value !== null) {
+          message.piece = { $case: "toolCallDelta", value: ToolCallDelta.fromPartial(object.piece.value) };
+        }
+        break;
+      }
+      case "native": {
+        if (object.piece?.value !== undefined && object.piece?.value !== null) {
+          message.piece = { $case: "native", value: Native.fromPartial(object.piece.value) };
+        }
+        break;
+      }
+      case "record": {
+        if (object.piece?.value !== undefined && object.piece?.value !== null) {
+          message.piece = { $case: "record", value: RecordWrite.fromPartial(object.piece.value) };
         }
         break;
       }

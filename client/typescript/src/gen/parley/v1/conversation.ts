@@ -30,7 +30,10 @@ export const ChangeKind = {
   CHANGE_KIND_UPDATED: "CHANGE_KIND_UPDATED",
   /** CHANGE_KIND_MESSAGE_APPENDED - A message was appended. One change is sent for each message. */
   CHANGE_KIND_MESSAGE_APPENDED: "CHANGE_KIND_MESSAGE_APPENDED",
-  /** CHANGE_KIND_CLEARED - ClearConversation removed messages. */
+  /**
+   * CHANGE_KIND_CLEARED - ClearConversation, or AppendMessages with replace_after_sequence, removed messages. With the
+   * latter, MESSAGE_APPENDED follows for each new message, with the same version.
+   */
   CHANGE_KIND_CLEARED: "CHANGE_KIND_CLEARED",
   /**
    * CHANGE_KIND_DELETED - The conversation was deleted: by DeleteConversation, by PurgeConversations, by an import
@@ -43,6 +46,11 @@ export const ChangeKind = {
   CHANGE_KIND_EVICTED: "CHANGE_KIND_EVICTED",
   /** CHANGE_KIND_TURN - An event of a turn. Its cursor is the cursor of the previous change. */
   CHANGE_KIND_TURN: "CHANGE_KIND_TURN",
+  /**
+   * CHANGE_KIND_RECORD - A record of the conversation was written or deleted. Sent only with include_records, after the
+   * other changes of the same version.
+   */
+  CHANGE_KIND_RECORD: "CHANGE_KIND_RECORD",
   UNRECOGNIZED: "UNRECOGNIZED",
 } as const;
 
@@ -60,6 +68,7 @@ export namespace ChangeKind {
   export type CHANGE_KIND_EXPIRED = typeof ChangeKind.CHANGE_KIND_EXPIRED;
   export type CHANGE_KIND_EVICTED = typeof ChangeKind.CHANGE_KIND_EVICTED;
   export type CHANGE_KIND_TURN = typeof ChangeKind.CHANGE_KIND_TURN;
+  export type CHANGE_KIND_RECORD = typeof ChangeKind.CHANGE_KIND_RECORD;
   export type UNRECOGNIZED = typeof ChangeKind.UNRECOGNIZED;
 }
 
@@ -98,6 +107,9 @@ export function changeKindFromJSON(object: any): ChangeKind {
     case 10:
     case "CHANGE_KIND_TURN":
       return ChangeKind.CHANGE_KIND_TURN;
+    case 11:
+    case "CHANGE_KIND_RECORD":
+      return ChangeKind.CHANGE_KIND_RECORD;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -129,6 +141,8 @@ export function changeKindToNumber(object: ChangeKind): number {
       return 9;
     case ChangeKind.CHANGE_KIND_TURN:
       return 10;
+    case ChangeKind.CHANGE_KIND_RECORD:
+      return 11;
     case ChangeKind.UNRECOGNIZED:
     default:
       return -1;
@@ -141,10 +155,14 @@ export function changeKindToNumber(object: ChangeKind): number {
  */
 export interface Conversation {
   /**
-   * The id is unique within the tenant. It has 1 to 128 characters of [A-Za-z0-9._:-] and
-   * starts with a letter or a digit. If it is empty when the conversation is created, the
-   * server sets a UUID v4. If the request has a request_id, the bits of the UUID are derived
-   * from tenant, method and request_id, so that a retry finds the same conversation.
+   * The id is unique within the tenant. It has 1 to 256 bytes of UTF-8 without control
+   * characters and line breaks (Unicode categories Cc, Zl and Zp), has no space (Zs) at its
+   * start or end, and is not "." or "..". Two ids are the same if their bytes are the same: the
+   * server neither changes case nor normalizes. In HTTP paths the id is percent-encoded.
+   *
+   * If it is empty when the conversation is created, the server sets a UUID v4. If the request
+   * has a request_id, the bits of the UUID are derived from tenant, method and request_id, so
+   * that a retry finds the same conversation.
    */
   id: string;
   /** Title to show to people, up to 512 bytes. */
@@ -176,7 +194,10 @@ export interface Conversation {
    * none.
    */
   lastSequence: number;
-  /** Number of messages that are kept now; at most retention.max_messages. */
+  /**
+   * Number of messages that are kept now; at most retention.max_messages, unless
+   * retention.keep_all is set.
+   */
   messageCount: number;
   /** Encoded size of the messages that are kept now, in bytes. */
   sizeBytes: number;
@@ -197,7 +218,7 @@ export interface Conversation {
   /**
    * When the conversation expires if nothing more is appended: last_append_time plus
    * retention.ttl. A conversation does not expire while a turn runs, nor while it is ephemeral.
-   * See WatchConversationsRequest.delete_after_disconnect.
+   * See WatchConversationsRequest.delete_after_disconnect. Unset if retention.no_expiry is set.
    */
   expireTime?:
     | Date
@@ -215,7 +236,13 @@ export interface Conversation {
    * Start of the ttl: the creation, the last append or the end of the last turn, whichever is
    * latest.
    */
-  lastAppendTime?: Date | undefined;
+  lastAppendTime?:
+    | Date
+    | undefined;
+  /** Number of records of the conversation. See RecordService. */
+  recordCount: number;
+  /** Size of these records in bytes: keys, values, media types and labels. */
+  recordBytes: number;
 }
 
 export interface Conversation_LabelsEntry {
@@ -236,7 +263,34 @@ export interface Retention {
    * the server's default, which is 1 hour unless configured otherwise. A changed ttl counts
    * from the same last_append_time.
    */
-  ttl?: Duration | undefined;
+  ttl?:
+    | Duration
+    | undefined;
+  /**
+   * If true, no message is dropped, and max_messages has no effect. The default is false.
+   *
+   * An append that would make the messages larger than the server's limit for a conversation,
+   * 3 MiB unless configured otherwise, then fails with RESOURCE_EXHAUSTED, reason
+   * CONVERSATION_FULL, and nothing is stored. So does the start of a turn. The only message of a
+   * conversation and the answer of a turn are stored whatever their size, so messages take at
+   * most the limit and one answer. Make space with ClearConversation. If the field becomes
+   * false, the messages over the limits are dropped at once.
+   *
+   * A server may forbid this field and the two below: see RETENTION_FORBIDDEN in the errors.
+   */
+  keepAll: boolean;
+  /**
+   * If true, the conversation does not expire: ttl has no effect, and expire_time is unset. The
+   * default is false. If it becomes false, the ttl counts from last_append_time, so an old
+   * conversation may expire at once. Ephemeral conversations are deleted nevertheless.
+   */
+  noExpiry: boolean;
+  /**
+   * If true, the conversation is not evicted when its tenant is at its capacity. The default is
+   * false. If no conversation is left to evict, a new one fails with RESOURCE_EXHAUSTED, reason
+   * STORE_FULL.
+   */
+  noEviction: boolean;
 }
 
 /** ForkOrigin identifies the conversation and the message from which a fork was created. */
@@ -278,7 +332,10 @@ export interface ContextWindow {
    * messages that answer it.
    */
   maxExchanges: number;
-  /** Maximum encoded size of the messages, in bytes; 0 means no limit. */
+  /**
+   * Maximum encoded size of the messages as the reader gets them, in bytes; 0 means no limit.
+   * Message.native counts.
+   */
   maxBytes: number;
   /**
    * If true, the start of the window moves in blocks of about half the window's size. The
@@ -307,6 +364,8 @@ function createBaseConversation(): Conversation {
     forkedFrom: undefined,
     uid: "",
     lastAppendTime: undefined,
+    recordCount: 0,
+    recordBytes: 0,
   };
 }
 
@@ -365,6 +424,12 @@ export const Conversation: MessageFns<Conversation> = {
     }
     if (message.lastAppendTime !== undefined) {
       Timestamp.encode(toTimestamp(message.lastAppendTime), writer.uint32(146).fork()).join();
+    }
+    if (message.recordCount !== 0) {
+      writer.uint32(152).int32(message.recordCount);
+    }
+    if (message.recordBytes !== 0) {
+      writer.uint32(160).int64(message.recordBytes);
     }
     return writer;
   },
@@ -529,6 +594,22 @@ export const Conversation: MessageFns<Conversation> = {
             message.lastAppendTime = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
             continue;
           }
+          case 19: {
+            if (tag !== 152) {
+              break;
+            }
+
+            message.recordCount = reader.int32();
+            continue;
+          }
+          case 20: {
+            if (tag !== 160) {
+              break;
+            }
+
+            message.recordBytes = longToNumber(reader.int64());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -578,6 +659,8 @@ export const Conversation: MessageFns<Conversation> = {
       : undefined;
     message.uid = object.uid ?? "";
     message.lastAppendTime = object.lastAppendTime ?? undefined;
+    message.recordCount = object.recordCount ?? 0;
+    message.recordBytes = object.recordBytes ?? 0;
     return message;
   },
 };
@@ -650,7 +733,7 @@ export const Conversation_LabelsEntry: MessageFns<Conversation_LabelsEntry> = {
 };
 
 function createBaseRetention(): Retention {
-  return { maxMessages: 0, ttl: undefined };
+  return { maxMessages: 0, ttl: undefined, keepAll: false, noExpiry: false, noEviction: false };
 }
 
 export const Retention: MessageFns<Retention> = {
@@ -660,6 +743,15 @@ export const Retention: MessageFns<Retention> = {
     }
     if (message.ttl !== undefined) {
       Duration.encode(message.ttl, writer.uint32(18).fork()).join();
+    }
+    if (message.keepAll !== false) {
+      writer.uint32(24).bool(message.keepAll);
+    }
+    if (message.noExpiry !== false) {
+      writer.uint32(32).bool(message.noExpiry);
+    }
+    if (message.noEviction !== false) {
+      writer.uint32(40).bool(message.noEviction);
     }
     return writer;
   },
@@ -693,6 +785,30 @@ export const Retention: MessageFns<Retention> = {
             message.ttl = Duration.decode(reader, reader.uint32());
             continue;
           }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.keepAll = reader.bool();
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.noExpiry = reader.bool();
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.noEviction = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -712,6 +828,9 @@ export const Retention: MessageFns<Retention> = {
     const message = createBaseRetention();
     message.maxMessages = object.maxMessages ?? 0;
     message.ttl = (object.ttl !== undefined && object.ttl !== null) ? Duration.fromPartial(object.ttl) : undefined;
+    message.keepAll = object.keepAll ?? false;
+    message.noExpiry = object.noExpiry ?? false;
+    message.noEviction = object.noEviction ?? false;
     return message;
   },
 };
@@ -984,6 +1103,17 @@ function fromTimestamp(t: Timestamp): Date {
   let millis = (t.seconds || 0) * 1_000;
   millis += (t.nanos || 0) / 1_000_000;
   return new globalThis.Date(millis);
+}
+
+function longToNumber(int64: { toString(): string }): number {
+  const num = globalThis.Number(int64.toString());
+  if (num > globalThis.Number.MAX_SAFE_INTEGER) {
+    throw new globalThis.Error("Value is larger than Number.MAX_SAFE_INTEGER");
+  }
+  if (num < globalThis.Number.MIN_SAFE_INTEGER) {
+    throw new globalThis.Error("Value is smaller than Number.MIN_SAFE_INTEGER");
+  }
+  return num;
 }
 
 interface MessageFns<T> {

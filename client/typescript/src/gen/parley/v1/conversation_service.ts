@@ -10,6 +10,7 @@ import { Timestamp } from "../../google/protobuf/timestamp.js";
 import { Status } from "../../google/rpc/status.js";
 import { ChangeKind, changeKindFromJSON, changeKindToNumber, ContextWindow, Conversation } from "./conversation.js";
 import { Attachment, Message, StructuredData, ToolResult } from "./message.js";
+import { Record, RecordWrite } from "./record.js";
 import { RoutingSummary } from "./routing.js";
 import { Turn, TurnEvent } from "./turn.js";
 
@@ -213,12 +214,28 @@ export interface CreateConversationResponse {
 export interface LoadConversationRequest {
   /** If empty, a new conversation is created. */
   conversationId: string;
-  /** Number of newest messages to return: 0 to 1000. If unset, 20. */
+  /**
+   * Number of newest messages to return: 0 to 1000. If unset, 20. If they are larger than 3 MiB,
+   * which needs retention.keep_all, fewer are returned.
+   */
   messageLimit?:
     | number
     | undefined;
   /** See the service. It is stored only if this call creates the conversation. */
   requestId: string;
+  /**
+   * Fields of the conversation if this call creates it; if it exists, they have no effect. Only
+   * title, labels, agent, system_prompt and retention are read. id must be empty or the same as
+   * conversation_id.
+   */
+  createWith?:
+    | Conversation
+    | undefined;
+  /**
+   * Records of the conversation to return: those whose keys begin with one of these texts. At
+   * most 10, each at most 512 bytes; "" means all.
+   */
+  recordPrefixes: string[];
 }
 
 /** LoadConversationResponse contains the conversation and its newest messages. */
@@ -231,6 +248,17 @@ export interface LoadConversationResponse {
   messages: Message[];
   /** True if this call created the conversation. */
   created: boolean;
+  /**
+   * Records that LoadConversationRequest.record_prefixes selects, in the order of their keys, as
+   * they are at the version of the conversation. At most 512 KiB of records: the first one that
+   * does not fit is left out with all that follow it.
+   */
+  records: Record[];
+  /**
+   * True if there are more records. Read them with ListRecords after the key of the last one, or
+   * from the start if there is none.
+   */
+  moreRecords: boolean;
 }
 
 /** GetConversationRequest names a conversation. */
@@ -256,8 +284,9 @@ export interface UpdateConversationRequest {
     | undefined;
   /**
    * Fields to change: any of title, labels, agent, system_prompt, retention,
-   * retention.max_messages, retention.ttl. If unset, all fields that are set in conversation.
-   * labels replaces all labels.
+   * retention.max_messages, retention.ttl, retention.keep_all, retention.no_expiry,
+   * retention.no_eviction. If unset, all fields that are set in conversation. labels replaces
+   * all labels. retention replaces all its fields, also those that are unset.
    */
   updateMask?:
     | string[]
@@ -334,7 +363,7 @@ export interface DeleteConversationRequest {
 export interface DeleteConversationResponse {
 }
 
-/** ClearConversationRequest names the conversation to clear. */
+/** ClearConversationRequest names the conversation to clear, and the messages to remove. */
 export interface ClearConversationRequest {
   /** Required. */
   conversationId: string;
@@ -342,14 +371,40 @@ export interface ClearConversationRequest {
   ifVersion?:
     | number
     | undefined;
-  /** Sequence of the last message to keep; 0 removes all messages. */
+  /** Sequence of the last message to keep; 0 removes all messages, unless sequences is set. */
   afterSequence: number;
+  /**
+   * See the service. The same request_id with another after_sequence or other sequences fails
+   * with ALREADY_EXISTS, reason REQUEST_ID_REUSED. A call with a new request_id increases the
+   * version even if it removes nothing.
+   */
+  requestId: string;
+  /**
+   * Sequences of the messages to remove, instead of all after after_sequence: up to 1000, in any
+   * order. If empty, after_sequence applies. Sequences of messages that are not kept are ignored.
+   *
+   * Servers of earlier versions do not know this field and would remove all messages after
+   * after_sequence. If there may be such servers, set after_sequence to 2147483647, too.
+   *
+   * A message with tool calls can be removed only together with the results of its calls, and a
+   * result only together with its call. Otherwise the call fails with INVALID_ARGUMENT, reason
+   * CALL_SEPARATED, and removes nothing. A call without a result, and a result whose call is not
+   * kept, can be removed alone.
+   */
+  sequences: number[];
 }
 
 /** ClearConversationResponse contains the changed conversation. */
 export interface ClearConversationResponse {
   /** Header of the conversation, without system_prompt. */
-  conversation?: Conversation | undefined;
+  conversation?:
+    | Conversation
+    | undefined;
+  /**
+   * True if the request_id was already used. The call removed nothing, and the header is the
+   * present one.
+   */
+  replayed: boolean;
 }
 
 /** PurgeConversationsRequest says how long a conversation may be inactive. */
@@ -386,6 +441,12 @@ export interface ForkConversationRequest {
   newConversationId: string;
   /** See the service. */
   requestId: string;
+  /**
+   * If true, the records of the conversation are copied too, as they are now, whatever at_sequence
+   * is. The copies have the version of the new conversation as their revision. If they are larger
+   * than 32 MiB, the call fails with RESOURCE_EXHAUSTED, reason RECORDS_FULL.
+   */
+  includeRecords: boolean;
 }
 
 /** ForkConversationResponse contains the copy. */
@@ -402,7 +463,10 @@ export interface ForkConversationResponse {
 export interface AppendMessagesRequest {
   /** Required. If the conversation does not exist it is created, unless must_exist is set. */
   conversationId: string;
-  /** 1 to 100 messages, oldest first. Either all are stored or none. */
+  /**
+   * 1 to 100 messages, oldest first; with replace_after_sequence also none. Either all are stored
+   * or none.
+   */
   messages: Message[];
   /** See the service. */
   requestId: string;
@@ -412,6 +476,31 @@ export interface AppendMessagesRequest {
     | undefined;
   /** If true, the call fails with NOT_FOUND if the conversation does not exist. */
   mustExist: boolean;
+  /**
+   * Replaces the end of the history: all messages after this sequence are removed, then messages
+   * are appended, in one commit with one version. 0 removes all messages. If unset, none is
+   * removed. Sequences and exchanges continue; those of removed messages are not used again.
+   *
+   * The call fails with ABORTED, reason CONVERSATION_BUSY, while a turn runs. It fails with
+   * INVALID_ARGUMENT, reason CALL_SEPARATED, if a tool call stays and its result is removed,
+   * unless messages contain a result for the call.
+   */
+  replaceAfterSequence?:
+    | number
+    | undefined;
+  /**
+   * Fields of the conversation if this call creates it; if it exists, they have no effect. Only
+   * title, labels, agent, system_prompt and retention are read. id must be empty or the same as
+   * conversation_id. Must not be set together with must_exist.
+   */
+  createWith?:
+    | Conversation
+    | undefined;
+  /**
+   * Records to write or delete in the same commit, up to 100; no two of the same record. They
+   * belong to the conversation, or to the tenant with tenant_scope.
+   */
+  records: RecordWrite[];
 }
 
 /** AppendMessagesResponse reports what was stored. */
@@ -426,6 +515,11 @@ export interface AppendMessagesResponse {
   replayed: boolean;
   /** True if this call created the conversation. */
   created: boolean;
+  /**
+   * Revision of the records of the tenant that the call wrote; 0 if it wrote none. Those of the
+   * conversation have the revision conversation.version, unless the response is replayed.
+   */
+  tenantRevision: number;
 }
 
 /** AppendedMessage contains the fields of a message that the server set. */
@@ -467,7 +561,7 @@ export interface AppendStreamResponse {
 export interface ListMessagesRequest {
   /** Required. */
   conversationId: string;
-  /** Maximum number of messages on the page, at most 1000; 0 means 20. */
+  /** Maximum number of messages on the page, at most 1000; 0 means 20, or 100 with message_ids. */
   pageSize: number;
   /** next_page_token of the previous page. All other fields except page_size must stay the same. */
   pageToken: string;
@@ -475,6 +569,13 @@ export interface ListMessagesRequest {
   afterSequence: number;
   /** If true, oldest first. Otherwise newest first. */
   ascending: boolean;
+  /**
+   * Only messages with these ids: up to 100 ids of 1 to 256 bytes. If empty, messages with any
+   * id. The messages are in the order of ascending, not in the order of the ids. An id that no
+   * kept message has is absent from the reply; several messages may have the same id. With
+   * message_ids, page_size 0 means 100.
+   */
+  messageIds: string[];
 }
 
 /** ListMessagesResponse contains a page of messages. */
@@ -498,8 +599,20 @@ export interface ListMessagesResponse {
 export interface GetContextRequest {
   /** Required. */
   conversationId: string;
-  /** Limits of the window. If unset, all kept messages. */
-  window?: ContextWindow | undefined;
+  /** Limits of the window. If unset, all kept messages. A window has at most 3 MiB of messages. */
+  window?:
+    | ContextWindow
+    | undefined;
+  /**
+   * If true, the messages contain their reasoning (Message.reasoning). Otherwise it is left out
+   * and does not count towards window.max_bytes.
+   */
+  includeReasoning: boolean;
+  /**
+   * Records of the conversation to return: those whose keys begin with one of these texts. At
+   * most 10, each at most 512 bytes; "" means all.
+   */
+  recordPrefixes: string[];
 }
 
 /** GetContextResponse contains the input of a model call. */
@@ -512,6 +625,17 @@ export interface GetContextResponse {
   omittedCount: number;
   /** Conversation.version. */
   version: number;
+  /**
+   * Records that GetContextRequest.record_prefixes selects, in the order of their keys, as they
+   * are at the version. At most 512 KiB of records: the first one that does not fit is left out
+   * with all that follow it.
+   */
+  records: Record[];
+  /**
+   * True if there are more records. Read them with ListRecords after the key of the last one, or
+   * from the start if there is none.
+   */
+  moreRecords: boolean;
 }
 
 /** GetRoutingSummaryRequest names the conversation to summarize. */
@@ -715,6 +839,19 @@ export interface ChatRequest {
   answerPending: boolean;
   /** Files and images, by reference. */
   attachments: Attachment[];
+  /**
+   * Fields of the conversation if this call creates it; if it exists, they have no effect. Only
+   * title, labels, agent, system_prompt and retention are read. id must be empty or the same as
+   * conversation_id. Must not be set together with must_exist.
+   */
+  createWith?:
+    | Conversation
+    | undefined;
+  /**
+   * Records to write or delete in the same commit as the user's message or the tool results, up to
+   * 100; no two of the same record. Must be empty with answer_pending.
+   */
+  records: RecordWrite[];
 }
 
 export interface ChatRequest_MetadataEntry {
@@ -821,7 +958,14 @@ export interface WatchConversationsRequest {
    * expire. A stop of the server ends the stream; the time then counts from the next start of
    * the server.
    */
-  deleteAfterDisconnect?: Duration | undefined;
+  deleteAfterDisconnect?:
+    | Duration
+    | undefined;
+  /**
+   * If true, CHANGE_KIND_RECORD is sent for each record of a conversation that was written or
+   * deleted.
+   */
+  includeRecords: boolean;
 }
 
 /** WatchConversationsResponse contains one change. */
@@ -859,6 +1003,35 @@ export interface ConversationChange {
     /** For TURN: the event. */
     { $case: "turnEvent"; value: TurnEvent }
     | undefined;
+  /** For CLEARED: the messages that were removed. */
+  removed?:
+    | RemovedMessages
+    | undefined;
+  /** For RECORD: which record was written or deleted. */
+  record?: RecordChange | undefined;
+}
+
+/** RecordChange says which record of a conversation changed. It never contains the value. */
+export interface RecordChange {
+  /** Record.key. */
+  key: string;
+  /** Record.revision of the write or of the deletion. */
+  revision: number;
+  /** True if the record was deleted. */
+  deleted: boolean;
+}
+
+/** RemovedMessages says which messages were removed. */
+export interface RemovedMessages {
+  /** Number of messages that were removed, at least 1. */
+  count: number;
+  /**
+   * If sequences is empty: all kept messages after this sequence were removed; 0 if all messages
+   * were.
+   */
+  afterSequence: number;
+  /** Sequences of messages that were removed one by one, rising. */
+  sequences: number[];
 }
 
 /** ExportConversationsRequest says which conversations to export. */
@@ -868,6 +1041,11 @@ export interface ExportConversationsRequest {
    * that does not exist. If empty, all conversations of the tenant.
    */
   conversationIds: string[];
+  /**
+   * If true, the records of the conversations are exported. Otherwise the headers have no
+   * record_count and no record_bytes.
+   */
+  includeRecords: boolean;
 }
 
 /**
@@ -875,24 +1053,36 @@ export interface ExportConversationsRequest {
  * split into several consecutive responses; each contains the header.
  */
 export interface ExportConversationsResponse {
-  /** Header of the conversation. */
+  /**
+   * Header of the conversation. It is the same in all responses of the conversation, except for
+   * record_count: in the last one it is the number of records that were sent, and in the others it
+   * is more than the number sent so far. Records may change during the export.
+   */
   conversation?:
     | Conversation
     | undefined;
   /** Messages, oldest first. */
   messages: Message[];
+  /**
+   * Records of the conversation, in the order of their keys. If conversation.id is the same as in
+   * the previous response, this response continues it with more records, and has no messages. The
+   * first 512 KiB of records are as they are at the version of the header. A record after them that
+   * is changed during the export is exported as it is when it is read.
+   */
+  records: Record[];
 }
 
 /**
  * ImportConversationsRequest contains a conversation or a part of one. The requests of one
- * conversation must be consecutive and contain the same header.
+ * conversation must be consecutive and contain the same header, except for record_count.
  */
 export interface ImportConversationsRequest {
   /**
    * Header of the conversation. id, version and all times are required, except expire_time,
    * which the server computes. uid is ignored; the imported conversation has a new one. If
-   * message_count is set, it must be the number of messages. last_sequence must be at least
-   * that of the newest message and at least forked_from.sequence.
+   * message_count is set, it must be the number of messages. If record_count is set in the last
+   * request of the conversation, it must be the number of records; in others it has no effect.
+   * last_sequence must be at least that of the newest message and at least forked_from.sequence.
    */
   conversation?:
     | Conversation
@@ -907,6 +1097,21 @@ export interface ImportConversationsRequest {
    * is skipped and counted.
    */
   overwrite: boolean;
+  /**
+   * Records of the conversation, in rising order of their keys, at most 1000 in a request. Key,
+   * value, media_type and labels are read, with the limits of RecordWrite. The records get the
+   * version of the conversation as their revision. If conversation.id is the same as in the
+   * previous request, this request continues it with more records, whatever record_count is, and
+   * has no messages. The conversation ends at the next other one, or at the end of the stream.
+   *
+   * A conversation with more than 3 MiB of records, counting 200 bytes for each in addition, or
+   * with more than 5000, is imported in several commits: the first of them together with the
+   * conversation, and then as with WriteRecords, up to 100 records in a commit. Each of these
+   * raises the version, which is the revision of its records, and sets update_time and
+   * last_append_time. If the call or the conversation fails after the first commit, the
+   * conversation is deleted, also if it replaced another one.
+   */
+  records: Record[];
 }
 
 /** ImportConversationsResponse counts the imported conversations. */
@@ -921,9 +1126,10 @@ export interface ImportConversationsResponse {
   /** Number of skipped conversations for which the tenant had no capacity. */
   noRoomCount: number;
   /**
-   * Conversations that failed: invalid ones and those with a running turn. Only the first 100
+   * Conversations that failed: invalid ones, those with a running turn, those whose retention
+   * this server forbids, and those with retention.keep_all that are too large. Only the first 100
    * are listed; every conversation that is in neither count has failed. A conversation is
-   * imported completely or not at all.
+   * imported completely or not at all, unless the server ends between two commits of its records.
    */
   failures: ImportFailure[];
 }
@@ -1075,7 +1281,7 @@ export const CreateConversationResponse: MessageFns<CreateConversationResponse> 
 };
 
 function createBaseLoadConversationRequest(): LoadConversationRequest {
-  return { conversationId: "", messageLimit: undefined, requestId: "" };
+  return { conversationId: "", messageLimit: undefined, requestId: "", createWith: undefined, recordPrefixes: [] };
 }
 
 export const LoadConversationRequest: MessageFns<LoadConversationRequest> = {
@@ -1088,6 +1294,12 @@ export const LoadConversationRequest: MessageFns<LoadConversationRequest> = {
     }
     if (message.requestId !== "") {
       writer.uint32(26).string(message.requestId);
+    }
+    if (message.createWith !== undefined) {
+      Conversation.encode(message.createWith, writer.uint32(34).fork()).join();
+    }
+    for (const v of message.recordPrefixes) {
+      writer.uint32(42).string(v!);
     }
     return writer;
   },
@@ -1129,6 +1341,22 @@ export const LoadConversationRequest: MessageFns<LoadConversationRequest> = {
             message.requestId = reader.string();
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.createWith = Conversation.decode(reader, reader.uint32());
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.recordPrefixes.push(reader.string());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1149,12 +1377,16 @@ export const LoadConversationRequest: MessageFns<LoadConversationRequest> = {
     message.conversationId = object.conversationId ?? "";
     message.messageLimit = object.messageLimit ?? undefined;
     message.requestId = object.requestId ?? "";
+    message.createWith = (object.createWith !== undefined && object.createWith !== null)
+      ? Conversation.fromPartial(object.createWith)
+      : undefined;
+    message.recordPrefixes = object.recordPrefixes?.map((e) => e) || [];
     return message;
   },
 };
 
 function createBaseLoadConversationResponse(): LoadConversationResponse {
-  return { conversation: undefined, messages: [], created: false };
+  return { conversation: undefined, messages: [], created: false, records: [], moreRecords: false };
 }
 
 export const LoadConversationResponse: MessageFns<LoadConversationResponse> = {
@@ -1167,6 +1399,12 @@ export const LoadConversationResponse: MessageFns<LoadConversationResponse> = {
     }
     if (message.created !== false) {
       writer.uint32(24).bool(message.created);
+    }
+    for (const v of message.records) {
+      Record.encode(v!, writer.uint32(34).fork()).join();
+    }
+    if (message.moreRecords !== false) {
+      writer.uint32(40).bool(message.moreRecords);
     }
     return writer;
   },
@@ -1208,6 +1446,22 @@ export const LoadConversationResponse: MessageFns<LoadConversationResponse> = {
             message.created = reader.bool();
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.records.push(Record.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.moreRecords = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1230,6 +1484,8 @@ export const LoadConversationResponse: MessageFns<LoadConversationResponse> = {
       : undefined;
     message.messages = object.messages?.map((e) => Message.fromPartial(e)) || [];
     message.created = object.created ?? false;
+    message.records = object.records?.map((e) => Record.fromPartial(e)) || [];
+    message.moreRecords = object.moreRecords ?? false;
     return message;
   },
 };
@@ -1948,7 +2204,7 @@ export const DeleteConversationResponse: MessageFns<DeleteConversationResponse> 
 };
 
 function createBaseClearConversationRequest(): ClearConversationRequest {
-  return { conversationId: "", ifVersion: undefined, afterSequence: 0 };
+  return { conversationId: "", ifVersion: undefined, afterSequence: 0, requestId: "", sequences: [] };
 }
 
 export const ClearConversationRequest: MessageFns<ClearConversationRequest> = {
@@ -1961,6 +2217,16 @@ export const ClearConversationRequest: MessageFns<ClearConversationRequest> = {
     }
     if (message.afterSequence !== 0) {
       writer.uint32(24).int32(message.afterSequence);
+    }
+    if (message.requestId !== "") {
+      writer.uint32(34).string(message.requestId);
+    }
+    if (message.sequences.length !== 0) {
+      writer.uint32(42).fork();
+      for (const v of message.sequences) {
+        writer.int32(v);
+      }
+      writer.join();
     }
     return writer;
   },
@@ -2002,6 +2268,32 @@ export const ClearConversationRequest: MessageFns<ClearConversationRequest> = {
             message.afterSequence = reader.int32();
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.requestId = reader.string();
+            continue;
+          }
+          case 5: {
+            if (tag === 40) {
+              message.sequences.push(reader.int32());
+
+              continue;
+            }
+
+            if (tag === 42) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.sequences.push(reader.int32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2022,18 +2314,23 @@ export const ClearConversationRequest: MessageFns<ClearConversationRequest> = {
     message.conversationId = object.conversationId ?? "";
     message.ifVersion = object.ifVersion ?? undefined;
     message.afterSequence = object.afterSequence ?? 0;
+    message.requestId = object.requestId ?? "";
+    message.sequences = object.sequences?.map((e) => e) || [];
     return message;
   },
 };
 
 function createBaseClearConversationResponse(): ClearConversationResponse {
-  return { conversation: undefined };
+  return { conversation: undefined, replayed: false };
 }
 
 export const ClearConversationResponse: MessageFns<ClearConversationResponse> = {
   encode(message: ClearConversationResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.conversation !== undefined) {
       Conversation.encode(message.conversation, writer.uint32(10).fork()).join();
+    }
+    if (message.replayed !== false) {
+      writer.uint32(16).bool(message.replayed);
     }
     return writer;
   },
@@ -2059,6 +2356,14 @@ export const ClearConversationResponse: MessageFns<ClearConversationResponse> = 
             message.conversation = Conversation.decode(reader, reader.uint32());
             continue;
           }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.replayed = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2079,6 +2384,7 @@ export const ClearConversationResponse: MessageFns<ClearConversationResponse> = 
     message.conversation = (object.conversation !== undefined && object.conversation !== null)
       ? Conversation.fromPartial(object.conversation)
       : undefined;
+    message.replayed = object.replayed ?? false;
     return message;
   },
 };
@@ -2220,7 +2526,7 @@ export const PurgeConversationsResponse: MessageFns<PurgeConversationsResponse> 
 };
 
 function createBaseForkConversationRequest(): ForkConversationRequest {
-  return { conversationId: "", atSequence: 0, newConversationId: "", requestId: "" };
+  return { conversationId: "", atSequence: 0, newConversationId: "", requestId: "", includeRecords: false };
 }
 
 export const ForkConversationRequest: MessageFns<ForkConversationRequest> = {
@@ -2236,6 +2542,9 @@ export const ForkConversationRequest: MessageFns<ForkConversationRequest> = {
     }
     if (message.requestId !== "") {
       writer.uint32(34).string(message.requestId);
+    }
+    if (message.includeRecords !== false) {
+      writer.uint32(40).bool(message.includeRecords);
     }
     return writer;
   },
@@ -2285,6 +2594,14 @@ export const ForkConversationRequest: MessageFns<ForkConversationRequest> = {
             message.requestId = reader.string();
             continue;
           }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.includeRecords = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2306,6 +2623,7 @@ export const ForkConversationRequest: MessageFns<ForkConversationRequest> = {
     message.atSequence = object.atSequence ?? 0;
     message.newConversationId = object.newConversationId ?? "";
     message.requestId = object.requestId ?? "";
+    message.includeRecords = object.includeRecords ?? false;
     return message;
   },
 };
@@ -2380,7 +2698,16 @@ export const ForkConversationResponse: MessageFns<ForkConversationResponse> = {
 };
 
 function createBaseAppendMessagesRequest(): AppendMessagesRequest {
-  return { conversationId: "", messages: [], requestId: "", ifVersion: undefined, mustExist: false };
+  return {
+    conversationId: "",
+    messages: [],
+    requestId: "",
+    ifVersion: undefined,
+    mustExist: false,
+    replaceAfterSequence: undefined,
+    createWith: undefined,
+    records: [],
+  };
 }
 
 export const AppendMessagesRequest: MessageFns<AppendMessagesRequest> = {
@@ -2399,6 +2726,15 @@ export const AppendMessagesRequest: MessageFns<AppendMessagesRequest> = {
     }
     if (message.mustExist !== false) {
       writer.uint32(40).bool(message.mustExist);
+    }
+    if (message.replaceAfterSequence !== undefined) {
+      writer.uint32(48).int32(message.replaceAfterSequence);
+    }
+    if (message.createWith !== undefined) {
+      Conversation.encode(message.createWith, writer.uint32(58).fork()).join();
+    }
+    for (const v of message.records) {
+      RecordWrite.encode(v!, writer.uint32(66).fork()).join();
     }
     return writer;
   },
@@ -2456,6 +2792,30 @@ export const AppendMessagesRequest: MessageFns<AppendMessagesRequest> = {
             message.mustExist = reader.bool();
             continue;
           }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.replaceAfterSequence = reader.int32();
+            continue;
+          }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.createWith = Conversation.decode(reader, reader.uint32());
+            continue;
+          }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            message.records.push(RecordWrite.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2478,12 +2838,17 @@ export const AppendMessagesRequest: MessageFns<AppendMessagesRequest> = {
     message.requestId = object.requestId ?? "";
     message.ifVersion = object.ifVersion ?? undefined;
     message.mustExist = object.mustExist ?? false;
+    message.replaceAfterSequence = object.replaceAfterSequence ?? undefined;
+    message.createWith = (object.createWith !== undefined && object.createWith !== null)
+      ? Conversation.fromPartial(object.createWith)
+      : undefined;
+    message.records = object.records?.map((e) => RecordWrite.fromPartial(e)) || [];
     return message;
   },
 };
 
 function createBaseAppendMessagesResponse(): AppendMessagesResponse {
-  return { conversation: undefined, appended: [], replayed: false, created: false };
+  return { conversation: undefined, appended: [], replayed: false, created: false, tenantRevision: 0 };
 }
 
 export const AppendMessagesResponse: MessageFns<AppendMessagesResponse> = {
@@ -2499,6 +2864,9 @@ export const AppendMessagesResponse: MessageFns<AppendMessagesResponse> = {
     }
     if (message.created !== false) {
       writer.uint32(32).bool(message.created);
+    }
+    if (message.tenantRevision !== 0) {
+      writer.uint32(40).int64(message.tenantRevision);
     }
     return writer;
   },
@@ -2548,6 +2916,14 @@ export const AppendMessagesResponse: MessageFns<AppendMessagesResponse> = {
             message.created = reader.bool();
             continue;
           }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.tenantRevision = longToNumber(reader.int64());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2571,6 +2947,7 @@ export const AppendMessagesResponse: MessageFns<AppendMessagesResponse> = {
     message.appended = object.appended?.map((e) => AppendedMessage.fromPartial(e)) || [];
     message.replayed = object.replayed ?? false;
     message.created = object.created ?? false;
+    message.tenantRevision = object.tenantRevision ?? 0;
     return message;
   },
 };
@@ -2805,7 +3182,7 @@ export const AppendStreamResponse: MessageFns<AppendStreamResponse> = {
 };
 
 function createBaseListMessagesRequest(): ListMessagesRequest {
-  return { conversationId: "", pageSize: 0, pageToken: "", afterSequence: 0, ascending: false };
+  return { conversationId: "", pageSize: 0, pageToken: "", afterSequence: 0, ascending: false, messageIds: [] };
 }
 
 export const ListMessagesRequest: MessageFns<ListMessagesRequest> = {
@@ -2824,6 +3201,9 @@ export const ListMessagesRequest: MessageFns<ListMessagesRequest> = {
     }
     if (message.ascending !== false) {
       writer.uint32(40).bool(message.ascending);
+    }
+    for (const v of message.messageIds) {
+      writer.uint32(50).string(v!);
     }
     return writer;
   },
@@ -2881,6 +3261,14 @@ export const ListMessagesRequest: MessageFns<ListMessagesRequest> = {
             message.ascending = reader.bool();
             continue;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.messageIds.push(reader.string());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2903,6 +3291,7 @@ export const ListMessagesRequest: MessageFns<ListMessagesRequest> = {
     message.pageToken = object.pageToken ?? "";
     message.afterSequence = object.afterSequence ?? 0;
     message.ascending = object.ascending ?? false;
+    message.messageIds = object.messageIds?.map((e) => e) || [];
     return message;
   },
 };
@@ -3001,7 +3390,7 @@ export const ListMessagesResponse: MessageFns<ListMessagesResponse> = {
 };
 
 function createBaseGetContextRequest(): GetContextRequest {
-  return { conversationId: "", window: undefined };
+  return { conversationId: "", window: undefined, includeReasoning: false, recordPrefixes: [] };
 }
 
 export const GetContextRequest: MessageFns<GetContextRequest> = {
@@ -3011,6 +3400,12 @@ export const GetContextRequest: MessageFns<GetContextRequest> = {
     }
     if (message.window !== undefined) {
       ContextWindow.encode(message.window, writer.uint32(18).fork()).join();
+    }
+    if (message.includeReasoning !== false) {
+      writer.uint32(32).bool(message.includeReasoning);
+    }
+    for (const v of message.recordPrefixes) {
+      writer.uint32(26).string(v!);
     }
     return writer;
   },
@@ -3044,6 +3439,22 @@ export const GetContextRequest: MessageFns<GetContextRequest> = {
             message.window = ContextWindow.decode(reader, reader.uint32());
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.includeReasoning = reader.bool();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.recordPrefixes.push(reader.string());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3065,12 +3476,14 @@ export const GetContextRequest: MessageFns<GetContextRequest> = {
     message.window = (object.window !== undefined && object.window !== null)
       ? ContextWindow.fromPartial(object.window)
       : undefined;
+    message.includeReasoning = object.includeReasoning ?? false;
+    message.recordPrefixes = object.recordPrefixes?.map((e) => e) || [];
     return message;
   },
 };
 
 function createBaseGetContextResponse(): GetContextResponse {
-  return { systemPrompt: "", messages: [], omittedCount: 0, version: 0 };
+  return { systemPrompt: "", messages: [], omittedCount: 0, version: 0, records: [], moreRecords: false };
 }
 
 export const GetContextResponse: MessageFns<GetContextResponse> = {
@@ -3086,6 +3499,12 @@ export const GetContextResponse: MessageFns<GetContextResponse> = {
     }
     if (message.version !== 0) {
       writer.uint32(32).int32(message.version);
+    }
+    for (const v of message.records) {
+      Record.encode(v!, writer.uint32(42).fork()).join();
+    }
+    if (message.moreRecords !== false) {
+      writer.uint32(48).bool(message.moreRecords);
     }
     return writer;
   },
@@ -3135,6 +3554,22 @@ export const GetContextResponse: MessageFns<GetContextResponse> = {
             message.version = reader.int32();
             continue;
           }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.records.push(Record.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.moreRecords = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3156,6 +3591,8 @@ export const GetContextResponse: MessageFns<GetContextResponse> = {
     message.messages = object.messages?.map((e) => Message.fromPartial(e)) || [];
     message.omittedCount = object.omittedCount ?? 0;
     message.version = object.version ?? 0;
+    message.records = object.records?.map((e) => Record.fromPartial(e)) || [];
+    message.moreRecords = object.moreRecords ?? false;
     return message;
   },
 };
@@ -3880,6 +4317,8 @@ function createBaseChatRequest(): ChatRequest {
     toolResults: [],
     answerPending: false,
     attachments: [],
+    createWith: undefined,
+    records: [],
   };
 }
 
@@ -3929,6 +4368,12 @@ export const ChatRequest: MessageFns<ChatRequest> = {
     }
     for (const v of message.attachments) {
       Attachment.encode(v!, writer.uint32(122).fork()).join();
+    }
+    if (message.createWith !== undefined) {
+      Conversation.encode(message.createWith, writer.uint32(130).fork()).join();
+    }
+    for (const v of message.records) {
+      RecordWrite.encode(v!, writer.uint32(138).fork()).join();
     }
     return writer;
   },
@@ -4069,6 +4514,22 @@ export const ChatRequest: MessageFns<ChatRequest> = {
             message.attachments.push(Attachment.decode(reader, reader.uint32()));
             continue;
           }
+          case 16: {
+            if (tag !== 130) {
+              break;
+            }
+
+            message.createWith = Conversation.decode(reader, reader.uint32());
+            continue;
+          }
+          case 17: {
+            if (tag !== 138) {
+              break;
+            }
+
+            message.records.push(RecordWrite.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4111,6 +4572,10 @@ export const ChatRequest: MessageFns<ChatRequest> = {
     message.toolResults = object.toolResults?.map((e) => ToolResult.fromPartial(e)) || [];
     message.answerPending = object.answerPending ?? false;
     message.attachments = object.attachments?.map((e) => Attachment.fromPartial(e)) || [];
+    message.createWith = (object.createWith !== undefined && object.createWith !== null)
+      ? Conversation.fromPartial(object.createWith)
+      : undefined;
+    message.records = object.records?.map((e) => RecordWrite.fromPartial(e)) || [];
     return message;
   },
 };
@@ -4730,7 +5195,13 @@ export const CancelTurnResponse: MessageFns<CancelTurnResponse> = {
 };
 
 function createBaseWatchConversationsRequest(): WatchConversationsRequest {
-  return { conversationIds: [], cursor: "", includeTurnEvents: false, deleteAfterDisconnect: undefined };
+  return {
+    conversationIds: [],
+    cursor: "",
+    includeTurnEvents: false,
+    deleteAfterDisconnect: undefined,
+    includeRecords: false,
+  };
 }
 
 export const WatchConversationsRequest: MessageFns<WatchConversationsRequest> = {
@@ -4746,6 +5217,9 @@ export const WatchConversationsRequest: MessageFns<WatchConversationsRequest> = 
     }
     if (message.deleteAfterDisconnect !== undefined) {
       Duration.encode(message.deleteAfterDisconnect, writer.uint32(34).fork()).join();
+    }
+    if (message.includeRecords !== false) {
+      writer.uint32(40).bool(message.includeRecords);
     }
     return writer;
   },
@@ -4795,6 +5269,14 @@ export const WatchConversationsRequest: MessageFns<WatchConversationsRequest> = 
             message.deleteAfterDisconnect = Duration.decode(reader, reader.uint32());
             continue;
           }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.includeRecords = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4819,6 +5301,7 @@ export const WatchConversationsRequest: MessageFns<WatchConversationsRequest> = 
       (object.deleteAfterDisconnect !== undefined && object.deleteAfterDisconnect !== null)
         ? Duration.fromPartial(object.deleteAfterDisconnect)
         : undefined;
+    message.includeRecords = object.includeRecords ?? false;
     return message;
   },
 };
@@ -4888,6 +5371,8 @@ function createBaseConversationChange(): ConversationChange {
     version: 0,
     time: undefined,
     payload: undefined,
+    removed: undefined,
+    record: undefined,
   };
 }
 
@@ -4918,6 +5403,12 @@ export const ConversationChange: MessageFns<ConversationChange> = {
       case "turnEvent":
         TurnEvent.encode(message.payload.value, writer.uint32(66).fork()).join();
         break;
+    }
+    if (message.removed !== undefined) {
+      RemovedMessages.encode(message.removed, writer.uint32(74).fork()).join();
+    }
+    if (message.record !== undefined) {
+      RecordChange.encode(message.record, writer.uint32(82).fork()).join();
     }
     return writer;
   },
@@ -4999,6 +5490,22 @@ export const ConversationChange: MessageFns<ConversationChange> = {
             message.payload = { $case: "turnEvent", value: TurnEvent.decode(reader, reader.uint32()) };
             continue;
           }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.removed = RemovedMessages.decode(reader, reader.uint32());
+            continue;
+          }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.record = RecordChange.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -5041,18 +5548,199 @@ export const ConversationChange: MessageFns<ConversationChange> = {
         break;
       }
     }
+    message.removed = (object.removed !== undefined && object.removed !== null)
+      ? RemovedMessages.fromPartial(object.removed)
+      : undefined;
+    message.record = (object.record !== undefined && object.record !== null)
+      ? RecordChange.fromPartial(object.record)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseRecordChange(): RecordChange {
+  return { key: "", revision: 0, deleted: false };
+}
+
+export const RecordChange: MessageFns<RecordChange> = {
+  encode(message: RecordChange, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.revision !== 0) {
+      writer.uint32(16).int64(message.revision);
+    }
+    if (message.deleted !== false) {
+      writer.uint32(24).bool(message.deleted);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RecordChange {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRecordChange();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.revision = longToNumber(reader.int64());
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.deleted = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<RecordChange>): RecordChange {
+    return RecordChange.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<RecordChange>): RecordChange {
+    const message = createBaseRecordChange();
+    message.key = object.key ?? "";
+    message.revision = object.revision ?? 0;
+    message.deleted = object.deleted ?? false;
+    return message;
+  },
+};
+
+function createBaseRemovedMessages(): RemovedMessages {
+  return { count: 0, afterSequence: 0, sequences: [] };
+}
+
+export const RemovedMessages: MessageFns<RemovedMessages> = {
+  encode(message: RemovedMessages, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.count !== 0) {
+      writer.uint32(8).int32(message.count);
+    }
+    if (message.afterSequence !== 0) {
+      writer.uint32(16).int32(message.afterSequence);
+    }
+    if (message.sequences.length !== 0) {
+      writer.uint32(26).fork();
+      for (const v of message.sequences) {
+        writer.int32(v);
+      }
+      writer.join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RemovedMessages {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRemovedMessages();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.count = reader.int32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.afterSequence = reader.int32();
+            continue;
+          }
+          case 3: {
+            if (tag === 24) {
+              message.sequences.push(reader.int32());
+
+              continue;
+            }
+
+            if (tag === 26) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.sequences.push(reader.int32());
+              }
+
+              continue;
+            }
+
+            break;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<RemovedMessages>): RemovedMessages {
+    return RemovedMessages.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<RemovedMessages>): RemovedMessages {
+    const message = createBaseRemovedMessages();
+    message.count = object.count ?? 0;
+    message.afterSequence = object.afterSequence ?? 0;
+    message.sequences = object.sequences?.map((e) => e) || [];
     return message;
   },
 };
 
 function createBaseExportConversationsRequest(): ExportConversationsRequest {
-  return { conversationIds: [] };
+  return { conversationIds: [], includeRecords: false };
 }
 
 export const ExportConversationsRequest: MessageFns<ExportConversationsRequest> = {
   encode(message: ExportConversationsRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     for (const v of message.conversationIds) {
       writer.uint32(10).string(v!);
+    }
+    if (message.includeRecords !== false) {
+      writer.uint32(16).bool(message.includeRecords);
     }
     return writer;
   },
@@ -5078,6 +5766,14 @@ export const ExportConversationsRequest: MessageFns<ExportConversationsRequest> 
             message.conversationIds.push(reader.string());
             continue;
           }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.includeRecords = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -5096,12 +5792,13 @@ export const ExportConversationsRequest: MessageFns<ExportConversationsRequest> 
   fromPartial(object: DeepPartial<ExportConversationsRequest>): ExportConversationsRequest {
     const message = createBaseExportConversationsRequest();
     message.conversationIds = object.conversationIds?.map((e) => e) || [];
+    message.includeRecords = object.includeRecords ?? false;
     return message;
   },
 };
 
 function createBaseExportConversationsResponse(): ExportConversationsResponse {
-  return { conversation: undefined, messages: [] };
+  return { conversation: undefined, messages: [], records: [] };
 }
 
 export const ExportConversationsResponse: MessageFns<ExportConversationsResponse> = {
@@ -5111,6 +5808,9 @@ export const ExportConversationsResponse: MessageFns<ExportConversationsResponse
     }
     for (const v of message.messages) {
       Message.encode(v!, writer.uint32(18).fork()).join();
+    }
+    for (const v of message.records) {
+      Record.encode(v!, writer.uint32(26).fork()).join();
     }
     return writer;
   },
@@ -5144,6 +5844,14 @@ export const ExportConversationsResponse: MessageFns<ExportConversationsResponse
             message.messages.push(Message.decode(reader, reader.uint32()));
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.records.push(Record.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -5165,12 +5873,13 @@ export const ExportConversationsResponse: MessageFns<ExportConversationsResponse
       ? Conversation.fromPartial(object.conversation)
       : undefined;
     message.messages = object.messages?.map((e) => Message.fromPartial(e)) || [];
+    message.records = object.records?.map((e) => Record.fromPartial(e)) || [];
     return message;
   },
 };
 
 function createBaseImportConversationsRequest(): ImportConversationsRequest {
-  return { conversation: undefined, messages: [], overwrite: false };
+  return { conversation: undefined, messages: [], overwrite: false, records: [] };
 }
 
 export const ImportConversationsRequest: MessageFns<ImportConversationsRequest> = {
@@ -5183,6 +5892,9 @@ export const ImportConversationsRequest: MessageFns<ImportConversationsRequest> 
     }
     if (message.overwrite !== false) {
       writer.uint32(24).bool(message.overwrite);
+    }
+    for (const v of message.records) {
+      Record.encode(v!, writer.uint32(34).fork()).join();
     }
     return writer;
   },
@@ -5224,6 +5936,14 @@ export const ImportConversationsRequest: MessageFns<ImportConversationsRequest> 
             message.overwrite = reader.bool();
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.records.push(Record.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -5246,6 +5966,7 @@ export const ImportConversationsRequest: MessageFns<ImportConversationsRequest> 
       : undefined;
     message.messages = object.messages?.map((e) => Message.fromPartial(e)) || [];
     message.overwrite = object.overwrite ?? false;
+    message.records = object.records?.map((e) => Record.fromPartial(e)) || [];
     return message;
   },
 };
@@ -5412,8 +6133,9 @@ export const ImportFailure: MessageFns<ImportFailure> = {
  * ConversationService stores multi-turn conversations, answers messages through agents, and
  * returns to coordinators what they need to route messages.
  *
- * A request that has a field request_id may set it to up to 64 printable characters without
- * spaces. A retry with the same request_id changes nothing and returns the first result.
+ * A request that has a field request_id may set it to up to 256 bytes of UTF-8 without control
+ * characters and line breaks (Unicode categories Cc, Zl and Zp) and without a space (Zs) at its
+ * start or end. A retry with the same request_id changes nothing and returns the first result.
  *
  * if_version makes a change conditional: the call fails with ABORTED unless the conversation is
  * at that version. 0 means that the conversation must not exist yet.
@@ -5481,8 +6203,8 @@ export const ConversationServiceDefinition = {
       options: {},
     },
     /**
-     * ClearConversation removes messages and keeps the conversation. Later messages continue the
-     * sequence.
+     * ClearConversation removes messages and keeps the conversation: all after a sequence, or single
+     * ones. Later messages continue the sequence.
      */
     clearConversation: {
       name: "ClearConversation",
@@ -5513,7 +6235,10 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** AppendMessages appends messages in one atomic step. It may be called while a turn runs. */
+    /**
+     * AppendMessages appends messages in one atomic step. It may be called while a turn runs. With
+     * replace_after_sequence, the messages replace the end of the history.
+     */
     appendMessages: {
       name: "AppendMessages",
       requestType: AppendMessagesRequest as typeof AppendMessagesRequest,
@@ -5748,8 +6473,8 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<DeleteConversationResponse>>;
   /**
-   * ClearConversation removes messages and keeps the conversation. Later messages continue the
-   * sequence.
+   * ClearConversation removes messages and keeps the conversation: all after a sequence, or single
+   * ones. Later messages continue the sequence.
    */
   clearConversation(
     request: ClearConversationRequest,
@@ -5768,7 +6493,10 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
     request: ForkConversationRequest,
     context: CallContext & CallContextExt,
   ): Promise<DeepPartial<ForkConversationResponse>>;
-  /** AppendMessages appends messages in one atomic step. It may be called while a turn runs. */
+  /**
+   * AppendMessages appends messages in one atomic step. It may be called while a turn runs. With
+   * replace_after_sequence, the messages replace the end of the history.
+   */
   appendMessages(
     request: AppendMessagesRequest,
     context: CallContext & CallContextExt,
@@ -5932,8 +6660,8 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
     options?: CallOptions & CallOptionsExt,
   ): Promise<DeleteConversationResponse>;
   /**
-   * ClearConversation removes messages and keeps the conversation. Later messages continue the
-   * sequence.
+   * ClearConversation removes messages and keeps the conversation: all after a sequence, or single
+   * ones. Later messages continue the sequence.
    */
   clearConversation(
     request: DeepPartial<ClearConversationRequest>,
@@ -5952,7 +6680,10 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
     request: DeepPartial<ForkConversationRequest>,
     options?: CallOptions & CallOptionsExt,
   ): Promise<ForkConversationResponse>;
-  /** AppendMessages appends messages in one atomic step. It may be called while a turn runs. */
+  /**
+   * AppendMessages appends messages in one atomic step. It may be called while a turn runs. With
+   * replace_after_sequence, the messages replace the end of the history.
+   */
   appendMessages(
     request: DeepPartial<AppendMessagesRequest>,
     options?: CallOptions & CallOptionsExt,

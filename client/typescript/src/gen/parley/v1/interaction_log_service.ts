@@ -17,15 +17,23 @@ export interface Interaction {
     | undefined;
   /** Id of the conversation; "session_id" in the file. */
   conversationId: string;
-  /** "User", or the name of the agent. */
+  /** "User", or the name of the agent; "parley" for a removal of messages. */
   agent: string;
-  /** Role of the message; in the file, "user", "assistant", "system" or "tool". */
+  /**
+   * Role of the message; in the file, "user", "assistant", "system" or "tool". SYSTEM for a
+   * removal.
+   */
   role: Role;
-  /** Text of the message. */
+  /**
+   * Text of the message. For a removal, a text for people, such as "2 messages removed after
+   * message 4".
+   */
   content: string;
   /**
    * Details: model, turn_number (the sequence of the message), exchange, tokens, turn_id,
-   * status, and the metadata of the message itself.
+   * status, and the metadata of the message itself. For a removal: turn_number is 0, and there
+   * are removed_count and either removed_after, the sequence after which all messages were
+   * removed, or removed_sequences, a list of the sequences of single messages.
    */
   metadata?: { [key: string]: unknown } | undefined;
 }
@@ -716,7 +724,8 @@ export const DeleteInteractionsResponse: MessageFns<DeleteInteractionsResponse> 
 
 /**
  * InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
- * every message. Entries stay in the log after their conversation was deleted.
+ * every message. Entries stay in the log after their message was removed or their conversation
+ * was deleted. The removal of messages has an entry of its own.
  */
 export type InteractionLogServiceDefinition = typeof InteractionLogServiceDefinition;
 export const InteractionLogServiceDefinition = {

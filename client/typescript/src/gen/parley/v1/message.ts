@@ -139,13 +139,13 @@ export function messageStatusToNumber(object: MessageStatus): number {
  */
 export interface Message {
   /**
-   * Id of the message, up to 128 bytes. If empty, the server sets a UUID v4. The server does
-   * not check that ids are unique; the sequence is the key.
+   * Id of the message, up to 256 bytes of any UTF-8. If empty, the server sets a UUID v4. The
+   * server does not check that ids are unique; the sequence is the key.
    */
   id: string;
   /**
    * Set by the server: position in the conversation, in the order of commit. The first message
-   * has 1, and there are no gaps.
+   * has 1, and each message the next number. Sequences of removed messages are not used again.
    */
   sequence: number;
   /** Who wrote the message. Required. */
@@ -196,6 +196,26 @@ export interface Message {
   finishReason: string;
   /** Files and images, by reference. */
   attachments: Attachment[];
+  /**
+   * The message in the form of a model provider or of a framework, which needs it back exactly;
+   * unset if there is none. It counts towards the size of the message.
+   *
+   * All calls that return messages return it, except the routing summary. Remote agents get it.
+   * An agent of kind openai or anthropic sends the value to its provider instead of the other
+   * fields if the type is that of its kind, and ignores other types. Programs, MCP clients and
+   * the searches of the interaction log never see the value.
+   */
+  native?:
+    | Native
+    | undefined;
+  /**
+   * Reasoning that the model reported before or with the text, for people. Optional. It counts
+   * towards the size of the message.
+   *
+   * It is not part of what agents get. GetContext returns it only with include_reasoning, the
+   * routing summary and the interaction log never.
+   */
+  reasoning: string;
 }
 
 export interface Message_MetadataEntry {
@@ -214,11 +234,25 @@ export interface StructuredData {
   value?: unknown | undefined;
 }
 
+/**
+ * Native is a message in the form of its author: opaque bytes that the server stores and returns
+ * unchanged. The limits of the other fields on ids, names and nesting do not apply inside them.
+ */
+export interface Native {
+  /**
+   * Names the form, so that a reader knows whether it can use the value: "anthropic.content",
+   * "openai.chat.message", "openai.responses.item". Required, up to 128 bytes.
+   */
+  type: string;
+  /** The value. May be empty. */
+  value: Buffer;
+}
+
 /** ToolCall is a call that an assistant message requests. */
 export interface ToolCall {
   /**
    * Id of the call, by which its result refers to it; see ToolResult.call_id. Required, up to
-   * 128 bytes.
+   * 256 bytes of any UTF-8, because models choose it.
    */
   id: string;
   /** Name of the tool. Required, up to 128 bytes. */
@@ -230,7 +264,7 @@ export interface ToolCall {
 /** ToolResult is the result of one ToolCall. */
 export interface ToolResult {
   /**
-   * ToolCall.id of the call that this result answers. Required, up to 128 bytes.
+   * ToolCall.id of the call that this result answers. Required, up to 256 bytes.
    *
    * Providers reuse ids, so an id alone does not identify a call. A result belongs to the
    * newest earlier message that has a call with this id. Within that message it belongs to the
@@ -294,6 +328,8 @@ function createBaseMessage(): Message {
     createTime: undefined,
     finishReason: "",
     attachments: [],
+    native: undefined,
+    reasoning: "",
   };
 }
 
@@ -349,6 +385,12 @@ export const Message: MessageFns<Message> = {
     }
     for (const v of message.attachments) {
       Attachment.encode(v!, writer.uint32(138).fork()).join();
+    }
+    if (message.native !== undefined) {
+      Native.encode(message.native, writer.uint32(146).fork()).join();
+    }
+    if (message.reasoning !== "") {
+      writer.uint32(154).string(message.reasoning);
     }
     return writer;
   },
@@ -505,6 +547,22 @@ export const Message: MessageFns<Message> = {
             message.attachments.push(Attachment.decode(reader, reader.uint32()));
             continue;
           }
+          case 18: {
+            if (tag !== 146) {
+              break;
+            }
+
+            message.native = Native.decode(reader, reader.uint32());
+            continue;
+          }
+          case 19: {
+            if (tag !== 154) {
+              break;
+            }
+
+            message.reasoning = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -549,6 +607,10 @@ export const Message: MessageFns<Message> = {
     message.createTime = object.createTime ?? undefined;
     message.finishReason = object.finishReason ?? "";
     message.attachments = object.attachments?.map((e) => Attachment.fromPartial(e)) || [];
+    message.native = (object.native !== undefined && object.native !== null)
+      ? Native.fromPartial(object.native)
+      : undefined;
+    message.reasoning = object.reasoning ?? "";
     return message;
   },
 };
@@ -683,6 +745,73 @@ export const StructuredData: MessageFns<StructuredData> = {
     const message = createBaseStructuredData();
     message.type = object.type ?? "";
     message.value = object.value === undefined ? undefined : object.value;
+    return message;
+  },
+};
+
+function createBaseNative(): Native {
+  return { type: "", value: Buffer.alloc(0) };
+}
+
+export const Native: MessageFns<Native> = {
+  encode(message: Native, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.type !== "") {
+      writer.uint32(10).string(message.type);
+    }
+    if (message.value.length !== 0) {
+      writer.uint32(18).bytes(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Native {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseNative();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.type = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = Buffer.from(reader.bytes());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<Native>): Native {
+    return Native.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<Native>): Native {
+    const message = createBaseNative();
+    message.type = object.type ?? "";
+    message.value = object.value ?? Buffer.alloc(0);
     return message;
   },
 };

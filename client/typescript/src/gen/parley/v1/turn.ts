@@ -152,20 +152,22 @@ export interface TurnError {
  *
  * Indexes may have gaps:
  *
- * - In Chat and ResumeTurn, a reader that keeps up receives each text delta at once. If several
- *   wait for a reader, deltas that follow one another are merged into one of at most 4 KiB,
- *   which has the index of the last of them. The call can resume after any index.
- * - When events are no longer kept one by one, all deltas of a message are merged into one
- *   event, which has the index of the last of them. Events still follow in the order of their
- *   indexes, so data may come before text that precedes it. Messages that the conversation has
- *   dropped are left out.
+ * - In Chat and ResumeTurn, a reader that keeps up receives each delta at once. If several wait
+ *   for a reader, deltas of one kind that follow one another are merged into one of at most
+ *   4 KiB, which has the index of the last of them. The call can resume after any index.
+ * - When events are no longer kept one by one, all text deltas of a message are merged into one
+ *   event, which has the index of the last of them. So are its reasoning deltas. Where text and
+ *   reasoning alternate, each run is an event of its own. Deltas of a tool call are left out,
+ *   because tool_call has all arguments. So are events of records: list the records instead. Events still follow in the order of their indexes, so
+ *   data may come before text that precedes it. Messages that the conversation has dropped are
+ *   left out.
  * - After a crash of the server, the index of finished is much larger than the indexes before
  *   it, because the number of lost events is unknown.
  * - If storing the answer takes longer than 15 s, one index is left out before the progress
  *   events that are sent during that time.
  *
- * So an index that is missing right before a text delta means that texts were merged, and no
- * text is missing.
+ * So an index that is missing right before a delta means that deltas were merged, or that deltas
+ * of a tool call or records were left out. No text and no reasoning is missing.
  */
 export interface TurnEvent {
   /** Id of the turn. */
@@ -201,6 +203,18 @@ export interface TurnEvent {
     | //
     /** The turn has ended; no event follows. */
     { $case: "finished"; value: TurnFinished }
+    | //
+    /** A piece of the reasoning that the model reports. */
+    { $case: "reasoningDelta"; value: ReasoningDelta }
+    | //
+    /** A piece of a tool call that the model is still writing. */
+    { $case: "toolCallDelta"; value: ToolCallDelta }
+    | //
+    /**
+     * The agent has sent a record, which is written or deleted with the answer. Without its value.
+     * Left out when the turn is replayed from the store, or with merged text.
+     */
+    { $case: "record"; value: TurnRecord }
     | undefined;
 }
 
@@ -236,6 +250,58 @@ export interface TextDelta {
   text: string;
   /** Number of UTF-8 bytes of the current answer message before this piece. */
   offset: number;
+}
+
+/**
+ * ReasoningDelta is a piece of the reasoning that the model reports before or with the text. It is
+ * for people and not part of the text; see Message.reasoning.
+ */
+export interface ReasoningDelta {
+  /** Reasoning in valid UTF-8; it never ends inside a character. */
+  text: string;
+  /** Number of UTF-8 bytes of the reasoning of the current answer message before this piece. */
+  offset: number;
+}
+
+/**
+ * ToolCallDelta is a piece of a tool call that the model is still writing. Deltas are for display:
+ * do not run the call before its tool_call event, which has all arguments. If the deltas of a call
+ * end without its tool_call event, the call was cut off and is not part of the answer.
+ */
+export interface ToolCallDelta {
+  /**
+   * Position of the call among the calls of the current answer message, from 0, in the order in
+   * which they began. Set by the server; ignored in RespondResponse.
+   */
+  index: number;
+  /** ToolCall.id of the call. The same in all deltas of a call; 1 to 256 bytes. */
+  id: string;
+  /** ToolCall.name of the call. The same in all deltas of a call; 1 to 128 bytes. */
+  name: string;
+  /**
+   * The next part of ToolCall.arguments in valid UTF-8; it never ends inside a character. Empty
+   * if the call has begun and has no arguments yet.
+   */
+  arguments: string;
+  /**
+   * Number of UTF-8 bytes of the arguments before this piece. Set by the server; ignored in
+   * RespondResponse. A reader that does not have all bytes before the offset must wait for the
+   * tool_call event.
+   */
+  offset: number;
+}
+
+/**
+ * TurnRecord names a record that is part of the answer. It is written when the turn ends, if the turn
+ * completes or ends as INPUT_REQUIRED.
+ */
+export interface TurnRecord {
+  /** Record.key. */
+  key: string;
+  /** True if the record is deleted. */
+  deleted: boolean;
+  /** True if the record belongs to the tenant. */
+  tenantScope: boolean;
 }
 
 /** AnswerStarted starts the next answer message of a turn. */
@@ -594,6 +660,15 @@ export const TurnEvent: MessageFns<TurnEvent> = {
       case "finished":
         TurnFinished.encode(message.event.value, writer.uint32(90).fork()).join();
         break;
+      case "reasoningDelta":
+        ReasoningDelta.encode(message.event.value, writer.uint32(98).fork()).join();
+        break;
+      case "toolCallDelta":
+        ToolCallDelta.encode(message.event.value, writer.uint32(106).fork()).join();
+        break;
+      case "record":
+        TurnRecord.encode(message.event.value, writer.uint32(114).fork()).join();
+        break;
     }
     return writer;
   },
@@ -699,6 +774,30 @@ export const TurnEvent: MessageFns<TurnEvent> = {
             message.event = { $case: "finished", value: TurnFinished.decode(reader, reader.uint32()) };
             continue;
           }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            message.event = { $case: "reasoningDelta", value: ReasoningDelta.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.event = { $case: "toolCallDelta", value: ToolCallDelta.decode(reader, reader.uint32()) };
+            continue;
+          }
+          case 14: {
+            if (tag !== 114) {
+              break;
+            }
+
+            message.event = { $case: "record", value: TurnRecord.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -770,6 +869,24 @@ export const TurnEvent: MessageFns<TurnEvent> = {
       case "finished": {
         if (object.event?.value !== undefined && object.event?.value !== null) {
           message.event = { $case: "finished", value: TurnFinished.fromPartial(object.event.value) };
+        }
+        break;
+      }
+      case "reasoningDelta": {
+        if (object.event?.value !== undefined && object.event?.value !== null) {
+          message.event = { $case: "reasoningDelta", value: ReasoningDelta.fromPartial(object.event.value) };
+        }
+        break;
+      }
+      case "toolCallDelta": {
+        if (object.event?.value !== undefined && object.event?.value !== null) {
+          message.event = { $case: "toolCallDelta", value: ToolCallDelta.fromPartial(object.event.value) };
+        }
+        break;
+      }
+      case "record": {
+        if (object.event?.value !== undefined && object.event?.value !== null) {
+          message.event = { $case: "record", value: TurnRecord.fromPartial(object.event.value) };
         }
         break;
       }
@@ -967,6 +1084,255 @@ export const TextDelta: MessageFns<TextDelta> = {
     const message = createBaseTextDelta();
     message.text = object.text ?? "";
     message.offset = object.offset ?? 0;
+    return message;
+  },
+};
+
+function createBaseReasoningDelta(): ReasoningDelta {
+  return { text: "", offset: 0 };
+}
+
+export const ReasoningDelta: MessageFns<ReasoningDelta> = {
+  encode(message: ReasoningDelta, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.text !== "") {
+      writer.uint32(10).string(message.text);
+    }
+    if (message.offset !== 0) {
+      writer.uint32(16).int32(message.offset);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ReasoningDelta {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseReasoningDelta();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.text = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.offset = reader.int32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ReasoningDelta>): ReasoningDelta {
+    return ReasoningDelta.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ReasoningDelta>): ReasoningDelta {
+    const message = createBaseReasoningDelta();
+    message.text = object.text ?? "";
+    message.offset = object.offset ?? 0;
+    return message;
+  },
+};
+
+function createBaseToolCallDelta(): ToolCallDelta {
+  return { index: 0, id: "", name: "", arguments: "", offset: 0 };
+}
+
+export const ToolCallDelta: MessageFns<ToolCallDelta> = {
+  encode(message: ToolCallDelta, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.index !== 0) {
+      writer.uint32(8).int32(message.index);
+    }
+    if (message.id !== "") {
+      writer.uint32(18).string(message.id);
+    }
+    if (message.name !== "") {
+      writer.uint32(26).string(message.name);
+    }
+    if (message.arguments !== "") {
+      writer.uint32(34).string(message.arguments);
+    }
+    if (message.offset !== 0) {
+      writer.uint32(40).int32(message.offset);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ToolCallDelta {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseToolCallDelta();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.index = reader.int32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.id = reader.string();
+            continue;
+          }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.arguments = reader.string();
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.offset = reader.int32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<ToolCallDelta>): ToolCallDelta {
+    return ToolCallDelta.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<ToolCallDelta>): ToolCallDelta {
+    const message = createBaseToolCallDelta();
+    message.index = object.index ?? 0;
+    message.id = object.id ?? "";
+    message.name = object.name ?? "";
+    message.arguments = object.arguments ?? "";
+    message.offset = object.offset ?? 0;
+    return message;
+  },
+};
+
+function createBaseTurnRecord(): TurnRecord {
+  return { key: "", deleted: false, tenantScope: false };
+}
+
+export const TurnRecord: MessageFns<TurnRecord> = {
+  encode(message: TurnRecord, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.deleted !== false) {
+      writer.uint32(16).bool(message.deleted);
+    }
+    if (message.tenantScope !== false) {
+      writer.uint32(24).bool(message.tenantScope);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TurnRecord {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTurnRecord();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.deleted = reader.bool();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.tenantScope = reader.bool();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  create(base?: DeepPartial<TurnRecord>): TurnRecord {
+    return TurnRecord.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<TurnRecord>): TurnRecord {
+    const message = createBaseTurnRecord();
+    message.key = object.key ?? "";
+    message.deleted = object.deleted ?? false;
+    message.tenantScope = object.tenantScope ?? false;
     return message;
   },
 };
