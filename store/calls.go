@@ -29,6 +29,13 @@ type Create struct {
 	Conversation *parleyv1.Conversation
 	// Messages are the first messages of a fork, in wire form, with their sequences and times.
 	Messages Frames
+	// RecordsOf is the id of a conversation of the tenant whose records are copied, in the same commit, as they are then.
+	// The copies get version 1 as their revision. If it does not exist, there is nothing to copy. If they are larger than
+	// MaxCopiedRecordBytes, the error is RecordsFullError. Empty copies none.
+	RecordsOf string
+	// RecordsOfUID is the uid that the conversation RecordsOf must have, otherwise ErrNotFound. Empty skips the check. The
+	// check follows that of the id of the new conversation.
+	RecordsOfUID string
 	// Request is optional.
 	Request *Request
 	// OrGet returns an existing conversation instead of ErrConversationExists.
@@ -47,6 +54,8 @@ type Import struct {
 	Conversation *parleyv1.Conversation
 	// Messages in wire form, with rising sequences. Limits apply as in any write.
 	Messages Frames
+	// Records of the conversation. They get its version as their revision and the time of the import.
+	Records []*parleyv1.Record
 	// Overwrite deletes a conversation that has the same id and imports this one in its place.
 	Overwrite bool
 }
@@ -73,10 +82,13 @@ type Hold struct {
 //     differs.
 //  2. The conversation does not exist and MustExist, UID or End is set, or UID is set and differs:
 //     ErrNotFound.
-//  3. A turn is running and Begin is set: BusyError.
+//  3. A turn is running and Begin or ReplaceAfter is set: BusyError.
 //  4. IfVersion differs: VersionError.
 //  5. End is not the running turn: ErrTurnEnded.
-//  6. The conversation is new and the tenant is at its capacity: ErrFull.
+//  6. The conversation is new and its header is too large: HeaderTooLargeError.
+//  7. ReplaceAfter would separate a tool call from its result: SeparatedError.
+//  8. The conversation keeps all messages and is full: ConversationFullError; see law 16.
+//  9. The conversation is new and the tenant is at its capacity: ErrFull.
 type Append struct {
 	// Tenant that the conversation belongs to.
 	Tenant string
@@ -95,6 +107,15 @@ type Append struct {
 	IfVersion *int32
 	// MustExist fails with ErrNotFound instead of creating the conversation.
 	MustExist bool
+	// CreateWith contains the fields that the client may choose, as in Create, of a conversation that
+	// the append creates. Its id is ignored. If the conversation exists, CreateWith has no effect. It
+	// may be nil.
+	CreateWith *parleyv1.Conversation
+	// ReplaceAfter is the sequence of the newest message to keep: all messages after it are removed before
+	// Messages are appended, see law 18. 0 removes all messages. A call that is kept must keep its result, or
+	// Messages must contain a result for it. Messages may be empty. Such an append without Request, Begin
+	// and End writes nothing if it removes nothing. Nil removes no message.
+	ReplaceAfter *int32
 	// UID that the conversation must have, otherwise ErrNotFound. Empty skips the check.
 	UID string
 	// Begin starts this turn. The caller sets id, request_id, agent, optionally create_time and, if
@@ -106,12 +127,27 @@ type Append struct {
 	// already stored. The store sets turn_id and conversation_version in its copy and does not
 	// interpret the other fields.
 	Events *storev1.TurnEvents
+	// Records are written or deleted in the same commit, see [WriteRecords]. Records of the conversation get its
+	// version after the append as their revision. An append that only deletes records which do not exist, without
+	// Messages, Request, Begin and End, writes nothing.
+	Records []*parleyv1.RecordWrite
 	// Queued, if not nil, is called once, when the place of the append among those to the conversation is
 	// fixed, at the latest before a successful Append returns. An append that starts after that is
 	// applied later; see law 17. If Append fails, Queued may not have been called. Queued must return
 	// quickly and must not call the store.
 	Queued func()
 }
+
+// OnlyRemoves reports whether the append adds neither messages nor records and removes some, if the conversation
+// exists. Then it succeeds above the limits of space, also if its Request takes more bytes than it removes; see law 16.
+func (a *Append) OnlyRemoves() bool {
+	return (a.ReplaceAfter != nil || len(a.Records) > 0) && len(a.Messages) == 0 && a.Begin == nil && a.End == nil &&
+		onlyDeletes(a.Records)
+}
+
+// MayExceed reports whether the append succeeds above the limit of bytes of its tenant, see law 16: it only removes, or
+// ends a turn and writes no records.
+func (a *Append) MayExceed() bool { return a.OnlyRemoves() || a.End != nil && onlyDeletes(a.Records) }
 
 // Update changes a conversation. Parts that are nil or empty stay as they are.
 type Update struct {
@@ -125,13 +161,27 @@ type Update struct {
 	// Values contains the new values of Fields.
 	Values *parleyv1.Conversation
 	// Fields to copy from Values: any of title, labels, agent, system_prompt,
-	// retention.max_messages, retention.ttl. An unset retention value means the store's default.
+	// retention.max_messages, retention.ttl, retention.keep_all, retention.no_expiry,
+	// retention.no_eviction. An unset retention value means the store's default.
 	Fields []string
 	// Lease sets the routing lease. If its agent is empty, it ends the lease.
 	Lease *Lease
 	// KeepThrough removes all messages after this sequence. It fails with BusyError while a turn is
-	// running.
+	// running. It is ignored if Sequences is not empty.
 	KeepThrough *int32
+	// Sequences are those of messages to remove, in any order. Sequences of messages that are not kept are
+	// ignored. It fails with BusyError while a turn is running, and with SeparatedError if a tool call would be
+	// removed without its result, or a result without its call.
+	Sequences []int32
+	// Request is optional. It is checked before everything else. An update with a Request that is not a retry
+	// is always a change, because the conversation stores the request.
+	Request *Request
+}
+
+// OnlyRemoves reports whether the update removes messages and changes nothing else. Then it succeeds above the limits
+// of space, also if its Request takes more bytes than it removes; see law 16.
+func (u *Update) OnlyRemoves() bool {
+	return (u.KeepThrough != nil || len(u.Sequences) > 0) && len(u.Fields) == 0 && u.Lease == nil
 }
 
 // Lease is a routing lease to set.
@@ -179,6 +229,9 @@ type Read struct {
 	Shared bool
 	// Turns also returns the turns and their events.
 	Turns bool
+	// RecordPrefixes also returns the records of the conversation whose keys begin with one of these texts; "" means
+	// all. At most MaxReadRecordBytes of them, encoded, but at least one.
+	RecordPrefixes []string
 	// Request checks whether the conversation has stored this request. If it has stored the same id
 	// and method with another digest, Read fails with ErrRequestReused.
 	Request *Request
@@ -233,6 +286,12 @@ const (
 	// be able to contain them.
 	MaxListBytes = MaxConversationBytes
 )
+
+// MaxReadRecordBytes is the maximum encoded size of the records that one Read returns.
+const MaxReadRecordBytes = 512 << 10
+
+// RequestTTL is how long a store remembers a request of a write of the tenant's records.
+const RequestTTL = time.Hour
 
 // MaxHeaderBytes is the maximum size of a conversation's header in encoded form, its system prompt
 // included. A header that follows the rules of the API has at most 135 KiB.

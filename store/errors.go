@@ -16,7 +16,7 @@ var (
 	// ErrTurnEnded means that the turn is not the running turn of its conversation.
 	ErrTurnEnded = errors.New("turn is not running")
 	// ErrFull means that the tenant is at its capacity and no conversation can be evicted: all of
-	// them have a running turn or are held.
+	// them have a running turn, are held, or have no_eviction.
 	ErrFull = errors.New("tenant is at its capacity and no conversation can be evicted")
 	// ErrExpired means that the conversation to import has already expired.
 	ErrExpired = errors.New("conversation has expired")
@@ -61,9 +61,23 @@ func (e *HeaderTooLargeError) Error() string {
 		MaxHeaderBytes)
 }
 
+// ConversationFullError is returned if a conversation that keeps all messages would have more bytes of
+// messages than its limit; see law 16.
+type ConversationFullError struct {
+	// Bytes is the encoded size that its messages would have.
+	Bytes int
+	// Limit is the maximum.
+	Limit int
+}
+
+// Error returns the size and the limit.
+func (e *ConversationFullError) Error() string {
+	return fmt.Sprintf("it keeps all messages, they would have %d bytes, the limit is %d", e.Bytes, e.Limit)
+}
+
 // TenantBytesError is returned if a write would exceed a tenant's limit of bytes.
 type TenantBytesError struct {
-	// Bytes is the size that the tenant's conversations would have.
+	// Bytes is the size that the tenant's conversations and records would have.
 	Bytes int64
 	// Limit is the maximum.
 	Limit int64
@@ -71,7 +85,8 @@ type TenantBytesError struct {
 
 // Error returns the size and the limit.
 func (e *TenantBytesError) Error() string {
-	return fmt.Sprintf("the conversations of the tenant would have %d bytes, the limit is %d", e.Bytes, e.Limit)
+	return fmt.Sprintf("the conversations and records of the tenant would have %d bytes, the limit is %d", e.Bytes,
+		e.Limit)
 }
 
 // BusyError is returned if a turn is running on the conversation.
@@ -83,4 +98,26 @@ type BusyError struct {
 // Error returns the id of the turn.
 func (e *BusyError) Error() string {
 	return fmt.Sprintf("turn %s is running", e.TurnID)
+}
+
+// SeparatedError is returned if a write would remove a tool call without its result, or a result without its
+// call.
+type SeparatedError struct {
+	// CallID is the id of the call.
+	CallID string
+	// Call and Result are the sequences of the messages with the call and with its result.
+	Call, Result int32
+	// Replacing is true for an Append with ReplaceAfter, which may add another result. It is false for an
+	// Update with Sequences.
+	Replacing bool
+}
+
+// Error returns both sequences and a remedy.
+func (e *SeparatedError) Error() string {
+	remedy := "remove both or neither"
+	if e.Replacing {
+		remedy = "replace both, or append a result for the call"
+	}
+	return fmt.Sprintf("message %d has the tool call %.128q and message %d has its result; %s", e.Call, e.CallID, e.Result,
+		remedy)
 }

@@ -20,6 +20,7 @@ const (
 	length = uint64(protowire.BytesType)
 
 	// Message
+	tagID             = 1<<3 | length
 	tagSequence       = 2<<3 | varint
 	tagRole           = 3<<3 | varint
 	tagContent        = 4<<3 | length
@@ -34,13 +35,17 @@ const (
 	tagUsage          = 13<<3 | length
 	tagMetadata       = 14<<3 | length
 	tagCreateTime     = 15<<3 | length
+	tagNative         = 18<<3 | length
+	tagReasoning      = 19<<3 | length
 
-	// StructuredData, ToolCall, ToolResult
+	// StructuredData, ToolCall, ToolResult, Native
 	tagDataType      = 1<<3 | length
 	tagCallID        = 1<<3 | length
 	tagResultCallID  = 1<<3 | length
 	tagResultName    = 2<<3 | length
 	tagResultContent = 3<<3 | length
+	tagNativeType    = 1<<3 | length
+	tagNativeValue   = 2<<3 | length
 
 	// Usage
 	tagModel             = 1<<3 | length
@@ -72,6 +77,7 @@ type Fields struct {
 	Metadata       [][]byte // see MetadataEntry
 	ToolResult     []byte   // nil if the message has none; see ReadResult
 	Usage          []byte   // nil if the message has none; see ReadUsage
+	Native         []byte   // nil if the message has none; see ReadNative
 	CreateTime     []byte   // nil if the message has none; see Time
 }
 
@@ -80,6 +86,9 @@ type Nested struct{ Name, Encoded []byte }
 
 // ResultFields has fields of a ToolResult. Its slices point into the frame.
 type ResultFields struct{ CallID, Name, Content []byte }
+
+// NativeFields has the fields of a Native. Its slices point into the frame.
+type NativeFields struct{ Type, Value []byte }
 
 // UsageFields has the fields of a Usage. Its slices point into the frame.
 type UsageFields struct {
@@ -123,6 +132,8 @@ func (f *Fields) Read(frame Frame) error {
 			f.Metadata = append(f.Metadata, w.bytes)
 		case tagCreateTime:
 			f.CreateTime = merge(f.CreateTime, w.bytes)
+		case tagNative:
+			f.Native = merge(f.Native, w.bytes)
 		}
 	}
 	return w.err
@@ -174,6 +185,21 @@ func (f *Fields) ReadUsage() (u UsageFields, err error) {
 	return u, w.err
 }
 
+// ReadNative returns the native form; zero if the message has none. It returns ErrCorrupt if the native
+// form is not a message.
+func (f *Fields) ReadNative() (n NativeFields, err error) {
+	w := wire{rest: f.Native}
+	for w.next() {
+		switch w.tag {
+		case tagNativeType:
+			n.Type = w.bytes
+		case tagNativeValue:
+			n.Value = w.bytes
+		}
+	}
+	return n, w.err
+}
+
 // Time returns the create time; the Unix epoch if the message has none. It returns ErrCorrupt if the
 // create time is not a message.
 func (f *Fields) Time() (time.Time, error) {
@@ -220,6 +246,50 @@ func AppendNumbered(b, message []byte, status parleyv1.MessageStatus, n *parleyv
 	numbered = appendNumber(numbered, tagExchange, int64(n.GetExchange()))
 	numbered = protowire.AppendBytes(protowire.AppendVarint(numbered, tagCreateTime), at)
 	return AppendFrame(b, message, numbered)
+}
+
+// WithoutReasoning returns the frames without Message.reasoning. If no message has one, it returns f itself.
+func (f Frames) WithoutReasoning() Frames { return f.without(tagReasoning) }
+
+// WithoutNative returns the frames without Message.native and Message.reasoning. If no message has one of them,
+// it returns f itself.
+func (f Frames) WithoutNative() Frames { return f.without(tagNative, tagReasoning) }
+
+func (f Frames) without(tags ...uint64) Frames {
+	var kept Frames // nil until a frame has one of the fields
+	at := 0
+	for frame := range f.All() {
+		short := frame.without(tags)
+		if kept == nil && len(short) < len(frame) {
+			kept = append(make(Frames, 0, len(f)), f[:at]...)
+		}
+		if kept != nil {
+			kept = append(kept, short...)
+		}
+		at += len(frame)
+	}
+	if kept == nil {
+		return f
+	}
+	return append(kept, f[at:]...)
+}
+
+// without returns the frame without the fields with these tags. It returns a damaged message as it is.
+func (f Frame) without(tags []uint64) Frame {
+	body := f.Body()
+	var parts [][]byte
+	w, from, start := wire{rest: body}, 0, 0 // from is the end of the last removed field, start that of the last field
+	for w.next() {
+		end := len(body) - len(w.rest)
+		if slices.Contains(tags, w.tag) {
+			parts, from = append(parts, body[from:start]), end
+		}
+		start = end
+	}
+	if from == 0 || w.err != nil {
+		return f
+	}
+	return AppendFrame(nil, append(parts, body[from:])...)
 }
 
 func appendNumber(b []byte, tag uint64, v int64) []byte {

@@ -1,7 +1,9 @@
 package store
 
 import (
+	"bytes"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -20,11 +22,12 @@ func TestTags(t *testing.T) {
 	message := func(m proto.Message) protoreflect.MessageDescriptor { return m.ProtoReflect().Descriptor() }
 	for of, tags := range map[protoreflect.MessageDescriptor]map[protoreflect.Name]uint64{
 		message(new(parleyv1.Message)): {
-			"sequence": tagSequence, "role": tagRole, "content": tagContent, "structured_data": tagStructuredData,
+			"id": tagID, "sequence": tagSequence, "role": tagRole, "content": tagContent, "structured_data": tagStructuredData,
 			"tool_calls": tagToolCalls, "tool_result": tagToolResult, "agent": tagAgent, "summary": tagSummary,
 			"status": tagStatus, "turn_id": tagTurnID, "exchange": tagExchange, "usage": tagUsage,
-			"metadata": tagMetadata, "create_time": tagCreateTime,
+			"metadata": tagMetadata, "create_time": tagCreateTime, "native": tagNative, "reasoning": tagReasoning,
 		},
+		message(new(parleyv1.Native)):         {"type": tagNativeType, "value": tagNativeValue},
 		message(new(parleyv1.StructuredData)): {"type": tagDataType},
 		message(new(parleyv1.ToolCall)):       {"id": tagCallID},
 		message(new(parleyv1.ToolResult)): {
@@ -57,7 +60,7 @@ func TestTags(t *testing.T) {
 // FuzzFields checks that Fields has the same values as the decoded message.
 func FuzzFields(f *testing.F) {
 	full := &parleyv1.Message{
-		Sequence: 7, Exchange: 3, Role: parleyv1.Role_ROLE_TOOL, Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE,
+		Id: "m7", Sequence: 7, Exchange: 3, Role: parleyv1.Role_ROLE_TOOL, Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE,
 		Content: "content", Agent: "finder", Summary: "found", TurnId: "t",
 		StructuredData: []*parleyv1.StructuredData{{Type: "list"}, {Type: "price"}},
 		ToolCalls:      []*parleyv1.ToolCall{{Id: "1", Name: "search"}, {Id: "2"}},
@@ -67,6 +70,7 @@ func FuzzFields(f *testing.F) {
 		},
 		Metadata:   map[string]string{"user": "Ann", "": ""},
 		CreateTime: &timestamppb.Timestamp{Seconds: -1, Nanos: 5},
+		Native:     &parleyv1.Native{Type: "t", Value: []byte("\xff\x00")}, Reasoning: "why",
 	}
 	var bodies []byte
 	for _, m := range []*parleyv1.Message{full, {}, {Usage: &parleyv1.Usage{OutputTokens: 2}}, {Content: "other"}} {
@@ -96,11 +100,15 @@ func FuzzFields(f *testing.F) {
 		if got := frame.Sequence(); got != want.GetSequence() {
 			t.Errorf("Sequence() = %d, want %d", got, want.GetSequence())
 		}
+		checkWithout(t, frame, want)
+		if got := string(frame.ID()); got != want.GetId() {
+			t.Errorf("ID() = %q, want %q", got, want.GetId())
+		}
 		want = &parleyv1.Message{
 			Sequence: want.Sequence, Exchange: want.Exchange, Role: want.Role, Status: want.Status, Content: want.Content,
 			Agent: want.Agent, Summary: want.Summary, TurnId: want.TurnId, StructuredData: want.StructuredData,
 			ToolCalls: want.ToolCalls, ToolResult: want.ToolResult, Usage: want.Usage, Metadata: want.Metadata,
-			CreateTime: want.CreateTime,
+			CreateTime: want.CreateTime, Native: want.Native,
 		}
 		if d := cmp.Diff(want, decodeFields(t, &fields), protocmp.Transform()); d != "" {
 			t.Errorf("message (-decoded +fields):\n%s", d)
@@ -143,6 +151,10 @@ func decodeFields(t *testing.T, f *Fields) *parleyv1.Message {
 		m.ToolResult = new(parleyv1.ToolResult)
 		decode(f.ToolResult, m.ToolResult)
 	}
+	if f.Native != nil {
+		m.Native = new(parleyv1.Native)
+		decode(f.Native, m.Native)
+	}
 	if f.Usage != nil {
 		m.Usage = new(parleyv1.Usage)
 		decode(f.Usage, m.Usage)
@@ -152,6 +164,32 @@ func decodeFields(t *testing.T, f *Fields) *parleyv1.Message {
 		decode(f.CreateTime, m.CreateTime)
 	}
 	return m
+}
+
+// checkWithout removes fields from a frame that decodes to this message, and from a frame beside it.
+func checkWithout(t *testing.T, frame Frame, message *parleyv1.Message) {
+	t.Helper()
+	frames := slices.Concat(frame, frame)
+	for _, test := range []struct {
+		name         string
+		got          Frames
+		removeNative bool
+	}{{"WithoutReasoning", Frames(frames).WithoutReasoning(), false}, {"WithoutNative", Frames(frames).WithoutNative(), true}} {
+		want := proto.CloneOf(message)
+		want.Reasoning = ""
+		if test.removeNative {
+			want.Native = nil
+		}
+		messages, err := test.got.Messages()
+		if err != nil || len(messages) != 2 {
+			t.Fatalf("%s = %d messages, %v, want 2", test.name, len(messages), err)
+		}
+		for _, got := range messages {
+			if d := cmp.Diff(want, got, protocmp.Transform()); d != "" {
+				t.Errorf("%s (-want +got):\n%s", test.name, d)
+			}
+		}
+	}
 }
 
 // checkNested compares what f reads of the messages inside a message with that message.
@@ -185,6 +223,10 @@ func checkNested(t *testing.T, f *Fields, want *parleyv1.Message) {
 	if err != nil || !proto.Equal(got, counts) {
 		t.Errorf("ReadUsage() = %v, %v, want %v", got, err, counts)
 	}
+	native, err := f.ReadNative()
+	if n := want.GetNative(); err != nil || string(native.Type) != n.GetType() || !bytes.Equal(native.Value, n.GetValue()) {
+		t.Errorf("ReadNative() = %+v, %v, want %v", native, err, n)
+	}
 	if at, err := f.Time(); err != nil || !at.Equal(want.GetCreateTime().AsTime()) {
 		t.Errorf("Time() = %v, %v, want %v", at, err, want.GetCreateTime().AsTime())
 	}
@@ -201,6 +243,7 @@ func TestCorruptFields(t *testing.T) {
 		"usage":             {0x6a, 1, 0xff},
 		"entry of metadata": {0x72, 1, 0xff},
 		"create time":       {0x7a, 1, 0xff},
+		"native form":       {0x92, 0x01, 1, 0xff},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var f Fields
@@ -209,7 +252,8 @@ func TestCorruptFields(t *testing.T) {
 				_, errResult := f.ReadResult()
 				_, errUsage := f.ReadUsage()
 				_, errTime := f.Time()
-				err = errors.Join(errResult, errUsage, errTime)
+				_, errNative := f.ReadNative()
+				err = errors.Join(errResult, errUsage, errTime, errNative)
 			}
 			for _, entry := range f.Metadata {
 				_, _, err = MetadataEntry(entry)
@@ -218,6 +262,37 @@ func TestCorruptFields(t *testing.T) {
 				t.Errorf("reading %x = %v, want ErrCorrupt", body, err)
 			}
 		})
+	}
+}
+
+// TestWithout checks that messages without the removed fields are returned as they are, and that damage is not lost.
+func TestWithout(t *testing.T) {
+	encode := func(m *parleyv1.Message) Frames {
+		frame, err := EncodeFrame(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Frames(frame)
+	}
+	plain := slices.Concat(encode(&parleyv1.Message{Content: "one"}), encode(&parleyv1.Message{Content: "two"}))
+	if got := plain.WithoutNative(); len(got) == 0 || &got[0] != &plain[0] || len(got) != len(plain) {
+		t.Errorf("WithoutNative() of %x = %x, want the same memory", plain, got)
+	}
+	full := encode(&parleyv1.Message{Content: "three", Reasoning: "r", Native: &parleyv1.Native{Type: "t"}})
+	all := slices.Concat(plain, full, plain)
+	before, damaged := slices.Clone(all), Frames(AppendFrame(nil, Frame(full).Body(), []byte{0xff}))
+	for name, test := range map[string]struct{ got, want Frames }{
+		"WithoutNative":    {all.WithoutNative(), slices.Concat(plain, encode(&parleyv1.Message{Content: "three"}), plain)},
+		"WithoutReasoning": {full.WithoutReasoning(), encode(&parleyv1.Message{Content: "three", Native: &parleyv1.Native{Type: "t"}})},
+		"damaged message":  {damaged.WithoutNative(), damaged},
+		"damaged frame":    {append(slices.Clone(full), 0x12).WithoutNative(), append(encode(&parleyv1.Message{Content: "three"}), 0x12)},
+	} {
+		if !bytes.Equal(test.got, test.want) {
+			t.Errorf("%s = %x, want %x", name, test.got, test.want)
+		}
+	}
+	if !bytes.Equal(before, all) {
+		t.Error("WithoutNative changed the frames")
 	}
 }
 

@@ -107,6 +107,17 @@ func (f Frame) Sequence() int32 {
 	return sequence
 }
 
+// ID returns Message.id without decoding the other fields; nil if the field is not set. The slice points into
+// the frame.
+func (f Frame) ID() (id []byte) {
+	for w := (wire{rest: f.Body()}); w.next(); {
+		if w.tag == tagID {
+			id = w.bytes
+		}
+	}
+	return id
+}
+
 // AppendFrame appends a frame to b. The parts together are the encoded Message.
 func AppendFrame(b []byte, parts ...[]byte) []byte {
 	size := 0

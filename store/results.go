@@ -16,6 +16,8 @@ type Result struct {
 	// Turn that the write started or ended, in its present state. If Replayed, the turn that the
 	// first call started; nil if it is no longer stored.
 	Turn *parleyv1.Turn
+	// TenantRevision is the revision of the tenant's records that an append wrote or deleted; 0 if there were none.
+	TenantRevision int64
 	// Created reports whether the write created the conversation.
 	Created bool
 	// Replayed reports that the request was already used and that nothing was written. All fields
@@ -40,20 +42,25 @@ type Snapshot struct {
 	Conversation *parleyv1.Conversation
 	// Messages that were requested, oldest first.
 	Messages Frames
-	// DroppedBytes is the encoded size of the oldest messages that were dropped to stay within
-	// limits. Kept messages that were not requested do not count. A fork or an import starts at 0.
+	// DroppedBytes is the encoded size of the messages that were dropped to stay within limits, or removed
+	// one by one, while they were the oldest. Kept messages that were not requested do not count. A fork or
+	// an import starts at 0.
 	DroppedBytes int64
 	// Turns, oldest first, at most 32.
 	Turns []*parleyv1.Turn
 	// Events of these turns, oldest first. A turn may have no entry.
 	Events []*storev1.TurnEvents
+	// Records that Read.RecordPrefixes selects, in the order of their keys. MoreRecords reports that there are more.
+	Records     []*parleyv1.Record
+	MoreRecords bool
 	// Seen describes what the first call with Read.Request did; nil if there was none.
 	Seen *Seen
 }
 
 // Offsets returns the offset of each message: the encoded bytes of all messages before it, dropped
 // ones included. The last element is the number of bytes of all messages. The snapshot must contain
-// all kept messages. The offset of a retained message does not change.
+// all kept messages. The offset of a retained message changes only if a message before it is removed
+// while an older one is retained.
 func (s *Snapshot) Offsets() []int64 {
 	offset := s.DroppedBytes
 	offsets := []int64{offset}
@@ -108,8 +115,11 @@ type Stats struct {
 	Conversations int64
 	// Messages is the number of messages in these conversations.
 	Messages int64
-	// Bytes is the encoded size of conversations and messages.
+	// Bytes is the encoded size of conversations, messages and records.
 	Bytes int64
+	// Records is the number of records of conversations and of tenants, and RecordBytes their size; see [RecordBytes].
+	// Expired records count until they are swept.
+	Records, RecordBytes int64
 	// FileBytes is the size of the store's file, without a journal, and FileBytesInUse the part that is in use.
 	// Both are 0 if the store has no file.
 	FileBytes, FileBytesInUse int64
@@ -124,7 +134,7 @@ type Stats struct {
 type Change struct {
 	// Tenant that the conversation belongs to.
 	Tenant string
-	// Kind is one of CREATED, UPDATED, MESSAGE_APPENDED, CLEARED, DELETED, EXPIRED, EVICTED.
+	// Kind is one of CREATED, UPDATED, MESSAGE_APPENDED, CLEARED, DELETED, EXPIRED, EVICTED, RECORD.
 	Kind parleyv1.ChangeKind
 	// ConversationID and UID identify the conversation.
 	ConversationID, UID string
@@ -132,7 +142,7 @@ type Change struct {
 	Version int32
 	// Time of the commit.
 	Time time.Time
-	// Conversation is the header after the change, without its system prompt. Set for CREATED,
+	// Conversation is the header after the write, without its system prompt. Set for CREATED,
 	// UPDATED and CLEARED.
 	Conversation *parleyv1.Conversation
 	// Message that was appended. Set for MESSAGE_APPENDED.
@@ -140,10 +150,25 @@ type Change struct {
 	// Count is the number of kept messages after the change. For CLEARED and for changes that
 	// delete the conversation, it is the number of messages that were removed.
 	Count int
-	// Trimmed is the number of old messages that the write dropped to stay within limits. It is set
-	// in the last change of a write only.
+	// Record is the record that was written or deleted. Set for RECORD. The store reports such a change for each record
+	// of a conversation, after the other changes of its version, of which there is at least one. It reports none for
+	// records of the tenant, and none for those that are created or removed together with their conversation.
+	Record *parleyv1.RecordChange
+	// Removal says which messages were removed. Set for CLEARED.
+	Removal *Removal
+	// Trimmed is the number of old messages that the write dropped to stay within limits. It is set only
+	// in the last change of a write, apart from those of records.
 	Trimmed int
 	// EphemeralEnded is set for DELETED if the conversation was ephemeral and its delete time has
 	// passed.
 	EphemeralEnded bool
+}
+
+// Removal says which messages a CLEARED change removed.
+type Removal struct {
+	// After is the sequence after which all kept messages were removed; 0 if all were. It has no meaning if
+	// Sequences is not empty.
+	After int32
+	// Sequences of messages that were removed one by one, rising. Empty if all after After were removed.
+	Sequences []int32
 }

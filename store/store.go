@@ -1,5 +1,5 @@
 // Package store defines the contract between the Parley server and the storage of its
-// conversations. The implementations are in packages memstore and boltstore. Package storetest
+// conversations and records. The implementations are in packages memstore and boltstore. Package storetest
 // tests any implementation against the law below.
 //
 // # Glossary
@@ -24,15 +24,15 @@
 //   - Window: the newest messages of a conversation that fit the limits and are passed to an agent.
 //     It starts at a user message.
 //   - Sequence: the position of a message in its conversation. The first message has 1; positions
-//     are never reused.
+//     are never reused, so those of removed messages are missing.
 //   - Version: a number that increases by one with every change of a conversation. Writes can
 //     require a version.
 //   - Lease: the right of one agent, the active agent, to answer the next messages of a
 //     conversation. It ends at a time, after 366 days at most, or with the conversation.
 //   - Ephemeral conversation: a conversation that is deleted when the connections that hold it have
 //     ended. A tenant has at most [MaxHolds] of them.
-//   - Retention: how many messages a conversation keeps, 1 to 1000, and its ttl, 100 ms to 366
-//     days.
+//   - Retention: how many messages a conversation keeps, 1 to 1000 or all, its ttl, 100 ms to 366
+//     days or none, and whether it may be evicted.
 //   - Expiry: a conversation expires when its ttl has passed since its creation, last append or
 //     last turn.
 //   - Eviction: when a tenant is at its capacity, its oldest conversation by create time is deleted
@@ -41,6 +41,11 @@
 //     release ends the hold.
 //   - Commit: the instant at which all changes of a write take effect. A write returns after its
 //     commit.
+//   - Record: a value under a key, of a conversation or of a tenant. It has a revision and is written,
+//     read and listed apart from the messages.
+//   - Scope: the conversation or the tenant that a record belongs to. A key is unique in its scope.
+//   - Revision: the number of the write that wrote a record. It rises with every write of the scope, and
+//     a write can require it.
 //   - Frame: one message in encoded form, as it is stored and as replies contain it. See [Frame].
 //   - Interaction log: daily files with an entry for every message. Entries remain when a
 //     conversation is deleted.
@@ -65,7 +70,8 @@
 //     when its context ends.
 //  5. Expiry: from its expire_time on a conversation is not found, even before it is swept. It does
 //     not expire while a turn is running or while it is ephemeral. Reads do not postpone the
-//     expiry.
+//     expiry. With no_expiry in its retention it has no expire_time and does not expire. If
+//     no_expiry becomes false, the ttl counts from last_append_time.
 //  6. Order: the writes of a conversation happen one after the other. Sequences and versions rise
 //     in the order of commit. A read sees all writes that returned before it started.
 //  7. Observation: [Options.Observe] receives each committed change once, in the order of commit.
@@ -84,11 +90,12 @@
 //     A second Close is not an error.
 //  11. Capacity: a tenant never has more conversations than [Options.Limits] allow, except
 //     between lowering that limit and the next sweep. A new conversation replaces an expired one
-//     first, then the one with the oldest create time. Conversations with a running turn and held
-//     conversations are skipped. If no other is left, the write fails with [ErrFull].
+//     first, then the one with the oldest create time. Conversations with a running turn, held
+//     conversations, and those with no_eviction in their retention are skipped. If no other is left,
+//     the write fails with [ErrFull].
 //  12. Isolation: conversations, lists, counts and evictions of one tenant do not depend on those
 //     of other tenants. A page token of one tenant is ErrPageToken for all others. [Store.Tenants]
-//     lists a tenant exactly while it has conversations.
+//     lists a tenant exactly while it has conversations or records.
 //  13. Ephemeral conversations: [Store.Hold] makes an id ephemeral and holds it, whether it has a conversation or
 //     not. The id is held until there have been as many Releases as Holds. If it then has a
 //     conversation, the id stays ephemeral until the conversation is removed or the DeleteAfter of
@@ -102,19 +109,44 @@
 //     The store chooses the uid and ignores the one in the caller's header. A uid and a version
 //     together identify one state of one history, unless a backup was restored: versions after the
 //     backup are then used again.
-//  15. Headers: Create, Update and Import reject a header that has more than [MaxHeaderBytes] with
-//     [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn to a header. A
+//  15. Headers: Create, Update, Import and appends with CreateWith reject a header that has more than
+//     [MaxHeaderBytes] with [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn
+//     to the header of a conversation that exists. A
 //     reply therefore has space for a header besides [MaxListBytes] of entries or
 //     [MaxConversationBytes] of messages.
 //  16. Bytes: a write that would exceed a tenant's limit of bytes in [Options.Limits] fails with
-//     [TenantBytesError]. The bytes of a tenant are the encoded sizes of its conversations, as in
-//     [Stats]. Three kinds of writes succeed above the limit: those that add no bytes, removals, and
-//     the end of a turn, so that no answer is lost. If a new conversation replaces others, the bytes
-//     of the others are subtracted. Expired conversations count until they are swept.
+//     [TenantBytesError]. The bytes of a tenant are the encoded sizes of its conversations and its
+//     records, as in [Stats]. Three kinds of writes succeed above the limit: those that add no bytes, removals, and
+//     the end of a turn that writes no records, so that no answer is lost. If a new conversation replaces others,
+//     the bytes of the others are subtracted. Expired conversations count until they are swept.
+//     A conversation with keep_all in its retention drops no messages. An append that would make them
+//     larger than [Options.MaxConversationBytes] fails with [ConversationFullError], also if it only
+//     starts a turn. Two kinds of appends succeed above this limit: the first message of a
+//     conversation, and the end of a turn. Create and Import accept twice the limit, which the end of
+//     a turn may have used. When keep_all becomes false, the oldest messages are dropped.
 //  17. Queued appends: appends to one conversation are applied in the order of their starts if each
 //     starts after the one before has called its [Append.Queued] or has returned. They may share a
 //     commit. An append that fails does not stop those after it. If appends have the same context, and
 //     one of them is not applied because the context ended, no later one of them is applied.
+//  18. Replacing: an append with [Append.ReplaceAfter] removes messages and appends others in one commit
+//     with one version: no read and no crash leaves one without the other. Sequences and exchanges
+//     continue, those of removed messages are not used again. Another write is applied before it or after
+//     it. The observer receives CLEARED, if messages were removed, and then MESSAGE_APPENDED for each
+//     message, all with the same version. A retry with the same [Request] removes nothing, also if messages
+//     were appended in the meantime; the same holds for an [Update].
+//  19. Records: a record is a value under a key of a conversation or of the tenant, with a revision. All
+//     records that one call writes or deletes are one commit, for [Append] together with its messages and
+//     also across both scopes: no read and no crash leaves a part of it. The revision of a conversation's
+//     record is the version of the conversation after the write, that of a tenant's record the next number
+//     of a counter of the tenant. So it is higher than all before it in its scope, and none is used again,
+//     also after a deletion. The records of a conversation end with it: from its end on they are not found,
+//     also if a conversation with the same id is created. A record of a tenant is not found from its
+//     expire_time on. Lists are in the order of the bytes of the keys. A record that exists during all
+//     calls of a list is returned once. A write of a conversation's records counts as an append for its
+//     expiry. A write that would make the records of a conversation larger than [Options.MaxRecordBytes]
+//     fails with [RecordsFullError]. Deletions succeed above all limits of space. The store remembers a
+//     [Request] of a write of the tenant's records alone for [RequestTTL]; its size counts in the bytes of
+//     the tenant.
 //
 // Start at [Store].
 package store
@@ -122,6 +154,8 @@ package store
 import (
 	"context"
 	"time"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 // Store keeps conversations. Its errors are the errors of this package, wrapped with context. A
@@ -135,7 +169,7 @@ type Store interface {
 	// checks and their order.
 	Append(ctx context.Context, a *Append) (*Result, error)
 	// Update changes the header or the routing lease, or removes messages. An update that changes
-	// nothing writes nothing. It returns ErrNotFound if the conversation does not exist.
+	// nothing writes nothing, unless it has a Request. It returns ErrNotFound if the conversation does not exist.
 	Update(ctx context.Context, u *Update) (*Result, error)
 	// Delete deletes a conversation. It returns ErrNotFound if the conversation does not exist.
 	Delete(ctx context.Context, d *Delete) error
@@ -167,6 +201,17 @@ type Store interface {
 	// order.
 	List(ctx context.Context, l *List) (*Page, error)
 
+	// WriteRecords writes and deletes records in one commit. [WriteRecords] lists its checks and their order.
+	WriteRecords(ctx context.Context, w *WriteRecords) (*WrittenRecords, error)
+	// GetRecords returns the records of keys, all of one instant, in the order of the keys, without those
+	// that do not exist. It returns at least one record if there is one, and the keys of those that would
+	// exceed g.MaxBytes. It returns ErrNotFound if the conversation does not exist.
+	GetRecords(ctx context.Context, g *GetRecords) (records []*parleyv1.Record, omitted []string, err error)
+	// ListRecords returns a page of records, all of one instant. It returns at least one record if there is
+	// one. more reports that records follow the last one. An empty page is not an error. It returns
+	// ErrNotFound if the conversation does not exist.
+	ListRecords(ctx context.Context, l *ListRecords) (records []*parleyv1.Record, more bool, err error)
+
 	// SaveProgress stores the part of a running turn's answer that has arrived so far, so that
 	// Abandoned finds it after a crash. It changes neither version nor times. The end of the turn
 	// removes it. It returns ErrTurnEnded if the turn is not the running one or the conversation
@@ -181,20 +226,20 @@ type Store interface {
 	// position, the call returns ErrPageToken or any of the turns.
 	Abandoned(ctx context.Context, after string) (turns []Progress, next string, err error)
 
-	// Sweep removes at most limit conversations that have expired or exceed the capacity. It
-	// reports whether there may be more of them.
+	// Sweep removes at most limit conversations that have expired or exceed the capacity, and records of tenants
+	// that have expired. It reports whether there may be more of them.
 	Sweep(ctx context.Context, limit int) (more bool, err error)
-	// Tenants returns the names of tenants that have conversations, at most limit of them, which is at
+	// Tenants returns the names of tenants that have conversations or records, at most limit of them, which is at
 	// least 1. It reads no conversations. The order of the names is the store's own. after is the
 	// position at which the call continues: empty in the first call, then the next of the previous call.
-	// next is empty when there are no more tenants. A tenant that has conversations all the time is
-	// neither skipped nor returned twice. Expired conversations count until they are swept. If after is
+	// next is empty when there are no more tenants. A tenant that has some all the time is
+	// neither skipped nor returned twice. Expired conversations and records count until they are swept. If after is
 	// not a valid position, the call returns ErrPageToken or any of the tenants.
 	Tenants(ctx context.Context, after string, limit int) (tenants []string, next string, err error)
 	// Stats returns counts over all tenants, in constant time.
 	Stats(ctx context.Context) (Stats, error)
-	// TenantStats returns the counts of one tenant, in constant time: the numbers of its conversations
-	// and messages, and their size. The other fields describe the store and are 0. A tenant without
+	// TenantStats returns the counts of one tenant, in constant time: the numbers of its conversations,
+	// messages and records, and their sizes. The other fields describe the store and are 0. A tenant without
 	// conversations is not an error.
 	TenantStats(ctx context.Context, tenant string) (Stats, error)
 	// Close closes the store.
@@ -225,16 +270,19 @@ type Options struct {
 	// store. If nil, each tenant has MaxConversations and no limit of bytes.
 	Limits func(tenant string) Limits
 	// MaxConversationBytes is the maximum encoded size of the messages of a conversation. The
-	// oldest messages are dropped first; the newest is kept even if it is larger. 0 means the constant
-	// [MaxConversationBytes].
+	// oldest messages are dropped first; the newest is kept even if it is larger. For conversations
+	// with keep_all see law 16. 0 means the constant [MaxConversationBytes].
 	MaxConversationBytes int
+	// MaxRecordBytes is the maximum size of the records of a conversation; see [RecordBytes]. 0 means the
+	// constant [MaxRecordBytes].
+	MaxRecordBytes int64
 }
 
 // Limits are limits of one tenant.
 type Limits struct {
 	// MaxConversations is the capacity in conversations; 0 means no limit.
 	MaxConversations int
-	// MaxBytes is the maximum size of all conversations; 0 means no limit.
+	// MaxBytes is the maximum size of all conversations and records; 0 means no limit.
 	MaxBytes int64
 }
 
@@ -257,6 +305,9 @@ func (o Options) WithDefaults() Options {
 	}
 	if o.MaxMessages == 0 {
 		o.MaxMessages = 20
+	}
+	if o.MaxRecordBytes == 0 {
+		o.MaxRecordBytes = MaxRecordBytes
 	}
 	if o.TTL == 0 {
 		o.TTL = time.Hour

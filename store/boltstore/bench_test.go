@@ -115,11 +115,11 @@ func (s *benchStore) throughBatch(id string) error {
 			return err
 		}
 		now := time.Now()
-		out, err := record.Append(old.live(now), a, drafts, "", now, &s.s.options.Options)
+		out, err := record.Append(old.live(now), a, drafts, nil, "", now, &s.s.options.Options)
 		if err != nil {
 			return err
 		}
-		if err := t.write(a.Tenant, old, out, guards{}, now); err != nil {
+		if err := t.write(&change{tenant: a.Tenant}, old, out, nil, now); err != nil {
 			return err
 		}
 		return t.finish()

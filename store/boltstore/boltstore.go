@@ -1,8 +1,8 @@
 // Package boltstore stores conversations in one bbolt file, with a journal beside it.
 //
-// One goroutine, the writer, does all writes (writer.go). It first decides which queued operations the
-// journal can take: appends to existing conversations (journaled.go). It writes these as one batch of the
-// journal, and puts the others into one transaction of the file, in which they decide and write one after
+// One goroutine, the writer, does all writes (writer.go). It first decides which queued operations the journal can
+// take: appends to existing conversations (journaled.go), and small records (record_write.go). It writes these as one
+// batch of the journal, and puts the others into one transaction of the file, in which they decide and write one after
 // the other (txn.go). A second goroutine makes the writer fold the journal into the file (fold.go).
 // Options.JournalBudget 0 means that there is no journal.
 //
@@ -14,13 +14,18 @@
 // The file has these buckets. Package layout defines their keys and entries, and the invariants that
 // every committed state meets.
 //
-//	conversations  the record of each conversation: its header, messages and turns
+//	conversations  the record of each conversation: its header, turns and newest messages
+//	chunks         older messages of conversations with more than 64 KiB of messages
 //	ids            id of a conversation → its record
 //	expiry         time → conversation that expires at this time or later
 //	turns          running turns: the answer so far
 //	sessions       ids of ephemeral conversations: the process that holds the id, or the delete time
 //	ends           time → id of an ephemeral conversation to delete at that time
 //	tenants        counts of each tenant
+//	records        the records of conversations and of tenants
+//	scopes         revision and counts of the own records of each tenant
+//	recordends     time → record of a tenant that expires at that time
+//	orphans        removed conversations whose records are still to be removed
 //	meta           version of the layout; "journal": the id of the journal, and which of its operations the file
 //	               contains; "closed": whether the file was closed in order
 //
@@ -29,14 +34,15 @@
 //
 // # The journal
 //
-// An operation is an append that the journal contains. A batch is the operations of one commit to the
-// journal. To fold a conversation is to write it to the file with all its operations. A generation is the
-// operations since the last fold of the whole journal began; it is folded when it reaches the budget.
-// Operations that are not folded are pending: package overlay has them in memory, for readers and for the
-// writer. Package journal writes the segments, which are the files of the journal.
+// An operation is an append or a write of records that the journal contains. A batch is the operations of one commit to
+// the journal. To fold a conversation is to write it to the file with all its operations. A generation is the
+// operations since the last fold of the whole journal began; it is folded when it reaches the budget. Operations that
+// are not folded are pending: package overlay has them in memory, for readers and for the writer. Package journal
+// writes the segments, which are the files of the journal.
 //
-// Any transaction that writes or removes a conversation folds it. The header of each record has the index
-// of the last operation in it, so that no operation is applied twice.
+// Any transaction that writes or removes a conversation folds it, with its records. The header of each conversation
+// has the index of the last operation in it, so that no operation is applied twice. The own records of a tenant are
+// folded in the same way; their entry in scopes has the index.
 //
 // # Closing
 //
@@ -56,15 +62,19 @@
 // A record that does not match its checksum is an error for its conversation only. The conversation
 // can be deleted, and all other calls skip it. These cases differ:
 //
-//   - If its header is damaged, a delete does not know how many messages it removes. The count of
-//     the tenant includes them until the tenant has no conversation left.
+//   - If its header is damaged, a delete does not know how many messages it removes, nor the size of those in
+//     chunks. The counts of the tenant include them until the tenant has no conversation left.
 //   - If its entry in ids is damaged, the conversation cannot be deleted, because no other entry
 //     leads from the id to the record. Neither kind of damaged conversation is removed when it is
 //     ephemeral and ends.
+//   - If a chunk is damaged, reads of its messages return the error, and so do writes that remove or drop messages
+//     in it. All other calls about the conversation continue.
 //   - A damaged entry in expiry stays. Its conversation is not swept, but is not found after it has
 //     expired.
 //   - If an operation in the journal cannot be read or applied, its conversation and the journal stay until the
 //     conversation is deleted. Backups and Close return the error, and Open refuses the journal.
+//   - If the value of a record is damaged, calls that read it fail. It can be written or deleted. If its head is
+//     damaged, calls that write it fail, too, until its conversation is deleted.
 //   - If an entry in sessions is damaged, its id counts as not ephemeral.
 //   - If an entry in ends is damaged, the id stays in sessions until expiry leads to its
 //     conversation, at most an hour later, or until the id is used again.
@@ -121,6 +131,8 @@ type Options struct {
 	CacheBytes int
 	// segmentBytes is the size of the journal's segments in tests; 0 is that of package journal.
 	segmentBytes int64
+	// chunkSize is the size of chunks in tests, in bytes, see record.Record.Divide; 0 is defaultChunkSize.
+	chunkSize int
 	// Check is called before an existing file is opened, with its path and whether the last process
 	// closed it in order. If Check returns an error, Open returns it. Check should run CheckPages
 	// in a process of its own. If nil, the file is opened without a check.
@@ -252,7 +264,11 @@ func (s *Store) beginTxn(tx *bolt.Tx) *txn {
 	if s.journal != nil {
 		j.pending = s.tally.pending.View()
 	}
-	return newTxn(tx, &s.options.Options, s.tally, j)
+	t := newTxn(tx, &s.options.Options, s.tally, j)
+	if size := s.options.chunkSize; size > 0 {
+		t.chunkSize = size
+	}
+	return t
 }
 
 // afterCommit runs after each commit to the file or the journal, also one without changes, before the
@@ -311,16 +327,6 @@ func (s *Store) readOnce(ctx context.Context, read func(*bolt.Tx, *reader) error
 	})
 }
 
-// journaled returns what the journal adds to a transaction that begins later. The caller calls done when
-// the transaction has ended.
-func (s *Store) journaled() (j journaled, done func()) {
-	if s.journal == nil {
-		return journaled{}, func() {}
-	}
-	done = s.journal.Pin() // Before the view: no segment that the view needs is written again.
-	return journaled{pending: s.tally.pending.View(), journal: s.journal}, done
-}
-
 // do makes the writer apply an operation, see writer.do.
 func (s *Store) do(ctx context.Context, tenant string, size int, apply func(*txn) error) error {
 	return s.countCorrupt(s.writer.do(ctx, tenant, size, apply))
@@ -360,38 +366,4 @@ func (s *Store) Close() error {
 		return fmt.Errorf("close the store: %w", err)
 	}
 	return nil
-}
-
-func (s *Store) closeFiles() error {
-	err := s.db.Close()
-	if s.journal != nil {
-		err = errors.Join(err, s.journal.Close())
-	}
-	return err
-}
-
-// markClosed folds the journal, and writes that the store was closed in order. After a failure it does nothing. If the
-// disk has no space for the mark, the next Open checks the file. If bbolt has panicked, the file is
-// damaged: markClosed removes an earlier mark, so that the next Open checks the complete file. folded is
-// true if there is a journal and all its operations are in the file.
-func (s *Store) markClosed() (folded bool, err error) {
-	if s.failed.Load() {
-		return false, nil
-	}
-	if s.journal != nil && !s.tally.guard.Panicked.Load() {
-		if err := s.foldAll(); err != nil && !boltfile.IsFull(err) {
-			return false, err
-		} else if err == nil {
-			folded = true
-		}
-	}
-	mark := boltfile.MarkClosed
-	if s.tally.guard.Panicked.Load() {
-		mark = boltfile.UnmarkClosed
-	}
-	err = s.writer.transact(mark)
-	if errors.Is(err, boltfile.ErrUnchanged) || err != nil && boltfile.IsFull(err) {
-		err = nil
-	}
-	return folded, err
 }

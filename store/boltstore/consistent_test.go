@@ -51,8 +51,8 @@ func checkBuckets(tx *bolt.Tx, s *Store) error {
 			return nil //nolint:nilerr // The checker has reported it.
 		}
 		inFile[tenant] = inFile[tenant].Plus(layout.Counts{
-			Conversations: 1, Messages: int64(base.Conversation().GetMessageCount()), Bytes: int64(len(value)),
-		})
+			Conversations: 1, Messages: int64(base.Conversation().GetMessageCount()), Bytes: int64(base.Size()),
+		}).Plus(layout.OfRecords(base.RecordCounts()))
 		r, size, err := readAll(all, tenant, layout.InnerKey(rest), value)
 		if err != nil {
 			fault("conversation %q of %q: %v", base.Conversation().GetId(), tenant, err)
@@ -63,14 +63,37 @@ func checkBuckets(tx *bolt.Tx, s *Store) error {
 		}
 		want[tenant] = want[tenant].Plus(layout.Counts{
 			Conversations: 1, Messages: int64(r.Conversation().GetMessageCount()), Bytes: int64(size),
-		})
+		}).Plus(layout.OfRecords(r.RecordCounts()))
+		e, _ := all.entry(key)
+		of := conversationScope(tenant, layout.InnerKey(rest), e)
+		if _, err := all.pendingValues(of); err != nil {
+			fault("records of conversation %q of %q: %v", base.Conversation().GetId(), tenant, err)
+		}
+		if got := all.countRecords(of); got != r.RecordCounts() {
+			fault("conversation %q of %q has records %+v, counts %+v", base.Conversation().GetId(), tenant, got, r.RecordCounts())
+		}
 		start := tl.evictFrom[tenant]
 		state := readState(tx.Bucket([]byte(layout.SessionsBucket)), tl.epoch, tenant, r.Conversation().GetId())
-		if bytes.Compare(rest, start[:]) < 0 && !r.Running() && !state.Held {
+		if bytes.Compare(rest, start[:]) < 0 && !r.Running() && !state.Held && r.Evictable() {
 			fault("conversation %q of %q cannot be evicted", r.Conversation().GetId(), tenant)
 		}
 		return nil
 	})
+	for tenant := range tl.tenants {
+		inFileOnly := newReader(tx, journaled{})
+		for sum, r := range map[*map[string]layout.Counts]*reader{&inFile: &inFileOnly, &want: &all} {
+			own, err := r.tenantRecords(tenant)
+			if err != nil {
+				fault("records of %q: %v", tenant, err)
+			} else if _, err := r.pendingValues(own.scope); err != nil {
+				fault("records of %q: %v", tenant, err)
+			} else if got := r.countRecords(own.scope); got != own.state.Counts {
+				fault("%q has records %+v, counts %+v", tenant, got, own.state.Counts)
+			} else {
+				mergeChanged(*sum, map[string]layout.Counts{tenant: (*sum)[tenant].Plus(layout.OfRecords(got))})
+			}
+		}
+	}
 	got := map[string]layout.Counts{}
 	_ = tx.Bucket([]byte(layout.TenantsBucket)).ForEach(func(key, value []byte) error {
 		tenant, _, _ := layout.CutTenant(key)
@@ -78,7 +101,7 @@ func checkBuckets(tx *bolt.Tx, s *Store) error {
 		if !ok {
 			fault("counts of %q are damaged", tenant)
 		}
-		got[tenant] = c
+		mergeChanged(got, map[string]layout.Counts{tenant: c}) // All may be 0 if only the journal has records.
 		return nil
 	})
 	if !maps.Equal(got, inFile) || !maps.Equal(tl.tenants, want) {
@@ -127,7 +150,7 @@ func readAll(r reader, tenant string, key layout.InnerKey, base []byte) (*record
 	if err != nil {
 		return nil, 0, err
 	}
-	replayed, err := r.replay(base, e)
+	replayed, err := r.replay(layout.ConversationKey(tenant, key), base, e)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -138,8 +161,8 @@ func readAll(r reader, tenant string, key layout.InnerKey, base []byte) (*record
 	if !bytes.Equal(value, other) {
 		return nil, 0, fmt.Errorf("replayed as %v, want %v", replayed.Header, rec.Header)
 	}
-	if len(value) != size {
-		return nil, 0, fmt.Errorf("has %d bytes, counted as %d", len(value), size)
+	if len(value) != rec.ValueSize() || rec.Size() != size {
+		return nil, 0, fmt.Errorf("has %d bytes of %d, counted as %d of %d", len(value), rec.Size(), rec.ValueSize(), size)
 	}
 	return rec, size, nil
 }

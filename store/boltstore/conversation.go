@@ -12,6 +12,7 @@ import (
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/chunks"
 	"github.com/parleyhq/parley/store/boltstore/internal/journal"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
@@ -22,10 +23,13 @@ import (
 // The store reads all values of conversations with its methods value and walk. Only package fsck reads
 // the values directly.
 type reader struct {
+	tx                 *bolt.Tx
 	conversations, ids *bolt.Bucket
+	records, scopes    *bolt.Bucket // nil in a file without records
 	transaction        int
 	staged             map[string]*overlay.Entry // of the batch that is being decided, by key; nil if there is none
-	err                error                     // overlay.ErrStale if walk ended early
+	err                error                     // overlay.ErrStale if walk ended early, or that of a record
+	edits              editsCache
 	journaled
 }
 
@@ -35,9 +39,21 @@ type journaled struct {
 	journal *journal.Journal
 }
 
+// journaled returns what the journal adds to a transaction that begins later. The caller calls done when
+// the transaction has ended.
+func (s *Store) journaled() (j journaled, done func()) {
+	if s.journal == nil {
+		return journaled{}, func() {}
+	}
+	done = s.journal.Pin() // Before the view: no segment that the view needs is written again.
+	return journaled{pending: s.tally.pending.View(), journal: s.journal}, done
+}
+
 func newReader(tx *bolt.Tx, j journaled) reader {
 	return reader{
+		tx:            tx,
 		conversations: tx.Bucket([]byte(layout.ConversationsBucket)), ids: tx.Bucket([]byte(layout.IDsBucket)),
+		records: tx.Bucket([]byte(layout.RecordsBucket)), scopes: tx.Bucket([]byte(layout.ScopesBucket)),
 		transaction: tx.ID(), journaled: j,
 	}
 }
@@ -48,7 +64,7 @@ type parts int
 const (
 	head  parts = iota // all but data and messages
 	sized              // all, perhaps with sizes in place of the messages
-	all
+	all                // all; messages in chunks are read separately
 )
 
 // value returns the value of a conversation in the file, or nil if there is none. It is valid until the
@@ -57,16 +73,26 @@ func (r *reader) value(tenant string, key layout.InnerKey) []byte {
 	return r.conversations.Get(layout.ConversationKey(tenant, key))
 }
 
-// decode returns the parts of a conversation whose value in the file is base, the size of its complete value in bytes,
+// chunksOf returns the chunks of a conversation.
+func (r *reader) chunksOf(tenant string, key layout.InnerKey) chunks.Set {
+	return chunks.Of(r.tx, layout.ConversationKey(tenant, key))
+}
+
+// setChunks makes a record with chunks read them.
+func (r *reader) setChunks(rec *record.Record, conversation []byte) {
+	if rec.Divided() {
+		rec.OldestChunk = chunks.Of(r.tx, bytes.Clone(conversation)).Head // The copy keeps the key of others off the heap.
+	}
+}
+
+// decode returns the parts of a conversation whose value in the file is base, its size as record.Record.Size counts it,
 // and its entry, which is nil if the file has all its operations. Errors: overlay.ErrStale, store.ErrCorrupt.
 func (r *reader) decode(tenant string, key layout.InnerKey, base []byte, p parts) (
 	rec *record.Record, size int, e *overlay.Entry, err error,
 ) {
 	conversation := layout.ConversationKey(tenant, key)
-	if e = r.staged[string(conversation)]; e == nil {
-		if e, err = r.pending.Get(conversation, r.transaction); err != nil {
-			return nil, 0, nil, err
-		}
+	if e, err = r.entry(conversation); err != nil {
+		return nil, 0, nil, err
 	}
 	switch {
 	case e == nil && p == head:
@@ -74,30 +100,50 @@ func (r *reader) decode(tenant string, key layout.InnerKey, base []byte, p parts
 	case e == nil:
 		rec, err = record.Unmarshal(base)
 	default:
-		if rec, err = r.decodePending(base, e, p); err != nil {
-			if _, inFile := record.Unmarshal(base); inFile == nil {
-				err = fmt.Errorf("%w: %w", errUnreadable, err)
+		if rec, err = r.decodePending(conversation, base, e, p); err != nil {
+			size = len(base) + int(e.Counts.Bytes-e.Counts.RecordBytes)
+			if inFile, damage := record.Unmarshal(base); damage == nil {
+				err, size = fmt.Errorf("%w: %w", errUnreadable, err), size+int(inFile.Header.GetChunks().GetBytes())
 			}
+			return nil, size, e, err
 		}
-		return rec, len(base) + int(e.Bytes), e, err
+		if size = e.Size; size == 0 {
+			size = rec.Size()
+		}
+		return rec, size, e, nil
 	}
-	return rec, len(base), nil, err
+	if err != nil {
+		return nil, len(base), nil, err
+	}
+	r.setChunks(rec, conversation)
+	return rec, len(base) + int(rec.Header.GetChunks().GetBytes()), nil, nil
 }
 
-// decodePending returns the parts of a conversation after the operations of an entry.
-func (r *reader) decodePending(base []byte, e *overlay.Entry, p parts) (*record.Record, error) {
+// entry returns the entry of a conversation or of the records of a tenant, or nil if the file has all operations. The
+// error may be overlay.ErrStale.
+func (r *reader) entry(key []byte) (*overlay.Entry, error) {
+	if e := r.staged[string(key)]; e != nil {
+		return e, nil
+	}
+	return r.pending.Get(key, r.transaction)
+}
+
+// decodePending returns the parts of a conversation after the operations of an entry. If it returns the head only, the
+// record has the sizes of its messages.
+func (r *reader) decodePending(conversation, base []byte, e *overlay.Entry, p parts) (*record.Record, error) {
 	if e.Head == nil {
-		return r.replay(base, e)
+		return r.replay(conversation, base, e)
 	}
 	rec, err := record.Unmarshal(e.Head)
 	if err != nil {
 		return nil, err
 	}
+	r.setChunks(rec, conversation)
 	rec.Sizes = record.UnpackSizes(e.Sizes)
 	if p != all {
 		return rec, nil
 	}
-	if rec.Messages, err = r.messages(base, e, rec.MessageBytes()); err != nil {
+	if rec.Messages, err = r.messages(base, e, rec.TailBytes()); err != nil {
 		return nil, err
 	}
 	rec.Sizes = nil
@@ -105,11 +151,12 @@ func (r *reader) decodePending(base []byte, e *overlay.Entry, p parts) (*record.
 }
 
 // replay applies the operations of an entry to the record in the file.
-func (r *reader) replay(base []byte, e *overlay.Entry) (*record.Record, error) {
+func (r *reader) replay(conversation, base []byte, e *overlay.Entry) (*record.Record, error) {
 	rec, err := record.Unmarshal(base)
 	if err != nil {
 		return nil, err
 	}
+	r.setChunks(rec, conversation)
 	for _, o := range e.Operations {
 		if o.Index <= rec.Header.GetApplied() {
 			continue
@@ -125,9 +172,10 @@ func (r *reader) replay(base []byte, e *overlay.Entry) (*record.Record, error) {
 	return rec, nil
 }
 
-// messages returns the retained messages: of those in the file and in the operations, the newest that have size bytes.
+// messages returns the retained messages that are not in chunks: of those in the value and in the operations,
+// the newest that have size bytes.
 func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames, error) {
-	rec, err := record.Unmarshal(base)
+	inFile, applied, err := record.MessagesIn(base)
 	if err != nil {
 		return nil, err
 	}
@@ -139,20 +187,16 @@ func (r *reader) messages(base []byte, e *overlay.Entry, size int) (store.Frames
 	}
 	buffer := make([]byte, 4<<10) // Most operations fit.
 	for _, o := range slices.Backward(e.Operations) {
-		if missing == 0 || o.Index <= rec.Header.GetApplied() {
+		if missing == 0 || o.Index <= applied {
 			break
 		}
-		encoded, err := r.journal.Read(o.Place, buffer)
+		op, _, err := r.operationInfo(o, buffer)
 		if err != nil {
-			return nil, fmt.Errorf("%w: %w", store.ErrCorrupt, err)
-		}
-		op, err := record.ReadOperationInfo(encoded)
-		if err != nil {
-			return nil, fmt.Errorf("%w: operation %d of the journal: %w", store.ErrCorrupt, o.Index, err)
+			return nil, err
 		}
 		add(op.Messages)
 	}
-	add(rec.Messages)
+	add(inFile)
 	if missing > 0 {
 		return nil, fmt.Errorf("%w: file and journal lack %d bytes of its messages", store.ErrCorrupt, missing)
 	}
@@ -222,7 +266,7 @@ func (r *reader) headValue(key, base []byte) []byte {
 		r.err = err
 		return nil
 	}
-	rec, err := r.replay(base, e)
+	rec, err := r.replay(key, base, e)
 	if err != nil {
 		return nil
 	}
@@ -267,7 +311,7 @@ type found struct {
 	exists  bool
 	place   layout.Place
 	record  *record.Record // nil if it is damaged
-	size    int            // of the complete value in bytes
+	size    int            // see record.Record.Size
 	pending *overlay.Entry // nil if the file has all operations
 }
 
@@ -312,4 +356,40 @@ func (r *reader) findAt(tenant string, key layout.InnerKey) (found, error) {
 		return found{}, fmt.Errorf("%w: conversation %q is not where its id leads", store.ErrCorrupt, id)
 	}
 	return found{exists: true, place: p, record: rec, size: size, pending: e}, nil
+}
+
+// defaultChunkSize is the size in bytes for record.Record.Divide. A transaction or a fold that writes a conversation
+// writes up to twice as many bytes of messages. A read of a few older messages reads up to two chunks.
+const defaultChunkSize = 32 << 10
+
+// encode divides a record and encodes it.
+func (t *txn) encode(tenant string, r *record.Record) (*chunks.Encoded, error) {
+	of := t.chunksOf(tenant, layout.InnerKey(r.Key()))
+	var dropped [][]byte
+	if r.Divided() {
+		_ = t.tally.guard.Do(func() error { // The pages of chunks that are not removed may be damaged.
+			dropped = of.Dropped(r)
+			return nil
+		})
+	}
+	return of.Encode(r, t.chunkSize, dropped)
+}
+
+// putConversation writes a conversation without the entries that lead to it.
+func (t *txn) putConversation(e *chunks.Encoded) {
+	t.put(t.conversations, e.Key, e.Value)
+	if !e.Divides() {
+		return
+	}
+	t.makeRecordBuckets()
+	if t.err != nil {
+		return
+	}
+	b := t.tx.Bucket([]byte(layout.ChunksBucket))
+	for _, key := range e.Removed {
+		t.del(b, key)
+	}
+	for _, c := range e.Chunks {
+		t.put(b, c.Key, c.Value)
+	}
 }

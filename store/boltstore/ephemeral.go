@@ -69,7 +69,7 @@ func (s *Store) beginUse() error {
 	var id int
 	recorded := s.journal == nil
 	err := s.db.Update(func(tx *bolt.Tx) error {
-		recorded = recorded || boltfile.Schema(tx) == boltfile.JournaledSchemaVersion
+		recorded = recorded || boltfile.IsJournaled(tx)
 		t, id = s.beginTxn(tx), tx.ID()
 		t.dirty = !recorded
 		t.releaseStale(len(s.tally.staleHolds))

@@ -94,8 +94,8 @@ func TestOpenDamaged(t *testing.T) {
 		}, ErrDamaged, "of another program"},
 		{"a newer schema", editBolt(func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(boltfile.SchemaKey),
-				boltfile.EncodeSchema(boltfile.JournaledSchemaVersion+1))
-		}), ErrSchema, "schema 4"},
+				boltfile.EncodeSchema(boltfile.MaxSchemaVersion+1))
+		}), ErrSchema, "schema 6"},
 		{
 			"no bucket", editBolt(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(layout.ExpiryBucket)) }), ErrDamaged,
 			`"expiry"`,

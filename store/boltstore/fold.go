@@ -4,16 +4,15 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 	"github.com/parleyhq/parley/store/boltstore/internal/fairqueue"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 )
 
 // One operation folds so many conversations at most, and ends after so many bytes: about 5 ms, in which appends wait.
@@ -214,27 +213,44 @@ type foldedKeys struct {
 // that are damaged in the file: they cannot be read, with the operations or without them. If the disk has no space,
 // the error is store.ErrNoSpace.
 func (t *txn) foldKeys(keys []string) (done foldedKeys, err error) {
-	before, space := t.writtenBytes, spaceToFold(t.meta.Tx().DB())
+	before, space := t.writtenBytes, boltfile.SpaceToFold(t.meta.Tx().DB())
 	for _, key := range keys[:min(len(keys), foldStep)] {
 		if t.writtenBytes-before >= foldBytes {
 			break
 		}
 		done.keys++
-		tenant, inner, _ := layout.CutTenant([]byte(key))
-		s, err := t.loadFull(tenant, layout.InnerKey(inner))
+		size, write, err := t.loadToFold(key)
 		if errors.Is(err, errUnreadable) {
 			done.unreadable = cmp.Or(done.unreadable, err)
 		}
-		if err != nil || s.pending == nil {
+		if err != nil || write == nil {
 			continue
 		}
-		if int64(t.writtenBytes+s.size) > space {
-			return done, fmt.Errorf("%w: the rest is reserved for deletes: %w", store.ErrNoSpace, syscall.ENOSPC)
+		if err := t.checkFold(size, space); err != nil {
+			return done, err
 		}
-		t.writeFolded(s)
+		write()
 		done.conversations++
 	}
 	return done, nil
+}
+
+// loadToFold returns the size in bytes of what a fold of a conversation, or of the records of a tenant, writes, and
+// what writes it; nil if there is nothing to fold.
+func (t *txn) loadToFold(key string) (size int64, write func(), err error) {
+	tenant, inner, _ := layout.CutTenant([]byte(key))
+	if len(inner) == 0 {
+		own, err := t.loadTenantRecords(tenant)
+		if err != nil || own.entry == nil {
+			return 0, nil, err
+		}
+		return own.pending.Bytes(), func() { t.foldTenantRecords(own) }, nil
+	}
+	s, err := t.loadFull(tenant, layout.InnerKey(inner))
+	if err != nil || s.pending == nil {
+		return 0, nil, err
+	}
+	return int64(s.record.ValueSize()) + s.pending.Records.Bytes(), func() { t.writeFolded(s) }, nil
 }
 
 // foldAllKeys folds conversations by their keys while no writer runs. It calls pause after each transaction, with the
@@ -271,7 +287,8 @@ func (t *txn) loadFull(tenant string, key layout.InnerKey) (s *stored, err error
 		}
 		f := found{exists: true, place: layout.Place{Key: key}, record: rec, size: size, pending: e}
 		s = t.newStored(tenant, rec.Conversation().GetId(), f)
-		return nil
+		s.values, err = t.pendingValues(s.scope())
+		return err
 	})
 	return s, err
 }
@@ -285,20 +302,26 @@ func (t *txn) fold(s *stored) {
 	}
 	if full, err := t.loadFull(s.tenant, s.place.Key); err == nil {
 		t.writeFolded(full)
-		s.pending = nil
+		s.pending, s.size = nil, full.size
 	}
 }
 
 // writeFolded writes a conversation with all its parts.
 func (t *txn) writeFolded(s *stored) {
-	value, err := s.record.Marshal()
+	e, err := t.encode(s.tenant, s.record)
 	if err != nil {
 		t.fail(err)
 		return
 	}
 	t.dropPending(s)
-	t.put(t.conversations, layout.ConversationKey(s.tenant, s.place.Key), value)
+	t.putConversation(e)
+	t.putRecords(s.scope(), s.values)
 	t.writeTurn(s, s.turn)
+	if e.Divides() { // The size changes a little, and the state in the cache has another division.
+		t.addCounts(s.tenant, layout.Counts{Bytes: int64(e.Size - s.size)})
+		t.recordVersion(s.tenant, s.record)
+	}
+	s.size = e.Size
 }
 
 // dropPending marks the operations of a conversation in the journal as folded, if it has any. It is called before the
@@ -307,17 +330,23 @@ func (t *txn) dropPending(s *stored) {
 	if s == nil || s.pending == nil {
 		return
 	}
-	key := string(layout.ConversationKey(s.tenant, s.place.Key))
+	t.dropEntry(s.tenant, string(layout.ConversationKey(s.tenant, s.place.Key)), s.pending)
+}
+
+// dropEntry marks the operations of an entry of the overlay as folded.
+func (t *txn) dropEntry(tenant, key string, e *overlay.Entry) {
+	// First: if a read of the file panics later, the transaction must not commit without the operations.
+	t.mutations++
 	t.tally.pending.Fold(key, t.transaction) // Now: later operations of the transaction must see what this one writes.
 	t.folded, t.dirty = append(t.folded, key), true
-	t.unfolded[s.tenant] = t.unfolded[s.tenant].Plus(layout.Counts{Messages: s.pending.Messages, Bytes: s.pending.Bytes})
+	t.unfolded[tenant] = t.unfolded[tenant].Plus(e.Counts)
 }
 
 // undo undoes the changes of the transaction to the overlay and the cache. It is called after the transaction was
 // rolled back.
 func (t *txn) undo() {
 	for _, key := range t.folded {
-		t.tally.pending.Unfold(key)
+		t.tally.pending.Unfold(key, t.transaction)
 	}
 	t.tally.cache.Unblock(maps.Keys(t.versions))
 }
@@ -353,7 +382,7 @@ func (s *Store) foldAll() error {
 	}
 	if err := s.transact(func(t *txn) error {
 		t.endGeneration(s.tally.journalEntry.Through)
-		t.schema, t.dirty = boltfile.SchemaVersion, true
+		t.inJournal, t.dirty = false, true
 		return nil
 	}); err != nil {
 		return err

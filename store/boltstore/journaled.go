@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
-	"math"
 	"runtime"
-	"slices"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -20,19 +18,20 @@ import (
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // openJournal opens the journal if the store should use one or the file needs one, and puts the operations that the
 // file does not contain into tally.pending. If readOnly is true, it changes no file.
 func (s *Store) openJournal(readOnly bool) error {
-	m, unfolded, err := boltfile.ReadJournal(s.db)
+	m, needed, err := boltfile.ReadJournal(s.db)
 	if err != nil {
 		return err
 	}
-	if s.options.JournalBudget == 0 && !unfolded {
+	if s.options.JournalBudget == 0 && !needed {
 		return nil
 	}
-	if !unfolded {
+	if !needed {
 		// The file needs no journal, so it gets a new one. Its last one may be that of another file, of which it is a copy.
 		_, _ = rand.Read(m.ID[:]) // It never fails.
 		if !readOnly {            // Of processes that ended before they wrote the id of their journal.
@@ -43,19 +42,24 @@ func (s *Store) openJournal(readOnly bool) error {
 		ID: m.ID, After: m.Folded, ReadOnly: readOnly, MinSegment: s.options.segmentBytes, MaxSegment: s.options.segmentBytes,
 	}
 	o.MayGrow = s.mayGrow
-	if unfolded {
+	if needed {
 		o.MustExist, o.Through, o.Segment = true, m.Through, m.Segment
 	}
-	found := map[string]*unfoldedConversation{}
+	found := new(overlay.Recovery)
 	dir := boltfile.JournalDir(s.path, m.ID)
-	j, err := journal.Open(dir, o, func(op journal.Operation) error { return collect(found, op) })
+	j, err := journal.Open(dir, o, func(op journal.Operation) error {
+		if err := found.Collect(op); err != nil {
+			return fmt.Errorf("%w: operation %d of the journal: %w: %s", ErrDamaged, op.Index, err, boltfile.Remedy)
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}
 	m.Through, m.Segment = j.Next()-1, j.Segment()
 	s.journal, s.tally.journalEntry, s.tally.journaled = j, m, true
 	return s.db.View(func(tx *bolt.Tx) error {
-		if last := uint64(tx.ID()); len(found) > 0 && j.Anchor() > last {
+		if last := uint64(tx.ID()); found.Any() && j.Anchor() > last {
 			return fmt.Errorf("%w: it ends with transaction %d, its journal was written after transaction %d, so the "+
 				"file is an older copy: %s", ErrDamaged, last, j.Anchor(), boltfile.Remedy)
 		}
@@ -63,126 +67,115 @@ func (s *Store) openJournal(readOnly bool) error {
 	})
 }
 
-// unfoldedConversation is what the journal has about a conversation.
-type unfoldedConversation struct {
-	uid        string
-	operations []overlay.Operation
-	counts     []layout.Counts // by how much each changes those of the tenant
-	turns      bool            // at least one begins or ends a turn
-}
-
-// collect adds an operation to those of its conversation. It drops the earlier operations of a deleted
-// conversation with the same key.
-func collect(found map[string]*unfoldedConversation, o journal.Operation) error {
-	op, err := record.ReadOperationInfo(o.Bytes)
-	if err != nil {
-		return fmt.Errorf("%w: operation %d of the journal: %w: %s", ErrDamaged, o.Index, err, boltfile.Remedy)
-	}
-	key := layout.ConversationKey(string(op.Tenant), layout.InnerKey(op.Key))
-	c := found[string(key)]
-	if c == nil || c.uid != string(op.UID) {
-		c = &unfoldedConversation{uid: string(op.UID)}
-		found[string(key)] = c
-	}
-	c.operations = append(c.operations, overlay.Operation{Index: o.Index, Place: o.Place})
-	c.counts = append(c.counts, layout.Counts{Messages: op.MessagesAdded, Bytes: op.BytesAdded})
-	c.turns = c.turns || op.Turn
-	return nil
-}
-
-// restorePending puts the entries of the conversations that the file has without all their
-// operations. It skips conversations that have been deleted, and operations that the file contains.
-func (s *Store) restorePending(tx *bolt.Tx, found map[string]*unfoldedConversation) error {
+// restorePending puts the entries of the conversations, and of the records of tenants, that the file has without all
+// their operations. It skips conversations that have been deleted, and operations that the file contains.
+func (s *Store) restorePending(tx *bolt.Tx, found *overlay.Recovery) error {
 	r := newReader(tx, journaled{})
-	for _, key := range slices.Sorted(maps.Keys(found)) { // Neighbours in the file are read one after the other.
-		c := found[key]
-		tenant, inner, _ := layout.CutTenant([]byte(key))
-		value := r.value(tenant, layout.InnerKey(inner))
+	for _, c := range found.Conversations() { // In order: neighbours in the file are read one after the other.
+		_, inner, _ := layout.CutTenant([]byte(c.Key))
+		value := r.value(c.Tenant, layout.InnerKey(inner))
 		if value == nil {
 			continue
 		}
 		rec, err := record.UnmarshalHead(value)
-		if err != nil || rec.Conversation().GetUid() != c.uid {
+		if err != nil || rec.Conversation().GetUid() != c.UID {
 			continue // A damaged conversation stays as it is in the file.
 		}
-		var sum layout.Counts
-		bytes := 0
-		first := 0
-		for i, o := range c.operations {
-			if o.Index <= rec.Header.GetApplied() {
-				first = i + 1
-				continue
-			}
-			sum, bytes = sum.Plus(c.counts[i]), bytes+o.Place.Length()
-		}
-		if first == len(c.operations) {
+		p, ok := c.Pending(rec.Header.GetApplied(), layout.TenantRecords{})
+		if !ok {
 			continue
 		}
-		s.restore(key, tenant, overlay.Entry{Messages: sum.Messages, Bytes: sum.Bytes}, bytes, c.operations[first:]...)
-		if c.turns {
-			s.restoredTurns = append(s.restoredTurns, string(layout.IDKey(tenant, rec.Conversation().GetId())))
+		s.restore(c.Key, c.Tenant, p.Entry, p.Bytes, p.Operations...)
+		if c.Turns {
+			s.restoredTurns = append(s.restoredTurns, string(layout.IDKey(c.Tenant, rec.Conversation().GetId())))
+		}
+	}
+	for _, t := range found.Tenants() {
+		own, err := r.tenantRecords(t.Tenant)
+		if err != nil {
+			return fmt.Errorf("%w: %w: %s", ErrDamaged, err, boltfile.Remedy)
+		}
+		if p, ok := t.Pending(own.state.Applied, own.state); ok {
+			s.restore(t.Key, t.Tenant, p.Entry, p.Bytes)
 		}
 	}
 	return nil
 }
 
-// restore puts the entry of a conversation of a file that has just been opened, and adds its counts to the tally.
-// bytes is the size of the operations in the journal.
+// restore puts an entry of a file that has just been opened, and adds its counts to the tally. bytes is the size of the
+// operations in the journal.
 func (s *Store) restore(key, tenant string, e overlay.Entry, bytes int, operations ...overlay.Operation) {
-	counts := layout.Counts{Messages: e.Messages, Bytes: e.Bytes}
 	s.tally.pending.Put(key, e, bytes, operations...)
-	s.tally.addPending(tenant, counts)
-	s.tally.tenants[tenant], s.tally.total = s.tally.tenants[tenant].Plus(counts), s.tally.total.Plus(counts)
+	for r := range e.Records.From("") {
+		s.tally.noteRecordEnd(tenant, r.State.ExpireTime)
+	}
+	s.tally.addPending(tenant, e.Counts)
+	mergeChanged(s.tally.tenants, map[string]layout.Counts{tenant: s.tally.tenants[tenant].Plus(e.Counts)})
+	s.tally.total = s.tally.total.Plus(e.Counts)
 }
 
-// errNotJournaled means that an append needs a transaction of the file: its conversation does not exist, or
-// would expire earlier than its entry in expiry says.
+// errNotJournaled means that an append needs a transaction of the file: its conversation does not exist or would expire
+// earlier than its entry in expiry says, or the append removes messages, or messages must be moved to chunks first.
 var errNotJournaled = errors.New("the operation needs a transaction")
 
 // maxReplayed is the number of operations of a conversation whose head is not in memory from which the next one is a
 // transaction. Each append to it replays all of them: with 2000, it took 12 ms of the writer.
 const maxReplayed = 64
 
+// maxTail is the size of the messages that are not in chunks, in multiples of Options.chunkSize, above which the next
+// append is a transaction, which moves most of them into chunks. Each append reads their sizes. After a
+// transaction or a fold, at most 2 are left.
+const maxTail = 4
+
 // journaledOperation is an operation that has been decided and not yet written to the journal.
 type journaledOperation struct {
-	tenant  string
-	key     string // of the conversation
-	entry   overlay.Entry
-	payload []byte
-	counts  layout.Counts // by how much it changes those of the tenant
-	id      string        // layout.IDKey of the conversation
+	tenant   string
+	key      string // of the conversation; empty if there is none
+	entry    overlay.Entry
+	ofTenant *overlay.Entry    // of the tenant's records; nil if the operation does not edit them
+	records  []*overlay.Record // that get their places when the operation is written
+	payload  []byte
+	counts   layout.Counts // by how much it changes those of the tenant
+	id       string        // layout.IDKey of the conversation
 	// appended are the messages that the operation adds. retained is the size of all messages that the
-	// conversation then has, in bytes.
+	// conversation then has and that are not in chunks, in bytes.
 	appended store.Frames
 	retained int
 }
 
 // logAppend decides an append to an existing conversation for the journal, in a read-only transaction.
 // The error is errNotJournaled, or that of the append.
-func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*store.Result, error) {
+func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*record.Outcome, error) {
+	if a.ReplaceAfter != nil {
+		return nil, errNotJournaled
+	}
 	now := t.options.Now()
 	old, err := t.load(a.Tenant, a.ConversationID, sized)
 	if err != nil || old.live(now) == nil {
 		return nil, errNotJournaled
 	}
-	if e := old.pending; e != nil && e.Head == nil && len(e.Operations) >= maxReplayed {
-		return nil, errNotJournaled // A transaction folds it.
+	replays := old.pending != nil && old.pending.Head == nil && len(old.pending.Operations) >= maxReplayed
+	if replays || old.record.TailBytes() > maxTail*t.chunkSize {
+		return nil, errNotJournaled // A transaction folds and divides it.
 	}
-	out, err := record.Append(old.record, a, drafts, "", now, t.options)
+	own, in, err := t.logInput(a, old)
+	if err != nil {
+		return nil, err
+	}
+	out, err := record.Append(old.record, a, drafts, in, "", now, t.options)
 	if err != nil || out.Record == nil {
-		if err != nil {
-			return nil, err
-		}
-		return out.Result, nil
+		return out, err
 	}
 	r := out.Record
 	if old.expiresEarlier(r) {
 		return nil, errNotJournaled
 	}
-	r.Header.Applied = t.tally.journalEntry.Through + 1 + uint64(len(t.logged))
+	r.Header.Applied = t.nextIndex()
 	size := r.Size()
-	if a.End == nil {
-		if err := errors.Join(t.checkSpace(size), t.checkBytes(a.Tenant, size, old)); err != nil {
+	if !a.MayExceed() {
+		added := int64(size-old.size) + addedBytes(out.Records)
+		space := r.ValueSize() + editSize(out.Records)
+		if err := errors.Join(t.checkSpace(space), t.checkBytes(a.Tenant, added)); err != nil {
 			return nil, err
 		}
 	}
@@ -194,26 +187,44 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*store.Result, 
 	l := journaledOperation{
 		tenant: a.Tenant, key: string(layout.ConversationKey(a.Tenant, old.place.Key)), payload: payload,
 		counts: layout.Counts{Messages: int64(op.GetMessagesAdded()), Bytes: op.GetBytesAdded()},
-		id:     string(layout.IDKey(a.Tenant, a.ConversationID)), appended: out.Appended, retained: r.MessageBytes(),
+		id:     string(layout.IDKey(a.Tenant, a.ConversationID)), appended: out.Appended, retained: r.TailBytes(),
 	}
 	// From here on, later operations of the batch build on this one.
 	if l.entry.Head, err = r.MarshalHead(); err != nil {
 		return nil, err
 	}
-	l.entry.Sizes, l.entry.Messages, l.entry.Bytes = record.PackSizes(r.AllSizes()), l.counts.Messages, l.counts.Bytes
+	l.entry.Sizes, l.entry.Counts = record.PackSizes(r.AllSizes()), l.counts
+	before := overlay.Entry{}
 	if old.pending != nil {
-		l.entry.Messages, l.entry.Bytes = l.entry.Messages+old.pending.Messages, l.entry.Bytes+old.pending.Bytes
+		before = *old.pending
 	}
+	l.entry.Size, l.entry.Counts = size, l.entry.Counts.Plus(before.Counts)
+	t.logEdits(&l, before, own, out.Records)
 	t.staged[l.key] = &l.entry
-	t.logged = append(t.logged, l)
-	t.writtenBytes += len(payload)
+	t.log(l)
 	t.recordVersion(a.Tenant, r)
-	t.addCounts(a.Tenant, l.counts)
 	if a.End != nil {
 		t.markEvictable(a.Tenant, old.place.Key)
 	}
 	t.changes = append(t.changes, out.Changes...)
-	return out.Result, nil
+	return out, nil
+}
+
+// logInput looks up what the decision of an append for the journal needs to know of records. own is nil if the append
+// writes none of the tenant. The error is errNotJournaled.
+func (t *txn) logInput(a *store.Append, old *stored) (own *tenantRecords, in *records.Input, err error) {
+	if records.HasTenantScope(a.Records) {
+		if own, err = t.tenantRecords(a.Tenant); err != nil {
+			return nil, nil, errNotJournaled
+		}
+	}
+	if !t.mayJournal(a.Records, old.scope(), own, false) {
+		return nil, nil, errNotJournaled
+	}
+	if in, err = t.recordInput(a.Records, old.scope(), own, false); err != nil {
+		return nil, nil, errNotJournaled
+	}
+	return own, in, nil
 }
 
 // writeJournal writes those of the operations that the journal can take as one batch, and answers them. It
@@ -316,12 +327,16 @@ func (s *Store) commitJournal(t *txn) error {
 	s.tally.versions.remove(t.versions)
 	s.tally.cache.Block(maps.Keys(t.versions)) // No reader may see the old state after another reader saw the new one.
 	for i, l := range t.logged {
-		s.tally.pending.Put(l.key, l.entry, len(l.payload),
-			overlay.Operation{Index: first + uint64(i), Place: places[i]})
-		s.tally.addPending(l.tenant, l.counts)
+		l.entry.Since = t.transaction
+		if l.ofTenant != nil {
+			l.ofTenant.Since = t.transaction
+		}
+		s.putLogged(l, overlay.Operation{Index: first + uint64(i), Place: places[i]})
 	}
 	for _, l := range t.logged {
-		s.tally.cache.Append(l.id, l.entry.Head, l.appended, l.retained)
+		if l.key != "" {
+			s.tally.cache.Append(l.id, l.entry.Head, l.appended, l.retained)
+		}
 	}
 	s.tally.cache.Unblock(maps.Keys(t.versions))
 	if s.journal.BeganSegment() {
@@ -331,35 +346,34 @@ func (s *Store) commitJournal(t *txn) error {
 	return nil
 }
 
+// putLogged puts the entries of an operation that is on disk.
+func (s *Store) putLogged(l journaledOperation, o overlay.Operation) {
+	for _, r := range l.records {
+		r.Operation = o
+		s.tally.noteRecordEnd(l.tenant, r.State.ExpireTime)
+	}
+	tenantKey := string(layout.TenantKey(l.tenant))
+	switch {
+	case l.ofTenant == nil:
+		s.tally.pending.Put(l.key, l.entry, len(l.payload), o)
+	case l.key == "":
+		s.tally.pending.Put(tenantKey, *l.ofTenant, len(l.payload))
+	default:
+		s.tally.pending.PutBoth(l.key, l.entry, tenantKey, *l.ofTenant, len(l.payload), o)
+	}
+	s.tally.addPending(l.tenant, l.counts)
+}
+
 // mayGrow reports whether the disk has space for another segment of the journal, and then still for a fold of all
 // segments and for the reserve.
 func (s *Store) mayGrow(size, total int64) bool {
 	free, disk, err := boltfile.DiskSpace(s.path)
-	return err != nil || free-size >= reserveOf(disk)+total+size
+	return err != nil || free-size >= boltfile.ReserveOf(disk)+total+size
 }
 
 // trimJournal frees the space of the unused segments if the file needs it.
 func (s *Store) trimJournal() {
-	if isLow(s.db) {
+	if boltfile.IsLow(s.db) {
 		s.journal.Trim()
 	}
-}
-
-// reserveOf returns the reserve on a disk of size bytes.
-func reserveOf(size int64) int64 { return min(maxReserve, size/boltfile.ReservePart) }
-
-// spaceToFold returns how many bytes a fold may write. It leaves half of the reserve to deletes.
-func spaceToFold(db *bolt.DB) int64 {
-	free, disk, err := boltfile.DiskSpace(db.Path())
-	if err != nil {
-		return math.MaxInt64
-	}
-	return free + spaceInFile(db) - reserveOf(disk)/2
-}
-
-// spaceInFile returns half of the bytes in free pages: they may be scattered, and a conversation needs as
-// many contiguous pages as it fills.
-func spaceInFile(db *bolt.DB) int64 {
-	stats := db.Stats()
-	return int64(stats.FreePageN+stats.PendingPageN) * int64(db.Info().PageSize) / 2
 }

@@ -16,6 +16,8 @@ import (
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 )
 
 // killedStore returns the path of a store whose process has ended, with operations in its journal that the file does not
@@ -134,6 +136,81 @@ func TestJournalAfterKill(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { use(t, killedStore(t)) })
 	}
+}
+
+// TestReplaceJournaled replaces and removes messages of which the file has some and the journal has the others. Messages
+// that are appended after that are in the journal again.
+func TestReplaceJournaled(t *testing.T) {
+	path := killedStore(t)
+	s := openJournaled(t, path, store.Options{}, 1<<20)
+	replace := func(id string, after int32, content string) {
+		t.Helper()
+		_, err := s.Append(t.Context(), &store.Append{
+			Tenant: "acme", ConversationID: id, ReplaceAfter: &after, Messages: text(content),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace("0", 2, "in place of 8 messages") // The file has 4 of 10.
+	replace("1", 7, "in place of 3 messages")
+	_, err := s.Update(t.Context(), &store.Update{Tenant: "acme", ConversationID: "2", Sequences: []int32{1, 4, 6, 8, 9, 10}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants := map[string][]int32{
+		"0": {1, 2, 11, 12, 13}, "1": {1, 2, 3, 4, 5, 6, 7, 11, 12, 13}, "2": {2, 3, 5, 7, 11, 12},
+	}
+	check := func() {
+		t.Helper()
+		wantConsistent(t, s)
+		for id, want := range wants {
+			snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: id, Newest: -1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []int32
+			for frame := range snapshot.Messages.All() {
+				got = append(got, frame.Sequence())
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("conversation %s has messages %d, want %d", id, got, want)
+			}
+		}
+	}
+	for range 2 {
+		for id := range wants {
+			appendTo(t, s, id, "after that")
+		}
+	}
+	if n := len(pendingOf(t, s, "0").Operations); n != 2 {
+		t.Errorf("the journal has %d operations of conversation 0, want the 2 after the replacement", n)
+	}
+	check()
+	kill(t, s)
+	wantSound(t, path)
+	s = openJournaled(t, path, store.Options{}, 1<<20)
+	check()
+	s.folder.fold()
+	check()
+}
+
+// pendingOf returns the entry of a conversation that the file does not contain completely.
+func pendingOf(t *testing.T, s *Store, id string) (e *overlay.Entry) {
+	t.Helper()
+	err := s.db.View(func(tx *bolt.Tx) error {
+		name := layout.IDKey("acme", id)
+		p, err := layout.DecodePlace(name, tx.Bucket([]byte(layout.IDsBucket)).Get(name))
+		if err != nil {
+			return err
+		}
+		e, err = s.tally.pending.View().Get(layout.ConversationKey("acme", p.Key), tx.ID())
+		return err
+	})
+	if err != nil || e == nil {
+		t.Fatalf("entry of conversation %s = %v, %v, want one", id, e, err)
+	}
+	return e
 }
 
 // TestJournalDamaged checks that a store is not opened, and that the check fails, if its file and its journal do not belong

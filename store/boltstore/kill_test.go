@@ -24,9 +24,11 @@ const (
 	childEnv = "PARLEY_BOLTSTORE_CHILD"
 	// withJournal is the value of childEnv with which the store has a journal.
 	withJournal = "journal"
-	writers     = 8
+	writers     = 64
 	// batchSize is the number of messages in one append.
 	batchSize = 3
+	// replacer is the writer whose appends replace all messages of its conversation.
+	replacer = 1
 )
 
 var childOptions = store.Options{MaxMessages: 1000}
@@ -36,10 +38,11 @@ var heldByChild = &store.Hold{
 	Tenant: "acme", ConversationIDs: []string{"asked", "c0", "none"}, DeleteAfter: 24 * time.Hour,
 }
 
-// child appends to one conversation per goroutine until it is killed. It prints each acknowledged
-// append to standard output.
+// child appends to one conversation per goroutine until it is killed. One of them replaces all messages
+// each time. Each append writes its text to a record of the conversation and to one of the tenant. It prints each
+// acknowledged append to standard output.
 func child() int {
-	o := Options{Options: childOptions}
+	o := Options{Options: childOptions, chunkSize: 500} // So that conversations get many chunks.
 	if os.Getenv(childEnv) == withJournal {
 		o.JournalBudget = 16 << 10 // So that it is folded all the time.
 	}
@@ -64,10 +67,16 @@ func child() int {
 	var group sync.WaitGroup
 	for writer := range writers {
 		group.Go(func() {
-			for {
-				a := &store.Append{Tenant: "acme", ConversationID: fmt.Sprint("c", writer)}
+			for i := 0; ; i++ {
+				content, id := fmt.Sprint("append ", i, " of process ", os.Getpid()), fmt.Sprint("c", writer)
+				a := &store.Append{Tenant: "acme", ConversationID: id, Records: []*parleyv1.RecordWrite{
+					{Key: "state", Value: []byte(content)}, {Key: id, Value: []byte(content), TenantScope: true},
+				}}
+				if writer == replacer {
+					a.ReplaceAfter = new(int32)
+				}
 				for range batchSize {
-					a.Messages = append(a.Messages, text("some words")...)
+					a.Messages = append(a.Messages, text(content)...)
 				}
 				result, err := s.Append(ctx, a)
 				if err != nil {
@@ -86,7 +95,7 @@ func child() int {
 func TestKill(t *testing.T) {
 	path := newPath(t)
 	for round, mode := range []string{"file", withJournal, withJournal, "file", withJournal, withJournal} {
-		acknowledged := killAfter(t, path, mode, 60+100*round)
+		acknowledged := killAfter(t, path, mode, 5*writers+100*round)
 		before := time.Now()
 		s := openJournaled(t, path, childOptions, []int64{0, 1 << 20}[round%2])
 		wantConsistent(t, s)
@@ -99,10 +108,15 @@ func TestKill(t *testing.T) {
 			if last := snapshot.Conversation.GetLastSequence(); last < sequence || last%batchSize != 0 {
 				t.Errorf("last sequence of %s = %d, acknowledged was %d", id, last, sequence)
 			}
-			if n := snapshot.Messages.Count(); n != int(snapshot.Conversation.GetLastSequence()) {
-				t.Errorf("%s has %d messages, want %d", id, n, snapshot.Conversation.GetLastSequence())
+			want := int(snapshot.Conversation.GetLastSequence())
+			if id == fmt.Sprint("c", replacer) {
+				want = batchSize
+			}
+			if n := snapshot.Messages.Count(); n != want {
+				t.Errorf("%s has %d messages, want %d", id, n, want)
 			}
 		}
+		wantTogether(t, s)
 		turns, _, err := s.Abandoned(t.Context(), "")
 		if err != nil || len(turns) != 1 || turns[0].ConversationID != "asked" {
 			t.Fatalf("Abandoned = %v, %v, want the turn of asked", turns, err)
@@ -118,6 +132,42 @@ func TestKill(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// wantTogether checks that each conversation has the record, and the tenant the record of the conversation, that its
+// newest append wrote, and nothing else.
+func wantTogether(t *testing.T, s *Store) {
+	t.Helper()
+	appends, revisions := 0, map[int64]bool{}
+	for writer := range writers {
+		id := fmt.Sprint("c", writer)
+		snapshot, err := s.Read(t.Context(), &store.Read{
+			Tenant: "acme", ConversationID: id, Newest: 1, RecordPrefixes: []string{""},
+		})
+		if errors.Is(err, store.ErrNotFound) {
+			continue
+		}
+		common, _, err2 := s.GetRecords(t.Context(), &store.GetRecords{Tenant: "acme", Keys: []string{id}, MaxBytes: 1 << 20})
+		messages, err3 := snapshot.Messages.Messages()
+		if err := errors.Join(err, err2, err3); err != nil || len(messages) != 1 || len(snapshot.Records) != 1 || len(common) != 1 {
+			t.Fatalf("%s has %v, records %v, and %v of the tenant, %v; want one of each", id, messages, snapshot.Records, common, err)
+		}
+		content := messages[0].GetContent()
+		for _, r := range []*parleyv1.Record{snapshot.Records[0], common[0]} {
+			if string(r.GetValue()) != content {
+				t.Errorf("record %q is of %q, the message of %s is %q", r.GetKey(), r.GetValue(), id, content)
+			}
+		}
+		if r := snapshot.Records[0].GetRevision(); r != int64(snapshot.Conversation.GetVersion()) {
+			t.Errorf("record of %s has revision %d at version %d", id, r, snapshot.Conversation.GetVersion())
+		}
+		if revisions[common[0].GetRevision()] {
+			t.Errorf("two appends have revision %d of the tenant", common[0].GetRevision())
+		}
+		revisions[common[0].GetRevision()] = true
+		appends += int(snapshot.Conversation.GetLastSequence()) / batchSize
+	}
+	t.Logf("%d conversations after %d appends, each with its records", len(revisions), appends)
 }
 
 // releasedAt checks that the holds of the child were released within that time, and that ids

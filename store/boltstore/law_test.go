@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -16,6 +17,24 @@ func TestLaw(t *testing.T) {
 			return open(tb, filepath.Join(dir, "parley.db"), o)
 		},
 	})
+}
+
+// TestLawWithChunks tests the law with chunks so small that most conversations have some, with a journal and without.
+func TestLawWithChunks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("TestRandom uses chunks, too, and takes less time")
+	}
+	for _, budget := range []int64{0, 4 << 10} {
+		t.Run(fmt.Sprint("journal ", budget), func(t *testing.T) {
+			storetest.Run(t, storetest.Subject{
+				Durable: true,
+				Open: func(tb testing.TB, dir string, o store.Options) store.Store {
+					tb.Helper()
+					return openDivided(tb, filepath.Join(dir, "parley.db"), o, budget, 64)
+				},
+			})
+		})
+	}
 }
 
 // TestLawWithJournal tests the law with a journal so small that it is folded all the time.

@@ -57,7 +57,15 @@ func open(tb testing.TB, path string, o store.Options) *Store {
 // ends.
 func openJournaled(tb testing.TB, path string, o store.Options, budget int64) *Store {
 	tb.Helper()
-	s, err := Open(path, Options{Options: o, JournalBudget: budget, segmentBytes: 16 << 10, CacheBytes: 20 << 10})
+	return openDivided(tb, path, o, budget, 0)
+}
+
+// openDivided is openJournaled with chunks of size bytes, 0 for the default.
+func openDivided(tb testing.TB, path string, o store.Options, budget int64, size int) *Store {
+	tb.Helper()
+	s, err := Open(path, Options{
+		Options: o, JournalBudget: budget, segmentBytes: 16 << 10, CacheBytes: 20 << 10, chunkSize: size,
+	})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/parleyhq/parley/store/boltstore/internal/journal"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // Backup implements store.Backuper. The copy is an unlinked file in the directory of the store.
@@ -93,9 +94,9 @@ func (s *Store) foldCopy(
 		return err
 	}
 	for key, e := range entries {
-		last.Through = max(last.Through, e.Operations[len(e.Operations)-1].Index)
+		last.Through = max(last.Through, e.Through())
 		tenant, _, _ := layout.CutTenant([]byte(key))
-		c.restore(key, tenant, overlay.Entry{Messages: e.Messages, Bytes: e.Bytes}, 0, e.Operations...)
+		c.restore(key, tenant, overlay.Entry{Counts: e.Counts, Records: e.Records, Tenant: e.Tenant}, 0, e.Operations...)
 	}
 	if err := c.foldAllKeys(slices.Sorted(maps.Keys(entries)), func(took time.Duration) error {
 		pause(took)
@@ -184,7 +185,7 @@ func Check(path string, report func(fault string)) (Checked, error) {
 }
 
 // checkJournal checks that the operations in the journal of a sound file can be read and applied. It adds
-// the messages in them to the result.
+// the messages and records in them to the result.
 func checkJournal(path string, done *Checked, report func(fault string)) (err error) {
 	db, err := boltfile.OpenReadOnly(path, boltfile.ReadTimeout)
 	if err != nil {
@@ -211,18 +212,12 @@ func checkJournal(path string, done *Checked, report func(fault string)) (err er
 	err = db.View(func(tx *bolt.Tx) error {
 		r := newReader(tx, journaled{pending: s.tally.pending.View(), journal: s.journal})
 		for _, key := range slices.Sorted(maps.Keys(unfolded)) {
-			tenant, inner, _ := layout.CutTenant([]byte(key))
-			rec, _, _, err := r.decode(tenant, layout.InnerKey(inner), r.value(tenant, layout.InnerKey(inner)), all)
-			if err != nil {
+			if err := checkEntry(&r, key); err != nil {
 				report(err.Error())
 				first, done.Faults = cmp.Or(first, err), done.Faults+1
-				continue
-			}
-			done.Messages += unfolded[key].Messages
-			if got, want := rec.Messages.Count(), rec.Conversation().GetMessageCount(); got != int(want) {
-				err := fmt.Errorf("conversation %q has %d messages, its header says %d", rec.Conversation().GetId(), got, want)
-				report(err.Error())
-				first, done.Faults = cmp.Or(first, err), done.Faults+1
+			} else {
+				done.Messages += unfolded[key].Counts.Messages
+				done.Records += unfolded[key].Counts.Records
 			}
 		}
 		return nil
@@ -231,6 +226,40 @@ func checkJournal(path string, done *Checked, report func(fault string)) (err er
 		err = fmt.Errorf("%w: faults: %d, the first one: %w: %s", ErrDamaged, done.Faults, first, boltfile.Remedy)
 	}
 	return err
+}
+
+// checkEntry checks that the operations of a conversation, or those of the records of a tenant, can be read and
+// applied.
+func checkEntry(r *reader, key string) error {
+	tenant, inner, _ := layout.CutTenant([]byte(key))
+	var of scope
+	if len(inner) == 0 {
+		own, err := r.tenantRecords(tenant)
+		if err != nil {
+			return err
+		}
+		of = own.scope
+	} else {
+		at := layout.InnerKey(inner)
+		rec, _, e, err := r.decode(tenant, at, r.value(tenant, at), all)
+		if err != nil {
+			return err
+		}
+		if got, want := rec.Messages.Count()+rec.InChunks(-1), rec.Conversation().GetMessageCount(); got != int(want) {
+			return fmt.Errorf("conversation %q has %d messages, its header says %d", rec.Conversation().GetId(), got, want)
+		}
+		of = conversationScope(tenant, at, e)
+	}
+	for p := range of.pending.From("") {
+		if value, err := r.pendingValue(of, p); err != nil {
+			return err
+		} else if value != nil {
+			if _, err := records.Unmarshal(p.Key, value); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Compacted is the result of Compact.
@@ -323,4 +352,38 @@ func foldInto(ctx context.Context, source, copied string) (err error) {
 		return err
 	}
 	return s.foldCopy(ctx, copied, unfolded, func(time.Duration) {})
+}
+
+func (s *Store) closeFiles() error {
+	err := s.db.Close()
+	if s.journal != nil {
+		err = errors.Join(err, s.journal.Close())
+	}
+	return err
+}
+
+// markClosed folds the journal, and writes that the store was closed in order. After a failure it does nothing. If the
+// disk has no space for the mark, the next Open checks the file. If bbolt has panicked, the file is
+// damaged: markClosed removes an earlier mark, so that the next Open checks the complete file. folded is
+// true if there is a journal and all its operations are in the file.
+func (s *Store) markClosed() (folded bool, err error) {
+	if s.failed.Load() {
+		return false, nil
+	}
+	if s.journal != nil && !s.tally.guard.Panicked.Load() {
+		if err := s.foldAll(); err != nil && !boltfile.IsFull(err) {
+			return false, err
+		} else if err == nil {
+			folded = true
+		}
+	}
+	mark := boltfile.MarkClosed
+	if s.tally.guard.Panicked.Load() {
+		mark = boltfile.UnmarkClosed
+	}
+	err = s.writer.transact(mark)
+	if errors.Is(err, boltfile.ErrUnchanged) || err != nil && boltfile.IsFull(err) {
+		err = nil
+	}
+	return folded, err
 }

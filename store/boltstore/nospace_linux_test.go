@@ -303,6 +303,7 @@ func TestNoSpaceToRelease(t *testing.T) {
 		hold(t, s, 10*time.Minute, ids[i])
 	}
 	fillDisk(t, s, "a")
+	deleted := []string{"a", ids[0]}
 	for i := 0; ; i++ { // Uses the space that fillDisk has left.
 		_, err := s.Append(t.Context(), &store.Append{
 			Tenant: "acme", ConversationID: fmt.Sprint(i), Messages: text(strings.Repeat("word ", 700)),
@@ -313,6 +314,7 @@ func TestNoSpaceToRelease(t *testing.T) {
 		if err != nil || i > 300 {
 			t.Fatal(err)
 		}
+		deleted = append(deleted, fmt.Sprint(i))
 	}
 	wantStaleHolds := func(want bool) {
 		t.Helper()
@@ -335,7 +337,7 @@ func TestNoSpaceToRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantStaleHolds(true)
-	for _, id := range []string{"a", ids[0]} {
+	for _, id := range deleted {
 		if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: id}); err != nil {
 			t.Fatal(err)
 		}

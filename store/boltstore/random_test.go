@@ -22,12 +22,13 @@ func TestRandom(t *testing.T) {
 		rounds++
 		w := &randomRun{T: r, t: t, clock: newClock(), path: filepath.Join(dir, fmt.Sprint(rounds), "parley.db")}
 		w.options = store.Options{
-			Now: w.clock.Now, MaxMessages: 3, TTL: 10 * time.Minute,
+			Now: w.clock.Now, MaxMessages: 3, TTL: 10 * time.Minute, MaxRecordBytes: 100,
 		}
+		w.records, w.revisions = map[string]map[string]modelRecord{}, map[string]int64{}
 		w.open(r)
 		defer func() { w.store.Close() }()
 		r.Repeat(map[string]func(*rapid.T){
-			"":         func(*rapid.T) { w.wantConsistent() },
+			"":         func(*rapid.T) { w.wantConsistent(); w.wantRecords() },
 			"create":   w.create,
 			"import":   w.importAny,
 			"append":   w.append,
@@ -42,7 +43,8 @@ func TestRandom(t *testing.T) {
 			"reopen":   w.reopen,
 			"kill":     w.kill,
 			"fold":     w.fold,
-			"read":     w.read, "read again": w.read,
+			"records":  w.writeRecords, "records again": w.writeRecords, "more records": w.writeRecords,
+			"read": w.read, "read again": w.read,
 		})
 		w.end()
 	})
@@ -57,11 +59,19 @@ type randomRun struct {
 	options store.Options
 	store   *Store
 	running []store.Progress
+	// records has the records that each scope should have. A scope is "tenant " and a tenant, or the uid of a
+	// conversation.
+	records   map[string]map[string]modelRecord
+	revisions map[string]int64 // newest of each tenant
 }
 
+func tenants() []string { return []string{"a", "ab"} }
+
+func conversationIDs() []string { return []string{"", "b", "bc", "d", "e", "f"} }
+
 func (w *randomRun) name(r *rapid.T) (tenant, id string) {
-	tenant = rapid.SampledFrom([]string{"a", "ab"}).Draw(r, "tenant")
-	return tenant, rapid.SampledFrom([]string{"", "b", "bc", "d", "e", "f"}).Draw(r, "id")
+	tenant = rapid.SampledFrom(tenants()).Draw(r, "tenant")
+	return tenant, rapid.SampledFrom(conversationIDs()).Draw(r, "id")
 }
 
 // logRefused logs an error. Refused calls are valid here, since package storetest tests the law.
@@ -83,19 +93,37 @@ func ttl(r *rapid.T) *durationpb.Duration {
 	}).Draw(r, "ttl"))
 }
 
+// retention draws a ttl and whether the conversation keeps everything.
+func retention(r *rapid.T) *parleyv1.Retention {
+	rarely := func(label string) bool { return rapid.IntRange(0, 3).Draw(r, label) == 0 }
+	return &parleyv1.Retention{
+		Ttl: ttl(r), KeepAll: rarely("keep_all"), NoExpiry: rarely("no_expiry"), NoEviction: rarely("no_eviction"),
+	}
+}
+
 func (w *randomRun) create(r *rapid.T) {
 	tenant, id := w.name(r)
-	_, err := w.store.Create(w.t.Context(), &store.Create{
+	c := &store.Create{
 		Tenant: tenant, OrGet: rapid.Bool().Draw(r, "or get"),
-		Conversation: &parleyv1.Conversation{Id: id, Retention: &parleyv1.Retention{Ttl: ttl(r)}},
-	})
+		Conversation: &parleyv1.Conversation{Id: id, Retention: retention(r)},
+	}
+	_, c.RecordsOf = w.name(r)
+	copied := w.recordsOf(tenant, c.RecordsOf)
+	result, err := w.store.Create(w.t.Context(), c)
 	w.logRefused(r, err)
+	if err == nil && result.Created {
+		for key, m := range copied {
+			w.set(result.Conversation.GetUid(), key, modelRecord{value: m.value, revision: 1})
+		}
+	}
 }
 
 func (w *randomRun) append(r *rapid.T) {
 	tenant, id := w.name(r)
 	a := &store.Append{Tenant: tenant, ConversationID: id, Messages: text(rapid.StringN(0, 9, -1).Draw(r, "content"))}
-	switch rapid.SampledFrom([]string{"add", "begin", "end"}).Draw(r, "turn") {
+	switch rapid.SampledFrom([]string{"add", "begin", "end", "replace"}).Draw(r, "kind") {
+	case "replace":
+		a.ReplaceAfter = new(int32(rapid.IntRange(0, 9).Draw(r, "after")))
 	case "begin":
 		a.Begin = &parleyv1.Turn{Id: fmt.Sprint("turn ", len(w.running))}
 		w.running = append(w.running, store.Progress{Tenant: tenant, ConversationID: id, TurnID: a.Begin.GetId()})
@@ -105,8 +133,14 @@ func (w *randomRun) append(r *rapid.T) {
 	if rapid.Bool().Draw(r, "events") {
 		a.Events = &storev1.TurnEvents{Started: 1}
 	}
-	_, err := w.store.Append(w.t.Context(), a)
+	if rapid.Bool().Draw(r, "with records") {
+		a.Records = drawWrites(r)
+	}
+	result, err := w.store.Append(w.t.Context(), a)
 	w.logRefused(r, err)
+	if err == nil {
+		w.wrote(tenant, result.Conversation.GetUid(), int64(result.Conversation.GetVersion()), result.TenantRevision, a.Records)
+	}
 }
 
 // turn returns the running turn of a conversation in most cases, and another id otherwise.
@@ -121,11 +155,17 @@ func (w *randomRun) turn(r *rapid.T, tenant, id string) string {
 func (w *randomRun) update(r *rapid.T) {
 	tenant, id := w.name(r)
 	u := &store.Update{Tenant: tenant, ConversationID: id}
-	if rapid.Bool().Draw(r, "clear") {
+	switch rapid.SampledFrom([]string{"clear", "remove", "change"}).Draw(r, "kind") {
+	case "clear":
 		u.KeepThrough = new(int32)
-	} else {
-		u.Fields = []string{"retention.ttl"}
-		u.Values = &parleyv1.Conversation{Retention: &parleyv1.Retention{Ttl: ttl(r)}}
+	case "remove":
+		u.Sequences = []int32{int32(rapid.IntRange(1, 9).Draw(r, "sequence"))}
+		u.Request = &store.Request{ID: fmt.Sprint("r", u.Sequences[0]), Method: "ClearConversation"}
+	default:
+		u.Fields = []string{rapid.SampledFrom([]string{
+			"retention.ttl", "retention.keep_all", "retention.no_expiry", "retention.no_eviction",
+		}).Draw(r, "field")}
+		u.Values = &parleyv1.Conversation{Retention: retention(r)}
 	}
 	_, err := w.store.Update(w.t.Context(), u)
 	w.logRefused(r, err)
@@ -184,7 +224,8 @@ func (w *randomRun) reopen(r *rapid.T) {
 // open opens the store with or without a journal, whatever it had before.
 func (w *randomRun) open(r *rapid.T) {
 	w.options.MaxConversations = rapid.IntRange(0, 4).Draw(r, "capacity")
-	w.store = openJournaled(w.t, w.path, w.options, rapid.SampledFrom([]int64{0, 1 << 20}).Draw(r, "journal"))
+	budget := rapid.SampledFrom([]int64{0, 1 << 20}).Draw(r, "journal")
+	w.store = openDivided(w.t, w.path, w.options, budget, rapid.SampledFrom([]int{0, 1, 30}).Draw(r, "chunks"))
 }
 
 // kill opens the store as after the end of its process.
@@ -217,6 +258,14 @@ func (w *randomRun) end() {
 		w.logRefused(w.T, err)
 	}
 	w.reopen(w.T) // Releases all holds.
+	for _, tenant := range tenants() {
+		for _, id := range conversationIDs() {
+			_, err := w.store.Update(w.t.Context(), &store.Update{
+				Tenant: tenant, ConversationID: id, Fields: []string{"retention.no_expiry"},
+			})
+			w.logRefused(w.T, err)
+		}
+	}
 	w.clock.advance(400 * 24 * time.Hour)
 	sweep(w.t, w.store)
 	w.wantConsistent()

@@ -19,11 +19,12 @@ import (
 	"github.com/parleyhq/parley/store/boltstore/internal/cache"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
-// Read implements store.Store. If the cache has the conversation, Read needs no transaction, unless some ids are
-// ephemeral. Otherwise it decodes inside the transaction: that takes microseconds, less than copying messages that the
-// caller does not need.
+// Read implements store.Store. If the cache has all messages that it needs, Read needs no transaction, unless some ids
+// are ephemeral. Otherwise it decodes inside the transaction: that takes microseconds, less than copying messages that
+// the caller does not need.
 func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
 	now, key := s.options.Now(), string(layout.IDKey(r.Tenant, r.ConversationID))
 	var ephemeral record.Ephemeral
@@ -58,8 +59,10 @@ func (s *Store) readConversation(ctx context.Context, r *store.Read, key string,
 		if err != nil {
 			return nil, err
 		}
-		rec.Messages = state.Messages
-		return readLive(rec, r, now, ephemeral)
+		if rec.InChunks(r.Newest) == 0 && (len(r.RecordPrefixes) == 0 || rec.RecordCounts().Records == 0) {
+			rec.Messages = state.Messages
+			return readLive(rec, r, now, ephemeral)
+		}
 	}
 	var fill *cache.Fill
 	if r.Shared {
@@ -80,18 +83,47 @@ func (s *Store) readConversation(ctx context.Context, r *store.Read, key string,
 			if f.pending == nil || f.pending.Head == nil { // Otherwise they were joined in memory of their own.
 				f.record.Messages = slices.Clone(f.record.Messages)
 			}
-			if fill != nil {
-				head, err := f.record.MarshalHead()
-				if err != nil {
-					return err
-				}
-				fill.Put(cache.State{Head: head, Messages: f.record.Messages})
+			if err := fillCache(fill, f); err != nil {
+				return err
 			}
 		}
-		snapshot, err = readLive(f.record, r, now, ephemeral)
+		live := r
+		if f.record.InChunks(r.Newest) > 0 {
+			if f.record.Messages, err = from.chunksOf(r.Tenant, f.place.Key).Newest(f.record, r.Newest); err != nil {
+				return err
+			}
+			shared := *r
+			shared.Shared, live = true, &shared // They are in new memory.
+		}
+		if snapshot, err = readLive(f.record, live, now, ephemeral); err != nil || snapshot.Unchanged {
+			return err
+		}
+		if len(r.RecordPrefixes) > 0 {
+			of := conversationScope(r.Tenant, f.place.Key, f.pending)
+			snapshot.Records, snapshot.MoreRecords, err = records.WithPrefixes(
+				r.RecordPrefixes, r.ConversationID, from.ascend(of))
+		}
 		return err
 	})
 	return snapshot, err
+}
+
+// fillCache ends a fill with a conversation that was read with all its parts.
+func fillCache(fill *cache.Fill, f found) (err error) {
+	if fill == nil {
+		return nil
+	}
+	var head []byte
+	if f.pending != nil {
+		head = f.pending.Head
+	}
+	if head == nil {
+		if head, err = f.record.MarshalHead(); err != nil {
+			return err
+		}
+	}
+	fill.Put(cache.State{Head: head, Messages: f.record.Messages})
+	return nil
 }
 
 // readLive returns the result of a read of a conversation, or store.ErrNotFound if it has expired.
@@ -233,13 +265,16 @@ func (s *Store) Tenants(ctx context.Context, after string, limit int) (tenants [
 			if string(k) == after {
 				continue
 			}
-			if len(tenants) == limit {
-				next = string(last)
-				break
-			}
 			tenant, _, ok := layout.CutTenant(k)
 			if !ok {
 				return fmt.Errorf("%w: key of a tenant", store.ErrCorrupt)
+			}
+			if c := s.tally.of(tenant); c.Conversations <= 0 && c.Records <= 0 {
+				continue // It has only requests, or the journal has deletions of its last records.
+			}
+			if len(tenants) == limit {
+				next = string(last)
+				break
 			}
 			tenants, last = append(tenants, tenant), k
 		}
@@ -257,7 +292,9 @@ func (s *Store) TenantStats(ctx context.Context, tenant string) (store.Stats, er
 		return store.Stats{}, fmt.Errorf("stats of a tenant: %w", err)
 	}
 	c := s.tally.of(tenant)
-	return store.Stats{Conversations: c.Conversations, Messages: c.Messages, Bytes: c.Bytes}, nil
+	return store.Stats{
+		Conversations: c.Conversations, Messages: c.Messages, Bytes: c.Bytes, Records: c.Records, RecordBytes: c.RecordBytes,
+	}, nil
 }
 
 // Stats implements store.Store.
@@ -278,6 +315,7 @@ func (s *Store) Stats(ctx context.Context) (store.Stats, error) {
 	free := int64(s.freePages()) * s.pageSize
 	return store.Stats{
 		Conversations: total.Conversations, Messages: total.Messages, Bytes: total.Bytes,
+		Records: total.Records, RecordBytes: total.RecordBytes,
 		FileBytes: file.Size(), FileBytesInUse: max(0, mapped-free),
 		Expired: expired, Evicted: evicted, Corrupt: s.corruptCalls.Load(),
 	}, nil

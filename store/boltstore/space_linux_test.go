@@ -2,10 +2,14 @@ package boltstore
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -79,6 +83,43 @@ func TestLowSpace(t *testing.T) {
 	}
 	if err := errors.Join(create("new"), add("new", store.Append{Messages: text("hello")})); err != nil {
 		t.Errorf("writes with space = %v", err)
+	}
+	wantConsistent(t, s)
+}
+
+// TestSweepWithoutSpaceForRecords leaves no space for the fold of records that have expired. Sweep still removes
+// conversations, and removes the records when there is space.
+func TestSweepWithoutSpaceForRecords(t *testing.T) {
+	dir, clock := mountSmall(t), newClock()
+	s := openJournaled(t, filepath.Join(dir, "parley.db"), store.Options{Now: clock.Now}, 1<<20)
+	appendTo(t, s, "c", "hello")
+	write(t, s, "", putOf("first", 1))
+	for i := range 4 {
+		w := putOf(fmt.Sprint(i), 30_000)
+		w.Ttl = durationpb.New(time.Minute)
+		write(t, s, "", w)
+	}
+	free, _, err := boltfile.DiskSpace(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ballast := filepath.Join(dir, "ballast")
+	if err := os.WriteFile(ballast, make([]byte, free-48<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	clock.advance(3 * time.Hour)
+	if _, err := s.Sweep(t.Context(), 10); err != nil {
+		t.Errorf("Sweep without space = %v", err)
+	}
+	if stats, err := s.TenantStats(t.Context(), "acme"); err != nil || stats.Conversations != 0 || stats.Records != 5 {
+		t.Errorf("TenantStats = %+v, %v, want no conversations and 5 records", stats, err)
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	sweep(t, s)
+	if stats, err := s.TenantStats(t.Context(), "acme"); err != nil || stats.Records != 1 {
+		t.Errorf("TenantStats with space = %+v, %v, want 1 record", stats, err)
 	}
 	wantConsistent(t, s)
 }

@@ -31,6 +31,7 @@ type tally struct {
 	ephemeralCounts map[string]int             // number of ids in sessions, by tenant
 	holders         map[string]int             // number of holders, by layout.IDKey; not in the file
 	hasEphemeral    atomic.Bool                // sessions has entries
+	recordEnds      map[string]time.Time       // by tenant: the first expiry of records that only the journal had
 
 	// These fields belong to the writer's goroutine, which changes them before the commit.
 	dueIndexes     map[string]*dueIndex // of tenants that reached their capacity
@@ -52,8 +53,8 @@ func newTally(cacheBytes int) *tally {
 	return &tally{
 		tenants: map[string]layout.Counts{}, evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{},
 		holders: map[string]int{}, dueIndexes: map[string]*dueIndex{}, usedDueIndexes: map[string]bool{},
-		pendingCounts: map[string]layout.Counts{}, pending: overlay.NewSet(), cache: cache.New(cacheBytes),
-		versions: newVersions(maxVersions),
+		recordEnds: map[string]time.Time{}, pendingCounts: map[string]layout.Counts{},
+		pending: overlay.NewSet(), cache: cache.New(cacheBytes), versions: newVersions(maxVersions),
 	}
 }
 
@@ -191,6 +192,31 @@ func (t *tally) apply(committed *txn) {
 	t.lastCommitted = true
 }
 
+// noteRecordEnd notes when a record of a tenant expires that only the journal has.
+func (t *tally) noteRecordEnd(tenant string, end time.Time) {
+	if end.IsZero() {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if first, ok := t.recordEnds[tenant]; !ok || end.Before(first) {
+		t.recordEnds[tenant] = end
+	}
+}
+
+// takeRecordEnds returns the tenants with a record that has expired and may be only in the journal, and forgets them.
+func (t *tally) takeRecordEnds(now time.Time) (tenants []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for tenant, first := range t.recordEnds {
+		if !first.After(now) {
+			tenants = append(tenants, tenant)
+			delete(t.recordEnds, tenant)
+		}
+	}
+	return tenants
+}
+
 // addPending adds to pendingCounts.
 func (t *tally) addPending(tenant string, c layout.Counts) {
 	mergeChanged(t.pendingCounts, map[string]layout.Counts{tenant: t.pendingCounts[tenant].Plus(c)})
@@ -286,4 +312,13 @@ func (t *txn) recordVersion(tenant string, r *record.Record) {
 		known:   store.Known{Version: c.GetVersion(), UID: c.GetUid()},
 		expires: r.ExpireTime(), running: r.Running(),
 	}
+}
+
+// describeCommit describes a commit of these operations that began at an instant and ends now.
+func describeCommit(batch []*operation, began time.Time) store.Commit {
+	c := store.Commit{Seconds: time.Since(began).Seconds(), Operations: len(batch)}
+	for _, op := range batch {
+		c.WaitSeconds = max(c.WaitSeconds, began.Sub(op.queued).Seconds()) // Negative if it was queued later.
+	}
+	return c
 }

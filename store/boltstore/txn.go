@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -15,9 +16,11 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/chunks"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // txn is a transaction of the writer. An operation first decides, and may fail then without a
@@ -28,6 +31,7 @@ import (
 type txn struct {
 	reader
 	meta, expiry, turns, tenants, sessions, ends *bolt.Bucket
+	recordEnds, orphans                          *bolt.Bucket // nil in a file without records
 
 	options  *store.Options
 	tally    *tally
@@ -44,8 +48,10 @@ type txn struct {
 	mutations               int                      // number of started changes to the file or to memory
 	writtenBytes            int                      // bytes of written values
 	refuseFrom, spaceNeeded int                      // see checkSpace
-	lowSpace                func() bool              // result of isLow, computed once, on first use
-	schema                  uint32                   // of the file after the transaction
+	lowSpace                func() bool              // result of boltfile.IsLow, computed once, on first use
+	inJournal               bool                     // the journal may have operations that the file does not contain
+	removed, removedBytes   int                      // records that were removed with their conversations
+	chunkSize               int                      // see Options.chunkSize
 	logged                  []journaledOperation     // of a batch of the journal, decided
 	folded                  []string                 // keys of conversations whose operations the file then contains
 	endsGeneration          bool                     // see endGeneration
@@ -56,30 +62,20 @@ type txn struct {
 	commit store.Commit // set after the commit; the zero value if the transaction changed nothing
 }
 
-// describeCommit describes a commit of these operations that began at an instant and ends now.
-func describeCommit(batch []*operation, began time.Time) store.Commit {
-	c := store.Commit{Seconds: time.Since(began).Seconds(), Operations: len(batch)}
-	for _, op := range batch {
-		c.WaitSeconds = max(c.WaitSeconds, began.Sub(op.queued).Seconds()) // Negative if it was queued later.
-	}
-	return c
-}
-
 func newTxn(tx *bolt.Tx, o *store.Options, tl *tally, j journaled) *txn {
 	tl.resetDueIndexes()
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	t := &txn{
-		reader: newReader(tx, j), expiry: bucket(layout.ExpiryBucket), turns: bucket(layout.TurnsBucket),
+		reader: newReader(tx, j), chunkSize: defaultChunkSize,
+		expiry: bucket(layout.ExpiryBucket), turns: bucket(layout.TurnsBucket),
 		tenants: bucket(layout.TenantsBucket), meta: bucket(layout.MetaBucket),
 		options: o, tally: tl, counts: map[string]layout.Counts{},
 		evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{},
-		versions: map[string]version{}, unfolded: map[string]layout.Counts{}, schema: boltfile.SchemaVersion,
+		versions: map[string]version{}, unfolded: map[string]layout.Counts{}, inJournal: tl.journaled,
 		refuseFrom: math.MaxInt, spaceNeeded: math.MaxInt,
-		lowSpace: sync.OnceValue(func() bool { return isLow(tx.DB()) }),
+		lowSpace: sync.OnceValue(func() bool { return boltfile.IsLow(tx.DB()) }),
 	}
-	if tl.journaled {
-		t.schema = boltfile.JournaledSchemaVersion
-	}
+	t.openRecordBuckets(tx)
 	if !tx.Writable() {
 		t.staged = map[string]*overlay.Entry{}
 		t.sessions = bucket(layout.SessionsBucket)
@@ -100,12 +96,15 @@ type stored struct {
 	record     *record.Record // nil if it is damaged
 	ephemeral  record.Ephemeral
 	pending    *overlay.Entry // its operations that the file does not contain; nil if there are none
+	values     []pendingValue // its records that the file does not contain; only of load with all
 
 	// Values before the operation, which may change the record.
 	size     int
+	records  records.Counts
 	messages int32
 	turn     string
 	expire   time.Time
+	pinned   bool // not record.Record.Evictable
 }
 
 func (t *txn) newStored(tenant, id string, f found) *stored {
@@ -116,8 +115,19 @@ func (t *txn) newStored(tenant, id string, f found) *stored {
 	if f.record != nil {
 		c := f.record.Conversation()
 		s.messages, s.turn, s.expire = c.GetMessageCount(), c.GetActiveTurnId(), f.record.ExpireTime()
+		s.pinned, s.records = !f.record.Evictable(), f.record.RecordCounts()
+	} else if t.records != nil {
+		s.records = t.countRecords(s.scope())
 	}
 	return s
+}
+
+// scope returns the records of the conversation. If s is nil, there are none.
+func (s *stored) scope() scope {
+	if s == nil {
+		return scope{}
+	}
+	return conversationScope(s.tenant, s.place.Key, s.pending)
 }
 
 // live returns the record, or nil if there is none or it has expired.
@@ -146,6 +156,9 @@ func (t *txn) load(tenant, id string, p parts) (s *stored, err error) {
 		if f.exists {
 			s = t.newStored(tenant, id, f)
 		}
+		if err == nil && p == all {
+			s.values, err = t.pendingValues(s.scope())
+		}
 		return err
 	})
 	if errors.Is(err, store.ErrNotFound) {
@@ -166,26 +179,40 @@ func (t *txn) loadAt(tenant string, key layout.InnerKey) (s *stored, err error) 
 	return s, err
 }
 
-// create adds a conversation. If its id is in sessions and not held, that entry belongs to an
+// create adds a conversation with the edits of records. If its id is in sessions and not held, that entry belongs to an
 // earlier conversation and is removed.
-func (t *txn) create(tenant string, r *record.Record, value []byte) {
+func (t *txn) create(
+	tenant string, r *record.Record, e *chunks.Encoded, own *tenantRecords, edits *records.Edits,
+) {
 	c, key := r.Conversation(), layout.InnerKey(r.Key())
 	if !t.ephemeralState(tenant, c.GetId()).Held {
 		t.deleteEphemeral(tenant, c.GetId())
 	}
 	s := &stored{tenant: tenant, id: c.GetId(), place: layout.Place{Key: key}}
-	t.put(t.conversations, layout.ConversationKey(tenant, key), value)
+	t.putConversation(e)
 	t.setExpiry(s, r.ExpireTime())
 	t.syncTurn(s, r)
 	t.recordVersion(tenant, r)
 	t.markEvictable(tenant, key)
-	t.addCounts(tenant, layout.Counts{Conversations: 1, Messages: int64(c.GetMessageCount()), Bytes: int64(len(value))})
+	t.addCounts(tenant, layout.Counts{Conversations: 1, Messages: int64(c.GetMessageCount()), Bytes: int64(e.Size)})
+	t.editConversation(s, own, edits)
 }
 
-// replace writes the changed record of a conversation.
-func (t *txn) replace(s *stored, r *record.Record, value []byte) {
+// editConversation makes the edits of records of a write of a conversation.
+func (t *txn) editConversation(s *stored, own *tenantRecords, edits *records.Edits) {
+	if edits.Any() {
+		t.editRecords(conversationScope(s.tenant, s.place.Key, nil), own, edits)
+		t.addCounts(s.tenant, layout.OfRecords(edits.Conversation))
+	}
+}
+
+// replace writes the changed record of a conversation and the edits of records.
+func (t *txn) replace(
+	s *stored, r *record.Record, e *chunks.Encoded, own *tenantRecords, edits *records.Edits,
+) {
 	t.dropPending(s)
-	t.put(t.conversations, layout.ConversationKey(s.tenant, s.place.Key), value)
+	t.putRecords(s.scope(), s.values)
+	t.putConversation(e)
 	if s.expiresEarlier(r) {
 		t.deleteExpiry(s)
 		t.setExpiry(s, r.ExpireTime())
@@ -193,13 +220,18 @@ func (t *txn) replace(s *stored, r *record.Record, value []byte) {
 	t.syncTurn(s, r)
 	t.recordVersion(s.tenant, r)
 	messages := int64(r.Conversation().GetMessageCount())
-	t.addCounts(s.tenant, layout.Counts{Messages: messages - int64(s.messages), Bytes: int64(len(value) - s.size)})
+	t.addCounts(s.tenant, layout.Counts{Messages: messages - int64(s.messages), Bytes: int64(e.Size - s.size)})
+	t.editConversation(s, own, edits)
 }
 
 // remove removes a conversation from every bucket. If its id is not held, it stops being ephemeral.
 func (t *txn) remove(s *stored) {
+	inChunks := t.chunksOf(s.tenant, s.place.Key).Keys()
 	t.dropPending(s)
 	t.del(t.conversations, layout.ConversationKey(s.tenant, s.place.Key))
+	for _, key := range inChunks {
+		t.del(t.tx.Bucket([]byte(layout.ChunksBucket)), key)
+	}
 	t.del(t.ids, layout.IDKey(s.tenant, s.id))
 	t.versions[string(layout.IDKey(s.tenant, s.id))] = version{}
 	t.deleteExpiry(s)
@@ -209,7 +241,9 @@ func (t *txn) remove(s *stored) {
 	if s.turn != "" || s.record == nil || s.pending != nil {
 		t.del(t.turns, layout.IDKey(s.tenant, s.id))
 	}
-	t.addCounts(s.tenant, layout.Counts{Conversations: -1, Messages: -int64(s.messages), Bytes: -int64(s.size)})
+	t.removeRecords(s)
+	removed := layout.Counts{Conversations: 1, Messages: int64(s.messages), Bytes: int64(s.size)}
+	t.addCounts(s.tenant, layout.Counts{}.Minus(removed.Plus(layout.OfRecords(s.records))))
 }
 
 // end removes a conversation that has expired or ended, or that is evicted.
@@ -257,36 +291,6 @@ func (t *txn) deleteExpiry(s *stored) {
 	t.del(t.expiry, layout.ExpiryKey(s.place.Minute, s.tenant, s.place.Key))
 }
 
-// syncTurn makes the entry in turns match the conversation's running turn.
-func (t *txn) syncTurn(s *stored, r *record.Record) {
-	turn := r.Conversation().GetActiveTurnId()
-	if turn != s.turn || s.pending != nil {
-		t.writeTurn(s, turn)
-	}
-	if turn == "" && s.turn != "" {
-		t.markEvictable(s.tenant, s.place.Key)
-	}
-}
-
-// writeTurn writes the entry in turns of a conversation with that running turn, which is empty if none
-// runs. It keeps what was saved of the turn.
-func (t *txn) writeTurn(s *stored, turn string) {
-	key := layout.IDKey(s.tenant, s.id)
-	if turn == "" {
-		t.del(t.turns, key)
-		return
-	}
-	if saved, err := record.UnmarshalProgress(t.turns.Get(key)); err == nil && saved.TurnID == turn {
-		return
-	}
-	value, err := record.MarshalProgress(&store.Progress{TurnID: turn})
-	if err != nil {
-		t.fail(err)
-		return
-	}
-	t.put(t.turns, key, value)
-}
-
 // countsOf returns the counts of a tenant within the transaction.
 func (t *txn) countsOf(tenant string) layout.Counts {
 	if c, ok := t.counts[tenant]; ok {
@@ -297,8 +301,11 @@ func (t *txn) countsOf(tenant string) layout.Counts {
 
 func (t *txn) addCounts(tenant string, delta layout.Counts) {
 	c := t.countsOf(tenant).Plus(delta)
-	if c.Conversations <= 0 {
+	if c.Conversations <= 0 { // Those of damaged conversations may be too high.
 		c = layout.Counts{}
+		if own, err := t.tenantRecords(tenant); err == nil {
+			c = layout.OfRecords(own.state.Counts)
+		}
 	}
 	t.counts[tenant] = c
 }
@@ -338,15 +345,17 @@ func (t *txn) finish() error {
 	}
 	for _, tenant := range slices.Sorted(maps.Keys(t.counts)) {
 		key := layout.TenantKey(tenant)
-		if c := t.counts[tenant]; c == (layout.Counts{}) {
+		// The counts in the file do not include the operations that are only in the journal.
+		c := t.counts[tenant]
+		inFile := c.Minus(t.tally.pendingCounts[tenant].Minus(t.unfolded[tenant]))
+		if c == (layout.Counts{}) && inFile == c {
 			t.del(t.tenants, key)
 		} else {
-			// The counts in the file do not include the operations that are only in the journal.
-			inFile := c.Minus(t.tally.pendingCounts[tenant].Minus(t.unfolded[tenant]))
 			t.put(t.tenants, key, inFile.Encode(key))
 		}
 	}
-	schemaKey, schema := []byte(boltfile.SchemaKey), boltfile.EncodeSchema(t.schema)
+	schemaKey := []byte(boltfile.SchemaKey)
+	schema := boltfile.EncodeSchema(boltfile.SchemaOf(t.inJournal, t.records != nil))
 	if !bytes.Equal(t.meta.Get(schemaKey), schema) {
 		t.put(t.meta, schemaKey, schema)
 	}
@@ -358,23 +367,6 @@ func (t *txn) finish() error {
 	t.tally.versions.remove(t.versions)
 	t.tally.cache.Block(maps.Keys(t.versions))
 	return t.err
-}
-
-// maxReserve is the size of four of the largest batches, in bytes. The reserve is kept for operations
-// that must not fail: answers of running turns, ends of turns, and deletes. Even these need space,
-// because bbolt writes new pages before it frees the old ones.
-const maxReserve = 4 * maxBatchBytes
-
-// isLow reports whether the disk and the free pages of the file have no more space than the
-// reserve. If the space cannot be determined, it returns false: a write without space fails with an
-// error.
-func isLow(db *bolt.DB) bool {
-	free, size, err := boltfile.DiskSpace(db.Path())
-	reserve := reserveOf(size)
-	if err != nil || free >= reserve {
-		return false
-	}
-	return free+spaceInFile(db) < reserve
 }
 
 // checkSpace is called by an operation that writes a new value of size bytes and may not use the
@@ -391,6 +383,14 @@ func (t *txn) checkSpace(size int) error {
 	}
 	if t.lowSpace() {
 		return fmt.Errorf("%w: the rest is reserved for answers and deletes", store.ErrNoSpace)
+	}
+	return nil
+}
+
+// checkFold returns store.ErrNoSpace if a fold of size bytes needs more than space, see boltfile.SpaceToFold.
+func (t *txn) checkFold(size, space int64) error {
+	if int64(t.writtenBytes)+size > space {
+		return fmt.Errorf("%w: the rest is reserved for deletes: %w", store.ErrNoSpace, syscall.ENOSPC)
 	}
 	return nil
 }

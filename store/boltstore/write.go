@@ -13,6 +13,7 @@ import (
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // Create implements store.Store.
@@ -23,42 +24,78 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 	}
 	uid := uuid.NewString()
 	size := proto.Size(c.Conversation) + len(c.Messages)
-	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
-		return record.Create(old, c, history, uid, now, &s.options.Options)
+	w := &change{tenant: c.Tenant, id: c.Conversation.GetId(), size: size, guards: guards{disk: true, bytes: true}}
+	w.decide = func(t *txn, old *stored, now time.Time) (*record.Outcome, *tenantRecords, error) {
+		if w.copied = (recordsCopy{}); old.live(now) == nil {
+			if w.copied, err = t.recordsToCopy(c, now); err != nil {
+				return nil, nil, err
+			}
+		}
+		out, err := record.Create(old.live(now), c, history, w.copied.counts, uid, now, &s.options.Options)
+		return out, nil, err
 	}
-	return s.change(ctx, &change{
-		tenant: c.Tenant, id: c.Conversation.GetId(), size: size, guards: guards{disk: true, bytes: true}, decide: decide,
-	})
+	return resultOf(s.change(ctx, w))
+}
+
+// resultOf returns the result of an outcome.
+func resultOf(out *record.Outcome, err error) (*store.Result, error) {
+	if err != nil {
+		return nil, err
+	}
+	return out.Result, nil
 }
 
 // Append implements store.Store.
 func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	return resultOf(s.append(ctx, a))
+}
+
+// append makes the writer apply an append, also that of record.AppendOf.
+func (s *Store) append(ctx context.Context, a *store.Append) (*record.Outcome, error) {
 	drafts, err := record.NewDrafts(a.Messages)
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", a.ConversationID, err)
 	}
-	uid, size := uuid.NewString(), proto.Size(a.Events)
+	uid, size := uuid.NewString(), proto.Size(a.Events)+proto.Size(a.CreateWith)+recordsSize(a.Records)
 	for _, m := range a.Messages {
 		size += proto.Size(m)
 	}
-	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
-		return record.Append(old, a, drafts, uid, now, &s.options.Options)
+	decide := func(t *txn, old *stored, now time.Time) (*record.Outcome, *tenantRecords, error) {
+		var own *tenantRecords
+		if records.HasTenantScope(a.Records) {
+			if own, err = t.loadTenantRecords(a.Tenant); err != nil {
+				return nil, nil, err
+			}
+		}
+		live, of := old.live(now), scope{}
+		if live != nil {
+			of = old.scope()
+		}
+		in, err := t.recordInput(a.Records, of, own, false)
+		if err != nil {
+			return nil, nil, err
+		}
+		out, err := record.Append(live, a, drafts, in, uid, now, &s.options.Options)
+		return out, own, err
 	}
-	log := func(t *txn) (*store.Result, error) { return t.logAppend(a, drafts) }
+	log := func(t *txn) (*record.Outcome, error) { return t.logAppend(a, drafts) }
+	mayExceed := a.MayExceed()
 	return s.change(ctx, &change{
-		tenant: a.Tenant, id: a.ConversationID, size: size, guards: guards{disk: a.End == nil, bytes: a.End == nil},
-		decide: decide, log: log, onQueued: a.Queued,
+		tenant: a.Tenant, id: a.ConversationID, size: size, decide: decide, log: log, onQueued: a.Queued,
+		guards: guards{disk: !mayExceed, bytes: !mayExceed}, removes: a.ReplaceAfter != nil,
 	})
 }
 
 // Update implements store.Store.
 func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, error) {
-	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
-		return record.Update(old, u, now, &s.options.Options)
+	decide := func(_ *txn, old *stored, now time.Time) (*record.Outcome, *tenantRecords, error) {
+		out, err := record.Update(old.live(now), u, now, &s.options.Options)
+		return out, nil, err
 	}
-	return s.change(ctx, &change{
-		tenant: u.Tenant, id: u.ConversationID, size: proto.Size(u.Values), guards: guards{bytes: true}, decide: decide,
-	})
+	return resultOf(s.change(ctx, &change{
+		tenant: u.Tenant, id: u.ConversationID, size: proto.Size(u.Values), guards: guards{bytes: !u.OnlyRemoves()},
+		decide: decide, removes: u.KeepThrough != nil || len(u.Sequences) > 0,
+	}))
 }
 
 // guards are checks of a write that adds bytes. Writes that must not fail have none.
@@ -72,49 +109,58 @@ type change struct {
 	tenant, id string
 	size       int // bytes in memory while the write is queued
 	guards     guards
-	// decide decides the write. old is nil if there is no such conversation or it has expired.
-	decide   func(old *record.Record, now time.Time) (*record.Outcome, error)
-	log      func(*txn) (*store.Result, error) // see operation; may be nil
-	onQueued func()                            // see operation; may be nil
+	removes    bool // decide needs all messages, because it removes some
+	// decide decides the write. old is nil if there is no such conversation; it may have expired. own are the tenant's
+	// records if the write edits them.
+	decide   func(t *txn, old *stored, now time.Time) (out *record.Outcome, own *tenantRecords, err error)
+	copied   recordsCopy                         // records of a new conversation, which decide sets
+	log      func(*txn) (*record.Outcome, error) // see operation; may be nil
+	onQueued func()                              // see operation; may be nil
 }
 
 // change makes the writer apply a change.
-func (s *Store) change(ctx context.Context, c *change) (*store.Result, error) {
+func (s *Store) change(ctx context.Context, c *change) (out *record.Outcome, err error) {
 	if n := len(c.tenant) + len(c.id); n > layout.MaxNames {
 		return nil, fmt.Errorf("tenant and conversation id are %d bytes long, %d at most", n, layout.MaxNames)
 	}
-	var result *store.Result
 	op := &operation{
 		ctx: ctx, tenant: c.tenant, size: c.size, conversation: string(layout.IDKey(c.tenant, c.id)), onQueued: c.onQueued,
 	}
 	if c.log != nil {
 		op.log = func(t *txn) (err error) {
-			result, err = c.log(t)
+			out, err = c.log(t)
 			return err
 		}
 	}
 	op.apply = func(t *txn) error {
 		now := s.options.Now()
-		old, err := t.load(c.tenant, c.id, all)
+		old, err := t.loadToChange(c, now)
 		if err != nil {
 			return err
 		}
-		out, err := c.decide(old.live(now), now)
-		if err != nil {
+		var own *tenantRecords
+		if out, own, err = c.decide(t, old, now); err != nil {
 			return err
 		}
-		result = out.Result
-		return t.write(c.tenant, old, out, c.guards, now)
+		return t.write(c, old, out, own, now)
 	}
 	if err := s.countCorrupt(s.writer.await(op)); err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", c.id, err)
 	}
-	return result, nil
+	return out, nil
 }
 
-// write writes an outcome of package record. old is the conversation with that id, expired or not,
-// or nil.
-func (t *txn) write(tenant string, old *stored, out *record.Outcome, g guards, now time.Time) error {
+// addedBytes returns by how much edits change the bytes of their tenant.
+func addedBytes(edits *records.Edits) int64 {
+	if edits == nil {
+		return 0
+	}
+	return edits.Conversation.Bytes + edits.Tenant.Bytes
+}
+
+// write writes the outcome of a change. old is the conversation with that id, expired or not, or nil. own are the
+// tenant's records, or nil if the outcome does not edit them. Records are copied after all checks: they may be large.
+func (t *txn) write(c *change, old *stored, out *record.Outcome, own *tenantRecords, now time.Time) error {
 	if out.Record == nil {
 		return nil
 	}
@@ -125,33 +171,42 @@ func (t *txn) write(tenant string, old *stored, out *record.Outcome, g guards, n
 		}
 		out.Record.SetNumber(number)
 	}
-	value, err := out.Record.Marshal()
+	e, err := t.encode(c.tenant, out.Record)
 	if err != nil {
 		return err
 	}
-	if g.disk {
-		if err := t.checkSpace(len(value)); err != nil {
+	if c.guards.disk || out.Result.Created { // Also a removal may create a conversation.
+		if err := t.checkSpace(e.Written + editSize(out.Records) + int(c.copied.counts.Bytes)); err != nil {
 			return err
 		}
 	}
-	replaced := []*stored{old}
-	if out.Result.Created {
-		if replaced, err = t.victimsForCreate(tenant, old, now); err != nil {
+	var replaced []*stored
+	added := int64(e.Size) + addedBytes(out.Records) + c.copied.counts.Bytes
+	if !out.Result.Created {
+		added -= int64(old.size)
+	} else if replaced, err = t.victimsForCreate(c.tenant, old, now); err != nil {
+		return err
+	}
+	if c.guards.bytes || out.Result.Created {
+		if err := t.checkBytes(c.tenant, added, replaced...); err != nil {
 			return err
 		}
 	}
-	if g.bytes {
-		if err := t.checkBytes(tenant, len(value), replaced...); err != nil {
+	if c.copied.counts.Records > 0 {
+		if out.Records, err = t.copyRecords(c.copied, now); err != nil {
 			return err
 		}
 	}
 	if !out.Result.Created {
-		t.replace(old, out.Record, value)
+		t.replace(old, out.Record, e, own, out.Records)
+		if old.pinned && out.Record.Evictable() {
+			t.markEvictable(c.tenant, old.place.Key)
+		}
 	} else {
 		for _, victim := range replaced {
 			t.end(victim, now)
 		}
-		t.create(tenant, out.Record, value)
+		t.create(c.tenant, out.Record, e, own, out.Records)
 	}
 	t.changes = append(t.changes, out.Changes...)
 	return nil
@@ -213,6 +268,36 @@ func (s *Store) SaveProgress(ctx context.Context, p *store.Progress) error {
 	return nil
 }
 
+// syncTurn makes the entry in turns match the conversation's running turn.
+func (t *txn) syncTurn(s *stored, r *record.Record) {
+	turn := r.Conversation().GetActiveTurnId()
+	if turn != s.turn || s.pending != nil {
+		t.writeTurn(s, turn)
+	}
+	if turn == "" && s.turn != "" {
+		t.markEvictable(s.tenant, s.place.Key)
+	}
+}
+
+// writeTurn writes the entry in turns of a conversation with that running turn, which is empty if none
+// runs. It keeps what was saved of the turn.
+func (t *txn) writeTurn(s *stored, turn string) {
+	key := layout.IDKey(s.tenant, s.id)
+	if turn == "" {
+		t.del(t.turns, key)
+		return
+	}
+	if saved, err := record.UnmarshalProgress(t.turns.Get(key)); err == nil && saved.TurnID == turn {
+		return
+	}
+	value, err := record.MarshalProgress(&store.Progress{TurnID: turn})
+	if err != nil {
+		t.fail(err)
+		return
+	}
+	t.put(t.turns, key, value)
+}
+
 // Import implements store.Store. It can overwrite a conversation whose record is damaged.
 func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, error) {
 	id := i.Conversation.GetId()
@@ -225,7 +310,11 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 	}
 	uid := uuid.NewString()
 	var result *store.Result
-	err = s.do(ctx, i.Tenant, proto.Size(i.Conversation)+len(i.Messages), func(t *txn) error {
+	size := proto.Size(i.Conversation) + len(i.Messages)
+	for _, r := range i.Records {
+		size += proto.Size(r)
+	}
+	err = s.do(ctx, i.Tenant, size, func(t *txn) error {
 		now := s.options.Now()
 		old, err := t.load(i.Tenant, id, head)
 		damaged := old != nil && errors.Is(err, store.ErrCorrupt)
@@ -257,11 +346,11 @@ func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *rec
 		return err
 	}
 	out.Record.SetNumber(number)
-	value, err := out.Record.Marshal()
+	e, err := t.encode(tenant, out.Record)
 	if err != nil {
 		return err
 	}
-	if err := t.checkSpace(len(value)); err != nil {
+	if err := t.checkSpace(e.Written + editSize(out.Records)); err != nil {
 		return err
 	}
 	var victims []*stored
@@ -270,7 +359,7 @@ func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *rec
 	} else if victims, err = t.victimsForImport(tenant, old, now); err != nil {
 		return err
 	}
-	if err := t.checkBytes(tenant, len(value), victims...); err != nil {
+	if err := t.checkBytes(tenant, int64(e.Size)+addedBytes(out.Records), victims...); err != nil {
 		return err
 	}
 	if overwritten {
@@ -285,7 +374,7 @@ func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *rec
 			t.end(victim, now)
 		}
 	}
-	t.create(tenant, out.Record, value)
+	t.create(tenant, out.Record, e, nil, out.Records)
 	t.changes = append(t.changes, out.Changes...)
 	return nil
 }

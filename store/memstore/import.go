@@ -72,6 +72,7 @@ func (s *Store) storeImport(
 		changes = append(changes, s.removeAndReport(t, replaced, now))
 	}
 	s.index(t, e)
+	s.editRecords(t, e, out.Records)
 	return append(changes, out.Changes...), nil
 }
 

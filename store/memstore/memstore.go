@@ -14,8 +14,10 @@ import (
 
 	"github.com/google/uuid"
 
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // Store implements store.Store in memory.
@@ -30,7 +32,7 @@ type Store struct {
 	// the observer, and already see the changes that it receives.
 	mu      sync.RWMutex
 	closed  bool
-	tenants map[string]*tenant // tenants that have conversations or ephemeral ids
+	tenants map[string]*tenant // see deleteIfEmpty
 	created uint32             // conversations created so far; distinguishes those with the same create time
 	stats   store.Stats
 }
@@ -46,10 +48,25 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", c.Conversation.GetId(), err)
 	}
-	create := func(old *record.Record, now time.Time) (*record.Outcome, error) {
-		return record.Create(old, c, history, uuid.NewString(), now, &s.options)
+	create := func(old *record.Record, _ *records.Input, now time.Time) (*record.Outcome, error) {
+		if old != nil || c.RecordsOf == "" {
+			return record.Create(old, c, history, records.Counts{}, uuid.NewString(), now, &s.options)
+		}
+		t := s.tenants[c.Tenant]
+		if c.RecordsOfUID != "" && !t.hasUID(c.RecordsOf, c.RecordsOfUID, now) {
+			return nil, store.ErrNotFound
+		}
+		copied, err := t.liveRecords(c.RecordsOf, now).copies(now)
+		if err != nil {
+			return nil, err
+		}
+		out, err := record.Create(nil, c, history, copied.Counts(), uuid.NewString(), now, &s.options)
+		if err == nil {
+			out.Records = copied
+		}
+		return out, err
 	}
-	return s.writeOne(ctx, c.Tenant, c.Conversation.GetId(), false, create)
+	return s.writeOne(ctx, c.Tenant, c.Conversation.GetId(), nil, false, create)
 }
 
 // Append implements store.Store.
@@ -58,27 +75,29 @@ func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, err
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", a.ConversationID, err)
 	}
-	decide := func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	decide := func(old *record.Record, in *records.Input, now time.Time) (*record.Outcome, error) {
 		if a.Queued != nil {
 			a.Queued()
 		}
-		return record.Append(old, a, drafts, uuid.NewString(), now, &s.options)
+		return record.Append(old, a, drafts, in, uuid.NewString(), now, &s.options)
 	}
-	return s.writeOne(ctx, a.Tenant, a.ConversationID, a.End != nil, decide)
+	return s.writeOne(ctx, a.Tenant, a.ConversationID, a.Records, a.MayExceed(), decide)
 }
 
 // Update implements store.Store.
 func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, error) {
-	update := func(old *record.Record, now time.Time) (*record.Outcome, error) {
+	update := func(old *record.Record, _ *records.Input, now time.Time) (*record.Outcome, error) {
 		return record.Update(old, u, now, &s.options)
 	}
-	return s.writeOne(ctx, u.Tenant, u.ConversationID, false, update)
+	return s.writeOne(ctx, u.Tenant, u.ConversationID, nil, u.OnlyRemoves(), update)
 }
 
 // Delete implements store.Store.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
-	remove := func(old *record.Record, now time.Time) (*record.Outcome, error) { return record.Delete(old, d, now) }
-	_, err := s.writeOne(ctx, d.Tenant, d.ConversationID, false, remove)
+	remove := func(old *record.Record, _ *records.Input, now time.Time) (*record.Outcome, error) {
+		return record.Delete(old, d, now)
+	}
+	_, err := s.writeOne(ctx, d.Tenant, d.ConversationID, nil, false, remove)
 	return err
 }
 
@@ -92,11 +111,11 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// writeOne changes one conversation as decide says. old is the conversation before the write, nil
-// if there is none. If mayExceed is set, the tenant may have more bytes than its limit afterwards.
+// writeOne changes one conversation and the records of writes as decide says. old is the conversation before the
+// write, nil if there is none. If mayExceed is set, the tenant may have more bytes than its limit afterwards.
 func (s *Store) writeOne(
-	ctx context.Context, tenantName, id string, mayExceed bool,
-	decide func(old *record.Record, now time.Time) (*record.Outcome, error),
+	ctx context.Context, tenantName, id string, writes []*parleyv1.RecordWrite, mayExceed bool,
+	decide func(old *record.Record, in *records.Input, now time.Time) (*record.Outcome, error),
 ) (*store.Result, error) {
 	var result *store.Result
 	err := s.write(ctx, func(now time.Time) ([]store.Change, error) {
@@ -106,7 +125,11 @@ func (s *Store) writeOne(
 		if err != nil {
 			return nil, err
 		}
-		out, err := decide(old, now)
+		in, err := t.recordInput(t.liveRecords(id, now), false, writes)
+		if err != nil {
+			return nil, err
+		}
+		out, err := decide(old, in, now)
 		if err != nil {
 			return nil, err
 		}
@@ -145,7 +168,7 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 	if err != nil {
 		return nil, err
 	}
-	if err := limits.CheckBytes(t.stats.Bytes, e.size()-victim.size()); err != nil {
+	if err := limits.CheckBytes(t.stats.Bytes, e.size()-victim.size()+out.Records.TenantBytes()); err != nil {
 		return nil, err
 	}
 	var changes []store.Change
@@ -154,6 +177,7 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 	}
 	e.key = out.Record.Key()
 	s.index(t, e)
+	s.editRecords(t, e, out.Records)
 	return append(changes, out.Changes...), nil
 }
 
@@ -164,13 +188,15 @@ func (s *Store) replace(t *tenant, old *entry, out *record.Outcome, mayExceed bo
 		return nil, err
 	}
 	if !mayExceed {
-		if err := s.options.Limits(t.name).CheckBytes(t.stats.Bytes, e.size()-old.size()); err != nil {
+		delta := e.size() - old.size() + out.Records.TenantBytes()
+		if err := s.options.Limits(t.name).CheckBytes(t.stats.Bytes, delta); err != nil {
 			return nil, err
 		}
 	}
-	e.key = old.key
+	e.key, e.records = old.key, old.records
 	s.unindex(t, old)
 	s.index(t, e)
+	s.editRecords(t, e, out.Records)
 	return out.Changes, nil
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // Read implements store.Store.
@@ -24,7 +25,7 @@ func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 }
 
 func (s *Store) read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
-	e, ephemeral, err := s.entry(ctx, r.Tenant, r.ConversationID)
+	e, ephemeral, all, err := s.entryWithRecords(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +38,31 @@ func (s *Store) read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	if err != nil {
 		return nil, err
 	}
-	return record.Read(c, r, now)
+	snapshot, err := record.Read(c, r, now)
+	if err != nil || snapshot.Unchanged || all == nil {
+		return snapshot, err
+	}
+	snapshot.Records, snapshot.MoreRecords, err = records.WithPrefixes(r.RecordPrefixes, r.ConversationID, all.ascend)
+	return snapshot, err
+}
+
+// entryWithRecords is entry with the conversation's records of the same instant; nil unless r asks for some.
+func (s *Store) entryWithRecords(ctx context.Context, r *store.Read) (*entry, record.Ephemeral, *scope, error) {
+	if len(r.RecordPrefixes) == 0 {
+		e, ephemeral, err := s.entry(ctx, r.Tenant, r.ConversationID)
+		return e, ephemeral, nil, err
+	}
+	s.mu.Lock() // A read lock is not enough, see all.
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, record.Ephemeral{}, nil, store.ErrClosed
+	}
+	t := s.tenants[r.Tenant]
+	e, all := t.find(r.ConversationID), newScope()
+	if e != nil {
+		all = e.records.copied()
+	}
+	return e, t.ephemeralState(r.ConversationID), all, ctx.Err()
 }
 
 // entry returns a conversation, expired or not, nil if there is none, and the ephemeral state of
@@ -120,7 +145,7 @@ func (s *Store) Tenants(ctx context.Context, after string, limit int) (tenants [
 		return nil, "", fmt.Errorf("tenants: %w", store.ErrPageToken)
 	}
 	for name, t := range s.tenants {
-		if len(t.byID) > 0 && (after == "" || name > last) {
+		if (len(t.byID) > 0 || t.stats.Records > 0) && (after == "" || name > last) {
 			tenants = append(tenants, name)
 		}
 	}

@@ -10,28 +10,35 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
-// tenant contains the conversations and the ephemeral ids of one tenant. A nil tenant has none.
+// tenant contains the conversations, the records and the ephemeral ids of one tenant. A nil tenant has none.
 type tenant struct {
 	name         string
 	byID         map[string]*entry
 	byCreateTime *btree.BTreeG[*entry]
-	evictable    *btree.BTreeG[*entry] // by create time, without conversations that have a running turn or are held
+	evictable    *btree.BTreeG[*entry] // by create time; see indexRemovable
 	byExpireTime *btree.BTreeG[*entry] // without conversations that have a running turn or are ephemeral
 
 	ephemeral    *btree.BTreeG[*ephemeralID] // by id
 	byDeleteTime *btree.BTreeG[*ephemeralID] // without held ids; all of these have conversations
 
-	stats store.Stats // counts of the conversations
+	records  *scope // nil if there has never been one
+	revision int64  // of the newest write of these records; 0 if there was none
+
+	stats store.Stats // counts of the conversations and of the records
 }
 
-// entry is a conversation. It never changes: a write replaces it.
+// entry is a conversation. Except for its records, it never changes: a write replaces it.
 type entry struct {
 	key, value        []byte
 	appended, expires time.Time
 	turn              string       // running turn; empty if there is none
+	evictable         bool         // see record.Record.Evictable
 	removal           store.Change // change to report when the conversation is removed
+	records           *scope       // nil if there are none; the next entry of the conversation takes it over
+	recordCounts      records.Counts
 }
 
 // newEntry encodes the result of a write. The caller sets the key.
@@ -43,16 +50,17 @@ func newEntry(tenantName string, r *record.Record) (*entry, error) {
 	c := r.Conversation()
 	return &entry{
 		value: value, appended: c.GetLastAppendTime().AsTime(), expires: r.ExpireTime(), turn: c.GetActiveTurnId(),
+		evictable: r.Evictable(), recordCounts: r.RecordCounts(),
 		removal: r.RemovalChange(tenantName, parleyv1.ChangeKind_CHANGE_KIND_UNSPECIFIED, time.Time{}),
 	}, nil
 }
 
-// size returns the number of bytes of a conversation. That of a nil entry is 0.
+// size returns the number of bytes of a conversation with its records. That of a nil entry is 0.
 func (e *entry) size() int64 {
 	if e == nil {
 		return 0
 	}
-	return int64(len(e.value))
+	return int64(len(e.value)) + e.recordCounts.Bytes
 }
 
 const degree = 32 // degree of the B-trees
@@ -98,6 +106,20 @@ func (e *entry) live(
 	return decode(e.value)
 }
 
+// liveRecords returns the records of the conversation with that id; nil if it has none, does not exist or has expired.
+func (t *tenant) liveRecords(id string, now time.Time) *scope {
+	if e := t.find(id); e != nil && !e.expired(now, t.ephemeralState(id)) {
+		return e.records
+	}
+	return nil
+}
+
+// hasUID reports whether there is a conversation with that id and uid that has not expired.
+func (t *tenant) hasUID(id, uid string, now time.Time) bool {
+	e := t.find(id)
+	return e != nil && e.removal.UID == uid && !e.expired(now, t.ephemeralState(id))
+}
+
 // victim returns the conversation that must be removed before one with this id can be created; nil
 // if none must.
 func (t *tenant) victim(id string, limit int, now time.Time) (*entry, error) {
@@ -140,7 +162,7 @@ func (t *tenant) expired(now time.Time) *entry {
 // indexRemovable adds an entry to the indexes of conversations that may be evicted or may expire.
 func (t *tenant) indexRemovable(e *entry) {
 	s := t.ephemeralState(e.removal.ConversationID)
-	if e.turn == "" && !s.Held {
+	if e.turn == "" && !s.Held && e.evictable {
 		t.evictable.ReplaceOrInsert(e)
 	}
 	if e.turn == "" && s.IsZero() {
@@ -180,9 +202,10 @@ func (s *Store) remove(t *tenant, e *entry) {
 	s.deleteIfEmpty(t)
 }
 
-// deleteIfEmpty deletes a tenant that has neither conversations nor ephemeral ids.
+// deleteIfEmpty deletes a tenant that has neither conversations nor ephemeral ids. A tenant that has written records
+// stays, because its revisions must not be used again.
 func (s *Store) deleteIfEmpty(t *tenant) {
-	if len(t.byID) == 0 && t.ephemeral.Len() == 0 {
+	if len(t.byID) == 0 && t.ephemeral.Len() == 0 && t.records == nil {
 		delete(s.tenants, t.name)
 	}
 }
@@ -192,8 +215,9 @@ func (s *Store) count(t *tenant, e *entry, sign int64) {
 	for _, stats := range []*store.Stats{&t.stats, &s.stats} {
 		stats.Conversations += sign
 		stats.Messages += sign * int64(e.removal.Count)
-		stats.Bytes += sign * e.size()
+		stats.Bytes += sign * int64(len(e.value))
 	}
+	s.countRecords(t, e.recordCounts, sign)
 }
 
 // removeAndReport removes a conversation that has expired, whose delete time has passed, or that is

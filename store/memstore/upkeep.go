@@ -60,6 +60,9 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 		done := 0
 		for _, t := range s.tenants {
 			for ; done < limit; done++ {
+				if s.sweepRecord(t, now) {
+					continue
+				}
 				e := t.expired(now)
 				if e == nil {
 					e = t.excess(s.options.Limits(t.name).MaxConversations)

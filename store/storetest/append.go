@@ -25,6 +25,7 @@ func (s Subject) append(t *testing.T) {
 				Metadata:     map[string]string{"k": "v"}, TurnId: "turn", Usage: &parleyv1.Usage{Model: "m", InputTokens: 3},
 				ToolCalls:   []*parleyv1.ToolCall{{Id: "call", Name: "search", Arguments: "{}"}},
 				Attachments: []*parleyv1.Attachment{{Uri: "https://example.com/a.png", MediaType: "image/png"}},
+				Native:      &parleyv1.Native{Type: "form", Value: []byte("\xff\x00{")}, Reasoning: "because",
 			}
 			forged := proto.CloneOf(plain)
 			forged.Id, forged.Role, forged.ToolCalls = "2", parleyv1.Role_ROLE_USER, nil

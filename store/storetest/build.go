@@ -24,6 +24,22 @@ func assistant(text string, types ...string) *parleyv1.Message {
 	return m
 }
 
+// calling returns a message of an assistant that calls tools, with the ids of the calls.
+func calling(ids ...string) *parleyv1.Message {
+	m := assistant("calls")
+	for _, id := range ids {
+		m.ToolCalls = append(m.ToolCalls, &parleyv1.ToolCall{Id: id, Name: "find"})
+	}
+	return m
+}
+
+// result returns the result of a tool call.
+func result(id string) *parleyv1.Message {
+	return &parleyv1.Message{
+		Id: "result of " + id, Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: id, Content: "found"},
+	}
+}
+
 // turnEvents returns events with a value in every field, derived from seed.
 func turnEvents(seed int32) *storev1.TurnEvents {
 	e := &storev1.TurnEvents{

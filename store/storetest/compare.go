@@ -47,5 +47,17 @@ func errorIs(err, want error) bool {
 	if errors.As(want, &wantBusy) {
 		return errors.As(err, &busy) && *busy == *wantBusy
 	}
+	var separated, wantSeparated *store.SeparatedError
+	if errors.As(want, &wantSeparated) {
+		return errors.As(err, &separated) && *separated == *wantSeparated
+	}
+	var revision, wantRevision *store.RevisionError
+	if errors.As(want, &wantRevision) {
+		return errors.As(err, &revision) && *revision == *wantRevision
+	}
+	var records, wantRecords *store.RecordsFullError
+	if errors.As(want, &wantRecords) {
+		return errors.As(err, &records) && *records == *wantRecords
+	}
 	return errors.Is(err, want)
 }

@@ -66,9 +66,34 @@ func (f *fixture) consistent() {
 		}
 		messages += int64(c.GetMessageCount())
 	}
+	f.consistentRecords(all)
 	if stats := f.stats(); stats.Conversations != int64(len(all)) || stats.Messages != messages {
 		f.t.Errorf("Stats() = %d conversations and %d messages, want %d and %d",
 			stats.Conversations, stats.Messages, len(all), messages)
+	}
+}
+
+// consistentRecords checks that the counts match the records of conversations and of the tenant.
+func (f *fixture) consistentRecords(all map[string]*store.Snapshot) {
+	f.t.Helper()
+	total, totalBytes := 0, int64(0)
+	count := func(id string) (n int, size int64) {
+		for _, r := range f.records(id) {
+			n, size = n+1, size+store.RecordBytes(r)
+		}
+		total, totalBytes = total+n, totalBytes+size
+		return n, size
+	}
+	for id, snapshot := range all {
+		c := snapshot.Conversation
+		if n, size := count(id); int(c.GetRecordCount()) != n || c.GetRecordBytes() != size {
+			f.t.Errorf("%s: header has %d records and %d bytes of them, want %d and %d", id, c.GetRecordCount(),
+				c.GetRecordBytes(), n, size)
+		}
+	}
+	count("")
+	if stats := f.stats(); stats.Records != int64(total) || stats.RecordBytes != totalBytes {
+		f.t.Errorf("Stats() = %d records with %d bytes, want %d and %d", stats.Records, stats.RecordBytes, total, totalBytes)
 	}
 }
 

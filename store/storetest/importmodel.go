@@ -89,8 +89,13 @@ func (o *oracle) importConversation(w *store.Import, now time.Time) (*store.Resu
 	}
 	trimmed := c.trim()
 	c.updateDerived()
+	at := now
+	if old != nil && now.Before(old.header.GetUpdateTime().AsTime()) {
+		at = old.header.GetUpdateTime().AsTime()
+	}
+	c.setRecords(copyRecords(w.Records, id, c.header.GetVersion(), at))
 	switch {
-	case !o.held(id) && !now.Before(c.header.GetExpireTime().AsTime()):
+	case !o.held(id) && c.header.GetExpireTime() != nil && !now.Before(c.header.GetExpireTime().AsTime()):
 		return nil, store.ErrExpired
 	case old != nil:
 		o.remove(id)
@@ -111,7 +116,6 @@ func (m *machine) importConversation(r *rapid.T) {
 	i := m.newImport(drawID(r), age)
 	i.Overwrite = rapid.Bool().Draw(r, "overwrite")
 	i.Conversation.Uid, i.Conversation.SystemPrompt = m.oracle.conversations[drawID(r)].uid(), ""
-	i.Conversation.Retention.MaxMessages = int32(rapid.IntRange(1, 4).Draw(r, "max_messages"))
-	i.Conversation.Retention.Ttl = durationpb.New(time.Duration(rapid.IntRange(1, 90).Draw(r, "ttl")) * time.Minute)
+	i.Conversation.Retention = drawRetention(r)
 	m.writeBoth(i)
 }

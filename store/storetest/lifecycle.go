@@ -85,6 +85,29 @@ func (f *fixture) calls(id, turn string) []call {
 			_, err := f.store.List(ctx, &store.List{Tenant: tenant, PageSize: 2})
 			return err
 		}},
+		{"Append, records", true, appending(store.Append{
+			Records: []*parleyv1.RecordWrite{put("a", "1"), ofTenant(put("a", "1"))},
+		})},
+		{"WriteRecords", true, func(ctx context.Context) error {
+			_, err := f.store.WriteRecords(ctx, &store.WriteRecords{
+				Tenant: tenant, ConversationID: id, Writes: []*parleyv1.RecordWrite{put("a", "2"), put("b", "2")},
+			})
+			return err
+		}},
+		{"WriteRecords of the tenant", true, func(ctx context.Context) error {
+			_, err := f.store.WriteRecords(ctx, &store.WriteRecords{
+				Tenant: tenant, Writes: []*parleyv1.RecordWrite{put("a", "3"), remove("b")},
+			})
+			return err
+		}},
+		{"GetRecords", false, func(ctx context.Context) error {
+			_, _, err := f.store.GetRecords(ctx, &store.GetRecords{Tenant: tenant, ConversationID: id, Keys: []string{"a"}})
+			return err
+		}},
+		{"ListRecords", false, func(ctx context.Context) error {
+			_, _, err := f.store.ListRecords(ctx, &store.ListRecords{Tenant: tenant, ConversationID: id, Limit: 1})
+			return err
+		}},
 		{"SaveProgress", true, func(ctx context.Context) error {
 			return f.store.SaveProgress(ctx, &store.Progress{
 				Tenant: tenant, ConversationID: id, TurnID: turn, Messages: messages, Events: turnEvents(3),

@@ -20,7 +20,8 @@ func (s Subject) model(t *testing.T) {
 		m := &machine{fixture: f, oracle: newOracle(f.options), uids: make(map[string]string)}
 		actions := map[string]func(*rapid.T){
 			"":       m.check,
-			"create": m.create, "append": m.append, "append again": m.append, "turn": m.turn, "update": m.update,
+			"create": m.create, "append": m.append, "append again": m.append, "replace": m.replace, "turn": m.turn,
+			"update": m.update,
 			"import": m.importConversation, "fork": m.fork, "hold": m.hold, "release": m.release, "delete": m.delete,
 			"purge": m.purge,
 			"sweep": m.sweepBoth, "advance clock": m.advanceClock, "save progress": m.saveProgress,
@@ -107,18 +108,61 @@ func (m *machine) drawVersion(r *rapid.T, id string) *int32 {
 	return nil
 }
 
+// drawRetention draws a retention without unset fields. Most keep few messages, expire and can be evicted.
+func drawRetention(r *rapid.T) *parleyv1.Retention {
+	rarely := func(label string) bool { return rapid.IntRange(0, 3).Draw(r, label) == 0 }
+	return &parleyv1.Retention{
+		MaxMessages: int32(rapid.IntRange(1, 4).Draw(r, "max_messages")),
+		Ttl:         durationpb.New(time.Duration(rapid.IntRange(1, 90).Draw(r, "ttl")) * time.Minute),
+		KeepAll:     rarely("keep_all"), NoExpiry: rarely("no_expiry"), NoEviction: rarely("no_eviction"),
+	}
+}
+
+// drawNew draws the header of a new conversation. Its retention is often unset.
+func drawNew(r *rapid.T, id string) *parleyv1.Conversation {
+	c := &parleyv1.Conversation{Id: id, Title: rapid.SampledFrom([]string{"", "title"}).Draw(r, "title")}
+	if rapid.IntRange(0, 2).Draw(r, "retention") == 0 {
+		c.Retention = drawRetention(r)
+	}
+	return c
+}
+
 func (m *machine) create(r *rapid.T) {
 	m.writeBoth(&store.Create{
-		Conversation: &parleyv1.Conversation{Id: drawID(r), Title: rapid.SampledFrom([]string{"", "title"}).Draw(r, "title")},
-		Request:      drawRequest(r), OrGet: rapid.Bool().Draw(r, "or get"),
+		Conversation: drawNew(r, drawID(r)), Request: drawRequest(r), OrGet: rapid.Bool().Draw(r, "or get"),
 	})
 }
 
-func (m *machine) append(r *rapid.T) {
+func (m *machine) append(r *rapid.T) { m.writeBoth(m.drawAppend(r)) }
+
+// replace replaces the end of a history, mostly one or two messages.
+func (m *machine) replace(r *rapid.T) {
+	w := m.drawAppend(r)
+	w.ReplaceAfter = new(m.drawSequence(r, w.ConversationID))
+	if w.Request == nil && rapid.IntRange(0, 2).Draw(r, "empty") == 0 {
+		w.Messages = nil
+	}
+	m.writeBoth(w)
+}
+
+// drawSequence draws 0, or a sequence near the newest.
+func (m *machine) drawSequence(r *rapid.T, id string) int32 {
+	last := int32(0)
+	if c := m.oracle.conversations[id]; c != nil {
+		last = c.header.GetLastSequence()
+	}
+	return max(0, last+1-int32(rapid.IntRange(0, 5).Draw(r, "from the end")))
+}
+
+// drawAppend draws an append of questions, answers, calls and results.
+func (m *machine) drawAppend(r *rapid.T) *store.Append {
 	id := drawID(r)
 	w := &store.Append{
 		ConversationID: id, Request: drawRequest(r), IfVersion: m.drawVersion(r, id), MustExist: rapid.IntRange(0, 3).Draw(r,
 			"must exist") == 0,
+	}
+	if rapid.IntRange(0, 3).Draw(r, "create with") == 0 {
+		w.CreateWith = drawNew(r, "ignored")
 	}
 	n := rapid.IntRange(1, 5).Draw(r, "messages")
 	if w.Request != nil {
@@ -130,12 +174,18 @@ func (m *machine) append(r *rapid.T) {
 		if w.Request != nil {
 			text = fmt.Sprint("message ", i, " of ", w.Request.ID)
 		}
-		w.Messages = append(w.Messages, user(text))
-		if i%2 == 1 {
-			w.Messages[i] = assistant(text, "list")
+		message := user(text)
+		switch i % 5 {
+		case 1, 4:
+			message = assistant(text, "list")
+		case 2:
+			message.Role, message.ToolCalls = parleyv1.Role_ROLE_ASSISTANT, calling("c", "d").GetToolCalls()
+		case 3:
+			message = result("c")
 		}
+		w.Messages = append(w.Messages, message)
 	}
-	m.writeBoth(w)
+	return w
 }
 
 // turn starts a turn or ends one, mostly the running one.
@@ -176,18 +226,25 @@ func (m *machine) update(r *rapid.T) {
 	id := drawID(r)
 	w := &store.Update{
 		ConversationID: id, IfVersion: m.drawVersion(r, id),
-		Fields: rapid.SliceOfDistinct(rapid.SampledFrom([]string{"title", "retention.max_messages", "retention.ttl"}),
-			rapid.ID).Draw(r, "fields"),
+		Fields: rapid.SliceOfDistinct(rapid.SampledFrom([]string{
+			"title", "retention.max_messages", "retention.ttl", "retention.keep_all", "retention.no_expiry",
+			"retention.no_eviction",
+		}), rapid.ID).Draw(r, "fields"),
 		Values: &parleyv1.Conversation{
-			Title: rapid.SampledFrom([]string{"", "title", "other"}).Draw(r, "title"),
-			Retention: &parleyv1.Retention{
-				MaxMessages: int32(rapid.IntRange(1, 4).Draw(r, "max_messages")),
-				Ttl:         durationpb.New(time.Duration(rapid.IntRange(1, 90).Draw(r, "ttl")) * time.Minute),
-			},
+			Title: rapid.SampledFrom([]string{"", "title", "other"}).Draw(r, "title"), Retention: drawRetention(r),
 		},
 	}
-	if rapid.IntRange(0, 3).Draw(r, "clear") == 0 {
-		w.KeepThrough = new(int32(rapid.IntRange(0, 8).Draw(r, "through")))
+	switch rapid.IntRange(0, 5).Draw(r, "remove") {
+	case 0:
+		w.KeepThrough = new(m.drawSequence(r, id))
+	case 1:
+		w.KeepThrough = new(int32) // It is ignored.
+		for range rapid.IntRange(1, 3).Draw(r, "sequences") {
+			w.Sequences = append(w.Sequences, m.drawSequence(r, id))
+		}
+	}
+	if w.Request = drawRequest(r); w.Request != nil {
+		w.Request.Method = "ClearConversation"
 	}
 	m.writeBoth(w)
 }

@@ -1,6 +1,7 @@
 package storetest_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,13 +35,20 @@ const noBug = "none"
 type faultyStore struct {
 	durable bool
 	open    func(tb testing.TB, dir string, o store.Options) store.Store
-	rare    bool // The model test needs seconds to find the bug, so -short leaves it out.
+	rare    bool   // The model test needs seconds to find the bug, so -short leaves it out.
+	model   string // the test that finds the bug; empty: Model
 }
 
 // faultyStores returns stores with one bug each, by the name of the bug.
 func faultyStores() map[string]faultyStore {
+	stores := faultyRecordStores()
+	maps.Copy(stores, faultyConversationStores())
+	return stores
+}
+
+func faultyConversationStores() map[string]faultyStore {
 	return map[string]faultyStore{
-		noBug: {open: openMemory},
+		noBug: {open: openMemory, model: "Model.*"},
 		"an append is lost": {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store {
 			return &lostAppend{s, counter, map[string]*store.Snapshot{}}
 		}), rare: true},
@@ -72,6 +80,15 @@ func faultyStores() map[string]faultyStore {
 			open: wrapFile(func(s store.Store, _ *callCounter) store.Store { return earlyDelete{s} }), durable: true,
 			rare: true,
 		},
+		"a replacement uses sequences again": {
+			open: wrapMemory(func(s store.Store, _ *callCounter) store.Store { return reusesSequences{s} }),
+		},
+		"a replacement takes two commits": {
+			open: wrapMemory(func(s store.Store, _ *callCounter) store.Store { return replacesInTwoSteps{s} }),
+		},
+		"a retry removes messages": {
+			open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return removesAgain{s, counter} }),
+		},
 		"a restart loses the newest conversation": {open: openWithoutNewest, durable: true},
 	}
 }
@@ -95,8 +112,9 @@ func TestBugs(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			process := exec.CommandContext(t.Context(), self, "-test.run=^TestBugs$/^Model$", "-test.timeout=2m",
-				fmt.Sprint("-test.short=", testing.Short() && name == noBug), "-rapid.seed=1", "-rapid.nofailfile",
+			model := cmp.Or(faultyStores[name].model, "Model")
+			process := exec.CommandContext(t.Context(), self, "-test.run=^TestBugs$/^"+model+"$", "-test.timeout=2m",
+				fmt.Sprint("-test.short=", testing.Short() && name == noBug), "-rapid.seed=2", "-rapid.nofailfile",
 				"-rapid.shrinktime=1ms")
 			process.Env = append(process.Environ(), bugEnv+"="+name)
 			out, err := process.CombinedOutput()
@@ -214,6 +232,47 @@ func (s forgetsRequest) Append(ctx context.Context, a *store.Append) (*store.Res
 		a.Request = nil
 	}
 	return s.Store.Append(ctx, a)
+}
+
+// reusesSequences numbers the messages of a replacement as if those that it removes had not existed.
+type reusesSequences struct{ store.Store }
+
+func (s reusesSequences) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	result, err := s.Store.Append(ctx, a)
+	if err == nil && a.ReplaceAfter != nil {
+		for i, m := range result.Appended {
+			m.Sequence = min(m.GetSequence(), *a.ReplaceAfter+1+int32(i))
+		}
+	}
+	return result, err
+}
+
+// replacesInTwoSteps removes the messages of a replacement before it appends the others.
+type replacesInTwoSteps struct{ store.Store }
+
+func (s replacesInTwoSteps) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	if a.ReplaceAfter != nil && a.Request == nil && a.IfVersion == nil && len(a.Messages) > 0 {
+		_, err := s.Update(ctx, &store.Update{
+			Tenant: a.Tenant, ConversationID: a.ConversationID, KeepThrough: a.ReplaceAfter,
+		})
+		if err != nil && !errors.Is(err, store.ErrNotFound) {
+			return nil, err
+		}
+	}
+	return s.Store.Append(ctx, a)
+}
+
+// removesAgain forgets one request of a removal in five.
+type removesAgain struct {
+	store.Store
+	counter *callCounter
+}
+
+func (s removesAgain) Update(ctx context.Context, u *store.Update) (*store.Result, error) {
+	if u.Request != nil && s.counter.nth(5) {
+		u.Request = nil
+	}
+	return s.Store.Update(ctx, u)
 }
 
 // readsExpired returns an old snapshot in one of a hundred reads of a missing conversation.

@@ -44,6 +44,7 @@ func (m *machine) check(*rapid.T) {
 		return c.GetUpdateTime().AsTime()
 	})
 	m.compareAbandoned()
+	m.checkRecords()
 	stats, unswept := m.stats(), 0
 	for _, counts := range []map[string]int{m.oracle.expired, m.oracle.ended} {
 		for _, n := range counts {
@@ -115,11 +116,13 @@ func (m *machine) deleteAll() {
 	for _, id := range slices.Sorted(maps.Keys(m.oracle.conversations)) {
 		m.writeBoth(&store.Delete{ConversationID: id})
 	}
+	m.deleteRecords()
 	m.clock.Advance(24 * time.Hour)
 	m.sweep()
 	stats := m.stats()
 	stats.Expired, stats.Evicted = 0, 0
-	if stats.Conversations != 0 || stats.Messages != 0 || stats.Bytes != 0 {
+	if stats.Conversations != 0 || stats.Messages != 0 || stats.Bytes != 0 || stats.Records != 0 ||
+		stats.RecordBytes != 0 {
 		m.t.Fatalf("Stats() after deleting everything = %+v, want zero counts", stats)
 	}
 	m.compareChanges()

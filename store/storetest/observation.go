@@ -125,7 +125,7 @@ func (s Subject) changes(t *testing.T) {
 	})
 	expectChanges("a lower limit", "UPDATED a version 6 count 3 trimmed 1")
 	f.do(&store.Update{ConversationID: "a", KeepThrough: new(int32(3))})
-	cleared := expectChanges("Clear", "CLEARED a version 7 count 2 trimmed 0")
+	cleared := expectChanges("Clear", "CLEARED a version 7 count 2 trimmed 0, removed after 3")
 	f.do(&store.Delete{ConversationID: "a"})
 	deleted := expectChanges("Delete", "DELETED a version 7 count 1 trimmed 0")
 

@@ -83,12 +83,34 @@ func summaries(changes []store.Change) []string {
 	out := make([]string, len(changes))
 	for i, c := range changes {
 		out[i] = fmt.Sprintf("%s %s version %d count %d trimmed %d", kind(c.Kind), c.ConversationID, c.Version, c.Count,
-			c.Trimmed)
+			c.Trimmed) + removalSummary(c.Removal) + recordSummary(c.Record)
 		if c.EphemeralEnded {
 			out[i] += ephemeralEnded
 		}
 	}
 	return out
+}
+
+// removalSummary returns the end of the summary of a change with a Removal.
+func removalSummary(m *store.Removal) string {
+	switch {
+	case m == nil:
+		return ""
+	case len(m.Sequences) > 0:
+		return fmt.Sprint(", removed ", m.Sequences)
+	}
+	return fmt.Sprint(", removed after ", m.After)
+}
+
+// recordSummary returns the end of the summary of a change with a Record.
+func recordSummary(r *parleyv1.RecordChange) string {
+	switch {
+	case r == nil:
+		return ""
+	case r.GetDeleted():
+		return fmt.Sprintf(", record %s@%d deleted", r.GetKey(), r.GetRevision())
+	}
+	return fmt.Sprintf(", record %s@%d", r.GetKey(), r.GetRevision())
 }
 
 func kind(k parleyv1.ChangeKind) string { return k.String()[len("CHANGE_KIND_"):] }

@@ -23,6 +23,8 @@ type oracle struct {
 	expired       map[string]int // number of expiries that the store has not reported yet, by conversation id
 	ended         map[string]int // the same for the end of ephemeral conversations, by summary of the change
 	lastExpiry    time.Time
+	tenant        oracleTenant
+	newest        int64    // revision of the records that the last append wrote
 	changes       []string // summaries of the changes since the last comparison
 }
 
@@ -34,14 +36,16 @@ type oracleConversation struct {
 	turns    []*parleyv1.Turn
 	events   []*storev1.TurnEvents
 	requests []oracleRequest
+	records  oracleRecords
 	saved    *store.Progress // of the newest turn; nil: nothing
 }
 
 // oracleRequest is a stored request with its result.
 type oracleRequest struct {
 	store.Request
-	result *store.Result
-	turn   string
+	result   *store.Result
+	turn     string
+	revision int64 // of the records that it wrote
 }
 
 func newOracle(o store.Options) *oracle {
@@ -49,15 +53,18 @@ func newOracle(o store.Options) *oracle {
 		options: o.WithDefaults(), conversations: make(map[string]*oracleConversation),
 		ephemeral: make(map[string]*oracleEphemeral),
 		expired:   make(map[string]int), ended: make(map[string]int),
+		tenant: oracleTenant{records: oracleRecords{}, requests: make(map[string]oracleTenantRequest)},
 	}
 }
 
 // expire removes conversations that have expired.
 func (o *oracle) expire(now time.Time) {
 	o.expireEphemeral(now)
+	o.expireRecords(now)
 	for id, c := range o.conversations {
 		end := c.header.GetExpireTime().AsTime()
-		if c.header.GetActiveTurnId() == "" && o.ephemeral[id] == nil && !now.Before(end) {
+		expires := !c.header.GetRetention().GetNoExpiry()
+		if expires && c.header.GetActiveTurnId() == "" && o.ephemeral[id] == nil && !now.Before(end) {
 			delete(o.conversations, id)
 			o.expired[id]++
 			if end.After(o.lastExpiry) {
@@ -115,14 +122,13 @@ func (o *oracle) create(w *store.Create, now time.Time) (*store.Result, error) {
 		}
 		return nil, store.ErrConversationExists
 	}
+	copied := o.conversations[w.RecordsOf].recordsOf().sorted()
 	if err := o.evictForNew(); err != nil {
 		return nil, err
 	}
-	c := o.newConversation(id, now)
-	c.header.Title, c.header.ForkedFrom, c.header.Version = w.Conversation.GetTitle(), w.Conversation.GetForkedFrom(), 1
-	if limit := w.Conversation.GetRetention().GetMaxMessages(); limit != 0 {
-		c.header.Retention.MaxMessages = limit
-	}
+	c := o.newConversation(id, w.Conversation, now)
+	c.header.ForkedFrom, c.header.Version = w.Conversation.GetForkedFrom(), 1
+	c.setRecords(copyRecords(copied, id, 1, now))
 	messages, err := w.Messages.Messages()
 	if err != nil {
 		return nil, err
@@ -138,11 +144,20 @@ func (o *oracle) create(w *store.Create, now time.Time) (*store.Result, error) {
 	return result, nil
 }
 
-func (o *oracle) newConversation(id string, now time.Time) *oracleConversation {
-	at := timestamppb.New(now)
+// newConversation creates a conversation with the title and retention of with, which may be nil.
+func (o *oracle) newConversation(id string, with *parleyv1.Conversation, now time.Time) *oracleConversation {
+	at, retention := timestamppb.New(now), proto.CloneOf(with.GetRetention())
+	if retention == nil {
+		retention = new(parleyv1.Retention)
+	}
+	if retention.GetMaxMessages() == 0 {
+		retention.MaxMessages = int32(o.options.MaxMessages)
+	}
+	if retention.GetTtl() == nil {
+		retention.Ttl = durationpb.New(o.options.TTL)
+	}
 	c := &oracleConversation{header: &parleyv1.Conversation{
-		Id: id, Retention: &parleyv1.Retention{MaxMessages: int32(o.options.MaxMessages), Ttl: durationpb.New(o.options.TTL)},
-		CreateTime: at, UpdateTime: at, LastAppendTime: at, ExpireTime: timestamppb.New(now.Add(o.options.TTL)),
+		Id: id, Title: with.GetTitle(), Retention: retention, CreateTime: at, UpdateTime: at, LastAppendTime: at,
 	}}
 	o.conversations[id] = c
 	return c
@@ -166,11 +181,11 @@ func (o *oracle) evictExcess() {
 	o.evict(oldest[:max(0, min(len(oldest), len(o.conversations)-o.options.MaxConversations))])
 }
 
-// evictable returns the conversations without a running turn or a holder, oldest first.
+// evictable returns the conversations without a running turn, a holder or no_eviction, oldest first.
 func (o *oracle) evictable() []*oracleConversation {
 	var all []*oracleConversation
 	for id, c := range o.conversations {
-		if c.header.GetActiveTurnId() == "" && !o.held(id) {
+		if c.header.GetActiveTurnId() == "" && !o.held(id) && !c.header.GetRetention().GetNoEviction() {
 			all = append(all, c)
 		}
 	}
@@ -197,24 +212,38 @@ func (o *oracle) append(w *store.Append, now time.Time) (*store.Result, error) {
 	if err := c.check(w); err != nil {
 		return nil, err
 	}
+	step, err := o.stepOfAppend(c, w, now)
+	if err != nil {
+		return nil, err
+	}
 	created := c == nil
 	if created {
 		if err := o.evictForNew(); err != nil {
 			return nil, err
 		}
-		c = o.newConversation(w.ConversationID, now)
+		c = o.newConversation(w.ConversationID, w.CreateWith, now)
+	}
+	removed := c.removeAfter(w.ReplaceAfter)
+	if isNoChange := w.ReplaceAfter != nil || len(w.Records) > 0; isNoChange && len(w.Messages) == 0 &&
+		w.Request == nil && w.Begin == nil && w.End == nil && removed == 0 && !created && !step.changes() {
+		o.newest = 0
+		return &store.Result{Conversation: proto.CloneOf(c.header)}, nil
 	}
 	now = c.touch(now)
-	if len(w.Messages) > 0 || w.End != nil {
+	if len(w.Messages) > 0 || w.End != nil || len(step.edited) > 0 {
 		c.header.LastAppendTime = timestamppb.New(now)
 	}
 	result := &store.Result{Created: created, Appended: c.add(w.Messages, now)}
+	o.newest, result.TenantRevision = o.commitRecords(step, c)
 	result.Turn = c.turn(w, result.Appended, now)
 	c.keepEvents(w.Events, result.Turn.GetId())
 	before := len(c.messages) - len(w.Messages)
 	trimmed := c.trim()
 	if created {
 		o.report("CREATED", w.ConversationID, c, len(c.messages), 0)
+	}
+	if removed > 0 {
+		o.reportRemoval(w.ConversationID, c, &store.Removal{After: *w.ReplaceAfter}, removed, 0)
 	}
 	for i := range w.Messages {
 		if i == len(w.Messages)-1 {
@@ -223,12 +252,16 @@ func (o *oracle) append(w *store.Append, now time.Time) (*store.Result, error) {
 			o.report("MESSAGE_APPENDED", w.ConversationID, c, before+i+1, 0)
 		}
 	}
-	if len(w.Messages) == 0 && !created {
+	if len(w.Messages) == 0 && !created && removed == 0 {
 		o.report("UPDATED", w.ConversationID, c, len(c.messages), 0)
 	}
+	o.reportRecords(step, w.ConversationID, c)
 	c.updateDerived()
 	result.Conversation = proto.CloneOf(c.header)
 	c.remember(w.Request, w.Begin.GetId(), result)
+	if w.Request != nil {
+		c.requests[len(c.requests)-1].revision = o.newest
+	}
 	return result, nil
 }
 
@@ -237,11 +270,17 @@ func (o *oracle) update(w *store.Update, now time.Time) (*store.Result, error) {
 	if c == nil {
 		return nil, store.ErrNotFound
 	}
-	if w.KeepThrough != nil && c.header.GetActiveTurnId() != "" {
+	if first, err := c.findRequest(w.Request); err != nil || first != nil {
+		return c.replay(first), err
+	}
+	if (w.KeepThrough != nil || len(w.Sequences) > 0) && c.header.GetActiveTurnId() != "" {
 		return nil, &store.BusyError{TurnID: c.header.GetActiveTurnId()}
 	}
 	if w.IfVersion != nil && *w.IfVersion != c.header.GetVersion() {
 		return nil, &store.VersionError{Current: c.header.GetVersion()}
+	}
+	if err := c.checkRemoval(w); err != nil {
+		return nil, err
 	}
 	before := proto.CloneOf(c.header)
 	for _, field := range w.Fields {
@@ -252,22 +291,37 @@ func (o *oracle) update(w *store.Update, now time.Time) (*store.Result, error) {
 			c.header.Retention.MaxMessages = w.Values.GetRetention().GetMaxMessages()
 		case "retention.ttl":
 			c.header.Retention.Ttl = w.Values.GetRetention().GetTtl()
+		case "retention.keep_all":
+			c.header.Retention.KeepAll = w.Values.GetRetention().GetKeepAll()
+		case "retention.no_expiry":
+			c.header.Retention.NoExpiry = w.Values.GetRetention().GetNoExpiry()
+		case "retention.no_eviction":
+			c.header.Retention.NoEviction = w.Values.GetRetention().GetNoEviction()
 		}
 	}
-	kept := len(c.messages)
-	if w.KeepThrough != nil {
-		c.messages = slices.DeleteFunc(c.messages, func(m *parleyv1.Message) bool { return m.GetSequence() > *w.KeepThrough })
+	removal := &store.Removal{}
+	var removed int
+	if len(w.Sequences) == 0 && w.KeepThrough != nil {
+		removed, removal.After = c.removeAfter(w.KeepThrough), *w.KeepThrough
+	} else {
+		removed = c.remove(func(m *parleyv1.Message) bool {
+			if !slices.Contains(w.Sequences, m.GetSequence()) {
+				return false
+			}
+			removal.Sequences = append(removal.Sequences, m.GetSequence())
+			return true
+		})
 	}
-	removed, trimmed := kept-len(c.messages), c.trim()
+	trimmed := c.trim()
 	c.updateDerived()
-	if !proto.Equal(before, c.header) {
+	if w.Request != nil || !proto.Equal(before, c.header) {
 		c.touch(now)
-		switch {
-		case removed > 0:
-			o.report("CLEARED", w.ConversationID, c, removed, trimmed)
-		default:
+		if removed > 0 {
+			o.reportRemoval(w.ConversationID, c, removal, removed, trimmed)
+		} else {
 			o.report("UPDATED", w.ConversationID, c, len(c.messages), trimmed)
 		}
 	}
+	c.remember(w.Request, "", &store.Result{})
 	return &store.Result{Conversation: proto.CloneOf(c.header)}, nil
 }

@@ -21,14 +21,14 @@ func (c *oracleConversation) check(w *store.Append) error {
 	switch {
 	case c == nil && (w.MustExist || w.End != nil):
 		return store.ErrNotFound
-	case w.Begin != nil && running != "":
+	case (w.Begin != nil || w.ReplaceAfter != nil) && running != "":
 		return &store.BusyError{TurnID: running}
 	case w.IfVersion != nil && *w.IfVersion != version:
 		return &store.VersionError{Current: version}
 	case w.End != nil && w.End.GetId() != running:
 		return store.ErrTurnEnded
 	}
-	return nil
+	return c.checkReplacement(w)
 }
 
 // touch increases the version. It returns the time of the write, which is not before that of the
@@ -45,6 +45,9 @@ func (c *oracleConversation) touch(now time.Time) time.Time {
 // updateDerived sets the fields that follow from other fields.
 func (c *oracleConversation) updateDerived() {
 	c.header.MessageCount = int32(len(c.messages))
+	if c.header.ExpireTime = nil; c.header.GetRetention().GetNoExpiry() {
+		return
+	}
 	ttl := c.header.GetRetention().GetTtl().AsDuration()
 	c.header.ExpireTime = timestamppb.New(c.header.GetLastAppendTime().AsTime().Add(ttl))
 }
@@ -70,6 +73,9 @@ func (c *oracleConversation) add(messages []*parleyv1.Message, now time.Time) []
 
 // trim drops the oldest messages that exceed the limit and returns their number.
 func (c *oracleConversation) trim() int {
+	if c.header.GetRetention().GetKeepAll() {
+		return 0
+	}
 	n := max(0, len(c.messages)-int(c.header.GetRetention().GetMaxMessages()))
 	c.messages = slices.Clone(c.messages[n:])
 	return n
@@ -145,6 +151,7 @@ func (c *oracleConversation) replay(first *oracleRequest) *store.Result {
 	}
 	result := &store.Result{
 		Conversation: proto.CloneOf(c.header), Appended: first.result.Appended, Created: first.result.Created, Replayed: true,
+		TenantRevision: first.result.TenantRevision,
 	}
 	for _, turn := range c.turns {
 		if first.turn != "" && turn.GetId() == first.turn {

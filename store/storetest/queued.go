@@ -72,6 +72,9 @@ func queuedAppends(id string, n int) []*queuedCall {
 			Request: request(fmt.Sprint(i), ""), IfVersion: new(version),
 		}}
 		switch i % 8 {
+		case 1:
+			c.append.ReplaceAfter = new(int32(i / 2))
+			version++
 		case 3:
 			c.append.IfVersion, c.fails, c.want = new(version+1), true, &store.VersionError{Current: version}
 		case 4:

@@ -164,17 +164,28 @@ func (f *fixture) tenantNames(limit int) []string {
 func (f *fixture) checkTenantStats() {
 	f.t.Helper()
 	var sum store.Stats
-	for _, name := range f.tenantNames(100) {
-		of := f.tenantStats(name)
-		if of.Conversations <= 0 || of.Bytes <= 0 {
+	names := f.tenantNames(100)
+	for _, name := range names {
+		if of := f.tenantStats(name); of.Conversations+of.Records <= 0 || of.Bytes <= 0 {
 			f.t.Errorf("TenantStats(%q) = %+v, want counts above 0 for a tenant that is listed", name, of)
 		}
+	}
+	if !slices.Contains(names, tenant) {
+		names = append(names, tenant) // It may have requests, which have bytes.
+	}
+	for _, name := range names {
+		of := f.tenantStats(name)
 		sum.Conversations += of.Conversations
 		sum.Messages += of.Messages
 		sum.Bytes += of.Bytes
+		sum.Records += of.Records
+		sum.RecordBytes += of.RecordBytes
 	}
 	all := f.stats()
-	want := store.Stats{Conversations: all.Conversations, Messages: all.Messages, Bytes: all.Bytes}
+	want := store.Stats{
+		Conversations: all.Conversations, Messages: all.Messages, Bytes: all.Bytes, Records: all.Records,
+		RecordBytes: all.RecordBytes,
+	}
 	same(f.t, "sum of TenantStats", sum, want)
 }
 

@@ -103,7 +103,7 @@ func (s Subject) update(t *testing.T) {
 			c.GetMessageCount() != 2 {
 			t.Errorf("Update = %v", c)
 		}
-		same(t, "changes", summaries(f.observer.drain()), []string{"CLEARED a version 2 count 1 trimmed 1"})
+		same(t, "changes", summaries(f.observer.drain()), []string{"CLEARED a version 2 count 1 trimmed 1, removed after 3"})
 	})
 	t.Run("errors", func(t *testing.T) {
 		f := s.open(t, nil)

@@ -15,7 +15,7 @@ import (
 
 // Layout of a record as one value:
 //
-//	byte    format, 2
+//	byte    format, 2, or 3 if the conversation has chunks
 //	4 bytes CRC-32C of format, lengths, header, requests and turns, big-endian
 //	4 bytes CRC-32C of the prompt, big-endian
 //	4 bytes CRC-32C of the data, big-endian
@@ -29,8 +29,9 @@ import (
 //	        requests storev1.Requests
 //	        turns    storev1.Turns
 //	        prompt   system prompt
-//	        data     storev1.Header with nothing but data
-//	        messages frames, up to the end
+//	        data     storev1.Header with nothing but data: in format 3 first the types in chunks, see
+//	                 Record.Types
+//	        messages frames, up to the end; in format 3 without those in chunks
 //
 // Several checksums let lists and sweeps read a header without reading the parts that can be large.
 //
@@ -39,8 +40,12 @@ import (
 const (
 	format         = 2
 	oldFormat      = 1
+	dividedFormat  = 3
 	progressFormat = 1
 )
+
+// appliedField is the number of Header.applied.
+const appliedField protowire.Number = 8
 
 // layout has the numbers of checksums and of lengths in a value.
 type layout struct{ sums, lengths int }
@@ -51,7 +56,7 @@ func (l layout) headSize() int { return 1 + 4*l.sums }
 func layoutOf(b []byte) (l layout, ok bool) {
 	if len(b) > 0 {
 		switch b[0] {
-		case format:
+		case format, dividedFormat:
 			l = layout{sums: 4, lengths: 5}
 		case oldFormat:
 			l = layout{sums: 3, lengths: 4}
@@ -87,6 +92,9 @@ func (r *Record) marshal(messages, newMessages store.Frames) ([]byte, error) {
 	}
 	b := make([]byte, headAt, size)
 	b[0] = format
+	if r.Divided() {
+		b[0] = dividedFormat
+	}
 	for _, n := range lengths {
 		b = binary.AppendUvarint(b, uint64(n))
 	}
@@ -97,9 +105,9 @@ func (r *Record) marshal(messages, newMessages store.Frames) ([]byte, error) {
 	b = append(append(b, r.Requests...), r.Turns...)
 	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[headAt:]))
 	binary.BigEndian.PutUint32(b[5:], Checksum(r.Prompt))
-	binary.BigEndian.PutUint32(b[9:], Checksum(r.Data, r.newData))
+	binary.BigEndian.PutUint32(b[9:], Checksum(r.Types, r.Data, r.newData))
 	binary.BigEndian.PutUint32(b[13:], Checksum(messages, newMessages))
-	for _, part := range [][]byte{r.Prompt, r.Data, r.newData, messages, newMessages} {
+	for _, part := range [][]byte{r.Prompt, r.Types, r.Data, r.newData, messages, newMessages} {
 		b = append(b, part...)
 	}
 	return b, nil
@@ -109,7 +117,7 @@ func (r *Record) marshal(messages, newMessages store.Frames) ([]byte, error) {
 func uvarintSize(n int) int { return protowire.SizeVarint(uint64(n)) }
 
 // Unmarshal decodes a value and checks all of it. Requests, turns, prompt, data and messages share
-// the memory of the value.
+// the memory of the value. The record has no messages of chunks.
 func Unmarshal(b []byte) (*Record, error) {
 	v, err := unmarshal(b)
 	if err != nil {
@@ -117,6 +125,10 @@ func Unmarshal(b []byte) (*Record, error) {
 	}
 	if err := errors.Join(v.checkPrompt(), v.checkData(), v.checkMessages()); err != nil {
 		return nil, err
+	}
+	if v.Divided() {
+		types := typesIn(v.Data)
+		v.Types, v.Data = v.Data[:types:types], v.Data[types:]
 	}
 	return &v.Record, nil
 }
@@ -172,47 +184,41 @@ func (v *value) check(name string, part []byte, sum uint32) error {
 	return nil
 }
 
+// MessagesIn returns the messages of a value, and Header.applied. It checks the messages and does not decode the
+// header.
+func MessagesIn(b []byte) (messages store.Frames, applied uint64, err error) {
+	v, header, err := split(b)
+	if err == nil {
+		err = v.checkMessages()
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	for len(header) > 0 {
+		field, kind, n := protowire.ConsumeTag(header)
+		if n < 0 {
+			return nil, 0, fmt.Errorf("%w: header", store.ErrCorrupt)
+		}
+		header = header[n:]
+		if field == appliedField && kind == protowire.VarintType {
+			applied, n = protowire.ConsumeVarint(header)
+		} else {
+			n = protowire.ConsumeFieldValue(field, kind, header)
+		}
+		if n < 0 {
+			return nil, 0, fmt.Errorf("%w: header", store.ErrCorrupt)
+		}
+		header = header[n:]
+	}
+	return v.Messages, applied, nil
+}
+
 // unmarshal splits a value into its parts and checks its header, requests and turns. Its time does
 // not depend on data and messages.
 func unmarshal(b []byte) (*value, error) {
-	l, ok := layoutOf(b)
-	if !ok {
-		return nil, fmt.Errorf("%w: unknown format", store.ErrCorrupt)
-	}
-	at := l.headSize()
-	var ends [5]int
-	for i := range l.lengths {
-		size, n := binary.Uvarint(b[at:])
-		if n <= 0 || size > uint64(len(b)) {
-			return nil, fmt.Errorf("%w: bad length", store.ErrCorrupt)
-		}
-		at += n
-		ends[i] = int(size)
-	}
-	end := at
-	for i := range ends {
-		end += ends[i]
-		ends[i] = end
-	}
-	if end > len(b) || Checksum(b[:1], b[l.headSize():ends[2]]) != binary.BigEndian.Uint32(b[1:]) {
-		return nil, fmt.Errorf("%w: header", store.ErrCorrupt)
-	}
-	sum := func(i int) uint32 { return binary.BigEndian.Uint32(b[1+4*i:]) }
-	v := &value{
-		Record: Record{
-			Header:   new(storev1.Header),
-			Requests: b[ends[0]:ends[1]:ends[1]],
-			Turns:    b[ends[1]:ends[2]:ends[2]],
-			Prompt:   b[ends[2]:ends[3]:ends[3]],
-			Data:     b[ends[3]:ends[4]:ends[4]],
-			Messages: store.Frames(b[ends[4]:len(b):len(b)]),
-		},
-		headSize: ends[2], promptSum: sum(1), dataSum: sum(2), messageSum: sum(l.sums - 1),
-	}
-	header := b[at:ends[0]]
-	if l.lengths < len(ends) {
-		header, v.Data = cutData(header)
-		v.dataSum = Checksum(v.Data)
+	v, header, err := split(b)
+	if err != nil {
+		return nil, err
 	}
 	if err := proto.Unmarshal(header, v.Header); err != nil {
 		return nil, fmt.Errorf("%w: header: %w", store.ErrCorrupt, err)
@@ -226,6 +232,51 @@ func unmarshal(b []byte) (*value, error) {
 		}
 	}
 	return v, nil
+}
+
+// split splits a value into its parts, checks its header, requests and turns, and returns the encoded header without
+// data.
+func split(b []byte) (v *value, header []byte, err error) {
+	l, ok := layoutOf(b)
+	if !ok {
+		return nil, nil, fmt.Errorf("%w: unknown format", store.ErrCorrupt)
+	}
+	at := l.headSize()
+	var ends [5]int
+	for i := range l.lengths {
+		size, n := binary.Uvarint(b[at:])
+		if n <= 0 || size > uint64(len(b)) {
+			return nil, nil, fmt.Errorf("%w: bad length", store.ErrCorrupt)
+		}
+		at += n
+		ends[i] = int(size)
+	}
+	end := at
+	for i := range ends {
+		end += ends[i]
+		ends[i] = end
+	}
+	if end > len(b) || Checksum(b[:1], b[l.headSize():ends[2]]) != binary.BigEndian.Uint32(b[1:]) {
+		return nil, nil, fmt.Errorf("%w: header", store.ErrCorrupt)
+	}
+	sum := func(i int) uint32 { return binary.BigEndian.Uint32(b[1+4*i:]) }
+	v = &value{
+		Record: Record{
+			Header:   new(storev1.Header),
+			Requests: b[ends[0]:ends[1]:ends[1]],
+			Turns:    b[ends[1]:ends[2]:ends[2]],
+			Prompt:   b[ends[2]:ends[3]:ends[3]],
+			Data:     b[ends[3]:ends[4]:ends[4]],
+			Messages: store.Frames(b[ends[4]:len(b):len(b)]),
+		},
+		headSize: ends[2], promptSum: sum(1), dataSum: sum(2), messageSum: sum(l.sums - 1),
+	}
+	header = b[at:ends[0]]
+	if l.lengths < len(ends) {
+		header, v.Data = cutData(header)
+		v.dataSum = Checksum(v.Data)
+	}
+	return v, header, nil
 }
 
 // Layout of the stored progress of a running turn as one value:

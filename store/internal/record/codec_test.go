@@ -37,7 +37,7 @@ func sample(tb testing.TB) *record.Record {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	out, err := record.Append(nil, a, drafts, "uid", time.Unix(1_800_000_000, 0), &o)
+	out, err := record.Append(nil, a, drafts, nil, "uid", time.Unix(1_800_000_000, 0), &o)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -123,7 +123,9 @@ func TestDamage(t *testing.T) {
 }
 
 func FuzzUnmarshal(f *testing.F) {
-	f.Add(marshal(f, sample(f)))
+	folded := sample(f)
+	folded.Header.Applied = 1 << 40
+	f.Add(marshal(f, folded))
 	f.Add(unhex(f, oldFormat))
 	f.Add(make([]byte, 12)) // three empty parts, without a conversation
 	f.Fuzz(func(t *testing.T, value []byte) {
@@ -135,6 +137,10 @@ func FuzzUnmarshal(f *testing.F) {
 					t.Errorf("Unmarshal = %v, want ErrCorrupt", err)
 				}
 				continue
+			}
+			messages, applied, err := record.MessagesIn(b)
+			if err != nil || !bytes.Equal(messages, r.Messages) || applied != r.Header.GetApplied() {
+				t.Errorf("MessagesIn = %q, %d, %v, want %q, %d", messages, applied, err, r.Messages, r.Header.GetApplied())
 			}
 			r.Expired(time.Unix(0, 0), record.Ephemeral{})
 			_, _ = r.AllTurns()

@@ -2,6 +2,8 @@ package record
 
 import (
 	"bytes"
+	"maps"
+	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -18,6 +20,7 @@ var (
 	dataField     = store.FieldNumber(new(storev1.Header), "data")
 	sequenceField = store.FieldNumber(new(storev1.DataUse), "sequence")
 	typeField     = store.FieldNumber(new(storev1.DataUse), "type")
+	countField    = store.FieldNumber(new(storev1.DataUse), "count")
 )
 
 // appendUse appends an entry to an index: the message has data of that type.
@@ -45,6 +48,70 @@ func decodeUse(entry []byte) (sequence int32, kind []byte) {
 	return sequence, kind
 }
 
+// typesIn returns how many bytes at the beginning of an index are entries with a count, see Record.Types.
+func typesIn(data []byte) int {
+	n := 0
+	for _, entry := range fields(data) {
+		if sequence, _ := decodeUse(entry); sequence != 0 {
+			break
+		}
+		n += len(entry)
+	}
+	return n
+}
+
+// AddTypes returns types, see Record.Types, with the messages of an index from a sequence on.
+func AddTypes(types, data []byte, first int32) []byte {
+	return addTypes(types, data[dataBefore(data, first):], 1)
+}
+
+// addTypes returns types, see Record.Types, with the messages of an index. If sign is -1, it subtracts them.
+func addTypes(types, data []byte, sign int) []byte {
+	if len(data) == 0 {
+		return types
+	}
+	counts := map[string]int{}
+	for _, entry := range fields(types) {
+		count, kind := decodeCount(entry)
+		counts[kind] += count
+	}
+	for _, entry := range fields(data) {
+		_, kind := decodeUse(entry)
+		counts[string(kind)] += sign
+	}
+	var out []byte
+	for _, kind := range slices.Sorted(maps.Keys(counts)) {
+		if count := counts[kind]; count > 0 {
+			out = appendCount(out, count, kind)
+		}
+	}
+	return out
+}
+
+// appendCount appends an entry with a count to an index.
+func appendCount(data []byte, count int, kind string) []byte {
+	size := protowire.SizeTag(typeField) + protowire.SizeBytes(len(kind))
+	size += protowire.SizeTag(countField) + protowire.SizeVarint(uint64(count))
+	data = protowire.AppendTag(data, dataField, protowire.BytesType)
+	data = protowire.AppendVarint(data, uint64(size))
+	data = protowire.AppendString(protowire.AppendTag(data, typeField, protowire.BytesType), kind)
+	return protowire.AppendVarint(protowire.AppendTag(data, countField, protowire.VarintType), uint64(count))
+}
+
+// decodeCount decodes an entry with a count.
+func decodeCount(entry []byte) (count int, kind string) {
+	for number, whole := range fields(itemOf(entry)) {
+		switch number {
+		case countField:
+			v, _ := protowire.ConsumeVarint(whole[protowire.SizeTag(number):])
+			count = int(v)
+		case typeField:
+			kind = string(itemOf(whole))
+		}
+	}
+	return count, kind
+}
+
 // hasType reports whether an index has an entry with that type.
 func hasType(data []byte, kind string) bool {
 	if !bytes.Contains(data, []byte(kind)) {
@@ -68,6 +135,17 @@ func dataBefore(data []byte, sequence int32) int {
 		n += len(entry)
 	}
 	return n
+}
+
+// filterData returns the entries of an index that belong to the messages that a write keeps.
+func filterData(data []byte, keeps func(sequence int32) bool) []byte {
+	var kept []byte
+	for _, entry := range fields(data) {
+		if sequence, _ := decodeUse(entry); keeps(sequence) {
+			kept = append(kept, entry...)
+		}
+	}
+	return kept
 }
 
 // cutData removes the index from a header in wire form, where older versions stored it.

@@ -47,7 +47,7 @@ func appended(tb rapid.TB, value []byte, o store.Options, messages ...*parleyv1.
 	}
 	o = o.WithDefaults()
 	a := &store.Append{Tenant: "acme", ConversationID: "a", Messages: messages}
-	out, err := record.Append(old, a, drafts, "uid", time.Unix(1_800_000_000, 0), &o)
+	out, err := record.Append(old, a, drafts, nil, "uid", time.Unix(1_800_000_000, 0), &o)
 	if err != nil {
 		tb.Fatal(err)
 	}

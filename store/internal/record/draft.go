@@ -10,6 +10,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // Draft is a message as the caller sent it, encoded before the commit that numbers it. The server's
@@ -98,4 +99,5 @@ type requestEffect struct {
 	time                    time.Time
 	created                 bool
 	turnID                  string
+	records                 *records.Edits
 }

@@ -46,7 +46,7 @@ func FuzzDraft(f *testing.F) {
 		if err != nil {
 			t.Fatal(err) // A decoded message can be encoded.
 		}
-		out, err := record.Append(nil, a, drafts, "uid", now, &o)
+		out, err := record.Append(nil, a, drafts, nil, "uid", now, &o)
 		if err != nil {
 			t.Fatal(err)
 		}

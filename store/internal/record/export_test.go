@@ -12,7 +12,7 @@ func Sealed(value []byte) []byte {
 	if len(b) == 0 {
 		return b
 	}
-	if b[0] != oldFormat {
+	if b[0] != oldFormat && b[0] != dividedFormat {
 		b[0] = format
 	}
 	l, ok := layoutOf(b)
@@ -64,3 +64,21 @@ func Uses(data []byte) []string {
 
 // Scope is the scope of a list's tokens.
 var Scope = scope
+
+// SealedChunk returns a value of Chunk.Marshal for a nil key with correct checksums, whatever its parts contain.
+func SealedChunk(value []byte) []byte {
+	b := slices.Clone(value)
+	if len(b) < chunkHeadAt {
+		return b
+	}
+	b[0] = chunkFormat
+	sizes, n := binary.Uvarint(b[chunkHeadAt:])
+	data, m := binary.Uvarint(b[min(chunkHeadAt+max(0, n), len(b)):])
+	end := chunkHeadAt + uint64(n+m) + sizes + data
+	if n <= 0 || m <= 0 || sizes > uint64(len(b)) || data > uint64(len(b)) || end > uint64(len(b)) {
+		return b
+	}
+	binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[chunkHeadAt:end]))
+	binary.BigEndian.PutUint32(b[5:], Checksum(b[end:]))
+	return b
+}

@@ -8,6 +8,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // Import decides a store.Import. old is the conversation with the id, if any: if Import returns an
@@ -36,13 +37,25 @@ func Import(old *Record, i *store.Import, history *History, uid string, now time
 	if !held && r.Expired(now, Ephemeral{}) {
 		return nil, store.ErrExpired
 	}
-	trimmed := r.dropOldest(o)
+	if err := r.checkCopy(o); err != nil {
+		return nil, err
+	}
+	edits, err := records.Imported(i.Records, int64(r.Conversation().GetVersion()), at, o.MaxRecordBytes)
+	if err != nil {
+		return nil, err
+	}
+	r.countRecords(edits)
+	trimmed, err := r.dropOldest(o)
+	if err != nil {
+		return nil, err
+	}
 	created := r.change(i.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, at)
 	created.Trimmed = trimmed
 	return &Outcome{
 		Record:  r,
 		Result:  &store.Result{Conversation: proto.CloneOf(r.Conversation()), Created: true},
 		Changes: append(changes, created),
+		Records: edits,
 	}, nil
 }
 
@@ -54,6 +67,7 @@ func newImported(i *store.Import, history *History, uid string, o *store.Options
 		Prompt: []byte(c.GetSystemPrompt()),
 	}
 	c.SystemPrompt, c.ActiveTurnId, c.MessageCount, c.SizeBytes = "", "", 0, 0
+	c.RecordCount, c.RecordBytes = 0, 0
 	// The uid in the header is not used: the header may be an export of the conversation that the
 	// import replaces, which may have changed since.
 	c.Uid = uid

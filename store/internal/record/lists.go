@@ -66,9 +66,11 @@ func (r *Record) Seen(q *store.Request) (*store.Seen, error) {
 // rememberRequest stores a request, if there is one.
 func (r *Record) rememberRequest(q *store.Request, effect requestEffect) (err error) {
 	if q != nil {
+		revision, tenantRevision := effect.records.Revisions()
 		r.Requests, err = appendBounded(r.Requests, requestsField, &storedRequest{
 			Id: q.ID, Method: q.Method, Digest: q.Digest[:], FirstSequence: effect.firstSequence,
 			Exchange: effect.exchange, Time: timestamppb.New(effect.time), Created: effect.created, TurnId: effect.turnID,
+			Revision: revision, TenantRevision: tenantRevision,
 		})
 	}
 	return err

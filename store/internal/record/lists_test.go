@@ -42,7 +42,7 @@ func unhex(tb testing.TB, digits string) []byte {
 func write(tb rapid.TB, r *record.Record, a *store.Append) *record.Record {
 	tb.Helper()
 	o := store.Options{}.WithDefaults()
-	out, err := record.Append(r, a, nil, "uid", time.Unix(1_800_000_000, 0), &o)
+	out, err := record.Append(r, a, nil, nil, "uid", time.Unix(1_800_000_000, 0), &o)
 	if err != nil {
 		tb.Fatal(err)
 	}

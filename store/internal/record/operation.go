@@ -11,11 +11,12 @@ import (
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
-// NewOperation returns the form in which a journal contains an append to an existing conversation. out is
-// the outcome of [Append], now the time with which it was decided, and size the size of the record before, in
-// bytes. The operation shares memory with a and out.
+// NewOperation returns the form in which a journal contains an append to an existing conversation, with its edits of
+// records. out is the outcome of [Append], now the time with which it was decided, and size the size of the record
+// before, in bytes. The operation shares memory with a and out.
 func NewOperation(a *store.Append, out *Outcome, size int, now time.Time, o *store.Options) *storev1.Operation {
 	r, key := out.Record, out.Record.Key()
 	op := &storev1.Operation{
@@ -24,22 +25,74 @@ func NewOperation(a *store.Append, out *Outcome, size int, now time.Time, o *sto
 		MaxConversationBytes: int64(o.MaxConversationBytes), Version: r.Conversation().GetVersion(),
 		MessagesAdded: r.Conversation().GetMessageCount() - out.countBefore, BytesAdded: int64(r.Size() - size),
 	}
+	setEdits(op, out.Records)
 	if q := a.Request; q != nil {
 		op.Request = &storev1.Request{Id: q.ID, Method: q.Method, Digest: q.Digest[:]}
 	}
 	return op
 }
 
+// NewTenantOperation returns the form in which a journal contains edits of a tenant's records. The operation shares
+// memory with the edits.
+func NewTenantOperation(tenant string, edits *records.Edits, now time.Time) *storev1.Operation {
+	op := &storev1.Operation{Tenant: tenant, AcceptTime: timestamppb.New(now)}
+	setEdits(op, edits)
+	return op
+}
+
+// setEdits adds edits to an operation.
+func setEdits(op *storev1.Operation, edits *records.Edits) {
+	if edits == nil {
+		return
+	}
+	op.Revision, op.TenantRevision = edits.Revision, edits.TenantRevision
+	op.ConversationRecords, op.TenantRecords = storedCounts(edits.Conversation), storedCounts(edits.Tenant)
+	for _, e := range edits.All {
+		op.Records = append(op.Records, &storev1.RecordEdit{TenantScope: e.TenantScope, Key: e.Key, Value: e.Value})
+	}
+}
+
+// storedCounts returns the stored form of counts, nil for zeros.
+func storedCounts(c records.Counts) *storev1.RecordCounts {
+	if c == (records.Counts{}) {
+		return nil
+	}
+	return &storev1.RecordCounts{Records: c.Records, RecordBytes: c.RecordBytes, Bytes: c.Bytes}
+}
+
+// countsOf returns counts from their stored form.
+func countsOf(c *storev1.RecordCounts) records.Counts {
+	return records.Counts{Records: c.GetRecords(), RecordBytes: c.GetRecordBytes(), Bytes: c.GetBytes()}
+}
+
 // OperationInfo is what a store needs to know of each operation when it opens its journal. The slices are those of the
 // encoded operation.
 type OperationInfo struct {
-	Tenant, Key, UID []byte
+	Tenant, UID []byte
+	// Key of the conversation; nil if the operation edits only records of the tenant.
+	Key []byte
 	// Messages are the appended messages.
 	Messages store.Frames
 	// Turn is true if a turn begins or ends.
 	Turn bool
 	// MessagesAdded and BytesAdded are by how much the operation changed the counts of the tenant.
 	MessagesAdded, BytesAdded int64
+	// Edits of records.
+	Edits []OperationEdit
+	// TenantRevision is the revision of the edited records of the tenant; 0 if there are none.
+	TenantRevision int64
+	// ConversationRecords and TenantRecords are by how much the operation changed the counts of records.
+	ConversationRecords, TenantRecords records.Counts
+}
+
+// OperationEdit is what an operation does to one record.
+type OperationEdit struct {
+	// TenantScope is true for a record of the tenant.
+	TenantScope bool
+	// Key of the record.
+	Key []byte
+	// Value is the encoded record; empty if it is deleted.
+	Value []byte
 }
 
 var errOperation = errors.New("the operation cannot be decoded")
@@ -68,16 +121,18 @@ func ReadOperationInfo(encoded []byte) (OperationInfo, error) {
 			return i, errOperation
 		}
 		encoded = encoded[n:]
-		i.set(field, bytes, number)
+		if err := i.set(field, bytes, number); err != nil {
+			return i, err
+		}
 	}
-	if len(i.Key) != KeySize {
+	if len(i.Key) != KeySize && (len(i.Key) > 0 || len(i.Edits) == 0) {
 		return i, errOperation
 	}
 	return i, nil
 }
 
 // set sets a field, by its number in storev1.Operation.
-func (i *OperationInfo) set(field protowire.Number, bytes []byte, number uint64) {
+func (i *OperationInfo) set(field protowire.Number, bytes []byte, number uint64) (err error) {
 	switch field {
 	case 1:
 		i.Tenant = bytes
@@ -93,7 +148,55 @@ func (i *OperationInfo) set(field protowire.Number, bytes []byte, number uint64)
 		i.MessagesAdded = int64(number)
 	case 13:
 		i.BytesAdded = int64(number)
+	case 14:
+		var edit OperationEdit
+		edit, err = readEdit(bytes)
+		i.Edits = append(i.Edits, edit)
+	case 16:
+		i.TenantRevision = int64(number)
+	case 17:
+		i.ConversationRecords, err = readCounts(bytes)
+	case 18:
+		i.TenantRecords, err = readCounts(bytes)
 	}
+	return err
+}
+
+// readEdit reads an encoded storev1.RecordEdit.
+func readEdit(encoded []byte) (e OperationEdit, err error) {
+	for len(encoded) > 0 {
+		field, kind, n := protowire.ConsumeTag(encoded)
+		if n < 0 {
+			return e, errOperation
+		}
+		encoded = encoded[n:]
+		var scope uint64
+		switch {
+		case field == 1 && kind == protowire.VarintType:
+			scope, n = protowire.ConsumeVarint(encoded)
+			e.TenantScope = scope != 0
+		case field == 2 && kind == protowire.BytesType:
+			e.Key, n = protowire.ConsumeBytes(encoded)
+		case field == 3 && kind == protowire.BytesType:
+			e.Value, n = protowire.ConsumeBytes(encoded)
+		default:
+			n = protowire.ConsumeFieldValue(field, kind, encoded)
+		}
+		if n < 0 {
+			return e, errOperation
+		}
+		encoded = encoded[n:]
+	}
+	return e, nil
+}
+
+// readCounts reads an encoded storev1.RecordCounts.
+func readCounts(encoded []byte) (records.Counts, error) {
+	c := new(storev1.RecordCounts)
+	if err := proto.Unmarshal(encoded, c); err != nil {
+		return records.Counts{}, errOperation
+	}
+	return countsOf(c), nil
 }
 
 var errReplay = errors.New("the operation does not match the conversation")
@@ -119,7 +222,14 @@ func Replay(r *Record, index uint64, op *storev1.Operation) error {
 	if err != nil {
 		return err
 	}
-	out, err := Append(r, a, drafts, "", op.GetAcceptTime().AsTime(), &store.Options{
+	var in *records.Input
+	if len(op.GetRecords()) > 0 {
+		in = &records.Input{Decided: &records.Edits{
+			Revision: op.GetRevision(), TenantRevision: op.GetTenantRevision(),
+			Conversation: countsOf(op.GetConversationRecords()), Tenant: countsOf(op.GetTenantRecords()),
+		}}
+	}
+	out, err := Append(r, a, drafts, in, "", op.GetAcceptTime().AsTime(), &store.Options{
 		MaxConversationBytes: int(op.GetMaxConversationBytes()),
 	})
 	if err == nil && (out.Record == nil || r.Conversation().GetVersion() != op.GetVersion()) {
@@ -168,7 +278,8 @@ func joined(a, b []byte) []byte {
 	return append(append(make([]byte, 0, len(a)+len(b)), a...), b...)
 }
 
-// AllSizes returns the sizes of the retained messages, oldest first, also for a record that has Sizes.
+// AllSizes returns the sizes of the retained messages that are not in chunks, oldest first, also for a record that has
+// Sizes.
 func (r *Record) AllSizes() []FrameSize {
 	sizes := append(make([]FrameSize, 0, len(r.Sizes)+1), r.Sizes...)
 	for _, frames := range []store.Frames{r.Messages, r.newMessages} {
@@ -181,10 +292,13 @@ func (r *Record) AllSizes() []FrameSize {
 // UnmarshalHead and Unmarshal decode it.
 func (r *Record) MarshalHead() ([]byte, error) { return r.marshal(nil, nil) }
 
-// Size returns the length in bytes of the value that Marshal returns. For a record with Sizes, it is the
+// Size returns the size of the conversation in bytes: ValueSize and the size of the retained messages in chunks.
+func (r *Record) Size() int { return r.ValueSize() + r.chunkBytes() }
+
+// ValueSize returns the length in bytes of the value that Marshal returns. For a record with Sizes, it is the
 // length with the messages of these sizes.
-func (r *Record) Size() int {
-	size := layout{sums: 4}.headSize() + r.MessageBytes()
+func (r *Record) ValueSize() int {
+	size := layout{sums: 4}.headSize() + r.TailBytes()
 	for _, n := range r.lengths() {
 		size += uvarintSize(n) + n
 	}
@@ -193,5 +307,6 @@ func (r *Record) Size() int {
 
 // lengths returns the lengths of the parts of a value, except the messages.
 func (r *Record) lengths() [5]int {
-	return [5]int{proto.Size(r.Header), len(r.Requests), len(r.Turns), len(r.Prompt), len(r.Data) + len(r.newData)}
+	data := len(r.Types) + len(r.Data) + len(r.newData)
+	return [5]int{proto.Size(r.Header), len(r.Requests), len(r.Turns), len(r.Prompt), data}
 }

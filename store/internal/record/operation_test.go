@@ -170,7 +170,7 @@ func decide(tb rapid.TB, r *record.Record, a *store.Append, now time.Time, o *st
 	if err != nil {
 		tb.Fatal(err)
 	}
-	out, err := record.Append(r, a, drafts, "", now, o)
+	out, err := record.Append(r, a, drafts, nil, "", now, o)
 	if err != nil {
 		tb.Fatal(err)
 	}

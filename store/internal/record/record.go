@@ -8,6 +8,7 @@
 package record
 
 import (
+	"math"
 	"time"
 	"unicode/utf8"
 
@@ -18,6 +19,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // previewRunes is the maximum length of ConversationEntry.preview in characters.
@@ -33,15 +35,22 @@ type Record struct {
 	Prompt []byte
 	// Data is the index of the structured data of the messages, see type Data.
 	Data []byte
-	// Messages are the retained messages, except those appended since the record was decoded. These
-	// are in newMessages, so that Marshal copies all messages only once. Data and newData work the
-	// same way.
+	// Messages are the retained messages, except those in chunks and those appended since the record was
+	// decoded. These are in newMessages, so that Marshal copies all messages only once. Data and newData
+	// work the same way.
 	Messages store.Frames
-	// Sizes describe the retained messages in place of Messages, which is nil then. With them, a store
-	// need not read the messages for an append. Only Append accepts a record with Sizes.
-	Sizes       []FrameSize
+	// Sizes describe the messages in place of Messages, which is nil then. With them, a store
+	// need not read the messages for an append. Only Append without ReplaceAfter accepts a record with Sizes.
+	Sizes []FrameSize
+	// Types are the types of structured data of the retained messages in chunks, in the form of Data: each type once,
+	// in order, with the number of messages instead of a sequence.
+	Types []byte
+	// OldestChunk returns the chunk of the conversation that has the first message with that sequence or a later one,
+	// without its messages. Writes of a record with chunks call it to drop messages. It may be nil for other records.
+	OldestChunk func(sequence int32) (*Chunk, error)
 	newMessages store.Frames
 	newData     []byte
+	joined      []joinedChunk // see Join
 }
 
 // Outcome is the result of a decision. If Record is nil, there is nothing to write.
@@ -51,6 +60,10 @@ type Outcome struct {
 	Changes []store.Change
 	// Appended are the messages that an append added, also those that it dropped at once.
 	Appended store.Frames
+	// Records are the edits of records that the store makes in the same commit. Those of an append, an import or a
+	// WriteRecords are complete. A replayed request has only revisions, those of the first call. The copies of a
+	// store.Create with RecordsOf are made by the store.
+	Records *records.Edits
 
 	countBefore int32 // number of messages before the append
 }
@@ -62,8 +75,18 @@ func (r *Record) Conversation() *parleyv1.Conversation { return r.Header.GetConv
 func (r *Record) Running() bool { return r.Conversation().GetActiveTurnId() != "" }
 
 // ExpireTime returns the expire_time, which does not consider running turns and ephemeral
-// conversations.
-func (r *Record) ExpireTime() time.Time { return r.Conversation().GetExpireTime().AsTime() }
+// conversations. If the conversation does not expire, it is the greatest time with a value in
+// nanoseconds since 1970, in the year 2262.
+func (r *Record) ExpireTime() time.Time {
+	if r.Conversation().GetRetention().GetNoExpiry() {
+		return time.Unix(0, math.MaxInt64)
+	}
+	return r.Conversation().GetExpireTime().AsTime()
+}
+
+// Evictable reports whether the retention allows to evict the conversation. It does not consider running
+// turns and ephemeral conversations.
+func (r *Record) Evictable() bool { return !r.Conversation().GetRetention().GetNoEviction() }
 
 // Expired reports whether the conversation has expired or ended at this time. s is the state of its
 // id.
@@ -78,7 +101,8 @@ func (r *Record) Matches(l *store.List) bool {
 			return false
 		}
 	}
-	return l.StructuredDataType == "" || hasType(r.Data, l.StructuredDataType)
+	return l.StructuredDataType == "" || hasType(r.Data, l.StructuredDataType) ||
+		hasType(r.Types, l.StructuredDataType)
 }
 
 // Entry returns the conversation's row in a list.
@@ -133,7 +157,10 @@ func (r *Record) withPrompt() *parleyv1.Conversation {
 
 // withDefaults returns the retention with defaults for unset fields.
 func withDefaults(in *parleyv1.Retention, o *store.Options) *parleyv1.Retention {
-	out := &parleyv1.Retention{MaxMessages: in.GetMaxMessages(), Ttl: in.GetTtl()}
+	out := &parleyv1.Retention{
+		MaxMessages: in.GetMaxMessages(), Ttl: in.GetTtl(),
+		KeepAll: in.GetKeepAll(), NoExpiry: in.GetNoExpiry(), NoEviction: in.GetNoEviction(),
+	}
 	if out.MaxMessages == 0 {
 		out.MaxMessages = int32(o.MaxMessages)
 	}
@@ -156,30 +183,62 @@ func (r *Record) renewExpiry(now time.Time) {
 	r.setExpireTime()
 }
 
-// setExpireTime computes expire_time from last_append_time and ttl.
+// setExpireTime computes expire_time from last_append_time and ttl. A conversation that does not expire has none.
 func (r *Record) setExpireTime() {
 	c := r.Conversation()
+	if c.GetRetention().GetNoExpiry() {
+		c.ExpireTime = nil
+		return
+	}
 	c.ExpireTime = timestamppb.New(c.GetLastAppendTime().AsTime().Add(c.GetRetention().GetTtl().AsDuration()))
 }
 
-// dropOldest drops the oldest messages until the limits are met, and returns how many.
-func (r *Record) dropOldest(o *store.Options) int {
+// checkFull returns a store.ConversationFullError if the conversation keeps all messages, has more than one, and
+// they are larger than limit bytes.
+func (r *Record) checkFull(limit int) error {
+	bytes := r.MessageBytes()
+	if !r.Conversation().GetRetention().GetKeepAll() || r.Conversation().GetMessageCount() <= 1 || bytes <= limit {
+		return nil
+	}
+	return &store.ConversationFullError{Bytes: bytes, Limit: limit}
+}
+
+// checkCopy is checkFull for the messages of a fork or an import. The end of a turn may have made the source larger
+// than the limit, at most by one answer, which is no larger than the limit.
+func (r *Record) checkCopy(o *store.Options) error { return r.checkFull(2 * o.MaxConversationBytes) }
+
+// dropOldest drops the oldest messages until the limits are met, and returns how many. A conversation that keeps all
+// messages drops none.
+func (r *Record) dropOldest(o *store.Options) (int, error) {
+	if r.Conversation().GetRetention().GetKeepAll() {
+		return 0, nil
+	}
 	limit, count := int(r.Conversation().GetRetention().GetMaxMessages()), int(r.Conversation().GetMessageCount())
-	dropped, droppedBytes, bytes := 0, 0, r.MessageBytes()
-	for size, body := range r.frameSizes() {
+	bytes := r.MessageBytes()
+	exceeds := func(dropped, droppedBytes int) bool {
 		left := count - dropped
-		if left <= limit && (bytes-droppedBytes <= o.MaxConversationBytes || left == 1) {
+		return left > limit || bytes-droppedBytes > o.MaxConversationBytes && left > 1
+	}
+	dropped, droppedBytes, err := r.dropInChunks(exceeds)
+	if err != nil {
+		return 0, err
+	}
+	inChunks, chunkBytes := dropped, droppedBytes
+	for size, body := range r.frameSizes() {
+		if !exceeds(dropped, droppedBytes) {
 			break
 		}
 		r.Header.DroppedBytes += int64(body)
 		dropped, droppedBytes = dropped+1, droppedBytes+size
 	}
-	if dropped > 0 {
-		r.drop(dropped, droppedBytes)
-		r.setMessageCount(count - dropped)
+	if dropped > inChunks {
+		r.drop(dropped-inChunks, droppedBytes-chunkBytes)
 		r.dropData()
 	}
-	return dropped
+	if dropped > 0 {
+		r.setMessageCount(count - dropped)
+	}
+	return dropped, nil
 }
 
 // setMessageCount sets the number of retained messages and their size.

@@ -60,7 +60,10 @@ func UnpackSizes(packed []byte) []FrameSize {
 }
 
 // MessageBytes returns the size of the retained messages in bytes.
-func (r *Record) MessageBytes() int {
+func (r *Record) MessageBytes() int { return r.chunkBytes() + r.TailBytes() }
+
+// TailBytes returns the size of the retained messages that are not in chunks, in bytes.
+func (r *Record) TailBytes() int {
 	n := len(r.Messages) + len(r.newMessages)
 	for _, s := range r.Sizes {
 		n += int(s.Bytes)
@@ -68,7 +71,7 @@ func (r *Record) MessageBytes() int {
 	return n
 }
 
-// frameSizes yields the sizes of the frames and bodies of the retained messages, oldest first.
+// frameSizes yields the sizes of the frames and bodies of the retained messages that are not in chunks, oldest first.
 func (r *Record) frameSizes() iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		for _, s := range r.Sizes {
@@ -86,7 +89,7 @@ func (r *Record) frameSizes() iter.Seq2[int, int] {
 	}
 }
 
-// drop removes the oldest n messages, whose frames have that many bytes.
+// drop removes the oldest n messages that are not in chunks, whose frames have that many bytes.
 func (r *Record) drop(n, bytes int) {
 	for ; n > 0 && len(r.Sizes) > 0; n-- {
 		bytes -= int(r.Sizes[0].Bytes)
@@ -96,7 +99,7 @@ func (r *Record) drop(n, bytes int) {
 	r.Messages, r.newMessages = r.Messages[old:], r.newMessages[bytes-old:]
 }
 
-// oldestSequence returns the sequence of the oldest retained message, or 0 if there is none.
+// oldestSequence returns the sequence of the oldest retained message that is not in a chunk, or 0 if there is none.
 func (r *Record) oldestSequence() int32 {
 	if len(r.Sizes) > 0 {
 		return r.Sizes[0].Sequence

@@ -92,7 +92,7 @@ func appendTo(tb rapid.TB, r *record.Record, o store.Options, messages []*parley
 		tb.Fatal(err)
 	}
 	a := &store.Append{Tenant: "acme", ConversationID: "a", Messages: messages}
-	out, err := record.Append(r, a, drafts, "uid", time.Unix(1_800_000_000, 0), &o)
+	out, err := record.Append(r, a, drafts, nil, "uid", time.Unix(1_800_000_000, 0), &o)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package record
 
 import (
 	"bytes"
+	"cmp"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -9,11 +10,13 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // Create decides a store.Create. old is the conversation with the id, if any. history is c.Messages
-// as NewHistory decoded it. uid is the uid of the new conversation.
-func Create(old *Record, c *store.Create, history *History, uid string, now time.Time,
+// as NewHistory decoded it. copied are the counts of the records that the store copies as c.RecordsOf requires.
+// uid is the uid of the new conversation.
+func Create(old *Record, c *store.Create, history *History, copied records.Counts, uid string, now time.Time,
 	o *store.Options,
 ) (*Outcome, error) {
 	if old != nil {
@@ -24,12 +27,22 @@ func Create(old *Record, c *store.Create, history *History, uid string, now time
 		return nil, err
 	}
 	r.setHistory(history)
+	if err := r.checkCopy(o); err != nil {
+		return nil, err
+	}
+	if err := records.CheckFull(0, copied.RecordBytes, min(o.MaxRecordBytes, store.MaxCopiedRecordBytes)); err != nil {
+		return nil, err
+	}
+	r.countRecords(&records.Edits{Conversation: copied})
 	r.bumpVersion(now)
 	r.renewExpiry(now)
 	if err := r.rememberRequest(c.Request, requestEffect{created: true, time: now}); err != nil {
 		return nil, err
 	}
-	trimmed := r.dropOldest(o)
+	trimmed, err := r.dropOldest(o)
+	if err != nil {
+		return nil, err
+	}
 	created := r.change(c.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now)
 	created.Trimmed = trimmed
 	result := proto.CloneOf(r.Conversation())
@@ -61,10 +74,12 @@ func createExisting(old *Record, c *store.Create, now time.Time) (*Outcome, erro
 // Append decides a store.Append. old is the conversation, or nil if there is none. drafts are
 // a.Messages as NewDrafts encoded them. uid is the uid of a new conversation. Append decodes no
 // message: it needs the header, the lists beside it, and the sizes of the messages; see [Record.Sizes].
-func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.Time,
+// With a.ReplaceAfter it needs all messages, see [Record.Join]. in is what it needs for a.Records; it may be nil if
+// there are none.
+func Append(old *Record, a *store.Append, drafts []Draft, in *records.Input, uid string, now time.Time,
 	o *store.Options,
 ) (*Outcome, error) {
-	r, created := old, old == nil
+	r, created, accepted := old, old == nil, now
 	if old != nil {
 		now = old.writeTime(now)
 		old.removeExpiredLease(now)
@@ -76,21 +91,38 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 		return nil, err
 	}
 	if created {
-		r = newRecord(a.Tenant, &parleyv1.Conversation{Id: a.ConversationID}, uid, now, o)
+		var err error
+		if r, err = newAppended(a, uid, now, o); err != nil {
+			return nil, err
+		}
 	}
-	out := &Outcome{Record: r, Result: &store.Result{Conversation: r.Conversation(), Created: created}}
-	effect := requestEffect{created: created, exchange: r.Header.GetExchange(), time: now}
+	edits, recordsErr := r.decideRecords(a, in, accepted, now, o)
+	result := &store.Result{Conversation: r.Conversation(), Created: created}
+	out := &Outcome{Record: r, Result: result, Records: edits, countBefore: r.Conversation().GetMessageCount()}
+	replaced, err := r.replacementOf(a.ReplaceAfter, drafts)
+	if err != nil {
+		return nil, err
+	}
+	r.remove(replaced)
+	if replaced.removed() == 0 && !edits.Any() && recordsErr == nil && !created && mayChangeNothing(a) {
+		return &Outcome{Result: out.Result}, nil
+	}
+	effect := requestEffect{created: created, exchange: r.Header.GetExchange(), time: now, records: edits}
 	r.bumpVersion(now)
-	if len(drafts) > 0 || a.End != nil || created {
+	if revision, _ := edits.Revisions(); len(drafts) > 0 || a.End != nil || created || revision != 0 {
 		r.renewExpiry(now)
 	}
 	if len(drafts) > 0 {
 		effect.firstSequence = r.Conversation().GetLastSequence() + 1
 		out.Result.Appended = numberMessages(drafts, effect)
 	}
-	out.countBefore = r.Conversation().GetMessageCount()
 	frames := r.appendMessages(drafts, out.Result.Appended)
 	out.Appended = r.newMessages
+	if err := cmp.Or(r.checkAppended(a, o), recordsErr); err != nil {
+		return nil, err
+	}
+	r.countRecords(edits)
+	_, out.Result.TenantRevision = edits.Revisions()
 	effect.turnID = a.Begin.GetId()
 	turn, err := r.applyTurn(a, out.Result.Appended, now)
 	if err != nil {
@@ -100,22 +132,66 @@ func Append(old *Record, a *store.Append, drafts []Draft, uid string, now time.T
 	if err := r.rememberRequest(a.Request, effect); err != nil {
 		return nil, err
 	}
+	if out.Changes, err = r.appendChanges(a.Tenant, created, replaced, frames, now, o); err != nil {
+		return nil, err
+	}
+	out.Changes = append(out.Changes, r.recordChanges(a.Tenant, edits, now)...)
+	return out, nil
+}
+
+// appendChanges drops the oldest messages that exceed the limits, and returns the changes of an append.
+func (r *Record) appendChanges(
+	tenant string, created bool, m *removal, frames []store.Frame, now time.Time, o *store.Options,
+) (changes []store.Change, err error) {
 	count := int(r.Conversation().GetMessageCount()) - len(frames)
-	trimmed := r.dropOldest(o)
+	trimmed, err := r.dropOldest(o)
+	if err != nil {
+		return nil, err
+	}
 	if created {
-		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now))
+		changes = append(changes, r.change(tenant, parleyv1.ChangeKind_CHANGE_KIND_CREATED, now))
+	}
+	if m.removed() > 0 {
+		changes = append(changes, r.clearedChange(tenant, m, now))
 	}
 	for i, frame := range frames {
-		change := r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED, now)
+		change := r.change(tenant, parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED, now)
 		change.Message, change.Count = frame, count+i+1
-		out.Changes = append(out.Changes, change)
+		changes = append(changes, change)
 	}
-	if len(out.Changes) == 0 {
-		out.Changes = append(out.Changes, r.change(a.Tenant, parleyv1.ChangeKind_CHANGE_KIND_UPDATED, now))
+	if len(changes) == 0 {
+		changes = append(changes, r.change(tenant, parleyv1.ChangeKind_CHANGE_KIND_UPDATED, now))
 	}
-	last := &out.Changes[len(out.Changes)-1]
-	last.Trimmed, last.Count = trimmed, int(r.Conversation().GetMessageCount())
-	return out, nil
+	last := &changes[len(changes)-1]
+	last.Trimmed = trimmed
+	if last.Removal == nil {
+		last.Count = int(r.Conversation().GetMessageCount())
+	}
+	return changes, nil
+}
+
+// mayChangeNothing reports whether an append changes nothing if it removes no message and edits no record.
+func mayChangeNothing(a *store.Append) bool {
+	return (a.ReplaceAfter != nil || len(a.Records) > 0) && len(a.Messages) == 0 && a.Request == nil &&
+		a.Begin == nil && a.End == nil
+}
+
+// newAppended makes the record of a conversation that an append creates.
+func newAppended(a *store.Append, uid string, now time.Time, o *store.Options) (*Record, error) {
+	r := newRecord(a.Tenant, a.CreateWith, uid, now, o)
+	r.Conversation().Id, r.Conversation().ForkedFrom = a.ConversationID, nil
+	if err := r.checkHeader(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// checkAppended is checkFull for an append. The end of a turn is stored whatever the size of its answer.
+func (r *Record) checkAppended(a *store.Append, o *store.Options) error {
+	if a.End != nil || a.Begin == nil && len(r.newMessages) == 0 {
+		return nil
+	}
+	return r.checkFull(o.MaxConversationBytes)
 }
 
 // checkAppend makes the checks of store.Append that follow the check of the request, in order.
@@ -130,7 +206,7 @@ func checkAppend(r *Record, a *store.Append) error {
 	if a.UID != "" && r.Conversation().GetUid() != a.UID {
 		return store.ErrNotFound
 	}
-	if a.Begin != nil && running != "" {
+	if (a.Begin != nil || a.ReplaceAfter != nil) && running != "" {
 		return &store.BusyError{TurnID: running}
 	}
 	if a.IfVersion != nil && *a.IfVersion != current {
@@ -149,14 +225,16 @@ func (r *Record) replay(first *storedRequest, drafts []Draft) *Outcome {
 	}
 	result := &store.Result{
 		Conversation: r.Conversation(), Created: first.GetCreated(), Replayed: true,
-		Turn: r.findTurn(first.GetTurnId()),
+		Turn: r.findTurn(first.GetTurnId()), TenantRevision: first.GetTenantRevision(),
 	}
 	if first.GetFirstSequence() != 0 {
 		result.Appended = numberMessages(drafts, requestEffect{
 			firstSequence: first.GetFirstSequence(), exchange: first.GetExchange(), time: first.GetTime().AsTime(),
 		})
 	}
-	return &Outcome{Result: result}
+	return &Outcome{Result: result, Records: &records.Edits{
+		Revision: first.GetRevision(), TenantRevision: first.GetTenantRevision(),
+	}}
 }
 
 // numberMessages numbers a batch of messages. A user message begins the next exchange.
@@ -204,20 +282,28 @@ func (r *Record) appendMessages(drafts []Draft, numbers []*parleyv1.AppendedMess
 	return frames
 }
 
-// Update decides a store.Update. r is the conversation, or nil if there is none.
+// Update decides a store.Update. r is the conversation, or nil if there is none. To remove messages, Update needs all
+// of them, see [Record.Join].
 func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outcome, error) {
 	if r == nil {
 		return nil, store.ErrNotFound
 	}
 	c := r.Conversation()
-	if u.KeepThrough != nil && r.Running() {
+	now = r.writeTime(now)
+	r.removeExpiredLease(now)
+	if first, err := r.findRequest(u.Request); err != nil || first != nil {
+		return r.replay(first, nil), err
+	}
+	if (u.KeepThrough != nil || len(u.Sequences) > 0) && r.Running() {
 		return nil, &store.BusyError{TurnID: c.GetActiveTurnId()}
 	}
 	if u.IfVersion != nil && *u.IfVersion != c.GetVersion() {
 		return nil, &store.VersionError{Current: c.GetVersion()}
 	}
-	now = r.writeTime(now)
-	r.removeExpiredLease(now)
+	m, err := r.removalOf(u)
+	if err != nil {
+		return nil, err
+	}
 	before, prompt := proto.CloneOf(c), r.Prompt
 	for _, field := range u.Fields {
 		r.set(field, u.Values, o)
@@ -229,21 +315,24 @@ func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outco
 		return nil, err
 	}
 	r.setExpireTime()
-	removed, trimmed := r.truncate(u.KeepThrough), r.dropOldest(o)
+	r.remove(m)
+	trimmed, err := r.dropOldest(o)
+	if err != nil {
+		return nil, err
+	}
 	result := &store.Result{Conversation: c}
-	if proto.Equal(before, c) && bytes.Equal(prompt, r.Prompt) {
+	if u.Request == nil && proto.Equal(before, c) && bytes.Equal(prompt, r.Prompt) {
 		return &Outcome{Result: result}, nil
 	}
 	r.bumpVersion(now)
-	kind := parleyv1.ChangeKind_CHANGE_KIND_UPDATED
-	if removed > 0 {
-		kind = parleyv1.ChangeKind_CHANGE_KIND_CLEARED
+	if err := r.rememberRequest(u.Request, requestEffect{time: now}); err != nil {
+		return nil, err
 	}
-	change := r.change(u.Tenant, kind, now)
+	change := r.change(u.Tenant, parleyv1.ChangeKind_CHANGE_KIND_UPDATED, now)
+	if m.removed() > 0 {
+		change = r.clearedChange(u.Tenant, m, now)
+	}
 	change.Trimmed = trimmed
-	if removed > 0 {
-		change.Count = removed
-	}
 	return &Outcome{Record: r, Result: result, Changes: []store.Change{change}}, nil
 }
 
@@ -263,6 +352,12 @@ func (r *Record) set(field string, values *parleyv1.Conversation, o *store.Optio
 		c.Retention.MaxMessages = withDefaults(values.GetRetention(), o).GetMaxMessages()
 	case "retention.ttl":
 		c.Retention.Ttl = proto.CloneOf(withDefaults(values.GetRetention(), o).GetTtl())
+	case "retention.keep_all":
+		c.Retention.KeepAll = values.GetRetention().GetKeepAll()
+	case "retention.no_expiry":
+		c.Retention.NoExpiry = values.GetRetention().GetNoExpiry()
+	case "retention.no_eviction":
+		c.Retention.NoEviction = values.GetRetention().GetNoEviction()
 	}
 }
 
@@ -276,33 +371,6 @@ func activeAgent(l *store.Lease, now time.Time) *parleyv1.ActiveAgent {
 		a.LeaseExpireTime = timestamppb.New(now.Add(l.Duration))
 	}
 	return a
-}
-
-// truncate removes the messages after a sequence, and returns how many.
-func (r *Record) truncate(through *int32) int {
-	if through == nil {
-		return 0
-	}
-	kept, size := 0, 0
-	var newest store.Frame
-	for frame := range r.Messages.All() {
-		if frame.Sequence() > *through {
-			break
-		}
-		kept, size, newest = kept+1, size+len(frame), frame
-	}
-	removed := int(r.Conversation().GetMessageCount()) - kept
-	if removed == 0 {
-		return 0
-	}
-	r.Messages = r.Messages[:size]
-	r.Data = r.Data[:dataBefore(r.Data, *through+1)]
-	r.setMessageCount(kept)
-	r.Header.Preview = ""
-	if m, err := newest.Message(); err == nil {
-		r.Header.Preview = preview(m.GetContent())
-	}
-	return removed
 }
 
 // Delete decides a store.Delete. r is the conversation, or nil if there is none.

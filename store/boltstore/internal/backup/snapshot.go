@@ -22,9 +22,6 @@ const (
 	backupStep = 1 << 20
 	// backupBlock is the number of bytes that are written if one of them differs.
 	backupBlock = 16 << 10
-	// backupReserve is the number of bytes on the disk that a backup leaves free for other writes.
-	// On a small disk it is the part 1/reservePart instead.
-	backupReserve = 64 << 20
 )
 
 // Snapshot copies the committed state of a store's file at path within one read transaction, which view runs. Then it
@@ -50,7 +47,7 @@ func Snapshot(ctx context.Context, path string, view func(context.Context, func(
 	if err != nil {
 		return nil, 0, err
 	}
-	noSpace := &store.BackupSpaceError{Needed: size + growth + min(backupReserve, disk/boltfile.ReservePart), Free: free}
+	noSpace := &store.BackupSpaceError{Needed: size + growth + boltfile.ReserveOf(disk), Free: free}
 	if free < noSpace.Needed {
 		return nil, 0, noSpace
 	}

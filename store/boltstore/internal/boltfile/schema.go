@@ -20,6 +20,16 @@ const (
 	// contain. Versions of Parley without a journal refuse such a file.
 	JournaledSchemaVersion = 3
 
+	// RecordsSchemaVersion is the version of a file with the buckets of records and chunks. Versions of Parley without
+	// these refuse such a file.
+	RecordsSchemaVersion = 4
+
+	// JournaledRecordsSchemaVersion is the same while the journal may have operations that the file does not contain.
+	JournaledRecordsSchemaVersion = 5
+
+	// MaxSchemaVersion is the newest version that this package reads.
+	MaxSchemaVersion = JournaledRecordsSchemaVersion
+
 	// SchemaKey is the key of the schema version in the bucket meta.
 	SchemaKey = "schema"
 	// JournalKey is the key of a layout.Journal in the bucket meta.
@@ -43,6 +53,41 @@ func MakeBuckets(tx *bolt.Tx) error {
 	return errors.Join(meta.Put([]byte(SchemaKey), EncodeSchema(SchemaVersion)), MarkClosed(tx))
 }
 
+// MakeRecordBuckets creates the buckets that the first write of a record or a chunk needs, if they do not exist.
+func MakeRecordBuckets(tx *bolt.Tx) error {
+	for _, name := range recordBuckets() {
+		if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func recordBuckets() []string {
+	return []string{
+		layout.RecordsBucket, layout.ScopesBucket, layout.RecordEndsBucket, layout.OrphansBucket, layout.ChunksBucket,
+	}
+}
+
+// SchemaOf returns the schema version of a file whose journal may have operations that the file does not contain, or
+// not, and that has the buckets of records and chunks, or not.
+func SchemaOf(journaled, records bool) uint32 {
+	version := uint32(SchemaVersion)
+	if records {
+		version = RecordsSchemaVersion
+	}
+	if journaled {
+		version++
+	}
+	return version
+}
+
+// IsJournaled reports whether the journal of a file may have operations that the file does not contain.
+func IsJournaled(tx *bolt.Tx) bool {
+	version := Schema(tx)
+	return version == JournaledSchemaVersion || version == JournaledRecordsSchemaVersion
+}
+
 // EncodeSchema returns the value of a schema version.
 func EncodeSchema(version uint32) []byte { return binary.BigEndian.AppendUint32(nil, version) }
 
@@ -61,7 +106,7 @@ func Schema(tx *bolt.Tx) uint32 {
 func ReadJournal(db *bolt.DB) (j layout.Journal, unfolded bool, err error) {
 	key := []byte(JournalKey)
 	err = db.View(func(tx *bolt.Tx) (err error) {
-		unfolded = Schema(tx) == JournaledSchemaVersion
+		unfolded = IsJournaled(tx)
 		if meta := tx.Bucket([]byte(layout.MetaBucket)); meta != nil {
 			j, err = layout.DecodeJournal(key, meta.Get(key))
 		}
@@ -79,13 +124,17 @@ func CheckSchema(tx *bolt.Tx) error {
 	switch {
 	case version == 0:
 		return fmt.Errorf("%w: it is a bbolt file of another program: use another file", ErrDamaged)
-	case version > JournaledSchemaVersion:
+	case version > MaxSchemaVersion:
 		return fmt.Errorf("%w: it has schema %d, this version of Parley reads at most %d: use the version that wrote it",
-			ErrSchema, version, JournaledSchemaVersion)
+			ErrSchema, version, MaxSchemaVersion)
 	}
-	for _, name := range []string{
+	needed := []string{
 		layout.TenantsBucket, layout.ConversationsBucket, layout.IDsBucket, layout.ExpiryBucket, layout.TurnsBucket,
-	} {
+	}
+	if version >= RecordsSchemaVersion {
+		needed = append(needed, recordBuckets()...)
+	}
+	for _, name := range needed {
 		if tx.Bucket([]byte(name)) == nil {
 			return fmt.Errorf("%w: bucket %q is missing: %s", ErrDamaged, name, Remedy)
 		}

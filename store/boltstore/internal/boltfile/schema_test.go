@@ -25,7 +25,7 @@ func TestCheckSchema(t *testing.T) {
 		{"current version", putSchema(SchemaVersion), nil},
 		{"older version", putSchema(oldSchemaVersion), nil},
 		{"with a journal", putSchema(JournaledSchemaVersion), nil},
-		{"next version", putSchema(JournaledSchemaVersion + 1), ErrSchema},
+		{"next version", putSchema(MaxSchemaVersion + 1), ErrSchema},
 		{"version 0", putSchema(0), ErrDamaged},
 		{"short version", func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(SchemaKey), []byte{SchemaVersion})

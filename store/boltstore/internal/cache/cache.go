@@ -8,12 +8,15 @@
 // into the cache.
 //
 // A reader that finds nothing reads the file and fills the cache. If the conversation is replaced or
-// blocked in the meantime, what it has read may be old, and the fill is dropped.
+// blocked in the meantime, what it has read may be old, and the fill is dropped. A full cache accepts only
+// conversations that were read and not found twice: if far more conversations are read than it can keep, it would
+// otherwise replace one at each read, and find almost none.
 //
 // Start at [Cache].
 package cache
 
 import (
+	"hash/maphash"
 	"iter"
 	"sync"
 	"sync/atomic"
@@ -23,6 +26,10 @@ import (
 
 // overhead is about how much memory an entry takes besides its key and its state, in bytes.
 const overhead = 400
+
+// missSlots is the number of conversations that were not found and that a full cache remembers. At the default limit,
+// the cache has 5000 conversations of 20 messages of 500 bytes.
+const missSlots = 16 << 10
 
 // State is a conversation. It does not change, and shares memory with the cache and other states.
 type State struct {
@@ -44,6 +51,8 @@ type Cache struct {
 	hand    int      // index in clock
 	fills   map[string]*Fill
 	blocked map[string]struct{}
+	seed    maphash.Seed
+	missed  []uint32 // hashes of keys, in the slots that the other bits of their hashes choose; nil until needed
 
 	hits, misses atomic.Int64
 }
@@ -63,6 +72,7 @@ func (e *entry) size() int { return cap(e.state.Head) + e.buffer + len(e.key) + 
 func New(limit int) *Cache {
 	return &Cache{
 		limit: limit, entries: map[string]*entry{}, fills: map[string]*Fill{}, blocked: map[string]struct{}{},
+		seed: maphash.MakeSeed(),
 	}
 }
 
@@ -91,16 +101,35 @@ type Fill struct {
 }
 
 // Fill begins a fill, which the caller must end with Put or Drop. It must begin before the reader's transaction. It
-// returns nil if the conversation is blocked or in the cache already, or if the limit is 0.
+// returns nil if the conversation is blocked or in the cache already, if the limit is 0, or if the cache is full and
+// this is the first fill of the conversation for some time.
 func (c *Cache) Fill(key string) *Fill {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, blocked := c.blocked[key]; blocked || c.entries[key] != nil || c.limit == 0 {
+	if _, blocked := c.blocked[key]; blocked || c.entries[key] != nil || c.limit == 0 || !c.accepts(key) {
 		return nil
 	}
 	f := &Fill{cache: c, key: key}
 	c.fills[key] = f // A fill that runs already is dropped: one of the two is enough.
 	return f
+}
+
+// accepts reports whether a conversation that was not found may be put into the cache. If not, the next call does.
+func (c *Cache) accepts(key string) bool {
+	if c.bytes+c.bytes/max(len(c.entries), 1) <= c.limit { // There is space for one more of average size.
+		return true
+	}
+	if c.missed == nil {
+		c.missed = make([]uint32, missSlots)
+	}
+	hash := maphash.String(c.seed, key)
+	slot := &c.missed[hash%missSlots]
+	tag := uint32(hash>>32) | 1 // Never that of an empty slot.
+	if *slot == tag {
+		return true
+	}
+	*slot = tag
+	return false
 }
 
 // Put puts what the reader has read into the cache, unless it may be old.

@@ -99,7 +99,9 @@ func TestLimit(t *testing.T) {
 	const size, most = 1000, 20
 	c := New(most * (size + overhead + 10 + len("199")))
 	put := func(key string, n int) {
-		c.Fill(key).Put(State{Head: make([]byte, 10), Messages: make(store.Frames, n)})
+		for range 2 { // A full cache refuses the first fill.
+			c.Fill(key).Put(State{Head: make([]byte, 10), Messages: make(store.Frames, n)})
+		}
 		if got := int(c.Stats().Bytes); got > c.limit || len(c.clock) != len(c.entries) {
 			t.Fatalf("%d bytes of %d, %d entries of %d", got, c.limit, len(c.clock), len(c.entries))
 		}
@@ -121,6 +123,28 @@ func TestLimit(t *testing.T) {
 	put("large", c.limit/2)
 	if n := len(c.entries); n != most {
 		t.Errorf("%d states after a large one, want %d", n, most)
+	}
+}
+
+// TestScan checks that a full cache keeps what it has while many other conversations are read once each, and accepts a
+// conversation that is read twice.
+func TestScan(t *testing.T) {
+	const size, most = 1000, 20
+	c := New(most * (size + overhead + len("199")))
+	fill := func(key string) { c.Fill(key).Put(State{Messages: make(store.Frames, size)}) }
+	for i := range 10 * most {
+		fill(fmt.Sprint(i))
+	}
+	for i := range most {
+		if _, ok := c.Get(fmt.Sprint(i)); !ok {
+			t.Errorf("the cache was filled with %d first, and does not have it after others were read once", i)
+		}
+	}
+	for range 2 {
+		fill("again")
+	}
+	if _, ok := c.Get("again"); !ok {
+		t.Error("the cache does not have a conversation that was read twice")
 	}
 }
 

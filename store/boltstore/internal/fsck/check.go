@@ -23,8 +23,8 @@ import (
 // Checked is what Check read, and the number of faults that it found.
 type Checked struct {
 	// Bytes is the size of the file, Pages the number of pages that are or were in use.
-	// Conversations and Messages count those in the pages.
-	Bytes, Pages, Conversations, Messages int64
+	// Conversations, Messages and Records count those in the pages.
+	Bytes, Pages, Conversations, Messages, Records int64
 	// Faults is the number of reported faults.
 	Faults int64
 }
@@ -115,6 +115,7 @@ type checker struct {
 	first   string                   // first fault, its first line
 	counts  map[string]layout.Counts // what tenants should contain, as far as the conversations show
 	damaged map[string]error         // conversations, by key, whose fault was not reported yet
+	scopes  map[string]layout.Counts // what the records of each scope show, by the prefix of their keys
 }
 
 func (c *checker) addFault(format string, args ...any) {
@@ -137,7 +138,9 @@ func CheckRecords(tx *bolt.Tx, e layout.Epoch, report func(fault string)) Checke
 // records checks the entries of all buckets.
 func (c *checker) records() {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	c.counts, c.damaged = map[string]layout.Counts{}, map[string]error{}
+	c.counts, c.damaged, c.scopes = map[string]layout.Counts{}, map[string]error{}, map[string]layout.Counts{}
+	c.each(layout.RecordsBucket, c.record)
+	c.each(layout.OrphansBucket, c.orphan)
 	c.each(layout.ConversationsBucket, c.conversation)
 	c.each(layout.IDsBucket, c.id)
 	for key, err := range c.damaged {
@@ -145,12 +148,17 @@ func (c *checker) records() {
 	}
 	c.each(layout.ExpiryBucket, c.expiry)
 	c.each(layout.TurnsBucket, c.turn)
+	c.checkScopes()
+	c.each(layout.RecordEndsBucket, c.recordEnd)
 	c.each(layout.TenantsBucket, c.tenant)
 	for tenant, want := range c.counts { // checker.tenant removed those that tenants contains.
-		c.addFault("tenant %q: it has %d conversations and no counts", tenant, want.Conversations)
+		if want != (layout.Counts{}) {
+			c.addFault("tenant %q: it has %d conversations, %d records and no counts", tenant, want.Conversations, want.Records)
+		}
 	}
 	c.each(layout.SessionsBucket, c.ephemeral)
 	c.each(layout.EndsBucket, c.deletion)
+	c.each(layout.ChunksBucket, c.chunk)
 }
 
 // each calls check for all entries of a bucket. Files of the first versions lack some buckets.
@@ -179,21 +187,32 @@ func (c *checker) conversation(key, value []byte) {
 	}
 	c.Conversations++
 	found := layout.Counts{Conversations: 1, Bytes: int64(len(value))}
+	of := layout.ConversationScope(tenant, layout.InnerKey(rest))
+	found = found.Plus(c.scopes[string(of)])
 	if r, err := record.Unmarshal(value); err != nil {
 		c.damaged[string(key)] = err // Its entry in ids may show which conversation it is.
 	} else {
+		if err := c.checkCounts(of, r.RecordCounts()); err != nil {
+			c.addFault("conversation %q of tenant %q: %v", r.Conversation().GetId(), tenant, err)
+		}
 		found.Messages = int64(r.Conversation().GetMessageCount())
+		found.Bytes += r.Header.GetChunks().GetBytes()
 		if err := c.checkConversation(tenant, layout.InnerKey(rest), r); err != nil {
 			c.addFault("conversation %q of tenant %q: %v", r.Conversation().GetId(), tenant, err)
 		}
 	}
+	delete(c.scopes, string(of))
 	c.Messages += found.Messages
 	c.counts[tenant] = c.counts[tenant].Plus(found)
 }
 
 // checkConversation checks a conversation and the entries that must exist for it.
 func (c *checker) checkConversation(tenant string, key layout.InnerKey, r *record.Record) error {
-	if err := checkContents(r); err != nil {
+	last, err := c.checkChunks(layout.ConversationKey(tenant, key), r)
+	if err != nil {
+		return err
+	}
+	if err := checkContents(r, last); err != nil {
 		return err
 	}
 	head := r.Conversation()
@@ -248,9 +267,9 @@ func (c *checker) checkTurn(r *record.Record, value []byte) error {
 }
 
 // checkContents checks the contents of a record: the number and order of its messages, and that
-// each list of events belongs to a stored turn, at most one list a turn.
-func checkContents(r *record.Record) error {
-	messages, last := int32(0), int32(0)
+// each list of events belongs to a stored turn, at most one list a turn. last is the newest message in its chunks.
+func checkContents(r *record.Record, last int32) error {
+	messages := int32(r.InChunks(-1))
 	for frame := range r.Messages.All() {
 		sequence := frame.Sequence()
 		if sequence <= last {

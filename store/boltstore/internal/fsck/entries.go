@@ -1,6 +1,7 @@
 package fsck
 
 import (
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/record"
 )
@@ -71,7 +72,7 @@ func (c *checker) turn(key, _ []byte) {
 }
 
 // tenant checks the counts of one tenant. They may include the messages of damaged conversations
-// that were deleted.
+// that were deleted, and the bytes of those in chunks.
 func (c *checker) tenant(key, value []byte) {
 	tenant, rest, ok := layout.CutTenant(key)
 	got, sound := layout.DecodeCounts(key, value)
@@ -80,11 +81,15 @@ func (c *checker) tenant(key, value []byte) {
 	switch {
 	case !ok || len(rest) > 0 || !sound:
 		c.addFault("tenant %q: its counts are damaged", tenant)
-	case want.Conversations == 0:
-		c.addFault("tenant %q: it has counts, but no conversation", tenant)
-	case got.Conversations != want.Conversations || got.Bytes != want.Bytes || got.Messages < want.Messages:
+	case want == layout.Counts{} && (got != want || !boltfile.IsJournaled(c.tx)):
+		c.addFault("tenant %q: it has counts, but no conversation and no record", tenant)
+	case got.Conversations != want.Conversations || got.Messages < want.Messages ||
+		got.Bytes < want.Bytes || got.Bytes > want.Bytes && got.Messages == want.Messages:
 		c.addFault("tenant %q: its counts are %d conversations, %d messages and %d bytes, but it has %d, %d and %d", tenant,
 			got.Conversations, got.Messages, got.Bytes, want.Conversations, want.Messages, want.Bytes)
+	case got.Records != want.Records || got.RecordBytes != want.RecordBytes:
+		c.addFault("tenant %q: its counts are %d records of %d bytes, but it has %d of %d", tenant, got.Records,
+			got.RecordBytes, want.Records, want.RecordBytes)
 	}
 }
 

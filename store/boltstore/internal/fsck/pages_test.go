@@ -134,7 +134,7 @@ func checkReported(t *testing.T, path string, damaged []byte, page, at int64) {
 func TestCheckSchemas(t *testing.T) {
 	for version, want := range map[uint32]error{
 		boltfile.SchemaVersion: nil, boltfile.SchemaVersion - 1: nil, boltfile.JournaledSchemaVersion: nil,
-		boltfile.JournaledSchemaVersion + 1: boltfile.ErrSchema,
+		boltfile.MaxSchemaVersion + 1: boltfile.ErrSchema,
 	} {
 		path := filepath.Join(t.TempDir(), "parley.db")
 		db, err := boltfile.Open(path, boltfile.ReadTimeout, nil)

@@ -3,18 +3,21 @@
 //
 // # The file
 //
-// A conversation is one value. Its key begins with its create time, so the order of the keys is the
-// order of lists and evictions. All other entries are small: they lead to that key or contain counts.
-// Buckets and entries:
+// A conversation is one value, and a value for each chunk of its older messages. Its key begins with its
+// create time, so the order of the keys is the order of lists and evictions. All other entries are small:
+// they lead to that key or contain counts. Buckets and entries:
 //
 //	meta
 //	├── "schema"                      → version of this layout, 4 bytes
 //	├── "journal"                     → see Journal, CRC-32C
 //	└── "closed"                      → number of the transaction that wrote this, 8 bytes
 //	tenants
-//	└── <tenant>                      → number of conversations, messages and bytes, CRC-32C
+//	└── <tenant>                      → number of conversations, messages, bytes, and, unless both are 0, records and
+//	                                    bytes of records, CRC-32C
 //	conversations
 //	└── <tenant><inner key>           → the conversation, see package record
+//	chunks
+//	└── <tenant><inner key><sequence> → a chunk of the conversation, see record.Chunk
 //	ids
 //	└── <tenant><conversation id>     → inner key, minute, CRC-32C
 //	expiry
@@ -25,16 +28,29 @@
 //	└── <tenant><conversation id>     → DeleteAfter in ns, delete time in ns or holder, CRC-32C
 //	ends
 //	└── <second><tenant><conversation id> → nanosecond, CRC-32C
+//	records
+//	├── <tenant>0<record key>            → record of the tenant, see package record
+//	└── <tenant>1<inner key><record key> → record of the conversation
+//	scopes
+//	└── <tenant>                      → revision and counts of the tenant's own records, see TenantRecords, CRC-32C
+//	recordends
+//	└── <second><tenant><record key>  → nanosecond, CRC-32C
+//	orphans
+//	└── <tenant>1<inner key>          → CRC-32C
 //
 //	<tenant>     length as a uvarint, name: no tenant's keys begin with those of another
 //	<inner key>  create time in ns, 8 bytes; a number that separates equal times, 4 bytes
+//	<sequence>   of the last message in the chunk, 8 bytes
 //	<minute>     since 1970, 4 bytes; <second> likewise
 //	<nanosecond> since 1970, 8 bytes
+//	0, 1         one byte; with what precedes it, and the inner key, it is the scope of a record
 //
 // Integers are big-endian. Checksums cover key and value. The bucket sessions contains the ids of
 // ephemeral conversations, ends contains the times at which they are deleted. Files of the first
 // versions have schema 1 and neither of these two buckets: the first write adds both and sets
-// schema 2. While a journal may have operations that the file does not contain, the schema is 3.
+// schema 2. While a journal may have operations that the file does not contain, the schema is 3. The
+// first write of a record or a chunk adds the buckets records, scopes, recordends, orphans and chunks. From then on the
+// schema is 4, or 5 with such a journal.
 //
 // # Invariants
 //
@@ -44,13 +60,23 @@
 //     the entry in expiry.
 //   - The nanosecond in expiry falls into its minute and is not later than the conversation's
 //     expire_time, unless a turn runs or the conversation is ephemeral. It may be earlier: an
-//     append does not change the entry, and the sweeper moves it at that nanosecond.
+//     append does not change the entry, and the sweeper moves it at that nanosecond. If the
+//     conversation does not expire, the sweeper moves it to the greatest nanosecond.
 //   - A conversation has an entry in turns exactly while a turn runs on it.
 //   - The id of an ephemeral conversation has an entry in sessions until it is swept or used again.
 //     While a process holds the id, the entry has in place of a delete time the negated number of
 //     the transaction at which that process opened the file. After the release the id has a
 //     conversation, and one entry in ends with the same nanosecond.
-//   - The counts in tenants agree with conversations. A tenant without conversations has no entry.
+//   - A chunk has a conversation, and retains at least one message of it. Number and size of the messages
+//     that its chunks retain are in the header of the conversation. They are older than all others.
+//   - The counts in tenants agree with conversations and records. A tenant without both has no entry, unless
+//     operations that only the journal contains give it records: then its entry may have nothing but zeros. Bytes
+//     include the bytes of records.
+//   - The header of a conversation has the number and the size of its records. The entry of a tenant in scopes
+//     has those of its own records. It stays when the tenant has no records, so that no revision is used again.
+//   - A record of a tenant that expires has one entry in recordends.
+//   - A scope in orphans is that of a conversation that was removed. Its records count nowhere, and are removed in
+//     steps. All other records of conversations belong to one that exists.
 //
 // Start at [Place].
 package layout
@@ -75,6 +101,11 @@ const (
 	TurnsBucket         = "turns"
 	SessionsBucket      = "sessions"
 	EndsBucket          = "ends"
+	ChunksBucket        = "chunks"
+	RecordsBucket       = "records"
+	ScopesBucket        = "scopes"
+	RecordEndsBucket    = "recordends"
+	OrphansBucket       = "orphans"
 )
 
 // MaxNames is the maximum length of tenant and conversation id together, in bytes. bbolt accepts
@@ -141,6 +172,16 @@ func IDKey(tenant, id string) []byte { return append(TenantKey(tenant), id...) }
 // ConversationKey returns the key of a conversation in conversations.
 func ConversationKey(tenant string, key InnerKey) []byte { return append(TenantKey(tenant), key[:]...) }
 
+// SequenceSize is the length of the sequence in the key of a chunk.
+const SequenceSize = 8
+
+// ChunkKey returns the key of the chunk that ends with a sequence, so that the least key from that of a sequence on is
+// the key of the chunk with that message. conversation is its key in conversations.
+func ChunkKey(conversation []byte, sequence int32) []byte {
+	b := append(make([]byte, 0, len(conversation)+SequenceSize), conversation...)
+	return binary.BigEndian.AppendUint64(b, uint64(sequence))
+}
+
 // ExpiryKey returns the key of an entry in expiry.
 func ExpiryKey(minute uint32, tenant string, key InnerKey) []byte {
 	return DueKey(minute, tenant, string(key[:]))
@@ -151,18 +192,18 @@ func EndKey(nanosecond int64, tenant, id string) []byte {
 	return DueKey(SecondOf(nanosecond), tenant, id)
 }
 
-// DueKey returns the key of an entry in expiry or ends.
+// DueKey returns the key of an entry in expiry, ends or recordends.
 func DueKey(slot uint32, tenant, name string) []byte {
 	b := binary.BigEndian.AppendUint32(make([]byte, 0, 4+binary.MaxVarintLen32+len(tenant)+len(name)), slot)
 	b = append(binary.AppendUvarint(b, uint64(len(tenant))), tenant...)
 	return append(b, name...)
 }
 
-// DueEntry is an entry of expiry or ends.
+// DueEntry is an entry of expiry, ends or recordends.
 type DueEntry struct {
-	Slot   uint32 // minute in expiry, second in ends
+	Slot   uint32 // minute in expiry, second in the others
 	Tenant string
-	Name   string // inner key in expiry, conversation id in ends
+	Name   string // inner key in expiry, conversation id in ends, record key in recordends
 	At     int64  // nanosecond
 }
 
@@ -174,12 +215,12 @@ func (e DueEntry) InnerKey() (key InnerKey, ok bool) {
 	return InnerKey([]byte(e.Name)), true
 }
 
-// EncodeDue returns the value of the entry with that key in expiry or ends.
+// EncodeDue returns the value of the entry with that key in expiry, ends or recordends.
 func EncodeDue(key []byte, nanosecond int64) []byte {
 	return seal(key, binary.BigEndian.AppendUint64(nil, uint64(nanosecond)))
 }
 
-// DecodeDue decodes an entry of expiry or ends. The bool is false if it is damaged.
+// DecodeDue decodes an entry of expiry, ends or recordends. The bool is false if it is damaged.
 func DecodeDue(key, value []byte) (DueEntry, bool) {
 	b, ok := unseal(key, value, 8)
 	if len(key) < 4 || !ok {
@@ -285,38 +326,4 @@ func DecodeEphemeral(key, value []byte) (EphemeralEntry, bool) {
 	return EphemeralEntry{
 		deleteAfter: time.Duration(binary.BigEndian.Uint64(b)), DeleteAt: int64(binary.BigEndian.Uint64(b[8:])),
 	}, true
-}
-
-// Counts is the value of an entry in tenants.
-type Counts struct {
-	Conversations, Messages, Bytes int64
-}
-
-// Plus returns the sums of the counts.
-func (c Counts) Plus(d Counts) Counts {
-	return Counts{c.Conversations + d.Conversations, c.Messages + d.Messages, c.Bytes + d.Bytes}
-}
-
-// Minus returns the differences of the counts.
-func (c Counts) Minus(d Counts) Counts {
-	return Counts{c.Conversations - d.Conversations, c.Messages - d.Messages, c.Bytes - d.Bytes}
-}
-
-// Encode returns the value of the entry with that key.
-func (c Counts) Encode(key []byte) []byte {
-	b := make([]byte, 0, 28)
-	for _, n := range []int64{c.Conversations, c.Messages, c.Bytes} {
-		b = binary.BigEndian.AppendUint64(b, uint64(n))
-	}
-	return seal(key, b)
-}
-
-// DecodeCounts decodes an entry of tenants. The bool is false if it is damaged.
-func DecodeCounts(key, value []byte) (Counts, bool) {
-	b, ok := unseal(key, value, 24)
-	if !ok {
-		return Counts{}, false
-	}
-	number := func(at int) int64 { return int64(binary.BigEndian.Uint64(b[at:])) }
-	return Counts{Conversations: number(0), Messages: number(8), Bytes: number(16)}, true
 }

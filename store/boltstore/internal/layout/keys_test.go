@@ -16,7 +16,8 @@ func FuzzDecode(f *testing.F) {
 	f.Add(entry, EncodeDue(entry, 7))
 	f.Add(id, Place{InnerKey{1, 2, 3}, 7}.Encode(id))
 	f.Add(id, EphemeralEntry{7, 8}.Encode(id))
-	f.Add(TenantKey("acme"), Counts{1, 2, 3}.Encode(TenantKey("acme")))
+	f.Add(TenantKey("acme"), Counts{1, 2, 3, 0, 0}.Encode(TenantKey("acme")))
+	f.Add(TenantKey("acme"), Counts{1, 2, 3, 4, 5}.Encode(TenantKey("acme")))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, make([]byte, record.KeySize+4))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		if e, ok := DecodeDue(key, value); ok && !slices.Equal(DueKey(e.Slot, e.Tenant, e.Name), key) && key[4] < 0x80 {

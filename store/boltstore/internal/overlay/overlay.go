@@ -1,5 +1,5 @@
 // Package overlay keeps in memory what the journal of a store contains and its file does not contain yet:
-// an [Entry] for each conversation with such operations.
+// an [Entry] for each conversation with such operations, and for the records of each tenant with such operations.
 //
 // One goroutine, the writer, changes a [Set]: it puts the entry of a conversation after its operation is
 // on disk, and marks the entry as folded when a transaction writes the conversation to the file. Readers
@@ -9,7 +9,7 @@
 //	entry was put, nothing folded since      the file plus the operations of the entry
 //	folded by a transaction the reader sees  the file
 //	folded by a later transaction            the file plus the operations of the entry before the fold
-//	put after a later transaction folded     stale: the reader begins again with a new transaction
+//	put after a later transaction            stale: the reader begins again with a new transaction
 //
 // A generation is the entries that are folded together. [Set.Put] adds to the current generation.
 // [Set.Begin] makes it the one that is folded, and begins a new one. [Set.End] removes the generation that
@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/parleyhq/parley/store/boltstore/internal/journal"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 // maxHeadBytes is the maximum memory of the heads and sizes of the current generation, in bytes. Entries that would
@@ -35,7 +36,7 @@ const maxHeadBytes = 32 << 20
 // Memory of an entry without its operations, head and sizes, and of each operation, in bytes: measured, with the slots
 // of the map and the spare capacity of slices.
 const (
-	entryBytes     = 192
+	entryBytes     = 208
 	operationBytes = 32
 )
 
@@ -48,26 +49,42 @@ type Operation struct {
 	Place journal.Place
 }
 
-// Entry is the state of a conversation after the operations that the file does not contain. An entry in a
-// Set does not change.
+// Entry is the state of a conversation, or of the records of a tenant, after the operations that the file does not
+// contain. An entry in a Set does not change.
 type Entry struct {
-	// Operations in order. The file may contain the first of them; see Header.applied.
+	// Operations in order. The file may contain the first of them; see Header.applied. The entry of a tenant has none.
 	Operations []Operation
-	// Messages and Bytes are by how much the operations change the counts of the tenant: the number of
-	// messages and the size in bytes.
-	Messages, Bytes int64
-	// Head is the record without its messages, which have Sizes, packed by record.PackSizes. If Head is nil, the record
-	// must be made from the file and the operations.
+	// Counts are by how much the operations change the counts of the tenant.
+	Counts layout.Counts
+	// Size is the size of the conversation after the operations, see record.Record.Size; 0 if it is unknown.
+	Size int
+	// Head is the record without its messages. Those that are not in chunks have Sizes, packed by record.PackSizes. If
+	// Head is nil, the record must be made from the file and the operations.
 	Head, Sizes []byte
+	// Records are the records of the scope that the operations write or delete.
+	Records *Records
+	// Since is the number of the newest transaction when the operations were decided, on which they build: that may have
+	// written the conversation without an entry to fold. Readers of earlier transactions must not apply them.
+	Since int
+	// Tenant is the state of the tenant's records. Only the entry of a tenant has it.
+	Tenant layout.TenantRecords
 
-	since    int    // number of the transaction that folded earlier operations; 0 if none did
+	since    int    // Since of the first of the operations
 	folded   int    // number of the transaction that folded this entry; 0 if none did
 	previous *Entry // the entry before it was folded, for readers of earlier transactions
 }
 
+// Through returns the index of the newest operation.
+func (e *Entry) Through() uint64 {
+	if n := len(e.Operations); n > 0 {
+		return e.Operations[n-1].Index
+	}
+	return e.Tenant.Applied
+}
+
 func (e *Entry) headBytes() int { return len(e.Head) + len(e.Sizes) }
 
-// Set is a set of entries by the key of their conversation.
+// Set is a set of entries by the key of their conversation, or by layout.TenantKey.
 type Set struct {
 	mu               sync.RWMutex
 	current, folding map[string]*Entry // folding is nil unless a generation is being folded
@@ -128,22 +145,37 @@ func (v View) Get(key []byte, transaction int) (*Entry, error) {
 }
 
 // Put puts the entry of a conversation after more operations, which have so many bytes in the journal. It
-// sets e.Operations: earlier operations of the conversation that are not folded, then these. e.Messages
-// and e.Bytes must include those earlier operations.
+// sets e.Operations: earlier operations of the conversation that are not folded, then these. e.Counts, e.Records and
+// e.Tenant must include those earlier operations.
 func (s *Set) Put(key string, e Entry, bytes int, operations ...Operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.put(key, e, bytes, operations...)
+}
+
+// PutBoth puts the entries of a conversation and of the records of its tenant after one operation, as Put does. No
+// reader sees one of them without the other.
+func (s *Set) PutBoth(key string, e Entry, tenantKey string, ofTenant Entry, bytes int, operation Operation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.put(key, e, bytes, operation)
+	s.put(tenantKey, ofTenant, 0)
+}
+
+func (s *Set) put(key string, e Entry, bytes int, operations ...Operation) {
 	before := s.current[key]
 	if before == nil {
 		before = s.folding[key]
 		s.currentUse.memory += entryBytes
 	} else {
 		s.headBytes -= before.headBytes()
+		s.currentUse.memory -= before.Records.Memory()
 	}
 	switch {
 	case before == nil:
+		e.since = e.Since
 	case before.folded != 0:
-		e.since = before.folded
+		e.since = max(e.Since, before.folded)
 	default:
 		e.since, e.Operations = before.since, before.Operations
 	}
@@ -153,7 +185,7 @@ func (s *Set) Put(key string, e Entry, bytes int, operations ...Operation) {
 	}
 	s.headBytes += e.headBytes()
 	s.currentUse.bytes += int64(bytes)
-	s.currentUse.memory += int64(operationBytes * len(operations))
+	s.currentUse.memory += int64(operationBytes*len(operations)) + e.Records.Memory()
 	if s.currentUse.since.IsZero() {
 		s.currentUse.since = time.Now()
 	}
@@ -175,17 +207,17 @@ func (s *Set) Fold(key string, transaction int) {
 	}
 }
 
-// Unfold undoes the Fold of a conversation.
-func (s *Set) Unfold(key string) {
+// Unfold undoes the Fold of a conversation by a transaction.
+func (s *Set) Unfold(key string, transaction int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, entries := range []map[string]*Entry{s.current, s.folding} {
-		if e := entries[key]; e != nil && e.folded != 0 {
+	for i, entries := range []map[string]*Entry{s.current, s.folding} {
+		if e := entries[key]; e != nil && e.folded == transaction {
 			entries[key] = e.previous
+			if i == 0 {
+				s.headBytes += e.previous.headBytes()
+			}
 		}
-	}
-	if e := s.current[key]; e != nil {
-		s.headBytes += e.headBytes()
 	}
 }
 

@@ -7,13 +7,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
 const key = "conversation"
 
 // put puts an entry whose counts are the numbers of its operations so far.
 func put(s *Set, index uint64) {
-	s.Put(key, Entry{Messages: int64(index), Head: []byte{byte(index)}}, 10, Operation{Index: index})
+	s.Put(key, Entry{Counts: layout.Counts{Messages: int64(index)}, Head: []byte{byte(index)}}, 10, Operation{Index: index})
 }
 
 // wantEntry checks which operations a reader of a transaction sees on top of the file; nil if it sees the file alone.
@@ -28,8 +30,8 @@ func wantEntry(t *testing.T, v View, transaction int, want ...uint64) {
 		for _, o := range e.Operations {
 			got = append(got, o.Index)
 		}
-		if newest := got[len(got)-1]; e.Head[0] != byte(newest) || e.Messages != int64(newest) {
-			t.Errorf("at %d: head %v and %d messages after operation %d", transaction, e.Head, e.Messages, newest)
+		if newest := got[len(got)-1]; e.Head[0] != byte(newest) || e.Counts.Messages != int64(newest) {
+			t.Errorf("at %d: head %v and %d messages after operation %d", transaction, e.Head, e.Counts.Messages, newest)
 		}
 	}
 	if !slices.Equal(got, want) {
@@ -49,7 +51,7 @@ func TestViews(t *testing.T) {
 	s.Fold(key, 7)
 	wantEntry(t, early, 6, 1, 2)
 	wantEntry(t, early, 7)
-	s.Unfold(key) // Transaction 7 was rolled back.
+	s.Unfold(key, 7) // It was rolled back.
 	wantEntry(t, early, 7, 1, 2)
 	put(s, 3)
 	wantEntry(t, early, 7, 1, 2, 3)
@@ -99,6 +101,45 @@ func TestGenerations(t *testing.T) {
 	wantEntry(t, early, 6, 3, 4)
 	s.End()
 	wantEntry(t, s.View(), 7)
+}
+
+// TestPutAfterTransaction checks that a reader of an earlier transaction does not apply operations to the file that build
+// on a transaction, whether that folded an entry or not.
+func TestPutAfterTransaction(t *testing.T) {
+	for name, before := range map[string]func(*Set){
+		"no entry":       func(*Set) {},
+		"a folded entry": func(s *Set) { put(s, 1); s.Fold(key, 4) },
+		"an ended generation": func(s *Set) {
+			put(s, 1)
+			s.Begin(1)
+			s.Fold(key, 6)
+			s.End()
+		},
+	} {
+		s := NewSet()
+		before(s)
+		view := s.View()
+		s.Put(key, Entry{Since: 6, Head: []byte{2}, Counts: layout.Counts{Messages: 2}}, 10, Operation{Index: 2})
+		put(s, 3)
+		if e, err := view.Get([]byte(key), 5); !errors.Is(err, ErrStale) {
+			t.Errorf("Get at 5 after %s = %v, %v, want %v", name, e, err, ErrStale)
+		}
+		wantEntry(t, view, 6, 2, 3)
+	}
+}
+
+// TestUnfoldKeepsEarlier checks that the end of a transaction does not undo the fold of an earlier one.
+func TestUnfoldKeepsEarlier(t *testing.T) {
+	s := NewSet()
+	put(s, 1)
+	s.Begin(1)
+	view := s.View()
+	s.Fold(key, 6)
+	put(s, 2)
+	s.Fold(key, 7)
+	s.Unfold(key, 7)
+	wantEntry(t, view, 6, 2)
+	wantEntry(t, View{set: s, folding: s.folding}, 6) // The generation alone: the file has it.
 }
 
 // TestSince checks the time of the first entry that was put in the generations that have not ended.

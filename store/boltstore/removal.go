@@ -1,0 +1,399 @@
+package boltstore
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
+	"github.com/parleyhq/parley/store/boltstore/internal/fairqueue"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
+)
+
+// maxStep is the maximum number of conversations that one operation removes, and of entries that it
+// reads to find them. A longer transaction would delay all other writes.
+const maxStep = 256
+
+// maxRemoved and maxRemovedBytes are the maximum number and size of the records that a transaction removes with their
+// conversations. The others become orphans.
+const maxRemoved, maxRemovedBytes = 1000, 4 << 20
+
+// victimsForCreate returns the conversations to remove so that the tenant can have one more: first
+// expired, which may be nil and is the expired conversation whose id is used again, then other
+// expired ones, then the oldest. If the tenant is far above a lowered capacity, Sweep removes the
+// rest.
+func (t *txn) victimsForCreate(tenant string, expired *stored, now time.Time) ([]*stored, error) {
+	var victims []*stored
+	if expired != nil {
+		victims = append(victims, expired)
+	}
+	limit := int64(t.options.Limits(tenant).MaxConversations)
+	excess := t.countsOf(tenant).Conversations + 1 - limit
+	if limit == 0 || excess <= int64(len(victims)) {
+		return victims, nil
+	}
+	excess = min(excess, maxStep)
+	if victims = t.appendVictims(victims, tenant, int(excess), now); len(victims) < int(excess) {
+		return nil, store.ErrFull
+	}
+	return victims, nil
+}
+
+// appendVictims appends conversations that may be evicted to victims until it has n, or no more
+// exist.
+func (t *txn) appendVictims(victims []*stored, tenant string, n int, now time.Time) []*stored {
+	victims = t.appendExpired(victims, tenant, n, now)
+	// A skipped conversation has a running turn, is held, has no_eviction, or is damaged in a way that
+	// an operator should see. Very many may be skipped, so the next scan starts after them.
+	skipping := true
+	mayEvict := func(s *stored) bool {
+		evictable := !s.record.Running() && !s.ephemeral.Held && s.record.Evictable()
+		skipping = skipping && !evictable
+		return evictable
+	}
+	if len(victims) >= n {
+		return victims
+	}
+	start := t.evictionStart(tenant)
+	for k := range t.walk(tenant, start[:], ascending) {
+		key := layout.InnerKey(k)
+		if skipping {
+			t.evictFrom[tenant] = key
+		}
+		if victims = t.appendVictim(victims, tenant, key, mayEvict); len(victims) >= n {
+			break
+		}
+	}
+	return victims
+}
+
+// checkBytes returns a store.TenantBytesError if a write that adds so many bytes, and removes these conversations with
+// their records, would exceed the tenant's limit of bytes.
+func (t *txn) checkBytes(tenant string, added int64, removed ...*stored) error {
+	for _, s := range removed {
+		added -= int64(s.size) + s.records.Bytes
+	}
+	return t.options.Limits(tenant).CheckBytes(t.countsOf(tenant).Bytes, added)
+}
+
+// evictionStart returns the key of a conversation of the tenant before which none may be evicted.
+func (t *txn) evictionStart(tenant string) layout.InnerKey {
+	if key, ok := t.evictFrom[tenant]; ok {
+		return key
+	}
+	return t.tally.evictFrom[tenant]
+}
+
+// markEvictable records that a conversation may be evicted from now on.
+func (t *txn) markEvictable(tenant string, key layout.InnerKey) {
+	if start := t.evictionStart(tenant); bytes.Compare(key[:], start[:]) < 0 {
+		t.evictFrom[tenant] = key
+	}
+}
+
+// appendVictim appends the conversation with that key if mayEvict allows it and victims does not
+// contain it.
+func (t *txn) appendVictim(victims []*stored, tenant string, key layout.InnerKey,
+	mayEvict func(*stored) bool,
+) []*stored {
+	s, err := t.loadAt(tenant, key)
+	if err != nil || !mayEvict(s) {
+		return victims
+	}
+	return appendUnique(victims, s)
+}
+
+// appendUnique appends a conversation of the same tenant if victims does not contain it.
+func appendUnique(victims []*stored, s *stored) []*stored {
+	if slices.ContainsFunc(victims, func(v *stored) bool { return v.place.Key == s.place.Key }) {
+		return victims
+	}
+	return append(victims, s)
+}
+
+// evictExcess removes the oldest conversations of tenants that are above the capacity since it was
+// lowered. It removes at most limit conversations.
+func (s *Store) evictExcess(ctx context.Context, limit int) (more bool, err error) {
+	var damage error // The first error of a tenant. The loop continues with the other tenants.
+	for tenant, capacity := range s.tally.aboveCapacity(s.options.Limits) {
+		for more = true; more; {
+			step := min(limit, maxStep)
+			if step <= 0 {
+				return true, damage
+			}
+			evicted := 0
+			err := s.do(ctx, tenant, 0, func(t *txn) error {
+				now := s.options.Now()
+				excess := int(t.countsOf(tenant).Conversations - capacity)
+				victims := t.appendVictims(nil, tenant, min(excess, step), now)
+				for _, victim := range victims {
+					t.end(victim, now)
+				}
+				evicted, more = len(victims), len(victims) == step && excess > step
+				return nil
+			})
+			if errors.Is(err, store.ErrCorrupt) {
+				damage = cmp.Or(damage, err)
+				break
+			}
+			if err != nil {
+				return true, err
+			}
+			limit -= evicted
+		}
+	}
+	return false, damage
+}
+
+// Purge implements store.Store. It scans the tenant's conversations by create time, up to the first
+// that is too young, or to a page that cannot be read. It continues after damaged conversations and
+// returns the first such error at the end.
+func (s *Store) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
+	w := purgeScan{tenant: p.Tenant, cutoff: s.options.Now().Add(-p.InactiveFor)}
+	var purged store.Purged
+	var damage error // the first error of damaged conversations
+	for !w.done {
+		keys, ids, err := s.nextInactive(ctx, &w)
+		if errors.Is(err, store.ErrCorrupt) {
+			damage, err, w.done = cmp.Or(damage, err), nil, true // The cursor cannot move past that page.
+		}
+		if err == nil && !p.DryRun && len(keys) > 0 {
+			ids = nil
+			err = applyBisecting(keys, func(keys []layout.InnerKey) error {
+				var removed []string
+				err := s.writer.do(ctx, p.Tenant, 0, func(t *txn) error {
+					removed = t.purge(&w, keys, s.options.Now())
+					return nil
+				})
+				if err == nil {
+					ids = append(ids, removed...)
+				}
+				return err
+			}, func(layout.InnerKey) { s.corruptCalls.Add(1) })
+		}
+		purged.Count += int64(len(ids))
+		purged.SampleIDs = append(purged.SampleIDs, ids[:min(len(ids), store.MaxSampleIDs-len(purged.SampleIDs))]...)
+		if err != nil && !errors.Is(err, store.ErrCorrupt) {
+			return purged, fmt.Errorf("purge: %w", err)
+		}
+		damage = cmp.Or(damage, err)
+	}
+	if damage != nil {
+		return purged, fmt.Errorf("purge: %w", damage)
+	}
+	return purged, nil
+}
+
+// purgeScan is the position of a Purge in the tenant's conversations.
+type purgeScan struct {
+	tenant string
+	cutoff time.Time
+	next   []byte // lower bound of the inner keys that were not read
+	done   bool
+}
+
+// matches reports whether the conversation is to be purged.
+func (p *purgeScan) matches(r *record.Record, now time.Time, s record.Ephemeral) bool {
+	return !r.Conversation().GetLastAppendTime().AsTime().After(p.cutoff) && !r.Expired(now, s)
+}
+
+// nextInactive reads the next conversations and returns the keys and ids of those to be purged.
+func (s *Store) nextInactive(ctx context.Context, p *purgeScan) (keys []layout.InnerKey, ids []string, err error) {
+	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
+	err = s.read(ctx, func(tx *bolt.Tx, r *reader) error {
+		keys, ids = nil, nil
+		scanned, sessions := 0, readStates(tx, s.tally.epoch, mayHaveEphemeral, p.tenant)
+		var last []byte
+		for key, value := range r.walk(p.tenant, p.next, ascending) {
+			scanned, last = scanned+1, key
+			if binary.BigEndian.Uint64(key) > uint64(layout.Nanosecond(p.cutoff)) {
+				break
+			}
+			if r, err := record.UnmarshalHead(value); err == nil && p.matches(r, now, sessions.Of(r.Conversation().GetId())) {
+				keys, ids = append(keys, layout.InnerKey(key)), append(ids, r.Conversation().GetId())
+			}
+			if scanned == maxStep {
+				break
+			}
+		}
+		if r.err != nil {
+			return r.err
+		}
+		if last != nil {
+			p.next = append(bytes.Clone(last), 0) // the least key after it
+		}
+		p.done = scanned < maxStep
+		return nil
+	})
+	return keys, ids, err
+}
+
+// purge removes those of the conversations that still match, and returns their ids.
+func (t *txn) purge(p *purgeScan, keys []layout.InnerKey, now time.Time) []string {
+	var ids []string
+	for _, key := range keys {
+		s, err := t.loadAt(p.tenant, key)
+		if err != nil || !p.matches(s.record, now, s.ephemeral) {
+			continue
+		}
+		t.remove(s)
+		t.changes = append(t.changes, s.record.RemovalChange(p.tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, now))
+		ids = append(ids, s.id)
+	}
+	return ids
+}
+
+// removeRecords removes the records of a conversation that is removed, or makes them orphans if they are many.
+func (t *txn) removeRecords(s *stored) {
+	none := s.record != nil && s.records == (records.Counts{}) && (s.pending == nil || s.pending.Records == nil)
+	if t.records == nil || none {
+		return
+	}
+	prefix := layout.ConversationScope(s.tenant, s.place.Key)
+	if !t.removeScope(prefix) {
+		t.put(t.orphans, prefix, layout.EncodeOrphan(prefix))
+	}
+}
+
+// removeScope removes the records of a scope, as many as the transaction may remove. It returns false if there are
+// more.
+func (t *txn) removeScope(prefix []byte) (all bool) {
+	var keys [][]byte
+	all = true
+	c := t.records.Cursor()
+	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+		if all = t.removed < maxRemoved && t.removedBytes < maxRemovedBytes; !all {
+			break
+		}
+		keys, t.removed, t.removedBytes = append(keys, bytes.Clone(k)), t.removed+1, t.removedBytes+len(v)
+	}
+	for _, k := range keys { // Not under the cursor, which would skip some.
+		t.del(t.records, k)
+	}
+	return all
+}
+
+// sweepOrphans removes records of conversations that were removed, in steps of at most maxRemoved, each of which counts
+// as one towards the limit. It returns what remains of the limit. Orphans that fail because of damage are deferred.
+func (s *Store) sweepOrphans(ctx context.Context, limit int) (remaining int, damage error) {
+	for ; limit > 0; limit-- {
+		prefix, err := s.nextOrphan(ctx)
+		if err != nil || prefix == nil {
+			return limit, cmp.Or(damage, err)
+		}
+		err = s.do(ctx, fairqueue.Upkeep, 0, func(t *txn) error {
+			if t.removeScope(prefix) {
+				t.del(t.orphans, prefix)
+			}
+			return nil
+		})
+		damage = cmp.Or(damage, err)
+		switch {
+		case errors.Is(err, store.ErrCorrupt):
+			s.deferred.add(layout.OrphansBucket+string(prefix), s.options.Now().Add(deferPeriod))
+		case err != nil:
+			return limit, damage
+		}
+	}
+	return limit, damage
+}
+
+// nextOrphan returns the key of the first orphan that is not deferred, or nil.
+func (s *Store) nextOrphan(ctx context.Context) (prefix []byte, err error) {
+	now := s.options.Now()
+	err = s.view(ctx, func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte(layout.OrphansBucket))
+		if b == nil {
+			return nil
+		}
+		c := b.Cursor()
+		for k, _ := c.First(); k != nil && prefix == nil; k, _ = c.Next() {
+			if !s.deferred.contains(layout.OrphansBucket+string(k), now) {
+				prefix = bytes.Clone(k)
+			}
+		}
+		return nil
+	})
+	return prefix, err
+}
+
+// foldRecordEnds folds the records of tenants of which one has expired and may be only in the journal, so that it has
+// an entry in recordends. If the disk has no space, a later call tries again.
+func (s *Store) foldRecordEnds(ctx context.Context) (damage error) {
+	now := s.options.Now()
+	for _, tenant := range s.tally.takeRecordEnds(now) {
+		err := s.do(ctx, fairqueue.Upkeep, 0, func(t *txn) error {
+			own, err := t.loadTenantRecords(tenant)
+			if err == nil {
+				err = t.checkFold(own.pending.Bytes(), boltfile.SpaceToFold(t.meta.Tx().DB()))
+			}
+			if err == nil {
+				t.foldTenantRecords(own)
+			}
+			return err
+		})
+		if err != nil {
+			s.tally.noteRecordEnd(tenant, now)
+		}
+		if !errors.Is(err, store.ErrNoSpace) {
+			damage = cmp.Or(damage, err)
+		}
+	}
+	return damage
+}
+
+// sweepRecord removes the tenant's record of an entry in recordends.
+func (t *txn) sweepRecord(e layout.DueEntry, now time.Time) {
+	entry := layout.DueKey(e.Slot, e.Tenant, e.Name)
+	if e.At > layout.Nanosecond(now) || t.recordEnds.Get(entry) == nil {
+		return // The clock was set back, or another operation was first.
+	}
+	own, err := t.loadTenantRecords(e.Tenant)
+	if err != nil {
+		t.fail(err)
+		return
+	}
+	t.foldTenantRecords(own)
+	value := t.fileValue(own.scope, e.Name)
+	s, err := records.StateOf(e.Name, value)
+	switch {
+	case value != nil && err != nil:
+		t.fail(err)
+		return
+	case value != nil && s.Expired(now):
+		t.putRecords(own.scope, []pendingValue{{key: e.Name}})
+		t.addTenantRecords(own, records.Counts{}.Minus(s.Counts))
+	}
+	t.del(t.recordEnds, entry) // Also an entry that is left over from damage.
+}
+
+// loadToChange is load for a change. If the change removes messages of a live conversation, its record also has those
+// in chunks.
+func (t *txn) loadToChange(c *change, now time.Time) (*stored, error) {
+	s, err := t.load(c.tenant, c.id, all)
+	if err != nil || !c.removes {
+		return s, err
+	}
+	r := s.live(now)
+	if r == nil || !r.Divided() {
+		return s, nil
+	}
+	return s, t.tally.guard.Do(func() error {
+		chunks, err := t.chunksOf(s.tenant, s.place.Key).All()
+		if err != nil {
+			return err
+		}
+		return r.Join(chunks)
+	})
+}

@@ -1,0 +1,283 @@
+package record
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// Chunk is some of the older messages of a conversation, in the order of their sequences. A store that divides
+// conversations keeps each chunk as a value of its own, so that a write of the conversation need not write the messages
+// in its chunks again. A chunk does not change when its oldest messages are dropped: Header.Chunks says from which
+// sequence on the messages in chunks are retained. See [Record.Divide].
+type Chunk struct {
+	// Sizes describe the messages. There is at least one.
+	Sizes []FrameSize
+	// Data is the index of the structured data of the messages, see type Data.
+	Data []byte
+	// Messages are nil in the result of UnmarshalChunkHead.
+	Messages store.Frames
+}
+
+// First returns the sequence of the first message.
+func (c *Chunk) First() int32 { return c.Sizes[0].Sequence }
+
+// Last returns the sequence of the last message.
+func (c *Chunk) Last() int32 { return c.Sizes[len(c.Sizes)-1].Sequence }
+
+// Retained returns the sizes of the messages from a sequence on, and the size of the messages before it in bytes.
+func (c *Chunk) Retained(first int32) (sizes []FrameSize, dropped int) {
+	for i, s := range c.Sizes {
+		if s.Sequence >= first {
+			return c.Sizes[i:], dropped
+		}
+		dropped += int(s.Bytes)
+	}
+	return nil, dropped
+}
+
+// Layout of a chunk as one value:
+//
+//	byte    format, 1
+//	4 bytes CRC-32C of key, format, lengths, sizes and data, big-endian
+//	4 bytes CRC-32C of the messages, big-endian
+//	uvarint length of the sizes
+//	uvarint length of the data
+//	        sizes    see PackSizes
+//	        data     storev1.Header with nothing but data
+//	        messages frames, up to the end
+//
+// The key is included so that a chunk cannot pass for one of another conversation. Two checksums let an append read the
+// sizes of the messages that it drops without reading the messages.
+const (
+	chunkFormat = 1
+	chunkHeadAt = 1 + 4 + 4
+)
+
+// Marshal encodes the chunk for a key into a new slice.
+func (c *Chunk) Marshal(key []byte) []byte {
+	sizes := PackSizes(c.Sizes)
+	length := uvarintSize(len(sizes)) + len(sizes) + uvarintSize(len(c.Data)) + len(c.Data)
+	b := make([]byte, chunkHeadAt, chunkHeadAt+length+len(c.Messages))
+	b[0] = chunkFormat
+	b = binary.AppendUvarint(b, uint64(len(sizes)))
+	b = binary.AppendUvarint(b, uint64(len(c.Data)))
+	b = append(append(b, sizes...), c.Data...)
+	binary.BigEndian.PutUint32(b[1:], Checksum(key, b[:1], b[chunkHeadAt:]))
+	binary.BigEndian.PutUint32(b[5:], Checksum(c.Messages))
+	return append(b, c.Messages...)
+}
+
+// UnmarshalChunk decodes a chunk and checks all of it. Data and messages share the memory of the value. If the chunk is
+// damaged or has another key, the error is store.ErrCorrupt.
+func UnmarshalChunk(key, value []byte) (*Chunk, error) {
+	c, messages, err := unmarshalChunk(key, value)
+	if err != nil {
+		return nil, err
+	}
+	if Checksum(messages) != binary.BigEndian.Uint32(value[5:]) {
+		return nil, fmt.Errorf("%w: messages from %d on", store.ErrCorrupt, c.First())
+	}
+	c.Messages = messages
+	return c, nil
+}
+
+// UnmarshalChunkHead decodes and checks a chunk without its messages.
+func UnmarshalChunkHead(key, value []byte) (*Chunk, error) {
+	c, _, err := unmarshalChunk(key, value)
+	return c, err
+}
+
+// unmarshalChunk decodes and checks a chunk, except its messages.
+func unmarshalChunk(key, value []byte) (c *Chunk, messages store.Frames, err error) {
+	if len(value) < chunkHeadAt || value[0] != chunkFormat {
+		return nil, nil, fmt.Errorf("%w: unknown format of a chunk", store.ErrCorrupt)
+	}
+	at := chunkHeadAt
+	var lengths [2]int
+	for i := range lengths {
+		size, n := binary.Uvarint(value[at:])
+		if n <= 0 || size > uint64(len(value)) {
+			return nil, nil, fmt.Errorf("%w: bad length in a chunk", store.ErrCorrupt)
+		}
+		lengths[i], at = int(size), at+n
+	}
+	data := at + lengths[0]
+	end := data + lengths[1]
+	if end > len(value) || Checksum(key, value[:1], value[chunkHeadAt:end]) != binary.BigEndian.Uint32(value[1:]) {
+		return nil, nil, fmt.Errorf("%w: head of a chunk", store.ErrCorrupt)
+	}
+	messages = value[end:len(value):len(value)]
+	sizes, ok := readSizes(value[at:data], len(messages))
+	if !ok {
+		return nil, nil, fmt.Errorf("%w: sizes of a chunk", store.ErrCorrupt)
+	}
+	return &Chunk{Sizes: sizes, Data: value[data:end:end]}, messages, nil
+}
+
+// readSizes is UnpackSizes for any bytes. The bool is false unless they are the sizes of at least one message, with
+// rising sequences, and all messages together have total bytes.
+func readSizes(packed []byte, total int) (sizes []FrameSize, ok bool) {
+	sizes = make([]FrameSize, 0, len(packed)/4)
+	ok = true
+	next := func() uint64 {
+		v, n := binary.Uvarint(packed)
+		ok = ok && n > 0 && v < 1<<31
+		packed = packed[max(0, n):]
+		return v
+	}
+	sequence := uint64(0)
+	for ok && len(packed) > 0 {
+		bytes, frame, step := next(), next(), next()
+		sequence += step
+		ok = ok && frame <= bytes && bytes <= uint64(total) && step > 0 && sequence < 1<<31
+		sizes = append(sizes, FrameSize{Bytes: int32(bytes), Body: int32(bytes - frame), Sequence: int32(sequence)})
+		total -= int(bytes)
+	}
+	return sizes, ok && total == 0 && len(sizes) > 0
+}
+
+// Divided reports whether the record has chunks. It does not include those that Join has added.
+func (r *Record) Divided() bool { return r.Header.GetChunks() != nil }
+
+// InChunks returns how many of the newest n messages are in chunks; of all messages if n is negative.
+func (r *Record) InChunks(n int) int {
+	inChunks := int(r.Header.GetChunks().GetMessages())
+	if n < 0 || inChunks == 0 {
+		return inChunks
+	}
+	return min(max(0, n-int(r.Conversation().GetMessageCount())+inChunks), inChunks)
+}
+
+// chunkBytes returns the size of the retained messages in chunks, in bytes.
+func (r *Record) chunkBytes() int { return int(r.Header.GetChunks().GetBytes()) }
+
+// Join adds the messages of all chunks in the store, oldest first, to the other messages of the record, so that any of
+// them can be removed. If the chunks are not those that the header describes, the error is store.ErrCorrupt. The record
+// then shares no memory with them.
+func (r *Record) Join(chunks []*Chunk) error {
+	header := r.Header.GetChunks()
+	messages, data := make(store.Frames, 0, r.MessageBytes()), []byte{}
+	count := 0
+	r.joined = make([]joinedChunk, 0, len(chunks))
+	for _, c := range chunks {
+		sizes, dropped := c.Retained(header.GetFirstSequence())
+		count, messages = count+len(sizes), append(messages, c.Messages[dropped:]...)
+		data = append(data, c.Data[dataBefore(c.Data, header.GetFirstSequence()):]...)
+		r.joined = append(r.joined, joinedChunk{last: c.Last(), sizes: c.Sizes})
+	}
+	if size := len(messages); count != int(header.GetMessages()) || size != int(header.GetBytes()) {
+		return fmt.Errorf("%w: conversation %q has %d messages of %d bytes in chunks, its header says %d of %d",
+			store.ErrCorrupt, r.Conversation().GetId(), count, size, header.GetMessages(), header.GetBytes())
+	}
+	r.Messages, r.Data = append(messages, r.Messages...), append(data, r.Data...)
+	r.Header.Chunks, r.Types = nil, nil
+	return nil
+}
+
+// joinedChunk is a chunk that Join has added.
+type joinedChunk struct {
+	last  int32
+	sizes []FrameSize
+}
+
+// Divide moves the oldest messages of the record into chunks, which have size to 2*size bytes, until at most 2*size
+// bytes of messages remain. A message of at least size bytes is a chunk of its own. After Join, the messages of a chunk
+// that has lost none but the oldest stay in that chunk. The store removes the chunks whose last sequences are in
+// removed, and then puts the others. The messages of the record must not have Sizes in their place.
+func (r *Record) Divide(size int) (put []*Chunk, removed []int32) {
+	if c := r.Header.GetChunks(); c != nil && c.GetMessages() == 0 {
+		r.Header.Chunks, r.Types = nil, nil // The store has removed them all.
+	}
+	if r.joined == nil && len(r.Messages)+len(r.newMessages) <= 2*size {
+		return nil, nil
+	}
+	r.settle()
+	put, removed = r.separate()
+	for len(r.Messages) > 2*size {
+		n := 0
+		for frame := range r.Messages.All() {
+			if n > 0 && (n >= size || len(frame) >= size) {
+				break
+			}
+			n += len(frame)
+		}
+		if n == 0 { // A damaged frame stays, so that a check finds it.
+			break
+		}
+		put = append(put, r.cutChunk(n))
+	}
+	return put, removed
+}
+
+// separate moves the messages that Join has added back to their chunks. It returns the chunks that have changed.
+func (r *Record) separate() (put []*Chunk, removed []int32) {
+	oldest := r.oldestSequence()
+	for _, c := range r.joined {
+		count, n := 0, 0
+		for frame := range r.Messages.All() {
+			if frame.Sequence() > c.last {
+				break
+			}
+			count, n = count+1, n+len(frame)
+		}
+		if n == 0 {
+			removed = append(removed, c.last)
+			continue
+		}
+		retained, _ := (&Chunk{Sizes: c.sizes}).Retained(oldest)
+		if moved := r.cutChunk(n); count != len(retained) {
+			put, removed = append(put, moved), append(removed, c.last)
+		}
+	}
+	r.joined = nil
+	return put, removed
+}
+
+// cutChunk moves the oldest messages, which have n bytes, into a chunk.
+func (r *Record) cutChunk(n int) *Chunk {
+	c := &Chunk{Sizes: Sizes(r.Messages[:n]), Messages: r.Messages[:n:n]}
+	cut := dataBefore(r.Data, c.Last()+1)
+	c.Data, r.Data, r.Messages = r.Data[:cut:cut], r.Data[cut:], r.Messages[n:]
+	r.Types = addTypes(r.Types, c.Data, 1)
+	if r.Header.GetChunks() == nil {
+		r.Header.Chunks = &storev1.Chunks{FirstSequence: c.First()}
+	}
+	r.Header.Chunks.Messages += int32(len(c.Sizes))
+	r.Header.Chunks.Bytes += int64(n)
+	return c
+}
+
+// dropInChunks drops the oldest messages in chunks while exceeds reports that more must be dropped. It returns how many
+// it dropped and their size in bytes. Errors: that of OldestChunk, store.ErrCorrupt.
+func (r *Record) dropInChunks(exceeds func(dropped, bytes int) bool) (dropped, bytes int, err error) {
+	chunks := r.Header.GetChunks()
+	for chunks.GetMessages() > 0 && exceeds(dropped, bytes) {
+		first := chunks.GetFirstSequence()
+		c, err := r.OldestChunk(first)
+		if err != nil {
+			return 0, 0, err
+		}
+		sizes, _ := c.Retained(first)
+		for _, s := range sizes {
+			if chunks.GetMessages() == 0 || !exceeds(dropped, bytes) {
+				break
+			}
+			if int64(s.Bytes) > chunks.GetBytes() {
+				return 0, 0, fmt.Errorf("%w: the chunks of conversation %q are larger than its header says", store.ErrCorrupt,
+					r.Conversation().GetId())
+			}
+			dropped, bytes, r.Header.DroppedBytes = dropped+1, bytes+int(s.Bytes), r.Header.GetDroppedBytes()+int64(s.Body)
+			chunks.Messages, chunks.Bytes, chunks.FirstSequence = chunks.Messages-1, chunks.Bytes-int64(s.Bytes), s.Sequence+1
+		}
+		if chunks.GetFirstSequence() == first {
+			return 0, 0, fmt.Errorf("%w: conversation %q has no message from %d on in chunks", store.ErrCorrupt,
+				r.Conversation().GetId(), first)
+		}
+		gone := c.Data[dataBefore(c.Data, first):dataBefore(c.Data, chunks.GetFirstSequence())]
+		r.Types = addTypes(r.Types, gone, -1)
+	}
+	return dropped, bytes, nil
+}

@@ -1,0 +1,138 @@
+package store
+
+import (
+	"fmt"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+// MaxRecordBytes is the default of [Options.MaxRecordBytes]: 256 MiB.
+const MaxRecordBytes = 256 << 20
+
+// MaxCopiedRecordBytes is the maximum size of the records that one [Create] copies: 32 MiB. All writes wait while they
+// are copied; 240 MiB took 5 s.
+const MaxCopiedRecordBytes = 32 << 20
+
+// WriteRecords writes and deletes records of a conversation, of the tenant, or of both. The store makes its checks in
+// this order; the first that applies decides:
+//
+//  1. The request was already used: return the first result, or ErrRequestReused if its digest differs.
+//  2. ConversationID is set and the conversation does not exist: ErrNotFound.
+//  3. IfVersion differs: VersionError.
+//  4. If_revision of a write differs, the first in the order of Writes: RevisionError.
+//  5. The records of the conversation would be too large: RecordsFullError.
+//  6. The tenant would exceed its limit of bytes: TenantBytesError; see law 16.
+//
+// A write that only deletes records which do not exist writes nothing, unless it has a Request. An [Append] with
+// Records makes checks 4 and 5 after its own and before that of the capacity.
+type WriteRecords struct {
+	// Tenant that the records belong to.
+	Tenant string
+	// ConversationID of the conversation. If empty, all records belong to the tenant.
+	ConversationID string
+	// UID that the conversation must have, otherwise ErrNotFound. Empty skips the check.
+	UID string
+	// Writes of different records, at least one. They obey the rules of the API. Without a ConversationID all are of
+	// the tenant's records, whatever their tenant_scope.
+	Writes []*parleyv1.RecordWrite
+	// IfVersion is the version that the conversation must have. Nil skips the check.
+	IfVersion *int32
+	// Request is optional. A conversation stores it as in law 9. Without a ConversationID the store remembers it for
+	// RequestTTL.
+	Request *Request
+}
+
+// OnlyRemoves reports whether all writes are deletions. Then the call succeeds above the limits of space, also if its
+// Request takes more bytes than it removes.
+func (w *WriteRecords) OnlyRemoves() bool { return onlyDeletes(w.Writes) }
+
+// onlyDeletes reports whether all writes are deletions.
+func onlyDeletes(writes []*parleyv1.RecordWrite) bool {
+	for _, w := range writes {
+		if !w.GetDelete() {
+			return false
+		}
+	}
+	return true
+}
+
+// WrittenRecords is the result of WriteRecords.
+type WrittenRecords struct {
+	// Conversation is the header after the write, without its system prompt; nil without a ConversationID.
+	Conversation *parleyv1.Conversation
+	// Revision and TenantRevision are those of the records of the conversation and of the tenant that the write wrote
+	// or deleted; 0 if there were none.
+	Revision, TenantRevision int64
+	// Replayed reports that the request was already used and that nothing was written. The revisions are then those
+	// of the first call, and Conversation is the present header.
+	Replayed bool
+}
+
+// GetRecords names records to read.
+type GetRecords struct {
+	// Tenant that the records belong to.
+	Tenant string
+	// ConversationID of the conversation; empty for the records of the tenant.
+	ConversationID string
+	// Keys of the records.
+	Keys []string
+	// MaxBytes is the maximum size of the records, encoded; the first record may be larger.
+	MaxBytes int
+}
+
+// ListRecords says which records to list.
+type ListRecords struct {
+	// Tenant that the records belong to.
+	Tenant string
+	// ConversationID of the conversation; empty for the records of the tenant.
+	ConversationID string
+	// Prefix of the keys. Empty means all.
+	Prefix string
+	// After is the key after which the list begins, in its direction; it need not exist. Empty means from the start.
+	After string
+	// Descending lists from the last key to the first.
+	Descending bool
+	// KeysOnly leaves out the values.
+	KeysOnly bool
+	// Limit is the maximum number of records, at least 1.
+	Limit int
+	// MaxBytes is the maximum size of the records, encoded; the first record may be larger.
+	MaxBytes int
+}
+
+// RevisionError is returned if a record does not have the revision that a write requires.
+type RevisionError struct {
+	// Key of the record.
+	Key string
+	// TenantScope is true if the record belongs to the tenant.
+	TenantScope bool
+	// Current revision of the record; 0 if it does not exist.
+	Current int64
+}
+
+// Error returns the key and the current revision.
+func (e *RevisionError) Error() string {
+	return fmt.Sprintf("record %.128q is at revision %d", e.Key, e.Current)
+}
+
+// RecordsFullError is returned if the records of a conversation would exceed their limit.
+type RecordsFullError struct {
+	// Bytes is the size that the records would have.
+	Bytes int64
+	// Limit is the maximum.
+	Limit int64
+}
+
+// Error returns the size and the limit.
+func (e *RecordsFullError) Error() string {
+	return fmt.Sprintf("the records of the conversation would have %d bytes, the limit is %d", e.Bytes, e.Limit)
+}
+
+// RecordBytes is the size of a record by which limits and counts go: key, value, media type and labels.
+func RecordBytes(r *parleyv1.Record) int64 {
+	size := len(r.GetKey()) + len(r.GetValue()) + len(r.GetMediaType())
+	for key, value := range r.GetLabels() {
+		size += len(key) + len(value)
+	}
+	return int64(size)
+}
