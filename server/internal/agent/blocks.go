@@ -78,6 +78,14 @@ func (b *blocks) Respond(
 	}
 }
 
+// splitBlocks returns the text of an answer without the blocks at its end, and the blocks.
+func splitBlocks(text string) (rest string, found []*parleyv1.StructuredData) {
+	var s blockScanner
+	rest = s.add(text)
+	last, found := s.finish()
+	return rest + last, found
+}
+
 func textPiece(text string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: text}}
 }

@@ -64,6 +64,6 @@ func NewProvider(model Model, ownBaseURL string) (*Provider, error) {
 // Close closes the idle connections.
 func (p *Provider) Close() { p.client.CloseIdleConnections() }
 
-// WorkingProgress returns the Progress piece for a model that is silent while it reasons or writes the
-// arguments of a call. It is sent every [ProgressInterval], so that the agent is not treated as hung.
+// WorkingProgress returns the Progress piece for a model that is silent, for example while it reasons and
+// does not report it. It is sent every [ProgressInterval], so that the agent is not treated as hung.
 func WorkingProgress() *parleyv1.RespondResponse { return progress("the model is still working") }

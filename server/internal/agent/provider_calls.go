@@ -7,12 +7,15 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
+// MaxCallIDBytes is the maximum length of the id of a call, which the model's provider chooses.
+const MaxCallIDBytes = 256
+
 const (
-	// maxCalls and maxCallBytes limit the calls of one answer. Calls are passed on only when they
-	// are complete, so no other limit applies to them before.
+	// maxCalls and maxCallBytes limit the calls of one answer. Calls that the model is still writing
+	// are retained here until they are complete.
 	maxCalls     = 1000
 	maxCallBytes = 4 << 20
-	// maxCallNameBytes is the limit of the messages API.
+	// maxCallNameBytes is the limit of the API.
 	maxCallNameBytes = 128
 )
 
@@ -42,6 +45,19 @@ func CheckCallName(name string) error {
 		}
 	}
 	return nil
+}
+
+// CallDelta returns the piece with the next part of the arguments of a call that the model is writing. id
+// and name must be valid.
+func CallDelta(id, name, arguments string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCallDelta{
+		ToolCallDelta: &parleyv1.ToolCallDelta{Id: id, Name: name, Arguments: arguments},
+	}}
+}
+
+// ReasoningPiece returns the piece with the next part of the reasoning that a model reports.
+func ReasoningPiece(text string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Reasoning{Reasoning: text}}
 }
 
 // IsComplete reports whether to pass on a call of an answer that ended with the finish reason of

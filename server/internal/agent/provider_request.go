@@ -26,16 +26,11 @@ const (
 	maxWait = 10 * time.Second
 )
 
-// Stream posts body as JSON to a path below Base and returns the events of the response. header contains
-// the headers of the API; the configured headers have precedence. The error is an *Error, unless ctx has
-// ended. The caller must close the stream.
-func (p *Provider) Stream(ctx context.Context, path string, header http.Header, body any) (*EventStream, error) {
-	var encoded bytes.Buffer
-	encoder := json.NewEncoder(&encoded)
-	encoder.SetEscapeHTML(false) // The reader is a model, not a browser.
-	if err := encoder.Encode(body); err != nil {
-		return nil, &Error{Message: "the request cannot be encoded as JSON", Detail: err.Error()}
-	}
+// Stream posts a body as JSON to a path below Base and returns the events of the response. header contains
+// the headers of the API; the configured headers have precedence. If the provider refuses a body because of its
+// content, with status 400, 413 or 422, Stream posts the next one, if there is one. The error is an *Error, unless
+// ctx has ended. The caller must close the stream.
+func (p *Provider) Stream(ctx context.Context, path string, header http.Header, bodies ...any) (*EventStream, error) {
 	address := p.Base.JoinPath(path)
 	address.RawQuery = p.Base.Query().Encode()
 	header = header.Clone()
@@ -45,17 +40,35 @@ func (p *Provider) Stream(ctx context.Context, path string, header http.Header, 
 	for name, value := range p.model.Headers {
 		header.Set(name, value)
 	}
-	response, err := p.send(ctx, address.String(), header, encoded.Bytes())
-	switch {
-	case ctx.Err() != nil:
-		if response != nil {
-			response.Body.Close()
+	for i, body := range bodies {
+		var encoded bytes.Buffer
+		encoder := json.NewEncoder(&encoded)
+		encoder.SetEscapeHTML(false) // The reader is a model, not a browser.
+		if err := encoder.Encode(body); err != nil {
+			return nil, &Error{Message: "the request cannot be encoded as JSON", Detail: err.Error()}
 		}
-		return nil, context.Cause(ctx)
-	case err != nil || response.StatusCode >= http.StatusMultipleChoices:
-		return nil, p.ResponseError(response, err)
+		response, err := p.send(ctx, address.String(), header, encoded.Bytes())
+		switch {
+		case ctx.Err() != nil:
+			if response != nil {
+				response.Body.Close()
+			}
+			return nil, context.Cause(ctx)
+		case err == nil && i < len(bodies)-1 && isRefusedContent(response.StatusCode):
+			response.Body.Close()
+		case err != nil || response.StatusCode >= http.StatusMultipleChoices:
+			return nil, p.ResponseError(response, err)
+		default:
+			return NewEventStream(response.Body), nil
+		}
 	}
-	return NewEventStream(response.Body), nil
+	return nil, &Error{Message: "there is no request to send"} // Every caller passes a body.
+}
+
+// isRefusedContent reports whether the status says that the content of a request is invalid or too long.
+func isRefusedContent(status int) bool {
+	return status == http.StatusBadRequest || status == http.StatusRequestEntityTooLarge ||
+		status == http.StatusUnprocessableEntity
 }
 
 // send sends a request and repeats it if a retry may succeed. It returns the last response or error.

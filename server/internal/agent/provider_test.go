@@ -97,6 +97,36 @@ func TestRequest(t *testing.T) {
 	}
 }
 
+// TestNextBody: after a refusal of the content of a request, the next body is sent, and after no other status.
+func TestNextBody(t *testing.T) {
+	for status, want := range map[int]string{
+		http.StatusBadRequest: "1 2", http.StatusRequestEntityTooLarge: "1 2", http.StatusUnprocessableEntity: "1 2",
+		http.StatusUnauthorized: "1", http.StatusNotFound: "1", http.StatusOK: "1",
+	} {
+		var got []string
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			got = append(got, strings.TrimSpace(string(body)))
+			if string(body) == "1\n" {
+				w.WriteHeader(status)
+			}
+			_, _ = io.WriteString(w, "data: ok\n\n")
+		}))
+		p := newProvider(t, agent.Model{BaseURL: server.URL})
+		events, err := p.Stream(t.Context(), "chat", make(http.Header), 1, 2)
+		if err == nil {
+			events.Close()
+		}
+		server.Close()
+		if sent := strings.Join(got, " "); sent != want || (err == nil) != (want == "1 2" || status == http.StatusOK) {
+			t.Errorf("status %d: requests %q, error %v, want %q", status, sent, err, want)
+		}
+	}
+}
+
 // TestRetryWait: the wait before a retry, or that there is none.
 func TestRetryWait(t *testing.T) {
 	none := []time.Duration{-1, -1, -1}

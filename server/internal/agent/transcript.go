@@ -183,6 +183,38 @@ func Text(message *parleyv1.Message) string {
 	return b.String()
 }
 
+// IsWritten reports whether a message is what a model wrote, as this text and these calls: it is complete, it has
+// exactly these calls and no attachment, and its text is this one. If it has structured data, its text and data
+// are those that [Blocks] makes of the text. Arguments are compared as JSON.
+//
+// Only then does the native form of the message say the same as its other fields. Otherwise the message was changed
+// after the model wrote it, for example by an export, an edit and an import, or its calls got other ids.
+func IsWritten(message *parleyv1.Message, text string, calls []*parleyv1.ToolCall) bool {
+	if message.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE || len(message.GetAttachments()) > 0 {
+		return false
+	}
+	var found []*parleyv1.StructuredData
+	if len(message.GetStructuredData()) > 0 {
+		text, found = splitBlocks(text)
+	}
+	return text == message.GetContent() &&
+		slices.EqualFunc(found, message.GetStructuredData(), func(a, b *parleyv1.StructuredData) bool {
+			return proto.Equal(a, b)
+		}) &&
+		slices.EqualFunc(calls, message.GetToolCalls(), func(a, b *parleyv1.ToolCall) bool {
+			return a.GetId() == b.GetId() && a.GetName() == b.GetName() && sameJSON(a.GetArguments(), b.GetArguments())
+		})
+}
+
+// sameJSON reports whether two texts differ at most in the white space of JSON.
+func sameJSON(a, b string) bool {
+	if a == b {
+		return true
+	}
+	var x, y bytes.Buffer
+	return json.Compact(&x, []byte(a)) == nil && json.Compact(&y, []byte(b)) == nil && bytes.Equal(x.Bytes(), y.Bytes())
+}
+
 // JSON returns the value as compact JSON with its keys in byte order. The result is the same for
 // equal values, which protojson does not guarantee. Numbers that JSON does not support become
 // strings, for example "NaN". A missing value becomes null.

@@ -9,7 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestProgressWhileThinking: while the model thinks, Progress pieces are sent at intervals.
+// TestProgressWhileThinking: while the model thinks and does not report it, Progress pieces are sent at
+// intervals.
 func TestProgressWhileThinking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -30,7 +31,7 @@ func TestProgressWhileThinking(t *testing.T) {
 		}
 		for range 25 { // One event a second.
 			time.Sleep(time.Second) //nolint:forbidigo // In a bubble.
-			add(`{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}`)
+			add(`{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":""}}`)
 		}
 		add(`{"type":"content_block_delta","index":1,"delta":{"type":"text_delta","text":"42"}}`)
 		want := []string{"10s the model is still working", "20s the model is still working", "25s 42"}

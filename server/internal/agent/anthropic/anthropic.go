@@ -14,6 +14,11 @@
 //   - A ROLE_SYSTEM message of the history becomes text of the user between <system_message> and
 //     </system_message>, at its position. In `system` it would also apply to earlier messages, and would
 //     invalidate the cached prompt. Models obey these tags, but a user could write them too.
+//   - An answer of the API whose blocks are known (Message.native of type "anthropic.content") is sent as
+//     these blocks, with thinking, signatures and order unchanged. They are not used if the message was
+//     changed since ([agent.IsWritten]), or if the API would refuse them. If the API refuses the
+//     request with status 400, 413 or 422 nevertheless, it is sent again without such blocks: they
+//     may be from another model or account.
 //   - A tool's result becomes a tool_result before all other blocks in the user message after the call.
 //     Other content of the ROLE_TOOL message is inside the result.
 //   - If the history begins with the assistant, "[start of the conversation]" is inserted first.
@@ -38,8 +43,12 @@
 //
 // # Answers
 //
-// Text is passed on when it arrives, and each tool call when it is complete. The usage and the
-// stop_reason, as the finish reason, follow at the end. Thinking and unknown kinds of blocks are omitted.
+// Text, thinking (as reasoning) and the parts of tool calls are passed on when they arrive, and each tool
+// call again when it is complete. The usage and the stop_reason, as the finish reason, follow at the end.
+// Before them follows the native form of an answer that has thinking or unknown kinds of blocks: a JSON array of
+// all blocks of the answer. Parts of an unknown kind cannot be added to their block; such an answer has no native
+// form.
+//
 // An answer that ended at max_tokens or with a refusal is complete, with that finish reason. If it is
 // empty, it is a failure, see [agent.CheckEmpty].
 //
@@ -140,7 +149,7 @@ func (a *Agent) ask(
 	if strings.HasSuffix(a.provider.Base.Path, "/v1/") {
 		path = "messages"
 	}
-	events, err := a.provider.Stream(ctx, path, a.header, a.request(request))
+	events, err := a.provider.Stream(ctx, path, a.header, a.bodies(request)...)
 	if err != nil {
 		return err
 	}
@@ -164,6 +173,7 @@ func (a *Agent) ask(
 		if err := e.Decode(&data); err != nil {
 			return a.provider.MalformedEvent(string(e.Data))
 		}
+		answer.content.add(&data, e.Data)
 		pieces, err := answer.add(&data)
 		for _, piece := range pieces {
 			if !emit(piece) {

@@ -63,7 +63,7 @@ func answer(
 		if err != nil || (fault == nil) == (piece == nil) {
 			t.Fatalf("Respond yields %v, %v after error %v", piece, fault, err)
 		}
-		if err = fault; err == nil {
+		if err = fault; err == nil && piece.GetToolCallDelta() == nil { // TestCallDeltas is about these.
 			pieces = append(pieces, piece)
 		}
 	}
@@ -183,7 +183,7 @@ func TestPieces(t *testing.T) {
 			append([]*parleyv1.RespondResponse{text("A"), text("B"), call("toolu_1", "look_up", `{"n":1}`)},
 				ending(none(), "end_turn")...),
 		},
-		"thinking and unknown types are omitted": {
+		"thinking is reasoning, unknown types are omitted": {
 			stream(
 				begin(0, object{"type": "thinking", "thinking": "Hm", "signature": ""}),
 				delta(0, object{"type": "thinking_delta", "thinking": "Hmm"}), delta(0,
@@ -197,7 +197,9 @@ func TestPieces(t *testing.T) {
 				"data: {\"type\":\"message_stop\"}\n\n",
 				begin(4, object{"type": "text", "text": ""}), anthropictest.TextDelta(4, "Sugar."), end(4),
 			),
-			append([]*parleyv1.RespondResponse{text("Sugar.")}, ending(none(), "end_turn")...),
+			append([]*parleyv1.RespondResponse{
+				agent.ReasoningPiece("Hm"), agent.ReasoningPiece("Hmm"), text("Sugar."),
+			}, ending(none(), "end_turn")...),
 		},
 		"character split between the parts of a call": {
 			stream(begin(0, lookup), delta(0, input(`{"a":"`)),

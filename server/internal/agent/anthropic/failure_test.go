@@ -157,7 +157,13 @@ func TestFailures(t *testing.T) {
 			inStream(event("content_block_start", object{
 				"index": 0, "content_block": object{"type": "tool_use", "name": "list"},
 			})),
-			"the model made a tool call with an id of 0 bytes, want 1 to 128", false,
+			"the model made a tool call with an id of 0 bytes, want 1 to 256", false,
+		},
+		"a call with a long id": {
+			inStream(event("content_block_start", object{
+				"index": 0, "content_block": object{"type": "tool_use", "id": strings.Repeat("x", 257), "name": "list"},
+			})),
+			"the model made a tool call with an id of 257 bytes, want 1 to 256", false,
 		},
 		"a call without a name": {
 			inStream(event("content_block_start", object{

@@ -62,6 +62,20 @@ type block struct {
 	Content      []block         `json:"content,omitempty"`     // tool_result
 	IsError      bool            `json:"is_error,omitempty"`    // tool_result
 	CacheControl *cacheControl   `json:"cache_control,omitempty"`
+	raw          json.RawMessage // The complete block as the API sent it; nil if it did not.
+}
+
+// MarshalJSON encodes the block. It does not escape HTML, like [agent.Provider.Stream].
+func (b block) MarshalJSON() ([]byte, error) {
+	if b.raw != nil {
+		return b.raw, nil
+	}
+	type plain block
+	var encoded bytes.Buffer
+	e := json.NewEncoder(&encoded)
+	e.SetEscapeHTML(false)
+	err := e.Encode(plain(b))
+	return encoded.Bytes(), err
 }
 
 // source is the URL of an image or a document.
@@ -75,14 +89,28 @@ type cacheControl struct {
 	Type string `json:"type"`
 }
 
-// request returns the body of the request, as the package comment describes it.
-func (a *Agent) request(request *parleyv1.RespondRequest) *messagesRequest {
+// bodies returns the bodies of the request, as the package comment describes it: one with the blocks of earlier
+// answers as the API sent them, and one without, which is used if the API refuses the first. If there are no such
+// blocks, there is only one body.
+func (a *Agent) bodies(request *parleyv1.RespondRequest) []any {
+	history := agent.Answered(request.GetMessages())
+	messages, hasNative := turns(history, true)
+	bodies := []any{a.body(request, messages)}
+	if hasNative {
+		messages, _ = turns(history, false)
+		bodies = append(bodies, a.body(request, messages))
+	}
+	return bodies
+}
+
+// body returns a body with the messages.
+func (a *Agent) body(request *parleyv1.RespondRequest, messages []turn) *messagesRequest {
 	r := &messagesRequest{
 		Model:       a.config.Model,
 		MaxTokens:   cmp.Or(a.config.MaxOutputTokens, defaultMaxTokens),
 		Temperature: a.config.Temperature,
 		Tools:       slices.Clone(a.tools), // The marks of the prompt cache differ between requests.
-		Messages:    turns(agent.Answered(request.GetMessages())),
+		Messages:    messages,
 		Stream:      true,
 	}
 	if prompt := request.GetSystemPrompt(); !isBlank(prompt) {
@@ -127,11 +155,15 @@ func mark(r *messagesRequest) {
 	}
 }
 
-// turns returns messages with alternating roles, beginning with the user. Each has content.
-func turns(history []*parleyv1.Message) []turn {
-	turns := []turn{}
+// turns returns messages with alternating roles, beginning with the user. Each has content. If native is set, the
+// blocks of earlier answers are as the API sent them, where that is known; hasNative reports whether any are.
+func turns(history []*parleyv1.Message, native bool) (turns []turn, hasNative bool) {
+	turns = []turn{}
 	for _, message := range history {
 		role, blocks := blocksOf(message)
+		if own := ownBlocks(message); native && own != nil {
+			blocks, hasNative = own, true
+		}
 		if len(blocks) == 0 {
 			continue
 		}
@@ -144,7 +176,7 @@ func turns(history []*parleyv1.Message) []turn {
 			turns = append(turns, turn{role, blocks})
 		}
 	}
-	return turns
+	return turns, hasNative
 }
 
 // blocksOf returns the role and the blocks of a message.

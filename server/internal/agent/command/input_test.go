@@ -32,6 +32,9 @@ func TestInput(t *testing.T) {
 		want    []string // The blocks.
 	}{
 		{"nothing", &parleyv1.RespondRequest{}, []string{""}},
+		{"no native form and no reasoning", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{{
+			Role: assistant, Content: "Hi", Reasoning: "why", Native: &parleyv1.Native{Type: "form", Value: []byte("value")},
+		}}}, []string{"[ASSISTANT]: Hi"}},
 		{"new message alone", &parleyv1.RespondRequest{
 			Messages: []*parleyv1.Message{{Role: user, Content: "Add a product"}},
 		}, []string{"[USER]: Add a product"}},

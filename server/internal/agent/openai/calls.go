@@ -10,7 +10,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// maxNameBytes is the limit of a call's id and name.
+// maxNameBytes is the limit of a call's name.
 const maxNameBytes = 128
 
 // calls collects the tool calls of an answer.
@@ -21,6 +21,8 @@ const maxNameBytes = 128
 type calls struct {
 	list   []*call
 	bounds agent.CallLimits
+	extras map[string]json.RawMessage // By the ids of the calls that done returned; nil if there are none.
+	shown  map[string]bool            // Ids of calls whose parts are passed on.
 }
 
 // call is a tool call that is being received.
@@ -29,6 +31,9 @@ type call struct {
 	id, name  string
 	arguments strings.Builder // The inside of a JSON string.
 	renamed   bool            // A part repeated the name.
+	extra     json.RawMessage // Nil if the server sent none.
+	shown     bool            // Its parts are passed on.
+	text      agent.Joiner    // Of the arguments that are passed on.
 }
 
 // callDelta is a part of a call. Arguments are kept escaped.
@@ -39,10 +44,11 @@ type callDelta struct {
 		Name      string          `json:"name"`
 		Arguments json.RawMessage `json:"arguments"`
 	} `json:"function"`
+	Extra json.RawMessage `json:"extra_content"` // See nativeDelta.
 }
 
-// add adds the next part of a call.
-func (c *calls) add(delta *callDelta) error {
+// add adds the next part of a call. It returns the piece that passes the part on, nil if there is none.
+func (c *calls) add(delta *callDelta) (*parleyv1.RespondResponse, error) {
 	current, added := c.find(delta), 0
 	if current == nil {
 		current, added = new(call), 1
@@ -57,9 +63,38 @@ func (c *calls) add(delta *callDelta) error {
 	if current.name == "" {
 		current.name = delta.Function.Name
 	}
+	if isSet(delta.Extra) {
+		current.extra = delta.Extra
+	}
 	part := argumentsPart(string(delta.Function.Arguments))
 	current.arguments.WriteString(part)
-	return c.bounds.Add(added, len(part)+len(delta.ID)+len(delta.Function.Name))
+	size := len(part) + len(delta.ID) + len(delta.Function.Name) + len(delta.Extra)
+	if err := c.bounds.Add(added, size); err != nil {
+		return nil, err
+	}
+	return c.show(current, part), nil
+}
+
+// show returns the piece that passes on the next part of the arguments of a call, nil if there is none. A call needs a
+// name and an id of its own; without them it is passed on only when it is complete.
+func (c *calls) show(current *call, part string) *parleyv1.RespondResponse {
+	begins := !current.shown
+	if begins {
+		if current.id == "" || len(current.id) > agent.MaxCallIDBytes || c.shown[current.id] ||
+			agent.CheckCallName(current.name) != nil {
+			return nil
+		}
+		if c.shown == nil {
+			c.shown = make(map[string]bool)
+		}
+		c.shown[current.id], current.shown = true, true
+		part = current.arguments.String() // Also the parts that came before the name and the id.
+	}
+	part = current.text.Add(part)
+	if part == "" && !begins {
+		return nil
+	}
+	return agent.CallDelta(current.id, current.name, part)
 }
 
 // find returns the call that the part belongs to, or nil if the part begins a new call.
@@ -118,11 +153,17 @@ func (c *calls) done(finish string) ([]*parleyv1.ToolCall, error) {
 			return nil, err
 		}
 		id := call.id
-		if id == "" || len(id) > maxNameBytes || ids[id] {
+		if id == "" || len(id) > agent.MaxCallIDBytes || ids[id] || c.shown[id] && !call.shown {
 			id = "call_" + rand.Text()
 		}
 		ids[id] = true
-		result.Id, result.Name = agent.Truncate(id, maxNameBytes), agent.Truncate(call.name, maxNameBytes)
+		result.Id, result.Name = agent.Truncate(id, agent.MaxCallIDBytes), agent.Truncate(call.name, maxNameBytes)
+		if call.extra != nil {
+			if c.extras == nil {
+				c.extras = make(map[string]json.RawMessage)
+			}
+			c.extras[result.Id] = call.extra
+		}
 		complete = append(complete, result)
 	}
 	return complete, nil

@@ -92,6 +92,10 @@ func TestToolCalls(t *testing.T) {
 			`[{"function":{"name":"clock","arguments":"{}"}},{"function":{"name":"clock","arguments":"{}"}},{"function":{"name":"weather"}},{"function":{"name":"clock"}}]`,
 		}, []*parleyv1.RespondResponse{callPiece("new", "clock", "{}"), callPiece("new", "clock", "{}"), callPiece("new",
 			"weather", ""), callPiece("new", "clock", "")}},
+		{"long ids", []string{
+			`[{"index":0,"id":"` + strings.Repeat("x", 256) + `","function":{"name":"clock","arguments":"{}"}},` +
+				`{"index":1,"id":"` + strings.Repeat("y", 257) + `","function":{"name":"clock","arguments":"{}"}}]`,
+		}, []*parleyv1.RespondResponse{callPiece(strings.Repeat("x", 256), "clock", "{}"), callPiece("new", "clock", "{}")}},
 		{"one id for all", []string{
 			`[{"index":0,"id":"c","function":{"name":"clock","arguments":"{}"}},{"index":1,"id":"c","function":{"name":"clock","arguments":"{}"}}]`,
 		}, []*parleyv1.RespondResponse{callPiece("c", "clock", "{}"), callPiece("new", "clock", "{}")}},

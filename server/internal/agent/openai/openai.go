@@ -9,18 +9,24 @@
 // part if [agent.IsImage] reports true. Any other attachment is a line of text with its media type and
 // URI.
 //
+// An answer whose own form is known (Message.native of type "openai.chat.message") is sent in this form,
+// with reasoning, signatures and encrypted parts unchanged. It is not used if the message was changed
+// since ([agent.IsWritten]). If the server refuses the request with status 400, 413 or 422, it is sent
+// again without such forms: they may be from another server, and some servers refuse reasoning.
+//
 // Requests contain the key, the headers and the query of base_url from the configuration. Of the
 // environment, only the proxy is used (HTTPS_PROXY, NO_PROXY); OPENAI_API_KEY and similar variables are
 // not read. Redirects are not followed, so that the key is sent only to base_url.
 //
 // # Answers
 //
-// Text and refusals are passed on when they arrive. Reasoning is not passed on, but a Progress piece is
-// sent at intervals. Complete tool calls follow at the end, then the usage if the provider sent it, then
-// the finish_reason. The answer is complete if the model sent its finish_reason or the provider sent
-// [DONE]; a stream that ends without these was cut off. A call that the token limit cut off is omitted,
-// see [agent.IsComplete]. An answer that is empty for such a reason is a failure, see
-// [agent.CheckEmpty].
+// Text, refusals, reasoning (reasoning_content or reasoning) and the parts of tool calls are passed on when
+// they arrive. While nothing of these arrives, a Progress piece is sent at intervals. Complete tool calls
+// follow at the end, then the native form if the provider sent reasoning or signatures, the usage if the
+// provider sent it, and the finish_reason. The answer is complete
+// if the model sent its finish_reason or the provider sent [DONE]; a stream that ends without these was cut
+// off. A call that the token limit cut off is omitted, see [agent.IsComplete]. An answer that is empty for
+// such a reason is a failure, see [agent.CheckEmpty].
 //
 // # Failures
 //
@@ -105,7 +111,7 @@ func (a *Agent) ask(
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	events, err := a.provider.Stream(ctx, "chat/completions", a.header, a.request(request))
+	events, err := a.provider.Stream(ctx, "chat/completions", a.header, a.bodies(request)...)
 	if err != nil {
 		return err
 	}

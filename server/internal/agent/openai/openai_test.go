@@ -64,7 +64,9 @@ func answer(
 		if err != nil {
 			return pieces, err
 		}
-		pieces = append(pieces, piece)
+		if piece.GetToolCallDelta() == nil { // TestCallDeltas is about these.
+			pieces = append(pieces, piece)
+		}
 	}
 	return pieces, nil
 }

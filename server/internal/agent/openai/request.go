@@ -11,7 +11,7 @@ import (
 // chatRequest is the body of a request.
 type chatRequest struct {
 	Model               string         `json:"model"`
-	Messages            []chatMessage  `json:"messages"`
+	Messages            []any          `json:"messages"` // A chatMessage, or the JSON of one.
 	Tools               []functionTool `json:"tools,omitempty"`
 	Temperature         *float64       `json:"temperature,omitempty"`
 	MaxTokens           int            `json:"max_tokens,omitempty"`
@@ -67,11 +67,23 @@ type callFunction struct {
 	Arguments string `json:"arguments"`
 }
 
-// request returns the body of the request.
-func (a *Agent) request(request *parleyv1.RespondRequest) *chatRequest {
+// bodies returns the bodies of the request: one with earlier answers as the API sent them, and one without, which is
+// used if the server refuses the first. If there are no such answers, there is only one body.
+func (a *Agent) bodies(request *parleyv1.RespondRequest) []any {
+	all, hasNative := messages(request, true)
+	bodies := []any{a.body(all)}
+	if hasNative {
+		all, _ = messages(request, false)
+		bodies = append(bodies, a.body(all))
+	}
+	return bodies
+}
+
+// body returns a body with the messages.
+func (a *Agent) body(messages []any) *chatRequest {
 	r := &chatRequest{
 		Model:         a.config.Model,
-		Messages:      messages(request),
+		Messages:      messages,
 		Tools:         a.tools,
 		Temperature:   a.config.Temperature,
 		Stream:        true,
@@ -103,16 +115,25 @@ func tools(configured []agent.Tool) []functionTool {
 	return tools
 }
 
-// messages returns the system prompt and the conversation.
-func messages(request *parleyv1.RespondRequest) []chatMessage {
-	messages := []chatMessage{}
+// messages returns the system prompt and the conversation. If native is set, earlier answers are as the API sent them,
+// where that is known; hasNative reports whether any are.
+func messages(request *parleyv1.RespondRequest, native bool) (messages []any, hasNative bool) {
+	messages = []any{}
 	if prompt := request.GetSystemPrompt(); prompt != "" {
 		messages = append(messages, chatMessage{Role: "system", Content: prompt})
 	}
 	for _, message := range agent.Answered(request.GetMessages()) {
-		messages = append(messages, newMessage(message))
+		if own := ownMessage(message); native && own != nil {
+			messages, hasNative = append(messages, own), true
+			continue
+		}
+		m := newMessage(message)
+		if m.Role == "assistant" && m.Content == "" && len(m.ToolCalls) == 0 {
+			continue // It has only reasoning, or a native form of another kind. Some servers refuse an empty answer.
+		}
+		messages = append(messages, m)
 	}
-	return messages
+	return messages, hasNative
 }
 
 func newMessage(message *parleyv1.Message) chatMessage {

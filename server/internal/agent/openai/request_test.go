@@ -68,6 +68,9 @@ func TestMessages(t *testing.T) {
 			`{"content":"The shop has closed.","role":"system"}`,
 			`{"content":"","role":"user"}`,
 		}},
+		{"only reasoning", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
+			{Role: user, Content: "Hi"}, {Role: assistant, Reasoning: "Hm."}, {Role: user, Content: "Well?"},
+		}}, []string{`{"content":"Hi","role":"user"}`, `{"content":"Well?","role":"user"}`}},
 		{"cut off", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 			{Role: assistant, Content: "It is", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
 		}}, []string{`{"content":"It is [cut off]","role":"assistant"}`}},
@@ -264,7 +267,7 @@ func TestMaxTokensByProvider(t *testing.T) {
 		"": true, "https://eu.api.openai.com/v1": true, "https://shop.openai.azure.com/openai/v1": true,
 		"http://127.0.0.1:11434/v1": false, "https://notopenai.com": false,
 	} {
-		body := newAgent(t, agent.Model{BaseURL: address, MaxOutputTokens: 7}).request(newRequest("Hi"))
+		body := newAgent(t, agent.Model{BaseURL: address, MaxOutputTokens: 7}).body(nil)
 		if got := body.MaxCompletionTokens == 7 && body.MaxTokens == 0; got != own {
 			t.Errorf("%s: max_completion_tokens = %v, max_tokens = %v, want only one", address, body.MaxCompletionTokens,
 				body.MaxTokens)

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"math"
@@ -30,8 +31,10 @@ type stream struct {
 
 	lastPiece time.Time // Time of the last piece.
 	hasText   bool      // Text other than white space was received.
-	text      joiner
+	text      agent.Joiner
+	reasoning agent.Joiner
 	calls     calls
+	native    native
 	usage     *parleyv1.Usage
 	model     string
 	finish    string // The finish_reason, empty until it is received.
@@ -72,7 +75,7 @@ func (s *stream) read() error {
 	}
 }
 
-// chunk is the data of an event. Texts are kept escaped: see [joiner].
+// chunk is the data of an event. Texts are kept escaped: see [agent.Joiner].
 type chunk struct {
 	Object  string          `json:"object"`
 	Model   string          `json:"model"`
@@ -99,6 +102,13 @@ type delta struct {
 	Content   json.RawMessage `json:"content"`
 	Refusal   json.RawMessage `json:"refusal"`
 	ToolCalls []callDelta     `json:"tool_calls"`
+	nativeDelta
+}
+
+// reasoning returns the inside of the next part of the reasoning. Servers name it differently, and some send it under
+// both names.
+func (d *delta) reasoning() string {
+	return cmp.Or(inside(string(d.ReasoningContent)), inside(string(d.Reasoning)))
 }
 
 // add processes one event.
@@ -141,8 +151,14 @@ func (s *stream) add(event agent.Event) error {
 }
 
 func (s *stream) addDelta(d *delta) error {
+	s.native.add(d)
+	if text := s.reasoning.Add(d.reasoning()); text != "" {
+		if err := s.yield(agent.ReasoningPiece(text)); err != nil {
+			return err
+		}
+	}
 	for _, value := range []json.RawMessage{d.Refusal, d.Content} {
-		if text := s.text.add(inside(string(value))); text != "" {
+		if text := s.text.Add(inside(string(value))); text != "" {
 			s.hasText = s.hasText || strings.TrimSpace(text) != ""
 			if err := s.yield(textPiece(text)); err != nil {
 				return err
@@ -150,7 +166,11 @@ func (s *stream) addDelta(d *delta) error {
 		}
 	}
 	for i := range d.ToolCalls {
-		if err := s.calls.add(&d.ToolCalls[i]); err != nil {
+		piece, err := s.calls.add(&d.ToolCalls[i])
+		if err == nil && piece != nil {
+			err = s.yield(piece)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -164,13 +184,18 @@ func (s *stream) end() error {
 		return err
 	}
 	var pieces []*parleyv1.RespondResponse
-	if rest := s.text.rest(); rest != "" {
+	if rest := s.reasoning.Rest(); rest != "" {
+		pieces = append(pieces, agent.ReasoningPiece(rest))
+	}
+	if rest := s.text.Rest(); rest != "" {
 		s.hasText = true
+		s.native.addText(rest)
 		pieces = append(pieces, textPiece(rest))
 	}
 	for _, call := range calls {
 		pieces = append(pieces, &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: call}})
 	}
+	pieces = append(pieces, s.native.pieces(calls, s.calls.extras)...)
 	if s.usage != nil {
 		if s.model == "" {
 			s.model = s.agent.config.Model
@@ -198,6 +223,7 @@ func (s *stream) yield(piece *parleyv1.RespondResponse) error {
 	if !s.emit(piece) {
 		return errUnwanted
 	}
+	s.native.addText(piece.GetText())
 	s.lastPiece = time.Now()
 	return nil
 }

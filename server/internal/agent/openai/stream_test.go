@@ -59,7 +59,9 @@ func TestStreams(t *testing.T) {
 			Model: "gpt-x-2026", InputTokens: 1200, OutputTokens: 40, CachedInputTokens: 1024, ReasoningTokens: 32,
 		}), finishPiece("stop")}},
 		{"vllm", vllmStream, []*parleyv1.RespondResponse{
-			textPiece("Hi"), usagePiece(&parleyv1.Usage{Model: "qwen", InputTokens: 5, OutputTokens: 4}), finishPiece("stop"),
+			agent.ReasoningPiece("The user greets."), textPiece("Hi"),
+			agent.NativePiece(nativeType, []byte(`{"content":"Hi","reasoning_content":"The user greets.","role":"assistant"}`)),
+			usagePiece(&parleyv1.Usage{Model: "qwen", InputTokens: 5, OutputTokens: 4}), finishPiece("stop"),
 		}},
 		{"a gateway", gatewayStream, []*parleyv1.RespondResponse{textPiece("Hi"), finishPiece("stop")}},
 		{
@@ -97,6 +99,16 @@ func TestStreams(t *testing.T) {
 				`{"choices":[{"delta":{"content":"`+"\xff\xe2"+`"}}]}`, openaitest.Done),
 			[]*parleyv1.RespondResponse{
 				textPiece("a"), textPiece("€b"), textPiece("😀"), textPiece("\uFFFD"), textPiece("\uFFFD"),
+			},
+		},
+		{
+			"reasoning under both names", data(`{"choices":[{"delta":{"reasoning":"Hm\ud83d","reasoning_content":"Hm\ud83d"}}]}`,
+				`{"choices":[{"delta":{"reasoning":"\ude00","reasoning_content":""}}]}`,
+				`{"choices":[{"delta":{"reasoning":{"effort":"low"},"reasoning_content":null,"content":"Hi"}}]}`, openaitest.Done),
+			[]*parleyv1.RespondResponse{
+				agent.ReasoningPiece("Hm"), agent.ReasoningPiece("😀"), textPiece("Hi"),
+				agent.NativePiece(nativeType, []byte(
+					`{"content":"Hi","reasoning":"Hm\ud83d\ude00","reasoning_content":"Hm\ud83d","role":"assistant"}`)),
 			},
 		},
 		{"names too long", data(`{"model":"` + strings.Repeat("é", 100) + `","usage":{"prompt_tokens":1},"choices":[{"finish_reason":"` + strings.Repeat("x", 200) + `"}]}`), []*parleyv1.RespondResponse{
@@ -272,14 +284,14 @@ func TestMemoryIsLimited(t *testing.T) {
 	})
 }
 
-// TestProgressWhileReasoning: while the model reasons, Progress pieces are sent at intervals.
+// TestProgressWhileReasoning: while the model reasons and does not report it, Progress pieces are sent at intervals.
 func TestProgressWhileReasoning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, w := io.Pipe()
 		go func() {
 			for range 25 { // One event a second.
 				time.Sleep(time.Second) //nolint:forbidigo // In a bubble.
-				_, _ = io.WriteString(w, data(openaitest.Delta(map[string]any{"reasoning_content": "hm"})))
+				_, _ = io.WriteString(w, data(openaitest.Delta(map[string]any{"reasoning_content": nil})))
 			}
 			_, _ = io.WriteString(w, data(openaitest.Delta(map[string]any{"content": "42"}), openaitest.Finish("stop"),
 				openaitest.Done))

@@ -37,6 +37,10 @@ func TestEveryPiece(t *testing.T) {
 			},
 		},
 		{Piece: &parleyv1.RespondResponse_ToolCall{ToolCall: &parleyv1.ToolCall{Id: "1", Name: "weather", Arguments: "{"}}},
+		{Piece: &parleyv1.RespondResponse_Reasoning{Reasoning: "hm"}},
+		{Piece: &parleyv1.RespondResponse_ToolCallDelta{
+			ToolCallDelta: &parleyv1.ToolCallDelta{Id: "1", Name: "weather", Arguments: "{", Offset: 7},
+		}},
 		{Piece: &parleyv1.RespondResponse_NextAgent{NextAgent: "reviewer"}},
 		{Piece: &parleyv1.RespondResponse_Usage{Usage: &parleyv1.Usage{Model: "m", OutputTokens: 7}}},
 		{Piece: &parleyv1.RespondResponse_Progress{Progress: &parleyv1.TurnProgress{Text: "thinking"}}},

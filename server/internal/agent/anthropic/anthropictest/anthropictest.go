@@ -37,6 +37,8 @@ func Failure(kind, message string) string { return providertest.JSON(failure(kin
 type Message struct {
 	// Model is the name of the model. If empty, it is "claude-test".
 	Model string
+	// Thinking is the thinking, one part in each event. It precedes the text.
+	Thinking []string
 	// Words are the text, one in each event. They precede the calls.
 	Words []string
 	// Calls are the tool calls.
@@ -66,6 +68,14 @@ func (m Message) Events() []string {
 		}
 		events = append(events, Event(object{"type": "content_block_stop", "index": index}))
 		index++
+	}
+	if len(m.Thinking) > 0 {
+		var deltas []object
+		for _, part := range m.Thinking {
+			deltas = append(deltas, object{"type": "thinking_delta", "thinking": part})
+		}
+		block(object{"type": "thinking", "thinking": "", "signature": ""},
+			append(deltas, object{"type": "signature_delta", "signature": "c2ln"}))
 	}
 	if len(m.Words) > 0 {
 		var deltas []object

@@ -43,6 +43,15 @@ func Words(words ...string) []string {
 	return chunks
 }
 
+// Reasoning returns the data of one chunk for each part of the reasoning, as vLLM and llama.cpp send it.
+func Reasoning(parts ...string) []string {
+	var chunks []string
+	for _, part := range parts {
+		chunks = append(chunks, Delta(map[string]any{"reasoning_content": part}))
+	}
+	return chunks
+}
+
 // Call is a tool call of the model.
 type Call = providertest.Call
 

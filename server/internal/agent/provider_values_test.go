@@ -1,4 +1,4 @@
-package openai
+package agent
 
 import (
 	"strings"
@@ -21,15 +21,15 @@ func TestJoiner(t *testing.T) {
 			if inEscape(inside, cut) {
 				continue // The parts would not be valid JSON.
 			}
-			var j joiner
-			if got := j.add(inside[:cut]) + j.add(inside[cut:]) + j.rest(); got != want || j.held != "" {
+			var j Joiner
+			if got := j.Add(inside[:cut]) + j.Add(inside[cut:]) + j.Rest(); got != want || j.held != "" {
 				t.Errorf("%q split at %d = %q with %q held back, want %q", inside, cut, got, j.held, want)
 			}
 		}
 	}
-	var j joiner
-	if got := j.add(`\\ud83d`); got != `\ud83d` {
-		t.Errorf("add() = %q, want the complete text", got)
+	var j Joiner
+	if got := j.Add(`\\ud83d`); got != `\ud83d` {
+		t.Errorf("Add() = %q, want the complete text", got)
 	}
 }
 
