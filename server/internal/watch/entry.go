@@ -3,6 +3,7 @@ package watch
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +23,8 @@ var (
 	conversationField = store.FieldNumber(new(parleyv1.ConversationChange), "conversation")
 	messageField      = store.FieldNumber(new(parleyv1.ConversationChange), "message")
 	turnEventField    = store.FieldNumber(new(parleyv1.ConversationChange), "turn_event")
+	recordField       = store.FieldNumber(new(parleyv1.ConversationChange), "record")
+	removedField      = store.FieldNumber(new(parleyv1.ConversationChange), "removed")
 )
 
 // entryOverheadBytes is the approximate memory of an entry without its payload, as measured.
@@ -35,28 +38,42 @@ type entry struct {
 	position       uint64 // in its feed, from 1
 	size           int    // approximate memory in bytes
 
-	event       bool   // an event of a turn; otherwise a committed change
-	afterChange uint64 // of an event: position of the newest change when the event came
+	event bool // an event of a turn; otherwise a committed change
+	// afterChange is the position of the newest change before an event or a record, and afterRecord that of the newest
+	// record before a change.
+	afterChange, afterRecord uint64
 
 	kind    parleyv1.ChangeKind
 	version int32
 	time    time.Time
 
 	once     sync.Once
-	payload  []byte      // the encoded payload field; nil after encodeOnce
+	payload  []byte      // the encoded payload field, removed and record; nil after encodeOnce
 	message  store.Frame // the message of a change; nil after encodeOnce
 	encoded  []byte      // the encoded change without its cursor; of an event only
 	response *parleyv1.WatchConversationsResponse
 	err      error
 }
 
-// changeEntry returns the entry of a committed change. It shares the message of the change.
-func changeEntry(c *store.Change) *entry {
+// changeEntry returns the entry of a committed change. It shares the message of the change. after is the position of
+// the newest entry before it: for the change of a record in the feed of changes, otherwise in the feed of records.
+func changeEntry(c *store.Change, after uint64) *entry {
 	e := &entry{
 		conversationID: c.ConversationID, message: c.Message, kind: c.Kind, version: c.Version, time: c.Time,
 	}
+	if isRecord(c) {
+		e.afterChange = after
+		e.addPayload(recordField, c.Record)
+	} else {
+		e.afterRecord = after
+	}
 	if c.Conversation != nil {
-		e.setPayload(conversationField, c.Conversation)
+		e.addPayload(conversationField, c.Conversation)
+	}
+	if c.Removal != nil {
+		e.addPayload(removedField, &parleyv1.RemovedMessages{
+			Count: int32(c.Count), AfterSequence: c.Removal.After, Sequences: c.Removal.Sequences,
+		})
 	}
 	e.size = entryOverheadBytes + len(c.Message) + len(e.payload)
 	return e
@@ -68,25 +85,35 @@ func eventEntry(conversationID string, event *parleyv1.TurnEvent, after uint64, 
 		conversationID: conversationID, event: true, afterChange: after,
 		kind: parleyv1.ChangeKind_CHANGE_KIND_TURN, time: now,
 	}
-	e.setPayload(turnEventField, event)
+	e.addPayload(turnEventField, event)
 	e.size = entryOverheadBytes + len(e.payload)
 	return e
 }
 
-// setPayload encodes the payload of a change.
-func (e *entry) setPayload(field protowire.Number, payload proto.Message) {
+// addPayload encodes a field of a change and appends it to the payload.
+func (e *entry) addPayload(field protowire.Number, payload proto.Message) {
 	size := proto.Size(payload)
-	e.payload = protowire.AppendTag(make([]byte, 0, size+2*binary.MaxVarintLen32), field, protowire.BytesType)
+	e.payload = slices.Grow(e.payload, size+2*binary.MaxVarintLen32)
+	e.payload = protowire.AppendTag(e.payload, field, protowire.BytesType)
 	e.payload = protowire.AppendVarint(e.payload, uint64(size))
-	if e.payload, e.err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(e.payload, payload); e.err != nil {
-		e.err = fmt.Errorf("encode a change of conversation %q: %w", e.conversationID, e.err)
+	var err error
+	if e.payload, err = (proto.MarshalOptions{UseCachedSize: true}).MarshalAppend(e.payload, payload); err != nil {
+		e.err = fmt.Errorf("encode a change of conversation %q: %w", e.conversationID, err)
 	}
 }
 
-// encodeOnce returns the response for a watcher. A change has the cursor of its own position, so
+// place returns the place directly after a change.
+func (e *entry) place() place {
+	if e.kind == parleyv1.ChangeKind_CHANGE_KIND_RECORD {
+		return place{e.afterChange, e.position}
+	}
+	return place{e.position, e.afterRecord}
+}
+
+// encodeOnce returns the response for a watcher. A change has the cursor of its own place, so
 // all watchers of its tenant t share one response. An event has the cursor of the last change that the watcher
-// received, which is at position at.
-func (e *entry) encodeOnce(t *tenant, at uint64) (*parleyv1.WatchConversationsResponse, error) {
+// received, whose place is at.
+func (e *entry) encodeOnce(t *tenant, at place) (*parleyv1.WatchConversationsResponse, error) {
 	e.once.Do(func() {
 		if e.err != nil {
 			return
@@ -103,7 +130,7 @@ func (e *entry) encodeOnce(t *tenant, at uint64) (*parleyv1.WatchConversationsRe
 			e.encoded = append(protowire.AppendTag(e.encoded, messageField, protowire.BytesType), e.message[1:]...)
 		}
 		if !e.event {
-			e.response, e.encoded = respond(t.cursor(e.position), e.encoded), nil
+			e.response, e.encoded = respond(t.cursor(e.place()), e.encoded), nil
 		}
 		e.payload, e.message = nil, nil
 	})

@@ -8,7 +8,9 @@ const MaxWatchedIDs = maxWatchedIDs
 // NewSmall returns a hub that retains at most count changes, as many events, and this number of bytes of each.
 func NewSmall(o Options, count, bytes int) *Hub {
 	h := New(o)
-	h.changes, h.events = &budget{maxEntries: count, maxBytes: bytes}, &budget{maxEntries: count, maxBytes: bytes}
+	for _, b := range []**budget{&h.changes, &h.records, &h.events} {
+		*b = &budget{maxEntries: count, maxBytes: bytes}
+	}
 	return h
 }
 
@@ -45,7 +47,7 @@ func (h *Hub) Readers() (keys, readers int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, t := range h.tenants {
-		for _, f := range []*feed{t.changes, t.events} {
+		for _, f := range []*feed{t.changes, t.records, t.events} {
 			f.readersMu.Lock()
 			keys += len(f.byID)
 			readers += len(f.idle)
@@ -69,4 +71,18 @@ func (h *Hub) DelayNotifications(tenant string) (notify func()) {
 		go t.changes.notify(math.MaxInt)
 		h.release(t)
 	}
+}
+
+// NewForgetful returns a hub that remembers at most count endings of at most bytes bytes.
+func NewForgetful(count, bytes int) *Hub {
+	h := New(Options{})
+	h.endings = newEndings(count, bytes)
+	return h
+}
+
+// Endings returns the number of remembered endings, of tenants with endings, and the counted bytes.
+func (h *Hub) Endings() (endings, tenants, bytes int) {
+	h.endings.mu.Lock()
+	defer h.endings.mu.Unlock()
+	return h.endings.inOrder.Len(), len(h.endings.tenants), h.endings.bytes
 }

@@ -18,7 +18,7 @@ func TestBatchLimits(t *testing.T) {
 			f.addReader(r)
 			add := func(id string, n int) {
 				for range n {
-					f.add(changeEntry(&store.Change{Tenant: "t", ConversationID: id, Message: make(store.Frame, size)}))
+					f.add(changeEntry(&store.Change{Tenant: "t", ConversationID: id, Message: make(store.Frame, size)}, 0))
 				}
 			}
 			for range wanted {

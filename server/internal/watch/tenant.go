@@ -13,8 +13,8 @@ type tenant struct {
 	// hub had removed before. A cursor with another origin has an unknown position, because each feed counts
 	// positions from 1.
 	origin [8]byte
-	// changes come from the store, events from turns. Cursors contain positions of changes only.
-	changes, events *feed
+	// changes and records come from the store, events from turns. Cursors contain positions of changes and records.
+	changes, records, events *feed
 
 	users    int // number of calls that use the tenant, watchers included
 	watchers int // number of watchers and subscribers
@@ -27,7 +27,8 @@ func (h *Hub) acquire(name string) *tenant {
 	t := h.tenants[name]
 	if t == nil {
 		t = &tenant{
-			name: name, origin: h.origin(name), changes: newFeed(name, h.changes), events: newFeed(name, h.events),
+			name: name, origin: h.origin(name),
+			changes: newFeed(name, h.changes), records: newFeed(name, h.records), events: newFeed(name, h.events),
 		}
 		h.tenants[name] = t
 	}
@@ -46,9 +47,10 @@ func (h *Hub) release(t *tenant) {
 
 // removeIfUnused removes a tenant that is not in use and has no entries. The caller holds mu.
 func (h *Hub) removeIfUnused(t *tenant) {
-	if t.users == 0 && h.changes.isEmpty(t.changes) && h.events.isEmpty(t.events) && h.tenants[t.name] == t {
+	if t.users == 0 && h.changes.isEmpty(t.changes) && h.records.isEmpty(t.records) && h.events.isEmpty(t.events) &&
+		h.tenants[t.name] == t {
 		delete(h.tenants, t.name)
-		if t.changes.end() > 0 { // Otherwise the position in its cursors is 0, as in those of its successor.
+		if t.end() != (place{}) { // Otherwise the place in its cursors is 0, as in those of its successor.
 			h.removed++
 		}
 	}
@@ -67,30 +69,47 @@ func (h *Hub) Cursor(name string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if t := h.tenants[name]; t != nil {
-		return t.cursor(t.changes.end())
+		return t.cursor(t.end())
 	}
-	return encodeCursor(h.origin(name), 0)
+	return encodeCursor(h.origin(name), place{})
 }
 
-func (t *tenant) cursor(position uint64) string { return encodeCursor(t.origin, position) }
+// place is a place in the order of commits: the positions of the newest change and of the newest record before it. A
+// position of 0 means none.
+type place struct{ change, record uint64 }
 
-func encodeCursor(origin [8]byte, position uint64) string {
-	return base64.RawURLEncoding.EncodeToString(binary.BigEndian.AppendUint64(origin[:len(origin):len(origin)], position))
+// end returns the place after the newest commit. A commit during the call may be after it in one feed only, so that a
+// watcher from there receives a part of the commit; it misses nothing.
+func (t *tenant) end() place { return place{t.changes.end(), t.records.end()} }
+
+func (t *tenant) cursor(at place) string { return encodeCursor(t.origin, at) }
+
+// encodeCursor encodes a place. A cursor without a position of records means 0.
+func encodeCursor(origin [8]byte, at place) string {
+	b := binary.BigEndian.AppendUint64(origin[:len(origin):len(origin)], at.change)
+	if at.record > 0 {
+		b = binary.BigEndian.AppendUint64(b, at.record)
+	}
+	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-// position decodes a cursor. known is false if the cursor comes from another origin: an earlier start of the
+// place decodes a cursor. known is false if the cursor comes from another origin: an earlier start of the
 // server, or another tenant.
-func (t *tenant) position(cursor string) (position uint64, known bool, err error) {
+func (t *tenant) place(cursor string) (at place, known bool, err error) {
 	b, err := base64.RawURLEncoding.DecodeString(cursor)
-	if err != nil || len(b) != len(t.origin)+8 {
-		return 0, false, ErrCursor
+	if err != nil || len(b) != len(t.origin)+8 && len(b) != len(t.origin)+16 {
+		return place{}, false, ErrCursor
 	}
 	if [8]byte(b) != t.origin {
-		return 0, false, nil
+		return place{}, false, nil
 	}
-	position = binary.BigEndian.Uint64(b[len(t.origin):])
-	if position > t.changes.end() {
-		return 0, false, ErrCursor
+	positions := b[len(t.origin):]
+	at.change = binary.BigEndian.Uint64(positions)
+	if len(positions) > 8 {
+		at.record = binary.BigEndian.Uint64(positions[8:])
 	}
-	return position, true, nil
+	if at.change > t.changes.end() || at.record > t.records.end() {
+		return place{}, false, ErrCursor
+	}
+	return at, true, nil
 }

@@ -4,15 +4,20 @@
 // follows the changes of some conversations or of a complete tenant. [Hub.Subscribe] waits for
 // changes of one conversation.
 //
-// Each tenant has two feeds, one of changes and one of events (tenant.go, feed.go). A feed retains each
-// entry once for all watchers. A watcher is a position in each feed (watcher.go), so a slow watcher costs
-// no more than a fast one. If the entries after its position were dropped, it receives a GAP. Nothing
-// polls, and writers do not wait for watchers: they append to a feed, and a goroutine of the feed
+// Each tenant has three feeds: of changes, of changes of records, and of events (tenant.go, feed.go). A feed
+// retains each entry once for all watchers. A watcher is a position in each feed that it reads (watcher.go), so a
+// slow watcher costs no more than a fast one. If the entries after its position were dropped, it receives a GAP.
+// Nothing polls, and writers do not wait for watchers: they append to a feed, and a goroutine of the feed
 // wakes the watchers.
 //
-// All tenants share the memory for entries (budget.go). When it is full, the tenant that uses most of it
-// loses its oldest entry. Positions are those of one tenant, so a cursor does not depend on the changes of
-// others.
+// Records have a feed of their own, because they may change much more often than anything else, and few watchers want
+// them. So the others neither skip them nor receive a GAP because of them.
+//
+// All tenants share the memory for entries (budget.go), which each kind of feed has for itself. When it is full, the
+// tenant that uses most of it loses its oldest entry. Positions are those of one tenant, so a cursor does not depend on
+// the changes of others.
+//
+// The hub also remembers for an hour which conversations have ended (ended.go), so that an error can say so.
 //
 // Start at [Hub].
 package watch
@@ -34,6 +39,8 @@ import (
 const (
 	maxChanges     = 10_000
 	maxChangeBytes = 16 << 20
+	maxRecords     = 10_000
+	maxRecordBytes = 4 << 20
 	maxEvents      = 10_000
 	maxEventBytes  = 4 << 20
 )
@@ -41,8 +48,8 @@ const (
 const (
 	// defaultMaxWatchers is the default of Options.MaxWatchers.
 	defaultMaxWatchers = 10_000
-	// maxWatchedIDs limits the ids that all watchers name together. Each id takes about 350 bytes,
-	// twice as much with turn events. Subscribers do not count.
+	// maxWatchedIDs limits the ids that all watchers name together. Each id takes about 350 bytes, and as much again for
+	// turn events and for records. Subscribers do not count.
 	maxWatchedIDs = 200_000
 )
 
@@ -78,10 +85,11 @@ type Hub struct {
 	// secret is random, so that clients cannot compute the origin of another tenant's cursors. It also
 	// separates this start of the server from others.
 	secret [32]byte
-	// changes and events limit the feeds of all tenants.
-	changes, events *budget
-	eventReaders    atomic.Int64 // number of watchers that want turn events
-	gaps            atomic.Int64 // number of GAPs that watchers received
+	// changes, records and events limit the feeds of all tenants.
+	changes, records, events *budget
+	eventReaders             atomic.Int64 // number of watchers that want turn events
+	gaps                     atomic.Int64 // number of GAPs that watchers received
+	endings                  *endings
 
 	mu       sync.Mutex         // guards the following fields; lock it before that of a budget
 	tenants  map[string]*tenant // tenants that are in use or have entries
@@ -101,7 +109,9 @@ func New(o Options) *Hub {
 	h := &Hub{
 		options: o, tenants: make(map[string]*tenant),
 		changes: &budget{maxEntries: maxChanges, maxBytes: maxChangeBytes},
+		records: &budget{maxEntries: maxRecords, maxBytes: maxRecordBytes},
 		events:  &budget{maxEntries: maxEvents, maxBytes: maxEventBytes},
+		endings: newEndings(maxEndings, maxEndingBytes),
 	}
 	_, _ = rand.Read(h.secret[:]) // never fails, see crypto/rand
 	return h
@@ -110,17 +120,22 @@ func New(o Options) *Hub {
 // Committed receives the next changes, in the order of commit. It is the store's observer. It does
 // not wait for watchers.
 func (h *Hub) Committed(changes []store.Change) {
+	h.endings.add(changes)
 	for from := 0; from < len(changes); {
-		name, through := changes[from].Tenant, from+1
-		for through < len(changes) && changes[through].Tenant == name {
+		name, ofRecords, through := changes[from].Tenant, isRecord(&changes[from]), from+1
+		for through < len(changes) && changes[through].Tenant == name && isRecord(&changes[through]) == ofRecords {
 			through++
+		}
+		t := h.acquire(name)
+		feed, other := t.changes, t.records
+		if ofRecords {
+			feed, other = other, feed
 		}
 		entries := make([]*entry, through-from)
 		for i := range entries {
-			entries[i] = changeEntry(&changes[from+i])
+			entries[i] = changeEntry(&changes[from+i], other.end())
 		}
-		t := h.acquire(name)
-		h.removeEmptied(t.changes.add(entries...))
+		h.removeEmptied(feed.add(entries...))
 		h.release(t)
 		from = through
 	}
@@ -207,6 +222,9 @@ func (h *Hub) TenantWatchers(name string) int {
 	return 0
 }
 
+// isRecord reports whether a change belongs to the feed of records.
+func isRecord(c *store.Change) bool { return c.Kind == parleyv1.ChangeKind_CHANGE_KIND_RECORD }
+
 // Subscribe returns a channel that receives a value after changes of a conversation, one value for
 // any number of changes. Read the conversation after subscribing, then wait. stop ends the
 // subscription.
@@ -215,11 +233,14 @@ func (h *Hub) Subscribe(tenant, id string) (changed <-chan struct{}, stop func()
 	if err != nil {
 		return nil, nil, err
 	}
-	r := newReader([]string{id}, make(chan struct{}, 1))
-	r.wakeOnly = true
-	t.changes.addReader(r)
-	return r.wake, sync.OnceFunc(func() {
-		t.changes.removeReader(r)
+	wake := make(chan struct{}, 1)
+	changes, records := newReader([]string{id}, wake), newReader([]string{id}, wake)
+	changes.wakeOnly, records.wakeOnly = true, true
+	t.changes.addReader(changes)
+	t.records.addReader(records) // A write of records changes the version of the conversation.
+	return wake, sync.OnceFunc(func() {
+		t.changes.removeReader(changes)
+		t.records.removeReader(records)
 		h.unregister(t, 0)
 	}), nil
 }

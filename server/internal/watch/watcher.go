@@ -26,19 +26,23 @@ type Watch struct {
 	ConversationIDs []string
 	// Cursor is the position to resume from. If empty, the watch starts now.
 	Cursor string
-	// TurnEvents adds the events of turns.
-	TurnEvents bool
+	// TurnEvents adds the events of turns, and Records the changes of records.
+	TurnEvents, Records bool
 }
 
 // Watcher yields the responses for a Watch. It must be used by one goroutine at a time.
 type Watcher struct {
-	tenant   *tenant
-	gaps     *atomic.Int64 // of the hub
-	changes  *reader
-	events   *reader // nil without turn events
-	gap      bool    // changes after the requested cursor were dropped
-	position uint64  // of the newest cursor that was yielded
-	stop     func()
+	tenant  *tenant
+	gaps    *atomic.Int64 // of the hub
+	changes *reader
+	records *reader // nil without records
+	events  *reader // nil without turn events
+	gap     bool    // changes after the requested cursor were dropped
+	at      place   // of the newest cursor that was yielded
+	stop    func()
+
+	// changesIdle and recordsIdle are set if the reader has no more entries and will be woken.
+	changesIdle, recordsIdle bool
 }
 
 // Watch starts a watcher. The watcher misses no change after o.Cursor, and none from now on.
@@ -52,9 +56,10 @@ func (h *Hub) Watch(o Watch) (*Watcher, error) {
 		return nil, err
 	}
 	w.tenant = t
-	position, known := uint64(0), false
+	var from place
+	known := false
 	if o.Cursor != "" {
-		if position, known, err = t.position(o.Cursor); err != nil {
+		if from, known, err = t.place(o.Cursor); err != nil {
 			h.unregister(t, ids)
 			return nil, err
 		}
@@ -64,14 +69,19 @@ func (h *Hub) Watch(o Watch) (*Watcher, error) {
 		h.eventReaders.Add(1)
 		t.events.addReader(w.events)
 	}
-	w.position = t.changes.addReader(w.changes)
+	if w.at.record = t.records.end(); o.Records { // Before the changes: they must not refer to earlier records.
+		w.records = newReader(o.ConversationIDs, woken)
+		w.at.record = t.records.addReader(w.records)
+	}
+	w.at.change = t.changes.addReader(w.changes)
 	if o.Cursor != "" {
-		if w.gap = !known || !t.changes.rewind(w.changes, position); !w.gap {
-			w.position = position
-		}
+		w.rewind(from, known)
 	}
 	w.stop = func() {
 		t.changes.removeReader(w.changes)
+		if w.records != nil {
+			t.records.removeReader(w.records)
+		}
 		if w.events != nil {
 			t.events.removeReader(w.events)
 			h.eventReaders.Add(-1)
@@ -80,6 +90,23 @@ func (h *Hub) Watch(o Watch) (*Watcher, error) {
 		h.unregister(t, ids)
 	}
 	return w, nil
+}
+
+// rewind moves a new watcher back to a place. If entries after it were dropped, or it is not known, the watcher has a
+// gap.
+func (w *Watcher) rewind(to place, known bool) {
+	if w.gap = !known || !w.tenant.changes.rewind(w.changes, to.change); !w.gap {
+		w.at.change = to.change
+	}
+	switch {
+	case w.records == nil && !w.gap:
+		w.at.record = to.record
+	case w.records == nil:
+	case known && w.tenant.records.rewind(w.records, to.record):
+		w.at.record = to.record
+	default:
+		w.gap = true
+	}
 }
 
 // Stop ends the watcher. It may be called more than once.
@@ -142,7 +169,8 @@ func (w *Watcher) All(
 // yieldPending yields the pending entries in the order in which they happened. It reports whether
 // it yielded any, whether the watcher will be woken for more, and whether to continue.
 func (w *Watcher) yieldPending(yield yieldFunc) (sent, idle, ok bool) {
-	changes, events := w.tenant.changes.end(), w.tenant.events.end() // Entries after these are for the next call.
+	// Entries after these are for the next call.
+	changes, records, events := w.tenant.changes.end(), w.tenant.records.end(), w.tenant.events.end()
 	idle = true
 	for more := w.events != nil; more; {
 		b := w.tenant.events.next(w.events, events)
@@ -150,39 +178,93 @@ func (w *Watcher) yieldPending(yield yieldFunc) (sent, idle, ok bool) {
 			return true, false, false
 		}
 		for _, e := range b.entries {
-			if _, _, ok := w.yieldChanges(e.afterChange, yield); !ok || !w.yieldEntry(e, yield) {
+			if _, ok := w.yieldChanges(e.afterChange, yield); !ok || !w.yieldEntry(e, yield) {
 				return true, false, false
 			}
 		}
 		sent, idle, more = sent || b.gap || len(b.entries) > 0, b.idle, b.more
 	}
-	sentToo, idleToo, ok := w.yieldChanges(changes, yield)
-	return sent || sentToo, idle && idleToo, ok
+	sentChanges, ok := w.yieldChanges(changes, yield)
+	if !ok {
+		return true, false, false
+	}
+	sentRecords, ok := w.yieldRecords(records, yield)
+	return sent || sentChanges || sentRecords, idle && w.changesIdle && (w.recordsIdle || w.records == nil), ok
 }
 
-// yieldChanges yields the changes up to a position. Its results are those of yieldPending.
-func (w *Watcher) yieldChanges(through uint64, yield yieldFunc) (sent, idle, ok bool) {
+// yieldChanges yields the changes up to a position, each after the records before it. It reports whether it yielded
+// any, and whether to continue.
+func (w *Watcher) yieldChanges(through uint64, yield yieldFunc) (sent, ok bool) {
 	for {
 		b := w.tenant.changes.next(w.changes, through)
-		w.position = b.position
-		if b.gap && !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
-			return true, false, false
-		}
-		for _, e := range b.entries {
-			if !w.yieldEntry(e, yield) {
-				return true, false, false
+		w.changesIdle = b.idle
+		if b.gap {
+			w.at.change = b.position
+			if !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
+				return true, false
 			}
 		}
+		for _, e := range b.entries {
+			if !w.yieldRecordsBefore(e, yield) {
+				return true, false
+			}
+			if w.at = e.place(); !w.yieldEntry(e, yield) {
+				return true, false
+			}
+		}
+		w.at.change = max(w.at.change, min(b.position, through))
 		sent = sent || b.gap || len(b.entries) > 0
 		if !b.more {
-			return sent, b.idle, true
+			return sent, true
 		}
 	}
 }
 
+// yieldRecordsBefore yields the changes of records before a change. The changes before these were yielded already. It
+// reports whether to continue.
+func (w *Watcher) yieldRecordsBefore(e *entry, yield yieldFunc) bool {
+	if w.records == nil || e.afterRecord <= w.at.record {
+		return true
+	}
+	_, ok := w.yieldRecords(e.afterRecord, yield)
+	return ok
+}
+
+// yieldRecords yields the changes of records up to a position, each after the changes before it. Its results are those
+// of yieldChanges.
+//
+// It and yieldChanges call each other, but no deeper than that: what comes before the first entry of an inner call was
+// yielded by the outer ones. An outer call may have taken entries from the feed that it has not yielded, so the reader
+// of the feed may be after w.at.
+func (w *Watcher) yieldRecords(through uint64, yield yieldFunc) (sent, ok bool) {
+	for more := w.records != nil; more; {
+		b := w.tenant.records.next(w.records, through)
+		w.recordsIdle = b.idle
+		if b.gap {
+			w.at.record = b.position
+			if !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
+				return true, false
+			}
+		}
+		for _, e := range b.entries {
+			if e.afterChange > w.at.change {
+				if _, ok := w.yieldChanges(e.afterChange, yield); !ok {
+					return true, false
+				}
+			}
+			if w.at.record = e.position; !w.yieldEntry(e, yield) {
+				return true, false
+			}
+		}
+		w.at.record = max(w.at.record, min(b.position, through))
+		sent, more = sent || b.gap || len(b.entries) > 0, b.more
+	}
+	return sent, true
+}
+
 // yieldEntry yields an entry. It reports whether to continue.
 func (w *Watcher) yieldEntry(e *entry, yield yieldFunc) bool {
-	response, err := e.encodeOnce(w.tenant, w.position)
+	response, err := e.encodeOnce(w.tenant, w.at)
 	return yield(response, err) && err == nil
 }
 
@@ -192,6 +274,6 @@ func (w *Watcher) newChange(kind parleyv1.ChangeKind) *parleyv1.WatchConversatio
 		w.gaps.Add(1)
 	}
 	return &parleyv1.WatchConversationsResponse{Change: &parleyv1.ConversationChange{
-		Cursor: w.tenant.cursor(w.position), Kind: kind, Time: timestamppb.Now(),
+		Cursor: w.tenant.cursor(w.at), Kind: kind, Time: timestamppb.Now(),
 	}}
 }
