@@ -38,6 +38,8 @@ const (
 //   - The log has no later message of its conversation. An entry that is missing before a later one
 //     was lost, as a loss entry reports, or removed by hand, and stays missing.
 //
+// It adds no entries of removals, and none of messages that were removed, because the store does not retain them.
+//
 // After a clean stop CatchUp does nothing. To a log that is new or was off it adds nothing. It lists
 // the store once and excludes messages that are dated after the clock, as it excludes imported ones.
 // Call it before anything else is written to the store or the log. After an error or a crash, the next

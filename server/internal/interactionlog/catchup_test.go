@@ -137,6 +137,33 @@ func TestCatchUp(t *testing.T) {
 	must(t, s.log.Close())
 }
 
+// TestCatchUpReplaced checks that CatchUp adds the messages of a replacement that a crash has lost, once, and that a
+// removal has one entry.
+func TestCatchUpReplaced(t *testing.T) {
+	s := newTestService(t, logDir(t))
+	replace := func(after int32, text string) {
+		t.Helper()
+		s.now = s.now.Add(time.Millisecond)
+		_, err := s.Append(t.Context(), &store.Append{
+			Tenant: "acme", ConversationID: "c1", ReplaceAfter: &after,
+			Messages: []*parleyv1.Message{{Id: "m", Role: parleyv1.Role_ROLE_USER, Content: text}},
+		})
+		must(t, err)
+	}
+	s.add("acme", "c1", "one", "two", "three")
+	replace(1, "four")
+	const removal = "2 messages removed after message 1"
+	s.wantEntries("one", "two", "three", removal, "four")
+	s.restart()
+	s.wantEntries("one", "two", "three", removal, "four")
+	s.detached = true
+	s.add("acme", "c1", "five")
+	replace(4, "six")
+	s.restart()
+	s.wantEntries("one", "two", "three", removal, "four", "six") // The store has no trace of message five.
+	must(t, s.log.Close())
+}
+
 // TestCatchUpTenants checks that CatchUp adds the entries of all tenants, also of more than fit into one page of
 // tenants, but not of a tenant whose conversations were deleted.
 func TestCatchUpTenants(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/parleyhq/parley/server/internal/interactionlog/dayfile"
@@ -221,5 +222,10 @@ func (e *erasure) mentionsID(f *dayfile.File, raw scan.Line) bool {
 		n, _ := f.ReadAt(e.buffer, raw.From) // After an error the buffer has what could be read.
 		text = e.buffer[:n]
 	}
-	return bytes.Contains(text, []byte(e.conversation.ID))
+	return bytes.Contains(text, []byte(e.conversation.ID)) || bytes.Contains(text, escapedID(e.conversation.ID))
+}
+
+// escapedID returns an id as the encoder of entries writes it: JSON escapes a quote and a backslash.
+func escapedID(id string) []byte {
+	return []byte(strings.NewReplacer(`"`, `\"`, `\`, `\\`).Replace(id))
 }

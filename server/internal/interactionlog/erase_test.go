@@ -146,6 +146,21 @@ func TestErase(t *testing.T) {
 	w.erase("unknown", 0)
 }
 
+// TestEraseEscapedID checks that Erase finds an id that JSON escapes, also in a line that cannot be parsed.
+func TestEraseEscapedID(t *testing.T) {
+	w := newTestLog(t)
+	const head = `{"timestamp":"2026-11-19T09:00:00.000000Z","session_id":"a\"b\\c/ü","tenant":"acme","agent":"User",`
+	const kept = head + `"role":"user","content":"cut o` + "\n"
+	w.putFile("2026-11-19.jsonl", head+`"role":"user","content":"x","metadata":{}}`+"\n"+kept)
+	w.erase(`a"b\c/ü`, 1)
+	if got := w.readFile("2026-11-19.jsonl"); got != kept {
+		t.Errorf("file = %q, want %q", got, kept)
+	}
+	if output := w.output.take(); !strings.Contains(output, "2026-11-19.jsonl lines=1 ") {
+		t.Errorf("log output = %q, want a line that mentions the id", output)
+	}
+}
+
 // TestEraseRandom compares what is left of random files with the result of a simple filter.
 func TestEraseRandom(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 7))

@@ -4,6 +4,7 @@
 // The files are the only copy of the log. Operators may read, search, edit, rotate and remove them with
 // any tool at any time. Each day in UTC has one file, such as interactions/2026-11-20.jsonl. A message
 // is in the file of its create_time. The entries of a conversation are in the order of their commits.
+// If messages are removed from a conversation, their entries stay, and the removal has an entry of its own.
 // Package entry documents their format.
 //
 // This package appends entries, maintains the checkpoint, adds entries after a crash, and erases entries.

@@ -39,7 +39,7 @@ type writer struct {
 	closed  bool
 }
 
-// Committed writes an entry for each MESSAGE_APPENDED change. It is an observer of the store, see
+// Committed writes an entry for each MESSAGE_APPENDED and CLEARED change. It is an observer of the store, see
 // [store.Options]. When it returns, the operating system has the entries, so that they survive a crash of
 // the process, or they are counted as lost. It waits for the disk only if the system makes a write wait,
 // and at the end of an Erase.
@@ -60,7 +60,7 @@ func (w *writer) writeBatch(changes []store.Change) {
 		if c.Kind == parleyv1.ChangeKind_CHANGE_KIND_CREATED {
 			w.excludeImport(c, changes[i+1:])
 		}
-		if c.Kind != parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED {
+		if !entry.Logged(c.Kind) {
 			continue
 		}
 		end := len(entries)

@@ -23,9 +23,18 @@ type Encoder struct {
 // NewEncoder returns an encoder that replaces the matches of expressions by "[redacted]".
 func NewEncoder(redact []*regexp.Regexp) *Encoder { return &Encoder{redact: redact} }
 
-// Append appends the entry of a MESSAGE_APPENDED change to b and returns the time of the entry.
+// Logged reports whether changes of a kind have entries: MESSAGE_APPENDED and CLEARED.
+func Logged(kind parleyv1.ChangeKind) bool {
+	return kind == parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED || kind == parleyv1.ChangeKind_CHANGE_KIND_CLEARED
+}
+
+// Append appends the entry of a change of a [Logged] kind to b and returns the time of the entry.
 // After an error it has appended nothing. An entry longer than MaxBytes is an error.
 func (e *Encoder) Append(b []byte, c *store.Change) (line []byte, at time.Time, err error) {
+	if c.Kind == parleyv1.ChangeKind_CHANGE_KIND_CLEARED {
+		line, at = appendRemoval(b, c)
+		return line, at, nil
+	}
 	m, begin := &e.message, len(b)
 	if err = m.read(c.Message); err == nil {
 		at, err = m.Time()
@@ -102,7 +111,7 @@ func (m *message) appendMetadata(b []byte) []byte {
 	if name := statusName(m.Status); name != "" {
 		b = append(append(append(b, `,"status":"`...), name...), '"')
 	}
-	b = m.appendTypes(b)
+	b = m.appendNative(m.appendTypes(b))
 	for i, p := range m.metadata {
 		if m.hasField(p.key) || i+1 < len(m.metadata) && bytes.Equal(p.key, m.metadata[i+1].key) {
 			continue
@@ -129,6 +138,8 @@ func (m *message) hasField(key []byte) bool {
 		return len(m.TurnID) > 0
 	case "status":
 		return statusName(m.Status) != ""
+	case "native":
+		return len(m.native.Type) > 0
 	case "structured_data_types":
 		return slices.ContainsFunc(m.types, func(t []byte) bool { return len(t) > 0 })
 	}
@@ -180,6 +191,16 @@ func (m *message) appendTypes(b []byte) []byte {
 		b = append(b, ']')
 	}
 	return b
+}
+
+// appendNative appends the type and the size of the native form. Its value is only for the author of the message.
+func (m *message) appendNative(b []byte) []byte {
+	if len(m.native.Type) == 0 {
+		return b
+	}
+	b = appendText(append(b, `,"native":{"type":"`...), m.native.Type)
+	b = strconv.AppendInt(append(b, `","bytes":`...), int64(len(m.native.Value)), 10)
+	return append(b, '}')
 }
 
 func statusName(status parleyv1.MessageStatus) string {

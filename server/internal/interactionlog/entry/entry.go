@@ -1,5 +1,5 @@
-// Package entry encodes messages as entries of the interaction log and parses entries. It owns the format of
-// an entry and its limits.
+// Package entry encodes messages and removals as entries of the interaction log and parses entries. It owns
+// the format of an entry and its limits.
 //
 // An entry is one JSON object in UTF-8 on a line, with these keys in this order:
 //
@@ -11,11 +11,18 @@
 //	role        "user", "assistant", "system" or "tool"
 //	content     the text; of a tool's result without a text, the result
 //	metadata    model, turn_number, exchange, tokens {input, output, cached_input, reasoning},
-//	            turn_id, status ("complete" or "incomplete"), structured_data_types, then the
-//	            message's own metadata, sorted by key, without keys that the server has set
+//	            turn_id, status ("complete" or "incomplete"), structured_data_types,
+//	            native {type, bytes}, then the message's own metadata, sorted by key, without keys
+//	            that the server has set
+//
+// An entry has neither the value of a native form nor the reasoning of a message.
 //
 // turn_number is the message's sequence: 1, 2, 3 … in its conversation. The other keys of the metadata
-// are omitted if they are empty, and a count of tokens if it is 0. Entries written by hand may have any
+// are omitted if they are empty, and a count of tokens if it is 0.
+//
+// A removal of messages has an entry of its own: agent "parley", role "system", and in metadata turn_number 0,
+// removed_count and either removed_after, if all messages after this sequence were removed, or
+// removed_sequences. The entries of the removed messages stay. Entries written by hand may have any
 // spelling that JSON allows. The keys timestamp, session_id, role and content are required.
 //
 // Start at [Parse].

@@ -72,6 +72,11 @@ func modelInteraction(m *parleyv1.Message, id string) *parleyv1.Interaction {
 	if types != nil {
 		fields["structured_data_types"] = structpb.NewListValue(&structpb.ListValue{Values: types})
 	}
+	if n := m.GetNative(); n.GetType() != "" {
+		fields["native"] = structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+			"type": structpb.NewStringValue(n.GetType()), "bytes": structpb.NewNumberValue(float64(len(n.GetValue()))),
+		}})
+	}
 	return i
 }
 
@@ -89,6 +94,7 @@ func FuzzEncode(f *testing.F) {
 			Usage:          &parleyv1.Usage{Model: "m", InputTokens: 1, OutputTokens: 7, ReasoningTokens: -1},
 			StructuredData: []*parleyv1.StructuredData{{Type: "x"}, {Type: "y"}, {Type: "x"}},
 			CreateTime:     timestamppb.New(entrytest.Noon()),
+			Native:         &parleyv1.Native{Type: "é", Value: []byte("\xff")}, Reasoning: "r",
 		},
 		{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{Name: "n", Content: "c"}},
 	} {

@@ -69,15 +69,25 @@ func TestEncode(t *testing.T) {
 				`"structured_data_types":["list","\"b\""],"\n":"","zone":"eu"}}`,
 		},
 		{
+			"a native form and reasoning", &parleyv1.Message{
+				Role: parleyv1.Role_ROLE_ASSISTANT, Reasoning: "private thought",
+				Native:         &parleyv1.Native{Type: `provider."x"`, Value: []byte("private bytes")},
+				StructuredData: []*parleyv1.StructuredData{{Type: "list"}},
+				Metadata:       map[string]string{"native": "mine", "m": "1"},
+			},
+			`"agent":"","role":"assistant","content":"","metadata":{"turn_number":0,"structured_data_types":["list"],` +
+				`"native":{"type":"provider.\"x\"","bytes":13},"m":"1"}}`,
+		},
+		{
 			"keys that ours leave free", &parleyv1.Message{
 				Role: parleyv1.Role_ROLE_SYSTEM, Usage: &parleyv1.Usage{OutputTokens: 4},
 				Metadata: map[string]string{
 					"model": "mine", "tokens": "many", "status": "fine",
-					"exchange": "e", "turn_id": "t", "structured_data_types": "s",
+					"exchange": "e", "turn_id": "t", "structured_data_types": "s", "native": "n",
 				},
 			},
 			`"agent":"","role":"system","content":"","metadata":{"turn_number":0,"tokens":{"output":4},` +
-				`"exchange":"e","model":"mine","status":"fine","structured_data_types":"s","turn_id":"t"}}`,
+				`"exchange":"e","model":"mine","native":"n","status":"fine","structured_data_types":"s","turn_id":"t"}}`,
 		},
 		{
 			"a tool", &parleyv1.Message{
@@ -100,6 +110,54 @@ func TestEncode(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestEncodeRemoval checks the entries of removed messages, and that they can be parsed.
+func TestEncodeRemoval(t *testing.T) {
+	for _, test := range []struct {
+		tenant  string
+		removal store.Removal
+		count   int
+		want    string
+	}{
+		{
+			"acme",
+			store.Removal{After: 4},
+			3,
+			`"tenant":"acme","agent":"parley","role":"system","content":"3 messages removed after message 4",` +
+				`"metadata":{"turn_number":0,"removed_after":4,"removed_count":3}}`,
+		},
+		{
+			"",
+			store.Removal{},
+			1,
+			`"tenant":"default","agent":"parley","role":"system","content":"1 message removed after message 0",` +
+				`"metadata":{"turn_number":0,"removed_after":0,"removed_count":1}}`,
+		},
+		{
+			"acme",
+			store.Removal{Sequences: []int32{2, 7}},
+			2,
+			`"tenant":"acme","agent":"parley","role":"system","content":"2 messages removed",` +
+				`"metadata":{"turn_number":0,"removed_sequences":[2,7],"removed_count":2}}`,
+		},
+	} {
+		c := &store.Change{
+			Kind: parleyv1.ChangeKind_CHANGE_KIND_CLEARED, Tenant: test.tenant, ConversationID: "c1", Time: entrytest.Noon(),
+			Count: test.count, Removal: &test.removal,
+		}
+		line := encoded(t, new(Encoder), c)
+		want := `{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1",` + test.want
+		if diff := cmp.Diff(want, line); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+		if e, err := Parse([]byte(line)); err != nil || e.Interaction.GetConversationId() != "c1" {
+			t.Errorf("Parse(%s) = %v, %v", line, e, err)
+		}
+		if h, ok := ParseHead([]byte(line)); !ok || string(h.ConversationID) != "c1" {
+			t.Errorf("ParseHead(%s) = %v, %t", line, h, ok)
+		}
 	}
 }
 
@@ -132,7 +190,15 @@ func TestEncodeTime(t *testing.T) {
 // TestEncodeInvalid encodes bodies that are not messages.
 func TestEncodeInvalid(t *testing.T) {
 	for _, body := range [][]byte{
-		{0x80}, {0x22, 5, 'a'}, {0x2a, 1, 0x0a}, {0x3a, 1, 0x12}, {0x6a, 1, 0x10}, {0x72, 1, 0x12}, {0x7a, 1, 0x08}, {0x0b},
+		{0x80},
+		{0x22, 5, 'a'},
+		{0x2a, 1, 0x0a},
+		{0x3a, 1, 0x12},
+		{0x6a, 1, 0x10},
+		{0x72, 1, 0x12},
+		{0x7a, 1, 0x08},
+		{0x0b},
+		{0x92, 1, 1, 0x0a},
 	} {
 		c := &store.Change{ConversationID: "c1", Message: entrytest.Framed(body)}
 		if b, _, err := new(Encoder).Append([]byte("before"), c); err == nil || string(b) != "before" {
@@ -147,13 +213,14 @@ func TestRedact(t *testing.T) {
 		Sequence: 1, Role: parleyv1.Role_ROLE_USER, Content: "card 1234 5678, SECRET\nxx.", TurnId: "t1234",
 		Usage:          &parleyv1.Usage{Model: "m1234"},
 		StructuredData: []*parleyv1.StructuredData{{Type: "secret"}, {Type: "1234"}},
+		Native:         &parleyv1.Native{Type: "of 1234"},
 		Metadata:       map[string]string{"user": "Ann 1234", "k1234": "v1234", "k5678": "gone", "plain": "12"},
 	})
 	want := `{"timestamp":"2026-11-20T12:00:00.123456Z","session_id":"c1234","tenant":"acme1234",` +
 		`"agent":"Ann [redacted]","role":"user",` +
 		`"content":"card [redacted] [redacted], [redacted]\n[redacted].",` +
 		`"metadata":{"model":"m[redacted]","turn_number":1,"turn_id":"t1234",` +
-		`"structured_data_types":["[redacted]"],"k[redacted]":"`
+		`"structured_data_types":["[redacted]"],"native":{"type":"of [redacted]","bytes":0},"k[redacted]":"`
 	got := encoded(t, e, &c)
 	rest, ok := strings.CutPrefix(got, want)
 	if !ok || !strings.HasSuffix(rest, `","plain":"12","user":"Ann [redacted]"}}`) {

@@ -8,6 +8,7 @@ type message struct {
 	store.Fields
 	usage    store.UsageFields
 	result   store.ResultFields
+	native   store.NativeFields
 	types    [][]byte // of structured data
 	metadata []pair
 }
@@ -26,6 +27,9 @@ func (m *message) read(frame store.Frame) error {
 		return err
 	}
 	if m.result, err = m.ReadResult(); err != nil {
+		return err
+	}
+	if m.native, err = m.ReadNative(); err != nil {
 		return err
 	}
 	m.types, m.metadata = m.types[:0], m.metadata[:0]

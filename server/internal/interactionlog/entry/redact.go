@@ -22,13 +22,16 @@ const (
 type redactor []*regexp.Regexp
 
 // redactMessage redacts what the author of a message has chosen: the text, the names of agent, tool and
-// model, the types of structured data, and the keys and values of the metadata, each one separately. It
-// does not change what the server has set, since operators find entries by their ids.
+// model, the types of structured data and of the native form, and the keys and values of the metadata,
+// each one separately. It does not change what the server has set, since operators find entries by
+// their ids.
 func (r redactor) redactMessage(m *message) {
 	if len(r) == 0 {
 		return
 	}
-	for _, text := range []*[]byte{&m.Content, &m.result.Content, &m.Agent, &m.result.Name, &m.usage.Model} {
+	for _, text := range []*[]byte{
+		&m.Content, &m.result.Content, &m.Agent, &m.result.Name, &m.usage.Model, &m.native.Type,
+	} {
 		*text = r.redact(*text)
 	}
 	for i := range m.types {
