@@ -85,7 +85,8 @@ func entryLevel(c *store.Change) slog.Level {
 	switch c.Kind {
 	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
 		return slog.LevelWarn
-	case parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED, parleyv1.ChangeKind_CHANGE_KIND_UPDATED:
+	case parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED, parleyv1.ChangeKind_CHANGE_KIND_UPDATED,
+		parleyv1.ChangeKind_CHANGE_KIND_RECORD:
 		return slog.LevelDebug
 	default:
 	}
@@ -137,6 +138,8 @@ func (l *changeLog) writeEntry(c changeEntry) {
 		l.log.Debug("message appended", tenant, id, slog.Int("message_count", c.count))
 	case parleyv1.ChangeKind_CHANGE_KIND_UPDATED:
 		l.log.Debug("conversation updated", tenant, id, slog.Int("version", int(c.version)))
+	case parleyv1.ChangeKind_CHANGE_KIND_RECORD:
+		l.log.Debug("record changed", tenant, id, slog.Int("version", int(c.version)))
 	case parleyv1.ChangeKind_CHANGE_KIND_CLEARED:
 		l.log.Info("conversation cleared", tenant, id, removed)
 	case parleyv1.ChangeKind_CHANGE_KIND_DELETED:

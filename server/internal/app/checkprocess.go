@@ -64,8 +64,8 @@ func checkProcessCommand() config.Offline {
 				fmt.Fprintf(out, "and %d more faults\n", faults-maxReportedFaults)
 			}
 			if done.Pages > 0 {
-				fmt.Fprintf(out, "checked %s: %d bytes, %d pages, %d conversations, %d messages; %d faults\n",
-					call.Args[0], done.Bytes, done.Pages, done.Conversations, done.Messages, done.Faults)
+				fmt.Fprintf(out, "checked %s: %d bytes, %d pages, %d conversations, %d messages, %d records; %d faults\n",
+					call.Args[0], done.Bytes, done.Pages, done.Conversations, done.Messages, done.Records, done.Faults)
 			}
 			return err
 		},

@@ -19,6 +19,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/logqueue"
 	"github.com/parleyhq/parley/server/internal/metrics"
 	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/supervisor"
 	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/server/internal/tracing/tracestore"
@@ -178,6 +179,9 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
 		BallastBytes: s.gcBallast, Log: s.log, Calls: loggedCalls(c), Tracer: s.tracer,
 		Auth: s.signIn.auth, Limits: s.limits, SummaryBytes: c.SummaryBytes(),
+		Retentions: rules.Retentions{
+			ForbidKeepAll: !c.AllowKeepAll, ForbidNoExpiry: !c.AllowNoExpiry, ForbidNoEviction: !c.AllowNoEviction,
+		},
 		Monitor: &monitor{s.metrics, s.backupTime}, Unary: s.metrics.Unary(), Stream: s.metrics.Stream(),
 	})
 	if err != nil {

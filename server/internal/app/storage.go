@@ -120,6 +120,7 @@ func (s *Storage) openStore(
 ) (store.Store, error) {
 	o := store.Options{
 		Observe: s.committed, MaxMessages: c.MaxMessages, TTL: c.TTL, MaxConversationBytes: c.MaxConversationBytes,
+		MaxRecordBytes: int64(c.MaxRecordBytes),
 		Limits: func(tenant string) store.Limits {
 			l := s.limits.Of(tenant)
 			return store.Limits{MaxConversations: l.MaxConversations, MaxBytes: int64(l.MaxBytes)}

@@ -36,25 +36,36 @@ type arrow struct {
 }
 
 func allowedArrows() []arrow {
-	const api, record = "gen/parley/v1", "gen/parley/store/v1"
+	const api, record, shared = "gen/parley/v1", "gen/parley/store/v1", "gen/parley/rules/v1"
 	return []arrow{
-		{api, nil},
+		{shared, nil},
+		{api, []string{shared}},
 		{record, []string{api}},
 		{"gen/gateway/parley/v1", []string{api}},
 
 		{"store", []string{api, record}},
-		{"store/internal/record", []string{"store", api, record}},
-		{"store/memstore", []string{"store", "store/internal/record", api, record}},
-		{"store/boltstore", []string{"store", "store/internal/record", "store/boltstore/internal/*", api, record}},
-		{"store/boltstore/internal/layout", []string{"store", "store/internal/record"}},
+		{"store/internal/records", []string{"store", api, record}},
+		{"store/internal/record", []string{"store", "store/internal/records", api, record}},
+		{"store/memstore", []string{"store", "store/internal/record", "store/internal/records", api, record}},
+		{
+			"store/boltstore",
+			[]string{"store", "store/internal/record", "store/internal/records", "store/boltstore/internal/*", api, record},
+		},
+		{"store/boltstore/internal/layout", []string{"store", "store/internal/record", "store/internal/records"}},
 		{"store/boltstore/internal/boltfile", []string{"store", "store/boltstore/internal/layout"}},
 		{
 			"store/boltstore/internal/fsck",
-			[]string{"store/boltstore/internal/layout", "store/boltstore/internal/boltfile", "store/internal/record"},
+			[]string{
+				"store/boltstore/internal/layout", "store/boltstore/internal/boltfile", "store/boltstore/internal/chunks",
+				"store/internal/record", "store/internal/records",
+			},
 		},
+		{"store/boltstore/internal/chunks", []string{"store", "store/boltstore/internal/layout", "store/internal/record"}},
 		{"store/boltstore/internal/journal", []string{"store/boltstore/internal/boltfile"}},
 		{"store/boltstore/internal/cache", []string{"store"}},
-		{"store/boltstore/internal/overlay", []string{"store/boltstore/internal/journal", "store/internal/record"}},
+		{"store/boltstore/internal/overlay", []string{
+			"store/boltstore/internal/journal", "store/boltstore/internal/layout", "store/internal/record", "store/internal/records",
+		}},
 		{"store/boltstore/internal/fairqueue", nil},
 		{"store/boltstore/internal/backup", []string{"store", "store/boltstore/internal/boltfile"}},
 		{"store/storetest", []string{"store", api, record}},
@@ -86,20 +97,22 @@ func allowedArrows() []arrow {
 			"server/internal/interactionlog", "server/internal/transfer", "server/internal/window", "server/internal/agent",
 			"server/internal/limit", "server/internal/calllog", "server/internal/tracing", "server/internal/rpc/receive",
 			"server/internal/rpc/slowstream", "server/internal/rpc/pipeline", "server/internal/rpc/summaries",
-			"server/internal/rpc/wirecodec", "store", api,
+			"server/internal/rpc/wirecodec", "server/internal/rpc/pages", "server/internal/rpc/retries", "store", api,
 		}},
 		{"server/internal/tracing", nil},
 		{"server/internal/tracing/tracestore", []string{"server/internal/tracing", "store"}},
-		{"server/internal/calllog", []string{"server/internal/auth", api}},
+		{"server/internal/calllog", []string{"server/internal/auth", "server/internal/rules/ids", api}},
 		{"server/internal/rpc/receive", nil},
 		{"server/internal/rpc/slowstream", nil},
 		{"server/internal/rpc/pipeline", nil},
 		{"server/internal/rpc/summaries", []string{"server/internal/routing", "store"}},
 		{"server/internal/rpc/wirecodec", []string{"store"}},
+		{"server/internal/rpc/pages", []string{"store", api}},
+		{"server/internal/rpc/retries", []string{"store"}},
 		{"server/internal/limit", nil},
 		{"server/internal/metrics", []string{"store", api}},
 		{"server/internal/secretfile", nil},
-		{"server/internal/transfer", []string{"server/internal/rules", "store", api}},
+		{"server/internal/transfer", []string{"server/internal/rules", "server/internal/rules/ids", "store", api}},
 		{"server/internal/turn", []string{
 			"server/internal/turn/*", "server/internal/window", "server/internal/agent", "server/internal/tracing", "store", api,
 			record,
@@ -112,8 +125,10 @@ func allowedArrows() []arrow {
 			api, record,
 		}},
 		{"server/internal/rules", []string{"server/internal/rules/checks", api}},
-		{"server/internal/rules/checks", []string{api}},
-		{"server/internal/rules/protoc-gen-checks", nil},
+		{"server/internal/rules/checks", []string{"server/internal/rules/ids", api}},
+		{"server/internal/rules/ids", nil},
+		{"server/internal/rules/predefined", nil},
+		{"server/internal/rules/protoc-gen-checks", []string{"server/internal/rules/predefined"}},
 		{"server/internal/window", []string{api}},
 		{"server/internal/routing", []string{"store", api}},
 		{"server/internal/watch", []string{"store", api}},
@@ -129,7 +144,10 @@ func allowedArrows() []arrow {
 			api, "gen/gateway/parley/v1",
 		}},
 		{"server/internal/gateway/openapi", nil},
-		{"server/internal/gateway/openapi/protoc-gen-openapi", nil},
+		{
+			"server/internal/gateway/openapi/protoc-gen-openapi",
+			[]string{"server/internal/rules/ids", "server/internal/rules/predefined"},
+		},
 		{"server/internal/interactionlog", []string{
 			"server/internal/interactionlog/search", "server/internal/interactionlog/scan",
 			"server/internal/interactionlog/dayfile", "server/internal/interactionlog/entry", "store", api,
@@ -174,7 +192,7 @@ func restrictions() []restriction {
 	return []restriction{
 		{"go.etcd.io/bbolt", []string{
 			"store/boltstore", "store/boltstore/internal/boltfile", "store/boltstore/internal/fsck",
-			"store/boltstore/internal/backup",
+			"store/boltstore/internal/backup", "store/boltstore/internal/chunks",
 		}},
 		{"google.golang.org/grpc/status", statuses},
 		{"google.golang.org/grpc/codes", statuses},
@@ -378,7 +396,7 @@ func TestArrowFaults(t *testing.T) {
 
 		{"server/internal/app", "go.etcd.io/bbolt/errors", "server/internal/app must not import go.etcd.io/bbolt/errors, " +
 			"only store/boltstore, store/boltstore/internal/boltfile, store/boltstore/internal/fsck, " +
-			"store/boltstore/internal/backup"},
+			"store/boltstore/internal/backup, store/boltstore/internal/chunks"},
 		{
 			"server/internal/turn", "google.golang.org/grpc/status",
 			"server/internal/turn must not import google.golang.org/grpc/status, only " + statuses,

@@ -26,6 +26,7 @@ func handlerNames() map[string]bool {
 	names := make(map[string]bool)
 	for _, file := range []protoreflect.FileDescriptor{
 		parleyv1.File_parley_v1_conversation_service_proto,
+		parleyv1.File_parley_v1_record_service_proto,
 		parleyv1.File_parley_v1_interaction_log_service_proto,
 		parleyv1.File_parley_v1_admin_service_proto,
 	} {

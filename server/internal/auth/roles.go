@@ -16,8 +16,8 @@ type Role int
 // The roles, from the smallest. Public is the role of callers without a credential.
 const (
 	Public Role = iota
-	Reader      // reads conversations, turns and the interaction log
-	Writer      // also creates, changes and deletes conversations, and runs turns
+	Reader      // reads conversations, records, turns and the interaction log
+	Writer      // also creates, changes and deletes conversations and records, and runs turns
 	Admin       // also erases entries of the interaction log, and reads the statistics of its tenant
 )
 
@@ -105,6 +105,9 @@ func accessTable() map[string]Access {
 		parleyv1.ConversationService_WatchConversations_FullMethodName:       reader,
 		parleyv1.ConversationService_ExportConversations_FullMethodName:      reader,
 		parleyv1.ConversationService_ImportConversations_FullMethodName:      writer,
+		parleyv1.RecordService_WriteRecords_FullMethodName:                   writer,
+		parleyv1.RecordService_GetRecords_FullMethodName:                     reader,
+		parleyv1.RecordService_ListRecords_FullMethodName:                    reader,
 		parleyv1.InteractionLogService_ListInteractions_FullMethodName:       reader,
 		parleyv1.InteractionLogService_SearchInteractions_FullMethodName:     reader,
 		parleyv1.InteractionLogService_DeleteInteractions_FullMethodName:     admin,

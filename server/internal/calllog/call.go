@@ -9,6 +9,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/rules/ids"
 )
 
 // callKey is the context key of the Call.
@@ -101,12 +102,12 @@ func (c *Call) Refused(request any) {
 func (c *Call) setRequest(request any) {
 	switch r := request.(type) {
 	case interface{ GetConversationId() string }:
-		c.conversation = validID(r.GetConversationId(), maxConversationID)
+		c.conversation = idIf(ids.IsConversation, r.GetConversationId())
 	case interface{ GetConversation() *parleyv1.Conversation }:
-		c.conversation = validID(r.GetConversation().GetId(), maxConversationID)
+		c.conversation = idIf(ids.IsConversation, r.GetConversation().GetId())
 	}
 	if r, ok := request.(interface{ GetRequestId() string }); ok {
-		c.request = validID(r.GetRequestId(), maxRequestID)
+		c.request = idIf(ids.IsRequest, r.GetRequestId())
 	}
 	switch r := request.(type) {
 	case *parleyv1.GetRoutingSummaryRequest:
@@ -175,16 +176,21 @@ func (c *Call) slowTime(end time.Time) time.Duration {
 	return end.Sub(c.start)
 }
 
-// Maximum lengths of ids.
-const (
-	maxConversationID = 128
-	maxRequestID      = 64
-	maxCallID         = 128
-)
+// idIf returns an id, or "" if it is not valid.
+func idIf(valid func(string) bool, id string) string {
+	if !valid(id) {
+		return ""
+	}
+	return id
+}
 
-// validID returns an id, or "" if it is too long or contains anything but printable ASCII characters without spaces.
-func validID(id string, limit int) string {
-	if len(id) > limit || strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' }) {
+// maxCallID is the maximum length of an id of a call.
+const maxCallID = 128
+
+// validCallID returns an id of a call, or "" if it is too long or contains anything but printable ASCII characters
+// without spaces.
+func validCallID(id string) string {
+	if len(id) > maxCallID || strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' }) {
 		return ""
 	}
 	return id

@@ -141,7 +141,11 @@ func TestEntry(t *testing.T) {
 		{
 			"ids that are not valid",
 			metadata.MD{"x-request-id": {long}, "traceparent": {"00-" + strings.Repeat("0", 32) + "-00f067aa0ba902b7-01"}},
-			&parleyv1.AppendMessagesRequest{ConversationId: "a secret message", RequestId: long}, nil,
+			&parleyv1.AppendMessagesRequest{ConversationId: "a line\nand another", RequestId: strings.Repeat("x", 257)}, nil,
+		},
+		{
+			"ids of any characters", nil, &parleyv1.AppendMessagesRequest{ConversationId: "app/1 ü", RequestId: "a \"b\""},
+			map[string]any{"conversation_id": "app/1 ü", "request_id": `a "b"`},
 		},
 		{"text with a line end", metadata.MD{"x-request-id": {"a\nb"}, "traceparent": {"short"}}, nil, nil},
 	} {

@@ -24,7 +24,7 @@ const (
 // caller must not pass on metadata with the same keys from its clients.
 func Forwarded(r *http.Request) metadata.MD {
 	md := metadata.MD{peerKey: {r.RemoteAddr}}
-	if id := validID(r.Header.Get(CallIDKey), maxCallID); id != "" {
+	if id := validCallID(r.Header.Get(CallIDKey)); id != "" {
 		md[CallIDKey] = []string{id}
 	}
 	return md
@@ -38,7 +38,7 @@ type callOrigin struct {
 }
 
 func origin(ctx context.Context, inProcess bool) callOrigin {
-	o := callOrigin{callID: validID(first(ctx, CallIDKey), maxCallID)}
+	o := callOrigin{callID: validCallID(first(ctx, CallIDKey))}
 	if inProcess {
 		o.transport, o.peer = "http", first(ctx, peerKey)
 		return o

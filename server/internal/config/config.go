@@ -71,6 +71,10 @@ type Config struct {
 	MaxBytes             int           // of the conversations of a tenant; 0: no limit
 	MaxMessageBytes      int           // at most MaxConversationBytes
 	MaxConversationBytes int           // at most store.MaxConversationBytes
+	MaxRecordBytes       int           // of the records of a conversation
+	AllowKeepAll         bool          // clients may set retention.keep_all
+	AllowNoExpiry        bool          // clients may set retention.no_expiry
+	AllowNoEviction      bool          // clients may set retention.no_eviction
 
 	TurnTimeout    time.Duration // maximum duration of a turn
 	IdleTimeout    time.Duration // maximum time in a turn without output of the agent
@@ -154,11 +158,19 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 		reloadable(newSetting("max-conversations", count(&c.MaxConversations, 1000, 0, math.MaxInt32),
 			"conversations kept per tenant; the oldest are evicted; 0: no limit")),
 		reloadable(newSetting("max-bytes", size(&c.MaxBytes, 0, 0, math.MaxInt),
-			"maximum size of the conversations of a tenant; 0: no limit")),
+			"maximum size of the conversations and records of a tenant; 0: no limit")),
 		newSetting("max-message-bytes", size(&c.MaxMessageBytes, 256*kib, kib, maxConversation),
 			"maximum size of a message; a larger one is rejected"),
 		newSetting("max-conversation-bytes", size(&c.MaxConversationBytes, maxConversation, kib, maxConversation),
-			"maximum size of the messages of a conversation; the oldest are dropped"),
+			"maximum size of the messages of a conversation; the oldest are dropped, or appends are refused"),
+		newSetting("max-record-bytes", size(&c.MaxRecordBytes, store.MaxRecordBytes, kib, math.MaxInt),
+			"maximum size of the records of a conversation; writes that exceed it are refused"),
+		newSetting("allow-keep-all", boolean(&c.AllowKeepAll, true),
+			"allow conversations that keep all messages (retention.keep_all)"),
+		newSetting("allow-no-expiry", boolean(&c.AllowNoExpiry, true),
+			"allow conversations that do not expire (retention.no_expiry)"),
+		newSetting("allow-no-eviction", boolean(&c.AllowNoEviction, true),
+			"allow conversations that are not evicted (retention.no_eviction)"),
 		newSetting("turn-timeout", duration(&c.TurnTimeout, 5*time.Minute, time.Millisecond, day),
 			"maximum duration of a turn"),
 		newSetting("idle-timeout", duration(&c.IdleTimeout, time.Minute, time.Millisecond, day),

@@ -157,7 +157,7 @@ func (h *handler) handleRoutingError(ctx context.Context, _ *runtime.ServeMux, _
 	if call.probing {
 		return
 	}
-	path := r.URL.Path
+	path := rawPath(call.request.URL)
 	if allowed := h.allowedMethods(r, path); len(allowed) > 0 {
 		h.refuseMethod(w, call, allowed)
 		return
@@ -178,6 +178,6 @@ func (h *handler) refuseMethod(w http.ResponseWriter, call *httpCall, allowed []
 	all := strings.Join(allowed, ", ")
 	w.Header().Set("Allow", all)
 	writeStatus(w, newStatus(codes.Unimplemented, reasonMethodNotAllowed,
-		fmt.Sprintf("path %.80q does not allow %.16s; use %s; %s lists all paths", call.request.URL.Path, call.request.Method,
-			all, documentPath)))
+		fmt.Sprintf("path %.80q does not allow %.16s; use %s; %s lists all paths", rawPath(call.request.URL),
+			call.request.Method, all, documentPath)))
 }

@@ -5,10 +5,12 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -66,6 +68,8 @@ func newHandler(ctx context.Context, conn grpc.ClientConnInterface, authorize Au
 		runtime.WithErrorHandler(handleError),
 		runtime.WithStreamErrorHandler(statusOf),
 		runtime.WithRoutingErrorHandler(h.handleRoutingError),
+		// The mux splits RawPath, which routedPath returns, and then decodes each parameter.
+		runtime.WithUnescapingMode(runtime.UnescapingModeAllExceptSlash),
 		// JSON clients neither set nor receive gRPC metadata, except what httpCall.outgoing passes on.
 		runtime.WithIncomingHeaderMatcher(dropAll),
 		runtime.WithOutgoingHeaderMatcher(dropAll),
@@ -77,6 +81,9 @@ func newHandler(ctx context.Context, conn grpc.ClientConnInterface, authorize Au
 	for _, register := range []func() error{
 		func() error {
 			return gatewayv1.RegisterConversationServiceHandlerClient(ctx, h.mux, parleyv1.NewConversationServiceClient(c))
+		},
+		func() error {
+			return gatewayv1.RegisterRecordServiceHandlerClient(ctx, h.mux, parleyv1.NewRecordServiceClient(c))
 		},
 		func() error {
 			return gatewayv1.RegisterInteractionLogServiceHandlerClient(ctx, h.mux, parleyv1.NewInteractionLogServiceClient(c))
@@ -111,11 +118,35 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	call := &httpCall{request: r}
 	routed := r.WithContext(context.WithValue(r.Context(), httpCallKey{}, call))
+	routed.URL = new(*r.URL)
+	routed.URL.RawPath = routedPath(rawPath(r.URL))
 	routed.Header = call.readHeader()
 	if isHead {
 		routed.Method = http.MethodGet // net/http omits the body of the response.
 	}
 	h.mux.ServeHTTP(w, routed)
+}
+
+// rawPath returns the path of a URL as the client sent it. EscapedPath would decode "%2F" if the client has left
+// another character without its encoding.
+func rawPath(u *url.URL) string { return cmp.Or(u.RawPath, u.EscapedPath()) }
+
+// routedPath returns a percent-encoded path in the form in which the mux routes it: of what stands in for names in
+// http.yaml, it decodes everything, and in ids it encodes ":", which would otherwise begin the name of a method.
+func routedPath(escaped string) string {
+	const names = 3 // "", "v1", and the collection with its method. Ids follow.
+	segments := strings.Split(escaped, "/")
+	for i, segment := range segments {
+		text, err := url.PathUnescape(segment)
+		if err != nil {
+			continue // An invalid escape is in no path of net/http.
+		}
+		segments[i] = url.PathEscape(text) // It leaves ":" as it is.
+		if i >= names {
+			segments[i] = strings.ReplaceAll(segments[i], ":", "%3A")
+		}
+	}
+	return strings.Join(segments, "/")
 }
 
 // calledMethod returns the full name of the method that a handler of a path calls. It runs the handler with
@@ -152,7 +183,7 @@ func (h *handler) prepare(next runtime.HandlerFunc, method string) runtime.Handl
 			return
 		}
 		if call.isStream && call.request.Method == http.MethodHead {
-			h.refuseMethod(w, call, h.allowedMethods(r, r.URL.Path))
+			h.refuseMethod(w, call, h.allowedMethods(r, rawPath(call.request.URL)))
 			return
 		}
 		var err error
@@ -234,7 +265,7 @@ func (h *handler) refuseBody(w http.ResponseWriter, r *http.Request, err error) 
 	}
 }
 
-// allowedMethods returns the methods that a path allows, in the order of the Allow header.
+// allowedMethods returns the methods that a percent-encoded path allows, in the order of the Allow header.
 func (h *handler) allowedMethods(r *http.Request, path string) []string {
 	if path == documentPath {
 		return []string{http.MethodGet, http.MethodHead}
@@ -245,7 +276,7 @@ func (h *handler) allowedMethods(r *http.Request, path string) []string {
 		// The mux has no lookup function, so a request that only probes is routed through it.
 		call := &httpCall{probing: true}
 		probe := r.Clone(context.WithValue(r.Context(), httpCallKey{}, call))
-		probe.Method, probe.URL.Path, probe.URL.RawPath = method, path, ""
+		probe.Method, probe.URL.Path, probe.URL.RawPath = method, path, routedPath(path)
 		h.mux.ServeHTTP(nil, probe)
 		if call.pathExists {
 			known = append(known, method)

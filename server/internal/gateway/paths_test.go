@@ -58,7 +58,10 @@ func TestEveryCallIsReachable(t *testing.T) {
 	calls := map[string]bool{}
 	for _, b := range bindings(t) {
 		calls[b.call] = true
-		for _, id := range []string{"c", "a:b", "a:load", "load", "1.2_3-4", "x%3Apurge"} {
+		for _, id := range []string{
+			"c", "a:b", "a:load", "load", "1.2_3-4", "x%3Apurge", ":search", "%3Asearch", ":load", "a:batchGet", "messages", "a%2Fb",
+			"%2F", "%2F%2E%2E%2F", "%2E%2E", "100%25", "%252F", "a%3Fb%23c", "%C3%BC", "ü", "a%20b", "a+b", "a@b.c", "a;b,c=d&e", "%22",
+		} {
 			path := param.ReplaceAllString(b.path, id)
 			body := ""
 			if b.body != "" {
@@ -73,7 +76,7 @@ func TestEveryCallIsReachable(t *testing.T) {
 	}
 	files := []protoreflect.FileDescriptor{
 		parleyv1.File_parley_v1_conversation_service_proto, parleyv1.File_parley_v1_interaction_log_service_proto,
-		parleyv1.File_parley_v1_admin_service_proto,
+		parleyv1.File_parley_v1_record_service_proto, parleyv1.File_parley_v1_admin_service_proto,
 	}
 	methods := 0
 	for _, file := range files {
@@ -112,7 +115,7 @@ func TestStablePaths(t *testing.T) {
 		"POST " + one + "/turns/{turn_id}/cancel",
 		"POST /v1/chat", "GET /v1/agents", "POST /v1/routing-summaries:batchGet", "GET /v1/watch", "GET /v1/export",
 		"POST /v1/import",
-		"GET /v1/interactions", "GET /v1/interactions:search", "GET /v1/stats",
+		"GET /v1/records", "POST /v1/records:write", "POST /v1/records:batchGet", "GET /v1/interactions", "GET /v1/interactions:search", "GET /v1/stats",
 	} {
 		if _, found := slices.BinarySearch(got, want); !found {
 			t.Errorf("http.yaml has no %s", want)

@@ -84,7 +84,7 @@ func methodOf(name string) protoreflect.MethodDescriptor {
 	return method
 }
 
-// checkPath checks the parameters in the path. Each may contain any bytes except "/".
+// checkPath checks the parameters in the path. Decoded, each may contain any bytes.
 func (f *faults) checkPath(params map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(params)) {
 		if !utf8.ValidString(params[name]) {

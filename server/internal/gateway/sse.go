@@ -38,8 +38,8 @@ const textPendingMark = "~"
 // Data and tool calls may then be sent before text that precedes them. If a client resumed after
 // such an event, it would lose that text, and only this stream knows that. So the id of the event
 // has a suffix that [parseEventID] recognizes. A missing index shows that text may be pending. All
-// text before a text event has been sent, and so has the text of earlier messages when the next
-// message begins.
+// text before a delta of text, reasoning or a call has been sent, and so has the text of earlier
+// messages when the next message begins.
 type eventIDs struct {
 	last        int32 // Index of the newest event of a turn.
 	textPending bool  // Text before it may not have been sent yet.

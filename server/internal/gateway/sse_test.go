@@ -72,6 +72,17 @@ func TestEventIDs(t *testing.T) {
 			[]*parleyv1.TurnEvent{startedEvent(1, false), textEvent(2, "a"), valueEvent(3), textEvent(4, "b"), finishedEvent(5)},
 			[]string{"1", "2", "3", "4", "5"},
 		},
+		{
+			"merged for a late reader", 0,
+			[]*parleyv1.TurnEvent{
+				startedEvent(1, false),
+				{Index: 4, Event: &parleyv1.TurnEvent_ReasoningDelta{}},
+				textEvent(6, "a"),
+				{Index: 8, Event: &parleyv1.TurnEvent_ToolCallDelta{}},
+				toolCall,
+			},
+			[]string{"1", "4", "6", "8", "9"},
+		},
 		{"resumed", 2, []*parleyv1.TurnEvent{valueEvent(3), textEvent(4, "b")}, []string{"3", "4"}},
 		{
 			"merged", 0,

@@ -149,12 +149,15 @@ func (c *collector) addStats(stats func() (store.Stats, error)) {
 			return nil
 		}
 		return []float64{
-			float64(s.Conversations), float64(s.Messages), float64(s.Bytes), float64(s.FileBytes), float64(s.Corrupt),
+			float64(s.Conversations), float64(s.Messages), float64(s.Bytes), float64(s.Records), float64(s.RecordBytes),
+			float64(s.FileBytes), float64(s.Corrupt),
 		}
 	}}
 	g.add(prometheus.GaugeValue, "parley_conversations", "Stored conversations.", nil)
 	g.add(prometheus.GaugeValue, "parley_messages", "Messages of the stored conversations.", nil)
-	g.add(prometheus.GaugeValue, "parley_conversation_bytes", "Size of the stored conversations.", nil)
+	g.add(prometheus.GaugeValue, "parley_conversation_bytes", "Size of the stored conversations and records.", nil)
+	g.add(prometheus.GaugeValue, "parley_records", "Stored records of conversations and tenants.", nil)
+	g.add(prometheus.GaugeValue, "parley_record_bytes", "Size of the stored records.", nil)
 	g.add(prometheus.GaugeValue, "parley_store_file_bytes",
 		"Size of the file of the store, without its journal; 0 if it has none.", nil)
 	g.add(prometheus.CounterValue, "parley_store_corrupt_calls_total", "Calls that met damaged data.", nil)
@@ -168,12 +171,17 @@ func (c *collector) addTenant(tenant string, stats func(string) (store.Stats, er
 		if err != nil {
 			return nil
 		}
-		return []float64{float64(s.Conversations), float64(s.Messages), float64(s.Bytes)}
+		return []float64{
+			float64(s.Conversations), float64(s.Messages), float64(s.Bytes), float64(s.Records), float64(s.RecordBytes),
+		}
 	}}
 	of := prometheus.Labels{"tenant": tenant}
 	g.add(prometheus.GaugeValue, "parley_tenant_conversations", "Stored conversations of a tenant.", of)
 	g.add(prometheus.GaugeValue, "parley_tenant_messages", "Messages of the stored conversations of a tenant.", of)
-	g.add(prometheus.GaugeValue, "parley_tenant_conversation_bytes", "Size of the stored conversations of a tenant.", of)
+	g.add(prometheus.GaugeValue, "parley_tenant_conversation_bytes",
+		"Size of the stored conversations and records of a tenant.", of)
+	g.add(prometheus.GaugeValue, "parley_tenant_records", "Stored records of a tenant and of its conversations.", of)
+	g.add(prometheus.GaugeValue, "parley_tenant_record_bytes", "Size of the stored records of a tenant.", of)
 	c.groups = append(c.groups, g)
 }
 

@@ -37,6 +37,8 @@ type Options struct {
 // Summarize does not change its arguments. The summary shares the lease and the times with c, so
 // neither must be changed afterwards. It does not reference the memory of messages.
 //
+// The recent messages have neither a native form nor reasoning, which are not for coordinators.
+//
 // The summary is meant to be sent. If all recent messages fit, it contains them in their stored form,
 // as unknown fields; the same holds for the values of referenced data. A receiver decodes them as
 // the regular fields that they are.
@@ -72,7 +74,7 @@ func Summarize(c *parleyv1.Conversation, messages store.Frames, o Options) (*par
 		ExpireTime:          c.GetExpireTime(),
 		Uid:                 c.GetUid(),
 	}
-	recent := store.Frames(slices.Concat(frames[older:]...))
+	recent := store.Frames(slices.Concat(frames[older:]...)).WithoutNative()
 	if o.MaxBytes <= 0 || fits(recent, s.ReferencedData, o.MaxBytes) {
 		setEncoded(s, recent)
 		return s, nil

@@ -186,6 +186,26 @@ func TestRecentMessages(t *testing.T) {
 	}
 }
 
+// TestNoNativeForms: a summary has neither native forms nor reasoning, with or without a budget, and they do not
+// count.
+func TestNoNativeForms(t *testing.T) {
+	messages := history(user("1"), assistant("writer", "2"), user("3"))
+	want := summarize(t, nil, messages, Options{MessageLimit: 3})
+	for _, m := range messages {
+		m.Reasoning, m.Native = strings.Repeat("why ", 1000), &parleyv1.Native{Type: "t", Value: make([]byte, 1000)}
+	}
+	for _, budget := range []int{0, 1000} {
+		s := summarize(t, nil, messages, Options{MessageLimit: 3, MaxBytes: budget})
+		if d := diff(want, s); d != "" {
+			t.Errorf("MaxBytes %d (-want +got):\n%s", budget, d)
+		}
+	}
+	s := summarize(t, nil, messages, Options{MessageLimit: 3, MaxBytes: 30})
+	if len(s.RecentMessages) == 0 || len(s.RecentMessages) == 3 || s.RecentMessages[0].GetNative() != nil {
+		t.Errorf("MaxBytes 30: recent messages = %v, want a part without native forms", s.RecentMessages)
+	}
+}
+
 func TestStructuredData(t *testing.T) {
 	messages := history(
 		user("1"),

@@ -38,6 +38,7 @@ func (s *Server) GetStats(ctx context.Context, _ *parleyv1.GetStatsRequest) (*pa
 		ActiveTurnCount: int32(s.turns.Running()), WatcherCount: int32(s.hub.Watchers()),
 		ExpiredTotal: stats.Expired, EvictedTotal: stats.Evicted,
 		LostInteractionTotal: s.lostInteractions(), DataLossTotal: stats.Corrupt,
+		RecordCount: stats.Records, RecordBytes: stats.RecordBytes,
 	}, nil
 }
 
@@ -59,6 +60,7 @@ func (s *Server) tenantStats(ctx context.Context, tenant string) (*parleyv1.GetS
 		Version: s.version, Store: s.storeName, StartTime: timestamppb.New(s.startTime),
 		ConversationCount: stats.Conversations, MessageCount: stats.Messages, DataBytes: stats.Bytes,
 		ActiveTurnCount: int32(s.turns.RunningOf(tenant)), WatcherCount: int32(s.hub.TenantWatchers(tenant)),
+		RecordCount: stats.Records, RecordBytes: stats.RecordBytes,
 	}, nil
 }
 

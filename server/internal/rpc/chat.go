@@ -9,29 +9,46 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/calllog"
+	"github.com/parleyhq/parley/server/internal/rpc/retries"
 	"github.com/parleyhq/parley/server/internal/turn"
+	"github.com/parleyhq/parley/store"
 )
 
 // Chat stores tool results and the user's message, starts a turn, and streams its events.
 func (s *Server) Chat(r *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
-	const method = "Chat"
 	ctx := stream.Context()
-	if err := s.checkInputSizes(r); err != nil {
-		return err
-	}
-	q, err := newRequest(r.GetRequestId(), method, &parleyv1.ChatRequest{
-		Content: r.GetContent(), StructuredData: r.GetStructuredData(), ToolResults: r.GetToolResults(),
-		Attachments: r.GetAttachments(), Metadata: r.GetMetadata(), Agent: r.GetAgent(), SystemPrompt: r.SystemPrompt,
-	})
+	q, err := s.prepareChat(tenant(ctx), r)
 	if err != nil {
 		return err
 	}
-	r.ConversationId = idOr(r.GetConversationId(), r.GetRequestId(), tenant(ctx), method)
 	calllog.Of(ctx).SetConversation(r.GetConversationId())
 	events := s.turns.Chat(ctx, tenant(ctx), r, q)
 	return forward(r.GetConversationId(), events, func(e *parleyv1.TurnEvent) error {
 		return stream.Send(&parleyv1.ChatResponse{Event: e})
 	})
+}
+
+// prepareChat checks the sizes in a request and sets its conversation_id if it has none. It removes the fields of
+// create_with that clients cannot set. It returns the request that the store compares retries with.
+func (s *Server) prepareChat(tenant string, r *parleyv1.ChatRequest) (*store.Request, error) {
+	const method = "Chat"
+	if err := s.checkInputSizes(r); err != nil {
+		return nil, err
+	}
+	var err error
+	if r.CreateWith, err = s.settableWith(r.GetCreateWith()); err != nil {
+		return nil, err
+	}
+	q, err := retries.NewRequest(r.GetRequestId(), method, &parleyv1.ChatRequest{
+		Content: r.GetContent(), StructuredData: r.GetStructuredData(), ToolResults: r.GetToolResults(),
+		Attachments: r.GetAttachments(), Metadata: r.GetMetadata(), Agent: r.GetAgent(), SystemPrompt: r.SystemPrompt,
+		CreateWith: r.GetCreateWith(), Records: r.GetRecords(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.ConversationId = retries.IDOr(r.GetConversationId(), r.GetRequestId(), tenant, method)
+	return q, nil
 }
 
 // checkInputSizes returns an error if a tool result or the message of a request is too large.

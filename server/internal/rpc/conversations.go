@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rpc/retries"
 	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
 	"github.com/parleyhq/parley/store"
 )
@@ -23,12 +26,15 @@ func (s *Server) CreateConversation(
 	ctx context.Context, r *parleyv1.CreateConversationRequest,
 ) (*parleyv1.CreateConversationResponse, error) {
 	const method = "CreateConversation"
-	c := settable(r.GetConversation())
-	q, err := newRequest(r.GetRequestId(), method, c)
+	c, err := s.settable(r.GetConversation())
 	if err != nil {
 		return nil, err
 	}
-	c.Id = idOr(c.GetId(), r.GetRequestId(), tenant(ctx), method)
+	q, err := retries.NewRequest(r.GetRequestId(), method, c)
+	if err != nil {
+		return nil, err
+	}
+	c.Id = retries.IDOr(c.GetId(), r.GetRequestId(), tenant(ctx), method)
 	result, err := s.store.Create(ctx, &store.Create{Tenant: tenant(ctx), Conversation: c, Request: q})
 	if err != nil {
 		return nil, inConversation(c.GetId(), err)
@@ -36,12 +42,24 @@ func (s *Server) CreateConversation(
 	return &parleyv1.CreateConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
 }
 
-// settable returns a header with the fields of c that clients can set.
-func settable(c *parleyv1.Conversation) *parleyv1.Conversation {
+// settable returns a header with the fields of c that clients can set. It returns a [rules.RetentionError] if this
+// server forbids the retention.
+func (s *Server) settable(c *parleyv1.Conversation) (*parleyv1.Conversation, error) {
 	return &parleyv1.Conversation{
 		Id: c.GetId(), Title: c.GetTitle(), Labels: c.GetLabels(), Agent: c.GetAgent(),
 		SystemPrompt: c.GetSystemPrompt(), Retention: c.GetRetention(),
+	}, s.retentions.Check(c.GetRetention())
+}
+
+// settableWith returns what settable returns for the field create_with of a request, without the id, and nil if the
+// field is unset. So requests without the field have the digests that earlier versions stored.
+func (s *Server) settableWith(c *parleyv1.Conversation) (*parleyv1.Conversation, error) {
+	if c == nil {
+		return nil, nil
 	}
+	c, err := s.settable(c)
+	c.Id = ""
+	return c, err
 }
 
 // LoadConversation returns a conversation with its newest messages. It creates the conversation if it
@@ -49,32 +67,59 @@ func settable(c *parleyv1.Conversation) *parleyv1.Conversation {
 func (s messageReader) LoadConversation(
 	ctx context.Context, r *parleyv1.LoadConversationRequest,
 ) (*wirecodec.Reply, error) {
-	const method = "LoadConversation"
-	id := r.GetConversationId()
-	q, err := newRequest(r.GetRequestId(), method, &parleyv1.LoadConversationRequest{ConversationId: id})
+	with, err := s.settableWith(r.GetCreateWith())
 	if err != nil {
 		return nil, err
 	}
-	read := &store.Read{Tenant: tenant(ctx), Newest: defaultLoadMessages, Request: q}
-	read.ConversationID = idOr(id, r.GetRequestId(), tenant(ctx), method)
-	if r.MessageLimit != nil {
-		read.Newest = int(r.GetMessageLimit())
+	read, err := readToLoad(tenant(ctx), r, with)
+	if err != nil {
+		return nil, err
 	}
-	snapshot, err := s.load(ctx, read)
+	snapshot, err := s.load(ctx, read, with)
 	if err != nil {
 		return nil, inConversation(read.ConversationID, err)
 	}
 	return loadReply(snapshot), nil
 }
 
-func loadReply(snapshot *store.Snapshot) *wirecodec.Reply {
-	return wirecodec.NewReply(&parleyv1.LoadConversationResponse{
-		Conversation: snapshot.Conversation, Created: snapshot.Seen != nil && snapshot.Seen.Created,
-	}, snapshot.Messages)
+// readToLoad returns the read of a LoadConversation. with is what settableWith returns for its create_with.
+func readToLoad(
+	tenant string, r *parleyv1.LoadConversationRequest, with *parleyv1.Conversation,
+) (*store.Read, error) {
+	const method = "LoadConversation"
+	id := r.GetConversationId()
+	q, err := retries.NewRequest(r.GetRequestId(), method, &parleyv1.LoadConversationRequest{
+		ConversationId: id, CreateWith: with,
+	})
+	if err != nil {
+		return nil, err
+	}
+	read := &store.Read{
+		Tenant: tenant, Newest: defaultLoadMessages, RecordPrefixes: r.GetRecordPrefixes(), Request: q,
+	}
+	read.ConversationID = retries.IDOr(id, r.GetRequestId(), tenant, method)
+	if r.MessageLimit != nil {
+		read.Newest = int(r.GetMessageLimit())
+	}
+	return read, nil
 }
 
-// load reads a conversation, see [Server.read]. It creates the conversation if it does not exist.
-func (s *Server) load(ctx context.Context, read *store.Read) (*store.Snapshot, error) {
+func loadReply(snapshot *store.Snapshot) *wirecodec.Reply {
+	records, more := recordsOnPage(snapshot)
+	return wirecodec.NewReply(&parleyv1.LoadConversationResponse{
+		Conversation: snapshot.Conversation, Created: snapshot.Seen != nil && snapshot.Seen.Created,
+		Records: records, MoreRecords: more,
+	}, newestOnPage(snapshot.Messages))
+}
+
+// load reads a conversation, see [Server.read]. It creates the conversation if it does not exist, with the fields of
+// with, which may be nil.
+func (s *Server) load(ctx context.Context, read *store.Read, with *parleyv1.Conversation) (*store.Snapshot, error) {
+	c := proto.CloneOf(with)
+	if c == nil {
+		c = new(parleyv1.Conversation)
+	}
+	c.Id = read.ConversationID
 	// The loop repeats only if another caller creates the conversation between the two calls.
 	for {
 		snapshot, err := s.read(ctx, read)
@@ -82,8 +127,7 @@ func (s *Server) load(ctx context.Context, read *store.Read) (*store.Snapshot, e
 			return snapshot, err
 		}
 		result, err := s.store.Create(ctx, &store.Create{
-			Tenant: read.Tenant, Conversation: &parleyv1.Conversation{Id: read.ConversationID},
-			Request: read.Request, OrGet: true,
+			Tenant: read.Tenant, Conversation: c, Request: read.Request, OrGet: true,
 		})
 		if err != nil {
 			return nil, err
@@ -109,93 +153,91 @@ func (s *Server) GetConversation(
 func (s *Server) UpdateConversation(
 	ctx context.Context, r *parleyv1.UpdateConversationRequest,
 ) (*parleyv1.UpdateConversationResponse, error) {
-	c, err := s.update(ctx, &store.Update{
+	fields := updateFields(r)
+	if err := s.retentions.Check(retentionIn(fields, r.GetConversation())); err != nil {
+		return nil, err
+	}
+	result, err := s.update(ctx, &store.Update{
 		ConversationID: r.GetConversation().GetId(), IfVersion: r.IfVersion,
-		Values: r.GetConversation(), Fields: updateFields(r),
+		Values: r.GetConversation(), Fields: fields,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &parleyv1.UpdateConversationResponse{Conversation: c}, nil
+	return &parleyv1.UpdateConversationResponse{Conversation: result.Conversation}, nil
 }
 
-// ClearConversation removes the messages after a sequence. The conversation stays.
+// ClearConversation removes the messages after a sequence, or single ones. The conversation stays.
 func (s *Server) ClearConversation(
 	ctx context.Context, r *parleyv1.ClearConversationRequest,
 ) (*parleyv1.ClearConversationResponse, error) {
-	through := r.GetAfterSequence()
-	c, err := s.update(ctx, &store.Update{
-		ConversationID: r.GetConversationId(), IfVersion: r.IfVersion, KeepThrough: &through,
+	q, err := clearRequest(r)
+	if err != nil {
+		return nil, err
+	}
+	result, err := s.update(ctx, &store.Update{
+		ConversationID: r.GetConversationId(), IfVersion: r.IfVersion, KeepThrough: &r.AfterSequence,
+		Sequences: r.GetSequences(), Request: q,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &parleyv1.ClearConversationResponse{Conversation: c}, nil
+	return &parleyv1.ClearConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
+}
+
+// clearRequest returns the request by which a retry of a removal is recognised. With sequences, after_sequence has no
+// effect.
+func clearRequest(r *parleyv1.ClearConversationRequest) (*store.Request, error) {
+	content := &parleyv1.ClearConversationRequest{AfterSequence: r.GetAfterSequence(), Sequences: r.GetSequences()}
+	if len(content.GetSequences()) > 0 {
+		content.AfterSequence = 0
+	}
+	return retries.NewRequest(r.GetRequestId(), "ClearConversation", content)
+}
+
+// callSeparated is the refusal of a removal that would separate a tool call from its result.
+func callSeparated(e *store.SeparatedError, about subject) refusal {
+	field := "sequences"
+	if e.Replacing {
+		field = "replace_after_sequence"
+	}
+	r := refuse(codes.InvalidArgument, "CALL_SEPARATED", "%s: %s: %v", field, about.name, e).badField(field, e.Error())
+	r.metadata = map[string]string{
+		"call_sequence": strconv.Itoa(int(e.Call)), "result_sequence": strconv.Itoa(int(e.Result)),
+	}
+	return r
 }
 
 // SetActiveAgent grants an agent the routing lease of a conversation, or ends the lease.
 func (s *Server) SetActiveAgent(
 	ctx context.Context, r *parleyv1.SetActiveAgentRequest,
 ) (*parleyv1.SetActiveAgentResponse, error) {
-	c, err := s.update(ctx, &store.Update{
+	result, err := s.update(ctx, &store.Update{
 		ConversationID: r.GetConversationId(), IfVersion: r.IfVersion,
 		Lease: &store.Lease{Agent: r.GetAgent(), Reason: r.GetReason(), Duration: r.GetLeaseDuration().AsDuration()},
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &parleyv1.SetActiveAgentResponse{Conversation: c}, nil
+	return &parleyv1.SetActiveAgentResponse{Conversation: result.Conversation}, nil
 }
 
-// update changes a conversation of the caller's tenant. It returns the header for the reply, which
+// update changes a conversation of the caller's tenant. The header in the result is for the reply, and
 // has no system prompt.
-func (s *Server) update(ctx context.Context, u *store.Update) (*parleyv1.Conversation, error) {
+func (s *Server) update(ctx context.Context, u *store.Update) (*store.Result, error) {
 	u.Tenant = tenant(ctx)
 	result, err := s.store.Update(ctx, u)
 	if err != nil {
 		return nil, inConversation(u.ConversationID, err)
 	}
-	return withoutPrompt(result.Conversation), nil
+	withoutPrompt(result.Conversation)
+	return result, nil
 }
 
 // withoutPrompt removes the system prompt from a header. Replies that only report a change have none.
 func withoutPrompt(c *parleyv1.Conversation) *parleyv1.Conversation {
 	c.SystemPrompt = ""
 	return c
-}
-
-// updateFields returns the fields to change: those of the update mask, or all fields that are set if
-// the mask is empty.
-func updateFields(r *parleyv1.UpdateConversationRequest) []string {
-	const maxMessages, ttl = "retention.max_messages", "retention.ttl"
-	var fields []string
-	for _, path := range r.GetUpdateMask().GetPaths() {
-		if path == "retention" {
-			fields = append(fields, maxMessages, ttl)
-			continue
-		}
-		fields = append(fields, path)
-	}
-	if len(fields) > 0 {
-		return fields
-	}
-	c := r.GetConversation()
-	for _, field := range []struct {
-		name string
-		set  bool
-	}{
-		{"title", c.GetTitle() != ""},
-		{"labels", len(c.GetLabels()) > 0},
-		{"agent", c.GetAgent() != ""},
-		{"system_prompt", c.GetSystemPrompt() != ""},
-		{maxMessages, c.GetRetention().GetMaxMessages() != 0},
-		{ttl, c.GetRetention().GetTtl() != nil},
-	} {
-		if field.set {
-			fields = append(fields, field.name)
-		}
-	}
-	return fields
 }
 
 // ListConversations returns a page of the tenant's live conversations.
@@ -257,14 +299,14 @@ func (s *Server) ForkConversation(
 	ctx context.Context, r *parleyv1.ForkConversationRequest,
 ) (*parleyv1.ForkConversationResponse, error) {
 	const method = "ForkConversation"
-	q, err := newRequest(r.GetRequestId(), method, &parleyv1.ForkConversationRequest{
+	q, err := retries.NewRequest(r.GetRequestId(), method, &parleyv1.ForkConversationRequest{
 		ConversationId: r.GetConversationId(), AtSequence: r.GetAtSequence(),
-		NewConversationId: r.GetNewConversationId(),
+		NewConversationId: r.GetNewConversationId(), IncludeRecords: r.GetIncludeRecords(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	id := idOr(r.GetNewConversationId(), r.GetRequestId(), tenant(ctx), method)
+	id := retries.IDOr(r.GetNewConversationId(), r.GetRequestId(), tenant(ctx), method)
 	if first, err := s.firstFork(ctx, id, q); err != nil || first != nil {
 		return first, err
 	}
@@ -293,12 +335,12 @@ func (s *Server) firstFork(
 func (s *Server) fork(
 	ctx context.Context, r *parleyv1.ForkConversationRequest, id string, q *store.Request,
 ) (*parleyv1.ForkConversationResponse, error) {
-	create, err := s.readFork(ctx, r, id)
+	create, size, err := s.readFork(ctx, r, id)
 	if err != nil {
 		return nil, inConversation(r.GetConversationId(), err)
 	}
 	// The request is small, so the interceptors do not count it.
-	if err := s.limits.Append(tenant(ctx), len(create.Messages)+proto.Size(create.Conversation)); err != nil {
+	if err := s.limits.Append(tenant(ctx), size); err != nil {
 		return nil, err
 	}
 	create.Request = q
@@ -309,14 +351,16 @@ func (s *Server) fork(
 	return &parleyv1.ForkConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
 }
 
-// readFork reads the source of a fork and returns the store operation that creates the copy. A fork
-// copies everything except the lease, turns and request ids.
-func (s *Server) readFork(ctx context.Context, r *parleyv1.ForkConversationRequest, id string) (*store.Create, error) {
+// readFork reads the source of a fork and returns the store operation that creates the copy, and the size of the copy
+// in bytes. A fork copies everything except the lease, turns and request ids, and records only if the request says so.
+func (s *Server) readFork(
+	ctx context.Context, r *parleyv1.ForkConversationRequest, id string,
+) (create *store.Create, copied int, err error) {
 	source, err := s.store.Read(ctx, &store.Read{
 		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Newest: -1,
 	})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	frames, last := source.Messages, int32(0)
 	size := 0
@@ -327,11 +371,20 @@ func (s *Server) readFork(ctx context.Context, r *parleyv1.ForkConversationReque
 		last, size = frame.Sequence(), size+len(frame)
 	}
 	if r.GetAtSequence() != 0 && last != r.GetAtSequence() {
-		return nil, &sequenceGoneError{sequence: r.GetAtSequence()}
+		return nil, 0, &sequenceGoneError{sequence: r.GetAtSequence()}
 	}
-	c := settable(source.Conversation)
+	c, err := s.settable(source.Conversation)
+	if err != nil {
+		return nil, 0, err
+	}
 	c.Id, c.ForkedFrom = id, &parleyv1.ForkOrigin{ConversationId: source.Conversation.GetId(), Sequence: last}
-	return &store.Create{Tenant: tenant(ctx), Messages: frames[:size], Conversation: c}, nil
+	create = &store.Create{Tenant: tenant(ctx), Messages: frames[:size], Conversation: c}
+	copied = size + proto.Size(c)
+	if r.GetIncludeRecords() {
+		create.RecordsOf, create.RecordsOfUID = r.GetConversationId(), source.Conversation.GetUid()
+		copied += int(source.Conversation.GetRecordBytes())
+	}
+	return create, copied, nil
 }
 
 // sequenceGoneError means that the message at which a fork ends is not stored.

@@ -26,6 +26,7 @@ func (s *Server) Direct(streams grpc.ClientConnInterface) grpc.ClientConnInterfa
 	}
 	for _, service := range []*grpc.ServiceDesc{
 		&parleyv1.ConversationService_ServiceDesc,
+		&parleyv1.RecordService_ServiceDesc,
 		&parleyv1.InteractionLogService_ServiceDesc,
 		&parleyv1.AdminService_ServiceDesc,
 	} {

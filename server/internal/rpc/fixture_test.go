@@ -34,6 +34,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fixture is a server with memstore and the echo agent, and clients of all its services.
 type fixture struct {
 	parleyv1.ConversationServiceClient
+	parleyv1.RecordServiceClient
 	parleyv1.InteractionLogServiceClient
 	admin  parleyv1.AdminServiceClient
 	conn   *grpc.ClientConn
@@ -143,6 +144,7 @@ func (f *fixture) serve(t *testing.T, wrapConn func(net.Conn) net.Conn, options 
 	), parleyv1.NewAdminServiceClient(
 		conn,
 	)
+	f.RecordServiceClient = parleyv1.NewRecordServiceClient(conn)
 	f.InteractionLogServiceClient = parleyv1.NewInteractionLogServiceClient(conn)
 	t.Cleanup(func() {
 		f.server.Stop()

@@ -24,7 +24,7 @@ func largestHeader(id string) *parleyv1.Conversation {
 	}
 	c := &parleyv1.Conversation{
 		Id: id + text(
-			128-len(id),
+			256-len(id),
 		), Title: text(512), Agent: text(128), SystemPrompt: text(64 << 10), Labels: make(map[string]string),
 		Retention: &parleyv1.Retention{MaxMessages: 1000, Ttl: durationpb.New(366*24*time.Hour - 1)},
 		Version:   1 << 30, LastSequence: 1 << 30, CreateTime: at(), UpdateTime: at(), LastAppendTime: at(),
@@ -34,7 +34,7 @@ func largestHeader(id string) *parleyv1.Conversation {
 			StartTime:       at(),
 			LeaseExpireTime: timestamppb.New(time.Date(9999, 12, 31, 0, 0, 0, 999_999_999, time.UTC)),
 		},
-		ForkedFrom: &parleyv1.ForkOrigin{ConversationId: text(128), Sequence: 1 << 30},
+		ForkedFrom: &parleyv1.ForkOrigin{ConversationId: text(256), Sequence: 1 << 30},
 	}
 	for i := range 64 {
 		c.Labels[fmt.Sprintf("%064d", i)] = text(1024)

@@ -206,7 +206,7 @@ func TestInvalidInteractionRequests(t *testing.T) {
 				Span: &parleyv1.ListInteractionsRequest_Within{Within: durationpb.New(-time.Second)},
 			},
 		},
-		{"conversation_id", &parleyv1.ListInteractionsRequest{ConversationId: "../x"}},
+		{"conversation_id", &parleyv1.ListInteractionsRequest{ConversationId: ".."}},
 		{"page_size", &parleyv1.ListInteractionsRequest{PageSize: 1001}},
 		{"page_token", &parleyv1.ListInteractionsRequest{PageToken: "x"}},
 		{"page_token", &parleyv1.ListInteractionsRequest{PageToken: token, ConversationId: "a"}},
@@ -214,7 +214,7 @@ func TestInvalidInteractionRequests(t *testing.T) {
 		{"query", &parleyv1.SearchInteractionsRequest{Query: strings.Repeat("x", 1025)}},
 		{"days", &parleyv1.SearchInteractionsRequest{Query: "x", Days: -1}},
 		{"page_token", &parleyv1.SearchInteractionsRequest{Query: "x", PageToken: token}},
-		{"conversation_id", &parleyv1.SearchInteractionsRequest{Query: "x", ConversationId: "/"}},
+		{"conversation_id", &parleyv1.SearchInteractionsRequest{Query: "x", ConversationId: "."}},
 		{"conversation_id", &parleyv1.DeleteInteractionsRequest{}},
 	} {
 		var err error

@@ -282,7 +282,8 @@ func storesRequests(method string) bool {
 		parleyv1.ConversationService_CreateConversation_FullMethodName,
 		parleyv1.ConversationService_UpdateConversation_FullMethodName,
 		parleyv1.ConversationService_SetActiveAgent_FullMethodName,
-		parleyv1.ConversationService_ImportConversations_FullMethodName:
+		parleyv1.ConversationService_ImportConversations_FullMethodName,
+		parleyv1.RecordService_WriteRecords_FullMethodName:
 		return true
 	}
 	return false

@@ -150,7 +150,7 @@ func withMetadata(t *testing.T, pairs ...string) context.Context {
 func TestAuthentication(t *testing.T) {
 	f := open(t, func(s *setup) { s.Auth = byMetadata() })
 	// Authentication comes before validation.
-	_, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{RequestId: "a b"})
+	_, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{RequestId: "a "})
 	if got := wantError(t, err, codes.Unauthenticated, "UNAUTHENTICATED"); strings.Contains(got.text, secret) {
 		t.Errorf("text = %q, want no internal text", got.text)
 	}

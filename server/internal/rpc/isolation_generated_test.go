@@ -88,6 +88,7 @@ func (s *isolatedServer) fill(t *testing.T, prefix string, count int) {
 		ids := &foreignIDs{
 			conversation: fmt.Sprintf("%s-%04d", prefix, i), held: fmt.Sprintf("%s-held-%04d", prefix, i),
 			request: fmt.Sprintf("%s-request-%04d", prefix, i), message: fmt.Sprintf("%s-message-%04d", prefix, i),
+			record: fmt.Sprintf("%s-record-%04d", prefix, i),
 		}
 		ids.turn = s.fillConversation(t, ids)
 		reply, err := s.GetConversation(s.b, &parleyv1.GetConversationRequest{ConversationId: ids.conversation})
@@ -136,6 +137,10 @@ func (s *isolatedServer) fillConversation(t *testing.T, ids *foreignIDs) (turn s
 		if _, err := s.AppendMessages(s.b, &parleyv1.AppendMessagesRequest{
 			ConversationId: id, RequestId: ids.request,
 			Messages: []*parleyv1.Message{{Id: ids.message, Role: parleyv1.Role_ROLE_USER, Content: secretContent}},
+			Records: []*parleyv1.RecordWrite{
+				{Key: ids.record + "false", Value: []byte(secretContent)},
+				{Key: ids.record + "true", Value: []byte(secretContent), TenantScope: true},
+			},
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -323,7 +328,7 @@ func (i *isolation) differences(t *testing.T, all []variant, owned bool, limit i
 func (i *isolation) export(t *testing.T) []proto.Message {
 	t.Helper()
 	s := i.with
-	stream, err := s.ExportConversations(s.b, &parleyv1.ExportConversationsRequest{})
+	stream, err := s.ExportConversations(s.b, &parleyv1.ExportConversationsRequest{IncludeRecords: true})
 	if err != nil {
 		t.Fatal(err)
 	}

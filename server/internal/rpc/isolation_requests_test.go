@@ -22,8 +22,8 @@ import (
 func isolatedMethods() []protoreflect.MethodDescriptor {
 	var methods []protoreflect.MethodDescriptor
 	for _, file := range []protoreflect.FileDescriptor{
-		parleyv1.File_parley_v1_conversation_service_proto, parleyv1.File_parley_v1_interaction_log_service_proto,
-		parleyv1.File_parley_v1_admin_service_proto,
+		parleyv1.File_parley_v1_conversation_service_proto, parleyv1.File_parley_v1_record_service_proto,
+		parleyv1.File_parley_v1_interaction_log_service_proto, parleyv1.File_parley_v1_admin_service_proto,
 	} {
 		for i := range file.Services().Len() {
 			for j := range file.Services().Get(i).Methods().Len() {
@@ -46,6 +46,7 @@ type foreignIDs struct {
 	turn         string
 	request      string
 	message      string
+	record       string // begins the keys of a record of the tenant, with true, and of one of the conversation, with false
 	header       *parleyv1.Conversation
 	cursor       string
 }
@@ -111,7 +112,8 @@ func mainVariants(t *testing.T) (all []variant) {
 
 func sampleIDs() *foreignIDs {
 	return &foreignIDs{
-		conversation: "c", held: "h", turn: "t", request: "r", message: "m", header: &parleyv1.Conversation{Id: "c"},
+		conversation: "c", held: "h", turn: "t", request: "r", message: "m", record: "k",
+		header: &parleyv1.Conversation{Id: "c"},
 		cursor: "AAAAAAAAAAAAAAAAAAAAAA",
 	}
 }
@@ -140,6 +142,12 @@ func (f *foreignIDs) fill(t *testing.T, m protoreflect.Message, field protorefle
 		list := m.Mutable(field).List()
 		list.Append(protoreflect.ValueOfString(f.conversation))
 		list.Append(protoreflect.ValueOfString(f.held))
+	case field.IsList() && field.Message() != nil && field.Message().Name() == "RecordWrite":
+		for _, ofTenant := range []bool{false, true} {
+			m.Mutable(field).List().Append(protoreflect.ValueOfMessage((&parleyv1.RecordWrite{
+				Key: fmt.Sprint(f.record, ofTenant), Value: []byte("of a"), TenantScope: ofTenant,
+			}).ProtoReflect()))
+		}
 	case field.IsList():
 		m.Mutable(field).List().Append(f.value(t, field))
 	default:
@@ -180,6 +188,7 @@ func (f *foreignIDs) text(t *testing.T, field protoreflect.FieldDescriptor) stri
 		"request_id": f.request, "known_uid": f.header.GetUid(), "cursor": f.cursor, "page_token": "no token",
 		"agent": "echo", "content": secretContent, "query": secretContent, "reason": "because",
 		"system_prompt": "Be brief.", "structured_data_type": "list", "date": logTime().Format(time.DateOnly),
+		"message_ids": f.message, "keys": f.record + "true", "prefix": f.record, "record_prefixes": f.record, "after_key": "a",
 	}[field.Name()]
 	if !known {
 		t.Fatalf("%s is a new field: decide which value of another tenant belongs into it", field.FullName())
@@ -196,13 +205,15 @@ func (f *foreignIDs) nested(t *testing.T, field protoreflect.FieldDescriptor) pr
 	switch name := field.Message().Name(); name {
 	case "Conversation":
 		c := proto.CloneOf(f.header)
-		c.MessageCount = 0 // An import with another number of messages is invalid.
+		c.MessageCount, c.RecordCount = 0, 0 // An import with another number of messages or records is invalid.
 		return c
 	case "Message":
 		return &parleyv1.Message{
 			Id: f.message, Role: parleyv1.Role_ROLE_USER, Content: secretContent, Sequence: 1,
 			CreateTime: timestamppb.New(logTime().Add(-isolatedAge)),
 		}
+	case "Record":
+		return &parleyv1.Record{Key: f.record, Value: []byte("imported")}
 	case "AppendMessagesRequest":
 		return &parleyv1.AppendMessagesRequest{
 			ConversationId: f.conversation, RequestId: f.request, MustExist: true,

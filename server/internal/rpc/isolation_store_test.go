@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -93,6 +94,27 @@ func (s leakyStore) List(ctx context.Context, l *store.List) (*store.Page, error
 	leaked := *l
 	leaked.Tenant = s.tenant("List", l.Tenant)
 	return s.Store.List(ctx, &leaked)
+}
+
+// WriteRecords implements store.Store.
+func (s leakyStore) WriteRecords(ctx context.Context, w *store.WriteRecords) (*store.WrittenRecords, error) {
+	leaked := *w
+	leaked.Tenant = s.tenant("WriteRecords", w.Tenant)
+	return s.Store.WriteRecords(ctx, &leaked)
+}
+
+// GetRecords implements store.Store.
+func (s leakyStore) GetRecords(ctx context.Context, g *store.GetRecords) ([]*parleyv1.Record, []string, error) {
+	leaked := *g
+	leaked.Tenant = s.tenant("GetRecords", g.Tenant)
+	return s.Store.GetRecords(ctx, &leaked)
+}
+
+// ListRecords implements store.Store.
+func (s leakyStore) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parleyv1.Record, bool, error) {
+	leaked := *l
+	leaked.Tenant = s.tenant("ListRecords", l.Tenant)
+	return s.Store.ListRecords(ctx, &leaked)
 }
 
 // TenantStats implements store.Store.

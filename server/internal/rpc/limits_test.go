@@ -130,6 +130,10 @@ func TestTenantAppendBytes(t *testing.T) {
 			_, err := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c2", Content: large})
 			return err
 		},
+		"WriteRecords": func() error {
+			_, err := f.WriteRecords(t.Context(), &parleyv1.WriteRecordsRequest{Writes: []*parleyv1.RecordWrite{put("a", large)}})
+			return err
+		},
 		"CreateConversation": func() error {
 			_, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{
 				Conversation: &parleyv1.Conversation{Id: "c2", SystemPrompt: large},

@@ -2,10 +2,8 @@ package rpc
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 
 	"golang.org/x/sync/semaphore"
@@ -15,7 +13,9 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/calllog"
+	"github.com/parleyhq/parley/server/internal/rpc/pages"
 	"github.com/parleyhq/parley/server/internal/rpc/pipeline"
+	"github.com/parleyhq/parley/server/internal/rpc/retries"
 	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/window"
@@ -23,11 +23,9 @@ import (
 )
 
 const (
-	// defaultMessagePage is the page size of ListMessages if the request has none.
-	defaultMessagePage = 20
-	// maxPageBytes limits the messages of a page. With the header, the reply stays below
+	// maxPageBytes limits the messages in a reply. With the header, the reply stays below
 	// rules.MaxGRPCBytes.
-	maxPageBytes = store.MaxConversationBytes
+	maxPageBytes = pages.MaxBytes
 	// ownStreamBytes is the memory in bytes that the requests under way of an AppendStream may need in decoded form
 	// before they count towards maxDecodedBytes.
 	ownStreamBytes = 256 << 10
@@ -76,14 +74,15 @@ func (s *Server) appendMessages(
 	}
 	result, err := s.store.Append(ctx, &store.Append{
 		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Messages: r.GetMessages(),
-		Request: q, IfVersion: r.IfVersion, MustExist: r.GetMustExist(), Queued: queued,
+		Request: q, IfVersion: r.IfVersion, MustExist: r.GetMustExist(), CreateWith: r.GetCreateWith(),
+		ReplaceAfter: r.ReplaceAfterSequence, Records: r.GetRecords(), Queued: queued,
 	})
 	if err != nil {
 		return nil, inConversation(r.GetConversationId(), err)
 	}
 	return &parleyv1.AppendMessagesResponse{
 		Conversation: withoutPrompt(result.Conversation), Appended: result.Appended,
-		Replayed: result.Replayed, Created: result.Created,
+		Replayed: result.Replayed, Created: result.Created, TenantRevision: result.TenantRevision,
 	}, nil
 }
 
@@ -166,8 +165,8 @@ func (s *Server) answerStreamed(ctx context.Context, request any) (any, error) {
 	})
 }
 
-// prepareAppend checks the messages of a request and sets the ids of those that have none. It returns the
-// request that the store compares retries with.
+// prepareAppend checks the messages of a request and sets the ids of those that have none. It removes the fields of
+// create_with that clients cannot set. It returns the request that the store compares retries with.
 func (s *Server) prepareAppend(tenant string, r *parleyv1.AppendMessagesRequest) (*store.Request, error) {
 	const method = "AppendMessages"
 	for i, m := range r.GetMessages() {
@@ -177,12 +176,19 @@ func (s *Server) prepareAppend(tenant string, r *parleyv1.AppendMessagesRequest)
 			return nil, err
 		}
 	}
-	q, err := newRequest(r.GetRequestId(), method, &parleyv1.AppendMessagesRequest{Messages: r.GetMessages()})
+	var err error
+	if r.CreateWith, err = s.settableWith(r.GetCreateWith()); err != nil {
+		return nil, err
+	}
+	q, err := retries.NewRequest(r.GetRequestId(), method, &parleyv1.AppendMessagesRequest{
+		Messages: r.GetMessages(), CreateWith: r.GetCreateWith(), ReplaceAfterSequence: r.ReplaceAfterSequence,
+		Records: r.GetRecords(),
+	})
 	if err != nil {
 		return nil, err
 	}
 	for i, m := range r.GetMessages() {
-		m.Id = idOr(m.GetId(), r.GetRequestId(), tenant, r.GetConversationId(), method, strconv.Itoa(i))
+		m.Id = retries.IDOr(m.GetId(), r.GetRequestId(), tenant, r.GetConversationId(), method, strconv.Itoa(i))
 	}
 	return q, nil
 }
@@ -205,14 +211,14 @@ func (s messageReader) ListMessages(
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
-	page, err := openPage(r, tenant(ctx), snapshot.Conversation)
+	page, err := pages.OpenMessages(r, tenant(ctx), snapshot.Conversation)
 	if err != nil {
 		return nil, err
 	}
 	return wirecodec.NewReply(&parleyv1.ListMessagesResponse{
 		Conversation: snapshot.Conversation, OldestSequence: oldestSequence(snapshot),
-		NextPageToken: page.fill(snapshot.Messages),
-	}, page.slices(snapshot.Messages)...), nil
+		NextPageToken: page.Fill(snapshot.Messages),
+	}, page.Slices(snapshot.Messages)...), nil
 }
 
 // oldestSequence returns the sequence of the oldest stored message. If there is none, it returns the
@@ -224,117 +230,57 @@ func oldestSequence(snapshot *store.Snapshot) int32 {
 	return snapshot.Conversation.GetLastSequence() + 1
 }
 
-// messagePage is one page of ListMessages.
-type messagePage struct {
-	request *parleyv1.ListMessagesRequest
-	scope   []string // of page tokens
-	// last is the sequence of the previous page's last message, or 0 if there is none. After fill, it
-	// is the sequence of this page's last message.
-	last int32
-	// spans are the positions of the page's messages in the stored messages, and size is their size in bytes.
-	spans []span
-	size  int
-}
-
-// span is a part of the stored messages: the bytes from start to before end.
-type span struct{ start, end int }
-
-// openPage returns the page that a request names with its page token, or the first page. The page is
-// empty.
-func openPage(r *parleyv1.ListMessagesRequest, tenant string, c *parleyv1.Conversation) (*messagePage, error) {
-	// The scope contains the uid, because a later conversation with the same id has other messages.
-	p := &messagePage{request: r, scope: []string{
-		"messages", tenant, c.GetId(), c.GetUid(),
-		strconv.FormatBool(r.GetAscending()), strconv.Itoa(int(r.GetAfterSequence())),
-	}}
-	if r.GetPageToken() == "" {
-		return p, nil
-	}
-	position, err := store.OpenToken(r.GetPageToken(), p.scope...)
-	if err != nil || len(position) != 4 {
-		return nil, store.ErrPageToken
-	}
-	p.last = int32(binary.BigEndian.Uint32(position))
-	return p, nil
-}
-
-// fill adds the messages that belong to the page. It returns the token of the next page, or "" if this is
-// the last page. stored are all messages of the conversation.
-func (p *messagePage) fill(stored store.Frames) (nextToken string) {
-	var frames []span
-	at := 0
-	for frame := range stored.All() {
-		frames = append(frames, span{at, at + len(frame)})
-		at += len(frame)
-	}
-	if !p.request.GetAscending() {
-		slices.Reverse(frames)
-	}
-	left := int(p.request.GetPageSize())
-	if left == 0 {
-		left = defaultMessagePage
-	}
-	for _, frame := range frames {
-		sequence := store.Frame(stored[frame.start:frame.end]).Sequence()
-		if sequence <= p.request.GetAfterSequence() || p.onEarlierPage(sequence) {
-			continue
+// newestOnPage returns the newest messages that a reply can contain: maxPageBytes, but at least one. Only a
+// conversation that keeps all messages may have more.
+func newestOnPage(messages store.Frames) store.Frames {
+	excess, skip, left := len(messages)-maxPageBytes, 0, messages.Count()
+	for frame := range messages.All() {
+		if excess <= 0 || left <= 1 {
+			break
 		}
-		full := left == 0 || p.size+frame.end-frame.start > maxPageBytes
-		if p.size > 0 && full {
-			return store.SealToken(binary.BigEndian.AppendUint32(nil, uint32(p.last)), p.scope...)
-		}
-		p.add(frame)
-		p.last = sequence
-		left--
+		excess, skip, left = excess-len(frame), skip+1, left-1
 	}
-	return ""
+	return messages.Skip(skip)
 }
 
-// add adds a message to the page.
-func (p *messagePage) add(frame span) {
-	p.size += frame.end - frame.start
-	if n := len(p.spans); n > 0 && p.spans[n-1].end == frame.start {
-		p.spans[n-1].end = frame.end
-		return
+// windowOnPage returns the bounds of a window that a reply can contain: those of w, and maxPageBytes if size, the size
+// of all messages, is larger.
+func windowOnPage(w *parleyv1.ContextWindow, size int) *parleyv1.ContextWindow {
+	if size <= maxPageBytes || w.GetMaxBytes() > 0 && w.GetMaxBytes() <= maxPageBytes {
+		return w
 	}
-	p.spans = append(p.spans, frame)
-}
-
-// slices returns the messages of the page, which are parts of the stored messages.
-func (p *messagePage) slices(stored store.Frames) []store.Frames {
-	messages := make([]store.Frames, len(p.spans))
-	for i, s := range p.spans {
-		messages[i] = stored[s.start:s.end]
-	}
-	return messages
-}
-
-// onEarlierPage reports whether a message was on an earlier page.
-func (p *messagePage) onEarlierPage(sequence int32) bool {
-	switch {
-	case p.last == 0:
-		return false
-	case p.request.GetAscending():
-		return sequence <= p.last
-	default:
-		return sequence >= p.last
-	}
+	bounded := &parleyv1.ContextWindow{MaxBytes: maxPageBytes}
+	proto.Merge(bounded, w)
+	bounded.MaxBytes = maxPageBytes
+	return bounded
 }
 
 // GetContext returns the system prompt and the window of messages for a model call.
 func (s messageReader) GetContext(ctx context.Context, r *parleyv1.GetContextRequest) (*wirecodec.Reply, error) {
 	id := r.GetConversationId()
-	snapshot, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
+	snapshot, err := s.read(ctx, &store.Read{
+		Tenant: tenant(ctx), ConversationID: id, Newest: -1, RecordPrefixes: r.GetRecordPrefixes(),
+	})
 	if err != nil {
 		return nil, inConversation(id, err)
 	}
-	decoded, err := snapshot.Messages.Messages()
-	if err != nil {
-		return nil, inConversation(id, err)
+	return contextReply(r, snapshot)
+}
+
+// contextReply returns the reply of a GetContext. snapshot has the complete conversation.
+func contextReply(r *parleyv1.GetContextRequest, snapshot *store.Snapshot) (*wirecodec.Reply, error) {
+	messages := snapshot.Messages
+	if !r.GetIncludeReasoning() {
+		messages = messages.WithoutReasoning()
 	}
-	start := window.Start(decoded, snapshot.Offsets(), r.GetWindow())
+	decoded, err := messages.Messages()
+	if err != nil {
+		return nil, inConversation(r.GetConversationId(), err)
+	}
+	records, more := recordsOnPage(snapshot)
+	start := window.Start(decoded, snapshot.Offsets(), windowOnPage(r.GetWindow(), len(snapshot.Messages)))
 	return wirecodec.NewReply(&parleyv1.GetContextResponse{
 		SystemPrompt: snapshot.Conversation.GetSystemPrompt(), OmittedCount: int32(start),
-		Version: snapshot.Conversation.GetVersion(),
-	}, snapshot.Messages.Skip(start)), nil
+		Version: snapshot.Conversation.GetVersion(), Records: records, MoreRecords: more,
+	}, messages.Skip(start)), nil
 }

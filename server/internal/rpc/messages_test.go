@@ -25,9 +25,9 @@ import (
 // the number of the field in frames.
 func TestEncodedReplies(t *testing.T) {
 	want := map[string]string{
-		"LoadConversationResponse": "1 conversation, 2 messages, 3 created",
+		"LoadConversationResponse": "1 conversation, 2 messages, 3 created, 4 records, 5 more_records",
 		"ListMessagesResponse":     "1 conversation, 2 messages, 3 next_page_token, 4 oldest_sequence",
-		"GetContextResponse":       "1 system_prompt, 2 messages, 3 omitted_count, 4 version",
+		"GetContextResponse":       "1 system_prompt, 2 messages, 3 omitted_count, 4 version, 5 records, 6 more_records",
 	}
 	got := make(map[string]string)
 	service := parleyv1.File_parley_v1_conversation_service_proto.Services().ByName("ConversationService")
@@ -155,7 +155,7 @@ func TestMessageTooLarge(t *testing.T) {
 	// Validation comes before the check of sizes.
 	_, err = f.AppendMessages(
 		t.Context(),
-		&parleyv1.AppendMessagesRequest{ConversationId: "../c", Messages: []*parleyv1.Message{sized(1001)}},
+		&parleyv1.AppendMessagesRequest{ConversationId: "..", Messages: []*parleyv1.Message{sized(1001)}},
 	)
 	wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
 	if f.changeCount() != 0 {

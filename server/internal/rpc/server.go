@@ -82,6 +82,8 @@ type Options struct {
 	MaxMessageBytes int
 	// SummaryBytes is the maximum memory for routing summaries that may be requested again. If 0, none is kept.
 	SummaryBytes int
+	// Retentions says which retentions clients may not set. The zero value forbids none.
+	Retentions rules.Retentions
 	// Limits are the limits of tenants. If nil, there are none.
 	Limits *limit.Tenants
 	// Version is the version of the program in GetStats.
@@ -107,13 +109,14 @@ type Options struct {
 	Stream grpc.StreamServerInterceptor
 }
 
-// Server implements ConversationService, InteractionLogService and AdminService. Create it with New,
-// pass its ServerOptions to grpc.NewServer, and call Register with the grpc.Server. Before you stop
+// Server implements ConversationService, RecordService, InteractionLogService and AdminService. Create it
+// with New, pass its ServerOptions to grpc.NewServer, and call Register with the grpc.Server. Before you stop
 // the grpc.Server gracefully, call Stop.
 type Server struct {
 	// Methods that this version does not implement return UNIMPLEMENTED. Those of messageReader replace
 	// the ones here, see [Server.methods].
 	parleyv1.UnimplementedConversationServiceServer
+	parleyv1.UnimplementedRecordServiceServer
 	parleyv1.UnimplementedInteractionLogServiceServer
 	parleyv1.UnimplementedAdminServiceServer
 
@@ -125,6 +128,7 @@ type Server struct {
 	interactions    *interactionlog.Log
 	agents          *agent.Set
 	maxMessageBytes int
+	retentions      rules.Retentions
 	version         string
 	ballastBytes    int
 	now             func() time.Time
@@ -171,11 +175,13 @@ func New(o Options) (*Server, error) {
 	return &Server{
 		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
 		interactions: o.Interactions, agents: o.Agents,
-		maxMessageBytes: o.MaxMessageBytes, version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
+		maxMessageBytes: o.MaxMessageBytes, retentions: o.Retentions,
+		version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,
 		calls: calllog.New(calllog.Options{
 			Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf, Traced: tracing.Traced,
 		}),
-		tracer: o.Tracer, auth: o.Auth, importer: transfer.NewImporter(o.Store, o.Now), refusals: refusals(),
+		tracer: o.Tracer, auth: o.Auth, refusals: refusals(),
+		importer: transfer.NewImporter(o.Store, o.Now, o.Retentions),
 		requests: newDecoder(), limits: o.Limits, summaries: summaries.New(o.SummaryBytes),
 		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
@@ -189,6 +195,7 @@ func New(o Options) (*Server, error) {
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	r = s.Registrar(r)
 	parleyv1.RegisterConversationServiceServer(r, s)
+	parleyv1.RegisterRecordServiceServer(r, s)
 	parleyv1.RegisterInteractionLogServiceServer(r, s)
 	parleyv1.RegisterAdminServiceServer(r, s)
 }

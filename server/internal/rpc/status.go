@@ -99,7 +99,7 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 		}
 		err = context.Canceled // The client has disconnected. Logs and metrics must not count that as a fault of the server.
 	}
-	r := s.refusalOf(err)
+	r := s.addEnding(ctx, s.refusalOf(err), err)
 	s.report(ctx, r)
 	if r.internal {
 		s.log.ErrorContext(ctx, "call failed", "method", method, "reason", r.reason, "error", err)
@@ -187,7 +187,7 @@ func refusals() []row { //nolint:funlen // one table
 		// Errors with values.
 		as(func(e *invalidError, _ subject) refusal { return e.refusal() }),
 		as(versionMismatch),
-		as(conversationBusy),
+		as(conversationBusy), as(callSeparated), as(revisionMismatch),
 		as(func(e *tooLargeError, _ subject) refusal {
 			return refuse(limit, "MESSAGE_TOO_LARGE", "%v", e).with("limit_bytes", e.limit)
 		}),
@@ -212,13 +212,15 @@ func refusals() []row { //nolint:funlen // one table
 				with("open_call_ids", joinNames(e.Open, rules.MaxTextBytes))
 		}),
 		as(historyTooSmall),
+		as(conversationFull), as(recordsFull),
+		as(retentionForbidden),
 		as(tenantLimit),
 		as(tenantBytes),
 		as(tenantWatchers),
 		as(malformedRequest),
 		as(func(e *transfer.DamagedError, _ subject) refusal {
 			return refuse(codes.DataLoss, "RECORD_CORRUPT", "%v; restore them from a backup, or delete them", e).
-				with("conversation_ids", strings.Join(e.IDs, ",")).logged()
+				with("conversation_ids", e.JoinedIDs()).logged()
 		}),
 		as(func(e *store.BackupSpaceError, _ subject) refusal {
 			return refuse(limit, "BACKUP_SPACE", "%v; free space there", e).with("needed_bytes", e.Needed)
@@ -229,9 +231,9 @@ func refusals() []row { //nolint:funlen // one table
 		}),
 
 		// Requests that do not fit the state of the conversation or the server.
-		is(store.ErrNotFound, refuse(codes.NotFound, "CONVERSATION_NOT_FOUND",
+		is(store.ErrNotFound, refuse(codes.NotFound, notFoundReason,
 			subjectMark+" does not exist; it was never created, has expired, or was deleted")),
-		is(turn.ErrConversationDeleted, refuse(codes.NotFound, "CONVERSATION_NOT_FOUND",
+		is(turn.ErrConversationDeleted, refuse(codes.NotFound, notFoundReason,
 			subjectMark+" was deleted before the turn ended; the answer is not stored")),
 		is(store.ErrConversationExists, refuse(codes.AlreadyExists, "CONVERSATION_EXISTS",
 			subjectMark+" already exists; use another id, or load it with LoadConversation")),
@@ -265,8 +267,8 @@ func refusals() []row { //nolint:funlen // one table
 
 		// Limits.
 		is(store.ErrFull, refuse(limit, "STORE_FULL",
-			"the limit of conversations is reached, and none can be evicted: each one has a running turn or is "+
-				"ephemeral; retry when a turn has ended, or delete some").retryable()),
+			"the limit of conversations is reached, and none can be evicted: each one has a running turn, is "+
+				"ephemeral or has no_eviction; retry when a turn has ended, or delete some").retryable()),
 		is(store.ErrNoSpace, refuse(limit, "STORE_FULL",
 			"the disk of the store is full; reads and deletes still work").logged()),
 		is(store.ErrOverloaded, refuse(limit, "STORE_BUSY",
@@ -344,15 +346,6 @@ func eventsGone(e *turn.EventsGoneError, _ subject) refusal {
 		r = r.with("oldest_index", e.Oldest)
 	}
 	return r
-}
-
-// historyTooSmall is the refusal of tool results for which the history has no space.
-func historyTooSmall(e *turn.HistoryTooSmallError, _ subject) refusal {
-	r := refuse(codes.ResourceExhausted, "HISTORY_TOO_SMALL", "tool_results: %v", e)
-	if e.MaxBytes > 0 {
-		return r.with("max_conversation_bytes", e.MaxBytes)
-	}
-	return r.with("max_messages", e.MaxMessages)
 }
 
 // badField returns the refusal of a request with one invalid field.

@@ -55,11 +55,35 @@ func TestStatusOfErrors(t *testing.T) {
 			metadata: map[string]string{"current_version": "7"},
 		},
 		{
+			err:      &store.RevisionError{Key: "k/1", TenantScope: true, Current: 7},
+			code:     codes.Aborted,
+			reason:   "REVISION_MISMATCH",
+			metadata: map[string]string{"key": "k/1", "current_revision": "7", "scope": "tenant"},
+		},
+		{
+			err:      &store.RevisionError{Key: "k"},
+			code:     codes.Aborted,
+			reason:   "REVISION_MISMATCH",
+			metadata: map[string]string{"key": "k", "current_revision": "0", "scope": "conversation"},
+		},
+		{
+			err:      &store.RecordsFullError{Bytes: 9, Limit: 8},
+			code:     codes.ResourceExhausted,
+			reason:   "RECORDS_FULL",
+			metadata: map[string]string{"bytes": "9", "limit": "8"},
+		},
+		{
 			err:      &store.BusyError{TurnID: "t1"},
 			code:     codes.Aborted,
 			reason:   "CONVERSATION_BUSY",
 			metadata: map[string]string{"active_turn_id": "t1"},
 			retry:    time.Second,
+		},
+		{
+			err:      &store.SeparatedError{CallID: "c", Call: 2, Result: 3},
+			code:     codes.InvalidArgument,
+			reason:   "CALL_SEPARATED",
+			metadata: map[string]string{"call_sequence": "2", "result_sequence": "3"},
 		},
 		{err: store.ErrPageToken, code: codes.InvalidArgument, reason: "INVALID_REQUEST"},
 		{
@@ -128,6 +152,18 @@ func TestStatusOfErrors(t *testing.T) {
 			reason:   "TENANT_WATCHERS",
 			metadata: map[string]string{"limit": "9"},
 			retry:    time.Second,
+		},
+		{
+			err:      &store.ConversationFullError{Bytes: 10, Limit: 9},
+			code:     codes.ResourceExhausted,
+			reason:   "CONVERSATION_FULL",
+			metadata: map[string]string{"limit_bytes": "9"},
+		},
+		{
+			err:      &rules.RetentionError{Field: "keep_all", Flag: "--allow-keep-all"},
+			code:     codes.FailedPrecondition,
+			reason:   "RETENTION_FORBIDDEN",
+			metadata: map[string]string{"field": "retention.keep_all"},
 		},
 		{err: store.ErrFull, code: codes.ResourceExhausted, reason: "STORE_FULL", retry: time.Second},
 		{err: store.ErrNoSpace, code: codes.ResourceExhausted, reason: "STORE_FULL", logged: true},
@@ -220,7 +256,10 @@ func TestStatusOfErrors(t *testing.T) {
 	for _, test := range tests {
 		t.Run(fmt.Sprintf("%T %v", test.err, test.err), func(t *testing.T) {
 			log := new(logBuffer)
-			s := &Server{monitor: noMonitor{}, log: slog.New(slog.NewTextHandler(log, nil)), refusals: refusals()}
+			s := &Server{
+				monitor: noMonitor{}, log: slog.New(slog.NewTextHandler(log, nil)), refusals: refusals(),
+				hub: watch.New(watch.Options{}), now: time.Now,
+			}
 			err := inConversation("c1", fmt.Errorf("read %s: %w", secret, test.err))
 			got := statusOf(s.toStatus(t.Context(), "/parley.v1.ConversationService/GetConversation", err))
 			if test.code == codes.ResourceExhausted && !slices.Contains(LimitReasons(), test.reason) {
@@ -267,7 +306,10 @@ func TestStatusOfErrors(t *testing.T) {
 
 // TestStatusesAreIndependent checks that the status of an error contains nothing of an earlier error.
 func TestStatusesAreIndependent(t *testing.T) {
-	s := &Server{monitor: noMonitor{}, log: slog.New(slog.DiscardHandler), refusals: refusals()}
+	s := &Server{
+		monitor: noMonitor{}, log: slog.New(slog.DiscardHandler), refusals: refusals(),
+		hub: watch.New(watch.Options{}), now: time.Now,
+	}
 	for _, cause := range []error{store.ErrNotFound, store.ErrCorrupt, store.ErrRequestReused, &store.BusyError{TurnID: "t"}} {
 		for _, id := range []string{"first", "second"} {
 			got := statusOf(s.toStatus(t.Context(), "/x", inConversation(id, cause)))

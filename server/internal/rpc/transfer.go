@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/transfer"
@@ -21,9 +22,9 @@ type (
 // ExportConversations streams complete conversations.
 func (s *Server) ExportConversations(r *parleyv1.ExportConversationsRequest, stream exportStream) error {
 	ctx := stream.Context()
-	exported, err := transfer.Export(ctx, s.store, tenant(ctx), r.GetConversationIds(), stream.Send)
+	exported, err := transfer.Export(ctx, s.store, tenant(ctx), r, stream.Send)
 	s.log.InfoContext(ctx, "exported", "tenant", tenant(ctx), "conversations", exported.Conversations,
-		"messages", exported.Messages, "damaged", exported.Damaged, "complete", err == nil)
+		"messages", exported.Messages, "records", exported.Records, "damaged", exported.Damaged, "complete", err == nil)
 	return transferError(err)
 }
 
@@ -50,6 +51,16 @@ func (s *Server) ImportConversations(stream importStream) error {
 // transferError adds the conversation that an error of package transfer is about.
 func transferError(err error) error {
 	if e, ok := errors.AsType[*transfer.ConversationError](err); ok {
+		// The error that ended the stream has a status of its own.
+		if ended, ok := errors.AsType[interface {
+			error
+			GRPCStatus() *status.Status
+		}](e); ok {
+			if connectionEnded(ended.GRPCStatus()) {
+				return ended
+			}
+			return status.Convert(err).Err()
+		}
 		return inConversation(e.ID, e.Err)
 	}
 	return err

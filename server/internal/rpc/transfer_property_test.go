@@ -183,6 +183,8 @@ func (a *randomCaller) message() *parleyv1.Message {
 				},
 			),
 		)
+		m.Reasoning = a.text("reasoning")
+		m.Native = &parleyv1.Native{Type: "form", Value: rapid.SliceOf(rapid.Byte()).Draw(a.T, "native")}
 		m.Usage = &parleyv1.Usage{Model: a.text("model"), InputTokens: rapid.Int32Range(0, 9).Draw(a.T, "tokens")}
 		m.Attachments = []*parleyv1.Attachment{{Uri: "file:///" + a.text("uri"), SizeBytes: 7}}
 	}

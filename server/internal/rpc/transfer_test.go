@@ -12,12 +12,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/transfer"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -169,7 +171,7 @@ func TestExport(t *testing.T) {
 	if got := exportedIDs(parts); !slices.Equal(got, []string{"c"}) || !strings.Contains(err.Error(), "nobody") {
 		t.Errorf("export with a missing id = %v, %v, want c and an error with the id", got, err)
 	}
-	_, err = f.export(t.Context(), "c", "../a")
+	_, err = f.export(t.Context(), "c", " a")
 	wantError(t, err, codes.InvalidArgument, "INVALID_REQUEST")
 	if lines := f.log.lines("level=INFO", "msg=exported", "conversations=3", "messages=3", "complete=true"); len(
 		lines,
@@ -251,9 +253,9 @@ func TestExportDamaged(t *testing.T) {
 	if got := exportedIDs(parts); !slices.Equal(got, []string{"c0", "c2", "c3", "c4"}) {
 		t.Errorf("exported ids = %v, want all but the damaged ones", got)
 	}
-	status := wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
-	if status.metadata["conversation_ids"] != "c1,c5" || !strings.Contains(status.text, "2 conversations are damaged") {
-		t.Errorf("status = %q, %v, want c1 and c5", status.text, status.metadata)
+	damaged := wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
+	if damaged.metadata["conversation_ids"] != "c1,c5" || !strings.Contains(damaged.text, "2 conversations are damaged") {
+		t.Errorf("damaged = %q, %v, want c1 and c5", damaged.text, damaged.metadata)
 	}
 	if lines := f.log.lines("msg=exported", "conversations=4", "damaged=2", "complete=false"); len(lines) != 1 {
 		t.Errorf("got log lines %v, want 1", lines)
@@ -265,10 +267,10 @@ func TestExportDamaged(t *testing.T) {
 		}
 	}
 	_, err = f.export(t.Context())
-	status = wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
-	if !strings.Contains(status.text, "5 conversations are damaged") ||
-		!strings.Contains(status.text, "c1, c5, 3 with damaged ids") {
-		t.Errorf("text = %q, want c1, c5 and 3 others", status.text)
+	damaged = wantError(t, err, codes.DataLoss, "RECORD_CORRUPT")
+	if !strings.Contains(damaged.text, "5 conversations are damaged") ||
+		!strings.Contains(damaged.text, "c1, c5, 3 with damaged ids") {
+		t.Errorf("text = %q, want c1, c5 and 3 others", damaged.text)
 	}
 	hooks.listed = nil
 	parts, err = f.export(t.Context(), "c2", "c1", "c3")
@@ -330,5 +332,16 @@ func TestExportParts(t *testing.T) {
 	}
 	if diff := cmp.Diff(parts, other.mustExport(t), protocmp.Transform(), ignoreUID()); diff != "" {
 		t.Errorf("export after the import (-want +got):\n%s", diff)
+	}
+}
+
+// TestTransferErrorKeepsStatus: the status of the error that ended a stream stays if the error names a conversation.
+func TestTransferErrorKeepsStatus(t *testing.T) {
+	cause := status.Error(codes.ResourceExhausted, "message too large")
+	err := transferError(&transfer.ConversationError{ID: "a", Err: fmt.Errorf("%w; the part was deleted", cause)})
+	_, direct := err.(interface{ GRPCStatus() *status.Status })
+	if got := status.Convert(err); !direct || got.Code() != codes.ResourceExhausted ||
+		!strings.HasSuffix(got.Message(), "; the part was deleted") {
+		t.Errorf("transferError = %v, want RESOURCE_EXHAUSTED with the whole text", err)
 	}
 }

@@ -223,6 +223,7 @@ func (p *padder) append() error {
 				Role:      parleyv1.Role_ROLE_ASSISTANT,
 				ToolCalls: []*parleyv1.ToolCall{{Id: "1", Name: "find"}},
 				Usage:     &parleyv1.Usage{Model: "m"},
+				Native:    &parleyv1.Native{Type: "form", Value: []byte("value")},
 			},
 			{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1", Content: "found"}},
 			{Role: parleyv1.Role_ROLE_ASSISTANT, ToolCalls: []*parleyv1.ToolCall{{Id: "2", Name: "find"}}},

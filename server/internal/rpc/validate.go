@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -230,6 +231,61 @@ func validate(request any) error {
 		return faults
 	}
 	return nil
+}
+
+// Paths of update masks.
+const (
+	maxMessagesPath = "retention.max_messages"
+	ttlPath         = "retention.ttl"
+	keepAllPath     = "retention.keep_all"
+	noExpiryPath    = "retention.no_expiry"
+	noEvictionPath  = "retention.no_eviction"
+)
+
+// retentionIn returns the fields of the retention in c that a server may forbid, as far as fields names them.
+func retentionIn(fields []string, c *parleyv1.Conversation) *parleyv1.Retention {
+	of := c.GetRetention()
+	return &parleyv1.Retention{
+		KeepAll:    of.GetKeepAll() && slices.Contains(fields, keepAllPath),
+		NoExpiry:   of.GetNoExpiry() && slices.Contains(fields, noExpiryPath),
+		NoEviction: of.GetNoEviction() && slices.Contains(fields, noEvictionPath),
+	}
+}
+
+// updateFields returns the fields to change: those of the update mask, or all fields that are set if
+// the mask is empty.
+func updateFields(r *parleyv1.UpdateConversationRequest) []string {
+	var fields []string
+	for _, path := range r.GetUpdateMask().GetPaths() {
+		if path == "retention" {
+			fields = append(fields, maxMessagesPath, ttlPath, keepAllPath, noExpiryPath, noEvictionPath)
+			continue
+		}
+		fields = append(fields, path)
+	}
+	if len(fields) > 0 {
+		return fields
+	}
+	c := r.GetConversation()
+	for _, field := range []struct {
+		name string
+		set  bool
+	}{
+		{"title", c.GetTitle() != ""},
+		{"labels", len(c.GetLabels()) > 0},
+		{"agent", c.GetAgent() != ""},
+		{"system_prompt", c.GetSystemPrompt() != ""},
+		{maxMessagesPath, c.GetRetention().GetMaxMessages() != 0},
+		{ttlPath, c.GetRetention().GetTtl() != nil},
+		{keepAllPath, c.GetRetention().GetKeepAll()},
+		{noExpiryPath, c.GetRetention().GetNoExpiry()},
+		{noEvictionPath, c.GetRetention().GetNoEviction()},
+	} {
+		if field.set {
+			fields = append(fields, field.name)
+		}
+	}
+	return fields
 }
 
 // tooLargeError means that a message of a request exceeds Options.MaxMessageBytes.

@@ -32,13 +32,17 @@ func request(t *testing.T, method protoreflect.MethodDescriptor) protoreflect.Me
 	return kind.New()
 }
 
-// methods returns the methods of ConversationService by full name.
+// methods returns the methods of ConversationService and RecordService by full name.
 func methods() map[string]protoreflect.MethodDescriptor {
 	all := make(map[string]protoreflect.MethodDescriptor)
-	service := parleyv1.File_parley_v1_conversation_service_proto.Services().Get(0)
-	for i := range service.Methods().Len() {
-		method := service.Methods().Get(i)
-		all[fmt.Sprintf("/%s/%s", service.FullName(), method.Name())] = method
+	for _, service := range []protoreflect.ServiceDescriptor{
+		parleyv1.File_parley_v1_conversation_service_proto.Services().Get(0),
+		parleyv1.File_parley_v1_record_service_proto.Services().Get(0),
+	} {
+		for i := range service.Methods().Len() {
+			method := service.Methods().Get(i)
+			all[fmt.Sprintf("/%s/%s", service.FullName(), method.Name())] = method
+		}
 	}
 	return all
 }
@@ -58,7 +62,8 @@ func TestInvalidFields(t *testing.T) {
 	f := open(t, nil)
 	invalidIDs := []protoreflect.Value{}
 	for _, id := range []string{
-		"../../x", "a\x00b", "a b", " a", "a\n", ".a", "-", "é", "a/b", `a"b`, strings.Repeat("x", 129),
+		".", "..", "a\x00b", "a\tb", " a", "a ", "a\n", "a\u0085b", "\u00a0a", "a\u3000", "a\u2028b", "a\u2029b", "\x7f",
+		strings.Repeat("x", 257), strings.Repeat("é", 128) + "x",
 	} {
 		invalidIDs = append(invalidIDs, protoreflect.ValueOfString(id))
 	}
@@ -69,8 +74,8 @@ func TestInvalidFields(t *testing.T) {
 		{"conversation_id", invalidIDs},
 		{"new_conversation_id", invalidIDs},
 		{"request_id", []protoreflect.Value{
-			protoreflect.ValueOfString(strings.Repeat("x", 65)), protoreflect.ValueOfString("a b"),
-			protoreflect.ValueOfString("é"), protoreflect.ValueOfString("a\n"),
+			protoreflect.ValueOfString(strings.Repeat("x", 257)), protoreflect.ValueOfString(" a"),
+			protoreflect.ValueOfString("é\u00a0"), protoreflect.ValueOfString("a\n"),
 		}},
 		{"if_version", []protoreflect.Value{protoreflect.ValueOfInt32(-1)}},
 		{"message_limit", []protoreflect.Value{protoreflect.ValueOfInt32(-1), protoreflect.ValueOfInt32(1001)}},
@@ -112,7 +117,7 @@ func TestInvalidFields(t *testing.T) {
 // TestRequiredID sends requests without the required conversation_id.
 func TestRequiredID(t *testing.T) {
 	f := open(t, nil)
-	optional := []string{"LoadConversation", "Chat"}
+	optional := []string{"LoadConversation", "Chat", "WriteRecords", "GetRecords", "ListRecords"}
 	for name, method := range methods() {
 		field := method.Input().Fields().ByName("conversation_id")
 		if field == nil || slices.Contains(optional, string(method.Name())) {
@@ -181,7 +186,7 @@ func TestInvalidInput(t *testing.T) {
 		{"no role", one(&parleyv1.Message{Content: "x"}), []string{"messages[1].role"}},
 		{"unknown role", one(&parleyv1.Message{Role: 9}), []string{"messages[1].role"}},
 		{"unknown status", one(&parleyv1.Message{Role: 1, Status: 7}), []string{"messages[1].status"}},
-		{"long id of a message", one(&parleyv1.Message{Role: 1, Id: x(129)}), []string{"messages[1].id"}},
+		{"long id of a message", one(&parleyv1.Message{Role: 1, Id: x(257)}), []string{"messages[1].id"}},
 		{"long agent of a message", one(&parleyv1.Message{Role: 1, Agent: x(129)}), []string{"messages[1].agent"}},
 		{"long summary", one(&parleyv1.Message{Role: 1, Summary: x(501)}), []string{"messages[1].summary"}},
 		{"long finish reason", one(&parleyv1.Message{Role: 1, FinishReason: x(129)}), []string{"messages[1].finish_reason"}},
@@ -223,6 +228,14 @@ func TestInvalidInput(t *testing.T) {
 			[]string{"messages[1].attachments[0].uri", "messages[1].attachments[0].size_bytes"},
 		},
 		{
+			"native form without type", one(&parleyv1.Message{Role: 1, Native: &parleyv1.Native{Value: []byte("v")}}),
+			[]string{"messages[1].native.type"},
+		},
+		{
+			"native form with a long type", one(&parleyv1.Message{Role: 1, Native: &parleyv1.Native{Type: x(129)}}),
+			[]string{"messages[1].native.type"},
+		},
+		{
 			"data without type", one(&parleyv1.Message{Role: 1, StructuredData: data("", text)}),
 			[]string{"messages[1].structured_data[0].type"},
 		},
@@ -254,7 +267,7 @@ func TestInvalidInput(t *testing.T) {
 			[]string{"messages[1].structured_data[0].value"},
 		},
 		{"several faults", &parleyv1.AppendMessagesRequest{
-			ConversationId: "../x", RequestId: "a b", IfVersion: proto.Int32(-1),
+			ConversationId: "..", RequestId: "a ", IfVersion: proto.Int32(-1),
 			Messages: []*parleyv1.Message{{}, {Role: 1, ToolCalls: calls, StructuredData: data("", nested(17, text))}},
 		}, []string{
 			"conversation_id", "messages[0].role", "messages[1].tool_calls", "messages[1].structured_data[0].type",
@@ -262,7 +275,7 @@ func TestInvalidInput(t *testing.T) {
 		}},
 
 		{"long title", create(&parleyv1.Conversation{Title: x(513)}), []string{"conversation.title"}},
-		{"invalid id", create(&parleyv1.Conversation{Id: "../../x"}), []string{"conversation.id"}},
+		{"invalid id", create(&parleyv1.Conversation{Id: ".."}), []string{"conversation.id"}},
 		{"long agent", create(&parleyv1.Conversation{Agent: x(129)}), []string{"conversation.agent"}},
 		{
 			"long system prompt", create(&parleyv1.Conversation{SystemPrompt: x(65537)}), []string{"conversation.system_prompt"},
@@ -439,16 +452,16 @@ func TestValidInput(t *testing.T) {
 	f := open(t, nil)
 	x := func(n int) string { return strings.Repeat("x", n) }
 	value := nested(16, structpb.NewNullValue())
-	f.append(t, x(128), &parleyv1.Message{
-		Role: parleyv1.Role_ROLE_ASSISTANT, Id: x(128), Agent: x(128), Summary: x(500), FinishReason: x(128),
+	f.append(t, x(256), &parleyv1.Message{
+		Role: parleyv1.Role_ROLE_ASSISTANT, Id: x(256), Agent: x(128), Summary: x(500), FinishReason: x(128),
 		Metadata:       entries(64, 64, 1024),
-		StructuredData: data(x(128), value), ToolCalls: []*parleyv1.ToolCall{{Id: x(128), Name: x(128)}},
+		StructuredData: data(x(128), value), ToolCalls: []*parleyv1.ToolCall{{Id: x(256), Name: x(128)}},
 		Attachments: []*parleyv1.Attachment{{Uri: x(8192), MediaType: x(255), Filename: x(1024)}},
 	})
 	for _, r := range []proto.Message{
 		&parleyv1.AppendMessagesRequest{
 			ConversationId: "a.b:c_d-E", Messages: slices.Repeat([]*parleyv1.Message{user("")}, 100),
-			RequestId: strings.Repeat("~", 64),
+			RequestId: strings.Repeat("~", 256),
 		},
 		&parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{
 			Id: "0", Title: x(512), Agent: x(128), SystemPrompt: x(65536), Labels: entries(64, 64, 1024),
@@ -477,8 +490,8 @@ func TestValidInput(t *testing.T) {
 // TestPatternTexts checks that the faults of patterns do not contain the pattern.
 func TestPatternTexts(t *testing.T) {
 	for _, m := range []proto.Message{
-		&parleyv1.GetConversationRequest{ConversationId: "../x"},
-		&parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Id: "a b"}, RequestId: "a b"},
+		&parleyv1.GetConversationRequest{ConversationId: ".."},
+		&parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{Id: "a "}, RequestId: " a"},
 		&parleyv1.ListInteractionsRequest{Span: &parleyv1.ListInteractionsRequest_Date{Date: "today"}},
 	} {
 		if err := validate(m); err == nil || !strings.Contains(err.Error(), "must ") ||

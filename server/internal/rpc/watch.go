@@ -28,7 +28,7 @@ func (s *Server) WatchConversations(r *parleyv1.WatchConversationsRequest, strea
 	ctx := stream.Context()
 	w, err := s.hub.Watch(watch.Watch{
 		Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(),
-		Cursor: r.GetCursor(), TurnEvents: r.GetIncludeTurnEvents(),
+		Cursor: r.GetCursor(), TurnEvents: r.GetIncludeTurnEvents(), Records: r.GetIncludeRecords(),
 	})
 	if err != nil {
 		return err

@@ -107,7 +107,22 @@ func TestChangeKinds(t *testing.T) {
 				&parleyv1.ClearConversationRequest{ConversationId: "c1", AfterSequence: 1},
 			),
 		)
-		wantHeader(want("CLEARED c1 5"))
+		cleared := want("CLEARED c1 5")
+		wantHeader(cleared)
+		wantRemoved(t, cleared, &parleyv1.RemovedMessages{Count: 1, AfterSequence: 1})
+		must(f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+			ConversationId: "c1", ReplaceAfterSequence: new(int32), Messages: []*parleyv1.Message{user("three"), user("four")},
+		}))
+		if c := want("CLEARED c1 6", "MESSAGE_APPENDED c1 6", "MESSAGE_APPENDED c1 6"); c.GetMessage().GetSequence() != 4 {
+			t.Errorf("last change of a replacement = %v, want message 4", c)
+		}
+		replaced := w.changes[len(w.changes)-3]
+		wantHeader(replaced)
+		wantRemoved(t, replaced, &parleyv1.RemovedMessages{Count: 1})
+		must(f.ClearConversation(t.Context(), &parleyv1.ClearConversationRequest{
+			ConversationId: "c1", Sequences: []int32{4, 3},
+		}))
+		wantRemoved(t, want("CLEARED c1 7"), &parleyv1.RemovedMessages{Count: 2, Sequences: []int32{3, 4}})
 		must(f.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "loaded"}))
 		want("CREATED loaded 1")
 		must(
@@ -303,4 +318,12 @@ func TestSlowWatcher(t *testing.T) {
 		again = f.watch(t, t.Context(), &parleyv1.WatchConversationsRequest{Cursor: gap.GetCursor()})
 		again.want(t, "HEARTBEAT", "MESSAGE_APPENDED c1 121")
 	})
+}
+
+// wantRemoved checks what a change says about removed messages.
+func wantRemoved(t *testing.T, c *parleyv1.ConversationChange, want *parleyv1.RemovedMessages) {
+	t.Helper()
+	if d := cmp.Diff(want, c.GetRemoved(), protocmp.Transform()); d != "" {
+		t.Errorf("removed messages of %v (-want +got):\n%s", c, d)
+	}
 }

@@ -120,7 +120,7 @@ func TestInvalidWatchRequests(t *testing.T) {
 		},
 		{
 			"invalid ids",
-			&parleyv1.WatchConversationsRequest{ConversationIds: []string{"a", "", "b/c"}},
+			&parleyv1.WatchConversationsRequest{ConversationIds: []string{"a", "", "b\nc"}},
 			[]string{"conversation_ids[1]", "conversation_ids[2]"},
 		},
 		{"too many ids", &parleyv1.WatchConversationsRequest{ConversationIds: ids}, []string{"conversation_ids"}},

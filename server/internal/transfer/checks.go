@@ -10,6 +10,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/server/internal/rules/ids"
 )
 
 // Limits of imported fields that otherwise only the server sets. They apply in addition to the rules in
@@ -23,7 +24,6 @@ const (
 	maxTurnIDBytes = 64
 	maxAgentBytes  = 128
 	maxReasonBytes = 1 << 10
-	maxIDBytes     = 128
 )
 
 // faults are the faults of one request.
@@ -82,7 +82,7 @@ func (f *faults) checkHeader(c *parleyv1.Conversation, now time.Time) {
 // checkForkOrigin adds the faults of a fork origin that ForkConversation cannot have created.
 func (f *faults) checkForkOrigin(c *parleyv1.Conversation) {
 	const path = "conversation.forked_from."
-	f.checkBytes(path+"conversation_id", c.GetForkedFrom().GetConversationId(), maxIDBytes)
+	f.checkBytes(path+"conversation_id", c.GetForkedFrom().GetConversationId(), ids.MaxBytes)
 	sequence := c.GetForkedFrom().GetSequence()
 	f.checkNumber(path+"sequence", sequence, 0)
 	// The messages up to this sequence came from the source of the fork, and the interaction log has no

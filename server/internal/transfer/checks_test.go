@@ -39,7 +39,7 @@ func TestImportFailures(t *testing.T) {
 	}{
 		{"no header", "conversation: value is required", func(f *file) { f.Conversation = nil }},
 		{"no id", "conversation.id: is required", header(func(c *parleyv1.Conversation) { c.Id = "" })},
-		{"invalid id", "conversation.id: must have 1 to 128", header(func(c *parleyv1.Conversation) { c.Id = "../" + c.Id })},
+		{"invalid id", "conversation.id: must have 1 to 256 bytes", header(func(c *parleyv1.Conversation) { c.Id = " " + c.Id })},
 		{"long title", "conversation.title: ", header(func(c *parleyv1.Conversation) { c.Title = x(513) })},
 		{"many labels", "conversation.labels: ", header(func(c *parleyv1.Conversation) { c.Labels = entries(65, 3, 1) })},
 		{"long prompt", "conversation.system_prompt: ", header(func(c *parleyv1.Conversation) { c.SystemPrompt = x(65537) })},
@@ -124,7 +124,7 @@ func TestImportFailures(t *testing.T) {
 		},
 		{
 			"fork of a long id", "conversation.forked_from.conversation_id: ",
-			header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: x(129)} }),
+			header(func(c *parleyv1.Conversation) { c.ForkedFrom = &parleyv1.ForkOrigin{ConversationId: x(257)} }),
 		},
 		{
 			"fork of a later sequence",
@@ -159,7 +159,7 @@ func TestImportFailures(t *testing.T) {
 			message(func(m *parleyv1.Message) { m.StructuredData = data("t", structpb.NewNumberValue(math.NaN())) }),
 		},
 		{"no message id", "messages[0].id: is required", message(func(m *parleyv1.Message) { m.Id = "" })},
-		{"long message id", "messages[0].id: ", message(func(m *parleyv1.Message) { m.Id = x(129) })},
+		{"long message id", "messages[0].id: ", message(func(m *parleyv1.Message) { m.Id = x(257) })},
 		{
 			"no sequence", "messages[0].sequence: is 0, must be more than 0",
 			message(func(m *parleyv1.Message) { m.Sequence = 0 }),
@@ -218,7 +218,7 @@ func TestImportAtLimits(t *testing.T) {
 		Agent: strings.Repeat("x", 128), Reason: strings.Repeat("x", 1024), StartTime: ahead,
 		LeaseExpireTime: timestamppb.New(clock.Now().Add(time.Hour)),
 	}
-	c.Retention, c.ForkedFrom = nil, &parleyv1.ForkOrigin{ConversationId: strings.Repeat("x", 128), Sequence: 1 << 30}
+	c.Retention, c.ForkedFrom = nil, &parleyv1.ForkOrigin{ConversationId: strings.Repeat("x", 256), Sequence: 1 << 30}
 	m.Sequence, m.Exchange, m.CreateTime, m.Status, m.TurnId = 1<<30, 1<<30, ahead, 0, strings.Repeat("x", 64)
 	m.Content = strings.Repeat("x", 300<<10) // More than AppendMessages accepts.
 	f.wantImport(t, false, 1, 0, file)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/memstore"
 )
@@ -53,6 +54,8 @@ type hookStore struct {
 	store.Store
 	read     func(*store.Read) error   // before a read, which fails with its error
 	imported func(*store.Import) error // before an import, which fails with its error
+	listed   func()                    // before a list of records
+	written  func() error              // before a write of records, which fails with its error
 }
 
 // Read reads a conversation.
@@ -63,6 +66,24 @@ func (s *hookStore) Read(ctx context.Context, r *store.Read) (*store.Snapshot, e
 		}
 	}
 	return s.Store.Read(ctx, r)
+}
+
+// ListRecords lists records.
+func (s *hookStore) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parleyv1.Record, bool, error) {
+	if s.listed != nil {
+		s.listed()
+	}
+	return s.Store.ListRecords(ctx, l)
+}
+
+// WriteRecords writes records.
+func (s *hookStore) WriteRecords(ctx context.Context, w *store.WriteRecords) (*store.WrittenRecords, error) {
+	if s.written != nil {
+		if err := s.written(); err != nil {
+			return nil, err
+		}
+	}
+	return s.Store.WriteRecords(ctx, w)
 }
 
 // Import imports a conversation.
@@ -80,7 +101,7 @@ func open(t *testing.T) *fixture {
 	clock := &manualClock{now: time.Date(2026, 2, 3, 4, 5, 6, 700, time.UTC)}
 	hooks := &hookStore{Store: memstore.New(store.Options{Now: clock.Now})}
 	t.Cleanup(func() { hooks.Close() })
-	return &fixture{hooks: hooks, importer: NewImporter(hooks, clock.Now), clock: clock}
+	return &fixture{hooks: hooks, importer: NewImporter(hooks, clock.Now, rules.Retentions{}), clock: clock}
 }
 
 // receiveFrom returns a function that returns a request for each exported part, and then end.
@@ -94,7 +115,8 @@ func receiveFrom(
 		part := proto.CloneOf(parts[0])
 		parts = parts[1:]
 		return &parleyv1.ImportConversationsRequest{
-			Conversation: part.GetConversation(), Messages: part.GetMessages(), Overwrite: overwrite,
+			Conversation: part.GetConversation(), Messages: part.GetMessages(), Records: part.GetRecords(),
+			Overwrite: overwrite,
 		}, nil
 	}
 }
@@ -128,7 +150,8 @@ func (f *fixture) wantImport(
 func (f *fixture) export(t *testing.T, ids ...string) ([]*parleyv1.ExportConversationsResponse, error) {
 	t.Helper()
 	var parts []*parleyv1.ExportConversationsResponse
-	_, err := Export(t.Context(), f.hooks, tenant, ids, func(part *parleyv1.ExportConversationsResponse) error {
+	r := &parleyv1.ExportConversationsRequest{ConversationIds: ids, IncludeRecords: true}
+	_, err := Export(t.Context(), f.hooks, tenant, r, func(part *parleyv1.ExportConversationsResponse) error {
 		encoded, err := proto.Marshal(part)
 		if err != nil {
 			return err

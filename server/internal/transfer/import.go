@@ -14,17 +14,20 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/server/internal/rules/ids"
 	"github.com/parleyhq/parley/store"
 )
 
 const (
-	// MaxImports is the maximum number of concurrent imports over all tenants. An import uses up to
-	// 3 MiB while it waits for its client, and up to 27 MiB while it waits for the store.
+	// MaxImports is the maximum number of concurrent imports over all tenants. While an import waits for
+	// its client, it uses up to 9 MiB of one conversation: 3 MiB of messages, or 6 MiB if it keeps all, and
+	// 3 MiB of records with about 200 bytes for each. While it waits for the store, it uses as much for each
+	// of 8 others, and up to 4 MiB for a request that has arrived: 85 MiB, and 6 MiB while it joins messages.
 	MaxImports = 16
 	// maxFailures is the maximum number of failures in the reply of an import.
 	maxFailures = 100
 	// maxFailureID and maxFailureReason are the maximum lengths of the texts of a failure in bytes.
-	maxFailureID     = 128
+	maxFailureID     = ids.MaxBytes
 	maxFailureReason = 512
 	// maxConcurrentStores is the maximum number of conversations that an import stores concurrently, so
 	// that they share commits.
@@ -40,14 +43,15 @@ var ErrTooManyImports = errors.New("too many imports")
 
 // Importer imports conversations into a store. Its methods may be called from many goroutines.
 type Importer struct {
-	store store.Store
-	now   func() time.Time
-	slots chan struct{} // one element for each running import
+	store      store.Store
+	now        func() time.Time
+	retentions rules.Retentions
+	slots      chan struct{} // one element for each running import
 }
 
-// NewImporter returns an Importer for a store. now is the clock.
-func NewImporter(s store.Store, now func() time.Time) *Importer {
-	return &Importer{store: s, now: now, slots: make(chan struct{}, MaxImports)}
+// NewImporter returns an Importer for a store. now is the clock. Conversations whose retention is forbidden fail.
+func NewImporter(s store.Store, now func() time.Time, forbidden rules.Retentions) *Importer {
+	return &Importer{store: s, now: now, retentions: forbidden, slots: make(chan struct{}, MaxImports)}
 }
 
 // Running returns the number of running imports.
@@ -62,13 +66,16 @@ type Imported struct {
 }
 
 // Import stores complete conversations of a tenant, which it receives until io.EOF. It stores a
-// conversation when all its requests have arrived.
+// conversation when all its requests have arrived. If a conversation has more than 3 MiB of records, Import
+// stores it when as many have arrived, and the others after that in commits of their own. If the
+// conversation fails after it was stored, Import deletes it.
 //
 // A conversation fails if it is invalid, has a running turn, or is damaged in the store. The others are
 // still imported. If the store itself fails, Import returns the store's error as a ConversationError. The
 // conversations imported before stay stored, and the result counts them. If MaxImports imports are
 // running, Import returns ErrTooManyImports and receives nothing. Errors of receive are returned
-// unchanged.
+// unchanged, unless Import deleted a conversation of which not all records have arrived: then they are
+// ConversationErrors.
 func (i *Importer) Import(
 	ctx context.Context, tenant string, receive func() (*parleyv1.ImportConversationsRequest, error),
 ) (Imported, error) {
@@ -104,6 +111,9 @@ func (i *importing) run(ctx context.Context, receive func() (*parleyv1.ImportCon
 	if waitErr := i.wait(); err == nil {
 		err = waitErr
 	}
+	if c := i.incoming; err != nil && c != nil && c.uid != "" {
+		return i.discard(ctx, c, err)
+	}
 	return err
 }
 
@@ -118,7 +128,7 @@ func (i *importing) receiveAll(
 		if err != nil {
 			return err
 		}
-		if !i.incoming.continuesWith(r.GetConversation()) {
+		if !i.incoming.continuesWith(r) {
 			if err := i.startStore(ctx); err != nil {
 				return err
 			}
@@ -127,8 +137,8 @@ func (i *importing) receiveAll(
 		if err := i.incoming.add(r, i.now()); err != nil {
 			return err
 		}
-		if i.incoming.complete() {
-			if err := i.startStore(ctx); err != nil {
+		if i.incoming.recordBytes > maxCommitRecords {
+			if err := i.storeReceived(ctx); err != nil {
 				return err
 			}
 		}
@@ -168,71 +178,35 @@ func (i *importing) wait() error {
 	return err
 }
 
-// storeAndCount stores a conversation and counts the result. It releases the messages, because the
+// storeAndCount stores a conversation and counts the result. It releases the messages and records, because the
 // conversation stays in i.storing until the client sends more.
 func (i *importing) storeAndCount(ctx context.Context, c *incoming) error {
-	defer func() { c.frames = nil }()
-	var err error
+	defer func() { c.frames, c.records = nil, nil }()
 	c.checkCount()
-	if c.fault == "" {
-		err = i.storeConversation(ctx, c)
+	err := i.storeConversation(ctx, c)
+	if c.uid != "" && (err != nil || c.fault != "") {
+		err = i.discard(ctx, c, err)
+	}
+	if err != nil {
+		return err
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if c.fault == "" {
-		var (
-			busy   *store.BusyError
-			header *store.HeaderTooLargeError
-			full   *store.TenantBytesError
-		)
-		switch {
-		case err == nil:
-			i.reply.ImportedCount++
-			return nil
-		case errors.Is(err, store.ErrConversationExists),
-			errors.Is(err, store.ErrExpired),
-			errors.Is(err, store.ErrFull), errors.As(err, &full):
-			i.reply.SkippedCount++
-			if full != nil || errors.Is(err, store.ErrFull) {
-				i.reply.NoRoomCount++
-			}
-			return nil
-		case errors.As(err, &busy):
-			c.fault = fmt.Sprintf(
-				"CONVERSATION_BUSY: turn %s is running on the conversation; retry when it has ended",
-				busy.TurnID,
-			)
-		case errors.As(err, &header):
-			c.fault = fmt.Sprintf("conversation: %v", header)
-		case errors.Is(err, store.ErrCorrupt):
-			c.fault = "RECORD_CORRUPT: the conversation in the store is damaged; overwrite or delete it"
-		default:
-			return &ConversationError{ID: c.header.GetId(), Err: err}
+	switch {
+	case c.fault != "":
+		i.failed++
+		if len(i.reply.GetFailures()) < maxFailures {
+			i.reply.Failures = append(i.reply.Failures, &parleyv1.ImportFailure{
+				ConversationId: rules.Clip(c.header.GetId(), maxFailureID), Reason: rules.Clip(c.fault, maxFailureReason),
+			})
 		}
-	}
-	i.failed++
-	if len(i.reply.GetFailures()) < maxFailures {
-		i.reply.Failures = append(i.reply.Failures, &parleyv1.ImportFailure{
-			ConversationId: rules.Clip(c.header.GetId(), maxFailureID), Reason: rules.Clip(c.fault, maxFailureReason),
-		})
+	case c.skipped:
+		i.reply.SkippedCount++
+		if c.noCapacity {
+			i.reply.NoRoomCount++
+		}
+	default:
+		i.reply.ImportedCount++
 	}
 	return nil
-}
-
-// storeConversation stores a conversation. It retries while the store is overloaded.
-func (i *importing) storeConversation(ctx context.Context, c *incoming) error {
-	for wait := firstWait; ; wait *= 2 {
-		_, err := i.store.Import(ctx, &store.Import{
-			Tenant: i.tenant, Conversation: c.header, Messages: store.Frames(slices.Concat(c.frames...)),
-			Overwrite: c.overwrite,
-		})
-		if !errors.Is(err, store.ErrOverloaded) || wait > lastWait {
-			return err
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }

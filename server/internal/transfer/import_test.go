@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -235,5 +236,47 @@ func TestImportBytes(t *testing.T) {
 	want := &parleyv1.ImportConversationsResponse{ImportedCount: 2, SkippedCount: 1, NoRoomCount: 1}
 	if diff := cmp.Diff(want, got.Reply, protocmp.Transform()); diff != "" {
 		t.Errorf("reply (-want +got):\n%s", diff)
+	}
+}
+
+// TestImportKeepAll exports and imports conversations that keep all messages: many, more than the limit of a
+// conversation, and more than an import accepts.
+func TestImportKeepAll(t *testing.T) {
+	f := open(t)
+	kept := func(id string, count, size int) *parleyv1.ExportConversationsResponse {
+		file := exportOf(id, f.clock.Now())
+		file.Conversation.Retention.KeepAll, file.Conversation.Retention.NoExpiry = true, true
+		file.Conversation.Retention.MaxMessages, file.Conversation.LastSequence = 2, int32(count)
+		first := file.GetMessages()[0]
+		file.Messages = nil
+		for i := range count {
+			m := proto.CloneOf(first)
+			m.Id, m.Sequence, m.Content = fmt.Sprint("m", i), int32(i)+1, strings.Repeat("x", size)
+			file.Messages = append(file.Messages, m)
+		}
+		return file
+	}
+	if failures := f.wantImport(t, false, 2, 0, kept("many", 3000, 10), kept("large", 5, 1<<20)); len(failures) > 0 {
+		t.Fatalf("failures = %v", failures)
+	}
+	for id, count := range map[string]int32{"many": 3000, "large": 5} {
+		parts, err := f.export(t, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var messages int32
+		for _, part := range parts {
+			messages += int32(len(part.GetMessages()))
+		}
+		if c := parts[0].GetConversation(); messages != count || c.GetMessageCount() != count || c.GetExpireTime() != nil {
+			t.Errorf("export of %s has %d messages and the header %v, want %d messages", id, messages, c, count)
+		}
+		if failures := f.wantImport(t, true, 1, 0, parts...); len(failures) > 0 {
+			t.Errorf("failures of a second import = %v", failures)
+		}
+	}
+	failures := f.wantImport(t, false, 0, 0, kept("too-large", 7, 1<<20))
+	if len(failures) != 1 || !strings.Contains(failures[0].GetReason(), "CONVERSATION_FULL: it keeps all messages") {
+		t.Errorf("failures = %v, want CONVERSATION_FULL", failures)
 	}
 }

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -61,5 +62,26 @@ func TestImportSameTwice(t *testing.T) {
 	first.Messages[0].Role = parleyv1.Role_ROLE_USER
 	if failures := f.wantImport(t, true, 1, 0, first, second, second); len(failures) != 1 {
 		t.Errorf("failures = %v, want 1", failures)
+	}
+}
+
+// TestImportBoundsKeptMessages checks that an import holds no more messages of a conversation that keeps all of them
+// than a store accepts.
+func TestImportBoundsKeptMessages(t *testing.T) {
+	a := &incoming{header: &parleyv1.Conversation{Retention: &parleyv1.Retention{KeepAll: true, MaxMessages: 1}}}
+	content := strings.Repeat("x", 1<<20)
+	for i := range 6 {
+		if a.fault != "" {
+			t.Errorf("fault after %d messages = %q, want none", i, a.fault)
+		}
+		if err := a.addMessage(&parleyv1.Message{Sequence: int32(i + 1), Content: content[:len(content)-100]}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.addMessage(&parleyv1.Message{Sequence: 7, Content: content}); err != nil {
+		t.Fatal(err)
+	}
+	if len(a.frames) > 0 || !strings.Contains(a.fault, "CONVERSATION_FULL") {
+		t.Errorf("%d messages are held with the fault %q, want none with CONVERSATION_FULL", len(a.frames), a.fault)
 	}
 }

@@ -32,6 +32,7 @@ func (x *execution) agentRequest() (*parleyv1.RespondRequest, error) {
 	if err != nil {
 		return nil, err
 	}
+	window.RemoveReasoning([]*parleyv1.Message{x.input})
 	x.log.Info("conversation history", "message_count", len(messages))
 	x.log.Debug("stream started")
 	return &parleyv1.RespondRequest{
@@ -67,6 +68,7 @@ func (x *execution) history() (*parleyv1.Conversation, []*parleyv1.Message, erro
 func (x *execution) window(messages []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
 	before := slices.DeleteFunc(messages,
 		func(m *parleyv1.Message) bool { return m.GetSequence() >= x.input.GetSequence() })
+	window.RemoveReasoning(before)
 	exchange := history.ExchangeStart(before, x.input)
 	return before[window.Start(before[:exchange], offsets[:exchange+1], x.windowBounds()):]
 }

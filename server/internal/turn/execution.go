@@ -158,7 +158,8 @@ func (x *execution) endStreams(finished *parleyv1.TurnFinished, err error) {
 func (x *execution) retainedSize(finished eventlog.Encoded) int {
 	total := turnOverheadBytes + x.live.events.Memory() + finished.Len()
 	for _, m := range x.eventIndexes.GetMessages() {
-		total += messageOverheadBytes + valueOverheadBytes*(len(m.GetStructuredData())+len(m.GetToolCalls()))
+		total += messageOverheadBytes + valueOverheadBytes*(len(m.GetStructuredData())+len(m.GetToolCalls())) +
+			runOverheadBytes*len(m.GetDeltas())
 	}
 	return total
 }

@@ -22,23 +22,37 @@ const storeRetry = 100 * time.Millisecond
 func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 	var messages []*parleyv1.Message
 	messages, x.eventIndexes.Messages = x.live.answer.Finish(cause == nil)
+	for _, m := range messages {
+		if kind, dropped := m.GetMetadata()[answer.NativeDropped]; dropped {
+			x.log.Warn("native form of the answer dropped, it does not fit", "type", kind)
+		}
+	}
 	end := &parleyv1.Turn{Id: x.live.id}
 	end.State, end.Error = x.outcome(cause)
 	if cause == nil && x.live.answer.HasOpenCalls() {
 		end.State = parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
 	}
-	result, err := x.commitEnd(messages, end)
+	var records []*parleyv1.RecordWrite
+	if cause == nil {
+		records = x.live.answer.Records()
+	}
+	result, err := x.commitEnd(messages, end, records)
+	if refusal := recordsRefusal(err); refusal != nil && len(records) > 0 {
+		x.live.answer.SetIncomplete()
+		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, refusal
+		result, err = x.commitEnd(messages, end, nil)
+	}
 	if err != nil && isAnswerError(err) {
 		// Store the text alone, so that it is not lost and the conversation can be used again.
 		x.log.Error("answer refused by the store, its text is stored", "error", err)
 		messages, x.eventIndexes.Messages = answer.TextOnly(messages, x.eventIndexes.GetMessages())
 		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, storeFailure()
-		result, err = x.commitEnd(messages, end)
+		result, err = x.commitEnd(messages, end, nil)
 	}
 	if err != nil && isAnswerError(err) {
 		x.log.Error("text of the answer refused by the store, the turn ends without it", "error", err)
 		messages, x.eventIndexes.Messages = nil, nil
-		result, err = x.commitEnd(nil, end)
+		result, err = x.commitEnd(nil, end, nil)
 	}
 	x.end.State, x.end.Reason = end.GetState(), end.GetError().GetReason()
 	switch {
@@ -75,16 +89,18 @@ func isAnswerError(err error) bool {
 	return true
 }
 
-// commitEnd ends the turn in the store. It retries while the store is overloaded or the disk is
-// full. If the server stops while the disk is full, commitEnd returns; the next start ends the turn
-// with the saved part of its answer.
-func (x *execution) commitEnd(messages []*parleyv1.Message, end *parleyv1.Turn) (*store.Result, error) {
+// commitEnd ends the turn in the store and writes the records of its answer. It retries while the store is
+// overloaded or the disk is full. If the server stops while the disk is full, commitEnd returns; the next
+// start ends the turn with the saved part of its answer.
+func (x *execution) commitEnd(
+	messages []*parleyv1.Message, end *parleyv1.Turn, records []*parleyv1.RecordWrite,
+) (*store.Result, error) {
 	logged := false
 	for {
 		x.eventIndexes.Finished = x.live.events.ReserveFinished()
 		result, err := x.manager.o.Store.Append(context.WithoutCancel(x.live.ctx), &store.Append{
 			Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, Messages: messages, End: end,
-			Events: x.eventIndexes,
+			Events: x.eventIndexes, Records: records,
 		})
 		full := errors.Is(err, store.ErrNoSpace)
 		if !full && !errors.Is(err, store.ErrOverloaded) || full && x.manager.ctx.Err() != nil {

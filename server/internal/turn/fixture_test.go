@@ -32,6 +32,16 @@ func text(s string) *parleyv1.RespondResponse {
 	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Text{Text: s}}
 }
 
+func reasoning(s string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_Reasoning{Reasoning: s}}
+}
+
+func callDelta(id, arguments string) *parleyv1.RespondResponse {
+	return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_ToolCallDelta{
+		ToolCallDelta: &parleyv1.ToolCallDelta{Id: id, Name: "find", Arguments: arguments},
+	}}
+}
+
 // respondWith returns an agent that answers with these pieces.
 func respondWith(pieces ...*parleyv1.RespondResponse) agentFunc {
 	return func(_ context.Context, _ *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {

@@ -3,6 +3,7 @@ package turn
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -33,7 +34,7 @@ func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 		return fmt.Errorf("events of %d messages, want %d", len(parts), len(messages))
 	}
 	for i, part := range parts {
-		got, want := new(parleyv1.Message), messages[i]
+		got, want, arguments := new(parleyv1.Message), messages[i], make(map[string]string)
 		for _, e := range part {
 			switch s := e.GetEvent().(type) {
 			case *parleyv1.TurnEvent_TextDelta:
@@ -42,13 +43,30 @@ func checkAnswer(events []*parleyv1.TurnEvent, messages []*parleyv1.Message) err
 						len(got.GetContent()))
 				}
 				got.Content += s.TextDelta.GetText()
+			case *parleyv1.TurnEvent_ReasoningDelta:
+				if int(s.ReasoningDelta.GetOffset()) != len(got.GetReasoning()) {
+					return fmt.Errorf("event %d: reasoning at %d follows %d bytes", e.GetIndex(), s.ReasoningDelta.GetOffset(),
+						len(got.GetReasoning()))
+				}
+				got.Reasoning += s.ReasoningDelta.GetText()
+			case *parleyv1.TurnEvent_ToolCallDelta:
+				d := s.ToolCallDelta
+				if int(d.GetOffset()) != len(arguments[d.GetId()]) {
+					return fmt.Errorf("event %d: arguments at %d follow %d bytes", e.GetIndex(), d.GetOffset(),
+						len(arguments[d.GetId()]))
+				}
+				arguments[d.GetId()] += d.GetArguments()
 			case *parleyv1.TurnEvent_ToolCall:
 				got.ToolCalls = append(got.ToolCalls, s.ToolCall)
+				if parts := arguments[s.ToolCall.GetId()]; parts != "" && parts != s.ToolCall.GetArguments() {
+					return fmt.Errorf("event %d: arguments %q, deltas had %q", e.GetIndex(), s.ToolCall.GetArguments(), parts)
+				}
+				delete(arguments, s.ToolCall.GetId())
 			case *parleyv1.TurnEvent_ToolResult:
 				got.ToolResult = s.ToolResult
 			}
 		}
-		if got.GetContent() != want.GetContent() || len(got.GetToolCalls()) != len(want.GetToolCalls()) ||
+		if got.GetContent() != want.GetContent() || got.GetReasoning() != want.GetReasoning() || len(got.GetToolCalls()) != len(want.GetToolCalls()) ||
 			!proto.Equal(got.GetToolResult(), want.GetToolResult()) {
 			return fmt.Errorf("events of message %v, want %v", got, want)
 		}
@@ -76,18 +94,28 @@ func TestFollowMerged(t *testing.T) {
 			f, p := newControlled(t, nil)
 			request := &parleyv1.ChatRequest{ConversationId: "c", Content: "q", RequestId: "r"}
 			readers := []*reader{f.startChat(t, request)}
-			calls, floods := 0, 0
+			calls, floods, written := 0, 0, ""
 			for range rapid.IntRange(1, 10).Draw(rt, "steps") {
-				switch rapid.SampledFrom([]string{"text", "tool", "next", "flood", "join", "resume"}).Draw(rt, "step") {
+				switch rapid.SampledFrom([]string{
+					"text", "reasoning", "arguments", "tool", "next", "flood", "join", "resume",
+				}).Draw(rt, "step") {
 				case "text":
 					p.lastRun().sendText("x", "y ")
+				case "reasoning":
+					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{reasoning("hm "), reasoning("so ")}})
+				case "arguments":
+					written += "[]"
+					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{
+						callDelta(fmt.Sprint(calls+1), "["),
+						callDelta(fmt.Sprint(calls+1), "]"),
+					}})
 				case "tool":
 					calls++
-					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{
-						call(fmt.Sprint(calls)),
-						result(fmt.Sprint(calls), "found"),
-					}})
+					made := call(fmt.Sprint(calls))
+					made.GetToolCall().Arguments, written = written, ""
+					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{made, result(fmt.Sprint(calls), "found")}})
 				case "next":
+					written = ""
 					p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{handoff("other"), text("z")}})
 				case "flood":
 					floods++
@@ -113,6 +141,60 @@ func TestFollowMerged(t *testing.T) {
 				rt.Errorf("Resume(1) = %d events, %v", len(r.events), r.err)
 			}
 		})
+	})
+}
+
+// TestFollowMergedDuringCall: a reader that starts while the agent writes a call, when its first parts are no
+// longer retained, receives them merged.
+func TestFollowMergedDuringCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newControlled(t, nil)
+		f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
+		p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{reasoning("hm"), callDelta("1", "["), callDelta("1", "1")}})
+		p.lastRun().flood()
+		r := f.startResume(t, "", 0)
+		made := call("1")
+		made.GetToolCall().Arguments = "[1]"
+		p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{callDelta("1", "]"), made}})
+		p.lastRun().complete()
+		var got []string
+		for _, e := range r.events {
+			if d := e.GetToolCallDelta(); d != nil {
+				got = append(got, fmt.Sprintf("%s at %d", d.GetArguments(), d.GetOffset()))
+			}
+		}
+		if want := []string{"[1 at 0", "] at 2"}; !slices.Equal(got, want) || r.err != nil {
+			t.Errorf("parts of the call = %q, %v, want %q", got, r.err, want)
+		}
+		if err := checkAnswer(r.events, r.events[len(r.events)-1].GetFinished().GetMessages()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestFollowMergedDuringLaterCall: the same for a message after a tool result, which has nothing but a call yet. Its
+// start must not be missing, or clients would add its text to the message before.
+func TestFollowMergedDuringLaterCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newControlled(t, nil)
+		f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
+		p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{call("1"), result("1", "r"), callDelta("2", "[")}})
+		p.lastRun().flood()
+		r := f.startResume(t, "", 0)
+		p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{text("late")}})
+		p.lastRun().complete()
+		starts := 0
+		for _, e := range r.events {
+			if e.GetAnswerStarted() != nil {
+				starts++
+			}
+		}
+		if starts != 1 || r.err != nil {
+			t.Errorf("%d answer_started events, %v, want 1: %v", starts, r.err, r.events)
+		}
+		if err := checkAnswer(r.events, r.events[len(r.events)-1].GetFinished().GetMessages()); err != nil {
+			t.Error(err)
+		}
 	})
 }
 

@@ -216,8 +216,11 @@ func (m *Manager) isConfigured(name string) bool {
 }
 
 // chooseAgent returns the agent that answers: that of the request, of the routing lease, of the
-// conversation, or the default, in this order.
+// conversation, or the default, in this order. If c is nil, the request creates the conversation.
 func (m *Manager) chooseAgent(request *parleyv1.ChatRequest, c *parleyv1.Conversation) (*agent.Entry, error) {
+	if c == nil {
+		c = request.GetCreateWith()
+	}
 	name := cmp.Or(request.GetAgent(), c.GetActiveAgent().GetAgent(), c.GetAgent())
 	if name == "" {
 		return m.o.Agents.Default(), nil

@@ -8,6 +8,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/turn/answer"
+	"github.com/parleyhq/parley/store"
 )
 
 // Codes of google.rpc.Code, which a TurnError has as numbers. Only package rpc imports the package
@@ -86,6 +87,24 @@ func storeFailure() *parleyv1.TurnError {
 		Code: codeInternal, Reason: "INTERNAL", Message: "the answer could not be stored; see the server log",
 		Retryable: true,
 	}
+}
+
+// recordsRefusal returns the error of a turn whose answer the store refused because of its records, or nil if err is
+// another one.
+func recordsRefusal(err error) *parleyv1.TurnError {
+	if revision, ok := errors.AsType[*store.RevisionError](err); ok {
+		return &parleyv1.TurnError{
+			Code: codeAborted, Reason: "REVISION_MISMATCH", Message: fmt.Sprintf("the agent's %v, not at if_revision", revision),
+			Retryable: true,
+		}
+	}
+	if full, ok := errors.AsType[*store.RecordsFullError](err); ok {
+		return &parleyv1.TurnError{Code: codeResourceExhausted, Reason: "RECORDS_FULL", Message: full.Error()}
+	}
+	if full, ok := errors.AsType[*store.TenantBytesError](err); ok {
+		return &parleyv1.TurnError{Code: codeResourceExhausted, Reason: "TENANT_BYTES", Message: full.Error()}
+	}
+	return nil
 }
 
 func timeoutError(message string) *parleyv1.TurnError {

@@ -64,7 +64,7 @@ func (o *output) follow(ctx context.Context, after int32, replayed bool, yield y
 // retained, and then the following events.
 func (o *output) followMerged(ctx context.Context, replayed bool, yield yieldFunc) error {
 	partial := o.answer.Snapshot(-1)
-	events := replay.Merge(o.id, partial.Messages, partial.Indexes)
+	events := replay.Merge(o.id, partial.Messages, partial.Indexes, partial.Calls...)
 	if started := o.events.Started(); started != nil && started.GetIndex() <= partial.LastIndex {
 		events = slices.Insert(events, 0, started)
 	}

@@ -71,8 +71,8 @@ func TestPiecesThatBreakRules(t *testing.T) {
 		{"much data", slices.Repeat(pieces{data("t", null)}, 65), "structured_data: a message has at most 64 values"},
 		{"a call without an id", toolCall(&parleyv1.ToolCall{Name: "n"}), "tool_call.id: is required"},
 		{
-			"a call with a long id", toolCall(&parleyv1.ToolCall{Id: long, Name: "n"}),
-			"tool_call.id: must be at most 128 bytes",
+			"a call with a long id", toolCall(&parleyv1.ToolCall{Id: strings.Repeat("x", 257), Name: "n"}),
+			"tool_call.id: must be at most 256 bytes",
 		},
 		{"a call without a name", toolCall(&parleyv1.ToolCall{Id: "1"}), "tool_call.name: is required"},
 		{
@@ -104,6 +104,9 @@ func TestPiecesThatBreakRules(t *testing.T) {
 		{"negative usage", pieces{usage(&parleyv1.Usage{OutputTokens: -1})}, "usage.output_tokens: "},
 		{"usage of a long model", pieces{usage(&parleyv1.Usage{Model: long})}, "usage.model: must be at most 128 bytes"},
 		{"a long reason", pieces{reason(long)}, "finish_reason: must be at most 128 bytes"},
+		{"a native form without a type", pieces{native("", 1)}, "native.type: is required"},
+		{"a native form with a long type", pieces{native(long, 1)}, "native.type: must be at most 128 bytes"},
+		{"a native form of no text", pieces{native("\xff", 1)}, "native.type: is not valid UTF-8"},
 		{"a handoff to no agent", pieces{handoff("")}, "next_agent: is required"},
 		{"a handoff to a long name", pieces{handoff(long)}, "next_agent: must be at most 128 bytes"},
 	}
@@ -166,6 +169,7 @@ func TestStoredAnswersObeyRules(t *testing.T) {
 		func(rt *rapid.T) *parleyv1.RespondResponse { return result(short.Draw(rt, "result"), "") },
 		func(rt *rapid.T) *parleyv1.RespondResponse { return handoff(short.Draw(rt, "next_agent")) },
 		func(rt *rapid.T) *parleyv1.RespondResponse { return reason(short.Draw(rt, "finish_reason")) },
+		func(rt *rapid.T) *parleyv1.RespondResponse { return native(short.Draw(rt, "native"), len(pieces)) },
 		func(rt *rapid.T) *parleyv1.RespondResponse {
 			return usage(&parleyv1.Usage{
 				Model:       short.Draw(rt, "model"),

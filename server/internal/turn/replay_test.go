@@ -23,6 +23,15 @@ import (
 // and results match open calls.
 type pieceGenerator struct{ open []string }
 
+// next returns the id of the next call. An id can be used again after its result.
+func (s *pieceGenerator) next() string {
+	id := 1
+	for slices.Contains(s.open, fmt.Sprint(id)) {
+		id++
+	}
+	return fmt.Sprint(id)
+}
+
 func (s *pieceGenerator) draw(rt *rapid.T) []*parleyv1.RespondResponse {
 	word := rapid.StringOfN(rapid.SampledFrom([]rune("ab é日")), 0, 5, -1)
 	kinds := map[string]func() *parleyv1.RespondResponse{
@@ -32,13 +41,11 @@ func (s *pieceGenerator) draw(rt *rapid.T) []*parleyv1.RespondResponse {
 			d := &parleyv1.StructuredData{Type: "t", Value: structpb.NewStringValue(word.Draw(rt, "data"))}
 			return &parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{StructuredData: d}}
 		},
+		"reasoning": func() *parleyv1.RespondResponse { return reasoning(word.Draw(rt, "reasoning")) },
+		"writing":   func() *parleyv1.RespondResponse { return callDelta(s.next(), word.Draw(rt, "arguments")) },
 		"call": func() *parleyv1.RespondResponse {
-			for id := 1; ; id++ { // An id can be used again after its result.
-				if !slices.Contains(s.open, fmt.Sprint(id)) {
-					s.open = append(s.open, fmt.Sprint(id))
-					return call(fmt.Sprint(id))
-				}
-			}
+			s.open = append(s.open, s.next())
+			return call(s.open[len(s.open)-1])
 		},
 		"result": func() *parleyv1.RespondResponse {
 			if len(s.open) == 0 {
@@ -60,7 +67,7 @@ func (s *pieceGenerator) draw(rt *rapid.T) []*parleyv1.RespondResponse {
 	}
 	var pieces []*parleyv1.RespondResponse
 	for _, kind := range rapid.SliceOfN(rapid.SampledFrom([]string{
-		"text", "more", "data", "call", "result", "next", "note", "usage", "summary",
+		"text", "more", "reasoning", "writing", "data", "call", "result", "next", "note", "usage", "summary",
 	}), 0, 14).Draw(rt, "pieces") {
 		pieces = append(pieces, kinds[kind]())
 	}
@@ -101,14 +108,15 @@ func readAll(events iter.Seq2[*parleyv1.TurnEvent, error]) (all []*parleyv1.Turn
 	return all, nil
 }
 
-// splitByMessage groups the events by the message that they belong to.
+// splitByMessage groups the events by the message that they belong to. Calls that were cut off are no message.
 func splitByMessage(all []*parleyv1.TurnEvent) (messages [][]*parleyv1.TurnEvent) {
 	for _, e := range all {
 		var opens bool
 		switch e.GetEvent().(type) {
 		case *parleyv1.TurnEvent_AnswerStarted, *parleyv1.TurnEvent_ToolResult:
 			opens = true
-		case *parleyv1.TurnEvent_TextDelta, *parleyv1.TurnEvent_StructuredData, *parleyv1.TurnEvent_ToolCall:
+		case *parleyv1.TurnEvent_TextDelta, *parleyv1.TurnEvent_StructuredData, *parleyv1.TurnEvent_ToolCall,
+			*parleyv1.TurnEvent_ReasoningDelta, *parleyv1.TurnEvent_ToolCallDelta:
 			opens = messages == nil
 		default:
 			continue
@@ -118,7 +126,36 @@ func splitByMessage(all []*parleyv1.TurnEvent) (messages [][]*parleyv1.TurnEvent
 		}
 		messages[len(messages)-1] = append(messages[len(messages)-1], e)
 	}
-	return messages
+	return slices.DeleteFunc(messages, func(events []*parleyv1.TurnEvent) bool {
+		return !slices.ContainsFunc(events, func(e *parleyv1.TurnEvent) bool {
+			return e.GetAnswerStarted() == nil && e.GetToolCallDelta() == nil
+		})
+	})
+}
+
+// continues appends the delta e to last if it continues it, and reports whether it does.
+func continues(last, e *parleyv1.TurnEvent) bool {
+	switch d := e.GetEvent().(type) {
+	case *parleyv1.TurnEvent_TextDelta:
+		if last.GetTextDelta() == nil {
+			return false
+		}
+		last.GetTextDelta().Text += d.TextDelta.GetText()
+	case *parleyv1.TurnEvent_ReasoningDelta:
+		if last.GetReasoningDelta() == nil {
+			return false
+		}
+		last.GetReasoningDelta().Text += d.ReasoningDelta.GetText()
+	case *parleyv1.TurnEvent_ToolCallDelta:
+		if last.GetToolCallDelta().GetId() != d.ToolCallDelta.GetId() {
+			return false
+		}
+		last.GetToolCallDelta().Arguments += d.ToolCallDelta.GetArguments()
+	default:
+		return false
+	}
+	last.Index = e.GetIndex()
+	return true
 }
 
 // expectedReplay returns the events that a store replays after an index, or that they are gone,
@@ -132,24 +169,25 @@ func expectedReplay(all []*parleyv1.TurnEvent, dropped int, after int32) (want [
 	want = append(want, markReplayed(all[start], true))
 	for i, events := range splitByMessage(all) {
 		if i < dropped {
-			gone = gone || after < events[len(events)-1].GetIndex()
+			for _, e := range events {
+				gone = gone || after < e.GetIndex() && e.GetToolCallDelta() == nil
+			}
 			continue
 		}
-		var merged *parleyv1.TurnEvent
+		var run *parleyv1.TurnEvent // The open run of text or reasoning.
 		for _, e := range events {
+			last := run.GetIndex()
 			switch {
-			case e.GetTextDelta() == nil:
+			case e.GetToolCallDelta() != nil:
+				run = nil // Deltas of calls are left out.
+			case e.GetTextDelta() == nil && e.GetReasoningDelta() == nil:
 				want = append(want, e)
-			case merged == nil:
-				merged = proto.CloneOf(e)
+			case run != nil && continues(run, e):
+				gone = gone || last <= after && after < e.GetIndex() // A reader cannot resume within a merged run.
 			default:
-				gone = gone || merged.GetIndex() <= after && after < e.GetIndex() // A reader cannot resume within a merged text.
-				merged.Index = e.GetIndex()
-				merged.GetTextDelta().Text += e.GetTextDelta().GetText()
+				run = proto.CloneOf(e)
+				want = append(want, run)
 			}
-		}
-		if merged != nil {
-			want = append(want, merged)
 		}
 	}
 	want = append(want, end)
@@ -158,14 +196,15 @@ func expectedReplay(all []*parleyv1.TurnEvent, dropped int, after int32) (want [
 	return want, after > end.GetIndex() || gone && after != 0 && after != end.GetIndex()
 }
 
-// mergeAdjacent returns events as a late reader receives them: texts that follow one another are one event.
+// mergeAdjacent returns events as a late reader receives them: deltas of one kind that follow one another are one
+// event.
 func mergeAdjacent(events []*parleyv1.TurnEvent) (merged []*parleyv1.TurnEvent) {
 	for _, e := range events {
-		if n := len(merged); n > 0 && e.GetTextDelta() != nil && merged[n-1].GetTextDelta() != nil {
-			text := merged[n-1].GetTextDelta().GetText() + e.GetTextDelta().GetText()
-			merged[n-1] = proto.CloneOf(merged[n-1])
-			merged[n-1].Index, merged[n-1].GetTextDelta().Text = e.GetIndex(), text
-			continue
+		if n := len(merged); n > 0 {
+			if last := proto.CloneOf(merged[n-1]); continues(last, e) {
+				merged[n-1] = last
+				continue
+			}
 		}
 		merged = append(merged, e)
 	}

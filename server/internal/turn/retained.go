@@ -14,12 +14,13 @@ const (
 )
 
 // Memory in bytes of a turn that has ended, without its events, as measured: turnOverheadBytes for
-// each turn, messageOverheadBytes for each message of the answer and valueOverheadBytes for each of
-// its values.
+// each turn, messageOverheadBytes for each message of the answer, valueOverheadBytes for each of its
+// values and runOverheadBytes for each of its runs of text and reasoning.
 const (
 	turnOverheadBytes    = 2 << 10
 	messageOverheadBytes = 192
 	valueOverheadBytes   = 8
+	runOverheadBytes     = 88
 )
 
 // maxListedTurns is the number of turns that are listed and retained for a conversation. It equals

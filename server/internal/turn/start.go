@@ -41,7 +41,8 @@ func (x *execution) start() error {
 		for i, n := range result.Appended {
 			answer.SetStoredFields(x.inputs[i], n)
 		}
-		x.snapshot = nil // The history may have megabytes; do not hold it while the agent answers.
+		// The history and the records may have megabytes; do not hold them while the agent answers.
+		x.snapshot, x.request.Records = nil, nil
 		x.startResult, x.log = result, x.log.With("agent", x.agent.Name)
 		x.eventIndexes = a.Events
 		x.eventIndexes.Created = result.Created
@@ -92,6 +93,7 @@ func (x *execution) startAppend(uid string) (*store.Append, error) {
 	a := &store.Append{
 		Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, UID: uid, Messages: x.inputs,
 		Request: x.requestKey, MustExist: x.request.GetMustExist(), IfVersion: x.ifVersion(),
+		CreateWith: x.request.GetCreateWith(), Records: x.request.GetRecords(),
 		Begin: &parleyv1.Turn{Id: x.live.id, RequestId: x.request.GetRequestId(), Agent: x.agent.Name},
 		// A crash would leave this value of Created. The result of the store replaces it.
 		Events: &storev1.TurnEvents{

@@ -30,7 +30,9 @@ import (
 //
 // offsets has the number of bytes of all earlier messages for each message, stored or dropped, and
 // at last the total: see store.Snapshot.Offsets. It is used with cache_stable and max_bytes alone.
-// If nil, the offsets are unknown, and the first message changes more often.
+// If nil, the offsets are unknown, and the first message changes more often. Offsets count the
+// reasoning of stored messages, even if messages lack it: a window with cache_stable may then be
+// shorter by its size.
 func Start(messages []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWindow) int {
 	found := candidates(messages, w)
 	switch {
@@ -41,6 +43,14 @@ func Start(messages []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWin
 		return g.chooseStart(found)
 	default:
 		return found[len(found)-1].index
+	}
+}
+
+// RemoveReasoning removes the reasoning from the messages, which agents do not get. Call it before
+// Start, so that the reasoning does not count.
+func RemoveReasoning(messages []*parleyv1.Message) {
+	for _, m := range messages {
+		m.Reasoning = ""
 	}
 }
 

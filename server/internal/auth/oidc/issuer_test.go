@@ -77,18 +77,23 @@ func newIssuer(tb testing.TB, signers ...*signer) *issuer {
 	mux.HandleFunc("/keys", func(w http.ResponseWriter, r *http.Request) {
 		i.mu.Lock()
 		i.requests++
-		answer, keys := i.answer, i.keys
+		answer := i.answer
 		i.mu.Unlock()
-		if answer != nil {
-			answer(w, r)
-			return
+		if answer == nil {
+			answer = i.writeKeys
 		}
-		_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{Keys: keys})
+		answer(w, r)
 	})
 	server := httptest.NewServer(mux)
 	tb.Cleanup(server.Close)
 	i.url = server.URL
 	return i
+}
+
+func (i *issuer) writeKeys(w http.ResponseWriter, _ *http.Request) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{Keys: i.keys})
 }
 
 func (i *issuer) setKeys(signers ...*signer) {

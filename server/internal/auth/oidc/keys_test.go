@@ -24,8 +24,7 @@ func TestRotation(t *testing.T) {
 	f.setKeys(first, second)
 	f.advance(5 * time.Second)
 	added := second.sign(t, f.claims(nil))
-	f.reject("token of the added key", added, "no key with the id")
-	f.AwaitFetch()
+	f.rejectDuringFetch("token of the added key", added)
 	f.accept("token of the added key after the fetch", added)
 	f.accept("token of the first key", old)
 	f.setKeys(second)
@@ -124,6 +123,21 @@ func (f *fixture) hang(release <-chan struct{}) (asked <-chan struct{}) {
 		}
 	})
 	return requests
+}
+
+// rejectDuringFetch checks that a token of an unknown key is rejected, before the issuer answers the request that the
+// token causes. It waits for the end of the fetch.
+func (f *fixture) rejectDuringFetch(what, token string) {
+	f.t.Helper()
+	release := make(chan struct{})
+	f.setAnswer(func(w http.ResponseWriter, r *http.Request) {
+		<-release
+		f.writeKeys(w, r)
+	})
+	f.reject(what, token, "no key with the id")
+	close(release)
+	f.AwaitFetch()
+	f.setAnswer(nil)
 }
 
 // TestHangingIssuer checks that tokens of an unknown key are refused at once while the issuer does not answer, that other

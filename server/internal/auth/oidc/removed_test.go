@@ -70,8 +70,7 @@ func TestAddedKey(t *testing.T) {
 	f.setKeys(second, first)
 	f.advance(5 * time.Second)
 	added := second.sign(t, f.claims(nil))
-	f.reject("token of the added key", added, "no key with the id")
-	f.AwaitFetch()
+	f.rejectDuringFetch("token of the added key", added)
 	f.accept("token of the added key after the fetch", added)
 	f.Close()
 }

@@ -94,6 +94,7 @@ func methods() map[string]protoreflect.MethodDescriptor {
 	for _, file := range []protoreflect.FileDescriptor{
 		parleyv1.File_parley_v1_conversation_service_proto,
 		parleyv1.File_parley_v1_interaction_log_service_proto,
+		parleyv1.File_parley_v1_record_service_proto,
 		parleyv1.File_parley_v1_admin_service_proto,
 	} {
 		for i := range file.Services().Len() {
@@ -152,7 +153,7 @@ func TestDocumentContent(t *testing.T) {
 	if err := json.Unmarshal(servedDocument(t), &document); err != nil {
 		t.Fatal(err)
 	}
-	const pattern = `"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"`
+	const pattern = `"^[^\\u0000-\\u001F\\u007F-\\u009F\\u2028\\u2029]*$"`
 	for _, test := range []struct{ where, want string }{
 		{"components schemas Retention properties maxMessages minimum", `0`},
 		{"components schemas Retention properties maxMessages maximum", `1000`},
@@ -168,6 +169,10 @@ func TestDocumentContent(t *testing.T) {
 		{"components schemas AppendMessagesRequest properties messages maxItems", `100`},
 		{"components schemas AppendMessagesRequest properties conversationId", `null`},
 		{"components schemas ChatRequest properties conversationId pattern", pattern},
+		{"components schemas ChatRequest properties conversationId maxLength", `256`},
+		{"components schemas ChatRequest properties requestId maxLength", `256`},
+		{"components schemas ChatRequest required", `null`},
+		{"components schemas ToolCall properties id maxLength", `256`},
 		{"components schemas GetStatsResponse properties dataBytes type", `"string"`},
 		{
 			"components schemas OnDisconnect enum",
@@ -189,8 +194,8 @@ func TestDocumentContent(t *testing.T) {
 			`"#/components/schemas/ImportConversationsRequest"`,
 		},
 		{"paths /v1/watch get responses 200 content text/event-stream schema $ref", `"#/components/schemas/EventStream"`},
-		{"paths /v1/watch get parameters 4 name", `"Last-Event-ID"`},
-		{"paths /v1/export get parameters 1", `null`},
+		{"paths /v1/watch get parameters 5 name", `"Last-Event-ID"`},
+		{"paths /v1/export get parameters 2", `null`},
 		{
 			"paths /v1/chat post summary",
 			`"Chat stores the user's message, calls an agent, streams its answer and stores the answer."`,

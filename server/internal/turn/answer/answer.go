@@ -1,8 +1,8 @@
 // Package answer collects the pieces of an agent into the messages of a turn.
 //
-// An [Answer] checks each piece, adds it to a message and appends its event to the event log. It
-// limits the size of the answer. For each message it records the indexes of its events, so that a
-// stored turn can be replayed under the same indexes.
+// An [Answer] checks each piece, adds it to a message and appends its event to the event log. Records are
+// part of no message; the answer collects them. It limits the size of the answer. For each message it
+// records the indexes of its events, so that a stored turn can be replayed under the same indexes.
 //
 // Start at [Answer].
 package answer
@@ -39,11 +39,13 @@ type Answer struct {
 	current     *parleyv1.Message
 	currentOpen bool
 	text        strings.Builder // content of current
+	deltas      deltas          // reasoning and unfinished calls of current
 	bytes       int             // size of everything that is stored
 	values      int             // number of values, calls and results
 	calls       history.Calls   // of all messages
-	changes     int             // number of changes of the messages
-	pieces      int             // number of pieces that the agent has sent
+	records     records
+	changes     int // number of changes of the messages
+	pieces      int // number of pieces that the agent has sent
 	// released is set by Release: the messages are those of the finished event.
 	released bool
 }
@@ -64,11 +66,20 @@ func (a *Answer) SetAgent(agent string) {
 // startMessage starts another message of this agent.
 func (a *Answer) startMessage(agent string) {
 	if a.currentOpen {
-		a.current.Content = a.text.String()
-	} else {
+		a.current.Content, a.current.Reasoning = a.text.String(), a.deltas.reasoning.String()
+	}
+	if a.isCutOff() {
+		a.currentOpen, a.messages, a.indexes = false, a.messages[:len(a.messages)-1], a.indexes[:len(a.indexes)-1]
+		a.deltas.cutOff = true
+	}
+	if !a.currentOpen {
 		a.moveReportBack()
 	}
 	a.text.Reset()
+	for _, call := range a.deltas.calls {
+		a.bytes -= call.arguments.Len() // It is cut off, and not part of the answer.
+	}
+	a.deltas.startMessage()
 	a.currentOpen, a.current = false, &parleyv1.Message{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: agent, TurnId: a.turnID}
 }
 
@@ -89,8 +100,9 @@ func (a *Answer) moveReportBack() {
 }
 
 // Add adds the next piece. If the piece exceeds a limit, Add adds the part that fits and
-// returns a TooLargeError. If the piece breaks a rule, it adds nothing and returns an agent.Error.
-// Text, the most frequent kind, is not checked against rules.
+// returns a TooLargeError. A native form that does not fit is left out instead, see NativeDropped. If
+// the piece breaks a rule, Add adds nothing and returns an agent.Error.
+// Text and reasoning, the most frequent kinds, are not checked against rules.
 func (a *Answer) Add(piece *parleyv1.RespondResponse) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -99,6 +111,9 @@ func (a *Answer) Add(piece *parleyv1.RespondResponse) error {
 	case *parleyv1.RespondResponse_Text:
 		a.changes++
 		return a.addText(strings.ToValidUTF8(p.Text, "\uFFFD"))
+	case *parleyv1.RespondResponse_Reasoning:
+		a.changes++
+		return a.addReasoning(strings.ToValidUTF8(p.Reasoning, "\uFFFD"))
 	case *parleyv1.RespondResponse_Progress:
 		note := rules.Truncate(strings.ToValidUTF8(p.Progress.GetText(), "\uFFFD"), MaxNoteBytes)
 		a.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Progress{Progress: &parleyv1.TurnProgress{Text: note}}})
@@ -116,7 +131,7 @@ func (a *Answer) Add(piece *parleyv1.RespondResponse) error {
 // addText adds text to the current message, up to the limit.
 func (a *Answer) addText(text string) error {
 	var err error
-	if a.bytes+len(text) > a.limit {
+	if !a.fits(len(text)) {
 		text, err = rules.Truncate(text, max(0, a.limit-a.bytes)), a.tooManyBytes()
 	}
 	if text == "" {
@@ -130,6 +145,7 @@ func (a *Answer) addText(text string) error {
 	a.bytes += len(text)
 	index := a.events.AddText(text, int32(offset))
 	indexes := a.currentIndexes()
+	a.addToRun(&storev1.DeltaRun{First: index, Last: index, Bytes: int32(len(text))}, offset)
 	if indexes.LastText = index; offset == 0 {
 		indexes.FirstText = index
 	}
@@ -149,7 +165,7 @@ func (a *Answer) openMessage() error {
 		return errTooManyMessages
 	}
 	indexes := new(storev1.MessageEvents)
-	if len(a.messages) > 0 {
+	if len(a.messages) > 0 || a.deltas.cutOff { // Readers have events of an earlier message.
 		indexes.AnswerStarted = a.events.Add(&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_AnswerStarted{
 			AnswerStarted: &parleyv1.AnswerStarted{Agent: a.current.GetAgent()},
 		}})
@@ -163,7 +179,7 @@ func (a *Answer) currentIndexes() *storev1.MessageEvents { return a.indexes[len(
 
 // Finish ends the answer and returns its messages and the indexes of their events. If the answer is
 // not complete, the last message of an agent is INCOMPLETE. Other goroutines may read the messages
-// from now on; only SetStored may change them.
+// from now on; only SetIncomplete and SetStored may change them.
 func (a *Answer) Finish(complete bool) ([]*parleyv1.Message, []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -175,6 +191,13 @@ func (a *Answer) Finish(complete bool) ([]*parleyv1.Message, []*storev1.MessageE
 		markIncomplete(a.messages)
 	}
 	return a.messages, a.indexes
+}
+
+// SetIncomplete marks the answer as incomplete after Finish, because its records could not be stored.
+func (a *Answer) SetIncomplete() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	markIncomplete(a.messages)
 }
 
 // SetStored sets the fields that the store assigned to messages.
@@ -207,7 +230,9 @@ func (a *Answer) Release(indexes []*storev1.MessageEvents) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.released, a.messages, a.indexes, a.current, a.calls = true, nil, indexes, nil, history.Calls{}
+	a.records = records{}
 	a.text.Reset()
+	a.deltas.startMessage()
 }
 
 // markIncomplete sets the last message of an agent to INCOMPLETE.
@@ -222,8 +247,11 @@ func markIncomplete(messages []*parleyv1.Message) {
 
 // Partial is a copy of an answer as far as it has arrived.
 type Partial struct {
-	Messages  []*parleyv1.Message // the last message of an agent is INCOMPLETE
-	Indexes   []*storev1.MessageEvents
+	Messages []*parleyv1.Message // the last message of an agent is INCOMPLETE
+	Indexes  []*storev1.MessageEvents
+	// Calls has one delta for each call that the agent is writing, with its index. If the current message has
+	// nothing else, it is not in Messages, and Calls begins with its answer_started event.
+	Calls     []*parleyv1.TurnEvent
 	LastIndex int32 // index of the newest event before a finished event
 	Changes   int   // Answer.changes at the time of the copy
 }
@@ -241,13 +269,24 @@ func (a *Answer) Snapshot(since int) *Partial {
 		partial.Messages, partial.Indexes = a.events.Finished().GetFinished().GetMessages(), a.indexes
 		return partial
 	}
-	for i, m := range a.messages {
+	messages := a.messages
+	if a.isCutOff() {
+		messages = messages[:len(messages)-1]
+		if index := a.indexes[len(messages)].GetAnswerStarted(); index > 0 {
+			partial.Calls = append(partial.Calls, &parleyv1.TurnEvent{Index: index, Event: &parleyv1.TurnEvent_AnswerStarted{
+				AnswerStarted: &parleyv1.AnswerStarted{Agent: a.current.GetAgent()},
+			}})
+		}
+	}
+	for i, m := range messages {
 		partial.Messages, partial.Indexes = append(partial.Messages, proto.CloneOf(m)),
 			append(partial.Indexes, proto.CloneOf(a.indexes[i]))
 	}
-	if a.currentOpen {
-		partial.Messages[len(partial.Messages)-1].Content = a.text.String()
+	if a.currentOpen && len(messages) == len(a.messages) {
+		last := partial.Messages[len(partial.Messages)-1]
+		last.Content, last.Reasoning = a.text.String(), a.deltas.reasoning.String()
 	}
+	partial.Calls = append(partial.Calls, a.deltas.unfinishedCalls()...)
 	markIncomplete(partial.Messages)
 	return partial
 }
@@ -266,7 +305,7 @@ func TextOnly(
 		})
 		textIndexes = append(textIndexes, &storev1.MessageEvents{
 			AnswerStarted: indexes[i].GetAnswerStarted(), FirstText: indexes[i].GetFirstText(),
-			LastText: indexes[i].GetLastText(),
+			LastText: indexes[i].GetLastText(), Deltas: textRuns(indexes[i].GetDeltas()),
 		})
 	}
 	markIncomplete(texts)

@@ -38,6 +38,12 @@ func (a *Answer) checkPiece(piece *parleyv1.RespondResponse) error {
 				Rule:  fmt.Sprintf("%.64q is already the id of an open call of the answer", id),
 			})
 		}
+	case *parleyv1.RespondResponse_Native:
+		return checkNative(p.Native)
+	case *parleyv1.RespondResponse_Record:
+		return a.checkRecord(p.Record)
+	case *parleyv1.RespondResponse_ToolCallDelta:
+		return a.checkCallDelta(p.ToolCallDelta)
 	case *parleyv1.RespondResponse_ToolResult:
 		if id := p.ToolResult.GetCallId(); !a.calls.IsOpen(id) {
 			return ruleError(rules.Fault{
@@ -64,8 +70,18 @@ func (a *Answer) addNonText(piece *parleyv1.RespondResponse) error {
 	case *parleyv1.RespondResponse_NextAgent:
 		a.startMessage(rules.Truncate(strings.ToValidUTF8(p.NextAgent, "\uFFFD"), maxAgentBytes))
 		return nil
+	case *parleyv1.RespondResponse_Native:
+		return a.addNative(p.Native)
+	case *parleyv1.RespondResponse_Record:
+		return a.addRecord(p.Record)
+	case *parleyv1.RespondResponse_ToolCallDelta:
+		return a.addCallDelta(p.ToolCallDelta)
+	case *parleyv1.RespondResponse_ToolCall:
+		a.bytes -= a.deltas.complete(p.ToolCall.GetId())
 	}
-	if a.bytes += proto.Size(piece); a.bytes > a.limit {
+	size := proto.Size(piece)
+	fits := a.fits(size)
+	if a.bytes += size; !fits {
 		return a.tooManyBytes()
 	}
 	switch p := piece.GetPiece().(type) {

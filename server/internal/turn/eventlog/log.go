@@ -2,8 +2,8 @@
 //
 // A [Log] retains the newest events in encoded form, so that the counted memory is the real memory.
 // The turn appends events; any number of readers follow them from an index. Readers never slow down
-// the turn. A reader is late if several events wait for it. It receives adjacent texts as one event. A
-// [Sink] receives each event when it is appended.
+// the turn. A reader is late if several events wait for it. It receives adjacent deltas of one kind as one
+// event. A [Sink] receives each event when it is appended.
 //
 // Start at [Log].
 package eventlog
@@ -29,7 +29,7 @@ const (
 // readBatch is the maximum number of events that a reader copies under the lock.
 const readBatch = 256
 
-// maxMergedBytes is the maximum size of a text that is merged from several, in bytes. The proto names it.
+// maxMergedBytes is the maximum size of a delta that is merged from several, in bytes. The proto names it.
 const maxMergedBytes = 4 << 10
 
 // Log is the list of events of a turn. It is safe for concurrent use.
@@ -81,6 +81,21 @@ func (l *Log) AddText(text string, offset int32) (index int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.appendLocked(Encoded{data: text, offset: offset, kind: textEvent}, nil)
+}
+
+// AddReasoning appends a piece of reasoning that starts at this byte offset of the reasoning of its message.
+func (l *Log) AddReasoning(text string, offset int32) (index int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.appendLocked(Encoded{data: text, offset: offset, kind: reasoningEvent}, nil)
+}
+
+// AddArguments appends a piece of the arguments of a call that starts at this byte offset of them. All
+// pieces of a call must have the same pointer, so that they are merged.
+func (l *Log) AddArguments(call *Call, arguments string, offset int32) (index int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.appendLocked(Encoded{data: arguments, offset: offset, kind: argumentsEvent, call: call}, nil)
 }
 
 // AddKeepAlive appends an empty progress event, which shows readers that the turn continues.
@@ -228,8 +243,8 @@ func (l *Log) after(index int32, batch []Encoded) (_ []Encoded, more <-chan stru
 }
 
 // Read yields the events after an index until the log ends or ctx ends. If several events wait when the
-// reader asks for the next one, Read yields texts that follow one another as one event of at most
-// maxMergedBytes, with the index of the last of them. A reader that keeps up receives each text at once.
+// reader asks for the next one, Read yields deltas of one kind that follow one another as one event of at
+// most maxMergedBytes, with the index of the last of them. A reader that keeps up receives each delta at once.
 func (l *Log) Read(ctx context.Context, index int32) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield func(*parleyv1.TurnEvent, error) bool) {
 		var buffer [8]Encoded // More than a reader that keeps up needs.

@@ -20,6 +20,16 @@ func addNote(e *Log, text string) {
 // addText adds a text that does not continue the one before, so that readers do not merge them.
 func addText(e *Log, text string) { e.AddText(text, -e.next) }
 
+// addReasoning and addArguments do the same for other deltas.
+func addReasoning(e *Log, text string) { e.AddReasoning(text, -e.next) }
+
+func addArguments(e *Log, text string) {
+	e.AddArguments(&Call{ID: "c", Name: strings.Repeat("n", 100)}, text, -e.next)
+}
+
+// addCall adds the first delta of a call with this name.
+func addCall(e *Log, name string) { e.AddArguments(&Call{Name: name}, "", 0) }
+
 // TestLimits checks guarantee 12 for one turn: the retained events are limited, and a
 // reader that needs dropped events receives an error.
 func TestLimits(t *testing.T) {
@@ -37,6 +47,17 @@ func TestLimits(t *testing.T) {
 			10_001 - MaxBytes/(1000+overheadBytes),
 		},
 		{"one large text is retained", addText, 1, strings.Repeat("x", MaxBytes+1), 1},
+		{"reasoning by number", addReasoning, MaxEvents + 10, "", 11},
+		{"reasoning by bytes", addReasoning, 3, strings.Repeat("x", MaxBytes-100), 3},
+		{"arguments by number", addArguments, MaxEvents + 10, "", 11},
+		{
+			"short arguments by bytes", addArguments, 10_000, strings.Repeat("x", 1000),
+			10_001 - MaxBytes/(1000+overheadBytes),
+		},
+		{
+			"names of calls by bytes", addCall, 10_000, strings.Repeat("x", 1000),
+			10_001 - MaxBytes/(1000+overheadBytes+callOverheadBytes),
+		},
 		{"notes by number", addNote, MaxEvents + 10, "", 11},
 		{"notes by bytes", addNote, 3, strings.Repeat("x", MaxBytes-100), 3},
 		{"one large note is retained", addNote, 1, strings.Repeat("x", MaxBytes+1), 1},
@@ -124,6 +145,21 @@ func TestMerge(t *testing.T) {
 			}
 		}
 	}
+	a, b := &Call{Index: 0, ID: "a", Name: "f"}, &Call{Index: 1, ID: "b", Name: "f"}
+	pieces := func(add func(l *Log, text string, offset int32), offset int, pieces ...string) func(l *Log) {
+		return func(l *Log) {
+			for _, text := range pieces {
+				add(l, text, int32(offset))
+				offset += len(text)
+			}
+		}
+	}
+	reasoning := func(offset int, texts ...string) func(l *Log) {
+		return pieces(func(l *Log, text string, at int32) { l.AddReasoning(text, at) }, offset, texts...)
+	}
+	arguments := func(call *Call, offset int, texts ...string) func(l *Log) {
+		return pieces(func(l *Log, text string, at int32) { l.AddArguments(call, text, at) }, offset, texts...)
+	}
 	for _, test := range []struct {
 		name string
 		adds []func(l *Log)
@@ -150,6 +186,21 @@ func TestMerge(t *testing.T) {
 			"a large text",
 			[]func(l *Log){texts(0, large+large, "y", "z")},
 			[]string{fmt.Sprintf("1 %q at 0", large+large), `3 "yz" at 8192`},
+		},
+		{
+			"reasoning, then text",
+			[]func(l *Log){reasoning(0, "a", "b"), texts(0, "c", "d"), reasoning(2, "e", "f")},
+			[]string{`2 reasoning "ab" at 0`, `4 "cd" at 0`, `6 reasoning "ef" at 2`},
+		},
+		{
+			"arguments of two calls",
+			[]func(l *Log){arguments(a, 0, "", "{", "}"), arguments(b, 0, "[", "]"), arguments(a, 2, "x"), texts(0, "y")},
+			[]string{`3 a "{}" at 0`, `5 b "[]" at 0`, `6 a "x" at 2`, `7 "y" at 0`},
+		},
+		{
+			"as much reasoning as possible",
+			[]func(l *Log){reasoning(0, large[:4000], large[:96], "y")},
+			[]string{fmt.Sprintf("2 reasoning %q at 0", large), `3 reasoning "y" at 4096`},
 		},
 		{"more than a batch", []func(l *Log){texts(0, strings.Split(large[:readBatch+2], "")...)}, []string{
 			fmt.Sprintf("%d %q at 0", readBatch, large[:readBatch]), fmt.Sprintf(`%d "xx" at %d`, readBatch+2, readBatch),
@@ -191,6 +242,12 @@ func TestMerge(t *testing.T) {
 func describe(e *parleyv1.TurnEvent) string {
 	if delta := e.GetTextDelta(); delta != nil {
 		return fmt.Sprintf("%d %q at %d", e.GetIndex(), delta.GetText(), delta.GetOffset())
+	}
+	if delta := e.GetReasoningDelta(); delta != nil {
+		return fmt.Sprintf("%d reasoning %q at %d", e.GetIndex(), delta.GetText(), delta.GetOffset())
+	}
+	if delta := e.GetToolCallDelta(); delta != nil {
+		return fmt.Sprintf("%d %s %q at %d", e.GetIndex(), delta.GetId(), delta.GetArguments(), delta.GetOffset())
 	}
 	return fmt.Sprint(e.GetIndex())
 }

@@ -26,9 +26,25 @@ func MatchResults(history []*parleyv1.Message, results []*parleyv1.ToolResult) (
 // time and frame.
 const maxStoredFieldBytes = 64
 
+// CheckFull returns a store.ConversationFullError if the store would certainly refuse these inputs of a turn, because
+// the conversation c keeps all messages. c may be nil. maxBytes is the limit of a conversation; 0 means no limit.
+func CheckFull(inputs []*parleyv1.Message, c *parleyv1.Conversation, maxBytes int) error {
+	count, size := int(c.GetMessageCount())+len(inputs), int(c.GetSizeBytes())
+	for _, m := range inputs {
+		size += proto.Size(m)
+	}
+	if !c.GetRetention().GetKeepAll() || count <= 1 || maxBytes == 0 || size <= maxBytes {
+		return nil
+	}
+	return &store.ConversationFullError{Bytes: size, Limit: maxBytes}
+}
+
 // CheckRetention returns a TooSmallError if the store, to retain these inputs, would drop a call that
 // they resolve. maxBytes is the limit of a conversation; 0 means no limit.
 func CheckRetention(inputs []*parleyv1.Message, calls []*Call, snapshot *store.Snapshot, maxBytes int) error {
+	if snapshot.Conversation.GetRetention().GetKeepAll() {
+		return nil // The store drops nothing; CheckFull checks the size.
+	}
 	count, size, limit := snapshot.Messages.Count()+len(inputs), len(snapshot.Messages),
 		snapshot.Conversation.GetRetention().GetMaxMessages()
 	for _, m := range inputs {

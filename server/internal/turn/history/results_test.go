@@ -119,3 +119,50 @@ func TestCheckRetention(t *testing.T) {
 		}
 	}
 }
+
+// TestCheckRetentionOfAll: a conversation that keeps all messages drops no call.
+func TestCheckRetentionOfAll(t *testing.T) {
+	messages := parse("u a12")
+	snapshot := &store.Snapshot{
+		Conversation: &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxMessages: 1, KeepAll: true}},
+		Messages:     frames(t, messages),
+	}
+	calls, err := MatchResults(messages, results("12"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	inputs := []*parleyv1.Message{{ToolResult: &parleyv1.ToolResult{CallId: "1"}}}
+	if err := CheckRetention(inputs, calls, snapshot, 1); err != nil {
+		t.Errorf("CheckRetention = %v, want no error", err)
+	}
+}
+
+func TestCheckFull(t *testing.T) {
+	input := &parleyv1.Message{Content: strings.Repeat("x", 100)}
+	size := int32(proto.Size(input))
+	tests := []struct {
+		name           string
+		keepAll        bool
+		messages, size int32
+		maxBytes       int
+		full           bool
+	}{
+		{"exactly", true, 3, 900, int(900 + size), false},
+		{"one byte more", true, 3, 901, int(900 + size), true},
+		{"no limit", true, 3, 901, 0, false},
+		{"the first message", true, 0, 0, 10, false},
+		{"it drops messages", false, 3, 901, int(900 + size), false},
+	}
+	for _, test := range tests {
+		c := &parleyv1.Conversation{
+			Retention: &parleyv1.Retention{KeepAll: test.keepAll}, MessageCount: test.messages, SizeBytes: test.size,
+		}
+		err := CheckFull([]*parleyv1.Message{input}, c, test.maxBytes)
+		if _, full := errors.AsType[*store.ConversationFullError](err); full != test.full || full != (err != nil) {
+			t.Errorf("%s: CheckFull = %v, want an error: %t", test.name, err, test.full)
+		}
+	}
+	if err := CheckFull([]*parleyv1.Message{input}, nil, 1); err != nil {
+		t.Errorf("CheckFull without a conversation = %v", err)
+	}
+}

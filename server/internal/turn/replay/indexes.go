@@ -20,9 +20,16 @@ func assignIndexes(answer map[int32]*parleyv1.Message, first, last int32) *store
 		if at > first && m.GetToolResult() == nil {
 			indexes.AnswerStarted = next()
 		}
-		if m.GetContent() != "" {
-			indexes.FirstText = next()
-			indexes.LastText = indexes.FirstText
+		if n := len(m.GetReasoning()); n > 0 {
+			only := next()
+			indexes.Deltas = append(indexes.Deltas, &storev1.DeltaRun{
+				First: only, Last: only, Bytes: int32(n), Reasoning: true,
+			})
+		}
+		if n := len(m.GetContent()); n > 0 {
+			only := next()
+			indexes.FirstText, indexes.LastText = only, only
+			indexes.Deltas = append(indexes.Deltas, &storev1.DeltaRun{First: only, Last: only, Bytes: int32(n)})
 		}
 		for range m.GetStructuredData() {
 			indexes.StructuredData = append(indexes.StructuredData, next())

@@ -66,6 +66,9 @@ func describe(events []*parleyv1.TurnEvent) []string {
 		if e.GetTextDelta() != nil {
 			s = fmt.Sprintf("%d %s", e.GetIndex(), e.GetTextDelta().GetText())
 		}
+		if delta := e.GetReasoningDelta(); delta != nil {
+			s = fmt.Sprintf("%d reasoning %s at %d", e.GetIndex(), delta.GetText(), delta.GetOffset())
+		}
 		all = append(all, s)
 	}
 	return all
@@ -104,6 +107,56 @@ func TestAfter(t *testing.T) {
 				t.Errorf("%s: After(%d): error = %v, events (-want +got):\n%s", test.name, index, err, diff)
 			}
 		}
+	}
+}
+
+// TestReasoning: each run of reasoning and of text is one event. A reader cannot resume within one.
+func TestReasoning(t *testing.T) {
+	stored := []*parleyv1.Message{
+		{Role: parleyv1.Role_ROLE_USER, Content: "q", Sequence: 1},
+		{
+			Role: parleyv1.Role_ROLE_ASSISTANT, Content: "onetwo", Reasoning: "hm größer", Agent: "main", Sequence: 2,
+			ToolCalls: []*parleyv1.ToolCall{{Id: "1"}},
+		},
+		{Role: parleyv1.Role_ROLE_TOOL, ToolResult: &parleyv1.ToolResult{CallId: "1"}, Sequence: 3},
+		{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "there", Agent: "main", Sequence: 4},
+	}
+	// Indexes 9 to 11 were deltas of the call.
+	events := &storev1.TurnEvents{TurnId: "turn", Started: 1, Finished: 17, Messages: []*storev1.MessageEvents{
+		{FirstText: 4, LastText: 8, ToolCalls: []int32{12}, Deltas: []*storev1.DeltaRun{
+			{First: 2, Last: 3, Bytes: 3, Reasoning: true},
+			{First: 4, Last: 5, Bytes: 3},
+			{First: 6, Last: 7, Bytes: 8, Reasoning: true},
+			{First: 8, Last: 8, Bytes: 3},
+		}},
+		{ToolResult: 13},
+		{AnswerStarted: 14, FirstText: 15, LastText: 16},
+	}}
+	all := []string{
+		"1 *parleyv1.TurnEvent_Started", "3 reasoning hm  at 0", "5 one", "7 reasoning größer at 3", "8 two",
+		"12 *parleyv1.TurnEvent_ToolCall", "13 *parleyv1.TurnEvent_ToolResult", "14 *parleyv1.TurnEvent_AnswerStarted",
+		"16 there", "17 *parleyv1.TurnEvent_Finished",
+	}
+	want := map[int32][]string{
+		0: all, 1: all[1:], 3: all[2:], 5: all[3:], 7: all[4:], 8: all[5:], 9: all[5:], 10: all[5:], 11: all[5:], 12: all[6:],
+		13: all[7:], 14: all[8:], 16: all[9:], 17: nil,
+	}
+	r := newTurn(t, stored, events)
+	for index := range int32(19) {
+		want, found := want[index]
+		got, err := r.After(index)
+		if diff := cmp.Diff(want, describe(got)); diff != "" || errors.As(err, new(*eventlog.GoneError)) == found {
+			t.Errorf("After(%d): error = %v, events (-want +got):\n%s", index, err, diff)
+		}
+	}
+	offsets, _ := r.After(7)
+	if got := offsets[0].GetTextDelta().GetOffset(); got != 3 {
+		t.Errorf("offset of the second run of text = %d, want 3", got)
+	}
+	// Without indexes, as if they were no longer stored.
+	got, err := newTurn(t, stored, nil).After(0)
+	if diff := cmp.Diff([]string{"2 reasoning hm größer at 0", "3 onetwo"}, describe(got)[1:3]); diff != "" || err != nil {
+		t.Errorf("After(0) without indexes: error = %v, events (-want +got):\n%s", err, diff)
 	}
 }
 

@@ -1,7 +1,8 @@
 // Package replay restores the events of a turn that has ended from what the store retains of it.
 //
 // The store retains the messages of the turn and the indexes of their events. A replay has the same
-// indexes as the original events, but the text of each message is one event. The package is pure.
+// indexes as the original events, but each run of the text or the reasoning of a message is one event, and
+// the deltas of tool calls are left out. The package is pure.
 //
 // Start at [New].
 package replay
@@ -69,13 +70,15 @@ func New(s *store.Snapshot, turn *parleyv1.Turn) (*Turn, error) {
 }
 
 // After returns the events after an index; 0 returns all. It returns an eventlog.GoneError if the
-// index is within a text, which is a single event now, within dropped or lost events, or after the
-// end.
+// index is within a text or reasoning, which is a single event now, within dropped or lost events, or
+// after the end.
 func (r *Turn) After(index int32) ([]*parleyv1.TurnEvent, error) {
 	finished, lost := r.indexes.GetFinished(), r.indexes.GetLostAfter()
 	unavailable := index > finished || index < r.missingThrough || lost > 0 && index > lost
-	for _, indexes := range r.messageIndexes {
-		unavailable = unavailable || index >= indexes.GetFirstText() && index < indexes.GetLastText()
+	for i, indexes := range r.messageIndexes {
+		for _, run := range runs(r.answer[i], indexes) {
+			unavailable = unavailable || index >= run.GetFirst() && index < run.GetLast()
+		}
 	}
 	switch {
 	case index == 0:

@@ -13,6 +13,8 @@ const about = `Parley stores multi-turn conversations, lets agents answer them, 
 
 Names are in camelCase; requests may also use snake_case, as the descriptions do: must_exist is mustExist. Fields that are empty, 0 or false are omitted from replies. Integers of 64 bits are strings; bytes are base64.
 
+Ids in paths and queries are percent-encoded: the conversation app/1 is /v1/conversations/app%2F1.
+
 Streams are JSON lines (application/x-ndjson), one reply a line. With "Accept: text/event-stream" they are server-sent events.
 
 Errors are a google.rpc.Status as JSON. The descriptions use the codes of gRPC; their HTTP statuses are 400 for INVALID_ARGUMENT, FAILED_PRECONDITION and OUT_OF_RANGE, 401 for UNAUTHENTICATED, 403 for PERMISSION_DENIED, 404 for NOT_FOUND, 409 for ALREADY_EXISTS and ABORTED, 413 or 429 for RESOURCE_EXHAUSTED, 499 for CANCELLED, 501 for UNIMPLEMENTED, 503 for UNAVAILABLE, 504 for DEADLINE_EXCEEDED, and 500 for all others.`

@@ -95,6 +95,7 @@ func generated(t *testing.T, http string) ([]byte, error) {
 		parleyv1.File_parley_v1_agent_service_proto,
 		parleyv1.File_parley_v1_conversation_service_proto,
 		parleyv1.File_parley_v1_interaction_log_service_proto,
+		parleyv1.File_parley_v1_record_service_proto,
 	} {
 		addFile(request, file)
 		request.FileToGenerate = append(request.FileToGenerate, file.Path())

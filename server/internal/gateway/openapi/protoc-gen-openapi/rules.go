@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -8,6 +9,9 @@ import (
 	"buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	"google.golang.org/protobuf/compiler/protogen"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/parleyhq/parley/server/internal/rules/ids"
+	"github.com/parleyhq/parley/server/internal/rules/predefined"
 )
 
 func fieldRules(field *protogen.Field) *validate.FieldRules {
@@ -22,28 +26,46 @@ func constrain(of *schema, field *protogen.Field) error {
 	rules := fieldRules(field)
 	switch {
 	case rules.HasString():
-		constrainString(of, rules.GetString())
+		return constrainString(of, rules.GetString(), field)
 	case rules.HasInt32():
 		return constrainInt32(of, rules.GetInt32())
 	case rules.HasRepeated():
 		of.MinItems, of.MaxItems = rules.GetRepeated().GetMinItems(), rules.GetRepeated().GetMaxItems()
-		constrainString(of.Items, rules.GetRepeated().GetItems().GetString())
+		return constrainString(of.Items, rules.GetRepeated().GetItems().GetString(), field)
 	case rules.HasMap():
 		of.MaxProperties = rules.GetMap().GetMaxPairs()
 		of.PropertyNames = &schema{}
-		constrainString(of.PropertyNames, rules.GetMap().GetKeys().GetString())
-		constrainString(of.AdditionalProperties, rules.GetMap().GetValues().GetString())
+		err := constrainString(of.PropertyNames, rules.GetMap().GetKeys().GetString(), field)
+		return cmp.Or(err, constrainString(of.AdditionalProperties, rules.GetMap().GetValues().GetString(), field))
 	}
 	return nil
 }
 
-func constrainString(of *schema, rules *validate.StringRules) {
+// idPattern is what all regular expressions can say about an id: it has no control characters and no line breaks.
+const idPattern = `^[^\u0000-\u001F\u007F-\u009F\u2028\u2029]*$`
+
+// constrainString adds the rules of a text of the field.
+func constrainString(of *schema, rules *validate.StringRules, field *protogen.Field) error {
 	if rules == nil {
-		return
+		return nil
 	}
 	of.Pattern = rules.GetPattern()
 	of.MaxLength = rules.GetMaxBytes()
 	of.MinLength = min(rules.GetMinBytes(), 1) // A single character may have several bytes.
+	names, err := predefined.Of(field.Desc.ParentFile(), rules)
+	for _, name := range names {
+		switch name {
+		case predefined.ConversationID:
+			of.Pattern, of.MinLength, of.MaxLength = idPattern, 1, ids.MaxBytes
+		case predefined.RequestID:
+			of.Pattern, of.MaxLength = idPattern, ids.MaxBytes
+		case predefined.RecordKey:
+			of.Pattern, of.MinLength, of.MaxLength = idPattern, 1, ids.MaxKeyBytes
+		default:
+			return fmt.Errorf("%s: the rule %s is not supported", field.Desc.FullName(), name)
+		}
+	}
+	return err
 }
 
 func constrainInt32(of *schema, rules *validate.Int32Rules) error {
@@ -71,7 +93,9 @@ func isRequired(field *protogen.Field) bool {
 	switch {
 	case rules.HasString():
 		matched, err := regexp.MatchString(rules.GetString().GetPattern(), "")
-		return rules.GetString().GetMinBytes() > 0 || err != nil || !matched
+		names, _ := predefined.Of(field.Desc.ParentFile(), rules.GetString()) // constrain returns the error.
+		return rules.GetString().GetMinBytes() > 0 || err != nil || !matched ||
+			slices.Contains(names, predefined.ConversationID) || slices.Contains(names, predefined.RecordKey)
 	case rules.HasInt32():
 		return rules.GetInt32().GetGte() > 0
 	case rules.HasRepeated():

@@ -1,4 +1,6 @@
-package rpc
+// Package retries makes retries of a call recognizable. A retry has the request_id of the first call and the same
+// content. Start at [NewRequest].
+package retries
 
 import (
 	"crypto/sha256"
@@ -11,22 +13,22 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// newID returns a UUID v4. Without a request_id it is random. With a request_id it is derived from
+// NewID returns a UUID v4. Without a request_id it is random. With a request_id it is derived from
 // the request_id and scope, so that each retry of the call gets the same id. scope distinguishes the
 // calls that may use the same request_id.
-func newID(requestID string, scope ...string) string {
+func NewID(requestID string, scope ...string) string {
 	if requestID == "" {
 		return uuid.NewString()
 	}
 	return derive(append(scope, requestID)...)
 }
 
-// idOr returns id, or newID if it is empty.
-func idOr(id, requestID string, scope ...string) string {
+// IDOr returns id, or NewID if it is empty.
+func IDOr(id, requestID string, scope ...string) string {
 	if id != "" {
 		return id
 	}
-	return newID(requestID, scope...)
+	return NewID(requestID, scope...)
 }
 
 // derive returns a UUID v4 that is a hash of the parts. It is the same in every process.
@@ -43,10 +45,10 @@ func derive(parts ...string) string {
 	return u.String()
 }
 
-// newRequest returns the request that the store compares retries with. A call with the same id is a
+// NewRequest returns the request that the store compares retries with. A call with the same id is a
 // retry if its method and compared are the same, and a misuse of the id otherwise. compared need not
-// contain the tenant and the conversation. If id is empty, newRequest returns nil.
-func newRequest(id, method string, compared proto.Message) (*store.Request, error) {
+// contain the tenant and the conversation. If id is empty, NewRequest returns nil.
+func NewRequest(id, method string, compared proto.Message) (*store.Request, error) {
 	if id == "" {
 		return nil, nil // The store records no request.
 	}

@@ -1,4 +1,4 @@
-package rpc
+package retries
 
 import (
 	"fmt"
@@ -37,11 +37,11 @@ func TestDerive(t *testing.T) {
 }
 
 func TestNewID(t *testing.T) {
-	if first, second := newID("", "a"), newID("", "a"); first == second {
-		t.Errorf("newID without a request_id = %s twice, want different ids", first)
+	if first, second := NewID("", "a"), NewID("", "a"); first == second {
+		t.Errorf("NewID without a request_id = %s twice, want different ids", first)
 	}
-	if first, second := newID("r", "a"), newID("r", "a"); first != second {
-		t.Errorf("newID with the same request_id = %s, then %s", first, second)
+	if first, second := NewID("r", "a"), NewID("r", "a"); first != second {
+		t.Errorf("NewID with the same request_id = %s, then %s", first, second)
 	}
 }
 
@@ -55,7 +55,7 @@ func TestNewRequest(t *testing.T) {
 		return &parleyv1.AppendMessagesRequest{Messages: []*parleyv1.Message{m}}
 	}
 	digest := func(m proto.Message) [32]byte {
-		q, err := newRequest("r", "AppendMessages", m)
+		q, err := NewRequest("r", "AppendMessages", m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +68,7 @@ func TestNewRequest(t *testing.T) {
 	if first == digest(batch(func(m *parleyv1.Message) { m.Metadata["7"] = "other" })) {
 		t.Error("digests of different content are equal")
 	}
-	if q, err := newRequest("", "AppendMessages", batch(func(*parleyv1.Message) {})); q != nil || err != nil {
-		t.Errorf("newRequest without a request_id = %v, %v, want nil", q, err)
+	if q, err := NewRequest("", "AppendMessages", batch(func(*parleyv1.Message) {})); q != nil || err != nil {
+		t.Errorf("NewRequest without a request_id = %v, %v, want nil", q, err)
 	}
 }

@@ -1,0 +1,104 @@
+package rpc
+
+import (
+	"context"
+	"strconv"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rpc/pages"
+	"github.com/parleyhq/parley/server/internal/rpc/retries"
+	"github.com/parleyhq/parley/store"
+)
+
+// WriteRecords writes and deletes records in one commit.
+func (s *Server) WriteRecords(
+	ctx context.Context, r *parleyv1.WriteRecordsRequest,
+) (*parleyv1.WriteRecordsResponse, error) {
+	q, err := retries.NewRequest(r.GetRequestId(), "WriteRecords", &parleyv1.WriteRecordsRequest{Writes: r.GetWrites()})
+	if err != nil {
+		return nil, err
+	}
+	written, err := s.store.WriteRecords(ctx, &store.WriteRecords{
+		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Writes: r.GetWrites(), IfVersion: r.IfVersion,
+		Request: q,
+	})
+	if err != nil {
+		return nil, ofRecords(r.GetConversationId(), err)
+	}
+	return &parleyv1.WriteRecordsResponse{
+		Conversation: written.Conversation, Revision: written.Revision, TenantRevision: written.TenantRevision,
+		Replayed: written.Replayed,
+	}, nil
+}
+
+// GetRecords returns records by their keys.
+func (s *Server) GetRecords(ctx context.Context, r *parleyv1.GetRecordsRequest) (*parleyv1.GetRecordsResponse, error) {
+	records, omitted, err := s.store.GetRecords(ctx, &store.GetRecords{
+		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Keys: r.GetKeys(), MaxBytes: pages.MaxBytes,
+	})
+	if err != nil {
+		return nil, ofRecords(r.GetConversationId(), err)
+	}
+	return &parleyv1.GetRecordsResponse{Records: records, OmittedKeys: omitted}, nil
+}
+
+// ListRecords returns a page of records in the order of their keys.
+func (s *Server) ListRecords(
+	ctx context.Context, r *parleyv1.ListRecordsRequest,
+) (*parleyv1.ListRecordsResponse, error) {
+	page, err := pages.OpenRecords(r, tenant(ctx))
+	if err != nil {
+		return nil, err
+	}
+	records, more, err := s.store.ListRecords(ctx, page.List)
+	if err != nil {
+		return nil, ofRecords(r.GetConversationId(), err)
+	}
+	return &parleyv1.ListRecordsResponse{Records: records, NextPageToken: page.Token(records, more)}, nil
+}
+
+// ofRecords adds the conversation to an error, if the call names one.
+func ofRecords(conversationID string, err error) error {
+	if conversationID == "" {
+		return err
+	}
+	return inConversation(conversationID, err)
+}
+
+// maxReadRecords limits the records in a reply that also has a header and messages, in bytes. With them, the reply
+// stays below rules.MaxGRPCBytes. So, other than the store, it leaves out a single record that is larger.
+const maxReadRecords = store.MaxReadRecordBytes
+
+// recordsOnPage returns the records of a snapshot that a reply with messages can contain, and whether there are more.
+func recordsOnPage(snapshot *store.Snapshot) (records []*parleyv1.Record, more bool) {
+	if len(snapshot.Records) == 1 && proto.Size(snapshot.Records[0]) > maxReadRecords {
+		return nil, true
+	}
+	return snapshot.Records, snapshot.MoreRecords
+}
+
+// revisionMismatch is the refusal of a write of a record that has another revision than it must have.
+func revisionMismatch(e *store.RevisionError, about subject) refusal {
+	scope, owner := "conversation", about.name
+	if e.TenantScope {
+		scope, owner = "tenant", "the tenant"
+	}
+	r := refuse(codes.Aborted, "REVISION_MISMATCH", "record %.128q of %s is at revision %d, not at if_revision; "+
+		"read it and decide again", e.Key, owner, e.Current)
+	r.metadata = map[string]string{
+		"key": e.Key, "current_revision": strconv.FormatInt(e.Current, 10), "scope": scope,
+	}
+	return r
+}
+
+// recordsFull is the refusal of a write that would make the records of a conversation too large.
+func recordsFull(e *store.RecordsFullError, about subject) refusal {
+	r := refuse(codes.ResourceExhausted, "RECORDS_FULL", "%s: %v; delete records", about.name, e)
+	r.metadata = map[string]string{
+		"bytes": strconv.FormatInt(e.Bytes, 10), "limit": strconv.FormatInt(e.Limit, 10),
+	}
+	return r
+}
