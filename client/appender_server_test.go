@@ -192,7 +192,7 @@ func TestAppenderReturnsTheErrorsOfAppendMessages(t *testing.T) {
 	c := dialServer(t)
 	appender := c.NewAppender(t.Context())
 	defer appender.Close()
-	late, nowhere, invalid := appendRequest("c", "r2"), appendRequest("nowhere", "r3"), appendRequest("c", "no blanks")
+	late, nowhere, invalid := appendRequest("c", "r2"), appendRequest("nowhere", "r3"), appendRequest("c", "no blank at the end ")
 	late.IfVersion, nowhere.MustExist = new(int32(7)), true
 	reused := appendRequest("c", "r1")
 	reused.Messages[0].Content = "other"

@@ -20,9 +20,9 @@ import (
 // token expires and there is another one, Chat reconnects and resumes after the last event.
 // Indexes increase, no event is repeated, and no text is missing or doubled. There are these limits:
 //
-//   - If the server no longer has the single events, the text arrives in larger pieces. Some
-//     indexes are then left out, and so may be progress notes and messages that the history
-//     has dropped.
+//   - If the server no longer has the single events, text and reasoning arrive in larger pieces. Some
+//     indexes are then left out, and so may be progress notes, deltas of tool calls, records and
+//     messages that the history has dropped.
 //   - A crash of the server may lose up to one second of text that the caller has already
 //     received. The messages in finished are the stored ones.
 //   - A turn that loses its connection while it is queued may lose its position in the queue.
@@ -70,8 +70,8 @@ func (c *Client) Chat(
 //
 // With after_index 0, ResumeTurn works as long as the server keeps the turn. With another
 // after_index it may end with OUT_OF_RANGE, EVENTS_GONE: the server no longer has the single
-// events, and the client does not know how much of a message's text the caller has. The caller
-// then shows the turn from index 0 again, or uses TextDelta.offset to cut the text.
+// events, and the client does not know how much of a message the caller has. The caller then shows
+// the turn from index 0 again, or uses the offsets of deltas to cut what it has.
 func (c *Client) ResumeTurn(
 	ctx context.Context, request *parleyv1.ResumeTurnRequest, opts ...grpc.CallOption,
 ) iter.Seq2[*parleyv1.TurnEvent, error] {

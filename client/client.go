@@ -5,9 +5,10 @@
 // conversations as they are committed. [Client.NewAppender] appends many messages over one stream.
 // These four reconnect and resume automatically when the connection breaks, the server restarts or a
 // token expires. All other calls are methods of the generated stubs that Client embeds:
-// CreateConversation, AppendMessages, GetRoutingSummary, GetStats and so on.
-// [Reason] distinguishes errors. The examples append to a conversation, load it, chat, route and
-// watch.
+// CreateConversation, AppendMessages, GetRoutingSummary, WriteRecords, GetStats and so on.
+// [Client.Records] reads and writes the records of a conversation or of the tenant, as bytes or as JSON.
+// [Reason] distinguishes errors. The examples append to a conversation, load it, keep state in
+// records, chat, route and watch.
 //
 // Four rules hold for every call:
 //
@@ -15,7 +16,7 @@
 //     executes a request_id once, so a call with a request_id is safe to send again.
 //   - While the server is UNAVAILABLE, calls that only read and calls with a request_id are sent
 //     up to five times within about 1.5 s, so that callers do not notice a quick restart. The
-//     other calls (update, delete, clear, purge, lease, import) are sent once. A stream that
+//     other calls (update, delete, purge, lease, import) are sent once. A stream that
 //     breaks after its first message is not sent again; the four above request the rest.
 //   - A call that the server refuses with UNAUTHENTICATED is sent again, once, if there is another
 //     token. See [WithToken].
@@ -60,6 +61,7 @@ var serviceConfig string
 // Client.ConversationServiceClient.Chat and so on.
 type Client struct {
 	parleyv1.ConversationServiceClient
+	parleyv1.RecordServiceClient
 	parleyv1.InteractionLogServiceClient
 	parleyv1.AdminServiceClient
 
@@ -109,6 +111,7 @@ func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 	}
 	return &Client{
 		ConversationServiceClient:   parleyv1.NewConversationServiceClient(conn),
+		RecordServiceClient:         parleyv1.NewRecordServiceClient(conn),
 		InteractionLogServiceClient: parleyv1.NewInteractionLogServiceClient(conn),
 		AdminServiceClient:          parleyv1.NewAdminServiceClient(conn),
 		conn:                        conn,

@@ -143,6 +143,42 @@ func (l *lossyConn) Close() error {
 	return l.Conn.Close()
 }
 
+// TestEnded reads the end of a conversation from errors of a server, and from others.
+func TestEnded(t *testing.T) {
+	c := dialServer(t)
+	get := &parleyv1.GetConversationRequest{ConversationId: "c"}
+	_, err := c.GetConversation(t.Context(), get)
+	if ending, ok := client.Ended(err); ok {
+		t.Errorf("Ended(%v) = %v, want none", err, ending)
+	}
+	for range 2 {
+		if _, err := c.LoadConversation(t.Context(), &parleyv1.LoadConversationRequest{ConversationId: "c"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.DeleteConversation(t.Context(), &parleyv1.DeleteConversationRequest{ConversationId: "c"}); err != nil {
+			t.Fatal(err)
+		}
+		_, err = c.GetConversation(t.Context(), get)
+		ending, ok := client.Ended(fmt.Errorf("wrapped: %w", err))
+		if !ok || ending.Kind != "DELETED" || time.Since(ending.At).Abs() > time.Minute {
+			t.Errorf("Ended(%v) = %v, %t, want DELETED just now", err, ending, ok)
+		}
+	}
+	for _, metadata := range []map[string]string{nil, {"ended": "EVICTED"}, {"ended": "EVICTED", "at": "today"}} {
+		s, err := status.New(codes.NotFound, "gone").WithDetails(
+			&errdetails.ErrorInfo{Reason: "CONVERSATION_NOT_FOUND", Domain: "parley", Metadata: metadata})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ending, ok := client.Ended(s.Err()); ok {
+			t.Errorf("Ended with %v = %v, want none", metadata, ending)
+		}
+	}
+	if _, ok := client.Ended(nil); ok {
+		t.Error("Ended(nil) = true")
+	}
+}
+
 func TestReason(t *testing.T) {
 	with := func(domain string) error {
 		s, err := status.New(codes.NotFound, "no such conversation").WithDetails(

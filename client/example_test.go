@@ -42,6 +42,32 @@ func ExampleClient_append() {
 	// stored as message 2
 }
 
+// A program that edits a history replaces the end of it in one step.
+func ExampleClient_replace() {
+	ctx := context.Background()
+	c, err := client.Dial(exampleServer(garden()...)) // In a program: "127.0.0.1:50051", the address of `make run`.
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer c.Close()
+
+	reply, err := c.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{
+		ConversationId:       "garden",
+		ReplaceAfterSequence: new(int32(1)), // Keeps the question.
+		Messages: []*parleyv1.Message{
+			{Role: parleyv1.Role_ROLE_ASSISTANT, Agent: "gardener", Content: "Mint, parsley and chervil."},
+		},
+	})
+	if err != nil {
+		fmt.Println(client.Reason(err), err)
+		return
+	}
+	fmt.Println("replaced by message", reply.GetAppended()[0].GetSequence())
+	// Output:
+	// replaced by message 3
+}
+
 // A program that appends many messages does not wait for each reply.
 func ExampleClient_NewAppender() {
 	ctx := context.Background()
@@ -99,6 +125,95 @@ func ExampleClient_load() {
 	// Output:
 	// ROLE_USER Which herbs like shade?
 	// ROLE_ASSISTANT Mint and parsley.
+}
+
+// A service makes a conversation that loses nothing when it loads it first.
+func ExampleClient_keep() {
+	ctx := context.Background()
+	c, err := client.Dial(exampleServer()) // In a program: "127.0.0.1:50051", the address of `make run`.
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer c.Close()
+
+	reply, err := c.LoadConversation(ctx, &parleyv1.LoadConversationRequest{
+		ConversationId: "archive",
+		CreateWith: &parleyv1.Conversation{
+			Title:     "Archive",
+			Retention: &parleyv1.Retention{KeepAll: true, NoExpiry: true, NoEviction: true},
+		},
+	})
+	if err != nil {
+		fmt.Println(client.Reason(err), err)
+		return
+	}
+	fmt.Println(reply.GetConversation().GetTitle(), reply.GetCreated())
+	// Output:
+	// Archive true
+}
+
+// A program keeps the state of its work beside the messages.
+func ExampleClient_Records() {
+	ctx := context.Background()
+	c, err := client.Dial(exampleServer()) // In a program: "127.0.0.1:50051", the address of `make run`.
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer c.Close()
+
+	type state struct {
+		Step int `json:"step"`
+	}
+	first, err := client.JSONWrite("state", state{Step: 1})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = c.AppendMessages(ctx, &parleyv1.AppendMessagesRequest{
+		ConversationId: "garden",
+		Messages:       []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "Sow the mint."}},
+		Records:        []*parleyv1.RecordWrite{first}, // In the same commit as the message.
+	})
+	if err != nil {
+		fmt.Println(client.Reason(err), err)
+		return
+	}
+
+	records := c.Records("garden")
+	present, revision, err := client.GetJSON[state](ctx, records, "state")
+	if err != nil {
+		fmt.Println(client.Reason(err), err)
+		return
+	}
+	fmt.Println("step", present.Step)
+
+	next, err := client.JSONWrite("state", state{Step: present.Step + 1})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	next.IfRevision = new(revision) // Otherwise the program would replace what another one wrote since.
+	if _, err = records.Put(ctx, next); err != nil {
+		if mismatch, ok := client.RevisionMismatch(err); ok {
+			fmt.Println("read", mismatch.Key, "again, it is at revision", mismatch.CurrentRevision)
+			return
+		}
+		fmt.Println(client.Reason(err), err)
+		return
+	}
+
+	for record, err := range records.List(ctx, &parleyv1.ListRecordsRequest{KeysOnly: true}) {
+		if err != nil {
+			fmt.Println(client.Reason(err), err)
+			return
+		}
+		fmt.Println(record.GetKey(), "has", record.GetSizeBytes(), "bytes")
+	}
+	// Output:
+	// step 1
+	// state has 10 bytes
 }
 
 // A front end asks an agent and shows the answer as it arrives.

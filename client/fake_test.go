@@ -23,9 +23,13 @@ import (
 // fake is a server over real gRPC. It answers as the test wants and records the calls.
 type fake struct {
 	parleyv1.UnimplementedConversationServiceServer
+	parleyv1.UnimplementedRecordServiceServer
 
 	turn   func(*turnCall) error   // The handler of Chat and ResumeTurn.
 	signIn func(metadata.MD) error // If not nil, checks the metadata of each call.
+	// The handlers of GetRecords and ListRecords.
+	getRecords  func(*parleyv1.GetRecordsRequest) *parleyv1.GetRecordsResponse
+	listRecords func(*parleyv1.ListRecordsRequest) *parleyv1.ListRecordsResponse
 
 	mu          sync.Mutex
 	unavailable int // The number of calls that fail with UNAVAILABLE before one succeeds.
@@ -91,10 +95,18 @@ func (f *fake) recordedCalls() (calls, requestIDs []string) {
 	return f.calls, f.requestIDs
 }
 
-// unary answers each unary call with an empty reply.
+// unary answers each unary call with an empty reply, except those that read records.
 func (f *fake) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
 	if err := errors.Join(f.record(info.FullMethod, request), f.checkSignIn(ctx)); err != nil {
 		return nil, err
+	}
+	switch request := request.(type) {
+	case *parleyv1.WriteRecordsRequest:
+		return &parleyv1.WriteRecordsResponse{Revision: 1}, nil
+	case *parleyv1.GetRecordsRequest:
+		return f.getRecords(request), nil
+	case *parleyv1.ListRecordsRequest:
+		return f.listRecords(request), nil
 	}
 	switch info.FullMethod {
 	case parleyv1.ConversationService_CreateConversation_FullMethodName:
@@ -207,6 +219,7 @@ func (f *fake) serve(t *testing.T, listener net.Listener) {
 		grpc.UnaryInterceptor(f.unary),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}))
 	parleyv1.RegisterConversationServiceServer(server, f)
+	parleyv1.RegisterRecordServiceServer(server, f)
 	var running sync.WaitGroup
 	running.Go(func() { _ = server.Serve(recordingListener{listener, f}) })
 	t.Cleanup(func() { server.Stop(); running.Wait() })

@@ -28,8 +28,11 @@ import (
 func snippets() map[string]string {
 	return map[string]string{
 		"Append":   "ExampleClient_append",
+		"Keep":     "ExampleClient_keep",
+		"Replace":  "ExampleClient_replace",
 		"Appender": "ExampleClient_NewAppender",
 		"Load":     "ExampleClient_load",
+		"Records":  "ExampleClient_Records",
 		"Chat":     "ExampleClient_Chat",
 		"Route":    "ExampleClient_route",
 		"Watch":    "ExampleClient_WatchConversations",
@@ -277,7 +280,8 @@ func TestExamplesAreShown(t *testing.T) {
 	}
 	slices.Sort(shown)
 	want := []string{
-		`Client "append"`, `Client "load"`, `Client "route"`, `Client.Chat ""`, `Client.NewAppender ""`,
+		`Client "append"`, `Client "keep"`, `Client "load"`, `Client "replace"`, `Client "route"`, `Client.Chat ""`,
+		`Client.NewAppender ""`, `Client.Records ""`,
 		`Client.WatchConversations ""`, `Reason ""`,
 	}
 	if diff := cmp.Diff(want, shown); diff != "" {

@@ -38,7 +38,16 @@ func writes() []call {
 	fork := &parleyv1.ForkConversationRequest{ConversationId: "a"}
 	one, many := batch(1, "hello"), batch(12, strings.Repeat("x", 250<<10))
 	chat := &parleyv1.ChatRequest{Content: "hello"}
+	write := &parleyv1.WriteRecordsRequest{Writes: []*parleyv1.RecordWrite{{Key: "k"}}}
 	return []call{
+		{"write records", write, func(ctx context.Context, c *client.Client) error {
+			_, err := c.WriteRecords(ctx, write)
+			return err
+		}},
+		{"put a record", write.GetWrites()[0], func(ctx context.Context, c *client.Client) error {
+			_, err := c.Records("").Put(ctx, write.GetWrites()[0])
+			return err
+		}},
 		{"create", create, func(ctx context.Context, c *client.Client) error {
 			_, err := c.CreateConversation(ctx, create)
 			return err
@@ -139,6 +148,12 @@ func TestUnavailableCallsGiveUp(t *testing.T) {
 			_, err := c.GetConversation(ctx, &parleyv1.GetConversationRequest{ConversationId: "a"})
 			return err
 		}},
+		{"a list of records after five attempts", 5, func(ctx context.Context, c *client.Client) error {
+			for _, err := range c.Records("a").List(ctx, nil) {
+				return err
+			}
+			return nil
+		}},
 		{"a call without request_id after one attempt", 1, func(ctx context.Context, c *client.Client) error {
 			_, err := c.DeleteConversation(ctx, &parleyv1.DeleteConversationRequest{ConversationId: "a"})
 			return err
@@ -193,12 +208,13 @@ func TestCallsSucceedDuringARestart(t *testing.T) {
 // service config or in sentOnce.
 func TestServiceConfigListsTheRetriedMethods(t *testing.T) {
 	sentOnce := []string{
-		"UpdateConversation", "DeleteConversation", "ClearConversation", "PurgeConversations",
+		"UpdateConversation", "DeleteConversation", "PurgeConversations",
 		"SetActiveAgent", "ImportConversations", "DeleteInteractions",
 	}
 	var want []string
 	for _, file := range []protoreflect.FileDescriptor{
 		parleyv1.File_parley_v1_conversation_service_proto,
+		parleyv1.File_parley_v1_record_service_proto,
 		parleyv1.File_parley_v1_interaction_log_service_proto,
 		parleyv1.File_parley_v1_admin_service_proto,
 	} {

@@ -23,7 +23,7 @@ func TestTableRunReportsFaults(t *testing.T) {
 	const get, chat, watch, bad = `"call": "ListMessages", "request": {"conversationId": "c", "ascending": true}`,
 		`"call": "Chat", "request": {"conversationId": "c", "content": "hello"}`,
 		`"call": "WatchConversations", "request": {"cursor": "${cursor}"}`,
-		`"call": "ListMessages", "request": {"conversationId": "no blanks", "pageSize": -1}`
+		`"call": "ListMessages", "request": {"conversationId": "no blank at the end ", "pageSize": -1}`
 	const completed = `"state": "TURN_STATE_COMPLETED", "messages": [{}]`
 	tests := []struct{ name, step, want string }{
 		{"another value", get + `, "want": {"conversation": {"id": "d"}}`, `conversation.id is "c", want "d"`},

@@ -7,7 +7,7 @@ import (
 )
 
 // unknown is the value of view.bytes if the caller's after_index is from an earlier call, because
-// the client then does not know how much text of the message the caller has.
+// the client then does not know how much of the message the caller has.
 const unknown = -1
 
 // view records which part of a turn a caller has received. It reduces a stream that repeats some
@@ -16,18 +16,21 @@ const unknown = -1
 // The messages of an answer follow one another. The events answer_started and tool_result begin the
 // next message, and no event of an earlier message follows them. So an event after the last
 // delivered one belongs either to the message that was current then, or to a later message that
-// such an event begins first. In the current message, view cuts text by the bytes delivered of it.
-// All other events, and all text of other messages, are either known, if their index is not
-// after the last one, or new.
+// such an event begins first. In the current message, view cuts text, reasoning and the arguments of
+// calls by the bytes delivered of them. All other events, and all deltas of other messages, are
+// either known, if their index is not after the last one, or new.
 //
 // When the server merges all texts of a message, data may arrive before the text that preceded it. The
-// client sees this because indexes are left out before an event that is no text. After that, only a
+// client sees this because indexes are left out before an event that is no delta. After that, only a
 // stream from the beginning can resume the turn: a stream after the last index would lack that text.
-// Indexes that are left out before a text are those of texts that were merged into it.
+// Indexes that are left out before a delta are those of deltas that were merged into it, or of deltas
+// of a call that is complete.
 type view struct {
-	turn  string // The id of the turn; empty until it is known.
-	last  int32  // The index of the newest delivered event.
-	bytes int    // The delivered bytes of the current message's text, or unknown.
+	turn      string         // The id of the turn; empty until it is known.
+	last      int32          // The index of the newest delivered event.
+	bytes     int            // The delivered bytes of the current message's text, or unknown.
+	reasoning int            // The delivered bytes of its reasoning, as far as the client knows.
+	calls     map[string]int // The delivered bytes of the arguments of its calls, by id.
 	// merged means that text before last may not have been delivered.
 	merged bool
 	// repeats means that the current stream begins before last.
@@ -83,31 +86,51 @@ func (v *view) newPart(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 		event = proto.CloneOf(event)
 		event.Index = v.last + 1
 	}
-	v.merged = v.merged || event.GetTextDelta() == nil && event.GetIndex() > v.last+1
+	v.merged = v.merged || !isDelta(event) && event.GetIndex() > v.last+1
 	v.last = event.GetIndex()
-	switch event.GetEvent().(type) {
+	switch e := event.GetEvent().(type) {
 	case *parleyv1.TurnEvent_AnswerStarted, *parleyv1.TurnEvent_ToolResult:
-		v.bytes = 0
+		v.bytes, v.reasoning, v.calls = 0, 0, nil
 	case *parleyv1.TurnEvent_TextDelta:
-		return v.newText(event)
+		return v.newDelta(event, &v.bytes, e.TextDelta.GetText(), e.TextDelta.GetOffset())
+	case *parleyv1.TurnEvent_ReasoningDelta:
+		return v.newDelta(event, &v.reasoning, e.ReasoningDelta.GetText(), e.ReasoningDelta.GetOffset())
+	case *parleyv1.TurnEvent_ToolCallDelta:
+		if v.calls == nil {
+			v.calls = make(map[string]int)
+		}
+		delivered := v.calls[e.ToolCallDelta.GetId()]
+		event = v.newDelta(event, &delivered, e.ToolCallDelta.GetArguments(), e.ToolCallDelta.GetOffset())
+		v.calls[e.ToolCallDelta.GetId()] = delivered
 	}
 	return event
 }
 
-// newText is newPart for a text delta: it cuts the bytes that the caller has.
-func (v *view) newText(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
-	delta := event.GetTextDelta()
-	begin, end := int(delta.GetOffset()), int(delta.GetOffset())+len(delta.GetText())
-	known := v.bytes - begin
-	v.bytes = max(v.bytes, end)
+// isDelta reports whether indexes that are left out before event are no loss.
+func isDelta(event *parleyv1.TurnEvent) bool {
+	return event.GetTextDelta() != nil || event.GetReasoningDelta() != nil || event.GetToolCallDelta() != nil
+}
+
+// newDelta is newPart for a delta with this text and offset: it cuts the bytes that the caller has.
+// delivered is their number, which newDelta updates.
+func (v *view) newDelta(event *parleyv1.TurnEvent, delivered *int, text string, offset int32) *parleyv1.TurnEvent {
+	begin, end := int(offset), int(offset)+len(text)
+	known := *delivered - begin
+	*delivered = max(*delivered, end)
 	switch {
 	case !v.repeats || known <= 0:
 		return event
-	case known >= len(delta.GetText()):
+	case known >= len(text):
 		return nil // The caller has all of it, or has text that the server lost in a crash.
 	}
 	event = proto.CloneOf(event)
-	event.GetTextDelta().Text = delta.GetText()[known:]
-	event.GetTextDelta().Offset = int32(begin + known)
+	switch e := event.GetEvent().(type) {
+	case *parleyv1.TurnEvent_TextDelta:
+		e.TextDelta.Text, e.TextDelta.Offset = text[known:], int32(begin+known)
+	case *parleyv1.TurnEvent_ReasoningDelta:
+		e.ReasoningDelta.Text, e.ReasoningDelta.Offset = text[known:], int32(begin+known)
+	case *parleyv1.TurnEvent_ToolCallDelta:
+		e.ToolCallDelta.Arguments, e.ToolCallDelta.Offset = text[known:], int32(begin+known)
+	}
 	return event
 }

@@ -85,18 +85,21 @@ func followAnyTurn(t *rapid.T) *recorder {
 	return v
 }
 
-// mergeSome merges some texts that follow one another, as for a reader that is sometimes late.
+// mergeSome merges some deltas that follow one another, as for a reader that is sometimes late.
 func mergeSome(t *rapid.T, events []*parleyv1.TurnEvent) (merged []*parleyv1.TurnEvent) {
 	for _, event := range events {
 		n := len(merged)
-		if n == 0 || event.GetTextDelta() == nil || merged[n-1].GetTextDelta() == nil ||
-			rapid.IntRange(0, 2).Draw(t, "late") == 0 {
-			merged = append(merged, event)
-			continue
+		of, text, offset := delta(event)
+		if n > 0 && of != "" && rapid.IntRange(0, 2).Draw(t, "late") > 0 {
+			last := proto.CloneOf(merged[n-1])
+			if before, known, begin := delta(last); before == of && *offset == *begin+int32(len(*known)) {
+				*known += *text
+				last.Index = event.GetIndex()
+				merged[n-1] = last
+				continue
+			}
 		}
-		text := merged[n-1].GetTextDelta().GetText() + event.GetTextDelta().GetText()
-		merged[n-1] = proto.CloneOf(merged[n-1])
-		merged[n-1].Index, merged[n-1].GetTextDelta().Text = event.GetIndex(), text
+		merged = append(merged, event)
 	}
 	return merged
 }
@@ -110,6 +113,7 @@ func checkShown(t *rapid.T, s *server, began int, shown []*parleyv1.TurnEvent) {
 		}
 		last = event.GetIndex()
 	}
+	checkArguments(t, shown)
 	finished := len(shown) > 0 && shown[len(shown)-1].GetFinished() != nil
 	got, want := Summary(shown), Summary(s.events[began:])
 	if s.lost == 0 && finished {
@@ -122,7 +126,8 @@ func checkShown(t *rapid.T, s *server, began int, shown []*parleyv1.TurnEvent) {
 	// beginning of a message's text.
 	for i, line := range got {
 		same := slices.IndexFunc(want, func(whole string) bool {
-			return whole == line || strings.HasPrefix(line, "text") && strings.HasPrefix(whole, line)
+			isText := strings.HasPrefix(line, "text") || strings.HasPrefix(line, "reasoning")
+			return whole == line || isText && strings.HasPrefix(whole, line)
 		})
 		if same < 0 && (!finished || i < len(got)-1) {
 			t.Fatalf("line %q is not in the rest of the turn %q", line, want)
@@ -133,10 +138,28 @@ func checkShown(t *rapid.T, s *server, began int, shown []*parleyv1.TurnEvent) {
 	}
 }
 
+// checkArguments checks that no part of the arguments of a call is delivered twice.
+func checkArguments(t *rapid.T, shown []*parleyv1.TurnEvent) {
+	ends := make(map[string]int32)
+	for _, event := range shown {
+		switch d := event.GetToolCallDelta(); {
+		case beginsMessage(event):
+			clear(ends)
+		case d != nil && d.GetOffset() < ends[d.GetId()]:
+			t.Fatalf("event %d has arguments at %d, %d bytes are already delivered", event.GetIndex(), d.GetOffset(),
+				ends[d.GetId()])
+		case d != nil:
+			ends[d.GetId()] = d.GetOffset() + int32(len(d.GetArguments()))
+		}
+	}
+}
+
 // anyTurn draws the events of a turn.
 func anyTurn(t *rapid.T) []*parleyv1.TurnEvent {
 	step := rapid.OneOf(
 		rapid.Map(rapid.StringN(1, 5, -1), Text), rapid.Map(rapid.StringN(1, 5, -1), Text),
+		rapid.Map(rapid.StringN(1, 5, -1), Reasoning),
+		rapid.Map(rapid.StringN(0, 5, -1), func(s string) *parleyv1.TurnEvent { return CallDelta("c", s) }),
 		rapid.Just(Data("d")), rapid.Just(Call("c")), rapid.Just(Note("n")), rapid.Just(Next("b")), rapid.Just(Result("c")),
 	)
 	var steps []*parleyv1.TurnEvent
@@ -161,13 +184,13 @@ func viewOfAnyStreams(t *rapid.T) {
 		v.startStream(rapid.Int32Range(-1, 10).Draw(t, "after"))
 		for range rapid.IntRange(0, 10).Draw(t, "events") {
 			event := proto.CloneOf(rapid.SampledFrom([]*parleyv1.TurnEvent{
-				nil, {}, Text("ä"), Text(""), Text("abc"), Data("d"), Result("r"), Next("b"), Started("c"), Finished(),
+				nil, {}, Text("ä"), Text(""), Text("abc"), Reasoning("ä"), CallDelta("c", "[1]"), Call("c"), Data("d"), Result("r"), Next("b"), Started("c"), Finished(),
 			}).Draw(t, "event"))
 			if event != nil {
 				event.TurnId, event.Index = "t", rapid.Int32Range(-1, 10).Draw(t, "index")
 			}
-			if delta := event.GetTextDelta(); delta != nil {
-				delta.Offset = rapid.Int32Range(-3, 10).Draw(t, "offset")
+			if _, _, offset := delta(event); offset != nil {
+				*offset = rapid.Int32Range(-3, 10).Draw(t, "offset")
 			}
 			if event = v.newPart(event); event == nil {
 				continue

@@ -23,6 +23,13 @@ func textAt(index, offset int32, text string) *parleyv1.TurnEvent {
 	return event
 }
 
+// offsetTo sets the offset of a delta.
+func offsetTo(offset int32, event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
+	_, _, at := delta(event)
+	*at = offset
+	return event
+}
+
 // stream is a stream that begins after an index and breaks after its events.
 type stream struct {
 	after  int32
@@ -69,6 +76,55 @@ func streamsCases() []streamsCase {
 			},
 			[]*parleyv1.TurnEvent{
 				at(1, Started("c")), textAt(2, 0, "ab"), at(5, Data("d")), textAt(7, 2, "cdef"), at(8, Finished()),
+			},
+		},
+		{
+			"records that a later stream leaves out",
+			view{},
+			[]stream{
+				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(2, 0, "ab"), at(3, Stored("k"))}},
+				{3, []*parleyv1.TurnEvent{textAt(5, 2, "cd"), at(6, Stored("l"))}},
+				{6, []*parleyv1.TurnEvent{at(8, Data("d"))}},
+				{0, []*parleyv1.TurnEvent{at(1, Started("c")), textAt(5, 0, "abcd"), at(8, Data("d")), at(10, Finished())}},
+			},
+			[]*parleyv1.TurnEvent{
+				at(1, Started("c")), textAt(2, 0, "ab"), at(3, Stored("k")), textAt(5, 2, "cd"), at(6, Stored("l")),
+				at(8, Data("d")), at(10, Finished()),
+			},
+		},
+		{
+			"reasoning and arguments that the caller has are cut",
+			view{},
+			[]stream{
+				{0, []*parleyv1.TurnEvent{
+					at(1, Started("c")), at(2, Reasoning("hm ö")), textAt(3, 0, "a"), at(4, CallDelta("1", "[1")),
+				}},
+				{0, []*parleyv1.TurnEvent{
+					at(1, Started("c")), at(5, Reasoning("hm öl")), textAt(6, 0, "a"), at(8, CallDelta("1", "[12,")),
+					at(9, CallDelta("2", "{}")), at(10, Call("1")), at(11, Finished()),
+				}},
+			},
+			[]*parleyv1.TurnEvent{
+				at(1, Started("c")), at(2, Reasoning("hm ö")), textAt(3, 0, "a"), at(4, CallDelta("1", "[1")),
+				offsetTo(5, at(5, Reasoning("l"))), offsetTo(2, at(8, CallDelta("1", "2,"))), at(9, CallDelta("2", "{}")),
+				at(10, Call("1")), at(11, Finished()),
+			},
+		},
+		{
+			"reasoning of the next message and a call with the id of one that was cut off are not cut",
+			view{},
+			[]stream{
+				{0, []*parleyv1.TurnEvent{
+					at(1, Started("c")), at(2, Reasoning("hm")), at(3, CallDelta("1", "[1]")), at(4, Data("d")),
+				}},
+				{0, []*parleyv1.TurnEvent{
+					at(1, Started("c")), at(2, Reasoning("hm")), at(4, Data("d")), at(6, Next("b")),
+					at(7, Reasoning("so")), at(8, CallDelta("1", "[2]")), at(9, Call("1")), at(10, Finished()),
+				}},
+			},
+			[]*parleyv1.TurnEvent{
+				at(1, Started("c")), at(2, Reasoning("hm")), at(3, CallDelta("1", "[1]")), at(4, Data("d")), at(6, Next("b")), at(7, Reasoning("so")), at(8, CallDelta("1", "[2]")), at(9, Call("1")),
+				at(10, Finished()),
 			},
 		},
 		{
@@ -215,6 +271,18 @@ func resumeCases() []resumeCase {
 			name:  "texts that were merged for a late reader",
 			shown: []*parleyv1.TurnEvent{at(1, Started("c")), textAt(4, 0, "abc"), at(5, Data("d")), textAt(9, 3, "defg")},
 			want:  9,
+		},
+		{
+			name: "reasoning and arguments that were merged for a late reader",
+			shown: []*parleyv1.TurnEvent{
+				at(1, Started("c")), at(4, Reasoning("abc")), textAt(6, 0, "de"), at(9, CallDelta("1", "[]")), at(10, Call("1")),
+			},
+			want: 10,
+		},
+		{
+			name:  "a call whose deltas are left out",
+			shown: []*parleyv1.TurnEvent{at(1, Started("c")), textAt(3, 0, "abc"), at(9, Call("1"))},
+			want:  0,
 		},
 		{name: "resumed, with merged texts", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{textAt(8, 2, "cd")}, want: 8},
 		{name: "resumed", begin: newView("t", 5), shown: []*parleyv1.TurnEvent{at(6, Data("d"))}, want: 6},

@@ -31,7 +31,7 @@ func viewsAbout() []string {
 			"after_index; without them it called Chat.",
 		"begin: a stream begins after this index.",
 		"take: the stream contains this event (proto JSON). shown: the part of it that the caller receives, or null for " +
-			"nothing. The offset of a text is in bytes of UTF-8.",
+			"nothing. The offset of a delta is in bytes of UTF-8.",
 		"gone: the server returned EVENTS_GONE; true means that the view can resume from the start.",
 		"next: the index after which the next stream must begin.",
 	}
@@ -92,7 +92,11 @@ func (r *recorder) newPart(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 	shown := r.view.newPart(event)
 	step := viewStep{Take: eventJSON(event), Shown: eventJSON(shown)}
 	r.steps = append(r.steps, step)
-	known := event.GetTextDelta().GetText()[:len(event.GetTextDelta().GetText())-len(shown.GetTextDelta().GetText())]
+	known := ""
+	if of, text, _ := delta(event); of != "" && shown != nil {
+		_, rest, _ := delta(shown)
+		known = (*text)[:len(*text)-len(*rest)]
+	}
 	r.addTrait(resumed, "resumes an earlier call")
 	r.addTrait(shown == nil, "skips known events")
 	r.addTrait(shown != nil && known != "", "cuts a text")
@@ -101,6 +105,8 @@ func (r *recorder) newPart(event *parleyv1.TurnEvent) *parleyv1.TurnEvent {
 	}), "cuts a text of many bytes")
 	r.addTrait(shown != nil && event.GetIndex() > last+1 && event.GetFinished() == nil, "leaves indexes out")
 	r.addTrait(shown != nil && event.GetIndex() >= 1000, "ends with a crash")
+	r.addTrait(known != "" && event.GetReasoningDelta() != nil, "cuts reasoning")
+	r.addTrait(known != "" && event.GetToolCallDelta() != nil, "cuts arguments")
 	r.addTrait(shown.GetToolResult() != nil, "has a tool result")
 	r.addTrait(shown.GetAnswerStarted() != nil, "has another message")
 	return shown
