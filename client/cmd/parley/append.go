@@ -21,7 +21,8 @@ import (
 const aboutAppend = `Append one message, from TEXT or standard input. With --json, append all messages of standard
 input, which is a JSON array or a sequence of JSON objects. Either all of them are stored or none.
 Fields that the server sets (sequence, exchange, times) are ignored, so that the output of parley
-show can be appended to another conversation.
+show can be appended to another conversation. --record writes records in the same step; see parley
+record.
 
 With --from, append each line of FILE, or of standard input if FILE is "-". A line is the JSON of an
 AppendMessagesRequest, or of one message with the id of its conversation:
@@ -41,6 +42,20 @@ cannot be continued.`
 type appendFlags struct {
 	role, agent, summary string
 	data                 []string
+	records              []string // With --json they belong to all messages.
+	retention            retentionFlags
+}
+
+// add adds the flags to a command.
+func (f *appendFlags) add(command *cobra.Command) {
+	flags := command.Flags()
+	flags.StringVar(&f.role, "role", "user", "role of the author: user, assistant or system")
+	flags.StringVar(&f.agent, "agent", "", "agent that wrote the message")
+	flags.StringVar(&f.summary, "summary", "", "what the agent did, one short clause for coordinators")
+	flags.StringArrayVar(&f.data, "data", nil, "structured data as TYPE=JSON; may be repeated")
+	flags.StringArrayVar(&f.records, "record", nil,
+		"write a record of the conversation in the same commit, KEY=VALUE or KEY=@FILE; may be repeated")
+	f.retention.add(command, ifCreated)
 }
 
 func (a *app) newAppendCommand() *cobra.Command {
@@ -56,6 +71,7 @@ func (a *app) newAppendCommand() *cobra.Command {
 		Example: `  parley append shop Add a product
   parley append shop --role assistant --agent writer --data 'cart={"items":[]}' "Which one?"
   parley show shop --output json | jq .messages | parley append copy --json
+  parley append shop --record cart=@cart.json "The cart is ready"
   parley append --from messages.jsonl`,
 		Args: func(command *cobra.Command, args []string) error {
 			if command.Flags().Changed("from") {
@@ -71,11 +87,14 @@ func (a *app) newAppendCommand() *cobra.Command {
 				return usageError("--json reads everything from standard input: " +
 					"leave out TEXT, --role, --agent, --summary or --data")
 			}
-			request.ConversationId = args[0]
+			request.ConversationId, request.CreateWith = args[0], one.retention.createWith()
 			if command.Flags().Changed("if-version") {
 				request.IfVersion = new(ifVersion)
 			}
 			var err error
+			if request.Records, err = a.recordWrites(command.Context(), one.records); err != nil {
+				return err
+			}
 			if asJSON {
 				request.Messages, err = a.messages(command.Context())
 			} else {
@@ -89,11 +108,8 @@ func (a *app) newAppendCommand() *cobra.Command {
 			})
 		},
 	}
+	one.add(command)
 	flags := command.Flags()
-	flags.StringVar(&one.role, "role", "user", "role of the author: user, assistant or system")
-	flags.StringVar(&one.agent, "agent", "", "agent that wrote the message")
-	flags.StringVar(&one.summary, "summary", "", "what the agent did, one short clause for coordinators")
-	flags.StringArrayVar(&one.data, "data", nil, "structured data as TYPE=JSON; may be repeated")
 	flags.BoolVar(&asJSON, "json", false, "read messages from standard input")
 	flags.StringVar(&from, "from", "", "append the lines of `FILE`, which name their conversations; - is standard input")
 	flags.StringVar(&request.RequestId, "request-id", "",
@@ -131,11 +147,14 @@ func (a *app) append(ctx context.Context, c *client.Client, request *parleyv1.Ap
 			rows = append(rows, []string{fmt.Sprint(m.GetSequence()), fmt.Sprint(m.GetExchange()), m.GetId()})
 		}
 		table(w, rows...)
+		if n := len(request.GetRecords()); n > 0 && !reply.GetReplayed() {
+			fmt.Fprintf(w, "wrote %s at revision %d\n", count(n, "record"), reply.GetConversation().GetVersion())
+		}
 	})
 }
 
 // any reports whether a flag other than --role is set.
-func (f appendFlags) any() bool { return f.agent != "" || f.summary != "" || len(f.data) > 0 }
+func (f *appendFlags) any() bool { return f.agent != "" || f.summary != "" || len(f.data) > 0 }
 
 // message returns the message that the command line describes.
 func (a *app) message(ctx context.Context, f appendFlags, words []string) ([]*parleyv1.Message, error) {
@@ -164,18 +183,23 @@ func (a *app) messages(ctx context.Context) ([]*parleyv1.Message, error) {
 	if err != nil {
 		return nil, err
 	}
+	return parseMessages(input, "standard input")
+}
+
+// parseMessages returns the messages that an input contains as JSON. source is its name in errors.
+func parseMessages(input []byte, source string) ([]*parleyv1.Message, error) {
 	documents, err := split(input)
 	if err != nil {
-		return nil, usageError(fmt.Sprintf("standard input: %v", err))
+		return nil, usageError(fmt.Sprintf("%s: %v", source, err))
 	}
 	if len(documents) == 0 {
-		return nil, usageError("standard input contains no messages")
+		return nil, usageError(source + " contains no messages")
 	}
 	messages := make([]*parleyv1.Message, len(documents))
 	for i, document := range documents {
 		messages[i] = &parleyv1.Message{}
 		if err := protojson.Unmarshal(document, messages[i]); err != nil {
-			return nil, usageError(fmt.Sprintf("message %d on standard input: %v", i+1, err))
+			return nil, usageError(fmt.Sprintf("message %d of %s: %v", i+1, source, err))
 		}
 	}
 	return messages, nil

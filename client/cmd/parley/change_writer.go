@@ -124,13 +124,15 @@ func (l *changeWriter) describe(change *parleyv1.ConversationChange) (string, co
 	case parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED:
 		return describeMessage(change.GetMessage()), colourOf(change.GetMessage().GetRole())
 	case parleyv1.ChangeKind_CHANGE_KIND_CLEARED:
-		return "cleared, " + count(int(c.GetMessageCount()), "message") + " left", yellow
+		return describeRemoval(change.GetRemoved()) + ", " + count(int(c.GetMessageCount()), "message") + " left", yellow
 	case parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
 		return kindName(change.GetKind()), red
 	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
 		return "evicted at capacity", red
 	case parleyv1.ChangeKind_CHANGE_KIND_TURN:
 		return describeStep(change.GetTurnEvent()), dim
+	case parleyv1.ChangeKind_CHANGE_KIND_RECORD:
+		return describeRecord(change.GetRecord()), plain
 	default: // A kind of a later version of the server.
 		return kindName(change.GetKind()), plain
 	}
@@ -139,7 +141,7 @@ func (l *changeWriter) describe(change *parleyv1.ConversationChange) (string, co
 // gapHint returns the command that shows the current state after a gap.
 func (l *changeWriter) gapHint() string {
 	if len(l.watched) == 1 {
-		return l.programCommand() + " show " + l.watched[0]
+		return l.programCommand() + " show " + argument(l.watched[0])
 	}
 	return l.programCommand() + " list --order updated"
 }
@@ -153,6 +155,27 @@ func describeCreation(c *parleyv1.Conversation) string {
 		what += ": " + c.GetTitle()
 	}
 	return what
+}
+
+// describeRemoval says which messages were removed. An old server does not report them.
+func describeRemoval(removed *parleyv1.RemovedMessages) string {
+	if removed.GetCount() == 0 {
+		return "cleared"
+	}
+	what := "cleared " + count(int(removed.GetCount()), "message")
+	if removed.GetAfterSequence() > 0 {
+		what += fmt.Sprintf(" after %d", removed.GetAfterSequence())
+	}
+	return what
+}
+
+// describeRecord says which record was written or deleted.
+func describeRecord(record *parleyv1.RecordChange) string {
+	what := "written"
+	if record.GetDeleted() {
+		what = "deleted"
+	}
+	return fmt.Sprintf("record %s %s, revision %d", record.GetKey(), what, record.GetRevision())
 }
 
 // describeMessage describes a message in one line of limited length.

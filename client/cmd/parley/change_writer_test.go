@@ -30,10 +30,24 @@ func conversationChange(kind parleyv1.ChangeKind, c *parleyv1.Conversation) *par
 	return change
 }
 
+// withRemoved returns a change that cleared the conversation a, of which one message is left.
+func withRemoved(removed *parleyv1.RemovedMessages) *parleyv1.ConversationChange {
+	change := conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CLEARED, &parleyv1.Conversation{MessageCount: 1})
+	change.Removed = removed
+	return change
+}
+
 // messageChange returns an appended message of the conversation a.
 func messageChange(m *parleyv1.Message) *parleyv1.ConversationChange {
 	change := newChange("a", parleyv1.ChangeKind_CHANGE_KIND_MESSAGE_APPENDED)
 	change.Payload = &parleyv1.ConversationChange_Message{Message: m}
+	return change
+}
+
+// recordChange returns a change of a record of the conversation a.
+func recordChange(record *parleyv1.RecordChange) *parleyv1.ConversationChange {
+	change := newChange("a", parleyv1.ChangeKind_CHANGE_KIND_RECORD)
+	change.Record = record
 	return change
 }
 
@@ -108,9 +122,19 @@ func TestChangeWriter(t *testing.T) {
 			conversationChange(parleyv1.ChangeKind_CHANGE_KIND_CLEARED, &parleyv1.Conversation{MessageCount: 1}),
 			"a cleared, 1 message left",
 		},
+		{
+			withRemoved(&parleyv1.RemovedMessages{Count: 2, AfterSequence: 4}),
+			"a cleared 2 messages after 4, 1 message left",
+		},
+		{
+			withRemoved(&parleyv1.RemovedMessages{Count: 1, Sequences: []int32{3}}),
+			"a cleared 1 message, 1 message left",
+		},
 		{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_DELETED), "a deleted"},
 		{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_EXPIRED), "a expired"},
 		{newChange("a", parleyv1.ChangeKind_CHANGE_KIND_EVICTED), "a evicted at capacity"},
+		{recordChange(&parleyv1.RecordChange{Key: "k\x1b/1", Revision: 7}), "a record k\uFFFD/1 written, revision 7"},
+		{recordChange(&parleyv1.RecordChange{Key: "k", Revision: 8, Deleted: true}), "a record k deleted, revision 8"},
 		{newChange("a", 99), "a 99"},
 		{withoutTime, "a message 1 user: hi"},
 		{

@@ -28,6 +28,9 @@ If the agent waits for tool results, chat prints which calls have none. Continue
 Calls without a result stay open. A call whose id contains "=" can only get its result through
 tool_results of the API.
 
+If the model reports its reasoning, a terminal shows it dimmed, on standard error. With --reasoning it
+is printed to a file or a program too, and --reasoning=false leaves it out.
+
 A lost connection does not cancel the turn, unless --on-disconnect says so: the turn continues on
 the server, and parley resume shows it.`
 
@@ -35,6 +38,7 @@ the server, and parley resume shows it.`
 type chatFlags struct {
 	system, onBusy, onDisconnect string
 	results                      []string
+	retention                    retentionFlags
 }
 
 func (a *app) newChatCommand() *cobra.Command {
@@ -94,13 +98,22 @@ func (a *app) newChatCommand() *cobra.Command {
 		"if the connection is lost: continue the turn, or cancel it")
 	flags.StringVar(&request.RequestId, "request-id", "",
 		"id of the request: a second chat with the same id shows the same turn")
+	a.addReasoningFlag(command)
 	flags.BoolVar(&request.MustExist, "must-exist", false,
 		"fail if the conversation does not exist, instead of creating it")
+	f.retention.add(command, ifCreated)
 	return command
+}
+
+// addReasoningFlag adds the flag of the commands that print an answer.
+func (a *app) addReasoningFlag(command *cobra.Command) {
+	command.Flags().BoolVar(&a.reasoning, "reasoning", a.errTerminal,
+		"print the reasoning that the model reports to standard error; by default only on a terminal")
 }
 
 // apply sets the fields of request that the flags describe.
 func (f chatFlags) apply(request *parleyv1.ChatRequest) error {
+	request.CreateWith = f.retention.createWith()
 	request.OnBusy = parleyv1.OnBusy(parleyv1.OnBusy_value["ON_BUSY_"+strings.ToUpper(f.onBusy)])
 	if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_UNSPECIFIED {
 		return usageError(fmt.Sprintf("--on-busy %q: use reject, queue or interrupt", f.onBusy))
@@ -137,7 +150,8 @@ func (a *app) ask(ctx context.Context, request *parleyv1.ChatRequest, args []str
 		switch {
 		case seen.conversation == "":
 		case err != nil:
-			fmt.Fprintf(a.err, "see the result with: %s resume %s %s\n", a.programCommand(), seen.conversation, seen.turnID)
+			fmt.Fprintf(a.err, "see the result with: %s resume %s %s\n", a.programCommand(),
+				sanitize(argument(seen.conversation)), seen.turnID)
 		case seen.retryable():
 			fmt.Fprintf(a.err, "ask again with: %s --again\n", sanitize(seen.chatCommand(a.programCommand())))
 		case !seen.namedConversation && !seen.awaitsToolResults():

@@ -14,41 +14,92 @@ import (
 )
 
 func (a *app) newCreateCommand() *cobra.Command {
-	conversation := &parleyv1.Conversation{Retention: &parleyv1.Retention{}}
-	request := &parleyv1.CreateConversationRequest{Conversation: conversation}
-	var ttl time.Duration
+	var header headerFlags
+	request := new(parleyv1.CreateConversationRequest)
 	command := &cobra.Command{
 		Use:   "create [ID]",
 		Short: "Create a conversation and print its id",
 		Example: `  parley create shop --title "The shop" --label team=blue
-  id=$(parley create --ttl 24h)`,
+  id=$(parley create --ttl 24h)
+  parley create archive --keep-all --no-expiry --no-eviction`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
+			request.Conversation = header.conversation(command)
 			if len(args) == 1 {
-				conversation.Id = args[0]
-			}
-			if command.Flags().Changed("ttl") {
-				conversation.Retention.Ttl = durationpb.New(ttl)
+				request.Conversation.Id = args[0]
 			}
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
 				reply, err := c.CreateConversation(ctx, request)
 				if err != nil {
 					return err
 				}
-				return a.print(reply, func(w io.Writer) { fmt.Fprintln(w, reply.GetConversation().GetId()) })
+				return a.print(reply, func(w io.Writer) { fmt.Fprintln(w, a.printable(reply.GetConversation().GetId())) })
 			})
 		},
 	}
-	flags := command.Flags()
-	flags.StringVar(&conversation.Title, "title", "", "title, shown to people")
-	flags.StringToStringVar(&conversation.Labels, "label", nil,
-		"label as key=value, which list can search for; may be repeated")
-	flags.StringVar(&conversation.Agent, "agent", "", "agent that answers chat")
-	flags.StringVar(&conversation.SystemPrompt, "system", "", "system prompt, before the history")
-	flags.Int32Var(&conversation.Retention.MaxMessages, "max-messages", 0,
-		"number of messages to keep, 0 for the server's default")
-	flags.DurationVar(&ttl, "ttl", 0, "time to live after the last append (default: set by the server)")
-	flags.StringVar(&request.RequestId, "request-id", "",
+	header.add(command)
+	command.Flags().StringVar(&request.RequestId, "request-id", "",
 		"id of the request: a second create with the same id returns the same conversation")
 	return command
+}
+
+// headerFlags are the flags for the fields of a conversation that clients choose.
+type headerFlags struct {
+	chosen parleyv1.Conversation
+	ttl    duration
+	retentionFlags
+}
+
+// add adds the flags to a command.
+func (f *headerFlags) add(command *cobra.Command) {
+	f.chosen.Retention = new(parleyv1.Retention)
+	flags := command.Flags()
+	flags.StringVar(&f.chosen.Title, "title", "", "title, shown to people")
+	flags.StringToStringVar(&f.chosen.Labels, "label", nil,
+		"label as key=value, which list can search for; may be repeated")
+	flags.StringVar(&f.chosen.Agent, "agent", "", "agent that answers chat")
+	flags.StringVar(&f.chosen.SystemPrompt, "system", "", "system prompt, before the history")
+	flags.Int32Var(&f.chosen.Retention.MaxMessages, "max-messages", 0,
+		"number of messages to keep, 0 for the server's default")
+	flags.Var(&f.ttl, "ttl", "time to live after the last append, such as 90s or 7d (default: set by the server)")
+	f.retentionFlags.add(command, "")
+}
+
+// conversation returns the fields that the flags set.
+func (f *headerFlags) conversation(command *cobra.Command) *parleyv1.Conversation {
+	if command.Flags().Changed("ttl") {
+		f.chosen.Retention.Ttl = durationpb.New(time.Duration(f.ttl))
+	}
+	f.apply(f.chosen.GetRetention())
+	return &f.chosen
+}
+
+// ifCreated ends the descriptions of flags that describe a conversation that the command may create.
+const ifCreated = ", if this command creates it"
+
+// retentionFlags are the flags for the retention of a conversation that must not be lost.
+type retentionFlags struct{ keepAll, noExpiry, noEviction bool }
+
+// add adds the flags to a command. when ends their descriptions.
+func (f *retentionFlags) add(command *cobra.Command, when string) {
+	flags := command.Flags()
+	flags.BoolVar(&f.keepAll, "keep-all", false, "keep all messages; a full conversation refuses more"+when)
+	flags.BoolVar(&f.noExpiry, "no-expiry", false, "let the conversation not expire"+when)
+	flags.BoolVar(&f.noEviction, "no-eviction", false,
+		"do not evict the conversation when its tenant is at its capacity"+when)
+}
+
+// apply sets the fields of a retention.
+func (f *retentionFlags) apply(r *parleyv1.Retention) {
+	r.KeepAll, r.NoExpiry, r.NoEviction = f.keepAll, f.noExpiry, f.noEviction
+}
+
+// createWith returns the field create_with of a request, nil if no flag is set.
+func (f *retentionFlags) createWith() *parleyv1.Conversation {
+	if *f == (retentionFlags{}) {
+		return nil
+	}
+	c := &parleyv1.Conversation{Retention: new(parleyv1.Retention)}
+	f.apply(c.GetRetention())
+	return c
 }

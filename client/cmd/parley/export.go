@@ -13,24 +13,32 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutExport = `Write complete conversations as JSON Lines, one conversation on each line. Without ID, export
-writes all conversations, the oldest first; otherwise it writes the named ones in that order.
-parley import imports them with their ids, sequences and times. Each line is
+const aboutExport = `Write complete conversations with their records as JSON Lines, one conversation on each
+line. Without ID, export writes all conversations, the oldest first; otherwise it writes the named
+ones in that order. parley import imports them with their ids, sequences and times. Each line is
 
-  {"conversation": {...}, "messages": [...]}
+  {"conversation": {...}, "messages": [...], "records": [...]}
 
-with the fields that are set. The same conversation always results in the same bytes. --output has no
-effect on the lines.
+with the fields that are set. A conversation with more than 3 MiB of records continues on the next
+lines, which have no messages; record_count is the number of records in the last of these lines, and
+larger in the others. The same conversation always results in the same bytes. --output has
+no effect on the lines.
 
-Each conversation is exported in its state at that moment. Conversations that are created during the
-export may be missing. If the export fails, the exit code is 1. Standard output then contains only
-complete lines; a FILE is written completely or not at all, with permissions for its owner only. If
-the server finds damaged conversations, it sends all others first. To keep those, do not use --to.`
+Each conversation is exported in its state at that moment, except that many or large records may be
+those of a later moment. Conversations that are created during the export may be missing. If the
+export fails, the exit code is 1. Standard output then contains only complete lines, of which the
+last one may lack the lines that continue it; a FILE is written completely or not at all, with
+permissions for its owner only. If the server finds damaged conversations, it sends all others
+first. To keep those, do not use --to.`
+
+// maxLineRecords limits the encoded size of the records in a line, unless the server sends more in one response.
+const maxLineRecords = 3 << 20
 
 // exportFlags are the flags of export.
 type exportFlags struct {
@@ -60,17 +68,18 @@ func (a *app) newExportCommand() *cobra.Command {
 	return command
 }
 
-// check returns an error if --to is not a regular file, because a device or pipe would be replaced by one.
-func (f exportFlags) check() error {
-	if info, err := os.Stat(f.to); err == nil && !info.Mode().IsRegular() {
-		return usageError(fmt.Sprintf("--to %q: not a regular file; leave out --to to write to standard output", f.to))
+// checkTarget returns an error if the value of --to is not a regular file, because a device or pipe would be replaced
+// by one.
+func checkTarget(name string) error {
+	if info, err := os.Stat(name); err == nil && !info.Mode().IsRegular() {
+		return usageError(fmt.Sprintf("--to %q: not a regular file; leave out --to to write to standard output", name))
 	}
 	return nil
 }
 
 // export writes conversations to the destination of f and prints their number.
 func (a *app) export(ctx context.Context, ids []string, f exportFlags) error {
-	if err := f.check(); err != nil {
+	if err := checkTarget(f.to); err != nil {
 		return err
 	}
 	exported := 0
@@ -106,19 +115,25 @@ func (a *app) exportTo(
 		return 0, err
 	}
 	defer bar.clear()
-	stream, err := c.ExportConversations(ctx, &parleyv1.ExportConversationsRequest{ConversationIds: ids})
+	stream, err := c.ExportConversations(ctx, &parleyv1.ExportConversationsRequest{
+		ConversationIds: ids, IncludeRecords: true,
+	})
 	if err != nil {
 		return 0, err
 	}
-	for conversation, err := range joinParts(stream.Recv) {
+	last := ""
+	for line, err := range joinParts(stream.Recv) {
 		if err != nil {
 			return count, err
 		}
-		if err := writeLine(w, conversation); err != nil {
+		if err := writeLine(w, line); err != nil {
 			return count, err
 		}
-		count++
-		bar.add(1)
+		if id := line.GetConversation().GetId(); id != last { // Otherwise the line continues the one before.
+			last = id
+			count++
+			bar.add(1)
+		}
 	}
 	return count, nil
 }
@@ -142,39 +157,110 @@ func (a *app) exportProgress(ctx context.Context, c *client.Client, ids []string
 	return bar, nil
 }
 
-// joinParts joins the parts of conversations that receive returns until io.EOF. An error is the last element;
-// an incomplete conversation before it is left out.
+// joinParts joins the parts of conversations that receive returns until io.EOF to lines. An error is the last
+// element; an incomplete line before it is left out.
 func joinParts(
 	receive func() (*parleyv1.ExportConversationsResponse, error),
 ) iter.Seq2[*parleyv1.ExportConversationsResponse, error] {
 	return func(yield func(*parleyv1.ExportConversationsResponse, error) bool) {
-		var joined *parleyv1.ExportConversationsResponse // nil between two conversations
+		var j joiner
 		for {
 			part, err := receive()
 			ended := errors.Is(err, io.EOF)
-			switch id := joined.GetConversation().GetId(); {
-			case err != nil && !ended:
-				yield(nil, err)
-				return
-			case joined != nil && (ended || part.GetConversation().GetId() != id):
-				yield(nil, fmt.Errorf("conversation %q: only %d of %d messages received",
-					id, len(joined.GetMessages()), joined.GetConversation().GetMessageCount()))
-				return
+			var lines []*parleyv1.ExportConversationsResponse
+			switch {
 			case ended:
-				return
-			case joined == nil:
-				joined = part
-			default:
-				joined.Messages = append(joined.Messages, part.GetMessages()...)
+				lines, err = j.end()
+			case err == nil:
+				lines, err = j.add(part)
 			}
-			if len(joined.GetMessages()) >= int(joined.GetConversation().GetMessageCount()) {
-				if !yield(joined, nil) {
+			for _, line := range lines {
+				if !yield(line, nil) {
 					return
 				}
-				joined = nil
+			}
+			if err != nil {
+				yield(nil, err)
+			}
+			if err != nil || ended {
+				return
 			}
 		}
 	}
+}
+
+// joiner joins the parts of conversations to lines.
+type joiner struct {
+	line        *parleyv1.ExportConversationsResponse // The line that is not complete; nil if there is none.
+	recordBytes int                                   // The encoded size of its records.
+
+	header            *parleyv1.Conversation // That of the last part.
+	messages, records int                    // The numbers of its messages and records so far.
+}
+
+// add adds a part and returns the lines that are complete now.
+func (j *joiner) add(part *parleyv1.ExportConversationsResponse) (
+	complete []*parleyv1.ExportConversationsResponse, err error,
+) {
+	if !j.continuesWith(part) {
+		if complete, err = j.end(); err != nil {
+			return nil, err
+		}
+		j.messages, j.records = 0, 0
+	}
+	j.header = part.GetConversation()
+	n := 0
+	for _, record := range part.GetRecords() {
+		n += proto.Size(record)
+	}
+	if j.recordBytes > 0 && j.recordBytes+n > maxLineRecords {
+		complete = append(complete, j.take())
+	}
+	if j.line == nil {
+		j.line = part
+	} else {
+		j.line.Conversation = j.header // Its record_count is that of the last part.
+		j.line.Messages = append(j.line.Messages, part.GetMessages()...)
+		j.line.Records = append(j.line.Records, part.GetRecords()...)
+	}
+	j.recordBytes += n
+	j.messages, j.records = j.messages+len(part.GetMessages()), j.records+len(part.GetRecords())
+	// The header of a part that is not the last one counts more records.
+	if j.hasMessages() && j.records >= int(j.header.GetRecordCount()) {
+		complete = append(complete, j.take())
+	}
+	return complete, nil
+}
+
+// continuesWith reports whether a part belongs to the same conversation as the part before.
+func (j *joiner) continuesWith(part *parleyv1.ExportConversationsResponse) bool {
+	if j.header == nil || part.GetConversation().GetId() != j.header.GetId() {
+		return false
+	}
+	return !j.hasMessages() || len(part.GetMessages()) == 0 && (len(part.GetRecords()) > 0 || j.line != nil)
+}
+
+// hasMessages reports whether all messages of the conversation have arrived.
+func (j *joiner) hasMessages() bool { return j.messages >= int(j.header.GetMessageCount()) }
+
+// take returns the line, and begins the next one.
+func (j *joiner) take() *parleyv1.ExportConversationsResponse {
+	line := j.line
+	j.line, j.recordBytes = nil, 0
+	return line
+}
+
+// end returns the last line of a conversation, or an error if messages are missing. Records may be missing, because
+// they may have been deleted during the export.
+func (j *joiner) end() ([]*parleyv1.ExportConversationsResponse, error) {
+	if !j.hasMessages() {
+		return nil, fmt.Errorf("conversation %q: only %d of %d messages received",
+			j.header.GetId(), j.messages, j.header.GetMessageCount())
+	}
+	if j.line == nil {
+		return nil, nil
+	}
+	return []*parleyv1.ExportConversationsResponse{j.take()}, nil
 }
 
 // writeLine writes a conversation as one line of JSON. Unlike in replies, empty fields are left out. The

@@ -12,7 +12,8 @@ import (
 )
 
 const aboutFork = `Copy a conversation, or its messages up to a sequence, to a new conversation and print its id. The
-messages keep their sequences. Title, labels, system prompt, agent and retention are copied too.`
+messages keep their sequences. Title, labels, system prompt, agent and retention are copied too. With
+--records, the records are copied as they are now, whatever --at is.`
 
 func (a *app) newForkCommand() *cobra.Command {
 	var request parleyv1.ForkConversationRequest
@@ -30,13 +31,14 @@ func (a *app) newForkCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.print(reply, func(w io.Writer) { fmt.Fprintln(w, reply.GetConversation().GetId()) })
+				return a.print(reply, func(w io.Writer) { fmt.Fprintln(w, a.printable(reply.GetConversation().GetId())) })
 			})
 		},
 	}
 	flags := command.Flags()
 	flags.Int32Var(&request.AtSequence, "at", 0, "sequence of the last message to copy, 0 for all")
 	flags.StringVar(&request.NewConversationId, "id", "", "id of the copy; if empty, the server chooses one")
+	flags.BoolVar(&request.IncludeRecords, "records", false, "also copy the records of the conversation")
 	flags.StringVar(&request.RequestId, "request-id", "",
 		"id of the request: a second fork with the same id returns the same copy")
 	return command

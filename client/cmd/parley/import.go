@@ -13,22 +13,24 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutImport = `Import complete conversations that parley export wrote, from FILE or standard input. They keep
-their ids, sequences, versions and times, but get new uids. Import skips expired conversations, and
-conversations for which the server has no capacity. It also skips conversations that exist, or replaces
-them with --overwrite.
+const aboutImport = `Import complete conversations that parley export wrote, from FILE or standard input. They
+keep their ids, sequences, versions and times, but get new uids. Their records get new revisions.
+Import skips expired conversations, and conversations for which the server has no capacity. It also
+skips conversations that exist, or replaces them with --overwrite.
 
-Import reports each line that is not a conversation, that repeats one, or that the server refuses, with
-its number on standard error. The other lines are imported, and the exit code is 1. Skipped
+Import reports each line that is not a conversation, that repeats one, or that the server refuses,
+with its number on standard error. The other lines are imported, and the exit code is 1. Skipped
 conversations are not failures, except those for which the server has no capacity.
 
 Conversations are imported one by one. If an import is interrupted, the conversations so far remain,
-and the import can be repeated.`
+and the import can be repeated. A conversation with more than 3 MiB of records is imported in several
+steps. If one of them fails or the import is interrupted, the server deletes the conversation.`
 
 // maxFailures limits the failures of each kind (found here, reported by the server) in the JSON result. The
 // server has the same limit.
@@ -97,10 +99,33 @@ type importer struct {
 	stream      grpc.ClientStreamingClient[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]
 	overwrite   bool
 	sentLines   map[string]int // The line number of each conversation that was sent, by id.
+	last        lastLine
 	bar         *progress
 	countsBytes bool // The bar counts bytes instead of lines.
 	result      importResult
 	readErr     error // The error that ended reading the input early, if any.
+}
+
+// lastLine is the last line that could be read, or zero if the line after it cannot continue it.
+type lastLine struct {
+	header *parleyv1.Conversation
+	key    string // The key of its last record; empty if it has none.
+	failed bool   // It was not sent.
+}
+
+// continuedBy reports whether the next line has more records of the same conversation.
+func (l lastLine) continuedBy(next *parleyv1.ExportConversationsResponse) bool {
+	return len(next.GetMessages()) == 0 && len(next.GetRecords()) > 0 &&
+		next.GetRecords()[0].GetKey() > l.key && sameHeader(l.header, next.GetConversation())
+}
+
+// sameHeader reports whether two headers are the same, except for record_count.
+func sameHeader(a, b *parleyv1.Conversation) bool {
+	if a.GetRecordCount() != b.GetRecordCount() {
+		b = proto.CloneOf(b)
+		b.RecordCount = a.GetRecordCount()
+	}
+	return proto.Equal(a, b)
 }
 
 // importFrom imports the conversations of in and prints the result.
@@ -169,15 +194,16 @@ func (i *importer) send(line inputLine[*parleyv1.ExportConversationsResponse]) e
 		defer i.bar.add(1)
 	}
 	if line.err != nil {
+		i.last = lastLine{}
 		i.fail(line.number, "", line.err.Error())
 		return nil
 	}
-	id := line.value.GetConversation().GetId()
-	if first, sent := i.sentLines[id]; sent {
-		i.fail(line.number, id, fmt.Sprintf("line %d already contains this conversation", first))
-		return nil
+	first, parts, err := i.requests(line)
+	i.last = lastLine{header: line.value.GetConversation(), failed: err != nil}
+	if records := line.value.GetRecords(); len(records) > 0 {
+		i.last.key = records[len(records)-1].GetKey()
 	}
-	parts, err := requests(line.value, i.overwrite)
+	id := line.value.GetConversation().GetId()
 	if err != nil {
 		i.fail(line.number, id, err.Error())
 		return nil
@@ -187,8 +213,25 @@ func (i *importer) send(line inputLine[*parleyv1.ExportConversationsResponse]) e
 			return i.endError(err)
 		}
 	}
-	i.sentLines[id] = line.number
+	i.sentLines[id] = first
 	return nil
+}
+
+// requests returns the requests of a line, and the number of the line with which its conversation begins.
+func (i *importer) requests(
+	line inputLine[*parleyv1.ExportConversationsResponse],
+) (first int, parts []*parleyv1.ImportConversationsRequest, err error) {
+	first, sent := i.sentLines[line.value.GetConversation().GetId()]
+	switch continued := i.last.continuedBy(line.value); {
+	case continued && i.last.failed:
+		return 0, nil, errors.New("it continues a line that was not imported")
+	case sent && !continued:
+		return 0, nil, fmt.Errorf("line %d already contains this conversation", first)
+	case !sent:
+		first = line.number
+	}
+	parts, err = requests(line.value, i.overwrite)
+	return first, parts, err
 }
 
 // endError returns the status of a call whose Send returned err, which may only be io.EOF. It does not use

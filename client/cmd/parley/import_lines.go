@@ -12,8 +12,13 @@ const (
 	// partBytes limits the messages of one request. The server's limits are 3 MiB of messages in a
 	// conversation and 4 MiB in a request.
 	partBytes = 1 << 20
+	// recordPartBytes limits the messages and records of one request that has records. The server imports
+	// the first 3 MiB of records in one commit with the conversation.
+	recordPartBytes = 3 << 20
+	// maxPartRecords is the limit of records in one request.
+	maxPartRecords = 1000
 	// maxID is the limit of proto/parley/v1/conversation.proto.
-	maxID = 128
+	maxID = 256
 )
 
 // parseConversation returns the conversation of a line. It is an error if the id is empty or too long.
@@ -23,13 +28,13 @@ func parseConversation(line []byte) (*parleyv1.ExportConversationsResponse, erro
 		return nil, err
 	}
 	if n := len(conversation.GetConversation().GetId()); n == 0 || n > maxID {
-		return nil, fmt.Errorf("the conversation needs an id of 1 to %d characters", maxID)
+		return nil, fmt.Errorf("the conversation needs an id of 1 to %d bytes", maxID)
 	}
 	return conversation, nil
 }
 
-// requests divides a conversation into requests within the server's size limit. It returns an error if one
-// message or the header exceeds that limit.
+// requests divides a conversation into requests within the server's limits. It returns an error if one message, one
+// record or the header exceeds the limit of a request.
 func requests(
 	conversation *parleyv1.ExportConversationsResponse, overwrite bool,
 ) ([]*parleyv1.ImportConversationsRequest, error) {
@@ -50,9 +55,18 @@ func requests(
 		part.Messages = append(part.Messages, message)
 		total += n
 	}
+	for _, record := range conversation.GetRecords() {
+		n := proto.Size(record)
+		if total > 0 && total+n > recordPartBytes || len(part.GetRecords()) == maxPartRecords {
+			addPart()
+			total = 0
+		}
+		part.Records = append(part.Records, record)
+		total += n
+	}
 	for _, part := range parts {
 		if n := proto.Size(part); n > maxInput {
-			return nil, fmt.Errorf("a message or the header has %s, more than one request may have", size(int64(n)))
+			return nil, fmt.Errorf("a message, a record or the header has %s, more than one request may have", size(int64(n)))
 		}
 	}
 	return parts, nil

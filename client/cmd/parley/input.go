@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/parleyhq/parley/client"
@@ -57,6 +58,23 @@ func (a *app) readAll(ctx context.Context) ([]byte, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+}
+
+// readInput returns the content of the file name, or of standard input if name is "-".
+func (a *app) readInput(ctx context.Context, name string) ([]byte, error) {
+	if name == "-" {
+		return a.readAll(ctx)
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	input, err := io.ReadAll(io.LimitReader(file, maxInput+1))
+	if err == nil && len(input) > maxInput {
+		err = fmt.Errorf("%s has more than %d MiB, which is the limit of a request", name, maxInput>>20)
+	}
+	return input, err
 }
 
 // lines returns a channel of the lines of standard input without line endings. It closes the channel

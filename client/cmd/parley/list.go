@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -94,6 +96,14 @@ func (a *app) list(
 	return nil
 }
 
+// expiry returns the distance of an expire_time from now, or "never" if it is unset.
+func expiry(now time.Time, t *timestamppb.Timestamp) string {
+	if t == nil {
+		return "never"
+	}
+	return relative(now, t.AsTime())
+}
+
 func (a *app) listTable(w io.Writer, list *parleyv1.ListConversationsResponse) {
 	rows := [][]string{{"ID", "MESSAGES", "UPDATED", "EXPIRES", "AGENT", "TITLE", "PREVIEW"}}
 	now := a.now()
@@ -103,7 +113,7 @@ func (a *app) listTable(w io.Writer, list *parleyv1.ListConversationsResponse) {
 			c.GetId(),
 			fmt.Sprint(c.GetMessageCount()),
 			relative(now, c.GetUpdateTime().AsTime()),
-			relative(now, c.GetExpireTime().AsTime()),
+			expiry(now, c.GetExpireTime()),
 			c.GetAgent(),
 			short(c.GetTitle(), 30),
 			short(strings.TrimSpace(entry.GetPreview()), 50),

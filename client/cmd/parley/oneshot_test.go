@@ -45,6 +45,8 @@ func TestNotesGoToStandardError(t *testing.T) {
 			&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_ToolResult{
 				ToolResult: &parleyv1.ToolResult{CallId: "c1", Name: "price", Content: "none", IsError: true},
 			}},
+			&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Record{Record: &parleyv1.TurnRecord{Key: "k\x1b"}}},
+			&parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Record{Record: &parleyv1.TurnRecord{Key: "l", Deleted: true}}},
 			handover("other"),
 			delta("three\n"),
 			&parleyv1.TurnEvent{},
@@ -60,6 +62,8 @@ this request id was already used; showing the same turn:
 structured data list: 1
 still looking
 tool failure price c1: none
+the answer writes record k�
+the answer deletes record l
 other answers:
 ask again with: parley --address ` + address + ` chat -c a --again
 parley: the turn was cancelled

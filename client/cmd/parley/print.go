@@ -90,9 +90,17 @@ func sanitize(s string) string {
 	}, s)
 }
 
-// oneLine returns s as one line without control characters.
+// oneLine returns s as one line without control characters. Several spaces stay as they are, because an id may contain
+// them; each other sequence of white space becomes a space.
 func oneLine(s string) string {
-	return sanitize(strings.Join(strings.Fields(s), " "))
+	lines := strings.FieldsFunc(s, func(r rune) bool { return unicode.IsSpace(r) && !unicode.Is(unicode.Zs, r) })
+	kept := lines[:0]
+	for _, line := range lines {
+		if line = strings.TrimSpace(line); line != "" {
+			kept = append(kept, line)
+		}
+	}
+	return sanitize(strings.Join(kept, " "))
 }
 
 // quoted returns s quoted as one word for a POSIX shell.
@@ -104,6 +112,14 @@ func quoted(s string) string {
 		return s
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// argument returns s as an argument for a POSIX shell. If s would be taken for a flag, "--" stands before it.
+func argument(s string) string {
+	if strings.HasPrefix(s, "-") {
+		return "-- " + quoted(s)
+	}
+	return quoted(s)
 }
 
 // short returns the first n characters of s, with an ellipsis if s is longer.

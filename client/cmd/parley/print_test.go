@@ -47,6 +47,30 @@ func TestTableAlignsCells(t *testing.T) {
 	}
 }
 
+// TestIDsInOutput checks that an id is printed so that it can be used again.
+func TestIDsInOutput(t *testing.T) {
+	for _, test := range []struct{ id, oneLine, argument string }{
+		{"shop", "shop", "shop"},
+		{"user@example.com", "user@example.com", "user@example.com"},
+		{"app/1", "app/1", "app/1"},
+		{"ü", "ü", "'ü'"},
+		{"a  b", "a  b", "'a  b'"},
+		{"a\u00a0\u3000b", "a\u00a0\u3000b", "'a\u00a0\u3000b'"},
+		{"it's", "it's", `'it'\''s'`},
+		{"-x", "-x", "-- -x"},
+		{"--a b", "--a b", "-- '--a b'"},
+		{"a\u202eb", "a\uFFFDb", "'a\u202eb'"},
+		{" a \n\n b\t\u2028c\r\n", "a b c", "' a \n\n b\t\u2028c\r\n'"},
+	} {
+		if got := oneLine(test.id); got != test.oneLine {
+			t.Errorf("oneLine(%q) = %q, want %q", test.id, got, test.oneLine)
+		}
+		if got := argument(test.id); got != test.argument {
+			t.Errorf("argument(%q) = %q, want %q", test.id, got, test.argument)
+		}
+	}
+}
+
 func TestShortCutsCharacters(t *testing.T) {
 	for text, want := range map[string]string{"": "", "äöü": "äöü", "äöüß": "äö…"} {
 		if got := short(text, 3); got != want {

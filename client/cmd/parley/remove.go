@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 
 	"github.com/spf13/cobra"
 
@@ -13,12 +14,25 @@ import (
 
 func (a *app) newClearCommand() *cobra.Command {
 	var request parleyv1.ClearConversationRequest
+	var ifVersion int32
 	command := &cobra.Command{
 		Use:   "clear ID",
 		Short: "Remove messages and keep the conversation",
-		Args:  cobra.ExactArgs(1),
+		Example: `  parley clear shop
+  parley clear shop --after-sequence 4
+  parley clear shop --sequences 2,3`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			request.ConversationId = args[0]
+			if command.Flags().Changed("after-sequence") && command.Flags().Changed("sequences") {
+				return usageError("set --after-sequence or --sequences, not both")
+			}
+			if len(request.GetSequences()) > 0 {
+				request.AfterSequence = math.MaxInt32 // A server that does not know sequences then removes nothing.
+			}
+			if command.Flags().Changed("if-version") {
+				request.IfVersion = new(ifVersion)
+			}
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
 				reply, err := c.ClearConversation(ctx, &request)
 				if err != nil {
@@ -26,13 +40,19 @@ func (a *app) newClearCommand() *cobra.Command {
 				}
 				return a.print(reply, func(w io.Writer) {
 					fmt.Fprintf(w, "cleared %s: %d messages left\n",
-						reply.GetConversation().GetId(), reply.GetConversation().GetMessageCount())
+						a.printable(reply.GetConversation().GetId()), reply.GetConversation().GetMessageCount())
 				})
 			})
 		},
 	}
-	command.Flags().Int32Var(&request.AfterSequence, "after-sequence", 0,
+	flags := command.Flags()
+	flags.Int32Var(&request.AfterSequence, "after-sequence", 0,
 		"keep messages up to and including this sequence, 0 for none")
+	flags.Int32SliceVar(&request.Sequences, "sequences", nil,
+		"remove only the messages with these sequences, a call of a tool together with its results")
+	flags.StringVar(&request.RequestId, "request-id", "",
+		"id of the request: a second clear with the same id removes nothing")
+	flags.Int32Var(&ifVersion, "if-version", 0, "remove only if the conversation is at this version")
 	return command
 }
 
@@ -51,7 +71,7 @@ func (a *app) newDeleteCommand() *cobra.Command {
 					if err != nil {
 						return err
 					}
-					err = a.print(reply, func(w io.Writer) { fmt.Fprintf(w, "deleted %s\n", id) })
+					err = a.print(reply, func(w io.Writer) { fmt.Fprintf(w, "deleted %s\n", a.printable(id)) })
 					if err != nil {
 						return err
 					}

@@ -18,7 +18,7 @@ output is that of chat. The exit code is 1 if the turn did not complete.
 Ctrl-C stops watching; the turn continues. parley cancel cancels it.`
 
 func (a *app) newResumeCommand() *cobra.Command {
-	return &cobra.Command{
+	command := &cobra.Command{
 		Use:   "resume CONVERSATION [TURN]",
 		Short: "Print the answer of a running or ended turn",
 		Long:  aboutResume,
@@ -36,6 +36,8 @@ func (a *app) newResumeCommand() *cobra.Command {
 			})
 		},
 	}
+	a.addReasoningFlag(command)
+	return command
 }
 
 // resume prints a turn as its events arrive.
@@ -45,7 +47,7 @@ func (a *app) resume(ctx context.Context, c *client.Client, request *parleyv1.Re
 		if err != nil {
 			if seen.turnID != "" && errors.Is(context.Cause(ctx), errInterrupted) {
 				err = fmt.Errorf("stopped watching; the turn continues, cancel it with: %s cancel %s %s", a.programCommand(),
-					request.GetConversationId(), seen.turnID)
+					argument(request.GetConversationId()), seen.turnID)
 			}
 			return errors.Join(a.endLine(&seen), err)
 		}

@@ -33,6 +33,7 @@ const about = `parley is the client of a Parley server, which stores multi-turn 
   parley list                          show all conversations
   parley show ID --output json         one conversation as JSON
   parley append --from new.jsonl       append many messages, a line for each of them
+  parley record list -c ID             list the records of a conversation
   parley export > all.jsonl            all conversations, for parley import
   parley watch                         print changes as they are committed
   parley log search quarterly goals    find a text in the messages of the last days
@@ -66,6 +67,8 @@ type app struct {
 	signIn  signIn
 
 	addressSet, timeoutSet bool
+	// chat and resume print the reasoning of the agent.
+	reasoning bool
 	// The command line is valid, so later errors are not usage errors.
 	parsed bool
 }
@@ -118,10 +121,10 @@ func (a *app) newRootCommand() *cobra.Command {
 
 	root.AddCommand(
 		a.newChatCommand(), a.newResumeCommand(), a.newCancelCommand(), a.newTurnsCommand(),
-		a.newCreateCommand(), a.newForkCommand(), a.newAppendCommand(),
+		a.newCreateCommand(), a.newUpdateCommand(), a.newForkCommand(), a.newAppendCommand(),
 		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(), a.newWatchCommand(),
-		a.newLogCommand(),
-		a.newClearCommand(), a.newDeleteCommand(), a.newPurgeCommand(),
+		a.newRecordCommand(), a.newLogCommand(),
+		a.newHistoryCommand(), a.newClearCommand(), a.newDeleteCommand(), a.newPurgeCommand(),
 		a.newExportCommand(), a.newImportCommand(), a.newBackupCommand(),
 		a.newAgentCommand(), a.newAgentsCommand(), a.newStatsCommand(), a.newMCPCommand(), a.newVersionCommand(),
 	)

@@ -63,6 +63,7 @@ func (a *app) printStats(w io.Writer, s *parleyv1.GetStatsResponse) {
 		{"conversations", fmt.Sprint(s.GetConversationCount())},
 		{"messages", fmt.Sprint(s.GetMessageCount())},
 		{"data", size(s.GetDataBytes())},
+		{"records", fmt.Sprintf("%d, %s", s.GetRecordCount(), size(s.GetRecordBytes()))},
 		{"memory", size(s.GetMemoryBytes())},
 	}
 	if s.GetFileBytes() > 0 {

@@ -74,14 +74,28 @@ func (a *app) printConversation(w io.Writer, c *parleyv1.Conversation) {
 	row("active turn", c.GetActiveTurnId())
 	row("system prompt", c.GetSystemPrompt())
 	row("version", fmt.Sprint(c.GetVersion()))
-	row("messages", fmt.Sprintf("%d, %d at most, %s, last sequence %d", c.GetMessageCount(),
-		c.GetRetention().GetMaxMessages(), size(int64(c.GetSizeBytes())), c.GetLastSequence()))
+	kept := fmt.Sprintf("%d at most", c.GetRetention().GetMaxMessages())
+	if c.GetRetention().GetKeepAll() {
+		kept = "all are kept"
+	}
+	row("messages", fmt.Sprintf("%d, %s, %s, last sequence %d", c.GetMessageCount(), kept,
+		size(int64(c.GetSizeBytes())), c.GetLastSequence()))
+	if c.GetRecordCount() > 0 {
+		row("records", fmt.Sprintf("%d, %s", c.GetRecordCount(), size(c.GetRecordBytes())))
+	}
 	if origin := c.GetForkedFrom(); origin != nil {
 		row("forked from", fmt.Sprintf("%s at sequence %d", origin.GetConversationId(), origin.GetSequence()))
 	}
 	row("created", a.when(c.GetCreateTime()))
 	row("updated", a.when(c.GetUpdateTime()))
-	row("expires", a.when(c.GetExpireTime()))
+	expires := a.when(c.GetExpireTime())
+	if c.GetRetention().GetNoExpiry() {
+		expires = "never"
+	}
+	row("expires", expires)
+	if c.GetRetention().GetNoEviction() {
+		row("evicted", "never")
+	}
 	table(w, rows...)
 }
 

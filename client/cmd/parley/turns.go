@@ -95,8 +95,8 @@ func (a *app) cancel(ctx context.Context, c *client.Client, request *parleyv1.Ca
 		}
 		request.TurnId = reply.GetConversation().GetActiveTurnId()
 		if request.GetTurnId() == "" {
-			return fmt.Errorf("no turn is running in conversation %s; list the latest turns with: %s turns %s", id,
-				a.programCommand(), id)
+			return fmt.Errorf("no turn is running in conversation %s; list the latest turns with: %s turns %s",
+				quoted(id), a.programCommand(), argument(id))
 		}
 	}
 	reply, err := c.CancelTurn(ctx, request)

@@ -22,6 +22,7 @@ type view struct {
 	resumed           bool   // The command is resume, not chat.
 	mayBeRepeated     bool   // The request may have been sent before, with the same request id.
 	midLine           bool   // The text so far does not end with a line feed.
+	midReasoning      bool   // The reasoning so far does not end with a line feed.
 	queuePosition     int32  // The last printed position in the queue.
 }
 
@@ -40,7 +41,8 @@ func (a *app) show(event *parleyv1.TurnEvent, seen *view) error {
 	return a.showEvent(event, seen)
 }
 
-// showEvent prints the text of an answer to standard output, and everything else to standard error.
+// showEvent prints the text of an answer to standard output, and everything else to standard error. It prints
+// reasoning only if a.reasoning is set.
 func (a *app) showEvent(event *parleyv1.TurnEvent, seen *view) error {
 	switch step := event.GetEvent().(type) {
 	case *parleyv1.TurnEvent_TextDelta:
@@ -48,9 +50,12 @@ func (a *app) showEvent(event *parleyv1.TurnEvent, seen *view) error {
 		if text == "" {
 			return nil
 		}
+		a.endReasoning(seen)
 		seen.midLine = !strings.HasSuffix(text, "\n")
 		_, err := io.WriteString(a.out, a.printable(text))
 		return err
+	case *parleyv1.TurnEvent_ReasoningDelta:
+		return a.showReasoning(seen, step.ReasoningDelta.GetText())
 	case *parleyv1.TurnEvent_AnswerStarted:
 		return errors.Join(a.endLine(seen), a.note(seen, step.AnswerStarted.GetAgent()+" answers:"))
 	case *parleyv1.TurnEvent_Finished:
@@ -77,7 +82,7 @@ func describeEvent(event *parleyv1.TurnEvent, seen *view) string {
 		case step.Started.GetReplayed() && seen.mayBeRepeated:
 			return "this request id was already used; showing the same turn:"
 		case step.Started.GetCreated() && seen.namedConversation:
-			return "new conversation " + seen.conversation // The note reveals a mistyped id.
+			return "new conversation " + quoted(seen.conversation) // The note reveals a mistyped id.
 		}
 	case *parleyv1.TurnEvent_StructuredData:
 		return describeData(step.StructuredData)
@@ -92,6 +97,12 @@ func describeEvent(event *parleyv1.TurnEvent, seen *view) string {
 		}
 	case *parleyv1.TurnEvent_Progress:
 		return step.Progress.GetText()
+	case *parleyv1.TurnEvent_Record:
+		what := "writes"
+		if step.Record.GetDeleted() {
+			what = "deletes"
+		}
+		return "the answer " + what + " record " + step.Record.GetKey()
 	}
 	return ""
 }
@@ -103,12 +114,41 @@ func (a *app) note(seen *view, text string) error {
 	if a.outTerminal {
 		err = a.endLine(seen)
 	}
+	a.endReasoning(seen)
 	fmt.Fprintln(a.err, oneLine(text))
 	return err
 }
 
-// endLine ends the current line of the answer, if there is one.
+// showReasoning prints a piece of reasoning to standard error, dimmed on a terminal.
+func (a *app) showReasoning(seen *view, text string) error {
+	if text == "" || !a.reasoning {
+		return nil
+	}
+	var err error
+	if a.outTerminal && seen.midLine {
+		err = a.endLine(seen)
+	}
+	seen.midReasoning = !strings.HasSuffix(text, "\n")
+	if a.errTerminal {
+		if text = sanitize(text); a.getenv("NO_COLOR") == "" {
+			text = string(dim) + text + endColour
+		}
+	}
+	fmt.Fprint(a.err, text)
+	return err
+}
+
+// endReasoning ends the current line of reasoning, if there is one.
+func (a *app) endReasoning(seen *view) {
+	if seen.midReasoning {
+		fmt.Fprintln(a.err)
+	}
+	seen.midReasoning = false
+}
+
+// endLine ends the current line of the answer or of reasoning, if there is one.
 func (a *app) endLine(seen *view) error {
+	a.endReasoning(seen)
 	if !seen.midLine {
 		return nil
 	}
@@ -157,7 +197,7 @@ func (a *app) toolResultHint(seen *view, answer []*parleyv1.Message) string {
 
 // chatCommand returns the command that continues the conversation, with the agent that the request named.
 func (v view) chatCommand(self string) string {
-	command := self + " chat -c " + v.conversation
+	command := self + " chat -c " + quoted(v.conversation)
 	if v.agent != "" {
 		command += " --agent " + quoted(v.agent)
 	}

@@ -61,6 +61,8 @@ func (a *app) newWatchCommand() *cobra.Command {
 	flags.StringVar(&request.Cursor, "from", "",
 		"continue after this cursor of --output json; if empty, print only new changes")
 	flags.BoolVar(&request.IncludeTurnEvents, "turns", false, "also print answers as they arrive, and how turns end")
+	flags.BoolVar(&request.IncludeRecords, "records", false,
+		"also print which records of conversations are written and deleted, without their values")
 	flags.Var(&deleteAfter, "delete-after-disconnect",
 		"make the named conversations ephemeral: delete them this long after the last such watch has ended")
 	return command

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+)
+
+const aboutRecordDelete = `Delete the records of up to 100 keys, in one step: either all of them are deleted
+or none. A key without a record is no error.
+
+With --prefix, delete all records whose keys begin with a text, and print their number. On a
+terminal the command asks for confirmation. It deletes up to 100 records at a time: if it fails, it
+has deleted some.`
+
+// maxRecordWrites is the server's limit of records in one write.
+const maxRecordWrites = 100
+
+// recordDelete are the flags of record delete.
+type recordDelete struct {
+	scope      recordScope
+	prefix     string
+	byPrefix   bool
+	yes        bool
+	ifRevision *int64
+	requestID  string
+}
+
+func (a *app) newRecordDeleteCommand() *cobra.Command {
+	var f recordDelete
+	var ifRevision int64
+	command := &cobra.Command{
+		Use:   "delete {KEY... | --prefix TEXT}",
+		Short: "Delete records",
+		Long:  aboutRecordDelete,
+		Example: `  parley record delete -c shop cart
+  parley record delete -c shop --prefix checkpoints/`,
+		RunE: func(command *cobra.Command, keys []string) error {
+			f.byPrefix = command.Flags().Changed("prefix")
+			if command.Flags().Changed("if-revision") {
+				f.ifRevision = &ifRevision
+			}
+			if err := f.check(keys); err != nil {
+				return err
+			}
+			if !f.byPrefix {
+				return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
+					return a.deleteRecords(ctx, c, &f, keys)
+				})
+			}
+			if a.inTerminal && !f.yes {
+				if err := a.confirm(command.Context(), f.question()); err != nil {
+					return err
+				}
+			}
+			return a.interruptibleCall(command.Context(), func(ctx context.Context, c *client.Client) error {
+				return a.deletePrefix(ctx, c, &f)
+			})
+		},
+	}
+	f.scope.add(command)
+	flags := command.Flags()
+	flags.StringVar(&f.prefix, "prefix", "", `delete all records whose keys begin with this text, "" for all`)
+	flags.BoolVarP(&f.yes, "yes", "y", false, "do not ask for confirmation")
+	flags.Int64Var(&ifRevision, "if-revision", 0, "delete the record only if it is at this revision")
+	flags.StringVar(&f.requestID, "request-id", "",
+		"id of the request: a second delete with the same id changes nothing")
+	return command
+}
+
+// check returns an error if the command line is invalid.
+func (f *recordDelete) check(keys []string) error {
+	switch {
+	case f.byPrefix == (len(keys) > 0):
+		return usageError("name the keys of the records to delete, or set --prefix")
+	case f.byPrefix && (f.ifRevision != nil || f.requestID != ""):
+		return usageError("--prefix: leave out --if-revision and --request-id")
+	case f.ifRevision != nil && len(keys) > 1:
+		return usageError("--if-revision is for one KEY")
+	}
+	return f.scope.check()
+}
+
+// question asks whether to delete by prefix.
+func (f *recordDelete) question() string {
+	which := "all records"
+	if f.prefix != "" {
+		which = fmt.Sprintf("all records whose keys begin with %q", f.prefix)
+	}
+	return fmt.Sprintf("permanently delete %s of %s?", which, f.scope.String())
+}
+
+// deleteRecords deletes the records of keys in one step.
+func (a *app) deleteRecords(ctx context.Context, c *client.Client, f *recordDelete, keys []string) error {
+	request := &parleyv1.WriteRecordsRequest{ConversationId: f.scope.conversation, RequestId: f.requestID}
+	for _, key := range keys {
+		request.Writes = append(request.Writes, &parleyv1.RecordWrite{Key: key, Delete: true, IfRevision: f.ifRevision})
+	}
+	reply, err := c.WriteRecords(ctx, request)
+	if err != nil {
+		return err
+	}
+	return a.print(reply, func(w io.Writer) {
+		for _, key := range keys {
+			fmt.Fprintf(w, "deleted %s\n", a.printable(key))
+		}
+	})
+}
+
+// deletePrefix deletes records page by page and prints their number, also if it fails.
+func (a *app) deletePrefix(ctx context.Context, c *client.Client, f *recordDelete) error {
+	deleted := 0
+	request := &parleyv1.ListRecordsRequest{
+		ConversationId: f.scope.conversation, Prefix: f.prefix, KeysOnly: true, PageSize: maxRecordWrites,
+	}
+	for more := true; more; more = request.GetPageToken() != "" {
+		n, err := a.deletePage(ctx, c, request)
+		deleted += n
+		if err != nil {
+			fmt.Fprintf(a.err, "deleted %s\n", count(deleted, "record"))
+			return err
+		}
+	}
+	text := "deleted " + count(deleted, "record")
+	if a.output == "json" {
+		text = fmt.Sprintf(`{"deleted": %d}`, deleted)
+	}
+	_, err := fmt.Fprintln(a.out, text)
+	return err
+}
+
+// deletePage deletes the records of the next page of a list and returns their number. --timeout applies to each page.
+func (a *app) deletePage(
+	ctx context.Context, c *client.Client, request *parleyv1.ListRecordsRequest,
+) (deleted int, err error) {
+	ctx, cancel := a.withTimeout(ctx)
+	defer cancel()
+	page, err := c.ListRecords(ctx, request)
+	if err != nil {
+		return 0, err
+	}
+	keys := make([]string, len(page.GetRecords()))
+	for i, record := range page.GetRecords() {
+		keys[i] = record.GetKey()
+	}
+	request.PageToken = page.GetNextPageToken()
+	if err := c.Records(request.GetConversationId()).Delete(ctx, keys); err != nil {
+		return 0, err
+	}
+	return len(keys), nil
+}
