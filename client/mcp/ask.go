@@ -23,7 +23,8 @@ const askInput = `{
     },
     "conversation_id": {
       "type": "string",
-      "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
+      "minLength": 1,
+      "maxLength": 256,
       "description": "The conversation to continue: the conversation_id of an earlier answer, or one from list_conversations. Leave it out to begin a new conversation. An id that does not exist or has expired begins an empty conversation with that id."
     },
     "agent": {

@@ -16,7 +16,8 @@ const clearInput = `{
   "properties": {
     "conversation_id": {
       "type": "string",
-      "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
+      "minLength": 1,
+      "maxLength": 256,
       "description": "The conversation to clear."
     }
   }

@@ -20,7 +20,8 @@ const historyInput = `{
   "properties": {
     "conversation_id": {
       "type": "string",
-      "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
+      "minLength": 1,
+      "maxLength": 256,
       "description": "The conversation to read."
     },
     "page_size": {
@@ -52,7 +53,7 @@ const historyOutput = `{
     "conversation_id": {"type": "string"},
     "messages": {
       "type": "array",
-      "description": "Complete messages, in the requested order.",
+      "description": "Messages in the requested order, complete except native and reasoning.",
       "items": {
         "type": "object",
         "required": ["sequence", "role"],
@@ -148,6 +149,7 @@ func (s *Server) historyPage(ctx context.Context, list *parleyv1.ListMessagesReq
 		ActiveTurnID:   reply.GetConversation().GetActiveTurnId(),
 	}
 	for i, message := range reply.GetMessages() {
+		message.Native, message.Reasoning = nil, "" // They are for the agent that wrote them and for people.
 		if page.Messages[i], err = asJSON(message); err != nil {
 			return nil, err
 		}

@@ -46,7 +46,7 @@ const listOutput = `{
           "preview": {"type": "string", "description": "The first 120 characters of the newest message; get_history returns all of it."},
           "create_time": {"type": "string", "format": "date-time"},
           "update_time": {"type": "string", "format": "date-time"},
-          "expire_time": {"type": "string", "format": "date-time", "description": "When the conversation expires unless a message is added."},
+          "expire_time": {"type": "string", "format": "date-time", "description": "When the conversation expires unless a message is added. Left out if it does not expire."},
           "active_turn_id": {"type": "string", "description": "Set while a question is being answered."}
         }
       }
@@ -88,7 +88,7 @@ type conversationRow struct {
 	Preview        string `json:"preview"`
 	CreateTime     string `json:"create_time"`
 	UpdateTime     string `json:"update_time"`
-	ExpireTime     string `json:"expire_time"`
+	ExpireTime     string `json:"expire_time,omitempty"`
 	ActiveTurnID   string `json:"active_turn_id,omitempty"`
 }
 
@@ -119,7 +119,10 @@ func (s *Server) list(ctx context.Context, r *request) (*sdk.CallToolResult, err
 	return structured(page)
 }
 
-// stamp returns a time in RFC 3339, in seconds.
+// stamp returns a time in RFC 3339, in seconds, or "" if t is nil.
 func stamp(t *timestamppb.Timestamp) string {
+	if t == nil {
+		return ""
+	}
 	return t.AsTime().Format(time.RFC3339)
 }

@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	// textEvery is the minimum time between reports of received text. Other events are reported at once.
+	// textEvery is the minimum time between reports of received text or reasoning. Other events are reported
+	// at once.
 	textEvery = 200 * time.Millisecond
 	// maxTailBytes limits the text in a report to its newest bytes. maxNoteBytes limits a report.
 	maxTailBytes = 80
@@ -26,6 +27,7 @@ type progress struct {
 
 	agent      string
 	characters int       // The number of received characters of text.
+	reasoning  int       // The number of received characters of reasoning.
 	tail       string    // The newest text.
 	reported   time.Time // The time of the last report of text.
 }
@@ -59,6 +61,8 @@ func (p *progress) report(event *parleyv1.TurnEvent) {
 		p.send("%s is answering in conversation %s", p.agent, e.Started.GetConversation().GetId())
 	case *parleyv1.TurnEvent_TextDelta:
 		p.reportText(e.TextDelta.GetText())
+	case *parleyv1.TurnEvent_ReasoningDelta:
+		p.reportReasoning(e.ReasoningDelta.GetText())
 	case *parleyv1.TurnEvent_Progress:
 		if note := e.Progress.GetText(); note != "" {
 			p.send("%s: %s", p.agent, note)
@@ -92,6 +96,17 @@ func (p *progress) reportText(piece string) {
 		mark = "…"
 	}
 	p.send("%d characters so far: %s%s", p.characters, mark, p.tail)
+}
+
+// reportReasoning adds a piece of reasoning and reports its length at most every textEvery. The reasoning
+// itself is not for the model that called the tool.
+func (p *progress) reportReasoning(piece string) {
+	p.reasoning += utf8.RuneCountInString(piece)
+	if time.Since(p.reported) < textEvery {
+		return
+	}
+	p.reported = time.Now()
+	p.send("%s is reasoning, %d characters so far", p.agent, p.reasoning)
 }
 
 // send sends a report in one line of limited length.

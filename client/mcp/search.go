@@ -27,7 +27,8 @@ const searchInput = `{
     },
     "conversation_id": {
       "type": "string",
-      "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$",
+      "minLength": 1,
+      "maxLength": 256,
       "description": "Search only this conversation."
     },
     "page_size": {

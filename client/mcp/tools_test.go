@@ -23,6 +23,7 @@ func TestListHistoryClear(t *testing.T) {
 			for i := range 5 {
 				request.Messages = append(request.Messages, &parleyv1.Message{
 					Role: parleyv1.Role_ROLE_USER, Content: fmt.Sprintf("message %d", i+1),
+					Native: &parleyv1.Native{Type: "form", Value: []byte("v")}, Reasoning: "why",
 				})
 			}
 			if _, err := c.AppendMessages(t.Context(), request); err != nil {
@@ -45,6 +46,9 @@ func TestListHistoryClear(t *testing.T) {
 				page := call(t, session, "get_history", arguments)
 				for _, message := range listAt(t, page, "messages") {
 					got = append(got, valueAt(message, "content"))
+					if valueAt(message, "native") != nil || valueAt(message, "reasoning") != nil {
+						t.Errorf("get_history returns %v, want no native form and no reasoning", message)
+					}
 				}
 				arguments["page_token"], more = page["next_page_token"]
 			}
@@ -119,8 +123,8 @@ func TestBadArguments(t *testing.T) {
 		},
 		{"ask_question", `["x"]`, "INVALID_REQUEST", faults{"arguments": "must be an object, not a list"}},
 		{
-			"ask_question", `{"question": "x", "conversation_id": "no such id"}`, "INVALID_REQUEST",
-			faults{"conversation_id": "must have 1 to 128 characters of A-Z"},
+			"ask_question", `{"question": "x", "conversation_id": " begins with a space"}`, "INVALID_REQUEST",
+			faults{"conversation_id": "must have 1 to 256 bytes"},
 		},
 		{
 			"ask_question", `{"question": "x", "agent": "nobody"}`, "UNKNOWN_AGENT",
@@ -158,8 +162,8 @@ func TestBadArguments(t *testing.T) {
 			faults{"conversation_id": `conversation "nowhere" does not exist`},
 		},
 		{
-			"clear_conversation", `{"conversation_id": "/"}`, "INVALID_REQUEST",
-			faults{"conversation_id": "must have 1 to 128 characters of A-Z"},
+			"clear_conversation", `{"conversation_id": ".."}`, "INVALID_REQUEST",
+			faults{"conversation_id": "must have 1 to 256 bytes"},
 		},
 		{"search_interactions", `{}`, "INVALID_REQUEST", faults{"query": "is required and must not be empty"}},
 		{
@@ -167,8 +171,8 @@ func TestBadArguments(t *testing.T) {
 			faults{"days": "must be", "page_size": "must be"},
 		},
 		{
-			"search_interactions", `{"query": "x", "conversation_id": "/"}`, "INVALID_REQUEST",
-			faults{"conversation_id": "must have 1 to 128 characters of A-Z"},
+			"search_interactions", `{"query": "x", "conversation_id": ".."}`, "INVALID_REQUEST",
+			faults{"conversation_id": "must have 1 to 256 bytes"},
 		},
 		{
 			"search_interactions", `{"query": "x", "page_token": "x"}`, "INVALID_REQUEST",
