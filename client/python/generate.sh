@@ -23,7 +23,7 @@ cd "$root"
 go tool -modfile=proto/tools.mod buf build proto --path proto/parley/v1 \
 	--as-file-descriptor-set --output "$work/complete.binpb"
 
-# The server checks the rules of buf/validate, and the client does not. This removes them, so that
+# The server checks the rules of buf/validate and parley/rules, and the client does not. This removes them, so that
 # the client does not depend on their package. In this program their options are unknown fields.
 "$bin/python" - "$work/complete.binpb" "$work/plain.binpb" <<'PYTHON'
 import pathlib
@@ -32,7 +32,7 @@ import sys
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 complete, plain = map(pathlib.Path, sys.argv[1:])
-known = ("parley/", "google/protobuf/", "google/rpc/")
+known = ("parley/v1/", "google/protobuf/", "google/rpc/")
 kept = FileDescriptorSet()
 for file in FileDescriptorSet.FromString(complete.read_bytes()).file:
     if file.name.startswith(known):

@@ -9,11 +9,13 @@ attributes: ``Role.ROLE_USER``. Start at :class:`Client`.
 from parley._agent import Agent, AgentError, AgentServer, Piece
 from parley._aio_appender import AsyncAppender
 from parley._aio_client import AsyncClient
+from parley._aio_records import AsyncRecords
 from parley._aio_stream import AsyncStream
 from parley._appender import Appender
 from parley._client import Client
-from parley._error import Error, FieldViolation
+from parley._error import Error, FieldViolation, RevisionMismatchError
 from parley._options import CallOptions
+from parley._records import JSONRecord, Records, json_value, json_write
 from parley._stream import Stream
 from parley.v1.admin_service_pb2 import (
     BackupStoreRequest,
@@ -84,6 +86,8 @@ from parley.v1.conversation_service_pb2 import (
     OnDisconnect,
     PurgeConversationsRequest,
     PurgeConversationsResponse,
+    RecordChange,
+    RemovedMessages,
     ResumeTurnRequest,
     ResumeTurnResponse,
     SetActiveAgentRequest,
@@ -106,11 +110,21 @@ from parley.v1.message_pb2 import (
     Attachment,
     Message,
     MessageStatus,
+    Native,
     Role,
     StructuredData,
     ToolCall,
     ToolResult,
     Usage,
+)
+from parley.v1.record_pb2 import Record, RecordWrite
+from parley.v1.record_service_pb2 import (
+    GetRecordsRequest,
+    GetRecordsResponse,
+    ListRecordsRequest,
+    ListRecordsResponse,
+    WriteRecordsRequest,
+    WriteRecordsResponse,
 )
 from parley.v1.routing_pb2 import (
     AgentUse,
@@ -120,13 +134,16 @@ from parley.v1.routing_pb2 import (
 )
 from parley.v1.turn_pb2 import (
     AnswerStarted,
+    ReasoningDelta,
     TextDelta,
+    ToolCallDelta,
     Turn,
     TurnError,
     TurnEvent,
     TurnFinished,
     TurnProgress,
     TurnQueued,
+    TurnRecord,
     TurnStarted,
     TurnState,
 )
@@ -147,6 +164,7 @@ __all__ = [
     "Appender",
     "AsyncAppender",
     "AsyncClient",
+    "AsyncRecords",
     "AsyncStream",
     "Attachment",
     "BackupStoreRequest",
@@ -183,6 +201,8 @@ __all__ = [
     "GetContextResponse",
     "GetConversationRequest",
     "GetConversationResponse",
+    "GetRecordsRequest",
+    "GetRecordsResponse",
     "GetRoutingSummaryRequest",
     "GetRoutingSummaryResponse",
     "GetStatsRequest",
@@ -193,6 +213,7 @@ __all__ = [
     "ImportConversationsResponse",
     "ImportFailure",
     "Interaction",
+    "JSONRecord",
     "ListAgentsRequest",
     "ListAgentsResponse",
     "ListConversationsRequest",
@@ -202,23 +223,33 @@ __all__ = [
     "ListMessagesRequest",
     "ListMessagesResponse",
     "ListOrder",
+    "ListRecordsRequest",
+    "ListRecordsResponse",
     "ListTurnsRequest",
     "ListTurnsResponse",
     "LoadConversationRequest",
     "LoadConversationResponse",
     "Message",
     "MessageStatus",
+    "Native",
     "OnBusy",
     "OnDisconnect",
     "Piece",
     "PurgeConversationsRequest",
     "PurgeConversationsResponse",
+    "ReasoningDelta",
+    "Record",
+    "RecordChange",
+    "RecordWrite",
+    "Records",
     "ReferencedData",
+    "RemovedMessages",
     "RespondRequest",
     "RespondResponse",
     "ResumeTurnRequest",
     "ResumeTurnResponse",
     "Retention",
+    "RevisionMismatchError",
     "Role",
     "RoutingSummary",
     "SearchInteractionsRequest",
@@ -230,6 +261,7 @@ __all__ = [
     "StructuredDataUse",
     "TextDelta",
     "ToolCall",
+    "ToolCallDelta",
     "ToolResult",
     "Turn",
     "TurnError",
@@ -237,6 +269,7 @@ __all__ = [
     "TurnFinished",
     "TurnProgress",
     "TurnQueued",
+    "TurnRecord",
     "TurnStarted",
     "TurnState",
     "UpdateConversationRequest",
@@ -244,4 +277,8 @@ __all__ = [
     "Usage",
     "WatchConversationsRequest",
     "WatchConversationsResponse",
+    "WriteRecordsRequest",
+    "WriteRecordsResponse",
+    "json_value",
+    "json_write",
 ]

@@ -20,8 +20,9 @@ from parley.v1.agent_service_pb2_grpc import (
     AgentServiceServicer,
     add_AgentServiceServicer_to_server,
 )
-from parley.v1.message_pb2 import StructuredData, ToolCall, ToolResult, Usage
-from parley.v1.turn_pb2 import TurnProgress
+from parley.v1.message_pb2 import Native, StructuredData, ToolCall, ToolResult, Usage
+from parley.v1.record_pb2 import RecordWrite
+from parley.v1.turn_pb2 import ToolCallDelta, TurnProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -36,10 +37,20 @@ STOP_GRACE = 10.0  # seconds
 CLOSING_TIME = 1.0  # seconds that cancelled answers may take to end
 
 Piece: TypeAlias = (
-    str | StructuredData | ToolCall | ToolResult | Usage | TurnProgress | RespondResponse
+    str
+    | StructuredData
+    | ToolCall
+    | ToolCallDelta
+    | ToolResult
+    | Usage
+    | Native
+    | RecordWrite
+    | TurnProgress
+    | RespondResponse
 )
 """A piece of an answer, which an agent yields: text as str, or one of the other types. Pieces
-without a type of their own (summary, finish_reason, next_agent) are fields of RespondResponse."""
+without a type of their own (reasoning, summary, finish_reason, next_agent) are fields of
+RespondResponse. Records are written in the same commit as the answer, if the turn completes."""
 
 
 class Agent(ABC):
@@ -314,10 +325,16 @@ def to_response(piece: Piece) -> RespondResponse:
             return RespondResponse(structured_data=piece)
         case ToolCall():
             return RespondResponse(tool_call=piece)
+        case ToolCallDelta():
+            return RespondResponse(tool_call_delta=piece)
         case ToolResult():
             return RespondResponse(tool_result=piece)
         case Usage():
             return RespondResponse(usage=piece)
+        case Native():
+            return RespondResponse(native=piece)
+        case RecordWrite():
+            return RespondResponse(record=piece)
         case TurnProgress():
             return RespondResponse(progress=piece)
         case _:

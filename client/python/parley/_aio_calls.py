@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from parley._aio_records import AsyncRecords
 from parley._aio_status import ServerStatus
 from parley._aio_stream import AsyncStream
 from parley._error import Error, from_rpc
 from parley._options import CallOptions, with_request_id
+from parley._records import Scope, scope_of
 from parley._resumption import SingleCall
 from parley._sign_in import AsyncAttempts, SignIn
 
@@ -86,6 +88,15 @@ if TYPE_CHECKING:
         SearchInteractionsResponse,
     )
     from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceAsyncStub
+    from parley.v1.record_service_pb2 import (
+        GetRecordsRequest,
+        GetRecordsResponse,
+        ListRecordsRequest,
+        ListRecordsResponse,
+        WriteRecordsRequest,
+        WriteRecordsResponse,
+    )
+    from parley.v1.record_service_pb2_grpc import RecordServiceAsyncStub
 
 Q = TypeVar("Q", bound="Message")
 R = TypeVar("R")
@@ -143,7 +154,7 @@ class AsyncCalls:
     async def clear_conversation(
         self, request: ClearConversationRequest, **options: Unpack[CallOptions]
     ) -> ClearConversationResponse:
-        """Delete messages, keep the conversation; sequences continue. Never retried."""
+        """Delete messages, keep the conversation; sequences continue."""
         return await self._unary(self._conversations.ClearConversation, request, options)
 
     async def purge_conversations(
@@ -241,6 +252,40 @@ class AsyncCalls:
         """
         return await self._upload(self._conversations.ImportConversations, requests, options)
 
+    def records(self, conversation_id: str) -> AsyncRecords:
+        """Return the records of a conversation. It makes no call.
+
+        Raises:
+            ValueError: The id is empty.
+
+        """
+        return AsyncRecords(self, scope_of(conversation_id))
+
+    def tenant_records(self) -> AsyncRecords:
+        """Return the records of the tenant. It makes no call."""
+        return AsyncRecords(self, Scope(""))
+
+    async def write_records(
+        self, request: WriteRecordsRequest, **options: Unpack[CallOptions]
+    ) -> WriteRecordsResponse:
+        """Write and delete records in one commit. See :meth:`AsyncRecords.write`."""
+        return await self._unary(self._records.WriteRecords, request, options)
+
+    async def get_records(
+        self, request: GetRecordsRequest, **options: Unpack[CallOptions]
+    ) -> GetRecordsResponse:
+        """Return up to 100 records by their keys, all as they are at one instant.
+
+        The reply names in omitted_keys those for which it had no space.
+        """
+        return await self._unary(self._records.GetRecords, request, options)
+
+    async def list_records(
+        self, request: ListRecordsRequest, **options: Unpack[CallOptions]
+    ) -> ListRecordsResponse:
+        """Return a page of records in the order of their keys. See :meth:`AsyncRecords.list`."""
+        return await self._unary(self._records.ListRecords, request, options)
+
     async def list_interactions(
         self, request: ListInteractionsRequest, **options: Unpack[CallOptions]
     ) -> ListInteractionsResponse:
@@ -288,6 +333,10 @@ class AsyncCalls:
     @property
     def _admin(self) -> AdminServiceAsyncStub:
         return self._connections.get().admin
+
+    @property
+    def _records(self) -> RecordServiceAsyncStub:
+        return self._connections.get().records
 
     async def _unary(
         self, rpc: grpc.aio.UnaryUnaryMultiCallable[Q, R], request: Q, options: CallOptions

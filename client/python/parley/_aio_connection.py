@@ -14,6 +14,7 @@ from parley._error import Error
 from parley.v1.admin_service_pb2_grpc import AdminServiceStub
 from parley.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceStub
+from parley.v1.record_service_pb2_grpc import RecordServiceStub
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from parley.v1.admin_service_pb2_grpc import AdminServiceAsyncStub
     from parley.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
     from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceAsyncStub
+    from parley.v1.record_service_pb2_grpc import RecordServiceAsyncStub
 
 
 class Connection:
@@ -32,6 +34,7 @@ class Connection:
         self.conversations: ConversationServiceAsyncStub = ConversationServiceStub(channel)
         self.interactions: InteractionLogServiceAsyncStub = InteractionLogServiceStub(channel)
         self.admin: AdminServiceAsyncStub = AdminServiceStub(channel)
+        self.records: RecordServiceAsyncStub = RecordServiceStub(channel)
         self._end = end
 
     def end(self) -> asyncio.Future[None]:

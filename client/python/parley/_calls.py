@@ -9,6 +9,7 @@ import grpc
 
 from parley._error import Error, from_rpc
 from parley._options import CallOptions, with_request_id
+from parley._records import Records, Scope, scope_of
 from parley._resumption import SingleCall
 from parley._sign_in import SignIn, SyncAttempts
 from parley._stream import Stream
@@ -81,6 +82,15 @@ if TYPE_CHECKING:
         SearchInteractionsResponse,
     )
     from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceStub
+    from parley.v1.record_service_pb2 import (
+        GetRecordsRequest,
+        GetRecordsResponse,
+        ListRecordsRequest,
+        ListRecordsResponse,
+        WriteRecordsRequest,
+        WriteRecordsResponse,
+    )
+    from parley.v1.record_service_pb2_grpc import RecordServiceStub
 
 Q = TypeVar("Q", bound="Message")
 R = TypeVar("R")
@@ -99,6 +109,7 @@ class Calls:
         conversations: ConversationServiceStub,
         interactions: InteractionLogServiceStub,
         admin: AdminServiceStub,
+        records: RecordServiceStub,
         sign_in: SignIn,
     ) -> None:
         """Make calls with these stubs."""
@@ -106,6 +117,7 @@ class Calls:
         self._conversations = conversations
         self._interactions = interactions
         self._admin = admin
+        self._records = records
         self._closed = False
 
     def create_conversation(
@@ -147,7 +159,7 @@ class Calls:
     def clear_conversation(
         self, request: ClearConversationRequest, **options: Unpack[CallOptions]
     ) -> ClearConversationResponse:
-        """Delete messages, keep the conversation; sequences continue. Never retried."""
+        """Delete messages, keep the conversation; sequences continue."""
         return self._unary(self._conversations.ClearConversation, request, options)
 
     def purge_conversations(
@@ -240,6 +252,40 @@ class Calls:
         An exception of the iterable requests ends the call and is raised unchanged.
         """
         return self._upload(self._conversations.ImportConversations, requests, options)
+
+    def records(self, conversation_id: str) -> Records:
+        """Return the records of a conversation. It makes no call.
+
+        Raises:
+            ValueError: The id is empty.
+
+        """
+        return Records(self, scope_of(conversation_id))
+
+    def tenant_records(self) -> Records:
+        """Return the records of the tenant. It makes no call."""
+        return Records(self, Scope(""))
+
+    def write_records(
+        self, request: WriteRecordsRequest, **options: Unpack[CallOptions]
+    ) -> WriteRecordsResponse:
+        """Write and delete records in one commit. See :meth:`Records.write`."""
+        return self._unary(self._records.WriteRecords, request, options)
+
+    def get_records(
+        self, request: GetRecordsRequest, **options: Unpack[CallOptions]
+    ) -> GetRecordsResponse:
+        """Return up to 100 records by their keys, all as they are at one instant.
+
+        The reply names in omitted_keys those for which it had no space.
+        """
+        return self._unary(self._records.GetRecords, request, options)
+
+    def list_records(
+        self, request: ListRecordsRequest, **options: Unpack[CallOptions]
+    ) -> ListRecordsResponse:
+        """Return a page of records in the order of their keys. See :meth:`Records.list`."""
+        return self._unary(self._records.ListRecords, request, options)
 
     def list_interactions(
         self, request: ListInteractionsRequest, **options: Unpack[CallOptions]

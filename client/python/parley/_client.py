@@ -26,6 +26,7 @@ from parley.v1.conversation_service_pb2 import (
 )
 from parley.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from parley.v1.interaction_log_service_pb2_grpc import InteractionLogServiceStub
+from parley.v1.record_service_pb2_grpc import RecordServiceStub
 
 if TYPE_CHECKING:
     import os
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 class Client(Calls):
     """A connection to one Parley server. Any number of threads may share it.
 
-    :meth:`appender` appends many messages over one stream.
+    :meth:`appender` appends many messages over one stream. :meth:`records` and
+    :meth:`tenant_records` read and write records.
 
     Three methods stream. :meth:`chat` sends a message to an agent and streams its answer.
     :meth:`resume_turn` streams a turn that has begun before. :meth:`watch_conversations` streams
@@ -54,7 +56,7 @@ class Client(Calls):
       server executes a request_id once, so the client may send such a call again.
     - Calls that only read, and calls with a request_id, are sent up to five times within about
       1.5 s while the server is UNAVAILABLE. A quick restart of the server stays unnoticed. The
-      other calls (update, delete, clear, purge, lease, import) are sent once.
+      other calls (update, delete, purge, lease, import) are sent once.
     - A program that repeats a call itself, for example after its own restart, must set
       request_id itself, to the same value each time.
 
@@ -129,6 +131,7 @@ class Client(Calls):
             ConversationServiceStub(channel),
             InteractionLogServiceStub(channel),
             AdminServiceStub(channel),
+            RecordServiceStub(channel),
             sign_in,
         )
 
@@ -167,8 +170,8 @@ class Client(Calls):
         repeated, and no text is missing or doubled. There are these limits:
 
         - If the server no longer has the single events, the text arrives in larger pieces. Some
-          indexes are then left out, and so may be progress notes and messages that the history
-          has dropped.
+          indexes are then left out, and so may be progress notes, records and messages that the
+          history has dropped.
         - A crash of the server may lose up to one second of text that the caller has already
           received. The messages in finished are the stored ones.
         - A turn that loses its connection while it is queued may lose its position in the queue.
@@ -206,8 +209,8 @@ class Client(Calls):
 
         With after_index 0 it works as long as the server keeps the turn. With another after_index
         it may end with OUT_OF_RANGE, EVENTS_GONE: the server no longer has the single events, and
-        the client does not know how much of a message's text the caller has. Then show the turn
-        from index 0 again, or use TextDelta.offset to cut the text.
+        the client does not know how much of a message the caller has. Then show the turn from
+        index 0 again, or use the offsets of deltas to cut what you have.
         """
         return self._turn(request, options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, cast
 
 import grpc
@@ -30,6 +31,9 @@ class FieldViolation:
 class Error(Exception):
     """A failed call. The clients raise no other exception, except those of the function token.
 
+    A value that is not JSON is no failed call: :meth:`Records.put_json` and
+    :meth:`Records.get_json` raise ValueError for it.
+
     The reason is ``UNAUTHENTICATED`` if a call has no valid credential, ``PERMISSION_DENIED`` if
     its role is too small (``needed_role`` in metadata) or the tenant is not the caller's, and
     ``TENANT_REQUIRED`` if the caller has several tenants and named none.
@@ -51,6 +55,23 @@ class Error(Exception):
     """For ``INVALID_REQUEST``: every field that breaks a rule."""
     retry_delay: float | None
     """Seconds after which the same call may succeed; None if waiting does not help."""
+
+    @property
+    def ended(self) -> str:
+        """How the conversation ended: ``EVICTED``, ``EXPIRED`` or ``DELETED``.
+
+        It is set for the reason ``CONVERSATION_NOT_FOUND``, if the server remembers the end, which
+        it does for an hour. Otherwise it is empty.
+        """
+        return self.metadata.get("ended", "")
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When the server removed the conversation; None if :attr:`ended` is empty."""
+        at = self.metadata.get("at", "") if self.ended else ""
+        if not at:
+            return None
+        return datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
 
     def __init__(
         self,
@@ -77,7 +98,7 @@ class Error(Exception):
 
     def after(self, text: str) -> Error:
         """Return a copy with this text before the message; this error is its cause."""
-        error = Error(
+        error = type(self)(
             self.code,
             f"{text}: {self.message}",
             reason=self.reason,
@@ -89,38 +110,72 @@ class Error(Exception):
         return error
 
 
+class RevisionMismatchError(Error):
+    """A write of records that required another revision (``if_revision``). It wrote nothing.
+
+    Its code is ABORTED and its reason ``REVISION_MISMATCH``. Read the record again, and write with
+    its new revision. Writes of records, appends and chats raise it.
+    """
+
+    @property
+    def key(self) -> str:
+        """The key of the first write that required another revision."""
+        return self.metadata.get("key", "")
+
+    @property
+    def current_revision(self) -> int:
+        """The revision of that record; 0 if it does not exist."""
+        return int(self.metadata.get("current_revision", "0"))
+
+    @property
+    def tenant_scope(self) -> bool:
+        """Whether that record belongs to the tenant and not to a conversation."""
+        return self.metadata.get("scope") == "tenant"
+
+
 def from_rpc(cause: grpc.RpcError) -> Error:
     """Convert an exception of gRPC."""
-    error = Error(cause.code(), cause.details() or "")
-    error.__cause__ = cause
+    details = b""
     trailers = cast("Iterable[tuple[str, str | bytes]]", cause.trailing_metadata() or ())
     for key, value in trailers:
         if key == DETAILS_KEY and isinstance(value, bytes):
-            read_details(error, value)
+            details = value
+    error = from_details(cause.code(), cause.details() or "", details)
+    error.__cause__ = cause
     return error
 
 
 def from_status(status: Status) -> Error:
     """Convert the status of one request of a stream."""
     code = next((code for code in grpc.StatusCode if code.value[0] == status.code), None)
-    error = Error(code or grpc.StatusCode.UNKNOWN, status.message)
-    read_details(error, status.SerializeToString())
-    return error
+    encoded = status.SerializeToString()
+    return from_details(code or grpc.StatusCode.UNKNOWN, status.message, encoded)
 
 
-def read_details(error: Error, encoded: bytes) -> None:
-    """Copy the details of a status to an error. It ignores details that it cannot decode."""
+def from_details(code: grpc.StatusCode, message: str, encoded: bytes) -> Error:
+    """Return the error of a status with these details. It ignores details it cannot decode."""
     info, bad, retry = ErrorInfo(), BadRequest(), RetryInfo()
+    reason, metadata = "", dict[str, str]()
+    field_violations: tuple[FieldViolation, ...] = ()
+    retry_delay = None
     try:
         for detail in Status.FromString(encoded).details:
             if detail.Unpack(info) and info.domain == DOMAIN:
-                error.reason = info.reason
-                error.metadata = dict(info.metadata)
+                reason, metadata = info.reason, dict(info.metadata)
             elif detail.Unpack(bad):
-                error.field_violations = tuple(
+                field_violations = tuple(
                     FieldViolation(v.field, v.description) for v in bad.field_violations
                 )
             elif detail.Unpack(retry):
-                error.retry_delay = retry.retry_delay.ToTimedelta().total_seconds()
+                retry_delay = retry.retry_delay.ToTimedelta().total_seconds()
     except DecodeError:
-        return
+        pass  # The details so far are used.
+    kind = RevisionMismatchError if reason == "REVISION_MISMATCH" else Error
+    return kind(
+        code,
+        message,
+        reason=reason,
+        metadata=metadata,
+        field_violations=field_violations,
+        retry_delay=retry_delay,
+    )

@@ -6,7 +6,11 @@ from parley.v1.turn_pb2 import TurnEvent
 
 UNKNOWN = -1
 """The value of View.bytes if the reader's after_index is from an earlier call, because the client
-then does not know how much text of the message the reader has."""
+then does not know how much of the message the reader has."""
+
+DELTAS = {"text_delta": "text", "reasoning_delta": "text", "tool_call_delta": "arguments"}
+"""The kinds of event that are pieces of something, each with its field that has the piece.
+Indexes that are left out before them are no loss."""
 
 
 class View:
@@ -15,15 +19,15 @@ class View:
     The messages of an answer follow one another. The events answer_started and tool_result begin
     the next message, and no event of an earlier message follows them. So an event after the last
     delivered one belongs either to the message that was current then, or to a later message that
-    such an event begins first. In the current message, the view cuts text by the bytes delivered
-    of it. All other events, and all text of other messages, are either known, if their index is
-    not after the last one, or new.
+    such an event begins first. In the current message, the view cuts text, reasoning and the
+    arguments of calls by the bytes delivered of them. All other events, and all deltas of other
+    messages, are either known, if their index is not after the last one, or new.
 
     When the server merges all texts of a message, data may arrive before the text that preceded
-    it. The client sees this because indexes are left out before an event that is no text. After
+    it. The client sees this because indexes are left out before an event that is no delta. After
     that, only a stream from the beginning can resume the turn: a stream after the last index would
-    lack that text. Indexes that are left out before a text are those of texts that were merged
-    into it.
+    lack that text. Indexes that are left out before a delta are those of deltas that were merged
+    into it, or of deltas of a call that is complete.
     """
 
     def __init__(self, turn: str = "", last: int = 0, delivered_bytes: int = 0) -> None:
@@ -31,6 +35,8 @@ class View:
         self.turn = turn  # The id of the turn; empty until it is known.
         self.last = last  # The index of the newest delivered event.
         self.bytes = delivered_bytes  # Of the current message's text, or UNKNOWN.
+        self.reasoning = 0  # Delivered bytes of its reasoning, as far as the client knows.
+        self.calls: dict[str, int] = {}  # The same of the arguments of its calls, by id.
         self.merged = False  # Text before last may not have been delivered.
         self.repeats = False  # The current stream begins before last.
 
@@ -59,7 +65,8 @@ class View:
         """
         if event.turn_id not in ("", self.turn):
             if self.turn:
-                self.last, self.bytes = 0, 0
+                self.last, self.bytes, self.reasoning = 0, 0, 0
+                self.calls.clear()
                 self.merged = self.repeats = False
             self.turn = event.turn_id
         kind = event.WhichOneof("event")
@@ -69,26 +76,44 @@ class View:
             # The server's indexes restarted after a crash. The reader needs finished in any case.
             event = copy_of(event)
             event.index = self.last + 1
-        self.merged = self.merged or (kind != "text_delta" and event.index > self.last + 1)
+        self.merged = self.merged or (kind not in DELTAS and event.index > self.last + 1)
         self.last = event.index
-        if kind in ("answer_started", "tool_result"):
-            self.bytes = 0
-        return self._new_text(event) if kind == "text_delta" else event
+        part: TurnEvent | None = event
+        match kind:
+            case "answer_started" | "tool_result":
+                self.bytes, self.reasoning = 0, 0
+                self.calls.clear()
+            case "text_delta":
+                part, self.bytes = self._new_delta(event, kind, self.bytes)
+            case "reasoning_delta":
+                part, self.reasoning = self._new_delta(event, kind, self.reasoning)
+            case "tool_call_delta":
+                call = event.tool_call_delta.id
+                part, self.calls[call] = self._new_delta(event, kind, self.calls.get(call, 0))
+        return part
 
-    def _new_text(self, event: TurnEvent) -> TurnEvent | None:
-        """Return the new part of a text delta: it cuts the bytes that the reader has."""
-        text = event.text_delta.text.encode()
-        begin = event.text_delta.offset
-        known = self.bytes - begin
-        self.bytes = max(self.bytes, begin + len(text))
+    def _new_delta(
+        self, event: TurnEvent, kind: str, delivered: int
+    ) -> tuple[TurnEvent | None, int]:
+        """Return the new part of a delta: it cuts the bytes that the reader has.
+
+        delivered is the number of bytes before the event. The second result is the number after it.
+        """
+        delta, field = getattr(event, kind), DELTAS[kind]
+        text = getattr(delta, field).encode()
+        begin = delta.offset
+        known = delivered - begin
+        delivered = max(delivered, begin + len(text))
         if not self.repeats or known <= 0:
-            return event
+            return event, delivered
         if known >= len(text):
-            return None  # The reader has all of it, or has text that the server lost in a crash.
+            # The reader has all of it, or has text that the server lost in a crash.
+            return None, delivered
         event = copy_of(event)
-        event.text_delta.text = text[known:].decode(errors="replace")
-        event.text_delta.offset = begin + known
-        return event
+        rest = getattr(event, kind)
+        setattr(rest, field, text[known:].decode(errors="replace"))
+        rest.offset = begin + known
+        return event, delivered
 
 
 def copy_of(event: TurnEvent) -> TurnEvent:

@@ -29,7 +29,7 @@ from parley import (
     TurnStarted,
     WatchConversationsResponse,
 )
-from parley.v1 import conversation_service_pb2_grpc as services
+from parley.v1 import conversation_service_pb2_grpc, record_service_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -37,19 +37,32 @@ if TYPE_CHECKING:
     from parley import Piece, RespondRequest
 
 
+SERVICES: list[tuple[type, Callable[[Any, grpc.Server], None]]] = [
+    (
+        conversation_service_pb2_grpc.ConversationServiceServicer,
+        conversation_service_pb2_grpc.add_ConversationServiceServicer_to_server,
+    ),
+    (
+        record_service_pb2_grpc.RecordServiceServicer,
+        record_service_pb2_grpc.add_RecordServiceServicer_to_server,
+    ),
+]
+
+
 @contextmanager
 def serving(*, workers: int | None = None, **handlers: Callable[[Any, Any], Any]) -> Iterator[str]:
-    """Serve these methods of ConversationService, by their names; yield the address.
+    """Serve these methods of ConversationService and RecordService; yield the address.
 
     The parameter workers is the number of threads; None means the default of Python. At the end of
     the block all running calls are cancelled.
     """
-    service = services.ConversationServiceServicer
-    servicer = type("Fake", (service,), {n: staticmethod(h) for n, h in handlers.items()})
-    servicer.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     with futures.ThreadPoolExecutor(workers) as pool:
         server = grpc.server(pool, options=[("grpc.so_reuseport", 0)])
-        services.add_ConversationServiceServicer_to_server(servicer(), server)
+        for service, add in SERVICES:
+            own = {n: staticmethod(h) for n, h in handlers.items() if hasattr(service, n)}
+            servicer = type("Fake", (service,), own)
+            servicer.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+            add(servicer(), server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         try:

@@ -21,12 +21,15 @@ from parley import (
     Client,
     Error,
     Message,
+    Native,
     Piece,
+    RecordWrite,
     RespondRequest,
     RespondResponse,
     Role,
     StructuredData,
     ToolCall,
+    ToolCallDelta,
     ToolResult,
     TurnEvent,
     TurnProgress,
@@ -52,9 +55,13 @@ class Versatile(Agent):
         yield TurnProgress(text="thinking")
         yield f"{len(request.messages)}: "
         yield DATA
+        yield RespondResponse(reasoning="hm")
+        yield ToolCallDelta(id="1", name="look", arguments="{")
         yield ToolCall(id="1", name="look")
         yield Usage(model="m", output_tokens=7)
+        yield Native(type="form", value=b"\xff")
         yield ToolResult(call_id="1", content="found")
+        yield RecordWrite(key="state", value=b"1")
         yield "done"
         yield RespondResponse(summary="did it")
 
@@ -96,9 +103,13 @@ def test_pieces() -> None:
         "progress",
         "text",
         "structured_data",
+        "reasoning",
+        "tool_call_delta",
         "tool_call",
         "usage",
+        "native",
         "tool_result",
+        "record",
         "text",
         "summary",
     ]

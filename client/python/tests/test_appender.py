@@ -199,13 +199,13 @@ def test_a_refused_request_between_others(
     create(server_address, conversation)
     with driver(server_address) as appender, Client(server_address) as client:
         first = [appender.append(hello(conversation, str(number))) for number in range(20)]
-        refused = appender.append(hello("no blanks"))
+        refused = appender.append(hello("no blank at the end "))
         large = appender.append(hello(conversation, "x" * (4 << 20)))
         last = [appender.append(hello(conversation, str(number))) for number in range(20, 40)]
         appender.flush()
         assert all(future.done() for future in first + last)
         for future, refusal in (
-            (refused, hello("no blanks")),
+            (refused, hello("no blank at the end ")),
             (large, hello(content="x" * (4 << 20))),
         ):
             with pytest.raises(Error) as of_call:

@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import socket
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -15,7 +16,7 @@ import grpc
 import pytest
 from fake import LIMIT, fail, hang, serving
 from google.protobuf.duration_pb2 import Duration
-from google.rpc.error_details_pb2 import BadRequest, RetryInfo
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 import parley
@@ -34,13 +35,19 @@ from parley import (
     GetConversationResponse,
     ImportConversationsRequest,
     ImportConversationsResponse,
+    RevisionMismatchError,
     Stream,
     UpdateConversationRequest,
     _aio_status,
     _error,
     _options,
 )
-from parley.v1 import admin_service_pb2, conversation_service_pb2, interaction_log_service_pb2
+from parley.v1 import (
+    admin_service_pb2,
+    conversation_service_pb2,
+    interaction_log_service_pb2,
+    record_service_pb2,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -48,7 +55,12 @@ if TYPE_CHECKING:
 PACKAGE = Path(parley.__file__).parent
 METHODS = [
     method
-    for module in (conversation_service_pb2, interaction_log_service_pb2, admin_service_pb2)
+    for module in (
+        conversation_service_pb2,
+        interaction_log_service_pb2,
+        admin_service_pb2,
+        record_service_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
@@ -322,13 +334,30 @@ def test_error_has_all_details() -> None:
         RetryInfo(retry_delay=Duration(seconds=1, nanos=500_000_000)),
     ):
         status.details.add().Pack(detail)
-    error = Error(grpc.StatusCode.ABORTED, "busy")
-    _error.read_details(error, status.SerializeToString())
+    error = _error.from_details(grpc.StatusCode.ABORTED, "busy", status.SerializeToString())
     assert error.field_violations == (FieldViolation("a.b", "bad"),)
     assert error.retry_delay == 1.5
     assert error.reason == ""
-    _error.read_details(error, b"\xff\xff")  # Details that cannot be decoded are ignored.
+    # Details that cannot be decoded are ignored.
+    error = _error.from_details(grpc.StatusCode.ABORTED, "busy", b"\xff\xff")
     assert str(error) == "ABORTED: busy"
+
+
+def test_revision_mismatch_has_a_type() -> None:
+    """It has the key and the revision, also in a copy and after another text."""
+    info = ErrorInfo(
+        reason="REVISION_MISMATCH",
+        domain="parley",
+        metadata={"key": "schlüssel", "current_revision": "9007199254740993"},
+    )
+    status = Status()
+    status.details.add().Pack(info)
+    error = _error.from_details(grpc.StatusCode.ABORTED, "changed", status.SerializeToString())
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - this test made it
+    for each in (error, copy, error.after("call")):
+        assert isinstance(each, RevisionMismatchError)
+        assert (each.key, each.current_revision) == ("schlüssel", 9007199254740993)
+        assert (each.code, each.reason) == (grpc.StatusCode.ABORTED, "REVISION_MISMATCH")
 
 
 def test_error_can_be_pickled() -> None:
@@ -421,3 +450,23 @@ def test_tls_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     Client("parley.example.com:443", plaintext=True).close()
     Client("127.0.0.1:1", credentials=grpc.ssl_channel_credentials()).close()
     assert made == ["tls", "plaintext", "plaintext", "tls"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "ended", "at"),
+    [
+        ({}, "", None),
+        ({"at": "2026-11-20T08:30:00Z"}, "", None),
+        ({"ended": "EVICTED"}, "EVICTED", None),
+        (
+            {"ended": "EVICTED", "at": "2026-11-20T08:30:00Z"},
+            "EVICTED",
+            datetime(2026, 11, 20, 8, 30, tzinfo=timezone.utc),
+        ),
+    ],
+)
+def test_ended(metadata: dict[str, str], ended: str, at: datetime | None) -> None:
+    """An error says how and when its conversation ended."""
+    error = Error(grpc.StatusCode.NOT_FOUND, "gone", metadata=metadata)
+    assert (error.ended, error.ended_at) == (ended, at)
+    assert (error.after("call").ended, error.after("call").ended_at) == (ended, at)

@@ -30,7 +30,10 @@ PRINTS = {
     "Chat": "Tell me more.\nTURN_STATE_COMPLETED\n",
     "Route": "Previous: listed two libraries, Tell me more.\n['echo', 'librarian']\n",
     "Watch": "libraries 5 Which libraries keep state?\n",
+    "Keep": "",
+    "Records": ("state/search True\n{'step': 2}\n[{'step': 3}]\n['shelf.png', 'state/search']\n"),
     "Append many messages": "100\n",
+    "Replace": "[1, 2]\n[3, 4]\n",
     "With asyncio": "hello there[1, 2, 3]\n",
     "Errors": "INVALID_ARGUMENT INVALID_REQUEST\nconversation_id\n",
 }
