@@ -14,7 +14,9 @@ type Values = { [C in Cases as C["$case"]]: Input<C["value"]> };
  * piece is an object with one property:
  * `{ structuredData: { type, value } }`, `{ toolCall: { id, name, arguments } }`,
  * `{ toolResult: { callId, content } }`, `{ summary: "…" }`, `{ usage: { model, outputTokens } }`,
- * `{ progress: { text } }`, `{ nextAgent: "…" }`. {@link RespondResponse} explains each of them.
+ * `{ native: { type, value } }`, `{ progress: { text } }`, `{ nextAgent: "…" }`, `{ reasoning: "…" }`,
+ * `{ toolCallDelta: { id, name, arguments } }`, `{ record: { key, value } }`. {@link RespondResponse} explains
+ * each of them. Records are written in the same commit as the answer, if the turn completes.
  */
 export type Piece =
   | string

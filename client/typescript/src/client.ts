@@ -40,6 +40,8 @@ import {
   type GetContextResponse,
   type GetConversationRequest,
   type GetConversationResponse,
+  type GetRecordsRequest,
+  type GetRecordsResponse,
   type GetRoutingSummaryRequest,
   type GetRoutingSummaryResponse,
   type GetStatsRequest,
@@ -57,12 +59,15 @@ import {
   type ListInteractionsResponse,
   type ListMessagesRequest,
   type ListMessagesResponse,
+  type ListRecordsRequest,
+  type ListRecordsResponse,
   type ListTurnsRequest,
   type ListTurnsResponse,
   type LoadConversationRequest,
   type LoadConversationResponse,
   type PurgeConversationsRequest,
   type PurgeConversationsResponse,
+  RecordServiceDefinition,
   ResumeTurnRequest,
   type SearchInteractionsRequest,
   type SearchInteractionsResponse,
@@ -72,10 +77,13 @@ import {
   type UpdateConversationRequest,
   type UpdateConversationResponse,
   WatchConversationsRequest,
+  type WriteRecordsRequest,
+  type WriteRecordsResponse,
 } from "./gen/index.parley.v1.js";
 import type { Input } from "./input.js";
 import { type ClientOptions, connectionSettings } from "./options.js";
-import { deferredCopy } from "./request.js";
+import { Records } from "./records.js";
+import { deferredCopy, invalidRequest } from "./request.js";
 import { resumed } from "./resumption.js";
 import type { Connection } from "./retry.js";
 import { serviceConfig } from "./service-config.js";
@@ -110,7 +118,8 @@ type Requests<M> = M extends { requestType: { decode(...args: never): infer T };
 /**
  * A connection to one Parley server. A program needs only one.
  *
- * {@link appender} appends many messages over one stream.
+ * {@link appender} appends many messages over one stream. {@link records} and {@link tenantRecords} read and
+ * write records.
  *
  * Three methods stream. {@link chat} sends a message to an agent and streams its answer.
  * {@link resumeTurn} streams a turn that has begun before. {@link watchConversations} streams the
@@ -128,7 +137,7 @@ type Requests<M> = M extends { requestType: { decode(...args: never): infer T };
  *   itself, for example after its own restart, must set requestId itself, to the same value each time.
  * - Calls that only read, and calls with a requestId, are sent up to five times within about 1.5 s
  *   while the server is UNAVAILABLE. A quick restart of the server stays unnoticed. The other calls
- *   (update, delete, clear, purge, lease, import) are sent once.
+ *   (update, delete, purge, lease, import) are sent once.
  * - If the server rejects the token of a call (UNAUTHENTICATED), the client reads the token file or calls
  *   the token function again. If the token has changed, it sends the call again, once. It does so for a
  *   stream also after the server has accepted it. Only an import is not sent again.
@@ -140,6 +149,7 @@ export class Client {
   readonly #conversations: Stub<ConversationServiceDefinition>;
   readonly #interactions: Stub<InteractionLogServiceDefinition>;
   readonly #admin: Stub<AdminServiceDefinition>;
+  readonly #records: Stub<RecordServiceDefinition>;
 
   /**
    * Makes a client of the server at target: `"host:port"`, `"unix:PATH"`, or any other target that
@@ -183,6 +193,7 @@ export class Client {
     this.#conversations = stub(ConversationServiceDefinition);
     this.#interactions = stub(InteractionLogServiceDefinition);
     this.#admin = stub(AdminServiceDefinition);
+    this.#records = stub(RecordServiceDefinition);
   }
 
   /**
@@ -362,7 +373,7 @@ export class Client {
    * increase, no event is repeated, and no text is missing or doubled. There are these limits:
    *
    * - If the server no longer has the single events, the text arrives in larger pieces. Some indexes
-   *   are then left out, and so may be progress notes and messages that the history has dropped.
+   *   are then left out, and so may be progress notes, records and messages that the history has dropped.
    * - A crash of the server may lose up to one second of text that the caller has already received.
    *   The messages in finished are the stored ones.
    * - A turn that loses its connection while it is queued may lose its position in the queue. The
@@ -408,8 +419,8 @@ export class Client {
    *
    * With afterIndex 0 it works as long as the server keeps the turn. With another afterIndex it may end
    * with OUT_OF_RANGE, EVENTS_GONE: the server no longer has the single events, and the client does not
-   * know how much of a message's text the caller has. Then show the turn from index 0 again, or use
-   * TextDelta.offset to cut the text.
+   * know how much of a message the caller has. Then show the turn from index 0 again, or use the offsets
+   * of deltas to cut what you have.
    */
   resumeTurn(request: Input<ResumeTurnRequest>, options: CallOptions = {}): AsyncIterable<TurnEvent> {
     const copy = deferredCopy(ResumeTurnRequest, request);
@@ -507,6 +518,37 @@ export class Client {
     options?: CallOptions,
   ): Promise<ImportConversationsResponse> {
     return this.#conversations.importConversations(request, options);
+  }
+
+  /** Returns the records of a conversation. It makes no call. Throws INVALID_ARGUMENT if the id is empty. */
+  records(conversationId: string): Records {
+    if (!conversationId) {
+      throw invalidRequest("conversationId is empty; tenantRecords has the records of the tenant");
+    }
+    return new Records(this, conversationId);
+  }
+
+  /** Returns the records of the tenant. It makes no call. */
+  tenantRecords(): Records {
+    return new Records(this, "");
+  }
+
+  /** Writes and deletes records in one commit. See {@link Records.write}. */
+  writeRecords(request: Input<WriteRecordsRequest>, options?: CallOptions): Promise<WriteRecordsResponse> {
+    return this.#records.writeRecords(request, options);
+  }
+
+  /**
+   * Returns up to 100 records by their keys, all as they are at one instant. The reply names in omittedKeys those
+   * for which it had no space.
+   */
+  getRecords(request: Input<GetRecordsRequest>, options?: CallOptions): Promise<GetRecordsResponse> {
+    return this.#records.getRecords(request, options);
+  }
+
+  /** Returns a page of records in the order of their keys. See {@link Records.list}. */
+  listRecords(request: Input<ListRecordsRequest>, options?: CallOptions): Promise<ListRecordsResponse> {
+    return this.#records.listRecords(request, options);
   }
 
   /** Returns a page of log entries of one day, of a recent time span, or of one conversation. */

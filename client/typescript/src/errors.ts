@@ -57,6 +57,44 @@ export class ParleyError extends Error {
     this.fieldViolations = details.fieldViolations ?? [];
     this.retryDelay = details.retryDelay;
   }
+
+  /**
+   * How the conversation ended, for `CONVERSATION_NOT_FOUND`: `"EVICTED"`, `"EXPIRED"` or `"DELETED"`. It
+   * is empty if the server does not remember the end; it does so for an hour.
+   */
+  get ended(): string {
+    return this.metadata["ended"] ?? "";
+  }
+
+  /** When the server removed the conversation; undefined if {@link ended} is empty. */
+  get endedAt(): Date | undefined {
+    const at = this.ended && this.metadata["at"];
+    return at ? new Date(at) : undefined;
+  }
+}
+
+/**
+ * A write of records that required another revision (`ifRevision`). It wrote nothing. Its code is ABORTED and its
+ * reason REVISION_MISMATCH. Read the record again, and write with its new revision. Writes of records, appends
+ * and chats throw it.
+ */
+export class RevisionMismatchError extends ParleyError {
+  override name = "RevisionMismatchError";
+
+  /** The key of the first write that required another revision. */
+  get key(): string {
+    return this.metadata["key"] ?? "";
+  }
+
+  /** The revision of that record; 0 if it does not exist. */
+  get currentRevision(): number {
+    return Number(this.metadata["current_revision"] ?? 0);
+  }
+
+  /** Whether that record belongs to the tenant and not to a conversation. */
+  get tenantScope(): boolean {
+    return this.metadata["scope"] === "tenant";
+  }
 }
 
 /** A stream that the server had accepted ended with its token, and the client has another token. */
@@ -88,8 +126,10 @@ function fromDetails(
   const delay = find(extra, "google.rpc.RetryInfo")?.retryDelay;
   const ours = info?.domain === "parley";
   const violations = find(extra, "google.rpc.BadRequest")?.fieldViolations ?? [];
-  return new type((Status[code] ?? "UNKNOWN") as Code, message, {
-    reason: ours ? info.reason : "",
+  const reason = ours ? info.reason : "";
+  const Type = reason === "REVISION_MISMATCH" ? RevisionMismatchError : type;
+  return new Type((Status[code] ?? "UNKNOWN") as Code, message, {
+    reason,
     metadata: ours ? info.metadata : {},
     fieldViolations: violations.map(({ field, description }) => ({ field, description })),
     retryDelay: delay && delay.seconds * 1e3 + delay.nanos / 1e6,

@@ -16,8 +16,24 @@ export {
 } from "./agent.js";
 export { Appender } from "./appender.js";
 export { Client } from "./client.js";
-export { type Code, type FieldViolation, ParleyError, type ParleyErrorDetails } from "./errors.js";
+export {
+  type Code,
+  type FieldViolation,
+  ParleyError,
+  type ParleyErrorDetails,
+  RevisionMismatchError,
+} from "./errors.js";
 export * from "./gen/index.parley.v1.js";
 export type { Input } from "./input.js";
 export type { ClientOptions } from "./options.js";
+export {
+  type JSONRecord,
+  jsonValue,
+  jsonWrite,
+  type ListFields,
+  type PutFields,
+  type RecordCalls,
+  Records,
+  type WriteFields,
+} from "./records.js";
 export type { Token } from "./token.js";

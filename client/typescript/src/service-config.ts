@@ -4,7 +4,6 @@ import { services } from "./services.js";
 const sentOnce: ReadonlySet<string> = new Set([
   "UpdateConversation",
   "DeleteConversation",
-  "ClearConversation",
   "PurgeConversations",
   "SetActiveAgent",
   "ImportConversations",

@@ -2,6 +2,7 @@ import {
   AdminServiceDefinition,
   ConversationServiceDefinition,
   InteractionLogServiceDefinition,
+  RecordServiceDefinition,
 } from "./gen/index.parley.v1.js";
 
 /** A message as the generated code describes it. */
@@ -23,6 +24,7 @@ export const services: readonly Service[] = [
   ConversationServiceDefinition,
   InteractionLogServiceDefinition,
   AdminServiceDefinition,
+  RecordServiceDefinition,
 ];
 
 /** The paths of the methods whose streams resume. Their requests can be sent again. */

@@ -9,7 +9,9 @@ import {
   Agent,
   AgentServiceDefinition,
   type Answering,
+  jsonWrite,
   type Piece,
+  RecordWrite,
   type RespondRequest,
   serve,
 } from "parley";
@@ -59,7 +61,12 @@ test("pieces are sent as they are", options, async (t) => {
     yield `${messages[0]?.content} to ${metadata.get("x-who")}`;
     yield { text: "ü😀" };
     yield { structuredData: { type: "t", value: null } };
+    yield { reasoning: "hm" };
+    yield { toolCallDelta: { id: "1", name: "look", arguments: "{" } };
     yield { usage: { inputTokens: 3 } };
+    yield { native: { type: "form", value: Buffer.of(255, 0) } };
+    yield { record: { key: "state", ifRevision: 0 } };
+    yield { record: jsonWrite("state", [1], { labels: { kind: "list" } }) };
     yield { summary: "" };
   });
   const answer = client.respond(
@@ -70,9 +77,22 @@ test("pieces are sent as they are", options, async (t) => {
     { $case: "text", value: "hello to you" },
     { $case: "text", value: "ü😀" },
     { $case: "structuredData", value: { type: "t", value: null } },
+    { $case: "reasoning", value: "hm" },
+    { $case: "toolCallDelta", value: { index: 0, id: "1", name: "look", arguments: "{", offset: 0 } },
     {
       $case: "usage",
       value: { model: "", inputTokens: 3, outputTokens: 0, cachedInputTokens: 0, reasoningTokens: 0 },
+    },
+    { $case: "native", value: { type: "form", value: Buffer.of(255, 0) } },
+    { $case: "record", value: RecordWrite.fromPartial({ key: "state", ifRevision: 0 }) },
+    {
+      $case: "record",
+      value: RecordWrite.fromPartial({
+        key: "state",
+        value: Buffer.from("[1]"),
+        mediaType: "application/json",
+        labels: { kind: "list" },
+      }),
     },
     { $case: "summary", value: "" },
   ]);

@@ -379,7 +379,7 @@ test("a server refuses one request of a stream", options, async (t) => {
   const appender = client.appender();
   const contents = Array.from({ length: 40 }, (_, i) => `${i}`);
   const first = contents.slice(0, 20).map((content) => appender.append(hello(content)));
-  const refusal = appender.append(hello("a", "no blanks"));
+  const refusal = appender.append(hello("a", "no blank at the end "));
   const last = contents.slice(20).map((content) => appender.append(hello(content)));
   await appender.close();
   const replies = await Promise.all([...first, ...last]);
@@ -388,7 +388,7 @@ test("a server refuses one request of a stream", options, async (t) => {
     contents.map((content) => Number(content) + 1),
   );
   assert.deepEqual(await stored(client, "c"), contents);
-  const errors = [refusal, client.appendMessages(hello("a", "no blanks"))].map((result) =>
+  const errors = [refusal, client.appendMessages(hello("a", "no blank at the end "))].map((result) =>
     result.then(
       () => assert.fail("the request was accepted"),
       ({ code, reason, metadata, fieldViolations, retryDelay, message }: ParleyError) => {

@@ -424,3 +424,16 @@ test("plaintext stays on this machine", () => {
     assert.equal(isLocal(target), want, target);
   }
 });
+
+test("an error says how its conversation ended", options, () => {
+  const at = "2026-11-20T08:30:00Z";
+  for (const [metadata, ended, endedAt] of [
+    [{}, "", undefined],
+    [{ at }, "", undefined],
+    [{ ended: "EVICTED" }, "EVICTED", undefined],
+    [{ ended: "EVICTED", at }, "EVICTED", new Date(at)],
+  ] as const) {
+    const error = new ParleyError("NOT_FOUND", "gone", { metadata });
+    assert.deepEqual([error.ended, error.endedAt], [ended, endedAt]);
+  }
+});

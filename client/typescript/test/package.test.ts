@@ -6,6 +6,7 @@ import {
   Client,
   ConversationServiceDefinition,
   InteractionLogServiceDefinition,
+  RecordServiceDefinition,
 } from "parley";
 
 import { start } from "./process.js";
@@ -15,6 +16,7 @@ test("the client has every call", () => {
     ConversationServiceDefinition,
     InteractionLogServiceDefinition,
     AdminServiceDefinition,
+    RecordServiceDefinition,
   ]) {
     for (const name of Object.keys(methods)) {
       const method = name === "appendStream" ? "appender" : name;

@@ -45,7 +45,10 @@ const wanted: Record<string, RegExp> = {
   Chat: /^How many eggs\?\nTURN_STATE_COMPLETED$/,
   Route: /^Previous: listed what pancakes need, How many eggs\?\n\[ 'shopping_list by cook' \]$/,
   Watch: /^CHANGE_KIND_HEARTBEAT \nCHANGE_KIND_MESSAGE_APPENDED shopping\nAnd sugar\?$/,
+  Keep: /^$/,
+  Records: /^state\/list true\n\[ \{ step: 3 \} \]\ncake\.png has 5 bytes\nstate\/list has 10 bytes$/,
   "Append many messages": /^\[ 25, 25, 25, 25 \]$/,
+  Replace: /^stored as message 1\nstored as message 2$/,
   Errors: /^NOT_FOUND: .*nobody:knows/,
 };
 /** Returns the name of a program's file. */
@@ -55,7 +58,18 @@ const agent = "An agent of your own";
 const signIn = "Sign in and TLS";
 
 test("the snippets are in order", async () => {
-  const first = ["Install", "Append", "Load", "Chat", "Route", "Watch", "Append many messages"];
+  const first = [
+    "Install",
+    "Append",
+    "Load",
+    "Chat",
+    "Route",
+    "Watch",
+    "Keep",
+    "Records",
+    "Append many messages",
+    "Replace",
+  ];
   const headings = [...first, agent, signIn, "Errors"];
   assert.deepEqual(Object.keys(await snippets()), headings);
 });

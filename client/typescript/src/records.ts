@@ -1,0 +1,214 @@
+import type { CallOptions } from "nice-grpc";
+
+import { ParleyError } from "./errors.js";
+import {
+  type GetRecordsRequest,
+  type GetRecordsResponse,
+  ListRecordsRequest,
+  type ListRecordsResponse,
+  type Record as ParleyRecord,
+  RecordWrite,
+  type WriteRecordsRequest,
+  type WriteRecordsResponse,
+} from "./gen/index.parley.v1.js";
+import type { Input } from "./input.js";
+import { deferredCopy, invalidRequest } from "./request.js";
+
+/** The maximum number of keys in one call. */
+const maxKeys = 100;
+
+/** The value of a record that is JSON, and its revision. */
+export interface JSONRecord<T> {
+  /** What `JSON.parse` returns; undefined if there is no record. */
+  readonly value: T | undefined;
+  /**
+   * The revision of the record; 0 if there is none. As ifRevision of the next write it makes sure that the
+   * record has not changed, or that it still does not exist.
+   */
+  readonly revision: number;
+}
+
+/** The fields of {@link Records.put} besides key and value. */
+export type PutFields = Pick<Input<RecordWrite>, "mediaType" | "labels" | "ttl" | "ifRevision"> &
+  Pick<Input<WriteRecordsRequest>, "requestId">;
+
+/** The fields of {@link Records.write} besides the writes. */
+export type WriteFields = Pick<Input<WriteRecordsRequest>, "ifVersion" | "requestId">;
+
+/** The fields of {@link Records.list}. */
+export type ListFields = Omit<Input<ListRecordsRequest>, "conversationId" | "pageToken">;
+
+/** The calls of {@link Records}. */
+export interface RecordCalls {
+  writeRecords(request: Input<WriteRecordsRequest>, options?: CallOptions): Promise<WriteRecordsResponse>;
+  getRecords(request: Input<GetRecordsRequest>, options?: CallOptions): Promise<GetRecordsResponse>;
+  listRecords(request: Input<ListRecordsRequest>, options?: CallOptions): Promise<ListRecordsResponse>;
+}
+
+/**
+ * Returns the write of a record with a value as JSON and the media type application/json. It can be one of
+ * several in {@link Records.write}, in the records of an append or a chat, or the record that an agent
+ * yields. Throws INVALID_ARGUMENT if `JSON.stringify` cannot convert the value.
+ */
+export function jsonWrite<T>(
+  key: string,
+  value: T,
+  fields: Omit<Input<RecordWrite>, "key" | "value" | "mediaType" | "delete"> = {},
+): RecordWrite {
+  let text: string | undefined;
+  try {
+    text = JSON.stringify(value);
+  } catch (error) {
+    throw invalidRequest(`the value of record ${JSON.stringify(key)} is not JSON: ${error}`, error);
+  }
+  if (text === undefined) {
+    throw invalidRequest(`the value of record ${JSON.stringify(key)} is ${typeof value}, want JSON`);
+  }
+  const write = { ...fields, key, value: Buffer.from(text), mediaType: "application/json" };
+  return RecordWrite.fromPartial(write as Partial<RecordWrite>);
+}
+
+/**
+ * Returns the value of a record that is JSON. The media type does not matter. T is not checked. Throws a
+ * SyntaxError if the value is not JSON.
+ */
+export function jsonValue<T = unknown>({ key, value }: Pick<ParleyRecord, "key" | "value">): T {
+  try {
+    return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(value)) as T;
+  } catch (cause) {
+    throw new SyntaxError(`the value of record ${JSON.stringify(key)} is not JSON`, { cause });
+  }
+}
+
+/**
+ * The records of one conversation, or of the tenant: bytes under keys, with revisions. `Client.records` and
+ * `Client.tenantRecords` return it. Each method is one call, or one call for each page. The conversation must
+ * exist; an append creates it and may write records in the same commit.
+ */
+export class Records {
+  readonly #calls: RecordCalls;
+  /** Empty for the records of the tenant. */
+  readonly #conversationId: string;
+
+  /** Only the methods of a client make records. An empty id means the tenant. */
+  constructor(calls: RecordCalls, conversationId: string) {
+    this.#calls = calls;
+    this.#conversationId = conversationId;
+  }
+
+  /** Returns the record of a key, or undefined if there is none. */
+  async get(key: string, options?: CallOptions): Promise<ParleyRecord | undefined> {
+    const { records } = await this.#calls.getRecords(this.#getRequest([key]), options);
+    return records[0];
+  }
+
+  /**
+   * Returns the JSON value of a record and its revision: undefined and 0 if there is no record. T is not
+   * checked. Throws a SyntaxError if the value is not JSON.
+   */
+  async getJSON<T = unknown>(key: string, options?: CallOptions): Promise<JSONRecord<T>> {
+    const record = await this.get(key, options);
+    return record
+      ? { value: jsonValue<T>(record), revision: record.revision }
+      : { value: undefined, revision: 0 };
+  }
+
+  /**
+   * Returns the records of any number of keys. A key without a record is left out. A call gets up to 100
+   * records with up to 3 MiB, all as they are at one instant. The loop makes as many calls as it needs. A
+   * record for which a reply had no space follows later. The options apply to each call.
+   */
+  getAll(keys: Iterable<string>, options?: CallOptions): AsyncIterable<ParleyRecord> {
+    const all = [...new Set(keys)];
+    return { [Symbol.asyncIterator]: () => this.#getAll(all, options) };
+  }
+
+  /**
+   * Writes a record, which replaces the one with this key, and returns its revision. If fields.ifRevision is
+   * set and the record has another revision, it throws a `RevisionMismatchError` and writes nothing; 0 means
+   * that the record must not exist. Only records of the tenant may have a ttl.
+   */
+  put(key: string, value: Uint8Array, fields: PutFields = {}, options?: CallOptions): Promise<number> {
+    const { requestId, ...rest } = fields;
+    // The generated type wants a Buffer, and the generated code takes any Uint8Array.
+    return this.#put({ ...rest, key, value: value as Buffer }, requestId, options);
+  }
+
+  /** Writes a record with a value as JSON, and returns its revision. See {@link put} and {@link jsonWrite}. */
+  async putJSON<T>(
+    key: string,
+    value: T,
+    fields: Omit<PutFields, "mediaType"> = {},
+    options?: CallOptions,
+  ): Promise<number> {
+    const { requestId, ...rest } = fields;
+    return await this.#put(jsonWrite(key, value, rest), requestId, options);
+  }
+
+  /** Deletes a record. If there is none, nothing changes. See {@link put} for ifRevision. */
+  async delete(
+    key: string,
+    fields: Pick<PutFields, "ifRevision" | "requestId"> = {},
+    options?: CallOptions,
+  ): Promise<void> {
+    const { ifRevision, requestId } = fields;
+    await this.write([{ key, delete: true, ifRevision }], { requestId }, options);
+  }
+
+  /**
+   * Writes and deletes up to 100 records in one commit: all or none. Together they may have up to 4 MiB. With
+   * tenantScope, a write is of the tenant's records, in the same commit.
+   */
+  write(
+    writes: readonly Input<RecordWrite>[],
+    { ifVersion, requestId }: WriteFields = {},
+    options?: CallOptions,
+  ): Promise<WriteRecordsResponse> {
+    const request = { conversationId: this.#conversationId, writes, ifVersion, requestId };
+    return this.#calls.writeRecords(request, options);
+  }
+
+  /**
+   * Returns the records whose keys begin with fields.prefix, in the order of their keys. A record that exists
+   * during the whole loop is returned once. Each page is a call, made when the loop needs it. Another loop over
+   * the result begins again. The options apply to each call.
+   */
+  list(fields: ListFields = {}, options?: CallOptions): AsyncIterable<ParleyRecord> {
+    const copy = deferredCopy(ListRecordsRequest, { ...fields, conversationId: this.#conversationId });
+    return { [Symbol.asyncIterator]: () => this.#list(copy, options) };
+  }
+
+  #getRequest(keys: readonly string[]): Input<GetRecordsRequest> {
+    return { conversationId: this.#conversationId, keys };
+  }
+
+  async #put(
+    write: Input<RecordWrite>,
+    requestId: string | undefined,
+    options: CallOptions | undefined,
+  ): Promise<number> {
+    const { revision, tenantRevision } = await this.write([write], { requestId }, options);
+    return this.#conversationId ? revision : tenantRevision;
+  }
+
+  async *#getAll(keys: readonly string[], options?: CallOptions): AsyncGenerator<ParleyRecord> {
+    for (let remaining = keys; remaining.length > 0; ) {
+      const asked = remaining.slice(0, maxKeys);
+      const { records, omittedKeys } = await this.#calls.getRecords(this.#getRequest(asked), options);
+      if (omittedKeys.length >= asked.length) {
+        throw new ParleyError("INTERNAL", "the server returned none of the records");
+      }
+      remaining = [...omittedKeys, ...remaining.slice(maxKeys)];
+      yield* records;
+    }
+  }
+
+  async *#list(copy: () => ListRecordsRequest, options?: CallOptions): AsyncGenerator<ParleyRecord> {
+    let pageToken = "";
+    do {
+      const { records, nextPageToken } = await this.#calls.listRecords({ ...copy(), pageToken }, options);
+      yield* records;
+      pageToken = nextPageToken;
+    } while (pageToken);
+  }
+}
