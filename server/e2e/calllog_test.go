@@ -45,7 +45,7 @@ func TestCallEntries(t *testing.T) {
 	send("GET", "/v1/conversations/c", "", "http-unary")
 	send("GET", "/v1/conversations/none", "", "http-missing")
 	send("POST", "/v1/chat", `{"contents": "`+secret+`"}`, "http-refused")
-	send("POST", "/v1/chat", `{"conversationId": "`+secret+`", "content": "`+secret+`"}`, "http-invalid")
+	send("POST", "/v1/chat", `{"conversationId": " `+secret+`", "content": "`+secret+`"}`, "http-invalid")
 	client := s.grpcClient(t, false)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+writer, "x-request-id", "grpc-unary",
 		"parley-peer", "forged")

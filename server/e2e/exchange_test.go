@@ -30,6 +30,7 @@ const exchanges = 10
 // see the new certificate.
 func TestExchangeUnderLoad(t *testing.T) {
 	t.Parallel()
+	skipShort(t)
 	files, err := parleydtest.NewSignIn(t.TempDir())
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 // send, of which JSON escapes each byte, and does not add it again after a crash.
 func TestLongestMessageInLog(t *testing.T) {
 	t.Parallel()
+	skipShort(t)
 	dataDir := t.TempDir()
 	l := startLogged(t, dataDir, "--max-message-bytes=3MiB")
 	m := userMessage("")

@@ -70,6 +70,7 @@ func overflow(t *testing.T, d *httpServer, id string) {
 // conversation several times longer than the server takes to detect a lost client.
 func TestSlowWatcherOverHTTP(t *testing.T) {
 	t.Parallel()
+	skipShort(t)
 	const keepalive = time.Second
 	d := startHTTPServer(t, t.TempDir(), "--store=memory", "--keepalive-time="+keepalive.String())
 	w := startRawWatch(t, d, "c")

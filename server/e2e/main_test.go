@@ -155,7 +155,12 @@ func (s *server) terminate() { _ = s.process.Process.Signal(syscall.SIGTERM) }
 func (s *server) wantStop(t *testing.T) {
 	t.Helper()
 	<-s.process.Ended() // The server limits the time of a stop itself; see server/internal/app/stop.go.
-	if state := s.process.ProcessState; state.ExitCode() != 0 {
+	state := s.process.ProcessState
+	if found, _ := s.log.Find("stopped"); state.ExitCode() == exitIO && len(found) > 0 {
+		// On a busy machine, the time limit of the stop may end the process while it closes the store. After an error it
+		// would have written text that is not a log entry, which fails the test.
+		t.Log("the time limit of the stop ended the server while it closed the store")
+	} else if state.ExitCode() != 0 {
 		t.Errorf("server stopped with %v, want exit code 0", state)
 	}
 }
@@ -169,4 +174,12 @@ func (s *server) await(t *testing.T, message string, fields ...string) parleydte
 		t.Fatalf("no log entry %q %q", message, fields)
 	}
 	return entry
+}
+
+// skipShort skips a long test with -short.
+func skipShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("a long test")
+	}
 }

@@ -89,7 +89,7 @@ func TestOfflineCommands(t *testing.T) {
 	t.Parallel()
 	dir, path := newDataDir(t, (*server).terminate)
 	data := "--data-dir=" + dir
-	wantOffline(t, 0, " 1 conversations, 1 messages; 0 faults\n", "", "check", data)
+	wantOffline(t, 0, " 1 conversations, 1 messages, 0 records; 0 faults\n", "", "check", data)
 	wantOffline(t, 0, "compacted "+path, "", "compact", data)
 	wantOffline(t, 0, "; 0 faults\n", "", "check", path)
 

@@ -119,6 +119,7 @@ func TestSupervisor(t *testing.T) {
 // acknowledged is there after the next start, once and in order.
 func TestSupervisedUnderLoad(t *testing.T) {
 	t.Parallel()
+	skipShort(t)
 	const clients, rounds, enough = 4, 4, 20 // writes of each client in each round
 	dataDir, n := t.TempDir(), newNotifySocket(t)
 	acknowledged := make([]int, clients)

@@ -115,6 +115,7 @@ func (s *seenChanges) check(t *testing.T, who string) {
 // commits, however often its stream breaks.
 func TestWatcherUnderWriters(t *testing.T) {
 	t.Parallel()
+	skipShort(t)
 	s := startServer(t, t.TempDir(), "--max-messages=1000")
 	ctx := timeLimited(t)
 	steady, err := watchFrom(ctx, newSingleConn(t, s), "")
@@ -196,6 +197,7 @@ func (s *seenChanges) watchUntilBreak(
 // a GAP in place of the lost changes, and then the new ones.
 func TestStalledWatcher(t *testing.T) {
 	t.Parallel()
+	skipShort(t)
 	const batches, batch = 150, 100 // more than the 10,000 changes that the server keeps
 	s := startServer(t, t.TempDir(), "--max-messages=1000")
 	ctx := timeLimited(t)
