@@ -19,10 +19,11 @@ import (
 // client is a caller with its own conversation. It makes one call after the other and knows which
 // state the server must have after a fault at any time.
 type client struct {
-	id     string
-	random *rand.Rand
-	steps  int
-	state  progress
+	id          string
+	random      *rand.Rand
+	steps       int
+	state       progress
+	withRecords int // steps with messages and records that were acknowledged since the last countAppends
 	// onProgress, if not nil, is called for every change of state: before a step is sent, and when it
 	// is acknowledged.
 	onProgress func(progress)
@@ -40,6 +41,7 @@ type step struct {
 	kind     kind
 	request  string // request_id
 	contents []string
+	writes   []write // of records, in the same commit as the contents
 }
 
 // kind is the kind of a step.
@@ -51,6 +53,8 @@ const (
 	chatStep        kind = "chat"
 	stalledChatStep kind = "stall" // a chat whose agent never ends
 	deleteStep      kind = "delete"
+	recordsStep     kind = "write records"             // no message
+	tenantStep      kind = "write records of a tenant" // no conversation
 )
 
 // newClients returns n clients. Clients of the same seed choose the same steps.
@@ -81,6 +85,8 @@ func (c *client) next() *step {
 		s.kind = createStep
 	case c.state.acknowledged.version != 0 && n < 5:
 		s.kind = deleteStep
+	case n >= 65 && n < 80:
+		c.chooseWrites(s)
 	case n < 80:
 		s.kind = appendStep
 		for range 1 + c.random.IntN(3) {
@@ -88,6 +94,9 @@ func (c *client) next() *step {
 		}
 	default:
 		s.kind, s.contents = chatStep, []string{c.newContent()}
+	}
+	if len(s.contents) > 0 && c.random.IntN(2) == 0 {
+		s.addWrites()
 	}
 	return s
 }
@@ -109,10 +118,18 @@ func (c *client) newContent() string {
 // do does a step and records its acknowledgement.
 func (c *client) do(ctx context.Context, s *server, pending *step) error {
 	c.setProgress(progress{acknowledged: c.state.acknowledged, pending: pending})
-	if err := c.send(ctx, s, pending); err != nil {
+	revision, err := c.send(ctx, s, pending)
+	if err != nil {
 		return fmt.Errorf("%s: %s: %w", c.id, pending.kind, err)
 	}
-	c.setProgress(progress{acknowledged: c.state.acknowledged.after(pending)})
+	after, err := c.state.acknowledged.after(pending).acknowledge(pending, revision)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.id, err)
+	}
+	if len(pending.contents) > 0 && len(pending.writes) > 0 {
+		c.withRecords++
+	}
+	c.setProgress(progress{acknowledged: after})
 	return nil
 }
 
@@ -124,15 +141,17 @@ func (c *client) setProgress(p progress) {
 }
 
 // send sends a step, which may have been sent before, and waits until it is done. A wrong reply is an
-// error, too.
-func (c *client) send(ctx context.Context, s *server, pending *step) (err error) {
+// error, too. It returns the revision of the tenant's record, 0 if the step writes none.
+func (c *client) send(ctx context.Context, s *server, pending *step) (revision int64, err error) {
 	switch pending.kind {
 	case createStep:
 		_, err = s.CreateConversation(ctx, &parleyv1.CreateConversationRequest{
 			Conversation: &parleyv1.Conversation{Id: c.id}, RequestId: pending.request,
 		})
 	case appendStep:
-		r := &parleyv1.AppendMessagesRequest{ConversationId: c.id, RequestId: pending.request}
+		r := &parleyv1.AppendMessagesRequest{
+			ConversationId: c.id, RequestId: pending.request, Records: c.recordWrites(pending),
+		}
 		for _, content := range pending.contents {
 			r.Messages = append(r.Messages, &parleyv1.Message{Role: parleyv1.Role_ROLE_USER, Content: content})
 		}
@@ -142,20 +161,31 @@ func (c *client) send(ctx context.Context, s *server, pending *step) (err error)
 		}
 		for i, m := range reply.GetAppended() {
 			if want := c.state.acknowledged.last + int32(i) + 1; m.GetSequence() != want {
-				return fmt.Errorf("message has sequence %d, want %d", m.GetSequence(), want)
+				return 0, fmt.Errorf("message has sequence %d, want %d", m.GetSequence(), want)
 			}
 		}
+		revision = reply.GetTenantRevision()
+	case recordsStep, tenantStep:
+		r := &parleyv1.WriteRecordsRequest{RequestId: pending.request, Writes: c.recordWrites(pending)}
+		if pending.kind == recordsStep {
+			r.ConversationId = c.id
+		}
+		var reply *parleyv1.WriteRecordsResponse
+		reply, err = s.WriteRecords(ctx, r)
+		revision = reply.GetTenantRevision()
 	case chatStep, stalledChatStep:
 		err = c.chat(ctx, s, pending)
 	case deleteStep:
 		_, err = s.DeleteConversation(ctx, &parleyv1.DeleteConversationRequest{ConversationId: c.id, AllowMissing: true})
 	}
-	return err
+	return revision, err
 }
 
 // chat sends a user message and reads the answer to its end.
 func (c *client) chat(ctx context.Context, s *server, pending *step) error {
-	r := &parleyv1.ChatRequest{ConversationId: c.id, Content: pending.contents[0], RequestId: pending.request}
+	r := &parleyv1.ChatRequest{
+		ConversationId: c.id, Content: pending.contents[0], RequestId: pending.request, Records: c.recordWrites(pending),
+	}
 	if pending.kind == stalledChatStep {
 		r.Agent = stallingAgent
 	}
@@ -201,8 +231,15 @@ func (c *client) verify(ctx context.Context, s *server) (left string, err error)
 	} else {
 		left, want = "cut off", got // A cut-off turn is not repeated.
 	}
-	if err := c.send(ctx, s, pending); err != nil {
+	revision, err := c.send(ctx, s, pending)
+	if err != nil {
 		return "", fmt.Errorf("%s again: %w", pending.kind, err)
+	}
+	if has := got.tenantRecord; left == "done" && pending.writesTenant() && has.value != "" && revision != has.revision {
+		return "", fmt.Errorf("%s again returned tenant_revision %d, want %d", pending.kind, revision, has.revision)
+	}
+	if want, err = want.acknowledge(pending, revision); err != nil {
+		return "", err
 	}
 	c.setProgress(progress{acknowledged: want})
 	if got, err = observe(ctx, s, c.id); err == nil && !equal(got, want) {
@@ -211,16 +248,23 @@ func (c *client) verify(ctx context.Context, s *server) (left string, err error)
 	return left, err
 }
 
-// observe reads a conversation from a server.
+// observe reads a conversation and its records from a server.
 func observe(ctx context.Context, s *server, id string) (conversation, error) {
+	tenantRecord, err := getRecord(ctx, s, "", id)
+	if err != nil {
+		return conversation{}, err
+	}
 	reply, err := s.ListMessages(ctx, &parleyv1.ListMessagesRequest{ConversationId: id, PageSize: 1000, Ascending: true})
 	if status.Code(err) == codes.NotFound {
-		return conversation{}, nil
+		return conversation{tenantRecord: tenantRecord}, nil
 	}
 	if err != nil {
 		return conversation{}, err
 	}
-	return conversationOf(reply.GetConversation(), reply.GetMessages()), nil
+	c := conversationOf(reply.GetConversation(), reply.GetMessages())
+	c.tenantRecord = tenantRecord
+	c.record, err = getRecord(ctx, s, id, recordKey)
+	return c, err
 }
 
 // verifyAll calls verify for every client and checks list and statistics. It returns all faults.
@@ -228,19 +272,28 @@ func verifyAll(t *testing.T, s *server, clients []*client) error {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), testTimeout)
 	defer stop()
+	countAppends(t, clients)
 	var faults []error
 	var ids []string
-	messages := 0
+	messages, records := 0, 1 // That of checkRevisions.
+	if err := checkRevisions(ctx, s, clients); err != nil {
+		faults = append(faults, err)
+	}
 	for _, c := range clients {
 		left, err := c.verify(ctx, s)
 		if err != nil {
 			faults = append(faults, fmt.Errorf("%s: %w", c.id, err))
 		} else {
 			counts.add(t, "pending steps at a fault, left: "+left, 1)
+			counts.add(t, "records verified after a fault", c.state.acknowledged.count())
 		}
+		records += c.state.acknowledged.count()
 		if c.state.acknowledged.version != 0 {
 			ids, messages = append(ids, c.id), messages+len(c.state.acknowledged.messages)
 		}
+	}
+	if err := checkTenantRecords(ctx, s, clients); err != nil {
+		faults = append(faults, err)
 	}
 	list, err := s.ListConversations(ctx, &parleyv1.ListConversationsRequest{PageSize: 1000})
 	if err != nil {
@@ -263,8 +316,10 @@ func verifyAll(t *testing.T, s *server, clients []*client) error {
 	if err != nil {
 		return errors.Join(append(faults, err)...)
 	}
-	if stats.GetConversationCount() != int64(len(ids)) || stats.GetMessageCount() != int64(messages) {
-		faults = append(faults, fmt.Errorf("GetStats = %v, want %d conversations with %d messages", stats, len(ids), messages))
+	if stats.GetConversationCount() != int64(len(ids)) || stats.GetMessageCount() != int64(messages) ||
+		stats.GetRecordCount() != int64(records) {
+		faults = append(faults, fmt.Errorf("GetStats = %v, want %d conversations, %d messages and %d records", stats,
+			len(ids), messages, records))
 	}
 	return errors.Join(faults...)
 }

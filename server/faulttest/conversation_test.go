@@ -14,11 +14,13 @@ import (
 // maxMessages is the default limit of the messages of a conversation.
 const maxMessages = 20
 
-// conversation is a state of a conversation as clients see it. The zero value means that the
-// conversation does not exist. Values are immutable.
+// conversation is a state of a conversation as clients see it, with its record and a record of the tenant. If
+// version is 0, the conversation does not exist; the tenant's record may. Values are immutable.
 type conversation struct {
 	version, last int32
 	messages      []message // stored ones
+	record        storedRecord
+	tenantRecord  storedRecord // It outlives the conversation.
 }
 
 // message is a message as clients see it, without id and times.
@@ -39,15 +41,19 @@ func conversationOf(header *parleyv1.Conversation, messages []*parleyv1.Message)
 	return c
 }
 
-// equal reports whether two states are equal.
-func equal(a, b conversation) bool {
-	return a.version == b.version && a.last == b.last && slices.Equal(a.messages, b.messages)
+// equal reports whether a state that was read is the wanted one.
+func equal(got, want conversation) bool {
+	return got.version == want.version && got.last == want.last && slices.Equal(got.messages, want.messages) &&
+		got.record.matches(want.record) && got.tenantRecord.matches(want.tenantRecord)
 }
 
 // diff describes the difference of two states. It cuts long contents.
 func diff(got, want conversation) string {
 	lines := func(c conversation) []string {
-		all := []string{fmt.Sprintf("version %d, last sequence %d", c.version, c.last)}
+		all := []string{
+			fmt.Sprintf("version %d, last sequence %d", c.version, c.last),
+			fmt.Sprintf("record %v", c.record), fmt.Sprintf("record of the tenant %v", c.tenantRecord),
+		}
 		for _, m := range c.messages {
 			all = append(all, fmt.Sprintf("%d %v incomplete=%t %.60s (%d bytes)", m.sequence, m.role, m.incomplete, m.content,
 				len(m.content)))
@@ -74,15 +80,22 @@ func (c conversation) with(messages ...message) conversation {
 func (c conversation) after(s *step) conversation {
 	switch s.kind {
 	case deleteStep:
-		return conversation{}
+		return conversation{tenantRecord: c.tenantRecord}
+	case tenantStep:
+		return c.withRecords(s)
 	case chatStep, stalledChatStep:
-		return c.with(userMessage(s.contents[0])).with(message{role: parleyv1.Role_ROLE_ASSISTANT, content: s.contents[0]})
+		return c.asked(s).with(message{role: parleyv1.Role_ROLE_ASSISTANT, content: s.contents[0]})
 	}
 	var messages []message
 	for _, content := range s.contents {
 		messages = append(messages, userMessage(content))
 	}
-	return c.with(messages...)
+	return c.with(messages...).withRecords(s)
+}
+
+// asked returns the state after the user's message of a turn.
+func (c conversation) asked(s *step) conversation {
+	return c.with(userMessage(s.contents[0])).withRecords(s)
 }
 
 func userMessage(content string) message {
@@ -114,7 +127,7 @@ func (p progress) allows(got conversation, ended bool) error {
 
 // allowsTurn is allows for a turn that a fault cut off after the user's message.
 func (p progress) allowsTurn(got conversation, ended bool) error {
-	question := p.acknowledged.with(userMessage(p.pending.contents[0]))
+	question := p.acknowledged.asked(p.pending)
 	want := question
 	if ended {
 		want = question.with()

@@ -113,7 +113,8 @@ func TestStoppedOnFullDisk(t *testing.T) {
 // TestFullDiskWithoutReserve is the control: a server without reserved space cannot store answers, and
 // the check detects it.
 func TestFullDiskWithoutReserve(t *testing.T) {
-	unreserved := buildWith(t, "store/boltstore/txn.go", "err != nil || free >= reserve", "err != nil || free >= 0")
+	const file = "store/boltstore/internal/boltfile/reserve.go"
+	unreserved := buildWith(t, file, "err != nil || free >= reserve", "err != nil || free >= 0")
 	const (
 		attempts = 10              // The size of the remaining space is random.
 		limit    = 3 * time.Second // much longer than turns take with a reserve

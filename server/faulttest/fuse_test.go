@@ -133,6 +133,7 @@ func (r *recording) run(t *testing.T, lie bool, lives ...life) error {
 		}
 		s.kill()
 		counts.add(t, "steps acknowledged", l.steps+work.end())
+		countAppends(t, r.working)
 	}
 	return nil
 }
@@ -240,7 +241,7 @@ func (r *recording) check(t *testing.T, c *crashfs.Crash, loss crashfs.Loss, bud
 	if err != nil {
 		return err
 	}
-	err = r.compare(t.Context(), s, c.Position)
+	err = r.compare(t, s, c.Position)
 	if err := errors.Join(err, s.Close()); err != nil {
 		return err
 	}
@@ -264,9 +265,12 @@ func (r *recording) checkFile(t *testing.T, path string, pages bool) error {
 }
 
 // compare compares a store with the progress of the clients at a position, and appends to it.
-func (r *recording) compare(ctx context.Context, s *boltstore.Store, position int) error {
+func (r *recording) compare(t *testing.T, s *boltstore.Store, position int) error {
+	t.Helper()
+	ctx := t.Context()
 	var faults []error
 	want, running := map[string]bool{"new": true}, 0
+	ofTenant, newest := map[string]int64{}, int64(0)
 	for _, c := range r.clients {
 		got, turn, err := read(ctx, s, c.id)
 		if err == nil && c.at(position).allows(got, false) != nil { // A server that has started since ends turns.
@@ -281,7 +285,13 @@ func (r *recording) compare(ctx context.Context, s *boltstore.Store, position in
 		if turn {
 			running++
 		}
+		if got.tenantRecord.value != "" {
+			ofTenant[c.id] = got.tenantRecord.revision
+		}
+		newest = max(newest, got.tenantRecord.revision, c.at(position).acknowledged.tenantRecord.revision)
+		counts.add(t, "records verified after a fault", got.count())
 	}
+	faults = append(faults, compareTenant(ctx, s, ofTenant, newest))
 	turns, _, err := s.Abandoned(ctx, "")
 	if faults = append(faults, err); len(turns) != running {
 		faults = append(faults, fmt.Errorf("Abandoned = %d turns, want %d", len(turns), running))
@@ -315,11 +325,34 @@ func (r *clientHistory) at(position int) progress {
 	return r.progress[i-1].progress
 }
 
-// read reads a conversation from a store, and reports whether a turn runs on it.
+// maxBytes is the maximum size of the records that a call reads from a store.
+const maxBytes = 1 << 20
+
+// compareTenant compares the tenant's records with those that were read one by one, and writes another one. newest is
+// the highest revision that was acknowledged or read.
+func compareTenant(ctx context.Context, s *boltstore.Store, want map[string]int64, newest int64) error {
+	written, err := s.WriteRecords(ctx, &store.WriteRecords{
+		Tenant: tenant, Writes: []*parleyv1.RecordWrite{{Key: faultKey, Value: []byte("1")}},
+	})
+	if err != nil {
+		return err
+	}
+	if written.TenantRevision <= newest {
+		return fmt.Errorf("tenant_revision after a fault = %d, want more than %d", written.TenantRevision, newest)
+	}
+	list, _, err := s.ListRecords(ctx, &store.ListRecords{Tenant: tenant, KeysOnly: true, Limit: 1000, MaxBytes: maxBytes})
+	return errors.Join(err, checkList(list, want))
+}
+
+// read reads a conversation and its records from a store, and reports whether a turn runs on it.
 func read(ctx context.Context, s *boltstore.Store, id string) (c conversation, running bool, err error) {
+	ofTenant, _, err := s.GetRecords(ctx, &store.GetRecords{Tenant: tenant, Keys: []string{id}, MaxBytes: maxBytes})
+	if err != nil {
+		return conversation{}, false, err
+	}
 	snapshot, err := s.Read(ctx, &store.Read{Tenant: tenant, ConversationID: id, Newest: -1})
 	if errors.Is(err, store.ErrNotFound) {
-		return conversation{}, false, nil
+		return conversation{tenantRecord: recordOf(ofTenant)}, false, nil
 	}
 	if err != nil {
 		return conversation{}, false, err
@@ -328,5 +361,10 @@ func read(ctx context.Context, s *boltstore.Store, id string) (c conversation, r
 	if err != nil {
 		return conversation{}, false, err
 	}
-	return conversationOf(snapshot.Conversation, messages), snapshot.Conversation.GetActiveTurnId() != "", nil
+	own, _, err := s.GetRecords(ctx, &store.GetRecords{
+		Tenant: tenant, ConversationID: id, Keys: []string{recordKey}, MaxBytes: maxBytes,
+	})
+	c = conversationOf(snapshot.Conversation, messages)
+	c.record, c.tenantRecord = recordOf(own), recordOf(ofTenant)
+	return c, snapshot.Conversation.GetActiveTurnId() != "", err
 }

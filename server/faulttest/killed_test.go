@@ -16,7 +16,7 @@ func TestKilled(t *testing.T) {
 
 func killOften(t *testing.T, journal string) {
 	t.Helper()
-	const working, most = 8, 60
+	const working, most = 64, 200
 	clients, random, dataDir := newClients(working+1, 1), rand.New(rand.NewPCG(1, 1)), t.TempDir()
 	stalling := clients[working]
 	flags := []string{withStaller(t), journal, "--journal-age=1s"}

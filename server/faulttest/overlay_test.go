@@ -11,13 +11,14 @@ import (
 type changes []parleydtest.Change
 
 // smallParts makes the parts of the store small that a short test would not fill: a segment of the journal has
-// 64 KiB or 128 KiB, and a transaction folds two conversations.
+// 64 KiB or 128 KiB, a transaction folds two conversations, and a chunk has 1000 bytes.
 func smallParts() changes {
 	const sizes = "store/boltstore/internal/journal/journal.go"
 	return changes{
 		{File: sizes, Before: "MinSegmentBytes = 4 << 20", After: "MinSegmentBytes = 64 << 10"},
 		{File: sizes, Before: "MaxSegmentBytes = 64 << 20", After: "MaxSegmentBytes = 128 << 10"},
 		{File: "store/boltstore/fold.go", Before: "foldStep  = 256", After: "foldStep  = 2"},
+		{File: "store/boltstore/conversation.go", Before: "defaultChunkSize = 32 << 10", After: "defaultChunkSize = 1000"},
 	}
 }
 

@@ -24,11 +24,12 @@ func TestPowerCut(t *testing.T) {
 func cutOften(t *testing.T, journal string) {
 	t.Helper()
 	d := newDisk(t)
-	clients, random := newClients(8, 2), rand.New(rand.NewPCG(2, 2))
+	clients, random := newClients(64, 2), rand.New(rand.NewPCG(2, 2))
 	flags := []string{journal, "--journal-age=1s"}
 	s := start(t, d.dataDir(), flags...)
 	for round := range rounds(12, 200) {
-		if err := cutUnderLoad(t, d, s, clients, random.IntN(60), time.Duration(random.IntN(int(5*time.Millisecond)))); err != nil {
+		awaited, moment := random.IntN(200), time.Duration(random.IntN(int(5*time.Millisecond)))
+		if err := cutUnderLoad(t, d, s, clients, awaited, moment); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
 		if round%4 == 3 {

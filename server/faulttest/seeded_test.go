@@ -19,6 +19,10 @@ const (
 	bugRecoveredUnsynced = "the journal is not synced when it is opened"
 	bugFileUnsynced      = "the file is not synced when it is opened"
 	bugEndUnchecked      = "a bad batch before a valid one is dropped"
+	bugRecordsUnread     = "a recovery drops the records of appends"
+	bugMessagesUnread    = "a recovery drops the messages of appends with records of the tenant"
+	bugRecordsUnfolded   = "a fold drops the records of a conversation"
+	bugRevisionReused    = "a recovery does not raise the revision of a tenant"
 )
 
 // seeded returns the changes that add the bugs to a program. A process has the bug that its environment names.
@@ -26,7 +30,9 @@ func seeded() changes {
 	const (
 		store   = "store/boltstore/"
 		journal = store + "internal/journal/"
-		is      = "boltfile.Seeded(`"
+		// What an open journal has about conversations and tenants.
+		recovery = store + "internal/overlay/recovery.go"
+		is       = "boltfile.Seeded(`"
 	)
 	return changes{
 		{File: store + "internal/boltfile/seeded.go", After: `package boltfile
@@ -50,8 +56,9 @@ func Seeded(bug string) bool { return os.Getenv("SEEDED_BUG") == bug }
 				"if " + is + bugReusedEarly + "`) { s.journal.Release(through) }\n",
 		},
 		{
-			File: store + "fold.go", Before: "	value, err := s.record.Marshal()\n",
-			After: "	if " + is + bugAppliedIgnored + "`) { s.record.Header.Applied = 0 }\n	value, err := s.record.Marshal()\n",
+			File: store + "fold.go", Before: "	e, err := t.encode(s.tenant, s.record)\n",
+			After: "	if " + is + bugAppliedIgnored + "`) { s.record.Header.Applied = 0 }\n" +
+				"	e, err := t.encode(s.tenant, s.record)\n",
 		},
 		{
 			File: store + "txn.go", Before: "		e.Folded = max(e.Folded, t.foldedThrough)\n",
@@ -68,6 +75,29 @@ func Seeded(bug string) bool { return os.Getenv("SEEDED_BUG") == bug }
 		{
 			File: journal + "recover.go", Before: "} else if found {",
 			After: "} else if found && !" + is + bugEndUnchecked + "`) {",
+		},
+		{
+			File: recovery, Before: "		ofThis := next\n",
+			After: "		ofThis := next\n		if " + is + bugRecordsUnread + "`) { ofConversation = nil }\n",
+		},
+		{
+			File: recovery, Before: "		c.operations = append(c.operations, ofThis)\n",
+			After: "		if len(ofTenant) == 0 || !" + is + bugMessagesUnread + "`) {\n" +
+				"			c.operations = append(c.operations, ofThis)\n		}\n",
+		},
+		{
+			File: recovery, Before: "		p.Entry.Tenant.Revision = max(p.Entry.Tenant.Revision, o.revision)\n",
+			After: "		if !" + is + bugRevisionReused + "`) {\n" +
+				"			p.Entry.Tenant.Revision = max(p.Entry.Tenant.Revision, o.revision)\n		}\n",
+		},
+		{
+			File: recovery, Before: "\"github.com/parleyhq/parley/store/boltstore/internal/journal\"\n",
+			After: "\"github.com/parleyhq/parley/store/boltstore/internal/boltfile\"\n" +
+				"\"github.com/parleyhq/parley/store/boltstore/internal/journal\"\n",
+		},
+		{
+			File: store + "fold.go", Before: "	t.putRecords(s.scope(), s.values)\n",
+			After: "	if !" + is + bugRecordsUnfolded + "`) { t.putRecords(s.scope(), s.values) }\n",
 		},
 		{
 			File: store + "boltstore.go", Before: "		if err := s.db.Sync(); err != nil {",
@@ -93,14 +123,24 @@ func TestCrashSeeded(t *testing.T) {
 	with := buildSeeded(t)
 	for _, bug := range []string{
 		bugBatchUnsynced, bugNameUnsynced, bugReusedEarly, bugFoldedEarly, bugAppliedIgnored,
+		bugRecordsUnfolded,
 	} {
 		t.Run(bug, func(t *testing.T) {
-			r := newRecording(t, with(bug), newClients(8, 4), crashfs.Mount)
-			err := r.run(t, false, life{smallJournal, 150})
-			if err == nil {
-				err = r.checkEverywhere(t)
+			var err error
+			for attempt := 0; attempt < 3 && err == nil; attempt++ { // A busy machine may write in another order.
+				r := newRecording(t, with(bug), newClients(8, 4), crashfs.Mount)
+				if err = r.run(t, false, life{smallJournal, 150}); err == nil {
+					err = r.checkEverywhere(t)
+				}
 			}
 			wantDetected(t, err)
+		})
+	}
+	for _, bug := range []string{bugRecordsUnread, bugMessagesUnread, bugRevisionReused} {
+		t.Run(bug, func(t *testing.T) {
+			r := newRecording(t, with(bug), newClients(8, 4), crashfs.Mount)
+			// A fold may have emptied the journal before a kill.
+			wantDetected(t, r.run(t, false, slices.Repeat([]life{{smallJournal, 60}}, 12)...))
 		})
 	}
 	for bug, check := range map[string]func(*testing.T, *recording, *crashfs.Crash, []string) error{

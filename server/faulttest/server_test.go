@@ -18,6 +18,7 @@ import (
 // server is a parleyd process and, when it serves, a client of it.
 type server struct {
 	parleyv1.ConversationServiceClient
+	parleyv1.RecordServiceClient
 	parleyv1.AdminServiceClient
 	process *parleydtest.Process
 	conn    *grpc.ClientConn
@@ -66,8 +67,9 @@ func (s *server) awaitServing() error {
 	if err != nil {
 		return err
 	}
-	s.ConversationServiceClient, s.AdminServiceClient = parleyv1.NewConversationServiceClient(s.conn),
-		parleyv1.NewAdminServiceClient(s.conn)
+	s.ConversationServiceClient = parleyv1.NewConversationServiceClient(s.conn)
+	s.RecordServiceClient = parleyv1.NewRecordServiceClient(s.conn)
+	s.AdminServiceClient = parleyv1.NewAdminServiceClient(s.conn)
 	return nil
 }
 

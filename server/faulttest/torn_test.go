@@ -78,6 +78,17 @@ func TestCrashEverywhere(t *testing.T) {
 	}
 }
 
+// TestCrashOfMany is TestCrashEverywhere with a load of 64 clients, whose steps share batches of the journal.
+func TestCrashOfMany(t *testing.T) {
+	r := newRecording(t, program(smallParleyd), newClients(64, 5), crashfs.Mount)
+	if err := r.run(t, false, life{smallJournal, rounds(600, 4000)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.checkEverywhere(t); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestCrashAfterCrash checks crashes everywhere in and after a recovery: from a power cut, and from a kill, after which
 // nothing is lost until the power is cut, too.
 func TestCrashAfterCrash(t *testing.T) {

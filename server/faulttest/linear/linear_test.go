@@ -116,7 +116,7 @@ func TestWrongServers(t *testing.T) {
 			After:  "if a.IfVersion != nil && *a.IfVersion > current {",
 		},
 		"one conversation too many": {
-			File:   "store/boltstore/capacity.go",
+			File:   "store/boltstore/removal.go",
 			Before: "excess := t.countsOf(tenant).Conversations + 1 - limit",
 			After:  "excess := t.countsOf(tenant).Conversations - limit",
 		},
