@@ -13,7 +13,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// boundName is the name of the service that [benchServer.withBounds] serves.
+// boundName is the name of the service that [benchServer.serveBounds] serves.
 const boundName = "bench.Bound"
 
 // withBounds serves the same store on another address. There, calls of AppendMessages, LoadConversation and
@@ -25,27 +25,31 @@ func (s *benchServer) withBounds(b *testing.B, appended, loaded, summed proto.Me
 	unmodified := constant(b, &parleyv1.GetRoutingSummaryResponse{NotModified: true})
 	appendReply, loadReply, summaryReply := constant(b, appended), constant(b, loaded), constant(b, summed)
 	other := *s
-	other.bounds = &grpc.ServiceDesc{
-		ServiceName: boundName, HandlerType: (*any)(nil),
-		Methods: []grpc.MethodDesc{
-			boundMethod("AppendMessages", func(*parleyv1.AppendMessagesRequest) store.Frames { return appendReply }),
-			boundMethod("LoadConversation", func(*parleyv1.LoadConversationRequest) store.Frames { return loadReply }),
-			boundMethod("GetRoutingSummary", func(r *parleyv1.GetRoutingSummaryRequest) store.Frames {
-				if r.KnownVersion != nil {
-					return unmodified
-				}
-				return summaryReply
-			}),
-		},
-	}
-	other.conn = other.serve(b, other.newTurns())
-	bound := boundConn{other.conn, make(map[string]string)}
-	for _, m := range other.bounds.Methods {
-		called := "/" + parleyv1.ConversationService_ServiceDesc.ServiceName + "/" + m.MethodName
-		bound.methods[called] = boundMethodName(m.MethodName)
-	}
-	other.client = parleyv1.NewConversationServiceClient(bound)
+	conn := s.serveBounds(b, parleyv1.ConversationService_ServiceDesc.ServiceName,
+		boundMethod("AppendMessages", func(*parleyv1.AppendMessagesRequest) store.Frames { return appendReply }),
+		boundMethod("LoadConversation", func(*parleyv1.LoadConversationRequest) store.Frames { return loadReply }),
+		boundMethod("GetRoutingSummary", func(r *parleyv1.GetRoutingSummaryRequest) store.Frames {
+			if r.KnownVersion != nil {
+				return unmodified
+			}
+			return summaryReply
+		}),
+	)
+	other.conn, other.client = conn.ClientConn, parleyv1.NewConversationServiceClient(conn)
 	return &other
+}
+
+// serveBounds serves the same store on another address, with these methods in a service of its own. On the connection
+// that it returns, a call of a method of the named service is a call of the method with the same name among these.
+func (s *benchServer) serveBounds(b *testing.B, service string, methods ...grpc.MethodDesc) boundConn {
+	b.Helper()
+	other := *s
+	other.bounds = &grpc.ServiceDesc{ServiceName: boundName, HandlerType: (*any)(nil), Methods: methods}
+	conn := boundConn{other.serve(b, other.newTurns()), make(map[string]string)}
+	for _, m := range methods {
+		conn.methods["/"+service+"/"+m.MethodName] = boundMethodName(m.MethodName)
+	}
+	return conn
 }
 
 // constant encodes a reply.

@@ -65,7 +65,7 @@ type benchServer struct {
 	limits                   *limit.Tenants
 	telemetry
 	message *parleyv1.Message
-	bounds  *grpc.ServiceDesc // nil: none, see withBounds
+	bounds  *grpc.ServiceDesc // nil: none, see serveBounds
 }
 
 // telemetry is what a server reports about its calls.
