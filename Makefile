@@ -54,7 +54,7 @@ build: ## build bin/parleyd and bin/parley
 # Some tests build programs. Without the build before, several would compile the same packages at once.
 # -s -w: without tables for debuggers, programs and tests are linked in two thirds of the time.
 .PHONY: test
-test: ## run the Go tests, in under three minutes: needs Go and git alone
+test: ## run the Go tests, in about three minutes: needs Go and git alone
 	CGO_ENABLED=0 go build -ldflags='-s -w' ./...
 	CI= CGO_ENABLED=0 go test -short -vet=off -ldflags='-s -w' ./...
 	@echo 'left out, and part of make check: the race detector, lint, generated code, the tests of client/python,'
@@ -89,8 +89,8 @@ FAULTTEST := server/faulttest
 TEST_FAULTS := CGO_ENABLED=1 go test -race -count=1
 
 .PHONY: test-faults
-test-faults: ## break the store and what is below it, in under five minutes; most of it needs root
-	cd $(FAULTTEST) && FAULTS_COUNTS=$(CURDIR)/bin/fault-counts $(TEST_FAULTS) -timeout 10m ./...; \
+test-faults: ## break the store and what is below it, in about seven minutes; most of it needs root
+	cd $(FAULTTEST) && FAULTS_COUNTS=$(CURDIR)/bin/fault-counts $(TEST_FAULTS) -timeout 20m ./...; \
 		code=$$?; cat $(CURDIR)/bin/fault-counts; exit $$code
 
 .PHONY: test-faults-long
