@@ -89,7 +89,7 @@ FAULTTEST := server/faulttest
 TEST_FAULTS := CGO_ENABLED=1 go test -race -count=1
 
 .PHONY: test-faults
-test-faults: ## break the store and what is below it, in about seven minutes; most of it needs root
+test-faults: ## inject faults into the store, its disk and its processes, in about seven minutes; most of it needs root
 	cd $(FAULTTEST) && FAULTS_COUNTS=$(CURDIR)/bin/fault-counts $(TEST_FAULTS) -timeout 20m ./...; \
 		code=$$?; cat $(CURDIR)/bin/fault-counts; exit $$code
 

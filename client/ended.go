@@ -6,7 +6,7 @@ import "time"
 type Ending struct {
 	// Kind is "EVICTED", "EXPIRED" or "DELETED". Later versions of the server may have others.
 	Kind string
-	// At is when the server removed the conversation, in seconds.
+	// At is when the server removed the conversation, with a resolution of one second.
 	At time.Time
 }
 

@@ -13,7 +13,7 @@ import (
 // or for a message over the size limit. err may be wrapped. [status.Code] returns its gRPC code.
 func Reason(err error) string { return errorInfo(err).GetReason() }
 
-// errorInfo returns what a Parley server says about err in a form for programs. It returns nil if there is nothing.
+// errorInfo returns the google.rpc.ErrorInfo that a Parley server added to err, or nil if there is none.
 func errorInfo(err error) *errdetails.ErrorInfo {
 	for _, detail := range status.Convert(err).Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetDomain() == "parley" {
@@ -33,8 +33,8 @@ type Mismatch struct {
 	TenantScope bool
 }
 
-// RevisionMismatch returns the record because of which a call wrote nothing: its revision was not if_revision. The bool
-// is false if err has another reason than REVISION_MISMATCH. err may be wrapped.
+// RevisionMismatch returns the record whose revision differs from if_revision, if a call failed for this reason and
+// wrote nothing. The bool is false if err has another reason than REVISION_MISMATCH. err may be wrapped.
 func RevisionMismatch(err error) (Mismatch, bool) {
 	info := errorInfo(err)
 	if info.GetReason() != "REVISION_MISMATCH" {

@@ -72,7 +72,7 @@ type ConversationFullError struct {
 
 // Error returns the size and the limit.
 func (e *ConversationFullError) Error() string {
-	return fmt.Sprintf("it keeps all messages, they would have %d bytes, the limit is %d", e.Bytes, e.Limit)
+	return fmt.Sprintf("the conversation keeps all messages, which would have %d bytes; the limit is %d", e.Bytes, e.Limit)
 }
 
 // TenantBytesError is returned if a write would exceed a tenant's limit of bytes.

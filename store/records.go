@@ -125,10 +125,10 @@ type RecordsFullError struct {
 
 // Error returns the size and the limit.
 func (e *RecordsFullError) Error() string {
-	return fmt.Sprintf("the records of the conversation would have %d bytes, the limit is %d", e.Bytes, e.Limit)
+	return fmt.Sprintf("the records of the conversation would have %d bytes; the limit is %d", e.Bytes, e.Limit)
 }
 
-// RecordBytes is the size of a record by which limits and counts go: key, value, media type and labels.
+// RecordBytes is the size of a record in limits and counts, in bytes: key, value, media type and labels.
 func RecordBytes(r *parleyv1.Record) int64 {
 	size := len(r.GetKey()) + len(r.GetValue()) + len(r.GetMediaType())
 	for key, value := range r.GetLabels() {

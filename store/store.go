@@ -111,9 +111,8 @@
 //     backup are then used again.
 //  15. Headers: Create, Update, Import and appends with CreateWith reject a header that has more than
 //     [MaxHeaderBytes] with [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn
-//     to the header of a conversation that exists. A
-//     reply therefore has space for a header besides [MaxListBytes] of entries or
-//     [MaxConversationBytes] of messages.
+//     to the header of a conversation that exists. A reply therefore has space for a header besides
+//     [MaxListBytes] of entries or [MaxConversationBytes] of messages.
 //  16. Bytes: a write that would exceed a tenant's limit of bytes in [Options.Limits] fails with
 //     [TenantBytesError]. The bytes of a tenant are the encoded sizes of its conversations and its
 //     records, as in [Stats]. Three kinds of writes succeed above the limit: those that add no bytes, removals, and
@@ -132,15 +131,15 @@
 //     with one version: no read and no crash leaves one without the other. Sequences and exchanges
 //     continue, those of removed messages are not used again. Another write is applied before it or after
 //     it. The observer receives CLEARED, if messages were removed, and then MESSAGE_APPENDED for each
-//     message, all with the same version. A retry with the same [Request] removes nothing, also if messages
+//     message, all with the same version. A retry with the same [Request] removes nothing, even if messages
 //     were appended in the meantime; the same holds for an [Update].
 //  19. Records: a record is a value under a key of a conversation or of the tenant, with a revision. All
 //     records that one call writes or deletes are one commit, for [Append] together with its messages and
 //     also across both scopes: no read and no crash leaves a part of it. The revision of a conversation's
 //     record is the version of the conversation after the write, that of a tenant's record the next number
 //     of a counter of the tenant. So it is higher than all before it in its scope, and none is used again,
-//     also after a deletion. The records of a conversation end with it: from its end on they are not found,
-//     also if a conversation with the same id is created. A record of a tenant is not found from its
+//     even after a deletion. The records of a conversation end with it: from its end on they are not found,
+//     even if a conversation with the same id is created. A record of a tenant is not found from its
 //     expire_time on. Lists are in the order of the bytes of the keys. A record that exists during all
 //     calls of a list is returned once. A write of a conversation's records counts as an append for its
 //     expiry. A write that would make the records of a conversation larger than [Options.MaxRecordBytes]

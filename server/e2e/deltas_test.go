@@ -256,7 +256,7 @@ func wantReplayOfClient(t *testing.T, s *server, id string, lines []string) {
 	}
 }
 
-// wantResumesWhileRunning checks that a reader who resumes after any event of a running turn receives the others.
+// wantResumesWhileRunning checks that a reader that resumes after any event of a running turn receives the others.
 func wantResumesWhileRunning(t *testing.T, s *server, events []*parleyv1.TurnEvent) {
 	t.Helper()
 	last := events[len(events)-1].GetIndex()
@@ -271,7 +271,7 @@ func wantResumesWhileRunning(t *testing.T, s *server, events []*parleyv1.TurnEve
 	}
 }
 
-// wantResumes checks that a reader who resumes after any event of an ended turn receives the rest. After a restart
+// wantResumes checks that a reader that resumes after any event of an ended turn receives the rest. After a restart
 // the events are merged: a reader within a run of text or reasoning gets EVENTS_GONE.
 func wantResumes(t *testing.T, s *server, id string, events []*parleyv1.TurnEvent, lines []string, restarted bool) {
 	t.Helper()

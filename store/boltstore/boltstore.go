@@ -14,9 +14,9 @@
 // The file has these buckets. Package layout defines their keys and entries, and the invariants that
 // every committed state meets.
 //
-//	conversations  the record of each conversation: its header, turns and newest messages
+//	conversations  the value of each conversation: its header, turns and newest messages
 //	chunks         older messages of conversations with more than 64 KiB of messages
-//	ids            id of a conversation → its record
+//	ids            id of a conversation → its key
 //	expiry         time → conversation that expires at this time or later
 //	turns          running turns: the answer so far
 //	sessions       ids of ephemeral conversations: the process that holds the id, or the delete time
@@ -59,13 +59,13 @@
 //
 // # Damage
 //
-// A record that does not match its checksum is an error for its conversation only. The conversation
+// A value that does not match its checksum is an error for its conversation or record only. The conversation
 // can be deleted, and all other calls skip it. These cases differ:
 //
 //   - If its header is damaged, a delete does not know how many messages it removes, nor the size of those in
 //     chunks. The counts of the tenant include them until the tenant has no conversation left.
 //   - If its entry in ids is damaged, the conversation cannot be deleted, because no other entry
-//     leads from the id to the record. Neither kind of damaged conversation is removed when it is
+//     leads from the id to the conversation. Neither kind of damaged conversation is removed when it is
 //     ephemeral and ends.
 //   - If a chunk is damaged, reads of its messages return the error, and so do writes that remove or drop messages
 //     in it. All other calls about the conversation continue.

@@ -114,8 +114,9 @@ func (s *Store) restore(key, tenant string, e overlay.Entry, bytes int, operatio
 	s.tally.total = s.tally.total.Plus(e.Counts)
 }
 
-// errNotJournaled means that an append needs a transaction of the file: its conversation does not exist or would expire
-// earlier than its entry in expiry says, or the append removes messages, or messages must be moved to chunks first.
+// errNotJournaled means that an operation needs a transaction of the file. For an append: its conversation does not
+// exist or would expire earlier than its entry in expiry says, it removes messages, or messages must be moved to chunks
+// first. For a write of records: see mayJournal and the limits of records.
 var errNotJournaled = errors.New("the operation needs a transaction")
 
 // maxReplayed is the number of operations of a conversation whose head is not in memory from which the next one is a

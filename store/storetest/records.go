@@ -176,7 +176,7 @@ func tenantRevision(f *fixture) {
 	f.wantRecords("", "all=v@3", "k0=v@1", "k1=v@2", "k2=v@3")
 }
 
-// revisionAfterDeletion: no revision is used again, also after the deletion of the newest record and of all records.
+// revisionAfterDeletion: no revision is used again, even after the deletion of the newest record and of all records.
 func revisionAfterDeletion(f *fixture) {
 	f.create("c")
 	f.writeRecords("c", put("a", "1"), put("b", "1"))

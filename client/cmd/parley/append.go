@@ -21,7 +21,7 @@ import (
 const aboutAppend = `Append one message, from TEXT or standard input. With --json, append all messages of standard
 input, which is a JSON array or a sequence of JSON objects. Either all of them are stored or none.
 Fields that the server sets (sequence, exchange, times) are ignored, so that the output of parley
-show can be appended to another conversation. --record writes records in the same step; see parley
+show can be appended to another conversation. --record writes records in the same commit; see parley
 record.
 
 With --from, append each line of FILE, or of standard input if FILE is "-". A line is the JSON of an

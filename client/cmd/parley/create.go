@@ -84,7 +84,7 @@ type retentionFlags struct{ keepAll, noExpiry, noEviction bool }
 func (f *retentionFlags) add(command *cobra.Command, when string) {
 	flags := command.Flags()
 	flags.BoolVar(&f.keepAll, "keep-all", false, "keep all messages; a full conversation refuses more"+when)
-	flags.BoolVar(&f.noExpiry, "no-expiry", false, "let the conversation not expire"+when)
+	flags.BoolVar(&f.noExpiry, "no-expiry", false, "do not expire the conversation"+when)
 	flags.BoolVar(&f.noEviction, "no-eviction", false,
 		"do not evict the conversation when its tenant is at its capacity"+when)
 }

@@ -9,12 +9,13 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutReplace = `Remove all messages after a sequence and append others in their place, in one step:
-readers see the messages before or those after it. FILE has up to 100 messages as JSON, one after the other or in an
-array, as parley show --output json prints them. Fields that the server sets (sequence, exchange,
-times) are ignored. Sequences continue: those of removed messages are not used again.
+const aboutReplace = `Remove all messages after a sequence and append others in their place, in one commit: a reader
+receives either the old or the new history. FILE has up to 100 messages as JSON, one after the
+other or in an array, as parley show --output json prints them. Fields that the server sets
+(sequence, exchange, times) are ignored. Sequences continue: those of removed messages are not
+used again.
 
-It fails while a turn runs, and if a tool call would stay without its result.`
+The command fails while a turn runs, and if a tool call would stay without its result.`
 
 func (a *app) newHistoryCommand() *cobra.Command {
 	command := &cobra.Command{

@@ -224,7 +224,7 @@ func (i *importer) requests(
 	first, sent := i.sentLines[line.value.GetConversation().GetId()]
 	switch continued := i.last.continuedBy(line.value); {
 	case continued && i.last.failed:
-		return 0, nil, errors.New("it continues a line that was not imported")
+		return 0, nil, errors.New("the line continues a conversation whose earlier line was not imported")
 	case sent && !continued:
 		return 0, nil, fmt.Errorf("line %d already contains this conversation", first)
 	case !sent:

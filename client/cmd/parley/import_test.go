@@ -57,7 +57,7 @@ func TestImportReportsEachLine(t *testing.T) {
 	stdout, stderr, code := runOnce(t.Context(), input, "--address", address, "import", "--overwrite")
 	want := `line 3: syntax error (column 1): invalid value nonsense
 line 6 (b): line 4 already contains this conversation
-line 7 (e): a message, a record or the header has 4.0 MiB, more than one request may have
+line 7 (e): a message, a record or the header has 4.0 MiB; the limit of a request is 4.0 MiB
 line 5 (c): its version is 0
 parley: 4 lines not imported
 `

@@ -11,7 +11,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutRecordDelete = `Delete the records of up to 100 keys, in one step: either all of them are deleted
+const aboutRecordDelete = `Delete the records of up to 100 keys, in one commit: either all of them are deleted
 or none. A key without a record is no error.
 
 With --prefix, delete all records whose keys begin with a text, and print their number. On a
@@ -95,7 +95,7 @@ func (f *recordDelete) question() string {
 	return fmt.Sprintf("permanently delete %s of %s?", which, f.scope.String())
 }
 
-// deleteRecords deletes the records of keys in one step.
+// deleteRecords deletes the records of keys in one commit.
 func (a *app) deleteRecords(ctx context.Context, c *client.Client, f *recordDelete, keys []string) error {
 	request := &parleyv1.WriteRecordsRequest{ConversationId: f.scope.conversation, RequestId: f.requestID}
 	for _, key := range keys {

@@ -59,7 +59,7 @@ func (a *app) newRecordPutCommand() *cobra.Command {
 	flags.BoolVar(&f.asJSON, "json", false, "check that the value is JSON, and set the media type application/json")
 	flags.StringVar(&f.write.MediaType, "media-type", "", "what the value is, such as image/png")
 	flags.StringToStringVar(&f.write.Labels, "label", nil, "label as key=value; may be repeated")
-	flags.Var(&f.ttl, "ttl", "time to live of the record, such as 90s or 7d; only with --tenant-scope (default: forever)")
+	flags.Var(&f.ttl, "ttl", "time to live of the record, such as 90s or 7d; only with --tenant-scope (default: it does not expire)")
 	flags.Int64Var(&f.ifRevision, "if-revision", 0,
 		"write only if the record is at this revision; 0: only if it does not exist")
 	flags.StringVar(&f.requestID, "request-id", "", "id of the request: a second put with the same id changes nothing")

@@ -207,9 +207,9 @@ func TestImportContinuesConversations(t *testing.T) {
 	_, stderr, code := runOnce(t.Context(), input, "--address", f.serve(t), "import")
 	const want = `line 4 (a): line 1 already contains this conversation
 line 7 (b): line 5 already contains this conversation
-line 8 (b): it continues a line that was not imported
-line 9 (c): a message, a record or the header has 4.0 MiB, more than one request may have
-line 10 (c): it continues a line that was not imported
+line 8 (b): the line continues a conversation whose earlier line was not imported
+line 9 (c): a message, a record or the header has 4.0 MiB; the limit of a request is 4.0 MiB
+line 10 (c): the line continues a conversation whose earlier line was not imported
 line 12 (a): line 1 already contains this conversation
 parley: 6 lines not imported
 `

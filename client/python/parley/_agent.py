@@ -50,7 +50,8 @@ Piece: TypeAlias = (
 )
 """A piece of an answer, which an agent yields: text as str, or one of the other types. Pieces
 without a type of their own (reasoning, summary, finish_reason, next_agent) are fields of
-RespondResponse. Records are written in the same commit as the answer, if the turn completes."""
+RespondResponse. Records are written in the same commit as the answer, if the turn completes or
+ends as INPUT_REQUIRED."""
 
 
 class Agent(ABC):

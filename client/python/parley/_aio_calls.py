@@ -154,7 +154,7 @@ class AsyncCalls:
     async def clear_conversation(
         self, request: ClearConversationRequest, **options: Unpack[CallOptions]
     ) -> ClearConversationResponse:
-        """Delete messages, keep the conversation; sequences continue."""
+        """Remove messages and keep the conversation. Sequences continue."""
         return await self._unary(self._conversations.ClearConversation, request, options)
 
     async def purge_conversations(

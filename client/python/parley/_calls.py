@@ -159,7 +159,7 @@ class Calls:
     def clear_conversation(
         self, request: ClearConversationRequest, **options: Unpack[CallOptions]
     ) -> ClearConversationResponse:
-        """Delete messages, keep the conversation; sequences continue."""
+        """Remove messages and keep the conversation. Sequences continue."""
         return self._unary(self._conversations.ClearConversation, request, options)
 
     def purge_conversations(

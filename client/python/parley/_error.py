@@ -31,7 +31,7 @@ class FieldViolation:
 class Error(Exception):
     """A failed call. The clients raise no other exception, except those of the function token.
 
-    A value that is not JSON is no failed call: :meth:`Records.put_json` and
+    A value that is not JSON does not raise this exception: :meth:`Records.put_json` and
     :meth:`Records.get_json` raise ValueError for it.
 
     The reason is ``UNAUTHENTICATED`` if a call has no valid credential, ``PERMISSION_DENIED`` if
@@ -60,8 +60,8 @@ class Error(Exception):
     def ended(self) -> str:
         """How the conversation ended: ``EVICTED``, ``EXPIRED`` or ``DELETED``.
 
-        It is set for the reason ``CONVERSATION_NOT_FOUND``, if the server remembers the end, which
-        it does for an hour. Otherwise it is empty.
+        Set for the reason ``CONVERSATION_NOT_FOUND`` if the server remembers the end. It remembers
+        an end for an hour. Otherwise empty.
         """
         return self.metadata.get("ended", "")
 

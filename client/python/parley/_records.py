@@ -107,7 +107,7 @@ def record_write(
 
 
 class Scope:
-    """Whose records they are: those of one conversation, or those of the tenant."""
+    """The owner of records: one conversation, or the tenant."""
 
     def __init__(self, conversation_id: str) -> None:
         """Use the records of this conversation; empty means those of the tenant."""
@@ -225,7 +225,7 @@ class Records:
         request_id: str = "",
         **options: Unpack[CallOptions],
     ) -> int:
-        """Write a record, which replaces the one with this key, and return its revision.
+        """Write a record and return its revision. It replaces a record with the same key.
 
         Args:
             key: 1 to 512 bytes of UTF-8 without control characters and line breaks.

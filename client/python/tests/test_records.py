@@ -580,7 +580,7 @@ def test_pages(*, asynchronous: bool) -> None:
 
 
 def test_a_page_is_read_when_it_is_needed() -> None:
-    """Who stops early makes no more calls."""
+    """A caller that stops early makes no more calls."""
     flaky = FlakyRecords(0)
     with serving(ListRecords=flaky.list) as address, Client(address) as client:
         listing = client.records("c").list()

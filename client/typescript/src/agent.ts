@@ -16,7 +16,8 @@ type Values = { [C in Cases as C["$case"]]: Input<C["value"]> };
  * `{ toolResult: { callId, content } }`, `{ summary: "…" }`, `{ usage: { model, outputTokens } }`,
  * `{ native: { type, value } }`, `{ progress: { text } }`, `{ nextAgent: "…" }`, `{ reasoning: "…" }`,
  * `{ toolCallDelta: { id, name, arguments } }`, `{ record: { key, value } }`. {@link RespondResponse} explains
- * each of them. Records are written in the same commit as the answer, if the turn completes.
+ * each of them. Records are written in the same commit as the answer, if the turn completes or ends as
+ * INPUT_REQUIRED.
  */
 export type Piece =
   | string

@@ -258,7 +258,7 @@ export class Client {
     return this.#conversations.deleteConversation(request, options);
   }
 
-  /** Deletes messages and keeps the conversation. Sequences continue. */
+  /** Removes messages and keeps the conversation. Sequences continue. */
   clearConversation(
     request: Input<ClearConversationRequest>,
     options?: CallOptions,

@@ -59,8 +59,8 @@ export class ParleyError extends Error {
   }
 
   /**
-   * How the conversation ended, for `CONVERSATION_NOT_FOUND`: `"EVICTED"`, `"EXPIRED"` or `"DELETED"`. It
-   * is empty if the server does not remember the end; it does so for an hour.
+   * How the conversation ended, for `CONVERSATION_NOT_FOUND`: `"EVICTED"`, `"EXPIRED"` or `"DELETED"`. The
+   * server remembers the end for an hour. Empty if it does not, or for another reason.
    */
   get ended(): string {
     return this.metadata["ended"] ?? "";

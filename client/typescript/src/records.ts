@@ -124,9 +124,10 @@ export class Records {
   }
 
   /**
-   * Writes a record, which replaces the one with this key, and returns its revision. If fields.ifRevision is
-   * set and the record has another revision, it throws a `RevisionMismatchError` and writes nothing; 0 means
-   * that the record must not exist. Only records of the tenant may have a ttl.
+   * Writes a record and returns its revision. It replaces a record with the same key. key has 1 to 512 bytes,
+   * value up to 3 MiB. If fields.ifRevision is set and the record has another revision, it throws a
+   * `RevisionMismatchError` and writes nothing; 0 means that the record must not exist. Only records of the
+   * tenant may have a ttl, 100 ms to 366 days; without it the record does not expire.
    */
   put(key: string, value: Uint8Array, fields: PutFields = {}, options?: CallOptions): Promise<number> {
     const { requestId, ...rest } = fields;

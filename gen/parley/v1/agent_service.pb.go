@@ -28,7 +28,7 @@ type RespondRequest struct {
 	// Header of the conversation.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Messages of the context window, oldest first. The last ones are those to answer. They have
-	// no reasoning (Message.reasoning), but what the provider needs back (Message.native).
+	// Message.native, which the provider needs back, but not Message.reasoning.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// System prompt of this turn.
 	SystemPrompt string `protobuf:"bytes,3,opt,name=system_prompt,json=systemPrompt,proto3" json:"system_prompt,omitempty"`
@@ -373,17 +373,17 @@ type RespondResponse_Native struct {
 	// later requests to the agent contain unchanged; it becomes Message.native. The last one of
 	// a message counts.
 	//
-	// It never costs the answer: if it does not fit in --max-answer-bytes together with all
-	// other pieces, it is left out. The message then has the metadata native_dropped with the
+	// It never makes the answer fail. If it does not fit in --max-answer-bytes together with all
+	// other pieces, the server leaves it out. The message then has the metadata native_dropped with the
 	// type. A piece without a value does the same, for an agent that had to leave it out itself.
 	Native *Native `protobuf:"bytes,13,opt,name=native,proto3,oneof"`
 }
 
 type RespondResponse_Record struct {
 	// A record to write or delete in the same commit as the answer, at most 100 in an answer. The
-	// last one of a key counts. If if_revision does not match then, or the records do not fit, the
-	// turn fails, and its answer is kept as incomplete without any of its records. A turn that fails
-	// or is cancelled writes none either.
+	// last one of a key counts. If if_revision does not match when the answer is stored, or the
+	// records do not fit, the turn fails. Its answer is kept as incomplete. A turn that fails or is
+	// cancelled writes no records.
 	Record *RecordWrite `protobuf:"bytes,12,opt,name=record,proto3,oneof"`
 }
 

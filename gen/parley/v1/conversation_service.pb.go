@@ -199,7 +199,7 @@ type CreateConversationRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only id, title, labels, agent, system_prompt and retention are read.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Up to 64 printable characters without spaces. See the service.
+	// See the service.
 	RequestId     string `protobuf:"bytes,2,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1008,8 +1008,9 @@ type ClearConversationRequest struct {
 	// with ALREADY_EXISTS, reason REQUEST_ID_REUSED. A call with a new request_id increases the
 	// version even if it removes nothing.
 	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Sequences of the messages to remove, instead of all after after_sequence: up to 1000, in any
-	// order. If empty, after_sequence applies. Sequences of messages that are not kept are ignored.
+	// Sequences of the messages to remove: up to 1000, in any order. If not empty, after_sequence
+	// must be 0 or 2147483647 and has no effect. If empty, after_sequence applies. Sequences of
+	// messages that are not kept are ignored.
 	//
 	// Servers of earlier versions do not know this field and would remove all messages after
 	// after_sequence. If there may be such servers, set after_sequence to 2147483647, too.
@@ -1819,9 +1820,8 @@ type ListMessagesRequest struct {
 	// If true, oldest first. Otherwise newest first.
 	Ascending bool `protobuf:"varint,5,opt,name=ascending,proto3" json:"ascending,omitempty"`
 	// Only messages with these ids: up to 100 ids of 1 to 256 bytes. If empty, messages with any
-	// id. The messages are in the order of ascending, not in the order of the ids. An id that no
-	// kept message has is absent from the reply; several messages may have the same id. With
-	// message_ids, page_size 0 means 100.
+	// id. The field ascending sets the order of the messages, not the order of the ids. An id that
+	// no kept message has is absent from the reply; several messages may have the same id.
 	MessageIds    []string `protobuf:"bytes,6,rep,name=message_ids,json=messageIds,proto3" json:"message_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3972,7 +3972,7 @@ type ImportConversationsRequest struct {
 	// conversation, and then as with WriteRecords, up to 100 records in a commit. Each of these
 	// raises the version, which is the revision of its records, and sets update_time and
 	// last_append_time. If the call or the conversation fails after the first commit, the
-	// conversation is deleted, also if it replaced another one.
+	// conversation is deleted, even if it replaced another one.
 	Records       []*Record `protobuf:"bytes,4,rep,name=records,proto3" json:"records,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -193,13 +193,13 @@ type Message struct {
 	// All calls that return messages return it, except the routing summary. Remote agents get it.
 	// An agent of kind openai or anthropic sends the value to its provider instead of the other
 	// fields if the type is that of its kind, and ignores other types. Programs, MCP clients and
-	// the searches of the interaction log never see the value.
+	// the searches of the interaction log never receive the value.
 	Native *Native `protobuf:"bytes,18,opt,name=native,proto3" json:"native,omitempty"`
 	// Reasoning that the model reported before or with the text, for people. Optional. It counts
 	// towards the size of the message.
 	//
-	// It is not part of what agents get. GetContext returns it only with include_reasoning, the
-	// routing summary and the interaction log never.
+	// Agents do not receive it. GetContext returns it only with include_reasoning. The routing
+	// summary and the interaction log never contain it.
 	Reasoning     string `protobuf:"bytes,19,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

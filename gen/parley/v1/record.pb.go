@@ -41,7 +41,7 @@ type Record struct {
 	// The revision that the record got when it was last written. Each write of a conversation's
 	// records has a revision that is higher than all before it, namely the version of the
 	// conversation after the write. Each write of a tenant's records has the next number of a
-	// counter. No revision is used again, also after a deletion.
+	// counter. No revision is used again, even after a deletion.
 	Revision int64 `protobuf:"varint,5,opt,name=revision,proto3" json:"revision,omitempty"`
 	// When the record was last written.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`

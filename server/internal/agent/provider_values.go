@@ -122,23 +122,23 @@ func Unescape(inside string) string {
 
 // Joiner concatenates text that arrives in the JSON strings of several chunks. Some servers split
 // it within a character, others within an escaped surrogate pair. The beginning of such a character
-// is held back until the rest arrives. The zero value is ready for use.
+// is retained until the rest arrives. The zero value is ready for use.
 type Joiner struct {
-	held string // The part that is held back, still escaped.
+	pending string // The retained part, still escaped.
 }
 
 // Add processes the inside of the next JSON string and returns the text that is complete.
 func (j *Joiner) Add(inside string) string {
-	inside = j.held + inside
+	inside = j.pending + inside
 	complete := len(inside) - unfinished(inside)
-	j.held = inside[complete:]
+	j.pending = inside[complete:]
 	return Unescape(inside[:complete])
 }
 
-// Rest returns what was held back and was never completed.
+// Rest returns the retained part, which was never completed.
 func (j *Joiner) Rest() string {
-	rest := Unescape(j.held)
-	j.held = ""
+	rest := Unescape(j.pending)
+	j.pending = ""
 	return rest
 }
 

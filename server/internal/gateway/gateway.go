@@ -131,8 +131,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // another character without its encoding.
 func rawPath(u *url.URL) string { return cmp.Or(u.RawPath, u.EscapedPath()) }
 
-// routedPath returns a percent-encoded path in the form in which the mux routes it: of what stands in for names in
-// http.yaml, it decodes everything, and in ids it encodes ":", which would otherwise begin the name of a method.
+// routedPath returns a percent-encoded path in the form that the mux routes. It decodes the characters that need no
+// encoding. In ids it encodes ":", which would otherwise begin the name of a method.
 func routedPath(escaped string) string {
 	const names = 3 // "", "v1", and the collection with its method. Ids follow.
 	segments := strings.Split(escaped, "/")

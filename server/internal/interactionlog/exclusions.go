@@ -16,8 +16,7 @@ import (
 
 const (
 	// maxExclusionBytes limits the total size of exclusions in bytes. Each has at most about 2 KiB,
-	// usually 100 bytes. Imports
-	// take at most half of it, so that they never prevent an erasure.
+	// usually 100 bytes. Imports take at most half of it, so that they never prevent an erasure.
 	maxExclusionBytes = 16 << 20
 	// compactInterval is the number of bytes by which the exclusions grow before they are compacted.
 	compactInterval = 1 << 20

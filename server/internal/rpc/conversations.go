@@ -185,7 +185,7 @@ func (s *Server) ClearConversation(
 	return &parleyv1.ClearConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
 }
 
-// clearRequest returns the request by which a retry of a removal is recognised. With sequences, after_sequence has no
+// clearRequest returns the request by which a retry of a removal is recognized. With sequences, after_sequence has no
 // effect.
 func clearRequest(r *parleyv1.ClearConversationRequest) (*store.Request, error) {
 	content := &parleyv1.ClearConversationRequest{AfterSequence: r.GetAfterSequence(), Sequences: r.GetSequences()}

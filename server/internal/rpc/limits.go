@@ -147,17 +147,17 @@ func (s *Server) addEnding(ctx context.Context, r refusal, err error) refusal {
 		return r
 	}
 	at := ending.At.UTC().Format(time.RFC3339)
-	how, kind := "was deleted", strings.TrimPrefix(ending.Kind.String(), "CHANGE_KIND_")
+	how, why, kind := "was deleted", "", strings.TrimPrefix(ending.Kind.String(), "CHANGE_KIND_")
 	switch ending.Kind {
 	case parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
 		how = "expired"
 	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
-		how = "was evicted because its tenant was at its capacity"
+		how, why = "was evicted", " because its tenant was at its capacity"
 	default:
 	}
 	r.metadata = map[string]string{"ended": kind, "at": at}
 	if errors.Is(err, store.ErrNotFound) {
-		r.text = fmt.Sprintf("%s does not exist: it %s, at %s", about.name, how, at)
+		r.text = fmt.Sprintf("%s does not exist: it %s at %s%s", about.name, how, at, why)
 	}
 	if info, ok := r.detail.(*errdetails.ResourceInfo); ok {
 		info.Description = r.text

@@ -69,7 +69,7 @@ func ofRecords(conversationID string, err error) error {
 }
 
 // maxReadRecords limits the records in a reply that also has a header and messages, in bytes. With them, the reply
-// stays below rules.MaxGRPCBytes. So, other than the store, it leaves out a single record that is larger.
+// stays below rules.MaxGRPCBytes. So, unlike in the result of the store, a single record that is larger is left out.
 const maxReadRecords = store.MaxReadRecordBytes
 
 // recordsOnPage returns the records of a snapshot that a reply with messages can contain, and whether there are more.

@@ -404,7 +404,8 @@ func TestBadRecords(t *testing.T) {
 	f.wantRecords(t, "")
 }
 
-// TestRecordsOfMissingConversation: the calls of records say that and why a conversation does not exist, and create none.
+// TestRecordsOfMissingConversation: the calls of records report that the conversation does not exist and how it ended, and
+// create none.
 func TestRecordsOfMissingConversation(t *testing.T) {
 	f := open(t, nil)
 	f.append(t, "gone", user("hello"))

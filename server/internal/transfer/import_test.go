@@ -276,7 +276,7 @@ func TestImportKeepAll(t *testing.T) {
 		}
 	}
 	failures := f.wantImport(t, false, 0, 0, kept("too-large", 7, 1<<20))
-	if len(failures) != 1 || !strings.Contains(failures[0].GetReason(), "CONVERSATION_FULL: it keeps all messages") {
+	if len(failures) != 1 || !strings.Contains(failures[0].GetReason(), "CONVERSATION_FULL: the conversation keeps all messages") {
 		t.Errorf("failures = %v, want CONVERSATION_FULL", failures)
 	}
 }

@@ -37,7 +37,7 @@ type incoming struct {
 	lastKey     string             // of the newest record
 	// uid is that of the stored conversation, if it was stored before all of its records arrived.
 	uid string
-	// skipped is set if the store skipped the conversation, and noCapacity if that was for want of capacity.
+	// skipped is set if the store skipped the conversation, noCapacity if the tenant had no capacity left for it.
 	skipped, noCapacity bool
 }
 

@@ -148,7 +148,7 @@ func (c *incoming) refuse(err error) error {
 	case errors.As(err, &large):
 		c.fault = fmt.Sprintf("CONVERSATION_FULL: %v", large)
 	case errors.As(err, &records):
-		c.fault = fmt.Sprintf("RECORDS_FULL: %v", records)
+		c.fault = fmt.Sprintf("RECORDS_FULL: %v; raise --max-record-bytes, or import without records", records)
 	case errors.As(err, &header):
 		c.fault = fmt.Sprintf("conversation: %v", header)
 	case errors.Is(err, store.ErrCorrupt):
@@ -170,9 +170,9 @@ func (c *incoming) refuseRecords(err error) error {
 	case errors.Is(err, store.ErrNotFound):
 		c.fault = "CONVERSATION_NOT_FOUND: the conversation ended before all of its records were stored"
 	case errors.As(err, &full):
-		c.fault = fmt.Sprintf("TENANT_BYTES: %v", full)
+		c.fault = fmt.Sprintf("TENANT_BYTES: %v; delete conversations or records", full)
 	case errors.As(err, &records):
-		c.fault = fmt.Sprintf("RECORDS_FULL: %v", records)
+		c.fault = fmt.Sprintf("RECORDS_FULL: %v; raise --max-record-bytes, or import without records", records)
 	default:
 		return &ConversationError{ID: c.header.GetId(), Err: err}
 	}

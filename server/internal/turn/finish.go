@@ -24,7 +24,7 @@ func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 	messages, x.eventIndexes.Messages = x.live.answer.Finish(cause == nil)
 	for _, m := range messages {
 		if kind, dropped := m.GetMetadata()[answer.NativeDropped]; dropped {
-			x.log.Warn("native form of the answer dropped, it does not fit", "type", kind)
+			x.log.Warn("native form of the answer dropped", "type", kind)
 		}
 	}
 	end := &parleyv1.Turn{Id: x.live.id}

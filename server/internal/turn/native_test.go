@@ -46,9 +46,9 @@ func TestNativeForms(t *testing.T) {
 	}
 }
 
-// TestNativeNeverCostsTheAnswer: a native form that does not fit in the limit, or that has to give its space to text,
+// TestNativeNeverFailsTheAnswer: a native form that does not fit in the limit, or that has to give its space to text,
 // data or calls, is left out. So is one that the agent left out. The message says so, and the log.
-func TestNativeNeverCostsTheAnswer(t *testing.T) {
+func TestNativeNeverFailsTheAnswer(t *testing.T) {
 	for name, test := range map[string]struct {
 		pieces []*parleyv1.RespondResponse
 		want   []string
@@ -110,7 +110,7 @@ func TestNativeDoesNotExtendTheLimit(t *testing.T) {
 }
 
 // TestAgentsGetNativeAndNoReasoning: the request to an agent has the native forms of the history, and the reasoning of
-// neither the history nor the message to be answered. What is stored keeps both.
+// neither the history nor the message to be answered. The stored messages keep both.
 func TestAgentsGetNativeAndNoReasoning(t *testing.T) {
 	var got *parleyv1.RespondRequest
 	main := agentFunc(func(_ context.Context, r *parleyv1.RespondRequest, yield func(*parleyv1.RespondResponse, error) bool) {

@@ -32,15 +32,15 @@ type Ending struct {
 
 // Ended returns how the conversation of a tenant with this id ended. The bool is false if the hub remembers no end:
 // the conversation exists, never existed, ended more than an hour before now or before the start of the server, or
-// newer endings took the place of its own.
+// newer endings replaced it.
 func (h *Hub) Ended(tenant, id string, now time.Time) (e Ending, ok bool) {
 	return h.endings.find(tenant, id, now)
 }
 
 // endings remembers the newest endings.
 //
-// When a limit is reached, a tenant with more than its share loses its own oldest ending, else the oldest of all
-// endings is dropped. So the endings of one tenant do not take the place of those of others.
+// When a limit is reached, a tenant with more than an equal share of it loses its own oldest ending. Otherwise the
+// oldest of all endings is dropped. So one tenant does not displace the endings of others.
 type endings struct {
 	maxCount, maxBytes int
 

@@ -48,8 +48,8 @@ const (
 const (
 	// defaultMaxWatchers is the default of Options.MaxWatchers.
 	defaultMaxWatchers = 10_000
-	// maxWatchedIDs limits the ids that all watchers name together. Each id takes about 350 bytes, and as much again for
-	// turn events and for records. Subscribers do not count.
+	// maxWatchedIDs limits the ids that all watchers name together. Each id takes about 350 bytes for
+	// each feed that its watcher reads: changes, turn events, records. Subscribers do not count.
 	maxWatchedIDs = 200_000
 )
 

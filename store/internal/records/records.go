@@ -39,7 +39,7 @@ type Counts struct {
 	// Records is the number of records and RecordBytes their size; see store.RecordBytes. They do not include the
 	// requests of a tenant.
 	Records, RecordBytes int64
-	// Bytes is the size by which the limit of a tenant goes. It includes the requests of the tenant.
+	// Bytes is the size that counts towards the limit of a tenant. It includes the requests of the tenant.
 	Bytes int64
 }
 

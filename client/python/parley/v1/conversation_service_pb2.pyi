@@ -127,7 +127,7 @@ class CreateConversationRequest(_message.Message):
     CONVERSATION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Up to 64 printable characters without spaces. See the service."""
+    """See the service."""
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
         """Only id, title, labels, agent, system_prompt and retention are read."""
@@ -588,8 +588,9 @@ class ClearConversationRequest(_message.Message):
     """
     @_builtins.property
     def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequences of the messages to remove, instead of all after after_sequence: up to 1000, in any
-        order. If empty, after_sequence applies. Sequences of messages that are not kept are ignored.
+        """Sequences of the messages to remove: up to 1000, in any order. If not empty, after_sequence
+        must be 0 or 2147483647 and has no effect. If empty, after_sequence applies. Sequences of
+        messages that are not kept are ignored.
 
         Servers of earlier versions do not know this field and would remove all messages after
         after_sequence. If there may be such servers, set after_sequence to 2147483647, too.
@@ -1019,9 +1020,8 @@ class ListMessagesRequest(_message.Message):
     @_builtins.property
     def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only messages with these ids: up to 100 ids of 1 to 256 bytes. If empty, messages with any
-        id. The messages are in the order of ascending, not in the order of the ids. An id that no
-        kept message has is absent from the reply; several messages may have the same id. With
-        message_ids, page_size 0 means 100.
+        id. The field ascending sets the order of the messages, not the order of the ids. An id that
+        no kept message has is absent from the reply; several messages may have the same id.
         """
 
     def __init__(
@@ -2217,7 +2217,7 @@ class ImportConversationsRequest(_message.Message):
         conversation, and then as with WriteRecords, up to 100 records in a commit. Each of these
         raises the version, which is the revision of its records, and sets update_time and
         last_append_time. If the call or the conversation fails after the first commit, the
-        conversation is deleted, also if it replaced another one.
+        conversation is deleted, even if it replaced another one.
         """
 
     def __init__(

@@ -167,8 +167,8 @@ class Message(_message.Message):
     """Reasoning that the model reported before or with the text, for people. Optional. It counts
     towards the size of the message.
 
-    It is not part of what agents get. GetContext returns it only with include_reasoning, the
-    routing summary and the interaction log never.
+    Agents do not receive it. GetContext returns it only with include_reasoning. The routing
+    summary and the interaction log never contain it.
     """
     @_builtins.property
     def structured_data(self) -> _containers.RepeatedCompositeFieldContainer[Global___StructuredData]:
@@ -208,7 +208,7 @@ class Message(_message.Message):
         All calls that return messages return it, except the routing summary. Remote agents get it.
         An agent of kind openai or anthropic sends the value to its provider instead of the other
         fields if the type is that of its kind, and ignores other types. Programs, MCP clients and
-        the searches of the interaction log never see the value.
+        the searches of the interaction log never receive the value.
         """
 
     def __init__(

@@ -70,7 +70,7 @@ class Record(_message.Message):
     """The revision that the record got when it was last written. Each write of a conversation's
     records has a revision that is higher than all before it, namely the version of the
     conversation after the write. Each write of a tenant's records has the next number of a
-    counter. No revision is used again, also after a deletion.
+    counter. No revision is used again, even after a deletion.
     """
     size_bytes: _builtins.int
     """Size of the value in bytes, also if value is left out."""

@@ -185,9 +185,9 @@ class TurnEvent(_message.Message):
     - When events are no longer kept one by one, all text deltas of a message are merged into one
       event, which has the index of the last of them. So are its reasoning deltas. Where text and
       reasoning alternate, each run is an event of its own. Deltas of a tool call are left out,
-      because tool_call has all arguments. So are events of records: list the records instead. Events still follow in the order of their indexes, so
-      data may come before text that precedes it. Messages that the conversation has dropped are
-      left out.
+      because tool_call has all arguments. Events of records are left out, too: list the records
+      instead. Events still follow in the order of their indexes, so data may come before text
+      that precedes it. Messages that the conversation has dropped are left out.
     - After a crash of the server, the index of finished is much larger than the indexes before
       it, because the number of lost events is unknown.
     - If storing the answer takes longer than 15 s, one index is left out before the progress

@@ -48,13 +48,13 @@ type Header struct {
 	// conversation consists of create time and number.
 	Number uint32 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
 	// Encoded bytes of the messages that were dropped to stay within limits, or removed one by one,
-	// while they were the oldest. In a record that is older than this field, only drops since the
+	// while they were the oldest. In a value that is older than this field, only drops since the
 	// field was introduced count.
 	DroppedBytes int64 `protobuf:"varint,7,opt,name=dropped_bytes,json=droppedBytes,proto3" json:"dropped_bytes,omitempty"`
 	// Index of the newest operation in the journal of the store that this record contains; 0 if
 	// none. After a restart, operations up to this index are not applied again.
 	Applied uint64 `protobuf:"varint,8,opt,name=applied,proto3" json:"applied,omitempty"`
-	// The messages that are stored in chunks beside the record; not set if there are no chunks.
+	// The messages that are stored in chunks beside the value of the conversation; not set if there are no chunks.
 	Chunks        *Chunks `protobuf:"bytes,12,opt,name=chunks,proto3" json:"chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -154,12 +154,12 @@ func (x *Header) GetChunks() *Chunks {
 }
 
 // Chunks summarizes the chunks of a conversation, which contain its older messages. All other messages
-// are in the record. Chunks do not change when the oldest messages are dropped.
+// are in the value of the conversation. Chunks do not change when the oldest messages are dropped.
 type Chunks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of kept messages in chunks.
 	Messages int32 `protobuf:"varint,1,opt,name=messages,proto3" json:"messages,omitempty"`
-	// Size of these messages in bytes, as a record contains them.
+	// Size of these messages in bytes, as frames.
 	Bytes int64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// Messages in chunks with a sequence below this one were dropped.
 	FirstSequence int32 `protobuf:"varint,3,opt,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"`

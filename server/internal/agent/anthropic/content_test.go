@@ -8,7 +8,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent"
 )
 
-// TestNativeMemory: what is collected for a native form stays within 3 MiB, however long an answer thinks.
+// TestNativeMemory: the parts collected for a native form stay within 3 MiB, however long an answer thinks.
 func TestNativeMemory(t *testing.T) {
 	t.Parallel()
 	var c content

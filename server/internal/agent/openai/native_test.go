@@ -254,7 +254,7 @@ func TestRefusedReasoning(t *testing.T) {
 	}
 }
 
-// TestNativeMemory: what is collected for a native form stays within 3 MiB, however long an answer reasons.
+// TestNativeMemory: the parts collected for a native form stay within 3 MiB, however long an answer reasons.
 func TestNativeMemory(t *testing.T) {
 	t.Parallel()
 	var n native

@@ -23,10 +23,10 @@
 // Text, refusals, reasoning (reasoning_content or reasoning) and the parts of tool calls are passed on when
 // they arrive. While nothing of these arrives, a Progress piece is sent at intervals. Complete tool calls
 // follow at the end, then the native form if the provider sent reasoning or signatures, the usage if the
-// provider sent it, and the finish_reason. The answer is complete
-// if the model sent its finish_reason or the provider sent [DONE]; a stream that ends without these was cut
-// off. A call that the token limit cut off is omitted, see [agent.IsComplete]. An answer that is empty for
-// such a reason is a failure, see [agent.CheckEmpty].
+// provider sent it, and the finish_reason. The answer is complete if the model sent its finish_reason or the
+// provider sent [DONE]; a stream that ends without these was cut off. A call that the token limit cut off is
+// omitted, see [agent.IsComplete]. An answer that is empty for such a reason is a failure, see
+// [agent.CheckEmpty].
 //
 // # Failures
 //

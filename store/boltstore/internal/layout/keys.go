@@ -29,7 +29,7 @@
 //	ends
 //	└── <second><tenant><conversation id> → nanosecond, CRC-32C
 //	records
-//	├── <tenant>0<record key>            → record of the tenant, see package record
+//	├── <tenant>0<record key>            → record of the tenant, see package records
 //	└── <tenant>1<inner key><record key> → record of the conversation
 //	scopes
 //	└── <tenant>                      → revision and counts of the tenant's own records, see TenantRecords, CRC-32C

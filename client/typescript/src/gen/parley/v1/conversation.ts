@@ -271,10 +271,11 @@ export interface Retention {
    *
    * An append that would make the messages larger than the server's limit for a conversation,
    * 3 MiB unless configured otherwise, then fails with RESOURCE_EXHAUSTED, reason
-   * CONVERSATION_FULL, and nothing is stored. So does the start of a turn. The only message of a
-   * conversation and the answer of a turn are stored whatever their size, so messages take at
-   * most the limit and one answer. Make space with ClearConversation. If the field becomes
-   * false, the messages over the limits are dropped at once.
+   * CONVERSATION_FULL, and nothing is stored. So does the start of a turn. Two kinds of
+   * messages are stored regardless of their size: the only message of a conversation, and the
+   * answer of a turn. So the messages of a conversation take at most the limit and one answer.
+   * Make space with ClearConversation. If the field becomes false, the messages over the limits
+   * are dropped at once.
    *
    * A server may forbid this field and the two below: see RETENTION_FORBIDDEN in the errors.
    */

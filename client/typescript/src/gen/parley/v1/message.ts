@@ -203,7 +203,7 @@ export interface Message {
    * All calls that return messages return it, except the routing summary. Remote agents get it.
    * An agent of kind openai or anthropic sends the value to its provider instead of the other
    * fields if the type is that of its kind, and ignores other types. Programs, MCP clients and
-   * the searches of the interaction log never see the value.
+   * the searches of the interaction log never receive the value.
    */
   native?:
     | Native
@@ -212,8 +212,8 @@ export interface Message {
    * Reasoning that the model reported before or with the text, for people. Optional. It counts
    * towards the size of the message.
    *
-   * It is not part of what agents get. GetContext returns it only with include_reasoning, the
-   * routing summary and the interaction log never.
+   * Agents do not receive it. GetContext returns it only with include_reasoning. The routing
+   * summary and the interaction log never contain it.
    */
   reasoning: string;
 }

@@ -24,7 +24,7 @@ export interface Record {
    * The revision that the record got when it was last written. Each write of a conversation's
    * records has a revision that is higher than all before it, namely the version of the
    * conversation after the write. Each write of a tenant's records has the next number of a
-   * counter. No revision is used again, also after a deletion.
+   * counter. No revision is used again, even after a deletion.
    */
   revision: number;
   /** When the record was last written. */
