@@ -48,7 +48,10 @@ func TestRecordsOfBothScopes(t *testing.T) {
 	c := dialServer(t)
 	createConversation(t, c, "a")
 	for _, id := range []string{"a", ""} {
-		ctx, records := t.Context(), c.Records(id)
+		ctx, records := t.Context(), c.TenantRecords()
+		if id != "" {
+			records = c.Records(id)
+		}
 		value := []byte("\x00\xff of " + id)
 		write := &parleyv1.RecordWrite{Key: "k", Value: value, MediaType: "x/y", Labels: map[string]string{"l": "1"}}
 		first, err := records.Put(ctx, write)
@@ -77,6 +80,10 @@ func TestRecordsOfBothScopes(t *testing.T) {
 		if err := records.Delete(ctx, []string{"k", "missing"}); err != nil {
 			t.Errorf("conversation %q: Delete = %v", id, err)
 		}
+		revision, err = records.Put(ctx, &parleyv1.RecordWrite{Key: "k", Delete: true})
+		if revision != 0 || err != nil {
+			t.Errorf("conversation %q: Put of a second deletion = %d, %v, want 0", id, revision, err)
+		}
 		record, err := records.Get(ctx, "k")
 		numbers, revision, jsonErr := client.GetJSON[[]int](ctx, records, "k")
 		if record != nil || numbers != nil || revision != 0 || errors.Join(err, jsonErr) != nil {
@@ -84,10 +91,10 @@ func TestRecordsOfBothScopes(t *testing.T) {
 				record, numbers, revision, err, jsonErr)
 		}
 	}
-	if _, err := c.Records("").Put(t.Context(), &parleyv1.RecordWrite{Key: "t", Ttl: durationpb.New(time.Hour)}); err != nil {
+	if _, err := c.TenantRecords().Put(t.Context(), &parleyv1.RecordWrite{Key: "t", Ttl: durationpb.New(time.Hour)}); err != nil {
 		t.Error(err)
 	}
-	if record, err := c.Records("").Get(t.Context(), "t"); err != nil || record.GetExpireTime() == nil {
+	if record, err := c.TenantRecords().Get(t.Context(), "t"); err != nil || record.GetExpireTime() == nil {
 		t.Errorf("record with a ttl = %v, %v, want an expire_time", record, err)
 	}
 	if _, err := c.Records("missing").Get(t.Context(), "k"); client.Reason(err) != "CONVERSATION_NOT_FOUND" {
@@ -147,11 +154,11 @@ func increase(ctx context.Context, records client.Records) error {
 func TestRevisionMismatchOfTheTenant(t *testing.T) {
 	t.Parallel()
 	c := dialServer(t)
-	revision, err := c.Records("").Put(t.Context(), &parleyv1.RecordWrite{Key: "k/ü"})
+	revision, err := c.TenantRecords().Put(t.Context(), &parleyv1.RecordWrite{Key: "k/ü"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = c.Records("").Put(t.Context(), &parleyv1.RecordWrite{Key: "k/ü", IfRevision: new(int64(0))})
+	_, err = c.TenantRecords().Put(t.Context(), &parleyv1.RecordWrite{Key: "k/ü", IfRevision: new(int64(0))})
 	want := client.Mismatch{Key: "k/ü", CurrentRevision: revision, TenantScope: true}
 	if got, ok := client.RevisionMismatch(err); got != want || !ok || status.Code(err) != codes.Aborted {
 		t.Errorf("RevisionMismatch(%v) = %+v, %t, want %+v", err, got, ok, want)

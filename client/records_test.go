@@ -1,9 +1,11 @@
 package client_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -52,7 +54,8 @@ func TestGetAllGetsEveryRecordOnce(t *testing.T) {
 				fit := min(30, len(present))
 				return &parleyv1.GetRecordsResponse{Records: recordsOf(present[:fit]...), OmittedKeys: present[fit:]}
 			}}
-			keys := append(numberedKeys("k", n), "missing")
+			keys := append(numberedKeys("k", n), "missing", "missing")
+			keys = append(keys, numberedKeys("k", n/2)...) // The second of each is not requested.
 			before := slices.Clone(keys)
 			sequence := f.dial(t).Records("a").GetAll(t.Context(), keys)
 			for range 2 { // A caller may range over the sequence again.
@@ -84,7 +87,7 @@ func TestGetAllGivesUpWithoutProgress(t *testing.T) {
 			}
 			return &parleyv1.GetRecordsResponse{OmittedKeys: r.GetKeys()}
 		}}
-		for record, err := range f.dial(t).Records("").GetAll(t.Context(), []string{"k"}) {
+		for record, err := range f.dial(t).TenantRecords().GetAll(t.Context(), []string{"k"}) {
 			if record != nil || status.Code(err) != codes.Internal {
 				t.Errorf("GetAll = %v, %v, want INTERNAL", record, err)
 			}
@@ -146,7 +149,7 @@ func TestListEndsWithAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{unavailable: 100}
 		n := 0
-		for record, err := range f.dial(t).Records("").List(t.Context(), nil) {
+		for record, err := range f.dial(t).TenantRecords().List(t.Context(), nil) {
 			n++
 			if record != nil || status.Code(err) != codes.Unavailable {
 				t.Errorf("List = %v, %v, want UNAVAILABLE", record, err)
@@ -161,7 +164,8 @@ func TestListEndsWithAnError(t *testing.T) {
 func TestDeleteMakesBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}
-		if err := f.dial(t).Records("a").Delete(t.Context(), numberedKeys("k", 201)); err != nil {
+		keys := append(numberedKeys("k", 201), numberedKeys("k", 100)...) // The second of each is not deleted again.
+		if err := f.dial(t).Records("a").Delete(t.Context(), keys); err != nil {
 			t.Fatal(err)
 		}
 		if calls, ids := f.recordedCalls(); len(calls) != 3 || ids[0] == ids[1] || ids[1] == ids[2] {
@@ -223,7 +227,7 @@ func TestJSONRecords(t *testing.T) {
 		Items []string `json:"items"`
 	}
 	write, err := client.JSONWrite("cart", cart{Items: []string{"<&>"}})
-	want := &parleyv1.RecordWrite{Key: "cart", Value: []byte(`{"items":["\u003c\u0026\u003e"]}`), MediaType: "application/json"}
+	want := &parleyv1.RecordWrite{Key: "cart", Value: []byte(`{"items":["<&>"]}`), MediaType: "application/json"}
 	if diff := cmp.Diff(want, write, protocmp.Transform()); diff != "" || err != nil {
 		t.Errorf("JSONWrite error %v (-want +got):\n%s", err, diff)
 	}
@@ -238,7 +242,41 @@ func TestJSONRecords(t *testing.T) {
 	if got, err := client.DecodeJSON[cart](record); err == nil || got.Items != nil || !strings.Contains(err.Error(), `record "cart"`) {
 		t.Errorf("DecodeJSON of another type = %v, %v, want the zero value and an error with the key", got, err)
 	}
-	if write, err := client.JSONWrite("cart", func() {}); err == nil || write != nil || errors.Unwrap(err) == nil {
-		t.Errorf("JSONWrite of a function = %v, %v, want an error", write, err)
+	record.Value = []byte("{\"items\":[\"\xff\"]}")
+	got, err := client.DecodeJSON[cart](record)
+	if err == nil || got.Items != nil || !strings.Contains(err.Error(), "invalid UTF-8") {
+		t.Errorf("DecodeJSON of invalid UTF-8 = %v, %v, want the zero value and an error", got, err)
 	}
+	for _, value := range []any{func() {}, math.NaN(), json.RawMessage("\"\xff\"")} {
+		if write, err := client.JSONWrite("cart", value); err == nil || write != nil || errors.Unwrap(err) == nil {
+			t.Errorf("JSONWrite(%T) = %v, %v, want an error", value, write, err)
+		}
+	}
+}
+
+// TestRecordsOfNoConversation checks that an empty conversation id is refused without a call, because the server would
+// use the records of the tenant.
+func TestRecordsOfNoConversation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{}
+		ctx, records := t.Context(), f.dial(t).Records("")
+		_, put := records.Put(ctx, &parleyv1.RecordWrite{Key: "k"})
+		_, putJSON := records.PutJSON(ctx, "k", 1)
+		_, get := records.Get(ctx, "k")
+		_, _, getJSON := client.GetJSON[int](ctx, records, "k")
+		_, getAll := keysOf(records.GetAll(ctx, []string{"k"}))
+		_, list := keysOf(records.List(ctx, nil))
+		errs := map[string]error{
+			"Put": put, "PutJSON": putJSON, "Get": get, "GetJSON": getJSON, "GetAll": getAll, "List": list,
+			"Delete": records.Delete(ctx, []string{"k"}),
+		}
+		for name, err := range errs {
+			if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "TenantRecords") {
+				t.Errorf("%s = %v, want INVALID_ARGUMENT that names TenantRecords", name, err)
+			}
+		}
+		if calls, _ := f.recordedCalls(); len(calls) != 0 {
+			t.Errorf("calls = %v, want none", calls)
+		}
+	})
 }

@@ -45,7 +45,7 @@ func writes() []call {
 			return err
 		}},
 		{"put a record", write.GetWrites()[0], func(ctx context.Context, c *client.Client) error {
-			_, err := c.Records("").Put(ctx, write.GetWrites()[0])
+			_, err := c.TenantRecords().Put(ctx, write.GetWrites()[0])
 			return err
 		}},
 		{"create", create, func(ctx context.Context, c *client.Client) error {

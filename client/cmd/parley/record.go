@@ -56,6 +56,14 @@ func (s *recordScope) check() error {
 	return nil
 }
 
+// records returns the records of the owner.
+func (s *recordScope) records(c *client.Client) client.Records {
+	if s.tenant {
+		return c.TenantRecords()
+	}
+	return c.Records(s.conversation)
+}
+
 // String returns the owner for messages.
 func (s *recordScope) String() string {
 	if s.tenant {
@@ -91,7 +99,7 @@ func (a *app) newRecordGetCommand() *cobra.Command {
 				return err
 			}
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
-				record, err := c.Records(scope.conversation).Get(ctx, args[0])
+				record, err := scope.records(c).Get(ctx, args[0])
 				switch {
 				case err != nil:
 					return err

@@ -18,9 +18,6 @@ With --prefix, delete all records whose keys begin with a text, and print their 
 terminal the command asks for confirmation. It deletes up to 100 records at a time: if it fails, it
 has deleted some.`
 
-// maxRecordWrites is the server's limit of records in one write.
-const maxRecordWrites = 100
-
 // recordDelete are the flags of record delete.
 type recordDelete struct {
 	scope      recordScope
@@ -116,10 +113,10 @@ func (a *app) deleteRecords(ctx context.Context, c *client.Client, f *recordDele
 func (a *app) deletePrefix(ctx context.Context, c *client.Client, f *recordDelete) error {
 	deleted := 0
 	request := &parleyv1.ListRecordsRequest{
-		ConversationId: f.scope.conversation, Prefix: f.prefix, KeysOnly: true, PageSize: maxRecordWrites,
+		ConversationId: f.scope.conversation, Prefix: f.prefix, KeysOnly: true, PageSize: client.MaxRecordKeys,
 	}
 	for more := true; more; more = request.GetPageToken() != "" {
-		n, err := a.deletePage(ctx, c, request)
+		n, err := a.deletePage(ctx, c, f.scope.records(c), request)
 		deleted += n
 		if err != nil {
 			fmt.Fprintf(a.err, "deleted %s\n", count(deleted, "record"))
@@ -134,13 +131,12 @@ func (a *app) deletePrefix(ctx context.Context, c *client.Client, f *recordDelet
 	return err
 }
 
-// deletePage deletes the records of the next page of a list and returns their number. --timeout applies to each page.
+// deletePage deletes the records of the next page of a list and returns their number. --timeout applies to the page and
+// to its deletion.
 func (a *app) deletePage(
-	ctx context.Context, c *client.Client, request *parleyv1.ListRecordsRequest,
+	ctx context.Context, c *client.Client, records client.Records, request *parleyv1.ListRecordsRequest,
 ) (deleted int, err error) {
-	ctx, cancel := a.withTimeout(ctx)
-	defer cancel()
-	page, err := c.ListRecords(ctx, request)
+	page, err := a.recordPage(ctx, c, request)
 	if err != nil {
 		return 0, err
 	}
@@ -148,8 +144,9 @@ func (a *app) deletePage(
 	for i, record := range page.GetRecords() {
 		keys[i] = record.GetKey()
 	}
-	request.PageToken = page.GetNextPageToken()
-	if err := c.Records(request.GetConversationId()).Delete(ctx, keys); err != nil {
+	ctx, cancel := a.withTimeout(ctx)
+	defer cancel()
+	if err := records.Delete(ctx, keys); err != nil {
 		return 0, err
 	}
 	return len(keys), nil

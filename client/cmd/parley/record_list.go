@@ -70,7 +70,7 @@ func (l recordList) run(ctx context.Context, c *client.Client) error {
 		if l.limit > 0 {
 			l.request.PageSize = min(l.limit-listed, maxPage)
 		}
-		page, err := l.page(ctx, c)
+		page, err := l.recordPage(ctx, c, l.request)
 		if err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func (l recordList) run(ctx context.Context, c *client.Client) error {
 			return err
 		}
 		listed += int32(len(page.GetRecords()))
-		if l.request.PageToken = page.GetNextPageToken(); l.request.GetPageToken() == "" {
+		if l.request.GetPageToken() == "" {
 			break
 		}
 	}
@@ -98,11 +98,16 @@ func (l recordList) run(ctx context.Context, c *client.Client) error {
 	return l.print(nil, func(w io.Writer) { table(w, rows...) })
 }
 
-// page requests the next page. --timeout applies to each page.
-func (l recordList) page(ctx context.Context, c *client.Client) (*parleyv1.ListRecordsResponse, error) {
-	ctx, cancel := l.withTimeout(ctx)
+// recordPage returns the next page of a list, and sets the page token of request to that of the page after it.
+// --timeout applies to each page.
+func (a *app) recordPage(
+	ctx context.Context, c *client.Client, request *parleyv1.ListRecordsRequest,
+) (*parleyv1.ListRecordsResponse, error) {
+	ctx, cancel := a.withTimeout(ctx)
 	defer cancel()
-	return c.ListRecords(ctx, l.request)
+	page, err := c.ListRecords(ctx, request)
+	request.PageToken = page.GetNextPageToken()
+	return page, err
 }
 
 // printKeys prints the keys of records, one on each line.
