@@ -22,8 +22,8 @@ func TestJoiner(t *testing.T) {
 				continue // The parts would not be valid JSON.
 			}
 			var j Joiner
-			if got := j.Add(inside[:cut]) + j.Add(inside[cut:]) + j.Rest(); got != want || j.held != "" {
-				t.Errorf("%q split at %d = %q with %q held back, want %q", inside, cut, got, j.held, want)
+			if got := j.Add(inside[:cut]) + j.Add(inside[cut:]) + j.Rest(); got != want || j.pending != "" {
+				t.Errorf("%q split at %d = %q with %q held back, want %q", inside, cut, got, j.pending, want)
 			}
 		}
 	}
