@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -24,7 +22,7 @@ func (a *app) newCreateCommand() *cobra.Command {
   parley create archive --keep-all --no-expiry --no-eviction`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
-			request.Conversation = header.conversation(command)
+			request.Conversation = header.conversation()
 			if len(args) == 1 {
 				request.Conversation.Id = args[0]
 			}
@@ -37,7 +35,7 @@ func (a *app) newCreateCommand() *cobra.Command {
 			})
 		},
 	}
-	header.add(command)
+	header.add(command, false)
 	command.Flags().StringVar(&request.RequestId, "request-id", "",
 		"id of the request: a second create with the same id returns the same conversation")
 	return command
@@ -46,30 +44,27 @@ func (a *app) newCreateCommand() *cobra.Command {
 // headerFlags are the flags for the fields of a conversation that clients choose.
 type headerFlags struct {
 	chosen parleyv1.Conversation
-	ttl    duration
 	retentionFlags
 }
 
-// add adds the flags to a command.
-func (f *headerFlags) add(command *cobra.Command) {
+// add adds the flags to a command. If clearable is true, an empty --label removes all labels.
+func (f *headerFlags) add(command *cobra.Command, clearable bool) {
 	f.chosen.Retention = new(parleyv1.Retention)
 	flags := command.Flags()
 	flags.StringVar(&f.chosen.Title, "title", "", "title, shown to people")
-	flags.StringToStringVar(&f.chosen.Labels, "label", nil,
+	flags.Var(labelsFlag{&f.chosen.Labels, clearable}, "label",
 		"label as key=value, which list can search for; may be repeated")
 	flags.StringVar(&f.chosen.Agent, "agent", "", "agent that answers chat")
 	flags.StringVar(&f.chosen.SystemPrompt, "system", "", "system prompt, before the history")
 	flags.Int32Var(&f.chosen.Retention.MaxMessages, "max-messages", 0,
 		"number of messages to keep, 0 for the server's default")
-	flags.Var(&f.ttl, "ttl", "time to live after the last append, such as 90s or 7d (default: set by the server)")
+	flags.Var(ttlFlag{&f.chosen.Retention.Ttl}, "ttl",
+		"time to live after the last append, such as 90s or 7d (default: set by the server)")
 	f.retentionFlags.add(command, "")
 }
 
 // conversation returns the fields that the flags set.
-func (f *headerFlags) conversation(command *cobra.Command) *parleyv1.Conversation {
-	if command.Flags().Changed("ttl") {
-		f.chosen.Retention.Ttl = durationpb.New(time.Duration(f.ttl))
-	}
+func (f *headerFlags) conversation() *parleyv1.Conversation {
 	f.apply(f.chosen.GetRetention())
 	return &f.chosen
 }

@@ -27,21 +27,25 @@ func updatePaths() [][2]string {
 	}
 }
 
+const aboutUpdate = `Change the fields of a conversation whose flags are set, and print it. An empty value clears the
+field of --title, --label, --agent and --system. --label replaces all labels. --ttl "" and --max-messages 0
+change back to the default of the server. Set a flag to false to change the retention back:
+--keep-all=false drops the messages over the limit at once.`
+
 func (a *app) newUpdateCommand() *cobra.Command {
 	var header headerFlags
 	var ifVersion int32
 	command := &cobra.Command{
 		Use:   "update ID",
 		Short: "Change the title, agent, retention and so on of a conversation",
-		Long: `Change the fields of a conversation whose flags are set, and print it. A flag with an empty value
-clears its field: --title "". --label replaces all labels. Set a flag to false to change the retention
-back: --keep-all=false drops the messages over the limit at once.`,
+		Long:  aboutUpdate,
 		Example: `  parley update shop --title "The shop" --ttl 7d
+  parley update shop --label "" --ttl ""
   parley update shop --keep-all --no-expiry=false`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			request := &parleyv1.UpdateConversationRequest{
-				Conversation: header.conversation(command), UpdateMask: new(fieldmaskpb.FieldMask),
+				Conversation: header.conversation(), UpdateMask: new(fieldmaskpb.FieldMask),
 			}
 			request.Conversation.Id = args[0]
 			var names []string
@@ -66,7 +70,7 @@ back: --keep-all=false drops the messages over the limit at once.`,
 			})
 		},
 	}
-	header.add(command)
+	header.add(command, true)
 	command.Flags().Int32Var(&ifVersion, "if-version", 0, "change it only if it is at this version")
 	return command
 }
