@@ -19,9 +19,9 @@ import (
 )
 
 const aboutAppend = `Append one message, from TEXT or standard input. With --json, append all messages of standard
-input, which is a JSON array or a sequence of JSON objects. Either all of them are stored or none.
-Fields that the server sets (sequence, exchange, times) are ignored, so that the output of parley
-show can be appended to another conversation. --record writes records in the same commit; see parley
+input: JSON objects one after the other, an array of them, or an object with the array messages, as
+parley show --output json prints it. Either all of them are stored or none. Fields that the server
+sets (sequence, exchange, times) are ignored. --record writes records in the same commit; see parley
 record.
 
 With --from, append each line of FILE, or of standard input if FILE is "-". A line is the JSON of an
@@ -54,7 +54,8 @@ func (f *appendFlags) add(command *cobra.Command) {
 	flags.StringVar(&f.summary, "summary", "", "what the agent did, one short clause for coordinators")
 	flags.StringArrayVar(&f.data, "data", nil, "structured data as TYPE=JSON; may be repeated")
 	flags.StringArrayVar(&f.records, "record", nil,
-		"write a record of the conversation in the same commit, KEY=VALUE or KEY=@FILE; may be repeated")
+		"write a record of the conversation in the same commit, KEY=VALUE or KEY=@FILE; "+
+			"@@ begins a VALUE with @; may be repeated")
 	f.retention.add(command, ifCreated)
 }
 
@@ -70,7 +71,7 @@ func (a *app) newAppendCommand() *cobra.Command {
 		Long:  aboutAppend,
 		Example: `  parley append shop Add a product
   parley append shop --role assistant --agent writer --data 'cart={"items":[]}' "Which one?"
-  parley show shop --output json | jq .messages | parley append copy --json
+  parley show shop --output json | parley append copy --json
   parley append shop --record cart=@cart.json "The cart is ready"
   parley append --from messages.jsonl`,
 		Args: func(command *cobra.Command, args []string) error {
@@ -135,13 +136,18 @@ func onlyFrom(command *cobra.Command, args []string) error {
 	return err
 }
 
-// append sends request and prints the appended messages.
+// append sends request and prints the appended messages. Without messages it prints how many are left.
 func (a *app) append(ctx context.Context, c *client.Client, request *parleyv1.AppendMessagesRequest) error {
 	reply, err := c.AppendMessages(ctx, request)
 	if err != nil {
 		return err
 	}
 	return a.print(reply, func(w io.Writer) {
+		if len(request.GetMessages()) == 0 {
+			fmt.Fprintf(w, "cleared %s: %d messages left\n",
+				a.printable(request.GetConversationId()), reply.GetConversation().GetMessageCount())
+			return
+		}
 		rows := [][]string{{"SEQUENCE", "EXCHANGE", "ID"}}
 		for _, m := range reply.GetAppended() {
 			rows = append(rows, []string{fmt.Sprint(m.GetSequence()), fmt.Sprint(m.GetExchange()), m.GetId()})
@@ -183,17 +189,23 @@ func (a *app) messages(ctx context.Context) ([]*parleyv1.Message, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseMessages(input, "standard input")
+	messages, err := parseMessages(input, standardInput)
+	if err == nil && len(messages) == 0 {
+		err = usageError(standardInput + ": it contains no messages")
+	}
+	return messages, err
 }
 
-// parseMessages returns the messages that an input contains as JSON. source is its name in errors.
+// standardInput is the name of standard input in errors.
+const standardInput = "standard input"
+
+// parseMessages returns the messages that an input contains as JSON: messages one after the other, arrays of messages,
+// or objects with the field messages. It returns none if these are empty, and an error if the input is. source is its
+// name in errors.
 func parseMessages(input []byte, source string) ([]*parleyv1.Message, error) {
 	documents, err := split(input)
 	if err != nil {
 		return nil, usageError(fmt.Sprintf("%s: %v", source, err))
-	}
-	if len(documents) == 0 {
-		return nil, usageError(source + " contains no messages")
 	}
 	messages := make([]*parleyv1.Message, len(documents))
 	for i, document := range documents {
@@ -205,7 +217,8 @@ func parseMessages(input []byte, source string) ([]*parleyv1.Message, error) {
 	return messages, nil
 }
 
-// split returns the JSON documents of input. An array counts as one document for each element.
+// split returns the JSON documents of input. An array, also that of the field messages of an object, counts as one
+// document for each element. split returns an error if there is neither a document nor an array.
 func split(input []byte) ([]json.RawMessage, error) {
 	var documents []json.RawMessage
 	decoder := json.NewDecoder(bytes.NewReader(input))
@@ -213,15 +226,26 @@ func split(input []byte) ([]json.RawMessage, error) {
 		var document json.RawMessage
 		err := decoder.Decode(&document)
 		if errors.Is(err, io.EOF) {
+			if documents == nil {
+				return nil, errors.New("it contains no messages")
+			}
 			return documents, nil
 		}
 		if err != nil {
 			return nil, err
 		}
-		var array []json.RawMessage
-		if json.Unmarshal(document, &array) != nil {
-			array = []json.RawMessage{document}
+		array := []json.RawMessage{document}
+		var shown struct {
+			Messages []json.RawMessage `json:"messages"`
+		}
+		if json.Unmarshal(document, &shown) == nil && shown.Messages != nil {
+			array = shown.Messages
+		} else if list := []json.RawMessage(nil); json.Unmarshal(document, &list) == nil && list != nil {
+			array = list
 		}
 		documents = append(documents, array...)
+		if documents == nil {
+			documents = []json.RawMessage{} // An empty array is a document.
+		}
 	}
 }

@@ -10,12 +10,14 @@ import (
 )
 
 const aboutReplace = `Remove all messages after a sequence and append others in their place, in one commit: a reader
-receives either the old or the new history. FILE has up to 100 messages as JSON, one after the
-other or in an array, as parley show --output json prints them. Fields that the server sets
-(sequence, exchange, times) are ignored. Sequences continue: those of removed messages are not
-used again.
+receives either the old or the new history. FILE has up to 100 messages as JSON: one after the other,
+in an array, or in an object with the array messages, as parley show --output json prints it. An empty
+array only removes messages. Fields that the server sets (sequence, exchange, times) are ignored.
+Sequences continue: those of removed messages are not used again.
 
-The command fails while a turn runs, and if a tool call would stay without its result.`
+With --after 0, a conversation that does not exist is created, unless --must-exist is set. With a higher
+sequence the command then fails. It also fails while a turn runs, and if a tool call would stay without
+its result.`
 
 func (a *app) newHistoryCommand() *cobra.Command {
 	command := &cobra.Command{
@@ -37,13 +39,16 @@ func (a *app) newHistoryReplaceCommand() *cobra.Command {
 		Short: "Replace all messages after a sequence",
 		Long:  aboutReplace,
 		Example: `  parley history replace shop --after 4 --from edited.jsonl
-  parley show draft --output json | jq .messages | parley history replace shop --after 0 --from -`,
+  parley show draft --output json | parley history replace shop --after 0 --from -`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			if !command.Flags().Changed("after") || from == "" {
 				return usageError("set --after, the sequence of the last message to keep, and --from, a file of messages")
 			}
 			request.ConversationId, request.ReplaceAfterSequence = args[0], &after
+			if after > 0 { // A conversation without that sequence is a mistyped one.
+				request.MustExist = true
+			}
 			if command.Flags().Changed("if-version") {
 				request.IfVersion = &ifVersion
 			}
@@ -64,18 +69,18 @@ func (a *app) newHistoryReplaceCommand() *cobra.Command {
 	flags.Int32Var(&ifVersion, "if-version", 0,
 		"replace only if the conversation is at this version; 0: only if it does not exist")
 	flags.BoolVar(&request.MustExist, "must-exist", false,
-		"fail if the conversation does not exist, instead of creating it")
+		"fail if the conversation does not exist, instead of creating it; always set if --after is higher than 0")
 	return command
 }
 
 // messagesFrom returns the messages that a file contains as JSON, or standard input if name is "-".
 func (a *app) messagesFrom(ctx context.Context, name string) ([]*parleyv1.Message, error) {
-	if name == "-" {
-		return a.messages(ctx)
-	}
 	input, err := a.readInput(ctx, name)
 	if err != nil {
 		return nil, err
+	}
+	if name == "-" {
+		name = standardInput
 	}
 	return parseMessages(input, name)
 }

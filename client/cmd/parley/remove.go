@@ -27,8 +27,9 @@ func (a *app) newClearCommand() *cobra.Command {
 			if command.Flags().Changed("after-sequence") && command.Flags().Changed("sequences") {
 				return usageError("set --after-sequence or --sequences, not both")
 			}
-			if len(request.GetSequences()) > 0 {
-				request.AfterSequence = math.MaxInt32 // A server that does not know sequences then removes nothing.
+			if command.Flags().Changed("sequences") {
+				// Without sequences, or from a server that does not know them, this removes nothing.
+				request.AfterSequence = math.MaxInt32
 			}
 			if command.Flags().Changed("if-version") {
 				request.IfVersion = new(ifVersion)
