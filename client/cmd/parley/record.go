@@ -74,7 +74,10 @@ func (s *recordScope) String() string {
 
 const aboutRecordGet = `Print the value of a record as it is. With --to, write it to a file, which is replaced
 with permissions for its owner only. --output json prints the record with its revision, media type
-and labels, and its value in base64; with --to it leaves out the value.`
+and labels, and its value in base64; with --to it leaves out the value.
+
+With --revision, print only the revision, for --if-revision of put and delete. It is 0 for a record
+that does not exist; without --revision that is an error.`
 
 func (a *app) newRecordGetCommand() *cobra.Command {
 	var scope recordScope
@@ -103,11 +106,11 @@ func (a *app) newRecordGetCommand() *cobra.Command {
 				switch {
 				case err != nil:
 					return err
-				case record == nil:
-					return fmt.Errorf("%s has no record %q", scope.String(), args[0])
-				case onlyRevision:
+				case onlyRevision: // 0 if there is no record.
 					_, err = fmt.Fprintln(a.out, record.GetRevision())
 					return err
+				case record == nil:
+					return fmt.Errorf("%s has no record %q (RECORD_NOT_FOUND)", scope.String(), args[0])
 				}
 				return a.writeRecord(record, to)
 			})
@@ -116,7 +119,7 @@ func (a *app) newRecordGetCommand() *cobra.Command {
 	scope.add(command)
 	flags := command.Flags()
 	flags.StringVar(&to, "to", "", "write the value to this file, replacing its content, instead of standard output")
-	flags.BoolVar(&onlyRevision, "revision", false, "print only the revision of the record")
+	flags.BoolVar(&onlyRevision, "revision", false, "print only the revision of the record, 0 if it does not exist")
 	return command
 }
 

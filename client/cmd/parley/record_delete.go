@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -12,11 +14,13 @@ import (
 )
 
 const aboutRecordDelete = `Delete the records of up to 100 keys, in one commit: either all of them are deleted
-or none. A key without a record is no error.
+or none. The command prints the keys that had a record. A key without a record is no error.
 
 With --prefix, delete all records whose keys begin with a text, and print their number. On a
 terminal the command asks for confirmation. It deletes up to 100 records at a time: if it fails, it
-has deleted some.`
+has deleted some.
+
+--output json prints the number of deleted records: {"deleted": 2}.`
 
 // recordDelete are the flags of record delete.
 type recordDelete struct {
@@ -30,7 +34,6 @@ type recordDelete struct {
 
 func (a *app) newRecordDeleteCommand() *cobra.Command {
 	var f recordDelete
-	var ifRevision int64
 	command := &cobra.Command{
 		Use:   "delete {KEY... | --prefix TEXT}",
 		Short: "Delete records",
@@ -39,9 +42,6 @@ func (a *app) newRecordDeleteCommand() *cobra.Command {
   parley record delete -c shop --prefix checkpoints/`,
 		RunE: func(command *cobra.Command, keys []string) error {
 			f.byPrefix = command.Flags().Changed("prefix")
-			if command.Flags().Changed("if-revision") {
-				f.ifRevision = &ifRevision
-			}
 			if err := f.check(keys); err != nil {
 				return err
 			}
@@ -64,7 +64,7 @@ func (a *app) newRecordDeleteCommand() *cobra.Command {
 	flags := command.Flags()
 	flags.StringVar(&f.prefix, "prefix", "", `delete all records whose keys begin with this text, "" for all`)
 	flags.BoolVarP(&f.yes, "yes", "y", false, "do not ask for confirmation")
-	flags.Int64Var(&ifRevision, "if-revision", 0, "delete the record only if it is at this revision")
+	flags.Var(revisionFlag{&f.ifRevision}, "if-revision", "delete the record only if it is at this revision")
 	flags.StringVar(&f.requestID, "request-id", "",
 		"id of the request: a second delete with the same id changes nothing")
 	return command
@@ -77,6 +77,8 @@ func (f *recordDelete) check(keys []string) error {
 		return usageError("name the keys of the records to delete, or set --prefix")
 	case f.byPrefix && (f.ifRevision != nil || f.requestID != ""):
 		return usageError("--prefix: leave out --if-revision and --request-id")
+	case f.yes && !f.byPrefix:
+		return usageError("--yes is for --prefix: the records of KEY are deleted without a question")
 	case f.ifRevision != nil && len(keys) > 1:
 		return usageError("--if-revision is for one KEY")
 	}
@@ -92,21 +94,54 @@ func (f *recordDelete) question() string {
 	return fmt.Sprintf("permanently delete %s of %s?", which, f.scope.String())
 }
 
-// deleteRecords deletes the records of keys in one commit.
+// deleteRecords deletes the records of keys in one commit, and prints those that existed before.
 func (a *app) deleteRecords(ctx context.Context, c *client.Client, f *recordDelete, keys []string) error {
 	request := &parleyv1.WriteRecordsRequest{ConversationId: f.scope.conversation, RequestId: f.requestID}
 	for _, key := range keys {
 		request.Writes = append(request.Writes, &parleyv1.RecordWrite{Key: key, Delete: true, IfRevision: f.ifRevision})
 	}
+	existing := keys
+	if len(keys) > 1 { // The reply says only whether there was any record.
+		before, err := c.GetRecords(ctx, &parleyv1.GetRecordsRequest{ConversationId: f.scope.conversation, Keys: keys})
+		if err != nil {
+			return err
+		}
+		existing = before.GetOmittedKeys() // They exist too, the reply only had no space.
+		for _, record := range before.GetRecords() {
+			existing = append(existing, record.GetKey())
+		}
+	}
 	reply, err := c.WriteRecords(ctx, request)
 	if err != nil {
 		return err
 	}
-	return a.print(reply, func(w io.Writer) {
+	if reply.GetReplayed() && f.requestID != "" { // The records that exist now were written after the deletion.
+		fmt.Fprintln(a.err, "this request id was already used: its first use deleted the records")
+		existing = nil
+	}
+	if cmp.Or(reply.GetRevision(), reply.GetTenantRevision()) == 0 {
+		existing = nil
+	}
+	if a.output == "json" || len(existing) == 0 {
+		return a.printDeleted(len(existing))
+	}
+	return a.print(nil, func(w io.Writer) {
 		for _, key := range keys {
-			fmt.Fprintf(w, "deleted %s\n", a.printable(key))
+			if slices.Contains(existing, key) {
+				fmt.Fprintf(w, "deleted %s\n", a.printable(key))
+			}
 		}
 	})
+}
+
+// printDeleted prints how many records were deleted.
+func (a *app) printDeleted(n int) error {
+	text := "deleted " + count(n, "record")
+	if a.output == "json" {
+		text = fmt.Sprintf(`{"deleted": %d}`, n)
+	}
+	_, err := fmt.Fprintln(a.out, text)
+	return err
 }
 
 // deletePrefix deletes records page by page and prints their number, also if it fails.
@@ -123,12 +158,7 @@ func (a *app) deletePrefix(ctx context.Context, c *client.Client, f *recordDelet
 			return err
 		}
 	}
-	text := "deleted " + count(deleted, "record")
-	if a.output == "json" {
-		text = fmt.Sprintf(`{"deleted": %d}`, deleted)
-	}
-	_, err := fmt.Fprintln(a.out, text)
-	return err
+	return a.printDeleted(deleted)
 }
 
 // deletePage deletes the records of the next page of a list and returns their number. --timeout applies to the page and

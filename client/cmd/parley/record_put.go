@@ -8,6 +8,7 @@ import (
 	"io"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -17,18 +18,17 @@ import (
 )
 
 const aboutRecordPut = `Write a record and print its revision. The value is VALUE, the content of the file of
---from, or standard input, each as it is. It replaces the value, media type and labels of a record
-that exists.`
+--from, or standard input, each as it is. For an empty value, write '' as VALUE. It replaces the value,
+media type and labels of a record that exists.`
 
 // recordPut are the flags and the argument of record put.
 type recordPut struct {
-	scope      recordScope
-	write      parleyv1.RecordWrite
-	from       string
-	asJSON     bool
-	ttl        duration
-	ifRevision int64
-	requestID  string
+	scope     recordScope
+	write     parleyv1.RecordWrite
+	from      string
+	asJSON    bool
+	ttl       duration
+	requestID string
 }
 
 func (a *app) newRecordPutCommand() *cobra.Command {
@@ -56,11 +56,12 @@ func (a *app) newRecordPutCommand() *cobra.Command {
 	f.scope.add(command)
 	flags := command.Flags()
 	flags.StringVar(&f.from, "from", "", "write the content of `FILE`; - is standard input")
-	flags.BoolVar(&f.asJSON, "json", false, "check that the value is JSON, and set the media type application/json")
+	flags.BoolVar(&f.asJSON, "json", false,
+		"check that the value is JSON in UTF-8, and set the media type application/json")
 	flags.StringVar(&f.write.MediaType, "media-type", "", "what the value is, such as image/png")
-	flags.StringToStringVar(&f.write.Labels, "label", nil, "label as key=value; may be repeated")
+	flags.Var(labelsFlag{labels: &f.write.Labels}, "label", "label as key=value; may be repeated")
 	flags.Var(&f.ttl, "ttl", "time to live of the record, such as 90s or 7d; only with --tenant-scope (default: it does not expire)")
-	flags.Int64Var(&f.ifRevision, "if-revision", 0,
+	flags.Var(revisionFlag{&f.write.IfRevision}, "if-revision",
 		"write only if the record is at this revision; 0: only if it does not exist")
 	flags.StringVar(&f.requestID, "request-id", "", "id of the request: a second put with the same id changes nothing")
 	return command
@@ -81,9 +82,6 @@ func (f *recordPut) check(command *cobra.Command, args []string) error {
 	if flags.Changed("ttl") {
 		f.write.Ttl = durationpb.New(time.Duration(f.ttl))
 	}
-	if flags.Changed("if-revision") {
-		f.write.IfRevision = &f.ifRevision
-	}
 	if f.asJSON {
 		f.write.MediaType = "application/json"
 	}
@@ -95,15 +93,24 @@ func (a *app) readRecord(ctx context.Context, f *recordPut, args []string) (err 
 	switch {
 	case len(args) > 1 && args[1] != "-":
 		f.write.Value = []byte(args[1])
-	case len(args) > 1 || f.from == "" && !a.inTerminal:
+	case len(args) > 1:
 		f.write.Value, err = a.readAll(ctx)
-	case f.from == "":
-		return usageError("no value: write VALUE, set --from, or pass a value on standard input")
-	default:
+	case f.from != "":
 		f.write.Value, err = a.readInput(ctx, f.from)
+	case !a.inTerminal:
+		f.write.Value, err = a.readAll(ctx)
+		if err == nil && len(f.write.GetValue()) == 0 {
+			// For example, a script without standard input has forgotten VALUE, or the program before it has failed.
+			return usageError("no value: standard input is empty; write VALUE, or '' for an empty value")
+		}
+	default:
+		return usageError("no value: write VALUE, set --from, or pass a value on standard input")
 	}
 	if err != nil || !f.asJSON {
 		return err
+	}
+	if !utf8.Valid(f.write.GetValue()) {
+		return usageError("--json: the value is not JSON: it has invalid UTF-8")
 	}
 	var document json.RawMessage
 	if err := json.Unmarshal(f.write.GetValue(), &document); err != nil {
@@ -126,7 +133,8 @@ func (a *app) putRecord(ctx context.Context, c *client.Client, f *recordPut) err
 	})
 }
 
-// recordWrites returns the records of the flag --record, each KEY=VALUE or KEY=@FILE.
+// recordWrites returns the records of the flag --record, each KEY=VALUE or KEY=@FILE. A VALUE that begins with "@" is
+// written with another "@" before it.
 func (a *app) recordWrites(ctx context.Context, records []string) ([]*parleyv1.RecordWrite, error) {
 	var writes []*parleyv1.RecordWrite
 	for _, record := range records {
@@ -135,13 +143,16 @@ func (a *app) recordWrites(ctx context.Context, records []string) ([]*parleyv1.R
 			return nil, usageError(fmt.Sprintf("--record %q: want KEY=VALUE or KEY=@FILE", short(record, 50)))
 		}
 		value := []byte(text)
-		if name, isFile := strings.CutPrefix(text, "@"); isFile {
-			if name == "-" {
-				return nil, usageError("--record: standard input contains the message, name a file")
-			}
+		name, isFile := strings.CutPrefix(text, "@")
+		switch {
+		case isFile && strings.HasPrefix(name, "@"):
+			value = []byte(name)
+		case isFile && name == "-":
+			return nil, usageError("--record: standard input contains the message, name a file")
+		case isFile:
 			var err error
 			if value, err = a.readInput(ctx, name); err != nil {
-				return nil, err
+				return nil, fmt.Errorf("--record %s: %w; write @@ for a value that begins with @", short(record, 50), err)
 			}
 		}
 		writes = append(writes, &parleyv1.RecordWrite{Key: key, Value: value})

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -70,7 +71,7 @@ func (f *recordFake) GetRecords(
 ) (*parleyv1.GetRecordsResponse, error) {
 	reply := &parleyv1.GetRecordsResponse{}
 	for _, record := range f.records {
-		if record.GetKey() == request.GetKeys()[0] {
+		if slices.Contains(request.GetKeys(), record.GetKey()) {
 			reply.Records = append(reply.Records, record)
 		}
 	}
@@ -122,10 +123,10 @@ func TestRecordPutFlags(t *testing.T) {
 			}},
 		},
 		{
-			[]string{"--tenant-scope", "k", "--ttl", "7d", "--label", "a=1", "--label", "b=2", "--request-id", "r"},
+			[]string{"--tenant-scope", "k", "--ttl", "7d", "--label", "a=\"1\",2", "--label", "b=c=", "--request-id", "r"},
 			&parleyv1.WriteRecordsRequest{RequestId: "r", Writes: []*parleyv1.RecordWrite{{
 				Key: "k", Value: []byte("\ninput\n"), Ttl: durationpb.New(7 * 24 * time.Hour),
-				Labels: map[string]string{"a": "1", "b": "2"},
+				Labels: map[string]string{"a": `"1",2`, "b": "c="},
 			}}},
 		},
 		{
@@ -269,8 +270,11 @@ func TestRecordWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &app{}
-	got, err := a.recordWrites(t.Context(), []string{"k=v=w", "l=", "m=@" + file})
-	want := []*parleyv1.RecordWrite{{Key: "k", Value: []byte("v=w")}, {Key: "l"}, {Key: "m", Value: []byte("\x00\n")}}
+	got, err := a.recordWrites(t.Context(), []string{"k=v=w", "l=", "m=@" + file, "n=@@v", "o=@@"})
+	want := []*parleyv1.RecordWrite{
+		{Key: "k", Value: []byte("v=w")}, {Key: "l"}, {Key: "m", Value: []byte("\x00\n")},
+		{Key: "n", Value: []byte("@v")}, {Key: "o", Value: []byte("@")},
+	}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" || err != nil {
 		t.Errorf("recordWrites error %v (-want +got):\n%s", err, diff)
 	}

@@ -102,7 +102,11 @@ func describeEvent(event *parleyv1.TurnEvent, seen *view) string {
 		if step.Record.GetDeleted() {
 			what = "deletes"
 		}
-		return "the answer " + what + " record " + step.Record.GetKey()
+		note := "the answer " + what + " record " + step.Record.GetKey()
+		if step.Record.GetTenantScope() {
+			note += " of the tenant"
+		}
+		return note
 	}
 	return ""
 }

@@ -25,3 +25,19 @@ func TestToolResultHintWithEqualsSign(t *testing.T) {
 		t.Errorf("output = %q\nwant     %q", output.String(), want)
 	}
 }
+
+func TestShowRecords(t *testing.T) {
+	tests := []struct {
+		record *parleyv1.TurnRecord
+		want   string
+	}{
+		{&parleyv1.TurnRecord{Key: "k"}, "the answer writes record k"},
+		{&parleyv1.TurnRecord{Key: "k", Deleted: true, TenantScope: true}, "the answer deletes record k of the tenant"},
+	}
+	for _, test := range tests {
+		event := &parleyv1.TurnEvent{Event: &parleyv1.TurnEvent_Record{Record: test.record}}
+		if got := describeEvent(event, &view{}); got != test.want {
+			t.Errorf("describeEvent(%v) = %q, want %q", test.record, got, test.want)
+		}
+	}
+}
