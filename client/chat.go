@@ -71,7 +71,8 @@ func (c *Client) Chat(
 // With after_index 0, ResumeTurn works as long as the server keeps the turn. With another
 // after_index it may end with OUT_OF_RANGE, EVENTS_GONE: the server no longer has the single
 // events, and the client does not know how much of a message the caller has. The caller then shows
-// the turn from index 0 again, or uses the offsets of deltas to cut what it has.
+// the turn from index 0 again, or uses the offsets of deltas to cut what it has. After such a restart at the beginning,
+// deltas of the arguments of a tool call may repeat what the caller has; their offset says where each belongs.
 func (c *Client) ResumeTurn(
 	ctx context.Context, request *parleyv1.ResumeTurnRequest, opts ...grpc.CallOption,
 ) iter.Seq2[*parleyv1.TurnEvent, error] {
