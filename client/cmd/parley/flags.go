@@ -10,7 +10,8 @@ import (
 )
 
 // labelsFlag is a flag value that collects labels. Each occurrence of the flag is one label, so that a value may
-// contain any characters. An empty occurrence removes the labels before it if clearable is true, and is an error otherwise.
+// contain any characters. If clearable is true, an empty occurrence removes the labels before it; otherwise it is an
+// error.
 type labelsFlag struct {
 	labels    *map[string]string
 	clearable bool

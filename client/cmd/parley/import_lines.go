@@ -66,7 +66,8 @@ func requests(
 	}
 	for _, part := range parts {
 		if n := proto.Size(part); n > maxInput {
-			return nil, fmt.Errorf("a message, a record or the header has %s; the limit of a request is %s", size(int64(n)), size(maxInput))
+			return nil, fmt.Errorf("a message, a record or the header has %s; the limit of a request is %s",
+				size(int64(n)), size(maxInput))
 		}
 	}
 	return parts, nil

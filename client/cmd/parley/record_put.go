@@ -60,7 +60,8 @@ func (a *app) newRecordPutCommand() *cobra.Command {
 		"check that the value is JSON in UTF-8, and set the media type application/json")
 	flags.StringVar(&f.write.MediaType, "media-type", "", "what the value is, such as image/png")
 	flags.Var(labelsFlag{labels: &f.write.Labels}, "label", "label as key=value; may be repeated")
-	flags.Var(&f.ttl, "ttl", "time to live of the record, such as 90s or 7d; only with --tenant-scope (default: it does not expire)")
+	flags.Var(&f.ttl, "ttl",
+		"time to live of the record, such as 90s or 7d; only with --tenant-scope (default: it does not expire)")
 	flags.Var(revisionFlag{&f.write.IfRevision}, "if-revision",
 		"write only if the record is at this revision; 0: only if it does not exist")
 	flags.StringVar(&f.requestID, "request-id", "", "id of the request: a second put with the same id changes nothing")

@@ -272,8 +272,11 @@ func TestRecordWrites(t *testing.T) {
 	a := &app{}
 	got, err := a.recordWrites(t.Context(), []string{"k=v=w", "l=", "m=@" + file, "n=@@v", "o=@@"})
 	want := []*parleyv1.RecordWrite{
-		{Key: "k", Value: []byte("v=w")}, {Key: "l"}, {Key: "m", Value: []byte("\x00\n")},
-		{Key: "n", Value: []byte("@v")}, {Key: "o", Value: []byte("@")},
+		{Key: "k", Value: []byte("v=w")},
+		{Key: "l"},
+		{Key: "m", Value: []byte("\x00\n")},
+		{Key: "n", Value: []byte("@v")},
+		{Key: "o", Value: []byte("@")},
 	}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" || err != nil {
 		t.Errorf("recordWrites error %v (-want +got):\n%s", err, diff)
