@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parley._records import json_record, json_write, only_record, record_write, remaining_keys
+from parley._records import (
+    distinct_keys,
+    json_record,
+    json_write,
+    only_record,
+    record_write,
+    remaining_keys,
+)
 from parley.v1.record_pb2 import RecordWrite
 
 if TYPE_CHECKING:
@@ -40,11 +47,11 @@ class AsyncRecords:
         """See :meth:`parley.Records.get_json`."""
         return json_record(await self.get(key, **options))
 
-    async def get_all(
-        self, keys: Iterable[str], **options: Unpack[CallOptions]
-    ) -> AsyncIterator[Record]:
+    def get_all(self, keys: Iterable[str], **options: Unpack[CallOptions]) -> AsyncIterator[Record]:
         """See :meth:`parley.Records.get_all`."""
-        remaining = list(dict.fromkeys(keys))
+        return self._get_all(distinct_keys(keys), options)
+
+    async def _get_all(self, remaining: list[str], options: CallOptions) -> AsyncIterator[Record]:
         while remaining:
             reply = await self._calls.get_records(self._scope.get_request(remaining), **options)
             remaining = remaining_keys(remaining, reply)

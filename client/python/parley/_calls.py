@@ -159,7 +159,11 @@ class Calls:
     def clear_conversation(
         self, request: ClearConversationRequest, **options: Unpack[CallOptions]
     ) -> ClearConversationResponse:
-        """Remove messages and keep the conversation. Sequences continue."""
+        """Remove messages and keep the conversation. Sequences continue.
+
+        To remove single messages, set sequences and also ``after_sequence=2**31 - 1``. Without it,
+        an empty sequences removes all messages.
+        """
         return self._unary(self._conversations.ClearConversation, request, options)
 
     def purge_conversations(

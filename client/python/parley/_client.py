@@ -169,9 +169,9 @@ class Client(Calls):
         the client reconnects and resumes after the last event. Indexes increase, no event is
         repeated, and no text is missing or doubled. There are these limits:
 
-        - If the server no longer has the single events, the text arrives in larger pieces. Some
-          indexes are then left out, and so may be progress notes, records and messages that the
-          history has dropped.
+        - If the server no longer has the single events, text and reasoning arrive in larger
+          pieces. Some indexes are then left out, and so may be progress notes, deltas of tool
+          calls, records and messages that the history has dropped.
         - A crash of the server may lose up to one second of text that the caller has already
           received. The messages in finished are the stored ones.
         - A turn that loses its connection while it is queued may lose its position in the queue.
@@ -210,7 +210,9 @@ class Client(Calls):
         With after_index 0 it works as long as the server keeps the turn. With another after_index
         it may end with OUT_OF_RANGE, EVENTS_GONE: the server no longer has the single events, and
         the client does not know how much of a message the caller has. Then show the turn from
-        index 0 again, or use the offsets of deltas to cut what you have.
+        index 0 again, or use the offsets of deltas to cut what you have. After such a restart at
+        the beginning, deltas of the arguments of a tool call may repeat what the caller has; their
+        offset says where each belongs.
         """
         return self._turn(request, options)
 

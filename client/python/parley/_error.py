@@ -29,10 +29,16 @@ class FieldViolation:
 
 
 class Error(Exception):
-    """A failed call. The clients raise no other exception, except those of the function token.
+    """A failed call. The clients raise it for every error of the server and of the connection.
 
-    A value that is not JSON does not raise this exception: :meth:`Records.put_json` and
-    :meth:`Records.get_json` raise ValueError for it.
+    They raise other exceptions only before they send something, or for a value that they received:
+
+    - The exceptions of the function token and of an iterable of requests are raised unchanged.
+    - :meth:`Records.put_json`, :meth:`Records.get_json`, :func:`parley.json_write` and
+      :func:`parley.json_value` raise ValueError for a value that is not JSON.
+    - :meth:`Client.records` raises ValueError for an empty id, and :meth:`Records.get_all`
+      TypeError for keys that are a str.
+    - protobuf raises TypeError or ValueError for a field of a request with another type.
 
     The reason is ``UNAUTHENTICATED`` if a call has no valid credential, ``PERMISSION_DENIED`` if
     its role is too small (``needed_role`` in metadata) or the tenant is not the caller's, and
@@ -67,11 +73,13 @@ class Error(Exception):
 
     @property
     def ended_at(self) -> datetime | None:
-        """When the server removed the conversation; None if :attr:`ended` is empty."""
+        """When the server removed the conversation, in UTC; None if :attr:`ended` is empty."""
         at = self.metadata.get("at", "") if self.ended else ""
         if not at:
             return None
-        return datetime.strptime(at, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+        seconds, _, fraction = at.removesuffix("Z").partition(".")
+        ended_at = datetime.strptime(seconds, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+        return ended_at.replace(microsecond=int(fraction[:6].ljust(6, "0")))
 
     def __init__(
         self,

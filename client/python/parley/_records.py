@@ -55,32 +55,78 @@ def json_write(
     It can be one of several in :meth:`Records.write`, in the field records of an append or a chat,
     or a piece of an agent's answer. The parameters are the fields of :class:`RecordWrite`.
 
+    The JSON is that of ``json.dumps``: a tuple becomes a list, and a key that is a number, a bool
+    or None becomes a string. Other clients may read an integer above 2**53 as another number; make
+    it a string for them.
+
     Raises:
-        ValueError: The value is not JSON: a type that ``json.dumps`` does not know, an infinite
-            number, a value that contains itself.
+        ValueError: The value is not JSON: a type that ``json.dumps`` does not know, NaN or an
+            infinite number, a value that contains itself or is nested too deeply, a string that is
+            not Unicode, keys of a dict that become the same string.
 
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        check_keys(value)
         encoded = text.encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the value of record {key!r} is not JSON: {error}") from error
     write = record_write(key, encoded, JSON_MEDIA_TYPE, labels, ttl, if_revision)
     write.tenant_scope = tenant_scope
     return write
 
 
+def check_keys(value: object) -> None:
+    """Check the keys of all dicts in a value that ``json.dumps`` has accepted.
+
+    Raises:
+        ValueError: Two keys become the same string, so that a reader would lose one of them.
+
+    """
+    remaining = [value]
+    while remaining:
+        item = remaining.pop()
+        if isinstance(item, dict):
+            remaining.extend(item.values())
+            seen = set[str]()
+            for key in item if any(not isinstance(key, str) for key in item) else ():
+                (text,) = json.loads(json.dumps({key: 0}))
+                if text in seen:
+                    raise ValueError(f"several keys become {text!r}")
+                seen.add(text)
+        elif isinstance(item, (list, tuple)):
+            remaining.extend(item)
+
+
 def json_value(record: Record) -> Any:  # noqa: ANN401 - any JSON value
     """Return the value of a record that is JSON. The media type does not matter.
 
     Raises:
-        ValueError: The value is not JSON.
+        ValueError: The value is not JSON in UTF-8, or it is nested too deeply. NaN and Infinity,
+            which ``json.loads`` accepts, are not JSON.
 
     """
     try:
-        return json.loads(record.value)
-    except ValueError as error:
+        return json.loads(record.value.decode(), parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the value of record {record.key!r} is not JSON: {error}") from error
+
+
+def refuse_constant(name: str) -> None:
+    """Raise ValueError for a word that ``json.loads`` accepts but JSON does not have."""
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def distinct_keys(keys: Iterable[str]) -> list[str]:
+    """Return the keys of ``get_all``, each once.
+
+    Raises:
+        TypeError: It is one string, whose characters would be the keys.
+
+    """
+    if isinstance(keys, str):
+        raise TypeError(f"keys is the string {keys!r}, want several keys; get returns one record")
+    return list(dict.fromkeys(keys))
 
 
 def record_write(
@@ -181,7 +227,8 @@ class Records:
 
     :meth:`parley.Client.records` and :meth:`parley.Client.tenant_records` return it. Any number of
     threads may share it. Each method is one call, or one call for each page. It takes the
-    :class:`CallOptions` as more keyword arguments and raises :class:`parley.Error`. A conversation
+    :class:`CallOptions` as more keyword arguments and raises :class:`parley.Error`. The methods for
+    JSON also raise ValueError. A conversation
     must exist; an append creates it and may write records in the same commit.
     """
 
@@ -205,9 +252,14 @@ class Records:
         """Iterate over the records of any number of keys. A key without a record is left out.
 
         A call gets up to 100 records with up to 3 MiB, all as they are at one instant. The iterator
-        makes as many calls as it needs. A record for which a reply had no space follows later.
+        makes as many calls as it needs. A record for which a reply had no space follows later. A
+        key that occurs several times counts once.
+
+        Raises TypeError if keys is a str.
         """
-        remaining = list(dict.fromkeys(keys))
+        return self._get_all(distinct_keys(keys), options)
+
+    def _get_all(self, remaining: list[str], options: CallOptions) -> Iterator[Record]:
         while remaining:
             reply = self._calls.get_records(self._scope.get_request(remaining), **options)
             remaining = remaining_keys(remaining, reply)
@@ -270,7 +322,10 @@ class Records:
         request_id: str = "",
         **options: Unpack[CallOptions],
     ) -> None:
-        """Delete a record. If there is none, nothing changes. See :meth:`put`."""
+        """Delete a record. If there is none, the call succeeds. See :meth:`put`.
+
+        The version of the conversation rises in both cases, because the call has a request_id.
+        """
         write = RecordWrite(key=key, delete=True, if_revision=if_revision)
         self.write([write], request_id=request_id, **options)
 
@@ -287,6 +342,9 @@ class Records:
         Together they may have up to 4 MiB. With tenant_scope, a write is of the tenant's records,
         in the same commit. If if_version is not None, it is the version that the conversation must
         have.
+
+        The version of the conversation rises even if all writes are deletions of records that do
+        not exist, because the call has a request_id. The revision in the reply is then 0.
         """
         request = self._scope.write_request(writes, if_version, request_id)
         return self._calls.write_records(request, **options)

@@ -463,6 +463,16 @@ def test_tls_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             "EVICTED",
             datetime(2026, 11, 20, 8, 30, tzinfo=timezone.utc),
         ),
+        (
+            {"ended": "EXPIRED", "at": "2026-11-20T08:30:00.012345678Z"},
+            "EXPIRED",
+            datetime(2026, 11, 20, 8, 30, 0, 12345, tzinfo=timezone.utc),
+        ),
+        (
+            {"ended": "DELETED", "at": "2026-11-20T08:30:00.5Z"},
+            "DELETED",
+            datetime(2026, 11, 20, 8, 30, 0, 500000, tzinfo=timezone.utc),
+        ),
     ],
 )
 def test_ended(metadata: dict[str, str], ended: str, at: datetime | None) -> None:

@@ -19,6 +19,7 @@ from parley import (
     AsyncClient,
     ChangeKind,
     ChatRequest,
+    ClearConversationRequest,
     Client,
     Error,
     GetContextRequest,
@@ -119,6 +120,9 @@ async def collected(items: AsyncIterable[Any]) -> list[Any]:
     return [item async for item in items]
 
 
+UTFS = ("utf-16", "utf-16-le", "utf-32", "utf-8-sig")
+"""Encodings that json.loads accepts besides UTF-8."""
+
 KINDS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "asyncio"])
 
 
@@ -165,7 +169,11 @@ def test_put_get_delete(client: BothKinds, conversation: str) -> None:
     records.delete("a")
     assert records.get("a") is None
     assert records.put("a", b"again", if_revision=0) > revision + 1
+    before = version(client, conversation)
     records.delete("never there")
+    assert version(client, conversation) == before + 1
+    reply = records.write([RecordWrite(key="never there", delete=True)])
+    assert (reply.revision, reply.conversation.version) == (0, before + 2)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +195,16 @@ def test_json(server_address: str, value: object) -> None:
     assert b": " not in record.value
 
 
+def test_keys_that_are_not_strings(client: BothKinds, conversation: str) -> None:
+    """They become strings, and tuples become lists."""
+    records = client.records(conversation)
+    records.put_json("a", ({1: 1.5, 2.5: 0, "1.0": None, None: ()}, {True: 1}))
+    wanted: list[Any] = [{"1": 1.5, "2.5": 0, "1.0": None, "null": []}, {"true": 1}]
+    with pytest.raises(ValueError, match="several keys become '1'"):
+        records.put_json("a", {1: 0, "1": 0})
+    assert records.get_json("a").value == wanted
+
+
 def test_json_of_no_record(client: BothKinds, conversation: str) -> None:
     """Its revision is the one with which a write makes sure that there is no record."""
     records = client.records(conversation)
@@ -202,11 +220,17 @@ def test_values_that_are_not_json(client: BothKinds, conversation: str) -> None:
     records = client.records(conversation)
     circle: list[Any] = []
     circle.append(circle)
-    for wrong in (float("nan"), [float("inf")], {1}, circle, "\ud800"):
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    twice = [({"a": {1: "a", "1": "b"}},), {None: 0, "null": 0}, {True: 0, "true": 0}]
+    for wrong in (float("nan"), [float("inf")], {1}, circle, "\ud800", deep, *twice):
         with pytest.raises(ValueError, match="record 'a' is not JSON"):
             records.put_json("a", wrong)
     assert records.get("a") is None
-    for value in (b"", b"{", b"\xff"):
+    nested = b"[" * 100_000 + b"]" * 100_000
+    numbers = (b"NaN", b"[Infinity]", b"-Infinity")
+    for value in (b"", b"{", b"\xff", b'"\xff"', *numbers, nested, *("1".encode(c) for c in UTFS)):
         records.put("a", value)
         with pytest.raises(ValueError, match="record 'a' is not JSON"):
             records.get_json("a")
@@ -390,6 +414,16 @@ def test_append_and_load(client: BothKinds, conversation: str) -> None:
     deletion = RecordWrite(key="state/graph", delete=True, if_revision=record.revision)
     client.append_messages(say(conversation, deletion))
     assert not client.load_conversation(load).records
+
+
+def test_clear_of_no_sequences(client: BothKinds, conversation: str) -> None:
+    """With the highest after_sequence, as README.md says, an empty list removes nothing."""
+    client.append_messages(say(conversation))
+    for sequences, left in (([], 1), ([1], 0)):
+        request = ClearConversationRequest(
+            conversation_id=conversation, sequences=sequences, after_sequence=2**31 - 1
+        )
+        assert client.clear_conversation(request).conversation.message_count == left
 
 
 @KINDS
@@ -604,6 +638,8 @@ def test_records_that_did_not_fit(client: BothKinds, conversation: str) -> None:
     assert sorted(record.key for record in got) == ["a", "b", "c", *small]
     assert {len(r.value) for r in got if r.key in "abc"} == {2 << 20}
     assert list(records.get_all([])) == []
+    with pytest.raises(TypeError, match="keys is the string 'abc', want several keys"):
+        records.get_all("abc")
     assert [len(record.value) for record in records.list(page_size=3)][:3] == [2 << 20] * 3
 
 
