@@ -258,12 +258,19 @@ export class Client {
     return this.#conversations.deleteConversation(request, options);
   }
 
-  /** Removes messages and keeps the conversation. Sequences continue. */
-  clearConversation(
+  /**
+   * Removes messages and keeps the conversation. Sequences continue. Throws INVALID_ARGUMENT if sequences is
+   * empty and afterSequence is not set, because the server would then remove all messages: to do that, leave
+   * out sequences.
+   */
+  async clearConversation(
     request: Input<ClearConversationRequest>,
     options?: CallOptions,
   ): Promise<ClearConversationResponse> {
-    return this.#conversations.clearConversation(request, options);
+    if (request?.sequences?.length === 0 && request.afterSequence === undefined) {
+      throw invalidRequest("sequences is empty; leave it out to remove all messages, or set afterSequence");
+    }
+    return await this.#conversations.clearConversation(request, options);
   }
 
   /** Deletes conversations that have been inactive for a time. */
@@ -372,8 +379,9 @@ export class Client {
    * expires and there is another one, the client reconnects and resumes after the last event. Indexes
    * increase, no event is repeated, and no text is missing or doubled. There are these limits:
    *
-   * - If the server no longer has the single events, the text arrives in larger pieces. Some indexes
-   *   are then left out, and so may be progress notes, records and messages that the history has dropped.
+   * - If the server no longer has the single events, text and reasoning arrive in larger pieces. Some
+   *   indexes are then left out, and so may be progress notes, deltas of tool calls, records and messages
+   *   that the history has dropped.
    * - A crash of the server may lose up to one second of text that the caller has already received.
    *   The messages in finished are the stored ones.
    * - A turn that loses its connection while it is queued may lose its position in the queue. The
@@ -420,7 +428,8 @@ export class Client {
    * With afterIndex 0 it works as long as the server keeps the turn. With another afterIndex it may end
    * with OUT_OF_RANGE, EVENTS_GONE: the server no longer has the single events, and the client does not
    * know how much of a message the caller has. Then show the turn from index 0 again, or use the offsets
-   * of deltas to cut what you have.
+   * of deltas to cut what you have. After such a restart at the beginning, deltas of the arguments of a tool
+   * call may repeat what the caller has; their offset says where each belongs.
    */
   resumeTurn(request: Input<ResumeTurnRequest>, options: CallOptions = {}): AsyncIterable<TurnEvent> {
     const copy = deferredCopy(ResumeTurnRequest, request);

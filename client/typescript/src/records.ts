@@ -1,3 +1,5 @@
+import { types } from "node:util";
+
 import type { CallOptions } from "nice-grpc";
 
 import { ParleyError } from "./errors.js";
@@ -48,7 +50,12 @@ export interface RecordCalls {
 /**
  * Returns the write of a record with a value as JSON and the media type application/json. It can be one of
  * several in {@link Records.write}, in the records of an append or a chat, or the record that an agent
- * yields. Throws INVALID_ARGUMENT if `JSON.stringify` cannot convert the value.
+ * yields.
+ *
+ * The JSON is that of `JSON.stringify`, which leaves out properties that are undefined and converts a Date to a
+ * string. Throws INVALID_ARGUMENT for other values that would change: a number that is NaN or infinite, a
+ * bigint, a function, a symbol, undefined in an array, an invalid Date, a Map, a Set, a typed array or another
+ * kind of buffer.
  */
 export function jsonWrite<T>(
   key: string,
@@ -57,7 +64,7 @@ export function jsonWrite<T>(
 ): RecordWrite {
   let text: string | undefined;
   try {
-    text = JSON.stringify(value);
+    text = JSON.stringify(value, checked);
   } catch (error) {
     throw invalidRequest(`the value of record ${JSON.stringify(key)} is not JSON: ${error}`, error);
   }
@@ -69,8 +76,35 @@ export function jsonWrite<T>(
 }
 
 /**
- * Returns the value of a record that is JSON. The media type does not matter. T is not checked. Throws a
- * SyntaxError if the value is not JSON.
+ * Returns the value of a property of holder for `JSON.stringify`. Throws a TypeError if `JSON.stringify` would
+ * change the value without an error.
+ */
+function checked(this: unknown, key: string, value: unknown): unknown {
+  const original = (this as { [key: string]: unknown })[key]; // The value before its toJSON, if it has one.
+  let fault: string | undefined;
+  if (typeof value === "number" && !Number.isFinite(value)) {
+    fault = String(value);
+  } else if (typeof value === "function" || typeof value === "symbol") {
+    fault = `a ${typeof value}`;
+  } else if (value === undefined && Array.isArray(this)) {
+    fault = "undefined in an array";
+  } else if (value === null && types.isDate(original)) {
+    fault = "an invalid Date";
+  } else if (types.isMap(value) || types.isSet(value)) {
+    fault = "a Map or Set; convert it to an array or object";
+  } else if (types.isArrayBufferView(original) || types.isAnyArrayBuffer(value)) {
+    fault = "a typed array or buffer; convert it to an array or base64";
+  }
+  if (fault !== undefined) {
+    throw new TypeError(`it contains ${fault}`);
+  }
+  return value;
+}
+
+/**
+ * Returns the value of a record that is JSON. The media type does not matter. T is not checked. An integer above
+ * 2^53 may become another one; writers must keep it as a string. Throws a SyntaxError if the value is not JSON
+ * in UTF-8.
  */
 export function jsonValue<T = unknown>({ key, value }: Pick<ParleyRecord, "key" | "value">): T {
   try {
@@ -116,9 +150,15 @@ export class Records {
   /**
    * Returns the records of any number of keys. A key without a record is left out. A call gets up to 100
    * records with up to 3 MiB, all as they are at one instant. The loop makes as many calls as it needs. A
-   * record for which a reply had no space follows later. The options apply to each call.
+   * record for which a reply had no space follows later. A key that occurs several times counts once. The
+   * options apply to each call. Throws INVALID_ARGUMENT if keys is a string.
    */
-  getAll(keys: Iterable<string>, options?: CallOptions): AsyncIterable<ParleyRecord> {
+  getAll(keys: readonly string[], options?: CallOptions): AsyncIterable<ParleyRecord> {
+    if (typeof keys === "string") {
+      throw invalidRequest(
+        `keys is the string ${JSON.stringify(keys)}, want an array; get returns one record`,
+      );
+    }
     const all = [...new Set(keys)];
     return { [Symbol.asyncIterator]: () => this.#getAll(all, options) };
   }
@@ -131,8 +171,7 @@ export class Records {
    */
   put(key: string, value: Uint8Array, fields: PutFields = {}, options?: CallOptions): Promise<number> {
     const { requestId, ...rest } = fields;
-    // The generated type wants a Buffer, and the generated code takes any Uint8Array.
-    return this.#put({ ...rest, key, value: value as Buffer }, requestId, options);
+    return this.#put({ ...rest, key, value }, requestId, options);
   }
 
   /** Writes a record with a value as JSON, and returns its revision. See {@link put} and {@link jsonWrite}. */
@@ -146,7 +185,10 @@ export class Records {
     return await this.#put(jsonWrite(key, value, rest), requestId, options);
   }
 
-  /** Deletes a record. If there is none, nothing changes. See {@link put} for ifRevision. */
+  /**
+   * Deletes a record. If there is none, the call succeeds. The version of the conversation rises in both cases,
+   * because the call has a requestId. See {@link put} for ifRevision.
+   */
   async delete(
     key: string,
     fields: Pick<PutFields, "ifRevision" | "requestId"> = {},
@@ -158,7 +200,9 @@ export class Records {
 
   /**
    * Writes and deletes up to 100 records in one commit: all or none. Together they may have up to 4 MiB. With
-   * tenantScope, a write is of the tenant's records, in the same commit.
+   * tenantScope, a write is of the tenant's records, in the same commit. The version of the conversation rises
+   * even if all writes are deletions of records that do not exist, because the call has a requestId. The
+   * revision in the reply is then 0.
    */
   write(
     writes: readonly Input<RecordWrite>[],

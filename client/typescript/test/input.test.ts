@@ -8,6 +8,7 @@ import {
   type ImportConversationsRequest,
   type Input,
   type Message,
+  type Piece,
   TurnEvent,
 } from "parley";
 
@@ -49,6 +50,18 @@ test("an undefined field has its default", () => {
   assert.equal(TurnEvent.fromPartial(event as object).event, undefined);
 });
 
+test("bytes may be any Uint8Array", () => {
+  const value = Uint8Array.of(1);
+  const records = [{ key: "a", value }];
+  const append: Input<AppendMessagesRequest> = { records };
+  const pieces: Piece[] = [{ record: { key: "a", value } }, { native: { type: "x", value } }];
+  const calls = (client: Client) => [client.records("a").write(records), client.appendMessages({ records })];
+  assert.equal(typeof calls, "function");
+  const copy = AppendMessagesRequest.fromPartial(append as object);
+  const { records: got } = AppendMessagesRequest.decode(AppendMessagesRequest.encode(copy).finish());
+  assert.deepEqual([...got[0]!.value, pieces.length], [1, 2]);
+});
+
 test("wrong requests do not compile", () => {
   const wrong = (client: Client) => {
     const one: Input<ImportConversationsRequest> = {};
@@ -59,6 +72,10 @@ test("wrong requests do not compile", () => {
     client.appendMessages({ conversationId: 1 });
     // @ts-expect-error: an unknown role
     client.appendMessages({ messages: [{ role: "ROLE_NOBODY" }] });
+    // @ts-expect-error: a string for bytes
+    client.records("a").write([{ key: "a", value: "text" }]);
+    // @ts-expect-error: a string for keys
+    client.records("a").getAll("abc");
     // @ts-expect-error: one request instead of an iterable
     client.importConversations(one);
   };

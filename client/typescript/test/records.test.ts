@@ -74,7 +74,11 @@ test("a record has the value, the revision and the fields of its last write", op
   await records.delete("a");
   assert.equal(await records.get("a"), undefined);
   assert.ok((await records.put("a", bytes("again"), { ifRevision: 0 })) > revision + 1);
+  const version = async () => (await client.getConversation({ conversationId: "c" })).conversation?.version;
+  const before = (await version())!;
   await records.delete("never there");
+  assert.equal(await version(), before + 1);
+  assert.equal((await records.write([{ key: "never there", delete: true }])).revision, 0);
 });
 
 test("JSON is read as it was written", options, async (t) => {
@@ -97,6 +101,9 @@ test("JSON is read as it was written", options, async (t) => {
     assert.deepEqual([record.mediaType, record.labels], ["application/json", { a: "b" }]);
     assert.deepEqual(jsonValue(record), value);
   }
+  const date = new Date(0);
+  await records.putJSON("value", { date, left: undefined, own: { toJSON: () => [1] } });
+  assert.deepEqual((await records.getJSON("value")).value, { date: date.toJSON(), own: [1] });
   assert.deepEqual(await records.getJSON("other"), { value: undefined, revision: 0 });
   for (let wanted = 1; wanted <= 3; wanted++) {
     const { value, revision } = await records.getJSON<State>("state");
@@ -109,7 +116,27 @@ test("a value that is not JSON is neither written nor read", options, async (t) 
   const { records } = await startRecords(t);
   const circle: unknown[] = [];
   circle.push(circle);
-  for (const value of [undefined, () => 1, 1n, circle]) {
+  for (const value of [
+    undefined,
+    () => 1,
+    1n,
+    circle,
+    Number.NaN,
+    [Number.POSITIVE_INFINITY],
+    { a: -1 / 0 },
+    { a: new Map([["b", 1]]) },
+    [new Set()],
+    { a: Uint8Array.of(1) },
+    Buffer.of(1),
+    new Float64Array(1),
+    new DataView(new ArrayBuffer(1)),
+    { a: new ArrayBuffer(1) },
+    new SharedArrayBuffer(1),
+    [undefined],
+    { a: () => 1 },
+    [Symbol("a")],
+    { a: new Date(Number.NaN) },
+  ]) {
     const wanted = { code: "INVALID_ARGUMENT", message: /record "a"/ };
     await assert.rejects(records.putJSON("a", value), wanted);
     assert.throws(() => jsonWrite("a", value), wanted);
@@ -212,6 +239,8 @@ test("the loop over many keys also gets the records that did not fit", options, 
   assert.deepEqual(keysOf(got).sort(), ["a", "b", "c", ...small]);
   assert.ok(got.every(({ key, value }) => value.length === (key.length > 1 ? 0 : 2 << 20)));
   assert.deepEqual(await collect(records.getAll([])), []);
+  const wanted = { code: "INVALID_ARGUMENT", message: /keys is the string "abc", want an array/ };
+  assert.throws(() => records.getAll("abc" as never), wanted);
 });
 
 test("the records of the tenant are others, and may expire", options, async (t) => {
@@ -313,6 +342,23 @@ test("messages and records are one commit and one read", options, async (t) => {
 function isEnd({ payload }: ConversationChange): boolean {
   return payload?.$case === "message" && payload.value.content === "end";
 }
+
+test("an empty list of sequences does not clear a conversation", options, async (t) => {
+  const { client } = await startRecords(t);
+  await client.appendMessages(say());
+  const conversationId = "c";
+  const refused = { code: "INVALID_ARGUMENT", message: /sequences is empty/ };
+  await assert.rejects(client.clearConversation({ conversationId, sequences: [] }), refused);
+  for (const [request, left] of [
+    [{ sequences: [2] }, 1],
+    [{ sequences: [], afterSequence: 1 }, 1],
+    [{ sequences: [1] }, 0],
+    [{ sequences: undefined }, 0],
+  ] as const) {
+    const { conversation } = await client.clearConversation({ conversationId, ...request });
+    assert.equal(conversation?.messageCount, left);
+  }
+});
 
 test("the records of an agent are written with its answer", options, async (t) => {
   class Recorder extends Agent {
