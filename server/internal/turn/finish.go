@@ -38,6 +38,7 @@ func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 	}
 	result, err := x.commitEnd(messages, end, records)
 	if refusal := recordsRefusal(err); refusal != nil && len(records) > 0 {
+		x.log.Warn("records of the answer refused by the store, it is stored without them", "error", err)
 		x.live.answer.SetIncomplete()
 		end.State, end.Error = parleyv1.TurnState_TURN_STATE_FAILED, refusal
 		result, err = x.commitEnd(messages, end, nil)
@@ -90,8 +91,9 @@ func isAnswerError(err error) bool {
 }
 
 // commitEnd ends the turn in the store and writes the records of its answer. It retries while the store is
-// overloaded or the disk is full. If the server stops while the disk is full, commitEnd returns; the next
-// start ends the turn with the saved part of its answer.
+// overloaded or the disk is full. On a full disk, it returns in two cases: if there are records, since the store
+// has a reserve for answers but not for records, and if the server stops. After a stop, the next start ends the
+// turn with the saved part of its answer.
 func (x *execution) commitEnd(
 	messages []*parleyv1.Message, end *parleyv1.Turn, records []*parleyv1.RecordWrite,
 ) (*store.Result, error) {
@@ -103,7 +105,7 @@ func (x *execution) commitEnd(
 			Events: x.eventIndexes, Records: records,
 		})
 		full := errors.Is(err, store.ErrNoSpace)
-		if !full && !errors.Is(err, store.ErrOverloaded) || full && x.manager.ctx.Err() != nil {
+		if !full && !errors.Is(err, store.ErrOverloaded) || full && (len(records) > 0 || x.manager.ctx.Err() != nil) {
 			return result, err
 		}
 		x.live.events.ReleaseReserved()

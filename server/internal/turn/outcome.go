@@ -104,6 +104,12 @@ func recordsRefusal(err error) *parleyv1.TurnError {
 	if full, ok := errors.AsType[*store.TenantBytesError](err); ok {
 		return &parleyv1.TurnError{Code: codeResourceExhausted, Reason: "TENANT_BYTES", Message: full.Error() + "; delete conversations or records"}
 	}
+	if errors.Is(err, store.ErrNoSpace) {
+		return &parleyv1.TurnError{
+			Code: codeResourceExhausted, Reason: "STORE_FULL", Retryable: true,
+			Message: "the disk of the store is full, and the records of the answer do not fit; free some space and answer again",
+		}
+	}
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package turn
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -175,6 +176,33 @@ func TestRefusedRecords(t *testing.T) {
 			t.Errorf("%s: next Chat = %v, want the conversation free", test.name, err)
 		}
 	}
+}
+
+// TestRecordsOnAFullDisk: if the disk is full, the answer is stored without its records. The store has a reserve
+// for answers, but not for records.
+func TestRecordsOnAFullDisk(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("answer"), putRecord("a", "1"))},
+		func(o *Options) { o.Store = &reserveStore{o.Store} })
+	end := readFinished(t, f.chat(t, chatRequest("q", 0)))
+	if turn := end.GetTurn(); stateName(turn.GetState()) != "FAILED" || turn.GetError().GetReason() != "STORE_FULL" {
+		t.Errorf("turn = %v, want FAILED, STORE_FULL", turn)
+	}
+	if diff := cmp.Diff([]string{"user: q", "assistant: answer …"}, f.stored(t)); diff != "" {
+		t.Errorf("stored messages (-want +got):\n%s", diff)
+	}
+	if got := f.records(t, "c"); len(got) > 0 {
+		t.Errorf("records = %v, want none", got)
+	}
+}
+
+// reserveStore is a store whose disk has space for the ends of turns only, without records.
+type reserveStore struct{ store.Store }
+
+func (r *reserveStore) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	if a.End != nil && len(a.Records) > 0 {
+		return nil, store.ErrNoSpace
+	}
+	return r.Store.Append(ctx, a)
 }
 
 // TestRecordsOfOtherEnds: a turn that fails writes no records.
