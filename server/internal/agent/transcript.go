@@ -160,8 +160,11 @@ func asUserMessage(message *parleyv1.Message) *parleyv1.Message {
 //	```
 //
 // A blank line separates the parts. Tool calls, results and attachments are not included. Text
-// returns "" if the message has none of these parts.
+// returns "" if the message has none of these parts, or if [IsEmptyAnswer] reports true.
 func Text(message *parleyv1.Message) string {
+	if IsEmptyAnswer(message) {
+		return ""
+	}
 	text := message.GetContent()
 	if message.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE {
 		if text != "" {
@@ -181,6 +184,14 @@ func Text(message *parleyv1.Message) string {
 		b.WriteString(fenceOpen + data.GetType() + "\n" + JSON(data.GetValue()) + "\n" + fence)
 	}
 	return b.String()
+}
+
+// IsEmptyAnswer reports whether a message is an answer that was cut off before it said anything: an INCOMPLETE message
+// of an assistant with at most reasoning. Models do not receive it.
+func IsEmptyAnswer(message *parleyv1.Message) bool {
+	return message.GetRole() == parleyv1.Role_ROLE_ASSISTANT &&
+		message.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE && message.GetContent() == "" &&
+		len(message.GetStructuredData())+len(message.GetToolCalls())+len(message.GetAttachments()) == 0
 }
 
 // IsWritten reports whether a message is what a model wrote, as this text and these calls: it is complete, it has

@@ -402,7 +402,12 @@ func TestText(t *testing.T) {
 		{"nothing", &parleyv1.Message{}, ""},
 		{"content", newMessage(user, " Hi \n"), " Hi \n"},
 		{"cut off", &parleyv1.Message{Content: " The answer is", Status: cutOff}, " The answer is [cut off]"},
-		{"cut off at once", &parleyv1.Message{Status: cutOff}, "[cut off]"},
+		{"cut off at once", &parleyv1.Message{Role: assistant, Status: cutOff}, ""},
+		{"cut off in its reasoning", &parleyv1.Message{Role: assistant, Reasoning: "Hm", Status: cutOff}, ""},
+		{
+			"cut off after a call",
+			&parleyv1.Message{Role: assistant, ToolCalls: []*parleyv1.ToolCall{{Id: "a"}}, Status: cutOff}, "[cut off]",
+		},
 		{"data", &parleyv1.Message{StructuredData: data}, blocks},
 		{
 			"content and data", &parleyv1.Message{Content: "Here.", StructuredData: data, Status: cutOff},

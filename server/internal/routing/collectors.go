@@ -15,6 +15,8 @@ import (
 // collectors compute the parts of a summary that depend on all messages. Messages are added from
 // the newest to the oldest.
 type collectors struct {
+	limit    int           // of recent
+	recent   []store.Frame // the summary's recent messages, the newest first
 	data     dataUses
 	agents   agentUses
 	calls    toolCalls
@@ -23,8 +25,9 @@ type collectors struct {
 	message  message // reused for each added message
 }
 
-func newCollectors() *collectors {
+func newCollectors(limit int) *collectors {
 	return &collectors{
+		limit: limit, recent: make([]store.Frame, 0, limit),
 		data:   dataUses{byType: make(map[string]*parleyv1.StructuredDataUse)},
 		agents: agentUses{seen: make(map[string]bool)},
 		calls:  toolCalls{results: make(map[string]int)},
@@ -32,11 +35,18 @@ func newCollectors() *collectors {
 	}
 }
 
-// add adds a message. older is true if the message is not one of the summary's recent messages.
-func (c *collectors) add(frame store.Frame, older bool) error {
+// add adds a message, unless it is an empty answer.
+func (c *collectors) add(frame store.Frame) error {
 	m := &c.message
 	if err := m.read(frame); err != nil {
 		return err
+	}
+	if empty, err := m.isEmptyAnswer(frame); empty || err != nil {
+		return err
+	}
+	older := len(c.recent) == c.limit
+	if !older {
+		c.recent = append(c.recent, frame)
 	}
 	c.data.add(m, older)
 	c.question.add(m)
@@ -103,8 +113,8 @@ func (u *agentUses) add(m *message) error {
 }
 
 // question determines whether the newest user message is unanswered. It skips system messages,
-// which answer nothing. An incomplete answer counts as an answer, because an agent accepted the
-// message. A tool result counts as an answer, too: it is a step of an answer that has started.
+// which answer nothing. An incomplete answer counts as an answer if it says anything, because an agent accepted
+// the message. A tool result counts as an answer, too: it is a step of an answer that has started.
 type question struct{ decided, open bool }
 
 func (q *question) add(m *message) {

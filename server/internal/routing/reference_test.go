@@ -41,6 +41,10 @@ func drawHistory(t *rapid.T) []*parleyv1.Message {
 				)
 			}
 			m.Summary = rapid.OneOf(rapid.Just(""), content).Draw(t, "summary")
+			m.Status = parleyv1.MessageStatus(rapid.Int32Range(1, 2).Draw(t, "status"))
+			if rapid.IntRange(0, 4).Draw(t, "empty") == 0 {
+				m.Content, m.Summary, m.StructuredData, m.ToolCalls, m.Attachments = "", "", nil, nil, nil
+			}
 		}
 		return m
 	}), 0, 30).Draw(t, "messages")...)
@@ -48,6 +52,10 @@ func drawHistory(t *rapid.T) []*parleyv1.Message {
 
 // reference is a slow implementation of Summarize that follows the proto comments literally.
 func reference(c *parleyv1.Conversation, messages []*parleyv1.Message, limit int) *parleyv1.RoutingSummary {
+	messages = slices.DeleteFunc(slices.Clone(messages), func(m *parleyv1.Message) bool {
+		return m.Role == parleyv1.Role_ROLE_ASSISTANT && m.Status == parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE &&
+			m.Content == "" && m.Summary == "" && len(m.StructuredData)+len(m.ToolCalls)+len(m.Attachments) == 0
+	})
 	older := max(0, len(messages)-limit)
 	s := &parleyv1.RoutingSummary{
 		ConversationId: c.Id, Uid: c.Uid, Version: c.Version, ActiveAgent: c.ActiveAgent, ActiveTurnId: c.ActiveTurnId,

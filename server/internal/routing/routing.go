@@ -37,7 +37,8 @@ type Options struct {
 // Summarize does not change its arguments. The summary shares the lease and the times with c, so
 // neither must be changed afterwards. It does not reference the memory of messages.
 //
-// The recent messages have neither a native form nor reasoning, which are not for coordinators.
+// The recent messages have neither a native form nor reasoning, which are not for coordinators. An answer that was cut
+// off before it said anything is skipped, as if it were not stored.
 //
 // The summary is meant to be sent. If all recent messages fit, it contains them in their stored form,
 // as unknown fields; the same holds for the values of referenced data. A receiver decodes them as
@@ -49,13 +50,13 @@ func Summarize(c *parleyv1.Conversation, messages store.Frames, o Options) (*par
 	if err != nil {
 		return nil, err
 	}
-	older := len(frames) - min(max(o.MessageLimit, 0), len(frames))
-	collected := newCollectors()
-	for i, frame := range slices.Backward(frames) {
-		if err := collected.add(frame, i < older); err != nil {
+	collected := newCollectors(min(max(o.MessageLimit, 0), len(frames)))
+	for _, frame := range slices.Backward(frames) {
+		if err := collected.add(frame); err != nil {
 			return nil, err
 		}
 	}
+	slices.Reverse(collected.recent)
 	slices.Reverse(collected.calls.pending)
 	s := &parleyv1.RoutingSummary{
 		ConversationId:      c.GetId(),
@@ -74,7 +75,7 @@ func Summarize(c *parleyv1.Conversation, messages store.Frames, o Options) (*par
 		ExpireTime:          c.GetExpireTime(),
 		Uid:                 c.GetUid(),
 	}
-	recent := store.Frames(slices.Concat(frames[older:]...)).WithoutNative()
+	recent := store.Frames(slices.Concat(collected.recent...)).WithoutNative()
 	if o.MaxBytes <= 0 || fits(recent, s.ReferencedData, o.MaxBytes) {
 		setEncoded(s, recent)
 		return s, nil

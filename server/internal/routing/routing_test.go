@@ -261,6 +261,7 @@ func TestAwaitingAnswer(t *testing.T) {
 		{"answer", history(user("?"), assistant("a", "!")), false},
 		{"second question", history(user("?"), assistant("a", "!"), user("?")), true},
 		{"incomplete answer", history(user("?"), incomplete), false},
+		{"answer cut off in its reasoning", history(user("?"), reasoningOnly()), true},
 		{"tool result", history(user("?"), calls("1"), result("1")), false},
 		{"system message after the question", history(user("?"), system()), true},
 		{"system message after the answer", history(user("?"), assistant("a", "!"), system()), false},
@@ -272,6 +273,43 @@ func TestAwaitingAnswer(t *testing.T) {
 				t.Errorf("AwaitingAnswer = %t, want %t", got, test.want)
 			}
 		})
+	}
+}
+
+// reasoningOnly returns the message of a turn that ended while its model only reasoned.
+func reasoningOnly() *parleyv1.Message {
+	m := assistant("a", "")
+	m.Reasoning, m.Status = "hm", parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE
+	return m
+}
+
+// TestEmptyAnswers: answers that were cut off before they said anything take no place in a summary. Those with an
+// attachment or a summary do.
+func TestEmptyAnswers(t *testing.T) {
+	attached, summarized := reasoningOnly(), reasoningOnly()
+	attached.Attachments = []*parleyv1.Attachment{{Uri: "file:1"}}
+	summarized.Summary = "thought"
+	tests := []struct {
+		name     string
+		messages []*parleyv1.Message
+		want     []int32 // sequences of the recent messages
+	}{
+		{"at the end", history(user("?"), assistant("b", "!"), user("?"), reasoningOnly()), []int32{2, 3}},
+		{"between", history(user("?"), reasoningOnly(), user("?")), []int32{1, 3}},
+		{"alone", history(reasoningOnly()), nil},
+		{"with an attachment", history(user("?"), attached), []int32{1, 2}},
+		{"with a summary", history(user("?"), summarized), []int32{1, 2}},
+		{"complete", history(user("?"), assistant("a", "")), []int32{1, 2}},
+	}
+	for _, test := range tests {
+		s := summarize(t, nil, test.messages, Options{MessageLimit: 2})
+		var got []int32
+		for _, m := range s.RecentMessages {
+			got = append(got, m.Sequence)
+		}
+		if d := cmp.Diff(test.want, got); d != "" || s.Truncated {
+			t.Errorf("%s: recent messages (-want +got):\n%s, truncated = %t", test.name, d, s.Truncated)
+		}
 	}
 }
 

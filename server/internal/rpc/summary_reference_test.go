@@ -120,10 +120,10 @@ func referenceSummary(c *parleyv1.Conversation, stored []*parleyv1.Message, limi
 		ConversationId: c.GetId(), Uid: c.GetUid(), Version: c.GetVersion(), UpdateTime: c.GetUpdateTime(),
 		ExpireTime:  c.GetExpireTime(),
 		ActiveAgent: c.GetActiveAgent(), ActiveTurnId: c.GetActiveTurnId(), LastSequence: c.GetLastSequence(),
-		MessageCount: int32(
-			len(stored),
-		), RecentMessages: stored[max(0, len(stored)-limit):], Text: referenceText(stored),
+		MessageCount: int32(len(stored)),
 	}
+	stored = slices.DeleteFunc(slices.Clone(stored), isEmptyAnswer)
+	s.RecentMessages, s.Text = stored[max(0, len(stored)-limit):], referenceText(stored)
 	var dialog []*parleyv1.Message // without system messages
 	for i, m := range stored {
 		if m.GetRole() != parleyv1.Role_ROLE_SYSTEM {
@@ -173,6 +173,13 @@ func referenceSummary(c *parleyv1.Conversation, stored []*parleyv1.Message, limi
 		}
 	}
 	return s
+}
+
+// isEmptyAnswer reports whether a message is an answer that was cut off before it said anything.
+func isEmptyAnswer(m *parleyv1.Message) bool {
+	return m.GetRole() == parleyv1.Role_ROLE_ASSISTANT &&
+		m.GetStatus() == parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE && m.GetContent() == "" && m.GetSummary() == "" &&
+		len(m.GetStructuredData())+len(m.GetToolCalls())+len(m.GetAttachments()) == 0
 }
 
 // referenceValues returns the values of each type, the newest first. The type with the newest value is

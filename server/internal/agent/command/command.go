@@ -22,7 +22,8 @@
 //	[TOOL_CALL name id]: the arguments as the model wrote them
 //
 // A tool's result is [TOOL_RESULT name id]: and its content, with "error: " before it if the call
-// failed. The text of a message that was cut off ends with " [cut off]". Nothing is escaped. Only line
+// failed. The text of a message that was cut off ends with " [cut off]"; such a
+// message without any content is left out. Nothing is escaped. Only line
 // feeds at the end of a block are omitted; the context window determines how much history the program
 // receives. A program that must distinguish a block from a text that looks like one should be a remote
 // agent.

@@ -14,7 +14,9 @@ func input(request *parleyv1.RespondRequest) string {
 		t.block(prompt, "SYSTEM")
 	}
 	for _, message := range request.GetMessages() {
-		t.message(message)
+		if !agent.IsEmptyAnswer(message) {
+			t.message(message)
+		}
 	}
 	t.text.WriteByte('\n')
 	return t.text.String()

@@ -98,12 +98,11 @@ func TestInput(t *testing.T) {
 				Role: assistant, Content: "The answer is", Status: cutOff,
 				StructuredData: []*parleyv1.StructuredData{{Type: "n", Value: structpb.NewNumberValue(1)}},
 			},
-			{Role: assistant, Status: cutOff},
+			{Role: assistant, Status: cutOff, Reasoning: "Hm"},
 			{Role: assistant, Status: cutOff, ToolCalls: []*parleyv1.ToolCall{{Id: "c", Name: "clock"}}},
 			{Role: tool, Status: cutOff, ToolResult: &parleyv1.ToolResult{CallId: "c", Content: "12:"}},
 		}}, []string{
 			"[ASSISTANT]: The answer is [cut off]", "[STRUCTURED_DATA n]: 1",
-			"[ASSISTANT]: [cut off]",
 			"[ASSISTANT]: [cut off]", "[TOOL_CALL clock c]:",
 			"[TOOL_RESULT clock c]: 12: [cut off]",
 		}},

@@ -129,7 +129,9 @@ func messages(request *parleyv1.RespondRequest, native bool) (messages []any, ha
 		}
 		m := newMessage(message)
 		if m.Role == "assistant" && m.Content == "" && len(m.ToolCalls) == 0 {
-			continue // It has only reasoning, or a native form of another kind. Some servers refuse an empty answer.
+			// It has only reasoning, possibly because it was cut off, or a native form of another kind. Some servers refuse
+			// an empty answer.
+			continue
 		}
 		messages = append(messages, m)
 	}

@@ -73,6 +73,7 @@ func TestMessages(t *testing.T) {
 		}}, []string{`{"content":"Hi","role":"user"}`, `{"content":"Well?","role":"user"}`}},
 		{"cut off", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 			{Role: assistant, Content: "It is", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
+			{Role: assistant, Reasoning: "Hm", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
 		}}, []string{`{"content":"It is [cut off]","role":"assistant"}`}},
 		{"attachments", &parleyv1.RespondRequest{Messages: []*parleyv1.Message{
 			{Role: user, Content: "Look.", Attachments: attachments},
