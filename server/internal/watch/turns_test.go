@@ -229,7 +229,7 @@ func TestEventsWakeOnlyTheirWatchers(t *testing.T) {
 			t.Error("event woke a subscriber or moved the cursor")
 		}
 		_ = c.disconnect()
-		const subscriber = 2 // one of changes and one of records
+		const subscriber = 1
 		if _, readers := h.Readers(); readers != subscriber {
 			t.Errorf("%d readers besides the subscriber, want 0", readers-subscriber)
 		}

@@ -234,13 +234,12 @@ func (h *Hub) Subscribe(tenant, id string) (changed <-chan struct{}, stop func()
 		return nil, nil, err
 	}
 	wake := make(chan struct{}, 1)
-	changes, records := newReader([]string{id}, wake), newReader([]string{id}, wake)
-	changes.wakeOnly, records.wakeOnly = true, true
+	// A change of a record follows another change of the same version, so the feed of records need not be read.
+	changes := newReader([]string{id}, wake)
+	changes.wakeOnly = true
 	t.changes.addReader(changes)
-	t.records.addReader(records) // A write of records changes the version of the conversation.
 	return wake, sync.OnceFunc(func() {
 		t.changes.removeReader(changes)
-		t.records.removeReader(records)
 		h.unregister(t, 0)
 	}), nil
 }
