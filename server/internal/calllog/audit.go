@@ -17,11 +17,12 @@ const (
 	SignInFailed     Event = "sign_in_failed"    // no valid credential
 	PermissionDenied Event = "permission_denied" // the role or the tenant of a caller does not suffice
 	AdminCall        Event = "admin_call"        // a call that needs the role admin
-	Delete           Event = "delete"            // a caller deleted or cleared conversations, or erased log entries
+	Delete           Event = "delete"            // a caller removed conversations, messages, records or log entries
 	Transfer         Event = "transfer"          // an export or an import
 )
 
-// auditedMethods returns the methods whose calls have an audit entry.
+// auditedMethods returns the methods whose calls always have an audit entry. Calls of other methods have one if they
+// remove something, see [Call].
 func auditedMethods() map[string]Event {
 	events := map[string]Event{
 		parleyv1.ConversationService_DeleteConversation_FullMethodName:   Delete,
@@ -38,6 +39,17 @@ func auditedMethods() map[string]Event {
 		}
 	}
 	return events
+}
+
+// auditEvent returns the kind of the audit entry of a call that has ended, or false if it has none.
+func (l *Log) auditEvent(c *Call) (Event, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	event, audited := l.events[c.method]
+	if !audited && c.removes {
+		event, audited = Delete, true
+	}
+	return event, audited && c.accepted
 }
 
 // SignInFailed writes an audit entry about a call whose credential is missing or not valid. At most maxEntries are

@@ -2,6 +2,7 @@ package calllog
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,6 +38,7 @@ type Call struct {
 	conversation, request string // ids in the request
 	waits                 bool   // the request asks to wait for a change
 	dryRun                bool   // the request changes nothing
+	removes               bool   // the request removes messages or records besides what else it does
 	deleted               int64  // number of deleted things in the reply; -1 if the reply does not say
 }
 
@@ -114,7 +116,17 @@ func (c *Call) setRequest(request any) {
 		c.waits = r.GetWaitTimeout() != nil
 	case *parleyv1.PurgeConversationsRequest:
 		c.dryRun = r.GetDryRun()
+	case *parleyv1.AppendMessagesRequest:
+		c.removes = r.ReplaceAfterSequence != nil || hasDelete(r.GetRecords())
+	case *parleyv1.ChatRequest:
+		c.removes = hasDelete(r.GetRecords())
+	case *parleyv1.WriteRecordsRequest:
+		c.removes = hasDelete(r.GetWrites())
 	}
+}
+
+func hasDelete(writes []*parleyv1.RecordWrite) bool {
+	return slices.ContainsFunc(writes, (*parleyv1.RecordWrite).GetDelete)
 }
 
 // Replied sets what the reply of a unary call says about its effect.
@@ -132,12 +144,6 @@ func (c *Call) Replied(reply any) {
 	case *parleyv1.CreateConversationResponse:
 		c.conversation = r.GetConversation().GetId()
 	}
-}
-
-func (c *Call) isAccepted() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.accepted
 }
 
 // setReplied records the time of the first reply.

@@ -141,8 +141,7 @@ func (l *Log) Begin(ctx context.Context, method string, inProcess bool) (context
 // End writes the entry of a call, and its audit entry, if it has them. err is the status of the call.
 func (l *Log) End(ctx context.Context, c *Call, err error) {
 	settings := l.settings.Load()
-	event, audited := l.events[c.method]
-	audited = audited && c.isAccepted()
+	event, audited := l.auditEvent(c)
 	if settings.Calls == Off && !audited {
 		return
 	}

@@ -226,6 +226,8 @@ func TestSignInFailedIsBounded(t *testing.T) {
 // TestAudit checks the audit entries of calls.
 func TestAudit(t *testing.T) {
 	const purge = parleyv1.ConversationService_PurgeConversations_FullMethodName
+	const write = parleyv1.RecordService_WriteRecords_FullMethodName
+	removal := []*parleyv1.RecordWrite{{Key: "a"}, {Key: "b", Delete: true}}
 	admin := auth.Principal{Tenant: "acme", Name: "shop", ID: "token:t1"}
 	base := func(method, event string, more map[string]any) []map[string]any {
 		entry := map[string]any{
@@ -240,7 +242,25 @@ func TestAudit(t *testing.T) {
 		request, reply any
 		want           []map[string]any
 	}{
-		{appendMethod, &parleyv1.AppendMessagesRequest{ConversationId: "c"}, nil, nil},
+		{
+			appendMethod,
+			&parleyv1.AppendMessagesRequest{ConversationId: "c", Records: []*parleyv1.RecordWrite{{Key: "a"}}}, nil, nil,
+		},
+		{
+			appendMethod, &parleyv1.AppendMessagesRequest{ConversationId: "c", ReplaceAfterSequence: new(int32)}, nil,
+			base(appendMethod, "delete", map[string]any{"conversation_id": "c"}),
+		},
+		{
+			appendMethod, &parleyv1.AppendMessagesRequest{ConversationId: "c", Records: removal}, nil,
+			base(appendMethod, "delete", map[string]any{"conversation_id": "c"}),
+		},
+		{chatMethod, &parleyv1.ChatRequest{ConversationId: "c"}, nil, nil},
+		{
+			chatMethod, &parleyv1.ChatRequest{ConversationId: "c", Records: removal}, nil,
+			base(chatMethod, "delete", map[string]any{"conversation_id": "c"}),
+		},
+		{write, &parleyv1.WriteRecordsRequest{Writes: removal[:1]}, nil, nil},
+		{write, &parleyv1.WriteRecordsRequest{Writes: removal}, nil, base(write, "delete", nil)},
 		{
 			parleyv1.ConversationService_DeleteConversation_FullMethodName,
 			&parleyv1.DeleteConversationRequest{ConversationId: "c"}, &parleyv1.DeleteConversationResponse{},
