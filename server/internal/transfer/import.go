@@ -67,8 +67,8 @@ type Imported struct {
 
 // Import stores complete conversations of a tenant, which it receives until io.EOF. It stores a
 // conversation when all its requests have arrived. If a conversation has more than 3 MiB of records, Import
-// stores it when as many have arrived, and the others after that in commits of their own. If the
-// conversation fails after it was stored, Import deletes it.
+// stores it when as many have arrived, and the others after that in commits of their own. Such a
+// conversation replaces none. If it fails after it was stored, Import deletes it, unless others have changed it.
 //
 // A conversation fails if it is invalid, has a running turn, or is damaged in the store. The others are
 // still imported. If the store itself fails, Import returns the store's error as a ConversationError. The
@@ -183,7 +183,7 @@ func (i *importing) wait() error {
 func (i *importing) storeAndCount(ctx context.Context, c *incoming) error {
 	defer func() { c.frames, c.records = nil, nil }()
 	c.checkCount()
-	err := i.storeConversation(ctx, c)
+	err := i.storeConversation(ctx, c, true)
 	if c.uid != "" && (err != nil || c.fault != "") {
 		err = i.discard(ctx, c, err)
 	}

@@ -35,8 +35,11 @@ type incoming struct {
 	recordCount int                // records received
 	wantRecords int                // record_count of the last header; 0 if it has none
 	lastKey     string             // of the newest record
-	// uid is that of the stored conversation, if it was stored before all of its records arrived.
-	uid string
+	// uid is that of the stored conversation, if it was stored before all of its records arrived. version is the one
+	// after the last commit of the import. changed is set if others have changed the conversation between two commits.
+	uid     string
+	version int32
+	changed bool
 	// skipped is set if the store skipped the conversation, noCapacity if the tenant had no capacity left for it.
 	skipped, noCapacity bool
 }

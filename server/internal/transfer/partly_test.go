@@ -230,6 +230,63 @@ func TestInterruptedImport(t *testing.T) {
 	}
 }
 
+// TestOverwriteWithManySmallRecords: a conversation is not replaced by one whose records need several commits, even if
+// all of them arrive before the first one.
+func TestOverwriteWithManySmallRecords(t *testing.T) {
+	for count, want := range map[int]int{maxFirstRecords: maxFirstRecords, maxFirstRecords + 1: 1} {
+		f := open(t)
+		f.fillRecords(t, "c", 1, 1)
+		var parts []*parleyv1.ExportConversationsResponse
+		for n := range count {
+			if n%maxExportRecords == 0 {
+				p := recordsExport(f)
+				if n > 0 {
+					p.Messages = nil
+				}
+				parts = append(parts, p)
+			}
+			last := parts[len(parts)-1]
+			last.Records = append(last.Records, &parleyv1.Record{Key: fmt.Sprintf("%05d", n)})
+		}
+		if _, err := f.tryImport(t, true, parts...); err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := f.storedMany(t, "c"); got != want {
+			t.Errorf("%d records stored after an import of %d, want %d", got, count, want)
+		}
+	}
+}
+
+// TestInterruptedImportOfChanged: an import deletes nothing that others have changed since its first commit, and says
+// that the conversation is incomplete.
+func TestInterruptedImportOfChanged(t *testing.T) {
+	from := open(t)
+	from.fillRecords(t, "a", 6, 1<<20)
+	parts := from.mustExport(t)
+	for _, at := range []int{4, 5} { // before the last commit, after it
+		to := open(t)
+		receive, n := receiveFrom(parts[:5], false, io.ErrUnexpectedEOF), 0
+		_, err := to.importer.Import(t.Context(), tenant, func() (*parleyv1.ImportConversationsRequest, error) {
+			if n++; n == at+1 {
+				message := &parleyv1.Message{Id: "other", Role: parleyv1.Role_ROLE_USER, Content: "mine"}
+				if _, err := to.hooks.Append(t.Context(), &store.Append{
+					Tenant: tenant, ConversationID: "a", Messages: []*parleyv1.Message{message}, MustExist: true,
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return receive()
+		})
+		if !errors.Is(err, io.ErrUnexpectedEOF) || !strings.HasSuffix(err.Error(), leftChanged) {
+			t.Errorf("Import = %v, want %v; %s", err, io.ErrUnexpectedEOF, leftChanged)
+		}
+		s, err := to.hooks.Store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "a"})
+		if err != nil || s.Conversation.GetMessageCount() != 3 {
+			t.Errorf("Read = %v, %v, want 3 messages", s, err)
+		}
+	}
+}
+
 // TestManySmallRecords: an import holds and commits a limited number of records, however small they are.
 func TestManySmallRecords(t *testing.T) {
 	f := open(t)

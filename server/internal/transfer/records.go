@@ -64,12 +64,13 @@ func (i *importing) storeReceived(ctx context.Context) error {
 		return err
 	}
 	i.incoming.checkMessageCount()
-	return i.storeConversation(ctx, i.incoming)
+	return i.storeConversation(ctx, i.incoming, false)
 }
 
 // storeConversation stores a conversation with the records received so far, or only these if the conversation is
-// stored already. A conversation that cannot be stored gets a fault or is skipped. An error ends the import.
-func (i *importing) storeConversation(ctx context.Context, c *incoming) error {
+// stored already. complete means that all records have arrived. A conversation that cannot be stored gets a fault or is
+// skipped. An error ends the import.
+func (i *importing) storeConversation(ctx context.Context, c *incoming, complete bool) error {
 	defer func() { c.frames, c.size, c.records, c.recordBytes = nil, 0, nil, 0 }()
 	if c.fault != "" || c.skipped {
 		return nil
@@ -79,37 +80,65 @@ func (i *importing) storeConversation(ctx context.Context, c *incoming) error {
 		return nil
 	}
 	if c.uid == "" {
-		first := c.takeRecords(maxFirstRecords)
-		messages := store.Frames(slices.Concat(c.frames...))
-		c.frames = nil // Otherwise they would be in memory twice.
-		var result *store.Result
-		err := retryOverloaded(ctx, func() (err error) {
-			result, err = i.store.Import(ctx, &store.Import{
-				Tenant: i.tenant, Conversation: c.header, Messages: messages, Records: first,
-				Overwrite: c.overwrite,
-			})
-			return err
-		})
-		if err != nil {
+		if err := i.storeFirst(ctx, c, complete); err != nil {
 			return c.refuse(err)
 		}
-		c.uid = result.Conversation.GetUid()
 	}
-	for len(c.records) > 0 {
-		w := &store.WriteRecords{Tenant: i.tenant, ConversationID: c.header.GetId(), UID: c.uid}
-		for _, r := range c.takeRecords(maxCommitWrites) {
-			w.Writes = append(w.Writes, writeOf(r))
-		}
-		err := retryOverloaded(ctx, func() error {
-			_, err := i.store.WriteRecords(ctx, w)
-			return err
-		})
-		if err != nil {
+	for len(c.records) > 0 && !c.skipped && c.fault == "" {
+		if err := i.storeRecords(ctx, c); err != nil {
 			return c.refuseRecords(err)
 		}
 	}
 	return nil
 }
+
+// storeFirst stores a conversation in its first commit, with as many records as fit. If others must follow, it replaces
+// no conversation: the old one would be lost if the new one failed afterwards.
+func (i *importing) storeFirst(ctx context.Context, c *incoming, complete bool) error {
+	first := c.takeRecords(maxFirstRecords)
+	messages := store.Frames(slices.Concat(c.frames...))
+	c.frames = nil // Otherwise they would be in memory twice.
+	inOneCommit := complete && len(c.records) == 0
+	var result *store.Result
+	err := retryOverloaded(ctx, func() (err error) {
+		result, err = i.store.Import(outlasting(ctx), &store.Import{
+			Tenant: i.tenant, Conversation: c.header, Messages: messages, Records: first,
+			Overwrite: c.overwrite && inOneCommit,
+		})
+		return err
+	})
+	if c.overwrite && errors.Is(err, store.ErrConversationExists) {
+		c.fault = "CONVERSATION_EXISTS: the conversation has too many records to be replaced in one commit; " +
+			"delete it first, or import without overwrite"
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	c.uid, c.version = result.Conversation.GetUid(), result.Conversation.GetVersion()
+	return nil
+}
+
+// storeRecords stores the next records of a conversation that is stored already.
+func (i *importing) storeRecords(ctx context.Context, c *incoming) error {
+	w := &store.WriteRecords{Tenant: i.tenant, ConversationID: c.header.GetId(), UID: c.uid}
+	for _, r := range c.takeRecords(maxCommitWrites) {
+		w.Writes = append(w.Writes, writeOf(r))
+	}
+	return retryOverloaded(ctx, func() error {
+		written, err := i.store.WriteRecords(outlasting(ctx), w)
+		if err == nil {
+			version := written.Conversation.GetVersion()
+			c.changed = c.changed || version != c.version+1
+			c.version = version
+		}
+		return err
+	})
+}
+
+// outlasting returns the context of a commit whose outcome must be known, even if the call ends in the meantime: the
+// import deletes only what it has stored itself.
+func outlasting(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
 
 // takeRecords removes and returns the first received records, as many as fit into a commit, and at most limit.
 func (c *incoming) takeRecords(limit int) []*parleyv1.Record {

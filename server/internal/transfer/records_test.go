@@ -222,9 +222,17 @@ func TestRecordsFailLater(t *testing.T) {
 	if got, _ := to.stored(t, "a"); len(got) != 1 {
 		t.Errorf("a skipped conversation has %d records, want its own", len(got))
 	}
+	failures := to.wantImport(t, true, 0, 0, exported...)
+	if len(failures) != 1 || !strings.HasPrefix(failures[0].GetReason(), "CONVERSATION_EXISTS: ") {
+		t.Errorf("failures with overwrite = %v, want CONVERSATION_EXISTS", failures)
+	}
+	if got, _ := to.stored(t, "a"); len(got) != 1 {
+		t.Errorf("a conversation that cannot be replaced at once has %d records, want its own", len(got))
+	}
+	to = open(t)
 	to.wantImport(t, true, 1, 0, exported...)
 	if got, _ := to.stored(t, "a"); len(got) != 6 {
-		t.Errorf("an overwritten conversation has %d records, want 6", len(got))
+		t.Errorf("a new conversation has %d records, want 6", len(got))
 	}
 	// Nothing of a forbidden conversation is stored, however large it is.
 	forbidding := NewImporter(to.hooks, to.clock.Now, rules.Retentions{ForbidNoExpiry: true})
