@@ -135,6 +135,7 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 		Store: s.traced(), Agents: s.agents, EventSink: s.hub, Log: o.log,
 		TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
 		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes,
+		MaxRecordBytes: int64(c.MaxRecordBytes),
 		MaxTurnsOf: func(tenant string) int { return limits.Of(tenant).MaxTurns },
 		OnEnd:      func(e turn.End) { s.metrics.TurnEnded(metrics.Turn(e)) },
 	})

@@ -75,7 +75,7 @@ func (m *Manager) tryAdmit(
 	var refusal error
 	if interrupts {
 		if refusal = m.interruptRefusal(request, snapshot); refusal == nil {
-			refusal = m.revisionRefusal(ctx, at, request.GetRecords())
+			refusal = m.refusalOfRecords(ctx, at, request.GetRecords(), snapshot.Conversation)
 		}
 	}
 	return m.enqueueOrAttach(ctx, at, proto.CloneOf(request), requestKey, snapshot, refusal)
@@ -109,35 +109,6 @@ func (m *Manager) interruptRefusal(request *parleyv1.ChatRequest, snapshot *stor
 		return err
 	}
 	return history.CheckRetention(Inputs(request), answered, snapshot, m.o.MaxConversationBytes)
-}
-
-// revisionRefusal returns the error of the first record of a request that does not have the revision that the request
-// requires.
-func (m *Manager) revisionRefusal(ctx context.Context, at key, writes []*parleyv1.RecordWrite) error {
-	for _, w := range writes {
-		if w.IfRevision == nil {
-			continue
-		}
-		// The key is the first one that begins with it. A list of keys reads no value.
-		list := &store.ListRecords{
-			Tenant: at.tenant, ConversationID: at.id, Prefix: w.GetKey(), KeysOnly: true, Limit: 1,
-		}
-		if w.GetTenantScope() {
-			list.ConversationID = ""
-		}
-		found, _, err := m.o.Store.ListRecords(ctx, list)
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
-			return err
-		}
-		current := int64(0)
-		if len(found) > 0 && found[0].GetKey() == w.GetKey() {
-			current = found[0].GetRevision()
-		}
-		if current != w.GetIfRevision() {
-			return &store.RevisionError{Key: w.GetKey(), TenantScope: w.GetTenantScope(), Current: current}
-		}
-	}
-	return nil
 }
 
 // conversationUID returns the uid of the conversation in which the turns of an id run. It is empty
@@ -176,7 +147,7 @@ func (m *Manager) enqueueOrAttach(
 			return nil, false, err
 		}
 		if request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT &&
-			(request.IfVersion != nil || dependsOnHistory(request)) {
+			(request.IfVersion != nil || dependsOnHistory(request) || dependsOnRecords(request)) {
 			if err := q.checkSnapshot(snapshot); err != nil {
 				return nil, false, err
 			}

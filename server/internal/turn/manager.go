@@ -69,7 +69,8 @@ import (
 // maxRunningTotal limits the running turns of all tenants together.
 const maxRunningTotal = 1024
 
-// Options configures a Manager. All fields are required except EventSink and MaxConversationBytes.
+// Options configures a Manager. All fields are required except EventSink, MaxConversationBytes and
+// MaxRecordBytes.
 type Options struct {
 	Store     store.Store
 	Agents    *agent.Set
@@ -88,6 +89,9 @@ type Options struct {
 	// MaxConversationBytes is the limit of the store. Tool results are refused if storing them
 	// would drop the calls that they answer. If 0, the limit is unknown and not checked.
 	MaxConversationBytes int
+	// MaxRecordBytes is the limit of the store for the records of a conversation. A request that would exceed it does
+	// not interrupt a turn. If 0, the limit is unknown and not checked.
+	MaxRecordBytes int64
 	// OnEnd is called when a turn that had started has ended, in its goroutine. It must return quickly. If nil,
 	// ends are not reported. Turns that a crash left running are not reported.
 	OnEnd func(End)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -245,6 +246,127 @@ func TestRecordsOfOtherEnds(t *testing.T) {
 	if end := readFinished(t, f.chat(t, chatRequest("q", 0))); stateName(end.GetTurn().GetState()) != "COMPLETED" {
 		t.Errorf("turn with one record = %v, want COMPLETED", end.GetTurn())
 	}
+}
+
+// TestInterruptWithTooManyRecords: a request whose records would be too large does not interrupt the running turn. What
+// it replaces and deletes counts.
+func TestInterruptWithTooManyRecords(t *testing.T) {
+	sent := make(chan struct{})
+	limited := memstore.New(store.Options{MaxRecordBytes: 1000})
+	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", sent)}, func(o *Options) {
+		o.Store, o.MaxRecordBytes = limited, 1000
+	})
+	if err := f.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f.store = limited
+	value := func(size int) []byte { return make([]byte, size) }
+	running := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", Records: []*parleyv1.RecordWrite{
+		{Key: "a", Value: value(400)}, {Key: "b", Value: value(400)},
+	}})
+	<-sent
+	interrupt := func(writes ...*parleyv1.RecordWrite) error {
+		_, err := f.tryChat(t, &parleyv1.ChatRequest{
+			ConversationId: "c", Content: "now", OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT, Records: writes,
+		}, nil)
+		return err
+	}
+	var full *store.RecordsFullError
+	if err := interrupt(&parleyv1.RecordWrite{Key: "c", Value: value(400)}); !errors.As(err, &full) || full.Bytes != 1203 {
+		t.Errorf("Chat with too many records = %v, want RecordsFullError with 1203 bytes", err)
+	}
+	if f.Running() != 1 || f.Waiting() != 0 {
+		t.Fatalf("%d turns run, %d wait, want the first one only", f.Running(), f.Waiting())
+	}
+	queued := make(chan error, 1)
+	go func() {
+		queued <- interrupt(
+			&parleyv1.RecordWrite{Key: "c", Value: value(400)}, &parleyv1.RecordWrite{Key: "a", Delete: true},
+			&parleyv1.RecordWrite{Key: "b", Value: value(500)},
+			&parleyv1.RecordWrite{Key: "large", Value: value(2000), TenantScope: true},
+		)
+	}()
+	if end := readFinished(t, running); stateName(end.GetTurn().GetState()) != "INTERRUPTED" {
+		t.Errorf("first turn = %v, want INTERRUPTED", end.GetTurn())
+	}
+	<-sent
+	if err := <-queued; err != nil {
+		t.Fatal(err)
+	}
+}
+
+// recordReads is a store that counts the reads of records.
+type recordReads struct {
+	store.Store
+	count int
+}
+
+func (r *recordReads) GetRecords(ctx context.Context, g *store.GetRecords) ([]*parleyv1.Record, []string, error) {
+	r.count++
+	return r.Store.GetRecords(ctx, g)
+}
+
+func (r *recordReads) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parleyv1.Record, bool, error) {
+	r.count++
+	return r.Store.ListRecords(ctx, l)
+}
+
+// TestInterruptReadsRecordsOnce: the revisions of all records are checked with one read of each scope, unless the
+// records are large.
+func TestInterruptReadsRecordsOnce(t *testing.T) {
+	for size, want := range map[int]int{1: 2, 1 << 20: 4} {
+		sent := make(chan struct{})
+		var reads *recordReads
+		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", sent)}, func(o *Options) {
+			reads = &recordReads{Store: o.Store}
+			o.Store = reads
+		})
+		var first, next []*parleyv1.RecordWrite
+		for i := range 6 {
+			first = append(first, &parleyv1.RecordWrite{Key: fmt.Sprint("k", i), Value: make([]byte, size)})
+			next = append(next, atRevision(1, &parleyv1.RecordWrite{Key: fmt.Sprint("k", i)}))
+		}
+		next = append(next, atRevision(7, &parleyv1.RecordWrite{Key: "t", TenantScope: true}))
+		f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q", Records: first})
+		<-sent
+		_, err := f.tryChat(t, &parleyv1.ChatRequest{
+			ConversationId: "c", Content: "now", OnBusy: parleyv1.OnBusy_ON_BUSY_INTERRUPT, Records: next,
+		}, nil)
+		var mismatch *store.RevisionError
+		if !errors.As(err, &mismatch) || mismatch.Key != "t" {
+			t.Errorf("Chat = %v, want the RevisionError of t", err)
+		}
+		if reads.count > want {
+			t.Errorf("6 records of %d bytes took %d reads, want at most %d", size, reads.count, want)
+		}
+	}
+}
+
+// TestInterruptWaitsForRecords: a request that requires a revision is checked after the start of a turn that waits to
+// interrupt, since that one may change the record. It does not interrupt that turn in vain.
+func TestInterruptWaitsForRecords(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newControlled(t, nil)
+		stubborn := chatRequest("first", 0)
+		stubborn.Metadata = ignoreCancel
+		stubborn.Records = []*parleyv1.RecordWrite{{Key: "a"}}
+		f.startChat(t, stubborn)
+		writes := chatRequest("second", onBusyInterrupt)
+		writes.Records = []*parleyv1.RecordWrite{{Key: "a", Value: []byte("2")}}
+		second := f.startChat(t, writes)
+		depends := chatRequest("third", onBusyInterrupt)
+		depends.Records = []*parleyv1.RecordWrite{atRevision(1, &parleyv1.RecordWrite{Key: "a"})}
+		third := f.startChat(t, depends)
+		p.lastRun().complete()
+		p.lastRun().sendText("second answers")
+		var mismatch *store.RevisionError
+		if !errors.As(third.err, &mismatch) || len(third.events) != 0 {
+			t.Errorf("third Chat = %q, %v, want a RevisionError", third.received(), third.err)
+		}
+		if second.ended || second.err != nil {
+			t.Errorf("second Chat = %q, %v, want it running", second.received(), second.err)
+		}
+	})
 }
 
 // TestInterruptWithRecords: a request whose records have other revisions does not interrupt the running turn.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -200,4 +201,9 @@ func (x *execution) readConversation(needsHistory bool) error {
 // pending message, and tool results need open calls.
 func dependsOnHistory(r *parleyv1.ChatRequest) bool {
 	return r.GetAnswerPending() || len(r.GetToolResults()) > 0
+}
+
+// dependsOnRecords reports whether a request depends on stored records: one of its own requires a revision.
+func dependsOnRecords(r *parleyv1.ChatRequest) bool {
+	return slices.ContainsFunc(r.GetRecords(), func(w *parleyv1.RecordWrite) bool { return w.IfRevision != nil })
 }
