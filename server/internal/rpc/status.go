@@ -276,7 +276,8 @@ func refusals() []row { //nolint:funlen // one table
 		is(turn.ErrTooManyTurns, refuse(limit, "TOO_MANY_TURNS",
 			"the limit of running turns is reached; retry when one has ended").retryable()),
 		is(turn.ErrQueueFull, refuse(limit, "QUEUE_FULL",
-			"the queue of turns of the conversation is full; retry when a turn has ended").retryable()),
+			"the queue of turns of the conversation, or the memory of all queues, is full; retry when a turn has ended").
+			retryable()),
 		is(watch.ErrTooMany, refuse(limit, "TOO_MANY_WATCHERS",
 			"the limit of watches and waiting calls is reached; retry, "+
 				"or call GetRoutingSummary without wait_timeout").retryable()),

@@ -135,7 +135,7 @@ func (m *Manager) enqueueOrAttach(
 ) (e *queueEntry, attached bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	q := m.queues[at]
+	q, requestBytes := m.queues[at], proto.Size(request)
 	if e, err := q.attachToRequest(requestKey, snapshot.Conversation.GetUid()); e != nil || err != nil {
 		return e, true, err
 	}
@@ -155,6 +155,9 @@ func (m *Manager) enqueueOrAttach(
 		if refusal != nil {
 			return nil, false, refusal
 		}
+		if m.waitingBytes+requestBytes > maxWaitingBytes {
+			return nil, false, ErrQueueFull
+		}
 	default:
 		if err := m.checkCapacity(at.tenant); err != nil {
 			return nil, false, err
@@ -164,12 +167,12 @@ func (m *Manager) enqueueOrAttach(
 		q = &queue{key: at}
 		m.queues[at] = q
 	}
-	e = &queueEntry{live: newLiveTurn(ctx, m, at, request), queue: q, requestKey: requestKey, readers: 1}
+	e = &queueEntry{live: newLiveTurn(ctx, m, at, request), queue: q, requestKey: requestKey, readers: 1, requestBytes: requestBytes}
 	m.turns[e.live.id] = e
 	hasToWait := q.running != nil
 	if hasToWait {
 		q.enqueue(e)
-		m.waitingTotal++
+		m.countWaiting(e, 1)
 	} else {
 		q.running = e
 		close(e.live.mayStart)

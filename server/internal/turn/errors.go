@@ -15,8 +15,9 @@ var (
 	ErrShuttingDown = errors.New("the server is shutting down")
 	// ErrTooManyTurns reports that the limit of running turns is reached.
 	ErrTooManyTurns = errors.New("too many turns are running")
-	// ErrQueueFull reports that the limit of waiting turns of the conversation is reached.
-	ErrQueueFull = errors.New("too many turns wait in the conversation")
+	// ErrQueueFull reports that the limit of waiting turns of the conversation is reached, or that of the memory of
+	// all waiting requests.
+	ErrQueueFull = errors.New("too many turns wait")
 	// ErrNothingToAnswer reports that no message of the history needs an answer.
 	ErrNothingToAnswer = history.ErrNothingToAnswer
 	// ErrConversationDeleted reports that the conversation was deleted before its turn ended.

@@ -120,6 +120,7 @@ type Manager struct {
 	runningByTenant map[string]int // queues with a running turn, by tenant
 	runningTotal    int            // queues with a running turn
 	waitingTotal    int            // turns that wait in all queues
+	waitingBytes    int            // of their requests, at most maxWaitingBytes
 	idle            chan struct{}  // closed when stopping is true and no turn runs
 	retained        *list.List     // elements are *queueEntry, in the order in which they ended
 	retainedBytes   int            // memory of the retained turns

@@ -18,6 +18,10 @@ const (
 	maxInterrupting = 64
 )
 
+// maxWaitingBytes limits the requests of the waiting turns of all conversations together, in encoded form. A waiting
+// turn holds its complete request, with up to 4 MiB of records.
+const maxWaitingBytes = 64 << 20
+
 // key identifies a conversation.
 type key struct{ tenant, id string }
 
@@ -50,6 +54,7 @@ type queueEntry struct {
 	requestKey   *store.Request // nil if no request can attach to the turn any more
 	readers      int
 	position     int      // in the queue, from 1
+	requestBytes int      // of the request in encoded form
 	removalCause error    // why the turn was removed from the queue before its start
 	uid          string   // of the conversation; empty before the start
 	version      int32    // of the conversation at the start
@@ -176,6 +181,12 @@ func (m *Manager) reportPosition(e *queueEntry) {
 	e.reportPosition()
 }
 
+// countWaiting counts a turn that begins to wait if sign is 1, or that no longer waits if it is -1. The caller holds mu.
+func (m *Manager) countWaiting(e *queueEntry, sign int) {
+	m.waitingTotal += sign
+	m.waitingBytes += sign * e.requestBytes
+}
+
 // removeWaiting removes a waiting turn from its queue for the given cause. It reports whether the
 // turn was waiting. The caller holds mu.
 func (m *Manager) removeWaiting(e *queueEntry, cause error) bool {
@@ -184,7 +195,7 @@ func (m *Manager) removeWaiting(e *queueEntry, cause error) bool {
 		return false
 	}
 	e.queue.waiting = slices.Delete(e.queue.waiting, i, i+1)
-	m.waitingTotal--
+	m.countWaiting(e, -1)
 	e.removalCause = cause
 	e.live.cancel(cause)
 	if errors.Is(cause, errCancelled) {
@@ -298,7 +309,7 @@ func (m *Manager) startNext(q *queue) {
 	if len(q.waiting) > 0 {
 		q.running = q.waiting[0]
 		q.waiting = slices.Delete(q.waiting, 0, 1)
-		m.waitingTotal--
+		m.countWaiting(q.running, -1)
 		close(q.running.live.mayStart)
 		q.reportPositions()
 		return

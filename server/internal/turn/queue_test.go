@@ -94,6 +94,59 @@ func TestQueuedTurnLivesUntilItsLastReaderLeaves(t *testing.T) {
 	})
 }
 
+// TestMemoryOfQueues: the requests that wait in all queues are limited together. Memory is free again when a turn starts
+// or leaves its queue.
+func TestMemoryOfQueues(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newControlled(t, nil)
+		const size = 4 << 20
+		large := func(n int) *parleyv1.ChatRequest {
+			r := chatRequest("q", onBusyQueue)
+			r.ConversationId = fmt.Sprint("c", n/maxQueued)
+			r.Records = []*parleyv1.RecordWrite{{Key: "a", Value: make([]byte, size)}}
+			return r
+		}
+		const most = maxWaitingBytes/size - 1 // Requests are a little larger than their records.
+		for n := range 2 {
+			r := chatRequest("ahead", 0)
+			r.ConversationId = fmt.Sprint("c", n)
+			f.startChat(t, r)
+		}
+		var waiting []*reader
+		for n := range most {
+			waiting = append(waiting, f.startChat(t, large(n)))
+		}
+		wantFull := func(full bool) {
+			t.Helper()
+			for _, n := range []int{0, maxQueued} {
+				r := f.startChat(t, large(n))
+				if errors.Is(r.err, ErrQueueFull) != full || full == (len(r.events) > 0) {
+					t.Errorf("Chat in c%d = %q, %v, want ErrQueueFull %t", n/maxQueued, r.received(), r.err, full)
+				}
+				r.disconnect()
+			}
+		}
+		wantFull(true)
+		if r := f.startChat(t, chatRequest("another conversation", onBusyQueue)); r.err != nil {
+			t.Errorf("Chat that need not wait = %v", r.err)
+		}
+		waiting[3].disconnect()
+		wantFull(false)
+		again := f.startChat(t, large(maxQueued))
+		wantFull(true)
+		again.disconnect()
+		wantFull(false)
+		p.runs[0].complete() // The next turn of c0 starts.
+		f.startChat(t, large(maxQueued))
+		for _, r := range waiting {
+			r.disconnect()
+		}
+		if f.waitingBytes > size+1000 {
+			t.Errorf("%d bytes wait, want one request", f.waitingBytes)
+		}
+	})
+}
+
 func TestQueueLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p := newControlled(t, nil)
