@@ -27,6 +27,7 @@ type Provider struct {
 	model      Model
 	ownBaseURL string
 	secrets    []string
+	native     nativeForms
 }
 
 // NewProvider checks the complete configuration of the model and does not connect yet. ownBaseURL
@@ -58,6 +59,7 @@ func NewProvider(model Model, ownBaseURL string) (*Provider, error) {
 		model:      model,
 		ownBaseURL: ownBaseURL,
 		secrets:    model.secrets(base),
+		native:     nativeForms{now: time.Now},
 	}, nil
 }
 

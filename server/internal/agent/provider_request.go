@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/parleyhq/parley/server/internal/tracing"
@@ -26,11 +28,15 @@ const (
 	maxWait = 10 * time.Second
 )
 
-// Stream posts a body as JSON to a path below Base and returns the events of the response. header contains
-// the headers of the API; the configured headers have precedence. If the provider refuses a body because of its
-// content, with status 400, 413 or 422, Stream posts the next one, if there is one. The error is an *Error, unless
-// ctx has ended. The caller must close the stream.
-func (p *Provider) Stream(ctx context.Context, path string, header http.Header, bodies ...any) (*EventStream, error) {
+// MakeBody makes the body of a request, which is encoded as JSON. If native is set, earlier answers are in their native
+// forms, where these are known; hasNative reports whether any are.
+type MakeBody func(native bool) (body any, hasNative bool)
+
+// Stream posts a body to a path below Base and returns the events of the response. header contains the headers of the
+// API; the configured headers have precedence. If the provider refuses a body with native forms because of its content,
+// with status 400, 413 or 422, Stream posts one without them. If the provider accepts that, Stream sends no native forms
+// for nativePause. The error is an *Error, unless ctx has ended. The caller must close the stream.
+func (p *Provider) Stream(ctx context.Context, path string, header http.Header, makeBody MakeBody) (*EventStream, error) {
 	address := p.Base.JoinPath(path)
 	address.RawQuery = p.Base.Query().Encode()
 	header = header.Clone()
@@ -40,30 +46,56 @@ func (p *Provider) Stream(ctx context.Context, path string, header http.Header, 
 	for name, value := range p.model.Headers {
 		header.Set(name, value)
 	}
-	for i, body := range bodies {
-		var encoded bytes.Buffer
-		encoder := json.NewEncoder(&encoded)
-		encoder.SetEscapeHTML(false) // The reader is a model, not a browser.
-		if err := encoder.Encode(body); err != nil {
-			return nil, &Error{Message: "the request cannot be encoded as JSON", Detail: err.Error()}
-		}
-		response, err := p.send(ctx, address.String(), header, encoded.Bytes())
-		switch {
-		case ctx.Err() != nil:
-			if response != nil {
-				response.Body.Close()
-			}
-			return nil, context.Cause(ctx)
-		case err == nil && i < len(bodies)-1 && isRefusedContent(response.StatusCode):
-			response.Body.Close()
-		case err != nil || response.StatusCode >= http.StatusMultipleChoices:
-			return nil, p.ResponseError(response, err)
-		default:
-			return NewEventStream(response.Body), nil
+	body, hasNative := makeBody(!p.native.isPaused())
+	response, err := p.post(ctx, address.String(), header, body)
+	if err == nil && hasNative && isRefusedContent(response.StatusCode) && ctx.Err() == nil {
+		response.Body.Close()
+		body, _ = makeBody(false)
+		response, err = p.post(ctx, address.String(), header, body)
+		if err == nil && isSuccess(response) {
+			p.native.pause()
 		}
 	}
-	return nil, &Error{Message: "there is no request to send"} // Every caller passes a body.
+	switch own, isOwn := errors.AsType[*Error](err); {
+	case ctx.Err() != nil:
+		if response != nil {
+			response.Body.Close()
+		}
+		return nil, context.Cause(ctx)
+	case isOwn:
+		return nil, own
+	case err != nil || !isSuccess(response):
+		return nil, p.ResponseError(response, err)
+	}
+	return NewEventStream(response.Body), nil
 }
+
+// post sends a body as JSON. If it cannot be encoded, the error is an *Error.
+func (p *Provider) post(ctx context.Context, address string, header http.Header, body any) (*http.Response, error) {
+	var encoded bytes.Buffer
+	encoder := json.NewEncoder(&encoded)
+	encoder.SetEscapeHTML(false) // The reader is a model, not a browser.
+	if err := encoder.Encode(body); err != nil {
+		return nil, &Error{Message: "the request cannot be encoded as JSON", Detail: err.Error()}
+	}
+	return p.send(ctx, address, header, encoded.Bytes())
+}
+
+func isSuccess(response *http.Response) bool { return response.StatusCode < http.StatusMultipleChoices }
+
+// nativePause is the time for which an agent sends no native forms after its provider has refused some. Without it,
+// each request of a conversation with such forms would be sent twice.
+const nativePause = 10 * time.Minute
+
+// nativeForms is whether native forms are sent at present. Its methods may be called from many goroutines.
+type nativeForms struct {
+	now         func() time.Time
+	pausedUntil atomic.Int64 // in nanoseconds since 1970
+}
+
+func (f *nativeForms) isPaused() bool { return f.now().UnixNano() < f.pausedUntil.Load() }
+
+func (f *nativeForms) pause() { f.pausedUntil.Store(f.now().Add(nativePause).UnixNano()) }
 
 // isRefusedContent reports whether the status says that the content of a request is invalid or too long.
 func isRefusedContent(status int) bool {

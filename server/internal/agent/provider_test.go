@@ -36,7 +36,7 @@ func newProvider(t *testing.T, model agent.Model) *agent.Provider {
 // post sends a request and returns the error, or the data of the first event.
 func post(t *testing.T, p *agent.Provider) (data string, err error) {
 	t.Helper()
-	events, err := p.Stream(t.Context(), "chat", make(http.Header), map[string]any{"content": "<hi>"})
+	events, err := p.Stream(t.Context(), "chat", make(http.Header), bodyOf(map[string]any{"content": "<hi>"}))
 	if err != nil {
 		return "", err
 	}
@@ -84,7 +84,7 @@ func TestRequest(t *testing.T) {
 	t.Cleanup(server.Close)
 	p := newProvider(t, agent.Model{BaseURL: server.URL + "/v1?k=a%20b", Headers: map[string]string{"x-a": "configured"}})
 	header := http.Header{"X-A": {"of the API"}, "X-B": {"b"}}
-	events, err := p.Stream(t.Context(), "chat", header, map[string]any{"content": "<hi>"})
+	events, err := p.Stream(t.Context(), "chat", header, bodyOf(map[string]any{"content": "<hi>"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,61 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// TestNextBody: after a refusal of the content of a request, the next body is sent, and after no other status.
+// bodyOf returns a function that makes this body.
+func bodyOf(body any) agent.MakeBody { return func(bool) (any, bool) { return body, false } }
+
+// nativeOrNot makes the body 1 with native forms, or 2 without them.
+func nativeOrNot(native bool) (body any, hasNative bool) {
+	if native {
+		return 1, true
+	}
+	return 2, false
+}
+
+// TestRefusedNativeIsRemembered: after the provider has refused native forms and accepted the request without them, none
+// are sent for 10 minutes. A refusal with another cause is not remembered.
+func TestRefusedNativeIsRemembered(t *testing.T) {
+	var got []string
+	accepts := "2"
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		got = append(got, strings.TrimSpace(string(body)))
+		if !strings.Contains(accepts, got[len(got)-1]) {
+			w.WriteHeader(http.StatusBadRequest)
+		}
+	}))
+	defer server.Close()
+	p := newProvider(t, agent.Model{BaseURL: server.URL})
+	now := time.Unix(1_700_000_000, 0)
+	agent.SetNow(p, func() time.Time { return now })
+	for _, step := range []struct {
+		after   time.Duration
+		accepts string // the bodies that the provider accepts
+		want    string
+	}{
+		{0, "", "1 2"}, // for another reason
+		{0, "2", "1 2"},
+		{0, "2", "2"},
+		{10*time.Minute - 1, "12", "2"},
+		{1, "2", "1 2"},
+		{10 * time.Minute, "12", "1"},
+	} {
+		got, accepts, now = nil, step.accepts, now.Add(step.after)
+		events, err := p.Stream(t.Context(), "chat", make(http.Header), nativeOrNot)
+		if err == nil {
+			events.Close()
+		}
+		if sent := strings.Join(got, " "); sent != step.want || (err == nil) != (step.accepts != "") {
+			t.Errorf("%s later, %q accepted: requests %q, error %v, want %q", step.after, step.accepts, sent, err, step.want)
+		}
+	}
+}
+
+// TestNextBody: after a refusal of the content of a request with native forms, one without them is sent, and after no
+// other status.
 func TestNextBody(t *testing.T) {
 	for status, want := range map[int]string{
 		http.StatusBadRequest: "1 2", http.StatusRequestEntityTooLarge: "1 2", http.StatusUnprocessableEntity: "1 2",
@@ -116,7 +170,7 @@ func TestNextBody(t *testing.T) {
 			_, _ = io.WriteString(w, "data: ok\n\n")
 		}))
 		p := newProvider(t, agent.Model{BaseURL: server.URL})
-		events, err := p.Stream(t.Context(), "chat", make(http.Header), 1, 2)
+		events, err := p.Stream(t.Context(), "chat", make(http.Header), nativeOrNot)
 		if err == nil {
 			events.Close()
 		}

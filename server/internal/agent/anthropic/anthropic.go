@@ -18,7 +18,8 @@
 //     these blocks, with thinking, signatures and order unchanged. They are not used if the message was
 //     changed since ([agent.IsWritten]), or if the API would refuse them. If the API refuses the
 //     request with status 400, 413 or 422 nevertheless, it is sent again without such blocks: they
-//     may be from another model or account.
+//     may be from another model or account. If it accepts that, requests have no such blocks for ten
+//     minutes.
 //   - A tool's result becomes a tool_result before all other blocks in the user message after the call.
 //     Other content of the ROLE_TOOL message is inside the result.
 //   - If the history begins with the assistant, "[start of the conversation]" is inserted first.
@@ -149,7 +150,7 @@ func (a *Agent) ask(
 	if strings.HasSuffix(a.provider.Base.Path, "/v1/") {
 		path = "messages"
 	}
-	events, err := a.provider.Stream(ctx, path, a.header, a.bodies(request)...)
+	events, err := a.provider.Stream(ctx, path, a.header, a.makeBody(request))
 	if err != nil {
 		return err
 	}

@@ -89,18 +89,14 @@ type cacheControl struct {
 	Type string `json:"type"`
 }
 
-// bodies returns the bodies of the request, as the package comment describes it: one with the blocks of earlier
-// answers as the API sent them, and one without, which is used if the API refuses the first. If there are no such
-// blocks, there is only one body.
-func (a *Agent) bodies(request *parleyv1.RespondRequest) []any {
+// makeBody returns a function that makes the body of the request, as the package comment describes it. With native
+// forms, it has the blocks of earlier answers as the API sent them.
+func (a *Agent) makeBody(request *parleyv1.RespondRequest) agent.MakeBody {
 	history := agent.Answered(request.GetMessages())
-	messages, hasNative := turns(history, true)
-	bodies := []any{a.body(request, messages)}
-	if hasNative {
-		messages, _ = turns(history, false)
-		bodies = append(bodies, a.body(request, messages))
+	return func(native bool) (body any, hasNative bool) {
+		messages, hasNative := turns(history, native)
+		return a.body(request, messages), hasNative
 	}
-	return bodies
 }
 
 // body returns a body with the messages.
@@ -160,9 +156,15 @@ func mark(r *messagesRequest) {
 func turns(history []*parleyv1.Message, native bool) (turns []turn, hasNative bool) {
 	turns = []turn{}
 	for _, message := range history {
-		role, blocks := blocksOf(message)
-		if own := ownBlocks(message); native && own != nil {
-			blocks, hasNative = own, true
+		var blocks []block
+		role := roleAssistant // Only answers have blocks of their own.
+		if native {
+			blocks = ownBlocks(message)
+		}
+		if blocks != nil {
+			hasNative = true
+		} else {
+			role, blocks = blocksOf(message)
 		}
 		if len(blocks) == 0 {
 			continue

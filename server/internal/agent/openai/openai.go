@@ -12,7 +12,8 @@
 // An answer whose own form is known (Message.native of type "openai.chat.message") is sent in this form,
 // with reasoning, signatures and encrypted parts unchanged. It is not used if the message was changed
 // since ([agent.IsWritten]). If the server refuses the request with status 400, 413 or 422, it is sent
-// again without such forms: they may be from another server, and some servers refuse reasoning.
+// again without such forms: they may be from another server, and some servers refuse reasoning. If it
+// accepts that, requests have no such forms for ten minutes.
 //
 // Requests contain the key, the headers and the query of base_url from the configuration. Of the
 // environment, only the proxy is used (HTTPS_PROXY, NO_PROXY); OPENAI_API_KEY and similar variables are
@@ -111,7 +112,7 @@ func (a *Agent) ask(
 ) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	events, err := a.provider.Stream(ctx, "chat/completions", a.header, a.bodies(request)...)
+	events, err := a.provider.Stream(ctx, "chat/completions", a.header, a.makeBody(request))
 	if err != nil {
 		return err
 	}

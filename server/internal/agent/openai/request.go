@@ -67,16 +67,13 @@ type callFunction struct {
 	Arguments string `json:"arguments"`
 }
 
-// bodies returns the bodies of the request: one with earlier answers as the API sent them, and one without, which is
-// used if the server refuses the first. If there are no such answers, there is only one body.
-func (a *Agent) bodies(request *parleyv1.RespondRequest) []any {
-	all, hasNative := messages(request, true)
-	bodies := []any{a.body(all)}
-	if hasNative {
-		all, _ = messages(request, false)
-		bodies = append(bodies, a.body(all))
+// makeBody returns a function that makes the body of the request. With native forms, it has earlier answers as the API
+// sent them.
+func (a *Agent) makeBody(request *parleyv1.RespondRequest) agent.MakeBody {
+	return func(native bool) (body any, hasNative bool) {
+		all, hasNative := messages(request, native)
+		return a.body(all), hasNative
 	}
-	return bodies
 }
 
 // body returns a body with the messages.
@@ -123,9 +120,11 @@ func messages(request *parleyv1.RespondRequest, native bool) (messages []any, ha
 		messages = append(messages, chatMessage{Role: "system", Content: prompt})
 	}
 	for _, message := range agent.Answered(request.GetMessages()) {
-		if own := ownMessage(message); native && own != nil {
-			messages, hasNative = append(messages, own), true
-			continue
+		if native {
+			if own := ownMessage(message); own != nil {
+				messages, hasNative = append(messages, own), true
+				continue
+			}
 		}
 		m := newMessage(message)
 		if m.Role == "assistant" && m.Content == "" && len(m.ToolCalls) == 0 {
