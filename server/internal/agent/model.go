@@ -39,9 +39,21 @@ type Model struct {
 	// MaxOutputTokens limits an answer. If 0, the provider's default applies, or 8192 if it has
 	// none.
 	MaxOutputTokens int
-	// Temperature is sent unless it is nil.
+	// Temperature is sent unless it is nil or the request asks for reasoning by one of the fields below. Models that
+	// reason refuse it.
 	Temperature *float64
+	// ThinkingTokens is the part of MaxOutputTokens that a model of Anthropic may use for thinking, at least 1024. If 0,
+	// requests do not ask for thinking.
+	ThinkingTokens int
+	// ReasoningEffort is sent to the chat completions API, for example "low". If empty, it is not sent.
+	ReasoningEffort string
 }
+
+// DefaultMaxTokens limits an answer if the configuration does not and the API requires a limit.
+const DefaultMaxTokens = 8192
+
+// MinThinkingTokens is the minimum of Model.ThinkingTokens in the API.
+const MinThinkingTokens = 1024
 
 // Tool is a tool that a model may call.
 type Tool struct {
@@ -97,6 +109,9 @@ func (m Model) check() error {
 	}
 	if t := m.Temperature; t != nil && (math.IsNaN(*t) || math.IsInf(*t, 0)) {
 		fault("temperature: %v is not a finite number", *t)
+	}
+	if n := m.ThinkingTokens; n != 0 && n < MinThinkingTokens {
+		fault("thinking_tokens: %d is less than %d", n, MinThinkingTokens)
 	}
 	seen := make(map[string]bool)
 	for _, tool := range m.Tools {

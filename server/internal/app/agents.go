@@ -126,6 +126,7 @@ func modelConfig(a config.Agent) agent.Model {
 	return agent.Model{
 		BaseURL: a.BaseURL, Model: a.Model, Key: a.APIKey.Reveal(), Headers: revealHeaders(a.Headers),
 		Tools: a.Tools, MaxOutputTokens: a.MaxOutputTokens, Temperature: a.Temperature,
+		ThinkingTokens: a.ThinkingTokens, ReasoningEffort: a.ReasoningEffort,
 	}
 }
 

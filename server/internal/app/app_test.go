@@ -145,6 +145,15 @@ func drawAgent(t *rapid.T, kind string) map[string]any {
 		if has("temperature") {
 			entry["temperature"] = rapid.Float64Range(-0.1, 2.1).Draw(t, "temperature")
 		}
+		if has("max_output_tokens") {
+			entry["max_output_tokens"] = rapid.IntRange(1000, 9000).Draw(t, "max_output_tokens")
+		}
+		if kind == config.KindAnthropic && has("thinking_tokens") {
+			entry["thinking_tokens"] = rapid.IntRange(1000, 9000).Draw(t, "thinking_tokens")
+		}
+		if kind == config.KindOpenAI && has("reasoning_effort") {
+			entry["reasoning_effort"] = anyText.Draw(t, "reasoning_effort")
+		}
 	case config.KindRemote:
 		entry["address"] = mostly(`(dns:///)?[a-z.-]{1,5}:[1-9][0-9]{0,3}|unix:/{0,3}[a-z]{1,3}`,
 			rapid.OneOf(rapid.StringMatching(`[!-~]{1,9}:[0-9]{1,5}`), rapid.StringMatching(`unix:[!-~]{0,5}`), anyText)).Draw(t,

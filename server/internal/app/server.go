@@ -136,8 +136,8 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 		TurnTimeout: c.TurnTimeout, IdleTimeout: c.IdleTimeout,
 		MaxAnswerBytes: c.MaxAnswerBytes, MaxConversationBytes: c.MaxConversationBytes,
 		MaxRecordBytes: int64(c.MaxRecordBytes),
-		MaxTurnsOf: func(tenant string) int { return limits.Of(tenant).MaxTurns },
-		OnEnd:      func(e turn.End) { s.metrics.TurnEnded(metrics.Turn(e)) },
+		MaxTurnsOf:     func(tenant string) int { return limits.Of(tenant).MaxTurns },
+		OnEnd:          func(e turn.End) { s.metrics.TurnEnded(metrics.Turn(e)) },
 	})
 	s.metrics.SetAgents(s.agents.Names())
 	if c.Store != "memory" {

@@ -57,6 +57,8 @@ type Agent struct {
 	Tools           []agent.Tool
 	MaxOutputTokens int      // 0: the provider's default
 	Temperature     *float64 // 0 to 2; nil: the provider's default
+	ThinkingTokens  int      // of KindAnthropic; at least 1024, and less than the limit of an answer; 0: not sent
+	ReasoningEffort string   // of KindOpenAI; empty: not sent
 
 	// For KindRemote.
 	Address string // host:port, optionally with the prefix dns:///, or unix:PATH

@@ -184,6 +184,15 @@ func TestConfigAgentFaults(t *testing.T) {
 		{local + "temperature: .nan", `.temperature: ".nan" is not a number from 0 to 2`},
 		{local + "temperature: NaN", `.temperature: "NaN" is not a number from 0 to 2`},
 		{local + "max_output_tokens: 0", ".max_output_tokens: 0 is too small; the minimum is 1"},
+		{claude + "api_key_env: KEY, thinking_tokens: 1023", ".thinking_tokens: is 1023; set 0 or at least 1024"},
+		{
+			claude + "api_key_env: KEY, thinking_tokens: 8192",
+			".thinking_tokens: is 8192, which is not less than the limit of an answer, 8192; raise max_output_tokens",
+		},
+		{claude + "api_key_env: KEY, thinking_tokens: -1", ".thinking_tokens: -1 is too small; the minimum is 0"},
+		{claude + "api_key_env: KEY, thinking_tokens: 8192, max_output_tokens: 8193, reasoning_effort: low",
+			`: unknown key "reasoning_effort"; parleyd --help lists the keys`},
+		{local + "thinking_tokens: 1024", `: unknown key "thinking_tokens"; parleyd --help lists the keys`},
 		{local + "max_concurrent: 0", ".max_concurrent: 0 is too small; the minimum is 1"},
 		{"kind: echo, max_concurrent: 1025", ".max_concurrent: 1025 is too large; the maximum is 1024"},
 

@@ -52,6 +52,7 @@ func TestConfigAgents(t *testing.T) {
 		{
 			Name: "claude", Kind: "anthropic", Model: "claude-x", APIKey: fromFile(dir+"/key", "sk-marked-file"),
 			Headers: map[string]Secret{"authorization": fromEnv("TEAM_TOKEN", "Bearer marked-env")}, Temperature: &zero,
+			ThinkingTokens: 2048,
 		},
 		{Name: "echo", Kind: "echo"},
 		{
@@ -68,7 +69,7 @@ func TestConfigAgents(t *testing.T) {
 				{Name: "Buy-it_2", Parameters: parameters},
 				{Name: "now"},
 			},
-			MaxOutputTokens: 4096, Temperature: &half,
+			MaxOutputTokens: 4096, Temperature: &half, ReasoningEffort: "high",
 		},
 		{
 			Name: "local", Kind: "openai", BaseURL: "http://[::1]:11434/v1", Model: "llama",

@@ -248,6 +248,7 @@ always exists. It answers unless default_agent configures another agent:
         kind: openai                    # any compatible API; without base_url, OpenAI's own
         base_url: http://127.0.0.1:11434/v1
         model: llama3.2
+        reasoning_effort: ""            # empty: not sent; otherwise for example low
       claude:
         kind: anthropic
         model: claude-sonnet-4-5
@@ -255,6 +256,7 @@ always exists. It answers unless default_agent configures another agent:
         headers: {x-team: shop, x-token: {env: TEAM_TOKEN}}  # or {file: PATH}
         max_output_tokens: 4096
         temperature: 0.3
+        thinking_tokens: 0              # 0: not sent; otherwise at least 1024, and no temperature is sent
         tools:                          # callers of Chat run them
           - name: find_product
             description: Finds products by name.

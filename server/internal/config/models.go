@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"math"
 	"net/url"
@@ -8,6 +9,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/parleyhq/parley/server/internal/agent"
 )
 
 // addModelFields adds the keys of agents that call a model's HTTP API. n is the agent's mapping.
@@ -24,6 +27,12 @@ func (f *file) addModelFields(fields map[string]field, a *Agent, n *yaml.Node) {
 	fields["tools"] = f.tools(&a.Tools)
 	fields["max_output_tokens"] = f.value(count(&a.MaxOutputTokens, 0, 1, math.MaxInt32))
 	fields["temperature"] = f.value(decimal(&a.Temperature, 0, 2))
+	switch a.Kind {
+	case KindAnthropic:
+		fields["thinking_tokens"] = f.value(count(&a.ThinkingTokens, 0, 0, math.MaxInt32))
+	case KindOpenAI:
+		fields["reasoning_effort"] = f.value(text(&a.ReasoningEffort, "", 0, 64, ""))
+	}
 }
 
 func (f *file) checkModel(key string, a *Agent, n *yaml.Node) {
@@ -31,6 +40,7 @@ func (f *file) checkModel(key string, a *Agent, n *yaml.Node) {
 	if child(n, "api_key_env") != nil && child(n, "api_key_file") != nil {
 		f.fault(key, n, "has both api_key_env and api_key_file; use one of them")
 	}
+	f.checkThinking(key, a, n)
 	at := child(n, "base_url")
 	switch {
 	case at == nil && !hasKey(n) && child(n, "headers") == nil:
@@ -39,6 +49,19 @@ func (f *file) checkModel(key string, a *Agent, n *yaml.Node) {
 	case at != nil && len(a.Headers)+len(a.APIKey.Reveal()) > 0 && isPlainHTTP(a.BaseURL):
 		f.warn(key+".base_url", at, "key and headers are sent over the network unencrypted",
 			"use https if the API supports it")
+	}
+}
+
+// checkThinking checks the tokens for thinking against the API and the limit of an answer.
+func (f *file) checkThinking(key string, a *Agent, n *yaml.Node) {
+	at, most := child(n, "thinking_tokens"), cmp.Or(a.MaxOutputTokens, agent.DefaultMaxTokens)
+	switch tokens := a.ThinkingTokens; {
+	case tokens == 0:
+	case tokens < agent.MinThinkingTokens:
+		f.fault(key+".thinking_tokens", at, "is %d; set 0 or at least %d", tokens, agent.MinThinkingTokens)
+	case tokens >= most:
+		f.fault(key+".thinking_tokens", at,
+			"is %d, which is not less than the limit of an answer, %d; raise max_output_tokens", tokens, most)
 	}
 }
 

@@ -98,6 +98,8 @@ func (a Agent) node() *yaml.Node {
 	if a.Temperature != nil {
 		m.put("temperature", *a.Temperature)
 	}
+	m.add("thinking_tokens", a.ThinkingTokens)
+	m.add("reasoning_effort", a.ReasoningEffort)
 	if len(a.Tools) > 0 {
 		m.put("tools", toolsNode(a.Tools))
 	}

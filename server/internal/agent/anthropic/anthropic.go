@@ -30,6 +30,11 @@
 //     {"invalid_arguments": "the original text"}; empty arguments become {}. Ids and names of calls are
 //     changed if they contain characters that the API does not allow.
 //
+// # Thinking
+//
+// With [agent.Model].ThinkingTokens, requests ask for thinking and have no temperature. A request that continues a loop
+// of calls does not ask if the answer with the calls is sent without its thinking, because the API would refuse it.
+//
 // # Prompt cache
 //
 // If the window keeps its start (cache_stable), up to three blocks are marked for the provider's prompt
@@ -67,8 +72,10 @@
 package anthropic
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"net/http"
 	"strings"
@@ -83,11 +90,10 @@ const (
 
 	// apiVersion is the version of the API that requests are written for.
 	apiVersion = "2023-06-01"
-
-	// defaultMaxTokens limits an answer if the configuration does not, because the API requires a
-	// limit.
-	defaultMaxTokens = 8192
 )
+
+// maxTokens returns the limit of an answer. configured is 0 if the configuration has none.
+func maxTokens(configured int) int { return cmp.Or(configured, agent.DefaultMaxTokens) }
 
 // Agent calls a model. It keeps idle connections until it is closed.
 type Agent struct {
@@ -104,6 +110,10 @@ func New(config agent.Model) (*Agent, error) {
 	provider, err := agent.NewProvider(config, defaultBaseURL)
 	if err != nil {
 		return nil, err
+	}
+	if most := maxTokens(config.MaxOutputTokens); config.ThinkingTokens >= most {
+		return nil, fmt.Errorf("thinking_tokens: %d is not less than the limit of an answer, %d; raise max_output_tokens",
+			config.ThinkingTokens, most)
 	}
 	tools, err := newTools(config.Tools)
 	if err != nil {

@@ -207,7 +207,7 @@ func nativeBlocks(value []byte, message *parleyv1.Message) []block {
 			calls = append(calls, &parleyv1.ToolCall{Id: b.ID, Name: b.Name, Arguments: string(b.Input)})
 		}
 		last = b.Type
-		blocks = append(blocks, block{raw: value})
+		blocks = append(blocks, block{Type: b.Type, raw: value})
 	}
 	if last == blockThinking || last == blockRedactedThinking {
 		return nil

@@ -2,7 +2,6 @@ package anthropic
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -27,13 +26,20 @@ const (
 
 // messagesRequest is the body of a request.
 type messagesRequest struct {
-	Model       string   `json:"model"`
-	MaxTokens   int      `json:"max_tokens"`
-	Temperature *float64 `json:"temperature,omitempty"`
-	System      []block  `json:"system,omitempty"`
-	Tools       []tool   `json:"tools,omitempty"`
-	Messages    []turn   `json:"messages"`
-	Stream      bool     `json:"stream"`
+	Model       string    `json:"model"`
+	MaxTokens   int       `json:"max_tokens"`
+	Temperature *float64  `json:"temperature,omitempty"`
+	Thinking    *thinking `json:"thinking,omitempty"`
+	System      []block   `json:"system,omitempty"`
+	Tools       []tool    `json:"tools,omitempty"`
+	Messages    []turn    `json:"messages"`
+	Stream      bool      `json:"stream"`
+}
+
+// thinking asks for thinking, with a part of max_tokens.
+type thinking struct {
+	Type         string `json:"type"`
+	BudgetTokens int    `json:"budget_tokens"`
 }
 
 // tool is a tool that the model may call.
@@ -62,7 +68,8 @@ type block struct {
 	Content      []block         `json:"content,omitempty"`     // tool_result
 	IsError      bool            `json:"is_error,omitempty"`    // tool_result
 	CacheControl *cacheControl   `json:"cache_control,omitempty"`
-	raw          json.RawMessage // The complete block as the API sent it; nil if it did not.
+	// raw is the complete block as the API sent it; nil if it did not. Of the other fields, only Type is set then.
+	raw json.RawMessage
 }
 
 // MarshalJSON encodes the block. It does not escape HTML, like [agent.Provider.Stream].
@@ -103,11 +110,14 @@ func (a *Agent) makeBody(request *parleyv1.RespondRequest) agent.MakeBody {
 func (a *Agent) body(request *parleyv1.RespondRequest, messages []turn) *messagesRequest {
 	r := &messagesRequest{
 		Model:       a.config.Model,
-		MaxTokens:   cmp.Or(a.config.MaxOutputTokens, defaultMaxTokens),
+		MaxTokens:   maxTokens(a.config.MaxOutputTokens),
 		Temperature: a.config.Temperature,
 		Tools:       slices.Clone(a.tools), // The marks of the prompt cache differ between requests.
 		Messages:    messages,
 		Stream:      true,
+	}
+	if n := a.config.ThinkingTokens; n > 0 && mayThink(messages) {
+		r.Thinking, r.Temperature = &thinking{Type: "enabled", BudgetTokens: n}, nil
 	}
 	if prompt := request.GetSystemPrompt(); !isBlank(prompt) {
 		r.System = []block{textBlock(prompt)}
@@ -116,6 +126,17 @@ func (a *Agent) body(request *parleyv1.RespondRequest, messages []turn) *message
 		mark(r)
 	}
 	return r
+}
+
+// mayThink reports whether the API accepts a request for thinking. If the last message has results of tools, the answer
+// with their calls must begin with its thinking. It does not if it is sent without its native form.
+func mayThink(messages []turn) bool {
+	last := len(messages) - 1
+	if last < 1 || !slices.ContainsFunc(messages[last].Content, func(b block) bool { return b.Type == "tool_result" }) {
+		return true
+	}
+	first := messages[last-1].Content[0].Type
+	return first == blockThinking || first == blockRedactedThinking
 }
 
 // newTools returns the tools of the request. Their schemas are encoded once.

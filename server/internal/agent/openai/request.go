@@ -14,6 +14,7 @@ type chatRequest struct {
 	Messages            []any          `json:"messages"` // A chatMessage, or the JSON of one.
 	Tools               []functionTool `json:"tools,omitempty"`
 	Temperature         *float64       `json:"temperature,omitempty"`
+	ReasoningEffort     string         `json:"reasoning_effort,omitempty"`
 	MaxTokens           int            `json:"max_tokens,omitempty"`
 	MaxCompletionTokens int            `json:"max_completion_tokens,omitempty"`
 	Stream              bool           `json:"stream"`
@@ -85,6 +86,9 @@ func (a *Agent) body(messages []any) *chatRequest {
 		Temperature:   a.config.Temperature,
 		Stream:        true,
 		StreamOptions: streamOptions{IncludeUsage: true},
+	}
+	if effort := a.config.ReasoningEffort; effort != "" {
+		r.ReasoningEffort, r.Temperature = effort, nil // Reasoning models refuse a temperature.
 	}
 	// OpenAI's newer models refuse max_tokens, and many other servers support only that.
 	if host := a.provider.Base.Hostname(); host == "openai.com" || strings.HasSuffix(host, ".openai.com") ||
