@@ -56,7 +56,7 @@ func TestNewAgents(t *testing.T) {
 	wantModel := agent.Model{
 		BaseURL: "https://gateway.example:8443/openai/v1", Model: "gpt-x", Key: "sk-marked-env",
 		Headers: map[string]string{"X-Team": "shop 5", "x-token": "Bearer marked-env", "x-other": "Bearer marked-file"},
-		Tools:   gpt.Tools, MaxOutputTokens: 4096, Temperature: &half,
+		Tools:   gpt.Tools, MaxOutputTokens: 4096, Temperature: &half, ReasoningEffort: "high",
 	}
 	if d := cmp.Diff(wantModel, modelConfig(gpt)); d != "" {
 		t.Errorf("modelConfig(gpt) (-want +got):\n%s", d)
