@@ -2,19 +2,12 @@ package rpc
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"strings"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/calllog"
 	"github.com/parleyhq/parley/server/internal/limit"
-	"github.com/parleyhq/parley/server/internal/rules"
-	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
@@ -111,56 +104,4 @@ func tenantBytes(e *store.TenantBytesError, _ subject) refusal {
 func tenantWatchers(e *watch.TenantLimitError, _ subject) refusal {
 	return refuse(codes.ResourceExhausted, "TENANT_WATCHERS", "%v; end some, or %s", e, askOperator).
 		with("limit", e.Limit).retryable()
-}
-
-// historyTooSmall is the refusal of tool results for which the history has no space.
-func historyTooSmall(e *turn.HistoryTooSmallError, _ subject) refusal {
-	r := refuse(codes.ResourceExhausted, "HISTORY_TOO_SMALL", "tool_results: %v", e)
-	if e.MaxBytes > 0 {
-		return r.with("max_conversation_bytes", e.MaxBytes)
-	}
-	return r.with("max_messages", e.MaxMessages)
-}
-
-// conversationFull is the refusal of a write to a conversation that keeps all messages.
-func conversationFull(e *store.ConversationFullError, about subject) refusal {
-	return refuse(codes.ResourceExhausted, "CONVERSATION_FULL", "%s is full: %v; remove messages with ClearConversation, "+
-		"or set its retention.keep_all to false", about.name, e).with("limit_bytes", e.Limit)
-}
-
-// retentionForbidden is the refusal of a retention that the settings of the server forbid.
-func retentionForbidden(e *rules.RetentionError, _ subject) refusal {
-	return refuse(codes.FailedPrecondition, "RETENTION_FORBIDDEN", "%v", e).with("field", "retention."+e.Field)
-}
-
-// notFoundReason is the reason of calls that name a conversation that does not exist.
-const notFoundReason = "CONVERSATION_NOT_FOUND"
-
-// addEnding adds to the refusal of a call why and when the conversation ended, if the hub remembers it.
-func (s *Server) addEnding(ctx context.Context, r refusal, err error) refusal {
-	about := subjectOf(err)
-	if r.reason != notFoundReason || about.id == "" {
-		return r
-	}
-	ending, ok := s.hub.Ended(calllog.Of(ctx).Tenant(), about.id, s.now())
-	if !ok {
-		return r
-	}
-	at := ending.At.UTC().Format(time.RFC3339)
-	how, why, kind := "was deleted", "", strings.TrimPrefix(ending.Kind.String(), "CHANGE_KIND_")
-	switch ending.Kind {
-	case parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
-		how = "expired"
-	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
-		how, why = "was evicted", " because its tenant was at its capacity"
-	default:
-	}
-	r.metadata = map[string]string{"ended": kind, "at": at}
-	if errors.Is(err, store.ErrNotFound) {
-		r.text = fmt.Sprintf("%s does not exist: it %s at %s%s", about.name, how, at, why)
-	}
-	if info, ok := r.detail.(*errdetails.ResourceInfo); ok {
-		info.Description = r.text
-	}
-	return r
 }

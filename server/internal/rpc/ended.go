@@ -1,0 +1,56 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/calllog"
+	"github.com/parleyhq/parley/server/internal/watch"
+	"github.com/parleyhq/parley/store"
+)
+
+// notFoundReason is the reason of calls that name a conversation that does not exist.
+const notFoundReason = "CONVERSATION_NOT_FOUND"
+
+// addEnding adds to the refusal of a call why and when the conversation ended, if the hub remembers it.
+func (s *Server) addEnding(ctx context.Context, r refusal, err error) refusal {
+	about := subjectOf(err)
+	if r.reason != notFoundReason || about.id == "" {
+		return r
+	}
+	ending, ok := s.hub.Ended(calllog.Of(ctx).Tenant(), about.id, s.now())
+	if !ok {
+		return r
+	}
+	r.metadata = map[string]string{
+		"ended": strings.TrimPrefix(ending.Kind.String(), "CHANGE_KIND_"), "at": endTime(ending),
+	}
+	if errors.Is(err, store.ErrNotFound) {
+		r.text = fmt.Sprintf("%s does not exist: %s", about.name, endingText(ending))
+	}
+	if info, ok := r.detail.(*errdetails.ResourceInfo); ok {
+		info.Description = r.text
+	}
+	return r
+}
+
+// endingText says how a conversation ended, as a clause whose subject is "it".
+func endingText(ending watch.Ending) string {
+	at := endTime(ending)
+	switch ending.Kind {
+	case parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
+		return "it expired at " + at
+	case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
+		return "it was evicted at " + at + " because its tenant was at its capacity"
+	default:
+		return "it was deleted at " + at
+	}
+}
+
+func endTime(ending watch.Ending) string { return ending.At.UTC().Format(time.RFC3339) }
