@@ -255,6 +255,17 @@ func windowOnPage(w *parleyv1.ContextWindow, size int) *parleyv1.ContextWindow {
 	return bounded
 }
 
+// startOnPage returns the index of the first message of a window that a reply can contain. If the newest exchange of the
+// window is larger than a reply, the reply has the newest messages of it that fit.
+func startOnPage(messages []*parleyv1.Message, snapshot *store.Snapshot, w *parleyv1.ContextWindow) int {
+	bounded := windowOnPage(w, len(snapshot.Messages))
+	start := window.Start(messages, snapshot.Offsets(), bounded)
+	if start < len(messages) || bounded == w {
+		return start
+	}
+	return max(window.Start(messages, snapshot.Offsets(), w), window.StartWithin(messages, maxPageBytes))
+}
+
 // GetContext returns the system prompt and the window of messages for a model call.
 func (s messageReader) GetContext(ctx context.Context, r *parleyv1.GetContextRequest) (*wirecodec.Reply, error) {
 	id := r.GetConversationId()
@@ -278,7 +289,7 @@ func contextReply(r *parleyv1.GetContextRequest, snapshot *store.Snapshot) (*wir
 		return nil, inConversation(r.GetConversationId(), err)
 	}
 	records, more := recordsOnPage(snapshot)
-	start := window.Start(decoded, snapshot.Offsets(), windowOnPage(r.GetWindow(), len(snapshot.Messages)))
+	start := startOnPage(decoded, snapshot, r.GetWindow())
 	return wirecodec.NewReply(&parleyv1.GetContextResponse{
 		SystemPrompt: snapshot.Conversation.GetSystemPrompt(), OmittedCount: int32(start),
 		Version: snapshot.Conversation.GetVersion(), Records: records, MoreRecords: more,

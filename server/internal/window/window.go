@@ -34,7 +34,7 @@ import (
 // reasoning of stored messages, even if messages lack it: a window with cache_stable may then be
 // shorter by its size.
 func Start(messages []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWindow) int {
-	found := candidates(messages, w)
+	found := candidates(messages, w, startsExchange)
 	switch {
 	case len(found) == 0:
 		return len(messages)
@@ -45,6 +45,20 @@ func Start(messages []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWin
 		return found[len(found)-1].index
 	}
 }
+
+// StartWithin returns the index of the first of the newest messages that have at most maxBytes together. They contain no
+// tool result without its call, but may begin within an exchange: it is for readers that must get something of an
+// exchange that is larger than any window.
+func StartWithin(messages []*parleyv1.Message, maxBytes int32) int {
+	anywhere := func(*parleyv1.Message) bool { return true }
+	found := candidates(messages, &parleyv1.ContextWindow{MaxBytes: maxBytes}, anywhere)
+	if len(found) == 0 {
+		return len(messages)
+	}
+	return found[len(found)-1].index
+}
+
+func startsExchange(m *parleyv1.Message) bool { return m.GetRole() == parleyv1.Role_ROLE_USER }
 
 // RemoveReasoning removes the reasoning from the messages, which agents do not get. Call it before
 // Start, so that the reasoning does not count.
@@ -60,14 +74,16 @@ type candidate struct {
 	exchanges int // number of exchanges in the window
 }
 
-// candidates returns all indexes at which a window that obeys the laws and fits w may start, newest
-// first.
+// candidates returns all indexes of messages for which mayStart reports true and at which a window that obeys the other
+// laws and fits w may start, newest first.
 //
 // One pass from the newest message suffices, because a result belongs to the nearest earlier call
 // with its id, which is the first one that the pass meets. If the call of a result is not in the
 // history, because it was dropped with older messages, no window contains the result: a model
 // refuses a result without a call.
-func candidates(messages []*parleyv1.Message, w *parleyv1.ContextWindow) []candidate {
+func candidates(
+	messages []*parleyv1.Message, w *parleyv1.ContextWindow, mayStart func(*parleyv1.Message) bool,
+) []candidate {
 	var (
 		found []candidate
 		size  windowSize
@@ -84,7 +100,7 @@ func candidates(messages []*parleyv1.Message, w *parleyv1.ContextWindow) []candi
 		if m.GetRole() == parleyv1.Role_ROLE_TOOL {
 			unmet[m.GetToolResult().GetCallId()] = true
 		}
-		if m.GetRole() == parleyv1.Role_ROLE_USER && len(unmet) == 0 {
+		if len(unmet) == 0 && mayStart(m) {
 			found = append(found, candidate{index: i, exchanges: size.exchanges})
 		}
 	}
