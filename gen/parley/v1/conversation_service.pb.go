@@ -314,9 +314,10 @@ type LoadConversationRequest struct {
 	MessageLimit *int32 `protobuf:"varint,2,opt,name=message_limit,json=messageLimit,proto3,oneof" json:"message_limit,omitempty"`
 	// See the service. It is stored only if this call creates the conversation.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	// Fields of the conversation if this call creates it; if it exists, they have no effect. Only
-	// title, labels, agent, system_prompt and retention are read. id must be empty or the same as
-	// conversation_id.
+	// Fields of the conversation if this call creates it; if it exists, they have no effect. But a
+	// retention that the server forbids fails in both cases, with FAILED_PRECONDITION, reason
+	// RETENTION_FORBIDDEN. Only title, labels, agent, system_prompt and retention are read. id must
+	// be empty or the same as conversation_id.
 	CreateWith *Conversation `protobuf:"bytes,4,opt,name=create_with,json=createWith,proto3" json:"create_with,omitempty"`
 	// Records of the conversation to return: those whose keys begin with one of these texts. At
 	// most 10, each at most 512 bytes; "" means all.
@@ -1009,11 +1010,12 @@ type ClearConversationRequest struct {
 	// version even if it removes nothing.
 	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Sequences of the messages to remove: up to 1000, in any order. If not empty, after_sequence
-	// must be 0 or 2147483647 and has no effect. If empty, after_sequence applies. Sequences of
-	// messages that are not kept are ignored.
+	// must be 0 or 2147483647 and has no effect. Sequences of messages that are not kept are
+	// ignored.
 	//
-	// Servers of earlier versions do not know this field and would remove all messages after
-	// after_sequence. If there may be such servers, set after_sequence to 2147483647, too.
+	// If empty, after_sequence applies, and with 0 that removes all messages. So a client that
+	// computes the list should set after_sequence to 2147483647: an empty list then removes nothing.
+	// Servers of earlier versions, which do not know this field, then remove nothing either.
 	//
 	// A message with tool calls can be removed only together with the results of its calls, and a
 	// result only together with its call. Otherwise the call fails with INVALID_ARGUMENT, reason
@@ -1418,9 +1420,10 @@ type AppendMessagesRequest struct {
 	// INVALID_ARGUMENT, reason CALL_SEPARATED, if a tool call stays and its result is removed,
 	// unless messages contain a result for the call.
 	ReplaceAfterSequence *int32 `protobuf:"varint,6,opt,name=replace_after_sequence,json=replaceAfterSequence,proto3,oneof" json:"replace_after_sequence,omitempty"`
-	// Fields of the conversation if this call creates it; if it exists, they have no effect. Only
-	// title, labels, agent, system_prompt and retention are read. id must be empty or the same as
-	// conversation_id. Must not be set together with must_exist.
+	// Fields of the conversation if this call creates it; if it exists, they have no effect. But a
+	// retention that the server forbids fails in both cases, with FAILED_PRECONDITION, reason
+	// RETENTION_FORBIDDEN. Only title, labels, agent, system_prompt and retention are read. id must
+	// be empty or the same as conversation_id. Must not be set together with must_exist.
 	CreateWith *Conversation `protobuf:"bytes,7,opt,name=create_with,json=createWith,proto3" json:"create_with,omitempty"`
 	// Records to write or delete in the same commit, up to 100; no two of the same record. They
 	// belong to the conversation, or to the tenant with tenant_scope.
@@ -1978,7 +1981,9 @@ type GetContextRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Limits of the window. If unset, all kept messages. A window has at most 3 MiB of messages.
+	// Limits of the window. If unset, all kept messages. A window has at most 3 MiB of messages. If
+	// the newest exchange alone is larger, the reply has the newest of its messages that fit. They do
+	// not begin with a user message, but have no tool result without its call.
 	Window *ContextWindow `protobuf:"bytes,2,opt,name=window,proto3" json:"window,omitempty"`
 	// If true, the messages contain their reasoning (Message.reasoning). Otherwise it is left out
 	// and does not count towards window.max_bytes.
@@ -2764,9 +2769,10 @@ type ChatRequest struct {
 	AnswerPending bool `protobuf:"varint,14,opt,name=answer_pending,json=answerPending,proto3" json:"answer_pending,omitempty"`
 	// Files and images, by reference.
 	Attachments []*Attachment `protobuf:"bytes,15,rep,name=attachments,proto3" json:"attachments,omitempty"`
-	// Fields of the conversation if this call creates it; if it exists, they have no effect. Only
-	// title, labels, agent, system_prompt and retention are read. id must be empty or the same as
-	// conversation_id. Must not be set together with must_exist.
+	// Fields of the conversation if this call creates it; if it exists, they have no effect. But a
+	// retention that the server forbids fails in both cases, with FAILED_PRECONDITION, reason
+	// RETENTION_FORBIDDEN. Only title, labels, agent, system_prompt and retention are read. id must
+	// be empty or the same as conversation_id. Must not be set together with must_exist.
 	CreateWith *Conversation `protobuf:"bytes,16,opt,name=create_with,json=createWith,proto3" json:"create_with,omitempty"`
 	// Records to write or delete in the same commit as the user's message or the tool results, up to
 	// 100; no two of the same record. Must be empty with answer_pending.
@@ -3958,8 +3964,8 @@ type ImportConversationsRequest struct {
 	// Messages, oldest first, as they were exported. Ids, rising sequences and create times are
 	// required. Each message has at most 3 MiB.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
-	// If true, a conversation with the same id is replaced. Otherwise the imported conversation
-	// is skipped and counted.
+	// If true, a conversation with the same id is replaced, unless the imported one needs several
+	// commits; see records. Otherwise the imported conversation is skipped and counted.
 	Overwrite bool `protobuf:"varint,3,opt,name=overwrite,proto3" json:"overwrite,omitempty"`
 	// Records of the conversation, in rising order of their keys, at most 1000 in a request. Key,
 	// value, media_type and labels are read, with the limits of RecordWrite. The records get the
@@ -3972,7 +3978,9 @@ type ImportConversationsRequest struct {
 	// conversation, and then as with WriteRecords, up to 100 records in a commit. Each of these
 	// raises the version, which is the revision of its records, and sets update_time and
 	// last_append_time. If the call or the conversation fails after the first commit, the
-	// conversation is deleted, even if it replaced another one.
+	// conversation is deleted. If others have changed it in the meantime, it stays with a part of its
+	// records, and the failure says so. Such a conversation replaces none: with overwrite, it fails
+	// with CONVERSATION_EXISTS before anything is written if a conversation with the same id exists.
 	Records       []*Record `protobuf:"bytes,4,rep,name=records,proto3" json:"records,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4049,7 +4057,8 @@ type ImportConversationsResponse struct {
 	// Conversations that failed: invalid ones, those with a running turn, those whose retention
 	// this server forbids, and those with retention.keep_all that are too large. Only the first 100
 	// are listed; every conversation that is in neither count has failed. A conversation is
-	// imported completely or not at all, unless the server ends between two commits of its records.
+	// imported completely or not at all, unless the server ends between two commits of its records or
+	// others change it between them.
 	Failures      []*ImportFailure `protobuf:"bytes,3,rep,name=failures,proto3" json:"failures,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

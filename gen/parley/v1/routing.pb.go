@@ -28,7 +28,7 @@ type RoutingSummary struct {
 	// The conversation that this summary describes.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// The newest messages, oldest first, with their structured data. Three unless the request
-	// says otherwise.
+	// says otherwise. The summary skips answers that were cut off before they said anything.
 	RecentMessages []*Message `protobuf:"bytes,2,rep,name=recent_messages,json=recentMessages,proto3" json:"recent_messages,omitempty"`
 	// Conversation.version; 0 if the conversation does not exist.
 	Version int32 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
@@ -49,7 +49,7 @@ type RoutingSummary struct {
 	// Agents that answered, each once, most recent first.
 	RecentAgents []*AgentUse `protobuf:"bytes,8,rep,name=recent_agents,json=recentAgents,proto3" json:"recent_agents,omitempty"`
 	// True if the newest message, not counting messages of ROLE_SYSTEM, is from the user. It has
-	// no answer yet. An incomplete answer counts as an answer.
+	// no answer yet. An incomplete answer counts as an answer, unless it has at most reasoning.
 	AwaitingAnswer bool `protobuf:"varint,9,opt,name=awaiting_answer,json=awaitingAnswer,proto3" json:"awaiting_answer,omitempty"`
 	// Tool calls that are open, oldest first. See ToolResult.call_id.
 	PendingToolCalls []*ToolCall `protobuf:"bytes,10,rep,name=pending_tool_calls,json=pendingToolCalls,proto3" json:"pending_tool_calls,omitempty"`
