@@ -34,9 +34,11 @@ type MakeBody func(native bool) (body any, hasNative bool)
 
 // Stream posts a body to a path below Base and returns the events of the response. header contains the headers of the
 // API; the configured headers have precedence. If the provider refuses a body with native forms because of its content,
-// with status 400, 413 or 422, Stream posts one without them. If the provider accepts that, Stream sends no native forms
-// for nativePause. The error is an *Error, unless ctx has ended. The caller must close the stream.
-func (p *Provider) Stream(ctx context.Context, path string, header http.Header, makeBody MakeBody) (*EventStream, error) {
+// with status 400, 413 or 422, Stream posts one without them. If the provider accepts that, Stream sends no native
+// forms for nativePause. The error is an *Error, unless ctx has ended. The caller must close the stream.
+func (p *Provider) Stream(
+	ctx context.Context, path string, header http.Header, makeBody MakeBody,
+) (*EventStream, error) {
 	address := p.Base.JoinPath(path)
 	address.RawQuery = p.Base.Query().Encode()
 	header = header.Clone()

@@ -190,8 +190,10 @@ func TestConfigAgentFaults(t *testing.T) {
 			".thinking_tokens: is 8192, which is not less than the limit of an answer, 8192; raise max_output_tokens",
 		},
 		{claude + "api_key_env: KEY, thinking_tokens: -1", ".thinking_tokens: -1 is too small; the minimum is 0"},
-		{claude + "api_key_env: KEY, thinking_tokens: 8192, max_output_tokens: 8193, reasoning_effort: low",
-			`: unknown key "reasoning_effort"; parleyd --help lists the keys`},
+		{
+			claude + "api_key_env: KEY, thinking_tokens: 8192, max_output_tokens: 8193, reasoning_effort: low",
+			`: unknown key "reasoning_effort"; parleyd --help lists the keys`,
+		},
 		{local + "thinking_tokens: 1024", `: unknown key "thinking_tokens"; parleyd --help lists the keys`},
 		{local + "max_concurrent: 0", ".max_concurrent: 0 is too small; the minimum is 1"},
 		{"kind: echo, max_concurrent: 1025", ".max_concurrent: 1025 is too large; the maximum is 1024"},

@@ -255,8 +255,8 @@ func windowOnPage(w *parleyv1.ContextWindow, size int) *parleyv1.ContextWindow {
 	return bounded
 }
 
-// startOnPage returns the index of the first message of a window that a reply can contain. If the newest exchange of the
-// window is larger than a reply, the reply has the newest messages of it that fit.
+// startOnPage returns the index of the first message of a window that a reply can contain. If the newest exchange of
+// the window is larger than a reply, the reply has the newest messages of it that fit.
 func startOnPage(messages []*parleyv1.Message, snapshot *store.Snapshot, w *parleyv1.ContextWindow) int {
 	bounded := windowOnPage(w, len(snapshot.Messages))
 	start := window.Start(messages, snapshot.Offsets(), bounded)

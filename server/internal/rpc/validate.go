@@ -206,9 +206,9 @@ func validateApart(request any) error {
 	return <-result
 }
 
-// SendMsg sends a message. When a handler sends its first one, it no longer uses its request, so the memory is available
-// to other requests. A Chat that waits in a queue sends its position first; package turn holds a copy of its request
-// and limits the memory of these copies.
+// SendMsg sends a message. When a handler sends its first one, it no longer uses its request, so the memory is
+// available to other requests. A Chat that waits in a queue sends its position first; package turn holds a copy of its
+// request and limits the memory of these copies.
 func (s *validatedStream) SendMsg(m any) error {
 	s.acquired.release()
 	return s.ServerStream.SendMsg(m)

@@ -167,7 +167,9 @@ func (m *Manager) enqueueOrAttach(
 		q = &queue{key: at}
 		m.queues[at] = q
 	}
-	e = &queueEntry{live: newLiveTurn(ctx, m, at, request), queue: q, requestKey: requestKey, readers: 1, requestBytes: requestBytes}
+	e = &queueEntry{
+		live: newLiveTurn(ctx, m, at, request), queue: q, requestKey: requestKey, readers: 1, requestBytes: requestBytes,
+	}
 	m.turns[e.live.id] = e
 	hasToWait := q.running != nil
 	if hasToWait {

@@ -94,15 +94,19 @@ func storeFailure() *parleyv1.TurnError {
 func recordsRefusal(err error) *parleyv1.TurnError {
 	if revision, ok := errors.AsType[*store.RevisionError](err); ok {
 		return &parleyv1.TurnError{
-			Code: codeAborted, Reason: "REVISION_MISMATCH", Message: fmt.Sprintf("the agent's %v, not at if_revision; read it and answer again", revision),
-			Retryable: true,
+			Code: codeAborted, Reason: "REVISION_MISMATCH", Retryable: true,
+			Message: fmt.Sprintf("the agent's %v, not at if_revision; read it and answer again", revision),
 		}
 	}
 	if full, ok := errors.AsType[*store.RecordsFullError](err); ok {
-		return &parleyv1.TurnError{Code: codeResourceExhausted, Reason: "RECORDS_FULL", Message: full.Error() + "; delete records"}
+		return &parleyv1.TurnError{
+			Code: codeResourceExhausted, Reason: "RECORDS_FULL", Message: full.Error() + "; delete records",
+		}
 	}
 	if full, ok := errors.AsType[*store.TenantBytesError](err); ok {
-		return &parleyv1.TurnError{Code: codeResourceExhausted, Reason: "TENANT_BYTES", Message: full.Error() + "; delete conversations or records"}
+		return &parleyv1.TurnError{
+			Code: codeResourceExhausted, Reason: "TENANT_BYTES", Message: full.Error() + "; delete conversations or records",
+		}
 	}
 	if errors.Is(err, store.ErrNoSpace) {
 		return &parleyv1.TurnError{

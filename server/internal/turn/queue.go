@@ -181,7 +181,8 @@ func (m *Manager) reportPosition(e *queueEntry) {
 	e.reportPosition()
 }
 
-// countWaiting counts a turn that begins to wait if sign is 1, or that no longer waits if it is -1. The caller holds mu.
+// countWaiting counts a turn that begins to wait if sign is 1, or that no longer waits if it is -1. The caller holds
+// mu.
 func (m *Manager) countWaiting(e *queueEntry, sign int) {
 	m.waitingTotal += sign
 	m.waitingBytes += sign * e.requestBytes

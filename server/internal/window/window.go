@@ -46,8 +46,8 @@ func Start(messages []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWin
 	}
 }
 
-// StartWithin returns the index of the first of the newest messages that have at most maxBytes together. They contain no
-// tool result without its call, but may begin within an exchange: it is for readers that must get something of an
+// StartWithin returns the index of the first of the newest messages that have at most maxBytes together. They contain
+// no tool result without its call, but may begin within an exchange: it is for readers that must get something of an
 // exchange that is larger than any window.
 func StartWithin(messages []*parleyv1.Message, maxBytes int32) int {
 	anywhere := func(*parleyv1.Message) bool { return true }

@@ -152,7 +152,9 @@ func TestMessages(t *testing.T) {
 		},
 		"an answer cut off": {
 			[]*parleyv1.Message{
-				hi, {Role: assistant, Content: "Hel", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE}, hi,
+				hi,
+				{Role: assistant, Content: "Hel", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
+				hi,
 				{Role: assistant, Reasoning: "Hm", Status: parleyv1.MessageStatus_MESSAGE_STATUS_INCOMPLETE},
 			},
 			[]string{asksHi, `{"content":[{"text":"Hel [cut off]","type":"text"}],"role":"assistant"}`, asksHi},
