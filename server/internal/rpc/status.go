@@ -349,26 +349,6 @@ func eventsGone(e *turn.EventsGoneError, _ subject) refusal {
 	return r
 }
 
-// historyTooSmall is the refusal of tool results for which the history has no space.
-func historyTooSmall(e *turn.HistoryTooSmallError, _ subject) refusal {
-	r := refuse(codes.ResourceExhausted, "HISTORY_TOO_SMALL", "tool_results: %v", e)
-	if e.MaxBytes > 0 {
-		return r.with("max_conversation_bytes", e.MaxBytes)
-	}
-	return r.with("max_messages", e.MaxMessages)
-}
-
-// conversationFull is the refusal of a write to a conversation that keeps all messages.
-func conversationFull(e *store.ConversationFullError, about subject) refusal {
-	return refuse(codes.ResourceExhausted, "CONVERSATION_FULL", "%s is full: %v; remove messages with ClearConversation, "+
-		"or set its retention.keep_all to false", about.name, e).with("limit_bytes", e.Limit)
-}
-
-// retentionForbidden is the refusal of a retention that the settings of the server forbid.
-func retentionForbidden(e *rules.RetentionError, _ subject) refusal {
-	return refuse(codes.FailedPrecondition, "RETENTION_FORBIDDEN", "%v", e).with("field", "retention."+e.Field)
-}
-
 // badField returns the refusal of a request with one invalid field.
 func badField(field, fault string) refusal {
 	return refuse(codes.InvalidArgument, "INVALID_REQUEST", "%s: %s", field, fault).badField(field, fault)
