@@ -189,6 +189,11 @@ var (
 	_ store.Inspector = (*Store)(nil)
 )
 
+// CheckSpace returns an error that matches syscall.ENOSPC if size more bytes in the directory dir would take the space
+// that a store on that disk reserves for answers and deletes: a sixteenth of the disk, at most 64 MiB. Programs that
+// write other files beside a store call it first.
+func CheckSpace(dir string, size int) error { return boltfile.CheckBeside(dir, int64(size)) }
+
 // Open opens the store in the file at path. If the file or its directory is missing, Open creates
 // it with access for its owner only. Open checks the file before it reads any conversation. It reads
 // the journal of an ended process; with JournalBudget 0 it folds and removes that journal. Errors:

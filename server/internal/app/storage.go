@@ -78,6 +78,9 @@ func (s *Storage) openInteractions(ctx context.Context, c *config.Config) (err e
 	o := interactionlog.Options{
 		Dir: filepath.Join(c.DataDir, "interactions"), Redact: c.LogRedact, RetentionDays: c.LogRetentionDays, Log: s.log,
 	}
+	if c.Store == "bolt" {
+		o.CheckSpace = boltstore.CheckSpace // Deletes must find space on a disk that the log would fill.
+	}
 	if !c.InteractionLog {
 		if c.Store == "memory" {
 			return nil // The files in the directory belong to another store.

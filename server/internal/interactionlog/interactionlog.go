@@ -77,6 +77,9 @@ type Options struct {
 	// RetentionDays is the number of days before today whose files are retained. Older files are
 	// removed. If 0, all files are retained.
 	RetentionDays int
+	// CheckSpace, if not nil, is called with the directory and the size of the entries before each write. If it
+	// returns an error, the write fails with that error. So the log can leave space on the disk to others.
+	CheckSpace func(dir string, size int) error
 	// Log receives what operators must know about the log.
 	Log *slog.Logger
 	// Now returns the current time. If nil, it is time.Now.

@@ -1,6 +1,7 @@
 package interactionlog
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -178,4 +179,31 @@ func TestReportUnsynced(t *testing.T) {
 			w.advance(time.Minute)
 		}
 	}
+}
+
+// TestCheckSpace checks that entries are counted as lost while CheckSpace returns an error, although the disk has
+// space, and that the log resumes after that.
+func TestCheckSpace(t *testing.T) {
+	var refusal error
+	dir := filepath.Join(t.TempDir(), "interactions")
+	w := openTestLog(t, dir, Options{CheckSpace: func(in string, size int) error {
+		if in != dir || size <= 0 {
+			t.Errorf("CheckSpace(%q, %d), want the directory %q and the size of entries", in, size, dir)
+		}
+		return refusal
+	}})
+	w.commit("0", "1")
+	refusal = errors.New("no space to spare")
+	w.commit("2", "3")
+	if got := w.Lost(); got != 2 {
+		t.Errorf("Lost() = %d, want 2", got)
+	}
+	refusal = nil
+	w.commit("4")
+	content, err := os.ReadFile(w.today())
+	must(t, err)
+	if text := string(content); strings.Count(text, "\n") != 4 || strings.Contains(text, `"2"`) {
+		t.Errorf("file = %q, want the entries of 0, 1 and 4, and a loss entry", text)
+	}
+	must(t, w.Close())
 }

@@ -119,6 +119,11 @@ func (w *writer) append(d dayfile.Day, entries []byte, all bool) (kept int, err 
 	if err != nil {
 		return 0, err
 	}
+	if w.options.CheckSpace != nil {
+		if err := w.options.CheckSpace(w.options.Dir, len(entries)); err != nil {
+			return 0, err
+		}
+	}
 	kept, err = f.Append(size, entries, all)
 	if kept > 0 {
 		w.recordWritten(f, size, bytes.Count(entries[1:1+kept], []byte{'\n'}))

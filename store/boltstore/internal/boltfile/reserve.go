@@ -1,7 +1,10 @@
 package boltfile
 
 import (
+	"fmt"
 	"math"
+	"path/filepath"
+	"syscall"
 
 	bolt "go.etcd.io/bbolt"
 )
@@ -32,6 +35,16 @@ func SpaceToFold(db *bolt.DB) int64 {
 		return math.MaxInt64
 	}
 	return free + spaceInFile(db) - ReserveOf(disk)/2
+}
+
+// CheckBeside returns an error if the disk of a directory has less than the reserve after size bytes were written there.
+// If the space cannot be determined, it returns nil.
+func CheckBeside(dir string, size int64) error {
+	free, disk, err := DiskSpace(filepath.Join(dir, "file"))
+	if reserve := ReserveOf(disk); err == nil && free-size < reserve {
+		return fmt.Errorf("%d bytes are free, and the store reserves %d: %w", free, reserve, syscall.ENOSPC)
+	}
+	return nil
 }
 
 // spaceInFile returns half of the bytes in free pages: they may be scattered, and a value needs as many contiguous
