@@ -221,8 +221,18 @@ type Read struct {
 	Tenant string
 	// ConversationID of the conversation.
 	ConversationID string
+	// After and Before restrict the messages to those with a higher sequence than After and a lower one than Before. 0
+	// does not restrict them.
+	After, Before int32
 	// Newest is the number of newest messages to return; a negative number returns all, 0 none.
 	Newest int
+	// MaxBytes is the maximum size of the messages as frames, in bytes: the newest that fit are returned, but at least
+	// one. 0 means no limit.
+	MaxBytes int
+	// Oldest returns the oldest messages instead of the newest: Newest and MaxBytes then count from the oldest on.
+	Oldest bool
+	// WithOldestSequence also returns Snapshot.OldestSequence.
+	WithOldestSequence bool
 	// Shared says that the caller does not change the messages of the snapshot. They may then be in
 	// memory that the store shares with other readers, and the store may keep them in its cache. It is
 	// for callers that read often.

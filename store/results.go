@@ -42,9 +42,14 @@ type Snapshot struct {
 	Conversation *parleyv1.Conversation
 	// Messages that were requested, oldest first.
 	Messages Frames
+	// MoreMessages reports that Read.Newest or Read.MaxBytes left out messages.
+	MoreMessages bool
+	// OldestSequence is the sequence of the oldest kept message, also if it was not requested; 0 if there is none.
+	// Only of a read with WithOldestSequence.
+	OldestSequence int32
 	// DroppedBytes is the encoded size of the messages that were dropped to stay within limits, or removed
-	// one by one, while they were the oldest. Kept messages that were not requested do not count. A fork or
-	// an import starts at 0.
+	// one by one, while they were the oldest. A fork or an import starts at 0. Of a read with MaxBytes
+	// and without Before and Oldest, it includes the kept messages before the first of Messages.
 	DroppedBytes int64
 	// Turns, oldest first, at most 32.
 	Turns []*parleyv1.Turn
@@ -58,8 +63,8 @@ type Snapshot struct {
 }
 
 // Offsets returns the offset of each message: the encoded bytes of all messages before it, dropped
-// ones included. The last element is the number of bytes of all messages. The snapshot must contain
-// all kept messages. The offset of a retained message changes only if a message before it is removed
+// ones included. The last element is the number of bytes of all messages. The snapshot must be that of a read
+// of all messages, or of the newest with MaxBytes. The offset of a retained message changes only if a message before it is removed
 // while an older one is retained.
 func (s *Snapshot) Offsets() []int64 {
 	offset := s.DroppedBytes

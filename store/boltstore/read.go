@@ -59,9 +59,9 @@ func (s *Store) readConversation(ctx context.Context, r *store.Read, key string,
 		if err != nil {
 			return nil, err
 		}
-		if rec.InChunks(r.Newest) == 0 && (len(r.RecordPrefixes) == 0 || rec.RecordCounts().Records == 0) {
-			rec.Messages = state.Messages
-			return readLive(rec, r, now, ephemeral)
+		rec.Messages = state.Messages
+		if !rec.NeedsChunks(r) && (len(r.RecordPrefixes) == 0 || rec.RecordCounts().Records == 0) {
+			return readLive(rec, rec.Tail(r), r, now, ephemeral)
 		}
 	}
 	var fill *cache.Fill
@@ -87,15 +87,15 @@ func (s *Store) readConversation(ctx context.Context, r *store.Read, key string,
 				return err
 			}
 		}
-		live := r
-		if f.record.InChunks(r.Newest) > 0 {
-			if f.record.Messages, err = from.chunksOf(r.Tenant, f.place.Key).Newest(f.record, r.Newest); err != nil {
+		live, part := r, f.record.Tail(r)
+		if f.record.NeedsChunks(r) {
+			if part, err = from.chunksOf(r.Tenant, f.place.Key).Part(f.record, r); err != nil {
 				return err
 			}
 			shared := *r
 			shared.Shared, live = true, &shared // They are in new memory.
 		}
-		if snapshot, err = readLive(f.record, live, now, ephemeral); err != nil || snapshot.Unchanged {
+		if snapshot, err = readLive(f.record, part, live, now, ephemeral); err != nil || snapshot.Unchanged {
 			return err
 		}
 		if len(r.RecordPrefixes) > 0 {
@@ -127,11 +127,13 @@ func fillCache(fill *cache.Fill, f found) (err error) {
 }
 
 // readLive returns the result of a read of a conversation, or store.ErrNotFound if it has expired.
-func readLive(rec *record.Record, r *store.Read, now time.Time, ephemeral record.Ephemeral) (*store.Snapshot, error) {
+func readLive(
+	rec *record.Record, part record.Part, r *store.Read, now time.Time, ephemeral record.Ephemeral,
+) (*store.Snapshot, error) {
 	if rec.Expired(now, ephemeral) {
 		return nil, store.ErrNotFound
 	}
-	return record.Read(rec, r, now)
+	return record.Read(rec, part, r, now)
 }
 
 // List implements store.Store. It builds the page inside the transaction: it reads at most 10,000

@@ -38,7 +38,11 @@ func (s *Store) read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 	if err != nil {
 		return nil, err
 	}
-	snapshot, err := record.Read(c, r, now)
+	var part record.Part
+	if c != nil {
+		part.Messages = c.Messages
+	}
+	snapshot, err := record.Read(c, part, r, now)
 	if err != nil || snapshot.Unchanged || all == nil {
 		return snapshot, err
 	}

@@ -74,6 +74,7 @@ func Run(t *testing.T, s Subject) {
 		{"Holds", s.holds},
 		{"RetryRelease", s.retryRelease},
 		{"Read", s.read},
+		{"ReadRanges", s.ranges},
 		{"KnownOrder", s.knownOrder},
 		{"List", s.list},
 		{"ListOldestFirst", s.listOldestFirst},

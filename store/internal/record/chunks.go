@@ -247,6 +247,9 @@ func (r *Record) cutChunk(n int) *Chunk {
 	}
 	r.Header.Chunks.Messages += int32(len(c.Sizes))
 	r.Header.Chunks.Bytes += int64(n)
+	for _, s := range c.Sizes {
+		r.Header.Chunks.BodyBytes += int64(s.Body)
+	}
 	return c
 }
 
@@ -269,6 +272,7 @@ func (r *Record) dropInChunks(exceeds func(dropped, bytes int) bool) (dropped, b
 				return 0, 0, fmt.Errorf("%w: the chunks of conversation %q are larger than its header says", store.ErrCorrupt,
 					r.Conversation().GetId())
 			}
+			chunks.BodyBytes -= int64(s.Body)
 			dropped, bytes, r.Header.DroppedBytes = dropped+1, bytes+int(s.Bytes), r.Header.GetDroppedBytes()+int64(s.Body)
 			chunks.Messages, chunks.Bytes, chunks.FirstSequence = chunks.Messages-1, chunks.Bytes-int64(s.Bytes), s.Sequence+1
 		}

@@ -146,7 +146,7 @@ func FuzzUnmarshal(f *testing.F) {
 			_, _ = r.AllTurns()
 			r.Events("t")
 			_, _ = r.Seen(&store.Request{ID: "r", Method: "m"})
-			_, _ = record.Read(r, &store.Read{Newest: -1, Turns: true}, time.Unix(0, 0))
+			_, _ = record.Read(r, record.Part{Messages: r.Messages}, &store.Read{Newest: -1, Turns: true}, time.Unix(0, 0))
 			r.Entry()
 		}
 	})

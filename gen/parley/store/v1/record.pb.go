@@ -163,6 +163,8 @@ type Chunks struct {
 	Bytes int64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	// Messages in chunks with a sequence below this one were dropped.
 	FirstSequence int32 `protobuf:"varint,3,opt,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"`
+	// Size of the kept messages in chunks in bytes, without their frames.
+	BodyBytes     int64 `protobuf:"varint,4,opt,name=body_bytes,json=bodyBytes,proto3" json:"body_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -214,6 +216,13 @@ func (x *Chunks) GetBytes() int64 {
 func (x *Chunks) GetFirstSequence() int32 {
 	if x != nil {
 		return x.FirstSequence
+	}
+	return 0
+}
+
+func (x *Chunks) GetBodyBytes() int64 {
+	if x != nil {
+		return x.BodyBytes
 	}
 	return 0
 }
@@ -1153,11 +1162,13 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\x06number\x18\x06 \x01(\rR\x06number\x12#\n" +
 	"\rdropped_bytes\x18\a \x01(\x03R\fdroppedBytes\x12\x18\n" +
 	"\aapplied\x18\b \x01(\x04R\aapplied\x12/\n" +
-	"\x06chunks\x18\f \x01(\v2\x17.parley.store.v1.ChunksR\x06chunks\"a\n" +
+	"\x06chunks\x18\f \x01(\v2\x17.parley.store.v1.ChunksR\x06chunks\"\x80\x01\n" +
 	"\x06Chunks\x12\x1a\n" +
 	"\bmessages\x18\x01 \x01(\x05R\bmessages\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12%\n" +
-	"\x0efirst_sequence\x18\x03 \x01(\x05R\rfirstSequence\"O\n" +
+	"\x0efirst_sequence\x18\x03 \x01(\x05R\rfirstSequence\x12\x1d\n" +
+	"\n" +
+	"body_bytes\x18\x04 \x01(\x03R\tbodyBytes\"O\n" +
 	"\aDataUse\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +

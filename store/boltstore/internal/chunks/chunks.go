@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"iter"
+	"slices"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -77,37 +78,146 @@ func (s Set) Dropped(r *record.Record) [][]byte {
 	return keys
 }
 
-// Newest returns the newest n messages of a record of the conversation, and the others that are in the same chunk or
-// in no chunk; all messages if n is negative. r.Messages must be those in no chunk. It reads only the chunks that it
-// needs. The result is r.Messages or new memory. If a chunk is missing or damaged, the error is store.ErrCorrupt.
-func (s Set) Newest(r *record.Record, n int) (store.Frames, error) {
-	missing := r.InChunks(n)
-	if missing == 0 {
-		return r.Messages, nil
-	}
-	size := len(r.Messages)
-	parts := []store.Frames{r.Messages} // newest first
-	for key, value := range s.newest() {
-		c, err := record.UnmarshalChunk(key, value)
+// Part returns the messages of a record of the conversation that a read needs, see record.Record.NeedsChunks, and
+// others in the same chunks or in no chunk. r.Messages must be those in no chunk. It reads only the chunks that it
+// needs. The messages are new memory. If a chunk is missing or damaged, the error is store.ErrCorrupt.
+func (s Set) Part(r *record.Record, q *store.Read) (p record.Part, err error) {
+	header := r.Header.GetChunks()
+	if q.WithOldestSequence && header.GetMessages() > 0 {
+		oldest, err := s.Head(header.GetFirstSequence())
 		if err != nil {
-			return nil, err
+			return p, err
 		}
-		retained, skip := c.Retained(r.Header.GetChunks().GetFirstSequence())
-		missing -= min(missing, len(retained))
-		parts, size = append(parts, c.Messages[skip:]), size+len(c.Messages)-skip
-		if missing == 0 {
+		sizes, _ := oldest.Retained(header.GetFirstSequence())
+		if len(sizes) == 0 {
+			return p, fmt.Errorf("%w: message %d is in no chunk", store.ErrCorrupt, header.GetFirstSequence())
+		}
+		p.OldestSequence = sizes[0].Sequence
+	}
+	w := partWalk{read: q, record: r}
+	switch {
+	case q.Newest == 0:
+		return p, nil
+	case q.Oldest:
+		err = w.walkOldest(s)
+	default:
+		err = w.walkNewest(s)
+	}
+	p.Older, p.Newer, p.Messages = w.older, w.newer, w.join()
+	p.OmittedBytes = header.GetBodyBytes() - w.bodies
+	return p, err
+}
+
+// partWalk collects the messages of a read.
+type partWalk struct {
+	read   *store.Read
+	record *record.Record
+
+	parts        []store.Frames // newest first, unless read.Oldest is set
+	loaded       int            // retained messages in the chunks that were read
+	bodies       int64          // their size without frames
+	count, size  int            // number and size of the messages in parts that the read asks for
+	older, newer bool           // see record.Part
+}
+
+// enough reports whether the collected messages reach the limits of the read.
+func (w *partWalk) enough() bool {
+	q := w.read
+	return w.count > 0 && (q.Newest > 0 && w.count >= q.Newest || q.MaxBytes > 0 && w.size >= q.MaxBytes)
+}
+
+// isWanted reports whether the read asks for a message with this sequence, apart from its limits.
+func (w *partWalk) isWanted(sequence int32) bool {
+	return sequence > w.read.After && (w.read.Before == 0 || sequence < w.read.Before)
+}
+
+// add adds messages with these sizes.
+func (w *partWalk) add(messages store.Frames, sizes []record.FrameSize) {
+	w.parts = append(w.parts, messages)
+	for _, s := range sizes {
+		if w.isWanted(s.Sequence) {
+			w.count, w.size = w.count+1, w.size+int(s.Bytes)
+		}
+	}
+}
+
+// addChunk adds the retained messages of a chunk.
+func (w *partWalk) addChunk(c *record.Chunk) {
+	sizes, skip := c.Retained(w.record.Header.GetChunks().GetFirstSequence())
+	w.add(c.Messages[skip:], sizes)
+	w.loaded += len(sizes)
+	for _, s := range sizes {
+		w.bodies += int64(s.Body)
+	}
+}
+
+// walkOldest collects messages from the oldest on.
+func (w *partWalk) walkOldest(s Set) error {
+	header, q := w.record.Header.GetChunks(), w.read
+	if header.GetMessages() > 0 {
+		for key, value := range s.from(max(q.After+1, header.GetFirstSequence())) {
+			c, err := record.UnmarshalChunk(key, value)
+			if err != nil {
+				return err
+			}
+			if q.Before > 0 && c.First() >= q.Before {
+				return nil
+			}
+			if w.enough() {
+				w.newer = true
+				return nil
+			}
+			w.addChunk(c)
+		}
+	}
+	if q.After == 0 && w.loaded != int(header.GetMessages()) {
+		return w.lacks()
+	}
+	tail := record.Sizes(w.record.Messages)
+	if w.enough() {
+		w.newer = len(tail) > 0 && w.isWanted(tail[0].Sequence)
+		return nil
+	}
+	w.add(w.record.Messages, tail)
+	return nil
+}
+
+// walkNewest collects messages from the newest on.
+func (w *partWalk) walkNewest(s Set) error {
+	header, q := w.record.Header.GetChunks(), w.read
+	w.add(w.record.Messages, record.Sizes(w.record.Messages))
+	for key, value := range s.newest(q.Before) {
+		last := layout.SequenceOf(key)
+		if last <= q.After || last < header.GetFirstSequence() {
 			break
 		}
+		if w.enough() {
+			w.older = true
+			return nil
+		}
+		c, err := record.UnmarshalChunk(key, value)
+		if err != nil {
+			return err
+		}
+		w.addChunk(c)
 	}
-	if missing > 0 {
-		return nil, fmt.Errorf("%w: %d messages of conversation %q are in no chunk", store.ErrCorrupt, missing,
-			r.Conversation().GetId())
+	if q.After == 0 && q.Before == 0 && w.loaded != int(header.GetMessages()) {
+		return w.lacks()
 	}
-	frames := make(store.Frames, 0, size)
-	for i := range parts {
-		frames = append(frames, parts[len(parts)-1-i]...)
+	return nil
+}
+
+func (w *partWalk) lacks() error {
+	return fmt.Errorf("%w: the chunks of conversation %q have %d messages, its header says %d", store.ErrCorrupt,
+		w.record.Conversation().GetId(), w.loaded, w.record.Header.GetChunks().GetMessages())
+}
+
+// join returns the collected messages, oldest first.
+func (w *partWalk) join() store.Frames {
+	if !w.read.Oldest {
+		slices.Reverse(w.parts)
 	}
-	return frames, nil
+	return slices.Concat(w.parts...)
 }
 
 // from yields the keys and values of the chunks, oldest first, from the one that may have the message with that
@@ -128,19 +238,26 @@ func (s Set) from(sequence int32) iter.Seq2[[]byte, []byte] {
 	}
 }
 
-// newest yields the keys and values of the chunks, newest first, in a read-only transaction. It skips keys of other
-// lengths.
-func (s Set) newest() iter.Seq2[[]byte, []byte] {
+// newest yields the keys and values of the chunks, newest first, in a read-only transaction: from the one that may have
+// the message before a sequence on, or all if the sequence is 0. It skips keys of other lengths.
+func (s Set) newest(sequence int32) iter.Seq2[[]byte, []byte] {
 	return func(yield func([]byte, []byte) bool) {
 		if s.bucket == nil {
 			return
 		}
 		c := s.bucket.Cursor()
-		before := c.Prev
-		if k, _ := c.Seek(append(bytes.Clone(s.conversation), bytes.Repeat([]byte{0xff}, layout.SequenceSize)...)); k == nil {
-			before = c.Last
+		above := append(bytes.Clone(s.conversation), bytes.Repeat([]byte{0xff}, layout.SequenceSize)...)
+		var k, v []byte
+		if sequence > 0 {
+			k, v = c.Seek(layout.ChunkKey(s.conversation, sequence-1))
 		}
-		k, v := before()
+		if !bytes.HasPrefix(k, s.conversation) { // No chunk ends there or later.
+			if k, v = c.Seek(above); k == nil {
+				k, v = c.Last()
+			} else {
+				k, v = c.Prev()
+			}
+		}
 		for ; bytes.HasPrefix(k, s.conversation); k, v = c.Prev() {
 			if len(k) == len(s.conversation)+layout.SequenceSize && !yield(k, v) {
 				return

@@ -182,6 +182,11 @@ func ChunkKey(conversation []byte, sequence int32) []byte {
 	return binary.BigEndian.AppendUint64(b, uint64(sequence))
 }
 
+// SequenceOf returns the sequence in the key of a chunk.
+func SequenceOf(chunkKey []byte) int32 {
+	return int32(binary.BigEndian.Uint64(chunkKey[len(chunkKey)-SequenceSize:]))
+}
+
 // ExpiryKey returns the key of an entry in expiry.
 func ExpiryKey(minute uint32, tenant string, key InnerKey) []byte {
 	return DueKey(minute, tenant, string(key[:]))
