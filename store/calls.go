@@ -294,7 +294,7 @@ const (
 	MaxListHeaderBytes = 32 << 20
 	// MaxListBytes is the maximum encoded size of the entries that one call returns. A reply must
 	// be able to contain them.
-	MaxListBytes = MaxConversationBytes
+	MaxListBytes = MaxMessageBytes
 )
 
 // MaxReadRecordBytes is the maximum encoded size of the records that one Read returns.

@@ -31,7 +31,7 @@
 //     conversation. It ends at a time, after 366 days at most, or with the conversation.
 //   - Ephemeral conversation: a conversation that is deleted when the connections that hold it have
 //     ended. A tenant has at most [MaxHolds] of them.
-//   - Retention: how many messages a conversation keeps, 1 to 1000 or all, its ttl, 100 ms to 366
+//   - Retention: how many messages a conversation keeps, 1 to 1,000,000 or all, its ttl, 100 ms to 366
 //     days or none, and whether it may be evicted.
 //   - Expiry: a conversation expires when its ttl has passed since its creation, last append or
 //     last turn.
@@ -112,7 +112,7 @@
 //  15. Headers: Create, Update, Import and appends with CreateWith reject a header that has more than
 //     [MaxHeaderBytes] with [HeaderTooLargeError]. Appends add only numbers, times and the id of a turn
 //     to the header of a conversation that exists. A reply therefore has space for a header besides
-//     [MaxListBytes] of entries or [MaxConversationBytes] of messages.
+//     [MaxListBytes] of entries or [MaxMessageBytes] of messages.
 //  16. Bytes: a write that would exceed a tenant's limit of bytes in [Options.Limits] fails with
 //     [TenantBytesError]. The bytes of a tenant are the encoded sizes of its conversations and its
 //     records, as in [Stats]. Three kinds of writes succeed above the limit: those that add no bytes, removals, and
@@ -245,9 +245,16 @@ type Store interface {
 	Close() error
 }
 
-// MaxConversationBytes is the maximum encoded size of the messages of a conversation, and so of one
-// message, that the API allows. A reply has at most 4 MiB and has space for them and for a header.
-const MaxConversationBytes = 3 << 20
+const (
+	// MaxMessageBytes is the maximum encoded size of one message, and of the messages in one reply or in one request to
+	// an agent. A reply has at most 4 MiB and has space for them and for a header.
+	MaxMessageBytes = 3 << 20
+	// MaxConversationBytes is the largest value of [Options.MaxConversationBytes]. A write of a conversation that
+	// removes messages, a fork and an export have all its messages in memory.
+	MaxConversationBytes = 64 << 20
+	// MaxMessages is the largest value of [Options.MaxMessages] and of Retention.max_messages.
+	MaxMessages = 1_000_000
+)
 
 // Options are common to all stores. The zero value is valid.
 type Options struct {
@@ -257,7 +264,7 @@ type Options struct {
 	// store and must not modify the changes. If nil, changes are not reported.
 	Observe func(changes []Change)
 	// MaxMessages is the number of messages that a conversation keeps if its retention does not say
-	// otherwise. 0 means 20.
+	// otherwise, at most the constant [MaxMessages]. 0 means 20.
 	MaxMessages int
 	// TTL is the time from the last append to the expiry of a conversation if its retention does
 	// not say otherwise. 0 means 1 hour.
@@ -270,7 +277,7 @@ type Options struct {
 	Limits func(tenant string) Limits
 	// MaxConversationBytes is the maximum encoded size of the messages of a conversation. The
 	// oldest messages are dropped first; the newest is kept even if it is larger. For conversations
-	// with keep_all see law 16. 0 means the constant [MaxConversationBytes].
+	// with keep_all see law 16. At most the constant [MaxConversationBytes]; 0 means [MaxMessageBytes].
 	MaxConversationBytes int
 	// MaxRecordBytes is the maximum size of the records of a conversation; see [RecordBytes]. 0 means the
 	// constant [MaxRecordBytes].
@@ -312,7 +319,7 @@ func (o Options) WithDefaults() Options {
 		o.TTL = time.Hour
 	}
 	if o.MaxConversationBytes == 0 {
-		o.MaxConversationBytes = MaxConversationBytes
+		o.MaxConversationBytes = MaxMessageBytes
 	}
 	if o.Limits == nil {
 		limits := Limits{MaxConversations: o.MaxConversations}

@@ -87,7 +87,7 @@ func TestRecordsOfAgent(t *testing.T) {
 	}
 
 	other := startServer(t, t.TempDir())
-	copyConversations(t, t.Context(), s, other)
+	copyConversations(t, t.Context(), s, other, 1)
 	withoutRevisions := func(records []string) (all []string) {
 		for _, r := range records {
 			key, _, _ := strings.Cut(r, "@")
@@ -105,8 +105,8 @@ func TestRecordsOfAgent(t *testing.T) {
 	}
 }
 
-// copyConversations exports all conversations of a server and imports them into another one.
-func copyConversations(t *testing.T, ctx context.Context, from, to *server) {
+// copyConversations exports all conversations of a server, as many as want, and imports them into another one.
+func copyConversations(t *testing.T, ctx context.Context, from, to *server, want int64) {
 	t.Helper()
 	out, err := from.ExportConversations(ctx, &parleyv1.ExportConversationsRequest{IncludeRecords: true})
 	if err != nil {
@@ -130,7 +130,7 @@ func copyConversations(t *testing.T, ctx context.Context, from, to *server) {
 			t.Fatal(err)
 		}
 	}
-	if reply, err := in.CloseAndRecv(); err != nil || reply.GetImportedCount() != 1 || len(reply.GetFailures()) > 0 {
-		t.Fatalf("ImportConversations = %v, %v, want 1 conversation", reply, err)
+	if reply, err := in.CloseAndRecv(); err != nil || reply.GetImportedCount() != want || len(reply.GetFailures()) > 0 {
+		t.Fatalf("ImportConversations = %v, %v, want %d conversations", reply, err, want)
 	}
 }

@@ -359,7 +359,7 @@ func (x *Conversation) GetRecordBytes() int64 {
 // Retention limits how many messages a conversation keeps and how long the conversation lives.
 type Retention struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of messages to keep, 1 to 1000. When there are more, the oldest messages are
+	// Number of messages to keep, 1 to 1,000,000. When there are more, the oldest messages are
 	// dropped. 0 means the server's default, which is 20 unless configured otherwise. A lower
 	// value drops messages at once.
 	MaxMessages int32 `protobuf:"varint,1,opt,name=max_messages,json=maxMessages,proto3" json:"max_messages,omitempty"`
@@ -698,10 +698,9 @@ const file_parley_v1_conversation_proto_rawDesc = "" +
 	"\frecord_bytes\x18\x14 \x01(\x03R\vrecordBytes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd6\x01\n" +
-	"\tRetention\x12-\n" +
-	"\fmax_messages\x18\x01 \x01(\x05B\n" +
-	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\vmaxMessages\x12A\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd7\x01\n" +
+	"\tRetention\x12.\n" +
+	"\fmax_messages\x18\x01 \x01(\x05B\v\xbaH\b\x1a\x06\x18\xc0\x84=(\x00R\vmaxMessages\x12A\n" +
 	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x14\xbaH\x11\xaa\x01\x0e\"\x05\b\x80\x8a\x8a\x0f2\x05\x10\x80\xc2\xd7/R\x03ttl\x12\x19\n" +
 	"\bkeep_all\x18\x03 \x01(\bR\akeepAll\x12\x1b\n" +
 	"\tno_expiry\x18\x04 \x01(\bR\bnoExpiry\x12\x1f\n" +

@@ -177,7 +177,8 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	}
 	s.service, err = rpc.New(rpc.Options{
 		Store: s.traced(), Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
-		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes, Version: s.version,
+		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes,
+		MaxConversationBytes: c.MaxConversationBytes, Version: s.version,
 		BallastBytes: s.gcBallast, Log: s.log, Calls: loggedCalls(c), Tracer: s.tracer,
 		Auth: s.signIn.auth, Limits: s.limits, SummaryBytes: c.SummaryBytes(),
 		Retentions: rules.Retentions{

@@ -26,10 +26,10 @@ const (
 	gib = 1 << 30
 	day = 24 * time.Hour
 
-	maxConversation = store.MaxConversationBytes
-	maxTurns        = 1024 // of the server
-	maxImports      = 16   // of the server
-	minBudget       = 64 * kib
+	maxMessage = store.MaxMessageBytes
+	maxTurns   = 1024 // of the server
+	maxImports = 16   // of the server
+	minBudget  = 64 * kib
 )
 
 // dataDirName is the name of the setting that offline commands share with the server.
@@ -65,7 +65,7 @@ type Config struct {
 	JournalBudget        int           // bytes of appends in the journal at which they are folded; 0: no journal
 	JournalAge           time.Duration // time between folds if the journal does not reach its budget before
 	CacheBytes           int           // maximum memory for conversations and summaries; 0: no cache
-	MaxMessages          int           // per conversation, 1 to 1000
+	MaxMessages          int           // per conversation, 1 to store.MaxMessages
 	TTL                  time.Duration // time from a conversation's last append to its expiry
 	MaxConversations     int           // per tenant; 0: no limit
 	MaxBytes             int           // of the conversations of a tenant; 0: no limit
@@ -151,7 +151,7 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 			"time between folds of the journal if it does not reach its budget before"),
 		newSetting("cache-bytes", size(&c.CacheBytes, 64*mib, 0, math.MaxInt),
 			"maximum memory for conversations and summaries that may be read again; 0: no cache"),
-		newSetting("max-messages", count(&c.MaxMessages, 20, 1, 1000),
+		newSetting("max-messages", count(&c.MaxMessages, 20, 1, store.MaxMessages),
 			"messages kept per conversation unless its retention says otherwise; the oldest are dropped"),
 		newSetting("ttl", duration(&c.TTL, time.Hour, 100*time.Millisecond, 366*day),
 			"time from the last append to the expiry of a conversation unless its retention says otherwise"),
@@ -159,9 +159,9 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 			"conversations kept per tenant; the oldest are evicted; 0: no limit")),
 		reloadable(newSetting("max-bytes", size(&c.MaxBytes, 0, 0, math.MaxInt),
 			"maximum size of the conversations and records of a tenant; 0: no limit")),
-		newSetting("max-message-bytes", size(&c.MaxMessageBytes, 256*kib, kib, maxConversation),
+		newSetting("max-message-bytes", size(&c.MaxMessageBytes, 256*kib, kib, maxMessage),
 			"maximum size of a message; a larger one is rejected"),
-		newSetting("max-conversation-bytes", size(&c.MaxConversationBytes, maxConversation, kib, maxConversation),
+		newSetting("max-conversation-bytes", size(&c.MaxConversationBytes, maxMessage, kib, store.MaxConversationBytes),
 			"maximum size of the messages of a conversation; the oldest are dropped, or appends are refused"),
 		newSetting("max-record-bytes", size(&c.MaxRecordBytes, store.MaxRecordBytes, kib, math.MaxInt),
 			"maximum size of the records of a conversation; writes that exceed it are refused"),
@@ -177,7 +177,7 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 			"maximum time in a turn without output of the agent"),
 		newSetting("stop-grace", duration(&c.StopGrace, 30*time.Second, 0, day),
 			"maximum time that a stop waits for running turns; 0s: no wait"),
-		newSetting("max-answer-bytes", size(&c.MaxAnswerBytes, mib, kib, maxConversation),
+		newSetting("max-answer-bytes", size(&c.MaxAnswerBytes, mib, kib, maxMessage),
 			"maximum size of an answer; a turn with a larger one fails and keeps what had arrived"),
 		reloadable(newSetting("max-turns", count(&c.MaxTurns, 256, 1, maxTurns),
 			"maximum number of running turns per tenant")),

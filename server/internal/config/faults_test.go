@@ -25,7 +25,7 @@ func TestConfigFaults(t *testing.T) {
 	}{
 		// Places of faults.
 		{"--max-messages=0", "", "--max-messages: 0 is too small; the minimum is 1"},
-		{"", "PARLEY_MAX_MESSAGES=1001", "PARLEY_MAX_MESSAGES: 1001 is too large; the maximum is 1000"},
+		{"", "PARLEY_MAX_MESSAGES=1000001", "PARLEY_MAX_MESSAGES: 1000001 is too large; the maximum is 1000000"},
 		{"--max-messages=5 --max-messages=x", "", `--max-messages: "x" is not a whole number`},
 		{"--max-messages=5", "PARLEY_MAX_MESSAGES=", `PARLEY_MAX_MESSAGES: "" is not a whole number`},
 		{"--config=/no/such/file", "", "--config: open /no/such/file: no such file or directory"},
@@ -62,7 +62,7 @@ func TestConfigFaults(t *testing.T) {
 			`--max-message-bytes: "256KB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`,
 		},
 		{"--max-message-bytes=1023", "", "--max-message-bytes: 1023 is too small; the minimum is 1KiB"},
-		{"--max-conversation-bytes=4MiB", "", "--max-conversation-bytes: 4MiB is too large; the maximum is 3MiB"},
+		{"--max-conversation-bytes=65MiB", "", "--max-conversation-bytes: 65MiB is too large; the maximum is 64MiB"},
 		{
 			"--memory-warning-bytes=9999999999GiB", "",
 			`--memory-warning-bytes: "9999999999GiB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`,

@@ -95,7 +95,7 @@ func readToLoad(
 		return nil, err
 	}
 	read := &store.Read{
-		Tenant: tenant, Newest: defaultLoadMessages, RecordPrefixes: r.GetRecordPrefixes(), Request: q,
+		Tenant: tenant, Newest: defaultLoadMessages, MaxBytes: maxPageBytes, RecordPrefixes: r.GetRecordPrefixes(), Request: q,
 	}
 	read.ConversationID = retries.IDOr(id, r.GetRequestId(), tenant, method)
 	if r.MessageLimit != nil {
@@ -109,7 +109,7 @@ func loadReply(snapshot *store.Snapshot) *wirecodec.Reply {
 	return wirecodec.NewReply(&parleyv1.LoadConversationResponse{
 		Conversation: snapshot.Conversation, Created: snapshot.Seen != nil && snapshot.Seen.Created,
 		Records: records, MoreRecords: more,
-	}, newestOnPage(snapshot.Messages))
+	}, snapshot.Messages)
 }
 
 // load reads a conversation, see [Server.read]. It creates the conversation if it does not exist, with the fields of

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sync/semaphore"
@@ -206,71 +207,35 @@ func (s *Server) checkSize(name string, m *parleyv1.Message) error {
 func (s messageReader) ListMessages(
 	ctx context.Context, r *parleyv1.ListMessagesRequest,
 ) (*wirecodec.Reply, error) {
-	id := r.GetConversationId()
-	snapshot, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
+	page, err := pages.ListMessages(r, tenant(ctx), func(q *store.Read) (*store.Snapshot, error) { return s.read(ctx, q) })
 	if err != nil {
-		return nil, inConversation(id, err)
-	}
-	page, err := pages.OpenMessages(r, tenant(ctx), snapshot.Conversation)
-	if err != nil {
-		return nil, err
+		return nil, inConversation(r.GetConversationId(), err)
 	}
 	return wirecodec.NewReply(&parleyv1.ListMessagesResponse{
-		Conversation: snapshot.Conversation, OldestSequence: oldestSequence(snapshot),
-		NextPageToken: page.Fill(snapshot.Messages),
-	}, page.Slices(snapshot.Messages)...), nil
+		Conversation: page.Conversation, OldestSequence: page.OldestSequence, NextPageToken: page.NextToken,
+	}, page.Messages...), nil
 }
 
-// oldestSequence returns the sequence of the oldest stored message. If there is none, it returns the
-// sequence of the next message.
-func oldestSequence(snapshot *store.Snapshot) int32 {
-	for frame := range snapshot.Messages.All() {
-		return frame.Sequence()
-	}
-	return snapshot.Conversation.GetLastSequence() + 1
-}
-
-// newestOnPage returns the newest messages that a reply can contain: maxPageBytes, but at least one. Only a
-// conversation that keeps all messages may have more.
-func newestOnPage(messages store.Frames) store.Frames {
-	excess, skip, left := len(messages)-maxPageBytes, 0, messages.Count()
-	for frame := range messages.All() {
-		if excess <= 0 || left <= 1 {
-			break
-		}
-		excess, skip, left = excess-len(frame), skip+1, left-1
-	}
-	return messages.Skip(skip)
-}
-
-// windowOnPage returns the bounds of a window that a reply can contain: those of w, and maxPageBytes if size, the size
-// of all messages, is larger.
-func windowOnPage(w *parleyv1.ContextWindow, size int) *parleyv1.ContextWindow {
-	if size <= maxPageBytes || w.GetMaxBytes() > 0 && w.GetMaxBytes() <= maxPageBytes {
-		return w
-	}
-	bounded := &parleyv1.ContextWindow{MaxBytes: maxPageBytes}
-	proto.Merge(bounded, w)
-	bounded.MaxBytes = maxPageBytes
-	return bounded
-}
-
-// startOnPage returns the index of the first message of a window that a reply can contain. If the newest exchange of
-// the window is larger than a reply, the reply has the newest messages of it that fit.
+// startOnPage returns the index of the first message of a window that a reply can contain. If the newest exchange is
+// larger than a reply, so that the snapshot lacks its user message, the reply has the newest messages of it, unless the
+// window is too small for the exchange.
 func startOnPage(messages []*parleyv1.Message, snapshot *store.Snapshot, w *parleyv1.ContextWindow) int {
-	bounded := windowOnPage(w, len(snapshot.Messages))
-	start := window.Start(messages, snapshot.Offsets(), bounded)
-	if start < len(messages) || bounded == w {
+	start := window.Start(messages, snapshot.Offsets(), w)
+	isUser := func(m *parleyv1.Message) bool { return m.GetRole() == parleyv1.Role_ROLE_USER }
+	tooSmall := w.GetMaxMessages() > 0 && int(w.GetMaxMessages()) <= len(messages) ||
+		w.GetMaxBytes() > 0 && w.GetMaxBytes() <= maxPageBytes
+	if start < len(messages) || !snapshot.MoreMessages || tooSmall || slices.ContainsFunc(messages, isUser) {
 		return start
 	}
-	return max(window.Start(messages, snapshot.Offsets(), w), window.StartWithin(messages, maxPageBytes))
+	return window.StartWithin(messages, maxPageBytes)
 }
 
 // GetContext returns the system prompt and the window of messages for a model call.
 func (s messageReader) GetContext(ctx context.Context, r *parleyv1.GetContextRequest) (*wirecodec.Reply, error) {
 	id := r.GetConversationId()
 	snapshot, err := s.read(ctx, &store.Read{
-		Tenant: tenant(ctx), ConversationID: id, Newest: -1, RecordPrefixes: r.GetRecordPrefixes(),
+		Tenant: tenant(ctx), ConversationID: id, Newest: -1, MaxBytes: maxPageBytes,
+		RecordPrefixes: r.GetRecordPrefixes(),
 	})
 	if err != nil {
 		return nil, inConversation(id, err)
@@ -278,7 +243,7 @@ func (s messageReader) GetContext(ctx context.Context, r *parleyv1.GetContextReq
 	return contextReply(r, snapshot)
 }
 
-// contextReply returns the reply of a GetContext. snapshot has the complete conversation.
+// contextReply returns the reply of a GetContext. snapshot has the newest messages, as many as a reply can contain.
 func contextReply(r *parleyv1.GetContextRequest, snapshot *store.Snapshot) (*wirecodec.Reply, error) {
 	messages := snapshot.Messages
 	if !r.GetIncludeReasoning() {
@@ -290,8 +255,9 @@ func contextReply(r *parleyv1.GetContextRequest, snapshot *store.Snapshot) (*wir
 	}
 	records, more := recordsOnPage(snapshot)
 	start := startOnPage(decoded, snapshot, r.GetWindow())
+	omitted := snapshot.Conversation.GetMessageCount() - int32(len(decoded)-start)
 	return wirecodec.NewReply(&parleyv1.GetContextResponse{
-		SystemPrompt: snapshot.Conversation.GetSystemPrompt(), OmittedCount: int32(start),
+		SystemPrompt: snapshot.Conversation.GetSystemPrompt(), OmittedCount: omitted,
 		Version: snapshot.Conversation.GetVersion(), Records: records, MoreRecords: more,
 	}, messages.Skip(start)), nil
 }

@@ -104,7 +104,7 @@ func TestRecordPrefixes(t *testing.T) {
 
 // TestLargestContext: the largest messages and records together fit into a reply.
 func TestLargestContext(t *testing.T) {
-	f := open(t, func(s *setup) { s.MaxMessageBytes = store.MaxConversationBytes })
+	f := open(t, func(s *setup) { s.MaxMessageBytes = store.MaxMessageBytes })
 	if _, err := f.CreateConversation(t.Context(), &parleyv1.CreateConversationRequest{Conversation: &parleyv1.Conversation{
 		Id: "c1", SystemPrompt: strings.Repeat("x", 64<<10),
 	}}); err != nil {

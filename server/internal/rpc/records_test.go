@@ -198,7 +198,7 @@ func TestRecordPages(t *testing.T) {
 func TestRecordReplies(t *testing.T) {
 	f := open(t, nil)
 	f.append(t, "c1", user("hello"))
-	const size = store.MaxConversationBytes
+	const size = store.MaxMessageBytes
 	for _, w := range []*parleyv1.RecordWrite{
 		put("a", strings.Repeat("a", size)), put("b", "b"), put("c", strings.Repeat("c", size/2)), put("d", strings.Repeat("d", size/2)),
 	} {

@@ -49,7 +49,7 @@ func (s messageReader) GetRoutingSummary(
 // summaryReply returns the encoded reply with the summary of a conversation. If the conversation has not changed since
 // the last summary in the cache, it returns that one.
 func (s *Server) summaryReply(ctx context.Context, id string, o routing.Options) ([]byte, error) {
-	q := &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1}
+	q := &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1, MaxBytes: maxPageBytes}
 	last := s.summaries.Get(q.Tenant, id, o, s.now())
 	if last != nil {
 		q.Known = last.Of
@@ -134,7 +134,7 @@ func summaryOptions(limit *int32, maxBytes int32) routing.Options {
 func (s *Server) summarize(
 	ctx context.Context, id string, o routing.Options, shareOf func(full *parleyv1.RoutingSummary) routing.Share,
 ) (*parleyv1.RoutingSummary, error) {
-	snapshot, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1})
+	snapshot, err := s.read(ctx, &store.Read{Tenant: tenant(ctx), ConversationID: id, Newest: -1, MaxBytes: maxPageBytes})
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -80,6 +81,9 @@ type Options struct {
 	Agents *agent.Set
 	// MaxMessageBytes is the maximum encoded size of a message. If 0, it is 256 KiB.
 	MaxMessageBytes int
+	// MaxConversationBytes is the maximum size of the messages of a conversation in Store, in bytes. If 0, it is
+	// store.MaxMessageBytes.
+	MaxConversationBytes int
 	// SummaryBytes is the maximum memory for routing summaries that may be requested again. If 0, none is kept.
 	SummaryBytes int
 	// Retentions says which retentions clients may not set. The zero value forbids none.
@@ -181,7 +185,7 @@ func New(o Options) (*Server, error) {
 			Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf, Traced: tracing.Traced,
 		}),
 		tracer: o.Tracer, auth: o.Auth, refusals: refusals(),
-		importer: transfer.NewImporter(o.Store, o.Now, o.Retentions),
+		importer: transfer.NewImporter(o.Store, cmp.Or(o.MaxConversationBytes, store.MaxMessageBytes), o.Now, o.Retentions),
 		requests: newDecoder(), limits: o.Limits, summaries: summaries.New(o.SummaryBytes),
 		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),

@@ -283,7 +283,7 @@ func TestInvalidInput(t *testing.T) {
 		{"65 labels", create(&parleyv1.Conversation{Labels: entries(65, 2, 1)}), []string{"conversation.labels"}},
 		{"long label", create(&parleyv1.Conversation{Labels: entries(1, 1, 1025)}), []string{`conversation.labels["0"]`}},
 		{"negative max_messages", create(retention(-1, nil)), []string{"conversation.retention.max_messages"}},
-		{"1001 max_messages", create(retention(1001, nil)), []string{"conversation.retention.max_messages"}},
+		{"1000001 max_messages", create(retention(1000001, nil)), []string{"conversation.retention.max_messages"}},
 		{"no ttl", create(retention(0, &durationpb.Duration{})), []string{"conversation.retention.ttl"}},
 		{"ttl of 99 ms", create(retention(0, durationpb.New(99*time.Millisecond))), []string{"conversation.retention.ttl"}},
 		{

@@ -11,6 +11,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/rules/ids"
+	"github.com/parleyhq/parley/store"
 )
 
 // Limits of imported fields that otherwise only the server sets. They apply in addition to the rules in
@@ -116,8 +117,8 @@ func (f *faults) checkLease(a *parleyv1.ActiveAgent, now time.Time) {
 func (f *faults) checkMessage(
 	path string, m *parleyv1.Message, last int32, c *parleyv1.Conversation, now time.Time,
 ) {
-	if size := proto.Size(m); size > maxConversationBytes {
-		f.add(path[:len(path)-1], "has %d bytes in encoded form, the limit is %d", size, maxConversationBytes)
+	if size := proto.Size(m); size > store.MaxMessageBytes {
+		f.add(path[:len(path)-1], "has %d bytes in encoded form, the limit is %d", size, store.MaxMessageBytes)
 	}
 	if m.GetId() == "" {
 		f.add(path+"id", "is required")

@@ -45,7 +45,7 @@ func TestImportFailures(t *testing.T) {
 		{"long prompt", "conversation.system_prompt: ", header(func(c *parleyv1.Conversation) { c.SystemPrompt = x(65537) })},
 		{
 			"large max_messages", "conversation.retention.max_messages: ",
-			header(func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 1001 }),
+			header(func(c *parleyv1.Conversation) { c.Retention.MaxMessages = 1000001 }),
 		},
 		{
 			"short ttl", "conversation.retention.ttl: ",
@@ -245,9 +245,10 @@ func TestImportAtLimits(t *testing.T) {
 // TestImportDropsOldMessages checks that an import holds only messages that a store would store.
 func TestImportDropsOldMessages(t *testing.T) {
 	for _, test := range []struct{ maxMessages, size, want int }{
-		{3, 10, 3}, {0, 10, maxMessages}, {1000, 1 << 20, 2}, {1000, 4 << 20, 1},
+		{3, 10, 3}, {1000, 10, 1000}, {1000, 1 << 20, 2}, {1000, 4 << 20, 1},
 	} {
-		a := &incoming{header: &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxMessages: int32(test.maxMessages)}}}
+		retention := &parleyv1.Retention{MaxMessages: int32(test.maxMessages)}
+		a := &incoming{header: &parleyv1.Conversation{Retention: retention}, limit: store.MaxMessageBytes}
 		sent := 3 * max(test.want, 2)
 		for i := range sent {
 			if err := a.addMessage(&parleyv1.Message{Sequence: int32(i + 1), Content: strings.Repeat("x", test.size)}); err != nil {

@@ -101,7 +101,7 @@ func open(t *testing.T) *fixture {
 	clock := &manualClock{now: time.Date(2026, 2, 3, 4, 5, 6, 700, time.UTC)}
 	hooks := &hookStore{Store: memstore.New(store.Options{Now: clock.Now})}
 	t.Cleanup(func() { hooks.Close() })
-	return &fixture{hooks: hooks, importer: NewImporter(hooks, clock.Now, rules.Retentions{}), clock: clock}
+	return &fixture{hooks: hooks, importer: NewImporter(hooks, store.MaxMessageBytes, clock.Now, rules.Retentions{}), clock: clock}
 }
 
 // receiveFrom returns a function that returns a request for each exported part, and then end.

@@ -20,10 +20,13 @@ import (
 
 const (
 	// MaxImports is the maximum number of concurrent imports over all tenants. While an import waits for
-	// its client, it uses up to 9 MiB of one conversation: 3 MiB of messages, or 6 MiB if it keeps all, and
-	// 3 MiB of records with about 200 bytes for each. While it waits for the store, it uses as much for each
+	// its client, it uses up to 9 MiB of one conversation: 6 MiB of messages and 3 MiB of records with about 200 bytes
+	// for each. While it waits for the store, it uses as much for each
 	// of 8 others, and up to 4 MiB for a request that has arrived: 85 MiB, and 6 MiB while it joins messages.
 	MaxImports = 16
+	// maxLarge is the maximum number of conversations with more than maxSmallBytes of messages that all imports collect
+	// and store at a time. Each takes twice the limit of a conversation, since its messages are joined.
+	maxLarge = 2
 	// maxFailures is the maximum number of failures in the reply of an import.
 	maxFailures = 100
 	// maxFailureID and maxFailureReason are the maximum lengths of the texts of a failure in bytes.
@@ -46,12 +49,18 @@ type Importer struct {
 	store      store.Store
 	now        func() time.Time
 	retentions rules.Retentions
+	limit      int           // of the messages of a conversation, in bytes
 	slots      chan struct{} // one element for each running import
+	large      chan struct{} // one element for each large conversation, see maxLarge
 }
 
-// NewImporter returns an Importer for a store. now is the clock. Conversations whose retention is forbidden fail.
-func NewImporter(s store.Store, now func() time.Time, forbidden rules.Retentions) *Importer {
-	return &Importer{store: s, now: now, retentions: forbidden, slots: make(chan struct{}, MaxImports)}
+// NewImporter returns an Importer for a store. limit is the maximum size of the messages of a conversation in the store,
+// in bytes. now is the clock. Conversations whose retention is forbidden fail.
+func NewImporter(s store.Store, limit int, now func() time.Time, forbidden rules.Retentions) *Importer {
+	return &Importer{
+		store: s, limit: limit, now: now, retentions: forbidden,
+		slots: make(chan struct{}, MaxImports), large: make(chan struct{}, maxLarge),
+	}
 }
 
 // Running returns the number of running imports.
@@ -111,8 +120,11 @@ func (i *importing) run(ctx context.Context, receive func() (*parleyv1.ImportCon
 	if waitErr := i.wait(); err == nil {
 		err = waitErr
 	}
-	if c := i.incoming; err != nil && c != nil && c.uid != "" {
-		return i.discard(ctx, c, err)
+	if c := i.incoming; c != nil {
+		i.releaseLarge(c)
+		if err != nil && c.uid != "" {
+			return i.discard(ctx, c, err)
+		}
 	}
 	return err
 }
@@ -132,9 +144,12 @@ func (i *importing) receiveAll(
 			if err := i.startStore(ctx); err != nil {
 				return err
 			}
-			i.incoming = &incoming{header: r.GetConversation(), overwrite: r.GetOverwrite()}
+			i.incoming = &incoming{header: r.GetConversation(), overwrite: r.GetOverwrite(), limit: i.limit}
 		}
 		if err := i.incoming.add(r, i.now()); err != nil {
+			return err
+		}
+		if err := i.acquireLarge(ctx, i.incoming); err != nil {
 			return err
 		}
 		if i.incoming.recordBytes > maxCommitRecords {
@@ -168,7 +183,35 @@ func (i *importing) startStore(ctx context.Context) error {
 		}()
 		return i.storeAndCount(ctx, c)
 	})
+	if c.large {
+		return i.wait() // No other conversation is collected while its messages are in memory.
+	}
 	return nil
+}
+
+// acquireLarge waits for a slot if a conversation needs one.
+func (i *importing) acquireLarge(ctx context.Context, c *incoming) error {
+	if c.large || c.size <= maxSmallBytes {
+		return nil
+	}
+	if err := i.wait(); err != nil {
+		return err
+	}
+	select {
+	case i.large <- struct{}{}:
+		c.large = true
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// releaseLarge releases the slot of a conversation, if it has one.
+func (i *importing) releaseLarge(c *incoming) {
+	if c.large {
+		c.large = false
+		<-i.Importer.large
+	}
 }
 
 // wait waits until all conversations that were passed to the store are stored.
@@ -181,7 +224,10 @@ func (i *importing) wait() error {
 // storeAndCount stores a conversation and counts the result. It releases the messages and records, because the
 // conversation stays in i.storing until the client sends more.
 func (i *importing) storeAndCount(ctx context.Context, c *incoming) error {
-	defer func() { c.frames, c.records = nil, nil }()
+	defer func() {
+		c.frames, c.records = nil, nil
+		i.releaseLarge(c)
+	}()
 	c.checkCount()
 	err := i.storeConversation(ctx, c, true)
 	if c.uid != "" && (err != nil || c.fault != "") {

@@ -11,13 +11,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// maxMessages and maxConversationBytes limit the messages of one conversation that an import collects in memory,
-// and maxKeptBytes those of a conversation that keeps all messages. No store stores more.
-const (
-	maxMessages          = 1000
-	maxConversationBytes = store.MaxConversationBytes
-	maxKeptBytes         = 2 * store.MaxConversationBytes
-)
+// maxSmallBytes is the maximum size of the messages of a conversation that an import collects without a slot for a
+// large conversation.
+const maxSmallBytes = 2 * store.MaxMessageBytes
 
 // incoming is a conversation of which one or more requests have arrived.
 type incoming struct {
@@ -29,6 +25,8 @@ type incoming struct {
 	last      int32    // sequence of the newest message
 	frames    [][]byte // the newest messages in encoded form, up to the limit of a stored conversation
 	size      int      // of frames, in bytes
+	limit     int      // of the messages of a conversation, in bytes
+	large     bool     // It has a slot for a large conversation.
 
 	records     []*parleyv1.Record // received and not stored, in rising order of their keys
 	recordBytes int                // of records, as recordSize counts them
@@ -131,17 +129,17 @@ func (c *incoming) addMessage(m *parleyv1.Message) error {
 	}
 	c.frames, c.size = append(c.frames, frame), c.size+len(frame)
 	if c.header.GetRetention().GetKeepAll() {
-		if c.size > maxKeptBytes {
-			full := &store.ConversationFullError{Bytes: c.size, Limit: maxKeptBytes}
+		if kept := c.limit + min(c.limit, store.MaxMessageBytes); c.size > kept { // No store stores more.
+			full := &store.ConversationFullError{Bytes: c.size, Limit: kept}
 			c.fault, c.frames, c.records = fmt.Sprintf("CONVERSATION_FULL: %v", full), nil, nil
 		}
 		return nil
 	}
 	limit := int(c.header.GetRetention().GetMaxMessages())
 	if limit == 0 {
-		limit = maxMessages
+		limit = store.MaxMessages // The store drops those above its default.
 	}
-	for len(c.frames) > limit || c.size > maxConversationBytes && len(c.frames) > 1 {
+	for len(c.frames) > limit || c.size > c.limit && len(c.frames) > 1 {
 		c.size -= len(c.frames[0])
 		c.frames[0] = nil
 		c.frames = c.frames[1:]

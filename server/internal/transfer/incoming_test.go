@@ -7,6 +7,7 @@ import (
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 )
 
 // TestImportReleasesMessages checks that an import does not hold the messages of stored conversations
@@ -68,7 +69,10 @@ func TestImportSameTwice(t *testing.T) {
 // TestImportBoundsKeptMessages checks that an import holds no more messages of a conversation that keeps all of them
 // than a store accepts.
 func TestImportBoundsKeptMessages(t *testing.T) {
-	a := &incoming{header: &parleyv1.Conversation{Retention: &parleyv1.Retention{KeepAll: true, MaxMessages: 1}}}
+	a := &incoming{
+		header: &parleyv1.Conversation{Retention: &parleyv1.Retention{KeepAll: true, MaxMessages: 1}},
+		limit:  store.MaxMessageBytes,
+	}
 	content := strings.Repeat("x", 1<<20)
 	for i := range 6 {
 		if a.fault != "" {

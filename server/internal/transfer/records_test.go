@@ -235,7 +235,7 @@ func TestRecordsFailLater(t *testing.T) {
 		t.Errorf("a new conversation has %d records, want 6", len(got))
 	}
 	// Nothing of a forbidden conversation is stored, however large it is.
-	forbidding := NewImporter(to.hooks, to.clock.Now, rules.Retentions{ForbidNoExpiry: true})
+	forbidding := NewImporter(to.hooks, store.MaxMessageBytes, to.clock.Now, rules.Retentions{ForbidNoExpiry: true})
 	for _, p := range exported {
 		p.Conversation.Id, p.Conversation.Retention = "b", &parleyv1.Retention{NoExpiry: true}
 		for _, r := range p.GetRecords() {

@@ -54,7 +54,7 @@ func (m *Manager) tryAdmit(
 	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Request: requestKey}
 	interrupts := request.GetOnBusy() == parleyv1.OnBusy_ON_BUSY_INTERRUPT
 	if interrupts && dependsOnHistory(request) {
-		read.Newest = -1
+		read.Newest, read.MaxBytes = -1, store.MaxMessageBytes
 	}
 	snapshot, err := m.o.Store.Read(ctx, read)
 	switch {

@@ -46,6 +46,7 @@ func (x *execution) agentRequest() (*parleyv1.RespondRequest, error) {
 func (x *execution) history() (*parleyv1.Conversation, []*parleyv1.Message, error) {
 	snapshot, err := x.manager.o.Store.Read(context.WithoutCancel(x.live.ctx), &store.Read{
 		Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, Newest: -1,
+		MaxBytes: store.MaxMessageBytes,
 	})
 	switch {
 	case errors.Is(err, store.ErrNotFound):

@@ -107,7 +107,7 @@ func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32
 	if e := m.attach(at, turnID, snapshot.Conversation.GetUid()); e != nil {
 		return m.followAndDetach(ctx, e, after, true, yield)
 	}
-	read.Newest = -1
+	messagesOf(findTurn(snapshot.Turns, turnID), read)
 	if snapshot, err = m.o.Store.Read(ctx, read); err != nil {
 		return err
 	}
@@ -129,6 +129,24 @@ func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32
 		}
 	}
 	return err
+}
+
+// messagesOf makes a read return the messages from the input of a turn that has ended to its answer. If the turn is nil
+// or has not ended, the read returns all messages.
+func messagesOf(turn *parleyv1.Turn, read *store.Read) {
+	read.Newest = -1
+	if turn.GetFinishTime() == nil {
+		return
+	}
+	first, last := turn.GetInputSequence(), max(turn.GetInputSequence(), turn.GetLastAnswerSequence())
+	if answer := turn.GetFirstAnswerSequence(); first == 0 || answer > 0 && answer < first {
+		first = answer
+	}
+	if last == 0 {
+		read.Newest = 0
+		return
+	}
+	read.After, read.Before = first-1, last+1
 }
 
 // currentTurnID returns the id of the running turn, else of the newest turn, else "".

@@ -182,7 +182,7 @@ func (x *execution) bindToHistory(a *store.Append) error {
 func (x *execution) readConversation(needsHistory bool) error {
 	read := &store.Read{Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, Request: x.requestKey}
 	if needsHistory {
-		read.Newest = -1
+		read.Newest, read.MaxBytes = -1, store.MaxMessageBytes
 	}
 	snapshot, err := x.manager.o.Store.Read(context.WithoutCancel(x.live.ctx), read)
 	switch {

@@ -65,12 +65,10 @@ func (p Part) selectFor(q *store.Read, s *store.Snapshot) {
 			break
 		}
 	}
-	if q.After == 0 && q.Before == 0 && q.MaxBytes == 0 && !q.Oldest { // The common case reads no sequence.
-		s.Messages = p.Messages.Newest(q.Newest)
-		s.MoreMessages = p.Older || len(s.Messages) < len(p.Messages)
-		return
+	within, before := p.Messages, 0
+	if q.After > 0 || q.Before > 0 { // The common case reads no sequence.
+		within, before = p.within(q)
 	}
-	within, before := p.within(q)
 	s.MoreMessages = p.Older && !q.Oldest || p.Newer && q.Oldest
 	var left store.Frames
 	if s.Messages, left = limited(within, q); len(left) > 0 {
@@ -99,8 +97,11 @@ func (p Part) within(q *store.Read) (messages store.Frames, before int) {
 
 // limited returns the messages that Newest and MaxBytes select, and the others.
 func limited(messages store.Frames, q *store.Read) (selected, left store.Frames) {
-	if q.Newest == 0 {
+	switch {
+	case q.Newest == 0:
 		return nil, messages
+	case q.Newest < 0 && (q.MaxBytes == 0 || len(messages) <= q.MaxBytes):
+		return messages, nil
 	}
 	fits := func(count, size int) bool {
 		return count <= 1 || (q.Newest < 0 || count <= q.Newest) && (q.MaxBytes == 0 || size <= q.MaxBytes)

@@ -205,7 +205,9 @@ func (r *Record) checkFull(limit int) error {
 
 // checkCopy is checkFull for the messages of a fork or an import. The end of a turn may have made the source larger
 // than the limit, at most by one answer, which is no larger than the limit.
-func (r *Record) checkCopy(o *store.Options) error { return r.checkFull(2 * o.MaxConversationBytes) }
+func (r *Record) checkCopy(o *store.Options) error {
+	return r.checkFull(o.MaxConversationBytes + min(o.MaxConversationBytes, store.MaxMessageBytes))
+}
 
 // dropOldest drops the oldest messages until the limits are met, and returns how many. A conversation that keeps all
 // messages drops none.

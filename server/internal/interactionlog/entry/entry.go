@@ -44,7 +44,7 @@ import (
 
 const (
 	// MaxBytes is the maximum length of an entry in bytes, without its line break. The encoder writes no
-	// longer entry, and readers skip one. A message has at most 3 MiB, store.MaxConversationBytes, and
+	// longer entry, and readers skip one. A message has at most 3 MiB, store.MaxMessageBytes, and
 	// JSON escapes a byte as at most six. The remaining bytes are for the keys and for redacted metadata.
 	MaxBytes = 20 << 20
 	// ReservedID is the tenant and the conversation of loss entries. No caller can have it.

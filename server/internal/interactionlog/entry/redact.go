@@ -15,7 +15,7 @@ const (
 	redactedMark = "\xff"
 	// maxRedactedBytes is the maximum size of a text after redaction. A longer one is replaced
 	// completely, since no reply could contain it.
-	maxRedactedBytes = store.MaxConversationBytes
+	maxRedactedBytes = store.MaxMessageBytes
 )
 
 // redactor removes text from messages before they are written.

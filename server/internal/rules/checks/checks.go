@@ -95,7 +95,7 @@ func conversation(m *v1.Conversation) bool {
 }
 
 func retention(m *v1.Retention) bool {
-	return m.GetMaxMessages() <= 1000 &&
+	return m.GetMaxMessages() <= 1000000 &&
 		m.GetMaxMessages() >= 0 &&
 		m.GetTtl() == nil
 }

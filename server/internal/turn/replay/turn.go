@@ -26,8 +26,8 @@ type Turn struct {
 	missingThrough int32 // index of the last event of a message that is not in answer
 }
 
-// New returns the turn with the events that the snapshot contains. The snapshot must include the
-// complete history and the turns. New clears the system prompt of its conversation.
+// New returns the turn with the events that the snapshot contains. The snapshot must include the turns and the
+// messages from the input of the turn to its answer. New clears the system prompt of its conversation.
 func New(s *store.Snapshot, turn *parleyv1.Turn) (*Turn, error) {
 	messages, err := s.Messages.Messages()
 	if err != nil {
