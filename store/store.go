@@ -9,7 +9,7 @@
 //   - Tenant: a name that separates the data of different users of one server. A call sees only
 //     the conversations of its own tenant.
 //   - Conversation: the messages of one tenant under one id, with a header. A store also retains
-//     its newest 32 turns and its newest 32 request ids.
+//     its newest 32 turns and its newest requests; see law 9.
 //   - Header: everything about a conversation except its messages and turns: title, labels, system
 //     prompt, retention, version, times and so on. It is the message Conversation of the API.
 //   - Uid: a random id that the store chooses when it creates a conversation. It distinguishes a
@@ -85,7 +85,8 @@
 //     may be in it or not.
 //  9. Requests: a [Request] that a conversation has stored writes nothing and returns the first
 //     result, even if many callers send it at the same time. It is stored in the same commit as its
-//     effect. A conversation keeps its newest 32 requests.
+//     effect. A conversation keeps its newest 32 requests of writes of records alone, whose method is
+//     WriteRecords, and its newest 32 of all others.
 //  10. End: after Close every method returns [ErrClosed]. Close waits for writes that have started.
 //     A second Close is not an error.
 //  11. Capacity: a tenant never has more conversations than [Options.Limits] allow, except

@@ -137,10 +137,22 @@ func (c *oracleConversation) findRequest(r *store.Request) (*oracleRequest, erro
 	return &c.requests[i], nil
 }
 
+// remember stores a request. It forgets the oldest of more than 32 of its kind: writes of records alone, or others.
 func (c *oracleConversation) remember(r *store.Request, turn string, result *store.Result) {
-	if r != nil {
-		c.requests = append(c.requests, oracleRequest{Request: *r, result: result, turn: turn})
-		c.requests = c.requests[max(0, len(c.requests)-32):]
+	if r == nil {
+		return
+	}
+	c.requests = append(c.requests, oracleRequest{Request: *r, result: result, turn: turn})
+	ofKind := func(q oracleRequest) bool { return (q.Method == "WriteRecords") == (r.Method == "WriteRecords") }
+	count := 0
+	for _, q := range c.requests {
+		if ofKind(q) {
+			count++
+		}
+	}
+	if count > 32 {
+		oldest := slices.IndexFunc(c.requests, ofKind)
+		c.requests = slices.Delete(c.requests, oldest, oldest+1)
 	}
 }
 

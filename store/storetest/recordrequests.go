@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"fmt"
 	"time"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -55,6 +56,54 @@ func recordRequests(f *fixture) {
 			f.t.Errorf("retry after reopen = %+v, %v, want revisions 2 and 1, replayed", again, err)
 		}
 	}
+}
+
+// requestWindows: a conversation keeps its newest 32 requests of writes of records alone, and its newest 32 of all
+// other calls. Many of the one do not make it forget those of the other.
+func requestWindows(f *fixture) {
+	const window = 32
+	f.create("c")
+	replayed := func(kind string, i int) bool {
+		f.t.Helper()
+		q := request(fmt.Sprint("r", i), kind)
+		if q.Method = kind; kind == "WriteRecords" {
+			written, err := f.store.WriteRecords(f.t.Context(), &store.WriteRecords{
+				Tenant: tenant, ConversationID: "c", Writes: []*parleyv1.RecordWrite{put("a", "1")}, Request: q,
+			})
+			if err != nil {
+				f.t.Fatal(err)
+			}
+			return written.Replayed
+		}
+		a := &store.Append{ConversationID: "c", Messages: []*parleyv1.Message{user("one")}, Request: q}
+		if i%2 == 0 { // An append with records is no write of records alone.
+			a.Records = []*parleyv1.RecordWrite{put("b", "1")}
+		}
+		return f.do(a).Replayed
+	}
+	want := func(kind string, from, to int, want bool) {
+		f.t.Helper()
+		for i := from; i < to; i++ {
+			if got := replayed(kind, i); got != want {
+				f.t.Fatalf("%s with request %d is replayed = %v, want %v", kind, i, got, want)
+			}
+		}
+	}
+	want("AppendMessages", 0, window, false)
+	want("WriteRecords", 0, window+1, false)
+	want("AppendMessages", 0, window, true)
+	want("WriteRecords", 1, window+1, true)
+	want("WriteRecords", 0, 1, false) // It was forgotten, and makes the conversation forget request 1.
+	want("WriteRecords", 2, window+1, true)
+	want("AppendMessages", window, 2*window+1, false)
+	want("WriteRecords", 2, window+1, true)
+	want("AppendMessages", window+1, 2*window+1, true)
+	if f.subject.Durable {
+		f.reopen(nil)
+		want("WriteRecords", 2, window+1, true)
+		want("AppendMessages", window+1, 2*window+1, true)
+	}
+	want("AppendMessages", window, window+1, false)
 }
 
 // tenantRequests: a write of the tenant's records with a request that was used writes nothing for RequestTTL.

@@ -26,6 +26,7 @@ func (s Subject) law19Records(t *testing.T) {
 		{"ExpiryOfATenantsRecord", tenantRecordExpiry},
 		{"WriteRenewsExpiry", recordRenewsExpiry},
 		{"Requests", recordRequests},
+		{"RequestWindows", requestWindows},
 		{"RequestsOfATenant", tenantRequests},
 		{"NoChange", noRecordChange},
 		{"Reopen", reopenRecords},

@@ -15,8 +15,12 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// maxRemembered is the maximum number of requests and of turns that a conversation stores.
+// maxRemembered is the maximum number of turns that a conversation stores, and of requests of each kind; see
+// isRecordsOnly.
 const maxRemembered = 32
+
+// recordsMethod is the method of the requests that write only records.
+const recordsMethod = "WriteRecords"
 
 // These are the fields of the items in storev1.Requests and storev1.Turns, and of the id in every item,
 // which is its first field and has the same number in all of them. The events follow their turn.
@@ -25,6 +29,7 @@ var (
 	turnsField    = store.FieldNumber(new(storev1.Turns), "turns")
 	eventsField   = store.FieldNumber(new(storev1.Turns), "events")
 	idField       = store.FieldNumber(new(storev1.Request), "id")
+	methodField   = store.FieldNumber(new(storev1.Request), "method")
 )
 
 type storedRequest = storev1.Request
@@ -63,17 +68,29 @@ func (r *Record) Seen(q *store.Request) (*store.Seen, error) {
 	return &store.Seen{Created: first.GetCreated(), TurnID: first.GetTurnId()}, nil
 }
 
-// rememberRequest stores a request, if there is one.
+// rememberRequest stores a request, if there is one. Requests that write only records do not push out others: an agent
+// may write a record for each of its steps, and a retry of a message must still be found.
 func (r *Record) rememberRequest(q *store.Request, effect requestEffect) (err error) {
 	if q != nil {
 		revision, tenantRevision := effect.records.Revisions()
+		recordsOnly := q.Method == recordsMethod
 		r.Requests, err = appendBounded(r.Requests, requestsField, &storedRequest{
 			Id: q.ID, Method: q.Method, Digest: q.Digest[:], FirstSequence: effect.firstSequence,
 			Exchange: effect.exchange, Time: timestamppb.New(effect.time), Created: effect.created, TurnId: effect.turnID,
 			Revision: revision, TenantRevision: tenantRevision,
-		})
+		}, func(other []byte) bool { return isRecordsOnly(other) == recordsOnly })
 	}
 	return err
+}
+
+// isRecordsOnly reports whether an encoded request writes only records.
+func isRecordsOnly(request []byte) bool {
+	for number, whole := range fields(request) {
+		if number == methodField {
+			return string(itemOf(whole)) == recordsMethod
+		}
+	}
+	return false
 }
 
 // applyTurn begins or ends a turn as the append requires, and returns the turn after that.
@@ -124,7 +141,8 @@ func (r *Record) putTurn(t *parleyv1.Turn, events *storev1.TurnEvents) error {
 			return fmt.Errorf("encode events: %w", err)
 		}
 	}
-	turns, err := appendBounded(removeItem(r.Turns, t.GetId()), turnsField, t)
+	all := func([]byte) bool { return true }
+	turns, err := appendBounded(removeItem(r.Turns, t.GetId()), turnsField, t, all)
 	if err != nil {
 		return err
 	}
@@ -215,27 +233,32 @@ func findItem(list []byte, field protowire.Number, id string) []byte {
 	return nil
 }
 
-// appendBounded returns a copy of a list with another item. It drops the oldest items above
-// maxRemembered, each with the fields up to the next item.
-func appendBounded(list []byte, field protowire.Number, item proto.Message) ([]byte, error) {
+// appendBounded returns a copy of a list with another item. Above maxRemembered items of the same kind it drops the
+// oldest of them, each with the fields up to the next item.
+func appendBounded(
+	list []byte, field protowire.Number, item proto.Message, sameKind func(item []byte) bool,
+) ([]byte, error) {
 	encoded, err := proto.Marshal(item)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", item.ProtoReflect().Descriptor().Name(), err)
 	}
 	excess := 1 - maxRemembered
-	for range itemsOf(list, field) {
-		excess++
+	for other := range itemsOf(list, field) {
+		if sameKind(other) {
+			excess++
+		}
 	}
+	out, drops := make([]byte, 0, len(list)+len(encoded)+4), false
 	for number, whole := range fields(list) {
 		if number == field {
-			excess--
+			if drops = excess > 0 && sameKind(itemOf(whole)); drops {
+				excess--
+			}
 		}
-		if excess < 0 {
-			break
+		if !drops {
+			out = append(out, whole...)
 		}
-		list = list[len(whole):]
 	}
-	out := append(make([]byte, 0, len(list)+len(encoded)+4), list...)
 	return appendItem(out, field, encoded), nil
 }
 

@@ -152,3 +152,29 @@ func TestTurnsAtRandom(t *testing.T) {
 		}
 	})
 }
+
+// TestRequestsAtRandom appends with requests of several methods, and compares the stored ones with simple lists: those
+// that write only records, and all others.
+func TestRequestsAtRandom(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := write(t, nil, &store.Append{ConversationID: "a"})
+		kinds := map[bool][]*store.Request{}
+		for i := range rapid.IntRange(0, 120).Draw(t, "requests") {
+			q := &store.Request{
+				ID:     fmt.Sprint("r", i),
+				Method: rapid.SampledFrom([]string{"WriteRecords", "AppendMessages", "Chat"}).Draw(t, "method"),
+			}
+			r = write(t, r, &store.Append{Request: q})
+			recordsOnly := q.Method == "WriteRecords"
+			kinds[recordsOnly] = append(kinds[recordsOnly], q)
+		}
+		for _, requests := range kinds {
+			for i, q := range requests {
+				seen, err := r.Seen(q)
+				if want := i >= len(requests)-32; err != nil || (seen != nil) != want {
+					t.Fatalf("Seen(%s %s), %d of %d = %v, %v, want %v", q.Method, q.ID, i, len(requests), seen, err, want)
+				}
+			}
+		}
+	})
+}
