@@ -128,9 +128,14 @@ func (e *RecordsFullError) Error() string {
 	return fmt.Sprintf("the records of the conversation would have %d bytes; the limit is %d", e.Bytes, e.Limit)
 }
 
-// RecordBytes is the size of a record in limits and counts, in bytes: key, value, media type and labels.
+// RecordOverhead is what each record adds to its size in limits and counts, in bytes: about what a store needs for a
+// record without a value. Without it, 300,000 empty records counted as 1.5 MB and took 38.8 MB.
+const RecordOverhead = 128
+
+// RecordBytes is the size of a record in limits and counts, in bytes: key, value, media type, labels and
+// RecordOverhead.
 func RecordBytes(r *parleyv1.Record) int64 {
-	size := len(r.GetKey()) + len(r.GetValue()) + len(r.GetMediaType())
+	size := RecordOverhead + len(r.GetKey()) + len(r.GetValue()) + len(r.GetMediaType())
 	for key, value := range r.GetLabels() {
 		size += len(key) + len(value)
 	}

@@ -22,7 +22,7 @@ func TestRandom(t *testing.T) {
 		rounds++
 		w := &randomRun{T: r, t: t, clock: newClock(), path: filepath.Join(dir, fmt.Sprint(rounds), "parley.db")}
 		w.options = store.Options{
-			Now: w.clock.Now, MaxMessages: 3, TTL: 10 * time.Minute, MaxRecordBytes: 100,
+			Now: w.clock.Now, MaxMessages: 3, TTL: 10 * time.Minute, MaxRecordBytes: 100 + 2*store.RecordOverhead,
 		}
 		w.records, w.revisions = map[string]map[string]modelRecord{}, map[string]int64{}
 		w.open(r)

@@ -65,7 +65,7 @@ func importRecords(f *fixture) {
 	}
 	result := f.do(i)
 	f.wantRecords("c", "a=1@41", "b=@41")
-	same(f.t, "result", result.Conversation.GetRecordBytes(), int64(len("a1lv")+len("btext/plain")))
+	same(f.t, "result", result.Conversation.GetRecordBytes(), int64(2*store.RecordOverhead+len("a1lv")+len("btext/plain")))
 	same(f.t, "changes", summaries(f.observer.drain()), []string{"CREATED c version 41 count 4 trimmed 0"})
 	for _, r := range f.records("c") {
 		if !r.GetUpdateTime().AsTime().Equal(f.clock.Now()) || r.GetExpireTime() != nil {

@@ -13,11 +13,11 @@ import (
 // fullRecords: a write that would make the records of a conversation larger than MaxRecordBytes fails. Deletions and
 // writes that make them smaller succeed, also above a limit that was lowered.
 func fullRecords(f *fixture) {
-	f.reopen(func(o *store.Options) { o.MaxRecordBytes = 100 })
+	f.reopen(func(o *store.Options) { o.MaxRecordBytes = 300 })
 	f.create("c")
-	w := put("a", strings.Repeat("x", 100-len("a")-len("text/plain"))) // exactly the limit
+	w := put("a", strings.Repeat("x", 300-store.RecordOverhead-len("a")-len("text/plain"))) // exactly the limit
 	f.writeRecords("c", w)
-	f.writeRecords("", put("of the tenant", strings.Repeat("x", 200))) // The limit is that of a conversation.
+	f.writeRecords("", put("of the tenant", strings.Repeat("x", 400))) // The limit is that of a conversation.
 	for _, writes := range [][]*parleyv1.RecordWrite{
 		{put("b", "")},
 		{put("a", string(w.GetValue())+"x")},
@@ -32,8 +32,8 @@ func fullRecords(f *fixture) {
 	f.writeRecords("c", put("b", "moved"), remove("a"))
 	f.wantRecords("c", "b=moved@3")
 	f.refuse(&store.Import{
-		Conversation: f.header("c"), Records: []*parleyv1.Record{{Key: "k", Value: make([]byte, 100)}}, Overwrite: true,
-	}, &store.RecordsFullError{Bytes: 101, Limit: 100})
+		Conversation: f.header("c"), Records: []*parleyv1.Record{{Key: "k", Value: make([]byte, 200)}}, Overwrite: true,
+	}, &store.RecordsFullError{Bytes: store.RecordOverhead + 201, Limit: 300})
 	if !f.subject.Durable {
 		return
 	}
@@ -42,12 +42,12 @@ func fullRecords(f *fixture) {
 	f.writeRecords("c", put("b", "new"))
 	f.writeRecords("c", remove("b"))
 	f.refuseRecords(&store.WriteRecords{ConversationID: "c", Writes: []*parleyv1.RecordWrite{put("c", "kept.")}},
-		&store.RecordsFullError{Bytes: int64(len("ctext/plainkept.")), Limit: 10})
+		&store.RecordsFullError{Bytes: int64(store.RecordOverhead + len("ctext/plainkept.")), Limit: 10})
 	f.refuse(&store.Create{Conversation: &parleyv1.Conversation{Id: "d"}, RecordsOf: "c"},
-		&store.RecordsFullError{Bytes: int64(len("ctext/plainkept")), Limit: 10})
+		&store.RecordsFullError{Bytes: int64(store.RecordOverhead + len("ctext/plainkept")), Limit: 10})
 }
 
-// fullError returns the error of writes to a conversation whose records have 100 bytes, all with the key b or a.
+// fullError returns the error of writes to a conversation whose records have 300 bytes, all with the key b or a.
 func fullError(f *fixture, id string, writes []*parleyv1.RecordWrite) error {
 	f.t.Helper()
 	size := int64(0)
@@ -65,12 +65,12 @@ func fullError(f *fixture, id string, writes []*parleyv1.RecordWrite) error {
 			size -= store.RecordBytes(r)
 		}
 	}
-	return &store.RecordsFullError{Bytes: size, Limit: 100}
+	return &store.RecordsFullError{Bytes: size, Limit: 300}
 }
 
 // recordChecks: the checks of a write apply in the order of store.WriteRecords, and for an append after its own.
 func recordChecks(f *fixture) {
-	f.reopen(func(o *store.Options) { o.MaxRecordBytes, o.MaxConversations = 100, 1 })
+	f.reopen(func(o *store.Options) { o.MaxRecordBytes, o.MaxConversations = 200, 1 })
 	f.create("c")
 	f.writeRecords("c", put("a", "1"))
 	large, wrong := put("b", strings.Repeat("x", 100)), ifRevision(put("a", "2"), 1)
@@ -104,7 +104,7 @@ func recordChecks(f *fixture) {
 	f.beginTurn("c", "t") // It prevents the eviction.
 	f.refuse(&store.Append{
 		ConversationID: "new", Messages: []*parleyv1.Message{user("one")}, Records: []*parleyv1.RecordWrite{large},
-	}, &store.RecordsFullError{Bytes: int64(101 + len("text/plain")), Limit: 100})
+	}, &store.RecordsFullError{Bytes: int64(store.RecordOverhead + 101 + len("text/plain")), Limit: 200})
 	f.refuse(&store.Append{
 		ConversationID: "new", Messages: []*parleyv1.Message{user("one")}, Records: []*parleyv1.RecordWrite{put("a", "1")},
 	}, store.ErrFull)
@@ -184,7 +184,7 @@ func recordStats(f *fixture) {
 		slices.Sort(got)
 		same(f.t, "Tenants", got, want)
 	}
-	record := int64(len("a") + len("text/plain") + len("1")) // the size of each
+	record := int64(128 + len("a") + len("text/plain") + len("1")) // the size of each
 	f.writeRecords("", put("a", "1"))
 	want(tenant, 1, record)
 	tenants(tenant)

@@ -15,7 +15,10 @@ import (
 // recordModel is model with calls that write records, and fewer of the others.
 func (s Subject) recordModel(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		f := s.openFor(t, r, func(o *store.Options) { o.MaxMessages, o.MaxConversations, o.MaxRecordBytes = 3, 3, 40 })
+		f := s.openFor(t, r, func(o *store.Options) {
+			// A conversation has space for three of the four records, two of which have labels.
+			o.MaxMessages, o.MaxConversations, o.MaxRecordBytes = 3, 3, 3*store.RecordOverhead+40
+		})
 		m := &machine{fixture: f, oracle: newOracle(f.options), uids: make(map[string]string)}
 		actions := map[string]func(*rapid.T){
 			"":       m.check,

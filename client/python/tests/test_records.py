@@ -540,7 +540,7 @@ def test_limit_of_a_conversation(tmp_path: Path) -> None:
         with pytest.raises(Error) as raised:
             records.put("b", bytes(500))
         assert raised.value.reason == "RECORDS_FULL"
-        assert raised.value.metadata == {"bytes": "1102", "limit": "1024"}
+        assert raised.value.metadata == {"bytes": "1358", "limit": "1024"}
         records.delete("a")
         records.put("b", bytes(500))
 

@@ -129,7 +129,7 @@ func TestLargestContext(t *testing.T) {
 func TestRecordLimits(t *testing.T) {
 	limits := store.Limits{}
 	f := open(t, func(s *setup) {
-		s.storeOptions.MaxRecordBytes = 10
+		s.storeOptions.MaxRecordBytes = 10 + 2*store.RecordOverhead
 		s.storeOptions.Limits = func(string) store.Limits { return limits }
 	})
 	f.append(t, "c1", user("hello"))
@@ -138,7 +138,7 @@ func TestRecordLimits(t *testing.T) {
 		ConversationId: "c1", Writes: []*parleyv1.RecordWrite{put("b", "1234")},
 	})
 	got := wantError(t, err, codes.ResourceExhausted, "RECORDS_FULL")
-	if d := cmp.Diff(map[string]string{"bytes": "12", "limit": "10"}, got.metadata); d != "" {
+	if d := cmp.Diff(map[string]string{"bytes": "268", "limit": "266"}, got.metadata); d != "" {
 		t.Errorf("metadata (-want +got):\n%s", d)
 	}
 	f.write(t, "", put("b", strings.Repeat("x", 100))) // The tenant's records have no limit of their own.

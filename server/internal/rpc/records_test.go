@@ -126,7 +126,7 @@ func TestRecords(t *testing.T) {
 		t.Errorf("GetStats = %v, %v, want 2 records", stats, err)
 	}
 	list, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
-	if c := list.GetConversations()[0].GetConversation(); err != nil || c.GetRecordCount() != 1 || c.GetRecordBytes() != 8 {
+	if c := list.GetConversations()[0].GetConversation(); err != nil || c.GetRecordCount() != 1 || c.GetRecordBytes() != 8+store.RecordOverhead {
 		t.Errorf("ListConversations = %v, %v, want a conversation with 1 record of 8 bytes", list, err)
 	}
 }

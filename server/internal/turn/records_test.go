@@ -144,7 +144,7 @@ func TestRefusedRecords(t *testing.T) {
 		},
 		{
 			"limit of the conversation",
-			store.Options{MaxRecordBytes: 50},
+			store.Options{MaxRecordBytes: 50 + 2*store.RecordOverhead},
 			[]*parleyv1.RespondResponse{putRecord("a", "1"), tooLarge},
 			"RECORDS_FULL",
 		},
