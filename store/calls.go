@@ -30,8 +30,9 @@ type Create struct {
 	// Messages are the first messages of a fork, in wire form, with their sequences and times.
 	Messages Frames
 	// RecordsOf is the id of a conversation of the tenant whose records are copied, in the same commit, as they are then.
-	// The copies get version 1 as their revision. If it does not exist, there is nothing to copy. If they are larger than
-	// MaxCopiedRecordBytes, the error is RecordsFullError. Empty copies none.
+	// The copies get version 1 as their revision. If it does not exist, there is nothing to copy. If they are more than
+	// MaxCopiedRecords, or larger than MaxCopiedRecordBytes, the error is CopyTooLargeError; if they are larger than
+	// Options.MaxRecordBytes, it is RecordsFullError. Empty copies none.
 	RecordsOf string
 	// RecordsOfUID is the uid that the conversation RecordsOf must have, otherwise ErrNotFound. Empty skips the check. The
 	// check follows that of the id of the new conversation.

@@ -9,9 +9,12 @@ import (
 // MaxRecordBytes is the default of [Options.MaxRecordBytes]: 256 MiB.
 const MaxRecordBytes = 256 << 20
 
-// MaxCopiedRecordBytes is the maximum size of the records that one [Create] copies: 32 MiB. All writes wait while they
-// are copied; 240 MiB took 5 s.
-const MaxCopiedRecordBytes = 32 << 20
+// MaxCopiedRecords and MaxCopiedRecordBytes are the maximum number and size of the records that one [Create] copies: 32
+// MiB. All writes wait while they are copied; 240 MiB took 5 s. Small records take time by their number.
+const (
+	MaxCopiedRecords     = 20_000
+	MaxCopiedRecordBytes = 32 << 20
+)
 
 // WriteRecords writes and deletes records of a conversation, of the tenant, or of both. The store makes its checks in
 // this order; the first that applies decides:
@@ -126,6 +129,18 @@ type RecordsFullError struct {
 // Error returns the size and the limit.
 func (e *RecordsFullError) Error() string {
 	return fmt.Sprintf("the records of the conversation would have %d bytes; the limit is %d", e.Bytes, e.Limit)
+}
+
+// CopyTooLargeError is returned if a create would copy more than MaxCopiedRecords or MaxCopiedRecordBytes.
+type CopyTooLargeError struct {
+	// Records is the number of the records, and Bytes their size.
+	Records, Bytes int64
+}
+
+// Error returns number and size of the records, and the limits.
+func (e *CopyTooLargeError) Error() string {
+	return fmt.Sprintf("a copy would have %d records with %d bytes; the limits are %d records and %d bytes", e.Records,
+		e.Bytes, MaxCopiedRecords, MaxCopiedRecordBytes)
 }
 
 // RecordOverhead is what each record adds to its size in limits and counts, in bytes: about what a store needs for a

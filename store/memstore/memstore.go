@@ -52,17 +52,14 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 		if old != nil || c.RecordsOf == "" {
 			return record.Create(old, c, history, records.Counts{}, uuid.NewString(), now, &s.options)
 		}
-		t := s.tenants[c.Tenant]
-		if c.RecordsOfUID != "" && !t.hasUID(c.RecordsOf, c.RecordsOfUID, now) {
+		source := s.tenants[c.Tenant].live(c.RecordsOf, now)
+		if c.RecordsOfUID != "" && source.uid() != c.RecordsOfUID {
 			return nil, store.ErrNotFound
 		}
-		copied, err := t.liveRecords(c.RecordsOf, now).copies(now)
-		if err != nil {
-			return nil, err
-		}
-		out, err := record.Create(nil, c, history, copied.Counts(), uuid.NewString(), now, &s.options)
+		counts, copied := source.ownRecords()
+		out, err := record.Create(nil, c, history, counts, uuid.NewString(), now, &s.options)
 		if err == nil {
-			out.Records = copied
+			out.Records, err = copied.copies(now)
 		}
 		return out, err
 	}
@@ -125,7 +122,8 @@ func (s *Store) writeOne(
 		if err != nil {
 			return nil, err
 		}
-		in, err := t.recordInput(t.liveRecords(id, now), false, writes)
+		_, own := t.live(id, now).ownRecords()
+		in, err := t.recordInput(own, false, writes)
 		if err != nil {
 			return nil, err
 		}

@@ -290,8 +290,8 @@ func (s *Store) scope(ctx context.Context, tenantName, id string, now time.Time)
 	if id == "" {
 		return t.commonRecords(), nil
 	}
-	e := t.find(id)
-	if e == nil || e.expired(now, t.ephemeralState(id)) {
+	e := t.live(id, now)
+	if e == nil {
 		return nil, store.ErrNotFound
 	}
 	return e.records, nil

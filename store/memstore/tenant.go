@@ -106,18 +106,28 @@ func (e *entry) live(
 	return decode(e.value)
 }
 
-// liveRecords returns the records of the conversation with that id; nil if it has none, does not exist or has expired.
-func (t *tenant) liveRecords(id string, now time.Time) *scope {
+// live returns the conversation with that id; nil if it does not exist or has expired.
+func (t *tenant) live(id string, now time.Time) *entry {
 	if e := t.find(id); e != nil && !e.expired(now, t.ephemeralState(id)) {
-		return e.records
+		return e
 	}
 	return nil
 }
 
-// hasUID reports whether there is a conversation with that id and uid that has not expired.
-func (t *tenant) hasUID(id, uid string, now time.Time) bool {
-	e := t.find(id)
-	return e != nil && e.removal.UID == uid && !e.expired(now, t.ephemeralState(id))
+// ownRecords returns the records of a conversation and their counts. A nil entry has none.
+func (e *entry) ownRecords() (records.Counts, *scope) {
+	if e == nil {
+		return records.Counts{}, nil
+	}
+	return e.recordCounts, e.records
+}
+
+// uid returns the uid of a conversation; empty for a nil entry.
+func (e *entry) uid() string {
+	if e == nil {
+		return ""
+	}
+	return e.removal.UID
 }
 
 // victim returns the conversation that must be removed before one with this id can be created; nil

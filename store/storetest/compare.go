@@ -55,6 +55,10 @@ func errorIs(err, want error) bool {
 	if errors.As(want, &wantRevision) {
 		return errors.As(err, &revision) && *revision == *wantRevision
 	}
+	var tooLarge, wantTooLarge *store.CopyTooLargeError
+	if errors.As(want, &wantTooLarge) {
+		return errors.As(err, &tooLarge) && *tooLarge == *wantTooLarge
+	}
 	var records, wantRecords *store.RecordsFullError
 	if errors.As(want, &wantRecords) {
 		return errors.As(err, &records) && *records == *wantRecords

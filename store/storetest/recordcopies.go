@@ -55,6 +55,27 @@ func forkRecords(f *fixture) {
 	f.wantRecords("third")
 }
 
+// forkManyRecords: a create with RecordsOf copies at most store.MaxCopiedRecords.
+func forkManyRecords(f *fixture) {
+	i := f.newImport("c", time.Minute)
+	for n := range store.MaxCopiedRecords + 1 {
+		i.Records = append(i.Records, &parleyv1.Record{Key: fmt.Sprint(n)})
+	}
+	f.do(i)
+	fork := &store.Create{Conversation: &parleyv1.Conversation{Id: "fork"}, RecordsOf: "c"}
+	c := f.header("c")
+	_, err := f.try(fork)
+	want := &store.CopyTooLargeError{Records: store.MaxCopiedRecords + 1, Bytes: c.GetRecordBytes()}
+	if !errorIs(err, want) {
+		f.t.Errorf("Create = %v, want %v", err, want)
+	}
+	f.missing("fork")
+	f.writeRecords("c", remove("7"))
+	if got := f.do(fork).Conversation; got.GetRecordCount() != store.MaxCopiedRecords {
+		f.t.Errorf("Create = %v, want a copy of %d records", got, store.MaxCopiedRecords)
+	}
+}
+
 // importRecords: imported records have the version of the conversation as their revision.
 func importRecords(f *fixture) {
 	i := f.newImport("c", time.Minute)

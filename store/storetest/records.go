@@ -38,6 +38,7 @@ func (s Subject) law19Records(t *testing.T) {
 		{"Checks", recordChecks},
 		{"Stats", recordStats},
 		{"Fork", forkRecords},
+		{"ForkOfMany", forkManyRecords},
 		{"Import", importRecords},
 		{"Scopes", recordScopes},
 		{"NoSharedMemory", recordMemory},

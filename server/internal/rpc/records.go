@@ -102,3 +102,14 @@ func recordsFull(e *store.RecordsFullError, about subject) refusal {
 	}
 	return r
 }
+
+// copyTooLarge is the refusal of a fork whose records are too many or too large to be copied in one commit.
+func copyTooLarge(e *store.CopyTooLargeError, about subject) refusal {
+	r := refuse(codes.FailedPrecondition, "COPY_TOO_LARGE", "include_records: %s: %v; fork without records, "+
+		"or export the conversation with its records and import it under another id", about.name, e)
+	r.metadata = map[string]string{
+		"records": strconv.FormatInt(e.Records, 10), "bytes": strconv.FormatInt(e.Bytes, 10),
+		"limit_records": strconv.Itoa(store.MaxCopiedRecords), "limit_bytes": strconv.Itoa(store.MaxCopiedRecordBytes),
+	}
+	return r
+}

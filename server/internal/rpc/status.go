@@ -212,7 +212,7 @@ func refusals() []row { //nolint:funlen // one table
 				with("open_call_ids", joinNames(e.Open, rules.MaxTextBytes))
 		}),
 		as(historyTooSmall),
-		as(conversationFull), as(recordsFull),
+		as(conversationFull), as(recordsFull), as(copyTooLarge),
 		as(retentionForbidden),
 		as(tenantLimit),
 		as(tenantBytes),

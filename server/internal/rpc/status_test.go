@@ -73,6 +73,14 @@ func TestStatusOfErrors(t *testing.T) {
 			metadata: map[string]string{"bytes": "9", "limit": "8"},
 		},
 		{
+			err:    &store.CopyTooLargeError{Records: 9, Bytes: 8},
+			code:   codes.FailedPrecondition,
+			reason: "COPY_TOO_LARGE",
+			metadata: map[string]string{
+				"records": "9", "bytes": "8", "limit_records": "20000", "limit_bytes": "33554432",
+			},
+		},
+		{
 			err:      &store.BusyError{TurnID: "t1"},
 			code:     codes.Aborted,
 			reason:   "CONVERSATION_BUSY",

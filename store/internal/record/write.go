@@ -30,7 +30,10 @@ func Create(old *Record, c *store.Create, history *History, copied records.Count
 	if err := r.checkCopy(o); err != nil {
 		return nil, err
 	}
-	if err := records.CheckFull(0, copied.RecordBytes, min(o.MaxRecordBytes, store.MaxCopiedRecordBytes)); err != nil {
+	if copied.Records > store.MaxCopiedRecords || copied.RecordBytes > store.MaxCopiedRecordBytes {
+		return nil, &store.CopyTooLargeError{Records: copied.Records, Bytes: copied.RecordBytes}
+	}
+	if err := records.CheckFull(0, copied.RecordBytes, o.MaxRecordBytes); err != nil {
 		return nil, err
 	}
 	r.countRecords(&records.Edits{Conversation: copied})
