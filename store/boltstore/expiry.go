@@ -27,6 +27,8 @@ const (
 	maxDueScan = 10_000
 	// deferPeriod is how long the sweeper skips a damaged or ephemeral conversation.
 	deferPeriod = time.Hour
+	// noSpacePeriod is how long it skips a record of a tenant whose removal needs space that the disk does not have.
+	noSpacePeriod = time.Minute
 )
 
 // Sweep implements store.Store. A conversation whose entry is only moved to a later minute counts
@@ -45,7 +47,11 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 		sweepDue(layout.EndsBucket, layout.SecondOf, (*txn).sweepEphemeral),
 		func() error { limit, err = s.sweepOrphans(ctx, limit); return err },
 		func() error { return s.foldRecordEnds(ctx) }, // Last, since it needs space.
-		sweepDue(layout.RecordEndsBucket, layout.SecondOf, (*txn).sweepRecord),
+		sweepDue(layout.RecordEndsBucket, layout.SecondOf, func(t *txn, e layout.DueEntry, now time.Time) {
+			if !t.sweepRecord(e, now) {
+				s.deferred.add(dueBucket{bucket: layout.RecordEndsBucket}.key(e), now.Add(noSpacePeriod))
+			}
+		}),
 	} {
 		if damage == nil || errors.Is(damage, store.ErrCorrupt) {
 			damage = cmp.Or(damage, sweep())

@@ -353,16 +353,22 @@ func (s *Store) foldRecordEnds(ctx context.Context) (damage error) {
 	return damage
 }
 
-// sweepRecord removes the tenant's record of an entry in recordends.
-func (t *txn) sweepRecord(e layout.DueEntry, now time.Time) {
+// sweepRecord removes the tenant's record of an entry in recordends. It returns false without a change if the other
+// records of the tenant must be folded first and the disk has no space for that.
+func (t *txn) sweepRecord(e layout.DueEntry, now time.Time) bool {
 	entry := layout.DueKey(e.Slot, e.Tenant, e.Name)
 	if e.At > layout.Nanosecond(now) || t.recordEnds.Get(entry) == nil {
-		return // The clock was set back, or another operation was first.
+		return true // The clock was set back, or another operation was first.
+	}
+	pending, err := t.entry(layout.TenantKey(e.Tenant))
+	if err == nil && pending != nil &&
+		t.checkFold(pending.Records.Bytes(), boltfile.SpaceToFold(t.meta.Tx().DB())) != nil {
+		return false
 	}
 	own, err := t.loadTenantRecords(e.Tenant)
 	if err != nil {
 		t.fail(err)
-		return
+		return true
 	}
 	t.foldTenantRecords(own)
 	value := t.fileValue(own.scope, e.Name)
@@ -370,12 +376,13 @@ func (t *txn) sweepRecord(e layout.DueEntry, now time.Time) {
 	switch {
 	case value != nil && err != nil:
 		t.fail(err)
-		return
+		return true
 	case value != nil && s.Expired(now):
 		t.putRecords(own.scope, []pendingValue{{key: e.Name}})
 		t.addTenantRecords(own, records.Counts{}.Minus(s.Counts))
 	}
 	t.del(t.recordEnds, entry) // Also an entry that is left over from damage.
+	return true
 }
 
 // loadToChange is load for a change. If the change removes messages of a live conversation, its record also has those

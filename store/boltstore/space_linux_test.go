@@ -123,3 +123,47 @@ func TestSweepWithoutSpaceForRecords(t *testing.T) {
 	}
 	wantConsistent(t, s)
 }
+
+// TestSweepWithoutSpaceForOtherRecords leaves no space for the fold of a tenant's other records, which the removal of an
+// expired one needs. Sweep skips that record, also for the next calls, and removes it when there is space.
+func TestSweepWithoutSpaceForOtherRecords(t *testing.T) {
+	dir, clock := mountSmall(t), newClock()
+	s := openJournaled(t, filepath.Join(dir, "parley.db"), store.Options{Now: clock.Now}, 1<<20)
+	expiring := putOf("expiring", 1)
+	expiring.Ttl = durationpb.New(time.Minute)
+	write(t, s, "", expiring) // The first write of records is a transaction of the file.
+	for i := range 4 {
+		write(t, s, "", putOf(fmt.Sprint(i), 30_000))
+	}
+	free, _, err := boltfile.DiskSpace(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ballast := filepath.Join(dir, "ballast")
+	if err := os.WriteFile(ballast, make([]byte, free-48<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	clock.advance(time.Hour)
+	wantRecords := func(want int64) {
+		t.Helper()
+		if stats, err := s.TenantStats(t.Context(), "acme"); err != nil || stats.Records != want {
+			t.Errorf("TenantStats = %+v, %v, want %d records", stats, err, want)
+		}
+	}
+	for range 2 {
+		if more, err := s.Sweep(t.Context(), 1); err != nil {
+			t.Errorf("Sweep without space = %v, %v", more, err)
+		}
+	}
+	if more, err := s.Sweep(t.Context(), 1); more || err != nil {
+		t.Errorf("a later Sweep without space = %v, %v, want nothing to do", more, err)
+	}
+	wantRecords(5)
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	clock.advance(noSpacePeriod)
+	sweep(t, s)
+	wantRecords(4)
+	wantConsistent(t, s)
+}
