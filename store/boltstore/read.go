@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -103,7 +104,7 @@ func (s *Store) readConversation(ctx context.Context, r *store.Read, key string,
 			snapshot.Records, snapshot.MoreRecords, err = records.WithPrefixes(
 				r.RecordPrefixes, r.ConversationID, from.ascend(of))
 		}
-		return err
+		return cmp.Or(from.err, err)
 	})
 	return snapshot, err
 }

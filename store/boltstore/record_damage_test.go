@@ -209,6 +209,21 @@ func TestDamagedConversationCounts(t *testing.T) {
 	}
 }
 
+// TestDamagedJournalUnderRead checks that a read of records which the journal cannot return fails with the error of the
+// journal, not with that of a record without a value.
+func TestDamagedJournalUnderRead(t *testing.T) {
+	path := newPath(t)
+	s := openJournaled(t, path, store.Options{}, 1<<20)
+	appendTo(t, s, "c", "hello")
+	write(t, s, "c", putOf("a", 10))
+	write(t, s, "c", &parleyv1.RecordWrite{Key: "b", Value: []byte("text")})
+	damageSegment(t, path, "text")
+	_, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "c", RecordPrefixes: []string{""}})
+	if !errors.Is(err, store.ErrCorrupt) || !errors.Is(err, ErrDamaged) {
+		t.Errorf("Read = %v, want ErrCorrupt because of the journal", err)
+	}
+}
+
 // TestRefusedCopyReadsNoRecords checks that a create that exceeds a limit with the records that it copies is refused
 // before they are read.
 func TestRefusedCopyReadsNoRecords(t *testing.T) {
