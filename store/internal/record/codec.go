@@ -4,13 +4,13 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/checksum"
 )
 
 // Layout of a record as one value:
@@ -65,14 +65,8 @@ func layoutOf(b []byte) (l layout, ok bool) {
 	return l, l.sums > 0 && len(b) >= l.headSize()
 }
 
-// Checksum returns the CRC-32C of the parts. All checksums of a record use it.
-func Checksum(parts ...[]byte) uint32 {
-	table, sum := crc32.MakeTable(crc32.Castagnoli), uint32(0)
-	for _, p := range parts {
-		sum = crc32.Update(sum, table, p)
-	}
-	return sum
-}
+// Checksum returns checksum.Of the parts. All checksums of a record use it.
+func Checksum(parts ...[]byte) uint32 { return checksum.Of(parts...) }
 
 // Marshal encodes the record into a new slice. It returns an error if a header has invalid text, or if the
 // record has Sizes.

@@ -3,7 +3,6 @@ package records
 import (
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"math"
 	"strings"
 	"time"
@@ -14,6 +13,7 @@ import (
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/checksum"
 )
 
 // Layout of a record as one value:
@@ -56,8 +56,8 @@ func Marshal(r *parleyv1.Record) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode record: %w", err)
 	}
-	binary.BigEndian.PutUint32(b[1:], checksum([]byte(r.GetKey()), b[:1], b[headAt:]))
-	binary.BigEndian.PutUint32(b[5:], checksum(r.GetValue()))
+	binary.BigEndian.PutUint32(b[1:], checksum.Of([]byte(r.GetKey()), b[:1], b[headAt:]))
+	binary.BigEndian.PutUint32(b[5:], checksum.Of(r.GetValue()))
 	return append(b, r.GetValue()...), nil
 }
 
@@ -67,7 +67,7 @@ func Unmarshal(key string, b []byte) (*parleyv1.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	if checksum(value) != binary.BigEndian.Uint32(b[5:]) {
+	if checksum.Of(value) != binary.BigEndian.Uint32(b[5:]) {
 		return nil, fmt.Errorf("%w: value of record %.128q", store.ErrCorrupt, key)
 	}
 	r := withoutValue(key, head)
@@ -102,7 +102,7 @@ func split(key string, b []byte) (head *storev1.StoredRecord, value []byte, err 
 		return nil, nil, corrupt("length")
 	}
 	end := headAt + n + int(size)
-	if checksum([]byte(key), b[:1], b[headAt:end]) != binary.BigEndian.Uint32(b[1:]) {
+	if checksum.Of([]byte(key), b[:1], b[headAt:end]) != binary.BigEndian.Uint32(b[1:]) {
 		return nil, nil, corrupt("head")
 	}
 	head = new(storev1.StoredRecord)
@@ -150,13 +150,4 @@ func Copy(key string, b []byte, revision int64, now time.Time) ([]byte, State, e
 	r.Revision, r.UpdateTime, r.ExpireTime = revision, timestamppb.New(now), nil
 	value, err := Marshal(r)
 	return value, stateOf(r), err
-}
-
-// checksum returns the CRC-32C of the parts.
-func checksum(parts ...[]byte) uint32 {
-	table, sum := crc32.MakeTable(crc32.Castagnoli), uint32(0)
-	for _, p := range parts {
-		sum = crc32.Update(sum, table, p)
-	}
-	return sum
 }
