@@ -95,6 +95,25 @@ type OperationEdit struct {
 	Value []byte
 }
 
+// These are the fields of storev1.Operation and storev1.RecordEdit that ReadOperationInfo reads.
+var (
+	operationTenant         = store.FieldNumber(new(storev1.Operation), "tenant")
+	operationKey            = store.FieldNumber(new(storev1.Operation), "key")
+	operationUID            = store.FieldNumber(new(storev1.Operation), "uid")
+	operationMessages       = store.FieldNumber(new(storev1.Operation), "messages")
+	operationBegin          = store.FieldNumber(new(storev1.Operation), "begin")
+	operationEnd            = store.FieldNumber(new(storev1.Operation), "end")
+	operationMessagesAdded  = store.FieldNumber(new(storev1.Operation), "messages_added")
+	operationBytesAdded     = store.FieldNumber(new(storev1.Operation), "bytes_added")
+	operationRecords        = store.FieldNumber(new(storev1.Operation), "records")
+	operationTenantRevision = store.FieldNumber(new(storev1.Operation), "tenant_revision")
+	operationOwnCounts      = store.FieldNumber(new(storev1.Operation), "conversation_records")
+	operationTenantCounts   = store.FieldNumber(new(storev1.Operation), "tenant_records")
+	editTenantScope         = store.FieldNumber(new(storev1.RecordEdit), "tenant_scope")
+	editKey                 = store.FieldNumber(new(storev1.RecordEdit), "key")
+	editValue               = store.FieldNumber(new(storev1.RecordEdit), "value")
+)
+
 var errOperation = errors.New("the operation cannot be decoded")
 
 // ReadOperationInfo reads an encoded operation. It does not copy the messages: with hundreds of MiB of them, a start
@@ -134,29 +153,29 @@ func ReadOperationInfo(encoded []byte) (OperationInfo, error) {
 // set sets a field, by its number in storev1.Operation.
 func (i *OperationInfo) set(field protowire.Number, bytes []byte, number uint64) (err error) {
 	switch field {
-	case 1:
+	case operationTenant:
 		i.Tenant = bytes
-	case 2:
+	case operationKey:
 		i.Key = bytes
-	case 3:
+	case operationUID:
 		i.UID = bytes
-	case 5:
+	case operationMessages:
 		i.Messages = bytes
-	case 7, 8:
+	case operationBegin, operationEnd:
 		i.Turn = true
-	case 12:
+	case operationMessagesAdded:
 		i.MessagesAdded = int64(number)
-	case 13:
+	case operationBytesAdded:
 		i.BytesAdded = int64(number)
-	case 14:
+	case operationRecords:
 		var edit OperationEdit
 		edit, err = readEdit(bytes)
 		i.Edits = append(i.Edits, edit)
-	case 16:
+	case operationTenantRevision:
 		i.TenantRevision = int64(number)
-	case 17:
+	case operationOwnCounts:
 		i.ConversationRecords, err = readCounts(bytes)
-	case 18:
+	case operationTenantCounts:
 		i.TenantRecords, err = readCounts(bytes)
 	}
 	return err
@@ -172,12 +191,12 @@ func readEdit(encoded []byte) (e OperationEdit, err error) {
 		encoded = encoded[n:]
 		var scope uint64
 		switch {
-		case field == 1 && kind == protowire.VarintType:
+		case field == editTenantScope && kind == protowire.VarintType:
 			scope, n = protowire.ConsumeVarint(encoded)
 			e.TenantScope = scope != 0
-		case field == 2 && kind == protowire.BytesType:
+		case field == editKey && kind == protowire.BytesType:
 			e.Key, n = protowire.ConsumeBytes(encoded)
-		case field == 3 && kind == protowire.BytesType:
+		case field == editValue && kind == protowire.BytesType:
 			e.Value, n = protowire.ConsumeBytes(encoded)
 		default:
 			n = protowire.ConsumeFieldValue(field, kind, encoded)
