@@ -174,7 +174,7 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*record.Outcome
 	r.Header.Applied = t.nextIndex()
 	size := r.Size()
 	if !a.MayExceed() {
-		added := int64(size-old.size) + addedBytes(out.Records)
+		added := int64(size-old.size) + out.Records.Bytes()
 		space := r.ValueSize() + editSize(out.Records)
 		if err := errors.Join(t.checkSpace(space), t.checkBytes(a.Tenant, added)); err != nil {
 			return nil, err

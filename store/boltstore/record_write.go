@@ -155,24 +155,17 @@ func (t *txn) logTenantRecords(w *store.WriteRecords, now time.Time) (*store.Wri
 // the tenant; it may be nil if no write is of the tenant's records. If tenantOnly is true, all are.
 func (t *txn) recordInput(
 	writes []*parleyv1.RecordWrite, of scope, own *tenantRecords, tenantOnly bool,
-) (in *records.Input, err error) {
-	if len(writes) == 0 {
-		return nil, nil //nolint:nilnil // A write without records needs no input.
-	}
-	in = &records.Input{Before: make([]records.State, len(writes))}
+) (*records.Input, error) {
+	revision := int64(0)
 	if own != nil {
-		in.TenantRevision = own.state.Revision
+		revision = own.state.Revision
 	}
-	for i, w := range writes {
-		from := of
-		if tenantOnly || w.GetTenantScope() {
-			from = own.scope
+	return records.NewInput(writes, tenantOnly, revision, func(tenantScope bool, key string) (records.State, error) {
+		if tenantScope {
+			return t.recordState(own.scope, key)
 		}
-		if in.Before[i], err = t.recordState(from, w.GetKey()); err != nil {
-			return nil, err
-		}
-	}
-	return in, nil
+		return t.recordState(of, key)
+	})
 }
 
 // mayJournal reports whether the journal can take writes of records. The first write of a record in the file, and the

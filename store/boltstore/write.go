@@ -150,14 +150,6 @@ func (s *Store) change(ctx context.Context, c *change) (out *record.Outcome, err
 	return out, nil
 }
 
-// addedBytes returns by how much edits change the bytes of their tenant.
-func addedBytes(edits *records.Edits) int64 {
-	if edits == nil {
-		return 0
-	}
-	return edits.Conversation.Bytes + edits.Tenant.Bytes
-}
-
 // write writes the outcome of a change. old is the conversation with that id, expired or not, or nil. own are the
 // tenant's records, or nil if the outcome does not edit them. Records are copied after all checks: they may be large.
 func (t *txn) write(c *change, old *stored, out *record.Outcome, own *tenantRecords, now time.Time) error {
@@ -181,7 +173,7 @@ func (t *txn) write(c *change, old *stored, out *record.Outcome, own *tenantReco
 		}
 	}
 	var replaced []*stored
-	added := int64(e.Size) + addedBytes(out.Records) + c.copied.counts.Bytes
+	added := int64(e.Size) + out.Records.Bytes() + c.copied.counts.Bytes
 	if !out.Result.Created {
 		added -= int64(old.size)
 	} else if replaced, err = t.victimsForCreate(c.tenant, old, now); err != nil {
@@ -359,7 +351,7 @@ func (t *txn) writeImport(tenant string, old *stored, overwritten bool, out *rec
 	} else if victims, err = t.victimsForImport(tenant, old, now); err != nil {
 		return err
 	}
-	if err := t.checkBytes(tenant, int64(e.Size)+addedBytes(out.Records), victims...); err != nil {
+	if err := t.checkBytes(tenant, int64(e.Size)+out.Records.Bytes(), victims...); err != nil {
 		return err
 	}
 	if overwritten {

@@ -61,7 +61,7 @@ func (s *Store) storeImport(
 			return nil, err
 		}
 	}
-	if err := limits.CheckBytes(t.stats.Bytes, e.size()-replaced.size()); err != nil {
+	if err := limits.CheckBytes(t.stats.Bytes, int64(len(e.value))+out.Records.Bytes()-replaced.size()); err != nil {
 		return nil, err
 	}
 	var changes []store.Change

@@ -166,7 +166,7 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 	if err != nil {
 		return nil, err
 	}
-	if err := limits.CheckBytes(t.stats.Bytes, e.size()-victim.size()+out.Records.TenantBytes()); err != nil {
+	if err := limits.CheckBytes(t.stats.Bytes, int64(len(e.value))-victim.size()+out.Records.Bytes()); err != nil {
 		return nil, err
 	}
 	var changes []store.Change
@@ -186,7 +186,7 @@ func (s *Store) replace(t *tenant, old *entry, out *record.Outcome, mayExceed bo
 		return nil, err
 	}
 	if !mayExceed {
-		delta := e.size() - old.size() + out.Records.TenantBytes()
+		delta := int64(len(e.value)-len(old.value)) + out.Records.Bytes()
 		if err := s.options.Limits(t.name).CheckBytes(t.stats.Bytes, delta); err != nil {
 			return nil, err
 		}

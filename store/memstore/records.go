@@ -38,13 +38,13 @@ func newScope() *scope {
 	}
 }
 
-// get returns the value under a key, or nil.
-func (c *scope) get(key string) []byte {
+// get returns the record with a key; the zero value if there is none.
+func (c *scope) get(key string) item {
 	if c == nil {
-		return nil
+		return item{}
 	}
 	found, _ := c.byKey.Get(item{key: key})
-	return found.value
+	return found
 }
 
 // edit makes an edit.
@@ -108,20 +108,16 @@ func (c *scope) copies(now time.Time) (*records.Edits, error) {
 // recordInput looks up what a decision about writes needs. own are the records of the conversation; nil if there are
 // none. If tenantOnly is set, all writes are of the tenant's records. A nil tenant has none.
 func (t *tenant) recordInput(own *scope, tenantOnly bool, writes []*parleyv1.RecordWrite) (*records.Input, error) {
-	if len(writes) == 0 {
-		return nil, nil //nolint:nilnil // A write without records needs no input.
-	}
-	before, err := records.LookUp(writes, tenantOnly, func(tenantScope bool, key string) ([]byte, error) {
-		if tenantScope {
-			return t.commonRecords().get(key), nil
-		}
-		return own.get(key), nil
-	})
-	in := &records.Input{Before: before}
+	revision := int64(0)
 	if t != nil {
-		in.TenantRevision = t.revision
+		revision = t.revision
 	}
-	return in, err
+	return records.NewInput(writes, tenantOnly, revision, func(tenantScope bool, key string) (records.State, error) {
+		if tenantScope {
+			return t.commonRecords().get(key).state, nil
+		}
+		return own.get(key).state, nil
+	})
 }
 
 // commonRecords returns the records of the tenant; nil if there are none.
@@ -195,7 +191,7 @@ func (s *Store) WriteRecords(ctx context.Context, w *store.WriteRecords) (*store
 		}
 		var first []byte
 		if w.Request != nil {
-			first = t.records.get(records.RequestKey(w.Request))
+			first = t.records.get(records.RequestKey(w.Request)).value
 		}
 		var edits *records.Edits
 		if result, edits, err = records.WriteTenant(w, in, first, now); err != nil || !edits.Any() {
@@ -250,7 +246,7 @@ func (s *Store) values(ctx context.Context, g *store.GetRecords, now time.Time) 
 	c, err := s.scope(ctx, g.Tenant, g.ConversationID, now)
 	values := make(map[string][]byte)
 	for _, key := range g.Keys {
-		values[key] = c.get(key)
+		values[key] = c.get(key).value
 	}
 	return values, err
 }

@@ -1,7 +1,7 @@
 // Package records decides what a batch of writes does to records, encodes records, and builds the results of reads of
 // them, for stores that keep each record as a value under its key. It is pure: it reads no clock and does no I/O.
 //
-// A store looks up the [State] of each record that a batch writes, see [LookUp]. For a batch with a conversation it
+// A store looks up the [State] of each record that a batch writes, see [NewInput]. For a batch with a conversation it
 // passes them to package record, for a batch of a tenant alone to [WriteTenant]. The result contains [Edits]: the store
 // puts and deletes their values and adds their counts. [List], [Get] and [WithPrefixes] build the results of reads.
 // Start at [Edits].
@@ -95,20 +95,12 @@ func (e *Edits) Revisions() (revision, tenantRevision int64) {
 	return e.Revision, e.TenantRevision
 }
 
-// Counts returns by how much the counts of the conversation change.
-func (e *Edits) Counts() Counts {
-	if e == nil {
-		return Counts{}
-	}
-	return e.Conversation
-}
-
-// TenantBytes returns by how much the bytes of the tenant change, without those of the conversation.
-func (e *Edits) TenantBytes() int64 {
+// Bytes returns by how much the bytes of the tenant change, those of both scopes.
+func (e *Edits) Bytes() int64 {
 	if e == nil {
 		return 0
 	}
-	return e.Tenant.Bytes
+	return e.Conversation.Bytes + e.Tenant.Bytes
 }
 
 // Add adds an edit and its counts.
@@ -122,7 +114,7 @@ func (e *Edits) Add(edit Edit) {
 	e.All = append(e.All, edit)
 }
 
-// Input is what a store looks up for a decision.
+// Input is what a store looks up for a decision. See [NewInput].
 type Input struct {
 	// Before has the state of the record of each write.
 	Before []State
@@ -133,22 +125,23 @@ type Input struct {
 	Decided *Edits
 }
 
-// LookUp returns the state of the record of each write from stored values. find returns the value under a key, or nil.
-// If tenant is true, all writes are of the tenant's records.
-func LookUp(
-	writes []*parleyv1.RecordWrite, tenant bool, find func(tenantScope bool, key string) ([]byte, error),
-) ([]State, error) {
-	states := make([]State, len(writes))
+// NewInput returns the input of a decision about writes; nil if there are none. state looks up the state of a record. If
+// tenantOnly is true, all writes are of the tenant's records. tenantRevision is the counter of the tenant.
+func NewInput(
+	writes []*parleyv1.RecordWrite, tenantOnly bool, tenantRevision int64,
+	state func(tenantScope bool, key string) (State, error),
+) (*Input, error) {
+	if len(writes) == 0 {
+		return nil, nil //nolint:nilnil // A write without records needs no input.
+	}
+	in := &Input{Before: make([]State, len(writes)), TenantRevision: tenantRevision}
 	for i, w := range writes {
-		value, err := find(tenant || w.GetTenantScope(), w.GetKey())
-		if err == nil && value != nil {
-			states[i], err = StateOf(w.GetKey(), value)
-		}
-		if err != nil {
+		var err error
+		if in.Before[i], err = state(tenantOnly || w.GetTenantScope(), w.GetKey()); err != nil {
 			return nil, err
 		}
 	}
-	return states, nil
+	return in, nil
 }
 
 // HasTenantScope reports whether a write is of the tenant's records.

@@ -111,13 +111,12 @@ func decide(t *rapid.T, scopes map[bool]values, counter, version int64, now time
 		}
 		writes = append(writes, w)
 	}
-	before, err := records.LookUp(writes, tenantOnly, func(tenantScope bool, key string) ([]byte, error) {
-		return scopes[tenantScope][key], nil
+	in, err := records.NewInput(writes, tenantOnly, counter, func(tenantScope bool, key string) (records.State, error) {
+		return stateOf(t, scopes[tenantScope], key), nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	in := &records.Input{Before: before, TenantRevision: counter}
 	if !tenantOnly {
 		edits, err := records.Decide(writes, in, &records.Conversation{Revision: version, Time: now, Limit: 1 << 20}, now)
 		if err != nil {
