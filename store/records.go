@@ -23,7 +23,7 @@ const (
 //  2. ConversationID is set and the conversation does not exist: ErrNotFound.
 //  3. IfVersion differs: VersionError.
 //  4. If_revision of a write differs, the first in the order of Writes: RevisionError.
-//  5. The records of the conversation would be too large: RecordsFullError.
+//  5. The records of the conversation, or those of the tenant, would be too large: RecordsFullError.
 //  6. The tenant would exceed its limit of bytes: TenantBytesError; see law 16.
 //
 // A write that only deletes records which do not exist writes nothing, unless it has a Request. An [Append] with
@@ -118,16 +118,22 @@ func (e *RevisionError) Error() string {
 	return fmt.Sprintf("record %.128q is at revision %d", e.Key, e.Current)
 }
 
-// RecordsFullError is returned if the records of a conversation would exceed their limit.
+// RecordsFullError is returned if the records of a conversation, or those of the tenant, would exceed their limit.
 type RecordsFullError struct {
-	// Bytes is the size that the records would have.
+	// TenantScope is true if the records belong to the tenant.
+	TenantScope bool
+	// Bytes is the size that the records would have, for those of the tenant with the requests of their writes.
 	Bytes int64
 	// Limit is the maximum.
 	Limit int64
 }
 
-// Error returns the size and the limit.
+// Error returns the scope, the size and the limit.
 func (e *RecordsFullError) Error() string {
+	if e.TenantScope {
+		return fmt.Sprintf("the records of the tenant, with the requests that are remembered of them, would have %d bytes; "+
+			"the limit is %d", e.Bytes, e.Limit)
+	}
 	return fmt.Sprintf("the records of the conversation would have %d bytes; the limit is %d", e.Bytes, e.Limit)
 }
 

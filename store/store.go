@@ -143,10 +143,11 @@
 //     even if a conversation with the same id is created. A record of a tenant is not found from its
 //     expire_time on. Lists are in the order of the bytes of the keys. A record that exists during all
 //     calls of a list is returned once. A write of a conversation's records counts as an append for its
-//     expiry. A write that would make the records of a conversation larger than [Options.MaxRecordBytes]
-//     fails with [RecordsFullError]. Deletions succeed above all limits of space. The store remembers a
-//     [Request] of a write of the tenant's records alone for [RequestTTL]; its size counts in the bytes of
-//     the tenant.
+//     expiry. A write that would make the records of a conversation larger than [Options.MaxRecordBytes], or
+//     those of the tenant larger than its MaxRecordBytes in [Options.Limits], fails with [RecordsFullError].
+//     Deletions succeed above all limits of space. The store remembers a [Request] of a write of the tenant's
+//     records alone for [RequestTTL]. Their number has no limit of its own: each counts as a record in both
+//     limits of bytes of the tenant, until it is swept.
 //
 // Start at [Store].
 package store
@@ -274,7 +275,7 @@ type Options struct {
 	MaxConversations int
 	// Limits returns the limits of a tenant. The store calls it at each write that the limits apply
 	// to, so its results may change at any time. It must return quickly and must not call the
-	// store. If nil, each tenant has MaxConversations and no limit of bytes.
+	// store. If nil, each tenant has MaxConversations and no limits of bytes.
 	Limits func(tenant string) Limits
 	// MaxConversationBytes is the maximum encoded size of the messages of a conversation. The
 	// oldest messages are dropped first; the newest is kept even if it is larger. For conversations
@@ -291,6 +292,9 @@ type Limits struct {
 	MaxConversations int
 	// MaxBytes is the maximum size of all conversations and records; 0 means no limit.
 	MaxBytes int64
+	// MaxRecordBytes is the maximum size of the tenant's own records and of the requests that the store remembers of
+	// their writes; see [RecordBytes]. 0 means no limit.
+	MaxRecordBytes int64
 }
 
 // CheckBytes returns a TenantBytesError if a write would change the bytes of a tenant by delta and

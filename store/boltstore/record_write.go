@@ -156,11 +156,14 @@ func (t *txn) logTenantRecords(w *store.WriteRecords, now time.Time) (*store.Wri
 func (t *txn) recordInput(
 	writes []*parleyv1.RecordWrite, of scope, own *tenantRecords, tenantOnly bool,
 ) (*records.Input, error) {
-	revision := int64(0)
+	var tenant records.Tenant
 	if own != nil {
-		revision = own.state.Revision
+		tenant = records.Tenant{
+			Revision: own.state.Revision, Bytes: own.state.Counts.Bytes,
+			Limit: t.options.Limits(own.tenant).MaxRecordBytes,
+		}
 	}
-	return records.NewInput(writes, tenantOnly, revision, func(tenantScope bool, key string) (records.State, error) {
+	return records.NewInput(writes, tenantOnly, tenant, func(tenantScope bool, key string) (records.State, error) {
 		if tenantScope {
 			return t.recordState(own.scope, key)
 		}

@@ -123,7 +123,7 @@ func (s *Store) writeOne(
 			return nil, err
 		}
 		_, own := t.live(id, now).ownRecords()
-		in, err := t.recordInput(own, false, writes)
+		in, err := t.recordInput(own, false, writes, s.options.Limits(tenantName).MaxRecordBytes)
 		if err != nil {
 			return nil, err
 		}

@@ -106,13 +106,16 @@ func (c *scope) copies(now time.Time) (*records.Edits, error) {
 }
 
 // recordInput looks up what a decision about writes needs. own are the records of the conversation; nil if there are
-// none. If tenantOnly is set, all writes are of the tenant's records. A nil tenant has none.
-func (t *tenant) recordInput(own *scope, tenantOnly bool, writes []*parleyv1.RecordWrite) (*records.Input, error) {
-	revision := int64(0)
+// none. If tenantOnly is set, all writes are of the tenant's records. limit is the maximum size of these; 0 means none.
+// A nil tenant has no records.
+func (t *tenant) recordInput(
+	own *scope, tenantOnly bool, writes []*parleyv1.RecordWrite, limit int64,
+) (*records.Input, error) {
+	in := records.Tenant{Limit: limit}
 	if t != nil {
-		revision = t.revision
+		in.Revision, in.Bytes = t.revision, t.recordBytes
 	}
-	return records.NewInput(writes, tenantOnly, revision, func(tenantScope bool, key string) (records.State, error) {
+	return records.NewInput(writes, tenantOnly, in, func(tenantScope bool, key string) (records.State, error) {
 		if tenantScope {
 			return t.commonRecords().get(key).state, nil
 		}
@@ -147,6 +150,7 @@ func (s *Store) editRecords(t *tenant, e *entry, edits *records.Edits) {
 	if edits.TenantRevision != 0 {
 		t.revision = edits.TenantRevision
 	}
+	t.recordBytes += edits.Tenant.Bytes
 	s.countRecords(t, edits.Tenant, 1)
 	s.tenants[t.name] = t
 }
@@ -170,6 +174,7 @@ func (s *Store) sweepRecord(t *tenant, now time.Time) bool {
 		return false
 	}
 	t.records.edit(records.Edit{Key: i.key})
+	t.recordBytes -= i.state.Counts.Bytes
 	s.countRecords(t, i.state.Counts, -1)
 	return true
 }
@@ -185,7 +190,7 @@ func (s *Store) WriteRecords(ctx context.Context, w *store.WriteRecords) (*store
 		if t == nil {
 			t = newTenant(w.Tenant)
 		}
-		in, err := t.recordInput(nil, true, w.Writes)
+		in, err := t.recordInput(nil, true, w.Writes, s.options.Limits(w.Tenant).MaxRecordBytes)
 		if err != nil {
 			return nil, err
 		}

@@ -24,8 +24,9 @@ type tenant struct {
 	ephemeral    *btree.BTreeG[*ephemeralID] // by id
 	byDeleteTime *btree.BTreeG[*ephemeralID] // without held ids; all of these have conversations
 
-	records  *scope // nil if there has never been one
-	revision int64  // of the newest write of these records; 0 if there was none
+	records     *scope // nil if there has never been one
+	revision    int64  // of the newest write of these records; 0 if there was none
+	recordBytes int64  // size of these records, with the requests
 
 	stats store.Stats // counts of the conversations and of the records
 }

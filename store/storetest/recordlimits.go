@@ -166,6 +166,67 @@ func (s Subject) law19Bytes(t *testing.T) {
 	f.wantRecords("")
 }
 
+// law19FullTenant: a write that would make the records of the tenant larger than MaxRecordBytes in Limits fails.
+// Records of conversations do not count, and requests do. Deletions succeed.
+func (s Subject) law19FullTenant(t *testing.T) {
+	const limit = 1000
+	f, limits := s.openLimited(t)
+	limits.set(store.Limits{MaxRecordBytes: limit})
+	f.create("c")
+	value := strings.Repeat("x", limit-store.RecordOverhead-len("a")-len("text/plain")) // exactly the limit
+	f.writeRecords("", put("a", value))
+	f.writeRecords("c", put("a", value), put("b", value))
+	tooLarge := func(bytes int) error {
+		return &store.RecordsFullError{TenantScope: true, Bytes: int64(bytes), Limit: limit}
+	}
+	empty := store.RecordOverhead + len("b") + len("text/plain")
+	f.refuseRecords(&store.WriteRecords{Writes: []*parleyv1.RecordWrite{put("b", "")}}, tooLarge(limit+empty))
+	f.refuseRecords(&store.WriteRecords{Writes: []*parleyv1.RecordWrite{put("a", value+"x")}}, tooLarge(limit+1))
+	f.refuseRecords(&store.WriteRecords{
+		ConversationID: "c", Writes: []*parleyv1.RecordWrite{remove("a"), ofTenant(put("b", ""))},
+	}, tooLarge(limit+empty))
+	f.refuseRecords(&store.WriteRecords{
+		Writes: []*parleyv1.RecordWrite{put("a", value)}, Request: request("r", "content"),
+	}, &store.RecordsFullError{TenantScope: true})
+	a := &store.Append{
+		ConversationID: "c", Messages: []*parleyv1.Message{user("one")},
+		Records: []*parleyv1.RecordWrite{ofTenant(put("b", ""))},
+	}
+	f.refuse(a, tooLarge(limit+empty))
+	a.ConversationID = "new"
+	f.refuse(a, tooLarge(limit+empty))
+	f.beginTurn("c", "t")
+	a.ConversationID, a.End = "c", &parleyv1.Turn{Id: "t", State: parleyv1.TurnState_TURN_STATE_COMPLETED}
+	f.refuse(a, tooLarge(limit+empty))
+	if _, err := f.store.WriteRecords(t.Context(), &store.WriteRecords{Tenant: "other", Writes: a.Records}); err != nil {
+		t.Errorf("WriteRecords of another tenant = %v", err)
+	}
+	limits.set(store.Limits{MaxRecordBytes: 10})
+	f.writeRecords("", put("a", value))     // It does not become larger.
+	f.writeRecords("", put("a", value[1:])) // It becomes smaller.
+	f.writeRecords("", put("b", ""), remove("a"))
+	if s.Durable {
+		f.reopen(nil)
+		f.refuseRecords(&store.WriteRecords{Writes: []*parleyv1.RecordWrite{put("b", "x")}},
+			&store.RecordsFullError{TenantScope: true, Bytes: int64(empty) + 1, Limit: 10})
+	}
+	deletion := &store.WriteRecords{
+		Tenant: tenant, Writes: []*parleyv1.RecordWrite{remove("b")}, Request: request("r", "content"),
+	}
+	if _, err := f.store.WriteRecords(t.Context(), deletion); err != nil {
+		t.Errorf("deletion above the limit with a request = %v", err)
+	}
+	limits.set(store.Limits{MaxRecordBytes: int64(empty)})
+	f.refuseRecords(&store.WriteRecords{Writes: []*parleyv1.RecordWrite{put("b", "")}},
+		&store.RecordsFullError{TenantScope: true})
+	f.clock.Advance(store.RequestTTL)
+	f.sweep()
+	f.writeRecords("", expiring(put("b", ""), time.Minute))
+	f.clock.Advance(time.Minute)
+	f.sweep()
+	f.writeRecords("", put("c", "")) // The expired record does not count.
+}
+
 // recordStats: counts include records, those of each tenant apart, and a tenant that has only records is in Tenants.
 func recordStats(f *fixture) {
 	want := func(tenantName string, records, size int64) {

@@ -50,6 +50,7 @@ func Run(t *testing.T, s Subject) {
 		{"Law18Replacing", s.law18Replacing},
 		{"Law19Records", s.law19Records},
 		{"Law19Bytes", s.law19Bytes},
+		{"Law19FullTenant", s.law19FullTenant},
 		{"Law19Counters", s.law19Counters},
 		{"Law19TogetherRead", s.law19TogetherRead},
 		{"Law19TenantRevisions", s.law19TenantRevisions},

@@ -126,7 +126,9 @@ func (s *Storage) openStore(
 		MaxRecordBytes: int64(c.MaxRecordBytes),
 		Limits: func(tenant string) store.Limits {
 			l := s.limits.Of(tenant)
-			return store.Limits{MaxConversations: l.MaxConversations, MaxBytes: int64(l.MaxBytes)}
+			return store.Limits{
+				MaxConversations: l.MaxConversations, MaxBytes: int64(l.MaxBytes), MaxRecordBytes: int64(l.MaxRecordBytes),
+			}
 		},
 	}
 	if c.Store == "memory" {

@@ -69,6 +69,7 @@ type Config struct {
 	TTL                  time.Duration // time from a conversation's last append to its expiry
 	MaxConversations     int           // per tenant; 0: no limit
 	MaxBytes             int           // of the conversations of a tenant; 0: no limit
+	MaxTenantRecordBytes int           // of the records of a tenant itself; 0: no limit
 	MaxMessageBytes      int           // at most MaxConversationBytes
 	MaxConversationBytes int           // at most store.MaxConversationBytes
 	MaxRecordBytes       int           // of the records of a conversation
@@ -165,6 +166,8 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 			"maximum size of the messages of a conversation; the oldest are dropped, or appends are refused"),
 		newSetting("max-record-bytes", size(&c.MaxRecordBytes, store.MaxRecordBytes, kib, math.MaxInt),
 			"maximum size of the records of a conversation; writes that exceed it are refused"),
+		reloadable(newSetting("max-tenant-record-bytes", size(&c.MaxTenantRecordBytes, 1024*mib, 0, math.MaxInt),
+			"maximum size of the records of a tenant that belong to no conversation; 0: no limit")),
 		newSetting("allow-keep-all", boolean(&c.AllowKeepAll, true),
 			"allow conversations that keep all messages (retention.keep_all)"),
 		newSetting("allow-no-expiry", boolean(&c.AllowNoExpiry, true),

@@ -21,7 +21,7 @@ type Tenant struct {
 // Limits returns the limits of all tenants.
 func (c *Config) Limits() limit.Config {
 	all := limit.Config{Default: limit.Limits{
-		MaxConversations: c.MaxConversations, MaxBytes: c.MaxBytes,
+		MaxConversations: c.MaxConversations, MaxBytes: c.MaxBytes, MaxRecordBytes: c.MaxTenantRecordBytes,
 		RequestsPerSecond: c.RequestsPerSecond, AppendBytesPerSecond: c.AppendBytesPerSecond,
 		MaxTurns: c.MaxTurns, MaxWatchers: c.MaxTenantWatchers, MaxStreams: c.MaxStreams, MaxImports: c.MaxImports,
 	}, ByTenant: map[string]limit.Limits{}}
@@ -37,6 +37,7 @@ func limitRows(l *limit.Limits) []*setting {
 	return []*setting{
 		newSetting("max-conversations", count(&l.MaxConversations, 0, 0, math.MaxInt32), ""),
 		newSetting("max-bytes", size(&l.MaxBytes, 0, 0, math.MaxInt), ""),
+		newSetting("max-tenant-record-bytes", size(&l.MaxRecordBytes, 0, 0, math.MaxInt), ""),
 		newSetting("requests-per-second", count(&l.RequestsPerSecond, 0, 0, math.MaxInt32), ""),
 		newSetting("append-bytes-per-second", size(&l.AppendBytesPerSecond, 0, 0, math.MaxInt32), ""),
 		newSetting("max-turns", count(&l.MaxTurns, 1, 1, maxTurns), ""),

@@ -15,6 +15,7 @@ tenants:
   acme:
     max_conversations: 5000
     max_bytes: 1GiB
+    max_tenant_record_bytes: 2GiB
     requests_per_second: 500
     append_bytes_per_second: 1MiB
     max_turns: 64
@@ -34,13 +35,13 @@ func TestTenants(t *testing.T) {
 		t.Fatal(err)
 	}
 	defaults := limit.Limits{
-		MaxConversations: 1000, RequestsPerSecond: 6, MaxTurns: 7, MaxWatchers: 8, MaxStreams: 9, MaxImports: 16,
+		MaxConversations: 1000, MaxRecordBytes: 1 << 30, RequestsPerSecond: 6, MaxTurns: 7, MaxWatchers: 8, MaxStreams: 9, MaxImports: 16,
 	}
 	beta, gamma := defaults, defaults
 	beta.MaxStreams, gamma.MaxConversations = 5, 0
 	want := limit.Config{Default: defaults, ByTenant: map[string]limit.Limits{
 		"acme": {
-			MaxConversations: 5000, MaxBytes: 1 << 30, RequestsPerSecond: 500, AppendBytesPerSecond: 1 << 20, MaxTurns: 64,
+			MaxConversations: 5000, MaxBytes: 1 << 30, MaxRecordBytes: 2 << 30, RequestsPerSecond: 500, AppendBytesPerSecond: 1 << 20, MaxTurns: 64,
 			MaxWatchers: 100, MaxStreams: 200, MaxImports: 2,
 		},
 		"beta": beta, "gamma": gamma,
@@ -56,7 +57,7 @@ func TestTenantsPrinted(t *testing.T) {
 	printed, _ := checkConfig(t, []string{"--config", path, "--max-turns=7"}, nil)
 	const want = `
 tenants:
-  acme: {max_conversations: 5000, max_bytes: 1GiB, requests_per_second: 500, append_bytes_per_second: 1MiB, ` +
+  acme: {max_conversations: 5000, max_bytes: 1GiB, max_tenant_record_bytes: 2GiB, requests_per_second: 500, append_bytes_per_second: 1MiB, ` +
 		`max_turns: 64, max_watchers: 100, max_streams: 200, max_imports: 2}
   beta: {max_streams: 5}
   gamma: {max_conversations: 0}

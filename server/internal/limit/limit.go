@@ -20,6 +20,7 @@ import (
 type Limits struct {
 	MaxConversations     int // of the store
 	MaxBytes             int // of all conversations
+	MaxRecordBytes       int // of the records of the tenant itself
 	RequestsPerSecond    int // calls that start
 	AppendBytesPerSecond int // of requests that are stored, and of copies of conversations
 	MaxTurns             int // running

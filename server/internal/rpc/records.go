@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 
 	"google.golang.org/grpc/codes"
@@ -94,9 +95,13 @@ func revisionMismatch(e *store.RevisionError, about subject) refusal {
 	return r
 }
 
-// recordsFull is the refusal of a write that would make the records of a conversation too large.
+// recordsFull is the refusal of a write that would make the records of a conversation, or those of the tenant, too
+// large.
 func recordsFull(e *store.RecordsFullError, about subject) refusal {
 	r := refuse(codes.ResourceExhausted, "RECORDS_FULL", "%s: %v; delete records", about.name, e)
+	if e.TenantScope {
+		r.text = fmt.Sprintf("%v; delete records of the tenant, or write them with a ttl", e)
+	}
 	r.metadata = map[string]string{
 		"bytes": strconv.FormatInt(e.Bytes, 10), "limit": strconv.FormatInt(e.Limit, 10),
 	}

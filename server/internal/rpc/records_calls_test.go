@@ -141,8 +141,18 @@ func TestRecordLimits(t *testing.T) {
 	if d := cmp.Diff(map[string]string{"bytes": "268", "limit": "266"}, got.metadata); d != "" {
 		t.Errorf("metadata (-want +got):\n%s", d)
 	}
-	f.write(t, "", put("b", strings.Repeat("x", 100))) // The tenant's records have no limit of their own.
-	limits.MaxBytes = 1
+	f.write(t, "", put("b", strings.Repeat("x", 100))) // That limit is not of the tenant's records.
+	limits.MaxRecordBytes = 1
+	for _, id := range []string{"", "c1"} {
+		_, err = f.WriteRecords(t.Context(), &parleyv1.WriteRecordsRequest{
+			ConversationId: id, Writes: []*parleyv1.RecordWrite{putTenant("c", "1")},
+		})
+		got = wantError(t, err, codes.ResourceExhausted, "RECORDS_FULL")
+		if got.metadata["limit"] != "1" || !strings.HasPrefix(got.text, "the records of the tenant") {
+			t.Errorf("error of the tenant's records = %+v", got)
+		}
+	}
+	limits.MaxBytes, limits.MaxRecordBytes = 1, 0
 	_, err = f.WriteRecords(t.Context(), &parleyv1.WriteRecordsRequest{Writes: []*parleyv1.RecordWrite{put("c", "1")}})
 	wantError(t, err, codes.ResourceExhausted, "TENANT_BYTES")
 	f.write(t, "", &parleyv1.RecordWrite{Key: "b", Delete: true})

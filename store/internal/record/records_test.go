@@ -33,7 +33,7 @@ func TestAppendDecidedRecords(t *testing.T) {
 			ConversationID: "c", Writes: test.writes, Request: &store.Request{ID: "r", Method: "WriteRecords"},
 		}
 		a := record.AppendOf(w)
-		in := &records.Input{Before: []records.State{test.before}, TenantRevision: 4}
+		in := &records.Input{Before: []records.State{test.before}, Tenant: records.Tenant{Revision: 4}}
 		r := unmarshalRecord(t, value)
 		r.Conversation().RecordCount, r.Conversation().RecordBytes = 3, 30
 		first, err := record.Append(r, a, nil, in, "", now, &o)

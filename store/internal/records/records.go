@@ -118,23 +118,40 @@ func (e *Edits) Add(edit Edit) {
 type Input struct {
 	// Before has the state of the record of each write.
 	Before []State
-	// TenantRevision is the counter of the tenant. It may be 0 if no write is of the tenant's records.
-	TenantRevision int64
+	// Tenant is the tenant of the writes. It may be the zero value if no write is of the tenant's records.
+	Tenant Tenant
 	// Decided, if not nil, is the result of an earlier decision of the same write, which is applied again after a
 	// restart. The other fields are then not used, and of Decided only the revisions and counts.
 	Decided *Edits
 }
 
-// NewInput returns the input of a decision about writes; nil if there are none. state looks up the state of a record. If
-// tenantOnly is true, all writes are of the tenant's records. tenantRevision is the counter of the tenant.
+// Tenant is the tenant of a batch.
+type Tenant struct {
+	// Revision is the counter of the tenant.
+	Revision int64
+	// Bytes is the size of its own records and requests before the write, and Limit the maximum; 0 means no limit.
+	Bytes, Limit int64
+}
+
+// checkFull returns a store.RecordsFullError if records and requests of the tenant grow by delta bytes and would exceed
+// the limit.
+func (t Tenant) checkFull(delta int64) error {
+	if t.Limit == 0 || delta <= 0 || t.Bytes+delta <= t.Limit {
+		return nil
+	}
+	return &store.RecordsFullError{TenantScope: true, Bytes: t.Bytes + delta, Limit: t.Limit}
+}
+
+// NewInput returns the input of a decision about writes; nil if there are none. state looks up the state of a record.
+// If tenantOnly is true, all writes are of the tenant's records.
 func NewInput(
-	writes []*parleyv1.RecordWrite, tenantOnly bool, tenantRevision int64,
+	writes []*parleyv1.RecordWrite, tenantOnly bool, tenant Tenant,
 	state func(tenantScope bool, key string) (State, error),
 ) (*Input, error) {
 	if len(writes) == 0 {
 		return nil, nil //nolint:nilnil // A write without records needs no input.
 	}
-	in := &Input{Before: make([]State, len(writes)), TenantRevision: tenantRevision}
+	in := &Input{Before: make([]State, len(writes)), Tenant: tenant}
 	for i, w := range writes {
 		var err error
 		if in.Before[i], err = state(tenantOnly || w.GetTenantScope(), w.GetKey()); err != nil {
@@ -164,8 +181,9 @@ type Conversation struct {
 	Bytes, Limit int64
 }
 
-// Decide decides a batch of writes. c is the conversation; if nil, all writes are of the tenant's records. now is the
-// time of the write for the tenant's records. Errors: store.RevisionError, store.RecordsFullError.
+// Decide decides a batch of writes. c is the conversation; if nil, all writes are of the tenant's records, and the
+// caller checks their size. now is the time of the write for the tenant's records. Errors: store.RevisionError,
+// store.RecordsFullError.
 func Decide(writes []*parleyv1.RecordWrite, in *Input, c *Conversation, now time.Time) (*Edits, error) {
 	edits := new(Edits)
 	for i, w := range writes {
@@ -182,7 +200,7 @@ func Decide(writes []*parleyv1.RecordWrite, in *Input, c *Conversation, now time
 		}
 		edit := Edit{TenantScope: tenantScope, Key: w.GetKey(), Before: before}
 		if tenantScope {
-			edits.TenantRevision = in.TenantRevision + 1
+			edits.TenantRevision = in.Tenant.Revision + 1
 		} else {
 			edits.Revision = c.Revision
 		}
@@ -193,10 +211,15 @@ func Decide(writes []*parleyv1.RecordWrite, in *Input, c *Conversation, now time
 		}
 		edits.Add(edit)
 	}
-	if c != nil {
-		if err := CheckFull(c.Bytes, edits.Conversation.RecordBytes, c.Limit); err != nil {
-			return nil, err
-		}
+	if c == nil {
+		return edits, nil
+	}
+	err := CheckFull(c.Bytes, edits.Conversation.RecordBytes, c.Limit)
+	if err == nil {
+		err = in.Tenant.checkFull(edits.Tenant.Bytes)
+	}
+	if err != nil {
+		return nil, err
 	}
 	return edits, nil
 }

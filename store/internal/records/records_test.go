@@ -111,7 +111,7 @@ func decide(t *rapid.T, scopes map[bool]values, counter, version int64, now time
 		}
 		writes = append(writes, w)
 	}
-	in, err := records.NewInput(writes, tenantOnly, counter, func(tenantScope bool, key string) (records.State, error) {
+	in, err := records.NewInput(writes, tenantOnly, records.Tenant{Revision: counter}, func(tenantScope bool, key string) (records.State, error) {
 		return stateOf(t, scopes[tenantScope], key), nil
 	})
 	if err != nil {

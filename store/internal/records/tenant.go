@@ -43,6 +43,11 @@ func WriteTenant(
 		}
 		edits.Add(request)
 	}
+	if !w.OnlyRemoves() {
+		if err := in.Tenant.checkFull(edits.Tenant.Bytes); err != nil {
+			return nil, nil, err
+		}
+	}
 	return &store.WrittenRecords{TenantRevision: edits.TenantRevision}, edits, nil
 }
 
