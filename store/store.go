@@ -147,7 +147,8 @@
 //     those of the tenant larger than its MaxRecordBytes in [Options.Limits], fails with [RecordsFullError].
 //     Deletions succeed above all limits of space. The store remembers a [Request] of a write of the tenant's
 //     records alone for [RequestTTL]. Their number has no limit of its own: each counts as a record in both
-//     limits of bytes of the tenant, until it is swept.
+//     limits of bytes of the tenant, until it is swept. Above MaxRecordBytes, a call with a Request that
+//     deletes no record is refused, too.
 //
 // Start at [Store].
 package store

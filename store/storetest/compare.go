@@ -61,8 +61,8 @@ func errorIs(err, want error) bool {
 	}
 	var records, wantRecords *store.RecordsFullError
 	if errors.As(want, &wantRecords) {
-		return errors.As(err, &records) && *records == *wantRecords ||
-			wantRecords.Bytes == 0 && records.TenantScope == wantRecords.TenantScope
+		return errors.As(err, &records) && (*records == *wantRecords ||
+			wantRecords.Bytes == 0 && records.TenantScope == wantRecords.TenantScope)
 	}
 	return errors.Is(err, want)
 }

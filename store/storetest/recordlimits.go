@@ -210,6 +210,9 @@ func (s Subject) law19FullTenant(t *testing.T) {
 		f.refuseRecords(&store.WriteRecords{Writes: []*parleyv1.RecordWrite{put("b", "x")}},
 			&store.RecordsFullError{TenantScope: true, Bytes: int64(empty) + 1, Limit: 10})
 	}
+	f.refuseRecords(&store.WriteRecords{
+		Writes: []*parleyv1.RecordWrite{remove("missing")}, Request: request("r", "content"),
+	}, &store.RecordsFullError{TenantScope: true}) // Otherwise requests that delete nothing would have no limit.
 	deletion := &store.WriteRecords{
 		Tenant: tenant, Writes: []*parleyv1.RecordWrite{remove("b")}, Request: request("r", "content"),
 	}

@@ -43,7 +43,7 @@ func WriteTenant(
 		}
 		edits.Add(request)
 	}
-	if !w.OnlyRemoves() {
+	if !w.OnlyRemoves() || edits.TenantRevision == 0 { // 0: it deletes nothing and only adds a request.
 		if err := in.Tenant.checkFull(edits.Tenant.Bytes); err != nil {
 			return nil, nil, err
 		}
