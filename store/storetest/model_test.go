@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
 
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore"
 	"github.com/parleyhq/parley/store/memstore"
@@ -34,21 +36,22 @@ const noBug = "none"
 // faultyStore is a store that sometimes violates the law.
 type faultyStore struct {
 	durable bool
-	open    func(tb testing.TB, dir string, o store.Options) store.Store
-	rare    bool   // The model test needs seconds to find the bug, so -short leaves it out.
-	model   string // the test that finds the bug; empty: Model
+	open    opener
+	rare    bool   // The test needs seconds to find the bug, so -short leaves it out.
+	test    string // the test that finds the bug, with its subtests after slashes; empty: Model
 }
 
 // faultyStores returns stores with one bug each, by the name of the bug.
 func faultyStores() map[string]faultyStore {
 	stores := faultyRecordStores()
 	maps.Copy(stores, faultyConversationStores())
+	maps.Copy(stores, faultyConcurrentStores())
 	return stores
 }
 
 func faultyConversationStores() map[string]faultyStore {
 	return map[string]faultyStore{
-		noBug: {open: openMemory, model: "Model.*"},
+		noBug: {open: openMemory, test: "Model.*"},
 		"an append is lost": {open: wrapMemory(func(s store.Store, counter *callCounter) store.Store {
 			return &lostAppend{s, counter, map[string]*store.Snapshot{}}
 		}), rare: true},
@@ -81,10 +84,9 @@ func faultyConversationStores() map[string]faultyStore {
 			rare: true,
 		},
 		"a replacement uses sequences again": {
-			open: wrapMemory(func(s store.Store, _ *callCounter) store.Store { return reusesSequences{s} }),
-		},
-		"a replacement takes two commits": {
-			open: wrapMemory(func(s store.Store, _ *callCounter) store.Store { return replacesInTwoSteps{s} }),
+			open: wrapMemory(func(s store.Store, _ *callCounter) store.Store {
+				return reusesSequences{s, map[string]map[int32]int32{}}
+			}),
 		},
 		"a retry removes messages": {
 			open: wrapMemory(func(s store.Store, counter *callCounter) store.Store { return removesAgain{s, counter} }),
@@ -93,9 +95,9 @@ func faultyConversationStores() map[string]faultyStore {
 	}
 }
 
-// TestBugs runs the model test with stores that violate the law and checks that it fails. A failing
-// test would fail this process, so each runs in a process of its own. All use the same random seed.
-// With -short, the bugs that are rare are left out, and the store without a bug passes fewer checks.
+// TestBugs runs tests with stores that violate the law and checks that they fail. A failing test would fail this process,
+// so each runs in a process of its own. All use the same random seed. With -short, the bugs that are rare are left out,
+// and the store without a bug passes fewer checks.
 func TestBugs(t *testing.T) {
 	faultyStores := faultyStores()
 	if s, ok := faultyStores[os.Getenv(bugEnv)]; ok {
@@ -112,15 +114,16 @@ func TestBugs(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			model := cmp.Or(faultyStores[name].model, "Model")
-			process := exec.CommandContext(t.Context(), self, "-test.run=^TestBugs$/^"+model+"$", "-test.timeout=2m",
+			test := cmp.Or(faultyStores[name].test, "Model")
+			pattern := "^TestBugs$/^" + strings.ReplaceAll(test, "/", "$/^") + "$"
+			process := exec.CommandContext(t.Context(), self, "-test.run="+pattern, "-test.timeout=2m",
 				fmt.Sprint("-test.short=", testing.Short() && name == noBug), "-rapid.seed=2", "-rapid.nofailfile",
 				"-rapid.shrinktime=1ms")
 			process.Env = append(process.Environ(), bugEnv+"="+name)
 			out, err := process.CombinedOutput()
-			found := process.ProcessState.ExitCode() == 1 && strings.Contains(string(out), "[rapid]")
+			found := process.ProcessState.ExitCode() == 1 && strings.Contains(string(out), "--- FAIL: TestBugs/"+test+" ")
 			if correct := name == noBug; correct && err != nil || !correct && !found {
-				t.Errorf("model test of the store with bug %q = %v:\n%s", name, err, out)
+				t.Errorf("%s of the store with bug %q = %v:\n%s", test, name, err, out)
 			}
 		})
 	}
@@ -234,32 +237,58 @@ func (s forgetsRequest) Append(ctx context.Context, a *store.Append) (*store.Res
 	return s.Store.Append(ctx, a)
 }
 
-// reusesSequences numbers the messages of a replacement as if those that it removes had not existed.
-type reusesSequences struct{ store.Store }
+// reusesSequences stores the messages of a replacement with sequences as if those that it removes had not existed.
+type reusesSequences struct {
+	store.Store
+	stored map[string]map[int32]int32 // by uid of the conversation: stored sequences by those of the law
+}
 
 func (s reusesSequences) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
 	result, err := s.Store.Append(ctx, a)
-	if err == nil && a.ReplaceAfter != nil {
-		for i, m := range result.Appended {
-			m.Sequence = min(m.GetSequence(), *a.ReplaceAfter+1+int32(i))
-		}
+	if err != nil {
+		return nil, err
 	}
-	return result, err
+	stored := s.stored[result.Conversation.GetUid()]
+	if stored == nil {
+		stored = map[int32]int32{}
+		s.stored[result.Conversation.GetUid()] = stored
+	}
+	for i, m := range result.Appended {
+		if a.ReplaceAfter != nil && !result.Replayed {
+			stored[m.GetSequence()] = min(m.GetSequence(), *a.ReplaceAfter+1+int32(i))
+		}
+		m.Sequence = cmp.Or(stored[m.GetSequence()], m.GetSequence())
+	}
+	renumber(result.Conversation, stored)
+	return result, nil
 }
 
-// replacesInTwoSteps removes the messages of a replacement before it appends the others.
-type replacesInTwoSteps struct{ store.Store }
-
-func (s replacesInTwoSteps) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
-	if a.ReplaceAfter != nil && a.Request == nil && a.IfVersion == nil && len(a.Messages) > 0 {
-		_, err := s.Update(ctx, &store.Update{
-			Tenant: a.Tenant, ConversationID: a.ConversationID, KeepThrough: a.ReplaceAfter,
-		})
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
-			return nil, err
-		}
+func (s reusesSequences) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
+	snapshot, err := s.Store.Read(ctx, r)
+	if err != nil || snapshot.Unchanged {
+		return snapshot, err
 	}
-	return s.Store.Append(ctx, a)
+	stored := s.stored[snapshot.Conversation.GetUid()]
+	renumber(snapshot.Conversation, stored)
+	frames := snapshot.Messages
+	snapshot.Messages = nil
+	for frame := range frames.All() {
+		if sequence := stored[frame.Sequence()]; sequence != 0 {
+			body, err := proto.Marshal(&parleyv1.Message{Sequence: sequence})
+			if err != nil {
+				return nil, err
+			}
+			frame = store.AppendFrame(nil, frame.Body(), body) // The last value of a field wins.
+			snapshot.Conversation.SizeBytes += int32(len(body))
+		}
+		snapshot.Messages = append(snapshot.Messages, frame...)
+	}
+	return snapshot, nil
+}
+
+// renumber sets the last sequence of a header to the stored one.
+func renumber(c *parleyv1.Conversation, stored map[int32]int32) {
+	c.LastSequence = cmp.Or(stored[c.GetLastSequence()], c.GetLastSequence())
 }
 
 // removesAgain forgets one request of a removal in five.

@@ -1,23 +1,27 @@
 package storetest_test
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
+	"strings"
+	"sync"
+	"testing"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
-// recordModel is the test that finds the bugs of records.
+// recordModel is the test that finds most bugs of records.
 const recordModel = "ModelRecords"
 
 // faultyRecordStores returns stores with one bug of their records each, by the name of the bug.
 func faultyRecordStores() map[string]faultyStore {
 	wrap := func(wrap func(store.Store, *callCounter) store.Store) faultyStore {
-		return faultyStore{open: wrapMemory(wrap), model: recordModel}
+		return faultyStore{open: wrapMemory(wrap), test: recordModel}
 	}
-	return map[string]faultyStore{
+	stores := map[string]faultyStore{
 		"a message is stored without its record": wrap(func(s store.Store, counter *callCounter) store.Store {
 			return dropsRecords{s, counter}
 		}),
@@ -25,13 +29,10 @@ func faultyRecordStores() map[string]faultyStore {
 			return recordsFirst{s}
 		}),
 		"a revision is used again after a deletion": wrap(func(s store.Store, _ *callCounter) store.Store {
-			return reusesRevisions{s}
+			return newRenumbers(s, func(newest, _ int64) int64 { return newest + 1 })
 		}),
 		"records are listed in another order": wrap(func(s store.Store, _ *callCounter) store.Store {
 			return listsDeepKeysLast{s}
-		}),
-		"records outlive their conversation": wrap(func(s store.Store, _ *callCounter) store.Store {
-			return leavesRecords{s, map[string][]*parleyv1.Record{}}
 		}),
 		"if_revision of a second write is ignored": wrap(func(s store.Store, _ *callCounter) store.Store {
 			return checksFirstRevision{s}
@@ -43,9 +44,75 @@ func faultyRecordStores() map[string]faultyStore {
 			return forgetsTenantRequest{s, counter}
 		}),
 		"a record loses its labels in a fork": wrap(func(s store.Store, _ *callCounter) store.Store {
-			return forksWithoutLabels{s}
+			return forksWithoutLabels{s, map[string]bool{}}
 		}),
+		"records of a conversation exceed their limit": {open: func(
+			tb testing.TB, dir string, o store.Options,
+		) store.Store {
+			tb.Helper()
+			o.MaxRecordBytes += 1000
+			return openMemory(tb, dir, o)
+		}, test: recordModel},
+		"requests of records push out others": {
+			open: wrapMemory(func(s store.Store, _ *callCounter) store.Store { return mixesRequests{s} }),
+			test: "Law19Records/RequestWindows",
+		},
+		"records of a tenant exceed their limit": {
+			open: withLimits(func(l *store.Limits) { l.MaxRecordBytes = 0 }), test: "Law19FullTenant",
+		},
+		"records do not count in the bytes of a tenant": {open: ignoringBytesOfRecords, test: "Law19Bytes"},
 	}
+	for _, end := range []string{"DELETED", "EXPIRED", "EVICTED", "purge", "overwrite"} {
+		stores["records outlive their conversation: "+end] = faultyStore{open: leavingRecords(end), test: recordModel}
+	}
+	return stores
+}
+
+// withLimits returns an opener of stores in memory with other limits of tenants than those of the test.
+func withLimits(change func(*store.Limits)) opener {
+	return func(tb testing.TB, dir string, o store.Options) store.Store {
+		tb.Helper()
+		limits := o.WithDefaults().Limits
+		o.Limits = func(tenant string) store.Limits {
+			l := limits(tenant)
+			change(&l)
+			return l
+		}
+		return openMemory(tb, dir, o)
+	}
+}
+
+// ignoresBytes does not apply the limit of bytes to writes with records.
+type ignoresBytes struct {
+	store.Store
+	ignores *bool
+}
+
+func ignoringBytesOfRecords(tb testing.TB, dir string, o store.Options) store.Store {
+	tb.Helper()
+	ignores := new(bool)
+	open := withLimits(func(l *store.Limits) {
+		if *ignores {
+			l.MaxBytes = 0
+		}
+	})
+	return ignoresBytes{open(tb, dir, o), ignores}
+}
+
+func (s ignoresBytes) WriteRecords(ctx context.Context, w *store.WriteRecords) (*store.WrittenRecords, error) {
+	*s.ignores = true
+	defer func() { *s.ignores = false }()
+	return s.Store.WriteRecords(ctx, w)
+}
+
+// mixesRequests stores the requests of writes of records together with those of other methods.
+type mixesRequests struct{ store.Store }
+
+func (s mixesRequests) WriteRecords(ctx context.Context, w *store.WriteRecords) (*store.WrittenRecords, error) {
+	if w.Request != nil {
+		w.Request.Method = "other than " + w.Request.Method
+	}
+	return s.Store.WriteRecords(ctx, w)
 }
 
 // dropsRecords drops the records of one append in ten.
@@ -82,20 +149,96 @@ func (s recordsFirst) Append(ctx context.Context, a *store.Append) (*store.Resul
 	return result, err
 }
 
-// reusesRevisions numbers the revisions of a tenant from the newest record that exists.
-type reusesRevisions struct{ store.Store }
+// renumbers stores the records of tenants with other revisions than those of the law.
+type renumbers struct {
+	store.Store
+	// number returns the stored revision of a write with this revision. newest is the newest stored one.
+	number func(newest, revision int64) int64
 
-func (s reusesRevisions) WriteRecords(ctx context.Context, w *store.WriteRecords) (*store.WrittenRecords, error) {
-	newest := int64(0)
-	all, _, err := s.ListRecords(ctx, &store.ListRecords{Tenant: w.Tenant, KeysOnly: true, Limit: 100, MaxBytes: 1 << 20})
+	mu     sync.Mutex
+	stored map[tenantRevision]int64
+}
+
+// tenantRevision is a revision of the law.
+type tenantRevision struct {
+	tenant   string
+	revision int64
+}
+
+func newRenumbers(s store.Store, number func(newest, revision int64) int64) *renumbers {
+	return &renumbers{Store: s, number: number, stored: map[tenantRevision]int64{}}
+}
+
+// of returns the stored revision.
+func (s *renumbers) of(tenant string, revision int64) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return cmp.Or(s.stored[tenantRevision{tenant, revision}], revision)
+}
+
+// newest returns the newest stored revision of the records that exist.
+func (s *renumbers) newest(ctx context.Context, tenant string) (newest int64) {
+	all, _, err := s.ListRecords(ctx, &store.ListRecords{Tenant: tenant, KeysOnly: true, Limit: 100, MaxBytes: 1 << 20})
 	for _, r := range all {
 		newest = max(newest, r.GetRevision())
 	}
-	written, err2 := s.Store.WriteRecords(ctx, w)
-	if err == nil && err2 == nil && !written.Replayed && written.TenantRevision != 0 {
-		written.TenantRevision = newest + 1
+	if err != nil {
+		return 0
 	}
-	return written, err2
+	return newest
+}
+
+// renumber notes the stored revision of a write, unless it was replayed, and returns it.
+func (s *renumbers) renumber(tenant string, newest, revision int64, replayed bool) int64 {
+	if revision == 0 {
+		return 0
+	}
+	if !replayed {
+		number := s.number(newest, revision)
+		s.mu.Lock()
+		s.stored[tenantRevision{tenant, revision}] = number
+		s.mu.Unlock()
+	}
+	return s.of(tenant, revision)
+}
+
+func (s *renumbers) WriteRecords(ctx context.Context, w *store.WriteRecords) (*store.WrittenRecords, error) {
+	newest := s.newest(ctx, w.Tenant)
+	written, err := s.Store.WriteRecords(ctx, w)
+	if err == nil {
+		written.TenantRevision = s.renumber(w.Tenant, newest, written.TenantRevision, written.Replayed)
+	}
+	return written, err
+}
+
+func (s *renumbers) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	newest := s.newest(ctx, a.Tenant)
+	result, err := s.Store.Append(ctx, a)
+	if err == nil {
+		result.TenantRevision = s.renumber(a.Tenant, newest, result.TenantRevision, result.Replayed)
+	}
+	return result, err
+}
+
+func (s *renumbers) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parleyv1.Record, bool, error) {
+	records, more, err := s.Store.ListRecords(ctx, l)
+	s.renumberAll(l.Tenant, l.ConversationID, records)
+	return records, more, err
+}
+
+func (s *renumbers) GetRecords(ctx context.Context, g *store.GetRecords) ([]*parleyv1.Record, []string, error) {
+	records, omitted, err := s.Store.GetRecords(ctx, g)
+	s.renumberAll(g.Tenant, g.ConversationID, records)
+	return records, omitted, err
+}
+
+// renumberAll sets the stored revisions of records, if they are those of a tenant.
+func (s *renumbers) renumberAll(tenant, conversationID string, records []*parleyv1.Record) {
+	for _, r := range records {
+		if conversationID == "" {
+			r.Revision = s.of(tenant, r.GetRevision())
+		}
+	}
 }
 
 // listsDeepKeysLast lists keys with "/" after the others.
@@ -115,26 +258,63 @@ func (s listsDeepKeysLast) ListRecords(ctx context.Context, l *store.ListRecords
 	return records, more, err
 }
 
-// leavesRecords returns the records of a deleted conversation if a new one with its id has none.
+// leavesRecords returns the records of a conversation that has ended in one way, if a new one with its id has none.
 type leavesRecords struct {
 	store.Store
-	left map[string][]*parleyv1.Record
+	end   string                        // the kind of the change, or the call that causes it
+	call  string                        // the running call, if it has a name of its own
+	known map[string][]*parleyv1.Record // by conversation id: the records in the last list
+	left  map[string][]*parleyv1.Record // the same, of conversations that have ended in that way
 }
 
-func (s leavesRecords) Delete(ctx context.Context, d *store.Delete) error {
-	records, _, err := s.Store.ListRecords(ctx, &store.ListRecords{
-		Tenant: d.Tenant, ConversationID: d.ConversationID, Limit: 100, MaxBytes: 1 << 20,
-	})
-	if err == nil {
-		s.left[d.ConversationID] = records
+// leavingRecords returns an opener of stores in memory that are leavesRecords.
+func leavingRecords(end string) opener {
+	return func(tb testing.TB, dir string, o store.Options) store.Store {
+		tb.Helper()
+		s := &leavesRecords{end: end, known: map[string][]*parleyv1.Record{}, left: map[string][]*parleyv1.Record{}}
+		observe := o.WithDefaults().Observe
+		o.Observe = func(changes []store.Change) {
+			for _, c := range changes {
+				s.noteEnd(c)
+			}
+			observe(changes)
+		}
+		s.Store = openMemory(tb, dir, o)
+		return s
 	}
-	return s.Store.Delete(ctx, d)
 }
 
-func (s leavesRecords) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parleyv1.Record, bool, error) {
+// noteEnd notes the end of a conversation.
+func (s *leavesRecords) noteEnd(c store.Change) {
+	switch kind := strings.TrimPrefix(c.Kind.String(), "CHANGE_KIND_"); kind {
+	case "DELETED", "EXPIRED", "EVICTED":
+		delete(s.left, c.ConversationID)
+		if cmp.Or(s.call, kind) == s.end {
+			s.left[c.ConversationID] = s.known[c.ConversationID]
+		}
+		delete(s.known, c.ConversationID)
+	}
+}
+
+func (s *leavesRecords) Purge(ctx context.Context, p *store.Purge) (store.Purged, error) {
+	s.call = "purge"
+	defer func() { s.call = "" }()
+	return s.Store.Purge(ctx, p)
+}
+
+func (s *leavesRecords) Import(ctx context.Context, i *store.Import) (*store.Result, error) {
+	s.call = "overwrite"
+	defer func() { s.call = "" }()
+	return s.Store.Import(ctx, i)
+}
+
+func (s *leavesRecords) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parleyv1.Record, bool, error) {
 	records, more, err := s.Store.ListRecords(ctx, l)
-	if err == nil && len(records) == 0 && l.Prefix+l.After == "" {
-		records = s.left[l.ConversationID]
+	if err == nil && l.ConversationID != "" && l.Prefix+l.After == "" {
+		if len(records) == 0 {
+			return s.left[l.ConversationID], more, nil
+		}
+		s.known[l.ConversationID] = records
 	}
 	return records, more, err
 }
@@ -187,15 +367,33 @@ func (s forgetsTenantRequest) WriteRecords(ctx context.Context, w *store.WriteRe
 	return s.Store.WriteRecords(ctx, w)
 }
 
-// forksWithoutLabels returns the records of conversations with one version, as forks have, without their labels.
-type forksWithoutLabels struct{ store.Store }
+// forksWithoutLabels copies the records of a fork without their labels.
+type forksWithoutLabels struct {
+	store.Store
+	forks map[string]bool // uids
+}
+
+func (s forksWithoutLabels) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
+	result, err := s.Store.Create(ctx, c)
+	if err == nil && result.Created && !result.Replayed && c.RecordsOf != "" {
+		s.forks[result.Conversation.GetUid()] = true
+	}
+	return result, err
+}
 
 func (s forksWithoutLabels) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parleyv1.Record, bool, error) {
 	records, more, err := s.Store.ListRecords(ctx, l)
+	if err != nil || l.ConversationID == "" {
+		return records, more, err
+	}
+	of, err := s.Read(ctx, &store.Read{Tenant: l.Tenant, ConversationID: l.ConversationID})
+	if err != nil {
+		return nil, false, err
+	}
 	for _, r := range records {
-		if l.ConversationID != "" && r.GetRevision() == 1 {
+		if s.forks[of.Conversation.GetUid()] && r.GetRevision() == 1 { // A later write of the fork has another.
 			r.Labels = nil
 		}
 	}
-	return records, more, err
+	return records, more, nil
 }
