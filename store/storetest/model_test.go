@@ -45,6 +45,7 @@ type faultyStore struct {
 func faultyStores() map[string]faultyStore {
 	stores := faultyRecordStores()
 	maps.Copy(stores, faultyConversationStores())
+	maps.Copy(stores, faultyRetentionStores())
 	maps.Copy(stores, faultyConcurrentStores())
 	return stores
 }
