@@ -195,6 +195,7 @@ func (r *Record) Divide(size int) (put []*Chunk, removed []int32) {
 		return nil, nil
 	}
 	r.settle()
+	data := r.Data
 	put, removed = r.separate()
 	for len(r.Messages) > 2*size {
 		n := 0
@@ -209,6 +210,8 @@ func (r *Record) Divide(size int) (put []*Chunk, removed []int32) {
 		}
 		put = append(put, r.cutChunk(n))
 	}
+	// Once for all chunks: each call decodes and encodes all types.
+	r.Types = addTypes(r.Types, data[:len(data)-len(r.Data)], 1)
 	return put, removed
 }
 
@@ -236,12 +239,11 @@ func (r *Record) separate() (put []*Chunk, removed []int32) {
 	return put, removed
 }
 
-// cutChunk moves the oldest messages, which have n bytes, into a chunk.
+// cutChunk moves the oldest messages, which have n bytes, into a chunk. The caller adds their types.
 func (r *Record) cutChunk(n int) *Chunk {
 	c := &Chunk{Sizes: Sizes(r.Messages[:n]), Messages: r.Messages[:n:n]}
 	cut := dataBefore(r.Data, c.Last()+1)
 	c.Data, r.Data, r.Messages = r.Data[:cut:cut], r.Data[cut:], r.Messages[n:]
-	r.Types = addTypes(r.Types, c.Data, 1)
 	if r.Header.GetChunks() == nil {
 		r.Header.Chunks = &storev1.Chunks{FirstSequence: c.First()}
 	}
@@ -257,6 +259,7 @@ func (r *Record) cutChunk(n int) *Chunk {
 // it dropped and their size in bytes. Errors: that of OldestChunk, store.ErrCorrupt.
 func (r *Record) dropInChunks(exceeds func(dropped, bytes int) bool) (dropped, bytes int, err error) {
 	chunks := r.Header.GetChunks()
+	var data []byte // of the dropped messages
 	for chunks.GetMessages() > 0 && exceeds(dropped, bytes) {
 		first := chunks.GetFirstSequence()
 		c, err := r.OldestChunk(first)
@@ -280,8 +283,8 @@ func (r *Record) dropInChunks(exceeds func(dropped, bytes int) bool) (dropped, b
 			return 0, 0, fmt.Errorf("%w: conversation %q has no message from %d on in chunks", store.ErrCorrupt,
 				r.Conversation().GetId(), first)
 		}
-		gone := c.Data[dataBefore(c.Data, first):dataBefore(c.Data, chunks.GetFirstSequence())]
-		r.Types = addTypes(r.Types, gone, -1)
+		data = append(data, c.Data[dataBefore(c.Data, first):dataBefore(c.Data, chunks.GetFirstSequence())]...)
 	}
+	r.Types = addTypes(r.Types, data, -1) // Once for all chunks, as in Divide.
 	return dropped, bytes, nil
 }

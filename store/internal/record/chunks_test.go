@@ -164,14 +164,12 @@ func checkDivided(t *rapid.T, d *divided, want *record.Record) {
 	if diff := cmp.Diff(want.Header, header, protocmp.Transform()); diff != "" {
 		t.Fatalf("header (-want +got):\n%s", diff)
 	}
-	var types []byte
 	for _, c := range d.all(t) {
 		if sizes, _ := c.Retained(got.Header.GetChunks().GetFirstSequence()); len(sizes) == 0 {
 			t.Fatalf("chunk %d is not removed, the header says %v", c.First(), got.Header.GetChunks())
 		}
-		types = record.AddTypes(types, c.Data, got.Header.GetChunks().GetFirstSequence())
 	}
-	if !bytes.Equal(types, got.Types) {
+	if types := record.TypesOf(d.all(t), got.Header.GetChunks().GetFirstSequence()); !bytes.Equal(types, got.Types) {
 		t.Fatalf("types = %q, want %q", got.Types, types)
 	}
 }

@@ -60,9 +60,13 @@ func typesIn(data []byte) int {
 	return n
 }
 
-// AddTypes returns types, see Record.Types, with the messages of an index from a sequence on.
-func AddTypes(types, data []byte, first int32) []byte {
-	return addTypes(types, data[dataBefore(data, first):], 1)
+// TypesOf returns the types, see Record.Types, of chunks without the messages before a sequence.
+func TypesOf(chunks []*Chunk, first int32) []byte {
+	var data []byte
+	for _, c := range chunks {
+		data = append(data, c.Data[dataBefore(c.Data, first):]...)
+	}
+	return addTypes(nil, data, 1)
 }
 
 // addTypes returns types, see Record.Types, with the messages of an index. If sign is -1, it subtracts them.

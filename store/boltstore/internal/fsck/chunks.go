@@ -19,7 +19,6 @@ func (c *checker) checkChunks(key []byte, r *record.Record) (last int32, err err
 	}
 	header := r.Header.GetChunks()
 	messages, size := 0, 0
-	var types []byte
 	for _, chunk := range all {
 		sizes, dropped := chunk.Retained(header.GetFirstSequence())
 		switch {
@@ -31,13 +30,12 @@ func (c *checker) checkChunks(key []byte, r *record.Record) (last int32, err err
 			return 0, fmt.Errorf("chunk %d retains no message", chunk.First())
 		}
 		messages, size, last = messages+len(sizes), size+len(chunk.Messages)-dropped, chunk.Last()
-		types = record.AddTypes(types, chunk.Data, header.GetFirstSequence())
 	}
 	if messages != int(header.GetMessages()) || size != int(header.GetBytes()) {
 		return 0, fmt.Errorf("its chunks retain %d messages of %d bytes, but its header says %d of %d", messages, size,
 			header.GetMessages(), header.GetBytes())
 	}
-	if !bytes.Equal(types, r.Types) {
+	if !bytes.Equal(record.TypesOf(all, header.GetFirstSequence()), r.Types) {
 		return 0, fmt.Errorf("its chunks have other types of structured data than its header says")
 	}
 	return last, nil
