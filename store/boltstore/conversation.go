@@ -375,14 +375,14 @@ func (t *txn) encode(tenant string, r *record.Record) (*chunks.Encoded, error) {
 	return of.Encode(r, t.chunkSize, dropped)
 }
 
-// putConversation writes a conversation without the entries that lead to it.
-func (t *txn) putConversation(e *chunks.Encoded) {
+// putConversation writes a conversation without the entries that lead to it. e is the encoded record.
+func (t *txn) putConversation(r *record.Record, e *chunks.Encoded) {
 	t.put(t.conversations, e.Key, e.Value)
-	if !e.Divides() {
+	if !e.Divides() && !r.NeedsSchemaOfRecords() {
 		return
 	}
 	t.makeRecordBuckets()
-	if t.err != nil {
+	if t.err != nil || !e.Divides() {
 		return
 	}
 	b := t.tx.Bucket([]byte(layout.ChunksBucket))

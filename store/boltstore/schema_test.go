@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"compress/gzip"
+	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -9,6 +10,9 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -86,4 +90,73 @@ func TestOldSchema(t *testing.T) {
 		t.Errorf("schema after a write = %x, want %x", got, want)
 	}
 	wantConsistent(t, s)
+}
+
+// TestRetentionSchema checks that a conversation with a retention that versions without records misread changes the
+// schema, whichever call sets it, and that others keep the schema that these versions read.
+func TestRetentionSchema(t *testing.T) {
+	plain := &parleyv1.Retention{MaxMessages: 30, Ttl: durationpb.New(time.Hour)}
+	for field, retention := range map[string]*parleyv1.Retention{
+		"keep_all": {KeepAll: true}, "no_expiry": {NoExpiry: true}, "no_eviction": {NoEviction: true},
+	} {
+		for call, write := range map[string]func(*Store, *parleyv1.Conversation) error{
+			"Create": func(s *Store, c *parleyv1.Conversation) error {
+				_, err := s.Create(t.Context(), &store.Create{Tenant: "acme", Conversation: c})
+				return err
+			},
+			"Append": func(s *Store, c *parleyv1.Conversation) error {
+				_, err := s.Append(t.Context(), &store.Append{
+					Tenant: "acme", ConversationID: c.GetId(), CreateWith: c, Messages: text("hello"),
+				})
+				return err
+			},
+			"Import": func(s *Store, c *parleyv1.Conversation) error {
+				c.CreateTime, c.UpdateTime, c.LastAppendTime = timestamppb.Now(), timestamppb.Now(), timestamppb.Now()
+				_, err := s.Import(t.Context(), &store.Import{Tenant: "acme", Conversation: c})
+				return err
+			},
+			"Update": func(s *Store, c *parleyv1.Conversation) error {
+				appendTo(t, s, c.GetId(), "hello")
+				_, err := s.Update(t.Context(), &store.Update{
+					Tenant: "acme", ConversationID: c.GetId(), Fields: []string{"retention." + field}, Values: c,
+				})
+				return err
+			},
+		} {
+			for _, budget := range []int64{0, 1 << 20} {
+				s := openJournaled(t, newPath(t), store.Options{}, budget)
+				for i, r := range []*parleyv1.Retention{plain, retention} {
+					appendTo(t, s, "other", "hello") // With a journal, the second is not a transaction.
+					id := fmt.Sprint(i)
+					if err := write(s, &parleyv1.Conversation{Id: id, Retention: proto.CloneOf(r)}); err != nil {
+						t.Fatal(err)
+					}
+					want := boltfile.EncodeSchema(boltfile.SchemaOf(budget > 0, i == 1))
+					if got := schemaOf(t, s); !slices.Equal(got, want) {
+						t.Errorf("schema after %s with retention %v, journal %d = %x, want %x", call, r, budget, got, want)
+					}
+				}
+				wantConsistent(t, s)
+			}
+		}
+	}
+}
+
+// TestJournaledCreateWith checks that an append to an existing conversation, which the journal takes, ignores the
+// retention of its CreateWith, so that it need not change the schema.
+func TestJournaledCreateWith(t *testing.T) {
+	s := openJournaled(t, newPath(t), store.Options{}, 1<<20)
+	appendTo(t, s, "a", "hello")
+	before := schemaOf(t, s)
+	result, err := s.Append(t.Context(), &store.Append{
+		Tenant: "acme", ConversationID: "a", Messages: text("hello"),
+		CreateWith: &parleyv1.Conversation{Retention: &parleyv1.Retention{KeepAll: true, NoExpiry: true}},
+	})
+	if err != nil || result.Conversation.GetRetention().GetKeepAll() {
+		t.Fatalf("Append() = %v, %v, want the retention of the conversation", result, err)
+	}
+	s.folder.fold()
+	if got := schemaOf(t, s); !slices.Equal(got, before) {
+		t.Errorf("schema = %x, want %x", got, before)
+	}
 }

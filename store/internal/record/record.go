@@ -88,6 +88,13 @@ func (r *Record) ExpireTime() time.Time {
 // turns and ephemeral conversations.
 func (r *Record) Evictable() bool { return !r.Conversation().GetRetention().GetNoEviction() }
 
+// NeedsSchemaOfRecords reports whether versions without records and chunks misread the retention: they ignore keep_all
+// and no_eviction, and a conversation without expire_time has expired for them. A store must make them refuse its data.
+func (r *Record) NeedsSchemaOfRecords() bool {
+	retention := r.Conversation().GetRetention()
+	return retention.GetKeepAll() || retention.GetNoExpiry() || retention.GetNoEviction()
+}
+
 // Expired reports whether the conversation has expired or ended at this time. s is the state of its
 // id.
 func (r *Record) Expired(now time.Time, s Ephemeral) bool {

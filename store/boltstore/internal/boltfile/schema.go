@@ -21,7 +21,7 @@ const (
 	JournaledSchemaVersion = 3
 
 	// RecordsSchemaVersion is the version of a file with the buckets of records and chunks. Versions of Parley without
-	// these refuse such a file.
+	// these refuse such a file. A conversation whose retention these versions misread makes the buckets, too.
 	RecordsSchemaVersion = 4
 
 	// JournaledRecordsSchemaVersion is the same while the journal may have operations that the file does not contain.
@@ -53,7 +53,8 @@ func MakeBuckets(tx *bolt.Tx) error {
 	return errors.Join(meta.Put([]byte(SchemaKey), EncodeSchema(SchemaVersion)), MarkClosed(tx))
 }
 
-// MakeRecordBuckets creates the buckets that the first write of a record or a chunk needs, if they do not exist.
+// MakeRecordBuckets creates the buckets of records and chunks, if they do not exist. The file then has
+// RecordsSchemaVersion.
 func MakeRecordBuckets(tx *bolt.Tx) error {
 	for _, name := range recordBuckets() {
 		if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {

@@ -49,8 +49,8 @@
 // ephemeral conversations, ends contains the times at which they are deleted. Files of the first
 // versions have schema 1 and neither of these two buckets: the first write adds both and sets
 // schema 2. While a journal may have operations that the file does not contain, the schema is 3. The
-// first write of a record or a chunk adds the buckets records, scopes, recordends, orphans and chunks. From then on the
-// schema is 4, or 5 with such a journal.
+// first write of a record, of a chunk, or of a conversation with keep_all, no_expiry or no_eviction adds the buckets
+// records, scopes, recordends, orphans and chunks. From then on the schema is 4, or 5 with such a journal.
 //
 // # Invariants
 //
