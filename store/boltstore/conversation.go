@@ -385,11 +385,10 @@ func (t *txn) putConversation(r *record.Record, e *chunks.Encoded) {
 	if t.err != nil || !e.Divides() {
 		return
 	}
-	b := t.tx.Bucket([]byte(layout.ChunksBucket))
 	for _, key := range e.Removed {
-		t.del(b, key)
+		t.del(t.chunks, key)
 	}
 	for _, c := range e.Chunks {
-		t.put(b, c.Key, c.Value)
+		t.put(t.chunks, c.Key, c.Value)
 	}
 }

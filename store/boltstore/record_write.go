@@ -308,6 +308,7 @@ func (t *txn) openRecordBuckets(tx *bolt.Tx) {
 	bucket := func(name string) *bolt.Bucket { return tx.Bucket([]byte(name)) }
 	t.records, t.scopes = bucket(layout.RecordsBucket), bucket(layout.ScopesBucket)
 	t.recordEnds, t.orphans = bucket(layout.RecordEndsBucket), bucket(layout.OrphansBucket)
+	t.chunks = bucket(layout.ChunksBucket)
 }
 
 // putRecords writes and deletes records in the file, and keeps the entries in recordends of those of a tenant.

@@ -25,10 +25,6 @@ import (
 // reads to find them. A longer transaction would delay all other writes.
 const maxStep = 256
 
-// maxRemoved and maxRemovedBytes are the maximum number and size of the records that a transaction removes with their
-// conversations. The others become orphans.
-const maxRemoved, maxRemovedBytes = 1000, 4 << 20
-
 // victimsForCreate returns the conversations to remove so that the tenant can have one more: first
 // expired, which may be nil and is the expired conversation whose id is used again, then other
 // expired ones, then the oldest. If the tenant is far above a lowered capacity, Sweep removes the
@@ -252,80 +248,6 @@ func (t *txn) purge(p *purgeScan, keys []layout.InnerKey, now time.Time) []strin
 		ids = append(ids, s.id)
 	}
 	return ids
-}
-
-// removeRecords removes the records of a conversation that is removed, or makes them orphans if they are many.
-func (t *txn) removeRecords(s *stored) {
-	none := s.record != nil && s.records == (records.Counts{}) && (s.pending == nil || s.pending.Records == nil)
-	if t.records == nil || none {
-		return
-	}
-	prefix := layout.ConversationScope(s.tenant, s.place.Key)
-	if !t.removeScope(prefix) {
-		t.put(t.orphans, prefix, layout.EncodeOrphan(prefix))
-	}
-}
-
-// removeScope removes the records of a scope, as many as the transaction may remove. It returns false if there are
-// more.
-func (t *txn) removeScope(prefix []byte) (all bool) {
-	var keys [][]byte
-	all = true
-	c := t.records.Cursor()
-	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
-		if all = t.removed < maxRemoved && t.removedBytes < maxRemovedBytes; !all {
-			break
-		}
-		keys, t.removed, t.removedBytes = append(keys, bytes.Clone(k)), t.removed+1, t.removedBytes+len(v)
-	}
-	for _, k := range keys { // Not under the cursor, which would skip some.
-		t.del(t.records, k)
-	}
-	return all
-}
-
-// sweepOrphans removes records of conversations that were removed, in steps of at most maxRemoved, each of which counts
-// as one towards the limit. It returns what remains of the limit. Orphans that fail because of damage are deferred.
-func (s *Store) sweepOrphans(ctx context.Context, limit int) (remaining int, damage error) {
-	for ; limit > 0; limit-- {
-		prefix, err := s.nextOrphan(ctx)
-		if err != nil || prefix == nil {
-			return limit, cmp.Or(damage, err)
-		}
-		err = s.do(ctx, fairqueue.Upkeep, 0, func(t *txn) error {
-			if t.removeScope(prefix) {
-				t.del(t.orphans, prefix)
-			}
-			return nil
-		})
-		damage = cmp.Or(damage, err)
-		switch {
-		case errors.Is(err, store.ErrCorrupt):
-			s.deferred.add(layout.OrphansBucket+string(prefix), s.options.Now().Add(deferPeriod))
-		case err != nil:
-			return limit, damage
-		}
-	}
-	return limit, damage
-}
-
-// nextOrphan returns the key of the first orphan that is not deferred, or nil.
-func (s *Store) nextOrphan(ctx context.Context) (prefix []byte, err error) {
-	now := s.options.Now()
-	err = s.view(ctx, func(tx *bolt.Tx) error {
-		b := tx.Bucket([]byte(layout.OrphansBucket))
-		if b == nil {
-			return nil
-		}
-		c := b.Cursor()
-		for k, _ := c.First(); k != nil && prefix == nil; k, _ = c.Next() {
-			if !s.deferred.contains(layout.OrphansBucket+string(k), now) {
-				prefix = bytes.Clone(k)
-			}
-		}
-		return nil
-	})
-	return prefix, err
 }
 
 // foldRecordEnds folds the records of tenants of which one has expired and may be only in the journal, so that it has

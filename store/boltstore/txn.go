@@ -31,7 +31,7 @@ import (
 type txn struct {
 	reader
 	meta, expiry, turns, tenants, sessions, ends *bolt.Bucket
-	recordEnds, orphans                          *bolt.Bucket // nil in a file without records
+	recordEnds, orphans, chunks                  *bolt.Bucket // nil in a file without records and chunks
 
 	options  *store.Options
 	tally    *tally
@@ -50,7 +50,7 @@ type txn struct {
 	refuseFrom, spaceNeeded int                      // see checkSpace
 	lowSpace                func() bool              // result of boltfile.IsLow, computed once, on first use
 	inJournal               bool                     // the journal may have operations that the file does not contain
-	removed, removedBytes   int                      // records that were removed with their conversations
+	removed, removedBytes   int                      // chunks and records removed with their conversations
 	chunkSize               int                      // see Options.chunkSize
 	logged                  []journaledOperation     // of a batch of the journal, decided
 	folded                  []string                 // keys of conversations whose operations the file then contains
@@ -224,14 +224,12 @@ func (t *txn) replace(
 	t.editConversation(s, own, edits)
 }
 
-// remove removes a conversation from every bucket. If its id is not held, it stops being ephemeral.
+// remove removes a conversation from every bucket. If its id is not held, it stops being ephemeral. Chunks and records
+// that are too many for the transaction stay for the sweep: no key leads to them, and none is used again.
 func (t *txn) remove(s *stored) {
-	inChunks := t.chunksOf(s.tenant, s.place.Key).Keys()
+	c := t.contentsOf(s)
 	t.dropPending(s)
 	t.del(t.conversations, layout.ConversationKey(s.tenant, s.place.Key))
-	for _, key := range inChunks {
-		t.del(t.tx.Bucket([]byte(layout.ChunksBucket)), key)
-	}
 	t.del(t.ids, layout.IDKey(s.tenant, s.id))
 	t.versions[string(layout.IDKey(s.tenant, s.id))] = version{}
 	t.deleteExpiry(s)
@@ -241,7 +239,7 @@ func (t *txn) remove(s *stored) {
 	if s.turn != "" || s.record == nil || s.pending != nil {
 		t.del(t.turns, layout.IDKey(s.tenant, s.id))
 	}
-	t.removeRecords(s)
+	t.removeContents(c)
 	removed := layout.Counts{Conversations: 1, Messages: int64(s.messages), Bytes: int64(s.size)}
 	t.addCounts(s.tenant, layout.Counts{}.Minus(removed.Plus(layout.OfRecords(s.records))))
 }

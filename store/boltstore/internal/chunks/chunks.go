@@ -26,15 +26,6 @@ func Of(tx *bolt.Tx, conversation []byte) Set {
 	return Set{bucket: tx.Bucket([]byte(layout.ChunksBucket)), conversation: conversation}
 }
 
-// Keys returns the keys of all chunks, oldest first.
-func (s Set) Keys() [][]byte {
-	var keys [][]byte
-	for key := range s.from(0) {
-		keys = append(keys, bytes.Clone(key))
-	}
-	return keys
-}
-
 // All returns all chunks, oldest first. They are valid until the transaction ends or writes. If one is damaged,
 // the error is store.ErrCorrupt.
 func (s Set) All() ([]*record.Chunk, error) {

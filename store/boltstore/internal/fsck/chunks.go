@@ -41,7 +41,8 @@ func (c *checker) checkChunks(key []byte, r *record.Record) (last int32, err err
 	return last, nil
 }
 
-// chunk checks that a chunk belongs to a conversation. The chunks of sound conversations were checked with these.
+// chunk checks that a chunk belongs to a conversation or an orphan. The chunks of sound conversations were checked with
+// these.
 func (c *checker) chunk(key, _ []byte) {
 	tenant, rest, ok := layout.CutTenant(key)
 	if !ok || len(rest) != record.KeySize+layout.SequenceSize {
@@ -49,7 +50,8 @@ func (c *checker) chunk(key, _ []byte) {
 		return
 	}
 	conversation := key[:len(key)-layout.SequenceSize]
-	if c.get(layout.ConversationsBucket, conversation) == nil {
+	orphan := layout.Orphan{Tenant: tenant, Conversation: layout.InnerKey(rest)}
+	if c.get(layout.ConversationsBucket, conversation) == nil && c.get(layout.OrphansBucket, orphan.Key()) == nil {
 		c.addFault("chunks: %x of tenant %q leads to no conversation", key, tenant)
 	}
 }

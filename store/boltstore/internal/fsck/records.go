@@ -50,14 +50,16 @@ func describe(k layout.RecordKey) string {
 	return name
 }
 
-// orphan checks a scope that is being removed. Its records count nowhere.
+// orphan checks a conversation that is being removed. Its chunks and records count nowhere.
 func (c *checker) orphan(key, value []byte) {
-	k, ok := layout.DecodeOrphan(key, value)
+	o, ok := layout.DecodeOrphan(key, value)
 	switch {
 	case !ok:
 		c.addFault("orphans: entry %x is damaged", key)
-	case c.get(layout.ConversationsBucket, layout.ConversationKey(k.Tenant, k.Conversation)) != nil:
-		c.addFault("%s: they are orphans, but the conversation exists", describe(k))
+	case c.get(layout.ConversationsBucket, layout.ConversationKey(o.Tenant, o.Conversation)) != nil:
+		c.addFault("%s: they are orphans, but the conversation exists", describe(layout.RecordKey{
+			Tenant: o.Tenant, Conversation: o.Conversation,
+		}))
 	default:
 		c.Records -= c.scopes[string(key)].Records
 		delete(c.scopes, string(key))

@@ -67,16 +67,16 @@
 //     While a process holds the id, the entry has in place of a delete time the negated number of
 //     the transaction at which that process opened the file. After the release the id has a
 //     conversation, and one entry in ends with the same nanosecond.
-//   - A chunk has a conversation, and retains at least one message of it. Number and size of the messages
-//     that its chunks retain are in the header of the conversation. They are older than all others.
+//   - A chunk has a conversation, and retains at least one message of it, or has an orphan. Number and size of
+//     the messages that the chunks of a conversation retain are in its header. They are older than all others.
 //   - The counts in tenants agree with conversations and records. A tenant without both has no entry, unless
 //     operations that only the journal contains give it records: then its entry may have nothing but zeros. Bytes
 //     include the bytes of records.
 //   - The header of a conversation has the number and the size of its records. The entry of a tenant in scopes
 //     has those of its own records. It stays when the tenant has no records, so that no revision is used again.
 //   - A record of a tenant that expires has one entry in recordends.
-//   - A scope in orphans is that of a conversation that was removed. Its records count nowhere, and are removed in
-//     steps. All other records of conversations belong to one that exists.
+//   - A scope in orphans is that of a conversation that was removed. Its chunks and records count nowhere, and are
+//     removed in steps. Inner keys are not used again. All other records of conversations belong to one that exists.
 //
 // Start at [Place].
 package layout

@@ -104,14 +104,23 @@ func RecordEndKey(nanosecond int64, tenant, key string) []byte {
 	return DueKey(SecondOf(nanosecond), tenant, key)
 }
 
-// EncodeOrphan returns the value of the entry in orphans of a scope.
-func EncodeOrphan(scope []byte) []byte { return seal(scope, nil) }
+// Orphan is an entry of orphans: a conversation that was removed, whose chunks and records are still to be removed.
+type Orphan struct {
+	Tenant       string
+	Conversation InnerKey
+}
+
+// Key returns the key of the entry.
+func (o Orphan) Key() []byte { return ConversationScope(o.Tenant, o.Conversation) }
+
+// EncodeOrphan returns the value of the entry with that key in orphans.
+func EncodeOrphan(key []byte) []byte { return seal(key, nil) }
 
 // DecodeOrphan decodes an entry of orphans. The bool is false if it is damaged.
-func DecodeOrphan(scope, value []byte) (k RecordKey, ok bool) {
-	if _, sound := unseal(scope, value, 0); !sound {
-		return RecordKey{}, false
+func DecodeOrphan(key, value []byte) (o Orphan, ok bool) {
+	if _, sound := unseal(key, value, 0); !sound {
+		return Orphan{}, false
 	}
-	k, ok = DecodeRecordKey(scope)
-	return k, ok && len(k.Key) == 0 && !k.OfTenant
+	k, ok := DecodeRecordKey(key)
+	return Orphan{Tenant: k.Tenant, Conversation: k.Conversation}, ok && len(k.Key) == 0 && !k.OfTenant
 }
