@@ -25,7 +25,7 @@
 //	records        the records of conversations and of tenants
 //	scopes         revision and counts of the own records of each tenant
 //	recordends     time → record of a tenant that expires at that time
-//	orphans        removed conversations whose chunks and records are still to be removed
+//	orphans        conversations of which chunks or records are still to be removed
 //	meta           version of the layout; "journal": the id of the journal, and which of its operations the file
 //	               contains; "closed": whether the file was closed in order
 //

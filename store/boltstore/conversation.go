@@ -365,7 +365,7 @@ const defaultChunkSize = 32 << 10
 // encode divides a record and encodes it.
 func (t *txn) encode(tenant string, r *record.Record) (*chunks.Encoded, error) {
 	of := t.chunksOf(tenant, layout.InnerKey(r.Key()))
-	var dropped [][]byte
+	var dropped chunks.Dropped
 	if r.Divided() {
 		_ = t.tally.guard.Do(func() error { // The pages of chunks that are not removed may be damaged.
 			dropped = of.Dropped(r)
@@ -376,7 +376,7 @@ func (t *txn) encode(tenant string, r *record.Record) (*chunks.Encoded, error) {
 }
 
 // putConversation writes a conversation without the entries that lead to it. e is the encoded record.
-func (t *txn) putConversation(r *record.Record, e *chunks.Encoded) {
+func (t *txn) putConversation(tenant string, r *record.Record, e *chunks.Encoded) {
 	t.put(t.conversations, e.Key, e.Value)
 	if !e.Divides() && !r.NeedsSchemaOfRecords() {
 		return
@@ -387,6 +387,9 @@ func (t *txn) putConversation(r *record.Record, e *chunks.Encoded) {
 	}
 	for _, key := range e.Removed {
 		t.del(t.chunks, key)
+	}
+	if e.Before > 0 {
+		t.putOrphan(layout.Orphan{Tenant: tenant, Conversation: layout.InnerKey(r.Key()), Before: e.Before})
 	}
 	for _, c := range e.Chunks {
 		t.put(t.chunks, c.Key, c.Value)

@@ -314,7 +314,7 @@ func (t *txn) writeFolded(s *stored) {
 		return
 	}
 	t.dropPending(s)
-	t.putConversation(s.record, e)
+	t.putConversation(s.tenant, s.record, e)
 	t.putRecords(s.scope(), s.values)
 	t.writeTurn(s, s.turn)
 	if e.Divides() { // The size changes a little, and the state in the cache has another division.

@@ -18,39 +18,47 @@ import (
 // with their conversations. The conversations of the others become orphans.
 const maxRemoved, maxRemovedBytes = 1000, 4 << 20
 
-// contents are the chunks and records of a conversation that a transaction removes.
+// contents are the chunks and records of an orphan that a transaction removes.
 type contents struct {
-	orphan          []byte   // key in orphans of the conversation
+	orphan          layout.Orphan
 	chunks, records [][]byte // their keys
-	all             bool     // the conversation has no others
+	all             bool     // the orphan has no others
 }
 
 // contentsOf returns the contents of a conversation that is removed. It reads and changes nothing, so that an operation
 // can call it before its first change.
 func (t *txn) contentsOf(s *stored) contents {
 	hasRecords := s.record == nil || s.records != (records.Counts{}) || s.pending != nil && s.pending.Records != nil
-	return t.takeContents(s.tenant, s.place.Key, hasRecords)
+	return t.takeContents(layout.Orphan{Tenant: s.tenant, Conversation: s.place.Key}, hasRecords)
 }
 
-// takeContents returns the contents of a conversation, as many as the transaction may still remove, and counts them as
+// takeContents returns the contents of an orphan, as many as the transaction may still remove, and counts them as
 // removed. If hasRecords is false, the conversation has no records.
-func (t *txn) takeContents(tenant string, key layout.InnerKey, hasRecords bool) contents {
-	c := contents{orphan: layout.ConversationScope(tenant, key), all: true}
+func (t *txn) takeContents(o layout.Orphan, hasRecords bool) contents {
+	c := contents{orphan: o, all: true}
 	if t.records == nil {
 		return c
 	}
-	c.chunks, c.all = t.takeKeys(t.chunks, layout.ConversationKey(tenant, key))
+	conversation := layout.ConversationKey(o.Tenant, o.Conversation)
+	if o.Before != 0 {
+		c.chunks, c.all = t.takeKeys(t.chunks, conversation, layout.ChunkKey(conversation, o.Before))
+		return c
+	}
+	c.chunks, c.all = t.takeKeys(t.chunks, conversation, nil)
 	if c.all && hasRecords {
-		c.records, c.all = t.takeKeys(t.records, c.orphan)
+		c.records, c.all = t.takeKeys(t.records, o.Key(), nil)
 	}
 	return c
 }
 
-// takeKeys returns the keys with a prefix in a bucket, as many as the transaction may still remove. all is false if
-// there are more.
-func (t *txn) takeKeys(b *bolt.Bucket, prefix []byte) (keys [][]byte, all bool) {
+// takeKeys returns the keys with a prefix in a bucket, as many as the transaction may still remove. Unless end is nil,
+// it returns only those before end. all is false if there are more.
+func (t *txn) takeKeys(b *bolt.Bucket, prefix, end []byte) (keys [][]byte, all bool) {
 	c := b.Cursor()
 	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+		if end != nil && bytes.Compare(k, end) >= 0 {
+			break
+		}
 		if t.removed >= maxRemoved || t.removedBytes >= maxRemovedBytes {
 			return keys, false
 		}
@@ -59,7 +67,7 @@ func (t *txn) takeKeys(b *bolt.Bucket, prefix []byte) (keys [][]byte, all bool) 
 	return keys, true
 }
 
-// removeContents removes contents. If the conversation has others, they stay for the sweep.
+// removeContents removes contents. If the orphan has others, they stay for the sweep.
 func (t *txn) removeContents(c contents) {
 	for _, key := range c.chunks {
 		t.del(t.chunks, key)
@@ -67,15 +75,21 @@ func (t *txn) removeContents(c contents) {
 	for _, key := range c.records {
 		t.del(t.records, key)
 	}
-	switch orphan := t.orphans != nil && t.orphans.Get(c.orphan) != nil; {
-	case c.all && orphan:
-		t.del(t.orphans, c.orphan)
-	case !c.all && !orphan:
-		t.put(t.orphans, c.orphan, layout.EncodeOrphan(c.orphan))
+	key := c.orphan.Key()
+	switch exists := t.orphans != nil && t.orphans.Get(key) != nil; {
+	case c.all && exists:
+		t.del(t.orphans, key)
+	case !c.all && !exists:
+		t.putOrphan(c.orphan)
 	}
 }
 
-// sweepOrphans removes chunks and records of conversations that were removed, in steps of at most maxRemoved and
+func (t *txn) putOrphan(o layout.Orphan) {
+	key := o.Key()
+	t.put(t.orphans, key, layout.EncodeOrphan(key))
+}
+
+// sweepOrphans removes chunks and records of conversations that were removed, and dropped chunks of others, in steps of at most maxRemoved and
 // maxRemovedBytes, each of which counts as one towards the limit. It returns what remains of the limit. Orphans that
 // fail because of damage are deferred.
 func (s *Store) sweepOrphans(ctx context.Context, limit int) (remaining int, damage error) {
@@ -106,7 +120,7 @@ func (s *Store) sweepOrphans(ctx context.Context, limit int) (remaining int, dam
 func (t *txn) removeOrphans(orphans []layout.Orphan) {
 	var all []contents
 	for _, o := range orphans {
-		c := t.takeContents(o.Tenant, o.Conversation, true)
+		c := t.takeContents(o, true)
 		all = append(all, c)
 		if !c.all {
 			break

@@ -189,7 +189,7 @@ func (t *txn) create(
 		t.deleteEphemeral(tenant, c.GetId())
 	}
 	s := &stored{tenant: tenant, id: c.GetId(), place: layout.Place{Key: key}}
-	t.putConversation(r, e)
+	t.putConversation(tenant, r, e)
 	t.setExpiry(s, r.ExpireTime())
 	t.syncTurn(s, r)
 	t.recordVersion(tenant, r)
@@ -212,7 +212,7 @@ func (t *txn) replace(
 ) {
 	t.dropPending(s)
 	t.putRecords(s.scope(), s.values)
-	t.putConversation(r, e)
+	t.putConversation(s.tenant, r, e)
 	if s.expiresEarlier(r) {
 		t.deleteExpiry(s)
 		t.setExpiry(s, r.ExpireTime())

@@ -164,6 +164,9 @@ func (r *Record) Join(chunks []*Chunk) error {
 	r.joined = make([]joinedChunk, 0, len(chunks))
 	for _, c := range chunks {
 		sizes, dropped := c.Retained(header.GetFirstSequence())
+		if len(sizes) == 0 {
+			continue // The store has not removed it yet.
+		}
 		count, messages = count+len(sizes), append(messages, c.Messages[dropped:]...)
 		data = append(data, c.Data[dataBefore(c.Data, header.GetFirstSequence()):]...)
 		r.joined = append(r.joined, joinedChunk{last: c.Last(), sizes: c.Sizes})

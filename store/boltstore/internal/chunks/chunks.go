@@ -49,24 +49,32 @@ func (s Set) Head(sequence int32) (*record.Chunk, error) {
 	return nil, fmt.Errorf("%w: the chunk with message %d is missing", store.ErrCorrupt, sequence)
 }
 
-// Dropped returns the keys of the chunks of which a record retains no message. It stops at a damaged chunk, so that the
-// conversation can be written.
-func (s Set) Dropped(r *record.Record) [][]byte {
-	var keys [][]byte
-	header := r.Header.GetChunks()
-	if header == nil {
-		return nil
-	}
-	for key, value := range s.from(0) {
-		if header.GetMessages() > 0 {
-			c, err := record.UnmarshalChunkHead(key, value)
-			if err != nil || c.Last() >= header.GetFirstSequence() {
-				break
-			}
+// MaxDropped is the maximum number of dropped chunks that a write of a conversation removes.
+const MaxDropped = 256
+
+// Dropped is the chunks of which a record retains no message. The zero value is none.
+type Dropped struct {
+	// Keys of the oldest of them, MaxDropped at most.
+	Keys [][]byte
+	// Before is 0 if there are no others. Otherwise all chunks that end before this sequence are dropped.
+	Before int32
+}
+
+// Dropped returns the chunks of which a record retains no message. Their keys suffice, so it reads no chunk.
+func (s Set) Dropped(r *record.Record) (d Dropped) {
+	first := r.Header.GetChunks().GetFirstSequence()
+	end := layout.ChunkKey(s.conversation, first)
+	for key := range s.from(0) {
+		if bytes.Compare(key, end) >= 0 {
+			break
 		}
-		keys = append(keys, bytes.Clone(key))
+		if len(d.Keys) == MaxDropped {
+			d.Before = first
+			break
+		}
+		d.Keys = append(d.Keys, bytes.Clone(key))
 	}
-	return keys
+	return d
 }
 
 // Part returns the messages of a record of the conversation that a read needs, see record.Record.NeedsChunks, and
@@ -263,6 +271,8 @@ type Encoded struct {
 	Key, Value []byte
 	// Removed are the keys of chunks to remove.
 	Removed [][]byte
+	// Before is that of Dropped.
+	Before int32
 	// Chunks are the chunks to put after that, oldest first.
 	Chunks []Entry
 	// Size is that of record.Record.Size, Written the size of all values, in bytes.
@@ -275,10 +285,10 @@ type Entry struct{ Key, Value []byte }
 // Divides reports whether the chunks of the conversation change.
 func (e *Encoded) Divides() bool { return len(e.Removed)+len(e.Chunks) > 0 }
 
-// Encode divides a record of the conversation, see record.Record.Divide, and encodes it. dropped is the result of
-// Dropped. The error is that of record.Record.Marshal.
-func (s Set) Encode(r *record.Record, size int, dropped [][]byte) (e *Encoded, err error) {
-	e = &Encoded{Key: s.conversation, Removed: dropped}
+// Encode divides a record of the conversation, see record.Record.Divide, and encodes it. d is the result of Dropped.
+// The error is that of record.Record.Marshal.
+func (s Set) Encode(r *record.Record, size int, d Dropped) (e *Encoded, err error) {
+	e = &Encoded{Key: s.conversation, Removed: d.Keys, Before: d.Before}
 	put, removed := r.Divide(size)
 	for _, last := range removed {
 		e.Removed = append(e.Removed, layout.ChunkKey(e.Key, last))

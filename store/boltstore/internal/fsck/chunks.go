@@ -3,6 +3,7 @@ package fsck
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/parleyhq/parley/store/boltstore/internal/chunks"
@@ -17,17 +18,25 @@ func (c *checker) checkChunks(key []byte, r *record.Record) (last int32, err err
 	if err != nil {
 		return 0, err
 	}
-	header := r.Header.GetChunks()
+	header, first := r.Header.GetChunks(), int32(math.MaxInt32)
+	if header != nil {
+		first = header.GetFirstSequence()
+	}
+	swept := c.sweptBefore(key)
 	messages, size := 0, 0
 	for _, chunk := range all {
-		sizes, dropped := chunk.Retained(header.GetFirstSequence())
+		sizes, dropped := chunk.Retained(first)
 		switch {
 		case !slices.Equal(record.Sizes(chunk.Messages), chunk.Sizes):
 			return 0, fmt.Errorf("the messages of chunk %d have other sizes than its head says", chunk.First())
 		case chunk.First() <= last:
 			return 0, fmt.Errorf("message %d in chunk %d follows message %d", chunk.First(), chunk.First(), last)
-		case len(sizes) == 0:
+		case len(sizes) > 0 && chunk.Last() < swept:
+			return 0, fmt.Errorf("chunk %d would be swept, but retains messages", chunk.First())
+		case len(sizes) == 0 && chunk.Last() >= swept:
 			return 0, fmt.Errorf("chunk %d retains no message", chunk.First())
+		case len(sizes) == 0:
+			continue
 		}
 		messages, size, last = messages+len(sizes), size+len(chunk.Messages)-dropped, chunk.Last()
 	}
@@ -35,10 +44,27 @@ func (c *checker) checkChunks(key []byte, r *record.Record) (last int32, err err
 		return 0, fmt.Errorf("its chunks retain %d messages of %d bytes, but its header says %d of %d", messages, size,
 			header.GetMessages(), header.GetBytes())
 	}
-	if !bytes.Equal(record.TypesOf(all, header.GetFirstSequence()), r.Types) {
+	if !bytes.Equal(record.TypesOf(all, first), r.Types) {
 		return 0, fmt.Errorf("its chunks have other types of structured data than its header says")
 	}
 	return last, nil
+}
+
+// sweptBefore returns the sequence before which the chunks of a conversation with that key are swept, or 0.
+func (c *checker) sweptBefore(key []byte) (before int32) {
+	tenant, rest, _ := layout.CutTenant(key)
+	scope := layout.ConversationScope(tenant, layout.InnerKey(rest))
+	b := c.tx.Bucket([]byte(layout.OrphansBucket))
+	if b == nil {
+		return 0
+	}
+	cursor := b.Cursor()
+	for k, v := cursor.Seek(scope); bytes.HasPrefix(k, scope); k, v = cursor.Next() {
+		if o, ok := layout.DecodeOrphan(k, v); ok {
+			before = max(before, o.Before)
+		}
+	}
+	return before
 }
 
 // chunk checks that a chunk belongs to a conversation or an orphan. The chunks of sound conversations were checked with

@@ -36,11 +36,12 @@
 //	recordends
 //	└── <second><tenant><record key>  → nanosecond, CRC-32C
 //	orphans
-//	└── <tenant>1<inner key>          → CRC-32C
+//	├── <tenant>1<inner key>           → CRC-32C
+//	└── <tenant>1<inner key><sequence> → CRC-32C
 //
 //	<tenant>     length as a uvarint, name: no tenant's keys begin with those of another
 //	<inner key>  create time in ns, 8 bytes; a number that separates equal times, 4 bytes
-//	<sequence>   of the last message in the chunk, 8 bytes
+//	<sequence>   of the last message in the chunk, 8 bytes; in orphans see Orphan.Before
 //	<minute>     since 1970, 4 bytes; <second> likewise
 //	<nanosecond> since 1970, 8 bytes
 //	0, 1         one byte; with what precedes it, and the inner key, it is the scope of a record
@@ -69,13 +70,14 @@
 //     conversation, and one entry in ends with the same nanosecond.
 //   - A chunk has a conversation, and retains at least one message of it, or has an orphan. Number and size of
 //     the messages that the chunks of a conversation retain are in its header. They are older than all others.
+//     An orphan with a sequence has only chunks that retain no message.
 //   - The counts in tenants agree with conversations and records. A tenant without both has no entry, unless
 //     operations that only the journal contains give it records: then its entry may have nothing but zeros. Bytes
 //     include the bytes of records.
 //   - The header of a conversation has the number and the size of its records. The entry of a tenant in scopes
 //     has those of its own records. It stays when the tenant has no records, so that no revision is used again.
 //   - A record of a tenant that expires has one entry in recordends.
-//   - A scope in orphans is that of a conversation that was removed. Its chunks and records count nowhere, and are
+//   - A scope in orphans without a sequence is that of a conversation that was removed. Its chunks and records count nowhere, and are
 //     removed in steps. Inner keys are not used again. All other records of conversations belong to one that exists.
 //
 // Start at [Place].

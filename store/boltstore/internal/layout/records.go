@@ -3,6 +3,7 @@ package layout
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -104,14 +105,23 @@ func RecordEndKey(nanosecond int64, tenant, key string) []byte {
 	return DueKey(SecondOf(nanosecond), tenant, key)
 }
 
-// Orphan is an entry of orphans: a conversation that was removed, whose chunks and records are still to be removed.
+// Orphan is an entry of orphans: chunks and records of a conversation that are still to be removed.
 type Orphan struct {
 	Tenant       string
 	Conversation InnerKey
+	// Before is 0 if the conversation was removed, with all its chunks and records. Otherwise only its chunks that end
+	// before this sequence are to be removed, since their messages were dropped.
+	Before int32
 }
 
 // Key returns the key of the entry.
-func (o Orphan) Key() []byte { return ConversationScope(o.Tenant, o.Conversation) }
+func (o Orphan) Key() []byte {
+	key := ConversationScope(o.Tenant, o.Conversation)
+	if o.Before != 0 {
+		key = binary.BigEndian.AppendUint64(key, uint64(o.Before))
+	}
+	return key
+}
 
 // EncodeOrphan returns the value of the entry with that key in orphans.
 func EncodeOrphan(key []byte) []byte { return seal(key, nil) }
@@ -122,5 +132,16 @@ func DecodeOrphan(key, value []byte) (o Orphan, ok bool) {
 		return Orphan{}, false
 	}
 	k, ok := DecodeRecordKey(key)
-	return Orphan{Tenant: k.Tenant, Conversation: k.Conversation}, ok && len(k.Key) == 0 && !k.OfTenant
+	o = Orphan{Tenant: k.Tenant, Conversation: k.Conversation}
+	switch {
+	case !ok || k.OfTenant:
+		return Orphan{}, false
+	case len(k.Key) == 0:
+		return o, true
+	case len(k.Key) != SequenceSize:
+		return Orphan{}, false
+	}
+	before := binary.BigEndian.Uint64(k.Key)
+	o.Before = int32(before)
+	return o, 0 < before && before <= math.MaxInt32
 }
