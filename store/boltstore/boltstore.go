@@ -68,7 +68,8 @@
 //     leads from the id to the conversation. Neither kind of damaged conversation is removed when it is
 //     ephemeral and ends.
 //   - If a chunk is damaged, reads of its messages return the error, and so do writes that remove or drop messages
-//     in it. All other calls about the conversation continue.
+//     in it, or look in it for the call of a removed result or for the newest message that is left. All other calls
+//     about the conversation continue.
 //   - A damaged entry in expiry stays. Its conversation is not swept, but is not found after it has
 //     expired.
 //   - If an operation in the journal cannot be read or applied, its conversation and the journal stay until the

@@ -28,8 +28,8 @@ func TestDropAfterRemovalInTransaction(t *testing.T) {
 		if err := s.transact(func(tx *txn) error {
 			for _, u := range updates {
 				now := time.Now()
-				c := &change{tenant: "acme", id: "a", removes: len(u.Sequences) > 0}
-				old, err := tx.loadToChange(c, now)
+				c := &change{tenant: "acme", id: "a"}
+				old, err := tx.load(c.tenant, c.id, all)
 				if err != nil {
 					return err
 				}

@@ -271,7 +271,7 @@ func TestDamagedChunk(t *testing.T) {
 			if got, err := readNumbers(t, s, store.Read{ConversationID: "bad", Newest: 10}); err != nil || len(got) != 10 {
 				t.Errorf("newest 10 = %v, %v", got, err)
 			}
-			through := int32(19)
+			through := int32(1)
 			_, errRead := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "bad", Newest: -1})
 			_, errClear := s.Update(t.Context(), &store.Update{Tenant: "acme", ConversationID: "bad", KeepThrough: &through})
 			_, errReplace := s.Append(t.Context(), &store.Append{

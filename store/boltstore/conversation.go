@@ -81,7 +81,7 @@ func (r *reader) chunksOf(tenant string, key layout.InnerKey) chunks.Set {
 // setChunks makes a record with chunks read them.
 func (r *reader) setChunks(rec *record.Record, conversation []byte) {
 	if rec.Divided() {
-		rec.OldestChunk = chunks.Of(r.tx, bytes.Clone(conversation)).Head // The copy keeps the key of others off the heap.
+		rec.Chunks = chunks.Of(r.tx, bytes.Clone(conversation)) // The copy keeps the key of others off the heap.
 	}
 }
 

@@ -89,9 +89,9 @@ func (t *txn) putOrphan(o layout.Orphan) {
 	t.put(t.orphans, key, layout.EncodeOrphan(key))
 }
 
-// sweepOrphans removes chunks and records of conversations that were removed, and dropped chunks of others, in steps of at most maxRemoved and
-// maxRemovedBytes, each of which counts as one towards the limit. It returns what remains of the limit. Orphans that
-// fail because of damage are deferred.
+// sweepOrphans removes chunks and records of conversations that were removed, and dropped chunks of others, in steps of
+// at most maxRemoved and maxRemovedBytes, each of which counts as one towards the limit. It returns what remains of the
+// limit. Orphans that fail because of damage are deferred.
 func (s *Store) sweepOrphans(ctx context.Context, limit int) (remaining int, damage error) {
 	for ; limit > 0; limit-- {
 		orphans, err := s.nextOrphans(ctx)

@@ -306,23 +306,3 @@ func (t *txn) sweepRecord(e layout.DueEntry, now time.Time) bool {
 	t.del(t.recordEnds, entry) // Also an entry that is left over from damage.
 	return true
 }
-
-// loadToChange is load for a change. If the change removes messages of a live conversation, its record also has those
-// in chunks.
-func (t *txn) loadToChange(c *change, now time.Time) (*stored, error) {
-	s, err := t.load(c.tenant, c.id, all)
-	if err != nil || !c.removes {
-		return s, err
-	}
-	r := s.live(now)
-	if r == nil || !r.Divided() {
-		return s, nil
-	}
-	return s, t.tally.guard.Do(func() error {
-		chunks, err := t.chunksOf(s.tenant, s.place.Key).All()
-		if err != nil {
-			return err
-		}
-		return r.Join(chunks)
-	})
-}

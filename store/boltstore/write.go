@@ -82,7 +82,7 @@ func (s *Store) append(ctx context.Context, a *store.Append) (*record.Outcome, e
 	mayExceed := a.MayExceed()
 	return s.change(ctx, &change{
 		tenant: a.Tenant, id: a.ConversationID, size: size, decide: decide, log: log, onQueued: a.Queued,
-		guards: guards{disk: !mayExceed, bytes: !mayExceed}, removes: a.ReplaceAfter != nil,
+		guards: guards{disk: !mayExceed, bytes: !mayExceed},
 	})
 }
 
@@ -94,7 +94,7 @@ func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, err
 	}
 	return resultOf(s.change(ctx, &change{
 		tenant: u.Tenant, id: u.ConversationID, size: proto.Size(u.Values), guards: guards{bytes: !u.OnlyRemoves()},
-		decide: decide, removes: u.KeepThrough != nil || len(u.Sequences) > 0,
+		decide: decide,
 	}))
 }
 
@@ -109,7 +109,6 @@ type change struct {
 	tenant, id string
 	size       int // bytes in memory while the write is queued
 	guards     guards
-	removes    bool // decide needs all messages, because it removes some
 	// decide decides the write. old is nil if there is no such conversation; it may have expired. own are the tenant's
 	// records if the write edits them.
 	decide   func(t *txn, old *stored, now time.Time) (out *record.Outcome, own *tenantRecords, err error)
@@ -134,7 +133,7 @@ func (s *Store) change(ctx context.Context, c *change) (out *record.Outcome, err
 	}
 	op.apply = func(t *txn) error {
 		now := s.options.Now()
-		old, err := t.loadToChange(c, now)
+		old, err := t.load(c.tenant, c.id, all)
 		if err != nil {
 			return err
 		}

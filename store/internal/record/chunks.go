@@ -139,7 +139,7 @@ func readSizes(packed []byte, total int) (sizes []FrameSize, ok bool) {
 	return sizes, ok && total == 0 && len(sizes) > 0
 }
 
-// Divided reports whether the record has chunks. It does not include those that Join has added.
+// Divided reports whether the record has chunks, also if join has added them all.
 func (r *Record) Divided() bool { return r.Header.GetChunks() != nil }
 
 // InChunks returns how many of the newest n messages are in chunks; of all messages if n is negative.
@@ -154,45 +154,13 @@ func (r *Record) InChunks(n int) int {
 // chunkBytes returns the size of the retained messages in chunks, in bytes.
 func (r *Record) chunkBytes() int { return int(r.Header.GetChunks().GetBytes()) }
 
-// Join adds the messages of all chunks in the store, oldest first, to the other messages of the record, so that any of
-// them can be removed. If the chunks are not those that the header describes, the error is store.ErrCorrupt. The record
-// then shares no memory with them.
-func (r *Record) Join(chunks []*Chunk) error {
-	header := r.Header.GetChunks()
-	messages, data := make(store.Frames, 0, r.MessageBytes()), []byte{}
-	count := 0
-	r.joined = make([]joinedChunk, 0, len(chunks))
-	for _, c := range chunks {
-		sizes, dropped := c.Retained(header.GetFirstSequence())
-		if len(sizes) == 0 {
-			continue // The store has not removed it yet.
-		}
-		count, messages = count+len(sizes), append(messages, c.Messages[dropped:]...)
-		data = append(data, c.Data[dataBefore(c.Data, header.GetFirstSequence()):]...)
-		r.joined = append(r.joined, joinedChunk{last: c.Last(), sizes: c.Sizes})
-	}
-	if size := len(messages); count != int(header.GetMessages()) || size != int(header.GetBytes()) {
-		return fmt.Errorf("%w: conversation %q has %d messages of %d bytes in chunks, its header says %d of %d",
-			store.ErrCorrupt, r.Conversation().GetId(), count, size, header.GetMessages(), header.GetBytes())
-	}
-	r.Messages, r.Data = append(messages, r.Messages...), append(data, r.Data...)
-	r.Header.Chunks, r.Types = nil, nil
-	return nil
-}
-
-// joinedChunk is a chunk that Join has added.
-type joinedChunk struct {
-	last  int32
-	sizes []FrameSize
-}
-
 // Divide moves the oldest messages of the record into chunks, which have size to 2*size bytes, until at most 2*size
-// bytes of messages remain. A message of at least size bytes is a chunk of its own. After Join, the messages of a chunk
-// that has lost none but the oldest stay in that chunk. The store removes the chunks whose last sequences are in
-// removed, and then puts the others. The messages of the record must not have Sizes in their place.
+// bytes of messages remain. A message of at least size bytes is a chunk of its own. After a removal, the messages of a
+// chunk that has lost none but dropped ones stay in that chunk. The store removes the chunks whose last sequences are
+// in removed, and then puts the others. The messages of the record must not have Sizes in their place.
 func (r *Record) Divide(size int) (put []*Chunk, removed []int32) {
 	if c := r.Header.GetChunks(); c != nil && c.GetMessages() == 0 {
-		r.Header.Chunks, r.Types = nil, nil // The store has removed them all.
+		r.Header.Chunks, r.Types = nil, nil // All were dropped or joined.
 	}
 	if r.joined == nil && len(r.Messages)+len(r.newMessages) <= 2*size {
 		return nil, nil
@@ -218,9 +186,12 @@ func (r *Record) Divide(size int) (put []*Chunk, removed []int32) {
 	return put, removed
 }
 
-// separate moves the messages that Join has added back to their chunks. It returns the chunks that have changed.
+// separate moves the messages that join has added back to their chunks. It returns the chunks that have changed.
 func (r *Record) separate() (put []*Chunk, removed []int32) {
 	oldest := r.oldestSequence()
+	if c := r.Header.GetChunks(); c != nil { // Messages before the joined ones are retained.
+		oldest = c.GetFirstSequence()
+	}
 	for _, c := range r.joined {
 		count, n := 0, 0
 		for frame := range r.Messages.All() {
@@ -259,13 +230,13 @@ func (r *Record) cutChunk(n int) *Chunk {
 }
 
 // dropInChunks drops the oldest messages in chunks while exceeds reports that more must be dropped. It returns how many
-// it dropped and their size in bytes. Errors: that of OldestChunk, store.ErrCorrupt.
+// it dropped and their size in bytes. Errors: those of Chunks, store.ErrCorrupt.
 func (r *Record) dropInChunks(exceeds func(dropped, bytes int) bool) (dropped, bytes int, err error) {
 	chunks := r.Header.GetChunks()
 	var data []byte // of the dropped messages
 	for chunks.GetMessages() > 0 && exceeds(dropped, bytes) {
 		first := chunks.GetFirstSequence()
-		c, err := r.OldestChunk(first)
+		c, err := r.Chunks.Head(first)
 		if err != nil {
 			return 0, 0, err
 		}

@@ -51,15 +51,7 @@ func (d *divided) record(tb rapid.TB, join bool) *record.Record {
 		}
 		return r
 	}
-	r.OldestChunk = func(sequence int32) (*record.Chunk, error) {
-		for _, c := range d.all(tb) {
-			if c.Last() >= sequence {
-				c.Messages = nil
-				return c, nil
-			}
-		}
-		return nil, store.ErrCorrupt
-	}
+	r.Chunks = &chunkReader{divided: d, tb: tb}
 	return r
 }
 
@@ -68,7 +60,7 @@ func (d *divided) write(tb rapid.TB, r *record.Record, size int) int {
 	tb.Helper()
 	if header := r.Header.GetChunks(); header != nil {
 		for _, c := range d.all(tb) {
-			if header.GetMessages() == 0 || c.Last() < header.GetFirstSequence() {
+			if c.Last() < header.GetFirstSequence() {
 				delete(d.chunks, c.Last())
 			}
 		}
@@ -107,7 +99,7 @@ func TestDividedLikeWhole(t *testing.T) {
 		for range rapid.IntRange(1, 12).Draw(t, "steps") {
 			write := drawWrite(t, unmarshal(t, value).Conversation().GetLastSequence(), o)
 			want, wantErr := write.apply(unmarshal(t, value))
-			got, err := write.apply(d.record(t, write.removes))
+			got, err := write.apply(d.record(t, false))
 			if fmt.Sprint(err) != fmt.Sprint(wantErr) {
 				t.Fatalf("error = %v, want %v", err, wantErr)
 			}
@@ -176,8 +168,7 @@ func checkDivided(t *rapid.T, d *divided, want *record.Record) {
 
 // randomWrite is a write of TestDividedLikeWhole.
 type randomWrite struct {
-	removes bool
-	apply   func(*record.Record) (*record.Outcome, error)
+	apply func(*record.Record) (*record.Outcome, error)
 }
 
 func drawWrite(t *rapid.T, last int32, o store.Options) randomWrite {
@@ -211,11 +202,11 @@ func drawWrite(t *rapid.T, last int32, o store.Options) randomWrite {
 		}}
 	}
 	if a.ReplaceAfter != nil {
-		return randomWrite{removes: true, apply: func(r *record.Record) (*record.Outcome, error) {
+		return randomWrite{apply: func(r *record.Record) (*record.Outcome, error) {
 			return record.Append(r, a, drafts, nil, "uid", now, &o)
 		}}
 	}
-	return randomWrite{removes: u.Fields == nil, apply: func(r *record.Record) (*record.Outcome, error) {
+	return randomWrite{apply: func(r *record.Record) (*record.Outcome, error) {
 		return record.Update(r, u, now, &o)
 	}}
 }
@@ -235,7 +226,7 @@ func TestDivideRewritesChangedChunks(t *testing.T) {
 	}
 	before := maps.Clone(d.chunks)
 	u := &store.Update{Sequences: []int32{lasts[2] - 1}}
-	out, err := record.Update(d.record(t, true), u, time.Unix(1_800_000_000, 0), &o)
+	out, err := record.Update(d.record(t, false), u, time.Unix(1_800_000_000, 0), &o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,6 +62,9 @@ func Uses(data []byte) []string {
 	return uses
 }
 
+// Join adds the messages of all chunks, oldest first, to the other messages of the record.
+func (r *Record) Join(chunks []*Chunk) error { return r.join(chunks, true) }
+
 // Scope is the scope of a list's tokens.
 var Scope = scope
 

@@ -45,12 +45,13 @@ type Record struct {
 	// Types are the types of structured data of the retained messages in chunks, in the form of Data: each type once,
 	// in order, with the number of messages instead of a sequence.
 	Types []byte
-	// OldestChunk returns the chunk of the conversation that has the first message with that sequence or a later one,
-	// without its messages. Writes of a record with chunks call it to drop messages. It may be nil for other records.
-	OldestChunk func(sequence int32) (*Chunk, error)
+	// Chunks reads the chunks of the conversation. Writes of a record with chunks call it to drop or remove messages. It
+	// may be nil for other records.
+	Chunks      ChunkReader
 	newMessages store.Frames
 	newData     []byte
-	joined      []joinedChunk // see Join
+	joined      []joinedChunk // see join
+	joinedFrom  int32         // see joinAfter: the least sequence that the end of a joined chunk may have
 }
 
 // Outcome is the result of a decision. If Record is nil, there is nothing to write.

@@ -1,6 +1,8 @@
 package record
 
 import (
+	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -36,13 +38,22 @@ func removalAfter(through *int32) *removal {
 // removalOf returns what an update removes. Errors: store.SeparatedError, store.ErrCorrupt.
 func (r *Record) removalOf(u *store.Update) (*removal, error) {
 	if len(u.Sequences) == 0 {
-		return removalAfter(u.KeepThrough), nil
+		m := removalAfter(u.KeepThrough)
+		if m == nil {
+			return nil, nil //nolint:nilnil // No removal is a valid result.
+		}
+		return m, r.joinAfter(m.After)
 	}
-	listed := make(map[int32]bool, len(u.Sequences))
+	listed, first := make(map[int32]bool, len(u.Sequences)), int32(math.MaxInt32)
 	for _, sequence := range u.Sequences {
-		listed[sequence] = true
+		if sequence >= r.firstSequence() {
+			listed[sequence], first = true, min(first, sequence)
+		}
 	}
-	pairs, err := openCalls{}.read(r.Messages)
+	if err := r.joinAfter(first - 1); err != nil {
+		return nil, err
+	}
+	pairs, _, err := r.pairs(func(sequence int32) bool { return listed[sequence] })
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +77,10 @@ func (r *Record) replacementOf(after *int32, drafts []Draft) (*removal, error) {
 	if after == nil {
 		return m, nil
 	}
-	lost, err := openCalls{}.read(r.Messages)
+	if err := r.joinAfter(m.After); err != nil {
+		return nil, err
+	}
+	lost, calls, err := r.pairs(func(sequence int32) bool { return !m.keeps(sequence) })
 	if err != nil {
 		return nil, err
 	}
@@ -74,8 +88,7 @@ func (r *Record) replacementOf(after *int32, drafts []Draft) (*removal, error) {
 	if len(lost) == 0 {
 		return m, nil
 	}
-	calls := openCalls{}
-	if _, err := calls.read(r.Messages[:r.sizeThrough(m.After)]); err != nil {
+	if _, _, err := calls.read(r.Messages[:r.sizeThrough(m.After)]); err != nil {
 		return nil, err
 	}
 	answered := calls.readDrafts(drafts, r.Conversation().GetLastSequence()+1)
@@ -87,6 +100,15 @@ func (r *Record) replacementOf(after *int32, drafts []Draft) (*removal, error) {
 		answered = slices.Delete(answered, i, i+1)
 	}
 	return m, nil
+}
+
+// replace removes what an append with these drafts removes. Errors: those of replacementOf and remove.
+func (r *Record) replace(after *int32, drafts []Draft) (*removal, error) {
+	m, err := r.replacementOf(after, drafts)
+	if err != nil {
+		return nil, err
+	}
+	return m, r.remove(m)
 }
 
 // sizeThrough returns the size of the messages up to a sequence.
@@ -101,10 +123,11 @@ func (r *Record) sizeThrough(sequence int32) int {
 	return size
 }
 
-// remove removes messages. The record must have no Sizes and no new messages.
-func (r *Record) remove(m *removal) {
+// remove removes messages, which must not be in chunks. The record must have no Sizes and no new messages. The error is
+// store.ErrCorrupt.
+func (r *Record) remove(m *removal) error {
 	if m == nil {
-		return
+		return nil
 	}
 	kept, oldest := make(store.Frames, 0, len(r.Messages)), 0
 	var newest store.Frame
@@ -119,18 +142,28 @@ func (r *Record) remove(m *removal) {
 		}
 	}
 	if m.count == 0 {
-		return
+		return nil
 	}
 	r.Messages, r.Data = kept, filterData(r.Data, m.keeps)
 	r.setMessageCount(int(r.Conversation().GetMessageCount()) - m.count)
 	r.Header.Preview = ""
+	if r.Header.GetChunks().GetMessages() > 0 {
+		oldest = 0 // Older messages are retained.
+		if newest == nil {
+			var err error
+			if newest, err = r.newestOlder(); err != nil {
+				return err
+			}
+		}
+	}
 	if newest == nil {
-		return
+		return nil
 	}
 	r.Header.DroppedBytes += int64(oldest) // The offsets of the other messages stay the same.
 	if message, err := newest.Message(); err == nil {
 		r.Header.Preview = preview(message.GetContent())
 	}
+	return nil
 }
 
 // clearedChange returns the change that reports a removal.
@@ -155,12 +188,36 @@ type openCall struct {
 	count    int
 }
 
-// read adds messages and returns the pairs whose results are in them.
-func (o openCalls) read(frames store.Frames) (pairs []pair, err error) {
+// pairs returns the pairs of the messages that are not in chunks and of which a write removes some. If a removed result
+// answers a call in a chunk, the pair is included. older are the calls in chunks that the removed results need.
+func (r *Record) pairs(removes func(sequence int32) bool) (pairs []pair, older openCalls, err error) {
+	pairs, unknown, err := openCalls{}.read(r.Messages)
+	if err != nil || r.Header.GetChunks().GetMessages() == 0 {
+		return pairs, openCalls{}, err
+	}
+	ids := map[string]bool{}
+	for _, p := range unknown {
+		if removes(p.result) {
+			ids[p.id] = true
+		}
+	}
+	if len(ids) == 0 {
+		return pairs, openCalls{}, nil
+	}
+	if older, err = r.olderCalls(ids); err != nil {
+		return nil, nil, err
+	}
+	pairs, _, err = maps.Clone(older).read(r.Messages)
+	return pairs, older, err
+}
+
+// read adds messages and returns the pairs whose results are in them. unknown are the results for which no message has
+// a call with the id.
+func (o openCalls) read(frames store.Frames) (pairs, unknown []pair, err error) {
 	var m store.Fields
 	for frame := range frames.All() {
 		if err := m.Read(frame); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for _, call := range m.ToolCalls {
 			o.add(string(call.Name), m.Sequence)
@@ -170,11 +227,15 @@ func (o openCalls) read(frames store.Frames) (pairs []pair, err error) {
 		}
 		result, err := m.ReadResult()
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		pairs = o.answer(pairs, string(result.CallID), m.Sequence)
+		id := string(result.CallID)
+		if _, ok := o[id]; !ok {
+			unknown = append(unknown, pair{id: id, result: m.Sequence})
+		}
+		pairs = o.answer(pairs, id, m.Sequence)
 	}
-	return pairs, nil
+	return pairs, unknown, nil
 }
 
 // readDrafts is read for messages that are not numbered yet. first is the sequence that the first one will have.

@@ -99,6 +99,14 @@ func (r *Record) drop(n, bytes int) {
 	r.Messages, r.newMessages = r.Messages[old:], r.newMessages[bytes-old:]
 }
 
+// firstSequence returns the sequence of a message before which the record retains none.
+func (r *Record) firstSequence() int32 {
+	if c := r.Header.GetChunks(); c.GetMessages() > 0 {
+		return c.GetFirstSequence()
+	}
+	return r.oldestSequence()
+}
+
 // oldestSequence returns the sequence of the oldest retained message that is not in a chunk, or 0 if there is none.
 func (r *Record) oldestSequence() int32 {
 	if len(r.Sizes) > 0 {

@@ -77,8 +77,8 @@ func createExisting(old *Record, c *store.Create, now time.Time) (*Outcome, erro
 // Append decides a store.Append. old is the conversation, or nil if there is none. drafts are
 // a.Messages as NewDrafts encoded them. uid is the uid of a new conversation. Append decodes no
 // message: it needs the header, the lists beside it, and the sizes of the messages; see [Record.Sizes].
-// With a.ReplaceAfter it needs all messages, see [Record.Join]. in is what it needs for a.Records; it may be nil if
-// there are none.
+// With a.ReplaceAfter it needs the messages, and reads those in chunks that it needs. in is what it needs for
+// a.Records; it may be nil if there are none.
 func Append(old *Record, a *store.Append, drafts []Draft, in *records.Input, uid string, now time.Time,
 	o *store.Options,
 ) (*Outcome, error) {
@@ -102,11 +102,10 @@ func Append(old *Record, a *store.Append, drafts []Draft, in *records.Input, uid
 	edits, recordsErr := r.decideRecords(a, in, accepted, now, o)
 	result := &store.Result{Conversation: r.Conversation(), Created: created}
 	out := &Outcome{Record: r, Result: result, Records: edits, countBefore: r.Conversation().GetMessageCount()}
-	replaced, err := r.replacementOf(a.ReplaceAfter, drafts)
+	replaced, err := r.replace(a.ReplaceAfter, drafts)
 	if err != nil {
 		return nil, err
 	}
-	r.remove(replaced)
 	if replaced.removed() == 0 && !edits.Any() && recordsErr == nil && !created && mayChangeNothing(a) {
 		return &Outcome{Result: out.Result}, nil
 	}
@@ -285,8 +284,8 @@ func (r *Record) appendMessages(drafts []Draft, numbers []*parleyv1.AppendedMess
 	return frames
 }
 
-// Update decides a store.Update. r is the conversation, or nil if there is none. To remove messages, Update needs all
-// of them, see [Record.Join].
+// Update decides a store.Update. r is the conversation, or nil if there is none. To remove messages, Update reads those
+// in chunks that it needs.
 func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outcome, error) {
 	if r == nil {
 		return nil, store.ErrNotFound
@@ -318,7 +317,9 @@ func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outco
 		return nil, err
 	}
 	r.setExpireTime()
-	r.remove(m)
+	if err := r.remove(m); err != nil {
+		return nil, err
+	}
 	trimmed, err := r.dropOldest(o)
 	if err != nil {
 		return nil, err

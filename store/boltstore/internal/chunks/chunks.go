@@ -26,11 +26,12 @@ func Of(tx *bolt.Tx, conversation []byte) Set {
 	return Set{bucket: tx.Bucket([]byte(layout.ChunksBucket)), conversation: conversation}
 }
 
-// All returns all chunks, oldest first. They are valid until the transaction ends or writes. If one is damaged,
-// the error is store.ErrCorrupt.
-func (s Set) All() ([]*record.Chunk, error) {
+var _ record.ChunkReader = Set{}
+
+// From implements record.ChunkReader. The chunks are valid until the transaction ends or writes.
+func (s Set) From(sequence int32) ([]*record.Chunk, error) {
 	var all []*record.Chunk
-	for key, value := range s.from(0) {
+	for key, value := range s.from(sequence) {
 		c, err := record.UnmarshalChunk(key, value)
 		if err != nil {
 			return nil, err
@@ -40,8 +41,31 @@ func (s Set) All() ([]*record.Chunk, error) {
 	return all, nil
 }
 
-// Head returns what record.Record.OldestChunk returns. If there is no such chunk, or it is damaged, the error is
-// store.ErrCorrupt.
+// Before implements record.ChunkReader. The chunks are valid until the transaction ends or writes. It looks for keys in
+// ranges that double, since a cursor must not move backwards, see from.
+func (s Set) Before(sequence int32) iter.Seq2[*record.Chunk, error] {
+	return func(yield func(*record.Chunk, error) bool) {
+		for span := int32(64); sequence > 0; span = min(span, 1<<29) * 2 {
+			end := layout.ChunkKey(s.conversation, sequence)
+			sequence = max(0, sequence-span)
+			var found []Entry
+			for key, value := range s.from(sequence) {
+				if bytes.Compare(key, end) >= 0 {
+					break
+				}
+				found = append(found, Entry{key, value})
+			}
+			for _, e := range slices.Backward(found) {
+				c, err := record.UnmarshalChunk(e.Key, e.Value)
+				if !yield(c, err) || err != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Head implements record.ChunkReader.
 func (s Set) Head(sequence int32) (*record.Chunk, error) {
 	for key, value := range s.from(sequence) {
 		return record.UnmarshalChunkHead(key, value)

@@ -14,7 +14,7 @@ import (
 // checkChunks checks the chunks of a conversation with that key. It returns the sequence of their newest message, or
 // 0 if there is none.
 func (c *checker) checkChunks(key []byte, r *record.Record) (last int32, err error) {
-	all, err := chunks.Of(c.tx, key).All()
+	all, err := chunks.Of(c.tx, key).From(0)
 	if err != nil {
 		return 0, err
 	}

@@ -77,8 +77,9 @@
 //   - The header of a conversation has the number and the size of its records. The entry of a tenant in scopes
 //     has those of its own records. It stays when the tenant has no records, so that no revision is used again.
 //   - A record of a tenant that expires has one entry in recordends.
-//   - A scope in orphans without a sequence is that of a conversation that was removed. Its chunks and records count nowhere, and are
-//     removed in steps. Inner keys are not used again. All other records of conversations belong to one that exists.
+//   - A scope in orphans without a sequence is that of a conversation that was removed. Its chunks and records
+//     count nowhere, and are removed in steps. Inner keys are not used again. All other records of conversations
+//     belong to one that exists.
 //
 // Start at [Place].
 package layout
