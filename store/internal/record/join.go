@@ -58,6 +58,7 @@ func (r *Record) join(chunks []*Chunk, all bool) error {
 		count, messages = count+len(sizes), append(messages, c.Messages[dropped:]...)
 		data = append(data, c.Data[dataBefore(c.Data, header.GetFirstSequence()):]...)
 		r.joined = append(r.joined, joinedChunk{last: c.Last(), sizes: c.Sizes})
+		header.BodyBytes -= bodyBytes(c.Messages[dropped:])
 	}
 	left, leftBytes := int(header.GetMessages())-count, header.GetBytes()-int64(len(messages))
 	if left < 0 || leftBytes < 0 || (left == 0) != (leftBytes == 0) || all && left > 0 {

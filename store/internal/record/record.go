@@ -42,8 +42,8 @@ type Record struct {
 	// Sizes describe the messages in place of Messages, which is nil then. With them, a store
 	// need not read the messages for an append. Only Append without ReplaceAfter accepts a record with Sizes.
 	Sizes []FrameSize
-	// Types are the types of structured data of the retained messages in chunks, in the form of Data: each type once,
-	// in order, with the number of messages instead of a sequence.
+	// Types are the types of structured data of the retained messages in chunks, at most maxTypes, in the form of Data:
+	// each type once, in order, with the number of messages instead of a sequence.
 	Types []byte
 	// Chunks reads the chunks of the conversation. Writes of a record with chunks call it to drop or remove messages. It
 	// may be nil for other records.

@@ -61,3 +61,45 @@ func TestWorkOfTypes(t *testing.T) {
 		}
 	}
 }
+
+// TestTypesAreLimited checks that the types of older messages that are counted have a limit, that they are still found
+// after others were dropped, and that types without a count are never taken for counted ones.
+func TestTypesAreLimited(t *testing.T) {
+	const messages, size = 3000, 100
+	o := store.Options{MaxMessages: messages}.WithDefaults()
+	history := make([]*parleyv1.Message, messages)
+	for i := range history {
+		history[i] = withData(fmt.Sprint("type ", i))
+	}
+	d := &divided{value: appended(t, nil, o, history...), chunks: map[int32][]byte{}}
+	d.write(t, d.record(t, false), size)
+	for _, left := range []int32{messages, 2500, 1500} {
+		r := d.record(t, false)
+		if left < messages {
+			r.Chunks = heads(d.all(t))
+			u := &store.Update{
+				Fields: []string{"retention.max_messages"},
+				Values: &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxMessages: left}},
+			}
+			out, err := record.Update(r, u, time.Unix(1_800_000_000, 0), &o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r = out.Record
+		}
+		if r.CountsAll() {
+			t.Errorf("with %d messages: CountsAll() = true, want false", left)
+		}
+		found := 0
+		for i := range messages {
+			if r.Matches(&store.List{StructuredDataType: fmt.Sprint("type ", i)}) {
+				if found++; i < messages-int(left) {
+					t.Fatalf("with %d messages: type %d of a dropped message is found", left, i)
+				}
+			}
+		}
+		if want := 1000 - (messages - int(left)); left > 2000 && found < want || found > 1100 {
+			t.Errorf("with %d messages: %d types are found, want about %d", left, found, want)
+		}
+	}
+}

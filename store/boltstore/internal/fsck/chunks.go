@@ -23,7 +23,7 @@ func (c *checker) checkChunks(key []byte, r *record.Record) (last int32, err err
 		first = header.GetFirstSequence()
 	}
 	swept := c.sweptBefore(key)
-	messages, size := 0, 0
+	messages, size, bodies := 0, 0, int64(0)
 	for _, chunk := range all {
 		sizes, dropped := chunk.Retained(first)
 		switch {
@@ -39,10 +39,19 @@ func (c *checker) checkChunks(key []byte, r *record.Record) (last int32, err err
 			continue
 		}
 		messages, size, last = messages+len(sizes), size+len(chunk.Messages)-dropped, chunk.Last()
+		for _, s := range sizes {
+			bodies += int64(s.Body)
+		}
 	}
 	if messages != int(header.GetMessages()) || size != int(header.GetBytes()) {
 		return 0, fmt.Errorf("its chunks retain %d messages of %d bytes, but its header says %d of %d", messages, size,
 			header.GetMessages(), header.GetBytes())
+	}
+	if got := header.GetBodyBytes(); bodies != got {
+		return 0, fmt.Errorf("its chunks retain messages of %d bytes without frames, but its header says %d", bodies, got)
+	}
+	if !r.CountsAll() {
+		return last, nil
 	}
 	if !bytes.Equal(record.TypesOf(all, first), r.Types) {
 		return 0, fmt.Errorf("its chunks have other types of structured data than its header says")
