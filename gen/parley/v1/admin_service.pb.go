@@ -97,8 +97,8 @@ type GetStatsResponse struct {
 	DataLossTotal int64 `protobuf:"varint,15,opt,name=data_loss_total,json=dataLossTotal,proto3" json:"data_loss_total,omitempty"`
 	// Number of records of conversations and tenants.
 	RecordCount int64 `protobuf:"varint,16,opt,name=record_count,json=recordCount,proto3" json:"record_count,omitempty"`
-	// Size of these records in bytes: keys, values, media types and labels. They are part of
-	// data_bytes.
+	// Size of these records in bytes: keys, values, media types and labels, and 128 for each record.
+	// They are part of data_bytes.
 	RecordBytes   int64 `protobuf:"varint,17,opt,name=record_bytes,json=recordBytes,proto3" json:"record_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

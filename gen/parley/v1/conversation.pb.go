@@ -180,7 +180,7 @@ type Conversation struct {
 	LastAppendTime *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=last_append_time,json=lastAppendTime,proto3" json:"last_append_time,omitempty"`
 	// Number of records of the conversation. See RecordService.
 	RecordCount int32 `protobuf:"varint,19,opt,name=record_count,json=recordCount,proto3" json:"record_count,omitempty"`
-	// Size of these records in bytes: keys, values, media types and labels.
+	// Size of these records in bytes: keys, values, media types and labels, and 128 for each record.
 	RecordBytes   int64 `protobuf:"varint,20,opt,name=record_bytes,json=recordBytes,proto3" json:"record_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

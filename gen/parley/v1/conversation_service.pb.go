@@ -310,7 +310,7 @@ type LoadConversationRequest struct {
 	// If empty, a new conversation is created.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// Number of newest messages to return: 0 to 1000. If unset, 20. If they are larger than 3 MiB,
-	// which needs retention.keep_all, fewer are returned.
+	// fewer are returned.
 	MessageLimit *int32 `protobuf:"varint,2,opt,name=message_limit,json=messageLimit,proto3,oneof" json:"message_limit,omitempty"`
 	// See the service. It is stored only if this call creates the conversation.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -692,7 +692,8 @@ type ListConversationsRequest struct {
 	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// Only conversations that have all of these labels.
 	Labels map[string]string `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Only conversations whose kept messages include structured data of this type.
+	// Only conversations whose kept messages include structured data of this type. In a conversation with
+	// more than 64 KiB of messages, at most 1000 types of older messages are considered.
 	StructuredDataType string `protobuf:"bytes,4,opt,name=structured_data_type,json=structuredDataType,proto3" json:"structured_data_type,omitempty"`
 	// Order of the list. If unset, CREATE_TIME_DESC.
 	Order         ListOrder `protobuf:"varint,5,opt,name=order,proto3,enum=parley.v1.ListOrder" json:"order,omitempty"`
@@ -1271,8 +1272,10 @@ type ForkConversationRequest struct {
 	// See the service.
 	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// If true, the records of the conversation are copied too, as they are now, whatever at_sequence
-	// is. The copies have the version of the new conversation as their revision. If they are larger
-	// than 32 MiB, the call fails with RESOURCE_EXHAUSTED, reason RECORDS_FULL.
+	// is. The copies have the version of the new conversation as their revision. If they are more than
+	// 20,000 or larger than 32 MiB, the call fails with FAILED_PRECONDITION, reason COPY_TOO_LARGE. Then
+	// fork without records, or export the conversation with its records and import it under another
+	// id.
 	IncludeRecords bool `protobuf:"varint,5,opt,name=include_records,json=includeRecords,proto3" json:"include_records,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

@@ -105,7 +105,8 @@ type ConversationServiceClient interface {
 	// If a stream breaks, the requests without a response may or may not have been applied. Set
 	// request_id in each request, and send those without a response again, in the same order and
 	// with the same request_ids: no batch is stored twice. Since a conversation remembers its
-	// newest 32 request_ids, have at most 32 requests of one conversation without a response.
+	// newest 32 request_ids, without those of WriteRecords, have at most 32 requests of one
+	// conversation without a response.
 	AppendStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[AppendStreamRequest, AppendStreamResponse], error)
 	// ListMessages returns a page of the kept messages, in either direction.
 	ListMessages(ctx context.Context, in *ListMessagesRequest, opts ...grpc.CallOption) (*ListMessagesResponse, error)
@@ -510,7 +511,8 @@ type ConversationServiceServer interface {
 	// If a stream breaks, the requests without a response may or may not have been applied. Set
 	// request_id in each request, and send those without a response again, in the same order and
 	// with the same request_ids: no batch is stored twice. Since a conversation remembers its
-	// newest 32 request_ids, have at most 32 requests of one conversation without a response.
+	// newest 32 request_ids, without those of WriteRecords, have at most 32 requests of one
+	// conversation without a response.
 	AppendStream(grpc.BidiStreamingServer[AppendStreamRequest, AppendStreamResponse]) error
 	// ListMessages returns a page of the kept messages, in either direction.
 	ListMessages(context.Context, *ListMessagesRequest) (*ListMessagesResponse, error)

@@ -33,8 +33,9 @@ type WriteRecordsRequest struct {
 	// tenant_scope are of the tenant's records, in the same commit.
 	Writes []*RecordWrite `protobuf:"bytes,2,rep,name=writes,proto3" json:"writes,omitempty"`
 	// Up to 256 bytes, as in ConversationService. A retry with the same request_id changes nothing
-	// and returns the first result. A conversation remembers its newest 32 requests. Without a
-	// conversation_id, the server remembers the request for 1 hour.
+	// and returns the first result. A conversation remembers its newest 32 requests of WriteRecords,
+	// apart from those of other methods. Without a conversation_id, the server remembers the request
+	// for 1 hour.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// The version that the conversation must have, as in ConversationService.
 	IfVersion     *int32 `protobuf:"varint,4,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`

@@ -94,8 +94,8 @@ class GetStatsResponse(_message.Message):
     record_count: _builtins.int
     """Number of records of conversations and tenants."""
     record_bytes: _builtins.int
-    """Size of these records in bytes: keys, values, media types and labels. They are part of
-    data_bytes.
+    """Size of these records in bytes: keys, values, media types and labels, and 128 for each record.
+    They are part of data_bytes.
     """
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:

@@ -200,7 +200,7 @@ class Conversation(_message.Message):
     record_count: _builtins.int
     """Number of records of the conversation. See RecordService."""
     record_bytes: _builtins.int
-    """Size of these records in bytes: keys, values, media types and labels."""
+    """Size of these records in bytes: keys, values, media types and labels, and 128 for each record."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """At most 64 entries, keys up to 64 and values up to 1024 bytes."""
@@ -284,7 +284,7 @@ class Retention(_message.Message):
     NO_EXPIRY_FIELD_NUMBER: _builtins.int
     NO_EVICTION_FIELD_NUMBER: _builtins.int
     max_messages: _builtins.int
-    """Number of messages to keep, 1 to 1000. When there are more, the oldest messages are
+    """Number of messages to keep, 1 to 1,000,000. When there are more, the oldest messages are
     dropped. 0 means the server's default, which is 20 unless configured otherwise. A lower
     value drops messages at once.
     """

@@ -189,15 +189,16 @@ class LoadConversationRequest(_message.Message):
     """If empty, a new conversation is created."""
     message_limit: _builtins.int
     """Number of newest messages to return: 0 to 1000. If unset, 20. If they are larger than 3 MiB,
-    which needs retention.keep_all, fewer are returned.
+    fewer are returned.
     """
     request_id: _builtins.str
     """See the service. It is stored only if this call creates the conversation."""
     @_builtins.property
     def create_with(self) -> _conversation_pb2.Conversation:
-        """Fields of the conversation if this call creates it; if it exists, they have no effect. Only
-        title, labels, agent, system_prompt and retention are read. id must be empty or the same as
-        conversation_id.
+        """Fields of the conversation if this call creates it; if it exists, they have no effect. But a
+        retention that the server forbids fails in both cases, with FAILED_PRECONDITION, reason
+        RETENTION_FORBIDDEN. Only title, labels, agent, system_prompt and retention are read. id must
+        be empty or the same as conversation_id.
         """
 
     @_builtins.property
@@ -424,7 +425,9 @@ class ListConversationsRequest(_message.Message):
     page_token: _builtins.str
     """next_page_token of the previous page. All other fields except page_size must stay the same."""
     structured_data_type: _builtins.str
-    """Only conversations whose kept messages include structured data of this type."""
+    """Only conversations whose kept messages include structured data of this type. In a conversation with
+    more than 64 KiB of messages, at most 1000 types of older messages are considered.
+    """
     order: Global___ListOrder.ValueType
     """Order of the list. If unset, CREATE_TIME_DESC."""
     @_builtins.property
@@ -589,11 +592,12 @@ class ClearConversationRequest(_message.Message):
     @_builtins.property
     def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sequences of the messages to remove: up to 1000, in any order. If not empty, after_sequence
-        must be 0 or 2147483647 and has no effect. If empty, after_sequence applies. Sequences of
-        messages that are not kept are ignored.
+        must be 0 or 2147483647 and has no effect. Sequences of messages that are not kept are
+        ignored.
 
-        Servers of earlier versions do not know this field and would remove all messages after
-        after_sequence. If there may be such servers, set after_sequence to 2147483647, too.
+        If empty, after_sequence applies, and with 0 that removes all messages. So a client that
+        computes the list should set after_sequence to 2147483647: an empty list then removes nothing.
+        Servers of earlier versions, which do not know this field, then remove nothing either.
 
         A message with tool calls can be removed only together with the results of its calls, and a
         result only together with its call. Otherwise the call fails with INVALID_ARGUMENT, reason
@@ -731,8 +735,10 @@ class ForkConversationRequest(_message.Message):
     """See the service."""
     include_records: _builtins.bool
     """If true, the records of the conversation are copied too, as they are now, whatever at_sequence
-    is. The copies have the version of the new conversation as their revision. If they are larger
-    than 32 MiB, the call fails with RESOURCE_EXHAUSTED, reason RECORDS_FULL.
+    is. The copies have the version of the new conversation as their revision. If they are more than
+    20,000 or larger than 32 MiB, the call fails with FAILED_PRECONDITION, reason COPY_TOO_LARGE. Then
+    fork without records, or export the conversation with its records and import it under another
+    id.
     """
     def __init__(
         self,
@@ -818,9 +824,10 @@ class AppendMessagesRequest(_message.Message):
 
     @_builtins.property
     def create_with(self) -> _conversation_pb2.Conversation:
-        """Fields of the conversation if this call creates it; if it exists, they have no effect. Only
-        title, labels, agent, system_prompt and retention are read. id must be empty or the same as
-        conversation_id. Must not be set together with must_exist.
+        """Fields of the conversation if this call creates it; if it exists, they have no effect. But a
+        retention that the server forbids fails in both cases, with FAILED_PRECONDITION, reason
+        RETENTION_FORBIDDEN. Only title, labels, agent, system_prompt and retention are read. id must
+        be empty or the same as conversation_id. Must not be set together with must_exist.
         """
 
     @_builtins.property
@@ -1100,7 +1107,10 @@ class GetContextRequest(_message.Message):
     """
     @_builtins.property
     def window(self) -> _conversation_pb2.ContextWindow:
-        """Limits of the window. If unset, all kept messages. A window has at most 3 MiB of messages."""
+        """Limits of the window. If unset, all kept messages. A window has at most 3 MiB of messages. If
+        the newest exchange alone is larger, the reply has the newest of its messages that fit. They do
+        not begin with a user message, but have no tool result without its call.
+        """
 
     @_builtins.property
     def record_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1596,9 +1606,10 @@ class ChatRequest(_message.Message):
 
     @_builtins.property
     def create_with(self) -> _conversation_pb2.Conversation:
-        """Fields of the conversation if this call creates it; if it exists, they have no effect. Only
-        title, labels, agent, system_prompt and retention are read. id must be empty or the same as
-        conversation_id. Must not be set together with must_exist.
+        """Fields of the conversation if this call creates it; if it exists, they have no effect. But a
+        retention that the server forbids fails in both cases, with FAILED_PRECONDITION, reason
+        RETENTION_FORBIDDEN. Only title, labels, agent, system_prompt and retention are read. id must
+        be empty or the same as conversation_id. Must not be set together with must_exist.
         """
 
     @_builtins.property
@@ -2186,8 +2197,8 @@ class ImportConversationsRequest(_message.Message):
     OVERWRITE_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     overwrite: _builtins.bool
-    """If true, a conversation with the same id is replaced. Otherwise the imported conversation
-    is skipped and counted.
+    """If true, a conversation with the same id is replaced, unless the imported one needs several
+    commits; see records. Otherwise the imported conversation is skipped and counted.
     """
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
@@ -2217,7 +2228,9 @@ class ImportConversationsRequest(_message.Message):
         conversation, and then as with WriteRecords, up to 100 records in a commit. Each of these
         raises the version, which is the revision of its records, and sets update_time and
         last_append_time. If the call or the conversation fails after the first commit, the
-        conversation is deleted, even if it replaced another one.
+        conversation is deleted. If others have changed it in the meantime, it stays with a part of its
+        records, and the failure says so. Such a conversation replaces none: with overwrite, it fails
+        with CONVERSATION_EXISTS before anything is written if a conversation with the same id exists.
         """
 
     def __init__(
@@ -2259,7 +2272,8 @@ class ImportConversationsResponse(_message.Message):
         """Conversations that failed: invalid ones, those with a running turn, those whose retention
         this server forbids, and those with retention.keep_all that are too large. Only the first 100
         are listed; every conversation that is in neither count has failed. A conversation is
-        imported completely or not at all, unless the server ends between two commits of its records.
+        imported completely or not at all, unless the server ends between two commits of its records or
+        others change it between them.
         """
 
     def __init__(

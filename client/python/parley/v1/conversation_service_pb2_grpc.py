@@ -278,7 +278,8 @@ class ConversationServiceServicer:
         If a stream breaks, the requests without a response may or may not have been applied. Set
         request_id in each request, and send those without a response again, in the same order and
         with the same request_ids: no batch is stored twice. Since a conversation remembers its
-        newest 32 request_ids, have at most 32 requests of one conversation without a response.
+        newest 32 request_ids, without those of WriteRecords, have at most 32 requests of one
+        conversation without a response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

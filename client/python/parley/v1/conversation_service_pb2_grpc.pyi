@@ -92,7 +92,8 @@ class ConversationServiceStub:
     If a stream breaks, the requests without a response may or may not have been applied. Set
     request_id in each request, and send those without a response again, in the same order and
     with the same request_ids: no batch is stored twice. Since a conversation remembers its
-    newest 32 request_ids, have at most 32 requests of one conversation without a response.
+    newest 32 request_ids, without those of WriteRecords, have at most 32 requests of one
+    conversation without a response.
     """
     ListMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]
     """ListMessages returns a page of the kept messages, in either direction."""
@@ -209,7 +210,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     If a stream breaks, the requests without a response may or may not have been applied. Set
     request_id in each request, and send those without a response again, in the same order and
     with the same request_ids: no batch is stored twice. Since a conversation remembers its
-    newest 32 request_ids, have at most 32 requests of one conversation without a response.
+    newest 32 request_ids, without those of WriteRecords, have at most 32 requests of one
+    conversation without a response.
     """
     ListMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """ListMessages returns a page of the kept messages, in either direction."""
@@ -389,7 +391,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         If a stream breaks, the requests without a response may or may not have been applied. Set
         request_id in each request, and send those without a response again, in the same order and
         with the same request_ids: no batch is stored twice. Since a conversation remembers its
-        newest 32 request_ids, have at most 32 requests of one conversation without a response.
+        newest 32 request_ids, without those of WriteRecords, have at most 32 requests of one
+        conversation without a response.
         """
 
     @_abc_1.abstractmethod

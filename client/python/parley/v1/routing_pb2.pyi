@@ -58,7 +58,7 @@ class RoutingSummary(_message.Message):
     """
     awaiting_answer: _builtins.bool
     """True if the newest message, not counting messages of ROLE_SYSTEM, is from the user. It has
-    no answer yet. An incomplete answer counts as an answer.
+    no answer yet. An incomplete answer counts as an answer, unless it has at most reasoning.
     """
     active_turn_id: _builtins.str
     """Id of the running turn, if any."""
@@ -78,7 +78,7 @@ class RoutingSummary(_message.Message):
     @_builtins.property
     def recent_messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """The newest messages, oldest first, with their structured data. Three unless the request
-        says otherwise.
+        says otherwise. The summary skips answers that were cut off before they said anything.
         """
 
     @_builtins.property

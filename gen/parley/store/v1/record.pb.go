@@ -419,7 +419,8 @@ func (x *Request) GetTenantRevision() int64 {
 	return 0
 }
 
-// Requests contains the newest request ids of a conversation, oldest first, at most 32.
+// Requests contains the newest request ids of a conversation, oldest first: at most 32 of the method
+// WriteRecords and at most 32 of all others.
 type Requests struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One entry for each request.

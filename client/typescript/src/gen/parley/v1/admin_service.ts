@@ -56,8 +56,8 @@ export interface GetStatsResponse {
   /** Number of records of conversations and tenants. */
   recordCount: number;
   /**
-   * Size of these records in bytes: keys, values, media types and labels. They are part of
-   * data_bytes.
+   * Size of these records in bytes: keys, values, media types and labels, and 128 for each record.
+   * They are part of data_bytes.
    */
   recordBytes: number;
 }

@@ -241,7 +241,7 @@ export interface Conversation {
     | undefined;
   /** Number of records of the conversation. See RecordService. */
   recordCount: number;
-  /** Size of these records in bytes: keys, values, media types and labels. */
+  /** Size of these records in bytes: keys, values, media types and labels, and 128 for each record. */
   recordBytes: number;
 }
 
@@ -253,7 +253,7 @@ export interface Conversation_LabelsEntry {
 /** Retention limits how many messages a conversation keeps and how long the conversation lives. */
 export interface Retention {
   /**
-   * Number of messages to keep, 1 to 1000. When there are more, the oldest messages are
+   * Number of messages to keep, 1 to 1,000,000. When there are more, the oldest messages are
    * dropped. 0 means the server's default, which is 20 unless configured otherwise. A lower
    * value drops messages at once.
    */

@@ -216,7 +216,7 @@ export interface LoadConversationRequest {
   conversationId: string;
   /**
    * Number of newest messages to return: 0 to 1000. If unset, 20. If they are larger than 3 MiB,
-   * which needs retention.keep_all, fewer are returned.
+   * fewer are returned.
    */
   messageLimit?:
     | number
@@ -224,9 +224,10 @@ export interface LoadConversationRequest {
   /** See the service. It is stored only if this call creates the conversation. */
   requestId: string;
   /**
-   * Fields of the conversation if this call creates it; if it exists, they have no effect. Only
-   * title, labels, agent, system_prompt and retention are read. id must be empty or the same as
-   * conversation_id.
+   * Fields of the conversation if this call creates it; if it exists, they have no effect. But a
+   * retention that the server forbids fails in both cases, with FAILED_PRECONDITION, reason
+   * RETENTION_FORBIDDEN. Only title, labels, agent, system_prompt and retention are read. id must
+   * be empty or the same as conversation_id.
    */
   createWith?:
     | Conversation
@@ -312,7 +313,10 @@ export interface ListConversationsRequest {
   pageToken: string;
   /** Only conversations that have all of these labels. */
   labels: { [key: string]: string };
-  /** Only conversations whose kept messages include structured data of this type. */
+  /**
+   * Only conversations whose kept messages include structured data of this type. In a conversation with
+   * more than 64 KiB of messages, at most 1000 types of older messages are considered.
+   */
   structuredDataType: string;
   /** Order of the list. If unset, CREATE_TIME_DESC. */
   order: ListOrder;
@@ -381,11 +385,12 @@ export interface ClearConversationRequest {
   requestId: string;
   /**
    * Sequences of the messages to remove: up to 1000, in any order. If not empty, after_sequence
-   * must be 0 or 2147483647 and has no effect. If empty, after_sequence applies. Sequences of
-   * messages that are not kept are ignored.
+   * must be 0 or 2147483647 and has no effect. Sequences of messages that are not kept are
+   * ignored.
    *
-   * Servers of earlier versions do not know this field and would remove all messages after
-   * after_sequence. If there may be such servers, set after_sequence to 2147483647, too.
+   * If empty, after_sequence applies, and with 0 that removes all messages. So a client that
+   * computes the list should set after_sequence to 2147483647: an empty list then removes nothing.
+   * Servers of earlier versions, which do not know this field, then remove nothing either.
    *
    * A message with tool calls can be removed only together with the results of its calls, and a
    * result only together with its call. Otherwise the call fails with INVALID_ARGUMENT, reason
@@ -444,8 +449,10 @@ export interface ForkConversationRequest {
   requestId: string;
   /**
    * If true, the records of the conversation are copied too, as they are now, whatever at_sequence
-   * is. The copies have the version of the new conversation as their revision. If they are larger
-   * than 32 MiB, the call fails with RESOURCE_EXHAUSTED, reason RECORDS_FULL.
+   * is. The copies have the version of the new conversation as their revision. If they are more than
+   * 20,000 or larger than 32 MiB, the call fails with FAILED_PRECONDITION, reason COPY_TOO_LARGE. Then
+   * fork without records, or export the conversation with its records and import it under another
+   * id.
    */
   includeRecords: boolean;
 }
@@ -490,9 +497,10 @@ export interface AppendMessagesRequest {
     | number
     | undefined;
   /**
-   * Fields of the conversation if this call creates it; if it exists, they have no effect. Only
-   * title, labels, agent, system_prompt and retention are read. id must be empty or the same as
-   * conversation_id. Must not be set together with must_exist.
+   * Fields of the conversation if this call creates it; if it exists, they have no effect. But a
+   * retention that the server forbids fails in both cases, with FAILED_PRECONDITION, reason
+   * RETENTION_FORBIDDEN. Only title, labels, agent, system_prompt and retention are read. id must
+   * be empty or the same as conversation_id. Must not be set together with must_exist.
    */
   createWith?:
     | Conversation
@@ -599,7 +607,11 @@ export interface ListMessagesResponse {
 export interface GetContextRequest {
   /** Required. */
   conversationId: string;
-  /** Limits of the window. If unset, all kept messages. A window has at most 3 MiB of messages. */
+  /**
+   * Limits of the window. If unset, all kept messages. A window has at most 3 MiB of messages. If
+   * the newest exchange alone is larger, the reply has the newest of its messages that fit. They do
+   * not begin with a user message, but have no tool result without its call.
+   */
   window?:
     | ContextWindow
     | undefined;
@@ -840,9 +852,10 @@ export interface ChatRequest {
   /** Files and images, by reference. */
   attachments: Attachment[];
   /**
-   * Fields of the conversation if this call creates it; if it exists, they have no effect. Only
-   * title, labels, agent, system_prompt and retention are read. id must be empty or the same as
-   * conversation_id. Must not be set together with must_exist.
+   * Fields of the conversation if this call creates it; if it exists, they have no effect. But a
+   * retention that the server forbids fails in both cases, with FAILED_PRECONDITION, reason
+   * RETENTION_FORBIDDEN. Only title, labels, agent, system_prompt and retention are read. id must
+   * be empty or the same as conversation_id. Must not be set together with must_exist.
    */
   createWith?:
     | Conversation
@@ -1093,8 +1106,8 @@ export interface ImportConversationsRequest {
    */
   messages: Message[];
   /**
-   * If true, a conversation with the same id is replaced. Otherwise the imported conversation
-   * is skipped and counted.
+   * If true, a conversation with the same id is replaced, unless the imported one needs several
+   * commits; see records. Otherwise the imported conversation is skipped and counted.
    */
   overwrite: boolean;
   /**
@@ -1109,7 +1122,9 @@ export interface ImportConversationsRequest {
    * conversation, and then as with WriteRecords, up to 100 records in a commit. Each of these
    * raises the version, which is the revision of its records, and sets update_time and
    * last_append_time. If the call or the conversation fails after the first commit, the
-   * conversation is deleted, even if it replaced another one.
+   * conversation is deleted. If others have changed it in the meantime, it stays with a part of its
+   * records, and the failure says so. Such a conversation replaces none: with overwrite, it fails
+   * with CONVERSATION_EXISTS before anything is written if a conversation with the same id exists.
    */
   records: Record[];
 }
@@ -1129,7 +1144,8 @@ export interface ImportConversationsResponse {
    * Conversations that failed: invalid ones, those with a running turn, those whose retention
    * this server forbids, and those with retention.keep_all that are too large. Only the first 100
    * are listed; every conversation that is in neither count has failed. A conversation is
-   * imported completely or not at all, unless the server ends between two commits of its records.
+   * imported completely or not at all, unless the server ends between two commits of its records or
+   * others change it between them.
    */
   failures: ImportFailure[];
 }
@@ -6269,7 +6285,8 @@ export const ConversationServiceDefinition = {
      * If a stream breaks, the requests without a response may or may not have been applied. Set
      * request_id in each request, and send those without a response again, in the same order and
      * with the same request_ids: no batch is stored twice. Since a conversation remembers its
-     * newest 32 request_ids, have at most 32 requests of one conversation without a response.
+     * newest 32 request_ids, without those of WriteRecords, have at most 32 requests of one
+     * conversation without a response.
      */
     appendStream: {
       name: "AppendStream",
@@ -6523,7 +6540,8 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
    * If a stream breaks, the requests without a response may or may not have been applied. Set
    * request_id in each request, and send those without a response again, in the same order and
    * with the same request_ids: no batch is stored twice. Since a conversation remembers its
-   * newest 32 request_ids, have at most 32 requests of one conversation without a response.
+   * newest 32 request_ids, without those of WriteRecords, have at most 32 requests of one
+   * conversation without a response.
    */
   appendStream(
     request: AsyncIterable<AppendStreamRequest>,
@@ -6710,7 +6728,8 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
    * If a stream breaks, the requests without a response may or may not have been applied. Set
    * request_id in each request, and send those without a response again, in the same order and
    * with the same request_ids: no batch is stored twice. Since a conversation remembers its
-   * newest 32 request_ids, have at most 32 requests of one conversation without a response.
+   * newest 32 request_ids, without those of WriteRecords, have at most 32 requests of one
+   * conversation without a response.
    */
   appendStream(
     request: AsyncIterable<DeepPartial<AppendStreamRequest>>,

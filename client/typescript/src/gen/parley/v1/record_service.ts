@@ -21,8 +21,9 @@ export interface WriteRecordsRequest {
   writes: RecordWrite[];
   /**
    * Up to 256 bytes, as in ConversationService. A retry with the same request_id changes nothing
-   * and returns the first result. A conversation remembers its newest 32 requests. Without a
-   * conversation_id, the server remembers the request for 1 hour.
+   * and returns the first result. A conversation remembers its newest 32 requests of WriteRecords,
+   * apart from those of other methods. Without a conversation_id, the server remembers the request
+   * for 1 hour.
    */
   requestId: string;
   /** The version that the conversation must have, as in ConversationService. */

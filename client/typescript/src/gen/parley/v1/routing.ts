@@ -13,7 +13,7 @@ export interface RoutingSummary {
   conversationId: string;
   /**
    * The newest messages, oldest first, with their structured data. Three unless the request
-   * says otherwise.
+   * says otherwise. The summary skips answers that were cut off before they said anything.
    */
   recentMessages: Message[];
   /** Conversation.version; 0 if the conversation does not exist. */
@@ -42,7 +42,7 @@ export interface RoutingSummary {
   recentAgents: AgentUse[];
   /**
    * True if the newest message, not counting messages of ROLE_SYSTEM, is from the user. It has
-   * no answer yet. An incomplete answer counts as an answer.
+   * no answer yet. An incomplete answer counts as an answer, unless it has at most reasoning.
    */
   awaitingAnswer: boolean;
   /** Tool calls that are open, oldest first. See ToolResult.call_id. */
