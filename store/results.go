@@ -63,9 +63,9 @@ type Snapshot struct {
 }
 
 // Offsets returns the offset of each message: the encoded bytes of all messages before it, dropped
-// ones included. The last element is the number of bytes of all messages. The snapshot must be that of a read
-// of all messages, or of the newest with MaxBytes. The offset of a retained message changes only if a message before it is removed
-// while an older one is retained.
+// ones included. The last element is the number of bytes of all messages. The snapshot must be that of
+// a read of all messages, or of the newest with MaxBytes. The offset of a retained message changes only
+// if a message before it is removed while an older one is retained.
 func (s *Snapshot) Offsets() []int64 {
 	offset := s.DroppedBytes
 	offsets := []int64{offset}

@@ -95,7 +95,8 @@ func readToLoad(
 		return nil, err
 	}
 	read := &store.Read{
-		Tenant: tenant, Newest: defaultLoadMessages, MaxBytes: maxPageBytes, RecordPrefixes: r.GetRecordPrefixes(), Request: q,
+		Tenant: tenant, Newest: defaultLoadMessages, MaxBytes: maxPageBytes, RecordPrefixes: r.GetRecordPrefixes(),
+		Request: q,
 	}
 	read.ConversationID = retries.IDOr(id, r.GetRequestId(), tenant, method)
 	if r.MessageLimit != nil {

@@ -54,8 +54,8 @@ type Importer struct {
 	large      chan struct{} // one element for each large conversation, see maxLarge
 }
 
-// NewImporter returns an Importer for a store. limit is the maximum size of the messages of a conversation in the store,
-// in bytes. now is the clock. Conversations whose retention is forbidden fail.
+// NewImporter returns an Importer for a store. limit is the maximum size of the messages of a conversation in the
+// store, in bytes. now is the clock. Conversations whose retention is forbidden fail.
 func NewImporter(s store.Store, limit int, now func() time.Time, forbidden rules.Retentions) *Importer {
 	return &Importer{
 		store: s, limit: limit, now: now, retentions: forbidden,
@@ -210,7 +210,7 @@ func (i *importing) acquireLarge(ctx context.Context, c *incoming) error {
 func (i *importing) releaseLarge(c *incoming) {
 	if c.large {
 		c.large = false
-		<-i.Importer.large
+		<-i.large
 	}
 }
 

@@ -139,8 +139,8 @@ func messagesOf(turn *parleyv1.Turn, read *store.Read) {
 		return
 	}
 	first, last := turn.GetInputSequence(), max(turn.GetInputSequence(), turn.GetLastAnswerSequence())
-	if answer := turn.GetFirstAnswerSequence(); first == 0 || answer > 0 && answer < first {
-		first = answer
+	if answered := turn.GetFirstAnswerSequence(); first == 0 || answered > 0 && answered < first {
+		first = answered
 	}
 	if last == 0 {
 		read.Newest = 0

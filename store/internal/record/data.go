@@ -85,8 +85,8 @@ func (r *Record) CountsAll() bool {
 	return true
 }
 
-// addTypes returns types, see Record.Types, with the messages of an index. If sign is -1, it subtracts them. Types above
-// maxTypes are not counted.
+// addTypes returns types, see Record.Types, with the messages of an index. If sign is -1, it subtracts them. Types
+// above maxTypes are not counted.
 func addTypes(types, data []byte, sign int) []byte {
 	if len(data) == 0 {
 		return types

@@ -109,10 +109,10 @@ func limited(messages store.Frames, q *store.Read) (selected, left store.Frames)
 	if q.Oldest {
 		count, size := 0, 0
 		for frame := range messages.All() {
-			if count++; !fits(count, size+len(frame)) {
+			if !fits(count+1, size+len(frame)) {
 				break
 			}
-			size += len(frame)
+			count, size = count+1, size+len(frame)
 		}
 		return messages[:size], messages[size:]
 	}

@@ -93,7 +93,8 @@ func TestTypesAreLimited(t *testing.T) {
 		found := 0
 		for i := range messages {
 			if r.Matches(&store.List{StructuredDataType: fmt.Sprint("type ", i)}) {
-				if found++; i < messages-int(left) {
+				found++
+				if i < messages-int(left) {
 					t.Fatalf("with %d messages: type %d of a dropped message is found", left, i)
 				}
 			}

@@ -1,3 +1,5 @@
+// Package pages has the pages of ListMessages and ListRecords, and their page tokens. Start at [ListMessages] and
+// [OpenRecords].
 package pages
 
 import (

@@ -37,7 +37,7 @@ func SpaceToFold(db *bolt.DB) int64 {
 	return free + spaceInFile(db) - ReserveOf(disk)/2
 }
 
-// CheckBeside returns an error if the disk of a directory has less than the reserve after size bytes were written there.
+// CheckBeside returns an error if the disk of a directory would have less than the reserve with size bytes more.
 // If the space cannot be determined, it returns nil.
 func CheckBeside(dir string, size int64) error {
 	free, disk, err := DiskSpace(filepath.Join(dir, "file"))

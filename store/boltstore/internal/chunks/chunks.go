@@ -275,11 +275,11 @@ func (s Set) newest(sequence int32) iter.Seq2[[]byte, []byte] {
 			k, v = c.Seek(layout.ChunkKey(s.conversation, sequence-1))
 		}
 		if !bytes.HasPrefix(k, s.conversation) { // No chunk ends there or later.
-			if k, v = c.Seek(above); k == nil {
-				k, v = c.Last()
-			} else {
-				k, v = c.Prev()
+			before := c.Prev
+			if next, _ := c.Seek(above); next == nil {
+				before = c.Last
 			}
+			k, v = before()
 		}
 		for ; bytes.HasPrefix(k, s.conversation); k, v = c.Prev() {
 			if len(k) == len(s.conversation)+layout.SequenceSize && !yield(k, v) {
