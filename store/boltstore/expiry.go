@@ -110,23 +110,6 @@ func (s *Store) sweepBucket(ctx context.Context, due dueBucket, limit int) (rema
 	return limit, damage
 }
 
-// applyBisecting calls apply with items. If apply returns store.ErrCorrupt, applyBisecting calls it
-// again with each half, so that only the items that cause the error fail. It calls failed for each
-// of these and returns the first error.
-func applyBisecting[T any](items []T, apply func([]T) error, failed func(T)) error {
-	err := apply(items)
-	if !errors.Is(err, store.ErrCorrupt) {
-		return err
-	}
-	if len(items) == 1 {
-		failed(items[0])
-		return err
-	}
-	middle := len(items) / 2
-	first := applyBisecting(items[:middle], apply, failed)
-	return cmp.Or(first, applyBisecting(items[middle:], apply, failed))
-}
-
 // deferredEntries holds the entries that the sweeper skips, each until a time. The zero value is
 // usable.
 type deferredEntries struct {

@@ -44,8 +44,9 @@ func allowedArrows() []arrow {
 		{"gen/gateway/parley/v1", []string{api}},
 
 		{"store", []string{api, record}},
-		{"store/internal/records", []string{"store", api, record}},
-		{"store/internal/record", []string{"store", "store/internal/records", api, record}},
+		{"store/internal/checksum", nil},
+		{"store/internal/records", []string{"store", "store/internal/checksum", api, record}},
+		{"store/internal/record", []string{"store", "store/internal/checksum", "store/internal/records", api, record}},
 		{"store/memstore", []string{"store", "store/internal/record", "store/internal/records", api, record}},
 		{
 			"store/boltstore",

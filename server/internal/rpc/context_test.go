@@ -5,10 +5,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/memstore"
 )
 
 // TestStartOnPage: if the newest exchange is larger than a reply, GetContext returns the newest messages that fit, within
@@ -37,18 +37,21 @@ func TestStartOnPage(t *testing.T) {
 		{"the caller's own limit is smaller", exchange, &parleyv1.ContextWindow{MaxBytes: 1000}, 6},
 		{"the caller's own limit is larger", exchange, &parleyv1.ContextWindow{MaxBytes: 1 << 30}, 5},
 		{"too many messages", exchange, &parleyv1.ContextWindow{MaxMessages: 2}, 6},
-		{"no user message", exchange[1:], nil, 5},
+		{"no user message", exchange[1:], nil, 4},
 	} {
-		var frames store.Frames
-		for i, m := range test.messages {
-			m.Sequence = int32(i + 1)
-			encoded, err := proto.Marshal(m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			frames = store.AppendFrame(frames, encoded)
+		s := memstore.New(store.Options{MaxConversationBytes: store.MaxConversationBytes})
+		if _, err := s.Append(t.Context(), &store.Append{ConversationID: "c", Messages: test.messages}); err != nil {
+			t.Fatal(err)
 		}
-		got := startOnPage(test.messages, &store.Snapshot{Messages: frames, Conversation: &parleyv1.Conversation{}}, test.w)
+		snapshot, err := s.Read(t.Context(), &store.Read{ConversationID: "c", Newest: -1, MaxBytes: maxPageBytes})
+		if err != nil {
+			t.Fatal(err)
+		}
+		messages, err := snapshot.Messages.Messages()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := len(test.messages) - len(messages) + startOnPage(messages, snapshot, test.w)
 		if d := cmp.Diff(test.want, got); d != "" {
 			t.Errorf("%s: start (-want +got):\n%s", test.name, d)
 		}

@@ -252,9 +252,9 @@ func TestRecordsOfOtherEnds(t *testing.T) {
 // it replaces and deletes counts.
 func TestInterruptWithTooManyRecords(t *testing.T) {
 	sent := make(chan struct{})
-	limited := memstore.New(store.Options{MaxRecordBytes: 1000})
+	limited := memstore.New(store.Options{MaxRecordBytes: 1500})
 	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", sent)}, func(o *Options) {
-		o.Store, o.MaxRecordBytes = limited, 1000
+		o.Store, o.MaxRecordBytes = limited, 1500
 	})
 	if err := f.store.Close(); err != nil {
 		t.Fatal(err)
@@ -272,8 +272,8 @@ func TestInterruptWithTooManyRecords(t *testing.T) {
 		return err
 	}
 	var full *store.RecordsFullError
-	if err := interrupt(&parleyv1.RecordWrite{Key: "c", Value: value(400)}); !errors.As(err, &full) || full.Bytes != 1203 {
-		t.Errorf("Chat with too many records = %v, want RecordsFullError with 1203 bytes", err)
+	if err := interrupt(&parleyv1.RecordWrite{Key: "c", Value: value(400)}); !errors.As(err, &full) || full.Bytes != 1587 {
+		t.Errorf("Chat with too many records = %v, want RecordsFullError with 1587 bytes", err)
 	}
 	if f.Running() != 1 || f.Waiting() != 0 {
 		t.Fatalf("%d turns run, %d wait, want the first one only", f.Running(), f.Waiting())

@@ -156,7 +156,7 @@ func TestDocumentContent(t *testing.T) {
 	const pattern = `"^[^\\u0000-\\u001F\\u007F-\\u009F\\u2028\\u2029]*$"`
 	for _, test := range []struct{ where, want string }{
 		{"components schemas Retention properties maxMessages minimum", `0`},
-		{"components schemas Retention properties maxMessages maximum", `1000`},
+		{"components schemas Retention properties maxMessages maximum", `1000000`},
 		{"components schemas Retention properties ttl pattern", `"^-?[0-9]+(\\.[0-9]{1,9})?s$"`},
 		{"components schemas Conversation properties labels maxProperties", `64`},
 		{"components schemas Conversation properties labels propertyNames", `{"maxLength": 64, "minLength": 1}`},
