@@ -45,7 +45,7 @@ type Snapshot struct {
 	// MoreMessages reports that Read.Newest or Read.MaxBytes left out messages.
 	MoreMessages bool
 	// OldestSequence is the sequence of the oldest kept message, also if it was not requested; 0 if there is none.
-	// Only of a read with WithOldestSequence.
+	// Only of a read with WithOldestSequence that asks for messages.
 	OldestSequence int32
 	// DroppedBytes is the encoded size of the messages that were dropped to stay within limits, or removed
 	// one by one, while they were the oldest. A fork or an import starts at 0. Of a read with MaxBytes

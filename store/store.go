@@ -122,8 +122,8 @@
 //     A conversation with keep_all in its retention drops no messages. An append that would make them
 //     larger than [Options.MaxConversationBytes] fails with [ConversationFullError], also if it only
 //     starts a turn. Two kinds of appends succeed above this limit: the first message of a
-//     conversation, and the end of a turn. Create and Import accept twice the limit, which the end of
-//     a turn may have used. When keep_all becomes false, the oldest messages are dropped.
+//     conversation, and the end of a turn. Create and Import accept [MaxMessageBytes] more, or twice a
+//     lower limit, which the end of a turn may have used. When keep_all becomes false, the oldest messages are dropped.
 //  17. Queued appends: appends to one conversation are applied in the order of their starts if each
 //     starts after the one before has called its [Append.Queued] or has returned. They may share a
 //     commit. An append that fails does not stop those after it. If appends have the same context, and
@@ -252,8 +252,9 @@ const (
 	// MaxMessageBytes is the maximum encoded size of one message, and of the messages in one reply or in one request to
 	// an agent. A reply has at most 4 MiB and has space for them and for a header.
 	MaxMessageBytes = 3 << 20
-	// MaxConversationBytes is the largest value of [Options.MaxConversationBytes]. A write of a conversation that
-	// removes messages, a fork and an export have all its messages in memory.
+	// MaxConversationBytes is the largest value of [Options.MaxConversationBytes]. An export has all messages of a
+	// conversation in memory, a write that removes most of them about twice their size, a fork and an import about four
+	// times.
 	MaxConversationBytes = 64 << 20
 	// MaxMessages is the largest value of [Options.MaxMessages] and of Retention.max_messages.
 	MaxMessages = 1_000_000

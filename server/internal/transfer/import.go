@@ -25,8 +25,11 @@ const (
 	// of 8 others, and up to 4 MiB for a request that has arrived: 85 MiB, and 6 MiB while it joins messages.
 	MaxImports = 16
 	// maxLarge is the maximum number of conversations with more than maxSmallBytes of messages that all imports collect
-	// and store at a time. Each takes twice the limit of a conversation, since its messages are joined.
+	// and store at a time. While it is stored, each takes about four times the size of its messages: they are joined,
+	// copied and encoded, and bbolt copies them into pages.
 	maxLarge = 2
+	// maxLargeWait is the maximum time that an import waits for a slot for a large conversation.
+	maxLargeWait = 30 * time.Second
 	// maxFailures is the maximum number of failures in the reply of an import.
 	maxFailures = 100
 	// maxFailureID and maxFailureReason are the maximum lengths of the texts of a failure in bytes.
@@ -41,7 +44,7 @@ const (
 	lastWait  = 640 * time.Millisecond
 )
 
-// ErrTooManyImports means that MaxImports imports are running.
+// ErrTooManyImports means that MaxImports imports are running, or that too many of them collect a large conversation.
 var ErrTooManyImports = errors.New("too many imports")
 
 // Importer imports conversations into a store. Its methods may be called from many goroutines.
@@ -116,15 +119,17 @@ type importing struct {
 // run imports the requests that receive returns, until io.EOF. When run returns, none of its goroutines
 // is running.
 func (i *importing) run(ctx context.Context, receive func() (*parleyv1.ImportConversationsRequest, error)) error {
+	defer func() { // Also after a panic, which the server recovers.
+		if i.incoming != nil {
+			i.releaseLarge(i.incoming)
+		}
+	}()
 	err := i.receiveAll(ctx, receive)
 	if waitErr := i.wait(); err == nil {
 		err = waitErr
 	}
-	if c := i.incoming; c != nil {
-		i.releaseLarge(c)
-		if err != nil && c.uid != "" {
-			return i.discard(ctx, c, err)
-		}
+	if c := i.incoming; err != nil && c != nil && c.uid != "" {
+		return i.discard(ctx, c, err)
 	}
 	return err
 }
@@ -149,13 +154,16 @@ func (i *importing) receiveAll(
 		if err := i.incoming.add(r, i.now()); err != nil {
 			return err
 		}
-		if err := i.acquireLarge(ctx, i.incoming); err != nil {
+		if i.incoming.fault != "" {
+			i.releaseLarge(i.incoming)
+		} else if err := i.acquireLarge(ctx, i.incoming); err != nil {
 			return err
 		}
 		if i.incoming.recordBytes > maxCommitRecords {
 			if err := i.storeReceived(ctx); err != nil {
 				return err
 			}
+			i.releaseLarge(i.incoming) // Its messages are stored.
 		}
 	}
 }
@@ -175,6 +183,7 @@ func (i *importing) startStore(ctx context.Context) error {
 		}
 	}
 	i.storing = append(i.storing, c)
+	large := c.large // The goroutine resets it.
 	i.group.Go(func() (err error) {
 		defer func() { // The server recovers panics only in the goroutine of the call.
 			if p := recover(); p != nil {
@@ -183,13 +192,14 @@ func (i *importing) startStore(ctx context.Context) error {
 		}()
 		return i.storeAndCount(ctx, c)
 	})
-	if c.large {
+	if large {
 		return i.wait() // No other conversation is collected while its messages are in memory.
 	}
 	return nil
 }
 
-// acquireLarge waits for a slot if a conversation needs one.
+// acquireLarge waits for a slot if a conversation needs one, at most for maxLargeWait. If there is none by then, the
+// error is ErrTooManyImports.
 func (i *importing) acquireLarge(ctx context.Context, c *incoming) error {
 	if c.large || c.size <= maxSmallBytes {
 		return nil
@@ -197,10 +207,14 @@ func (i *importing) acquireLarge(ctx context.Context, c *incoming) error {
 	if err := i.wait(); err != nil {
 		return err
 	}
+	timer := time.NewTimer(maxLargeWait)
+	defer timer.Stop()
 	select {
 	case i.large <- struct{}{}:
 		c.large = true
 		return nil
+	case <-timer.C:
+		return ErrTooManyImports
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

@@ -280,3 +280,55 @@ func TestImportKeepAll(t *testing.T) {
 		t.Errorf("failures = %v, want CONVERSATION_FULL", failures)
 	}
 }
+
+// TestLargeImportSlots checks that imports of large conversations return their slots: after success, after a fault, and
+// if the import ends in the middle of one. More of them than there are slots run one after the other.
+func TestLargeImportSlots(t *testing.T) {
+	f := open(t)
+	f.importer.limit = store.MaxConversationBytes
+	large := func(id string) []*parleyv1.ImportConversationsRequest {
+		var parts []*parleyv1.ImportConversationsRequest
+		header := exportOf(id, f.clock.Now()).Conversation
+		header.LastSequence, header.MessageCount = 10, 10
+		for n := range int32(10) {
+			m := proto.CloneOf(exportOf(id, f.clock.Now()).GetMessages()[0])
+			m.Id, m.Sequence, m.Content = fmt.Sprint("m", n), n+1, strings.Repeat("x", 1<<20)
+			parts = append(parts, &parleyv1.ImportConversationsRequest{
+				Conversation: header, Messages: []*parleyv1.Message{m},
+			})
+		}
+		return parts
+	}
+	run := func(parts ...*parleyv1.ImportConversationsRequest) (Imported, error) {
+		next := 0
+		return f.importer.Import(t.Context(), tenant, func() (*parleyv1.ImportConversationsRequest, error) {
+			if next == len(parts) {
+				return nil, io.EOF
+			}
+			next++
+			return parts[next-1], nil
+		})
+	}
+	all := slices.Concat(large("a"), large("b"), large("c"))
+	if got, err := run(all...); err != nil || got.Reply.GetImportedCount() != 3 {
+		t.Errorf("import of large conversations = %v, %v, want 3 imported", got.Reply, err)
+	}
+	if got, err := run(large("d")[:9]...); err != nil || got.Failed != 1 {
+		t.Errorf("import without the last message = %v, %v, want 1 failure", got.Reply, err)
+	}
+	broken := errors.New("broken")
+	next, parts := 0, large("e")
+	_, err := f.importer.Import(t.Context(), tenant, func() (*parleyv1.ImportConversationsRequest, error) {
+		if next == 8 {
+			return nil, broken
+		}
+		next++
+		return parts[next-1], nil
+	})
+	if !errors.Is(err, broken) {
+		t.Errorf("cut import = %v, want %v", err, broken)
+	}
+	if n := len(f.importer.large); n != 0 {
+		t.Errorf("%d slots are in use after all imports, want 0", n)
+	}
+}

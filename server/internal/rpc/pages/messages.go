@@ -51,7 +51,9 @@ func ListMessages(
 		w.left = defaultMessages
 	}
 	if r.GetPageToken() != "" {
-		snapshot, err := read(w.query(0))
+		header := w.query(0)
+		header.WithOldestSequence = false
+		snapshot, err := read(header)
 		if err != nil {
 			return nil, err
 		}
