@@ -43,7 +43,7 @@ func TestDamagedFile(t *testing.T) {
 // TestDamagedFileWithoutChecksums is the control: a server that ignores checksums returns damaged
 // data, and the check detects it.
 func TestDamagedFileWithoutChecksums(t *testing.T) {
-	unchecked := buildWith(t, "store/internal/record/codec.go", "	return sum\n", "	return sum &^ sum\n")
+	unchecked := buildWith(t, "store/internal/checksum/checksum.go", "	return sum\n", "	return sum &^ sum\n")
 	clients, undamaged := makeStore(t, unchecked)
 	random, wrong := rand.New(rand.NewPCG(6, 6)), 0
 	const total = 10
