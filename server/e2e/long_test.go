@@ -48,7 +48,7 @@ func TestLongConversation(t *testing.T) {
 		t.Errorf("GetContext = %d messages, %d omitted, want the newest 3 MiB of %d", n, window.GetOmittedCount(), count)
 	}
 
-	// Compaction: the newest 50 stay, behind a summary, in one commit.
+	// Compaction: a summary and the newest 50 replace all messages, in one commit.
 	replaced := compact(t, s, id)
 	again := compact(t, s, id)
 	if !again.GetReplayed() || again.GetConversation().GetVersion() != replaced.GetConversation().GetVersion() {
