@@ -61,10 +61,17 @@ test: ## run the Go tests, in about three minutes: needs Go and git alone
 	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST), $(DEPLOYCHECK) and $(BENCHCOMPARE), and the'
 	@echo 'longest Go tests. Go tests that need root, Python, Node or Chromium were skipped where these are missing.'
 
+# The last two groups mostly wait, one for its programs and one for its disk: they run at the same time.
 .PHONY: check
-check: programs languages build test lint checkgenerate ## check everything, in about 20 minutes: needs what make tools installs
+check: programs languages build test lint checkgenerate ## check everything, in about 35 minutes: needs what make tools installs
 	CGO_ENABLED=1 go test -race -timeout 15m ./...
-	@$(MAKE) --no-print-directory testpython testtypescript testoidc testdeploy test-faults
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; trap 'exit 1' HUP INT TERM; \
+	$(MAKE) --no-print-directory test-faults >"$$log" 2>&1 & faults=$$!; \
+	code=0; $(MAKE) --no-print-directory testclients || code=$$?; \
+	wait $$faults || code=$$?; cat "$$log"; exit $$code
+
+.PHONY: testclients
+testclients: testpython testtypescript testoidc testdeploy
 	@if $(ON_LINUX); then $(MAKE) --no-print-directory testbenchcompare; fi
 
 .PHONY: testpython
