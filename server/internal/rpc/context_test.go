@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -54,6 +55,36 @@ func TestStartOnPage(t *testing.T) {
 		got := len(test.messages) - len(messages) + startOnPage(messages, snapshot, test.w)
 		if d := cmp.Diff(test.want, got); d != "" {
 			t.Errorf("%s: start (-want +got):\n%s", test.name, d)
+		}
+	}
+}
+
+// TestStableStartOfNewestMessages: with cache_stable, the start of the context also remains for many turns if the
+// conversation is larger than a reply.
+func TestStableStartOfNewestMessages(t *testing.T) {
+	f := open(t, func(s *setup) { s.storeOptions.MaxConversationBytes = 32 << 20 })
+	f.append(t, "c1", user("first"))
+	if _, err := f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{
+		Conversation: &parleyv1.Conversation{Id: "c1", Retention: &parleyv1.Retention{KeepAll: true}},
+		UpdateMask:   &fieldmaskpb.FieldMask{Paths: []string{"retention.keep_all"}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range []*parleyv1.ContextWindow{{CacheStable: true}, {CacheStable: true, MaxMessages: 500}} {
+		const turns = 32
+		starts := 0
+		for first, turn := int32(0), 0; turn < turns; turn++ {
+			f.append(t, "c1", user(strings.Repeat("q", 100<<10)), assistant(strings.Repeat("a", 100<<10)))
+			reply, err := f.GetContext(t.Context(), &parleyv1.GetContextRequest{ConversationId: "c1", Window: w})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if start := reply.GetMessages()[0].GetSequence(); start != first {
+				first, starts = start, starts+1
+			}
+		}
+		if starts < 2 || starts > turns/4 {
+			t.Errorf("window %v: %d starts in %d turns, want 2 to %d", w, starts, turns, turns/4)
 		}
 	}
 }

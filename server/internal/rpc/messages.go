@@ -220,7 +220,11 @@ func (s messageReader) ListMessages(
 // larger than a reply, so that the snapshot lacks its user message, the reply has the newest messages of it, unless the
 // window is too small for the exchange.
 func startOnPage(messages []*parleyv1.Message, snapshot *store.Snapshot, w *parleyv1.ContextWindow) int {
-	start := window.Start(messages, snapshot.Offsets(), w)
+	bounds := w
+	if snapshot.MoreMessages {
+		bounds = window.OfNewest(w, maxPageBytes)
+	}
+	start := window.Start(messages, snapshot.Offsets(), bounds)
 	isUser := func(m *parleyv1.Message) bool { return m.GetRole() == parleyv1.Role_ROLE_USER }
 	tooSmall := w.GetMaxMessages() > 0 && int(w.GetMaxMessages()) <= len(messages) ||
 		w.GetMaxBytes() > 0 && w.GetMaxBytes() <= maxPageBytes

@@ -60,18 +60,24 @@ func (x *execution) history() (*parleyv1.Conversation, []*parleyv1.Message, erro
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", errHistoryUnreadable, err)
 	}
-	return snapshot.Conversation, x.window(messages, snapshot.Offsets()), nil
+	bounds := x.windowBounds()
+	if snapshot.MoreMessages {
+		bounds = window.OfNewest(bounds, store.MaxMessageBytes)
+	}
+	return snapshot.Conversation, x.window(messages, snapshot.Offsets(), bounds), nil
 }
 
 // window returns the messages before the input that the agent receives. It excludes messages after
 // the input, which come from other writers or from an incomplete turn. It never cuts the exchange
 // to which the input belongs. offsets are those of the stored messages.
-func (x *execution) window(messages []*parleyv1.Message, offsets []int64) []*parleyv1.Message {
+func (x *execution) window(
+	messages []*parleyv1.Message, offsets []int64, bounds *parleyv1.ContextWindow,
+) []*parleyv1.Message {
 	before := slices.DeleteFunc(messages,
 		func(m *parleyv1.Message) bool { return m.GetSequence() >= x.input.GetSequence() })
 	window.RemoveReasoning(before)
 	exchange := history.ExchangeStart(before, x.input)
-	return before[window.Start(before[:exchange], offsets[:exchange+1], x.windowBounds()):]
+	return before[window.Start(before[:exchange], offsets[:exchange+1], bounds):]
 }
 
 // windowBounds returns the bounds of the request, else those of the agent, else nil.

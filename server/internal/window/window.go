@@ -46,6 +46,17 @@ func Start(messages []*parleyv1.Message, offsets []int64, w *parleyv1.ContextWin
 	}
 }
 
+// OfNewest returns the window to use with messages that are only the newest of a history, as many as have maxBytes.
+// That limit moves on with each message. With cache_stable it is therefore a bound like those of w, which may be nil.
+func OfNewest(w *parleyv1.ContextWindow, maxBytes int32) *parleyv1.ContextWindow {
+	if !w.GetCacheStable() || w.GetMaxBytes() > 0 && w.GetMaxBytes() <= maxBytes {
+		return w
+	}
+	bound := proto.CloneOf(w)
+	bound.MaxBytes = maxBytes
+	return bound
+}
+
 // StartWithin returns the index of the first of the newest messages that have at most maxBytes together. They contain
 // no tool result without its call, but may begin within an exchange: it is for readers that must get something of an
 // exchange that is larger than any window.
