@@ -155,7 +155,8 @@ func (m *Manager) enqueueOrAttach(
 		if refusal != nil {
 			return nil, false, refusal
 		}
-		if m.waitingBytes+requestBytes > maxWaitingBytes {
+		if m.waitingBytes+requestBytes > maxWaitingBytes ||
+			m.waitingBytesByTenant[at.tenant]+requestBytes > maxTenantWaitingBytes {
 			return nil, false, ErrQueueFull
 		}
 	default:

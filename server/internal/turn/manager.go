@@ -121,9 +121,11 @@ type Manager struct {
 	runningTotal    int            // queues with a running turn
 	waitingTotal    int            // turns that wait in all queues
 	waitingBytes    int            // of their requests, at most maxWaitingBytes
-	idle            chan struct{}  // closed when stopping is true and no turn runs
-	retained        *list.List     // elements are *queueEntry, in the order in which they ended
-	retainedBytes   int            // memory of the retained turns
+	// waitingBytesByTenant has the same by tenant, at most maxTenantWaitingBytes for each.
+	waitingBytesByTenant map[string]int
+	idle                 chan struct{} // closed when stopping is true and no turn runs
+	retained             *list.List    // elements are *queueEntry, in the order in which they ended
+	retainedBytes        int           // memory of the retained turns
 
 	ctx    context.Context //nolint:containedctx // the manager's own life, not a call's
 	cancel context.CancelCauseFunc
@@ -140,7 +142,8 @@ func New(ctx context.Context, o Options) *Manager {
 	managerCtx, cancel := context.WithCancelCause(ctx)
 	return &Manager{
 		o: o, turns: make(map[string]*queueEntry), queues: make(map[key]*queue), runningByTenant: make(map[string]int),
-		idle: make(chan struct{}), retained: list.New(), ctx: managerCtx, cancel: cancel,
+		waitingBytesByTenant: make(map[string]int),
+		idle:                 make(chan struct{}), retained: list.New(), ctx: managerCtx, cancel: cancel,
 	}
 }
 

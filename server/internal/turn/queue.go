@@ -22,6 +22,9 @@ const (
 // turn holds its complete request, with up to 4 MiB of records.
 const maxWaitingBytes = 64 << 20
 
+// maxTenantWaitingBytes is the same for one tenant, so that a single one cannot take all of it.
+const maxTenantWaitingBytes = maxWaitingBytes / 2
+
 // key identifies a conversation.
 type key struct{ tenant, id string }
 
@@ -184,8 +187,12 @@ func (m *Manager) reportPosition(e *queueEntry) {
 // countWaiting counts a turn that begins to wait if sign is 1, or that no longer waits if it is -1. The caller holds
 // mu.
 func (m *Manager) countWaiting(e *queueEntry, sign int) {
+	tenant := e.queue.tenant
 	m.waitingTotal += sign
 	m.waitingBytes += sign * e.requestBytes
+	if m.waitingBytesByTenant[tenant] += sign * e.requestBytes; m.waitingBytesByTenant[tenant] == 0 {
+		delete(m.waitingBytesByTenant, tenant)
+	}
 }
 
 // removeWaiting removes a waiting turn from its queue for the given cause. It reports whether the

@@ -94,7 +94,7 @@ func TestQueuedTurnLivesUntilItsLastReaderLeaves(t *testing.T) {
 	})
 }
 
-// TestMemoryOfQueues: the requests that wait in all queues are limited together. Memory is free again when a turn starts
+// TestMemoryOfQueues: the requests that wait in all queues of a tenant are limited together. Memory is free again when a turn starts
 // or leaves its queue.
 func TestMemoryOfQueues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestMemoryOfQueues(t *testing.T) {
 			r.Records = []*parleyv1.RecordWrite{{Key: "a", Value: make([]byte, size)}}
 			return r
 		}
-		const most = maxWaitingBytes/size - 1 // Requests are a little larger than their records.
+		const most = maxTenantWaitingBytes/size - 1 // Requests are a little larger than their records.
 		for n := range 2 {
 			r := chatRequest("ahead", 0)
 			r.ConversationId = fmt.Sprint("c", n)
@@ -143,6 +143,50 @@ func TestMemoryOfQueues(t *testing.T) {
 		}
 		if f.waitingBytes > size+1000 {
 			t.Errorf("%d bytes wait, want one request", f.waitingBytes)
+		}
+	})
+}
+
+// TestMemoryOfTenants: a tenant whose waiting requests take all that it may have leaves memory for another one. All
+// tenants together are limited, too.
+func TestMemoryOfTenants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newControlled(t, nil)
+		const size, each = 4 << 20, maxTenantWaitingBytes / (4 << 20)
+		chat := func(tenant string, r *parleyv1.ChatRequest) *reader {
+			return startReading(t.Context(), func(ctx context.Context) iter.Seq2[*parleyv1.TurnEvent, error] {
+				return f.Chat(ctx, tenant, r, storeRequest(r))
+			})
+		}
+		wait := func(tenant string, size int) *reader {
+			r := chatRequest("q", onBusyQueue)
+			r.Records = []*parleyv1.RecordWrite{{Key: "a", Value: make([]byte, size)}}
+			return chat(tenant, r)
+		}
+		for _, tenant := range []string{"a", "b", "c"} {
+			chat(tenant, chatRequest("ahead", 0))
+		}
+		for _, tenant := range []string{"a", "b"} {
+			for range each - 1 {
+				if r := wait(tenant, size); r.err != nil {
+					t.Errorf("Chat of tenant %s = %v", tenant, r.err)
+				}
+			}
+			if r := wait(tenant, size); !errors.Is(r.err, ErrQueueFull) {
+				t.Errorf("Chat of tenant %s above its limit = %v, want ErrQueueFull", tenant, r.err)
+			}
+			if r := wait(tenant, size/2); r.err != nil {
+				t.Errorf("smaller Chat of tenant %s = %v", tenant, r.err)
+			}
+		}
+		if r := wait("c", size); !errors.Is(r.err, ErrQueueFull) {
+			t.Errorf("Chat above the limit of all tenants = %v, want ErrQueueFull", r.err)
+		}
+		if r := wait("c", size/2); r.err != nil {
+			t.Errorf("Chat within the limit of all tenants = %v", r.err)
+		}
+		for _, run := range p.runs {
+			run.complete()
 		}
 	})
 }

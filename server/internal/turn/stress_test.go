@@ -57,7 +57,7 @@ func TestStress(t *testing.T) {
 	s.check(t)
 	s.Stop(t.Context())
 	if n := len(s.turns) + len(s.queues) + len(s.runningByTenant) + s.retained.Len() + s.retainedBytes +
-		s.runningTotal; n != 0 {
+		s.runningTotal + s.waitingBytes + len(s.waitingBytesByTenant); n != 0 {
 		t.Errorf("turns %v, queues %v, running %v, %d retained bytes, want none", s.turns, s.queues, s.runningByTenant,
 			s.retainedBytes)
 	}
