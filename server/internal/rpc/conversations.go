@@ -336,7 +336,14 @@ func (s *Server) firstFork(
 func (s *Server) fork(
 	ctx context.Context, r *parleyv1.ForkConversationRequest, id string, q *store.Request,
 ) (*parleyv1.ForkConversationResponse, error) {
-	create, size, err := s.readFork(ctx, r, id)
+	source, done, err := s.largeForks.Read(ctx, s.store, &store.Read{
+		Tenant: tenant(ctx), ConversationID: r.GetConversationId(),
+	})
+	if err != nil {
+		return nil, inConversation(r.GetConversationId(), err)
+	}
+	defer done()
+	create, size, err := s.copyOf(tenant(ctx), source, r, id)
 	if err != nil {
 		return nil, inConversation(r.GetConversationId(), err)
 	}
@@ -352,17 +359,11 @@ func (s *Server) fork(
 	return &parleyv1.ForkConversationResponse{Conversation: result.Conversation, Replayed: result.Replayed}, nil
 }
 
-// readFork reads the source of a fork and returns the store operation that creates the copy, and the size of the copy
-// in bytes. A fork copies everything except the lease, turns and request ids, and records only if the request says so.
-func (s *Server) readFork(
-	ctx context.Context, r *parleyv1.ForkConversationRequest, id string,
+// copyOf returns the store operation that creates a fork of source with an id, and the size of the copy in bytes. A
+// fork copies everything except the lease, turns and request ids, and records only if the request says so.
+func (s *Server) copyOf(
+	tenant string, source *store.Snapshot, r *parleyv1.ForkConversationRequest, id string,
 ) (create *store.Create, copied int, err error) {
-	source, err := s.store.Read(ctx, &store.Read{
-		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Newest: -1,
-	})
-	if err != nil {
-		return nil, 0, err
-	}
 	frames, last := source.Messages, int32(0)
 	size := 0
 	for frame := range frames.All() {
@@ -379,7 +380,7 @@ func (s *Server) readFork(
 		return nil, 0, err
 	}
 	c.Id, c.ForkedFrom = id, &parleyv1.ForkOrigin{ConversationId: source.Conversation.GetId(), Sequence: last}
-	create = &store.Create{Tenant: tenant(ctx), Messages: frames[:size], Conversation: c}
+	create = &store.Create{Tenant: tenant, Messages: frames[:size], Conversation: c}
 	copied = size + proto.Size(c)
 	if r.GetIncludeRecords() {
 		create.RecordsOf, create.RecordsOfUID = r.GetConversationId(), source.Conversation.GetUid()

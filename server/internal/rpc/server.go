@@ -149,12 +149,14 @@ type Server struct {
 	signedInReceives, publicReceives *receive.Limiter
 	healthWatches                    atomic.Int64
 
-	importer  *transfer.Importer
-	requests  *decoder
-	refusals  []row // see status.go
-	startTime time.Time
-	stopping  chan struct{} // closed by stop
-	stop      func()
+	importer *transfer.Importer
+	// largeExports and largeForks limit the memory of calls that need a complete conversation.
+	largeExports, largeForks *transfer.LargeReads
+	requests                 *decoder
+	refusals                 []row // see status.go
+	startTime                time.Time
+	stopping                 chan struct{} // closed by stop
+	stop                     func()
 }
 
 // New returns a server that is not registered yet. It returns an error if the rules in the protos
@@ -185,7 +187,9 @@ func New(o Options) (*Server, error) {
 			Settings: o.Calls, Log: o.Log, Now: o.Now, CodeOf: codeOf, Traced: tracing.Traced,
 		}),
 		tracer: o.Tracer, auth: o.Auth, refusals: refusals(),
-		importer: transfer.NewImporter(o.Store, cmp.Or(o.MaxConversationBytes, store.MaxMessageBytes), o.Now, o.Retentions),
+		importer: transfer.NewImporter(
+			o.Store, cmp.Or(o.MaxConversationBytes, store.MaxMessageBytes), o.Now, o.Retentions),
+		largeExports: transfer.NewLargeReads(transfer.MaxLargeExports), largeForks: transfer.NewLargeReads(maxLargeForks),
 		requests: newDecoder(), limits: o.Limits, summaries: summaries.New(o.SummaryBytes),
 		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
@@ -261,6 +265,9 @@ func (s *Server) checkUnary(
 }
 
 const (
+	// maxLargeForks is how many conversations of more than 6 MiB are copied at the same time. A fork needs about four
+	// times the size of the conversation.
+	maxLargeForks = 1
 	// maxReceives is how many calls receive a request at the same time. Their requests need at most 512 MiB. Many
 	// more small calls may start at once: their requests arrive in microseconds, and a call waits for the others.
 	maxReceives = 128

@@ -22,7 +22,7 @@ type (
 // ExportConversations streams complete conversations.
 func (s *Server) ExportConversations(r *parleyv1.ExportConversationsRequest, stream exportStream) error {
 	ctx := stream.Context()
-	exported, err := transfer.Export(ctx, s.store, tenant(ctx), r, stream.Send)
+	exported, err := transfer.Export(ctx, s.store, s.largeExports, tenant(ctx), r, stream.Send)
 	s.log.InfoContext(ctx, "exported", "tenant", tenant(ctx), "conversations", exported.Conversations,
 		"messages", exported.Messages, "records", exported.Records, "damaged", exported.Damaged, "complete", err == nil)
 	return transferError(err)

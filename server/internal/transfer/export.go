@@ -84,15 +84,17 @@ type Exported struct {
 // are deleted before it reads them. It also omits damaged ones: after it has sent all others, it returns
 // a DamagedError.
 //
+// While as many large conversations are being exported as large allows, the export waits before it reads another one.
+//
 // Records are sent if r.IncludeRecords is set; otherwise the headers do not count them.
 //
 // Errors about a conversation are ConversationErrors. Errors of send are returned unchanged. The counts
 // are valid if there is an error, too.
 func Export(
-	ctx context.Context, s store.Store, tenant string, r *parleyv1.ExportConversationsRequest,
+	ctx context.Context, s store.Store, large *LargeReads, tenant string, r *parleyv1.ExportConversationsRequest,
 	send func(*parleyv1.ExportConversationsResponse) error,
 ) (Exported, error) {
-	e := &exporter{store: s, tenant: tenant, sendPart: send}
+	e := &exporter{store: s, large: large, tenant: tenant, sendPart: send}
 	if r.GetIncludeRecords() {
 		e.prefixes = []string{""}
 	}
@@ -104,6 +106,7 @@ func Export(
 // exporter runs one export.
 type exporter struct {
 	store    store.Store
+	large    *LargeReads
 	tenant   string
 	sendPart func(*parleyv1.ExportConversationsResponse) error
 	prefixes []string // of the records to export; nil without records
@@ -206,12 +209,13 @@ func (e *exporter) omit(id string, err error) bool {
 
 // send sends a conversation in one or more responses.
 func (e *exporter) send(ctx context.Context, id string) error {
-	snapshot, err := e.store.Read(ctx, &store.Read{
-		Tenant: e.tenant, ConversationID: id, Newest: -1, RecordPrefixes: e.prefixes,
+	snapshot, done, err := e.large.Read(ctx, e.store, &store.Read{
+		Tenant: e.tenant, ConversationID: id, RecordPrefixes: e.prefixes,
 	})
 	if err != nil {
 		return &ConversationError{ID: id, Err: err}
 	}
+	defer done()
 	c := snapshot.Conversation
 	// These fields depend on this server. Where the conversation is imported, no turn is running, and
 	// the size of the messages may differ by a few bytes.
@@ -238,6 +242,8 @@ func (e *exporter) send(ctx context.Context, id string) error {
 			return err
 		}
 	}
+	snapshot.Messages = nil // The records may take long.
+	done()
 	if err := e.sendRecords(ctx, snapshot, records, sent); err != nil {
 		return err
 	}

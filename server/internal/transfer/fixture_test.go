@@ -151,7 +151,7 @@ func (f *fixture) export(t *testing.T, ids ...string) ([]*parleyv1.ExportConvers
 	t.Helper()
 	var parts []*parleyv1.ExportConversationsResponse
 	r := &parleyv1.ExportConversationsRequest{ConversationIds: ids, IncludeRecords: true}
-	_, err := Export(t.Context(), f.hooks, tenant, r, func(part *parleyv1.ExportConversationsResponse) error {
+	_, err := Export(t.Context(), f.hooks, NewLargeReads(1), tenant, r, func(part *parleyv1.ExportConversationsResponse) error {
 		encoded, err := proto.Marshal(part)
 		if err != nil {
 			return err

@@ -156,7 +156,7 @@ func TestExportWithoutRecords(t *testing.T) {
 	from, to := open(t), open(t)
 	from.fillRecords(t, "a", 100, 10_000)
 	var parts []*parleyv1.ExportConversationsResponse
-	exported, err := Export(t.Context(), from.hooks, tenant, &parleyv1.ExportConversationsRequest{},
+	exported, err := Export(t.Context(), from.hooks, NewLargeReads(1), tenant, &parleyv1.ExportConversationsRequest{},
 		func(p *parleyv1.ExportConversationsResponse) error { parts = append(parts, p); return nil })
 	if err != nil || len(parts) != 1 || exported.Records != 0 {
 		t.Fatalf("Export = %v, %v with %d responses, want one without records", exported, err, len(parts))
