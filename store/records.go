@@ -111,11 +111,23 @@ type RevisionError struct {
 	TenantScope bool
 	// Current revision of the record; 0 if it does not exist.
 	Current int64
+	// Required is the if_revision of the write.
+	Required int64
 }
 
-// Error returns the key and the current revision.
-func (e *RevisionError) Error() string {
-	return fmt.Sprintf("record %.128q is at revision %d", e.Key, e.Current)
+// Error returns the key and the fault.
+func (e *RevisionError) Error() string { return fmt.Sprintf("record %.128q %s", e.Key, e.Fault()) }
+
+// Fault says which revision the record has and which one the write requires, as a clause without its subject.
+func (e *RevisionError) Fault() string {
+	current := fmt.Sprintf("is at revision %d", e.Current)
+	switch {
+	case e.Current == 0:
+		current = "does not exist"
+	case e.Required == 0:
+		current = fmt.Sprintf("already exists at revision %d", e.Current)
+	}
+	return fmt.Sprintf("%s, but if_revision is %d", current, e.Required)
 }
 
 // RecordsFullError is returned if the records of a conversation, or those of the tenant, would exceed their limit.

@@ -101,7 +101,7 @@ func (s checksRevisionBefore) WriteRecords(
 			current = found[0].GetRevision()
 		}
 		if write.IfRevision != nil && write.GetIfRevision() != current {
-			return nil, &store.RevisionError{Key: write.GetKey(), Current: current}
+			return nil, &store.RevisionError{Key: write.GetKey(), Current: current, Required: write.GetIfRevision()}
 		}
 		write.IfRevision = nil
 	}

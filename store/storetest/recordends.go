@@ -111,7 +111,7 @@ func tenantRecordExpiry(f *fixture) {
 	same(f.t, "descending keys", keysOf(found), []string{"c", "b"})
 	f.refuseRecords(&store.WriteRecords{
 		Writes: []*parleyv1.RecordWrite{ifRevision(put("a", "2"), 1)},
-	}, &store.RevisionError{Key: "a", TenantScope: true})
+	}, &store.RevisionError{Key: "a", TenantScope: true, Required: 1})
 	f.writeRecords("", remove("a"))
 	f.writeRecords("", ifRevision(expiring(put("a", "2"), time.Minute), 0))
 	f.wantRecords("", "a=2@2", "b=1@1", "c=1@1")

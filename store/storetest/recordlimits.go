@@ -93,7 +93,7 @@ func recordChecks(f *fixture) {
 	}, &store.VersionError{Current: 3})
 	f.refuseRecords(&store.WriteRecords{
 		ConversationID: "c", UID: uid, Writes: both(), IfVersion: new(int32(3)),
-	}, &store.RevisionError{Key: "a", Current: 3})
+	}, &store.RevisionError{Key: "a", Current: 3, Required: 1})
 	f.refuse(&store.Append{
 		ConversationID: "c", Messages: []*parleyv1.Message{user("one")}, Records: both(), IfVersion: new(int32(9)),
 	}, &store.VersionError{Current: 3})

@@ -98,7 +98,9 @@ func (o *oracle) tryRecords(
 		}
 		old := scope[w.GetKey()]
 		if w.IfRevision != nil && w.GetIfRevision() != old.GetRevision() {
-			return nil, &store.RevisionError{Key: w.GetKey(), TenantScope: inTenant, Current: old.GetRevision()}
+			return nil, &store.RevisionError{
+				Key: w.GetKey(), TenantScope: inTenant, Current: old.GetRevision(), Required: w.GetIfRevision(),
+			}
 		}
 		if w.GetDelete() && old == nil {
 			continue

@@ -111,18 +111,18 @@ func refusedBatch(f *fixture) {
 		writes []*parleyv1.RecordWrite
 		want   *store.RevisionError
 	}{
-		{[]*parleyv1.RecordWrite{ifRevision(put("a", "2"), 1)}, &store.RevisionError{Key: "a", Current: 2}},
+		{[]*parleyv1.RecordWrite{ifRevision(put("a", "2"), 1)}, &store.RevisionError{Key: "a", Current: 2, Required: 1}},
 		{
 			[]*parleyv1.RecordWrite{put("b", "2"), ifRevision(put("a", "2"), 0)},
 			&store.RevisionError{Key: "a", Current: 2},
 		},
 		{
 			[]*parleyv1.RecordWrite{ifRevision(put("a", "2"), 2), ifRevision(put("b", "2"), 1), ifRevision(put("z", "2"), 7)},
-			&store.RevisionError{Key: "b"},
+			&store.RevisionError{Key: "b", Required: 1},
 		},
 		{
 			[]*parleyv1.RecordWrite{ofTenant(put("b", "2")), put("b", "2"), ifRevision(ofTenant(remove("a")), 9)},
-			&store.RevisionError{Key: "a", TenantScope: true, Current: 1},
+			&store.RevisionError{Key: "a", TenantScope: true, Current: 1, Required: 9},
 		},
 	} {
 		f.refuseRecords(&store.WriteRecords{ConversationID: "c", Writes: test.writes}, test.want)
@@ -135,11 +135,11 @@ func refusedBatch(f *fixture) {
 	}
 	f.refuseRecords(&store.WriteRecords{
 		Writes: []*parleyv1.RecordWrite{put("b", "2"), ifRevision(put("a", "2"), 3)}, Request: request("r", "content"),
-	}, &store.RevisionError{Key: "a", TenantScope: true, Current: 1})
+	}, &store.RevisionError{Key: "a", TenantScope: true, Current: 1, Required: 3})
 	f.refuse(&store.Append{
 		ConversationID: "new", Messages: []*parleyv1.Message{user("one")},
 		Records: []*parleyv1.RecordWrite{ifRevision(put("a", "2"), 1)},
-	}, &store.RevisionError{Key: "a"})
+	}, &store.RevisionError{Key: "a", Required: 1})
 	f.missing("new")
 }
 
@@ -219,7 +219,7 @@ func ifRevisions(f *fixture) {
 		for _, wrong := range []int64{0, first, second, third, fourth + 1} {
 			f.refuseRecords(&store.WriteRecords{
 				ConversationID: id, Writes: []*parleyv1.RecordWrite{ifRevision(put("a", "4"), wrong)},
-			}, &store.RevisionError{Key: "a", TenantScope: id == "", Current: fourth})
+			}, &store.RevisionError{Key: "a", TenantScope: id == "", Current: fourth, Required: wrong})
 		}
 	}
 }

@@ -87,8 +87,8 @@ func revisionMismatch(e *store.RevisionError, about subject) refusal {
 	if e.TenantScope {
 		scope, owner = "tenant", "the tenant"
 	}
-	r := refuse(codes.Aborted, "REVISION_MISMATCH", "record %.128q of %s is at revision %d, not at if_revision; "+
-		"read it and decide again", e.Key, owner, e.Current)
+	r := refuse(codes.Aborted, "REVISION_MISMATCH", "record %.128q of %s %s; read it and decide again",
+		e.Key, owner, e.Fault())
 	r.metadata = map[string]string{
 		"key": e.Key, "current_revision": strconv.FormatInt(e.Current, 10), "scope": scope,
 	}

@@ -224,7 +224,8 @@ func TestRecordReplies(t *testing.T) {
 	}
 }
 
-// TestRevisionMismatch: a write of a record that has another revision names the record and changes nothing.
+// TestRevisionMismatch: a write of a record that has another revision names the record and both revisions, and changes
+// nothing.
 func TestRevisionMismatch(t *testing.T) {
 	f := open(t, nil)
 	f.append(t, "c1", user("hello"))
@@ -233,18 +234,22 @@ func TestRevisionMismatch(t *testing.T) {
 	for _, test := range []struct {
 		writes []*parleyv1.RecordWrite
 		want   map[string]string
+		text   string
 	}{
 		{
 			[]*parleyv1.RecordWrite{put("new", "2"), at(1, put("a", "2"))},
 			map[string]string{"key": "a", "current_revision": "2", "scope": "conversation"},
+			`record "a" of conversation "c1" is at revision 2, but if_revision is 1; read it and decide again`,
 		},
 		{
 			[]*parleyv1.RecordWrite{at(2, put("a", "2")), at(0, putTenant("b", "2"))},
 			map[string]string{"key": "b", "current_revision": "1", "scope": "tenant"},
+			`record "b" of the tenant already exists at revision 1, but if_revision is 0; read it and decide again`,
 		},
 		{
 			[]*parleyv1.RecordWrite{at(7, put("missing", "2"))},
 			map[string]string{"key": "missing", "current_revision": "0", "scope": "conversation"},
+			`record "missing" of conversation "c1" does not exist, but if_revision is 7; read it and decide again`,
 		},
 	} {
 		_, err := f.WriteRecords(t.Context(), &parleyv1.WriteRecordsRequest{ConversationId: "c1", Writes: test.writes})
@@ -258,6 +263,9 @@ func TestRevisionMismatch(t *testing.T) {
 		for _, got := range []statusParts{write, appended, chat} {
 			if d := cmp.Diff(test.want, got.metadata); d != "" {
 				t.Errorf("%v: metadata (-want +got):\n%s", test.writes, d)
+			}
+			if got.text != test.text {
+				t.Errorf("%v: text = %q, want %q", test.writes, got.text, test.text)
 			}
 		}
 	}

@@ -95,7 +95,7 @@ func recordsRefusal(err error) *parleyv1.TurnError {
 	if revision, ok := errors.AsType[*store.RevisionError](err); ok {
 		return &parleyv1.TurnError{
 			Code: codeAborted, Reason: "REVISION_MISMATCH", Retryable: true,
-			Message: fmt.Sprintf("the agent's %v, not at if_revision; read it and answer again", revision),
+			Message: fmt.Sprintf("the agent's %v; read it and answer again", revision),
 		}
 	}
 	if full, ok := errors.AsType[*store.RecordsFullError](err); ok {

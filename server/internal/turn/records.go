@@ -53,7 +53,9 @@ func (m *Manager) checkRevisions(
 	}
 	for _, w := range writes {
 		if current := stored[w.GetKey()].revision; w.IfRevision != nil && w.GetIfRevision() != current {
-			return nil, &store.RevisionError{Key: w.GetKey(), TenantScope: at.id == "", Current: current}
+			return nil, &store.RevisionError{
+				Key: w.GetKey(), TenantScope: at.id == "", Current: current, Required: w.GetIfRevision(),
+			}
 		}
 	}
 	return stored, nil

@@ -193,7 +193,9 @@ func Decide(writes []*parleyv1.RecordWrite, in *Input, c *Conversation, now time
 			current = before.Revision
 		}
 		if w.IfRevision != nil && w.GetIfRevision() != current {
-			return nil, &store.RevisionError{Key: w.GetKey(), TenantScope: tenantScope, Current: current}
+			return nil, &store.RevisionError{
+				Key: w.GetKey(), TenantScope: tenantScope, Current: current, Required: w.GetIfRevision(),
+			}
 		}
 		if w.GetDelete() && current == 0 {
 			continue // An expired record is left to the sweep.
