@@ -61,10 +61,20 @@ func (s *Server) ListRecords(
 	return &parleyv1.ListRecordsResponse{Records: records, NextPageToken: page.Token(records, more)}, nil
 }
 
-// ofRecords adds the conversation to an error, if the call names one.
+// tenantRecordsError is an error of a call for the tenant's records.
+type tenantRecordsError struct{ err error }
+
+// Error returns the text of the cause.
+func (e *tenantRecordsError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
+func (e *tenantRecordsError) Unwrap() error { return e.err }
+
+// ofRecords adds to an error whose records the call is about: those of the conversation or, without an id, those of the
+// tenant.
 func ofRecords(conversationID string, err error) error {
 	if conversationID == "" {
-		return err
+		return &tenantRecordsError{err}
 	}
 	return inConversation(conversationID, err)
 }

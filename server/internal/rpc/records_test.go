@@ -280,7 +280,7 @@ func TestRevisionMismatch(t *testing.T) {
 func TestRecordRequests(t *testing.T) {
 	f := open(t, nil)
 	f.append(t, "c1", user("hello"))
-	for _, id := range []string{"c1", ""} {
+	for id, owner := range map[string]string{"c1": `conversation "c1"`, "": "the tenant's records"} {
 		r := &parleyv1.WriteRecordsRequest{
 			ConversationId: id, RequestId: "r1", Writes: []*parleyv1.RecordWrite{put("a", "1"), putTenant("b"+id, "1")},
 		}
@@ -296,7 +296,10 @@ func TestRecordRequests(t *testing.T) {
 		}
 		r.Writes[0] = put("a", "3")
 		_, err = f.WriteRecords(t.Context(), r)
-		wantError(t, err, codes.AlreadyExists, "REQUEST_ID_REUSED")
+		refused := wantError(t, err, codes.AlreadyExists, "REQUEST_ID_REUSED")
+		if want := "request_id: was already used on " + owner + " with"; !strings.HasPrefix(refused.text, want) {
+			t.Errorf("reuse of a request_id for %q = %q, want %q…", id, refused.text, want)
+		}
 	}
 	f.wantRecords(t, "c1", "a@3 2")
 

@@ -118,15 +118,18 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 	return st.Err()
 }
 
-// subject is the conversation that an error is about.
+// subject is what an error is about: a conversation or the tenant's records.
 type subject struct {
-	id   string // empty if the error is not about one conversation
+	id   string // of the conversation; empty if the error is not about one
 	name string // in texts
 }
 
 func subjectOf(err error) subject {
 	if about, ok := errors.AsType[*conversationError](err); ok {
 		return subject{id: about.id, name: fmt.Sprintf("conversation %q", about.id)}
+	}
+	if _, ok := errors.AsType[*tenantRecordsError](err); ok {
+		return subject{name: "the tenant's records"}
 	}
 	return subject{name: "the conversation"}
 }
@@ -147,11 +150,11 @@ func (s *Server) refusalOf(err error) refusal {
 // the error.
 type row func(err error, about subject) (refusal, bool)
 
-// subjectMark stands for the name of the conversation in the texts of rows.
-const subjectMark = "{conversation}"
+// subjectMark stands for the name of the subject in the texts of rows.
+const subjectMark = "{subject}"
 
 // is returns a row that matches errors that wrap target. Their refusal is the template with the name of the
-// conversation in its text.
+// subject in its text.
 func is(target error, template refusal) row {
 	return func(err error, about subject) (refusal, bool) {
 		if !errors.Is(err, target) {
@@ -259,7 +262,7 @@ func refusals() []row { //nolint:funlen // one table
 		is(turn.ErrShuttingDown, shuttingDown()),
 		is(store.ErrClosed, shuttingDown()),
 		is(store.ErrCorrupt, refuse(codes.DataLoss, "RECORD_CORRUPT",
-			subjectMark+" is damaged in the store and cannot be read; restore it from a backup, or delete it").
+			"the store is damaged and cannot read "+subjectMark+"; restore from a backup, or delete what is damaged").
 			logged()),
 		is(store.ErrFailed, refuse(codes.Unavailable, "STORE_FAILED",
 			"the store has failed, and the change may or may not be committed; retry after a restart of the server").
