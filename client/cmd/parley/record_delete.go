@@ -16,9 +16,9 @@ import (
 const aboutRecordDelete = `Delete the records of up to 100 keys, in one commit: either all of them are deleted
 or none. The command prints the keys that had a record. A key without a record is no error.
 
-With --prefix, delete all records whose keys begin with a text, and print their number. On a
-terminal the command asks for confirmation. It deletes up to 100 records at a time: if it fails, it
-has deleted some.
+With --prefix, delete all records whose keys begin with a text, and print their number. The command
+asks for confirmation. It needs --yes if standard input is not a terminal. It deletes up to 100
+records at a time: if it fails, it has deleted some.
 
 --output json prints the number of deleted records: {"deleted": 2}.`
 
@@ -50,7 +50,11 @@ func (a *app) newRecordDeleteCommand() *cobra.Command {
 					return a.deleteRecords(ctx, c, &f, keys)
 				})
 			}
-			if a.inTerminal && !f.yes {
+			switch {
+			case f.yes:
+			case !a.inTerminal: // The prefix may be the value of an empty variable of a script.
+				return usageError("--prefix: set --yes to delete without a terminal that can be asked for confirmation")
+			default:
 				if err := a.confirm(command.Context(), f.question()); err != nil {
 					return err
 				}

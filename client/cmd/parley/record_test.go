@@ -233,11 +233,27 @@ func TestRecordDeleteAsks(t *testing.T) {
 	}
 }
 
+// TestRecordDeleteNeedsYes checks that delete --prefix without a terminal deletes nothing unless --yes is set.
+func TestRecordDeleteNeedsYes(t *testing.T) {
+	for _, prefix := range []string{"", "k/"} {
+		f, address := serveRecords(t, "k/1")
+		args := []string{"--address", address, "record", "delete", "--tenant-scope", "--prefix", prefix}
+		stdout, stderr, code := runOnce(t.Context(), "y\n", args...)
+		if stdout != "" || !strings.Contains(stderr, "set --yes") || code != exitUsage || len(f.deletedKeys()) > 0 {
+			t.Errorf("%v: standard output %q, standard error %q, exit code %d, deleted %q, want that it needs --yes", args,
+				stdout, stderr, code, f.deletedKeys())
+		}
+		if stdout, stderr, code := runOnce(t.Context(), "", append(args, "-y")...); code != 0 || len(f.deletedKeys()) != 1 {
+			t.Errorf("%v -y: standard output %q, standard error %q, exit code %d, want 1 deleted", args, stdout, stderr, code)
+		}
+	}
+}
+
 // TestRecordDeleteFails checks that a delete that fails in the middle says how many records it has deleted.
 func TestRecordDeleteFails(t *testing.T) {
 	f, address := serveRecords(t, "k/1", "k/2", "k/3")
 	f.fails = 2
-	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "record", "delete", "-c", "shop", "--prefix", "k/")
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", address, "record", "delete", "-c", "shop", "--prefix", "k/", "--yes")
 	const want = "deleted 2 records\nparley: no more (ResourceExhausted)\n"
 	if stdout != "" || stderr != want || code != 1 {
 		t.Errorf("standard output %q, standard error %q, exit code %d, want %q, 1", stdout, stderr, code, want)
@@ -252,7 +268,7 @@ func TestRecordsWithFullOutput(t *testing.T) {
 		{"list"},
 		{"list", "--keys"},
 		{"list", "--output", "json"},
-		{"delete", "--prefix", ""},
+		{"delete", "--prefix", "", "--yes"},
 		{"put", "k", "v"},
 	} {
 		var errs strings.Builder
