@@ -53,9 +53,7 @@ func (f *appendFlags) add(command *cobra.Command) {
 	flags.StringVar(&f.agent, "agent", "", "agent that wrote the message")
 	flags.StringVar(&f.summary, "summary", "", "what the agent did, one short clause for coordinators")
 	flags.StringArrayVar(&f.data, "data", nil, "structured data as TYPE=JSON; may be repeated")
-	flags.StringArrayVar(&f.records, "record", nil,
-		"write a record of the conversation in the same commit, KEY=VALUE or KEY=@FILE; "+
-			"@@ begins a VALUE with @; may be repeated")
+	addRecordFlag(command, &f.records)
 	f.retention.add(command, ifCreated)
 }
 

@@ -28,6 +28,8 @@ If the agent waits for tool results, chat prints which calls have none. Continue
 Calls without a result stay open. A call whose id contains "=" can only get its result through
 tool_results of the API.
 
+--record writes records in the same commit as the message or the tool results; see parley record.
+
 If the model reports its reasoning, a terminal shows it dimmed, on standard error. With --reasoning it
 is printed to a file or a program too, and --reasoning=false leaves it out.
 
@@ -37,7 +39,7 @@ the server, and parley resume shows it.`
 // chatFlags are the flags whose values are converted for the request.
 type chatFlags struct {
 	system, onBusy, onDisconnect string
-	results                      []string
+	results, records             []string
 	retention                    retentionFlags
 }
 
@@ -52,7 +54,8 @@ func (a *app) newChatCommand() *cobra.Command {
   parley chat --conversation shop --agent writer "Add a product"
   echo "Sugar for 50 cents" | parley chat -c shop
   parley chat -c shop --again
-  parley chat -c shop --tool-result 'call_1={"cents":50}'`,
+  parley chat -c shop --tool-result 'call_1={"cents":50}'
+  parley chat -c shop --record cart=@cart.json "Check my cart"`,
 		RunE: func(command *cobra.Command, args []string) error {
 			if command.Flags().Changed("system") {
 				request.SystemPrompt = new(f.system)
@@ -72,10 +75,18 @@ func (a *app) newChatCommand() *cobra.Command {
 				return usageError("--again needs --conversation, the conversation to answer")
 			case again && len(args) > 0:
 				return usageError("--again repeats the last message: leave out TEXT")
+			case again && len(f.records) > 0:
+				return usageError("--again repeats the last message: leave out --record")
 			case again || results || len(args) > 0 || !a.inTerminal:
+				var err error
+				if request.Records, err = a.recordWrites(command.Context(), f.records); err != nil {
+					return err
+				}
 				return a.ask(command.Context(), &request, args)
 			case request.GetRequestId() != "":
 				return usageError("--request-id identifies one message: write TEXT")
+			case len(f.records) > 0:
+				return usageError("--record is written with one message: write TEXT")
 			}
 			return a.withClient(func(c *client.Client) error {
 				return a.converse(command.Context(), c, &request)
@@ -90,6 +101,7 @@ func (a *app) newChatCommand() *cobra.Command {
 	flags.StringVar(&f.system, "system", "", "system prompt for these turns, instead of the conversation's or the agent's")
 	flags.StringArrayVar(&f.results, "tool-result", nil,
 		"result of a tool call that the agent waits for, as CALL_ID=CONTENT; may be repeated")
+	addRecordFlag(command, &f.records)
 	flags.BoolVar(&request.AnswerPending, "again", false,
 		"answer the last message of the history again, for example after a failed turn; without TEXT and standard input")
 	flags.StringVar(&f.onBusy, "on-busy", "reject",

@@ -127,6 +127,7 @@ func TestSIGTERMEndsTheChat(t *testing.T) {
 func TestUsageErrorsOnATerminal(t *testing.T) {
 	tests := map[string][]string{
 		"--request-id identifies one message: write TEXT":             {"chat", "--request-id", "r1"},
+		"--record is written with one message: write TEXT":            {"chat", "--record", "k=v"},
 		"no message: write TEXT, or pass a message on standard input": {"append", "shop"},
 	}
 	for text, args := range tests {

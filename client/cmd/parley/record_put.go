@@ -134,6 +134,13 @@ func (a *app) putRecord(ctx context.Context, c *client.Client, f *recordPut) err
 	})
 }
 
+// addRecordFlag adds the flag of the commands that write records with a message; recordWrites converts its values.
+func addRecordFlag(command *cobra.Command, records *[]string) {
+	command.Flags().StringArrayVar(records, "record", nil,
+		"write a record of the conversation in the same commit, KEY=VALUE or KEY=@FILE; "+
+			"@@ begins a VALUE with @; may be repeated")
+}
+
 // recordWrites returns the records of the flag --record, each KEY=VALUE or KEY=@FILE. A VALUE that begins with "@" is
 // written with another "@" before it.
 func (a *app) recordWrites(ctx context.Context, records []string) ([]*parleyv1.RecordWrite, error) {
