@@ -54,7 +54,7 @@ func describeData(data *parleyv1.StructuredData) string {
 }
 
 func describeCall(call *parleyv1.ToolCall) string {
-	return fmt.Sprintf("tool call %s %s: %s", call.GetName(), call.GetId(), call.GetArguments())
+	return toolLine("tool call", call.GetName(), call.GetId(), call.GetArguments())
 }
 
 func describeResult(result *parleyv1.ToolResult) string {
@@ -62,7 +62,17 @@ func describeResult(result *parleyv1.ToolResult) string {
 	if result.GetIsError() {
 		what = "tool failure"
 	}
-	return fmt.Sprintf("%s %s %s: %s", what, result.GetName(), result.GetCallId(), result.GetContent())
+	return toolLine(what, result.GetName(), result.GetCallId(), result.GetContent())
+}
+
+// toolLine describes a call or a result. The name of a result is optional.
+func toolLine(what, name, id, text string) string {
+	for _, word := range []string{name, id} {
+		if word != "" {
+			what += " " + word
+		}
+	}
+	return what + ": " + text
 }
 
 func roleName(role parleyv1.Role) string {

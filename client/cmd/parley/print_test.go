@@ -71,6 +71,25 @@ func TestIDsInOutput(t *testing.T) {
 	}
 }
 
+func TestDescribeTools(t *testing.T) {
+	call := &parleyv1.ToolCall{Id: "c1", Name: "price", Arguments: "{}"}
+	if got, want := describeCall(call), "tool call price c1: {}"; got != want {
+		t.Errorf("describeCall(%v) = %q, want %q", call, got, want)
+	}
+	for _, test := range []struct {
+		result *parleyv1.ToolResult
+		want   string
+	}{
+		{&parleyv1.ToolResult{CallId: "c1", Name: "price", Content: "50"}, "tool result price c1: 50"},
+		{&parleyv1.ToolResult{CallId: "c1", Content: "50"}, "tool result c1: 50"},
+		{&parleyv1.ToolResult{CallId: "c1", Content: "no", IsError: true}, "tool failure c1: no"},
+	} {
+		if got := describeResult(test.result); got != test.want {
+			t.Errorf("describeResult(%v) = %q, want %q", test.result, got, test.want)
+		}
+	}
+}
+
 func TestShortCutsCharacters(t *testing.T) {
 	for text, want := range map[string]string{"": "", "äöü": "äöü", "äöüß": "äö…"} {
 		if got := short(text, 3); got != want {
