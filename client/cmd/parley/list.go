@@ -119,5 +119,5 @@ func (a *app) listTable(w io.Writer, list *parleyv1.ListConversationsResponse) {
 			short(strings.TrimSpace(entry.GetPreview()), 50),
 		})
 	}
-	table(w, rows...)
+	table(w, fitted(a.width, rows, "AGENT", "TITLE", "PREVIEW")...)
 }

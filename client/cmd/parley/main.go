@@ -47,6 +47,10 @@ func runMain() int {
 	interrupts := make(chan os.Signal, 1)
 	signal.Notify(interrupts, os.Interrupt)
 
+	width, _, err := term.GetSize(int(os.Stdout.Fd()))
+	if err != nil {
+		width = 0 // Standard output is not a terminal, or one that does not say its size.
+	}
 	return run(ctx, os.Args[1:], console{
 		program:     os.Args[0],
 		in:          os.Stdin,
@@ -55,6 +59,7 @@ func runMain() int {
 		inTerminal:  term.IsTerminal(int(os.Stdin.Fd())),
 		outTerminal: term.IsTerminal(int(os.Stdout.Fd())),
 		errTerminal: term.IsTerminal(int(os.Stderr.Fd())),
+		width:       width,
 		interrupts:  interrupts,
 		getenv:      os.Getenv,
 		now:         time.Now,

@@ -2,13 +2,16 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -55,9 +58,65 @@ func marshal(message proto.Message) ([]byte, error) {
 	return compact.Bytes(), err
 }
 
+// columnGap is the number of spaces between the columns of a table.
+const columnGap = 2
+
+// minColumn is the width below which fitted leaves out a column instead of shortening it.
+const minColumn = 8
+
+// fitted returns rows that take at most width characters, as far as the columns that are named by texts can yield: it
+// leaves out those that are empty, shortens the widest, and at last leaves out those on the right. The other columns
+// stay complete, because their cells are ids or numbers. If width is 0, the rows stay as they are. The first row is the
+// header.
+func fitted(width int, rows [][]string, texts ...string) [][]string {
+	if width == 0 {
+		return rows
+	}
+	widths, excess := make([]int, len(rows[0])), -columnGap-width
+	for i := range widths {
+		for _, row := range rows {
+			widths[i] = max(widths[i], utf8.RuneCountInString(oneLine(row[i])))
+		}
+		excess += widths[i] + columnGap
+	}
+	var yielding []int // Columns, from the left.
+	leaveOut := func(i int) {
+		excess -= widths[i] + columnGap
+		widths[i] = 0
+	}
+	for i, name := range rows[0] {
+		switch {
+		case !slices.Contains(texts, name):
+		case excess > 0 && !slices.ContainsFunc(rows[1:], func(row []string) bool { return oneLine(row[i]) != "" }):
+			leaveOut(i)
+		default:
+			yielding = append(yielding, i)
+		}
+	}
+	for excess > 0 && len(yielding) > 0 {
+		widest := slices.MaxFunc(yielding, func(i, j int) int { return cmp.Compare(widths[i], widths[j]) })
+		if widths[widest] > minColumn {
+			widths[widest]--
+			excess--
+			continue
+		}
+		leaveOut(yielding[len(yielding)-1])
+		yielding = yielding[:len(yielding)-1]
+	}
+	out := make([][]string, len(rows))
+	for r, row := range rows {
+		for i, cell := range row {
+			if widths[i] > 0 {
+				out[r] = append(out[r], short(oneLine(cell), widths[i]))
+			}
+		}
+	}
+	return out
+}
+
 // table writes rows in aligned columns. The first row may be a header. Each cell becomes a single line.
 func table(w io.Writer, rows ...[]string) {
-	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.StripEscape)
+	columns := tabwriter.NewWriter(w, 0, 0, columnGap, ' ', tabwriter.StripEscape)
 	for _, row := range rows {
 		for i, cell := range row {
 			if i > 0 {

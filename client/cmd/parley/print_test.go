@@ -47,6 +47,45 @@ func TestTableAlignsCells(t *testing.T) {
 	}
 }
 
+// TestFittedTables checks that a table is made as wide as the terminal, at the cost of its texts only.
+func TestFittedTables(t *testing.T) {
+	id := strings.Repeat("x", 36)
+	rows := func(cells ...string) [][]string {
+		return [][]string{{"ID", "EXPIRES", "AGENT", "TITLE", "PREVIEW"}, append([]string{id, "in 57m"}, cells...)}
+	}
+	tests := []struct {
+		name  string
+		width int
+		rows  [][]string
+		want  [][]string
+	}{
+		{"no terminal", 0, rows("", "", strings.Repeat("p", 50)), rows("", "", strings.Repeat("p", 50))},
+		{"it fits", 104, rows("", "", strings.Repeat("p", 41)), rows("", "", strings.Repeat("p", 41))},
+		{
+			"empty columns are left out first",
+			80, rows("", "", strings.Repeat("p", 31)),
+			[][]string{{"ID", "EXPIRES", "PREVIEW"}, {id, "in 57m", strings.Repeat("p", 31)}},
+		},
+		{
+			"the widest is shortened",
+			80, rows("", strings.Repeat("t", 30), "a preview\nof two"),
+			[][]string{{"ID", "EXPIRES", "TITLE", "PREVIEW"}, {id, "in 57m", "tttttttttttttt…", "a preview of two"}},
+		},
+		{
+			"the last is left out",
+			64, rows("writer", strings.Repeat("t", 30), strings.Repeat("p", 50)),
+			[][]string{{"ID", "EXPIRES", "AGENT", "TITLE"}, {id, "in 57m", "writer", "ttttttt…"}},
+		},
+		{"ids stay complete", 20, rows("writer", "title", "preview"), [][]string{{"ID", "EXPIRES"}, {id, "in 57m"}}},
+	}
+	for _, test := range tests {
+		got := fitted(test.width, test.rows, "AGENT", "TITLE", "PREVIEW")
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s: fitted(%d, %v) (-want +got):\n%s", test.name, test.width, test.rows, diff)
+		}
+	}
+}
+
 // TestIDsInOutput checks that an id is printed so that it can be used again.
 func TestIDsInOutput(t *testing.T) {
 	for _, test := range []struct{ id, oneLine, argument string }{

@@ -95,7 +95,7 @@ func (l recordList) run(ctx context.Context, c *client.Client) error {
 	if l.output == "json" || l.onlyKeys {
 		return nil
 	}
-	return l.print(nil, func(w io.Writer) { table(w, rows...) })
+	return l.print(nil, func(w io.Writer) { table(w, fitted(l.width, rows, "MEDIA TYPE", "LABELS")...) })
 }
 
 // recordPage returns the next page of a list, and sets the page token of request to that of the page after it.

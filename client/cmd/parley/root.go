@@ -50,6 +50,7 @@ type console struct {
 	out, err                io.Writer
 	inTerminal, outTerminal bool
 	errTerminal             bool
+	width                   int              // Of the terminal of standard output, in characters; 0 for none.
 	interrupts              <-chan os.Signal // Receives a signal for each Ctrl-C.
 	getenv                  func(string) string
 	now                     func() time.Time
