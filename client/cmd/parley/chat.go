@@ -93,6 +93,12 @@ func (a *app) newChatCommand() *cobra.Command {
 			})
 		},
 	}
+	a.addChatFlags(command, &request, &f)
+	return command
+}
+
+// addChatFlags adds the flags that set fields of request, and those of f.
+func (a *app) addChatFlags(command *cobra.Command, request *parleyv1.ChatRequest, f *chatFlags) {
 	flags := command.Flags()
 	flags.StringVarP(&request.ConversationId, "conversation", "c", "",
 		"conversation to continue or create; if empty, a new one")
@@ -114,7 +120,6 @@ func (a *app) newChatCommand() *cobra.Command {
 	flags.BoolVar(&request.MustExist, "must-exist", false,
 		"fail if the conversation does not exist, instead of creating it")
 	f.retention.add(command, ifCreated)
-	return command
 }
 
 // addReasoningFlag adds the flag of the commands that print an answer.
