@@ -83,7 +83,7 @@ func (a *Appender) Append(ctx context.Context, request *parleyv1.AppendMessagesR
 // add adds result to the queue as soon as there is capacity.
 func (a *Appender) add(ctx context.Context, result *AppendResult) error {
 	if result.size > maxAppendBytes {
-		return status.Errorf(codes.ResourceExhausted, "the request has %d bytes, more than %d", result.size, maxAppendBytes)
+		return tooLarge(result.size, maxAppendBytes)
 	}
 	select {
 	case a.adding <- struct{}{}:

@@ -78,12 +78,27 @@ func TestDialRefusesInvalidTargets(t *testing.T) {
 	}
 }
 
-func TestRequestsOverTheSizeLimitAreNotSent(t *testing.T) {
+// TestTooLargeRequests checks that the error of a request over the limit says what to do, and that of the server stays.
+func TestTooLargeRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := turnFake(0)
-		_, err := f.dial(t).AppendMessages(t.Context(), batch(1, strings.Repeat("x", 4<<20)))
-		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "trying to send") {
-			t.Errorf("error = %v, want RESOURCE_EXHAUSTED before anything is sent", err)
+		c := turnFake(0).dial(t)
+		records := []*parleyv1.RecordWrite{
+			{Key: "a", Value: make([]byte, 3<<20)}, {Key: "b", Value: make([]byte, 3<<20)},
+		}
+		appended := batch(1, "hello")
+		appended.Records = records
+		_, appendErr := c.AppendMessages(t.Context(), appended)
+		_, writeErr := c.WriteRecords(t.Context(), &parleyv1.WriteRecordsRequest{Writes: records})
+		errs := map[string]error{"AppendMessages": appendErr, "WriteRecords": writeErr}
+		for _, err := range c.Chat(t.Context(), &parleyv1.ChatRequest{Content: "hello", Records: records}) {
+			errs["Chat"] = err
+		}
+		for call, err := range errs {
+			const size, advice = "the request has 6291", "the limit is 4194304; send fewer or smaller messages and records"
+			if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), size) ||
+				!strings.Contains(err.Error(), advice) {
+				t.Errorf("%s = %v, want RESOURCE_EXHAUSTED with the size and %q", call, err, advice)
+			}
 		}
 	})
 }

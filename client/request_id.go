@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
@@ -19,7 +21,7 @@ func requestIDUnary(ctx context.Context, method string, request, reply any, conn
 	if message, ok := request.(proto.Message); ok {
 		request = withRequestID(message)
 	}
-	return invoke(ctx, method, request, reply, conn, opts...)
+	return explainSize(invoke(ctx, method, request, reply, conn, opts...), request)
 }
 
 func requestIDStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
@@ -44,7 +46,25 @@ func (s requestIDClientStream) SendMsg(request any) error {
 	case proto.Message:
 		request = withRequestID(message)
 	}
-	return s.ClientStream.SendMsg(request)
+	return explainSize(s.ClientStream.SendMsg(request), request)
+}
+
+// explainSize returns a clear error in place of err if gRPC refused request because it is too large.
+func explainSize(err error, request any) error {
+	message, ok := request.(proto.Message)
+	if !ok || status.Code(err) != codes.ResourceExhausted || Reason(err) != "" {
+		return err
+	}
+	if size := proto.Size(message); size > MaxGRPCBytes {
+		return tooLarge(size, MaxGRPCBytes)
+	}
+	return err
+}
+
+// tooLarge returns the error of a request of size bytes.
+func tooLarge(size, limit int) error {
+	return status.Errorf(codes.ResourceExhausted,
+		"the request has %d bytes, the limit is %d; send fewer or smaller messages and records", size, limit)
 }
 
 // withRequestID returns a copy of request with a random request_id if its request_id is empty.

@@ -21,10 +21,10 @@ from parley._append_queue import (
     interrupted_error,
     outcome_of,
     stream_error,
-    too_large,
     unexpected_reply,
 )
 from parley._error import Error, from_rpc
+from parley._options import too_large
 from parley._retry import silence_limit
 
 if TYPE_CHECKING:

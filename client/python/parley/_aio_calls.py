@@ -14,7 +14,7 @@ from parley._aio_records import AsyncRecords
 from parley._aio_status import ServerStatus
 from parley._aio_stream import AsyncStream
 from parley._error import Error, from_rpc
-from parley._options import CallOptions, with_request_id
+from parley._options import CallOptions, explain_size, with_request_id
 from parley._records import Scope, scope_of
 from parley._resumption import SingleCall
 from parley._sign_in import AsyncAttempts, SignIn
@@ -351,7 +351,7 @@ class AsyncCalls:
                     return await rpc(request, **arguments)
             except Error as error:
                 if not await attempts.replace(error, deadline):
-                    raise
+                    raise explain_size(error, request) from error.__cause__
 
     def _stream(
         self,

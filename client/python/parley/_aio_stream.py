@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import grpc
 
 from parley._error import Error, from_rpc
+from parley._options import explain_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from types import TracebackType
 
+    from google.protobuf.message import Message
     from typing_extensions import Self
 
     from parley._resumption import Resumption
@@ -61,6 +63,7 @@ class AsyncStream(Generic[S]):
         """
         self._loop: asyncio.AbstractEventLoop | None = None  # of the call
         self._call: AsyncCall | None = None
+        self._request: Message | None = None  # of the newest call
         self._closed = asyncio.Event()
         self._resumption = resumption
         self._open_call = open_call
@@ -148,7 +151,7 @@ class AsyncStream(Generic[S]):
                 return None, Error(grpc.StatusCode.CANCELLED, "the call was cancelled")
             reply = reading.result()
         except grpc.RpcError as error:
-            return None, from_rpc(error)
+            return None, explain_size(from_rpc(error), self._request)
         return (None if reply is grpc.aio.EOF else reply), None
 
     async def _arguments(self) -> dict[str, Any] | None:
@@ -159,7 +162,8 @@ class AsyncStream(Generic[S]):
 
     def _start_call(self, arguments: dict[str, Any]) -> AsyncCall:
         self._loop = asyncio.get_running_loop()
-        self._call = self._open_call(self._resumption.next_request(), arguments)
+        self._request = self._resumption.next_request()
+        self._call = self._open_call(self._request, arguments)
         return self._call
 
     async def _sign_in_again(self, error: Error) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import grpc
 
 from parley._error import Error, from_status
-from parley._options import MAX_MESSAGE_BYTES, with_request_id
+from parley._options import with_request_id
 from parley._retry import is_resumable
 from parley.v1.conversation_service_pb2 import AppendStreamRequest
 
@@ -149,14 +149,6 @@ class AppendQueue(Generic[F]):
 def envelope_of(request: AppendMessagesRequest) -> AppendStreamRequest:
     """Return a copy of the request for the stream, with a random request_id if it has none."""
     return AppendStreamRequest(append=with_request_id(request))
-
-
-def too_large(size: int) -> Error | None:
-    """Return the error of a request that is too large to be sent. It would end the stream."""
-    if size <= MAX_MESSAGE_BYTES:
-        return None
-    text = f"the request has {size} bytes, the limit is {MAX_MESSAGE_BYTES}; send fewer messages"
-    return Error(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
 
 def outcome_of(reply: AppendStreamResponse) -> AppendMessagesResponse | Error:

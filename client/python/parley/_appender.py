@@ -21,11 +21,11 @@ from parley._append_queue import (
     interrupted_error,
     outcome_of,
     stream_error,
-    too_large,
     unexpected_reply,
 )
 from parley._error import Error, from_rpc
 from parley._exit import RETAINED_AT_EXIT
+from parley._options import too_large
 from parley._retry import silence_limit
 from parley._stream import Watchdog
 

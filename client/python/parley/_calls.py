@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from parley._error import Error, from_rpc
-from parley._options import CallOptions, with_request_id
+from parley._options import CallOptions, explain_size, with_request_id
 from parley._records import Records, Scope, scope_of
 from parley._resumption import SingleCall
 from parley._sign_in import SignIn, SyncAttempts
@@ -340,7 +340,7 @@ class Calls:
                 with self._raising_if_closed():
                     return rpc(request, **arguments)
             except grpc.RpcError as cause:
-                error = from_rpc(cause)
+                error = explain_size(from_rpc(cause), request)
             if not attempts.replace(error):
                 raise error
 

@@ -122,6 +122,27 @@ def check_header(key: str, value: str | bytes) -> None:
         raise Error(grpc.StatusCode.INVALID_ARGUMENT, f"metadata {key!r}: {wrong}")
 
 
+def too_large(size: int) -> Error | None:
+    """Return the error of a request of size bytes, or None if it can be sent."""
+    if size <= MAX_MESSAGE_BYTES:
+        return None
+    text = (
+        f"the request has {size} bytes, the limit is {MAX_MESSAGE_BYTES}; "
+        "send fewer or smaller messages and records"
+    )
+    return Error(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+
+
+def explain_size(error: Error, request: Message | None) -> Error:
+    """Return a clear error in place of the one with which gRPC refuses a too large request."""
+    if not request or error.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or error.reason:
+        return error
+    if (clear := too_large(request.ByteSize())) is None:
+        return error
+    clear.__cause__ = error.__cause__
+    return clear
+
+
 def is_local(target: str) -> bool:
     """Report whether a target is certainly on this machine. If it cannot be parsed: False."""
     if target.startswith(("unix:", "unix-abstract:")):

@@ -11,11 +11,13 @@ import grpc
 
 from parley._error import Error, from_rpc
 from parley._exit import RETAINED_AT_EXIT
+from parley._options import explain_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from google.protobuf.message import Message
     from typing_extensions import Self
 
     from parley._resumption import Resumption
@@ -64,6 +66,7 @@ class Stream(Generic[S]):
         self._lock = threading.RLock()  # guards _call; garbage collection may run inside
         self._closed = threading.Event()
         self._call: Call | None = None
+        self._request: Message | None = None  # of the newest call
         self._resumption = resumption
         self._open_call = open_call
         self._attempts = attempts
@@ -137,7 +140,9 @@ class Stream(Generic[S]):
         except StopIteration:
             return None, None
         except grpc.RpcError as error:
-            return None, self._resumption.silence_error() if expired.is_set() else from_rpc(error)
+            if expired.is_set():
+                return None, self._resumption.silence_error()
+            return None, explain_size(from_rpc(error), self._request)
 
     def _arguments(self) -> dict[str, Any]:
         if self._deadline is None:
@@ -145,7 +150,8 @@ class Stream(Generic[S]):
         return self._attempts.arguments(self._deadline)
 
     def _start_call(self, arguments: dict[str, Any]) -> Call:
-        call = self._open_call(self._resumption.next_request(), arguments)
+        self._request = self._resumption.next_request()
+        call = self._open_call(self._request, arguments)
         with self._lock:
             self._call = call
             if self._closed.is_set():

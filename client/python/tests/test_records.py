@@ -270,6 +270,20 @@ def test_revision_mismatch(client: BothKinds, conversation: str) -> None:
     assert version(client, conversation) == revision
 
 
+def test_too_large(client: BothKinds, conversation: str) -> None:
+    """The error of a request over gRPC's limit has its size and says what to do."""
+    batch = [RecordWrite(key=key, value=bytes(3 << 20)) for key in "ab"]
+    writes: list[Callable[[], object]] = [
+        lambda: client.records(conversation).write(batch),
+        lambda: client.append_messages(say(conversation, *batch)),
+        lambda: list(client.chat(ChatRequest(content="hello", records=batch))),
+    ]
+    for write in writes:
+        with pytest.raises(Error, match="bytes, the limit is 4194304; send fewer") as raised:
+            write()
+        assert raised.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 def test_list(client: BothKinds, conversation: str) -> None:
     """A list has the records of all its pages, in either direction, with or without values."""
     records = client.records(conversation)

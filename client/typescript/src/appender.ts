@@ -9,12 +9,10 @@ import {
   type AppendStreamResponse,
 } from "./gen/index.parley.v1.js";
 import type { Input } from "./input.js";
-import { complete } from "./request.js";
+import { complete, maxMessageBytes, tooLarge } from "./request.js";
 import { Attempt } from "./resumption.js";
 import { type Clock, type Connection, isResumable, Retry, systemClock } from "./retry.js";
 
-/** The server's limit of a message. A larger request would end the stream. */
-const maxMessageBytes = 4 << 20;
 /** Milliseconds to wait until the server ends a stream of which it has answered all requests. */
 const endDelay = 5000;
 
@@ -287,8 +285,7 @@ function encodable(input: Input<AppendMessagesRequest>): Omit<Append, "resolve" 
   const request = { append };
   const size = AppendStreamRequest.encode(request).finish().length;
   if (size > maxMessageBytes) {
-    const text = `the request has ${size} bytes, the limit is ${maxMessageBytes}; send fewer messages`;
-    throw new ParleyError("RESOURCE_EXHAUSTED", text);
+    throw tooLarge(size);
   }
   return { request, size, conversationId: append.conversationId };
 }

@@ -8,7 +8,7 @@ import {
 } from "nice-grpc";
 
 import { fromClientError, ParleyError, TokenExpiredError } from "./errors.js";
-import { CallerError, complete, completeEach, invalidRequest, requestTypes } from "./request.js";
+import { CallerError, complete, completeEach, explainSize, invalidRequest, requestTypes } from "./request.js";
 import { resumablePaths } from "./services.js";
 import type { SignedMetadata, SignIn } from "./sign-in.js";
 
@@ -76,9 +76,13 @@ export class Calls {
       const { signal, release } = begin(options.signal);
       const type = types.get(call.method.path)!;
       const mayResume = resumablePaths.has(call.method.path);
+      let single: object | undefined; // The request, if there is only one.
       try {
+        if (!call.requestStream) {
+          single = complete(type, call.request);
+        }
         const request = !call.requestStream
-          ? complete(type, call.request)
+          ? single
           : mayResume
             ? call.request // of an Appender, which has completed its requests
             : completeEach(type, call.request);
@@ -91,7 +95,8 @@ export class Calls {
         });
       } catch (error) {
         signal.throwIfAborted();
-        throw toCallerError(error);
+        const shown = toCallerError(error);
+        throw single ? explainSize(shown, type, single) : shown;
       } finally {
         release();
       }

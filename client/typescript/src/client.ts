@@ -83,7 +83,7 @@ import {
 import type { Input } from "./input.js";
 import { type ClientOptions, connectionSettings } from "./options.js";
 import { Records } from "./records.js";
-import { deferredCopy, invalidRequest } from "./request.js";
+import { deferredCopy, invalidRequest, maxMessageBytes } from "./request.js";
 import { resumed } from "./resumption.js";
 import type { Connection } from "./retry.js";
 import { serviceConfig } from "./service-config.js";
@@ -92,8 +92,6 @@ import { restartable } from "./stream.js";
 import { isLocal } from "./target.js";
 import { Watcher } from "./watch.js";
 
-/** Equals the server's limit, so that the client can read every reply. */
-const maxMessageBytes = 4 << 20;
 /**
  * The size of the buffer in which gRPC keeps a call, framing included, to send it again. gRPC's
  * default of 1 MiB is smaller than the largest batch of messages.

@@ -86,6 +86,26 @@ export function requestTypes(): ReadonlyMap<string, MessageType> {
   );
 }
 
+/** The limit of an encoded request or reply. It equals the server's, so that the client can read every reply. */
+export const maxMessageBytes = 4 << 20;
+
+/** Returns the error of a request that is larger than the limit. */
+export function tooLarge(size: number): ParleyError {
+  const text =
+    `the request has ${size} bytes, the limit is ${maxMessageBytes}; ` +
+    "send fewer or smaller messages and records";
+  return new ParleyError("RESOURCE_EXHAUSTED", text);
+}
+
+/** Returns a clear error in place of the one with which gRPC refuses a request that is too large. */
+export function explainSize(error: unknown, type: MessageType, request: object): unknown {
+  if (!(error instanceof ParleyError) || error.code !== "RESOURCE_EXHAUSTED" || error.reason !== "") {
+    return error;
+  }
+  const size = type.encode(request).finish().length;
+  return size > maxMessageBytes ? tooLarge(size) : error;
+}
+
 /** Returns the error of an invalid request or call, which is not sent. */
 export function invalidRequest(fault: string, cause?: unknown): ParleyError {
   return new ParleyError("INVALID_ARGUMENT", `the request cannot be sent: ${fault}`, { cause });

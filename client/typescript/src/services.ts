@@ -8,7 +8,7 @@ import {
 /** A message as the generated code describes it. */
 export interface MessageType<T = object> {
   fromPartial(object: object): T;
-  encode(message: T): unknown;
+  encode(message: T): { finish(): Uint8Array };
 }
 
 /** A service as the generated code describes it. */

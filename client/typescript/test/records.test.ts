@@ -194,6 +194,26 @@ test("a revision mismatch names the record, and nothing is written", options, as
   assert.deepEqual([conversation?.version, conversation?.messageCount], [revision, 0]);
 });
 
+test("the error of a request over gRPC's limit says what to do", options, async (t) => {
+  const { client, records } = await startRecords(t);
+  const batch = ["a", "b"].map((key) => ({ key, value: new Uint8Array(3 << 20) }));
+  const appender = client.appender();
+  const writes: (() => Promise<unknown>)[] = [
+    () => records.write(batch),
+    () => client.appendMessages(say(...batch)),
+    () => appender.append(say(...batch)),
+    () => collect(client.chat({ conversationId: "c", content: "hello", records: batch })),
+  ];
+  for (const write of writes) {
+    await assert.rejects(write, {
+      code: "RESOURCE_EXHAUSTED",
+      message:
+        /the request has 6291\d+ bytes, the limit is 4194304; send fewer or smaller messages and records$/,
+    });
+  }
+  await appender.close();
+});
+
 test("a list has the records of all its pages", options, async (t) => {
   const { records } = await startRecords(t);
   const keys = Array.from({ length: 230 }, (_, i) => `step/${String(i).padStart(3, "0")}`);
