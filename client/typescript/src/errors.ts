@@ -32,7 +32,7 @@ export interface ParleyErrorDetails {
   readonly cause?: unknown;
 }
 
-/** A failed call or stream. `message` begins with the code and says what to do. */
+/** A failed call or stream. `message` begins with the code and the reason, and says what to do. */
 export class ParleyError extends Error {
   /** The gRPC status: `"NOT_FOUND"`, `"UNAVAILABLE"`. */
   readonly code: Code;
@@ -49,7 +49,10 @@ export class ParleyError extends Error {
   readonly retryDelay: number | undefined;
 
   constructor(code: Code, message: string, details: ParleyErrorDetails = {}) {
-    super(`${code}: ${message}`, details.cause === undefined ? {} : { cause: details.cause });
+    super(
+      heading(code, details.reason ?? "") + message,
+      details.cause === undefined ? {} : { cause: details.cause },
+    );
     this.name = "ParleyError";
     this.code = code;
     this.reason = details.reason ?? "";
@@ -95,6 +98,11 @@ export class RevisionMismatchError extends ParleyError {
   get tenantScope(): boolean {
     return this.metadata["scope"] === "tenant";
   }
+}
+
+/** Returns the beginning of the message of an error, as the client for Python prints it. */
+export function heading(code: Code, reason: string): string {
+  return `${reason === "" ? code : `${code} ${reason}`}: `;
 }
 
 /** A stream that the server had accepted ended with its token, and the client has another token. */

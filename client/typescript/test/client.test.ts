@@ -138,7 +138,7 @@ test("errors have the details of the status", options, async (t) => {
         ...{
           name: "ParleyError",
           code,
-          message,
+          message: "ABORTED VERSION_MISMATCH: the version is 3",
           reason: "VERSION_MISMATCH",
           metadata: { current_version: "3" },
         },

@@ -49,7 +49,7 @@ const wanted: Record<string, RegExp> = {
   Records: /^state\/list true\n\[ \{ step: 3 \} \]\ncake\.png has 5 bytes\nstate\/list has 10 bytes$/,
   "Append many messages": /^\[ 25, 25, 25, 25 \]$/,
   Replace: /^stored as message 1\nstored as message 2$/,
-  Errors: /^NOT_FOUND: .*nobody:knows/,
+  Errors: /^NOT_FOUND CONVERSATION_NOT_FOUND: .*nobody:knows/,
 };
 /** Returns the name of a program's file. */
 const fileOf = (heading: string) => heading.replaceAll(" ", "-");
