@@ -66,11 +66,17 @@ type tableResult struct {
 	} `json:"error"`
 }
 
-// text returns the expected error in the form of errorOf.
+// text returns the expected error in the form of errorOf. HTTP names the fields as in JSON.
 func (r tableResult) text() string {
-	slices.Sort(r.Error.Fields)
-	return fmt.Sprint(r.Error.Code, " ", r.Error.Reason, " ", r.Error.Fields)
+	fields := []string{}
+	for _, field := range r.Error.Fields {
+		fields = append(fields, underscore.ReplaceAllStringFunc(field, func(s string) string { return strings.ToUpper(s[1:]) }))
+	}
+	slices.Sort(fields)
+	return fmt.Sprint(r.Error.Code, " ", r.Error.Reason, " ", fields)
 }
+
+var underscore = regexp.MustCompile("_[a-z]")
 
 // tableRun runs the steps in order.
 type tableRun struct {

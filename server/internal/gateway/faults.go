@@ -34,7 +34,7 @@ const (
 	maxCheckedValues = 5000
 )
 
-// faults collects what is wrong with a request, by field, in the names of the protos. protojson
+// faults collects what is wrong with a request, by field, in the names of JSON. protojson
 // stops at the first fault and reports no path, so a refused request is searched again. Valid
 // requests are not slowed down by that.
 type faults struct {
@@ -133,7 +133,7 @@ func (f *faults) checkMessage(path string, text json.RawMessage, message protore
 				strings.Join(jsonNames(message), ", "))
 			continue
 		}
-		inner := path + string(field.Name())
+		inner := path + field.JSONName()
 		if seen[field.Name()] {
 			f.add(inner, "must not be given twice")
 			continue

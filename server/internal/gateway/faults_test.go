@@ -27,20 +27,20 @@ func TestFaultsOfBodies(t *testing.T) {
 			text: "must be a string, is a number",
 		},
 		{
-			name: "string for a number", body: `{"content": "a", "ifVersion": "x"}`, fields: []string{"if_version"},
+			name: "string for a number", body: `{"content": "a", "ifVersion": "x"}`, fields: []string{"ifVersion"},
 			text: "whole number of 32 bits",
 		},
-		{name: "too large a number", body: `{"content": "a", "if_version": 4294967296}`, fields: []string{"if_version"}},
+		{name: "too large a number", body: `{"content": "a", "if_version": 4294967296}`, fields: []string{"ifVersion"}},
 		{
-			name: "unknown enum value", body: `{"content": "a", "onBusy": "WAIT"}`, fields: []string{"on_busy"},
+			name: "unknown enum value", body: `{"content": "a", "onBusy": "WAIT"}`, fields: []string{"onBusy"},
 			text: "ON_BUSY_REJECT, ON_BUSY_QUEUE, ON_BUSY_INTERRUPT",
 		},
 		{
-			name: "string for a boolean", body: `{"content": "a", "mustExist": "true"}`, fields: []string{"must_exist"},
+			name: "string for a boolean", body: `{"content": "a", "mustExist": "true"}`, fields: []string{"mustExist"},
 			text: "must be true or false, is a string",
 		},
 		{
-			name: "object for a list", body: `{"toolResults": {}}`, fields: []string{"tool_results"},
+			name: "object for a list", body: `{"toolResults": {}}`, fields: []string{"toolResults"},
 			text: "must be a list, is an object",
 		},
 		{
@@ -55,7 +55,7 @@ func TestFaultsOfBodies(t *testing.T) {
 		{name: "twice", body: `{"content": "a", "content": "b"}`, fields: []string{"content"}, text: "twice"},
 		{
 			name: "twice, in both spellings", body: `{"content": "a", "ifVersion": 1, "if_version": 1}`,
-			fields: []string{"if_version"},
+			fields: []string{"ifVersion"},
 		},
 		{
 			name: "twice in a map", body: `{"content": "a", "metadata": {"k": "1", "k": "2"}}`,
@@ -63,7 +63,7 @@ func TestFaultsOfBodies(t *testing.T) {
 		},
 		{
 			name: "twice in a value", body: `{"structuredData": [{"type": "t", "value": {"k": 1, "k": 2}}]}`,
-			fields: []string{"structured_data[0].value"},
+			fields: []string{"structuredData[0].value"},
 		},
 		{name: "half a surrogate", body: `{"content": "\ud800"}`, fields: []string{"content"}, text: "escape sequence"},
 		{
@@ -71,8 +71,8 @@ func TestFaultsOfBodies(t *testing.T) {
 			body: `{"content": 1, "windw": {}, "window": {"maxMessages": 1.5, "max_bytes": true, "x": 0},
 				"toolResults": [{"callId": "a"}, {"callId": 3}, 4], "metadata": {"a": "b", "c": 1}, "onBusy": "X"}`,
 			fields: []string{
-				"content", "windw", "window.max_messages", "window.max_bytes", "window.x",
-				"tool_results[1].call_id", "tool_results[2]", `metadata["c"]`, "on_busy",
+				"content", "windw", "window.maxMessages", "window.maxBytes", "window.x",
+				"toolResults[1].callId", "toolResults[2]", `metadata["c"]`, "onBusy",
 			},
 		},
 		{name: "cut off", body: `{"content": `, fields: []string{"body"}, text: "line 1, column 13"},
@@ -105,7 +105,7 @@ func TestRulesOfBodies(t *testing.T) {
 	f.do(t, "POST", "/v1/conversations/c/messages", strings.Replace(messages, "%s", `"USER"`, 1)).
 		wantError(t, 400, "INVALID_REQUEST", "messages[2].role")
 	f.do(t, "POST", "/v1/conversations/c/messages", strings.Replace(messages, "%s", `"ROLE_USER"`, 1)).
-		wantError(t, 400, "INVALID_REQUEST", "messages[1].role", "messages[2].tool_result", "messages[2].tool_result.call_id")
+		wantError(t, 400, "INVALID_REQUEST", "messages[1].role", "messages[2].toolResult", "messages[2].toolResult.callId")
 }
 
 // TestFaultsAreBounded: the response is short, however many and however long the faults are.

@@ -76,7 +76,7 @@ func newHandler(ctx context.Context, conn grpc.ClientConnInterface, authorize Au
 		runtime.WithOutgoingTrailerMatcher(dropAll),
 		runtime.WithWriteContentLength(),
 	)...)
-	streaming := streamingConn{conn}
+	streaming := streamingConn{jsonNamesConn{conn}}
 	c := &checkedConn{conn: streaming, check: checkRequest}
 	for _, register := range []func() error{
 		func() error {

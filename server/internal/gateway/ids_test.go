@@ -106,7 +106,7 @@ func TestBadIDsOverHTTP(t *testing.T) {
 		"%ED%A0%80", strings.Repeat("x", 257), strings.Repeat("%C3%BC", 128) + "x",
 	} {
 		a := f.do(t, http.MethodPost, "/v1/conversations/"+segment+"/messages", message)
-		a.wantError(t, http.StatusBadRequest, "INVALID_REQUEST", "conversation_id")
+		a.wantError(t, http.StatusBadRequest, "INVALID_REQUEST", "conversationId")
 	}
 	stored, err := parleyv1.NewConversationServiceClient(f.conn).ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	if err != nil || stored.GetTotalSize() != 0 {

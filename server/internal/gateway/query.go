@@ -49,7 +49,7 @@ func (c *httpCall) faults(ctx context.Context, refusal *status.Status) *faults {
 			case "", "*":
 				f.checkJSON("", c.text, input)
 			default:
-				f.checkJSON(field, c.text, input.Fields().ByName(protoreflect.Name(field)).Message())
+				f.checkJSON(jsonPath(field), c.text, input.Fields().ByName(protoreflect.Name(field)).Message())
 			}
 		}
 		f.checkQuery(c, input)
@@ -88,7 +88,7 @@ func methodOf(name string) protoreflect.MethodDescriptor {
 func (f *faults) checkPath(params map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(params)) {
 		if !utf8.ValidString(params[name]) {
-			f.add(name, "must be UTF-8")
+			f.add(jsonPath(name), "must be UTF-8")
 		}
 	}
 }
@@ -120,30 +120,30 @@ func (f *faults) checkParameter(
 		return
 	}
 	if other, found := taken[path+index]; found {
-		f.add(path, "must be given once, but was given as %s and as %s", quoteName(other), quoteName(key))
+		f.add(jsonPath(path), "must be given once, but was given as %s and as %s", quoteName(other), quoteName(key))
 		return
 	}
 	taken[path+index] = key
 	if inPath, ok := call.params[path]; ok {
 		if values := call.query[key]; slices.ContainsFunc(values, func(v string) bool { return v != inPath }) {
-			f.add(path, "differs from the one in the path")
+			f.add(jsonPath(path), "differs from the one in the path")
 		}
 		return
 	}
 	if body := call.bodyField(); body == "*" || path == body || strings.HasPrefix(path, body+".") && body != "" {
-		f.add(path, "must be in the JSON body, not in the query")
+		f.add(jsonPath(path), "must be in the JSON body, not in the query")
 		return
 	}
 	if choice := field.ContainingOneof(); choice != nil && !choice.IsSynthetic() {
 		if _, found := taken[string(choice.FullName())]; found {
-			f.add(path, "must not be set together with another field of %s", choice.Name())
+			f.add(jsonPath(path), "must not be set together with another field of %s", choice.Name())
 			return
 		}
 		taken[string(choice.FullName())] = key
 	}
 	if !utf8.ValidString(key) ||
 		slices.ContainsFunc(call.query[key], func(v string) bool { return !utf8.ValidString(v) }) {
-		f.add(path, "must be UTF-8")
+		f.add(jsonPath(path), "must be UTF-8")
 		return
 	}
 	// The generated code decides which values are valid.
@@ -158,13 +158,13 @@ func (f *faults) checkParameter(
 	what, _ := expectation(element)
 	switch {
 	case field.IsMap():
-		f.add(path, "must be given once for each key, as in %s[key]=value, and be %s", field.JSONName(), what)
+		f.add(jsonPath(path), "must be given once for each key, as in %s[key]=value, and be %s", field.JSONName(), what)
 	case field.Message() != nil && !isLeaf(field.Message()):
-		f.add(path, "must be given by its fields, as in %s.%s", field.JSONName(), jsonNames(field.Message())[0])
+		f.add(jsonPath(path), "must be given by its fields, as in %s.%s", field.JSONName(), jsonNames(field.Message())[0])
 	case !field.IsList() && len(call.query[key]) > 1:
-		f.add(path, "must be given once")
+		f.add(jsonPath(path), "must be given once")
 	default:
-		f.add(path, "must be %s", what)
+		f.add(jsonPath(path), "must be %s", what)
 	}
 }
 
@@ -236,7 +236,7 @@ func (f *faults) checkBodyIDs(call *httpCall, input protoreflect.MessageDescript
 		for _, name := range slices.Compact([]string{camel, snake}) {
 			var value string
 			if json.Unmarshal(fields[name], &value) == nil && value != "" && value != call.params[param] {
-				f.add(param, "differs from the one in the path")
+				f.add(jsonPath(param), "differs from the one in the path")
 			}
 		}
 	}

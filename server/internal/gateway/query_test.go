@@ -28,40 +28,40 @@ func TestFaultsOfQueries(t *testing.T) {
 		{
 			name: "wrong types", method: "GET",
 			path:   "/v1/conversations?page_size=x&order=newest&labels=a&labels[k]=a&labels[k]=b&x=1",
-			fields: []string{"page_size", "order", "labels", "labels", "x"}, text: "LIST_ORDER_CREATE_TIME_DESC",
+			fields: []string{"pageSize", "order", "labels", "labels", "x"}, text: "LIST_ORDER_CREATE_TIME_DESC",
 		},
 		{
-			name: "twice", method: "GET", path: "/v1/conversations?pageSize=1&pageSize=2", fields: []string{"page_size"},
+			name: "twice", method: "GET", path: "/v1/conversations?pageSize=1&pageSize=2", fields: []string{"pageSize"},
 			text: "once",
 		},
 		{
 			name: "in both spellings", method: "DELETE", path: "/v1/conversations/a:b?ifVersion=999&if_version=1",
-			fields: []string{"if_version"}, text: "as ifVersion and as if_version",
+			fields: []string{"ifVersion"}, text: "as ifVersion and as if_version",
 		},
 		{
 			name: "in both spellings, the same", method: "DELETE", path: "/v1/conversations/a:b?if_version=1&ifVersion=1",
-			fields: []string{"if_version"}, text: "once",
+			fields: []string{"ifVersion"}, text: "once",
 		},
 		{
 			name: "an object in both spellings", method: "GET",
 			path:   "/v1/conversations/a:b/context?window.maxMessages=1&window.max_messages=2",
-			fields: []string{"window.max_messages"}, text: "once",
+			fields: []string{"window.maxMessages"}, text: "once",
 		},
 		{
 			name: "a list in both spellings", method: "GET", path: "/v1/export?conversationIds=a&conversation_ids=b",
-			fields: []string{"conversation_ids"}, text: "once",
+			fields: []string{"conversationIds"}, text: "once",
 		},
 		{
 			name: "a mask in both spellings", method: "PATCH", path: "/v1/conversations/a:b?updateMask=title&update_mask=agent",
-			body: `{"title": "x"}`, fields: []string{"update_mask"},
+			body: `{"title": "x"}`, fields: []string{"updateMask"},
 		},
 		{
 			name: "of the path in both spellings", method: "GET",
-			path: "/v1/conversations/a:b?conversationId=a:b&conversation_id=a:b", fields: []string{"conversation_id"},
+			path: "/v1/conversations/a:b?conversationId=a:b&conversation_id=a:b", fields: []string{"conversationId"},
 		},
 		{
 			name: "a mask twice", method: "PATCH", path: "/v1/conversations/a:b?updateMask=title&updateMask=agent",
-			body: `{"title": "x"}`, fields: []string{"update_mask"}, text: "once",
+			body: `{"title": "x"}`, fields: []string{"updateMask"}, text: "once",
 		},
 		{
 			name: "twice in an import", method: "POST", path: "/v1/import?overwrite=false&overwrite=true", body: `{}`,
@@ -82,14 +82,14 @@ func TestFaultsOfQueries(t *testing.T) {
 			name: "null in a map to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"labels": {"k": null}}`,
 			fields: []string{`conversation.labels["k"]`},
 		},
-		{name: "empty number", method: "GET", path: "/v1/conversations?pageSize=", fields: []string{"page_size"}},
+		{name: "empty number", method: "GET", path: "/v1/conversations?pageSize=", fields: []string{"pageSize"}},
 		{
 			name: "object", method: "GET", path: "/v1/conversations/a:b/context?window=1", fields: []string{"window"},
 			text: "window.maxMessages",
 		},
 		{
 			name: "in an object", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages=x&window.y=1",
-			fields: []string{"window.max_messages", "window.y"},
+			fields: []string{"window.maxMessages", "window.y"},
 		},
 		{
 			name: "too deep", method: "GET", path: "/v1/conversations/a:b/context?window.maxMessages.z=1",
@@ -97,10 +97,10 @@ func TestFaultsOfQueries(t *testing.T) {
 		},
 		{
 			name: "duration", method: "GET", path: "/v1/conversations/a:b/routing-summary?waitTimeout=5",
-			fields: []string{"wait_timeout"}, text: `"90s"`,
+			fields: []string{"waitTimeout"}, text: `"90s"`,
 		},
 		{
-			name: "boolean", method: "GET", path: "/v1/watch?includeTurnEvents", fields: []string{"include_turn_events"},
+			name: "boolean", method: "GET", path: "/v1/watch?includeTurnEvents", fields: []string{"includeTurnEvents"},
 			text: "true or false",
 		},
 		{
@@ -109,7 +109,7 @@ func TestFaultsOfQueries(t *testing.T) {
 		},
 		{
 			name: "another id", method: "GET", path: "/v1/conversations/a:b?conversationId=c",
-			fields: []string{"conversation_id"}, text: "the path",
+			fields: []string{"conversationId"}, text: "the path",
 		},
 		{
 			name: "beside a body", method: "POST", path: "/v1/chat?agent=echo&x=1", body: `{"content": "hi"}`,
@@ -117,7 +117,7 @@ func TestFaultsOfQueries(t *testing.T) {
 		},
 		{
 			name: "of the body", method: "PATCH", path: "/v1/conversations/a:b?conversation.title=x&ifVersion=x", body: `{}`,
-			fields: []string{"conversation.title", "if_version"},
+			fields: []string{"conversation.title", "ifVersion"},
 		},
 		{
 			name: "beside faults of the body", method: "PATCH", path: "/v1/conversations/a:b?x=1", body: `{"title": 5}`,
@@ -125,23 +125,23 @@ func TestFaultsOfQueries(t *testing.T) {
 		},
 		{
 			name: "another id in the body", method: "POST", path: "/v1/conversations/a:b/chat",
-			body: `{"content": "hi", "conversation_id": "c"}`, fields: []string{"conversation_id"}, text: "the path",
+			body: `{"content": "hi", "conversation_id": "c"}`, fields: []string{"conversationId"}, text: "the path",
 		},
 		{
 			name: "another id in a body to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"id": "c"}`,
 			fields: []string{"conversation.id"}, text: "the path",
 		},
-		{name: "no id", method: "GET", path: "/v1/conversations/", fields: []string{"conversation_id"}},
+		{name: "no id", method: "GET", path: "/v1/conversations/", fields: []string{"conversationId"}},
 		{
-			name: "invalid UTF-8 in the path", method: "GET", path: "/v1/conversations/%ff", fields: []string{"conversation_id"},
+			name: "invalid UTF-8 in the path", method: "GET", path: "/v1/conversations/%ff", fields: []string{"conversationId"},
 		},
-		{name: "invalid UTF-8", method: "GET", path: "/v1/conversations?pageToken=%ff", fields: []string{"page_token"}},
+		{name: "invalid UTF-8", method: "GET", path: "/v1/conversations?pageToken=%ff", fields: []string{"pageToken"}},
 		{name: "malformed query", method: "GET", path: "/v1/conversations?a=%zz", fields: []string{"query"}},
 		{
 			name: "body of a DELETE", method: "DELETE", path: "/v1/conversations/a:b", body: `{"ifVersion": 7}`,
 			fields: []string{"body"},
 		},
-		{name: "broken rule", method: "GET", path: "/v1/conversations?pageSize=-1", fields: []string{"page_size"}},
+		{name: "broken rule", method: "GET", path: "/v1/conversations?pageSize=-1", fields: []string{"pageSize"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := f.do(t, test.method, test.path, test.body)
