@@ -66,39 +66,22 @@ func (a *app) newChatCommand() *cobra.Command {
 			if !a.timeoutSet {
 				a.timeout = 0 // An answer may take minutes.
 			}
-			switch again, results := request.GetAnswerPending(), len(request.GetToolResults()) > 0; {
-			case again && results:
-				return usageError("--again repeats the last message: leave out --tool-result")
-			case results && request.GetConversationId() == "":
-				return usageError("--tool-result needs --conversation, the conversation of the call")
-			case again && request.GetConversationId() == "":
-				return usageError("--again needs --conversation, the conversation to answer")
-			case again && len(args) > 0:
-				return usageError("--again repeats the last message: leave out TEXT")
-			case again && len(f.records) > 0:
-				return usageError("--again repeats the last message: leave out --record")
-			case again || results || len(args) > 0 || !a.inTerminal:
-				var err error
-				if request.Records, err = a.recordWrites(command.Context(), f.records); err != nil {
-					return err
-				}
-				return a.ask(command.Context(), &request, args)
-			case request.GetRequestId() != "":
-				return usageError("--request-id identifies one message: write TEXT")
-			case len(f.records) > 0:
-				return usageError("--record is written with one message: write TEXT")
+			oneMessage := request.GetAnswerPending() || len(f.results) > 0 || len(args) > 0 || !a.inTerminal
+			if err := f.check(&request, len(args) > 0, oneMessage); err != nil {
+				return err
 			}
-			return a.withClient(func(c *client.Client) error {
-				return a.converse(command.Context(), c, &request)
-			})
+			if !oneMessage {
+				return a.withClient(func(c *client.Client) error {
+					return a.converse(command.Context(), c, &request)
+				})
+			}
+			var err error
+			if request.Records, err = a.recordWrites(command.Context(), f.records); err != nil {
+				return err
+			}
+			return a.ask(command.Context(), &request, args)
 		},
 	}
-	a.addChatFlags(command, &request, &f)
-	return command
-}
-
-// addChatFlags adds the flags that set fields of request, and those of f.
-func (a *app) addChatFlags(command *cobra.Command, request *parleyv1.ChatRequest, f *chatFlags) {
 	flags := command.Flags()
 	flags.StringVarP(&request.ConversationId, "conversation", "c", "",
 		"conversation to continue or create; if empty, a new one")
@@ -120,12 +103,34 @@ func (a *app) addChatFlags(command *cobra.Command, request *parleyv1.ChatRequest
 	flags.BoolVar(&request.MustExist, "must-exist", false,
 		"fail if the conversation does not exist, instead of creating it")
 	f.retention.add(command, ifCreated)
+	return command
 }
 
 // addReasoningFlag adds the flag of the commands that print an answer.
 func (a *app) addReasoningFlag(command *cobra.Command) {
 	command.Flags().BoolVar(&a.reasoning, "reasoning", a.errTerminal,
 		"print the reasoning that the model reports to standard error; by default only on a terminal")
+}
+
+// check returns an error if the flags contradict each other or the rest of the command line.
+func (f chatFlags) check(request *parleyv1.ChatRequest, hasText, oneMessage bool) error {
+	switch again, results := request.GetAnswerPending(), len(f.results) > 0; {
+	case again && results:
+		return usageError("--again repeats the last message: leave out --tool-result")
+	case results && request.GetConversationId() == "":
+		return usageError("--tool-result needs --conversation, the conversation of the call")
+	case again && request.GetConversationId() == "":
+		return usageError("--again needs --conversation, the conversation to answer")
+	case again && hasText:
+		return usageError("--again repeats the last message: leave out TEXT")
+	case again && len(f.records) > 0:
+		return usageError("--again repeats the last message: leave out --record")
+	case !oneMessage && request.GetRequestId() != "":
+		return usageError("--request-id identifies one message: write TEXT")
+	case !oneMessage && len(f.records) > 0:
+		return usageError("--record is written with one message: write TEXT")
+	}
+	return nil
 }
 
 // apply sets the fields of request that the flags describe.
