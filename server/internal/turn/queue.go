@@ -18,12 +18,9 @@ const (
 	maxInterrupting = 64
 )
 
-// maxWaitingBytes limits the requests of the waiting turns of all conversations together, in encoded form. A waiting
-// turn holds its complete request, with up to 4 MiB of records.
-const maxWaitingBytes = 64 << 20
-
-// maxTenantWaitingBytes is the same for one tenant, so that a single one cannot take all of it.
-const maxTenantWaitingBytes = maxWaitingBytes / 2
+// maxWaitingBytes limits the requests of the waiting turns of all conversations together, in encoded form, and
+// maxTenantWaitingBytes those of one tenant. A waiting turn holds its complete request, with up to 4 MiB of records.
+const maxWaitingBytes, maxTenantWaitingBytes = 64 << 20, 32 << 20
 
 // key identifies a conversation.
 type key struct{ tenant, id string }
