@@ -63,7 +63,7 @@ test: ## run the Go tests, in about three minutes: needs Go and git alone
 
 # The last two groups mostly wait, one for its programs and one for its disk: they run at the same time.
 .PHONY: check
-check: programs languages build test lint checkgenerate ## check everything, in about 35 minutes: needs what make tools installs
+check: programs languages build test lint checkgenerate ## check everything, in more than half an hour: needs what make tools installs
 	CGO_ENABLED=1 go test -race -timeout 30m ./...
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; trap 'exit 1' HUP INT TERM; \
 	$(MAKE) --no-print-directory test-faults >"$$log" 2>&1 & faults=$$!; \
