@@ -238,7 +238,7 @@ type Read struct {
 	// memory that the store shares with other readers, and the store may keep them in its cache. It is
 	// for callers that read often.
 	Shared bool
-	// Turns also returns the turns and their events.
+	// Turns also returns the newest turns and their events.
 	Turns bool
 	// RecordPrefixes also returns the records of the conversation whose keys begin with one of these texts; "" means
 	// all. At most MaxReadRecordBytes of them, encoded, but at least one.
@@ -310,3 +310,28 @@ const MaxHeaderBytes = 256 << 10
 
 // MaxSampleIDs is the maximum number of ids that Purge returns.
 const MaxSampleIDs = 100
+
+// DefaultMaxTurns is the number of turns that a conversation keeps whose retention has no max_turns.
+const DefaultMaxTurns = 32
+
+// ListTurns describes a page of a list of turns.
+type ListTurns struct {
+	Tenant string
+	// ConversationID selects the turns of one conversation. If empty, the list is that of the tenant.
+	ConversationID string
+	// States selects turns in one of these states. If empty, turns in any state.
+	States []parleyv1.TurnState
+	// Before is the id of a turn: only turns before it in time are returned. If empty, the page begins with the newest.
+	// If the conversation of ConversationID keeps no such turn, it has dropped it and all before it, and there are none.
+	Before string
+	// Limit is the maximum number of turns to return, at least 1.
+	Limit int
+}
+
+// FindTurn names a turn.
+type FindTurn struct {
+	Tenant string
+	// ConversationID limits the search to one conversation; empty means all.
+	ConversationID string
+	TurnID         string
+}

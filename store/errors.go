@@ -13,6 +13,8 @@ var (
 	ErrConversationExists = errors.New("conversation already exists")
 	// ErrRequestReused means that the request id was already used with different content.
 	ErrRequestReused = errors.New("request_id was already used for another request")
+	// ErrTurnNotFound means that there is no such turn.
+	ErrTurnNotFound = errors.New("turn not found")
 	// ErrTurnEnded means that the turn is not the running turn of its conversation.
 	ErrTurnEnded = errors.New("turn is not running")
 	// ErrFull means that the tenant is at its capacity and no conversation can be evicted: all of

@@ -51,7 +51,8 @@ type Snapshot struct {
 	// one by one, while they were the oldest. A fork or an import starts at 0. Of a read with MaxBytes
 	// and without Before and Oldest, it includes the kept messages before the first of Messages.
 	DroppedBytes int64
-	// Turns, oldest first, at most 32.
+	// Turns, the newest ones, oldest first: all that the conversation keeps, up to DefaultMaxTurns, and at times up to
+	// 63 more. Store.ListTurns returns all others.
 	Turns []*parleyv1.Turn
 	// Events of these turns, oldest first. A turn may have no entry.
 	Events []*storev1.TurnEvents
@@ -176,4 +177,19 @@ type Removal struct {
 	After int32
 	// Sequences of messages that were removed one by one, rising. Empty if all after After were removed.
 	Sequences []int32
+}
+
+// TurnPage is a page of a list of turns.
+type TurnPage struct {
+	// Turns, newest first.
+	Turns []*parleyv1.Turn
+	// Next is ListTurns.Before of the next page; empty on the last page.
+	Next string
+}
+
+// FoundTurn is a turn and its events.
+type FoundTurn struct {
+	Turn *parleyv1.Turn
+	// Events of the turn; nil if it has none.
+	Events *storev1.TurnEvents
 }

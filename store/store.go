@@ -9,7 +9,7 @@
 //   - Tenant: a name that separates the data of different users of one server. A call sees only
 //     the conversations of its own tenant.
 //   - Conversation: the messages of one tenant under one id, with a header. A store also retains
-//     its newest 32 turns and its newest requests; see law 9.
+//     its newest turns and its newest requests; see laws 9 and 20.
 //   - Header: everything about a conversation except its messages and turns: title, labels, system
 //     prompt, retention, version, times and so on. It is the message Conversation of the API.
 //   - Uid: a random id that the store chooses when it creates a conversation. It distinguishes a
@@ -149,6 +149,11 @@
 //     records alone for [RequestTTL]. Their number has no limit of its own: each counts as a record in both
 //     limits of bytes of the tenant, until it is swept. Above MaxRecordBytes, a call with a Request that
 //     deletes no record is refused, too.
+//  20. Turns: a conversation keeps its newest turns with their events, as many as max_turns of its retention says, or
+//     [DefaultMaxTurns]; at times up to 63 more. They end with it. A turn whose id is a UUID of version 7 in its
+//     canonical form is also found by the id alone, and is in the list of its tenant, as soon as it is stored and as
+//     long as it is kept. The list of a conversation is in the order in which its turns started, the list of a tenant in
+//     the order of their ids, both newest first. A turn that is kept during all calls of a list is returned once.
 //
 // Start at [Store].
 package store
@@ -213,6 +218,15 @@ type Store interface {
 	// one. more reports that records follow the last one. An empty page is not an error. It returns
 	// ErrNotFound if the conversation does not exist.
 	ListRecords(ctx context.Context, l *ListRecords) (records []*parleyv1.Record, more bool, err error)
+
+	// ListTurns returns a page of the turns of a tenant or of a conversation; see law 20. It examines a limited number
+	// of turns, so a page may have fewer than l.Limit, or none, and not be the last. It returns ErrNotFound if
+	// l.ConversationID is set and the conversation does not exist.
+	ListTurns(ctx context.Context, l *ListTurns) (*TurnPage, error)
+
+	// FindTurn returns a turn by its id. It returns ErrTurnNotFound if there is none, or if the store cannot find it
+	// without f.ConversationID, see law 20; ErrNotFound if f.ConversationID is set and the conversation does not exist.
+	FindTurn(ctx context.Context, f *FindTurn) (*FoundTurn, error)
 
 	// SaveProgress stores the part of a running turn's answer that has arrived so far, so that
 	// Abandoned finds it after a crash. It changes neither version nor times. The end of the turn

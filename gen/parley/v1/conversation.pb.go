@@ -386,7 +386,11 @@ type Retention struct {
 	// If true, the conversation is not evicted when its tenant is at its capacity. The default is
 	// false. If no conversation is left to evict, a new one fails with RESOURCE_EXHAUSTED, reason
 	// STORE_FULL.
-	NoEviction    bool `protobuf:"varint,5,opt,name=no_eviction,json=noEviction,proto3" json:"no_eviction,omitempty"`
+	NoEviction bool `protobuf:"varint,5,opt,name=no_eviction,json=noEviction,proto3" json:"no_eviction,omitempty"`
+	// Number of turns to keep, 1 to 10,000. When there are more, the oldest are dropped, at the latest
+	// when 32 more have started. 0 means 32. The events of a turn can be replayed while the turn and
+	// its messages are kept.
+	MaxTurns      int32 `protobuf:"varint,6,opt,name=max_turns,json=maxTurns,proto3" json:"max_turns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -454,6 +458,13 @@ func (x *Retention) GetNoEviction() bool {
 		return x.NoEviction
 	}
 	return false
+}
+
+func (x *Retention) GetMaxTurns() int32 {
+	if x != nil {
+		return x.MaxTurns
+	}
+	return 0
 }
 
 // ForkOrigin identifies the conversation and the message from which a fork was created.
@@ -698,14 +709,16 @@ const file_parley_v1_conversation_proto_rawDesc = "" +
 	"\frecord_bytes\x18\x14 \x01(\x03R\vrecordBytes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd7\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x80\x02\n" +
 	"\tRetention\x12.\n" +
 	"\fmax_messages\x18\x01 \x01(\x05B\v\xbaH\b\x1a\x06\x18\xc0\x84=(\x00R\vmaxMessages\x12A\n" +
 	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x14\xbaH\x11\xaa\x01\x0e\"\x05\b\x80\x8a\x8a\x0f2\x05\x10\x80\xc2\xd7/R\x03ttl\x12\x19\n" +
 	"\bkeep_all\x18\x03 \x01(\bR\akeepAll\x12\x1b\n" +
 	"\tno_expiry\x18\x04 \x01(\bR\bnoExpiry\x12\x1f\n" +
 	"\vno_eviction\x18\x05 \x01(\bR\n" +
-	"noEviction\"Q\n" +
+	"noEviction\x12'\n" +
+	"\tmax_turns\x18\x06 \x01(\x05B\n" +
+	"\xbaH\a\x1a\x05\x18\x90N(\x00R\bmaxTurns\"Q\n" +
 	"\n" +
 	"ForkOrigin\x12'\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tR\x0econversationId\x12\x1a\n" +

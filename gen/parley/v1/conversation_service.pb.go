@@ -3098,7 +3098,8 @@ func (x *ResumeTurnResponse) GetEvent() *TurnEvent {
 // GetTurnRequest names a turn.
 type GetTurnRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required.
+	// Optional. If set, only a turn of this conversation is found. Turns that were started by a
+	// version of the server that gave them UUIDs of version 4 are found only with it.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// Required.
 	TurnId        string `protobuf:"bytes,2,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
@@ -3196,13 +3197,21 @@ func (x *GetTurnResponse) GetTurn() *Turn {
 	return nil
 }
 
-// ListTurnsRequest names a conversation.
+// ListTurnsRequest describes one page of a list of turns.
 type ListTurnsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Required.
+	// The conversation whose turns are listed. If empty, the turns of all conversations of the
+	// tenant, without those whose id is a UUID of version 4; see GetTurnRequest.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Only turns in one of these states. If empty, turns in any state.
+	States []TurnState `protobuf:"varint,2,rep,packed,name=states,proto3,enum=parley.v1.TurnState" json:"states,omitempty"`
+	// Maximum number of turns on the page, at most 1000; 0 means 32. A page may have fewer turns,
+	// or none, and still have a next_page_token.
+	PageSize int32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// next_page_token of the previous page. All other fields except page_size must stay the same.
+	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListTurnsRequest) Reset() {
@@ -3242,11 +3251,35 @@ func (x *ListTurnsRequest) GetConversationId() string {
 	return ""
 }
 
-// ListTurnsResponse contains the turns of a conversation.
+func (x *ListTurnsRequest) GetStates() []TurnState {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *ListTurnsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListTurnsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListTurnsResponse is one page of a list of turns.
 type ListTurnsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Turns, newest first.
-	Turns         []*Turn `protobuf:"bytes,1,rep,name=turns,proto3" json:"turns,omitempty"`
+	// Turns, newest first by the time at which the server accepted them. Turns that wait in the
+	// queue are included.
+	Turns []*Turn `protobuf:"bytes,1,rep,name=turns,proto3" json:"turns,omitempty"`
+	// Token for the next page; empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3286,6 +3319,13 @@ func (x *ListTurnsResponse) GetTurns() []*Turn {
 		return x.Turns
 	}
 	return nil
+}
+
+func (x *ListTurnsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
 }
 
 // CancelTurnRequest names the turn to cancel.
@@ -4430,16 +4470,22 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\vafter_index\x18\x03 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\n" +
 	"afterIndex\"@\n" +
 	"\x12ResumeTurnResponse\x12*\n" +
-	"\x05event\x18\x01 \x01(\v2\x14.parley.v1.TurnEventR\x05event\"h\n" +
-	"\x0eGetTurnRequest\x122\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x12\"\n" +
+	"\x05event\x18\x01 \x01(\v2\x14.parley.v1.TurnEventR\x05event\"k\n" +
+	"\x0eGetTurnRequest\x125\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\f\xbaH\t\xd8\x01\x01r\x04\x88\xea0\x01R\x0econversationId\x12\"\n" +
 	"\aturn_id\x18\x02 \x01(\tB\t\xbaH\x06r\x04 \x01(@R\x06turnId\"6\n" +
 	"\x0fGetTurnResponse\x12#\n" +
-	"\x04turn\x18\x01 \x01(\v2\x0f.parley.v1.TurnR\x04turn\"F\n" +
-	"\x10ListTurnsRequest\x122\n" +
-	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\":\n" +
+	"\x04turn\x18\x01 \x01(\v2\x0f.parley.v1.TurnR\x04turn\"\xd2\x01\n" +
+	"\x10ListTurnsRequest\x125\n" +
+	"\x0fconversation_id\x18\x01 \x01(\tB\f\xbaH\t\xd8\x01\x01r\x04\x88\xea0\x01R\x0econversationId\x12?\n" +
+	"\x06states\x18\x02 \x03(\x0e2\x14.parley.v1.TurnStateB\x11\xbaH\x0e\x92\x01\v\x10\x10\"\a\x82\x01\x04\x10\x01 \x00R\x06states\x12'\n" +
+	"\tpage_size\x18\x03 \x01(\x05B\n" +
+	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x04 \x01(\tR\tpageToken\"b\n" +
 	"\x11ListTurnsResponse\x12%\n" +
-	"\x05turns\x18\x01 \x03(\v2\x0f.parley.v1.TurnR\x05turns\"k\n" +
+	"\x05turns\x18\x01 \x03(\v2\x0f.parley.v1.TurnR\x05turns\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"k\n" +
 	"\x11CancelTurnRequest\x122\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\x12\"\n" +
 	"\aturn_id\x18\x02 \x01(\tB\t\xbaH\x06r\x04 \x01(@R\x06turnId\"9\n" +
@@ -4633,7 +4679,8 @@ var file_parley_v1_conversation_service_proto_goTypes = []any{
 	(*Attachment)(nil),                       // 74: parley.v1.Attachment
 	(*TurnEvent)(nil),                        // 75: parley.v1.TurnEvent
 	(*Turn)(nil),                             // 76: parley.v1.Turn
-	(ChangeKind)(0),                          // 77: parley.v1.ChangeKind
+	(TurnState)(0),                           // 77: parley.v1.TurnState
+	(ChangeKind)(0),                          // 78: parley.v1.ChangeKind
 }
 var file_parley_v1_conversation_service_proto_depIdxs = []int32{
 	62, // 0: parley.v1.CreateConversationRequest.conversation:type_name -> parley.v1.Conversation
@@ -4685,79 +4732,80 @@ var file_parley_v1_conversation_service_proto_depIdxs = []int32{
 	75, // 46: parley.v1.ChatResponse.event:type_name -> parley.v1.TurnEvent
 	75, // 47: parley.v1.ResumeTurnResponse.event:type_name -> parley.v1.TurnEvent
 	76, // 48: parley.v1.GetTurnResponse.turn:type_name -> parley.v1.Turn
-	76, // 49: parley.v1.ListTurnsResponse.turns:type_name -> parley.v1.Turn
-	76, // 50: parley.v1.CancelTurnResponse.turn:type_name -> parley.v1.Turn
-	66, // 51: parley.v1.WatchConversationsRequest.delete_after_disconnect:type_name -> google.protobuf.Duration
-	52, // 52: parley.v1.WatchConversationsResponse.change:type_name -> parley.v1.ConversationChange
-	77, // 53: parley.v1.ConversationChange.kind:type_name -> parley.v1.ChangeKind
-	68, // 54: parley.v1.ConversationChange.time:type_name -> google.protobuf.Timestamp
-	62, // 55: parley.v1.ConversationChange.conversation:type_name -> parley.v1.Conversation
-	63, // 56: parley.v1.ConversationChange.message:type_name -> parley.v1.Message
-	75, // 57: parley.v1.ConversationChange.turn_event:type_name -> parley.v1.TurnEvent
-	54, // 58: parley.v1.ConversationChange.removed:type_name -> parley.v1.RemovedMessages
-	53, // 59: parley.v1.ConversationChange.record:type_name -> parley.v1.RecordChange
-	62, // 60: parley.v1.ExportConversationsResponse.conversation:type_name -> parley.v1.Conversation
-	63, // 61: parley.v1.ExportConversationsResponse.messages:type_name -> parley.v1.Message
-	64, // 62: parley.v1.ExportConversationsResponse.records:type_name -> parley.v1.Record
-	62, // 63: parley.v1.ImportConversationsRequest.conversation:type_name -> parley.v1.Conversation
-	63, // 64: parley.v1.ImportConversationsRequest.messages:type_name -> parley.v1.Message
-	64, // 65: parley.v1.ImportConversationsRequest.records:type_name -> parley.v1.Record
-	59, // 66: parley.v1.ImportConversationsResponse.failures:type_name -> parley.v1.ImportFailure
-	3,  // 67: parley.v1.ConversationService.CreateConversation:input_type -> parley.v1.CreateConversationRequest
-	5,  // 68: parley.v1.ConversationService.LoadConversation:input_type -> parley.v1.LoadConversationRequest
-	7,  // 69: parley.v1.ConversationService.GetConversation:input_type -> parley.v1.GetConversationRequest
-	9,  // 70: parley.v1.ConversationService.UpdateConversation:input_type -> parley.v1.UpdateConversationRequest
-	11, // 71: parley.v1.ConversationService.ListConversations:input_type -> parley.v1.ListConversationsRequest
-	14, // 72: parley.v1.ConversationService.DeleteConversation:input_type -> parley.v1.DeleteConversationRequest
-	16, // 73: parley.v1.ConversationService.ClearConversation:input_type -> parley.v1.ClearConversationRequest
-	18, // 74: parley.v1.ConversationService.PurgeConversations:input_type -> parley.v1.PurgeConversationsRequest
-	20, // 75: parley.v1.ConversationService.ForkConversation:input_type -> parley.v1.ForkConversationRequest
-	22, // 76: parley.v1.ConversationService.AppendMessages:input_type -> parley.v1.AppendMessagesRequest
-	25, // 77: parley.v1.ConversationService.AppendStream:input_type -> parley.v1.AppendStreamRequest
-	27, // 78: parley.v1.ConversationService.ListMessages:input_type -> parley.v1.ListMessagesRequest
-	29, // 79: parley.v1.ConversationService.GetContext:input_type -> parley.v1.GetContextRequest
-	31, // 80: parley.v1.ConversationService.GetRoutingSummary:input_type -> parley.v1.GetRoutingSummaryRequest
-	33, // 81: parley.v1.ConversationService.BatchGetRoutingSummaries:input_type -> parley.v1.BatchGetRoutingSummariesRequest
-	35, // 82: parley.v1.ConversationService.SetActiveAgent:input_type -> parley.v1.SetActiveAgentRequest
-	37, // 83: parley.v1.ConversationService.ListAgents:input_type -> parley.v1.ListAgentsRequest
-	40, // 84: parley.v1.ConversationService.Chat:input_type -> parley.v1.ChatRequest
-	42, // 85: parley.v1.ConversationService.ResumeTurn:input_type -> parley.v1.ResumeTurnRequest
-	44, // 86: parley.v1.ConversationService.GetTurn:input_type -> parley.v1.GetTurnRequest
-	46, // 87: parley.v1.ConversationService.ListTurns:input_type -> parley.v1.ListTurnsRequest
-	48, // 88: parley.v1.ConversationService.CancelTurn:input_type -> parley.v1.CancelTurnRequest
-	50, // 89: parley.v1.ConversationService.WatchConversations:input_type -> parley.v1.WatchConversationsRequest
-	55, // 90: parley.v1.ConversationService.ExportConversations:input_type -> parley.v1.ExportConversationsRequest
-	57, // 91: parley.v1.ConversationService.ImportConversations:input_type -> parley.v1.ImportConversationsRequest
-	4,  // 92: parley.v1.ConversationService.CreateConversation:output_type -> parley.v1.CreateConversationResponse
-	6,  // 93: parley.v1.ConversationService.LoadConversation:output_type -> parley.v1.LoadConversationResponse
-	8,  // 94: parley.v1.ConversationService.GetConversation:output_type -> parley.v1.GetConversationResponse
-	10, // 95: parley.v1.ConversationService.UpdateConversation:output_type -> parley.v1.UpdateConversationResponse
-	12, // 96: parley.v1.ConversationService.ListConversations:output_type -> parley.v1.ListConversationsResponse
-	15, // 97: parley.v1.ConversationService.DeleteConversation:output_type -> parley.v1.DeleteConversationResponse
-	17, // 98: parley.v1.ConversationService.ClearConversation:output_type -> parley.v1.ClearConversationResponse
-	19, // 99: parley.v1.ConversationService.PurgeConversations:output_type -> parley.v1.PurgeConversationsResponse
-	21, // 100: parley.v1.ConversationService.ForkConversation:output_type -> parley.v1.ForkConversationResponse
-	23, // 101: parley.v1.ConversationService.AppendMessages:output_type -> parley.v1.AppendMessagesResponse
-	26, // 102: parley.v1.ConversationService.AppendStream:output_type -> parley.v1.AppendStreamResponse
-	28, // 103: parley.v1.ConversationService.ListMessages:output_type -> parley.v1.ListMessagesResponse
-	30, // 104: parley.v1.ConversationService.GetContext:output_type -> parley.v1.GetContextResponse
-	32, // 105: parley.v1.ConversationService.GetRoutingSummary:output_type -> parley.v1.GetRoutingSummaryResponse
-	34, // 106: parley.v1.ConversationService.BatchGetRoutingSummaries:output_type -> parley.v1.BatchGetRoutingSummariesResponse
-	36, // 107: parley.v1.ConversationService.SetActiveAgent:output_type -> parley.v1.SetActiveAgentResponse
-	38, // 108: parley.v1.ConversationService.ListAgents:output_type -> parley.v1.ListAgentsResponse
-	41, // 109: parley.v1.ConversationService.Chat:output_type -> parley.v1.ChatResponse
-	43, // 110: parley.v1.ConversationService.ResumeTurn:output_type -> parley.v1.ResumeTurnResponse
-	45, // 111: parley.v1.ConversationService.GetTurn:output_type -> parley.v1.GetTurnResponse
-	47, // 112: parley.v1.ConversationService.ListTurns:output_type -> parley.v1.ListTurnsResponse
-	49, // 113: parley.v1.ConversationService.CancelTurn:output_type -> parley.v1.CancelTurnResponse
-	51, // 114: parley.v1.ConversationService.WatchConversations:output_type -> parley.v1.WatchConversationsResponse
-	56, // 115: parley.v1.ConversationService.ExportConversations:output_type -> parley.v1.ExportConversationsResponse
-	58, // 116: parley.v1.ConversationService.ImportConversations:output_type -> parley.v1.ImportConversationsResponse
-	92, // [92:117] is the sub-list for method output_type
-	67, // [67:92] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	77, // 49: parley.v1.ListTurnsRequest.states:type_name -> parley.v1.TurnState
+	76, // 50: parley.v1.ListTurnsResponse.turns:type_name -> parley.v1.Turn
+	76, // 51: parley.v1.CancelTurnResponse.turn:type_name -> parley.v1.Turn
+	66, // 52: parley.v1.WatchConversationsRequest.delete_after_disconnect:type_name -> google.protobuf.Duration
+	52, // 53: parley.v1.WatchConversationsResponse.change:type_name -> parley.v1.ConversationChange
+	78, // 54: parley.v1.ConversationChange.kind:type_name -> parley.v1.ChangeKind
+	68, // 55: parley.v1.ConversationChange.time:type_name -> google.protobuf.Timestamp
+	62, // 56: parley.v1.ConversationChange.conversation:type_name -> parley.v1.Conversation
+	63, // 57: parley.v1.ConversationChange.message:type_name -> parley.v1.Message
+	75, // 58: parley.v1.ConversationChange.turn_event:type_name -> parley.v1.TurnEvent
+	54, // 59: parley.v1.ConversationChange.removed:type_name -> parley.v1.RemovedMessages
+	53, // 60: parley.v1.ConversationChange.record:type_name -> parley.v1.RecordChange
+	62, // 61: parley.v1.ExportConversationsResponse.conversation:type_name -> parley.v1.Conversation
+	63, // 62: parley.v1.ExportConversationsResponse.messages:type_name -> parley.v1.Message
+	64, // 63: parley.v1.ExportConversationsResponse.records:type_name -> parley.v1.Record
+	62, // 64: parley.v1.ImportConversationsRequest.conversation:type_name -> parley.v1.Conversation
+	63, // 65: parley.v1.ImportConversationsRequest.messages:type_name -> parley.v1.Message
+	64, // 66: parley.v1.ImportConversationsRequest.records:type_name -> parley.v1.Record
+	59, // 67: parley.v1.ImportConversationsResponse.failures:type_name -> parley.v1.ImportFailure
+	3,  // 68: parley.v1.ConversationService.CreateConversation:input_type -> parley.v1.CreateConversationRequest
+	5,  // 69: parley.v1.ConversationService.LoadConversation:input_type -> parley.v1.LoadConversationRequest
+	7,  // 70: parley.v1.ConversationService.GetConversation:input_type -> parley.v1.GetConversationRequest
+	9,  // 71: parley.v1.ConversationService.UpdateConversation:input_type -> parley.v1.UpdateConversationRequest
+	11, // 72: parley.v1.ConversationService.ListConversations:input_type -> parley.v1.ListConversationsRequest
+	14, // 73: parley.v1.ConversationService.DeleteConversation:input_type -> parley.v1.DeleteConversationRequest
+	16, // 74: parley.v1.ConversationService.ClearConversation:input_type -> parley.v1.ClearConversationRequest
+	18, // 75: parley.v1.ConversationService.PurgeConversations:input_type -> parley.v1.PurgeConversationsRequest
+	20, // 76: parley.v1.ConversationService.ForkConversation:input_type -> parley.v1.ForkConversationRequest
+	22, // 77: parley.v1.ConversationService.AppendMessages:input_type -> parley.v1.AppendMessagesRequest
+	25, // 78: parley.v1.ConversationService.AppendStream:input_type -> parley.v1.AppendStreamRequest
+	27, // 79: parley.v1.ConversationService.ListMessages:input_type -> parley.v1.ListMessagesRequest
+	29, // 80: parley.v1.ConversationService.GetContext:input_type -> parley.v1.GetContextRequest
+	31, // 81: parley.v1.ConversationService.GetRoutingSummary:input_type -> parley.v1.GetRoutingSummaryRequest
+	33, // 82: parley.v1.ConversationService.BatchGetRoutingSummaries:input_type -> parley.v1.BatchGetRoutingSummariesRequest
+	35, // 83: parley.v1.ConversationService.SetActiveAgent:input_type -> parley.v1.SetActiveAgentRequest
+	37, // 84: parley.v1.ConversationService.ListAgents:input_type -> parley.v1.ListAgentsRequest
+	40, // 85: parley.v1.ConversationService.Chat:input_type -> parley.v1.ChatRequest
+	42, // 86: parley.v1.ConversationService.ResumeTurn:input_type -> parley.v1.ResumeTurnRequest
+	44, // 87: parley.v1.ConversationService.GetTurn:input_type -> parley.v1.GetTurnRequest
+	46, // 88: parley.v1.ConversationService.ListTurns:input_type -> parley.v1.ListTurnsRequest
+	48, // 89: parley.v1.ConversationService.CancelTurn:input_type -> parley.v1.CancelTurnRequest
+	50, // 90: parley.v1.ConversationService.WatchConversations:input_type -> parley.v1.WatchConversationsRequest
+	55, // 91: parley.v1.ConversationService.ExportConversations:input_type -> parley.v1.ExportConversationsRequest
+	57, // 92: parley.v1.ConversationService.ImportConversations:input_type -> parley.v1.ImportConversationsRequest
+	4,  // 93: parley.v1.ConversationService.CreateConversation:output_type -> parley.v1.CreateConversationResponse
+	6,  // 94: parley.v1.ConversationService.LoadConversation:output_type -> parley.v1.LoadConversationResponse
+	8,  // 95: parley.v1.ConversationService.GetConversation:output_type -> parley.v1.GetConversationResponse
+	10, // 96: parley.v1.ConversationService.UpdateConversation:output_type -> parley.v1.UpdateConversationResponse
+	12, // 97: parley.v1.ConversationService.ListConversations:output_type -> parley.v1.ListConversationsResponse
+	15, // 98: parley.v1.ConversationService.DeleteConversation:output_type -> parley.v1.DeleteConversationResponse
+	17, // 99: parley.v1.ConversationService.ClearConversation:output_type -> parley.v1.ClearConversationResponse
+	19, // 100: parley.v1.ConversationService.PurgeConversations:output_type -> parley.v1.PurgeConversationsResponse
+	21, // 101: parley.v1.ConversationService.ForkConversation:output_type -> parley.v1.ForkConversationResponse
+	23, // 102: parley.v1.ConversationService.AppendMessages:output_type -> parley.v1.AppendMessagesResponse
+	26, // 103: parley.v1.ConversationService.AppendStream:output_type -> parley.v1.AppendStreamResponse
+	28, // 104: parley.v1.ConversationService.ListMessages:output_type -> parley.v1.ListMessagesResponse
+	30, // 105: parley.v1.ConversationService.GetContext:output_type -> parley.v1.GetContextResponse
+	32, // 106: parley.v1.ConversationService.GetRoutingSummary:output_type -> parley.v1.GetRoutingSummaryResponse
+	34, // 107: parley.v1.ConversationService.BatchGetRoutingSummaries:output_type -> parley.v1.BatchGetRoutingSummariesResponse
+	36, // 108: parley.v1.ConversationService.SetActiveAgent:output_type -> parley.v1.SetActiveAgentResponse
+	38, // 109: parley.v1.ConversationService.ListAgents:output_type -> parley.v1.ListAgentsResponse
+	41, // 110: parley.v1.ConversationService.Chat:output_type -> parley.v1.ChatResponse
+	43, // 111: parley.v1.ConversationService.ResumeTurn:output_type -> parley.v1.ResumeTurnResponse
+	45, // 112: parley.v1.ConversationService.GetTurn:output_type -> parley.v1.GetTurnResponse
+	47, // 113: parley.v1.ConversationService.ListTurns:output_type -> parley.v1.ListTurnsResponse
+	49, // 114: parley.v1.ConversationService.CancelTurn:output_type -> parley.v1.CancelTurnResponse
+	51, // 115: parley.v1.ConversationService.WatchConversations:output_type -> parley.v1.WatchConversationsResponse
+	56, // 116: parley.v1.ConversationService.ExportConversations:output_type -> parley.v1.ExportConversationsResponse
+	58, // 117: parley.v1.ConversationService.ImportConversations:output_type -> parley.v1.ImportConversationsResponse
+	93, // [93:118] is the sub-list for method output_type
+	68, // [68:93] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_parley_v1_conversation_service_proto_init() }

@@ -283,6 +283,7 @@ class Retention(_message.Message):
     KEEP_ALL_FIELD_NUMBER: _builtins.int
     NO_EXPIRY_FIELD_NUMBER: _builtins.int
     NO_EVICTION_FIELD_NUMBER: _builtins.int
+    MAX_TURNS_FIELD_NUMBER: _builtins.int
     max_messages: _builtins.int
     """Number of messages to keep, 1 to 1,000,000. When there are more, the oldest messages are
     dropped. 0 means the server's default, which is 20 unless configured otherwise. A lower
@@ -311,6 +312,11 @@ class Retention(_message.Message):
     false. If no conversation is left to evict, a new one fails with RESOURCE_EXHAUSTED, reason
     STORE_FULL.
     """
+    max_turns: _builtins.int
+    """Number of turns to keep, 1 to 10,000. When there are more, the oldest are dropped, at the latest
+    when 32 more have started. 0 means 32. The events of a turn can be replayed while the turn and
+    its messages are kept.
+    """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:
         """Time from last_append_time to the expiry of the conversation, 100 ms to 366 days. If unset,
@@ -326,10 +332,11 @@ class Retention(_message.Message):
         keep_all: _builtins.bool = ...,
         no_expiry: _builtins.bool = ...,
         no_eviction: _builtins.bool = ...,
+        max_turns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_all", b"keep_all", "max_messages", b"max_messages", "no_eviction", b"no_eviction", "no_expiry", b"no_expiry", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_all", b"keep_all", "max_messages", b"max_messages", "max_turns", b"max_turns", "no_eviction", b"no_eviction", "no_expiry", b"no_expiry", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1748,7 +1748,9 @@ class GetTurnRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     TURN_ID_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """Required."""
+    """Optional. If set, only a turn of this conversation is found. Turns that were started by a
+    version of the server that gave them UUIDs of version 4 are found only with it.
+    """
     turn_id: _builtins.str
     """Required."""
     def __init__(
@@ -1791,21 +1793,39 @@ Global___GetTurnResponse: _TypeAlias = GetTurnResponse  # noqa: Y015
 
 @_typing.final
 class ListTurnsRequest(_message.Message):
-    """ListTurnsRequest names a conversation."""
+    """ListTurnsRequest describes one page of a list of turns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """Required."""
+    """The conversation whose turns are listed. If empty, the turns of all conversations of the
+    tenant, without those whose id is a UUID of version 4; see GetTurnRequest.
+    """
+    page_size: _builtins.int
+    """Maximum number of turns on the page, at most 1000; 0 means 32. A page may have fewer turns,
+    or none, and still have a next_page_token.
+    """
+    page_token: _builtins.str
+    """next_page_token of the previous page. All other fields except page_size must stay the same."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_turn_pb2.TurnState.ValueType]:
+        """Only turns in one of these states. If empty, turns in any state."""
+
     def __init__(
         self,
         *,
         conversation_id: _builtins.str = ...,
+        states: _abc.Iterable[_turn_pb2.TurnState.ValueType] | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "page_size", b"page_size", "page_token", b"page_token", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1813,23 +1833,29 @@ Global___ListTurnsRequest: _TypeAlias = ListTurnsRequest  # noqa: Y015
 
 @_typing.final
 class ListTurnsResponse(_message.Message):
-    """ListTurnsResponse contains the turns of a conversation."""
+    """ListTurnsResponse is one page of a list of turns."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TURNS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[_turn_pb2.Turn]:
-        """Turns, newest first."""
+        """Turns, newest first by the time at which the server accepted them. Turns that wait in the
+        queue are included.
+        """
 
     def __init__(
         self,
         *,
         turns: _abc.Iterable[_turn_pb2.Turn] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

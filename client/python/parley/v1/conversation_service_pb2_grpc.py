@@ -347,14 +347,15 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTurn(self, request, context):
-        """GetTurn returns the state of a turn.
+        """GetTurn returns the state of a turn. Its id is enough.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTurns(self, request, context):
-        """ListTurns returns the newest turns of a conversation, newest first, at most 32.
+        """ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
+        first, in pages. It can select states: those that run, for example.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -121,9 +121,11 @@ class ConversationServiceStub:
     ended.
     """
     GetTurn: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetTurnRequest, _conversation_service_pb2.GetTurnResponse]
-    """GetTurn returns the state of a turn."""
+    """GetTurn returns the state of a turn. Its id is enough."""
     ListTurns: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListTurnsRequest, _conversation_service_pb2.ListTurnsResponse]
-    """ListTurns returns the newest turns of a conversation, newest first, at most 32."""
+    """ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
+    first, in pages. It can select states: those that run, for example.
+    """
     CancelTurn: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.CancelTurnRequest, _conversation_service_pb2.CancelTurnResponse]
     """CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
     as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
@@ -239,9 +241,11 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     ended.
     """
     GetTurn: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetTurnRequest, _conversation_service_pb2.GetTurnResponse]  # type: ignore[assignment]
-    """GetTurn returns the state of a turn."""
+    """GetTurn returns the state of a turn. Its id is enough."""
     ListTurns: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListTurnsRequest, _conversation_service_pb2.ListTurnsResponse]  # type: ignore[assignment]
-    """ListTurns returns the newest turns of a conversation, newest first, at most 32."""
+    """ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
+    first, in pages. It can select states: those that run, for example.
+    """
     CancelTurn: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.CancelTurnRequest, _conversation_service_pb2.CancelTurnResponse]  # type: ignore[assignment]
     """CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
     as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
@@ -474,7 +478,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.GetTurnRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.GetTurnResponse, _abc.Awaitable[_conversation_service_pb2.GetTurnResponse]]:
-        """GetTurn returns the state of a turn."""
+        """GetTurn returns the state of a turn. Its id is enough."""
 
     @_abc_1.abstractmethod
     def ListTurns(
@@ -482,7 +486,9 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ListTurnsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ListTurnsResponse, _abc.Awaitable[_conversation_service_pb2.ListTurnsResponse]]:
-        """ListTurns returns the newest turns of a conversation, newest first, at most 32."""
+        """ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
+        first, in pages. It can select states: those that run, for example.
+        """
 
     @_abc_1.abstractmethod
     def CancelTurn(

@@ -97,7 +97,9 @@ func conversation(m *v1.Conversation) bool {
 func retention(m *v1.Retention) bool {
 	return m.GetMaxMessages() <= 1000000 &&
 		m.GetMaxMessages() >= 0 &&
-		m.GetTtl() == nil
+		m.GetTtl() == nil &&
+		m.GetMaxTurns() <= 10000 &&
+		m.GetMaxTurns() >= 0
 }
 
 func activeAgent(m *v1.ActiveAgent) bool {

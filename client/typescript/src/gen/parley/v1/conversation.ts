@@ -292,6 +292,12 @@ export interface Retention {
    * STORE_FULL.
    */
   noEviction: boolean;
+  /**
+   * Number of turns to keep, 1 to 10,000. When there are more, the oldest are dropped, at the latest
+   * when 32 more have started. 0 means 32. The events of a turn can be replayed while the turn and
+   * its messages are kept.
+   */
+  maxTurns: number;
 }
 
 /** ForkOrigin identifies the conversation and the message from which a fork was created. */
@@ -734,7 +740,7 @@ export const Conversation_LabelsEntry: MessageFns<Conversation_LabelsEntry> = {
 };
 
 function createBaseRetention(): Retention {
-  return { maxMessages: 0, ttl: undefined, keepAll: false, noExpiry: false, noEviction: false };
+  return { maxMessages: 0, ttl: undefined, keepAll: false, noExpiry: false, noEviction: false, maxTurns: 0 };
 }
 
 export const Retention: MessageFns<Retention> = {
@@ -753,6 +759,9 @@ export const Retention: MessageFns<Retention> = {
     }
     if (message.noEviction !== false) {
       writer.uint32(40).bool(message.noEviction);
+    }
+    if (message.maxTurns !== 0) {
+      writer.uint32(48).int32(message.maxTurns);
     }
     return writer;
   },
@@ -810,6 +819,14 @@ export const Retention: MessageFns<Retention> = {
             message.noEviction = reader.bool();
             continue;
           }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.maxTurns = reader.int32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -832,6 +849,7 @@ export const Retention: MessageFns<Retention> = {
     message.keepAll = object.keepAll ?? false;
     message.noExpiry = object.noExpiry ?? false;
     message.noEviction = object.noEviction ?? false;
+    message.maxTurns = object.maxTurns ?? 0;
     return message;
   },
 };

@@ -12,7 +12,7 @@ import { ChangeKind, changeKindFromJSON, changeKindToNumber, ContextWindow, Conv
 import { Attachment, Message, StructuredData, ToolResult } from "./message.js";
 import { Record, RecordWrite } from "./record.js";
 import { RoutingSummary } from "./routing.js";
-import { Turn, TurnEvent } from "./turn.js";
+import { Turn, TurnEvent, TurnState, turnStateFromJSON, turnStateToNumber } from "./turn.js";
 
 /** ListOrder is the order of a list of conversations. */
 export const ListOrder = {
@@ -904,7 +904,10 @@ export interface ResumeTurnResponse {
 
 /** GetTurnRequest names a turn. */
 export interface GetTurnRequest {
-  /** Required. */
+  /**
+   * Optional. If set, only a turn of this conversation is found. Turns that were started by a
+   * version of the server that gave them UUIDs of version 4 are found only with it.
+   */
   conversationId: string;
   /** Required. */
   turnId: string;
@@ -916,16 +919,33 @@ export interface GetTurnResponse {
   turn?: Turn | undefined;
 }
 
-/** ListTurnsRequest names a conversation. */
+/** ListTurnsRequest describes one page of a list of turns. */
 export interface ListTurnsRequest {
-  /** Required. */
+  /**
+   * The conversation whose turns are listed. If empty, the turns of all conversations of the
+   * tenant, without those whose id is a UUID of version 4; see GetTurnRequest.
+   */
   conversationId: string;
+  /** Only turns in one of these states. If empty, turns in any state. */
+  states: TurnState[];
+  /**
+   * Maximum number of turns on the page, at most 1000; 0 means 32. A page may have fewer turns,
+   * or none, and still have a next_page_token.
+   */
+  pageSize: number;
+  /** next_page_token of the previous page. All other fields except page_size must stay the same. */
+  pageToken: string;
 }
 
-/** ListTurnsResponse contains the turns of a conversation. */
+/** ListTurnsResponse is one page of a list of turns. */
 export interface ListTurnsResponse {
-  /** Turns, newest first. */
+  /**
+   * Turns, newest first by the time at which the server accepted them. Turns that wait in the
+   * queue are included.
+   */
   turns: Turn[];
+  /** Token for the next page; empty on the last page. */
+  nextPageToken: string;
 }
 
 /** CancelTurnRequest names the turn to cancel. */
@@ -4979,13 +4999,26 @@ export const GetTurnResponse: MessageFns<GetTurnResponse> = {
 };
 
 function createBaseListTurnsRequest(): ListTurnsRequest {
-  return { conversationId: "" };
+  return { conversationId: "", states: [], pageSize: 0, pageToken: "" };
 }
 
 export const ListTurnsRequest: MessageFns<ListTurnsRequest> = {
   encode(message: ListTurnsRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.conversationId !== "") {
       writer.uint32(10).string(message.conversationId);
+    }
+    if (message.states.length !== 0) {
+      writer.uint32(18).fork();
+      for (const v of message.states) {
+        writer.int32(turnStateToNumber(v));
+      }
+      writer.join();
+    }
+    if (message.pageSize !== 0) {
+      writer.uint32(24).int32(message.pageSize);
+    }
+    if (message.pageToken !== "") {
+      writer.uint32(34).string(message.pageToken);
     }
     return writer;
   },
@@ -5011,6 +5044,40 @@ export const ListTurnsRequest: MessageFns<ListTurnsRequest> = {
             message.conversationId = reader.string();
             continue;
           }
+          case 2: {
+            if (tag === 16) {
+              message.states.push(turnStateFromJSON(reader.int32()));
+
+              continue;
+            }
+
+            if (tag === 18) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.states.push(turnStateFromJSON(reader.int32()));
+              }
+
+              continue;
+            }
+
+            break;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.pageSize = reader.int32();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.pageToken = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -5029,18 +5096,24 @@ export const ListTurnsRequest: MessageFns<ListTurnsRequest> = {
   fromPartial(object: DeepPartial<ListTurnsRequest>): ListTurnsRequest {
     const message = createBaseListTurnsRequest();
     message.conversationId = object.conversationId ?? "";
+    message.states = object.states?.map((e) => e) || [];
+    message.pageSize = object.pageSize ?? 0;
+    message.pageToken = object.pageToken ?? "";
     return message;
   },
 };
 
 function createBaseListTurnsResponse(): ListTurnsResponse {
-  return { turns: [] };
+  return { turns: [], nextPageToken: "" };
 }
 
 export const ListTurnsResponse: MessageFns<ListTurnsResponse> = {
   encode(message: ListTurnsResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     for (const v of message.turns) {
       Turn.encode(v!, writer.uint32(10).fork()).join();
+    }
+    if (message.nextPageToken !== "") {
+      writer.uint32(18).string(message.nextPageToken);
     }
     return writer;
   },
@@ -5066,6 +5139,14 @@ export const ListTurnsResponse: MessageFns<ListTurnsResponse> = {
             message.turns.push(Turn.decode(reader, reader.uint32()));
             continue;
           }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.nextPageToken = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -5084,6 +5165,7 @@ export const ListTurnsResponse: MessageFns<ListTurnsResponse> = {
   fromPartial(object: DeepPartial<ListTurnsResponse>): ListTurnsResponse {
     const message = createBaseListTurnsResponse();
     message.turns = object.turns?.map((e) => Turn.fromPartial(e)) || [];
+    message.nextPageToken = object.nextPageToken ?? "";
     return message;
   },
 };
@@ -6381,7 +6463,7 @@ export const ConversationServiceDefinition = {
       responseStream: true,
       options: {},
     },
-    /** GetTurn returns the state of a turn. */
+    /** GetTurn returns the state of a turn. Its id is enough. */
     getTurn: {
       name: "GetTurn",
       requestType: GetTurnRequest as typeof GetTurnRequest,
@@ -6390,7 +6472,10 @@ export const ConversationServiceDefinition = {
       responseStream: false,
       options: {},
     },
-    /** ListTurns returns the newest turns of a conversation, newest first, at most 32. */
+    /**
+     * ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
+     * first, in pages. It can select states: those that run, for example.
+     */
     listTurns: {
       name: "ListTurns",
       requestType: ListTurnsRequest as typeof ListTurnsRequest,
@@ -6600,9 +6685,12 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
     request: ResumeTurnRequest,
     context: CallContext & CallContextExt,
   ): ServerStreamingMethodResult<DeepPartial<ResumeTurnResponse>>;
-  /** GetTurn returns the state of a turn. */
+  /** GetTurn returns the state of a turn. Its id is enough. */
   getTurn(request: GetTurnRequest, context: CallContext & CallContextExt): Promise<DeepPartial<GetTurnResponse>>;
-  /** ListTurns returns the newest turns of a conversation, newest first, at most 32. */
+  /**
+   * ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
+   * first, in pages. It can select states: those that run, for example.
+   */
   listTurns(request: ListTurnsRequest, context: CallContext & CallContextExt): Promise<DeepPartial<ListTurnsResponse>>;
   /**
    * CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
@@ -6785,9 +6873,12 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
     request: DeepPartial<ResumeTurnRequest>,
     options?: CallOptions & CallOptionsExt,
   ): AsyncIterable<ResumeTurnResponse>;
-  /** GetTurn returns the state of a turn. */
+  /** GetTurn returns the state of a turn. Its id is enough. */
   getTurn(request: DeepPartial<GetTurnRequest>, options?: CallOptions & CallOptionsExt): Promise<GetTurnResponse>;
-  /** ListTurns returns the newest turns of a conversation, newest first, at most 32. */
+  /**
+   * ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
+   * first, in pages. It can select states: those that run, for example.
+   */
   listTurns(request: DeepPartial<ListTurnsRequest>, options?: CallOptions & CallOptionsExt): Promise<ListTurnsResponse>;
   /**
    * CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
