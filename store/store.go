@@ -152,8 +152,9 @@
 //  20. Turns: a conversation keeps its newest turns with their events, as many as max_turns of its retention says, or
 //     [DefaultMaxTurns]; at times up to 63 more. They end with it. A turn whose id is a UUID of version 7 in its
 //     canonical form is also found by the id alone, and is in the list of its tenant, as soon as it is stored and as
-//     long as it is kept. The list of a conversation is in the order in which its turns started, the list of a tenant in
-//     the order of their ids, both newest first. A turn that is kept during all calls of a list is returned once.
+//     long as it is kept. No two turns of a tenant may have the same id. The list of a conversation is in the order in
+//     which its turns started, the list of a tenant in the order of their ids, both newest first. A turn that is kept
+//     during all calls of a list is returned once.
 //
 // Start at [Store].
 package store

@@ -46,7 +46,7 @@ func (s *Store) storeImport(
 ) ([]store.Change, error) {
 	s.created++
 	out.Record.SetNumber(s.created)
-	e, err := newEntry(tenantName, out.Record)
+	e, err := newEntry(tenantName, out.Record, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func (s *Store) storeImport(
 			return nil, err
 		}
 	}
-	if err := limits.CheckBytes(t.stats.Bytes, int64(len(e.value))+out.Records.Bytes()-replaced.size()); err != nil {
+	if err := limits.CheckBytes(t.stats.Bytes, e.bytes+out.Records.Bytes()-replaced.size()); err != nil {
 		return nil, err
 	}
 	var changes []store.Change

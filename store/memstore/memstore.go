@@ -153,7 +153,7 @@ func (s *Store) writeOne(
 func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]store.Change, error) {
 	s.created++
 	out.Record.SetNumber(s.created)
-	e, err := newEntry(tenantName, out.Record)
+	e, err := newEntry(tenantName, out.Record, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +166,7 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 	if err != nil {
 		return nil, err
 	}
-	if err := limits.CheckBytes(t.stats.Bytes, int64(len(e.value))-victim.size()+out.Records.Bytes()); err != nil {
+	if err := limits.CheckBytes(t.stats.Bytes, e.bytes-victim.size()+out.Records.Bytes()); err != nil {
 		return nil, err
 	}
 	var changes []store.Change
@@ -181,12 +181,12 @@ func (s *Store) add(tenantName string, out *record.Outcome, now time.Time) ([]st
 
 // replace stores a conversation that a write has changed. For mayExceed see writeOne.
 func (s *Store) replace(t *tenant, old *entry, out *record.Outcome, mayExceed bool) ([]store.Change, error) {
-	e, err := newEntry(t.name, out.Record)
+	e, err := newEntry(t.name, out.Record, old)
 	if err != nil {
 		return nil, err
 	}
 	if !mayExceed {
-		delta := int64(len(e.value)-len(old.value)) + out.Records.Bytes()
+		delta := e.bytes - old.bytes + out.Records.Bytes()
 		if err := s.options.Limits(t.name).CheckBytes(t.stats.Bytes, delta); err != nil {
 			return nil, err
 		}

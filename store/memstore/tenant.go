@@ -24,6 +24,9 @@ type tenant struct {
 	ephemeral    *btree.BTreeG[*ephemeralID] // by id
 	byDeleteTime *btree.BTreeG[*ephemeralID] // without held ids; all of these have conversations
 
+	turns   *btree.BTreeG[turnEntry] // by id: the turns of all conversations whose ids are indexed
+	running *btree.BTreeG[turnEntry] // those of them that run
+
 	records     *scope // nil if there has never been one
 	revision    int64  // of the newest write of these records; 0 if there was none
 	recordBytes int64  // size of these records, with the requests
@@ -34,26 +37,34 @@ type tenant struct {
 // entry is a conversation. Except for its records, it never changes: a write replaces it.
 type entry struct {
 	key, value        []byte
+	bytes             int64 // of value and turnChunks
 	appended, expires time.Time
 	turn              string       // running turn; empty if there is none
 	evictable         bool         // see record.Record.Evictable
 	removal           store.Change // change to report when the conversation is removed
 	records           *scope       // nil if there are none; the next entry of the conversation takes it over
 	recordCounts      records.Counts
+	turnChunks        turnChunks
+	turnChange        record.IndexChange // until indexTurns
 }
 
-// newEntry encodes the result of a write. The caller sets the key.
-func newEntry(tenantName string, r *record.Record) (*entry, error) {
+// newEntry encodes the result of a write. The caller sets the key. old is the entry that it replaces, nil if there is
+// none.
+func newEntry(tenantName string, r *record.Record, old *entry) (*entry, error) {
+	put := r.DivideTurns()
 	value, err := r.Marshal()
 	if err != nil {
 		return nil, err
 	}
 	c := r.Conversation()
-	return &entry{
+	e := &entry{
 		value: value, appended: c.GetLastAppendTime().AsTime(), expires: r.ExpireTime(), turn: c.GetActiveTurnId(),
 		evictable: r.Evictable(), recordCounts: r.RecordCounts(),
 		removal: r.RemovalChange(tenantName, parleyv1.ChangeKind_CHANGE_KIND_UNSPECIFIED, time.Time{}),
-	}, nil
+	}
+	e.setTurns(r, old, put)
+	e.bytes = int64(len(value)) + r.Header.GetTurnChunks().GetBytes()
+	return e, nil
 }
 
 // size returns the number of bytes of a conversation with its records. That of a nil entry is 0.
@@ -61,7 +72,7 @@ func (e *entry) size() int64 {
 	if e == nil {
 		return 0
 	}
-	return int64(len(e.value)) + e.recordCounts.Bytes
+	return e.bytes + e.recordCounts.Bytes
 }
 
 const degree = 32 // degree of the B-trees
@@ -76,6 +87,7 @@ func newTenant(name string) *tenant {
 		byExpireTime: btree.NewG(degree, func(a, b *entry) bool {
 			return cmp.Or(a.expires.Compare(b.expires), bytes.Compare(a.key, b.key)) < 0
 		}),
+		turns: newTurnIndex(), running: newTurnIndex(),
 		ephemeral: btree.NewG(degree, func(a, b *ephemeralID) bool { return a.id < b.id }),
 		byDeleteTime: btree.NewG(degree, func(a, b *ephemeralID) bool {
 			return cmp.Or(a.deleteTime.Compare(b.deleteTime), cmp.Compare(a.id, b.id)) < 0
@@ -104,7 +116,11 @@ func (e *entry) live(
 	if e == nil || e.expired(now, s) {
 		return nil, nil //nolint:nilnil // nil means that there is no conversation.
 	}
-	return decode(e.value)
+	r, err := decode(e.value)
+	if err == nil {
+		r.TurnChunks = e.turnChunks
+	}
+	return r, err
 }
 
 // live returns the conversation with that id; nil if it does not exist or has expired.
@@ -193,20 +209,29 @@ func (s *Store) index(t *tenant, e *entry) {
 	t.byID[e.removal.ConversationID] = e
 	t.byCreateTime.ReplaceOrInsert(e)
 	t.indexRemovable(e)
+	if id, ok := record.ParseTurnID(e.turn); ok {
+		t.running.ReplaceOrInsert(turnEntry{id: id, conversation: e.removal.ConversationID})
+	}
+	t.indexTurns(e)
 	s.count(t, e, 1)
 }
 
-// unindex removes an entry from all indexes and counts.
+// unindex removes an entry from all indexes and counts. The turns stay in their index until the next entry of the
+// conversation is added, or unindexTurns is called.
 func (s *Store) unindex(t *tenant, e *entry) {
 	delete(t.byID, e.removal.ConversationID)
 	t.byCreateTime.Delete(e)
 	t.unindexRemovable(e)
+	if id, ok := record.ParseTurnID(e.turn); ok {
+		t.running.Delete(turnEntry{id: id})
+	}
 	s.count(t, e, -1)
 }
 
 // remove removes a conversation. Its id becomes an ordinary one, unless it is held.
 func (s *Store) remove(t *tenant, e *entry) {
 	s.unindex(t, e)
+	t.unindexTurns(e)
 	if !t.ephemeralState(e.removal.ConversationID).Held {
 		t.deleteEphemeral(e.removal.ConversationID)
 	}
@@ -226,7 +251,7 @@ func (s *Store) count(t *tenant, e *entry, sign int64) {
 	for _, stats := range []*store.Stats{&t.stats, &s.stats} {
 		stats.Conversations += sign
 		stats.Messages += sign * int64(e.removal.Count)
-		stats.Bytes += sign * int64(len(e.value))
+		stats.Bytes += sign * e.bytes
 	}
 	s.countRecords(t, e.recordCounts, sign)
 }

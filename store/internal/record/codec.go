@@ -231,26 +231,11 @@ func unmarshal(b []byte) (*value, error) {
 // split splits a value into its parts, checks its header, requests and turns, and returns the encoded header without
 // data.
 func split(b []byte) (v *value, header []byte, err error) {
-	l, ok := layoutOf(b)
-	if !ok {
-		return nil, nil, fmt.Errorf("%w: unknown format", store.ErrCorrupt)
+	l, at, ends, err := endsIn(b)
+	if err != nil {
+		return nil, nil, err
 	}
-	at := l.headSize()
-	var ends [5]int
-	for i := range l.lengths {
-		size, n := binary.Uvarint(b[at:])
-		if n <= 0 || size > uint64(len(b)) {
-			return nil, nil, fmt.Errorf("%w: bad length", store.ErrCorrupt)
-		}
-		at += n
-		ends[i] = int(size)
-	}
-	end := at
-	for i := range ends {
-		end += ends[i]
-		ends[i] = end
-	}
-	if end > len(b) || Checksum(b[:1], b[l.headSize():ends[2]]) != binary.BigEndian.Uint32(b[1:]) {
+	if Checksum(b[:1], b[l.headSize():ends[2]]) != binary.BigEndian.Uint32(b[1:]) {
 		return nil, nil, fmt.Errorf("%w: header", store.ErrCorrupt)
 	}
 	sum := func(i int) uint32 { return binary.BigEndian.Uint32(b[1+4*i:]) }
@@ -271,6 +256,43 @@ func split(b []byte) (v *value, header []byte, err error) {
 		v.dataSum = Checksum(v.Data)
 	}
 	return v, header, nil
+}
+
+// endsIn returns the layout of a value, and where its header begins and its header, requests, turns, prompt and data
+// end.
+func endsIn(b []byte) (l layout, at int, ends [5]int, err error) {
+	l, ok := layoutOf(b)
+	if !ok {
+		return l, 0, ends, fmt.Errorf("%w: unknown format", store.ErrCorrupt)
+	}
+	at = l.headSize()
+	for i := range l.lengths {
+		size, n := binary.Uvarint(b[at:])
+		if n <= 0 || size > uint64(len(b)) {
+			return l, 0, ends, fmt.Errorf("%w: bad length", store.ErrCorrupt)
+		}
+		at += n
+		ends[i] = int(size)
+	}
+	end := at
+	for i := range ends {
+		end += ends[i]
+		ends[i] = end
+	}
+	if end > len(b) {
+		return l, 0, ends, fmt.Errorf("%w: bad length", store.ErrCorrupt)
+	}
+	return l, at, ends, nil
+}
+
+// turnsIn returns the encoded header and the turns of a value, without a check of their checksum. ok is false if the
+// lengths of its parts are damaged.
+func turnsIn(b []byte) (header, turns []byte, ok bool) {
+	_, at, ends, err := endsIn(b)
+	if err != nil {
+		return nil, nil, false
+	}
+	return b[at:ends[0]], b[ends[1]:ends[2]], true
 }
 
 // Layout of the stored progress of a running turn as one value:

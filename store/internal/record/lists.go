@@ -4,19 +4,16 @@ import (
 	"bytes"
 	"fmt"
 	"iter"
-	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
-// maxRemembered is the maximum number of turns that a conversation stores, and of requests of each kind; see
-// isRecordsOnly.
+// maxRemembered is the maximum number of requests of each kind that a conversation stores; see isRecordsOnly.
 const maxRemembered = 32
 
 // recordsMethod is the method of the requests that write only records.
@@ -30,6 +27,7 @@ var (
 	eventsField   = store.FieldNumber(new(storev1.Turns), "events")
 	idField       = store.FieldNumber(new(storev1.Request), "id")
 	methodField   = store.FieldNumber(new(storev1.Request), "method")
+	indexedField  = store.FieldNumber(new(storev1.Header), "turns_indexed")
 )
 
 type storedRequest = storev1.Request
@@ -41,7 +39,7 @@ func (r *Record) findRequest(q *store.Request) (*storedRequest, error) {
 		return nil, nil //nolint:nilnil // No request is a valid argument.
 	}
 	for item := range itemsOf(r.Requests, requestsField) {
-		if itemID(item) != q.ID {
+		if string(itemID(item)) != q.ID {
 			continue
 		}
 		first := new(storedRequest)
@@ -93,93 +91,6 @@ func isRecordsOnly(request []byte) bool {
 	return false
 }
 
-// applyTurn begins or ends a turn as the append requires, and returns the turn after that.
-func (r *Record) applyTurn(a *store.Append, appended []*parleyv1.AppendedMessage,
-	now time.Time,
-) (*parleyv1.Turn, error) {
-	c := r.Conversation()
-	var t *parleyv1.Turn
-	switch {
-	case a.Begin != nil:
-		t = &parleyv1.Turn{
-			Id: a.Begin.GetId(), ConversationId: c.GetId(), RequestId: a.Begin.GetRequestId(), Agent: a.Begin.GetAgent(),
-			State: parleyv1.TurnState_TURN_STATE_RUNNING, InputSequence: a.Begin.GetInputSequence(),
-			CreateTime: proto.CloneOf(a.Begin.GetCreateTime()),
-		}
-		if t.CreateTime == nil {
-			t.CreateTime = timestamppb.New(now)
-		}
-		if len(appended) > 0 {
-			t.InputSequence = appended[len(appended)-1].GetSequence()
-		}
-		c.ActiveTurnId = t.GetId()
-	case a.End != nil:
-		t = r.findTurn(a.End.GetId())
-		if t == nil {
-			t = &parleyv1.Turn{Id: a.End.GetId(), ConversationId: c.GetId()}
-		}
-		t.State, t.Error, t.FinishTime = a.End.GetState(), proto.CloneOf(a.End.GetError()), timestamppb.New(now)
-		if len(appended) > 0 {
-			t.FirstAnswerSequence, t.LastAnswerSequence = appended[0].GetSequence(), appended[len(appended)-1].GetSequence()
-		}
-		c.ActiveTurnId = ""
-	default:
-		return nil, nil //nolint:nilnil // The append neither begins nor ends a turn.
-	}
-	return t, r.putTurn(t, a.Events)
-}
-
-// putTurn stores a turn as the newest one in place of its earlier form. Its events follow it, so
-// that they are dropped together with it. If events is nil, the earlier events stay.
-func (r *Record) putTurn(t *parleyv1.Turn, events *storev1.TurnEvents) error {
-	encoded := findItem(r.Turns, eventsField, t.GetId())
-	if events != nil {
-		own := proto.CloneOf(events)
-		own.TurnId, own.ConversationVersion = t.GetId(), r.Conversation().GetVersion()
-		var err error
-		if encoded, err = proto.Marshal(own); err != nil {
-			return fmt.Errorf("encode events: %w", err)
-		}
-	}
-	all := func([]byte) bool { return true }
-	turns, err := appendBounded(removeItem(r.Turns, t.GetId()), turnsField, t, all)
-	if err != nil {
-		return err
-	}
-	if encoded != nil {
-		turns = appendItem(turns, eventsField, encoded)
-	}
-	r.Turns = turns
-	return nil
-}
-
-// findTurn returns the stored turn with that id, or nil.
-func (r *Record) findTurn(id string) *parleyv1.Turn {
-	item, t := findItem(r.Turns, turnsField, id), new(parleyv1.Turn)
-	if item == nil || proto.Unmarshal(item, t) != nil {
-		return nil
-	}
-	return t
-}
-
-// Events returns the stored events of a turn, or nil.
-func (r *Record) Events(turnID string) *storev1.TurnEvents {
-	item, events := findItem(r.Turns, eventsField, turnID), new(storev1.TurnEvents)
-	if item == nil || proto.Unmarshal(item, events) != nil {
-		return nil
-	}
-	return events
-}
-
-// AllTurns decodes the stored turns and their events, oldest first.
-func (r *Record) AllTurns() (*storev1.Turns, error) {
-	turns := new(storev1.Turns)
-	if err := proto.Unmarshal(r.Turns, turns); err != nil {
-		return nil, store.ErrCorrupt
-	}
-	return turns, nil
-}
-
 // fields yields the fields of a message in wire form, each with its tag.
 func fields(message []byte) iter.Seq2[protowire.Number, []byte] {
 	return func(yield func(protowire.Number, []byte) bool) {
@@ -215,18 +126,18 @@ func itemOf(field []byte) []byte {
 }
 
 // itemID returns the id of an item, which is its first field.
-func itemID(item []byte) string {
+func itemID(item []byte) []byte {
 	number, _, n := protowire.ConsumeField(item)
 	if n < 0 || number != idField {
-		return ""
+		return nil
 	}
-	return string(itemOf(item[:n]))
+	return itemOf(item[:n])
 }
 
 // findItem returns the item with that id, or nil.
 func findItem(list []byte, field protowire.Number, id string) []byte {
 	for item := range itemsOf(list, field) {
-		if id != "" && itemID(item) == id {
+		if id != "" && string(itemID(item)) == id {
 			return item
 		}
 	}
@@ -267,11 +178,34 @@ func appendItem(list []byte, field protowire.Number, item []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(list, field, protowire.BytesType), item)
 }
 
+// countItems returns the number of items of a list.
+func countItems(list []byte, field protowire.Number) (n int) {
+	for range itemsOf(list, field) {
+		n++
+	}
+	return n
+}
+
+// sizeOfFirst returns the size in bytes of the first n turns of storev1.Turns in wire form, with the fields up to the
+// next turn.
+func sizeOfFirst(turns []byte, n int) (size int) {
+	for number, whole := range fields(turns) {
+		if number == turnsField {
+			n--
+		}
+		if n < 0 {
+			break
+		}
+		size += len(whole)
+	}
+	return size
+}
+
 // removeItem returns a copy of the list without the fields that have that id.
 func removeItem(list []byte, id string) []byte {
 	out := make([]byte, 0, len(list))
 	for _, whole := range fields(list) {
-		if itemID(itemOf(whole)) != id {
+		if string(itemID(itemOf(whole))) != id {
 			out = append(out, whole...)
 		}
 	}

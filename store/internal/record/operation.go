@@ -311,8 +311,11 @@ func (r *Record) AllSizes() []FrameSize {
 // UnmarshalHead and Unmarshal decode it.
 func (r *Record) MarshalHead() ([]byte, error) { return r.marshal(nil, nil) }
 
-// Size returns the size of the conversation in bytes: ValueSize and the size of the retained messages in chunks.
-func (r *Record) Size() int { return r.ValueSize() + r.chunkBytes() }
+// Size returns the size of the conversation in bytes: ValueSize, and the size of what is in chunks, see InChunkBytes.
+func (r *Record) Size() int { return r.ValueSize() + r.InChunkBytes() }
+
+// InChunkBytes returns the size of the retained messages in chunks and of the chunks of turns, in bytes.
+func (r *Record) InChunkBytes() int { return r.chunkBytes() + int(r.Header.GetTurnChunks().GetBytes()) }
 
 // ValueSize returns the length in bytes of the value that Marshal returns. For a record with Sizes, it is the
 // length with the messages of these sizes.

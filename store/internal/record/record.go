@@ -29,7 +29,7 @@ const previewRunes = 120
 type Record struct {
 	Header *storev1.Header
 	// Requests and Turns are storev1.Requests and storev1.Turns in wire form, so that an append
-	// need not decode all of them.
+	// need not decode all of them. Older turns may be in chunks, see DivideTurns.
 	Requests, Turns []byte
 	// Prompt is the system prompt.
 	Prompt []byte
@@ -47,7 +47,10 @@ type Record struct {
 	Types []byte
 	// Chunks reads the chunks of the conversation. Writes of a record with chunks call it to drop or remove messages. It
 	// may be nil for other records.
-	Chunks      ChunkReader
+	Chunks ChunkReader
+	// TurnChunks reads the chunks of turns of the conversation. Writes and reads of a record with such chunks call it. It
+	// may be nil for other records.
+	TurnChunks  TurnChunkReader
 	newMessages store.Frames
 	newData     []byte
 	joined      []joinedChunk // see join
@@ -168,6 +171,7 @@ func withDefaults(in *parleyv1.Retention, o *store.Options) *parleyv1.Retention 
 	out := &parleyv1.Retention{
 		MaxMessages: in.GetMaxMessages(), Ttl: in.GetTtl(),
 		KeepAll: in.GetKeepAll(), NoExpiry: in.GetNoExpiry(), NoEviction: in.GetNoEviction(),
+		MaxTurns: in.GetMaxTurns(),
 	}
 	if out.MaxMessages == 0 {
 		out.MaxMessages = int32(o.MaxMessages)

@@ -362,6 +362,9 @@ func (r *Record) set(field string, values *parleyv1.Conversation, o *store.Optio
 		c.Retention.NoExpiry = values.GetRetention().GetNoExpiry()
 	case "retention.no_eviction":
 		c.Retention.NoEviction = values.GetRetention().GetNoEviction()
+	case "retention.max_turns":
+		c.Retention.MaxTurns = values.GetRetention().GetMaxTurns()
+		r.dropTurns()
 	}
 }
 

@@ -55,7 +55,12 @@ type Header struct {
 	// none. After a restart, operations up to this index are not applied again.
 	Applied uint64 `protobuf:"varint,8,opt,name=applied,proto3" json:"applied,omitempty"`
 	// The messages that are stored in chunks beside the value of the conversation; not set if there are no chunks.
-	Chunks        *Chunks `protobuf:"bytes,12,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	Chunks *Chunks `protobuf:"bytes,12,opt,name=chunks,proto3" json:"chunks,omitempty"`
+	// True if a store with an index of turns has an entry for each kept turn whose id is a UUID of version 7.
+	// Not set in values of earlier versions, and not before the first such turn.
+	TurnsIndexed bool `protobuf:"varint,13,opt,name=turns_indexed,json=turnsIndexed,proto3" json:"turns_indexed,omitempty"`
+	// The turns that are stored in chunks beside the value of the conversation; not set before the first chunk.
+	TurnChunks    *TurnChunks `protobuf:"bytes,14,opt,name=turn_chunks,json=turnChunks,proto3" json:"turn_chunks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -153,6 +158,85 @@ func (x *Header) GetChunks() *Chunks {
 	return nil
 }
 
+func (x *Header) GetTurnsIndexed() bool {
+	if x != nil {
+		return x.TurnsIndexed
+	}
+	return false
+}
+
+func (x *Header) GetTurnChunks() *TurnChunks {
+	if x != nil {
+		return x.TurnChunks
+	}
+	return nil
+}
+
+// TurnChunks summarizes the chunks of older turns of a conversation. All chunks have the same number of turns. The
+// newest turns are in the value of the conversation.
+type TurnChunks struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ordinal of the oldest chunk that is kept. Chunks before it were dropped.
+	First int64 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	// Ordinal of the next chunk. The newest chunk has one less.
+	Next int64 `protobuf:"varint,2,opt,name=next,proto3" json:"next,omitempty"`
+	// Size of the kept chunks in bytes.
+	Bytes         int64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TurnChunks) Reset() {
+	*x = TurnChunks{}
+	mi := &file_parley_store_v1_record_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TurnChunks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TurnChunks) ProtoMessage() {}
+
+func (x *TurnChunks) ProtoReflect() protoreflect.Message {
+	mi := &file_parley_store_v1_record_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TurnChunks.ProtoReflect.Descriptor instead.
+func (*TurnChunks) Descriptor() ([]byte, []int) {
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *TurnChunks) GetFirst() int64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *TurnChunks) GetNext() int64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *TurnChunks) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 // Chunks summarizes the chunks of a conversation, which contain its older messages. All other messages
 // are in the value of the conversation. Chunks do not change when the oldest messages are dropped.
 type Chunks struct {
@@ -171,7 +255,7 @@ type Chunks struct {
 
 func (x *Chunks) Reset() {
 	*x = Chunks{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[1]
+	mi := &file_parley_store_v1_record_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -183,7 +267,7 @@ func (x *Chunks) String() string {
 func (*Chunks) ProtoMessage() {}
 
 func (x *Chunks) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[1]
+	mi := &file_parley_store_v1_record_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -196,7 +280,7 @@ func (x *Chunks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Chunks.ProtoReflect.Descriptor instead.
 func (*Chunks) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{1}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Chunks) GetMessages() int32 {
@@ -242,7 +326,7 @@ type DataUse struct {
 
 func (x *DataUse) Reset() {
 	*x = DataUse{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[2]
+	mi := &file_parley_store_v1_record_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -254,7 +338,7 @@ func (x *DataUse) String() string {
 func (*DataUse) ProtoMessage() {}
 
 func (x *DataUse) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[2]
+	mi := &file_parley_store_v1_record_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -267,7 +351,7 @@ func (x *DataUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataUse.ProtoReflect.Descriptor instead.
 func (*DataUse) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{2}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *DataUse) GetSequence() int32 {
@@ -321,7 +405,7 @@ type Request struct {
 
 func (x *Request) Reset() {
 	*x = Request{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[3]
+	mi := &file_parley_store_v1_record_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -333,7 +417,7 @@ func (x *Request) String() string {
 func (*Request) ProtoMessage() {}
 
 func (x *Request) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[3]
+	mi := &file_parley_store_v1_record_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -346,7 +430,7 @@ func (x *Request) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Request.ProtoReflect.Descriptor instead.
 func (*Request) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{3}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Request) GetId() string {
@@ -431,7 +515,7 @@ type Requests struct {
 
 func (x *Requests) Reset() {
 	*x = Requests{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[4]
+	mi := &file_parley_store_v1_record_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -443,7 +527,7 @@ func (x *Requests) String() string {
 func (*Requests) ProtoMessage() {}
 
 func (x *Requests) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[4]
+	mi := &file_parley_store_v1_record_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -456,7 +540,7 @@ func (x *Requests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Requests.ProtoReflect.Descriptor instead.
 func (*Requests) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{4}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Requests) GetRequests() []*Request {
@@ -466,7 +550,7 @@ func (x *Requests) GetRequests() []*Request {
 	return nil
 }
 
-// Turns contains the newest turns of a conversation, oldest first, at most 32.
+// Turns contains turns of a conversation, oldest first: the newest ones, or those of a chunk.
 type Turns struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One entry for each turn, as clients see it.
@@ -479,7 +563,7 @@ type Turns struct {
 
 func (x *Turns) Reset() {
 	*x = Turns{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[5]
+	mi := &file_parley_store_v1_record_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -491,7 +575,7 @@ func (x *Turns) String() string {
 func (*Turns) ProtoMessage() {}
 
 func (x *Turns) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[5]
+	mi := &file_parley_store_v1_record_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -504,7 +588,7 @@ func (x *Turns) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Turns.ProtoReflect.Descriptor instead.
 func (*Turns) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{5}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Turns) GetTurns() []*v1.Turn {
@@ -551,7 +635,7 @@ type TurnEvents struct {
 
 func (x *TurnEvents) Reset() {
 	*x = TurnEvents{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[6]
+	mi := &file_parley_store_v1_record_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -563,7 +647,7 @@ func (x *TurnEvents) String() string {
 func (*TurnEvents) ProtoMessage() {}
 
 func (x *TurnEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[6]
+	mi := &file_parley_store_v1_record_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -576,7 +660,7 @@ func (x *TurnEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TurnEvents.ProtoReflect.Descriptor instead.
 func (*TurnEvents) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{6}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TurnEvents) GetTurnId() string {
@@ -667,7 +751,7 @@ type MessageEvents struct {
 
 func (x *MessageEvents) Reset() {
 	*x = MessageEvents{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[7]
+	mi := &file_parley_store_v1_record_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -679,7 +763,7 @@ func (x *MessageEvents) String() string {
 func (*MessageEvents) ProtoMessage() {}
 
 func (x *MessageEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[7]
+	mi := &file_parley_store_v1_record_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -692,7 +776,7 @@ func (x *MessageEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageEvents.ProtoReflect.Descriptor instead.
 func (*MessageEvents) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{7}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MessageEvents) GetAnswerStarted() int32 {
@@ -762,7 +846,7 @@ type DeltaRun struct {
 
 func (x *DeltaRun) Reset() {
 	*x = DeltaRun{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[8]
+	mi := &file_parley_store_v1_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +858,7 @@ func (x *DeltaRun) String() string {
 func (*DeltaRun) ProtoMessage() {}
 
 func (x *DeltaRun) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[8]
+	mi := &file_parley_store_v1_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +871,7 @@ func (x *DeltaRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeltaRun.ProtoReflect.Descriptor instead.
 func (*DeltaRun) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{8}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DeltaRun) GetFirst() int32 {
@@ -867,7 +951,7 @@ type Operation struct {
 
 func (x *Operation) Reset() {
 	*x = Operation{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[9]
+	mi := &file_parley_store_v1_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +963,7 @@ func (x *Operation) String() string {
 func (*Operation) ProtoMessage() {}
 
 func (x *Operation) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[9]
+	mi := &file_parley_store_v1_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +976,7 @@ func (x *Operation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Operation.ProtoReflect.Descriptor instead.
 func (*Operation) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{9}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Operation) GetTenant() string {
@@ -1036,7 +1120,7 @@ type RecordEdit struct {
 
 func (x *RecordEdit) Reset() {
 	*x = RecordEdit{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[10]
+	mi := &file_parley_store_v1_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1132,7 @@ func (x *RecordEdit) String() string {
 func (*RecordEdit) ProtoMessage() {}
 
 func (x *RecordEdit) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[10]
+	mi := &file_parley_store_v1_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1145,7 @@ func (x *RecordEdit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordEdit.ProtoReflect.Descriptor instead.
 func (*RecordEdit) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{10}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RecordEdit) GetTenantScope() bool {
@@ -1100,7 +1184,7 @@ type RecordCounts struct {
 
 func (x *RecordCounts) Reset() {
 	*x = RecordCounts{}
-	mi := &file_parley_store_v1_record_proto_msgTypes[11]
+	mi := &file_parley_store_v1_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1112,7 +1196,7 @@ func (x *RecordCounts) String() string {
 func (*RecordCounts) ProtoMessage() {}
 
 func (x *RecordCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_parley_store_v1_record_proto_msgTypes[11]
+	mi := &file_parley_store_v1_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1125,7 +1209,7 @@ func (x *RecordCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordCounts.ProtoReflect.Descriptor instead.
 func (*RecordCounts) Descriptor() ([]byte, []int) {
-	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{11}
+	return file_parley_store_v1_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RecordCounts) GetRecords() int64 {
@@ -1153,7 +1237,7 @@ var File_parley_store_v1_record_proto protoreflect.FileDescriptor
 
 const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x1cparley/store/v1/record.proto\x12\x0fparley.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x14parley/v1/turn.proto\"\xc9\x02\n" +
+	"\x1cparley/store/v1/record.proto\x12\x0fparley.store.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cparley/v1/conversation.proto\x1a\x14parley/v1/turn.proto\"\xac\x03\n" +
 	"\x06Header\x12;\n" +
 	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\x12\x1a\n" +
 	"\bexchange\x18\x02 \x01(\x05R\bexchange\x12\x18\n" +
@@ -1163,7 +1247,15 @@ const file_parley_store_v1_record_proto_rawDesc = "" +
 	"\x06number\x18\x06 \x01(\rR\x06number\x12#\n" +
 	"\rdropped_bytes\x18\a \x01(\x03R\fdroppedBytes\x12\x18\n" +
 	"\aapplied\x18\b \x01(\x04R\aapplied\x12/\n" +
-	"\x06chunks\x18\f \x01(\v2\x17.parley.store.v1.ChunksR\x06chunks\"\x80\x01\n" +
+	"\x06chunks\x18\f \x01(\v2\x17.parley.store.v1.ChunksR\x06chunks\x12#\n" +
+	"\rturns_indexed\x18\r \x01(\bR\fturnsIndexed\x12<\n" +
+	"\vturn_chunks\x18\x0e \x01(\v2\x1b.parley.store.v1.TurnChunksR\n" +
+	"turnChunks\"L\n" +
+	"\n" +
+	"TurnChunks\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x03R\x05first\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\x03R\x04next\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\"\x80\x01\n" +
 	"\x06Chunks\x12\x1a\n" +
 	"\bmessages\x18\x01 \x01(\x05R\bmessages\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12%\n" +
@@ -1263,47 +1355,49 @@ func file_parley_store_v1_record_proto_rawDescGZIP() []byte {
 	return file_parley_store_v1_record_proto_rawDescData
 }
 
-var file_parley_store_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_parley_store_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_parley_store_v1_record_proto_goTypes = []any{
 	(*Header)(nil),                // 0: parley.store.v1.Header
-	(*Chunks)(nil),                // 1: parley.store.v1.Chunks
-	(*DataUse)(nil),               // 2: parley.store.v1.DataUse
-	(*Request)(nil),               // 3: parley.store.v1.Request
-	(*Requests)(nil),              // 4: parley.store.v1.Requests
-	(*Turns)(nil),                 // 5: parley.store.v1.Turns
-	(*TurnEvents)(nil),            // 6: parley.store.v1.TurnEvents
-	(*MessageEvents)(nil),         // 7: parley.store.v1.MessageEvents
-	(*DeltaRun)(nil),              // 8: parley.store.v1.DeltaRun
-	(*Operation)(nil),             // 9: parley.store.v1.Operation
-	(*RecordEdit)(nil),            // 10: parley.store.v1.RecordEdit
-	(*RecordCounts)(nil),          // 11: parley.store.v1.RecordCounts
-	(*v1.Conversation)(nil),       // 12: parley.v1.Conversation
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
-	(*v1.Turn)(nil),               // 14: parley.v1.Turn
+	(*TurnChunks)(nil),            // 1: parley.store.v1.TurnChunks
+	(*Chunks)(nil),                // 2: parley.store.v1.Chunks
+	(*DataUse)(nil),               // 3: parley.store.v1.DataUse
+	(*Request)(nil),               // 4: parley.store.v1.Request
+	(*Requests)(nil),              // 5: parley.store.v1.Requests
+	(*Turns)(nil),                 // 6: parley.store.v1.Turns
+	(*TurnEvents)(nil),            // 7: parley.store.v1.TurnEvents
+	(*MessageEvents)(nil),         // 8: parley.store.v1.MessageEvents
+	(*DeltaRun)(nil),              // 9: parley.store.v1.DeltaRun
+	(*Operation)(nil),             // 10: parley.store.v1.Operation
+	(*RecordEdit)(nil),            // 11: parley.store.v1.RecordEdit
+	(*RecordCounts)(nil),          // 12: parley.store.v1.RecordCounts
+	(*v1.Conversation)(nil),       // 13: parley.v1.Conversation
+	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*v1.Turn)(nil),               // 15: parley.v1.Turn
 }
 var file_parley_store_v1_record_proto_depIdxs = []int32{
-	12, // 0: parley.store.v1.Header.conversation:type_name -> parley.v1.Conversation
-	2,  // 1: parley.store.v1.Header.data:type_name -> parley.store.v1.DataUse
-	1,  // 2: parley.store.v1.Header.chunks:type_name -> parley.store.v1.Chunks
-	13, // 3: parley.store.v1.Request.time:type_name -> google.protobuf.Timestamp
-	3,  // 4: parley.store.v1.Requests.requests:type_name -> parley.store.v1.Request
-	14, // 5: parley.store.v1.Turns.turns:type_name -> parley.v1.Turn
-	6,  // 6: parley.store.v1.Turns.events:type_name -> parley.store.v1.TurnEvents
-	7,  // 7: parley.store.v1.TurnEvents.messages:type_name -> parley.store.v1.MessageEvents
-	8,  // 8: parley.store.v1.MessageEvents.deltas:type_name -> parley.store.v1.DeltaRun
-	13, // 9: parley.store.v1.Operation.accept_time:type_name -> google.protobuf.Timestamp
-	3,  // 10: parley.store.v1.Operation.request:type_name -> parley.store.v1.Request
-	14, // 11: parley.store.v1.Operation.begin:type_name -> parley.v1.Turn
-	14, // 12: parley.store.v1.Operation.end:type_name -> parley.v1.Turn
-	6,  // 13: parley.store.v1.Operation.events:type_name -> parley.store.v1.TurnEvents
-	10, // 14: parley.store.v1.Operation.records:type_name -> parley.store.v1.RecordEdit
-	11, // 15: parley.store.v1.Operation.conversation_records:type_name -> parley.store.v1.RecordCounts
-	11, // 16: parley.store.v1.Operation.tenant_records:type_name -> parley.store.v1.RecordCounts
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	13, // 0: parley.store.v1.Header.conversation:type_name -> parley.v1.Conversation
+	3,  // 1: parley.store.v1.Header.data:type_name -> parley.store.v1.DataUse
+	2,  // 2: parley.store.v1.Header.chunks:type_name -> parley.store.v1.Chunks
+	1,  // 3: parley.store.v1.Header.turn_chunks:type_name -> parley.store.v1.TurnChunks
+	14, // 4: parley.store.v1.Request.time:type_name -> google.protobuf.Timestamp
+	4,  // 5: parley.store.v1.Requests.requests:type_name -> parley.store.v1.Request
+	15, // 6: parley.store.v1.Turns.turns:type_name -> parley.v1.Turn
+	7,  // 7: parley.store.v1.Turns.events:type_name -> parley.store.v1.TurnEvents
+	8,  // 8: parley.store.v1.TurnEvents.messages:type_name -> parley.store.v1.MessageEvents
+	9,  // 9: parley.store.v1.MessageEvents.deltas:type_name -> parley.store.v1.DeltaRun
+	14, // 10: parley.store.v1.Operation.accept_time:type_name -> google.protobuf.Timestamp
+	4,  // 11: parley.store.v1.Operation.request:type_name -> parley.store.v1.Request
+	15, // 12: parley.store.v1.Operation.begin:type_name -> parley.v1.Turn
+	15, // 13: parley.store.v1.Operation.end:type_name -> parley.v1.Turn
+	7,  // 14: parley.store.v1.Operation.events:type_name -> parley.store.v1.TurnEvents
+	11, // 15: parley.store.v1.Operation.records:type_name -> parley.store.v1.RecordEdit
+	12, // 16: parley.store.v1.Operation.conversation_records:type_name -> parley.store.v1.RecordCounts
+	12, // 17: parley.store.v1.Operation.tenant_records:type_name -> parley.store.v1.RecordCounts
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_parley_store_v1_record_proto_init() }
@@ -1317,7 +1411,7 @@ func file_parley_store_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_parley_store_v1_record_proto_rawDesc), len(file_parley_store_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,199 @@
+package record
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// maxExaminedTurns is the maximum number of turns that one call of store.ListTurns decodes.
+const maxExaminedTurns = 1000
+
+// TurnFinder finds turns of one conversation. It keeps the chunk that it has read last, since a list needs turns that
+// are close to each other.
+type TurnFinder struct {
+	record  *Record
+	chunk   []byte // nil if it has read none
+	ordinal int64  // of that chunk
+}
+
+// NewTurnFinder returns a finder of the turns of a record. If it has chunks of turns, it needs TurnChunks.
+func NewTurnFinder(r *Record) *TurnFinder { return &TurnFinder{record: r} }
+
+// FindTurn returns a turn that the conversation keeps, or store.ErrTurnNotFound. Other errors: store.ErrCorrupt.
+func (r *Record) FindTurn(id string) (*store.FoundTurn, error) {
+	turn, list, err := NewTurnFinder(r).find(id)
+	if err != nil {
+		return nil, err
+	}
+	found := &store.FoundTurn{Turn: turn}
+	if item := findItem(list, eventsField, id); item != nil {
+		found.Events = new(storev1.TurnEvents)
+		if err := proto.Unmarshal(item, found.Events); err != nil {
+			return nil, fmt.Errorf("%w: events of turn %q: %w", store.ErrCorrupt, id, err)
+		}
+	}
+	return found, nil
+}
+
+// find returns a turn and the list that contains it.
+func (f *TurnFinder) find(id string) (turn *parleyv1.Turn, list []byte, err error) {
+	var damage error // of a chunk: the turn may be in another one
+	for list, err := range f.lists() {
+		damage = cmp.Or(damage, err)
+		if item := findItem(list, turnsField, id); item != nil {
+			turn, err = unmarshalTurn(item)
+			return turn, list, err
+		}
+	}
+	return nil, nil, cmp.Or(damage, store.ErrTurnNotFound)
+}
+
+func unmarshalTurn(item []byte) (*parleyv1.Turn, error) {
+	t := new(parleyv1.Turn)
+	if err := proto.Unmarshal(item, t); err != nil {
+		return nil, fmt.Errorf("%w: turn: %w", store.ErrCorrupt, err)
+	}
+	return t, nil
+}
+
+// lists yields the turns of the conversation: those in its value, then those of the chunk that was read last, then
+// those of all others, the newest first.
+func (f *TurnFinder) lists() iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		if !yield(f.record.Turns, nil) || f.chunk != nil && !yield(f.chunk, nil) {
+			return
+		}
+		c := f.record.Header.GetTurnChunks()
+		from, has := c.GetNext(), f.chunk != nil
+		if has {
+			from = f.ordinal
+		}
+		for i := range c.GetNext() - c.GetFirst() {
+			ordinal := from - 1 - i
+			if ordinal < c.GetFirst() { // It began at the chunk that was read last: the newer ones are left.
+				ordinal += c.GetNext() - c.GetFirst()
+			}
+			if has && ordinal == from {
+				continue
+			}
+			list, err := f.record.TurnChunks.Turns(ordinal)
+			if err == nil {
+				f.chunk, f.ordinal = list, ordinal
+			}
+			if !yield(list, err) {
+				return
+			}
+		}
+	}
+}
+
+// ListTurns returns a page of the turns of the conversation.
+func (r *Record) ListTurns(l *store.ListTurns) (*store.TurnPage, error) {
+	p := NewTurnPager(l)
+	for list, err := range NewTurnFinder(r).lists() {
+		if err != nil {
+			return nil, err
+		}
+		items := slices.Collect(itemsOf(list, turnsField))
+		if l.Before != "" && !p.begun {
+			i := slices.IndexFunc(items, func(item []byte) bool { return string(itemID(item)) == l.Before })
+			if i < 0 {
+				continue
+			}
+			items, p.begun = items[:i], true
+		}
+		for _, item := range slices.Backward(items) {
+			if p.IsFull() {
+				return p.Page(), nil
+			}
+			turn, err := unmarshalTurn(item)
+			if err != nil {
+				return nil, err
+			}
+			p.add(string(itemID(item)), turn)
+		}
+	}
+	p.End()
+	return p.Page(), nil
+}
+
+// TurnPager collects a page of a store.ListTurns.
+type TurnPager struct {
+	list     *store.ListTurns
+	page     store.TurnPage
+	begun    bool   // the turn Before was found
+	last     string // id of the last turn that was examined
+	examined int
+	size     int // encoded size of the turns of the page
+}
+
+// NewTurnPager returns a pager of a list.
+func NewTurnPager(l *store.ListTurns) *TurnPager { return &TurnPager{list: l} }
+
+// IsFull reports whether the page can take no other turn. It must be called before each turn that is left.
+func (p *TurnPager) IsFull() bool {
+	return len(p.page.Turns) >= max(1, p.list.Limit) || p.examined >= maxExaminedTurns || p.size >= store.MaxListBytes/2
+}
+
+// Add examines the turn with an id of a conversation. A turn that the conversation does not keep is skipped. f may be
+// nil for a conversation that does not exist. The error is store.ErrCorrupt.
+func (p *TurnPager) Add(id TurnID, f *TurnFinder) error {
+	text := id.String()
+	if f == nil {
+		p.add(text, nil)
+		return nil
+	}
+	turn, _, err := f.find(text)
+	if err != nil && !errors.Is(err, store.ErrTurnNotFound) {
+		p.add(text, nil)
+		return err
+	}
+	p.add(text, turn)
+	return nil
+}
+
+// add examines a turn, which may be nil.
+func (p *TurnPager) add(id string, turn *parleyv1.Turn) {
+	p.last, p.examined = id, p.examined+1
+	if turn != nil && (len(p.list.States) == 0 || slices.Contains(p.list.States, turn.GetState())) {
+		p.page.Turns, p.size = append(p.page.Turns, turn), p.size+proto.Size(turn)
+	}
+}
+
+// End records that no turn is left.
+func (p *TurnPager) End() { p.last = "" }
+
+// Page returns the page.
+func (p *TurnPager) Page() *store.TurnPage {
+	p.page.Next = p.last
+	return &p.page
+}
+
+// TurnBefore returns store.ListTurns.Before of the list of a tenant. all is true if it is empty. If it is the id of no
+// turn that is in such a list, the error is store.ErrPageToken.
+func TurnBefore(l *store.ListTurns) (before TurnID, all bool, err error) {
+	if l.Before == "" {
+		return TurnID{}, true, nil
+	}
+	before, ok := ParseTurnID(l.Before)
+	if !ok {
+		return TurnID{}, false, fmt.Errorf("turns before %q: %w", l.Before, store.ErrPageToken)
+	}
+	return before, false, nil
+}
+
+// OnlyRunning reports whether a list selects only turns that run.
+func OnlyRunning(l *store.ListTurns) bool {
+	return len(l.States) > 0 && !slices.ContainsFunc(l.States, func(s parleyv1.TurnState) bool {
+		return s != parleyv1.TurnState_TURN_STATE_RUNNING
+	})
+}
