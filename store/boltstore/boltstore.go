@@ -25,7 +25,9 @@
 //	records        the records of conversations and of tenants
 //	scopes         revision and counts of the own records of each tenant
 //	recordends     time → record of a tenant that expires at that time
-//	orphans        conversations of which chunks or records are still to be removed
+//	orphans        conversations of which chunks, records or turns are still to be removed
+//	turnids        id of a turn → key of its conversation
+//	turnchunks     older turns of conversations that keep more than 32
 //	meta           version of the layout; "journal": the id of the journal, and which of its operations the file
 //	               contains; "closed": whether the file was closed in order
 //
@@ -72,6 +74,9 @@
 //     about the conversation continue.
 //   - A damaged entry in expiry stays. Its conversation is not swept, but is not found after it has
 //     expired.
+//   - If a chunk of turns is damaged, its turns are not found, and a list of the turns of the conversation fails.
+//   - If an entry in turnids is damaged, its turn is found only with its conversation. If the turns of a conversation
+//     are damaged, its deletion may leave entries in turnids. They lead to no conversation, and all calls skip them.
 //   - If an operation in the journal cannot be read or applied, its conversation and the journal stay until the
 //     conversation is deleted. Backups and Close return the error, and Open refuses the journal.
 //   - If the value of a record is damaged, calls that read it fail. It can be written or deleted. If its head is

@@ -26,10 +26,12 @@ type reader struct {
 	tx                 *bolt.Tx
 	conversations, ids *bolt.Bucket
 	records, scopes    *bolt.Bucket // nil in a file without records
-	transaction        int
-	staged             map[string]*overlay.Entry // of the batch that is being decided, by key; nil if there is none
-	err                error                     // overlay.ErrStale if walk ended early, or that of a record
-	edits              editsCache
+
+	turnIDs, turnChunks *bolt.Bucket // nil in a file without indexed turns and without chunks of turns
+	transaction         int
+	staged              map[string]*overlay.Entry // of the batch that is being decided, by key; nil if there is none
+	err                 error                     // overlay.ErrStale if walk ended early, or that of a record
+	edits               editsCache
 	journaled
 }
 
@@ -50,12 +52,14 @@ func (s *Store) journaled() (j journaled, done func()) {
 }
 
 func newReader(tx *bolt.Tx, j journaled) reader {
-	return reader{
+	r := reader{
 		tx:            tx,
 		conversations: tx.Bucket([]byte(layout.ConversationsBucket)), ids: tx.Bucket([]byte(layout.IDsBucket)),
 		records: tx.Bucket([]byte(layout.RecordsBucket)), scopes: tx.Bucket([]byte(layout.ScopesBucket)),
 		transaction: tx.ID(), journaled: j,
 	}
+	r.openTurnBuckets(tx)
+	return r
 }
 
 // parts are the parts of a record that a reader needs.
@@ -80,6 +84,9 @@ func (r *reader) chunksOf(tenant string, key layout.InnerKey) chunks.Set {
 
 // setChunks makes a record with chunks read them.
 func (r *reader) setChunks(rec *record.Record, conversation []byte) {
+	if rec.Header.GetTurnChunks() != nil {
+		rec.TurnChunks = turnChunks{bucket: r.turnChunks, conversation: bytes.Clone(conversation)}
+	}
 	if rec.Divided() {
 		rec.Chunks = chunks.Of(r.tx, bytes.Clone(conversation)) // The copy keeps the key of others off the heap.
 	}
@@ -103,7 +110,7 @@ func (r *reader) decode(tenant string, key layout.InnerKey, base []byte, p parts
 		if rec, err = r.decodePending(conversation, base, e, p); err != nil {
 			size = len(base) + int(e.Counts.Bytes-e.Counts.RecordBytes)
 			if inFile, damage := record.Unmarshal(base); damage == nil {
-				err, size = fmt.Errorf("%w: %w", errUnreadable, err), size+int(inFile.Header.GetChunks().GetBytes())
+				err, size = fmt.Errorf("%w: %w", errUnreadable, err), size+inFile.InChunkBytes()
 			}
 			return nil, size, e, err
 		}
@@ -116,7 +123,7 @@ func (r *reader) decode(tenant string, key layout.InnerKey, base []byte, p parts
 		return nil, len(base), nil, err
 	}
 	r.setChunks(rec, conversation)
-	return rec, len(base) + int(rec.Header.GetChunks().GetBytes()), nil, nil
+	return rec, len(base) + rec.InChunkBytes(), nil, nil
 }
 
 // entry returns the entry of a conversation or of the records of a tenant, or nil if the file has all operations. The
@@ -356,42 +363,4 @@ func (r *reader) findAt(tenant string, key layout.InnerKey) (found, error) {
 		return found{}, fmt.Errorf("%w: conversation %q is not where its id leads", store.ErrCorrupt, id)
 	}
 	return found{exists: true, place: p, record: rec, size: size, pending: e}, nil
-}
-
-// defaultChunkSize is the size in bytes for record.Record.Divide. A transaction or a fold that writes a conversation
-// writes up to twice as many bytes of messages. A read of a few older messages reads up to two chunks.
-const defaultChunkSize = 32 << 10
-
-// encode divides a record and encodes it.
-func (t *txn) encode(tenant string, r *record.Record) (*chunks.Encoded, error) {
-	of := t.chunksOf(tenant, layout.InnerKey(r.Key()))
-	var dropped chunks.Dropped
-	if r.Divided() {
-		_ = t.tally.guard.Do(func() error { // The pages of chunks that are not removed may be damaged.
-			dropped = of.Dropped(r)
-			return nil
-		})
-	}
-	return of.Encode(r, t.chunkSize, dropped)
-}
-
-// putConversation writes a conversation without the entries that lead to it. e is the encoded record.
-func (t *txn) putConversation(tenant string, r *record.Record, e *chunks.Encoded) {
-	t.put(t.conversations, e.Key, e.Value)
-	if !e.Divides() && !r.NeedsSchemaOfRecords() {
-		return
-	}
-	t.makeRecordBuckets()
-	if t.err != nil || !e.Divides() {
-		return
-	}
-	for _, key := range e.Removed {
-		t.del(t.chunks, key)
-	}
-	if e.Before > 0 {
-		t.putOrphan(layout.Orphan{Tenant: tenant, Conversation: layout.InnerKey(r.Key()), Before: e.Before})
-	}
-	for _, c := range e.Chunks {
-		t.put(t.chunks, c.Key, c.Value)
-	}
 }

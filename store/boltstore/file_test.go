@@ -95,7 +95,7 @@ func TestOpenDamaged(t *testing.T) {
 		{"a newer schema", editBolt(func(tx *bolt.Tx) error {
 			return tx.Bucket([]byte(layout.MetaBucket)).Put([]byte(boltfile.SchemaKey),
 				boltfile.EncodeSchema(boltfile.MaxSchemaVersion+1))
-		}), ErrSchema, "schema 6"},
+		}), ErrSchema, "schema 8"},
 		{
 			"no bucket", editBolt(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(layout.ExpiryBucket)) }), ErrDamaged,
 			`"expiry"`,

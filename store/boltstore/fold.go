@@ -317,7 +317,7 @@ func (t *txn) writeFolded(s *stored) {
 	t.putConversation(s.tenant, s.record, e)
 	t.putRecords(s.scope(), s.values)
 	t.writeTurn(s, s.turn)
-	if e.Divides() { // The size changes a little, and the state in the cache has another division.
+	if e.divides() { // The size changes a little, and the state in the cache has another division.
 		t.addCounts(s.tenant, layout.Counts{Bytes: int64(e.Size - s.size)})
 		t.recordVersion(s.tenant, s.record)
 	}

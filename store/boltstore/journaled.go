@@ -85,6 +85,9 @@ func (s *Store) restorePending(tx *bolt.Tx, found *overlay.Recovery) error {
 		if !ok {
 			continue
 		}
+		for _, turn := range p.Turns {
+			s.tally.pending.PutTurn(c.Tenant, layout.InnerKey(inner), turn)
+		}
 		s.restore(c.Key, c.Tenant, p.Entry, p.Bytes, p.Operations...)
 		if c.Turns {
 			s.restoredTurns = append(s.restoredTurns, string(layout.IDKey(c.Tenant, rec.Conversation().GetId())))
@@ -115,8 +118,8 @@ func (s *Store) restore(key, tenant string, e overlay.Entry, bytes int, operatio
 }
 
 // errNotJournaled means that an operation needs a transaction of the file. For an append: its conversation does not
-// exist or would expire earlier than its entry in expiry says, it removes messages, or messages must be moved to chunks
-// first. For a write of records: see mayJournal and the limits of records.
+// exist or would expire earlier than its entry in expiry says, it removes messages, or messages or turns must be moved
+// to chunks first. For a write of records: see mayJournal and the limits of records.
 var errNotJournaled = errors.New("the operation needs a transaction")
 
 // maxReplayed is the number of operations of a conversation whose head is not in memory from which the next one is a
@@ -135,6 +138,7 @@ type journaledOperation struct {
 	entry    overlay.Entry
 	ofTenant *overlay.Entry    // of the tenant's records; nil if the operation does not edit them
 	records  []*overlay.Record // that get their places when the operation is written
+	turn     overlay.TurnChange
 	payload  []byte
 	counts   layout.Counts // by how much it changes those of the tenant
 	id       string        // layout.IDKey of the conversation
@@ -147,17 +151,10 @@ type journaledOperation struct {
 // logAppend decides an append to an existing conversation for the journal, in a read-only transaction.
 // The error is errNotJournaled, or that of the append.
 func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*record.Outcome, error) {
-	if a.ReplaceAfter != nil {
-		return nil, errNotJournaled
-	}
 	now := t.options.Now()
-	old, err := t.load(a.Tenant, a.ConversationID, sized)
-	if err != nil || old.live(now) == nil {
-		return nil, errNotJournaled
-	}
-	replays := old.pending != nil && old.pending.Head == nil && len(old.pending.Operations) >= maxReplayed
-	if replays || old.record.TailBytes() > maxTail*t.chunkSize {
-		return nil, errNotJournaled // A transaction folds and divides it.
+	old, err := t.loadToLog(a, now)
+	if err != nil {
+		return nil, err
 	}
 	own, in, err := t.logInput(a, old)
 	if err != nil {
@@ -190,6 +187,8 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*record.Outcome
 		counts: layout.Counts{Messages: int64(op.GetMessagesAdded()), Bytes: op.GetBytesAdded()},
 		id:     string(layout.IDKey(a.Tenant, a.ConversationID)), appended: out.Appended, retained: r.TailBytes(),
 	}
+	l.turn.Begun, _ = record.ParseTurnID(a.Begin.GetId())
+	l.turn.Ended, _ = record.ParseTurnID(a.End.GetId())
 	// From here on, later operations of the batch build on this one.
 	if l.entry.Head, err = r.MarshalHead(); err != nil {
 		return nil, err
@@ -209,6 +208,22 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*record.Outcome
 	}
 	t.changes = append(t.changes, out.Changes...)
 	return out, nil
+}
+
+// loadToLog returns the conversation of an append for the journal. The error is errNotJournaled.
+func (t *txn) loadToLog(a *store.Append, now time.Time) (*stored, error) {
+	if a.ReplaceAfter != nil {
+		return nil, errNotJournaled
+	}
+	old, err := t.load(a.Tenant, a.ConversationID, sized)
+	if err != nil || old.live(now) == nil {
+		return nil, errNotJournaled
+	}
+	replays := old.pending != nil && old.pending.Head == nil && len(old.pending.Operations) >= maxReplayed
+	if replays || old.record.TailBytes() > maxTail*t.chunkSize || a.Begin != nil && old.record.MustDivideTurns() {
+		return nil, errNotJournaled // A transaction folds and divides it.
+	}
+	return old, nil
 }
 
 // logInput looks up what the decision of an append for the journal needs to know of records. own is nil if the append
@@ -352,6 +367,10 @@ func (s *Store) putLogged(l journaledOperation, o overlay.Operation) {
 	for _, r := range l.records {
 		r.Operation = o
 		s.tally.noteRecordEnd(l.tenant, r.State.ExpireTime)
+	}
+	if l.turn != (overlay.TurnChange{}) {
+		_, inner, _ := layout.CutTenant([]byte(l.key))
+		s.tally.pending.PutTurn(l.tenant, layout.InnerKey(inner), l.turn)
 	}
 	tenantKey := string(layout.TenantKey(l.tenant))
 	switch {

@@ -9,12 +9,24 @@ import (
 	"github.com/parleyhq/parley/store/storetest"
 )
 
+// checked makes the test check the file of a store at its end.
+func checked(tb testing.TB, s *Store) *Store {
+	tb.Helper()
+	tb.Cleanup(func() {
+		s.Close()
+		if _, err := Check(s.path, func(fault string) { tb.Error(fault) }); err != nil {
+			tb.Error(err)
+		}
+	})
+	return s
+}
+
 func TestLaw(t *testing.T) {
 	storetest.Run(t, storetest.Subject{
 		Durable: true,
 		Open: func(tb testing.TB, dir string, o store.Options) store.Store {
 			tb.Helper()
-			return open(tb, filepath.Join(dir, "parley.db"), o)
+			return checked(tb, open(tb, filepath.Join(dir, "parley.db"), o))
 		},
 	})
 }
@@ -30,7 +42,7 @@ func TestLawWithChunks(t *testing.T) {
 				Durable: true,
 				Open: func(tb testing.TB, dir string, o store.Options) store.Store {
 					tb.Helper()
-					return openDivided(tb, filepath.Join(dir, "parley.db"), o, budget, 64)
+					return checked(tb, openDivided(tb, filepath.Join(dir, "parley.db"), o, budget, 64))
 				},
 			})
 		})
@@ -46,7 +58,7 @@ func TestLawWithJournal(t *testing.T) {
 		Durable: true,
 		Open: func(tb testing.TB, dir string, o store.Options) store.Store {
 			tb.Helper()
-			return openJournaled(tb, filepath.Join(dir, "parley.db"), o, 4<<10)
+			return checked(tb, openJournaled(tb, filepath.Join(dir, "parley.db"), o, 4<<10))
 		},
 	})
 }

@@ -11,18 +11,21 @@ import (
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/fairqueue"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/internal/record"
 	"github.com/parleyhq/parley/store/internal/records"
 )
 
-// maxRemoved and maxRemovedBytes are the maximum number and size of the chunks and records that a transaction removes
-// with their conversations. The conversations of the others become orphans.
+// maxRemoved and maxRemovedBytes are the maximum number and size of the chunks, records and entries of turns that a
+// transaction removes with their conversations. The conversations of the others become orphans.
 const maxRemoved, maxRemovedBytes = 1000, 4 << 20
 
-// contents are the chunks and records of an orphan that a transaction removes.
+// contents are the chunks, records and turns of an orphan that a transaction removes.
 type contents struct {
-	orphan          layout.Orphan
-	chunks, records [][]byte // their keys
-	all             bool     // the orphan has no others
+	orphan            layout.Orphan
+	chunks, records   [][]byte        // their keys
+	turns, turnChunks [][]byte        // keys in turnids, and in turnchunks
+	turnsLeft         []record.TurnID // turns that are in no chunk and have entries in turnids that must stay for now
+	all               bool            // the orphan has no others
 }
 
 // contentsOf returns the contents of a conversation that is removed. It reads and changes nothing, so that an operation
@@ -34,16 +37,21 @@ func (t *txn) contentsOf(s *stored) contents {
 
 // takeContents returns the contents of an orphan, as many as the transaction may still remove, and counts them as
 // removed. If hasRecords is false, the conversation has no records.
-func (t *txn) takeContents(o layout.Orphan, hasRecords bool) contents {
-	c := contents{orphan: o, all: true}
+func (t *txn) takeContents(o layout.Orphan, hasRecords bool) (c contents) {
+	c = contents{orphan: o, all: true}
 	if t.records == nil {
 		return c
 	}
 	conversation := layout.ConversationKey(o.Tenant, o.Conversation)
-	if o.Before != 0 {
+	switch {
+	case o.Before != 0:
 		c.chunks, c.all = t.takeKeys(t.chunks, conversation, layout.ChunkKey(conversation, o.Before))
 		return c
+	case o.TurnsBefore != 0:
+		t.takeTurnChunks(&c)
+		return c
 	}
+	defer t.takeTurns(&c) // Last: only the others may leave some.
 	c.chunks, c.all = t.takeKeys(t.chunks, conversation, nil)
 	if c.all && hasRecords {
 		c.records, c.all = t.takeKeys(t.records, o.Key(), nil)
@@ -75,6 +83,7 @@ func (t *txn) removeContents(c contents) {
 	for _, key := range c.records {
 		t.del(t.records, key)
 	}
+	t.removeTurns(c)
 	key := c.orphan.Key()
 	switch exists := t.orphans != nil && t.orphans.Get(key) != nil; {
 	case c.all && exists:

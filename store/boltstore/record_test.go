@@ -59,11 +59,11 @@ func TestRecordsSchema(t *testing.T) {
 		path := newPath(t)
 		s := openJournaled(t, path, store.Options{}, budget)
 		appendTo(t, s, "c", "hello")
-		if got, want := schemaOf(t, s), boltfile.EncodeSchema(boltfile.SchemaOf(budget > 0, false)); !bytes.Equal(got, want) {
+		if got, want := schemaOf(t, s), boltfile.EncodeSchema(boltfile.SchemaOf(budget > 0, false, false)); !bytes.Equal(got, want) {
 			t.Errorf("schema without records = %x, want %x", got, want)
 		}
 		write(t, s, "c", putOf("k", 1))
-		if got, want := schemaOf(t, s), boltfile.EncodeSchema(boltfile.SchemaOf(budget > 0, true)); !bytes.Equal(got, want) {
+		if got, want := schemaOf(t, s), boltfile.EncodeSchema(boltfile.SchemaOf(budget > 0, true, false)); !bytes.Equal(got, want) {
 			t.Errorf("schema with records = %x, want %x", got, want)
 		}
 		if err := s.Close(); err != nil {

@@ -131,7 +131,7 @@ func TestRetentionSchema(t *testing.T) {
 					if err := write(s, &parleyv1.Conversation{Id: id, Retention: proto.CloneOf(r)}); err != nil {
 						t.Fatal(err)
 					}
-					want := boltfile.EncodeSchema(boltfile.SchemaOf(budget > 0, i == 1))
+					want := boltfile.EncodeSchema(boltfile.SchemaOf(budget > 0, i == 1, false))
 					if got := schemaOf(t, s); !slices.Equal(got, want) {
 						t.Errorf("schema after %s with retention %v, journal %d = %x, want %x", call, r, budget, got, want)
 					}

@@ -16,7 +16,6 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/boltfile"
-	"github.com/parleyhq/parley/store/boltstore/internal/chunks"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/boltstore/internal/overlay"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -182,7 +181,7 @@ func (t *txn) loadAt(tenant string, key layout.InnerKey) (s *stored, err error) 
 // create adds a conversation with the edits of records. If its id is in sessions and not held, that entry belongs to an
 // earlier conversation and is removed.
 func (t *txn) create(
-	tenant string, r *record.Record, e *chunks.Encoded, own *tenantRecords, edits *records.Edits,
+	tenant string, r *record.Record, e *encoded, own *tenantRecords, edits *records.Edits,
 ) {
 	c, key := r.Conversation(), layout.InnerKey(r.Key())
 	if !t.ephemeralState(tenant, c.GetId()).Held {
@@ -208,7 +207,7 @@ func (t *txn) editConversation(s *stored, own *tenantRecords, edits *records.Edi
 
 // replace writes the changed record of a conversation and the edits of records.
 func (t *txn) replace(
-	s *stored, r *record.Record, e *chunks.Encoded, own *tenantRecords, edits *records.Edits,
+	s *stored, r *record.Record, e *encoded, own *tenantRecords, edits *records.Edits,
 ) {
 	t.dropPending(s)
 	t.putRecords(s.scope(), s.values)
@@ -353,7 +352,7 @@ func (t *txn) finish() error {
 		}
 	}
 	schemaKey := []byte(boltfile.SchemaKey)
-	schema := boltfile.EncodeSchema(boltfile.SchemaOf(t.inJournal, t.records != nil))
+	schema := boltfile.EncodeSchema(boltfile.SchemaOf(t.inJournal, t.records != nil, t.turnIDs != nil))
 	if !bytes.Equal(t.meta.Get(schemaKey), schema) {
 		t.put(t.meta, schemaKey, schema)
 	}

@@ -55,6 +55,8 @@ func Run(t *testing.T, s Subject) {
 		{"Law19TogetherRead", s.law19TogetherRead},
 		{"Law19TenantRevisions", s.law19TenantRevisions},
 		{"Law19SameRequest", s.law19SameRequest},
+		{"Law20Turns", s.law20Turns},
+		{"Law20MaxTurns", s.law20MaxTurns},
 		{"Create", s.create},
 		{"Append", s.append},
 		{"AppendChecks", s.appendChecks},

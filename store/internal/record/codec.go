@@ -333,6 +333,20 @@ func MarshalProgress(p *store.Progress) ([]byte, error) {
 	return b, nil
 }
 
+// ProgressTurn returns the id of the turn in a value of MarshalProgress; zero if it is damaged or stores do not index
+// it. It reads nothing else: the value may have MiB of messages.
+func ProgressTurn(b []byte) TurnID {
+	if len(b) < progressHeadAt || b[0] != progressFormat {
+		return TurnID{}
+	}
+	text, n := protowire.ConsumeBytes(b[progressHeadAt:])
+	if n < 0 {
+		return TurnID{}
+	}
+	id, _ := ParseTurnID(text)
+	return id
+}
+
 // UnmarshalProgress decodes a value of MarshalProgress into new memory. The caller sets tenant and
 // conversation.
 func UnmarshalProgress(b []byte) (*store.Progress, error) {

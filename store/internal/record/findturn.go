@@ -14,8 +14,8 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// maxExaminedTurns is the maximum number of turns that one call of store.ListTurns decodes.
-const maxExaminedTurns = 1000
+// MaxExaminedTurns is the maximum number of turns that one call of store.ListTurns decodes.
+const MaxExaminedTurns = 1000
 
 // TurnFinder finds turns of one conversation. It keeps the chunk that it has read last, since a list needs turns that
 // are close to each other.
@@ -141,7 +141,7 @@ func NewTurnPager(l *store.ListTurns) *TurnPager { return &TurnPager{list: l} }
 
 // IsFull reports whether the page can take no other turn. It must be called before each turn that is left.
 func (p *TurnPager) IsFull() bool {
-	return len(p.page.Turns) >= max(1, p.list.Limit) || p.examined >= maxExaminedTurns || p.size >= store.MaxListBytes/2
+	return len(p.page.Turns) >= max(1, p.list.Limit) || p.examined >= MaxExaminedTurns || p.size >= store.MaxListBytes/2
 }
 
 // Add examines the turn with an id of a conversation. A turn that the conversation does not keep is skipped. f may be

@@ -73,8 +73,9 @@ type OperationInfo struct {
 	Key []byte
 	// Messages are the appended messages.
 	Messages store.Frames
-	// Turn is true if a turn begins or ends.
-	Turn bool
+	// Turn is true if a turn begins or ends. Begun and Ended are the id of that turn; zero if stores do not index it.
+	Turn         bool
+	Begun, Ended TurnID
 	// MessagesAdded and BytesAdded are by how much the operation changed the counts of the tenant.
 	MessagesAdded, BytesAdded int64
 	// Edits of records.
@@ -161,8 +162,12 @@ func (i *OperationInfo) set(field protowire.Number, bytes []byte, number uint64)
 		i.UID = bytes
 	case operationMessages:
 		i.Messages = bytes
-	case operationBegin, operationEnd:
+	case operationBegin:
 		i.Turn = true
+		i.Begun, _ = ParseTurnID(itemID(bytes))
+	case operationEnd:
+		i.Turn = true
+		i.Ended, _ = ParseTurnID(itemID(bytes))
 	case operationMessagesAdded:
 		i.MessagesAdded = int64(number)
 	case operationBytesAdded:

@@ -195,8 +195,8 @@ func unmarshalTurns(list []byte) (*storev1.Turns, error) {
 // TurnID is the id of a turn that stores index: a UUID of version 7.
 type TurnID [16]byte
 
-// ParseTurnID returns the id of a turn in binary form. ok is false unless it is a UUID of version 7 in its canonical
-// form.
+// ParseTurnID returns the id of a turn in binary form. ok is false, and the id zero, unless it is a UUID of version 7
+// in its canonical form.
 func ParseTurnID[T ~string | ~[]byte](text T) (id TurnID, ok bool) {
 	if len(text) != 36 || text[14] != '7' {
 		return TurnID{}, false
@@ -218,7 +218,10 @@ func ParseTurnID[T ~string | ~[]byte](text T) (id TurnID, ok bool) {
 		id[at/2] |= digit << (4 * (1 - at%2))
 		at++
 	}
-	return id, id[8]&0xc0 == 0x80
+	if id[8]&0xc0 != 0x80 {
+		return TurnID{}, false
+	}
+	return id, true
 }
 
 // String returns the canonical form of the id.
@@ -234,6 +237,14 @@ func TurnIDs(turns []byte) (ids []TurnID) {
 		}
 	}
 	return ids
+}
+
+// TurnsWithIDs returns storev1.Turns in wire form of turns that have nothing but these ids.
+func TurnsWithIDs(ids []TurnID) (turns []byte) {
+	for _, id := range ids {
+		turns = appendItem(turns, turnsField, appendItem(nil, idField, []byte(id.String())))
+	}
+	return turns
 }
 
 // IndexedTurns returns the ids of the turns in a value of Record.Marshal that an index of turns contains. It does not

@@ -27,8 +27,15 @@ const (
 	// JournaledRecordsSchemaVersion is the same while the journal may have operations that the file does not contain.
 	JournaledRecordsSchemaVersion = 5
 
+	// TurnsSchemaVersion is the version of a file that also has the buckets of turns. Versions of Parley that do not
+	// maintain the index of turns refuse such a file.
+	TurnsSchemaVersion = 6
+
+	// JournaledTurnsSchemaVersion is the same while the journal may have operations that the file does not contain.
+	JournaledTurnsSchemaVersion = 7
+
 	// MaxSchemaVersion is the newest version that this package reads.
-	MaxSchemaVersion = JournaledRecordsSchemaVersion
+	MaxSchemaVersion = JournaledTurnsSchemaVersion
 
 	// SchemaKey is the key of the schema version in the bucket meta.
 	SchemaKey = "schema"
@@ -64,6 +71,19 @@ func MakeRecordBuckets(tx *bolt.Tx) error {
 	return nil
 }
 
+// MakeTurnBuckets creates the buckets of turns, of records and of chunks, if they do not exist. The file then has
+// TurnsSchemaVersion.
+func MakeTurnBuckets(tx *bolt.Tx) error {
+	for _, name := range turnBuckets() {
+		if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
+			return err
+		}
+	}
+	return MakeRecordBuckets(tx)
+}
+
+func turnBuckets() []string { return []string{layout.TurnIDsBucket, layout.TurnChunksBucket} }
+
 func recordBuckets() []string {
 	return []string{
 		layout.RecordsBucket, layout.ScopesBucket, layout.RecordEndsBucket, layout.OrphansBucket, layout.ChunksBucket,
@@ -71,10 +91,13 @@ func recordBuckets() []string {
 }
 
 // SchemaOf returns the schema version of a file whose journal may have operations that the file does not contain, or
-// not, and that has the buckets of records and chunks, or not.
-func SchemaOf(journaled, records bool) uint32 {
+// not, and that has the buckets of records and chunks, or not, and those of turns, or not.
+func SchemaOf(journaled, records, turns bool) uint32 {
 	version := uint32(SchemaVersion)
-	if records {
+	switch {
+	case turns:
+		version = TurnsSchemaVersion
+	case records:
 		version = RecordsSchemaVersion
 	}
 	if journaled {
@@ -86,7 +109,8 @@ func SchemaOf(journaled, records bool) uint32 {
 // IsJournaled reports whether the journal of a file may have operations that the file does not contain.
 func IsJournaled(tx *bolt.Tx) bool {
 	version := Schema(tx)
-	return version == JournaledSchemaVersion || version == JournaledRecordsSchemaVersion
+	return version == JournaledSchemaVersion || version == JournaledRecordsSchemaVersion ||
+		version == JournaledTurnsSchemaVersion
 }
 
 // EncodeSchema returns the value of a schema version.
@@ -134,6 +158,9 @@ func CheckSchema(tx *bolt.Tx) error {
 	}
 	if version >= RecordsSchemaVersion {
 		needed = append(needed, recordBuckets()...)
+	}
+	if version >= TurnsSchemaVersion {
+		needed = append(needed, turnBuckets()...)
 	}
 	for _, name := range needed {
 		if tx.Bucket([]byte(name)) == nil {

@@ -116,6 +116,8 @@ type checker struct {
 	counts  map[string]layout.Counts // what tenants should contain, as far as the conversations show
 	damaged map[string]error         // conversations, by key, whose fault was not reported yet
 	scopes  map[string]layout.Counts // what the records of each scope show, by the prefix of their keys
+
+	turnEntries int64 // number of entries in turnids that must exist
 }
 
 func (c *checker) addFault(format string, args ...any) {
@@ -159,6 +161,8 @@ func (c *checker) records() {
 	c.each(layout.SessionsBucket, c.ephemeral)
 	c.each(layout.EndsBucket, c.deletion)
 	c.each(layout.ChunksBucket, c.chunk)
+	c.each(layout.TurnChunksBucket, c.turnChunk)
+	c.checkTurnIDs()
 }
 
 // each calls check for all entries of a bucket. Files of the first versions lack some buckets.
@@ -196,7 +200,7 @@ func (c *checker) conversation(key, value []byte) {
 			c.addFault("conversation %q of tenant %q: %v", r.Conversation().GetId(), tenant, err)
 		}
 		found.Messages = int64(r.Conversation().GetMessageCount())
-		found.Bytes += r.Header.GetChunks().GetBytes()
+		found.Bytes += int64(r.InChunkBytes())
 		if err := c.checkConversation(tenant, layout.InnerKey(rest), r); err != nil {
 			c.addFault("conversation %q of tenant %q: %v", r.Conversation().GetId(), tenant, err)
 		}
@@ -208,6 +212,9 @@ func (c *checker) conversation(key, value []byte) {
 
 // checkConversation checks a conversation and the entries that must exist for it.
 func (c *checker) checkConversation(tenant string, key layout.InnerKey, r *record.Record) error {
+	if err := c.checkTurns(tenant, key, r); err != nil {
+		return err
+	}
 	last, err := c.checkChunks(layout.ConversationKey(tenant, key), r)
 	if err != nil {
 		return err

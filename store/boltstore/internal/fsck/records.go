@@ -57,7 +57,7 @@ func (c *checker) orphan(key, value []byte) {
 	switch {
 	case !ok:
 		c.addFault("orphans: entry %x is damaged", key)
-	case o.Before != 0:
+	case o.Before != 0 || o.TurnsBefore != 0:
 	case c.get(layout.ConversationsBucket, layout.ConversationKey(o.Tenant, o.Conversation)) != nil:
 		c.addFault("%s: they are orphans, but the conversation exists", describe(layout.RecordKey{
 			Tenant: o.Tenant, Conversation: o.Conversation,

@@ -37,21 +37,30 @@
 //	└── <second><tenant><record key>  → nanosecond, CRC-32C
 //	orphans
 //	├── <tenant>1<inner key>           → CRC-32C
-//	└── <tenant>1<inner key><sequence> → CRC-32C
+//	├── <tenant>1<inner key><sequence> → CRC-32C
+//	└── <tenant>1<inner key><ordinal>t → CRC-32C
+//	turnids
+//	└── <tenant><turn id>              → inner key, CRC-32C
+//	turnchunks
+//	└── <tenant><inner key><ordinal>   → a chunk of turns of the conversation, see record.TurnChunk, CRC-32C
 //
 //	<tenant>     length as a uvarint, name: no tenant's keys begin with those of another
 //	<inner key>  create time in ns, 8 bytes; a number that separates equal times, 4 bytes
 //	<sequence>   of the last message in the chunk, 8 bytes; in orphans see Orphan.Before
+//	<ordinal>    of a chunk of turns, 8 bytes; in orphans see Orphan.TurnsBefore
+//	<turn id>    a UUID of version 7 in binary form, 16 bytes
 //	<minute>     since 1970, 4 bytes; <second> likewise
 //	<nanosecond> since 1970, 8 bytes
-//	0, 1         one byte; with what precedes it, and the inner key, it is the scope of a record
+//	0, 1, t      one byte; with what precedes it, and the inner key, it is the scope of a record
 //
 // Integers are big-endian. Checksums cover key and value. The bucket sessions contains the ids of
 // ephemeral conversations, ends contains the times at which they are deleted. Files of the first
 // versions have schema 1 and neither of these two buckets: the first write adds both and sets
 // schema 2. While a journal may have operations that the file does not contain, the schema is 3. The
 // first write of a record, of a chunk, or of a conversation with keep_all, no_expiry or no_eviction adds the buckets
-// records, scopes, recordends, orphans and chunks. From then on the schema is 4, or 5 with such a journal.
+// records, scopes, recordends, orphans and chunks. From then on the schema is 4, or 5 with such a journal. The first
+// write to the file of a turn whose id is a UUID of version 7, or of a chunk of turns, adds these buckets and turnids
+// and turnchunks. From then on the schema is 6, or 7 with such a journal.
 //
 // # Invariants
 //
@@ -80,6 +89,11 @@
 //   - A scope in orphans without a sequence is that of a conversation that was removed. Its chunks and records
 //     count nowhere, and are removed in steps. Inner keys are not used again. All other records of conversations
 //     belong to one that exists.
+//   - The header of a conversation has the first and the next ordinal of its chunks of turns, and their size. Chunks
+//     below the first have an orphan with an ordinal. Chunks of turns without a conversation have an orphan, too.
+//   - If turns_indexed is set in the header of a conversation, each of its turns whose id is a UUID of version 7 has an
+//     entry in turnids, which leads to the conversation. So have those in chunks that have an orphan. There are no
+//     other entries. Without turns_indexed there are none: versions before schema 6 did not write them.
 //
 // Start at [Place].
 package layout
@@ -146,7 +160,7 @@ func seal(key, b []byte) []byte {
 
 // unseal checks and removes the checksum of a value, which must have size bytes without it.
 func unseal(key, value []byte, size int) (b []byte, ok bool) {
-	if len(value) != size+4 {
+	if size < 0 || len(value) != size+4 {
 		return nil, false
 	}
 	b = value[:size]

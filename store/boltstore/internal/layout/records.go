@@ -112,13 +112,21 @@ type Orphan struct {
 	// Before is 0 if the conversation was removed, with all its chunks and records. Otherwise only its chunks that end
 	// before this sequence are to be removed, since their messages were dropped.
 	Before int32
+	// TurnsBefore is 0, or only its chunks of turns with lower ordinals are to be removed, since they were dropped.
+	TurnsBefore int64
 }
+
+// turnsMark is the last byte of the key of an orphan with TurnsBefore.
+const turnsMark = 't'
 
 // Key returns the key of the entry.
 func (o Orphan) Key() []byte {
 	key := ConversationScope(o.Tenant, o.Conversation)
-	if o.Before != 0 {
+	switch {
+	case o.Before != 0:
 		key = binary.BigEndian.AppendUint64(key, uint64(o.Before))
+	case o.TurnsBefore != 0:
+		key = append(binary.BigEndian.AppendUint64(key, uint64(o.TurnsBefore)), turnsMark)
 	}
 	return key
 }
@@ -138,6 +146,9 @@ func DecodeOrphan(key, value []byte) (o Orphan, ok bool) {
 		return Orphan{}, false
 	case len(k.Key) == 0:
 		return o, true
+	case len(k.Key) == SequenceSize+1 && k.Key[SequenceSize] == turnsMark:
+		o.TurnsBefore = int64(binary.BigEndian.Uint64(k.Key))
+		return o, o.TurnsBefore > 0
 	case len(k.Key) != SequenceSize:
 		return Orphan{}, false
 	}

@@ -1,5 +1,6 @@
 // Package overlay keeps in memory what the journal of a store contains and its file does not contain yet:
-// an [Entry] for each conversation with such operations, and for the records of each tenant with such operations.
+// an [Entry] for each conversation with such operations, and for the records of each tenant with such operations, and
+// the ids of the turns that such operations begin.
 //
 // One goroutine, the writer, changes a [Set]: it puts the entry of a conversation after its operation is
 // on disk, and marks the entry as folded when a transaction writes the conversation to the file. Readers
@@ -88,8 +89,10 @@ func (e *Entry) headBytes() int { return len(e.Head) + len(e.Sizes) }
 type Set struct {
 	mu               sync.RWMutex
 	current, folding map[string]*Entry // folding is nil unless a generation is being folded
-	headBytes        int
-	foldingThrough   uint64 // see Begin
+	// The turns that operations of the generations begin, by tenant.
+	currentTurns, foldingTurns map[string]*turns
+	headBytes                  int
+	foldingThrough             uint64 // see Begin
 	// What the operations of the current generation, and of the one that is folded, take.
 	currentUse, foldingUse use
 }
@@ -102,7 +105,7 @@ type use struct {
 }
 
 // NewSet returns an empty set.
-func NewSet() *Set { return &Set{current: map[string]*Entry{}} }
+func NewSet() *Set { return &Set{current: map[string]*Entry{}, currentTurns: map[string]*turns{}} }
 
 // View is the generations of a Set at one instant. Later changes of their entries are visible in it. The
 // zero value has no entries.
@@ -233,6 +236,7 @@ func (s *Set) Begin(through uint64) (keys []string, generationThrough uint64) {
 	if s.folding == nil {
 		s.folding, s.foldingUse, s.foldingThrough = s.current, s.currentUse, through
 		s.current, s.currentUse, s.headBytes = map[string]*Entry{}, use{}, 0
+		s.foldingTurns, s.currentTurns = s.currentTurns, map[string]*turns{}
 	}
 	return slices.Sorted(maps.Keys(s.folding)), s.foldingThrough
 }
@@ -241,7 +245,7 @@ func (s *Set) Begin(through uint64) (keys []string, generationThrough uint64) {
 func (s *Set) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.folding, s.foldingUse = nil, use{}
+	s.folding, s.foldingTurns, s.foldingUse = nil, nil, use{}
 }
 
 // Freeze returns, by key, all entries that Get returns to a reader of a transaction. If the transaction is too old for

@@ -37,6 +37,7 @@ type recoveredOperation struct {
 
 	bytes    int           // in the journal
 	counts   layout.Counts // by how much it changes those of the tenant
+	turn     TurnChange
 	records  []*Record
 	revision int64          // of the records of the tenant
 	own      records.Counts // by how much it changes those of the records of the tenant
@@ -76,6 +77,7 @@ func (r *Recovery) Collect(o journal.Operation) error {
 	tenant := string(op.Tenant)
 	if len(op.Key) > 0 {
 		ofThis := next
+		ofThis.turn = TurnChange{Begun: op.Begun, Ended: op.Ended}
 		ofThis.records, ofThis.counts = ofConversation, layout.OfRecords(op.ConversationRecords)
 		ofThis.counts = ofThis.counts.Plus(layout.Counts{Messages: op.MessagesAdded, Bytes: op.BytesAdded})
 		key := string(layout.ConversationKey(tenant, layout.InnerKey(op.Key)))
@@ -127,6 +129,8 @@ type Pending struct {
 	Entry      Entry
 	Operations []Operation
 	Bytes      int
+	// Turns are for PutTurn, in order.
+	Turns []TurnChange
 }
 
 // Pending returns the entry of the operations after that index, which the file contains. own is the state of the
@@ -141,6 +145,9 @@ func (r *Recovered) Pending(applied uint64, own layout.TenantRecords) (p Pending
 		p.Entry.Counts, p.Entry.Records = p.Entry.Counts.Plus(o.counts), p.Entry.Records.With(o.records...)
 		if r.UID != "" {
 			p.Operations = append(p.Operations, o.Operation)
+			if o.turn != (TurnChange{}) {
+				p.Turns = append(p.Turns, o.turn)
+			}
 			continue
 		}
 		p.Entry.Tenant.Revision = max(p.Entry.Tenant.Revision, o.revision)
