@@ -576,8 +576,9 @@ type UpdateConversationRequest struct {
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Fields to change: any of title, labels, agent, system_prompt, retention,
 	// retention.max_messages, retention.ttl, retention.keep_all, retention.no_expiry,
-	// retention.no_eviction. If unset, all fields that are set in conversation. labels replaces
-	// all labels. retention replaces all its fields, also those that are unset.
+	// retention.no_eviction, retention.max_turns. If unset, all fields that are set in
+	// conversation. labels replaces all labels. retention replaces all its fields, also those
+	// that are unset.
 	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
 	// See the service.
 	IfVersion     *int32 `protobuf:"varint,3,opt,name=if_version,json=ifVersion,proto3,oneof" json:"if_version,omitempty"`
@@ -3275,8 +3276,9 @@ func (x *ListTurnsRequest) GetPageToken() string {
 // ListTurnsResponse is one page of a list of turns.
 type ListTurnsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Turns, newest first by the time at which the server accepted them. Turns that wait in the
-	// queue are included.
+	// Turns, newest first. Those of a conversation are in the order in which they start, and turns
+	// that wait in the queue come first. Those of a tenant are in the order in which the server
+	// accepted them.
 	Turns []*Turn `protobuf:"bytes,1,rep,name=turns,proto3" json:"turns,omitempty"`
 	// Token for the next page; empty on the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
