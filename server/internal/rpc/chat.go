@@ -9,6 +9,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/calllog"
+	"github.com/parleyhq/parley/server/internal/rpc/pages"
 	"github.com/parleyhq/parley/server/internal/rpc/retries"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/store"
@@ -95,18 +96,23 @@ func forward(
 func (s *Server) GetTurn(ctx context.Context, r *parleyv1.GetTurnRequest) (*parleyv1.GetTurnResponse, error) {
 	t, err := s.turns.Get(ctx, tenant(ctx), r.GetConversationId(), r.GetTurnId())
 	if err != nil {
-		return nil, inConversation(r.GetConversationId(), err)
+		return nil, inNamed(r.GetConversationId(), err)
 	}
+	calllog.Of(ctx).SetConversation(t.GetConversationId())
 	return &parleyv1.GetTurnResponse{Turn: t}, nil
 }
 
-// ListTurns returns the newest turns of a conversation, the newest first.
+// ListTurns returns a page of the turns of a conversation or of the tenant, the newest first.
 func (s *Server) ListTurns(ctx context.Context, r *parleyv1.ListTurnsRequest) (*parleyv1.ListTurnsResponse, error) {
-	turns, err := s.turns.List(ctx, tenant(ctx), r.GetConversationId())
+	page, err := pages.OpenTurns(r, tenant(ctx))
 	if err != nil {
-		return nil, inConversation(r.GetConversationId(), err)
+		return nil, err
 	}
-	return &parleyv1.ListTurnsResponse{Turns: turns}, nil
+	listed, err := s.turns.List(ctx, page.List)
+	if err != nil {
+		return nil, inNamed(r.GetConversationId(), err)
+	}
+	return &parleyv1.ListTurnsResponse{Turns: listed.Turns, NextPageToken: page.Token(listed.Next)}, nil
 }
 
 // CancelTurn cancels a running or queued turn and returns its final state.

@@ -238,7 +238,7 @@ func describeMessage(t *testing.T, m proto.Message) string {
 // of the system's clock, and the sizes that depend on how many bytes a time has.
 func withoutRandom(text string) string {
 	for _, random := range [][2]string{
-		{`[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`, "UUID"},
+		{`[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}`, "UUID"},
 		{`"(cursor|watchCursor|watch_cursor|nextPageToken|next_page_token)":"[^"]+"`, `"$1":"TOKEN"`},
 		{`[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z`, "TIME"},
 		{`(?m)^id: .*$`, "id: TOKEN"},

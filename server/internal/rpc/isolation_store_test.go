@@ -117,6 +117,20 @@ func (s leakyStore) ListRecords(ctx context.Context, l *store.ListRecords) ([]*p
 	return s.Store.ListRecords(ctx, &leaked)
 }
 
+// ListTurns implements store.Store.
+func (s leakyStore) ListTurns(ctx context.Context, l *store.ListTurns) (*store.TurnPage, error) {
+	leaked := *l
+	leaked.Tenant = s.tenant("ListTurns", l.Tenant)
+	return s.Store.ListTurns(ctx, &leaked)
+}
+
+// FindTurn implements store.Store.
+func (s leakyStore) FindTurn(ctx context.Context, f *store.FindTurn) (*store.FoundTurn, error) {
+	leaked := *f
+	leaked.Tenant = s.tenant("FindTurn", f.Tenant)
+	return s.Store.FindTurn(ctx, &leaked)
+}
+
 // TenantStats implements store.Store.
 func (s leakyStore) TenantStats(ctx context.Context, tenant string) (store.Stats, error) {
 	return s.Store.TenantStats(ctx, s.tenant("TenantStats", tenant))

@@ -209,6 +209,18 @@ func TestIsolationOfTurns(t *testing.T) {
 			return err
 		},
 	}
+	for state, s := range map[string]*stream{"ended": ended, "running": running, "queued": queued} {
+		if _, err := f.GetTurn(a, &parleyv1.GetTurnRequest{TurnId: s.turnID}); err != nil {
+			t.Errorf("GetTurn of the own %s turn = %v", state, err)
+		}
+		_, err := f.GetTurn(b, &parleyv1.GetTurnRequest{TurnId: s.turnID})
+		if foreign := wantError(t, err, codes.NotFound, "TURN_NOT_FOUND"); foreign.resource.GetOwner() != "" {
+			t.Errorf("GetTurn of another tenant's %s turn: resource = %v, want no owner", state, foreign.resource)
+		}
+	}
+	if list, err := f.ListTurns(b, &parleyv1.ListTurnsRequest{}); err != nil || len(list.GetTurns()) != 0 {
+		t.Errorf("ListTurns of the tenant b = %v, %v, want no turns", list, err)
+	}
 	const nobody = "00000000-0000-4000-8000-000000000000"
 	for name, call := range calls {
 		missing := wantError(t, call(nobody), codes.NotFound, "TURN_NOT_FOUND")

@@ -31,6 +31,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/server/internal/transfer"
+	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
@@ -50,10 +51,10 @@ type Turns interface {
 	Resume(
 		ctx context.Context, tenant, conversationID, turnID string, after int32,
 	) iter.Seq2[*parleyv1.TurnEvent, error]
-	// Get returns a turn.
+	// Get returns a turn. If conversationID is empty, it may belong to any conversation of the tenant.
 	Get(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error)
-	// List returns the newest turns of a conversation, the newest first.
-	List(ctx context.Context, tenant, conversationID string) ([]*parleyv1.Turn, error)
+	// List returns a page of turns, newest first.
+	List(ctx context.Context, l *turn.ListRequest) (*turn.Page, error)
 	// Cancel cancels a turn and returns its final state.
 	Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error)
 	// Running returns the number of running turns.

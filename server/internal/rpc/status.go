@@ -47,6 +47,14 @@ func (e *conversationError) Unwrap() error { return e.err }
 
 func inConversation(id string, err error) error { return &conversationError{id: id, err: err} }
 
+// inNamed adds the conversation to an error, if the call names one.
+func inNamed(id string, err error) error {
+	if id == "" {
+		return err
+	}
+	return inConversation(id, err)
+}
+
 // refusal contains the parts of a status.
 type refusal struct {
 	code     codes.Code
@@ -337,6 +345,9 @@ func conversationBusy(e *store.BusyError, about subject) refusal {
 
 func turnNotFound(e *turn.NotFoundError, about subject) refusal {
 	r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", about.name, e)
+	if about.id == "" {
+		r.text = fmt.Sprintf("%v; if an earlier version of the server started it, set conversation_id", e)
+	}
 	r.detail = &errdetails.ResourceInfo{
 		ResourceType: "parley.v1.Turn", ResourceName: rules.Clip(e.TurnID, rules.MaxFieldBytes), Owner: about.id,
 		Description: rules.Clip(r.text, rules.MaxFaultBytes),

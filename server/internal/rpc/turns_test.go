@@ -169,7 +169,10 @@ func TestInvalidTurnRequests(t *testing.T) {
 	}
 	_, get := f.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: "c1"})
 	_, cancel := f.CancelTurn(t.Context(), &parleyv1.CancelTurnRequest{ConversationId: "c1"})
-	_, list := f.ListTurns(t.Context(), &parleyv1.ListTurnsRequest{})
+	list := func(r *parleyv1.ListTurnsRequest) error {
+		_, err := f.ListTurns(t.Context(), r)
+		return err
+	}
 	for name, test := range map[string]struct {
 		err   error
 		field string
@@ -177,10 +180,18 @@ func TestInvalidTurnRequests(t *testing.T) {
 		"negative index": {
 			resume(&parleyv1.ResumeTurnRequest{ConversationId: "c1", AfterIndex: -1}), "after_index",
 		},
-		"resume without id":     {resume(&parleyv1.ResumeTurnRequest{}), "conversation_id"},
-		"get without id":        {get, "turn_id"},
-		"cancel without id":     {cancel, "turn_id"},
-		"list without id":       {list, "conversation_id"},
+		"resume without id":    {resume(&parleyv1.ResumeTurnRequest{}), "conversation_id"},
+		"get without id":       {get, "turn_id"},
+		"cancel without id":    {cancel, "turn_id"},
+		"list of a bad id":     {list(&parleyv1.ListTurnsRequest{ConversationId: " c"}), "conversation_id"},
+		"page of 1001 turns":   {list(&parleyv1.ListTurnsRequest{PageSize: 1001}), "page_size"},
+		"negative page":        {list(&parleyv1.ListTurnsRequest{PageSize: -1}), "page_size"},
+		"list without a state": {list(&parleyv1.ListTurnsRequest{States: make([]parleyv1.TurnState, 1)}), "states[0]"},
+		"list of state 99":     {list(&parleyv1.ListTurnsRequest{States: []parleyv1.TurnState{99}}), "states[0]"},
+		"list of 17 states": {list(&parleyv1.ListTurnsRequest{
+			States: slices.Repeat([]parleyv1.TurnState{parleyv1.TurnState_TURN_STATE_RUNNING}, 17),
+		}), "states"},
+		"token of another list": {list(&parleyv1.ListTurnsRequest{PageToken: "AQAAAAA"}), "page_token"},
 		"unknown on_busy":       {chat(&parleyv1.ChatRequest{Content: "x", OnBusy: 4}), "on_busy"},
 		"unknown on_disconnect": {chat(&parleyv1.ChatRequest{Content: "x", OnDisconnect: 3}), "on_disconnect"},
 		"content and answer_pending": {

@@ -241,6 +241,7 @@ const (
 	keepAllPath     = "retention.keep_all"
 	noExpiryPath    = "retention.no_expiry"
 	noEvictionPath  = "retention.no_eviction"
+	maxTurnsPath    = "retention.max_turns"
 )
 
 // retentionIn returns the fields of the retention in c that a server may forbid, as far as fields names them.
@@ -259,7 +260,7 @@ func updateFields(r *parleyv1.UpdateConversationRequest) []string {
 	var fields []string
 	for _, path := range r.GetUpdateMask().GetPaths() {
 		if path == "retention" {
-			fields = append(fields, maxMessagesPath, ttlPath, keepAllPath, noExpiryPath, noEvictionPath)
+			fields = append(fields, maxMessagesPath, ttlPath, keepAllPath, noExpiryPath, noEvictionPath, maxTurnsPath)
 			continue
 		}
 		fields = append(fields, path)
@@ -281,6 +282,7 @@ func updateFields(r *parleyv1.UpdateConversationRequest) []string {
 		{keepAllPath, c.GetRetention().GetKeepAll()},
 		{noExpiryPath, c.GetRetention().GetNoExpiry()},
 		{noEvictionPath, c.GetRetention().GetNoEviction()},
+		{maxTurnsPath, c.GetRetention().GetMaxTurns() != 0},
 	} {
 		if field.set {
 			fields = append(fields, field.name)

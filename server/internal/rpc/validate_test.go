@@ -117,7 +117,7 @@ func TestInvalidFields(t *testing.T) {
 // TestRequiredID sends requests without the required conversation_id.
 func TestRequiredID(t *testing.T) {
 	f := open(t, nil)
-	optional := []string{"LoadConversation", "Chat", "WriteRecords", "GetRecords", "ListRecords"}
+	optional := []string{"LoadConversation", "Chat", "WriteRecords", "GetRecords", "ListRecords", "GetTurn", "ListTurns"}
 	for name, method := range methods() {
 		field := method.Input().Fields().ByName("conversation_id")
 		if field == nil || slices.Contains(optional, string(method.Name())) {

@@ -168,7 +168,7 @@ func valueFault(v *structpb.Value, depth int) string {
 func updatable() []string {
 	return []string{
 		"title", "labels", "agent", "system_prompt", "retention", "retention.max_messages", "retention.ttl",
-		"retention.keep_all", "retention.no_expiry", "retention.no_eviction",
+		"retention.keep_all", "retention.no_expiry", "retention.no_eviction", "retention.max_turns",
 	}
 }
 

@@ -179,7 +179,10 @@ func (m *Manager) enqueueOrAttach(
 	} else {
 		q.running = e
 		close(e.live.mayStart)
-		m.runningByTenant[at.tenant]++
+		if m.runningQueues[at.tenant] == nil {
+			m.runningQueues[at.tenant] = make(map[*queue]bool)
+		}
+		m.runningQueues[at.tenant][q] = true
 		m.runningTotal++
 	}
 	go newExecution(m, e, request, snapshot, hasToWait).run()
@@ -189,7 +192,7 @@ func (m *Manager) enqueueOrAttach(
 // checkCapacity returns ErrTooManyTurns if no further turn of the tenant may run. The caller holds
 // mu.
 func (m *Manager) checkCapacity(tenant string) error {
-	switch n, most := m.runningByTenant[tenant], m.o.MaxTurnsOf(tenant); {
+	switch n, most := len(m.runningQueues[tenant]), m.o.MaxTurnsOf(tenant); {
 	case n >= most:
 		return fmt.Errorf("%w: this tenant has %d (limit %d)", ErrTooManyTurns, n, most)
 	case m.runningTotal >= maxRunningTotal:

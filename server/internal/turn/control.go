@@ -2,77 +2,65 @@ package turn
 
 import (
 	"context"
-	"slices"
+	"errors"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
-// Get returns a turn of a conversation. Errors: store.ErrNotFound if the conversation does not
-// exist, NotFoundError if it has no such turn.
+// Get returns a turn by its id. If conversationID is not empty, the turn must belong to this conversation. Errors:
+// NotFoundError if there is no such turn, and store.ErrNotFound if the conversation that conversationID names does not
+// exist.
 func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
-	turns, err := m.allTurns(ctx, key{tenant, conversationID})
-	if err != nil {
-		return nil, err
-	}
-	if turn := findTurn(turns, turnID); turn != nil {
-		return turn, nil
-	}
-	if t := m.cancelledBeforeStart(key{tenant, conversationID}, turnID); t != nil {
-		return t.await(ctx) // The turn is about to end.
-	}
-	return nil, &NotFoundError{TurnID: turnID}
-}
-
-// List returns the newest turns of a conversation, newest first, at most 32. Queued turns come
-// first, starting with the last one in the queue.
-func (m *Manager) List(ctx context.Context, tenant, conversationID string) ([]*parleyv1.Turn, error) {
-	turns, err := m.allTurns(ctx, key{tenant, conversationID})
-	if err != nil {
-		return nil, err
-	}
-	slices.Reverse(turns)
-	return turns[:min(len(turns), maxListedTurns)], nil
-}
-
-// allTurns returns the stored and the queued turns of a conversation, oldest first.
-func (m *Manager) allTurns(ctx context.Context, at key) ([]*parleyv1.Turn, error) {
-	// Read the queue before the store: a turn that starts in between is then in both, not in
-	// neither.
-	waiting := m.queuedTurns(at)
-	snapshot, err := m.o.Store.Read(ctx, &store.Read{Tenant: at.tenant, ConversationID: at.id, Turns: true})
-	if err != nil {
-		return nil, err
-	}
-	turns := snapshot.Turns
-	for _, turn := range waiting {
-		if findTurn(snapshot.Turns, turn.GetId()) == nil {
-			turns = append(turns, turn)
+	at := key{tenant, conversationID}
+	turn, err := m.find(ctx, at, turnID)
+	if errors.As(err, new(*NotFoundError)) {
+		if t := m.cancelledBeforeStart(at, turnID); t != nil {
+			return t.await(ctx) // The turn is about to end.
 		}
 	}
-	return turns, nil
+	return turn, err
 }
 
-// queuedTurns returns the turns of a conversation that have not started.
-func (m *Manager) queuedTurns(at key) []*parleyv1.Turn {
+// find returns a queued or stored turn. Its errors are those of Get.
+func (m *Manager) find(ctx context.Context, at key, turnID string) (*parleyv1.Turn, error) {
+	// Look in the queue before the store: a turn that starts in between is then in both, not in neither.
+	queued := m.queuedTurn(at, turnID)
+	found, err := m.findStored(ctx, at, turnID)
+	switch {
+	case err == nil:
+		return found.Turn, nil
+	case queued != nil && errors.As(err, new(*NotFoundError)):
+		return queued, nil
+	default:
+		return nil, err
+	}
+}
+
+// findStored returns a stored turn. Its errors are those of Get.
+func (m *Manager) findStored(ctx context.Context, at key, turnID string) (*store.FoundTurn, error) {
+	found, err := m.o.Store.FindTurn(ctx, &store.FindTurn{Tenant: at.tenant, ConversationID: at.id, TurnID: turnID})
+	if errors.Is(err, store.ErrTurnNotFound) {
+		err = &NotFoundError{TurnID: turnID}
+	}
+	return found, err
+}
+
+// queuedTurn returns a turn that has not started, nil if there is none.
+func (m *Manager) queuedTurn(at key, turnID string) *parleyv1.Turn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var turns []*parleyv1.Turn
-	if q := m.queues[at]; q != nil {
-		for _, e := range q.turns() {
-			if !e.ended && e.uid == "" {
-				turns = append(turns, e.live.queuedTurn())
-			}
-		}
+	if e := m.turns[turnID]; e != nil && e.live.conversation.isIn(at) && e.isQueued() {
+		return e.live.queuedTurn()
 	}
-	return turns
+	return nil
 }
 
 // cancelledBeforeStart returns a turn that was cancelled while it waited, nil if there is none.
 func (m *Manager) cancelledBeforeStart(at key, turnID string) *liveTurn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e := m.turns[turnID]; e != nil && e.live.conversation == at && e.ended && e.uid == "" {
+	if e := m.turns[turnID]; e != nil && e.live.conversation.isIn(at) && e.ended && e.uid == "" {
 		return e.live
 	}
 	return nil

@@ -289,7 +289,7 @@ func TestCancelManyQueued(t *testing.T) {
 		synctest.Wait()
 		for i, id := range queued {
 			turn, err := f.Cancel(t.Context(), tenant, "c", id)
-			if retained := i >= len(queued)-maxListedTurns; retained != (err == nil) || retained &&
+			if retained := i >= len(queued)-maxRetainedTurns; retained != (err == nil) || retained &&
 				stateName(turn.GetState()) != "CANCELLED" {
 				t.Errorf("second Cancel of turn %d of %d = %v, %v", i+1, len(queued), turn, err)
 			}

@@ -49,7 +49,7 @@ func (e *AgentNotConfiguredError) Error() string {
 		strings.Join(e.Known, ", "))
 }
 
-// NotFoundError reports that a conversation does not have the turn, or no longer has it.
+// NotFoundError reports that there is no such turn, or no longer.
 type NotFoundError struct {
 	// TurnID is empty if the request did not name a turn.
 	TurnID string
@@ -60,7 +60,7 @@ func (e *NotFoundError) Error() string {
 	if e.TurnID == "" {
 		return "the conversation has no turn"
 	}
-	return fmt.Sprintf("turn %q is not among the newest turns of the conversation", e.TurnID)
+	return fmt.Sprintf("turn %q does not exist; it was never started or is no longer kept", e.TurnID)
 }
 
 // EventsGoneError reports that the requested events cannot be read.

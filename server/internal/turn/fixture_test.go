@@ -178,6 +178,16 @@ func collect(t *testing.T, events iter.Seq2[*parleyv1.TurnEvent, error]) []*parl
 	return all
 }
 
+// newestTurns returns the newest 32 turns of a conversation, newest first.
+func (f *fixture) newestTurns(t *testing.T, id string) ([]*parleyv1.Turn, error) {
+	t.Helper()
+	page, err := f.List(t.Context(), &ListRequest{Tenant: tenant, ConversationID: id, Limit: 32})
+	if err != nil {
+		return nil, err
+	}
+	return page.Turns, nil
+}
+
 // stored returns the messages of conversation c as "role: content", with "…" if incomplete.
 func (f *fixture) stored(t *testing.T) []string {
 	t.Helper()

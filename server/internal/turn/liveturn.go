@@ -58,7 +58,8 @@ func (c *completion) await(ctx context.Context) (*parleyv1.Turn, error) {
 	}
 }
 
-// newLiveTurn returns a turn that the store does not know yet. ctx is the context of the call.
+// newLiveTurn returns a turn that the store does not know yet. ctx is the context of the call. The caller holds
+// Manager.mu.
 func newLiveTurn(ctx context.Context, m *Manager, conversation key, request *parleyv1.ChatRequest) *liveTurn {
 	t := &liveTurn{
 		conversation: conversation, accepted: time.Now(),
@@ -68,7 +69,7 @@ func newLiveTurn(ctx context.Context, m *Manager, conversation key, request *par
 		mayStart:           make(chan struct{}), startDecided: make(chan struct{}),
 		completion: completion{done: make(chan struct{})},
 	}
-	t.id = uuid.NewString()
+	t.id = uuid.Must(uuid.NewV7()).String() // The ids rise, since the caller holds Manager.mu.
 	t.events = eventlog.New(t.id, conversation.tenant, conversation.id, m.o.EventSink)
 	t.answer = answer.New(t.id, m.o.MaxAnswerBytes, t.events)
 	// The context is not derived from the call's: the turn continues when its caller leaves.

@@ -113,14 +113,14 @@ type Manager struct {
 	o Options
 
 	// mu guards the fields of this block, and the queues and entries that they lead to.
-	mu              sync.Mutex
-	stopping        bool
-	turns           map[string]*queueEntry // by turn id: waiting, running and retained turns
-	queues          map[key]*queue
-	runningByTenant map[string]int // queues with a running turn, by tenant
-	runningTotal    int            // queues with a running turn
-	waitingTotal    int            // turns that wait in all queues
-	waitingBytes    int            // of their requests, at most maxWaitingBytes
+	mu            sync.Mutex
+	stopping      bool
+	turns         map[string]*queueEntry // by turn id: waiting, running and retained turns
+	queues        map[key]*queue
+	runningQueues map[string]map[*queue]bool // queues with a running turn, by tenant
+	runningTotal  int                        // queues with a running turn
+	waitingTotal  int                        // turns that wait in all queues
+	waitingBytes  int                        // of their requests, at most maxWaitingBytes
 	// waitingBytesByTenant has the same by tenant, at most maxTenantWaitingBytes for each.
 	waitingBytesByTenant map[string]int
 	idle                 chan struct{} // closed when stopping is true and no turn runs
@@ -141,9 +141,10 @@ func New(ctx context.Context, o Options) *Manager {
 	}
 	managerCtx, cancel := context.WithCancelCause(ctx)
 	return &Manager{
-		o: o, turns: make(map[string]*queueEntry), queues: make(map[key]*queue), runningByTenant: make(map[string]int),
+		o: o, turns: make(map[string]*queueEntry), queues: make(map[key]*queue),
 		waitingBytesByTenant: make(map[string]int),
-		idle:                 make(chan struct{}), retained: list.New(), ctx: managerCtx, cancel: cancel,
+		runningQueues:        make(map[string]map[*queue]bool), idle: make(chan struct{}), retained: list.New(),
+		ctx: managerCtx, cancel: cancel,
 	}
 }
 
@@ -257,7 +258,7 @@ func (m *Manager) Waiting() int {
 func (m *Manager) RunningOf(tenant string) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.runningByTenant[tenant]
+	return len(m.runningQueues[tenant])
 }
 
 // Stop refuses new turns and drops queued turns. It waits for running turns until ctx ends, then

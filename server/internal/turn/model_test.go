@@ -292,9 +292,9 @@ func (m *model) restart(rt *rapid.T) {
 			t.agent.complete()
 		}
 	}
-	if !stopped || len(m.Manager.turns)+len(m.queues)+len(m.runningByTenant)+m.retained.Len()+m.retainedBytes != 0 {
+	if !stopped || len(m.Manager.turns)+len(m.queues)+len(m.runningQueues)+m.retained.Len()+m.retainedBytes != 0 {
 		rt.Fatalf("after Stop (returned: %t): turns %v, queues %v, running %v, %d retained bytes, want none", stopped,
-			m.Manager.turns, m.queues, m.runningByTenant, m.retainedBytes)
+			m.Manager.turns, m.queues, m.runningQueues, m.retainedBytes)
 	}
 	m.oracle.queues = make(map[string]*oracleQueue)
 	m.Manager = New(m.t.Context(), m.o)

@@ -77,7 +77,7 @@ func (m *model) checkConversation(rt *rapid.T, id string) {
 	if diff := cmp.Diff(want, m.history(m.t, id)); diff != "" {
 		rt.Errorf("history of %s (-want +got):\n%s", id, diff)
 	}
-	turns, err := m.List(m.t.Context(), tenant, id)
+	turns, err := m.newestTurns(m.t, id)
 	if (c == nil) != errors.Is(err, store.ErrNotFound) {
 		rt.Errorf("turns of %s: %v", id, err)
 	}

@@ -96,7 +96,7 @@ func markReplayed(event *parleyv1.TurnEvent, replayed bool) *parleyv1.TurnEvent 
 // replay yields the events of a turn after an index, from memory if the turn is retained and else
 // from the store. If turnID is empty, it uses currentTurnID.
 func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32, yield yieldFunc) error {
-	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Turns: true}
+	read := &store.Read{Tenant: at.tenant, ConversationID: at.id, Turns: turnID == ""}
 	snapshot, err := m.o.Store.Read(ctx, read)
 	if err != nil {
 		return err
@@ -104,21 +104,27 @@ func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32
 	if turnID == "" {
 		turnID = currentTurnID(snapshot)
 	}
-	if e := m.attach(at, turnID, snapshot.Conversation.GetUid()); e != nil {
+	uid := snapshot.Conversation.GetUid()
+	if e := m.attach(at, turnID, uid); e != nil {
 		return m.followAndDetach(ctx, e, after, true, yield)
 	}
-	messagesOf(findTurn(snapshot.Turns, turnID), read)
-	if snapshot, err = m.o.Store.Read(ctx, read); err != nil {
-		return err
+	if turnID == "" {
+		return &NotFoundError{}
 	}
-	turn := findTurn(snapshot.Turns, turnID)
+	found, err := m.findStored(ctx, at, turnID)
 	switch {
-	case turn == nil:
-		return &NotFoundError{TurnID: turnID}
-	case turn.GetFinishTime() == nil:
+	case err != nil:
+		return err
+	case found.Turn.GetFinishTime() == nil:
 		return &store.BusyError{TurnID: turnID} // The store could not end the turn. The next start will end it.
 	}
-	stored, err := replay.New(snapshot, turn)
+	if snapshot, err = m.o.Store.Read(ctx, messagesOf(at, found.Turn)); err != nil {
+		return err
+	}
+	if snapshot.Conversation.GetUid() != uid {
+		return &NotFoundError{TurnID: turnID} // Another conversation has the id now.
+	}
+	stored, err := replay.New(snapshot, found)
 	if err != nil {
 		return err
 	}
@@ -131,22 +137,17 @@ func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32
 	return err
 }
 
-// messagesOf makes a read return the messages from the input of a turn that has ended to its answer. If the turn is nil
-// or has not ended, the read returns all messages.
-func messagesOf(turn *parleyv1.Turn, read *store.Read) {
-	read.Newest = -1
-	if turn.GetFinishTime() == nil {
-		return
-	}
+// messagesOf returns the read of the messages from the input of a turn that has ended to its answer.
+func messagesOf(at key, turn *parleyv1.Turn) *store.Read {
+	read := &store.Read{Tenant: at.tenant, ConversationID: at.id}
 	first, last := turn.GetInputSequence(), max(turn.GetInputSequence(), turn.GetLastAnswerSequence())
 	if answered := turn.GetFirstAnswerSequence(); first == 0 || answered > 0 && answered < first {
 		first = answered
 	}
-	if last == 0 {
-		read.Newest = 0
-		return
+	if last > 0 {
+		read.Newest, read.After, read.Before = -1, first-1, last+1
 	}
-	read.After, read.Before = first-1, last+1
+	return read
 }
 
 // currentTurnID returns the id of the running turn, else of the newest turn, else "".

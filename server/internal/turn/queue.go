@@ -25,6 +25,12 @@ const maxWaitingBytes, maxTenantWaitingBytes = 64 << 20, 32 << 20
 // key identifies a conversation.
 type key struct{ tenant, id string }
 
+// isIn reports whether the conversation is that of a request. If the request has no id, it means all conversations of
+// its tenant.
+func (k key) isIn(request key) bool {
+	return k.tenant == request.tenant && (request.id == "" || k.id == request.id)
+}
+
 // queue contains the turns of one conversation. Manager.mu guards its fields; the caller of a method holds
 // it.
 type queue struct {
@@ -65,6 +71,9 @@ type queueEntry struct {
 	retainedElement *list.Element // in Manager.retained
 	releaseTimer    *time.Timer
 }
+
+// isQueued reports whether the turn has not started and may still start. The caller holds Manager.mu.
+func (e *queueEntry) isQueued() bool { return !e.ended && e.uid == "" }
 
 // attachToRequest attaches a reader to the turn that the request started and returns the turn,
 // nil if there is none. A turn that has ended qualifies if it never started or if it started in the
@@ -321,9 +330,9 @@ func (m *Manager) startNext(q *queue) {
 	}
 	q.uid = ""
 	m.runningTotal--
-	m.runningByTenant[q.tenant]--
-	if m.runningByTenant[q.tenant] == 0 {
-		delete(m.runningByTenant, q.tenant)
+	delete(m.runningQueues[q.tenant], q)
+	if len(m.runningQueues[q.tenant]) == 0 {
+		delete(m.runningQueues, q.tenant)
 	}
 	if m.runningTotal == 0 && m.stopping {
 		close(m.idle)

@@ -215,8 +215,8 @@ func TestQueueLimits(t *testing.T) {
 		fill(onBusyInterrupt, maxInterrupting)
 		// All of them wait. All interrupting turns except the last one are cancelled at their
 		// start.
-		turns, err := f.List(t.Context(), tenant, "c")
-		if err != nil || len(turns) != maxListedTurns || turns[0].GetId() != all[maxQueued-1].turnID() {
+		turns, err := f.newestTurns(t, "c")
+		if err != nil || len(turns) != maxRetainedTurns || turns[0].GetId() != all[maxQueued-1].turnID() {
 			t.Errorf("List = %d turns, first %v (%v)", len(turns), turns[0], err)
 		}
 		for _, r := range append(all, &reader{events: []*parleyv1.TurnEvent{{TurnId: p.lastRun().request.GetTurnId()}}}) {

@@ -23,9 +23,8 @@ const (
 	runOverheadBytes     = 88
 )
 
-// maxListedTurns is the number of turns that are listed and retained for a conversation. It equals
-// the number that a store retains.
-const maxListedTurns = 32
+// maxRetainedTurns is the number of turns that are retained for a conversation.
+const maxRetainedTurns = 32
 
 // retain retains a turn that has ended and uses size bytes. The caller holds mu.
 func (m *Manager) retain(e *queueEntry, size int) {
@@ -39,7 +38,7 @@ func (m *Manager) retain(e *queueEntry, size int) {
 		defer m.mu.Unlock()
 		m.release(e)
 	})
-	if len(e.queue.ended) > maxListedTurns {
+	if len(e.queue.ended) > maxRetainedTurns {
 		m.release(e.queue.ended[0])
 	}
 	for m.retainedBytes > maxRetainedBytes {

@@ -106,12 +106,12 @@ func TestMaxRetainedBytes(t *testing.T) {
 func TestMaxRetainedTurnsOfAConversation(t *testing.T) {
 	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"), text("b"))}, nil)
 	var ids []string
-	for range maxListedTurns + 3 {
+	for range maxRetainedTurns + 3 {
 		ids = append(ids, readFinished(t, f.chat(t,
 			&parleyv1.ChatRequest{ConversationId: "c", Content: "q"})).GetTurn().GetId())
 	}
-	if len(f.turns) != maxListedTurns {
-		t.Errorf("%d turns retained, want %d", len(f.turns), maxListedTurns)
+	if len(f.turns) != maxRetainedTurns {
+		t.Errorf("%d turns retained, want %d", len(f.turns), maxRetainedTurns)
 	}
 	for i, id := range ids {
 		_, err := readAll(f.Resume(t.Context(), tenant, "c", id, 2))
@@ -129,7 +129,7 @@ func TestRequestIDOutlivesTurn(t *testing.T) {
 	if _, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request))); err != nil {
 		t.Fatal(err)
 	}
-	for range maxListedTurns {
+	for range maxRetainedTurns {
 		readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "other"}))
 	}
 	written := len(f.stored(t))

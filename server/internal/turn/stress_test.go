@@ -56,9 +56,9 @@ func TestStress(t *testing.T) {
 	all.Wait()
 	s.check(t)
 	s.Stop(t.Context())
-	if n := len(s.turns) + len(s.queues) + len(s.runningByTenant) + s.retained.Len() + s.retainedBytes +
+	if n := len(s.turns) + len(s.queues) + len(s.runningQueues) + s.retained.Len() + s.retainedBytes +
 		s.runningTotal + s.waitingBytes + len(s.waitingBytesByTenant); n != 0 {
-		t.Errorf("turns %v, queues %v, running %v, %d retained bytes, want none", s.turns, s.queues, s.runningByTenant,
+		t.Errorf("turns %v, queues %v, running %v, %d retained bytes, want none", s.turns, s.queues, s.runningQueues,
 			s.retainedBytes)
 	}
 }

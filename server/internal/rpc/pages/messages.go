@@ -1,5 +1,5 @@
-// Package pages has the pages of ListMessages and ListRecords, and their page tokens. Start at [ListMessages] and
-// [OpenRecords].
+// Package pages has the pages of ListMessages, ListRecords and ListTurns, and their page tokens. Start at
+// [ListMessages], [OpenRecords] and [OpenTurns].
 package pages
 
 import (

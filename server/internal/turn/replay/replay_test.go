@@ -47,12 +47,9 @@ func newTurn(t *testing.T, stored []*parleyv1.Message, events *storev1.TurnEvent
 		}
 		s.Messages = store.AppendFrame(s.Messages, body)
 	}
-	if events != nil {
-		s.Events = []*storev1.TurnEvents{{TurnId: "another"}, events}
-	}
-	r, err := New(s, &parleyv1.Turn{
+	r, err := New(s, &store.FoundTurn{Events: events, Turn: &parleyv1.Turn{
 		Id: "turn", Agent: "main", InputSequence: 1, FirstAnswerSequence: 2, LastAnswerSequence: 4,
-	})
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,9 +26,10 @@ type Turn struct {
 	missingThrough int32 // index of the last event of a message that is not in answer
 }
 
-// New returns the turn with the events that the snapshot contains. The snapshot must include the turns and the
-// messages from the input of the turn to its answer. New clears the system prompt of its conversation.
-func New(s *store.Snapshot, turn *parleyv1.Turn) (*Turn, error) {
+// New returns the turn with the events that the store has found. The snapshot must include the messages from the input
+// of the turn to its answer. New clears the system prompt of its conversation.
+func New(s *store.Snapshot, found *store.FoundTurn) (*Turn, error) {
+	turn := found.Turn
 	messages, err := s.Messages.Messages()
 	if err != nil {
 		return nil, err
@@ -45,10 +46,8 @@ func New(s *store.Snapshot, turn *parleyv1.Turn) (*Turn, error) {
 			answer[at] = m
 		}
 	}
-	i := slices.IndexFunc(s.Events, func(e *storev1.TurnEvents) bool { return e.GetTurnId() == turn.GetId() })
-	if i >= 0 {
-		r.indexes = s.Events[i]
-	} else {
+	r.indexes = found.Events
+	if r.indexes == nil {
 		r.indexes = assignIndexes(answer, first, last)
 	}
 	for i, indexes := range r.indexes.GetMessages() {

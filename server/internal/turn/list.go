@@ -1,0 +1,228 @@
+package turn
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// ListRequest describes a page of a list of turns.
+type ListRequest struct {
+	Tenant string
+	// ConversationID selects the turns of one conversation. If empty, the list is that of the tenant.
+	ConversationID string
+	// States selects turns in one of these states. If empty, turns in any state.
+	States []parleyv1.TurnState
+	// Limit is the maximum number of turns, at least 1.
+	Limit int
+	// Position is Page.Next of the previous page. The zero value is the first page.
+	Position Position
+}
+
+// Page is a page of a list of turns.
+type Page struct {
+	// Turns, newest first. Their encoded size is at most store.MaxListBytes.
+	Turns []*parleyv1.Turn
+	// Next is the position of the next page; the zero value on the last page.
+	Next Position
+}
+
+// Position is a position in a list of turns.
+type Position struct {
+	// Pending are the ids of turns that come next. All of them waited in the queue when the list began, except perhaps
+	// the last one.
+	Pending []string
+	// Before is store.ListTurns.Before of the turns after these; empty if there are none.
+	Before string
+}
+
+// IsLast reports whether no turns follow. In ListRequest, it is the position of the first page.
+func (p Position) IsLast() bool { return len(p.Pending) == 0 && p.Before == "" }
+
+// List returns a page of turns. Those of a conversation are in the order in which they start, the last one first, with
+// queued turns as they would start now. Those of a tenant are in the order in which the manager accepted them. Turns
+// whose id is not a UUID of version 7 are only in the list of their conversation.
+//
+// A page may have fewer turns than the limit and not be the last. A turn that is kept during all calls of a list, and
+// was accepted before the first, is returned once, also if it starts in the meantime. A queued turn that starts during
+// a call may be returned as queued. The error is store.ErrNotFound if the conversation does not exist.
+func (m *Manager) List(ctx context.Context, l *ListRequest) (*Page, error) {
+	switch {
+	case l.ConversationID == "":
+		return m.listTenant(ctx, l)
+	case l.Position.IsLast():
+		return m.listFirst(ctx, l)
+	default:
+		return m.listNext(ctx, l)
+	}
+}
+
+// listFirst returns the first page of the turns of a conversation.
+func (m *Manager) listFirst(ctx context.Context, l *ListRequest) (*Page, error) {
+	// Read the queue before the store: a turn that starts in between is then in both, not in neither.
+	queued := m.queuedTurns(l)
+	stored, err := m.storedTurns(ctx, l, "", l.Limit+len(queued))
+	if err != nil {
+		return nil, err
+	}
+	for i, turn := range queued {
+		at := slices.IndexFunc(stored.Turns, func(s *parleyv1.Turn) bool { return s.GetId() == turn.GetId() })
+		if at >= 0 {
+			// Turns that started after this one either follow in queued or were accepted after the call began.
+			queued[i], stored.Turns = stored.Turns[at], stored.Turns[at+1:]
+		}
+	}
+	page := new(pageBuilder)
+	for i, turn := range queued {
+		if !page.add(turn, l) {
+			return page.end(pendingPosition(queued[i:], stored)), nil
+		}
+	}
+	return page.addStored(stored, l, pendingPosition(nil, stored)), nil
+}
+
+// pendingPosition returns the position of the first of these turns: queued ones, then those of a page of the store.
+func pendingPosition(queued []*parleyv1.Turn, stored *store.TurnPage) Position {
+	p := Position{Before: stored.Next}
+	for _, turn := range queued {
+		p.Pending = append(p.Pending, turn.GetId())
+	}
+	if len(stored.Turns) > 0 {
+		p.Before = stored.Turns[0].GetId()
+		p.Pending = append(p.Pending, p.Before)
+	}
+	return p
+}
+
+// listNext returns a later page of the turns of a conversation.
+func (m *Manager) listNext(ctx context.Context, l *ListRequest) (*Page, error) {
+	page, next := new(pageBuilder), l.Position
+	for len(next.Pending) > 0 {
+		turn, err := m.find(ctx, key{l.Tenant, l.ConversationID}, next.Pending[0])
+		switch {
+		case errors.As(err, new(*NotFoundError)): // It was removed from the queue, or is no longer kept.
+		case err != nil:
+			return nil, err
+		case !isInState(turn, l.States):
+		case !page.add(turn, l):
+			return page.end(next), nil
+		}
+		next.Pending = next.Pending[1:]
+	}
+	if page.isFull(l) || next.Before == "" {
+		return page.end(next), nil
+	}
+	stored, err := m.storedTurns(ctx, l, next.Before, l.Limit-len(page.turns))
+	if err != nil {
+		return nil, err
+	}
+	return page.addStored(stored, l, next), nil
+}
+
+// listTenant returns a page of the turns of a tenant, in the order of their ids.
+func (m *Manager) listTenant(ctx context.Context, l *ListRequest) (*Page, error) {
+	// Read the queues before the store, as listFirst does.
+	turns := slices.DeleteFunc(m.queuedTurns(l), func(t *parleyv1.Turn) bool {
+		return l.Position.Before != "" && t.GetId() >= l.Position.Before
+	})
+	stored, err := m.storedTurns(ctx, l, l.Position.Before, l.Limit)
+	if err != nil {
+		return nil, err
+	}
+	// Turns before stored.Next belong to later pages.
+	turns = slices.DeleteFunc(turns, func(t *parleyv1.Turn) bool {
+		return t.GetId() < stored.Next || findTurn(stored.Turns, t.GetId()) != nil
+	})
+	turns = append(turns, stored.Turns...)
+	slices.SortFunc(turns, func(a, b *parleyv1.Turn) int { return cmp.Compare(b.GetId(), a.GetId()) })
+	stored.Turns = turns
+	return new(pageBuilder).addStored(stored, l, l.Position), nil
+}
+
+// storedTurns returns a page of turns of the store before the turn with an id.
+func (m *Manager) storedTurns(ctx context.Context, l *ListRequest, before string, limit int) (*store.TurnPage, error) {
+	page, err := m.o.Store.ListTurns(ctx, &store.ListTurns{
+		Tenant: l.Tenant, ConversationID: l.ConversationID, States: l.States, Before: before, Limit: limit,
+	})
+	if err == nil && len(l.States) > 0 && !slices.ContainsFunc(l.States, isStoredState) {
+		page.Next = "" // All of its pages would be empty.
+	}
+	return page, err
+}
+
+// isStoredState reports whether the store may contain turns in this state.
+func isStoredState(s parleyv1.TurnState) bool { return s != parleyv1.TurnState_TURN_STATE_QUEUED }
+
+// queuedTurns returns the turns that have not started, if the list selects them: those of a conversation, the last in
+// the queue first, or those of a tenant.
+func (m *Manager) queuedTurns(l *ListRequest) []*parleyv1.Turn {
+	if len(l.States) > 0 && !slices.Contains(l.States, parleyv1.TurnState_TURN_STATE_QUEUED) {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	queues := m.runningQueues[l.Tenant]
+	if l.ConversationID != "" {
+		queues = map[*queue]bool{m.queues[key{l.Tenant, l.ConversationID}]: true}
+	}
+	var turns []*parleyv1.Turn
+	for q := range queues {
+		if q == nil || q.deleted {
+			continue
+		}
+		for _, e := range q.turns() {
+			if e.isQueued() {
+				turns = append(turns, e.live.queuedTurn())
+			}
+		}
+	}
+	slices.Reverse(turns)
+	return turns
+}
+
+// isInState reports whether a turn is in one of these states. No states mean any.
+func isInState(turn *parleyv1.Turn, states []parleyv1.TurnState) bool {
+	return len(states) == 0 || slices.Contains(states, turn.GetState())
+}
+
+// pageBuilder collects the turns of a page.
+type pageBuilder struct {
+	turns []*parleyv1.Turn
+	size  int // in a reply
+}
+
+// isFull reports whether the page has as many turns as it may have.
+func (b *pageBuilder) isFull(l *ListRequest) bool { return len(b.turns) >= l.Limit }
+
+// add adds a turn, unless the page is full. It reports whether it did.
+func (b *pageBuilder) add(turn *parleyv1.Turn, l *ListRequest) bool {
+	size := proto.Size(&parleyv1.ListTurnsResponse{Turns: []*parleyv1.Turn{turn}})
+	if b.isFull(l) || len(b.turns) > 0 && b.size+size > store.MaxListBytes {
+		return false
+	}
+	b.turns, b.size = append(b.turns, turn), b.size+size
+	return true
+}
+
+// addStored adds turns that the store returned and returns the page. If there is space for none of them, the page ends
+// at the given position.
+func (b *pageBuilder) addStored(stored *store.TurnPage, l *ListRequest, next Position) *Page {
+	for _, turn := range stored.Turns {
+		if !b.add(turn, l) {
+			return b.end(next)
+		}
+		next = Position{Before: turn.GetId()}
+	}
+	return b.end(Position{Before: stored.Next})
+}
+
+// end returns the page, which ends at a position.
+func (b *pageBuilder) end(next Position) *Page {
+	return &Page{Turns: b.turns, Next: next}
+}
