@@ -45,6 +45,9 @@ func TestOneConversationOverHTTP(t *testing.T) {
 		{"POST", "/v1/chat", `{"conversationId": "team:a.b", "content": "three"}`, `"TURN_STATE_COMPLETED"`},
 		{"GET", "/v1/conversations/team:a.b/turns", "", `"TURN_STATE_COMPLETED"`},
 		{"GET", "/v1/conversations/team:a.b/turns/{turn}", "", `"TURN_STATE_COMPLETED"`},
+		{"GET", "/v1/turns/{turn}", "", `"conversationId":"team:a.b"`},
+		{"GET", "/v1/turns?states=TURN_STATE_COMPLETED&states=TURN_STATE_FAILED&pageSize=1", "", `"nextPageToken":"`},
+		{"GET", "/v1/turns?conversationId=team:a.b&states=TURN_STATE_RUNNING", "", `{}`},
 		{"GET", "/v1/conversations/team:a.b/turns/{turn}/events", "", `"text":"three"`},
 		{"POST", "/v1/conversations/team:a.b/turns/{turn}/cancel", "", `"TURN_STATE_COMPLETED"`},
 		{

@@ -112,7 +112,7 @@ func TestStablePaths(t *testing.T) {
 		"POST " + one + "/messages", "GET " + one + "/messages", "DELETE " + one + "/messages", "GET " + one + "/context",
 		"GET " + one + "/routing-summary", "PUT " + one + "/active-agent", "POST " + one + "/fork", "POST " + one + "/chat",
 		"GET " + one + "/turns", "GET " + one + "/turns/{turn_id}", "GET " + one + "/turns/{turn_id}/events",
-		"POST " + one + "/turns/{turn_id}/cancel",
+		"POST " + one + "/turns/{turn_id}/cancel", "GET /v1/turns", "GET /v1/turns/{turn_id}",
 		"POST /v1/chat", "GET /v1/agents", "POST /v1/routing-summaries:batchGet", "GET /v1/watch", "GET /v1/export",
 		"POST /v1/import",
 		"GET /v1/records", "POST /v1/records:write", "POST /v1/records:batchGet", "GET /v1/interactions", "GET /v1/interactions:search", "GET /v1/stats",
