@@ -2,11 +2,14 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 // labelsFlag is a flag value that collects labels. Each occurrence of the flag is one label, so that a value may
@@ -81,3 +84,33 @@ func (f revisionFlag) String() string { return "" }
 
 // Type returns the name of the value in help texts.
 func (f revisionFlag) Type() string { return "revision" }
+
+// statesFlag is a flag value that collects states of turns, separated by commas.
+type statesFlag struct{ states *[]parleyv1.TurnState }
+
+// Set adds states.
+func (f statesFlag) Set(s string) error {
+	for name := range strings.SplitSeq(s, ",") {
+		state, ok := parleyv1.TurnState_value["TURN_STATE_"+strings.ToUpper(name)]
+		if !ok || state == 0 {
+			return fmt.Errorf("%q is not a state; use %s", name, strings.Join(stateNames(), ", "))
+		}
+		*f.states = append(*f.states, parleyv1.TurnState(state))
+	}
+	return nil
+}
+
+// stateNames returns the names of all states of turns.
+func stateNames() []string {
+	var names []string
+	for state := parleyv1.TurnState(1); parleyv1.TurnState_name[int32(state)] != ""; state++ {
+		names = append(names, stateName(state))
+	}
+	return names
+}
+
+// String returns "", because the flag has no default.
+func (f statesFlag) String() string { return "" }
+
+// Type returns the name of the value in help texts.
+func (f statesFlag) Type() string { return "states" }

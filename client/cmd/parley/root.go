@@ -121,7 +121,7 @@ func (a *app) newRootCommand() *cobra.Command {
 	a.signIn.addFlags(flags, a.getenv)
 
 	root.AddCommand(
-		a.newChatCommand(), a.newResumeCommand(), a.newCancelCommand(), a.newTurnsCommand(),
+		a.newChatCommand(), a.newResumeCommand(), a.newCancelCommand(), a.newTurnsCommand(), a.newTurnCommand(),
 		a.newCreateCommand(), a.newUpdateCommand(), a.newForkCommand(), a.newAppendCommand(),
 		a.newListCommand(), a.newShowCommand(), a.newContextCommand(), a.newSummaryCommand(), a.newWatchCommand(),
 		a.newRecordCommand(), a.newLogCommand(),

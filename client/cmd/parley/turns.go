@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,32 +13,132 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
+const aboutTurns = `List the turns of a conversation, or of all conversations of the tenant, newest first. Those of a
+conversation are in the order in which they start, and turns that wait in its queue come first. Without
+CONVERSATION, turns that an earlier version of the server started may be missing.`
+
 func (a *app) newTurnsCommand() *cobra.Command {
+	var request parleyv1.ListTurnsRequest
+	var limit int32
+	command := &cobra.Command{
+		Use:   "turns [CONVERSATION]",
+		Short: "List turns, newest first",
+		Long:  aboutTurns,
+		Example: `  parley turns shop
+  parley turns --state queued,running
+  parley turns --state failed --limit 0 --output json | jq -r '.turns[].error.message'`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			if limit < 0 {
+				return usageError(fmt.Sprintf("--limit %d: must not be negative", limit))
+			}
+			if len(args) == 1 {
+				request.ConversationId = args[0]
+			}
+			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
+				return a.turns(ctx, c, &request, limit)
+			})
+		},
+	}
+	flags := command.Flags()
+	flags.Int32Var(&limit, "limit", 50, "maximum number of turns, 0 for all")
+	flags.Var(statesFlag{&request.States}, "state", "only turns in these states, such as running,failed")
+	flags.StringVar(&request.PageToken, "page-token", "", "continue a previous list")
+	return command
+}
+
+// turns prints up to limit turns, or all if limit is 0, as list prints conversations.
+func (a *app) turns(ctx context.Context, c *client.Client, request *parleyv1.ListTurnsRequest, limit int32) error {
+	var all []*parleyv1.Turn
+	for count := int32(0); limit == 0 || count < limit; {
+		request.PageSize = maxPage
+		if limit > 0 {
+			request.PageSize = min(limit-count, maxPage)
+		}
+		page, err := c.ListTurns(ctx, request)
+		if err != nil {
+			return err
+		}
+		if a.output == "json" {
+			err = a.print(page, nil)
+		} else {
+			all = append(all, page.GetTurns()...)
+		}
+		if err != nil {
+			return err
+		}
+		count += int32(len(page.GetTurns()))
+		if request.PageToken = page.GetNextPageToken(); request.GetPageToken() == "" {
+			break
+		}
+	}
+	if a.output == "json" {
+		return nil
+	}
+	err := a.print(nil, func(w io.Writer) { a.turnTable(w, all, request.GetConversationId() == "") })
+	if err == nil && request.GetPageToken() != "" {
+		fmt.Fprintf(a.err, "there are more; use --page-token %s to continue\n", request.GetPageToken())
+	}
+	return err
+}
+
+func (a *app) newTurnCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:   "turns CONVERSATION",
-		Short: "List the turns of a conversation, newest first",
-		Args:  cobra.ExactArgs(1),
+		Use:     "turn TURN",
+		Short:   "Show a turn and its conversation, found by the id of the turn",
+		Example: "  parley turn 0198c5a2-7b1e-7c3d-9f4a-5b6c7d8e9f00",
+		Args:    cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
-				reply, err := c.ListTurns(ctx, &parleyv1.ListTurnsRequest{ConversationId: args[0]})
+				reply, err := c.GetTurn(ctx, &parleyv1.GetTurnRequest{TurnId: args[0]})
 				if err != nil {
 					return err
 				}
-				return a.print(reply, func(w io.Writer) { a.turnTable(w, reply.GetTurns()) })
+				return a.print(reply, func(w io.Writer) { a.printTurn(w, reply.GetTurn()) })
 			})
 		},
 	}
 }
 
-func (a *app) turnTable(w io.Writer, turns []*parleyv1.Turn) {
+// printTurn writes the fields of a turn that are set.
+func (a *app) printTurn(w io.Writer, turn *parleyv1.Turn) {
+	rows := [][]string{
+		{"turn", turn.GetId()},
+		{"conversation", turn.GetConversationId()},
+		{"state", stateName(turn.GetState())},
+	}
+	row := func(name, value string) {
+		if value != "" {
+			rows = append(rows, []string{name, value})
+		}
+	}
+	row("agent", turn.GetAgent())
+	row("request id", turn.GetRequestId())
+	if turn.GetInputSequence() > 0 {
+		row("input", fmt.Sprint(turn.GetInputSequence()))
+	}
+	row("answer", answerSequences(turn))
+	row("created", a.when(turn.GetCreateTime()))
+	row("finished", a.when(turn.GetFinishTime()))
+	if turn.GetError() != nil {
+		row("error", fmt.Sprintf("%s (%s)", turn.GetError().GetMessage(), turn.GetError().GetReason()))
+	}
+	table(w, rows...)
+}
+
+// turnTable writes a table of turns. If withConversation is true, it has a column with their conversations.
+func (a *app) turnTable(w io.Writer, turns []*parleyv1.Turn, withConversation bool) {
 	rows := [][]string{{"ID", "STATE", "AGENT", "CREATED", "DURATION", "INPUT", "ANSWER", "ERROR"}}
+	if withConversation {
+		rows[0] = slices.Insert(rows[0], 1, "CONVERSATION")
+	}
 	now := a.now()
 	for _, turn := range turns {
 		created, end := turn.GetCreateTime().AsTime(), now
 		if turn.GetFinishTime() != nil {
 			end = turn.GetFinishTime().AsTime()
 		}
-		rows = append(rows, []string{
+		row := []string{
 			turn.GetId(),
 			stateName(turn.GetState()),
 			turn.GetAgent(),
@@ -46,7 +147,11 @@ func (a *app) turnTable(w io.Writer, turns []*parleyv1.Turn) {
 			fmt.Sprint(turn.GetInputSequence()),
 			answerSequences(turn),
 			turn.GetError().GetReason(),
-		})
+		}
+		if withConversation {
+			row = slices.Insert(row, 1, turn.GetConversationId())
+		}
+		rows = append(rows, row)
 	}
 	table(w, rows...)
 }

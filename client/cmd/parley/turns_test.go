@@ -39,7 +39,7 @@ func TestTurnTable(t *testing.T) {
 		},
 	}
 	var got strings.Builder
-	(&app{console: console{now: func() time.Time { return now }}}).turnTable(&got, turns)
+	(&app{console: console{now: func() time.Time { return now }}}).turnTable(&got, turns, false)
 	want := `
 ID  STATE           AGENT   CREATED  DURATION  INPUT  ANSWER  ERROR
 t5  queued          writer  in 1s    0s        0              
@@ -50,6 +50,29 @@ t1  input_required          2h ago   0s        1      1
 `
 	if diff := cmp.Diff(want, "\n"+got.String()); diff != "" {
 		t.Errorf("table (-want +got):\n%s", diff)
+	}
+}
+
+// TestStatesFlag: states are separated by commas, and the flag may be repeated.
+func TestStatesFlag(t *testing.T) {
+	var states []parleyv1.TurnState
+	f := statesFlag{&states}
+	for _, good := range []string{"running,failed", "Input_Required"} {
+		if err := f.Set(good); err != nil {
+			t.Errorf("Set(%q) = %v", good, err)
+		}
+	}
+	want := []parleyv1.TurnState{
+		parleyv1.TurnState_TURN_STATE_RUNNING, parleyv1.TurnState_TURN_STATE_FAILED,
+		parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED,
+	}
+	if diff := cmp.Diff(want, states); diff != "" {
+		t.Errorf("states (-want +got):\n%s", diff)
+	}
+	for _, bad := range []string{"", "unspecified", "running,", "running, failed", "TURN_STATE_RUNNING"} {
+		if err := f.Set(bad); err == nil {
+			t.Errorf("Set(%q) = nil, want an error", bad)
+		}
 	}
 }
 

@@ -24,13 +24,14 @@ func updatePaths() [][2]string {
 		{"keep-all", "retention.keep_all"},
 		{"no-expiry", "retention.no_expiry"},
 		{"no-eviction", "retention.no_eviction"},
+		{"max-turns", "retention.max_turns"},
 	}
 }
 
 const aboutUpdate = `Change the fields of a conversation whose flags are set, and print it. An empty value clears the
-field of --title, --label, --agent and --system. --label replaces all labels. --ttl "" and --max-messages 0
-change back to the default of the server. Set a flag to false to change the retention back:
---keep-all=false drops the messages over the limit at once.`
+field of --title, --label, --agent and --system. --label replaces all labels. --ttl "", --max-messages 0
+and --max-turns 0 change back to the default of the server. Set a flag to false to change the retention
+back: --keep-all=false drops the messages over the limit at once.`
 
 func (a *app) newUpdateCommand() *cobra.Command {
 	var header headerFlags
