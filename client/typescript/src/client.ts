@@ -436,12 +436,12 @@ export class Client {
     });
   }
 
-  /** Returns the state of a turn. */
+  /** Returns the state of a turn. Its id is enough. */
   getTurn(request: Input<GetTurnRequest>, options?: CallOptions): Promise<GetTurnResponse> {
     return this.#conversations.getTurn(request, options);
   }
 
-  /** Returns the newest turns of a conversation, newest first, at most 32. */
+  /** Returns a page of the turns of a conversation or of the tenant, newest first. */
   listTurns(request: Input<ListTurnsRequest>, options?: CallOptions): Promise<ListTurnsResponse> {
     return this.#conversations.listTurns(request, options);
   }
