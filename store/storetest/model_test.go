@@ -47,6 +47,7 @@ func faultyStores() map[string]faultyStore {
 	maps.Copy(stores, faultyConversationStores())
 	maps.Copy(stores, faultyRetentionStores())
 	maps.Copy(stores, faultyConcurrentStores())
+	maps.Copy(stores, faultyTurnStores())
 	return stores
 }
 
