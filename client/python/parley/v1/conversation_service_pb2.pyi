@@ -342,8 +342,9 @@ class UpdateConversationRequest(_message.Message):
     def update_mask(self) -> _field_mask_pb2.FieldMask:
         """Fields to change: any of title, labels, agent, system_prompt, retention,
         retention.max_messages, retention.ttl, retention.keep_all, retention.no_expiry,
-        retention.no_eviction. If unset, all fields that are set in conversation. labels replaces
-        all labels. retention replaces all its fields, also those that are unset.
+        retention.no_eviction, retention.max_turns. If unset, all fields that are set in
+        conversation. labels replaces all labels. retention replaces all its fields, also those
+        that are unset.
         """
 
     def __init__(
@@ -1843,8 +1844,9 @@ class ListTurnsResponse(_message.Message):
     """Token for the next page; empty on the last page."""
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[_turn_pb2.Turn]:
-        """Turns, newest first by the time at which the server accepted them. Turns that wait in the
-        queue are included.
+        """Turns, newest first. Those of a conversation are in the order in which they start, and turns
+        that wait in the queue come first. Those of a tenant are in the order in which the server
+        accepted them.
         """
 
     def __init__(

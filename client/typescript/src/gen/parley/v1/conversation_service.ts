@@ -286,8 +286,9 @@ export interface UpdateConversationRequest {
   /**
    * Fields to change: any of title, labels, agent, system_prompt, retention,
    * retention.max_messages, retention.ttl, retention.keep_all, retention.no_expiry,
-   * retention.no_eviction. If unset, all fields that are set in conversation. labels replaces
-   * all labels. retention replaces all its fields, also those that are unset.
+   * retention.no_eviction, retention.max_turns. If unset, all fields that are set in
+   * conversation. labels replaces all labels. retention replaces all its fields, also those
+   * that are unset.
    */
   updateMask?:
     | string[]
@@ -940,8 +941,9 @@ export interface ListTurnsRequest {
 /** ListTurnsResponse is one page of a list of turns. */
 export interface ListTurnsResponse {
   /**
-   * Turns, newest first by the time at which the server accepted them. Turns that wait in the
-   * queue are included.
+   * Turns, newest first. Those of a conversation are in the order in which they start, and turns
+   * that wait in the queue come first. Those of a tenant are in the order in which the server
+   * accepted them.
    */
   turns: Turn[];
   /** Token for the next page; empty on the last page. */
