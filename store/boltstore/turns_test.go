@@ -180,7 +180,7 @@ func TestTurnBuckets(t *testing.T) {
 			runTurn(t, s, "a", fmt.Sprint("turn ", i))
 		}
 		want("turns of other ids", false)
-		for i := range 40 {
+		for i := range 10 { // With a journal, it is the fold that divides them.
 			runTurn(t, s, "a", fmt.Sprint("more ", i))
 		}
 		want("a chunk", true)
@@ -195,6 +195,23 @@ func TestTurnBuckets(t *testing.T) {
 		}
 		want("no conversation", true)
 	}
+}
+
+// TestTurnsInJournal checks that a conversation whose turns the journal takes is divided before it has too many.
+func TestTurnsInJournal(t *testing.T) {
+	s := openJournaled(t, newPath(t), store.Options{}, 64<<20)
+	keepTurns(t, s, "a", 1000)
+	for i := range 300 {
+		runTurn(t, s, "a", indexedTurn(i))
+		snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: "a", Turns: true})
+		if n := len(snapshot.Turns); err != nil || n < min(i+1, store.DefaultMaxTurns) || n > record.MaxUndividedTurns {
+			t.Fatalf("Read after %d turns = %d turns, %v", i+1, n, err)
+		}
+	}
+	if n := s.journalCounts.folds.Load(); n > 0 {
+		t.Errorf("%d folds, want none", n)
+	}
+	wantConsistent(t, s)
 }
 
 // TestTurnsOfEarlierVersions checks that turns with ids that this version indexes, but an earlier one has written, need
