@@ -84,7 +84,9 @@ func TestKeptTurns(t *testing.T) {
 			t.Errorf("ResumeTurn of turn %d = %v, want %q", i, s.events, question)
 		}
 	}
-	f.setMaxTurns(t, 0)
+	f.setMaxTurns(t, 99, "retention")
+	f.setMaxTurns(t, 98)
+	f.setMaxTurns(t, 0, "retention.max_turns")
 	f.ask(t, "the limit is lower")
 	if got := f.turnPages(t, &parleyv1.ListTurnsRequest{ConversationId: "c"}); len(got) < 32 || len(got) >= 96 {
 		t.Errorf("ListTurns after max_turns was cleared = %d turns, want 32 to 95", len(got))
@@ -95,12 +97,12 @@ func TestKeptTurns(t *testing.T) {
 	}
 }
 
-// setMaxTurns sets max_turns of the conversation c.
-func (f *fixture) setMaxTurns(t *testing.T, n int32) {
+// setMaxTurns sets max_turns of the conversation c with an update mask.
+func (f *fixture) setMaxTurns(t *testing.T, n int32, mask ...string) {
 	t.Helper()
 	reply, err := f.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{
 		Conversation: &parleyv1.Conversation{Id: "c", Retention: &parleyv1.Retention{MaxTurns: n}},
-		UpdateMask:   &fieldmaskpb.FieldMask{Paths: []string{"retention.max_turns"}},
+		UpdateMask:   &fieldmaskpb.FieldMask{Paths: mask},
 	})
 	if got := reply.GetConversation().GetRetention().GetMaxTurns(); err != nil || got != n {
 		t.Errorf("UpdateConversation: max_turns = %d, %v, want %d", got, err, n)

@@ -19,7 +19,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// listedTurns are the turns of the conversations c and d: those of c have ended, run and wait in the queue.
+// listedTurns are the turns of the conversations c, d and e: those of c have ended, run and wait in the queue.
 type listedTurns struct {
 	*fixture
 	*controlledAgent
@@ -48,6 +48,7 @@ func newListedTurns(t *testing.T) *listedTurns {
 	l.lastRun().fail()
 	start("running", "c", 0)
 	start("first", "c", onBusyQueue)
+	start("latest", "e", 0)
 	start("second", "c", onBusyQueue)
 	start("interrupts", "c", onBusyInterrupt)
 	start("third", "c", onBusyQueue)
@@ -89,6 +90,15 @@ func (l *listedTurns) pages(t *testing.T, r ListRequest, between func(page int))
 	return nil
 }
 
+// shortPagesStore lists one turn at a time.
+type shortPagesStore struct{ store.Store }
+
+func (s shortPagesStore) ListTurns(ctx context.Context, l *store.ListTurns) (*store.TurnPage, error) {
+	one := *l
+	one.Limit = 1
+	return s.Store.ListTurns(ctx, &one)
+}
+
 // TestListOrder: the turns of a conversation are listed in the order in which they start or would start, those of a
 // tenant in the order in which they were accepted, with any size of the pages.
 func TestListOrder(t *testing.T) {
@@ -96,12 +106,15 @@ func TestListOrder(t *testing.T) {
 		l := newListedTurns(t)
 		for id, want := range map[string][]string{
 			"c": {"third", "second", "first", "interrupts", "running", "failed", "ended"},
-			"":  {"third", "interrupts", "second", "first", "running", "failed", "other", "ended"},
+			"":  {"third", "interrupts", "second", "latest", "first", "running", "failed", "other", "ended"},
 		} {
 			for limit := 1; limit < 10; limit++ {
-				got := l.pages(t, ListRequest{Tenant: tenant, ConversationID: id, Limit: limit}, func(int) {})
-				if diff := gocmp.Diff(want, got); diff != "" {
-					t.Errorf("pages of %d turns of conversation %q (-want +got):\n%s", limit, id, diff)
+				for _, s := range []store.Store{l.store, shortPagesStore{l.store}} {
+					l.o.Store = s
+					got := l.pages(t, ListRequest{Tenant: tenant, ConversationID: id, Limit: limit}, func(int) {})
+					if diff := gocmp.Diff(want, got); diff != "" {
+						t.Errorf("pages of %d turns of conversation %q in %T (-want +got):\n%s", limit, id, s, diff)
+					}
 				}
 			}
 		}
@@ -128,7 +141,7 @@ func TestListStates(t *testing.T) {
 				got := l.pages(t, r, func(int) {})
 				slices.Sort(got)
 				if id == "" && states == "RUNNING" {
-					want = []string{"other", "running"}
+					want = []string{"latest", "other", "running"}
 				}
 				if diff := gocmp.Diff(want, got); diff != "" {
 					t.Errorf("turns of conversation %q in states %s (-want +got):\n%s", id, states, diff)
@@ -139,18 +152,36 @@ func TestListStates(t *testing.T) {
 	})
 }
 
+// TestListOfQueuedTurns: a queued turn that starts after the first page is not among the queued turns of the next one.
+func TestListOfQueuedTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newListedTurns(t)
+		queued := []parleyv1.TurnState{parleyv1.TurnState_TURN_STATE_QUEUED}
+		got := l.pages(t, ListRequest{Tenant: tenant, ConversationID: "c", Limit: 1, States: queued}, func(page int) {
+			if page == 1 {
+				l.runs[3].complete()
+			}
+		})
+		if diff := gocmp.Diff([]string{"third", "second", "first"}, got); diff != "" {
+			t.Errorf("queued turns, of which one has started (-want +got):\n%s", diff)
+		}
+		l.lastRun().complete()
+	})
+}
+
 // TestListDuringChanges: a turn that was accepted before a list, and is kept during it, is returned once, whatever
 // happens between its pages. No turn is returned twice.
 func TestListDuringChanges(t *testing.T) {
 	// Each change returns the name of the turn that ends before its start, or "".
 	changes := map[string]func(l *listedTurns) (gone string){
-		"the next turn starts": func(l *listedTurns) string { l.lastRun().complete(); return "" },
+		"the next turn starts": func(l *listedTurns) string { l.runs[3].complete(); return "" },
 		"two turns start": func(l *listedTurns) string {
 			l.runs[3].complete()
 			l.lastRun().complete()
 			return ""
 		},
 		"all turns end": func(l *listedTurns) string {
+			l.runs[3].complete()
 			for l.lastRun().complete() {
 			}
 			return ""
@@ -177,10 +208,11 @@ func TestListDuringChanges(t *testing.T) {
 							counts[turn]++
 						}
 						for turn := range l.turns {
-							if n := counts[turn]; n != 1 && turn != gone && (turn != "other" || id == "") && turn != "another" || n > 1 {
+							if n := counts[turn]; n != 1 && turn != gone && (turn != "other" && turn != "latest" || id == "") && turn != "another" || n > 1 {
 								t.Errorf("%s after page %d of %d turns of %q: %q has %s %d times", name, after, limit, id, got, turn, n)
 							}
 						}
+						l.runs[3].complete()
 						for l.lastRun().complete() {
 						}
 					})
@@ -204,19 +236,19 @@ func (l *listedTurns) another() string {
 	return ""
 }
 
-// listHookStore calls beforeList before a list of turns.
+// listHookStore calls hook before a list of turns and after a search for a turn.
 type listHookStore struct {
 	store.Store
-	beforeList func()
+	hook func()
 }
 
 func (s *listHookStore) ListTurns(ctx context.Context, l *store.ListTurns) (*store.TurnPage, error) {
-	s.beforeList()
+	s.hook()
 	return s.Store.ListTurns(ctx, l)
 }
 
 func (s *listHookStore) FindTurn(ctx context.Context, f *store.FindTurn) (*store.FoundTurn, error) {
-	s.beforeList()
+	defer s.hook()
 	return s.Store.FindTurn(ctx, f)
 }
 
@@ -241,21 +273,21 @@ func TestListDuringStart(t *testing.T) {
 			}
 		})
 	}
-	synctest.Test(t, func(t *testing.T) {
-		f, p := newControlled(t, nil)
-		var readers []*reader
-		for range 3 {
-			readers = append(readers, f.startChat(t, chatRequest("q", onBusyQueue)))
-		}
-		f.o.Store = &listHookStore{f.o.Store, func() { p.lastRun().complete() }}
-		for _, id := range []string{"", "c"} {
-			for _, r := range readers {
+	for _, id := range []string{"c", ""} {
+		synctest.Test(t, func(t *testing.T) {
+			f, p := newControlled(t, nil)
+			var readers []*reader
+			for range 3 {
+				readers = append(readers, f.startChat(t, chatRequest("q", onBusyQueue)))
+			}
+			f.o.Store = &listHookStore{f.o.Store, func() { p.lastRun().complete() }}
+			for _, r := range readers[1:] { // Each of them starts after the search.
 				if turn, err := f.Get(t.Context(), tenant, id, r.turnID()); turn.GetId() != r.turnID() || err != nil {
 					t.Errorf("Get(%q, %q) = %v, %v, want the turn", id, r.turnID(), turn, err)
 				}
 			}
-		}
-	})
+		})
+	}
 }
 
 // TestGetByID: a turn is found by its id alone in each of its states, and only in its tenant and its conversation.
@@ -271,7 +303,7 @@ func TestGetByID(t *testing.T) {
 			if err != nil || turn.GetId() != l.turns[name] || stateName(turn.GetState()) != want {
 				t.Errorf("Get of turn %s = %v, %v, want %s", name, turn, err, want)
 			}
-			for _, at := range []key{{"other tenant", ""}, {tenant, "e"}, {"other tenant", turn.GetConversationId()}} {
+			for _, at := range []key{{"other tenant", ""}, {tenant, "f"}, {"other tenant", turn.GetConversationId()}} {
 				if turn, err := l.Get(t.Context(), at.tenant, at.id, l.turns[name]); !isMissingTurn(err) {
 					t.Errorf("Get of turn %s in %q = %v, %v, want no turn", name, at, turn, err)
 				}
