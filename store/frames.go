@@ -138,3 +138,38 @@ func EncodeFrame(m *parleyv1.Message) (Frame, error) {
 	frame = protowire.AppendVarint(frame, uint64(size))
 	return proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(frame, m)
 }
+
+// RecordFrames is a sequence of records in the form in which a GetRecordsResponse contains them: each is the tag of its
+// field records, the length, and the encoded Record.
+type RecordFrames []byte
+
+// Append appends a record. r is the record without its value. It returns an error if a text is not valid UTF-8.
+func (f RecordFrames) Append(r *parleyv1.Record, value []byte) (RecordFrames, error) {
+	const recordsField, valueField = 1, 3
+	size := proto.Size(r)
+	full := size
+	if len(value) > 0 {
+		full += protowire.SizeTag(valueField) + protowire.SizeBytes(len(value))
+	}
+	if f == nil {
+		f = make(RecordFrames, 0, protowire.SizeTag(recordsField)+protowire.SizeBytes(full))
+	}
+	b := protowire.AppendVarint(protowire.AppendTag(f, recordsField, protowire.BytesType), uint64(full))
+	b, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, r)
+	if err != nil {
+		return f, fmt.Errorf("encode record: %w", err)
+	}
+	if len(value) > 0 {
+		b = protowire.AppendBytes(protowire.AppendTag(b, valueField, protowire.BytesType), value)
+	}
+	return b, nil
+}
+
+// Records decodes the records. They do not share memory with f.
+func (f RecordFrames) Records() ([]*parleyv1.Record, error) {
+	reply := new(parleyv1.GetRecordsResponse)
+	if err := proto.Unmarshal(f, reply); err != nil {
+		return nil, fmt.Errorf("%w: records: %w", ErrCorrupt, err)
+	}
+	return reply.GetRecords(), nil
+}

@@ -6,7 +6,10 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
@@ -137,4 +140,38 @@ func FuzzSequence(f *testing.F) {
 			t.Errorf("Sequence() of %x = %d, want %d", body, got, m.GetSequence())
 		}
 	})
+}
+
+// TestRecordFrames checks that records in wire form are those of a GetRecordsResponse that is encoded as usual.
+func TestRecordFrames(t *testing.T) {
+	all := []*parleyv1.Record{
+		{Key: "empty"},
+		{
+			ConversationId: "c", Key: "k", Value: []byte("value"), MediaType: "text/plain", Revision: 1 << 40, SizeBytes: 5,
+			UpdateTime: timestamppb.Now(), ExpireTime: timestamppb.Now(), Labels: map[string]string{"a": "b"},
+		},
+		{Key: "large", Value: bytes.Repeat([]byte("v"), 100_000)},
+	}
+	var frames store.RecordFrames
+	for _, r := range all {
+		withoutValue := proto.CloneOf(r)
+		withoutValue.Value = nil
+		var err error
+		if frames, err = frames.Append(withoutValue, r.GetValue()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := frames.Records()
+	if d := cmp.Diff(all, got, protocmp.Transform()); err != nil || d != "" {
+		t.Errorf("Records: %v (-want +got):\n%s", err, d)
+	}
+	if want := proto.Size(&parleyv1.GetRecordsResponse{Records: all}); len(frames) != want {
+		t.Errorf("frames have %d bytes, want %d", len(frames), want)
+	}
+	if got, err := frames.Append(&parleyv1.Record{Key: "\xff"}, nil); err == nil {
+		t.Errorf("Append with an invalid key = %d bytes, want an error", len(got))
+	}
+	if got, err := frames[:len(frames)-1].Records(); !errors.Is(err, store.ErrCorrupt) {
+		t.Errorf("Records of a part = %d records, %v, want ErrCorrupt", len(got), err)
+	}
 }

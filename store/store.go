@@ -62,7 +62,7 @@
 //  1. Concurrency: all methods may be called from many goroutines at the same time.
 //  2. No shared memory: the caller may change arguments after the call and results at any time.
 //     Neither affects the store. A [Read] with Shared is an exception: its messages may be in memory
-//     of the store. Nothing changes them.
+//     of the store. The records of [Store.GetRecords] are another. Nothing changes them.
 //  3. Durability: a write that returned without an error survives Close. In stores that write to
 //     disk it also survives kill -9 and power loss. A batch is stored completely or not at all.
 //  4. Cancellation: if the context of a write ends before the write starts, the write changes
@@ -213,8 +213,9 @@ type Store interface {
 	WriteRecords(ctx context.Context, w *WriteRecords) (*WrittenRecords, error)
 	// GetRecords returns the records of keys, all of one instant, in the order of the keys, without those
 	// that do not exist. It returns at least one record if there is one, and the keys of those that would
-	// exceed g.MaxBytes. It returns ErrNotFound if the conversation does not exist.
-	GetRecords(ctx context.Context, g *GetRecords) (records []*parleyv1.Record, omitted []string, err error)
+	// exceed g.MaxBytes. It returns ErrNotFound if the conversation does not exist. The records may be in memory of
+	// the store: the caller must not change them.
+	GetRecords(ctx context.Context, g *GetRecords) (records RecordFrames, omitted []string, err error)
 	// ListRecords returns a page of records, all of one instant. It returns at least one record if there is
 	// one. more reports that records follow the last one. An empty page is not an error. It returns
 	// ErrNotFound if the conversation does not exist.

@@ -147,7 +147,7 @@ func wantTogether(t *testing.T, s *Store) {
 		if errors.Is(err, store.ErrNotFound) {
 			continue
 		}
-		common, _, err2 := s.GetRecords(t.Context(), &store.GetRecords{Tenant: "acme", Keys: []string{id}, MaxBytes: 1 << 20})
+		common, err2 := getRecords(t.Context(), s, &store.GetRecords{Tenant: "acme", Keys: []string{id}, MaxBytes: 1 << 20})
 		messages, err3 := snapshot.Messages.Messages()
 		if err := errors.Join(err, err2, err3); err != nil || len(messages) != 1 || len(snapshot.Records) != 1 || len(common) != 1 {
 			t.Fatalf("%s has %v, records %v, and %v of the tenant, %v; want one of each", id, messages, snapshot.Records, common, err)

@@ -76,7 +76,7 @@ func TestDamagedPageUnderFold(t *testing.T) {
 		t.Errorf("WriteRecords = %.99v, want ErrCorrupt", err)
 	}
 	repair()
-	found, _, err := s.GetRecords(t.Context(), &store.GetRecords{Tenant: "acme", Keys: []string{"k050"}, MaxBytes: 1 << 20})
+	found, err := getRecords(t.Context(), s, &store.GetRecords{Tenant: "acme", Keys: []string{"k050"}, MaxBytes: 1 << 20})
 	if err != nil || len(found) != 1 || found[0].GetRevision() != want || len(found[0].GetValue()) != 7 {
 		t.Errorf("GetRecords = %.99v, %v, want 7 bytes of revision %d", found, err, want)
 	}

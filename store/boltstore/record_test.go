@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -329,4 +330,16 @@ func TestTenantRecordsRecovered(t *testing.T) {
 	if tenants, _, err := s.Tenants(t.Context(), "", 10); err != nil || len(tenants) != 0 {
 		t.Errorf("Tenants = %v, %v, want none", tenants, err)
 	}
+}
+
+// getRecords returns the decoded records of [store.Store.GetRecords], of which there must be none that are omitted.
+func getRecords(ctx context.Context, s store.Store, g *store.GetRecords) ([]*parleyv1.Record, error) {
+	frames, omitted, err := s.GetRecords(ctx, g)
+	if err == nil && len(omitted) > 0 {
+		err = fmt.Errorf("GetRecords omits %q", omitted)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return frames.Records()
 }

@@ -341,7 +341,7 @@ func recordsError(id string, err error) error {
 // GetRecords implements store.Store.
 func (s *Store) GetRecords(
 	ctx context.Context, g *store.GetRecords,
-) (found []*parleyv1.Record, omitted []string, err error) {
+) (found store.RecordFrames, omitted []string, err error) {
 	err = s.readRecords(ctx, g.Tenant, g.ConversationID, func(r *reader, of scope, now time.Time) (err error) {
 		found, omitted, err = records.Get(g, now, func(key string) ([]byte, error) { return r.recordValue(of, key) })
 		return err

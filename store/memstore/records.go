@@ -231,7 +231,7 @@ func (s *Store) writeConversation(ctx context.Context, w *store.WriteRecords) (*
 }
 
 // GetRecords implements store.Store.
-func (s *Store) GetRecords(ctx context.Context, g *store.GetRecords) ([]*parleyv1.Record, []string, error) {
+func (s *Store) GetRecords(ctx context.Context, g *store.GetRecords) (store.RecordFrames, []string, error) {
 	now := s.options.Now()
 	values, err := s.values(ctx, g, now)
 	if err != nil {

@@ -90,9 +90,13 @@ func (s checksRevisionBefore) WriteRecords(
 	ctx context.Context, w *store.WriteRecords,
 ) (*store.WrittenRecords, error) {
 	for _, write := range w.Writes {
-		found, _, err := s.GetRecords(ctx, &store.GetRecords{
+		frames, _, err := s.GetRecords(ctx, &store.GetRecords{
 			Tenant: w.Tenant, ConversationID: w.ConversationID, Keys: []string{write.GetKey()}, MaxBytes: 1 << 20,
 		})
+		if err != nil {
+			return nil, err
+		}
+		found, err := frames.Records()
 		if err != nil {
 			return nil, err
 		}

@@ -37,7 +37,7 @@ func (s Subject) law19Counters(t *testing.T) {
 // increment increments the counter of a scope. It may be called from any goroutine.
 func increment(f *fixture, id string) {
 	for {
-		found, _, err := f.store.GetRecords(f.t.Context(), &store.GetRecords{
+		found, _, err := getRecords(f.t.Context(), f.store, &store.GetRecords{
 			Tenant: tenant, ConversationID: id, Keys: []string{"n"}, MaxBytes: allBytes,
 		})
 		if err != nil {
@@ -104,7 +104,7 @@ func (s Subject) law19TogetherRead(t *testing.T) {
 func compareTogether(f *fixture) {
 	read := func(g store.GetRecords) []*parleyv1.Record {
 		g.Tenant, g.MaxBytes = tenant, allBytes
-		found, _, err := f.store.GetRecords(f.t.Context(), &g)
+		found, _, err := getRecords(f.t.Context(), f.store, &g)
 		if err != nil {
 			f.t.Errorf("GetRecords: %v", err)
 		}

@@ -78,7 +78,7 @@ func overwriteEnds(f *fixture) {
 // noRecordsOf checks that reads of the records of a conversation return ErrNotFound.
 func (f *fixture) noRecordsOf(id, after string) {
 	f.t.Helper()
-	found, omitted, err := f.store.GetRecords(f.t.Context(), &store.GetRecords{
+	found, omitted, err := getRecords(f.t.Context(), f.store, &store.GetRecords{
 		Tenant: tenant, ConversationID: id, Keys: []string{"a"}, MaxBytes: allBytes,
 	})
 	if !errorIs(err, store.ErrNotFound) || len(found)+len(omitted) > 0 {

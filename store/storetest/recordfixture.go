@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -133,7 +134,7 @@ func (f *fixture) listRecords(l store.ListRecords) (found []*parleyv1.Record, mo
 // get returns the records of keys.
 func (f *fixture) get(id string, keys ...string) []*parleyv1.Record {
 	f.t.Helper()
-	found, omitted, err := f.store.GetRecords(f.t.Context(), &store.GetRecords{
+	found, omitted, err := getRecords(f.t.Context(), f.store, &store.GetRecords{
 		Tenant: tenant, ConversationID: id, Keys: keys, MaxBytes: allBytes,
 	})
 	if err != nil || len(omitted) > 0 {
@@ -181,4 +182,15 @@ func (f *fixture) wantRecords(id string, want ...string) {
 		f.t.Errorf("header of %s has record_count %d and record_bytes %d, want %d and %d", id, c.GetRecordCount(),
 			c.GetRecordBytes(), len(found), size)
 	}
+}
+
+// getRecords returns the decoded records of [store.Store.GetRecords].
+func getRecords(
+	ctx context.Context, s store.Store, g *store.GetRecords,
+) (records []*parleyv1.Record, omitted []string, err error) {
+	found, omitted, err := s.GetRecords(ctx, g)
+	if err == nil {
+		records, err = found.Records()
+	}
+	return records, omitted, err
 }

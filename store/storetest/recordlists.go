@@ -149,7 +149,7 @@ func (f *fixture) checkBounds(id string, full []*parleyv1.Record, limit int) {
 		f.t.Errorf("ListRecords(MaxBytes: %d) = %v with %d bytes, %v", limit, keysOf(found), size(found), more)
 	}
 	keys := []string{"d", "missing", "c", "b", "a"}
-	found, omitted, err := f.store.GetRecords(f.t.Context(), &store.GetRecords{
+	found, omitted, err := getRecords(f.t.Context(), f.store, &store.GetRecords{
 		Tenant: tenant, ConversationID: id, Keys: keys, MaxBytes: limit,
 	})
 	if err != nil || len(found) == 0 || len(found) > 1 && size(found) > limit || len(found)+len(omitted) != 4 {

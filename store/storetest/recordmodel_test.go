@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -226,10 +228,18 @@ func (s *renumbers) ListRecords(ctx context.Context, l *store.ListRecords) ([]*p
 	return records, more, err
 }
 
-func (s *renumbers) GetRecords(ctx context.Context, g *store.GetRecords) ([]*parleyv1.Record, []string, error) {
-	records, omitted, err := s.Store.GetRecords(ctx, g)
+func (s *renumbers) GetRecords(ctx context.Context, g *store.GetRecords) (store.RecordFrames, []string, error) {
+	found, omitted, err := s.Store.GetRecords(ctx, g)
+	if err != nil {
+		return nil, nil, err
+	}
+	records, err := found.Records()
+	if err != nil {
+		return nil, nil, err
+	}
 	s.renumberAll(g.Tenant, g.ConversationID, records)
-	return records, omitted, err
+	found, err = proto.Marshal(&parleyv1.GetRecordsResponse{Records: records})
+	return found, omitted, err
 }
 
 // renumberAll sets the stored revisions of records, if they are those of a tenant.

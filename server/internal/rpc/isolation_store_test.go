@@ -104,7 +104,7 @@ func (s leakyStore) WriteRecords(ctx context.Context, w *store.WriteRecords) (*s
 }
 
 // GetRecords implements store.Store.
-func (s leakyStore) GetRecords(ctx context.Context, g *store.GetRecords) ([]*parleyv1.Record, []string, error) {
+func (s leakyStore) GetRecords(ctx context.Context, g *store.GetRecords) (store.RecordFrames, []string, error) {
 	leaked := *g
 	leaked.Tenant = s.tenant("GetRecords", g.Tenant)
 	return s.Store.GetRecords(ctx, &leaked)

@@ -32,8 +32,8 @@ const (
 	ownStreamBytes = 256 << 10
 )
 
-// messageReader has the handlers of the methods that return a [wirecodec.Reply]: it contains stored messages, or a
-// cached routing summary, without a copy.
+// messageReader has the handlers of the methods that return a [wirecodec.Reply]: it contains stored messages or
+// records, or a cached routing summary, without a copy.
 type messageReader struct{ *Server }
 
 // handlers returns the handlers by the full names of their methods. They replace the generated ones.
@@ -43,12 +43,14 @@ func (s messageReader) handlers() map[string]grpc.MethodHandler {
 		list = parleyv1.ConversationService_ListMessages_FullMethodName
 		get  = parleyv1.ConversationService_GetContext_FullMethodName
 		sum  = parleyv1.ConversationService_GetRoutingSummary_FullMethodName
+		rec  = parleyv1.RecordService_GetRecords_FullMethodName
 	)
 	return map[string]grpc.MethodHandler{
 		load: wirecodec.Handler(load, s.LoadConversation),
 		list: wirecodec.Handler(list, s.ListMessages),
 		get:  wirecodec.Handler(get, s.GetContext),
 		sum:  wirecodec.Handler(sum, s.GetRoutingSummary),
+		rec:  wirecodec.Handler(rec, s.GetRecords),
 	}
 }
 

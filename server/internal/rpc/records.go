@@ -11,6 +11,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/rpc/pages"
 	"github.com/parleyhq/parley/server/internal/rpc/retries"
+	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -36,14 +37,14 @@ func (s *Server) WriteRecords(
 }
 
 // GetRecords returns records by their keys.
-func (s *Server) GetRecords(ctx context.Context, r *parleyv1.GetRecordsRequest) (*parleyv1.GetRecordsResponse, error) {
+func (s messageReader) GetRecords(ctx context.Context, r *parleyv1.GetRecordsRequest) (*wirecodec.Reply, error) {
 	records, omitted, err := s.store.GetRecords(ctx, &store.GetRecords{
 		Tenant: tenant(ctx), ConversationID: r.GetConversationId(), Keys: r.GetKeys(), MaxBytes: pages.MaxBytes,
 	})
 	if err != nil {
 		return nil, ofRecords(r.GetConversationId(), err)
 	}
-	return &parleyv1.GetRecordsResponse{Records: records, OmittedKeys: omitted}, nil
+	return wirecodec.NewReply(&parleyv1.GetRecordsResponse{OmittedKeys: omitted}, store.Frames(records)), nil
 }
 
 // ListRecords returns a page of records in the order of their keys.

@@ -86,7 +86,11 @@ func (m *Manager) storedRecords(
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range found {
+		all, err := found.Records()
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range all {
 			stored[r.GetKey()] = storedRecord{r.GetRevision(), store.RecordBytes(r)}
 		}
 		left = omitted

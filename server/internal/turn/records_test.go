@@ -301,7 +301,7 @@ type recordReads struct {
 	count int
 }
 
-func (r *recordReads) GetRecords(ctx context.Context, g *store.GetRecords) ([]*parleyv1.Record, []string, error) {
+func (r *recordReads) GetRecords(ctx context.Context, g *store.GetRecords) (store.RecordFrames, []string, error) {
 	r.count++
 	return r.Store.GetRecords(ctx, g)
 }

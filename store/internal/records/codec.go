@@ -67,12 +67,20 @@ func Unmarshal(key string, b []byte) (*parleyv1.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	if checksum.Of(value) != binary.BigEndian.Uint32(b[5:]) {
-		return nil, fmt.Errorf("%w: value of record %.128q", store.ErrCorrupt, key)
+	if err := checkValue(key, b, value); err != nil {
+		return nil, err
 	}
 	r := withoutValue(key, head)
 	r.Value = value
 	return r, nil
+}
+
+// checkValue checks the record's value in b.
+func checkValue(key string, b, value []byte) error {
+	if checksum.Of(value) != binary.BigEndian.Uint32(b[5:]) {
+		return fmt.Errorf("%w: value of record %.128q", store.ErrCorrupt, key)
+	}
+	return nil
 }
 
 // UnmarshalHead decodes a value without the record's value, which it does not read.

@@ -66,10 +66,11 @@ func WithPrefixes(
 	return p.records, more, nil
 }
 
-// Get builds the result of a store.GetRecords. find returns the value under a key, or nil.
+// Get builds the result of a store.GetRecords. find returns the value under a key, or nil. The result does not share
+// memory with the values.
 func Get(
 	g *store.GetRecords, now time.Time, find func(key string) ([]byte, error),
-) (found []*parleyv1.Record, omitted []string, err error) {
+) (found store.RecordFrames, omitted []string, err error) {
 	p := page{conversationID: g.ConversationID, now: now, limit: -1, space: g.MaxBytes}
 	for _, key := range g.Keys {
 		if IsHidden(key) {
@@ -82,7 +83,10 @@ func Get(
 		if value == nil {
 			continue
 		}
-		full, err := p.add(key, value)
+		r, value, full, err := p.take(key, value)
+		if err == nil && r != nil {
+			found, err = found.Append(r, value)
+		}
 		if err != nil {
 			return nil, nil, err
 		}
@@ -90,7 +94,7 @@ func Get(
 			omitted = append(omitted, key)
 		}
 	}
-	return p.records, omitted, nil
+	return found, omitted, nil
 }
 
 // afterPrefix returns the first key after all keys with a prefix; empty if there is none.
@@ -112,6 +116,7 @@ type page struct {
 	keysOnly       bool
 	limit          int // maximum number of records; negative: none
 	space          int // maximum size of further records in bytes
+	taken          int // number of records so far
 	records        []*parleyv1.Record
 }
 
@@ -130,33 +135,46 @@ func (p *page) fill(prefix string, values iter.Seq2[string, []byte]) (more bool,
 }
 
 // add adds a record unless it has expired. full reports that it had no space. The first record always has space.
-func (p *page) add(key string, value []byte) (full bool, err error) {
-	head, err := UnmarshalHead(key, value)
+func (p *page) add(key string, b []byte) (full bool, err error) {
+	r, value, full, err := p.take(key, b)
+	if r == nil {
+		return full, err
+	}
+	if !p.keysOnly {
+		r.Value = bytes.Clone(value)
+	}
+	p.records = append(p.records, r)
+	return false, nil
+}
+
+// take returns the next record, without its value, and the value. It returns nil if the record has expired, or has no
+// space, which full reports. The first record always has space.
+func (p *page) take(key string, b []byte) (r *parleyv1.Record, value []byte, full bool, err error) {
+	head, value, err := split(key, b)
 	if err != nil {
-		return false, err
+		return nil, nil, false, err
 	}
-	if stateOf(head).Expired(p.now) {
-		return false, nil
+	r = withoutValue(key, head)
+	if stateOf(r).Expired(p.now) {
+		return nil, nil, false, nil
 	}
-	if len(p.records) == p.limit {
-		return true, nil
+	if p.taken == p.limit {
+		return nil, nil, true, nil
 	}
-	head.ConversationId = p.conversationID
-	size := proto.Size(head)
+	r.ConversationId = p.conversationID
+	size := proto.Size(r)
 	if !p.keysOnly {
-		size += 1 + protowire.SizeBytes(int(head.GetSizeBytes()))
+		size += 1 + protowire.SizeBytes(len(value))
 	}
-	if size += 1 + protowire.SizeVarint(uint64(size)); size > p.space && len(p.records) > 0 {
-		return true, nil
+	if size += 1 + protowire.SizeVarint(uint64(size)); size > p.space && p.taken > 0 {
+		return nil, nil, true, nil
 	}
 	if !p.keysOnly {
-		r, err := Unmarshal(key, value)
-		if err != nil {
-			return false, err
+		if err := checkValue(key, b, value); err != nil {
+			return nil, nil, false, err
 		}
-		head.Value = bytes.Clone(r.GetValue())
 	}
 	p.space -= size
-	p.records = append(p.records, head)
-	return false, nil
+	p.taken++
+	return r, value, false, nil
 }

@@ -189,9 +189,12 @@ func TestHiddenKeys(t *testing.T) {
 			}
 		}
 	}
-	found, omitted, err := records.Get(&store.GetRecords{Keys: []string{hidden, " first"}, MaxBytes: 1 << 20}, now,
+	frames, omitted, err := records.Get(&store.GetRecords{Keys: []string{hidden, " first"}, MaxBytes: 1 << 20}, now,
 		func(key string) ([]byte, error) { return stored[key], nil })
-	if err != nil || len(found) != 1 || len(omitted) > 0 {
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found, err := frames.Records(); err != nil || len(found) != 1 || len(omitted) > 0 {
 		t.Errorf("Get = %v, %v, %v, want only the record", found, omitted, err)
 	}
 }
