@@ -49,12 +49,12 @@ type JournalState struct {
 	BypassedFull, BypassedDisk int64
 }
 
-// CacheState is the state of a store's cache of conversations.
+// CacheState is the state of a store's cache of conversations and records.
 type CacheState struct {
-	// LimitBytes is the maximum memory of the conversations, and Bytes their memory.
+	// LimitBytes is the maximum memory of the conversations and records, and Bytes their memory.
 	LimitBytes, Bytes int64
-	// Hits is the number of lookups that have found a conversation since the store was opened, and Misses the number of
-	// those that have not. A read whose version is known makes no lookup.
+	// Hits is the number of lookups that have found a conversation or a record since the store was opened, and Misses
+	// the number of those that have not. A read whose version is known makes no lookup.
 	Hits, Misses int64
 }
 

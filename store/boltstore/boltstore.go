@@ -132,8 +132,8 @@ type Options struct {
 	JournalBudget int64
 	// JournalAge is the time between folds if the journal does not reach its budget before; 0 is 60 s.
 	JournalAge time.Duration
-	// CacheBytes is the maximum memory, in bytes, of the newest states of conversations that were read or appended
-	// to. 0 means that there is no cache: a read is a transaction of the file unless its version is known.
+	// CacheBytes is the maximum memory, in bytes, of the newest states of conversations and records that were read.
+	// 0 means that there is no cache: a read is a transaction of the file unless its version is known.
 	CacheBytes int
 	// segmentBytes is the size of the journal's segments in tests; 0 is that of package journal.
 	segmentBytes int64

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"os"
 	"time"
 
@@ -348,7 +347,7 @@ func (t *txn) undo() {
 	for _, key := range t.folded {
 		t.tally.pending.Unfold(key, t.transaction)
 	}
-	t.tally.cache.Unblock(maps.Keys(t.versions))
+	t.tally.cache.Unblock(t.changedKeys())
 }
 
 // endGeneration makes the transaction write that the file contains all operations up to an index. After its commit,

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"maps"
 	"runtime"
 	"time"
 
@@ -199,7 +198,7 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*record.Outcome
 		before = *old.pending
 	}
 	l.entry.Size, l.entry.Counts = size, l.entry.Counts.Plus(before.Counts)
-	t.logEdits(&l, before, own, out.Records)
+	t.logEdits(&l, before, r.Conversation(), own, out.Records)
 	t.staged[l.key] = &l.entry
 	t.log(l)
 	t.recordVersion(a.Tenant, r)
@@ -341,7 +340,7 @@ func (s *Store) commitJournal(t *txn) error {
 	s.tally.journalEntry.Through += uint64(len(places))
 	s.tally.journalEntry.Segment = s.journal.Segment()
 	s.tally.versions.remove(t.versions)
-	s.tally.cache.Block(maps.Keys(t.versions)) // No reader may see the old state after another reader saw the new one.
+	s.tally.cache.Block(t.changedKeys()) // No reader may see the old state after another reader saw the new one.
 	for i, l := range t.logged {
 		l.entry.Since = t.transaction
 		if l.ofTenant != nil {
@@ -354,7 +353,8 @@ func (s *Store) commitJournal(t *txn) error {
 			s.tally.cache.Append(l.id, l.entry.Head, l.appended, l.retained)
 		}
 	}
-	s.tally.cache.Unblock(maps.Keys(t.versions))
+	s.tally.replaceCachedRecords(t.edited)
+	s.tally.cache.Unblock(t.changedKeys())
 	if s.journal.BeganSegment() {
 		s.folder.noteSegment()
 	}

@@ -28,17 +28,8 @@ import (
 // the caller does not need.
 func (s *Store) Read(ctx context.Context, r *store.Read) (*store.Snapshot, error) {
 	now, key := s.options.Now(), string(layout.IDKey(r.Tenant, r.ConversationID))
-	var ephemeral record.Ephemeral
 	var snapshot *store.Snapshot
-	err := ctx.Err()
-	if err == nil && s.tally.mayHaveEphemeral() {
-		// Before the conversation is read: if its id has not ended now and the conversation has not expired then, it was
-		// live at an instant between the two reads.
-		err = s.view(ctx, func(tx *bolt.Tx) error {
-			ephemeral = readState(tx.Bucket([]byte(layout.SessionsBucket)), s.tally.epoch, r.Tenant, r.ConversationID)
-			return nil
-		})
-	}
+	ephemeral, err := s.ephemeralState(ctx, r.Tenant, r.ConversationID)
 	if err == nil {
 		snapshot, err = s.readConversation(ctx, r, key, now, ephemeral)
 	}

@@ -126,6 +126,7 @@ func (t *txn) applyTenantRecords(w *store.WriteRecords, now time.Time) (*store.W
 	written, edits, err := t.decideTenantRecords(w, own, now)
 	if err == nil && edits.Any() {
 		t.editRecords(scope{}, own, edits)
+		t.noteEdits(w.Tenant, nil, edits)
 	}
 	return written, err
 }
@@ -146,7 +147,7 @@ func (t *txn) logTenantRecords(w *store.WriteRecords, now time.Time) (*store.Wri
 		return nil, fmt.Errorf("encode operation: %w", err)
 	}
 	l := journaledOperation{tenant: w.Tenant, payload: payload}
-	t.logEdits(&l, overlay.Entry{}, own, edits)
+	t.logEdits(&l, overlay.Entry{}, nil, own, edits)
 	t.log(l)
 	return written, nil
 }
@@ -201,13 +202,16 @@ func (t *txn) log(l journaledOperation) {
 }
 
 // logEdits adds edits of records to an operation for the journal. old is the entry of the conversation before it; the
-// zero value if there is none. own may be nil if no edit is of the tenant's records. Later operations of the batch
-// build on the result.
-func (t *txn) logEdits(l *journaledOperation, old overlay.Entry, own *tenantRecords, edits *records.Edits) {
+// zero value if there is none. c and own may be nil if no edit is of the conversation's records, or of the tenant's.
+// Later operations of the batch build on the result.
+func (t *txn) logEdits(
+	l *journaledOperation, old overlay.Entry, c *parleyv1.Conversation, own *tenantRecords, edits *records.Edits,
+) {
 	l.entry.Records = old.Records
 	if edits == nil {
 		return
 	}
+	t.noteEdits(l.tenant, c, edits)
 	var ofConversation, ofTenant []*overlay.Record
 	for _, e := range edits.All {
 		r := &overlay.Record{Key: e.Key, State: e.After}

@@ -25,6 +25,7 @@ type scope struct {
 	prefix   []byte // of their keys in the file
 	ofTenant bool
 	pending  *overlay.Records // what the journal has and the file does not
+	uid      string           // of the conversation; only of reader.liveScope
 }
 
 // conversationScope returns the records of a conversation. e is its entry in the overlay; it may be nil.
@@ -308,23 +309,26 @@ func (r *reader) liveScope(tenant, id string, now time.Time, states record.Ephem
 	if f.record.Expired(now, states.Of(id)) {
 		return scope{}, store.ErrNotFound
 	}
-	return conversationScope(tenant, f.place.Key, f.pending), nil
+	of := conversationScope(tenant, f.place.Key, f.pending)
+	of.uid = f.record.Conversation().GetUid()
+	return of, nil
 }
 
 // readRecords runs read with the records of a conversation, or those of the tenant if id is empty, all of one instant.
-func (s *Store) readRecords(ctx context.Context, tenant, id string, read func(*reader, scope, time.Time) error) error {
-	now, mayHaveEphemeral := s.options.Now(), s.tally.mayHaveEphemeral()
-	err := s.read(ctx, func(tx *bolt.Tx, r *reader) error {
+func (s *Store) readRecords(
+	ctx context.Context, tenant, id string, now time.Time, read func(*reader, scope) error,
+) error {
+	mayHaveEphemeral := s.tally.mayHaveEphemeral()
+	return s.read(ctx, func(tx *bolt.Tx, r *reader) error {
 		of, err := r.liveScope(tenant, id, now, readStates(tx, s.tally.epoch, mayHaveEphemeral, tenant))
 		if err != nil {
 			return err
 		}
-		if err := read(r, of, now); err != nil {
+		if err := read(r, of); err != nil {
 			return cmp.Or(r.err, err)
 		}
 		return nil
 	})
-	return recordsError(id, err)
 }
 
 // recordsError returns an error with the conversation whose records it is about. An empty id is that of the tenant.
@@ -342,12 +346,17 @@ func recordsError(id string, err error) error {
 func (s *Store) GetRecords(
 	ctx context.Context, g *store.GetRecords,
 ) (found store.RecordFrames, omitted []string, err error) {
-	err = s.readRecords(ctx, g.Tenant, g.ConversationID, func(r *reader, of scope, now time.Time) (err error) {
-		found, omitted, err = records.Get(g, now, func(key string) ([]byte, error) { return r.recordValue(of, key) })
-		return err
-	})
+	if len(g.Keys) == 1 && !records.IsHidden(g.Keys[0]) {
+		found, err = s.getRecord(ctx, g)
+	} else {
+		now := s.options.Now()
+		err = s.readRecords(ctx, g.Tenant, g.ConversationID, now, func(r *reader, of scope) (err error) {
+			found, omitted, err = records.Get(g, now, func(key string) ([]byte, error) { return r.recordValue(of, key) })
+			return err
+		})
+	}
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, recordsError(g.ConversationID, err)
 	}
 	return found, omitted, nil
 }
@@ -356,12 +365,13 @@ func (s *Store) GetRecords(
 func (s *Store) ListRecords(
 	ctx context.Context, l *store.ListRecords,
 ) (found []*parleyv1.Record, more bool, err error) {
-	err = s.readRecords(ctx, l.Tenant, l.ConversationID, func(r *reader, of scope, now time.Time) (err error) {
+	now := s.options.Now()
+	err = s.readRecords(ctx, l.Tenant, l.ConversationID, now, func(r *reader, of scope) (err error) {
 		found, more, err = records.List(l, now, r.ascend(of), r.descend(of))
 		return err
 	})
 	if err != nil {
-		return nil, false, err
+		return nil, false, recordsError(l.ConversationID, err)
 	}
 	return found, more, nil
 }

@@ -301,6 +301,7 @@ func (t *txn) sweepRecord(e layout.DueEntry, now time.Time) bool {
 		return true
 	case value != nil && s.Expired(now):
 		t.putRecords(own.scope, []pendingValue{{key: e.Name}})
+		t.edited[cachedRecordKey(e.Tenant, "", e.Name)] = editedRecord{} // The clock may be set back.
 		t.addTenantRecords(own, records.Counts{}.Minus(s.Counts))
 	}
 	t.del(t.recordEnds, entry) // Also an entry that is left over from damage.

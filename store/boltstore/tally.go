@@ -160,7 +160,7 @@ func (t *tally) aboveCapacity(limits func(tenant string) store.Limits) map[strin
 func (t *tally) apply(committed *txn) {
 	t.versions.apply(committed.versions)
 	if len(committed.logged) == 0 {
-		t.cache.Remove(maps.Keys(committed.versions))
+		t.cache.Remove(committed.changedKeys())
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -266,10 +266,15 @@ func newVersions(limit int) *versions {
 // unchanged reports whether the conversation with a key in ids is certainly live and in the known state. The caller
 // has read the state of its id before.
 func (v *versions) unchanged(key string, known store.Known, now time.Time, ephemeral record.Ephemeral) bool {
-	v.mu.RLock()
-	of := v.byID[key]
-	v.mu.RUnlock()
+	of := v.get(key)
 	return known.Is(of.known) && !ephemeral.Expired(now, of.expires, of.running)
+}
+
+// get returns the version of a conversation, or the zero value.
+func (v *versions) get(key string) version {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.byID[key]
 }
 
 // remove removes the changed conversations from the cache.

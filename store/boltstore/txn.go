@@ -41,6 +41,7 @@ type txn struct {
 	ephemeralCounts         map[string]int             // the same, number of ids in sessions
 	holders                 map[string]int             // new number of holders, by layout.IDKey, only of changed ids
 	versions                map[string]version         // by layout.IDKey, only of changed conversations
+	edited                  map[string]editedRecord    // by cachedRecordKey
 	changes                 []store.Change
 	expired, evicted        int64
 	dirty                   bool
@@ -70,7 +71,8 @@ func newTxn(tx *bolt.Tx, o *store.Options, tl *tally, j journaled) *txn {
 		tenants: bucket(layout.TenantsBucket), meta: bucket(layout.MetaBucket),
 		options: o, tally: tl, counts: map[string]layout.Counts{},
 		evictFrom: map[string]layout.InnerKey{}, ephemeralCounts: map[string]int{}, holders: map[string]int{},
-		versions: map[string]version{}, unfolded: map[string]layout.Counts{}, inJournal: tl.journaled,
+		versions: map[string]version{}, edited: map[string]editedRecord{},
+		unfolded: map[string]layout.Counts{}, inJournal: tl.journaled,
 		refuseFrom: math.MaxInt, spaceNeeded: math.MaxInt,
 		lowSpace: sync.OnceValue(func() bool { return boltfile.IsLow(tx.DB()) }),
 	}
@@ -195,6 +197,7 @@ func (t *txn) create(
 	t.markEvictable(tenant, key)
 	t.addCounts(tenant, layout.Counts{Conversations: 1, Messages: int64(c.GetMessageCount()), Bytes: int64(e.Size)})
 	t.editConversation(s, own, edits)
+	t.noteEdits(tenant, c, edits)
 }
 
 // editConversation makes the edits of records of a write of a conversation.
@@ -221,6 +224,7 @@ func (t *txn) replace(
 	messages := int64(r.Conversation().GetMessageCount())
 	t.addCounts(s.tenant, layout.Counts{Messages: messages - int64(s.messages), Bytes: int64(e.Size - s.size)})
 	t.editConversation(s, own, edits)
+	t.noteEdits(s.tenant, r.Conversation(), edits)
 }
 
 // remove removes a conversation from every bucket. If its id is not held, it stops being ephemeral. Chunks and records
@@ -362,7 +366,7 @@ func (t *txn) finish() error {
 		t.put(t.meta, key, e.Encode(key))
 	}
 	t.tally.versions.remove(t.versions)
-	t.tally.cache.Block(maps.Keys(t.versions))
+	t.tally.cache.Block(t.changedKeys())
 	return t.err
 }
 

@@ -151,7 +151,7 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 		newSetting("journal-age", duration(&c.JournalAge, time.Minute, time.Second, day),
 			"time between folds of the journal if it does not reach its budget before"),
 		newSetting("cache-bytes", size(&c.CacheBytes, 64*mib, 0, math.MaxInt),
-			"maximum memory for conversations and summaries that may be read again; 0: no cache"),
+			"maximum memory for conversations, records and summaries that may be read again; 0: no cache"),
 		newSetting("max-messages", count(&c.MaxMessages, 20, 1, store.MaxMessages),
 			"messages kept per conversation unless its retention says otherwise; the oldest are dropped"),
 		newSetting("ttl", duration(&c.TTL, time.Hour, 100*time.Millisecond, 366*day),

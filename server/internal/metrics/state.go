@@ -104,11 +104,12 @@ func (m *stateMetrics) addJournal() {
 // addCache adds the state of the cache. All values are 0 if the store has none.
 func (m *stateMetrics) addCache() {
 	m.split(prometheus.CounterValue, "parley_store_cache_lookups_total",
-		"Lookups of a conversation in the cache, by result: hit, if the cache had it, or miss.", "result",
+		"Lookups of a conversation or a record in the cache, by result: hit, if the cache had it, or miss.", "result",
 		part{"hit", func(s *store.State) float64 { return float64(s.Cache.Hits) }},
 		part{"miss", func(s *store.State) float64 { return float64(s.Cache.Misses) }})
-	m.gauge("parley_store_cache_bytes", "Memory of the conversations in the cache.",
+	m.gauge("parley_store_cache_bytes", "Memory of the conversations and records in the cache.",
 		func(s *store.State) float64 { return float64(s.Cache.Bytes) })
-	m.gauge("parley_store_cache_limit_bytes", "Maximum memory of the conversations in the cache; 0 if there is no cache.",
+	m.gauge("parley_store_cache_limit_bytes",
+		"Maximum memory of the conversations and records in the cache; 0 if there is no cache.",
 		func(s *store.State) float64 { return float64(s.Cache.LimitBytes) })
 }

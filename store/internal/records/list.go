@@ -97,6 +97,18 @@ func Get(
 	return found, omitted, nil
 }
 
+// Frame returns a record as the only one of a result, and when it expires, or the zero time if it does not. b is its
+// value.
+func Frame(conversationID, key string, b []byte) (frame store.RecordFrames, expires time.Time, err error) {
+	p := page{conversationID: conversationID, limit: 1}
+	r, value, _, err := p.take(key, b)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	frame, err = frame.Append(r, value)
+	return frame, stateOf(r).ExpireTime, err
+}
+
 // afterPrefix returns the first key after all keys with a prefix; empty if there is none.
 func afterPrefix(prefix string) string {
 	end := []byte(prefix)

@@ -1,5 +1,5 @@
-// Package cache keeps the newest states of conversations in memory, so that a read needs no transaction on
-// the store's file.
+// Package cache keeps the newest states of conversations and records in memory, so that a read needs no transaction on
+// the store's file. A record has an entry and a key of its own. What follows applies to both.
 //
 // For each conversation, the cache has the committed state, or nothing. The writer of the store replaces a
 // state when its change becomes visible. Before a transaction on the file is committed, the writer blocks
@@ -20,6 +20,7 @@ import (
 	"iter"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/parleyhq/parley/store"
 )
@@ -31,15 +32,17 @@ const overhead = 400
 // the cache has 5000 conversations of 20 messages of 500 bytes.
 const missSlots = 16 << 10
 
-// State is a conversation. It does not change, and shares memory with the cache and other states.
+// State is a conversation or a record. It does not change, and shares memory with the cache and other states.
 type State struct {
-	// Head is the encoded record without its messages.
+	// Head is the encoded conversation without its messages, or a record as a reply contains it.
 	Head []byte
-	// Messages are the retained messages.
+	// Messages are the retained messages of a conversation.
 	Messages store.Frames
+	// Expires is when a record expires. It is the zero time if the record does not expire, and for a conversation.
+	Expires time.Time
 }
 
-// Cache is a set of states by the key of their conversation, with a limit in bytes. All methods may be
+// Cache is a set of states by the key of their conversation or record, with a limit in bytes. All methods may be
 // called from many goroutines.
 type Cache struct {
 	limit int
@@ -158,7 +161,7 @@ func (f *Fill) Drop() {
 }
 
 // Block blocks conversations and drops their fills. Unblock or Remove ends the block. Only the writer calls
-// these three methods.
+// these three methods, Append and Replace.
 func (c *Cache) Block(keys iter.Seq[string]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -214,6 +217,22 @@ func (c *Cache) Append(key string, head []byte, messages store.Frames, retained 
 		buffer = cap(old) // The buffer is new. The earlier one also has the messages that are not retained any more.
 	}
 	c.set(key, State{Head: head, Messages: old}, buffer)
+}
+
+// Has reports whether the cache has a state, also if it is blocked.
+func (c *Cache) Has(key string) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.entries[key] != nil
+}
+
+// Replace sets the state of a blocked record. If the cache does not have the record, Replace does nothing.
+func (c *Cache) Replace(key string, s State) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.entries[key] != nil {
+		c.set(key, s, 0)
+	}
 }
 
 // Close removes all states and makes later fills have no effect.

@@ -93,6 +93,30 @@ func TestAppend(t *testing.T) {
 	wantState(t, c, "a", "none")
 }
 
+// TestReplace checks that a state is replaced if the cache has one, and counts with its size, and that a reader still finds
+// nothing before the end of the block.
+func TestReplace(t *testing.T) {
+	c := New(1 << 20)
+	c.Block(of("a"))
+	c.Replace("a", state("1", ""))
+	c.Unblock(of("a"))
+	wantState(t, c, "a", "none")
+	smaller, larger := State{Head: make([]byte, 10)}, State{Head: make([]byte, 1000)}
+	c.Fill("a").Put(smaller)
+	before := c.Stats().Bytes
+	c.Block(of("a"))
+	if !c.Has("a") || c.Has("b") {
+		t.Errorf("Has = %t for a, %t for b, want true, false", c.Has("a"), c.Has("b"))
+	}
+	c.Replace("a", larger)
+	wantState(t, c, "a", "none")
+	c.Unblock(of("a"))
+	wantState(t, c, "a", string(larger.Head)+" ")
+	if grown := c.Stats().Bytes - before; grown != int64(cap(larger.Head)-cap(smaller.Head)) {
+		t.Errorf("the cache grew by %d bytes, want the difference of the heads", grown)
+	}
+}
+
 // TestLimit checks that the states take no more than the limit, that those in use stay longest, and that a large one does
 // not push out the others.
 func TestLimit(t *testing.T) {
