@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Errors of a store. Callers distinguish them with errors.Is and errors.As.
@@ -39,6 +40,21 @@ var (
 	// ErrClosed means that the store was closed.
 	ErrClosed = errors.New("store is closed")
 )
+
+// ExpiredError is returned by Read for a conversation that has expired and that no sweep has removed yet. It wraps
+// ErrNotFound. It is not returned for an ephemeral conversation that has ended.
+type ExpiredError struct {
+	// At is the expire_time of the conversation.
+	At time.Time
+}
+
+// Error returns the time.
+func (e *ExpiredError) Error() string {
+	return fmt.Sprintf("%v: it expired at %s", ErrNotFound, e.At.UTC().Format(time.RFC3339))
+}
+
+// Unwrap returns ErrNotFound.
+func (*ExpiredError) Unwrap() error { return ErrNotFound }
 
 // VersionError is returned if a conversation does not have the version that a write requires.
 type VersionError struct {

@@ -165,6 +165,9 @@ type Change struct {
 	// Trimmed is the number of old messages that the write dropped to stay within limits. It is set only
 	// in the last change of a write, apart from those of records.
 	Trimmed int
+	// ExpireTime is the time from which on the conversation was not found. Set for EXPIRED. The sweep that Time is
+	// of may be later.
+	ExpireTime time.Time
 	// EphemeralEnded is set for DELETED if the conversation was ephemeral and its delete time has
 	// passed.
 	EphemeralEnded bool

@@ -68,10 +68,11 @@
 //  4. Cancellation: if the context of a write ends before the write starts, the write changes
 //     nothing and returns the context's error. A write that has started is completed. A list stops
 //     when its context ends.
-//  5. Expiry: from its expire_time on a conversation is not found, even before it is swept. It does
-//     not expire while a turn is running or while it is ephemeral. Reads do not postpone the
-//     expiry. With no_expiry in its retention it has no expire_time and does not expire. If
-//     no_expiry becomes false, the ttl counts from last_append_time.
+//  5. Expiry: from its expire_time on a conversation is not found, even before it is swept. Until
+//     then, the error of Read is an [ExpiredError]. A conversation does not expire while a turn is
+//     running or while it is ephemeral. Reads do not postpone the expiry. With no_expiry in its
+//     retention it has no expire_time and does not expire. If no_expiry becomes false, the ttl
+//     counts from last_append_time.
 //  6. Order: the writes of a conversation happen one after the other. Sequences and versions rise
 //     in the order of commit. A read sees all writes that returned before it started.
 //  7. Observation: [Options.Observe] receives each committed change once, in the order of commit.
@@ -202,7 +203,7 @@ type Store interface {
 	Release(ctx context.Context, h *Hold) error
 
 	// Read returns a conversation at one version. It returns ErrNotFound if the conversation does
-	// not exist.
+	// not exist, and an ExpiredError if it has expired and is not swept yet.
 	Read(ctx context.Context, r *Read) (*Snapshot, error)
 	// List returns a page of a tenant's conversations that have not expired. An empty page is not
 	// an error. It returns ErrPageToken if the token is not from a list with the same filter and

@@ -118,12 +118,12 @@ func fillCache(fill *cache.Fill, f found) (err error) {
 	return nil
 }
 
-// readLive returns the result of a read of a conversation, or store.ErrNotFound if it has expired.
+// readLive returns the result of a read of a conversation, or a store.ExpiredError if it has expired.
 func readLive(
 	rec *record.Record, part record.Part, r *store.Read, now time.Time, ephemeral record.Ephemeral,
 ) (*store.Snapshot, error) {
-	if rec.Expired(now, ephemeral) {
-		return nil, store.ErrNotFound
+	if err := ephemeral.NotFound(now, rec.ExpireTime(), rec.Running()); err != nil {
+		return nil, err
 	}
 	return record.Read(rec, part, r, now)
 }

@@ -30,6 +30,11 @@ func (s *Store) read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 		return nil, err
 	}
 	now := s.options.Now()
+	if e != nil {
+		if err := ephemeral.NotFound(now, e.expires, e.turn != ""); err != nil {
+			return nil, err
+		}
+	}
 	decode := record.Unmarshal
 	if r.Newest == 0 {
 		decode = record.UnmarshalHead

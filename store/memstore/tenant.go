@@ -265,7 +265,7 @@ func (s *Store) removeAndReport(t *tenant, e *entry, now time.Time) store.Change
 	case ephemeral.HasEnded(now):
 		change.Kind, change.EphemeralEnded = parleyv1.ChangeKind_CHANGE_KIND_DELETED, true
 	case e.expired(now, ephemeral):
-		change.Kind = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED
+		change.Kind, change.ExpireTime = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, e.expires
 		s.stats.Expired++
 	default:
 		change.Kind = parleyv1.ChangeKind_CHANGE_KIND_EVICTED

@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -19,8 +20,13 @@ func (s Subject) law05Expiry(t *testing.T) {
 		f := s.open(t, hour)
 		f.append("a", user("hello"))
 		f.clock.Advance(time.Hour - 1)
-		f.header("a")
+		expires := f.header("a").GetExpireTime().AsTime()
 		f.clock.Advance(1)
+		_, err := f.store.Read(f.t.Context(), &store.Read{Tenant: tenant, ConversationID: "a", Newest: 1})
+		var expired *store.ExpiredError
+		if !errors.As(err, &expired) || !expired.At.Equal(expires) || !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("Read(a) = %v, want an ExpiredError at %v that is ErrNotFound", err, expires)
+		}
 		f.expired("a")
 	})
 	t.Run("reads do not postpone the expiry", func(t *testing.T) {
@@ -160,7 +166,7 @@ func (f *fixture) expired(id string) {
 	}
 	changes := f.observer.drain()
 	if len(changes) != 3 || changes[0].Kind != parleyv1.ChangeKind_CHANGE_KIND_EXPIRED ||
-		changes[0].ConversationID != id ||
+		changes[0].ConversationID != id || changes[0].ExpireTime.IsZero() || changes[0].ExpireTime.After(f.clock.Now()) ||
 		changes[1].Kind != parleyv1.ChangeKind_CHANGE_KIND_CREATED || changes[0].UID == changes[1].UID {
 		f.t.Errorf("changes of recreating %s = %v", id, summaries(changes))
 	}

@@ -18,13 +18,13 @@ import (
 // notFoundReason is the reason of calls that name a conversation that does not exist.
 const notFoundReason = "CONVERSATION_NOT_FOUND"
 
-// addEnding adds to the refusal of a call why and when the conversation ended, if the hub remembers it.
+// addEnding adds to the refusal of a call why and when the conversation ended, if that is known.
 func (s *Server) addEnding(ctx context.Context, r refusal, err error) refusal {
 	about := subjectOf(err)
 	if r.reason != notFoundReason || about.id == "" {
 		return r
 	}
-	ending, ok := s.hub.Ended(calllog.Of(ctx).Tenant(), about.id, s.now())
+	ending, ok := s.endingOf(ctx, about.id)
 	if !ok {
 		return r
 	}
@@ -38,6 +38,20 @@ func (s *Server) addEnding(ctx context.Context, r refusal, err error) refusal {
 		info.Description = r.text
 	}
 	return r
+}
+
+// endingOf returns how a conversation that was not found ended, and whether that is known. The hub learns of an expiry
+// when a sweep removes the conversation. Until then, the store knows it.
+func (s *Server) endingOf(ctx context.Context, id string) (watch.Ending, bool) {
+	of := calllog.Of(ctx).Tenant()
+	if ending, ok := s.hub.Ended(of, id, s.now()); ok {
+		return ending, true
+	}
+	_, err := s.store.Read(ctx, &store.Read{Tenant: of, ConversationID: id})
+	if expired, ok := errors.AsType[*store.ExpiredError](err); ok {
+		return watch.Ending{Kind: parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, At: expired.At}, true
+	}
+	return watch.Ending{}, false
 }
 
 // endingText says how a conversation ended, as a clause whose subject is "it".

@@ -451,11 +451,20 @@ func TestEnded(t *testing.T) {
 		})
 	}
 
-	clock.advance(59*time.Minute + time.Second)
+	expires := f.get(t, "expired").GetExpireTime().AsTime()
+	clock.advance(expires.Sub(clock.Now()))
+	ended(get("expired"), "EXPIRED", "expired", expires)
+	_, err := f.AppendMessages(t.Context(), &parleyv1.AppendMessagesRequest{
+		ConversationId: "expired", Messages: []*parleyv1.Message{user("1")}, MustExist: true,
+	})
+	ended(wantError(t, err, codes.NotFound, "CONVERSATION_NOT_FOUND"), "EXPIRED", "expired", expires)
+
+	// The sweep, which is later, does not change the time.
+	clock.advance(time.Second)
 	if _, err := f.store.Sweep(t.Context(), 10); err != nil {
 		t.Fatal(err)
 	}
-	ended(get("expired"), "EXPIRED", "expired", clock.Now())
+	ended(get("expired"), "EXPIRED", "expired", expires)
 	if got := get("evicted"); got.metadata != nil {
 		t.Errorf("metadata an hour after the eviction = %v, want none", got.metadata)
 	}

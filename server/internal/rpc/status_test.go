@@ -24,6 +24,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/memstore"
 )
 
 // secret is part of internal errors. No status may contain it.
@@ -266,7 +267,7 @@ func TestStatusOfErrors(t *testing.T) {
 			log := new(logBuffer)
 			s := &Server{
 				monitor: noMonitor{}, log: slog.New(slog.NewTextHandler(log, nil)), refusals: refusals(),
-				hub: watch.New(watch.Options{}), now: time.Now,
+				hub: watch.New(watch.Options{}), store: memstore.New(store.Options{}), now: time.Now,
 			}
 			err := inConversation("c1", fmt.Errorf("read %s: %w", secret, test.err))
 			got := statusOf(s.toStatus(t.Context(), "/parley.v1.ConversationService/GetConversation", err))
@@ -316,7 +317,7 @@ func TestStatusOfErrors(t *testing.T) {
 func TestStatusesAreIndependent(t *testing.T) {
 	s := &Server{
 		monitor: noMonitor{}, log: slog.New(slog.DiscardHandler), refusals: refusals(),
-		hub: watch.New(watch.Options{}), now: time.Now,
+		hub: watch.New(watch.Options{}), store: memstore.New(store.Options{}), now: time.Now,
 	}
 	for _, cause := range []error{store.ErrNotFound, store.ErrCorrupt, store.ErrRequestReused, &store.BusyError{TurnID: "t"}} {
 		for _, id := range []string{"first", "second"} {

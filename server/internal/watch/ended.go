@@ -25,8 +25,7 @@ const (
 type Ending struct {
 	// Kind is DELETED, EXPIRED or EVICTED.
 	Kind parleyv1.ChangeKind
-	// At is when the store removed the conversation. An expired one was not found from its expire_time on, which may
-	// be a few seconds earlier.
+	// At is when the conversation ended: for an expired one its expire_time, for the others when the store removed it.
 	At time.Time
 }
 
@@ -81,7 +80,11 @@ func (e *endings) add(changes []store.Change) {
 			e.forget(c.Tenant, c.ConversationID)
 		case parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED,
 			parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
-			e.remember(c.Tenant, c.ConversationID, Ending{Kind: c.Kind, At: c.Time})
+			at := c.Time
+			if !c.ExpireTime.IsZero() { // The sweep was later.
+				at = c.ExpireTime
+			}
+			e.remember(c.Tenant, c.ConversationID, Ending{Kind: c.Kind, At: at})
 		default:
 		}
 	}
@@ -107,7 +110,8 @@ func (e *endings) forget(tenant, id string) {
 	}
 }
 
-// remember adds an ending, which is newer than all others, and removes the old ones and those over the limits.
+// remember adds an ending and removes the old ones and those over the limits. Apart from the delay of a sweep, the ending
+// is newer than all others.
 func (e *endings) remember(tenant, id string, newest Ending) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -36,6 +36,19 @@ func (s Ephemeral) Expired(now, expire time.Time, running bool) bool {
 	return !running && !now.Before(expire)
 }
 
+// NotFound returns the error of a read of a conversation that has expired or ended, or nil if it is live. The
+// parameters are those of Expired.
+func (s Ephemeral) NotFound(now, expire time.Time, running bool) error {
+	switch {
+	case !s.Expired(now, expire, running):
+		return nil
+	case s.IsZero():
+		return &store.ExpiredError{At: expire}
+	default:
+		return store.ErrNotFound
+	}
+}
+
 // EphemeralStates returns the state of an id of one tenant. If nil, no id is ephemeral.
 type EphemeralStates func(id string) Ephemeral
 

@@ -125,6 +125,9 @@ func (r *Record) Entry() *parleyv1.ConversationEntry {
 func (r *Record) RemovalChange(tenant string, kind parleyv1.ChangeKind, now time.Time) store.Change {
 	c := r.change(tenant, kind, now)
 	c.Conversation = nil
+	if kind == parleyv1.ChangeKind_CHANGE_KIND_EXPIRED {
+		c.ExpireTime = r.ExpireTime()
+	}
 	return c
 }
 
