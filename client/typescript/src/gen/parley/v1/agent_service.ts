@@ -16,7 +16,8 @@ export interface RespondRequest {
     | Conversation
     | undefined;
   /**
-   * Messages of the context window, oldest first. The last ones are those to answer. They have
+   * Messages of the context window, oldest first. The last ones are those to answer: a text of the
+   * user, or results of tools, which have their text in tool_result and no content. They have
    * Message.native, which the provider needs back, but not Message.reasoning.
    */
   messages: Message[];
