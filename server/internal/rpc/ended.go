@@ -18,6 +18,14 @@ import (
 // notFoundReason is the reason of calls that name a conversation that does not exist.
 const notFoundReason = "CONVERSATION_NOT_FOUND"
 
+// inNamed adds the conversation to an error, if the call names one.
+func inNamed(id string, err error) error {
+	if id == "" {
+		return err
+	}
+	return inConversation(id, err)
+}
+
 // addEnding adds to the refusal of a call why and when the conversation ended, if that is known.
 func (s *Server) addEnding(ctx context.Context, r refusal, err error) refusal {
 	about := subjectOf(err)

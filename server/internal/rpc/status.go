@@ -47,14 +47,6 @@ func (e *conversationError) Unwrap() error { return e.err }
 
 func inConversation(id string, err error) error { return &conversationError{id: id, err: err} }
 
-// inNamed adds the conversation to an error, if the call names one.
-func inNamed(id string, err error) error {
-	if id == "" {
-		return err
-	}
-	return inConversation(id, err)
-}
-
 // refusal contains the parts of a status.
 type refusal struct {
 	code     codes.Code

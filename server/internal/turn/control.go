@@ -66,6 +66,12 @@ func (m *Manager) cancelledBeforeStart(at key, turnID string) *liveTurn {
 	return nil
 }
 
+// isIn reports whether the conversation is that of a request. If the request has no id, it means all conversations of
+// its tenant.
+func (k key) isIn(request key) bool {
+	return k.tenant == request.tenant && (request.id == "" || k.id == request.id)
+}
+
 // Cancel cancels a running or queued turn and returns it as it ended. The turn may have another
 // state than CANCELLED if its answer was already complete. Cancel does not change a turn that has
 // ended. Errors: those of Get, and store.BusyError if another server runs the turn.

@@ -25,12 +25,6 @@ const maxWaitingBytes, maxTenantWaitingBytes = 64 << 20, 32 << 20
 // key identifies a conversation.
 type key struct{ tenant, id string }
 
-// isIn reports whether the conversation is that of a request. If the request has no id, it means all conversations of
-// its tenant.
-func (k key) isIn(request key) bool {
-	return k.tenant == request.tenant && (request.id == "" || k.id == request.id)
-}
-
 // queue contains the turns of one conversation. Manager.mu guards its fields; the caller of a method holds
 // it.
 type queue struct {

@@ -110,8 +110,8 @@ func (e *endings) forget(tenant, id string) {
 	}
 }
 
-// remember adds an ending and removes the old ones and those over the limits. Apart from the delay of a sweep, the ending
-// is newer than all others.
+// remember adds an ending and removes the old ones and those over the limits. Apart from the delay of a sweep, the
+// ending is newer than all others.
 func (e *endings) remember(tenant, id string, newest Ending) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
