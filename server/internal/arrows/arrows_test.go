@@ -108,7 +108,7 @@ func allowedArrows() []arrow {
 		{"server/internal/rpc/pipeline", nil},
 		{"server/internal/rpc/summaries", []string{"server/internal/routing", "store"}},
 		{"server/internal/rpc/wirecodec", []string{"store"}},
-		{"server/internal/rpc/pages", []string{"store", api}},
+		{"server/internal/rpc/pages", []string{"server/internal/turn", "store", api}},
 		{"server/internal/rpc/retries", []string{"store"}},
 		{"server/internal/limit", nil},
 		{"server/internal/metrics", []string{"store", api}},
