@@ -78,8 +78,8 @@ type Client struct {
 // override them: [grpc.WithTransportCredentials] sets other credentials, [grpc.WithUserAgent]
 // sets the user agent, [grpc.WithDefaultServiceConfig] sets other retries. [WithToken],
 // [WithTokenFile] and [WithTenant] sign in; [TLSFromFiles] returns credentials from files. The limit of a message
-// is [MaxGRPCBytes] in each direction. The client pings a connection that has been silent for 30 s, and
-// closes it if there is no answer within 10 s.
+// is [MaxGRPCBytes] in each direction. The client tries to reconnect at least every 1.2 s. It pings a connection that
+// has been silent for 30 s, and closes it if there is no answer within 10 s.
 func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 	defaults := []grpc.DialOption{
 		grpc.WithTransportCredentials(defaultCredentials(target)),
@@ -94,11 +94,11 @@ func Dial(target string, opts ...grpc.DialOption) (*Client, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: 30 * time.Second, Timeout: 10 * time.Second, PermitWithoutStream: true,
 		}),
-		// Reconnect as quickly as calls are retried. Otherwise all retries would fail on the
-		// connection that a restart broke.
+		// Reconnect as quickly as calls are retried. Otherwise all retries would fail on the connection that a restart
+		// broke, or after an outage that took longer than they do.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
-				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second,
+				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second,
 			},
 			MinConnectTimeout: 10 * time.Second,
 		}),

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/parleyhq/parley/client"
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
 var errRefused = errors.New("connection refused")
@@ -177,6 +178,28 @@ func TestASlowLoopDoesNotCountAsSilence(t *testing.T) {
 		checkEvents(t, long(), got)
 		if calls, _ := f.recordedCalls(); len(calls) != 1 {
 			t.Errorf("server received %d calls, want 1", len(calls))
+		}
+	})
+}
+
+// TestCallsAfterAnOutage checks that calls succeed soon after the server is back, however long it was not reachable. The
+// call is one that is never retried.
+func TestCallsAfterAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var unreachable atomic.Bool
+		unreachable.Store(true)
+		c := turnFake(0).dialUntil(t, &unreachable)
+		for range 60 {
+			<-time.After(time.Second)
+			if err := getConversation(t.Context(), c); status.Code(err) != codes.Unavailable {
+				t.Fatalf("GetConversation during the outage = %v, want UNAVAILABLE", err)
+			}
+		}
+		unreachable.Store(false)
+		<-time.After(1300 * time.Millisecond)
+		_, err := c.UpdateConversation(t.Context(), &parleyv1.UpdateConversationRequest{})
+		if status.Code(err) == codes.Unavailable {
+			t.Errorf("UpdateConversation 1.3 s after the outage = %v, want the reply of the server", err)
 		}
 	})
 }

@@ -66,10 +66,11 @@ def channel_options(target: str, more: Sequence[tuple[str, Any]]) -> list[tuple[
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.http2.max_pings_without_data": 0,
         # Reconnect as quickly as calls are retried. Otherwise all retries would fail on the
-        # connection that a restart broke. The second option limits one connection attempt.
+        # connection that a restart broke, or after an outage that took longer than they do. The
+        # second option limits one connection attempt.
         "grpc.initial_reconnect_backoff_ms": 100,
         "grpc.min_reconnect_backoff_ms": 10_000,
-        "grpc.max_reconnect_backoff_ms": 5_000,
+        "grpc.max_reconnect_backoff_ms": 1_000,
     }
     if is_local(target):
         # A proxy from the environment would read the plaintext, and would resolve "localhost" as

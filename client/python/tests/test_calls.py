@@ -432,6 +432,16 @@ def test_options_of_the_caller_override_the_defaults() -> None:
     assert len(options) == len(dict(options))
 
 
+def test_reconnects_while_calls_are_retried() -> None:
+    """Otherwise all attempts of a call may fail after an outage, although the server is back."""
+    options = dict(_options.channel_options("localhost", []))
+    policy = json.loads(options["grpc.service_config"])["methodConfig"][0]["retryPolicy"]
+    delay, attempts = float(policy["initialBackoff"][:-1]), policy["maxAttempts"]
+    most = float(policy["maxBackoff"][:-1])
+    retrying = sum(min(most, delay * policy["backoffMultiplier"] ** n) for n in range(attempts - 1))
+    assert options["grpc.max_reconnect_backoff_ms"] < 1000 * retrying
+
+
 def test_tls_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller can override it."""
     made, plaintext = [], grpc.insecure_channel

@@ -175,9 +175,9 @@ export class Client {
       "grpc.keepalive_timeout_ms": 10_000,
       "grpc.keepalive_permit_without_calls": 1,
       // Reconnect as quickly as calls are retried. Otherwise all retries would fail on the connection
-      // that a restart broke.
+      // that a restart broke, or after an outage that took longer than they do.
       "grpc.initial_reconnect_backoff_ms": 100,
-      "grpc.max_reconnect_backoff_ms": 5000,
+      "grpc.max_reconnect_backoff_ms": 1000,
       "grpc.min_reconnect_backoff_ms": 10_000, // It limits one connection attempt, despite its name.
       // Otherwise clients of one server would share a connection, and close would not close it.
       "grpc.use_local_subchannel_pool": 1,
