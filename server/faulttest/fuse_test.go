@@ -346,7 +346,7 @@ func compareTenant(ctx context.Context, s *boltstore.Store, want map[string]int6
 
 // read reads a conversation and its records from a store, and reports whether a turn runs on it.
 func read(ctx context.Context, s *boltstore.Store, id string) (c conversation, running bool, err error) {
-	ofTenant, _, err := getRecords(ctx, s, &store.GetRecords{Tenant: tenant, Keys: []string{id}, MaxBytes: maxBytes})
+	ofTenant, err := getRecords(ctx, s, &store.GetRecords{Tenant: tenant, Keys: []string{id}, MaxBytes: maxBytes})
 	if err != nil {
 		return conversation{}, false, err
 	}
@@ -361,7 +361,7 @@ func read(ctx context.Context, s *boltstore.Store, id string) (c conversation, r
 	if err != nil {
 		return conversation{}, false, err
 	}
-	own, _, err := getRecords(ctx, s, &store.GetRecords{
+	own, err := getRecords(ctx, s, &store.GetRecords{
 		Tenant: tenant, ConversationID: id, Keys: []string{recordKey}, MaxBytes: maxBytes,
 	})
 	c = conversationOf(snapshot.Conversation, messages)
@@ -370,12 +370,10 @@ func read(ctx context.Context, s *boltstore.Store, id string) (c conversation, r
 }
 
 // getRecords returns the decoded records of [store.Store.GetRecords].
-func getRecords(
-	ctx context.Context, s store.Store, g *store.GetRecords,
-) (records []*parleyv1.Record, omitted []string, err error) {
-	found, omitted, err := s.GetRecords(ctx, g)
-	if err == nil {
-		records, err = found.Records()
+func getRecords(ctx context.Context, s store.Store, g *store.GetRecords) ([]*parleyv1.Record, error) {
+	found, _, err := s.GetRecords(ctx, g)
+	if err != nil {
+		return nil, err
 	}
-	return records, omitted, err
+	return found.Records()
 }
