@@ -19,7 +19,7 @@ import (
 // not found from then on, and each transaction removes a bounded number.
 func TestManyTurnsRemoved(t *testing.T) {
 	// Besides maxRemoved, a transaction removes the turns of the last chunk, and those that were in no chunk.
-	const turns, bound = maxRemoved + 400, maxRemoved + 32 + 64
+	const turns, bound = maxRemoved + 400, maxRemoved + 16 + 48
 	now := time.Unix(1_800_000_000, 0)
 	options := store.Options{TTL: time.Hour, Now: func() time.Time { return now }}
 	for name, test := range map[string]struct {

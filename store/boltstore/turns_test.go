@@ -176,11 +176,11 @@ func TestTurnBuckets(t *testing.T) {
 			wantConsistent(t, s)
 		}
 		keepTurns(t, s, "a", 100)
-		for i := range 64 {
+		for i := range 48 {
 			runTurn(t, s, "a", fmt.Sprint("turn ", i))
 		}
 		want("turns of other ids", false)
-		for i := range 10 { // With a journal, it is the fold that divides them.
+		for i := range 20 { // With a journal, it is the fold that divides them.
 			runTurn(t, s, "a", fmt.Sprint("more ", i))
 		}
 		want("a chunk", true)

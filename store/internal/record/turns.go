@@ -16,9 +16,10 @@ import (
 const (
 	// turnsInChunk is the number of turns in a chunk of turns, and the number that is dropped at once if a conversation
 	// keeps more than store.DefaultMaxTurns.
-	turnsInChunk = 32
-	// maxHeadTurns is the number of turns in the value of a conversation above which DivideTurns moves the oldest.
-	maxHeadTurns = 2 * turnsInChunk
+	turnsInChunk = 16
+	// maxHeadTurns is the number of turns in the value of a conversation above which DivideTurns moves the oldest, so
+	// that less than this and at least store.DefaultMaxTurns are left: each append writes the value.
+	maxHeadTurns = store.DefaultMaxTurns + turnsInChunk
 	// MaxUndividedTurns is the number of turns in the value of a conversation at which a store that keeps conversations
 	// in memory before it divides them must divide them; see store.Snapshot.Turns.
 	MaxUndividedTurns = store.DefaultMaxTurns + 63
@@ -141,7 +142,11 @@ func (r *Record) DivideTurns() (put []TurnChunk) {
 	if r.maxTurns() <= store.DefaultMaxTurns {
 		return nil
 	}
-	for head := countItems(r.Turns, turnsField); head > maxHeadTurns; head -= turnsInChunk {
+	head := countItems(r.Turns, turnsField)
+	if head <= maxHeadTurns {
+		return nil
+	}
+	for ; head >= maxHeadTurns; head -= turnsInChunk {
 		n := sizeOfFirst(r.Turns, turnsInChunk)
 		turns := r.Turns[:n:n]
 		r.Turns = r.Turns[n:]
