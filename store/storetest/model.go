@@ -44,6 +44,7 @@ type machine struct {
 	walk    *walk             // list that is being read; nil: none
 	unswept bool              // the capacity was lowered, and the tenant may still exceed it
 	counter int
+	begun   []string // ids of all turns
 }
 
 // writeBoth makes a write in the store and the oracle, at the same time of the clock, and compares
@@ -115,6 +116,7 @@ func drawRetention(r *rapid.T) *parleyv1.Retention {
 		MaxMessages: int32(rapid.IntRange(1, 4).Draw(r, "max_messages")),
 		Ttl:         durationpb.New(time.Duration(rapid.IntRange(1, 90).Draw(r, "ttl")) * time.Minute),
 		KeepAll:     rarely("keep_all"), NoExpiry: rarely("no_expiry"), NoEviction: rarely("no_eviction"),
+		MaxTurns: int32(rapid.IntRange(0, 3).Draw(r, "max_turns")),
 	}
 }
 
@@ -192,9 +194,8 @@ func (m *machine) drawAppend(r *rapid.T) *store.Append {
 func (m *machine) turn(r *rapid.T) {
 	id := drawID(r)
 	w := &store.Append{ConversationID: id}
-	m.counter++
 	turn := &parleyv1.Turn{
-		Id: fmt.Sprint("turn ", m.counter), Agent: "writer", InputSequence: 1, State: parleyv1.TurnState_TURN_STATE_COMPLETED,
+		Id: m.nextTurn(), Agent: "writer", InputSequence: 1, State: parleyv1.TurnState_TURN_STATE_COMPLETED,
 	}
 	running := m.oracle.conversations[id] != nil && m.oracle.conversations[id].header.GetActiveTurnId() != ""
 	if rapid.IntRange(0, 3).Draw(r, "valid") > 0 == running {
@@ -228,7 +229,7 @@ func (m *machine) update(r *rapid.T) {
 		ConversationID: id, IfVersion: m.drawVersion(r, id),
 		Fields: rapid.SliceOfDistinct(rapid.SampledFrom([]string{
 			"title", "retention.max_messages", "retention.ttl", "retention.keep_all", "retention.no_expiry",
-			"retention.no_eviction",
+			"retention.no_eviction", "retention.max_turns",
 		}), rapid.ID).Draw(r, "fields"),
 		Values: &parleyv1.Conversation{
 			Title: rapid.SampledFrom([]string{"", "title", "other"}).Draw(r, "title"), Retention: drawRetention(r),

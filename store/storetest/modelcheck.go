@@ -43,6 +43,7 @@ func (m *machine) check(*rapid.T) {
 	m.compareList(store.List{PageSize: 2, Order: byUpdateTime}, func(c *parleyv1.Conversation) time.Time {
 		return c.GetUpdateTime().AsTime()
 	})
+	m.checkTurns()
 	m.compareAbandoned()
 	m.checkRecords()
 	stats, unswept := m.stats(), 0

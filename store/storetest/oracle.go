@@ -297,6 +297,9 @@ func (o *oracle) update(w *store.Update, now time.Time) (*store.Result, error) {
 			c.header.Retention.NoExpiry = w.Values.GetRetention().GetNoExpiry()
 		case "retention.no_eviction":
 			c.header.Retention.NoEviction = w.Values.GetRetention().GetNoEviction()
+		case "retention.max_turns":
+			c.header.Retention.MaxTurns = w.Values.GetRetention().GetMaxTurns()
+			c.dropTurns()
 		}
 	}
 	removal := &store.Removal{}

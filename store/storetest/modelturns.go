@@ -1,0 +1,72 @@
+package storetest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+// nextTurn returns the id of a new turn. Half of the ids are found without their conversation.
+func (m *machine) nextTurn() string {
+	m.counter++
+	id := fmt.Sprint("turn ", m.counter)
+	if m.counter%2 == 0 {
+		id = turnID(m.counter)
+	}
+	m.begun = append(m.begun, id)
+	return id
+}
+
+// dropTurns drops the oldest turns. The retentions of the model keep at most store.DefaultMaxTurns.
+func (c *oracleConversation) dropTurns() {
+	limit := int(c.header.GetRetention().GetMaxTurns())
+	if limit == 0 {
+		limit = store.DefaultMaxTurns
+	}
+	c.turns = slices.Clone(c.turns[max(0, len(c.turns)-limit):])
+	c.keepEvents(nil, "")
+}
+
+// checkTurns compares the lists of turns, and finds each turn that has ever begun.
+func (m *machine) checkTurns() {
+	kept := map[string]*parleyv1.Turn{}
+	var all, running []string
+	for id, c := range m.oracle.conversations {
+		var own []string
+		for _, turn := range c.turns {
+			kept[turn.GetId()], own = turn, append(own, turn.GetId())
+			if !strings.HasPrefix(turn.GetId(), "turn") {
+				all = append(all, turn.GetId())
+				if turn.GetState() == parleyv1.TurnState_TURN_STATE_RUNNING {
+					running = append(running, turn.GetId())
+				}
+			}
+		}
+		m.compareTurns(store.ListTurns{ConversationID: id, Limit: 2}, own)
+	}
+	slices.Sort(all)
+	slices.Sort(running)
+	m.compareTurns(store.ListTurns{Limit: 2}, all)
+	m.compareTurns(store.ListTurns{Limit: 2, States: []parleyv1.TurnState{parleyv1.TurnState_TURN_STATE_RUNNING}}, running)
+	for _, id := range m.begun[max(0, len(m.begun)-40):] {
+		turn := kept[id]
+		if turn == nil || strings.HasPrefix(id, "turn") {
+			m.wantNoTurn("", id, store.ErrTurnNotFound)
+		} else {
+			same(m.t, "turn", m.findTurn("", id).Turn, turn)
+		}
+		if turn != nil {
+			same(m.t, "turn with its conversation", m.findTurn(turn.GetConversationId(), id).Turn, turn)
+		}
+	}
+}
+
+// compareTurns compares a list with turns, oldest first.
+func (m *machine) compareTurns(l store.ListTurns, want []string) {
+	got := m.turnList(l, func() {})
+	slices.Reverse(got)
+	same(m.t, fmt.Sprintf("ListTurns(%+v)", l), got, want)
+}
