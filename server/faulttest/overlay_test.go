@@ -18,7 +18,7 @@ func smallParts() changes {
 		{File: sizes, Before: "MinSegmentBytes = 4 << 20", After: "MinSegmentBytes = 64 << 10"},
 		{File: sizes, Before: "MaxSegmentBytes = 64 << 20", After: "MaxSegmentBytes = 128 << 10"},
 		{File: "store/boltstore/fold.go", Before: "foldStep  = 256", After: "foldStep  = 2"},
-		{File: "store/boltstore/conversation.go", Before: "defaultChunkSize = 32 << 10", After: "defaultChunkSize = 1000"},
+		{File: "store/boltstore/encode.go", Before: "defaultChunkSize = 32 << 10", After: "defaultChunkSize = 1000"},
 	}
 }
 

@@ -193,6 +193,7 @@ func (m *machine) drawAppend(r *rapid.T) *store.Append {
 // turn starts a turn or ends one, mostly the running one.
 func (m *machine) turn(r *rapid.T) {
 	id := drawID(r)
+	m.runTurns(r, id)
 	w := &store.Append{ConversationID: id}
 	turn := &parleyv1.Turn{
 		Id: m.nextTurn(), Agent: "writer", InputSequence: 1, State: parleyv1.TurnState_TURN_STATE_COMPLETED,

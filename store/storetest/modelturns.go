@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"pgregory.net/rapid"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -18,6 +20,19 @@ func (m *machine) nextTurn() string {
 	}
 	m.begun = append(m.begun, id)
 	return id
+}
+
+// runTurns runs some turns of a conversation that keeps few, unless one runs.
+func (m *machine) runTurns(r *rapid.T, id string) {
+	c := m.oracle.conversations[id]
+	if c == nil || c.header.GetActiveTurnId() != "" || c.header.GetRetention().GetMaxTurns() == 0 {
+		return
+	}
+	for range rapid.IntRange(0, 3).Draw(r, "turns") {
+		turn := &parleyv1.Turn{Id: m.nextTurn(), State: parleyv1.TurnState_TURN_STATE_COMPLETED}
+		m.writeBoth(&store.Append{ConversationID: id, Begin: turn})
+		m.writeBoth(&store.Append{ConversationID: id, End: turn})
+	}
 }
 
 // dropTurns drops the oldest turns. The retentions of the model keep at most store.DefaultMaxTurns.
