@@ -1,6 +1,7 @@
 package memstore
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -49,5 +50,35 @@ func TestEmptyTenantIsDeleted(t *testing.T) {
 				t.Errorf("tenant %s remains with %d conversations and %d ephemeral ids", left, len(of.byID), of.ephemeral.Len())
 			}
 		})
+	}
+}
+
+// TestTurnsAreForgotten checks that the index of turns has no turn that was dropped or ended with its conversation.
+func TestTurnsAreForgotten(t *testing.T) {
+	s := New(store.Options{})
+	defer s.Close()
+	if _, err := s.Create(t.Context(), &store.Create{Tenant: "acme", Conversation: &parleyv1.Conversation{
+		Id: "a", Retention: &parleyv1.Retention{MaxTurns: 100},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 300 {
+		id := fmt.Sprintf("0198c0de-0000-7000-8000-%012d", n)
+		for _, a := range []*store.Append{{Begin: &parleyv1.Turn{Id: id}}, {End: &parleyv1.Turn{Id: id}}} {
+			a.Tenant, a.ConversationID = "acme", "a"
+			if _, err := s.Append(t.Context(), a); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	of := s.tenants["acme"]
+	if n := of.turns.Len(); n < 100 || n > 131 || of.running.Len() != 0 {
+		t.Errorf("the index has %d turns, of which %d run, want 100 to 131, and none", n, of.running.Len())
+	}
+	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if n := of.turns.Len(); n != 0 {
+		t.Errorf("the index has %d turns after the deletion, want none", n)
 	}
 }
