@@ -31,8 +31,8 @@
 //     conversation. It ends at a time, after 366 days at most, or with the conversation.
 //   - Ephemeral conversation: a conversation that is deleted when the connections that hold it have
 //     ended. A tenant has at most [MaxHolds] of them.
-//   - Retention: how many messages a conversation keeps, 1 to 1,000,000 or all, its ttl, 100 ms to 366
-//     days or none, and whether it may be evicted.
+//   - Retention: how many messages a conversation keeps, 1 to 1,000,000 or all, how many turns, 1 to 10,000, its ttl,
+//     100 ms to 366 days or none, and whether it may be evicted.
 //   - Expiry: a conversation expires when its ttl has passed since its creation, last append or
 //     last turn.
 //   - Eviction: when a tenant is at its capacity, its oldest conversation by create time is deleted

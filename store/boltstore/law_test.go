@@ -3,15 +3,19 @@ package boltstore
 import (
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/storetest"
 )
 
-// checked makes the test check the file of a store at its end.
+// checked makes a test of turns check the file of a store at its end. For all tests, that would take too long.
 func checked(tb testing.TB, s *Store) *Store {
 	tb.Helper()
+	if !strings.Contains(tb.Name(), "Law20") {
+		return s
+	}
 	tb.Cleanup(func() {
 		s.Close()
 		if _, err := Check(s.path, func(fault string) { tb.Error(fault) }); err != nil {

@@ -160,6 +160,41 @@ func TestTurnsDuringFold(t *testing.T) {
 	}
 }
 
+// TestTurnsOfOldTransaction checks that a transaction that began before a fold reads each turn once, with what the
+// journal had before the transaction.
+func TestTurnsOfOldTransaction(t *testing.T) {
+	s := openJournaled(t, newPath(t), store.Options{}, 1<<20)
+	appendTo(t, s, "a", "hello")
+	runTurn(t, s, "a", indexedTurn(0))
+	s.folder.fold()
+	runTurn(t, s, "a", indexedTurn(1))
+	beginTurn(t, s, "a", indexedTurn(2))
+	l := &store.ListTurns{Tenant: "acme", Limit: 10}
+	if err := s.readTurns(t.Context(), "acme", func() func(*turnReader) error {
+		pending := s.tally.pending.Turns("acme", nil, false, 10)
+		return func(r *turnReader) error {
+			s.folder.fold()
+			p := record.NewTurnPager(l)
+			for c := range r.merged(nil, pending) {
+				if err := r.add(p, c); err != nil {
+					return err
+				}
+			}
+			var got []string
+			for _, turn := range p.Page().Turns {
+				got = append(got, turn.GetId())
+			}
+			if want := []string{indexedTurn(2), indexedTurn(1), indexedTurn(0)}; !slices.Equal(got, want) {
+				t.Errorf("the transaction has turns %v, want %v", got, want)
+			}
+			return nil
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	wantTurns(t, s, "folded", []string{indexedTurn(0), indexedTurn(1), indexedTurn(2)}, []string{indexedTurn(2)})
+}
+
 // TestTurnBuckets checks when a file gets the buckets of turns, and that it has their schema from then on.
 func TestTurnBuckets(t *testing.T) {
 	for _, budget := range []int64{0, 1 << 20} {

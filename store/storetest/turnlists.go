@@ -104,6 +104,7 @@ func (s Subject) law20Turns(t *testing.T) {
 	})
 	t.Run("ends with the conversation", s.turnsEnd)
 	t.Run("pages while turns change", s.changingTurns)
+	t.Run("while others begin and end", s.concurrentTurns)
 }
 
 // turnsEnd tests that turns end with their conversation, however it ends.
