@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sort"
 	"strings"
 	"testing"
 	"time"
@@ -291,7 +292,7 @@ func TestCheckPagesInUse(t *testing.T) {
 				t.Fatal(err)
 			}
 			if tt.free {
-				_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, long+1), int64(meta.Freelist)*meta.PageSize+16)
+				err = addToFreeList(f, meta, long+1)
 			} else { // The root page claims all pages up to the end of the other.
 				const more = 12
 				_, err = f.WriteAt(binary.NativeEndian.AppendUint32(nil, uint32(long+pages-meta.Root)),
@@ -307,6 +308,19 @@ func TestCheckPagesInUse(t *testing.T) {
 			}
 		})
 	}
+}
+
+// addToFreeList replaces an entry of the list of free pages, so that the list stays in order.
+func addToFreeList(f *os.File, meta boltfile.MetaPage, page uint64) error {
+	const header, entry = 16, 8
+	b, at := make([]byte, meta.PageSize), int64(meta.Freelist)*meta.PageSize
+	if _, err := f.ReadAt(b, at); err != nil {
+		return err
+	}
+	last := int(binary.NativeEndian.Uint16(b[10:])) - 1
+	i := sort.Search(last, func(i int) bool { return binary.NativeEndian.Uint64(b[header+i*entry:]) > page })
+	_, err := f.WriteAt(binary.NativeEndian.AppendUint64(nil, page), at+int64(header+i*entry))
+	return err
 }
 
 // TestCheckPagesWithoutList checks a file without a list of free pages, which bbolt then computes.

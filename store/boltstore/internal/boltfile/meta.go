@@ -110,7 +110,7 @@ func findDamage(f *os.File) (cause string, err error) {
 	case newest.Root >= newest.Pages || newest.Freelist >= newest.Pages && newest.Freelist != NoFreeList:
 		return "its meta page refers to a page outside of it", nil
 	}
-	return "", nil
+	return newest.findFreeListDamage(f)
 }
 
 // NoFreeList is the page number of a free list that was not written. bbolt builds the list when it

@@ -107,6 +107,39 @@ func TestCheckPageHeaders(t *testing.T) {
 	}
 }
 
+// TestCheckFreeList flips each bit of the header and of the entries of the list of free pages, in files with pages of
+// different sizes. CheckPages must find each.
+func TestCheckFreeList(t *testing.T) {
+	for _, pageSize := range []int{1 << 10, 4 << 10, 16 << 10} {
+		t.Run(fmt.Sprint(pageSize), func(t *testing.T) {
+			path, content := newFile(t, pageSize)
+			f, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			meta, err := boltfile.NewestMeta(f)
+			if err := errors.Join(err, f.Close()); err != nil {
+				t.Fatal(err)
+			}
+			at := int(meta.Freelist) * pageSize
+			free := int(binary.NativeEndian.Uint16(content[at+10:]))
+			if free == 0 {
+				t.Fatal("the file has no free pages")
+			}
+			for bit := range 8 * (pageHeaderSize + 8*free) {
+				damaged := bytes.Clone(content)
+				damaged[at+bit/8] ^= 1 << (bit % 8)
+				if err := os.WriteFile(path, damaged, boltfile.FileMode); err != nil {
+					t.Fatal(err)
+				}
+				if done, err := CheckPages(path, func(string) {}); !errors.Is(err, boltfile.ErrDamaged) {
+					t.Errorf("CheckPages() with bit %d of byte %d of the list damaged = %+v, %v", bit%8, bit/8, done, err)
+				}
+			}
+		})
+	}
+}
+
 // checkReported checks that CheckPages reports a damaged byte in the header of a page, with the number of the
 // page, and that it does not change the file.
 func checkReported(t *testing.T, path string, damaged []byte, page, at int64) {
