@@ -65,7 +65,7 @@ func checkBuckets(tx *bolt.Tx, s *Store) error {
 			Conversations: 1, Messages: int64(r.Conversation().GetMessageCount()), Bytes: int64(size),
 		}).Plus(layout.OfRecords(r.RecordCounts()))
 		e, _ := all.entry(key)
-		of := conversationScope(tenant, layout.InnerKey(rest), e)
+		of := conversationScope(tenant, layout.InnerKey(rest), e, r.RecordCounts())
 		if _, err := all.pendingValues(of); err != nil {
 			fault("records of conversation %q of %q: %v", base.Conversation().GetId(), tenant, err)
 		}

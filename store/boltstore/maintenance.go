@@ -248,7 +248,7 @@ func checkEntry(r *reader, key string) error {
 		if got, want := rec.Messages.Count()+rec.InChunks(-1), rec.Conversation().GetMessageCount(); got != int(want) {
 			return fmt.Errorf("conversation %q has %d messages, its header says %d", rec.Conversation().GetId(), got, want)
 		}
-		of = conversationScope(tenant, at, e)
+		of = conversationScope(tenant, at, e, rec.RecordCounts())
 	}
 	for p := range of.pending.From("") {
 		if value, err := r.pendingValue(of, p); err != nil {

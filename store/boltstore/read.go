@@ -91,7 +91,7 @@ func (s *Store) readConversation(ctx context.Context, r *store.Read, key string,
 			return err
 		}
 		if len(r.RecordPrefixes) > 0 {
-			of := conversationScope(r.Tenant, f.place.Key, f.pending)
+			of := conversationScope(r.Tenant, f.place.Key, f.pending, f.record.RecordCounts())
 			snapshot.Records, snapshot.MoreRecords, err = records.WithPrefixes(
 				r.RecordPrefixes, r.ConversationID, from.ascend(of))
 		}

@@ -350,14 +350,8 @@ func (t *txn) moveRecordEnd(p pendingValue, old, key []byte) {
 	}
 }
 
-// recordsCopy is the records of a conversation that a create copies to a new one. The zero value has none.
-type recordsCopy struct {
-	of     scope
-	counts records.Counts
-}
-
 // recordsToCopy returns what a create copies. If there is no such conversation, or no id, that is nothing.
-func (t *txn) recordsToCopy(c *store.Create, now time.Time) (copied recordsCopy, err error) {
+func (t *txn) recordsToCopy(c *store.Create, now time.Time) (copied scope, err error) {
 	if c.RecordsOf == "" {
 		return copied, nil
 	}
@@ -372,14 +366,14 @@ func (t *txn) recordsToCopy(c *store.Create, now time.Time) (copied recordsCopy,
 	case r == nil:
 		return copied, nil
 	}
-	return recordsCopy{conversationScope(c.Tenant, source.place.Key, source.pending), r.RecordCounts()}, nil
+	return source.scope(), nil
 }
 
 // copyRecords returns the edits that write a copy of records. If they are not as many or as large as their conversation
 // counts, the error is store.ErrCorrupt.
-func (t *txn) copyRecords(c recordsCopy, now time.Time) (*records.Edits, error) {
+func (t *txn) copyRecords(of scope, now time.Time) (*records.Edits, error) {
 	edits := &records.Edits{Revision: 1}
-	for key, value := range t.ascend(c.of)("") {
+	for key, value := range t.ascend(of)("") {
 		edit := records.Edit{Key: key}
 		var err error
 		if edit.Value, edit.After, err = records.Copy(key, value, edits.Revision, now); err != nil {
@@ -388,9 +382,10 @@ func (t *txn) copyRecords(c recordsCopy, now time.Time) (*records.Edits, error) 
 		}
 		edits.Add(edit)
 	}
-	if got := edits.Conversation; got != c.counts {
+	t.reader.err = nil // Missing records are an error below.
+	if got := edits.Conversation; got != of.counts {
 		return nil, fmt.Errorf("%w: conversation with %d records of %d bytes that counts %d of %d", store.ErrCorrupt,
-			got.Records, got.RecordBytes, c.counts.Records, c.counts.RecordBytes)
+			got.Records, got.RecordBytes, of.counts.Records, of.counts.RecordBytes)
 	}
 	return edits, nil
 }

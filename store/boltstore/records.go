@@ -25,12 +25,14 @@ type scope struct {
 	prefix   []byte // of their keys in the file
 	ofTenant bool
 	pending  *overlay.Records // what the journal has and the file does not
+	counts   records.Counts   // of all of them; see checkMissed
 	uid      string           // of the conversation; only of reader.liveScope
 }
 
-// conversationScope returns the records of a conversation. e is its entry in the overlay; it may be nil.
-func conversationScope(tenant string, key layout.InnerKey, e *overlay.Entry) scope {
-	s := scope{prefix: layout.ConversationScope(tenant, key)}
+// conversationScope returns the records of a conversation. e is its entry in the overlay; it may be nil. The
+// conversation counts its records, with those in the journal; a caller that only writes may pass the zero value.
+func conversationScope(tenant string, key layout.InnerKey, e *overlay.Entry, counts records.Counts) scope {
+	s := scope{prefix: layout.ConversationScope(tenant, key), counts: counts}
 	if e != nil {
 		s.pending = e.Records
 	}
@@ -58,19 +60,27 @@ func (r *reader) tenantRecords(tenant string) (*tenantRecords, error) {
 	case e != nil:
 		t.entry, t.pending, t.state = e, e.Records, e.Tenant
 	case r.scopes != nil:
-		if t.state, err = layout.DecodeTenantRecords(key, r.scopes.Get(key)); err != nil {
+		value := r.scopes.Get(key)
+		if t.state, err = layout.DecodeTenantRecords(key, value); err == nil && value == nil {
+			err = r.checkNoRecords(t.scope)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("tenant %q: %w", tenant, err)
 		}
 	}
+	t.counts = t.state.Counts
 	return t, nil
 }
 
-// fileValue returns the value of a record in the file, or nil.
-func (r *reader) fileValue(s scope, key string) []byte {
+// fileValue returns the value of a record in the file, or nil if there certainly is none.
+func (r *reader) fileValue(s scope, key string) ([]byte, error) {
 	if r.records == nil || s.prefix == nil {
-		return nil
+		return nil, nil
 	}
-	return r.records.Get(append(bytes.Clone(s.prefix), key...))
+	if value := r.records.Get(append(bytes.Clone(s.prefix), key...)); value != nil {
+		return value, nil
+	}
+	return nil, r.checkAbsent(s, key)
 }
 
 // recordValue returns the value of a record, or nil if there is none. It is valid until the transaction ends or writes.
@@ -78,7 +88,7 @@ func (r *reader) recordValue(s scope, key string) ([]byte, error) {
 	if p := s.pending.Get(key); p != nil {
 		return r.pendingValue(s, p)
 	}
-	return r.fileValue(s, key), nil
+	return r.fileValue(s, key)
 }
 
 // recordState returns what a decision needs to know of a record.
@@ -86,9 +96,9 @@ func (r *reader) recordState(s scope, key string) (records.State, error) {
 	if p := s.pending.Get(key); p != nil {
 		return p.State, nil
 	}
-	value := r.fileValue(s, key)
-	if value == nil {
-		return records.State{}, nil
+	value, err := r.fileValue(s, key)
+	if err != nil || value == nil {
+		return records.State{}, err
 	}
 	return records.StateOf(key, value)
 }
@@ -191,25 +201,28 @@ func (r *reader) pendingValues(of scope) ([]pendingValue, error) {
 	return values, nil
 }
 
-// ascend implements records.Ascend.
+// ascend implements records.Ascend. If records are missing, it sets r.err.
 func (r *reader) ascend(s scope) records.Ascend {
 	return func(from string) iter.Seq2[string, []byte] {
 		inFile := func(yield func(string, []byte) bool) {
 			if r.records == nil {
 				return
 			}
+			r.checkStart(s, from)
 			c := r.records.Cursor()
-			for k, v := seekFrom(c, s.prefix, []byte(from)); bytes.HasPrefix(k, s.prefix); k, v = c.Next() {
+			k, v := seekFrom(c, s.prefix, []byte(from))
+			for ; bytes.HasPrefix(k, s.prefix); k, v = c.Next() {
 				if !yield(string(k[len(s.prefix):]), v) {
 					return
 				}
 			}
+			r.checkEnd(s, k, v, ascending)
 		}
 		return r.merge(s, inFile, s.pending.From(from), strings.Compare)
 	}
 }
 
-// descend implements records.Descend.
+// descend implements records.Descend. If records are missing, it sets r.err.
 func (r *reader) descend(s scope) records.Descend {
 	return func(before string) iter.Seq2[string, []byte] {
 		if before == "" {
@@ -219,12 +232,15 @@ func (r *reader) descend(s scope) records.Descend {
 			if r.records == nil {
 				return
 			}
+			r.checkStart(s, before)
 			c := r.records.Cursor()
-			for k, v := seekBelow(c, s.prefix, []byte(before)); bytes.HasPrefix(k, s.prefix); k, v = c.Prev() {
+			k, v := seekBelow(c, s.prefix, []byte(before))
+			for ; bytes.HasPrefix(k, s.prefix); k, v = c.Prev() {
 				if !yield(string(k[len(s.prefix):]), v) {
 					return
 				}
 			}
+			r.checkEnd(s, k, v, descending)
 		}
 		pending := func(yield func(*overlay.Record) bool) {
 			for p := range s.pending.Back(before) {
@@ -277,13 +293,16 @@ func (r *reader) merge(
 
 // countRecords returns the counts of the records of a scope, as far as they can be read. It reads no operation.
 func (r *reader) countRecords(of scope) (sum records.Counts) {
-	inFile := scope{prefix: of.prefix, ofTenant: of.ofTenant}
-	for key, value := range r.ascend(inFile)("") {
-		if of.pending.Get(key) != nil {
-			continue
-		}
-		if s, err := records.StateOf(key, value); err == nil {
-			sum = sum.Plus(s.Counts)
+	if r.records != nil {
+		c := r.records.Cursor()
+		for k, value := c.Seek(of.prefix); bytes.HasPrefix(k, of.prefix); k, value = c.Next() {
+			key := string(k[len(of.prefix):])
+			if of.pending.Get(key) != nil {
+				continue
+			}
+			if s, err := records.StateOf(key, value); err == nil {
+				sum = sum.Plus(s.Counts)
+			}
 		}
 	}
 	for p := range of.pending.From("") {
@@ -309,7 +328,7 @@ func (r *reader) liveScope(tenant, id string, now time.Time, states record.Ephem
 	if f.record.Expired(now, states.Of(id)) {
 		return scope{}, store.ErrNotFound
 	}
-	of := conversationScope(tenant, f.place.Key, f.pending)
+	of := conversationScope(tenant, f.place.Key, f.pending, f.record.RecordCounts())
 	of.uid = f.record.Conversation().GetUid()
 	return of, nil
 }
@@ -324,10 +343,8 @@ func (s *Store) readRecords(
 		if err != nil {
 			return err
 		}
-		if err := read(r, of); err != nil {
-			return cmp.Or(r.err, err)
-		}
-		return nil
+		err = read(r, of)
+		return cmp.Or(r.err, err)
 	})
 }
 

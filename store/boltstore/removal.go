@@ -293,10 +293,13 @@ func (t *txn) sweepRecord(e layout.DueEntry, now time.Time) bool {
 		return true
 	}
 	t.foldTenantRecords(own)
-	value := t.fileValue(own.scope, e.Name)
-	s, err := records.StateOf(e.Name, value)
+	value, err := t.fileValue(own.scope, e.Name)
+	var s records.State
+	if value != nil {
+		s, err = records.StateOf(e.Name, value)
+	}
 	switch {
-	case value != nil && err != nil:
+	case err != nil:
 		t.fail(err)
 		return true
 	case value != nil && s.Expired(now):

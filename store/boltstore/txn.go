@@ -128,7 +128,7 @@ func (s *stored) scope() scope {
 	if s == nil {
 		return scope{}
 	}
-	return conversationScope(s.tenant, s.place.Key, s.pending)
+	return conversationScope(s.tenant, s.place.Key, s.pending, s.records)
 }
 
 // live returns the record, or nil if there is none or it has expired.
@@ -203,7 +203,7 @@ func (t *txn) create(
 // editConversation makes the edits of records of a write of a conversation.
 func (t *txn) editConversation(s *stored, own *tenantRecords, edits *records.Edits) {
 	if edits.Any() {
-		t.editRecords(conversationScope(s.tenant, s.place.Key, nil), own, edits)
+		t.editRecords(conversationScope(s.tenant, s.place.Key, nil, records.Counts{}), own, edits)
 		t.addCounts(s.tenant, layout.OfRecords(edits.Conversation))
 	}
 }

@@ -26,7 +26,7 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 	size := proto.Size(c.Conversation) + len(c.Messages)
 	w := &change{tenant: c.Tenant, id: c.Conversation.GetId(), size: size, guards: guards{disk: true, bytes: true}}
 	w.decide = func(t *txn, old *stored, now time.Time) (*record.Outcome, *tenantRecords, error) {
-		if w.copied = (recordsCopy{}); old.live(now) == nil {
+		if w.copied = (scope{}); old.live(now) == nil {
 			if w.copied, err = t.recordsToCopy(c, now); err != nil {
 				return nil, nil, err
 			}
@@ -112,7 +112,7 @@ type change struct {
 	// decide decides the write. old is nil if there is no such conversation; it may have expired. own are the tenant's
 	// records if the write edits them.
 	decide   func(t *txn, old *stored, now time.Time) (out *record.Outcome, own *tenantRecords, err error)
-	copied   recordsCopy                         // records of a new conversation, which decide sets
+	copied   scope                               // records of a new conversation, which decide sets
 	log      func(*txn) (*record.Outcome, error) // see operation; may be nil
 	onQueued func()                              // see operation; may be nil
 }

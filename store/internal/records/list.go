@@ -137,7 +137,8 @@ type page struct {
 func (p *page) fill(prefix string, values iter.Seq2[string, []byte]) (more bool, err error) {
 	for key, value := range values {
 		if IsHidden(key) || !strings.HasPrefix(key, prefix) {
-			break
+			_, err := StateOf(key, value) // It may have had the prefix before its key was damaged.
+			return false, err
 		}
 		if full, err := p.add(key, value); full || err != nil {
 			return full, err
