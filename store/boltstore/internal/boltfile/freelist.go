@@ -10,8 +10,8 @@ import (
 // findFreeListDamage describes the damage that the list of free pages shows by itself. The cause is empty if there is
 // none. Only a walk over all pages shows whether those in the list are free.
 //
-// bbolt checks only the kind of the page. When it writes another list, it frees the pages of this one. If the header says
-// that there are more of them than there are, bbolt then frees and overwrites others, which are in use.
+// bbolt checks only the kind of the page. When it writes another list, it frees the pages of this one. If the header
+// says that there are more of them than there are, bbolt then frees and overwrites others, which are in use.
 //
 // The page has a header of 16 bytes with its number, its flags, the count of free pages, and how many more pages belong
 // to it. The numbers of the free pages follow in ascending order, of 8 bytes each. If the count does not fit into its
