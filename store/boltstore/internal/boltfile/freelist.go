@@ -31,7 +31,7 @@ func (m MetaPage) findFreeListDamage(f io.ReaderAt) (cause string, err error) {
 	if count == math.MaxUint16 {
 		size, count = header+entry, order.Uint64(b[header:])
 	}
-	damaged := fmt.Sprintf("its list of free pages, page %d, is damaged", m.Freelist)
+	damaged := fmt.Sprintf("page %d is not a valid list of free pages", m.Freelist)
 	if number != m.Freelist || flags != flag || count > m.Pages || more >= m.Pages-m.Freelist {
 		return damaged, nil
 	}
