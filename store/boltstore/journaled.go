@@ -117,8 +117,8 @@ func (s *Store) restore(key, tenant string, e overlay.Entry, bytes int, operatio
 }
 
 // errNotJournaled means that an operation needs a transaction of the file. For an append: its conversation does not
-// exist or would expire earlier than its entry in expiry says, it removes messages, or messages or turns must be moved
-// to chunks first. For a write of records: see mayJournal and the limits of records.
+// exist or would expire earlier than its entry in expiry says, it removes messages, messages or turns must be moved to
+// chunks first, or its turn is the first in the index. For a write of records: see mayJournal and the limits of records.
 var errNotJournaled = errors.New("the operation needs a transaction")
 
 // maxReplayed is the number of operations of a conversation whose head is not in memory from which the next one is a
@@ -221,6 +221,9 @@ func (t *txn) loadToLog(a *store.Append, now time.Time) (*stored, error) {
 	replays := old.pending != nil && old.pending.Head == nil && len(old.pending.Operations) >= maxReplayed
 	if replays || old.record.TailBytes() > maxTail*t.chunkSize || a.Begin != nil && old.record.MustDivideTurns() {
 		return nil, errNotJournaled // A transaction folds and divides it.
+	}
+	if _, indexed := record.ParseTurnID(a.Begin.GetId()); indexed && t.turnIDs == nil {
+		return nil, errNotJournaled // A transaction makes the index, so that older versions refuse the file.
 	}
 	return old, nil
 }

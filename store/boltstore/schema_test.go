@@ -142,6 +142,27 @@ func TestRetentionSchema(t *testing.T) {
 	}
 }
 
+// TestTurnSchema checks that the first turn in the index changes the schema at once, also with a journal: versions without
+// that index would not keep it, nor all turns of a conversation with max_turns. Other turns keep the schema.
+func TestTurnSchema(t *testing.T) {
+	for _, budget := range []int64{0, 1 << 20} {
+		s := openJournaled(t, newPath(t), store.Options{}, budget)
+		appendTo(t, s, "c", "hello")
+		for i, id := range []string{"0b9ffa8e-6a4e-4f0c-9d0e-1f6f0e3a6b01", indexedTurn(0), indexedTurn(1)} {
+			beginTurn(t, s, "c", id)
+			if got, want := schemaOf(t, s), boltfile.EncodeSchema(boltfile.SchemaOf(budget > 0, false, i > 0)); !slices.Equal(got, want) {
+				t.Errorf("schema after turn %s, journal %d = %x, want %x", id, budget, got, want)
+			}
+			if _, err := s.Append(t.Context(), &store.Append{
+				Tenant: "acme", ConversationID: "c", End: &parleyv1.Turn{Id: id, State: parleyv1.TurnState_TURN_STATE_COMPLETED},
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wantConsistent(t, s)
+	}
+}
+
 // TestJournaledCreateWith checks that an append to an existing conversation, which the journal takes, ignores the
 // retention of its CreateWith, so that it need not change the schema.
 func TestJournaledCreateWith(t *testing.T) {
