@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +45,7 @@ func (s *Store) findTurn(ctx context.Context, f *store.FindTurn) (found *store.F
 	id, ok := record.ParseTurnID(f.TurnID)
 	if !ok {
 		// The empty transaction returns the error of a closed store or an ended context.
-		return nil, errors.Join(s.view(ctx, func(*bolt.Tx) error { return nil }), store.ErrTurnNotFound)
+		return nil, cmp.Or(s.view(ctx, func(*bolt.Tx) error { return nil }), store.ErrTurnNotFound)
 	}
 	err = s.readTurns(ctx, f.Tenant, func() func(*turnReader) error {
 		turn, pending := s.tally.pending.Turn(f.Tenant, id)
