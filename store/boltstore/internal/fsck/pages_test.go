@@ -107,7 +107,7 @@ func TestCheckPageHeaders(t *testing.T) {
 	}
 }
 
-// TestCheckFreeList flips each bit of the header and of the entries of the list of free pages, in files with pages of
+// TestCheckFreeList flips each bit of the header and of up to 8 entries of the list of free pages, in files with pages of
 // different sizes. CheckPages must find each.
 func TestCheckFreeList(t *testing.T) {
 	for _, pageSize := range []int{1 << 10, 4 << 10, 16 << 10} {
@@ -126,7 +126,7 @@ func TestCheckFreeList(t *testing.T) {
 			if free == 0 {
 				t.Fatal("the file has no free pages")
 			}
-			for bit := range 8 * (pageHeaderSize + 8*free) {
+			for bit := range 8 * (pageHeaderSize + 8*min(free, 8)) {
 				damaged := bytes.Clone(content)
 				damaged[at+bit/8] ^= 1 << (bit % 8)
 				if err := os.WriteFile(path, damaged, boltfile.FileMode); err != nil {

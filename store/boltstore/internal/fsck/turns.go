@@ -126,28 +126,60 @@ func (c *checker) checkTurnIDs() {
 		}
 		entries++
 	})
-	if entries == c.turnEntries {
-		return
+	if entries != c.turnEntries {
+		c.findLostTurns()
 	}
-	c.each(layout.TurnIDsBucket, func(key, value []byte) {
-		tenant, rest, ok := layout.CutTenant(key)
-		at, err := layout.DecodeTurn(key, value)
-		if !ok || len(rest) != len(record.TurnID{}) || err != nil {
-			return // It was reported.
+}
+
+// findLostTurns reports the entries of turnids whose conversations do not keep their turns. It reads the turns of each
+// conversation once. Those of damaged conversations are not known.
+func (c *checker) findLostTurns() {
+	entries := map[string]int{} // number that lead to a conversation, by its key in conversations
+	c.eachTurnID(func(tenant string, _ record.TurnID, at layout.InnerKey) {
+		entries[string(layout.ConversationKey(tenant, at))]++
+	})
+	kept := map[string]map[record.TurnID]bool{} // only of conversations with more entries than turns
+	for conversation, n := range entries {
+		if turns, ok := c.keptTurns([]byte(conversation)); ok && len(turns) < n {
+			kept[conversation] = turns
 		}
-		conversation, id := layout.ConversationKey(tenant, at), record.TurnID(rest)
-		inFile := c.get(layout.ConversationsBucket, conversation)
-		found := false
-		for _, kept := range record.IndexedTurns(inFile) {
-			found = found || kept == id
-		}
-		c.eachTurnChunk(conversation, func(_ int64, turns []byte, _ error) {
-			for _, kept := range record.TurnIDs(turns) {
-				found = found || kept == id
-			}
-		})
-		if _, err := record.Unmarshal(inFile); !found && (inFile == nil || err == nil) {
+	}
+	c.eachTurnID(func(tenant string, id record.TurnID, at layout.InnerKey) {
+		if turns, ok := kept[string(layout.ConversationKey(tenant, at))]; ok && !turns[id] {
 			c.addFault("turn %s of tenant %q: its entry leads to key %x, whose conversation does not keep it", id, tenant, at)
 		}
 	})
+}
+
+// eachTurnID calls do for all sound entries of turnids, with the conversations to which they lead.
+func (c *checker) eachTurnID(do func(tenant string, id record.TurnID, at layout.InnerKey)) {
+	c.each(layout.TurnIDsBucket, func(key, value []byte) {
+		tenant, id, ok := layout.CutTenant(key)
+		if at, err := layout.DecodeTurn(key, value); ok && len(id) == len(record.TurnID{}) && err == nil {
+			do(tenant, record.TurnID(id), at)
+		}
+	})
+}
+
+// keptTurns returns the turns of a conversation, by its key, to which entries of turnids lead. The bool is false if the
+// conversation is damaged. One that does not exist may have chunks that are still to be removed.
+func (c *checker) keptTurns(conversation []byte) (kept map[record.TurnID]bool, ok bool) {
+	tenant, at, _ := layout.CutTenant(conversation)
+	kept = map[record.TurnID]bool{}
+	add := func(ids []record.TurnID) {
+		for _, id := range ids {
+			if c.leadsTo(tenant, id, layout.InnerKey(at)) {
+				kept[id] = true
+			}
+		}
+	}
+	value := c.get(layout.ConversationsBucket, conversation)
+	if value != nil {
+		if _, err := record.Unmarshal(value); err != nil {
+			return nil, false
+		}
+	}
+	add(record.IndexedTurns(value))
+	c.eachTurnChunk(conversation, func(_ int64, turns []byte, _ error) { add(record.TurnIDs(turns)) })
+	return kept, true
 }
