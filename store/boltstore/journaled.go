@@ -118,7 +118,8 @@ func (s *Store) restore(key, tenant string, e overlay.Entry, bytes int, operatio
 
 // errNotJournaled means that an operation needs a transaction of the file. For an append: its conversation does not
 // exist or would expire earlier than its entry in expiry says, it removes messages, messages or turns must be moved to
-// chunks first, or its turn is the first in the index. For a write of records: see mayJournal and the limits of records.
+// chunks first, or its turn is the first in the index. For a write of records: see mayJournal and the limits of
+// records.
 var errNotJournaled = errors.New("the operation needs a transaction")
 
 // maxReplayed is the number of operations of a conversation whose head is not in memory from which the next one is a
