@@ -25,9 +25,9 @@ ones in that order. parley import imports them with their ids, sequences and tim
 
   {"conversation": {...}, "messages": [...], "records": [...]}
 
-with the fields that are set. A conversation with more than 3 MiB of records continues on the next
-lines, which have no messages; record_count is the number of records in the last of these lines, and
-larger in the others. The same conversation always results in the same bytes. --output has
+with the fields that are set. A conversation with more than 8 MiB of messages or 3 MiB of records
+continues on the next lines, with the messages first; record_count is the number of records in the
+last of these lines, and larger in the others. The same conversation always results in the same bytes. --output has
 no effect on the lines.
 
 Each conversation is exported in its state at that moment, except that many or large records may be
@@ -37,8 +37,12 @@ last one may lack the lines that continue it; a FILE is written completely or no
 permissions for its owner only. If the server finds damaged conversations, it sends all others
 first. To keep those, do not use --to.`
 
-// maxLineRecords limits the encoded size of the records in a line, unless the server sends more in one response.
-const maxLineRecords = 3 << 20
+// Limits of the encoded size of the messages and of the records in a line, unless the server sends more in one response.
+// The JSON of the messages is at most about six times as long, below maxLine.
+const (
+	maxLineMessages = 8 << 20
+	maxLineRecords  = 3 << 20
+)
 
 // exportFlags are the flags of export.
 type exportFlags struct {
@@ -191,8 +195,9 @@ func joinParts(
 
 // joiner joins the parts of conversations to lines.
 type joiner struct {
-	line        *parleyv1.ExportConversationsResponse // The line that is not complete; nil if there is none.
-	recordBytes int                                   // The encoded size of its records.
+	line         *parleyv1.ExportConversationsResponse // The line that is not complete; nil if there is none.
+	messageBytes int                                   // The encoded size of its messages.
+	recordBytes  int                                   // The same of its records.
 
 	header            *parleyv1.Conversation // That of the last part.
 	messages, records int                    // The numbers of its messages and records so far.
@@ -209,11 +214,8 @@ func (j *joiner) add(part *parleyv1.ExportConversationsResponse) (
 		j.messages, j.records = 0, 0
 	}
 	j.header = part.GetConversation()
-	n := 0
-	for _, record := range part.GetRecords() {
-		n += proto.Size(record)
-	}
-	if j.recordBytes > 0 && j.recordBytes+n > maxLineRecords {
+	m, n := sizeOf(part.GetMessages()), sizeOf(part.GetRecords())
+	if j.messageBytes > 0 && j.messageBytes+m > maxLineMessages || j.recordBytes > 0 && j.recordBytes+n > maxLineRecords {
 		complete = append(complete, j.take())
 	}
 	if j.line == nil {
@@ -223,7 +225,7 @@ func (j *joiner) add(part *parleyv1.ExportConversationsResponse) (
 		j.line.Messages = append(j.line.Messages, part.GetMessages()...)
 		j.line.Records = append(j.line.Records, part.GetRecords()...)
 	}
-	j.recordBytes += n
+	j.messageBytes, j.recordBytes = j.messageBytes+m, j.recordBytes+n
 	j.messages, j.records = j.messages+len(part.GetMessages()), j.records+len(part.GetRecords())
 	// The header of a part that is not the last one counts more records.
 	if j.hasMessages() && j.records >= int(j.header.GetRecordCount()) {
@@ -246,8 +248,16 @@ func (j *joiner) hasMessages() bool { return j.messages >= int(j.header.GetMessa
 // take returns the line, and begins the next one.
 func (j *joiner) take() *parleyv1.ExportConversationsResponse {
 	line := j.line
-	j.line, j.recordBytes = nil, 0
+	j.line, j.messageBytes, j.recordBytes = nil, 0, 0
 	return line
+}
+
+// sizeOf returns the encoded size of values.
+func sizeOf[M proto.Message](values []M) (n int) {
+	for _, v := range values {
+		n += proto.Size(v)
+	}
+	return n
 }
 
 // end returns the last line of a conversation, or an error if messages are missing. Records may be missing, because

@@ -108,15 +108,18 @@ type importer struct {
 
 // lastLine is the last line that could be read, or zero if the line after it cannot continue it.
 type lastLine struct {
-	header *parleyv1.Conversation
-	key    string // The key of its last record; empty if it has none.
-	failed bool   // It was not sent.
+	header   *parleyv1.Conversation
+	sequence int32  // The sequence of its last message; 0 if it has none.
+	key      string // The key of its last record; empty if it has none.
+	failed   bool   // It was not sent.
 }
 
-// continuedBy reports whether the next line has more records of the same conversation.
+// continuedBy reports whether the next line has more messages or records of the same conversation.
 func (l lastLine) continuedBy(next *parleyv1.ExportConversationsResponse) bool {
-	return len(next.GetMessages()) == 0 && len(next.GetRecords()) > 0 &&
-		next.GetRecords()[0].GetKey() > l.key && sameHeader(l.header, next.GetConversation())
+	messages, records := next.GetMessages(), next.GetRecords()
+	follows := len(messages) == 0 && len(records) > 0 && records[0].GetKey() > l.key ||
+		len(messages) > 0 && l.sequence > 0 && l.key == "" && messages[0].GetSequence() > l.sequence
+	return follows && sameHeader(l.header, next.GetConversation())
 }
 
 // sameHeader reports whether two headers are the same, except for record_count.
@@ -200,6 +203,9 @@ func (i *importer) send(line inputLine[*parleyv1.ExportConversationsResponse]) e
 	}
 	first, parts, err := i.requests(line)
 	i.last = lastLine{header: line.value.GetConversation(), failed: err != nil}
+	if messages := line.value.GetMessages(); len(messages) > 0 {
+		i.last.sequence = messages[len(messages)-1].GetSequence()
+	}
 	if records := line.value.GetRecords(); len(records) > 0 {
 		i.last.key = records[len(records)-1].GetKey()
 	}

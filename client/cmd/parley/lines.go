@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// maxLine is much larger than the JSON of a conversation of 3 MiB, the server's limit.
+	// maxLine is much larger than a line of export, see maxLineMessages, or one that other programs write for a
+	// conversation of 3 MiB, the server's limit by default.
 	maxLine = 64 << 20
 	// byteOrderMark precedes the text in files of some editors.
 	byteOrderMark = "\ufeff"

@@ -221,3 +221,45 @@ parley: 6 lines not imported
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 }
+
+// TestLongConversationOnSeveralLines checks that an export divides a long conversation, and that an import of these
+// lines sends it as one.
+func TestLongConversationOnSeveralLines(t *testing.T) {
+	var parts []*parleyv1.ExportConversationsResponse
+	for n := range int32(5) {
+		p := part("a", 5, strings.Repeat("x", 3<<20))
+		p.GetMessages()[0].Sequence = n + 1
+		parts = append(parts, withRecords(p, 1))
+	}
+	parts = append(parts, withRecords(part("a", 5), 1, "k"), part("b", 0))
+	stdout, stderr, code := runOnce(t.Context(), "", "--address", exportFake(nil, parts...).serve(t), "export")
+	if n := strings.Count(stdout, "\n"); n != 4 || stderr != "exported 2 conversations\n" || code != 0 {
+		t.Fatalf("%d lines, standard error %q, exit code %d; want 4 lines of 2 conversations, 0", n, stderr, code)
+	}
+	var received []string
+	f := fake{imports: func(stream importStream) error {
+		for {
+			request, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return stream.SendAndClose(&parleyv1.ImportConversationsResponse{ImportedCount: 2})
+			}
+			if err != nil {
+				return err
+			}
+			received = append(received,
+				outline(request.GetConversation().GetId(), len(request.GetMessages()), request.GetRecords()))
+		}
+	}}
+	if _, stderr, code = runOnce(t.Context(), stdout, "--address", f.serve(t), "import"); stderr != "" || code != 0 {
+		t.Errorf("import: exit code %d, standard error %q", code, stderr)
+	}
+	sent := []string{"a 1", "a 1", "a 1", "a 1", "a 1", "a 0 k", "b 0"}
+	if diff := cmp.Diff(sent, received); diff != "" {
+		t.Errorf("requests (-want +got):\n%s", diff)
+	}
+	again := stdout + stdout[:strings.Index(stdout, "\n")+1]
+	if _, stderr, _ = runOnce(t.Context(), again, "--address", f.serve(t), "import"); !strings.HasPrefix(stderr,
+		"line 5 (a): line 1 already contains this conversation\n") {
+		t.Errorf("a repeated line: standard error %q", stderr)
+	}
+}
