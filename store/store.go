@@ -272,7 +272,7 @@ const (
 	// MaxConversationBytes is the largest value of [Options.MaxConversationBytes]. An export has all messages of a
 	// conversation in memory, a write that removes most of them about twice their size, a fork and an import about four
 	// times.
-	MaxConversationBytes = 64 << 20
+	MaxConversationBytes = 1 << 30
 	// MaxMessages is the largest value of [Options.MaxMessages] and of Retention.max_messages.
 	MaxMessages = 1_000_000
 )

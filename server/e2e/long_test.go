@@ -116,7 +116,7 @@ func wantPages(t *testing.T, s *server, id string, first, last int32) {
 func TestLongTransfer(t *testing.T) {
 	skipShort(t)
 	t.Parallel()
-	const limit = "--max-conversation-bytes=64MiB"
+	const limit = "--max-conversation-bytes=1GiB"
 	from, to := startServer(t, t.TempDir(), limit), startServer(t, t.TempDir(), limit)
 	for _, id := range []string{"a", "b", "c"} {
 		for range 100 {

@@ -62,7 +62,7 @@ func TestConfigFaults(t *testing.T) {
 			`--max-message-bytes: "256KB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`,
 		},
 		{"--max-message-bytes=1023", "", "--max-message-bytes: 1023 is too small; the minimum is 1KiB"},
-		{"--max-conversation-bytes=65MiB", "", "--max-conversation-bytes: 65MiB is too large; the maximum is 64MiB"},
+		{"--max-conversation-bytes=1025MiB", "", "--max-conversation-bytes: 1025MiB is too large; the maximum is 1GiB"},
 		{
 			"--memory-warning-bytes=9999999999GiB", "",
 			`--memory-warning-bytes: "9999999999GiB" is not a size; write whole bytes, KiB, MiB or GiB, as in 256KiB`,

@@ -190,7 +190,8 @@ func New(o Options) (*Server, error) {
 		tracer: o.Tracer, auth: o.Auth, refusals: refusals(),
 		importer: transfer.NewImporter(
 			o.Store, cmp.Or(o.MaxConversationBytes, store.MaxMessageBytes), o.Now, o.Retentions),
-		largeExports: transfer.NewLargeReads(transfer.MaxLargeExports), largeForks: transfer.NewLargeReads(maxLargeForks),
+		largeExports: transfer.NewLargeReads(transfer.MaxLargeExportBytes),
+		largeForks: transfer.NewLargeReads(maxLargeForkBytes),
 		requests: newDecoder(), limits: o.Limits, summaries: summaries.New(o.SummaryBytes),
 		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
@@ -266,9 +267,9 @@ func (s *Server) checkUnary(
 }
 
 const (
-	// maxLargeForks is how many conversations of more than 6 MiB are copied at the same time. A fork needs about four
-	// times the size of the conversation.
-	maxLargeForks = 1
+	// maxLargeForkBytes is the maximum size, in bytes, of the messages of conversations of more than 6 MiB that are
+	// copied at the same time. A larger one is copied alone. A fork needs about four times the size of the conversation.
+	maxLargeForkBytes = 64 << 20
 	// maxReceives is how many calls receive a request at the same time. Their requests need at most 512 MiB. Many
 	// more small calls may start at once: their requests arrive in microseconds, and a call waits for the others.
 	maxReceives = 128

@@ -25,9 +25,11 @@ const (
 	// of 8 others, and up to 4 MiB for a request that has arrived: 85 MiB, and 6 MiB while it joins messages.
 	MaxImports = 16
 	// maxLarge is the maximum number of conversations with more than maxSmallBytes of messages that all imports collect
-	// and store at a time. While it is stored, each takes about four times the size of its messages: they are joined,
-	// copied and encoded, and bbolt copies them into pages.
-	maxLarge = 2
+	// and store at a time. If the server's limit of a conversation is above manyBytes, it is 1. While it is stored, each
+	// takes about four times the size of its messages: they are joined, copied and encoded, and bbolt copies them into
+	// pages.
+	maxLarge  = 2
+	manyBytes = 64 << 20
 	// maxLargeWait is the maximum time that an import waits for a slot for a large conversation.
 	maxLargeWait = 30 * time.Second
 	// maxFailures is the maximum number of failures in the reply of an import.
@@ -60,9 +62,13 @@ type Importer struct {
 // NewImporter returns an Importer for a store. limit is the maximum size of the messages of a conversation in the
 // store, in bytes. now is the clock. Conversations whose retention is forbidden fail.
 func NewImporter(s store.Store, limit int, now func() time.Time, forbidden rules.Retentions) *Importer {
+	large := maxLarge
+	if limit > manyBytes {
+		large = 1
+	}
 	return &Importer{
 		store: s, limit: limit, now: now, retentions: forbidden,
-		slots: make(chan struct{}, MaxImports), large: make(chan struct{}, maxLarge),
+		slots: make(chan struct{}, MaxImports), large: make(chan struct{}, large),
 	}
 }
 
