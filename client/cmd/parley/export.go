@@ -37,8 +37,8 @@ last one may lack the lines that continue it; a FILE is written completely or no
 permissions for its owner only. If the server finds damaged conversations, it sends all others
 first. To keep those, do not use --to.`
 
-// Limits of the encoded size of the messages and of the records in a line, unless the server sends more in one response.
-// The JSON of the messages is at most about six times as long, below maxLine.
+// Limits of the encoded size of the messages and of the records in a line, unless the server sends more in one
+// response. The JSON of the messages is at most about six times as long, below maxLine.
 const (
 	maxLineMessages = 8 << 20
 	maxLineRecords  = 3 << 20

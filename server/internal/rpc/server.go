@@ -191,8 +191,8 @@ func New(o Options) (*Server, error) {
 		importer: transfer.NewImporter(
 			o.Store, cmp.Or(o.MaxConversationBytes, store.MaxMessageBytes), o.Now, o.Retentions),
 		largeExports: transfer.NewLargeReads(transfer.MaxLargeExportBytes),
-		largeForks: transfer.NewLargeReads(maxLargeForkBytes),
-		requests: newDecoder(), limits: o.Limits, summaries: summaries.New(o.SummaryBytes),
+		largeForks:   transfer.NewLargeReads(maxLargeForkBytes),
+		requests:     newDecoder(), limits: o.Limits, summaries: summaries.New(o.SummaryBytes),
 		monitor: o.Monitor, outerUnary: o.Unary, outerStream: o.Stream,
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
 		startTime: o.Now(),

@@ -27,8 +27,8 @@ func NewLargeReads(maxBytes int64) *LargeReads {
 }
 
 // Read reads a conversation with all its messages; q says which, and what else to read. If the conversation is large,
-// Read waits until enough of the others are done. The caller must call done as soon as it does not need the messages any
-// more; further calls have no effect. Errors: those of the store, and the cause of ctx if it ends while Read waits.
+// Read waits until enough of the others are done. The caller must call done as soon as it does not need the messages
+// any more; further calls have no effect. Errors: those of the store, and the cause of ctx if it ends while Read waits.
 func (l *LargeReads) Read(ctx context.Context, s store.Store, q *store.Read) (
 	snapshot *store.Snapshot, done func(), err error,
 ) {
