@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"fmt"
 
-	bolt "go.etcd.io/bbolt"
-
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 	"github.com/parleyhq/parley/store/internal/records"
@@ -41,52 +39,55 @@ func (r *reader) isSound(s scope, n neighbor) bool {
 	if n.key == nil {
 		return true
 	}
+	if own, ok := bytes.CutPrefix(n.key, s.prefix); ok {
+		return records.CheckHead(own, n.value) == nil
+	}
 	k, ok := layout.DecodeRecordKey(n.key)
-	if !ok {
+	if !ok || records.CheckHead(k.Key, n.value) != nil {
 		return false
 	}
-	if _, err := records.StateOf(string(k.Key), n.value); err != nil {
-		return false
+	if k.OfTenant {
+		return r.scopes.Get(layout.TenantKey(k.Tenant)) != nil
 	}
-	has := func(bucket string, key []byte) bool {
-		b := r.tx.Bucket([]byte(bucket))
-		return b != nil && b.Get(key) != nil
-	}
-	switch {
-	case bytes.Equal(k.Scope(), s.prefix):
+	if r.conversations.Get(layout.ConversationKey(k.Tenant, k.Conversation)) != nil {
 		return true
-	case k.OfTenant:
-		return has(layout.ScopesBucket, layout.TenantKey(k.Tenant))
 	}
 	removed := layout.Orphan{Tenant: k.Tenant, Conversation: k.Conversation}
-	return has(layout.ConversationsBucket, layout.ConversationKey(k.Tenant, k.Conversation)) ||
-		has(layout.OrphansBucket, removed.Key())
+	orphans := r.tx.Bucket([]byte(layout.OrphansBucket))
+	return orphans != nil && orphans.Get(removed.Key()) != nil
 }
 
-// checkPlace checks the place of a key, where a search for it ends, whether there is a record or not.
-func (r *reader) checkPlace(s scope, key string) error {
-	if s.counts == (records.Counts{}) {
-		return nil
+// around returns the entries below a key and from it on.
+func (r *reader) around(key []byte) (before, after neighbor) {
+	c := r.records.Cursor()
+	if after.key, after.value = c.Seek(key); after.key == nil {
+		before.key, before.value = c.Last()
+	} else {
+		before.key, before.value = c.Prev()
 	}
-	c, at := r.records.Cursor(), append(bytes.Clone(s.prefix), key...)
-	before := lastBelow(c, at)
-	return r.checkMissed(s, at, before, firstFrom(c, at))
+	return before, after
 }
 
 // checkAbsent returns store.ErrCorrupt if the file may have a record that [bolt.Bucket.Get] did not find.
-func (r *reader) checkAbsent(s scope, key string) error {
-	at := append(bytes.Clone(s.prefix), key...)
-	if n := firstFrom(r.records.Cursor(), at); bytes.Equal(n.key, at) { // It is in another page than Get looked into.
+func (r *reader) checkAbsent(s scope, key []byte) error {
+	if s.counts == (records.Counts{}) {
+		return nil
+	}
+	before, after := r.around(key)
+	if bytes.Equal(after.key, key) { // It is in another page than Get looked into.
 		return fmt.Errorf("%w: keys of records are out of order", store.ErrCorrupt)
 	}
-	return r.checkPlace(s, key)
+	return r.checkMissed(s, key, before, after)
 }
 
 // checkStart checks a list of records of a scope that begins at a key, or goes down from it.
 func (r *reader) checkStart(s scope, key string) {
-	if r.err == nil {
-		r.err = r.checkPlace(s, key)
+	if r.err != nil || s.counts == (records.Counts{}) {
+		return
 	}
+	at := append(bytes.Clone(s.prefix), key...)
+	before, after := r.around(at)
+	r.err = r.checkMissed(s, at, before, after)
 }
 
 // checkEnd checks a list of records of a scope that ended at an entry of another scope, or at the end of the bucket.
@@ -107,16 +108,4 @@ func (r *reader) checkNoRecords(s scope) error {
 		return nil
 	}
 	return fmt.Errorf("%w: a tenant has records, but no counts of them", store.ErrCorrupt)
-}
-
-// firstFrom moves a cursor to the first key that is not below a key.
-func firstFrom(c *bolt.Cursor, key []byte) neighbor {
-	k, v := c.Seek(key)
-	return neighbor{k, v}
-}
-
-// lastBelow moves a cursor to the last key below a key.
-func lastBelow(c *bolt.Cursor, key []byte) neighbor {
-	k, v := seekBelow(c, key, []byte{})
-	return neighbor{k, v}
 }

@@ -77,10 +77,11 @@ func (r *reader) fileValue(s scope, key string) ([]byte, error) {
 	if r.records == nil || s.prefix == nil {
 		return nil, nil
 	}
-	if value := r.records.Get(append(bytes.Clone(s.prefix), key...)); value != nil {
+	at := append(bytes.Clone(s.prefix), key...)
+	if value := r.records.Get(at); value != nil {
 		return value, nil
 	}
-	return nil, r.checkAbsent(s, key)
+	return nil, r.checkAbsent(s, at)
 }
 
 // recordValue returns the value of a record, or nil if there is none. It is valid until the transaction ends or writes.

@@ -78,7 +78,7 @@ func Unmarshal(key string, b []byte) (*parleyv1.Record, error) {
 // checkValue checks the record's value in b.
 func checkValue(key string, b, value []byte) error {
 	if checksum.Of(value) != binary.BigEndian.Uint32(b[5:]) {
-		return fmt.Errorf("%w: value of record %.128q", store.ErrCorrupt, key)
+		return corrupt(key, "value")
 	}
 	return nil
 }
@@ -99,27 +99,46 @@ func withoutValue(key string, head *storev1.StoredRecord) *parleyv1.Record {
 	}
 }
 
-// split splits a value into head and value and checks the head.
-func split(key string, b []byte) (head *storev1.StoredRecord, value []byte, err error) {
-	corrupt := func(what string) error { return fmt.Errorf("%w: %s of record %.128q", store.ErrCorrupt, what, key) }
+// CheckHead checks the checksum of the key and the head of a value. The error is store.ErrCorrupt.
+func CheckHead(key, b []byte) error {
+	_, _, err := headIn(key, b)
+	return err
+}
+
+// corrupt returns an error about a part of a record's value.
+func corrupt[T ~string | ~[]byte](key T, part string) error {
+	return fmt.Errorf("%w: %s of record %.128q", store.ErrCorrupt, part, key)
+}
+
+// headIn checks the head in a value and returns where it begins and ends.
+func headIn(key, b []byte) (begin, end int, err error) {
 	if len(b) < headAt || b[0] != format {
-		return nil, nil, corrupt("format")
+		return 0, 0, corrupt(key, "format")
 	}
 	size, n := binary.Uvarint(b[headAt:])
 	if n <= 0 || size > uint64(len(b)-headAt-n) {
-		return nil, nil, corrupt("length")
+		return 0, 0, corrupt(key, "length")
 	}
-	end := headAt + n + int(size)
-	if checksum.Of([]byte(key), b[:1], b[headAt:end]) != binary.BigEndian.Uint32(b[1:]) {
-		return nil, nil, corrupt("head")
+	begin, end = headAt+n, headAt+n+int(size)
+	if checksum.Of(key, b[:1], b[headAt:end]) != binary.BigEndian.Uint32(b[1:]) {
+		return 0, 0, corrupt(key, "head")
+	}
+	return begin, end, nil
+}
+
+// split splits a value into head and value and checks the head.
+func split(key string, b []byte) (head *storev1.StoredRecord, value []byte, err error) {
+	begin, end, err := headIn([]byte(key), b)
+	if err != nil {
+		return nil, nil, err
 	}
 	head = new(storev1.StoredRecord)
-	if err := proto.Unmarshal(b[headAt+n:end], head); err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", corrupt("head"), err)
+	if err := proto.Unmarshal(b[begin:end], head); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", corrupt(key, "head"), err)
 	}
 	value = b[end:len(b):len(b)]
 	if int64(len(value)) != head.GetValueBytes() || len(value) > math.MaxInt32 || head.GetRevision() < 1 {
-		return nil, nil, corrupt("size")
+		return nil, nil, corrupt(key, "size")
 	}
 	return head, value, nil
 }
