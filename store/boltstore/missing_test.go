@@ -10,13 +10,16 @@ import (
 	"strings"
 	"testing"
 
+	bolt "go.etcd.io/bbolt"
+
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
-// TestDamagedRecordKeys flips bits in the keys of records in the file, and in the entries of their pages. A read must
-// return all records of a conversation or of the tenant, or store.ErrCorrupt. A write that depends on a record must not
-// take it for one that does not exist.
+// TestDamagedRecordKeys flips a bit in each key of a record in the file, in leaves and in branches. A read must return all
+// records of a conversation or of the tenant, or store.ErrCorrupt. A write that depends on a record must not take it for
+// one that does not exist.
 func TestDamagedRecordKeys(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path, store.Options{})
@@ -42,8 +45,11 @@ func TestDamagedRecordKeys(t *testing.T) {
 	}
 	random, damaged := rand.New(rand.NewPCG(1, 2)), 0
 	for _, at := range placesOf(file, "key ") {
-		content := bytes.Clone(file)
-		content[at+random.IntN(20)-14] ^= 1 << random.IntN(8)
+		content, prefix := bytes.Clone(file), len(layout.TenantScope("acme"))
+		if !bytes.HasSuffix(file[:at], layout.TenantScope("acme")) {
+			prefix = len(layout.ConversationScope("acme", layout.InnerKey{}))
+		}
+		content[at-prefix+random.IntN(prefix+len("key 0"))] ^= 1 << random.IntN(8)
 		other := filepath.Join(t.TempDir(), "parley.db")
 		if err := os.WriteFile(other, content, 0o600); err != nil {
 			t.Fatal(err)
@@ -121,4 +127,43 @@ func readsAll(t *testing.T, s *Store, id string, revisions map[string]int64) (so
 		}
 	}
 	return sound
+}
+
+// TestDamagedNeighbor checks that a damaged record affects only its conversation: one beside it can still tell which
+// records it does not have.
+func TestDamagedNeighbor(t *testing.T) {
+	s := open(t, newPath(t), store.Options{})
+	for _, id := range []string{"a", "b", "c"} {
+		appendTo(t, s, id, "hello")
+		write(t, s, id, putOf("k", 10))
+	}
+	if err := s.db.Update(func(tx *bolt.Tx) error {
+		b := tx.Bucket([]byte(layout.RecordsBucket))
+		key, value := b.Cursor().First()
+		key, value = b.Cursor().Seek(append(bytes.Clone(key), 0)) // That of b.
+		value = bytes.Clone(value)
+		value[1] ^= 1
+		return b.Put(bytes.Clone(key), value)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"a", "c"} {
+		for _, key := range []string{"j", "l"} {
+			found, err := getRecords(t.Context(), s, &store.GetRecords{
+				Tenant: "acme", ConversationID: id, Keys: []string{key}, MaxBytes: 1,
+			})
+			if len(found) != 0 || err != nil {
+				t.Errorf("GetRecords(%q) of %s = %v, %v, want none", key, id, found, err)
+			}
+			write(t, s, id, putOf(key, 10))
+		}
+		if got, want := recordKeys(t, s, id), recordKeys(t, s, "a"); got != want {
+			t.Errorf("records of %s = %s, want %s", id, got, want)
+		}
+	}
+	if _, _, err := s.ListRecords(t.Context(), &store.ListRecords{
+		Tenant: "acme", ConversationID: "b", Limit: 10, MaxBytes: 1000,
+	}); !errors.Is(err, store.ErrCorrupt) {
+		t.Errorf("ListRecords of b = %v, want ErrCorrupt", err)
+	}
 }

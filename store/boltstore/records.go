@@ -25,7 +25,7 @@ type scope struct {
 	prefix   []byte // of their keys in the file
 	ofTenant bool
 	pending  *overlay.Records // what the journal has and the file does not
-	counts   records.Counts   // of all of them; see checkMissed
+	counts   records.Counts   // of all of them; see checkCounts
 	uid      string           // of the conversation; only of reader.liveScope
 }
 
@@ -217,7 +217,7 @@ func (r *reader) ascend(s scope) records.Ascend {
 					return
 				}
 			}
-			r.checkEnd(s, k, v, ascending)
+			r.checkEnd(s, k, v, c.Next, ascending)
 		}
 		return r.merge(s, inFile, s.pending.From(from), strings.Compare)
 	}
@@ -241,7 +241,7 @@ func (r *reader) descend(s scope) records.Descend {
 					return
 				}
 			}
-			r.checkEnd(s, k, v, descending)
+			r.checkEnd(s, k, v, c.Prev, descending)
 		}
 		pending := func(yield func(*overlay.Record) bool) {
 			for p := range s.pending.Back(before) {
