@@ -17,9 +17,9 @@ import (
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
 )
 
-// TestDamagedRecordKeys flips a bit in each key of a record in the file, in leaves and in branches. A read must return all
-// records of a conversation or of the tenant, or store.ErrCorrupt. A write that depends on a record must not take it for
-// one that does not exist.
+// TestDamagedRecordKeys flips a bit in each key of a record in the file, in leaves and in branches. A read must return
+// all records of a conversation or of the tenant, or store.ErrCorrupt. A write that depends on a record must not take it
+// for one that does not exist.
 func TestDamagedRecordKeys(t *testing.T) {
 	path := newPath(t)
 	s := open(t, path, store.Options{})
@@ -139,8 +139,9 @@ func TestDamagedNeighbor(t *testing.T) {
 	}
 	if err := s.db.Update(func(tx *bolt.Tx) error {
 		b := tx.Bucket([]byte(layout.RecordsBucket))
-		key, value := b.Cursor().First()
-		key, value = b.Cursor().Seek(append(bytes.Clone(key), 0)) // That of b.
+		c := b.Cursor()
+		_, _ = c.First()
+		key, value := c.Next() // That of b.
 		value = bytes.Clone(value)
 		value[1] ^= 1
 		return b.Put(bytes.Clone(key), value)
