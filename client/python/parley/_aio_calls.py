@@ -217,13 +217,13 @@ class AsyncCalls:
     async def get_turn(
         self, request: GetTurnRequest, **options: Unpack[CallOptions]
     ) -> GetTurnResponse:
-        """Return the state of a turn. Its id is enough."""
+        """Return a turn by its id."""
         return await self._unary(self._conversations.GetTurn, request, options)
 
     async def list_turns(
         self, request: ListTurnsRequest, **options: Unpack[CallOptions]
     ) -> ListTurnsResponse:
-        """Return a page of the turns of a conversation or of the tenant, newest first."""
+        """Return a page of the turns of a conversation, or of the tenant, newest first."""
         return await self._unary(self._conversations.ListTurns, request, options)
 
     async def cancel_turn(

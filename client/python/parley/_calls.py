@@ -224,13 +224,13 @@ class Calls:
         return self._unary(self._conversations.ListAgents, request, options)
 
     def get_turn(self, request: GetTurnRequest, **options: Unpack[CallOptions]) -> GetTurnResponse:
-        """Return the state of a turn. Its id is enough."""
+        """Return a turn by its id."""
         return self._unary(self._conversations.GetTurn, request, options)
 
     def list_turns(
         self, request: ListTurnsRequest, **options: Unpack[CallOptions]
     ) -> ListTurnsResponse:
-        """Return a page of the turns of a conversation or of the tenant, newest first."""
+        """Return a page of the turns of a conversation, or of the tenant, newest first."""
         return self._unary(self._conversations.ListTurns, request, options)
 
     def cancel_turn(

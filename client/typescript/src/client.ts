@@ -436,12 +436,12 @@ export class Client {
     });
   }
 
-  /** Returns the state of a turn. Its id is enough. */
+  /** Returns a turn by its id. */
   getTurn(request: Input<GetTurnRequest>, options?: CallOptions): Promise<GetTurnResponse> {
     return this.#conversations.getTurn(request, options);
   }
 
-  /** Returns a page of the turns of a conversation or of the tenant, newest first. */
+  /** Returns a page of the turns of a conversation, or of the tenant, newest first. */
   listTurns(request: Input<ListTurnsRequest>, options?: CallOptions): Promise<ListTurnsResponse> {
     return this.#conversations.listTurns(request, options);
   }

@@ -28,8 +28,8 @@ type RespondRequest struct {
 	// Header of the conversation.
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Messages of the context window, oldest first. The last ones are those to answer: a text of the
-	// user, or results of tools, which have their text in tool_result and no content. They have
-	// Message.native, which the provider needs back, but not Message.reasoning.
+	// user, or results of tools. A result has its text in tool_result and no content. The messages
+	// have Message.native, which the provider needs back, but not Message.reasoning.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
 	// System prompt of this turn.
 	SystemPrompt string `protobuf:"bytes,3,opt,name=system_prompt,json=systemPrompt,proto3" json:"system_prompt,omitempty"`

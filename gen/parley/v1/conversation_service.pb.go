@@ -3099,8 +3099,8 @@ func (x *ResumeTurnResponse) GetEvent() *TurnEvent {
 // GetTurnRequest names a turn.
 type GetTurnRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Optional. If set, only a turn of this conversation is found. Turns that were started by a
-	// version of the server that gave them UUIDs of version 4 are found only with it.
+	// Optional. If set, the turn must belong to this conversation. Required for a turn whose id is
+	// a UUID of version 4; see Turn.id.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	// Required.
 	TurnId        string `protobuf:"bytes,2,opt,name=turn_id,json=turnId,proto3" json:"turn_id,omitempty"`
@@ -3202,9 +3202,9 @@ func (x *GetTurnResponse) GetTurn() *Turn {
 type ListTurnsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The conversation whose turns are listed. If empty, the turns of all conversations of the
-	// tenant, without those whose id is a UUID of version 4; see GetTurnRequest.
+	// tenant are listed, except those whose id is a UUID of version 4; see Turn.id.
 	ConversationId string `protobuf:"bytes,1,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
-	// Only turns in one of these states. If empty, turns in any state.
+	// Only turns in one of these states, at most 16. If empty, turns in any state.
 	States []TurnState `protobuf:"varint,2,rep,packed,name=states,proto3,enum=parley.v1.TurnState" json:"states,omitempty"`
 	// Maximum number of turns on the page, at most 1000; 0 means 32. A page may have fewer turns,
 	// or none, and still have a next_page_token.
@@ -3276,9 +3276,9 @@ func (x *ListTurnsRequest) GetPageToken() string {
 // ListTurnsResponse is one page of a list of turns.
 type ListTurnsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Turns, newest first. Those of a conversation are in the order in which they start, and turns
-	// that wait in the queue come first. Those of a tenant are in the order in which the server
-	// accepted them.
+	// Turns, newest first. In a list of a conversation, the turn that starts last comes first:
+	// turns that wait in the queue precede all others. In a list of the tenant, the turn that the
+	// server accepted last comes first.
 	Turns []*Turn `protobuf:"bytes,1,rep,name=turns,proto3" json:"turns,omitempty"`
 	// Token for the next page; empty on the last page.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`

@@ -129,10 +129,11 @@ type ConversationServiceClient interface {
 	// ResumeTurn streams the events of a turn from a given index. The turn may be running or
 	// ended.
 	ResumeTurn(ctx context.Context, in *ResumeTurnRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ResumeTurnResponse], error)
-	// GetTurn returns the state of a turn. Its id is enough.
+	// GetTurn returns a turn by its id. If the turn does not exist or is no longer kept, the call
+	// fails with NOT_FOUND, reason TURN_NOT_FOUND.
 	GetTurn(ctx context.Context, in *GetTurnRequest, opts ...grpc.CallOption) (*GetTurnResponse, error)
-	// ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
-	// first, in pages. It can select states: those that run, for example.
+	// ListTurns returns a page of the turns of a conversation, or of all conversations of the
+	// tenant, newest first.
 	ListTurns(ctx context.Context, in *ListTurnsRequest, opts ...grpc.CallOption) (*ListTurnsResponse, error)
 	// CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
 	// as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn
@@ -536,10 +537,11 @@ type ConversationServiceServer interface {
 	// ResumeTurn streams the events of a turn from a given index. The turn may be running or
 	// ended.
 	ResumeTurn(*ResumeTurnRequest, grpc.ServerStreamingServer[ResumeTurnResponse]) error
-	// GetTurn returns the state of a turn. Its id is enough.
+	// GetTurn returns a turn by its id. If the turn does not exist or is no longer kept, the call
+	// fails with NOT_FOUND, reason TURN_NOT_FOUND.
 	GetTurn(context.Context, *GetTurnRequest) (*GetTurnResponse, error)
-	// ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
-	// first, in pages. It can select states: those that run, for example.
+	// ListTurns returns a page of the turns of a conversation, or of all conversations of the
+	// tenant, newest first.
 	ListTurns(context.Context, *ListTurnsRequest) (*ListTurnsResponse, error)
 	// CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
 	// as an incomplete message. If the turn has already ended, CancelTurn only returns it. A turn

@@ -99,8 +99,8 @@ func (TurnState) EnumDescriptor() ([]byte, []int) {
 // Turn is one run of an agent for one user message, from its start to its end.
 type Turn struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Id of the turn, a UUID of version 7, which begins with the create time. Earlier versions of
-	// the server gave turns UUIDs of version 4.
+	// Id of the turn, a UUID of version 7, which begins with the create time. Turns that an earlier
+	// version of the server started may have UUIDs of version 4.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// The conversation that the turn belongs to.
 	ConversationId string `protobuf:"bytes,2,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`

@@ -1749,8 +1749,8 @@ class GetTurnRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     TURN_ID_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """Optional. If set, only a turn of this conversation is found. Turns that were started by a
-    version of the server that gave them UUIDs of version 4 are found only with it.
+    """Optional. If set, the turn must belong to this conversation. Required for a turn whose id is
+    a UUID of version 4; see Turn.id.
     """
     turn_id: _builtins.str
     """Required."""
@@ -1804,7 +1804,7 @@ class ListTurnsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """The conversation whose turns are listed. If empty, the turns of all conversations of the
-    tenant, without those whose id is a UUID of version 4; see GetTurnRequest.
+    tenant are listed, except those whose id is a UUID of version 4; see Turn.id.
     """
     page_size: _builtins.int
     """Maximum number of turns on the page, at most 1000; 0 means 32. A page may have fewer turns,
@@ -1814,7 +1814,7 @@ class ListTurnsRequest(_message.Message):
     """next_page_token of the previous page. All other fields except page_size must stay the same."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_turn_pb2.TurnState.ValueType]:
-        """Only turns in one of these states. If empty, turns in any state."""
+        """Only turns in one of these states, at most 16. If empty, turns in any state."""
 
     def __init__(
         self,
@@ -1844,9 +1844,9 @@ class ListTurnsResponse(_message.Message):
     """Token for the next page; empty on the last page."""
     @_builtins.property
     def turns(self) -> _containers.RepeatedCompositeFieldContainer[_turn_pb2.Turn]:
-        """Turns, newest first. Those of a conversation are in the order in which they start, and turns
-        that wait in the queue come first. Those of a tenant are in the order in which the server
-        accepted them.
+        """Turns, newest first. In a list of a conversation, the turn that starts last comes first:
+        turns that wait in the queue precede all others. In a list of the tenant, the turn that the
+        server accepted last comes first.
         """
 
     def __init__(

@@ -347,15 +347,16 @@ class ConversationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTurn(self, request, context):
-        """GetTurn returns the state of a turn. Its id is enough.
+        """GetTurn returns a turn by its id. If the turn does not exist or is no longer kept, the call
+        fails with NOT_FOUND, reason TURN_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTurns(self, request, context):
-        """ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
-        first, in pages. It can select states: those that run, for example.
+        """ListTurns returns a page of the turns of a conversation, or of all conversations of the
+        tenant, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -121,10 +121,12 @@ class ConversationServiceStub:
     ended.
     """
     GetTurn: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetTurnRequest, _conversation_service_pb2.GetTurnResponse]
-    """GetTurn returns the state of a turn. Its id is enough."""
+    """GetTurn returns a turn by its id. If the turn does not exist or is no longer kept, the call
+    fails with NOT_FOUND, reason TURN_NOT_FOUND.
+    """
     ListTurns: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListTurnsRequest, _conversation_service_pb2.ListTurnsResponse]
-    """ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
-    first, in pages. It can select states: those that run, for example.
+    """ListTurns returns a page of the turns of a conversation, or of all conversations of the
+    tenant, newest first.
     """
     CancelTurn: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.CancelTurnRequest, _conversation_service_pb2.CancelTurnResponse]
     """CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
@@ -241,10 +243,12 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     ended.
     """
     GetTurn: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetTurnRequest, _conversation_service_pb2.GetTurnResponse]  # type: ignore[assignment]
-    """GetTurn returns the state of a turn. Its id is enough."""
+    """GetTurn returns a turn by its id. If the turn does not exist or is no longer kept, the call
+    fails with NOT_FOUND, reason TURN_NOT_FOUND.
+    """
     ListTurns: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListTurnsRequest, _conversation_service_pb2.ListTurnsResponse]  # type: ignore[assignment]
-    """ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
-    first, in pages. It can select states: those that run, for example.
+    """ListTurns returns a page of the turns of a conversation, or of all conversations of the
+    tenant, newest first.
     """
     CancelTurn: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.CancelTurnRequest, _conversation_service_pb2.CancelTurnResponse]  # type: ignore[assignment]
     """CancelTurn stops a running or queued turn. The part of the answer that had arrived is kept
@@ -478,7 +482,9 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.GetTurnRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.GetTurnResponse, _abc.Awaitable[_conversation_service_pb2.GetTurnResponse]]:
-        """GetTurn returns the state of a turn. Its id is enough."""
+        """GetTurn returns a turn by its id. If the turn does not exist or is no longer kept, the call
+        fails with NOT_FOUND, reason TURN_NOT_FOUND.
+        """
 
     @_abc_1.abstractmethod
     def ListTurns(
@@ -486,8 +492,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ListTurnsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ListTurnsResponse, _abc.Awaitable[_conversation_service_pb2.ListTurnsResponse]]:
-        """ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
-        first, in pages. It can select states: those that run, for example.
+        """ListTurns returns a page of the turns of a conversation, or of all conversations of the
+        tenant, newest first.
         """
 
     @_abc_1.abstractmethod

@@ -84,8 +84,8 @@ class Turn(_message.Message):
     FINISH_TIME_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Id of the turn, a UUID of version 7, which begins with the create time. Earlier versions of
-    the server gave turns UUIDs of version 4.
+    """Id of the turn, a UUID of version 7, which begins with the create time. Turns that an earlier
+    version of the server started may have UUIDs of version 4.
     """
     conversation_id: _builtins.str
     """The conversation that the turn belongs to."""

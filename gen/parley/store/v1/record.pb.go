@@ -178,7 +178,8 @@ type TurnChunks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Ordinal of the oldest chunk that is kept. Chunks before it were dropped.
 	First int64 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
-	// Ordinal of the next chunk. The newest chunk has one less.
+	// Ordinal of the next chunk. The newest chunk has the ordinal before it. If next equals first, no
+	// chunk is kept.
 	Next int64 `protobuf:"varint,2,opt,name=next,proto3" json:"next,omitempty"`
 	// Size of the kept chunks in bytes.
 	Bytes         int64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`

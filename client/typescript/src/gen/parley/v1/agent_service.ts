@@ -17,8 +17,8 @@ export interface RespondRequest {
     | undefined;
   /**
    * Messages of the context window, oldest first. The last ones are those to answer: a text of the
-   * user, or results of tools, which have their text in tool_result and no content. They have
-   * Message.native, which the provider needs back, but not Message.reasoning.
+   * user, or results of tools. A result has its text in tool_result and no content. The messages
+   * have Message.native, which the provider needs back, but not Message.reasoning.
    */
   messages: Message[];
   /** System prompt of this turn. */

@@ -906,8 +906,8 @@ export interface ResumeTurnResponse {
 /** GetTurnRequest names a turn. */
 export interface GetTurnRequest {
   /**
-   * Optional. If set, only a turn of this conversation is found. Turns that were started by a
-   * version of the server that gave them UUIDs of version 4 are found only with it.
+   * Optional. If set, the turn must belong to this conversation. Required for a turn whose id is
+   * a UUID of version 4; see Turn.id.
    */
   conversationId: string;
   /** Required. */
@@ -924,10 +924,10 @@ export interface GetTurnResponse {
 export interface ListTurnsRequest {
   /**
    * The conversation whose turns are listed. If empty, the turns of all conversations of the
-   * tenant, without those whose id is a UUID of version 4; see GetTurnRequest.
+   * tenant are listed, except those whose id is a UUID of version 4; see Turn.id.
    */
   conversationId: string;
-  /** Only turns in one of these states. If empty, turns in any state. */
+  /** Only turns in one of these states, at most 16. If empty, turns in any state. */
   states: TurnState[];
   /**
    * Maximum number of turns on the page, at most 1000; 0 means 32. A page may have fewer turns,
@@ -941,9 +941,9 @@ export interface ListTurnsRequest {
 /** ListTurnsResponse is one page of a list of turns. */
 export interface ListTurnsResponse {
   /**
-   * Turns, newest first. Those of a conversation are in the order in which they start, and turns
-   * that wait in the queue come first. Those of a tenant are in the order in which the server
-   * accepted them.
+   * Turns, newest first. In a list of a conversation, the turn that starts last comes first:
+   * turns that wait in the queue precede all others. In a list of the tenant, the turn that the
+   * server accepted last comes first.
    */
   turns: Turn[];
   /** Token for the next page; empty on the last page. */
@@ -6465,7 +6465,10 @@ export const ConversationServiceDefinition = {
       responseStream: true,
       options: {},
     },
-    /** GetTurn returns the state of a turn. Its id is enough. */
+    /**
+     * GetTurn returns a turn by its id. If the turn does not exist or is no longer kept, the call
+     * fails with NOT_FOUND, reason TURN_NOT_FOUND.
+     */
     getTurn: {
       name: "GetTurn",
       requestType: GetTurnRequest as typeof GetTurnRequest,
@@ -6475,8 +6478,8 @@ export const ConversationServiceDefinition = {
       options: {},
     },
     /**
-     * ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
-     * first, in pages. It can select states: those that run, for example.
+     * ListTurns returns a page of the turns of a conversation, or of all conversations of the
+     * tenant, newest first.
      */
     listTurns: {
       name: "ListTurns",
@@ -6687,11 +6690,14 @@ export interface ConversationServiceImplementation<CallContextExt = {}> {
     request: ResumeTurnRequest,
     context: CallContext & CallContextExt,
   ): ServerStreamingMethodResult<DeepPartial<ResumeTurnResponse>>;
-  /** GetTurn returns the state of a turn. Its id is enough. */
+  /**
+   * GetTurn returns a turn by its id. If the turn does not exist or is no longer kept, the call
+   * fails with NOT_FOUND, reason TURN_NOT_FOUND.
+   */
   getTurn(request: GetTurnRequest, context: CallContext & CallContextExt): Promise<DeepPartial<GetTurnResponse>>;
   /**
-   * ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
-   * first, in pages. It can select states: those that run, for example.
+   * ListTurns returns a page of the turns of a conversation, or of all conversations of the
+   * tenant, newest first.
    */
   listTurns(request: ListTurnsRequest, context: CallContext & CallContextExt): Promise<DeepPartial<ListTurnsResponse>>;
   /**
@@ -6875,11 +6881,14 @@ export interface ConversationServiceClient<CallOptionsExt = {}> {
     request: DeepPartial<ResumeTurnRequest>,
     options?: CallOptions & CallOptionsExt,
   ): AsyncIterable<ResumeTurnResponse>;
-  /** GetTurn returns the state of a turn. Its id is enough. */
+  /**
+   * GetTurn returns a turn by its id. If the turn does not exist or is no longer kept, the call
+   * fails with NOT_FOUND, reason TURN_NOT_FOUND.
+   */
   getTurn(request: DeepPartial<GetTurnRequest>, options?: CallOptions & CallOptionsExt): Promise<GetTurnResponse>;
   /**
-   * ListTurns returns the turns of a conversation, or of all conversations of the tenant, newest
-   * first, in pages. It can select states: those that run, for example.
+   * ListTurns returns a page of the turns of a conversation, or of all conversations of the
+   * tenant, newest first.
    */
   listTurns(request: DeepPartial<ListTurnsRequest>, options?: CallOptions & CallOptionsExt): Promise<ListTurnsResponse>;
   /**

@@ -102,8 +102,8 @@ export function turnStateToNumber(object: TurnState): number {
 /** Turn is one run of an agent for one user message, from its start to its end. */
 export interface Turn {
   /**
-   * Id of the turn, a UUID of version 7, which begins with the create time. Earlier versions of
-   * the server gave turns UUIDs of version 4.
+   * Id of the turn, a UUID of version 7, which begins with the create time. Turns that an earlier
+   * version of the server started may have UUIDs of version 4.
    */
   id: string;
   /** The conversation that the turn belongs to. */
