@@ -60,7 +60,7 @@ func (f *headerFlags) add(command *cobra.Command, clearable bool) {
 		"number of messages to keep, 0 for the server's default")
 	flags.Var(ttlFlag{&f.chosen.Retention.Ttl}, "ttl",
 		"time to live after the last append, such as 90s or 7d (default: set by the server)")
-	flags.Int32Var(&f.chosen.Retention.MaxTurns, "max-turns", 0, "number of turns to keep, 0 for the server's default")
+	flags.Int32Var(&f.chosen.Retention.MaxTurns, "max-turns", 0, "number of turns to keep, up to 10000; 0 means 32")
 	f.retentionFlags.add(command, "")
 }
 

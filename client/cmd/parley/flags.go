@@ -88,7 +88,7 @@ func (f revisionFlag) Type() string { return "revision" }
 // statesFlag is a flag value that collects states of turns, separated by commas.
 type statesFlag struct{ states *[]parleyv1.TurnState }
 
-// Set adds states.
+// Set adds the states that s names, such as "running,failed". Upper and lower case are the same.
 func (f statesFlag) Set(s string) error {
 	for name := range strings.SplitSeq(s, ",") {
 		state, ok := parleyv1.TurnState_value["TURN_STATE_"+strings.ToUpper(name)]
@@ -100,7 +100,7 @@ func (f statesFlag) Set(s string) error {
 	return nil
 }
 
-// stateNames returns the names of all states of turns.
+// stateNames returns the names of all states of turns, as --state accepts them.
 func stateNames() []string {
 	var names []string
 	for state := parleyv1.TurnState(1); parleyv1.TurnState_name[int32(state)] != ""; state++ {

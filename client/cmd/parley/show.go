@@ -80,8 +80,8 @@ func (a *app) printConversation(w io.Writer, c *parleyv1.Conversation) {
 	}
 	row("messages", fmt.Sprintf("%d, %s, %s, last sequence %d", c.GetMessageCount(), kept,
 		size(int64(c.GetSizeBytes())), c.GetLastSequence()))
-	if most := c.GetRetention().GetMaxTurns(); most > 0 {
-		row("turns", fmt.Sprintf("%d at most", most))
+	if kept := c.GetRetention().GetMaxTurns(); kept > 0 {
+		row("turns", fmt.Sprintf("newest %d", kept))
 	}
 	if c.GetRecordCount() > 0 {
 		row("records", fmt.Sprintf("%d, %s", c.GetRecordCount(), size(c.GetRecordBytes())))

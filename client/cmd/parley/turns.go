@@ -13,9 +13,9 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
-const aboutTurns = `List the turns of a conversation, or of all conversations of the tenant, newest first. Those of a
-conversation are in the order in which they start, and turns that wait in its queue come first. Without
-CONVERSATION, turns that an earlier version of the server started may be missing.`
+const aboutTurns = `List the turns of a conversation, newest first. Turns that wait in its queue precede all others.
+Without CONVERSATION, list the turns of all conversations of the tenant, and begin with the turn that the
+server accepted last. Turns that an earlier version of the server started may be missing from this list.`
 
 func (a *app) newTurnsCommand() *cobra.Command {
 	var request parleyv1.ListTurnsRequest
@@ -47,7 +47,7 @@ func (a *app) newTurnsCommand() *cobra.Command {
 	return command
 }
 
-// turns prints up to limit turns, or all if limit is 0, as list prints conversations.
+// turns prints at most limit turns of a list, or all if limit is 0. As JSON, it prints each page when it arrives.
 func (a *app) turns(ctx context.Context, c *client.Client, request *parleyv1.ListTurnsRequest, limit int32) error {
 	var all []*parleyv1.Turn
 	for count := int32(0); limit == 0 || count < limit; {
@@ -85,7 +85,7 @@ func (a *app) turns(ctx context.Context, c *client.Client, request *parleyv1.Lis
 func (a *app) newTurnCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "turn TURN",
-		Short:   "Show a turn and its conversation, found by the id of the turn",
+		Short:   "Show a turn by its id",
 		Example: "  parley turn 0198c5a2-7b1e-7c3d-9f4a-5b6c7d8e9f00",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
@@ -126,7 +126,7 @@ func (a *app) printTurn(w io.Writer, turn *parleyv1.Turn) {
 	table(w, rows...)
 }
 
-// turnTable writes a table of turns. If withConversation is true, it has a column with their conversations.
+// turnTable writes a table of turns. If withConversation is true, a column has the ids of their conversations.
 func (a *app) turnTable(w io.Writer, turns []*parleyv1.Turn, withConversation bool) {
 	rows := [][]string{{"ID", "STATE", "AGENT", "CREATED", "DURATION", "INPUT", "ANSWER", "ERROR"}}
 	if withConversation {

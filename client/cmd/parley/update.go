@@ -30,8 +30,8 @@ func updatePaths() [][2]string {
 
 const aboutUpdate = `Change the fields of a conversation whose flags are set, and print it. An empty value clears the
 field of --title, --label, --agent and --system. --label replaces all labels. --ttl "", --max-messages 0
-and --max-turns 0 change back to the default of the server. Set a flag to false to change the retention
-back: --keep-all=false drops the messages over the limit at once.`
+and --max-turns 0 change back to the defaults. Set a flag to false to change the retention back:
+--keep-all=false drops the messages over the limit at once.`
 
 func (a *app) newUpdateCommand() *cobra.Command {
 	var header headerFlags
