@@ -311,7 +311,7 @@ const MaxHeaderBytes = 256 << 10
 // MaxSampleIDs is the maximum number of ids that Purge returns.
 const MaxSampleIDs = 100
 
-// DefaultMaxTurns is the number of turns that a conversation keeps whose retention has no max_turns.
+// DefaultMaxTurns is the number of turns that a conversation keeps if max_turns of its retention is 0.
 const DefaultMaxTurns = 32
 
 // ListTurns describes a page of a list of turns.
@@ -321,8 +321,10 @@ type ListTurns struct {
 	ConversationID string
 	// States selects turns in one of these states. If empty, turns in any state.
 	States []parleyv1.TurnState
-	// Before is the id of a turn: only turns before it in time are returned. If empty, the page begins with the newest.
-	// If the conversation of ConversationID keeps no such turn, it has dropped it and all before it, and there are none.
+	// Before is the id of a turn, usually TurnPage.Next of the previous page. The page begins after this turn, in the
+	// order of the list. If empty, the page begins with the newest turn. A list of the tenant accepts any UUID of version
+	// 7 in its canonical form. A list of a conversation that does not keep the turn is empty: it has dropped all older
+	// turns.
 	Before string
 	// Limit is the maximum number of turns to return, at least 1.
 	Limit int
@@ -331,7 +333,8 @@ type ListTurns struct {
 // FindTurn names a turn.
 type FindTurn struct {
 	Tenant string
-	// ConversationID limits the search to one conversation; empty means all.
+	// ConversationID limits the search to one conversation. If empty, the turn may belong to any conversation of the
+	// tenant.
 	ConversationID string
 	TurnID         string
 }

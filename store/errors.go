@@ -14,7 +14,8 @@ var (
 	ErrConversationExists = errors.New("conversation already exists")
 	// ErrRequestReused means that the request id was already used with different content.
 	ErrRequestReused = errors.New("request_id was already used for another request")
-	// ErrTurnNotFound means that there is no such turn.
+	// ErrTurnNotFound means that the turn does not exist or is no longer kept. Without the id of the conversation, it may
+	// also mean that the id of the turn is not indexed; see law 20.
 	ErrTurnNotFound = errors.New("turn not found")
 	// ErrTurnEnded means that the turn is not the running turn of its conversation.
 	ErrTurnEnded = errors.New("turn is not running")
@@ -41,14 +42,14 @@ var (
 	ErrClosed = errors.New("store is closed")
 )
 
-// ExpiredError is returned by Read for a conversation that has expired and that no sweep has removed yet. It wraps
-// ErrNotFound. It is not returned for an ephemeral conversation that has ended.
+// ExpiredError is returned by Read if the conversation has expired and no sweep has removed it yet. It wraps
+// ErrNotFound. Read does not return it for an ephemeral conversation that has ended.
 type ExpiredError struct {
 	// At is the expire_time of the conversation.
 	At time.Time
 }
 
-// Error returns the time.
+// Error says when the conversation expired.
 func (e *ExpiredError) Error() string {
 	return fmt.Sprintf("%v: it expired at %s", ErrNotFound, e.At.UTC().Format(time.RFC3339))
 }

@@ -139,11 +139,12 @@ func EncodeFrame(m *parleyv1.Message) (Frame, error) {
 	return proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(frame, m)
 }
 
-// RecordFrames is a sequence of records in the form in which a GetRecordsResponse contains them: each is the tag of its
-// field records, the length, and the encoded Record.
+// RecordFrames is a sequence of records in the form in which a GetRecordsResponse contains them. Each consists of the
+// tag of the field records, the length, and the encoded Record. The zero value is an empty sequence.
 type RecordFrames []byte
 
-// Append appends a record. r is the record without its value. It returns an error if a text is not valid UTF-8.
+// Append appends a record and returns the longer sequence, as the built-in append does. r is the record without its
+// value. Append returns an error if a text of r is not valid UTF-8.
 func (f RecordFrames) Append(r *parleyv1.Record, value []byte) (RecordFrames, error) {
 	const recordsField, valueField = 1, 3
 	size := proto.Size(r)
@@ -165,7 +166,7 @@ func (f RecordFrames) Append(r *parleyv1.Record, value []byte) (RecordFrames, er
 	return b, nil
 }
 
-// Records decodes the records. They do not share memory with f.
+// Records decodes the records. They do not share memory with f. If f is damaged, the error is ErrCorrupt.
 func (f RecordFrames) Records() ([]*parleyv1.Record, error) {
 	reply := new(parleyv1.GetRecordsResponse)
 	if err := proto.Unmarshal(f, reply); err != nil {

@@ -51,8 +51,8 @@ type Snapshot struct {
 	// one by one, while they were the oldest. A fork or an import starts at 0. Of a read with MaxBytes
 	// and without Before and Oldest, it includes the kept messages before the first of Messages.
 	DroppedBytes int64
-	// Turns, the newest ones, oldest first: all that the conversation keeps, up to DefaultMaxTurns, and at times up to
-	// 63 more. Store.ListTurns returns all others.
+	// Turns are the newest turns of the conversation, oldest first. If the conversation keeps more than DefaultMaxTurns,
+	// there are at least DefaultMaxTurns and at most 63 more. Store.ListTurns returns all.
 	Turns []*parleyv1.Turn
 	// Events of these turns, oldest first. A turn may have no entry.
 	Events []*storev1.TurnEvents
@@ -165,8 +165,8 @@ type Change struct {
 	// Trimmed is the number of old messages that the write dropped to stay within limits. It is set only
 	// in the last change of a write, apart from those of records.
 	Trimmed int
-	// ExpireTime is the time from which on the conversation was not found. Set for EXPIRED. The sweep that Time is
-	// of may be later.
+	// ExpireTime is set for EXPIRED. It is the expire_time of the conversation, from which on the conversation was not
+	// found. Time is the time of the sweep, which may be later.
 	ExpireTime time.Time
 	// EphemeralEnded is set for DELETED if the conversation was ephemeral and its delete time has
 	// passed.
@@ -190,7 +190,7 @@ type TurnPage struct {
 	Next string
 }
 
-// FoundTurn is a turn and its events.
+// FoundTurn is the result of Store.FindTurn: a turn and its events.
 type FoundTurn struct {
 	Turn *parleyv1.Turn
 	// Events of the turn; nil if it has none.

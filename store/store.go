@@ -61,15 +61,16 @@
 //
 //  1. Concurrency: all methods may be called from many goroutines at the same time.
 //  2. No shared memory: the caller may change arguments after the call and results at any time.
-//     Neither affects the store. A [Read] with Shared is an exception: its messages may be in memory
-//     of the store. The records of [Store.GetRecords] are another. Nothing changes them.
+//     Neither affects the store. There are two exceptions: the messages of a [Read] with Shared and the
+//     records of [Store.GetRecords] may be in memory of the store. Neither the store nor the caller may
+//     change them.
 //  3. Durability: a write that returned without an error survives Close. In stores that write to
 //     disk it also survives kill -9 and power loss. A batch is stored completely or not at all.
 //  4. Cancellation: if the context of a write ends before the write starts, the write changes
 //     nothing and returns the context's error. A write that has started is completed. A list stops
 //     when its context ends.
 //  5. Expiry: from its expire_time on a conversation is not found, even before it is swept. Until
-//     then, the error of Read is an [ExpiredError]. A conversation does not expire while a turn is
+//     the sweep, Read returns an [ExpiredError]. A conversation does not expire while a turn is
 //     running or while it is ephemeral. Reads do not postpone the expiry. With no_expiry in its
 //     retention it has no expire_time and does not expire. If no_expiry becomes false, the ttl
 //     counts from last_append_time.
@@ -150,12 +151,13 @@
 //     records alone for [RequestTTL]. Their number has no limit of its own: each counts as a record in both
 //     limits of bytes of the tenant, until it is swept. Above MaxRecordBytes, a call with a Request that
 //     deletes no record is refused, too.
-//  20. Turns: a conversation keeps its newest turns with their events, as many as max_turns of its retention says, or
-//     [DefaultMaxTurns]; at times up to 63 more. They end with it. A turn whose id is a UUID of version 7 in its
-//     canonical form is also found by the id alone, and is in the list of its tenant, as soon as it is stored and as
-//     long as it is kept. No two turns of a tenant may have the same id. The list of a conversation is in the order in
-//     which its turns started, the list of a tenant in the order of their ids, both newest first. A turn that is kept
-//     during all calls of a list is returned once.
+//  20. Turns: a conversation keeps its newest turns with their events. Their number is max_turns of its retention, or
+//     [DefaultMaxTurns] if that is 0. If the number is above DefaultMaxTurns, the conversation may keep up to 15 more.
+//     The turns end with their conversation. If the id of a turn is a UUID of version 7 in its canonical form, the turn
+//     is also found by the id alone, and is in the list of its tenant. Both hold as soon as the turn is stored and as
+//     long as it is kept. The caller must not use the id of a turn twice in a tenant. The list of a conversation is in
+//     the order in which its turns started, the list of a tenant in the order of their ids, both newest first. A turn
+//     that is kept during all calls of a list is returned once.
 //
 // Start at [Store].
 package store
@@ -222,13 +224,15 @@ type Store interface {
 	// ErrNotFound if the conversation does not exist.
 	ListRecords(ctx context.Context, l *ListRecords) (records []*parleyv1.Record, more bool, err error)
 
-	// ListTurns returns a page of the turns of a tenant or of a conversation; see law 20. It examines a limited number
-	// of turns, so a page may have fewer than l.Limit, or none, and not be the last. It returns ErrNotFound if
-	// l.ConversationID is set and the conversation does not exist.
+	// ListTurns returns a page of the turns of a tenant or of a conversation; see law 20. It checks a limited number of
+	// turns and returns a limited size of them, so a page may have fewer than l.Limit, or none, and not be the last. It
+	// returns ErrNotFound if l.ConversationID is set and the conversation does not exist. It returns ErrPageToken if
+	// l.ConversationID is empty and l.Before is not a UUID of version 7.
 	ListTurns(ctx context.Context, l *ListTurns) (*TurnPage, error)
 
-	// FindTurn returns a turn by its id. It returns ErrTurnNotFound if there is none, or if the store cannot find it
-	// without f.ConversationID, see law 20; ErrNotFound if f.ConversationID is set and the conversation does not exist.
+	// FindTurn returns a turn by its id. It returns ErrNotFound if f.ConversationID is set and the conversation does not
+	// exist. It returns ErrTurnNotFound if no such turn is kept, or if the turn cannot be found without
+	// f.ConversationID; see law 20.
 	FindTurn(ctx context.Context, f *FindTurn) (*FoundTurn, error)
 
 	// SaveProgress stores the part of a running turn's answer that has arrived so far, so that

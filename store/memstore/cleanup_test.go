@@ -72,8 +72,8 @@ func TestTurnsAreForgotten(t *testing.T) {
 		}
 	}
 	of := s.tenants["acme"]
-	if n := of.turns.Len(); n < 100 || n > 131 || of.running.Len() != 0 {
-		t.Errorf("the index has %d turns, of which %d run, want 100 to 131, and none", n, of.running.Len())
+	if n := of.turns.Len(); n < 100 || n > 115 || of.running.Len() != 0 {
+		t.Errorf("the index has %d turns, of which %d run, want 100 to 115, and none", n, of.running.Len())
 	}
 	if err := s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "a"}); err != nil {
 		t.Fatal(err)

@@ -45,7 +45,7 @@ type entry struct {
 	records           *scope       // nil if there are none; the next entry of the conversation takes it over
 	recordCounts      records.Counts
 	turnChunks        turnChunks
-	turnChange        record.IndexChange // until indexTurns
+	turnChange        record.IndexChange // to apply to tenant.turns; indexTurns clears it
 }
 
 // newEntry encodes the result of a write. The caller sets the key. old is the entry that it replaces, nil if there is

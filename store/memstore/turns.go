@@ -45,8 +45,8 @@ func (c turnChunks) Turns(ordinal int64) ([]byte, error) {
 	return nil, fmt.Errorf("%w: chunk %d of turns is missing", store.ErrCorrupt, ordinal)
 }
 
-// with returns the chunks after a write of a record, of which put are new, and the turns of those that it drops. The
-// next write may share the memory of the result, so of several results of the same chunks only the last is valid.
+// with returns the chunks after a write of a record, and the turns of the chunks that the write drops. put are the new
+// chunks. The result may share memory with c and with later results of the same c, so only the last of them is valid.
 func (c turnChunks) with(r *record.Record, put []record.TurnChunk) (after turnChunks, dropped [][]byte) {
 	for _, p := range put {
 		c.lists = append(c.lists, bytes.Clone(p.Turns)) // Those in put have the memory of the earlier value.
@@ -210,8 +210,8 @@ func (s *Store) listTenantTurns(ctx context.Context, l *store.ListTurns) (*store
 	return p.Page(), err
 }
 
-// descend visits the entries of an index through an id, or all of them, the newest first. It reports whether visit has
-// returned true for all.
+// descend visits the entries of an index up to and including an id, or all of them, the newest first, until visit
+// returns false. It reports whether visit has returned true for all.
 func descend(index *btree.BTreeG[turnEntry], id record.TurnID, all bool, visit func(turnEntry) bool) (ended bool) {
 	ended = true
 	next := func(t turnEntry) bool {

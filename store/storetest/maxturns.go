@@ -97,8 +97,8 @@ func (s Subject) law20MaxTurns(t *testing.T) {
 	})
 }
 
-// wantKept checks that conversation "a", whose turns are turnID(0) to turnID(begun-1) and which alone has turns, keeps
-// the newest as law 20 says, and that all calls agree about them.
+// wantKept checks that conversation "a" keeps its newest turns as law 20 says, and that all calls agree about them. Its
+// turns so far are turnID(0) to turnID(begun-1). No other conversation has turns.
 func (f *fixture) wantKept(limit, begun int) {
 	f.t.Helper()
 	const id = "a"
@@ -106,7 +106,7 @@ func (f *fixture) wantKept(limit, begun int) {
 	slices.Reverse(kept)
 	least, most := min(limit, begun), min(limit, begun)
 	if limit > store.DefaultMaxTurns {
-		most = min(limit+63, begun)
+		most = min(limit+15, begun)
 	}
 	if len(kept) < least || len(kept) > most || !slices.Equal(kept, turnIDs(begun-len(kept), begun)) {
 		f.t.Fatalf("after %d turns, ListTurns = %d turns from %s to %s, want the newest %d to %d", begun, len(kept),
@@ -116,7 +116,8 @@ func (f *fixture) wantKept(limit, begun int) {
 	f.wantTurns(store.ListTurns{}, kept...)
 	newest := f.read(id).Turns
 	if n := len(newest); n < min(store.DefaultMaxTurns, len(kept)) || n > store.DefaultMaxTurns+63 || n > len(kept) {
-		f.t.Errorf("Read returned %d of %d turns", n, len(kept))
+		f.t.Errorf("Read = %d of %d turns, want the newest %d to %d", n, len(kept), store.DefaultMaxTurns,
+			store.DefaultMaxTurns+63)
 	}
 	for i, turn := range newest {
 		if want := kept[len(kept)-len(newest)+i]; turn.GetId() != want {

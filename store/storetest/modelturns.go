@@ -22,7 +22,7 @@ func (m *machine) nextTurn() string {
 	return id
 }
 
-// runTurns runs some turns of a conversation that keeps few, unless one runs.
+// runTurns runs up to three turns of a conversation with max_turns, unless a turn runs.
 func (m *machine) runTurns(r *rapid.T, id string) {
 	c := m.oracle.conversations[id]
 	if c == nil || c.header.GetActiveTurnId() != "" || c.header.GetRetention().GetMaxTurns() == 0 {
@@ -35,7 +35,7 @@ func (m *machine) runTurns(r *rapid.T, id string) {
 	}
 }
 
-// dropTurns drops the oldest turns. The retentions of the model keep at most store.DefaultMaxTurns.
+// dropTurns drops the oldest turns. In the model, max_turns is at most store.DefaultMaxTurns.
 func (c *oracleConversation) dropTurns() {
 	limit := int(c.header.GetRetention().GetMaxTurns())
 	if limit == 0 {
@@ -45,7 +45,7 @@ func (c *oracleConversation) dropTurns() {
 	c.keepEvents(nil, "")
 }
 
-// checkTurns compares the lists of turns, and finds each turn that has ever begun.
+// checkTurns compares the lists of turns, and looks up the newest 40 turns that have begun.
 func (m *machine) checkTurns() {
 	kept := map[string]*parleyv1.Turn{}
 	var all, running []string

@@ -10,7 +10,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// concurrentTurns tests that turns that have begun are found and listed once while others begin and end.
+// concurrentTurns tests that each turn that has begun is found, and is listed once, while others begin and end.
 func (s Subject) concurrentTurns(t *testing.T) {
 	const writers, each = 4, 30 // A conversation keeps all its turns.
 	f := s.open(t, nil)

@@ -9,7 +9,7 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// turnID returns the n-th of ids of turns in rising order, which are UUIDs of version 7.
+// turnID returns the id of a turn, a UUID of version 7. The ids rise with n.
 func turnID(n int) string {
 	return fmt.Sprintf("0198c0de-%04x-7000-8000-00000000%04x", n>>16, n&0xffff)
 }
@@ -21,7 +21,7 @@ func (f *fixture) runTurn(conversation, id string) {
 	f.endTurn(conversation, id)
 }
 
-// findTurn returns a turn that must be found, by its id alone if conversation is empty.
+// findTurn returns a turn, which must exist. If conversation is empty, it finds the turn by its id alone.
 func (f *fixture) findTurn(conversation, id string) *store.FoundTurn {
 	f.t.Helper()
 	found, err := f.store.FindTurn(f.t.Context(), &store.FindTurn{
@@ -33,7 +33,7 @@ func (f *fixture) findTurn(conversation, id string) *store.FoundTurn {
 	return found
 }
 
-// wantNoTurn checks the error of FindTurn, by the id alone if conversation is empty.
+// wantNoTurn checks the error of FindTurn. If conversation is empty, the call has only the id of the turn.
 func (f *fixture) wantNoTurn(conversation, id string, want error) {
 	f.t.Helper()
 	found, err := f.store.FindTurn(f.t.Context(), &store.FindTurn{
@@ -58,7 +58,7 @@ func (f *fixture) turnPage(l store.ListTurns) *store.TurnPage {
 	return page
 }
 
-// turnList returns the ids of a list of turns, page by page. It calls between after each page but the last.
+// turnList returns the ids of a list of turns, from all pages. It calls between after each page except the last.
 func (f *fixture) turnList(l store.ListTurns, between func()) (ids []string) {
 	f.t.Helper()
 	for range 20_000 {
@@ -75,7 +75,7 @@ func (f *fixture) turnList(l store.ListTurns, between func()) (ids []string) {
 	return nil
 }
 
-// wantTurns checks that a list has these turns, whatever the size of its pages. from is given in rising order.
+// wantTurns checks that a list has these turns, for several sizes of its pages. rising has the oldest turn first.
 func (f *fixture) wantTurns(l store.ListTurns, rising ...string) {
 	f.t.Helper()
 	slices.Reverse(rising)
@@ -90,7 +90,7 @@ func (f *fixture) wantTurns(l store.ListTurns, rising ...string) {
 	slices.Reverse(rising)
 }
 
-// turnIDs returns the ids of turns from to to-1.
+// turnIDs returns turnID(from) to turnID(to-1).
 func turnIDs(from, to int) (ids []string) {
 	for n := from; n < to; n++ {
 		ids = append(ids, turnID(n))
@@ -98,7 +98,7 @@ func turnIDs(from, to int) (ids []string) {
 	return ids
 }
 
-// withMaxTurns creates a conversation that keeps so many turns.
+// withMaxTurns creates a conversation with max_turns n.
 func (f *fixture) withMaxTurns(id string, n int32) {
 	f.t.Helper()
 	f.do(&store.Create{Conversation: &parleyv1.Conversation{

@@ -97,7 +97,7 @@ func (s Subject) law20Turns(t *testing.T) {
 		f.do(&store.Delete{ConversationID: "c2"})
 		f.wantTurns(store.ListTurns{States: []parleyv1.TurnState{running}}, turnID(4), turnID(7))
 		f.reopen(nil)
-		if s.Durable { // Nothing ends the turns of an ended process but the manager above.
+		if s.Durable { // The store does not end the running turns when it is reopened. Its caller does.
 			f.wantTurns(store.ListTurns{States: []parleyv1.TurnState{running}}, turnID(4), turnID(7))
 			f.wantTurns(store.ListTurns{}, turnID(0), turnID(1), turnID(3), turnID(4), turnID(5), turnID(7))
 		}
@@ -118,7 +118,7 @@ func (s Subject) turnsEnd(t *testing.T) {
 		f.runTurn(id, turnID(2*i+1))
 	}
 	f.wantTurns(store.ListTurns{}, turnIDs(0, 12)...)
-	gone := func(n int, id string) {
+	ended := func(n int, id string) {
 		t.Helper()
 		for _, n := range []int{n, n + 1} {
 			f.wantNoTurn("", turnID(n), store.ErrTurnNotFound)
@@ -128,14 +128,14 @@ func (s Subject) turnsEnd(t *testing.T) {
 		}
 	}
 	f.runTurn("new", turnID(20))
-	gone(0, "evicted")
+	ended(0, "evicted")
 	f.do(&store.Delete{ConversationID: "deleted"})
-	gone(2, "deleted")
+	ended(2, "deleted")
 	f.runTurn("deleted", turnID(21)) // A new conversation with the same id.
-	gone(2, "deleted")
+	ended(2, "deleted")
 	f.wantTurns(store.ListTurns{ConversationID: "deleted"}, turnID(21))
 	f.do(&store.Import{Conversation: f.header("overwritten"), Overwrite: true})
-	gone(6, "overwritten")
+	ended(6, "overwritten")
 	f.wantTurns(store.ListTurns{ConversationID: "overwritten"})
 	h := &store.Hold{Tenant: tenant, ConversationIDs: []string{"ephemeral"}}
 	if err := f.store.Hold(t.Context(), h); err != nil {
@@ -144,7 +144,7 @@ func (s Subject) turnsEnd(t *testing.T) {
 	if err := f.store.Release(t.Context(), h); err != nil {
 		t.Fatal(err)
 	}
-	gone(8, "ephemeral")
+	ended(8, "ephemeral")
 	f.clock.Advance(30 * time.Minute)
 	for _, id := range []string{"new", "deleted", "expired"} {
 		f.append(id, user("later"))
@@ -152,16 +152,16 @@ func (s Subject) turnsEnd(t *testing.T) {
 	if _, err := f.store.Purge(t.Context(), &store.Purge{Tenant: tenant, InactiveFor: 20 * time.Minute}); err != nil {
 		t.Fatal(err)
 	}
-	gone(10, "purged")
+	ended(10, "purged")
 	f.wantTurns(store.ListTurns{}, turnID(4), turnID(5), turnID(20), turnID(21))
 	f.clock.Advance(2 * time.Hour)
-	gone(4, "expired")
+	ended(4, "expired")
 	f.wantNoTurn("expired", turnID(4), store.ErrNotFound)
 	f.sweep()
 	f.wantTurns(store.ListTurns{})
 }
 
-// changingTurns tests that a list skips and doubles no turn while others begin, end and are removed.
+// changingTurns tests that a list returns each turn once while others begin, end and are removed.
 func (s Subject) changingTurns(t *testing.T) {
 	for _, l := range []store.ListTurns{{Limit: 7}, {Limit: 1}, {ConversationID: "stays", Limit: 7}} {
 		f := s.open(t, nil)

@@ -34,7 +34,7 @@ func faultyTurnStores() map[string]faultyStore {
 	}
 }
 
-// findsDeleted finds each turn for ever that it has found once.
+// findsDeleted still finds the turns of conversations that have ended.
 type findsDeleted struct {
 	store.Store
 	found map[string]*store.FoundTurn
@@ -57,7 +57,7 @@ func (s findsDeleted) FindTurn(ctx context.Context, f *store.FindTurn) (*store.F
 	return found, err
 }
 
-// skipsTurn leaves out the first turn of each page but the first.
+// skipsTurn leaves out the first turn of each page except the first page.
 type skipsTurn struct{ store.Store }
 
 func (s skipsTurn) ListTurns(ctx context.Context, l *store.ListTurns) (*store.TurnPage, error) {
