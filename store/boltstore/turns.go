@@ -101,8 +101,8 @@ func (s *Store) listTurns(ctx context.Context, l *store.ListTurns) (page *store.
 		return nil, err
 	}
 	err = s.readTurns(ctx, l.Tenant, func() func(*turnReader) error {
-		// One more than a page examines, so that the next page is not missed.
-		pending := s.tally.pending.Turns(l.Tenant, before, false, record.MaxExaminedTurns+1)
+		// One more than a page checks: the additional one shows that there is a next page.
+		pending := s.tally.pending.Turns(l.Tenant, before, false, record.MaxCheckedTurns+1)
 		return func(r *turnReader) error {
 			p := record.NewTurnPager(l)
 			for next := range r.merged(before, pending) {
@@ -165,9 +165,9 @@ func turnBefore(l *store.ListTurns) (*record.TurnID, error) {
 	return &before, nil
 }
 
-// readTurns calls begin, and then what it returns in a transaction that begins after that. If the transaction is too
-// old for what it reads, readTurns begins again. begin reads the turns that only the journal has: if a fold comes
-// between the two, the transaction has them, too.
+// readTurns calls begin, begins a transaction, and calls the result of begin in it. begin reads the turns of the
+// journal. If a fold writes them to the file between the two calls, the transaction has them, too. If the transaction
+// is too old for what it reads, readTurns repeats all of this.
 func (s *Store) readTurns(ctx context.Context, tenant string, begin func() func(*turnReader) error) error {
 	mayHaveEphemeral := s.tally.mayHaveEphemeral()
 	for {
@@ -195,19 +195,19 @@ type turnReader struct {
 	finders map[candidate]*record.TurnFinder // by conversation, without turn; nil for those that cannot be read
 }
 
-// candidate is a turn that may be kept, and the inner key of its conversation, or its id.
+// candidate is a turn that may be kept, with the inner key or the id of its conversation.
 type candidate struct {
 	id           record.TurnID
 	key          layout.InnerKey
 	conversation string // empty if key is known
 }
 
-// conversation returns the head of a conversation, or store.ErrNotFound if it does not exist or has expired.
+// conversation returns the head of a conversation by its id, or store.ErrNotFound if it does not exist or has expired.
 func (r *turnReader) conversation(id string) (*record.Record, error) {
 	return r.live(r.find(r.tenant, id, head))
 }
 
-// conversationAt is conversation for an inner key.
+// conversationAt is conversation by an inner key.
 func (r *turnReader) conversationAt(key layout.InnerKey) (*record.Record, error) {
 	return r.live(r.findAt(r.tenant, key))
 }
@@ -222,7 +222,7 @@ func (r *turnReader) live(f found, err error) (*record.Record, error) {
 	return f.record, nil
 }
 
-// add examines a turn for a page. It skips turns that are not kept, and those of damaged conversations. The error is
+// add adds a turn to a page. It skips turns that are not kept, and those of damaged conversations. The error is
 // overlay.ErrStale.
 func (r *turnReader) add(p *record.TurnPager, c candidate) error {
 	of := candidate{key: c.key, conversation: c.conversation}
@@ -257,7 +257,7 @@ func (r *turnReader) entryOfTurn(key []byte) []byte {
 	return r.turnIDs.Get(key)
 }
 
-// merged yields the turns of the index before an id, and those that only the journal has, the newest first, each once.
+// merged yields the turns of the index before an id and the pending turns, the newest first, each once.
 func (r *turnReader) merged(before *record.TurnID, pending []overlay.Turn) func(yield func(candidate) bool) {
 	return func(yield func(candidate) bool) {
 		for c := range r.indexed(before) {

@@ -333,8 +333,8 @@ func MarshalProgress(p *store.Progress) ([]byte, error) {
 	return b, nil
 }
 
-// ProgressTurn returns the id of the turn in a value of MarshalProgress; zero if it is damaged or stores do not index
-// it. It reads nothing else: the value may have MiB of messages.
+// ProgressTurn returns the id of the turn in a value of MarshalProgress. The result is zero if the value is damaged or
+// stores do not index the id. ProgressTurn reads nothing else, since the value may have MiB of messages.
 func ProgressTurn(b []byte) TurnID {
 	if len(b) < progressHeadAt || b[0] != progressFormat {
 		return TurnID{}

@@ -36,8 +36,8 @@ func (s Ephemeral) Expired(now, expire time.Time, running bool) bool {
 	return !running && !now.Before(expire)
 }
 
-// NotFound returns the error of a read of a conversation that has expired or ended, or nil if it is live. The
-// parameters are those of Expired.
+// NotFound returns the error of a read of a conversation: store.ExpiredError if it has expired, store.ErrNotFound if it
+// is ephemeral and has ended, nil if it is live. The parameters are those of Expired.
 func (s Ephemeral) NotFound(now, expire time.Time, running bool) error {
 	switch {
 	case !s.Expired(now, expire, running):

@@ -14,18 +14,19 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-// MaxExaminedTurns is the maximum number of turns that one call of store.ListTurns decodes.
-const MaxExaminedTurns = 1000
+// MaxCheckedTurns is the maximum number of turns that one call of Store.ListTurns decodes.
+const MaxCheckedTurns = 1000
 
 // TurnFinder finds turns of one conversation. It keeps the chunk that it has read last, since a list needs turns that
 // are close to each other.
 type TurnFinder struct {
 	record  *Record
-	chunk   []byte // nil if it has read none
+	chunk   []byte // the chunk that was read last; nil if none was read
 	ordinal int64  // of that chunk
 }
 
-// NewTurnFinder returns a finder of the turns of a record. If it has chunks of turns, it needs TurnChunks.
+// NewTurnFinder returns a finder of the turns of a record. If the record has chunks of turns, its TurnChunks must be
+// set.
 func NewTurnFinder(r *Record) *TurnFinder { return &TurnFinder{record: r} }
 
 // FindTurn returns a turn that the conversation keeps, or store.ErrTurnNotFound. Other errors: store.ErrCorrupt.
@@ -79,7 +80,7 @@ func (f *TurnFinder) lists() iter.Seq2[[]byte, error] {
 		}
 		for i := range c.GetNext() - c.GetFirst() {
 			ordinal := from - 1 - i
-			if ordinal < c.GetFirst() { // It began at the chunk that was read last: the newer ones are left.
+			if ordinal < c.GetFirst() { // The loop began at the chunk that was read last. Continue with the newer ones.
 				ordinal += c.GetNext() - c.GetFirst()
 			}
 			if has && ordinal == from {
@@ -96,7 +97,8 @@ func (f *TurnFinder) lists() iter.Seq2[[]byte, error] {
 	}
 }
 
-// ListTurns returns a page of the turns of the conversation.
+// ListTurns returns a page of the turns of the conversation. If a chunk or a turn is damaged, the error is
+// store.ErrCorrupt.
 func (r *Record) ListTurns(l *store.ListTurns) (*store.TurnPage, error) {
 	p := NewTurnPager(l)
 	for list, err := range NewTurnFinder(r).lists() {
@@ -128,24 +130,25 @@ func (r *Record) ListTurns(l *store.ListTurns) (*store.TurnPage, error) {
 
 // TurnPager collects a page of a store.ListTurns.
 type TurnPager struct {
-	list     *store.ListTurns
-	page     store.TurnPage
-	begun    bool   // the turn Before was found
-	last     string // id of the last turn that was examined
-	examined int
-	size     int // encoded size of the turns of the page
+	list    *store.ListTurns
+	page    store.TurnPage
+	begun   bool   // the turn Before was found
+	last    string // id of the last turn that was checked
+	checked int    // number of turns that were checked
+	size    int    // encoded size of the turns of the page, in bytes
 }
 
 // NewTurnPager returns a pager of a list.
 func NewTurnPager(l *store.ListTurns) *TurnPager { return &TurnPager{list: l} }
 
-// IsFull reports whether the page can take no other turn. It must be called before each turn that is left.
+// IsFull reports whether the page ends. The caller must call it before each further turn.
 func (p *TurnPager) IsFull() bool {
-	return len(p.page.Turns) >= max(1, p.list.Limit) || p.examined >= MaxExaminedTurns || p.size >= store.MaxListBytes/2
+	return len(p.page.Turns) >= max(1, p.list.Limit) || p.checked >= MaxCheckedTurns || p.size >= store.MaxListBytes/2
 }
 
-// Add examines the turn with an id of a conversation. A turn that the conversation does not keep is skipped. f may be
-// nil for a conversation that does not exist. The error is store.ErrCorrupt.
+// Add adds the turn with an id to the page, if it is in one of the states of the list. Add skips a turn that the
+// conversation of f does not keep. f is nil if the conversation does not exist. If the turn is damaged, Add skips it
+// and returns store.ErrCorrupt.
 func (p *TurnPager) Add(id TurnID, f *TurnFinder) error {
 	text := id.String()
 	if f == nil {
@@ -161,15 +164,16 @@ func (p *TurnPager) Add(id TurnID, f *TurnFinder) error {
 	return nil
 }
 
-// add examines a turn, which may be nil.
+// add counts a turn as checked, and adds it to the page if it is in one of the states of the list. turn is nil if it is
+// not kept.
 func (p *TurnPager) add(id string, turn *parleyv1.Turn) {
-	p.last, p.examined = id, p.examined+1
+	p.last, p.checked = id, p.checked+1
 	if turn != nil && (len(p.list.States) == 0 || slices.Contains(p.list.States, turn.GetState())) {
 		p.page.Turns, p.size = append(p.page.Turns, turn), p.size+proto.Size(turn)
 	}
 }
 
-// End records that no turn is left.
+// End makes the page the last one.
 func (p *TurnPager) End() { p.last = "" }
 
 // Page returns the page.
@@ -178,8 +182,8 @@ func (p *TurnPager) Page() *store.TurnPage {
 	return &p.page
 }
 
-// TurnBefore returns store.ListTurns.Before of the list of a tenant. all is true if it is empty. If it is the id of no
-// turn that is in such a list, the error is store.ErrPageToken.
+// TurnBefore returns store.ListTurns.Before of the list of a tenant. all is true if Before is empty. If Before is not a
+// UUID of version 7 in its canonical form, the error is store.ErrPageToken.
 func TurnBefore(l *store.ListTurns) (before TurnID, all bool, err error) {
 	if l.Before == "" {
 		return TurnID{}, true, nil

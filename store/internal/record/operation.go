@@ -73,7 +73,8 @@ type OperationInfo struct {
 	Key []byte
 	// Messages are the appended messages.
 	Messages store.Frames
-	// Turn is true if a turn begins or ends. Begun and Ended are the id of that turn; zero if stores do not index it.
+	// Turn is true if a turn begins or ends. Begun is the id of the turn that begins, and Ended that of the turn that
+	// ends. They are zero if there is none, or if stores do not index its id.
 	Turn         bool
 	Begun, Ended TurnID
 	// MessagesAdded and BytesAdded are by how much the operation changed the counts of the tenant.
@@ -316,7 +317,7 @@ func (r *Record) AllSizes() []FrameSize {
 // UnmarshalHead and Unmarshal decode it.
 func (r *Record) MarshalHead() ([]byte, error) { return r.marshal(nil, nil) }
 
-// Size returns the size of the conversation in bytes: ValueSize, and the size of what is in chunks, see InChunkBytes.
+// Size returns the size of the conversation in bytes: ValueSize plus InChunkBytes.
 func (r *Record) Size() int { return r.ValueSize() + r.InChunkBytes() }
 
 // InChunkBytes returns the size of the retained messages in chunks and of the chunks of turns, in bytes.

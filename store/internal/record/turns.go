@@ -17,11 +17,12 @@ const (
 	// turnsInChunk is the number of turns in a chunk of turns, and the number that is dropped at once if a conversation
 	// keeps more than store.DefaultMaxTurns.
 	turnsInChunk = 16
-	// maxHeadTurns is the number of turns in the value of a conversation above which DivideTurns moves the oldest, so
-	// that less than this and at least store.DefaultMaxTurns are left: each append writes the value.
+	// maxHeadTurns is the maximum number of turns in the value of a conversation after DivideTurns. If there are more,
+	// DivideTurns moves the oldest to chunks, and keeps at least store.DefaultMaxTurns. Each append writes the value, so
+	// it must be small.
 	maxHeadTurns = store.DefaultMaxTurns + turnsInChunk
-	// MaxUndividedTurns is the number of turns in the value of a conversation at which a store that keeps conversations
-	// in memory before it divides them must divide them; see store.Snapshot.Turns.
+	// MaxUndividedTurns is the maximum number of turns in the value of a conversation that a store has in memory and has
+	// not divided yet. It is the limit of store.Snapshot.Turns.
 	MaxUndividedTurns = store.DefaultMaxTurns + 63
 )
 
@@ -89,7 +90,7 @@ func (r *Record) putTurn(t *parleyv1.Turn, events *storev1.TurnEvents) error {
 	return nil
 }
 
-// maxTurns returns the number of turns that the conversation keeps at least, if it has had as many.
+// maxTurns returns the number of turns that the conversation keeps. It may keep more, see dropTurns.
 func (r *Record) maxTurns() int {
 	if n := r.Conversation().GetRetention().GetMaxTurns(); n > 0 {
 		return int(n)
@@ -97,9 +98,10 @@ func (r *Record) maxTurns() int {
 	return store.DefaultMaxTurns
 }
 
-// dropTurns drops the oldest turns. A conversation that keeps up to store.DefaultMaxTurns drops all others. Other
-// conversations drop as many at once as a chunk has, whether they are in a chunk already or not. So what is dropped
-// does not depend on when a store divides the conversation, and a replayed operation drops the same turns.
+// dropTurns drops the oldest turns above maxTurns. If maxTurns is at most store.DefaultMaxTurns, it drops all of them.
+// Otherwise it drops them turnsInChunk at a time, whether they are in a chunk already or not, so that up to
+// turnsInChunk-1 more are kept. Therefore the dropped turns do not depend on when a store divides the conversation, and
+// a replayed operation drops the same turns.
 func (r *Record) dropTurns() {
 	limit, head := r.maxTurns(), countItems(r.Turns, turnsField)
 	if c := r.Header.GetTurnChunks(); c != nil {
@@ -135,9 +137,9 @@ type TurnChunkReader interface {
 	Turns(ordinal int64) ([]byte, error)
 }
 
-// DivideTurns moves the oldest turns of a conversation that keeps many into chunks, so that a write of the conversation
-// need not write them again. The store puts the chunks, and removes those before Header.TurnChunks.First. It calls
-// DivideTurns before Marshal.
+// DivideTurns moves the oldest turns into chunks if maxTurns is above store.DefaultMaxTurns, so that a write of the
+// conversation need not write them again. The store calls DivideTurns before Marshal. It stores the returned chunks,
+// and removes the chunks before Header.TurnChunks.First.
 func (r *Record) DivideTurns() (put []TurnChunk) {
 	if r.maxTurns() <= store.DefaultMaxTurns {
 		return nil
@@ -156,7 +158,7 @@ func (r *Record) DivideTurns() (put []TurnChunk) {
 		c := r.Header.GetTurnChunks()
 		put = append(put, TurnChunk{Ordinal: c.GetNext(), Turns: turns})
 		c.Next, c.Bytes = c.GetNext()+1, c.GetBytes()+int64(n)
-		if len(TurnIDs(turns)) > 0 { // Of an earlier version, which did not index them.
+		if len(TurnIDs(turns)) > 0 { // An earlier version, which did not index turns, may have written them.
 			r.Header.TurnsIndexed = true
 		}
 	}
@@ -197,7 +199,7 @@ func unmarshalTurns(list []byte) (*storev1.Turns, error) {
 	return turns, nil
 }
 
-// TurnID is the id of a turn that stores index: a UUID of version 7.
+// TurnID is the id of a turn that stores index: a UUID of version 7. The zero value is no id.
 type TurnID [16]byte
 
 // ParseTurnID returns the id of a turn in binary form. ok is false, and the id zero, unless it is a UUID of version 7
@@ -244,7 +246,7 @@ func TurnIDs(turns []byte) (ids []TurnID) {
 	return ids
 }
 
-// TurnsWithIDs returns storev1.Turns in wire form of turns that have nothing but these ids.
+// TurnsWithIDs returns storev1.Turns in wire form. Its turns have these ids and no other fields.
 func TurnsWithIDs(ids []TurnID) (turns []byte) {
 	for _, id := range ids {
 		turns = appendItem(turns, turnsField, appendItem(nil, idField, []byte(id.String())))
@@ -273,9 +275,9 @@ type IndexChange struct {
 	Added, Dropped []TurnID
 }
 
-// ChangeOfIndex returns how an index of turns changes. before is the value of the conversation before the write, nil if
-// it is new. r is the record after it, and put the result of its DivideTurns. The turns in dropped chunks are not in
-// the result: these chunks have their ids.
+// ChangeOfIndex returns how an index of turns changes when r is written. before is the value of the conversation before
+// the write, nil if the conversation is new. put is the result of r.DivideTurns. The turns in dropped chunks are not in
+// the result: the caller reads their ids from these chunks.
 func (r *Record) ChangeOfIndex(before []byte, put []TurnChunk) (c IndexChange) {
 	if !r.Header.GetTurnsIndexed() {
 		return c

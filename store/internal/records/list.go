@@ -97,8 +97,8 @@ func Get(
 	return found, omitted, nil
 }
 
-// Frame returns a record as the only one of a result, and when it expires, or the zero time if it does not. b is its
-// value.
+// Frame returns the result of Get that contains only one record, whose encoded value is b. expires is when the record
+// expires; it is the zero time if the record does not expire.
 func Frame(conversationID, key string, b []byte) (frame store.RecordFrames, expires time.Time, err error) {
 	p := page{conversationID: conversationID, limit: 1}
 	r, value, _, err := p.take(key, b)
@@ -160,8 +160,8 @@ func (p *page) add(key string, b []byte) (full bool, err error) {
 	return false, nil
 }
 
-// take returns the next record, without its value, and the value. It returns nil if the record has expired, or has no
-// space, which full reports. The first record always has space.
+// take returns the next record, without its value, and the value, and counts it. r is nil if the record has expired, or
+// if the page has no space for it; full is true in the second case. The first record always has space.
 func (p *page) take(key string, b []byte) (r *parleyv1.Record, value []byte, full bool, err error) {
 	head, value, err := split(key, b)
 	if err != nil {
