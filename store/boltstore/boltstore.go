@@ -74,7 +74,8 @@
 //     about the conversation continue.
 //   - A damaged entry in expiry stays. Its conversation is not swept, but is not found after it has
 //     expired.
-//   - If a chunk of turns is damaged, its turns are not found, and a list of the turns of the conversation fails.
+//   - If a chunk of turns is damaged, FindTurn fails for its turns, and ListTurns fails for the conversation. The list
+//     of the tenant skips these turns.
 //   - If an entry in turnids is damaged, its turn is found only with its conversation. If the turns of a conversation
 //     are damaged, its deletion may leave entries in turnids. They lead to no conversation, and all calls skip them.
 //   - If an operation in the journal cannot be read or applied, its conversation and the journal stay until the

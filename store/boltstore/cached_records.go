@@ -16,14 +16,15 @@ import (
 	"github.com/parleyhq/parley/store/internal/records"
 )
 
-// maxCachedRecord is the maximum size of a record in the cache, in bytes. Larger ones would push out many others, and
-// copying them takes longer than a transaction.
+// maxCachedRecord is the maximum size of a record in the cache, in bytes. Larger records would push out many others,
+// and a copy of them takes longer than a transaction.
 const maxCachedRecord = 64 << 10
 
 // cachedRecordKey returns the key of a record in the cache. uid is that of its conversation, or empty for a record of
-// the tenant. The uid makes the records of a conversation that has ended unreachable, without a list of them.
+// the tenant. The records of a conversation that has ended are not found, because no later conversation has its uid.
 //
-// The key of a conversation in the cache begins with the length of the tenant, which is never that large.
+// The prefix separates records from conversations. The key of a conversation begins with the length of the tenant,
+// which is never that large.
 func cachedRecordKey(tenant, uid, key string) string {
 	const prefix = "\xff\xff\xff\xff\xff"
 	if uid == "" {
@@ -32,9 +33,9 @@ func cachedRecordKey(tenant, uid, key string) string {
 	return prefix + "c" + uid + "\x00" + key
 }
 
-// getRecord is GetRecords of one key. The cache has the newest version of a record, except for those of conversations
-// that have ended. So if it has the record, and its conversation was live when the call began, the record is what the
-// call must return.
+// getRecord is GetRecords of one key. If the cache has a record whose conversation has not ended, it has the newest
+// version of the record. So if the cache has the record, and its conversation was live when the call began, getRecord
+// returns the record of the cache.
 func (s *Store) getRecord(ctx context.Context, g *store.GetRecords) (found store.RecordFrames, err error) {
 	tenant, id, key, now := g.Tenant, g.ConversationID, g.Keys[0], s.options.Now()
 	uid, known, err := s.liveUID(ctx, tenant, id, now)
@@ -103,8 +104,8 @@ func (s *Store) liveUID(ctx context.Context, tenant, id string, now time.Time) (
 	return uid, uid != "" && !rec.Expired(now, ephemeral), nil
 }
 
-// ephemeralState returns the state of an id. The caller reads the conversation after that: if its id has not ended now
-// and the conversation has not expired then, it was live at an instant between the two reads.
+// ephemeralState returns the state of the id of a conversation. The caller reads the conversation after that. If the id
+// has not ended at the first read, and the conversation has not expired at the second, it was live between the two.
 func (s *Store) ephemeralState(ctx context.Context, tenant, id string) (state record.Ephemeral, err error) {
 	if !s.tally.mayHaveEphemeral() {
 		return state, ctx.Err()
@@ -122,8 +123,8 @@ type editedRecord struct {
 	value               []byte // encoded; nil if the record is deleted
 }
 
-// noteEdits notes the records that edits change in the cache. c is their conversation; it may be nil if all are of the
-// tenant.
+// noteEdits adds the records that edits change to t.edited, so that the cache drops or replaces them. c is their
+// conversation. It may be nil if all of them are records of the tenant.
 func (t *txn) noteEdits(tenant string, c *parleyv1.Conversation, edits *records.Edits) {
 	if !edits.Any() {
 		return
@@ -156,8 +157,8 @@ func (t *txn) changedKeys() iter.Seq[string] {
 	}
 }
 
-// replaceCachedRecords makes the cache have the edited records that it had before, which are blocked. Others are not
-// added: a caller that only writes records would push out what is read.
+// replaceCachedRecords replaces the edited records that the cache has. The caller has blocked them. Records that the
+// cache does not have are not added: a caller that only writes records would push out those that are read.
 func (t *tally) replaceCachedRecords(edited map[string]editedRecord) {
 	for cached, e := range edited {
 		if !t.cache.Has(cached) {

@@ -172,8 +172,8 @@ func TestCachedRecordOvertaken(t *testing.T) {
 	}
 }
 
-// TestCachedRecordsConcurrently makes writers count in records while others read them, delete the conversations and fold
-// the journal. A read returns what was written before it or later, with caches of all sizes.
+// TestCachedRecordsConcurrently makes writers count in records while others read them, delete the conversations and
+// fold the journal. A read returns what was written before it or later, with caches of all sizes.
 func TestCachedRecordsConcurrently(t *testing.T) {
 	for _, budget := range []int64{0, 8 << 10} {
 		for _, cacheBytes := range []int{0, 8 << 10, 1 << 20} {
@@ -190,8 +190,8 @@ func TestCachedRecordsConcurrently(t *testing.T) {
 	}
 }
 
-// countUp writes numbers to a record, while readers check that they see no number that is smaller than the last one that
-// was written before. From time to time it deletes the record or the conversation.
+// countUp writes rising numbers to a record. In the meantime, readers check that they find no number below the last one
+// that was written before the read. From time to time, countUp deletes the record or the conversation.
 func countUp(t *testing.T, s *Store, id string, steps int) {
 	t.Helper()
 	var written atomic.Int64           // the newest number that is not deleted, or 0

@@ -92,7 +92,7 @@ func checkBuckets(tx *bolt.Tx, s *Store) error {
 		mergeChanged(got, map[string]layout.Counts{tenant: c}) // All may be 0 if only the journal has records.
 		return nil
 	})
-	tenants := maps.Clone(got) // Those without anything in memory may have records in the file that the journal deletes.
+	tenants := maps.Clone(got) // Tenants without anything in memory may have records that the journal deletes.
 	maps.Copy(tenants, tl.tenants)
 	for tenant := range tenants {
 		inFileOnly := newReader(tx, journaled{})

@@ -24,7 +24,7 @@ type contents struct {
 	orphan            layout.Orphan
 	chunks, records   [][]byte        // their keys
 	turns, turnChunks [][]byte        // keys in turnids, and in turnchunks
-	turnsLeft         []record.TurnID // turns that are in no chunk and have entries in turnids that must stay for now
+	turnsLeft         []record.TurnID // turns in no chunk whose entries in turnids a later transaction removes
 	all               bool            // the orphan has no others
 }
 
@@ -51,7 +51,7 @@ func (t *txn) takeContents(o layout.Orphan, hasRecords bool) (c contents) {
 		t.takeTurnChunks(&c)
 		return c
 	}
-	defer t.takeTurns(&c) // Last: only the others may leave some.
+	defer t.takeTurns(&c) // Last, so that chunks and records use the limits of the transaction first.
 	c.chunks, c.all = t.takeKeys(t.chunks, conversation, nil)
 	if c.all && hasRecords {
 		c.records, c.all = t.takeKeys(t.records, o.Key(), nil)

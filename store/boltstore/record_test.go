@@ -332,7 +332,7 @@ func TestTenantRecordsRecovered(t *testing.T) {
 	}
 }
 
-// getRecords returns the decoded records of [store.Store.GetRecords], of which there must be none that are omitted.
+// getRecords returns the decoded records of [store.Store.GetRecords]. It returns an error if keys are omitted.
 func getRecords(ctx context.Context, s store.Store, g *store.GetRecords) ([]*parleyv1.Record, error) {
 	frames, omitted, err := s.GetRecords(ctx, g)
 	if err == nil && len(omitted) > 0 {

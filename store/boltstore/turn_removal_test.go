@@ -15,8 +15,8 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// TestManyTurnsRemoved removes conversations, and drops turns, whose entries are too many for one transaction. They are
-// not found from then on, and each transaction removes a bounded number.
+// TestManyTurnsRemoved removes conversations, and drops turns, whose entries are too many for one transaction. The
+// turns are not found from then on, and each transaction removes a limited number of entries.
 func TestManyTurnsRemoved(t *testing.T) {
 	// Besides maxRemoved, a transaction removes the turns of the last chunk, and those that were in no chunk.
 	const turns, bound = maxRemoved + 400, maxRemoved + 16 + 48

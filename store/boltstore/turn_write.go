@@ -49,7 +49,7 @@ type turnWrite struct {
 }
 
 // encodeTurns divides the turns of a record, and returns what its write changes in the buckets of turns. It changes
-// nothing, so that an operation can call it before its first change.
+// nothing in the file, so that an operation can call it before its first change.
 func (t *txn) encodeTurns(tenant string, r *record.Record) (w turnWrite) {
 	key := layout.InnerKey(r.Key())
 	conversation := layout.ConversationKey(tenant, key)
@@ -124,8 +124,9 @@ func (t *txn) turnKeys(tenant string, conversation layout.InnerKey, ids []record
 	return keys
 }
 
-// takeTurns adds the entries in turnids and the chunks of turns of a conversation that is removed to its contents, as
-// many as the transaction may still remove. The ids of turns that are not in chunks and are too many become a chunk.
+// takeTurns adds the turns of a conversation that is removed to its contents: their entries in turnids and the chunks
+// of turns, up to the limits of the transaction. If turns that are in no chunk exceed the limit, the rest is in
+// contents.turnsLeft, for which removeTurns writes a chunk.
 func (t *txn) takeTurns(c *contents) {
 	if t.turnIDs == nil {
 		return
@@ -140,8 +141,8 @@ func (t *txn) takeTurns(c *contents) {
 	t.takeTurnChunks(c)
 }
 
-// takeTurnChunks adds the chunks of turns of an orphan and their entries in turnids to its contents, as many as the
-// transaction may still remove. It also takes damaged chunks: only entries that lead to the conversation are removed.
+// takeTurnChunks adds the chunks of turns of an orphan and their entries in turnids to its contents, up to the limits
+// of the transaction. It also adds damaged chunks: only entries that lead to the conversation are removed.
 func (t *txn) takeTurnChunks(c *contents) {
 	prefix := layout.ConversationKey(c.orphan.Tenant, c.orphan.Conversation)
 	cursor := t.turnChunks.Cursor()
@@ -163,10 +164,10 @@ func (t *txn) takeTurnChunks(c *contents) {
 	}
 }
 
-// lastOrdinal is the ordinal of the chunk of turns that has those of contents.turnsLeft. No other chunk has it.
+// lastOrdinal is the ordinal of the chunk that removeTurns writes for contents.turnsLeft. No other chunk has it.
 const lastOrdinal = 1<<63 - 1
 
-// removeTurns removes the turns of contents.
+// removeTurns removes the turns of contents. It writes a chunk with those that a later transaction must remove.
 func (t *txn) removeTurns(c contents) {
 	for _, key := range c.turns {
 		t.del(t.turnIDs, key)

@@ -249,8 +249,8 @@ func TestTurnsInJournal(t *testing.T) {
 	wantConsistent(t, s)
 }
 
-// TestTurnsOfEarlierVersions checks that turns with ids that this version indexes, but an earlier one has written, need
-// no entry until a turn of their conversation is written.
+// TestTurnsOfEarlierVersions checks that turns that an earlier version wrote without entries in the index need none
+// until a turn of their conversation is written, even if their ids are UUIDs of version 7.
 func TestTurnsOfEarlierVersions(t *testing.T) {
 	s := openJournaled(t, newPath(t), store.Options{}, 0)
 	runTurn(t, s, "a", indexedTurn(0))

@@ -27,8 +27,8 @@ const (
 	// JournaledRecordsSchemaVersion is the same while the journal may have operations that the file does not contain.
 	JournaledRecordsSchemaVersion = 5
 
-	// TurnsSchemaVersion is the version of a file that also has the buckets of turns. Versions of Parley that do not
-	// maintain the index of turns refuse such a file.
+	// TurnsSchemaVersion is the version of a file that also has the buckets of turns. Earlier versions of Parley, which do
+	// not maintain the index of turns, refuse such a file.
 	TurnsSchemaVersion = 6
 
 	// JournaledTurnsSchemaVersion is the same while the journal may have operations that the file does not contain.
@@ -71,8 +71,8 @@ func MakeRecordBuckets(tx *bolt.Tx) error {
 	return nil
 }
 
-// MakeTurnBuckets creates the buckets of turns, of records and of chunks, if they do not exist. The file then has
-// TurnsSchemaVersion.
+// MakeTurnBuckets creates the buckets of turns, of records and of chunks, if they do not exist. The caller must set the
+// schema version, see SchemaOf.
 func MakeTurnBuckets(tx *bolt.Tx) error {
 	for _, name := range turnBuckets() {
 		if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
@@ -90,8 +90,9 @@ func recordBuckets() []string {
 	}
 }
 
-// SchemaOf returns the schema version of a file whose journal may have operations that the file does not contain, or
-// not, and that has the buckets of records and chunks, or not, and those of turns, or not.
+// SchemaOf returns the schema version of a file. journaled is true if its journal may have operations that the file
+// does not contain. records is true if the file has the buckets of records and chunks, and turns if it has those of
+// turns.
 func SchemaOf(journaled, records, turns bool) uint32 {
 	version := uint32(SchemaVersion)
 	switch {

@@ -1,5 +1,5 @@
 // Package cache keeps the newest states of conversations and records in memory, so that a read needs no transaction on
-// the store's file. A record has an entry and a key of its own. What follows applies to both.
+// the store's file. A record has an entry and a key of its own. The following rules apply to both.
 //
 // For each conversation, the cache has the committed state, or nothing. The writer of the store replaces a
 // state when its change becomes visible. Before a transaction on the file is committed, the writer blocks
@@ -219,7 +219,7 @@ func (c *Cache) Append(key string, head []byte, messages store.Frames, retained 
 	c.set(key, State{Head: head, Messages: old}, buffer)
 }
 
-// Has reports whether the cache has a state, also if it is blocked.
+// Has reports whether the cache has a state under a key, even if it is blocked.
 func (c *Cache) Has(key string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

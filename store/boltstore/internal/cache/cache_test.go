@@ -93,8 +93,8 @@ func TestAppend(t *testing.T) {
 	wantState(t, c, "a", "none")
 }
 
-// TestReplace checks that a state is replaced if the cache has one, and counts with its size, and that a reader still finds
-// nothing before the end of the block.
+// TestReplace checks that Replace changes a state that the cache has, and its size, and adds none. A reader finds the
+// state only after the end of the block.
 func TestReplace(t *testing.T) {
 	c := New(1 << 20)
 	c.Block(of("a"))

@@ -59,7 +59,7 @@
 // schema 2. While a journal may have operations that the file does not contain, the schema is 3. The
 // first write of a record, of a chunk, or of a conversation with keep_all, no_expiry or no_eviction adds the buckets
 // records, scopes, recordends, orphans and chunks. From then on the schema is 4, or 5 with such a journal. The first
-// write to the file of a turn whose id is a UUID of version 7, or of a chunk of turns, adds these buckets and turnids
+// write to the file of a turn whose id is a UUID of version 7, or of a chunk of turns, adds these five buckets, turnids
 // and turnchunks. From then on the schema is 6, or 7 with such a journal.
 //
 // # Invariants
@@ -90,10 +90,12 @@
 //     count nowhere, and are removed in steps. Inner keys are not used again. All other records of conversations
 //     belong to one that exists.
 //   - The header of a conversation has the first and the next ordinal of its chunks of turns, and their size. Chunks
-//     below the first have an orphan with an ordinal. Chunks of turns without a conversation have an orphan, too.
+//     below the first have an orphan with an ordinal. Chunks of turns without a conversation have an orphan without
+//     one.
 //   - If turns_indexed is set in the header of a conversation, each of its turns whose id is a UUID of version 7 has an
-//     entry in turnids, which leads to the conversation. So have those in chunks that have an orphan. There are no
-//     other entries. Without turns_indexed there are none: versions before schema 6 did not write them.
+//     entry in turnids, which leads to the conversation. The turns in chunks that have an orphan have entries, too.
+//     There are no other entries. Without turns_indexed, the turns of a conversation have no entries: versions before
+//     schema 6 did not write them.
 //
 // Start at [Place].
 package layout

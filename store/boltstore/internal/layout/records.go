@@ -112,7 +112,8 @@ type Orphan struct {
 	// Before is 0 if the conversation was removed, with all its chunks and records. Otherwise only its chunks that end
 	// before this sequence are to be removed, since their messages were dropped.
 	Before int32
-	// TurnsBefore is 0, or only its chunks of turns with lower ordinals are to be removed, since they were dropped.
+	// TurnsBefore is set if only the chunks of turns with lower ordinals are to be removed, since they were dropped.
+	// Otherwise it is 0.
 	TurnsBefore int64
 }
 

@@ -17,7 +17,7 @@ const (
 // TurnKey returns the key of a turn in turnids.
 func TurnKey(tenant string, id record.TurnID) []byte { return append(TenantKey(tenant), id[:]...) }
 
-// EncodeTurn returns the value of the entry with that key in turnids, which leads to a conversation.
+// EncodeTurn returns the value of the entry with that key in turnids. The entry leads to a conversation.
 func EncodeTurn(key []byte, conversation InnerKey) []byte {
 	return seal(key, append(make([]byte, 0, len(conversation)+4), conversation[:]...))
 }
@@ -37,7 +37,7 @@ func TurnChunkKey(conversation []byte, ordinal int64) []byte {
 	return binary.BigEndian.AppendUint64(b, uint64(ordinal))
 }
 
-// OrdinalOf returns the ordinal in the key of a chunk of turns.
+// OrdinalOf returns the ordinal in the key of a chunk of turns, which must have at least SequenceSize bytes.
 func OrdinalOf(turnChunkKey []byte) int64 {
 	return int64(binary.BigEndian.Uint64(turnChunkKey[len(turnChunkKey)-SequenceSize:]))
 }

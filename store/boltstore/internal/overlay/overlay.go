@@ -1,5 +1,5 @@
 // Package overlay keeps in memory what the journal of a store contains and its file does not contain yet:
-// an [Entry] for each conversation with such operations, and for the records of each tenant with such operations, and
+// an [Entry] for each conversation with such operations, one for the records of each tenant with such operations, and
 // the ids of the turns that such operations begin.
 //
 // One goroutine, the writer, changes a [Set]: it puts the entry of a conversation after its operation is

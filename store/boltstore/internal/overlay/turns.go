@@ -28,8 +28,8 @@ type TurnChange struct {
 	Begun, Ended record.TurnID
 }
 
-// turns are the turns of a tenant that operations of a generation begin. They lead to a conversation, whose entry says
-// whether it still keeps the turn: neither a fold nor the removal of the conversation changes them.
+// turns are the turns of a tenant that operations of a generation begin. Each leads to a conversation, which may have
+// dropped the turn: neither a fold nor the removal of the conversation changes turns.
 type turns struct {
 	begun   *btree.BTreeG[Turn]
 	running *btree.BTreeG[Turn] // those of them that no operation has ended
@@ -70,8 +70,8 @@ func (s *Set) PutTurn(tenant string, conversation layout.InnerKey, c TurnChange)
 	}
 }
 
-// Turn returns the turn with an id, if an operation begins it. A reader calls Turn before it begins its transaction: if
-// ok is false, that has the turn, or the turn did not exist when Turn was called.
+// Turn returns the turn with an id, if an operation begins it. A reader calls Turn before it begins its transaction. If
+// ok is false, then the file in this transaction has the turn, or the turn did not exist when Turn was called.
 func (s *Set) Turn(tenant string, id record.TurnID) (turn Turn, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -85,9 +85,9 @@ func (s *Set) Turn(tenant string, id record.TurnID) (turn Turn, ok bool) {
 	return Turn{}, false
 }
 
-// Turns returns the turns of a tenant that operations begin, the newest first by their ids, at most limit: those before
-// an id, or all if before is nil. If running is true, it leaves out those that operations have ended. The file may have
-// some of them, too. A reader calls Turns before it begins its transaction, see Turn.
+// Turns returns at most limit turns of a tenant that operations begin, in falling order of their ids: those before an
+// id, or all if before is nil. If running is true, it omits the turns that operations have ended. The file may have
+// some of the turns, too. A reader calls Turns before it begins its transaction, see Turn.
 func (s *Set) Turns(tenant string, before *record.TurnID, running bool, limit int) []Turn {
 	var found []Turn
 	for _, tree := range s.trees(tenant, running) {

@@ -65,7 +65,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestMemoryOfTurns checks that the memory of turns that have ended, as most have, is that which a set counts.
+// TestMemoryOfTurns checks that turns use about as much memory as a set counts for them. All of them have ended.
 func TestMemoryOfTurns(t *testing.T) {
 	heap := func() int64 {
 		var m runtime.MemStats
