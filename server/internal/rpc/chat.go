@@ -102,7 +102,7 @@ func (s *Server) GetTurn(ctx context.Context, r *parleyv1.GetTurnRequest) (*parl
 	return &parleyv1.GetTurnResponse{Turn: t}, nil
 }
 
-// ListTurns returns a page of the turns of a conversation or of the tenant, the newest first.
+// ListTurns returns a page of the turns of a conversation, or of the tenant, newest first.
 func (s *Server) ListTurns(ctx context.Context, r *parleyv1.ListTurnsRequest) (*parleyv1.ListTurnsResponse, error) {
 	page, err := pages.OpenTurns(r, tenant(ctx))
 	if err != nil {

@@ -48,8 +48,8 @@ func (s *Server) addEnding(ctx context.Context, r refusal, err error) refusal {
 	return r
 }
 
-// endingOf returns how a conversation that was not found ended, and whether that is known. The hub learns of an expiry
-// when a sweep removes the conversation. Until then, the store knows it.
+// endingOf returns how a conversation that was not found ended, and whether that is known. The hub receives an
+// expiry when a sweep removes the conversation. Until then, the store returns it.
 func (s *Server) endingOf(ctx context.Context, id string) (watch.Ending, bool) {
 	of := calllog.Of(ctx).Tenant()
 	if ending, ok := s.hub.Ended(of, id, s.now()); ok {

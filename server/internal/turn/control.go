@@ -24,7 +24,7 @@ func (m *Manager) Get(ctx context.Context, tenant, conversationID, turnID string
 
 // find returns a queued or stored turn. Its errors are those of Get.
 func (m *Manager) find(ctx context.Context, at key, turnID string) (*parleyv1.Turn, error) {
-	// Look in the queue before the store: a turn that starts in between is then in both, not in neither.
+	// Check the queue before the store: a turn that starts in between is then in both, not in neither.
 	queued := m.queuedTurn(at, turnID)
 	found, err := m.findStored(ctx, at, turnID)
 	switch {
@@ -46,7 +46,7 @@ func (m *Manager) findStored(ctx context.Context, at key, turnID string) (*store
 	return found, err
 }
 
-// queuedTurn returns a turn that has not started, nil if there is none.
+// queuedTurn returns a turn that has not started and may still start, nil if there is none.
 func (m *Manager) queuedTurn(at key, turnID string) *parleyv1.Turn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,8 +66,8 @@ func (m *Manager) cancelledBeforeStart(at key, turnID string) *liveTurn {
 	return nil
 }
 
-// isIn reports whether the conversation is that of a request. If the request has no id, it means all conversations of
-// its tenant.
+// isIn reports whether a conversation is the one that a request names. A request without an id names all conversations
+// of its tenant.
 func (k key) isIn(request key) bool {
 	return k.tenant == request.tenant && (request.id == "" || k.id == request.id)
 }

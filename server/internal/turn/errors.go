@@ -49,7 +49,7 @@ func (e *AgentNotConfiguredError) Error() string {
 		strings.Join(e.Known, ", "))
 }
 
-// NotFoundError reports that there is no such turn, or no longer.
+// NotFoundError reports that a turn does not exist or is no longer kept.
 type NotFoundError struct {
 	// TurnID is empty if the request did not name a turn.
 	TurnID string

@@ -27,7 +27,7 @@ type ListRequest struct {
 
 // Page is a page of a list of turns.
 type Page struct {
-	// Turns, newest first. Their encoded size is at most store.MaxListBytes.
+	// Turns, newest first. Their encoded size is at most store.MaxListBytes, unless there is only one.
 	Turns []*parleyv1.Turn
 	// Next is the position of the next page; the zero value on the last page.
 	Next Position
@@ -35,23 +35,23 @@ type Page struct {
 
 // Position is a position in a list of turns.
 type Position struct {
-	// Pending are the ids of turns that come next. All of them waited in the queue when the list began, except perhaps
-	// the last one.
+	// Pending are the ids of the turns that come next, in a list of a conversation. All of them waited in the queue when
+	// the list began, except possibly the last one.
 	Pending []string
-	// Before is store.ListTurns.Before of the turns after these; empty if there are none.
+	// Before is store.ListTurns.Before of the turns after Pending; empty if there are none.
 	Before string
 }
 
 // IsLast reports whether no turns follow. In ListRequest, it is the position of the first page.
 func (p Position) IsLast() bool { return len(p.Pending) == 0 && p.Before == "" }
 
-// List returns a page of turns. Those of a conversation are in the order in which they start, the last one first, with
-// queued turns as they would start now. Those of a tenant are in the order in which the manager accepted them. Turns
-// whose id is not a UUID of version 7 are only in the list of their conversation.
+// List returns a page of turns. In the list of a conversation, the turn that starts last comes first; queued turns are
+// in the order in which they would start now. In the list of a tenant, the turn that the manager accepted last comes
+// first. Turns whose id is not a UUID of version 7 are only in the list of their conversation.
 //
-// A page may have fewer turns than the limit and not be the last. A turn that is kept during all calls of a list, and
-// was accepted before the first, is returned once, also if it starts in the meantime. A queued turn that starts during
-// a call may be returned as queued. The error is store.ErrNotFound if the conversation does not exist.
+// A page may have fewer turns than the limit and not be the last. A turn that was accepted before the first call of a
+// list, and is kept during all of its calls, is returned once, even if it starts in the meantime. A queued turn that
+// starts during a call may be returned as queued. The error is store.ErrNotFound if the conversation does not exist.
 func (m *Manager) List(ctx context.Context, l *ListRequest) (*Page, error) {
 	switch {
 	case l.ConversationID == "":
@@ -87,7 +87,7 @@ func (m *Manager) listFirst(ctx context.Context, l *ListRequest) (*Page, error) 
 	return page.addStored(stored, l, pendingPosition(nil, stored)), nil
 }
 
-// pendingPosition returns the position of the first of these turns: queued ones, then those of a page of the store.
+// pendingPosition returns the position of the first of these turns: the queued ones, then those of a page of the store.
 func pendingPosition(queued []*parleyv1.Turn, stored *store.TurnPage) Position {
 	p := Position{Before: stored.Next}
 	for _, turn := range queued {
@@ -197,10 +197,10 @@ type pageBuilder struct {
 	size  int // in a reply
 }
 
-// isFull reports whether the page has as many turns as it may have.
+// isFull reports whether the page has l.Limit turns.
 func (b *pageBuilder) isFull(l *ListRequest) bool { return len(b.turns) >= l.Limit }
 
-// add adds a turn, unless the page is full. It reports whether it did.
+// add adds a turn, unless the page has reached its limit of turns or of bytes. It reports whether it added the turn.
 func (b *pageBuilder) add(turn *parleyv1.Turn, l *ListRequest) bool {
 	size := proto.Size(&parleyv1.ListTurnsResponse{Turns: []*parleyv1.Turn{turn}})
 	if b.isFull(l) || len(b.turns) > 0 && b.size+size > store.MaxListBytes {
@@ -210,8 +210,7 @@ func (b *pageBuilder) add(turn *parleyv1.Turn, l *ListRequest) bool {
 	return true
 }
 
-// addStored adds turns that the store returned and returns the page. If there is space for none of them, the page ends
-// at the given position.
+// addStored adds turns that the store returned and returns the page. next is the position of the first of these turns.
 func (b *pageBuilder) addStored(stored *store.TurnPage, l *ListRequest, next Position) *Page {
 	for _, turn := range stored.Turns {
 		if !b.add(turn, l) {

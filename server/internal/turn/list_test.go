@@ -252,7 +252,7 @@ func (s *listHookStore) FindTurn(ctx context.Context, f *store.FindTurn) (*store
 	return s.Store.FindTurn(ctx, f)
 }
 
-// TestListDuringStart: a turn that starts while turns are listed is listed once, and found while it is looked for.
+// TestListDuringStart: a turn that starts while List runs is listed once. A turn that starts while Get runs is found.
 func TestListDuringStart(t *testing.T) {
 	for _, id := range []string{"c", ""} {
 		synctest.Test(t, func(t *testing.T) {

@@ -23,7 +23,7 @@ const (
 	runOverheadBytes     = 88
 )
 
-// maxRetainedTurns is the number of turns that are retained for a conversation.
+// maxRetainedTurns is the maximum number of ended turns of a conversation that are retained.
 const maxRetainedTurns = 32
 
 // retain retains a turn that has ended and uses size bytes. The caller holds mu.

@@ -25,7 +25,8 @@ const (
 type Ending struct {
 	// Kind is DELETED, EXPIRED or EVICTED.
 	Kind parleyv1.ChangeKind
-	// At is when the conversation ended: for an expired one its expire_time, for the others when the store removed it.
+	// At is when the conversation ended. For EXPIRED it is the expire_time, otherwise the time when the store removed the
+	// conversation.
 	At time.Time
 }
 
@@ -81,7 +82,7 @@ func (e *endings) add(changes []store.Change) {
 		case parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED,
 			parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
 			at := c.Time
-			if !c.ExpireTime.IsZero() { // The sweep was later.
+			if !c.ExpireTime.IsZero() { // The sweep, at c.Time, may be later.
 				at = c.ExpireTime
 			}
 			e.remember(c.Tenant, c.ConversationID, Ending{Kind: c.Kind, At: at})
@@ -110,8 +111,8 @@ func (e *endings) forget(tenant, id string) {
 	}
 }
 
-// remember adds an ending and removes the old ones and those over the limits. Apart from the delay of a sweep, the
-// ending is newer than all others.
+// remember adds an ending and removes the old ones and those over the limits. The caller adds endings in the order of
+// their changes. Their times may differ from this order by the delay of a sweep.
 func (e *endings) remember(tenant, id string, newest Ending) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -21,8 +21,8 @@ type Turns struct {
 	scope []string // of page tokens
 }
 
-// OpenTurns returns the page that a request names with its page token, or the first page. The error of a token that is
-// not one of this list is store.ErrPageToken.
+// OpenTurns returns the page that a request names with its page token, or the first page. If the token is not from a
+// list with the same tenant, conversation and states, the error is store.ErrPageToken.
 func OpenTurns(r *parleyv1.ListTurnsRequest, tenant string) (*Turns, error) {
 	p := &Turns{
 		List: &turn.ListRequest{
@@ -51,7 +51,7 @@ func OpenTurns(r *parleyv1.ListTurnsRequest, tenant string) (*Turns, error) {
 	return p, nil
 }
 
-// Token returns the token of the page at a position, or "" if there is none.
+// Token returns the token of the page at a position, or "" if no turns follow.
 func (p *Turns) Token(next turn.Position) string {
 	if next.IsLast() {
 		return ""

@@ -26,8 +26,8 @@ type Turn struct {
 	missingThrough int32 // index of the last event of a message that is not in answer
 }
 
-// New returns the turn with the events that the store has found. The snapshot must include the messages from the input
-// of the turn to its answer. New clears the system prompt of its conversation.
+// New returns a turn with its events. found is the turn in the store. The snapshot must include the messages from the
+// input of the turn to its answer. New clears the system prompt of its conversation.
 func New(s *store.Snapshot, found *store.FoundTurn) (*Turn, error) {
 	turn := found.Turn
 	messages, err := s.Messages.Messages()
