@@ -66,8 +66,8 @@ func (r *reader) checkPlace(s scope, key []byte) error {
 	return r.checkCounts(s)
 }
 
-// checkEnd checks a list of records of a scope that ended at an entry of another scope, or at an end of the bucket. next
-// moves the cursor of the list on.
+// checkEnd checks a list of records of a scope that ended at an entry of another scope, or at an end of the bucket.
+// next moves the cursor of the list on.
 func (r *reader) checkEnd(s scope, key, value []byte, next func() (key, value []byte), d direction) {
 	if r.err != nil || s.counts == (records.Counts{}) || key == nil {
 		return
