@@ -33,10 +33,14 @@ type Page struct {
 	Next Position
 }
 
+// MaxPending is the maximum number of turns that Position.Pending contains: all that wait in a queue, one that is about
+// to start and one that the store has.
+const MaxPending = maxQueued + maxInterrupting + 2
+
 // Position is a position in a list of turns.
 type Position struct {
-	// Pending are the ids of the turns that come next, in a list of a conversation. All of them waited in the queue when
-	// the list began, except possibly the last one.
+	// Pending are the ids of the turns that come next in a list of a conversation, at most MaxPending. All of them waited
+	// in the queue when the list began, except possibly the last one.
 	Pending []string
 	// Before is store.ListTurns.Before of the turns after Pending; empty if there are none.
 	Before string

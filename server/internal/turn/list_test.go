@@ -169,6 +169,30 @@ func TestListOfQueuedTurns(t *testing.T) {
 	})
 }
 
+// TestMaxPending: a list that begins when the queue is full, while a turn starts, has MaxPending turns before it continues
+// in the store.
+func TestMaxPending(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		f, p := newControlled(t, nil)
+		f.startChat(t, chatRequest("ended", 0))
+		p.lastRun().complete()
+		f.o.Store = gatedStore{f.o.Store, gate}
+		f.startChat(t, chatRequest("starts", onBusyQueue))
+		for range maxQueued + 1 {
+			f.startChat(t, chatRequest("waits", onBusyQueue))
+		}
+		for range maxInterrupting + 1 {
+			f.startChat(t, chatRequest("interrupts", onBusyInterrupt))
+		}
+		page, err := f.List(t.Context(), &ListRequest{Tenant: tenant, ConversationID: "c", Limit: 1})
+		if err != nil || len(page.Turns) != 1 || len(page.Next.Pending) != MaxPending-1 {
+			t.Errorf("List = %v, %v, want one turn and %d that are pending", page, err, MaxPending-1)
+		}
+		close(gate)
+	})
+}
+
 // TestListDuringChanges: a turn that was accepted before a list, and is kept during it, is returned once, whatever
 // happens between its pages. No turn is returned twice.
 func TestListDuringChanges(t *testing.T) {

@@ -43,9 +43,11 @@ func OpenTurns(r *parleyv1.ListTurnsRequest, tenant string) (*Turns, error) {
 	if err != nil {
 		return nil, err
 	}
-	ids := strings.Split(string(position), positionSeparator)
+	// The checksum of a token does not prevent forgery, and each id that is pending costs a search in the store.
+	const mostIDs = 1 + turn.MaxPending
+	ids := strings.SplitN(string(position), positionSeparator, mostIDs+1)
 	p.List.Position = turn.Position{Before: ids[0], Pending: ids[1:]}
-	if r.GetConversationId() == "" && len(p.List.Position.Pending) > 0 || p.List.Position.IsLast() {
+	if len(ids) > mostIDs || r.GetConversationId() == "" && len(ids) > 1 || p.List.Position.IsLast() {
 		return nil, store.ErrPageToken
 	}
 	return p, nil
