@@ -151,17 +151,26 @@ func (m *Manager) listTenant(ctx context.Context, l *ListRequest) (*Page, error)
 
 // storedTurns returns a page of turns of the store before the turn with an id.
 func (m *Manager) storedTurns(ctx context.Context, l *ListRequest, before string, limit int) (*store.TurnPage, error) {
-	page, err := m.o.Store.ListTurns(ctx, &store.ListTurns{
-		Tenant: l.Tenant, ConversationID: l.ConversationID, States: l.States, Before: before, Limit: limit,
+	// The store has no queued turns. It has an index of those that run, which it uses if the list selects no other state.
+	states := slices.DeleteFunc(slices.Clone(l.States), func(s parleyv1.TurnState) bool {
+		return s == parleyv1.TurnState_TURN_STATE_QUEUED
 	})
-	if err == nil && len(l.States) > 0 && !slices.ContainsFunc(l.States, isStoredState) {
-		page.Next = "" // All of its pages would be empty.
+	if len(states) == 0 && len(l.States) > 0 {
+		return new(store.TurnPage), m.checkExists(ctx, l)
 	}
-	return page, err
+	return m.o.Store.ListTurns(ctx, &store.ListTurns{
+		Tenant: l.Tenant, ConversationID: l.ConversationID, States: states, Before: before, Limit: limit,
+	})
 }
 
-// isStoredState reports whether the store may contain turns in this state.
-func isStoredState(s parleyv1.TurnState) bool { return s != parleyv1.TurnState_TURN_STATE_QUEUED }
+// checkExists returns store.ErrNotFound if the list is that of a conversation that does not exist.
+func (m *Manager) checkExists(ctx context.Context, l *ListRequest) error {
+	if l.ConversationID == "" {
+		return nil
+	}
+	_, err := m.o.Store.Read(ctx, &store.Read{Tenant: l.Tenant, ConversationID: l.ConversationID})
+	return err
+}
 
 // queuedTurns returns the turns that have not started, if the list selects them: those of a conversation, the last in
 // the queue first, or those of a tenant.

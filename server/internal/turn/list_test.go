@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -122,6 +123,15 @@ func TestListOrder(t *testing.T) {
 	})
 }
 
+// statesOf returns the states with these names.
+func statesOf(names string) []parleyv1.TurnState {
+	var states []parleyv1.TurnState
+	for name := range strings.FieldsSeq(names) {
+		states = append(states, parleyv1.TurnState(parleyv1.TurnState_value["TURN_STATE_"+name]))
+	}
+	return states
+}
+
 // TestListStates: a list with states contains turns in these states only, also queued ones.
 func TestListStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -132,16 +142,14 @@ func TestListStates(t *testing.T) {
 				"RUNNING":        {"running"},
 				"FAILED":         {"failed"},
 				"QUEUED FAILED":  {"failed", "first", "interrupts", "second", "third"},
+				"QUEUED RUNNING": {"first", "interrupts", "running", "second", "third"},
 				"INPUT_REQUIRED": nil,
 			} {
-				r := ListRequest{Tenant: tenant, ConversationID: id, Limit: 2}
-				for state := range strings.FieldsSeq(states) {
-					r.States = append(r.States, parleyv1.TurnState(parleyv1.TurnState_value["TURN_STATE_"+state]))
-				}
+				r := ListRequest{Tenant: tenant, ConversationID: id, Limit: 2, States: statesOf(states)}
 				got := l.pages(t, r, func(int) {})
 				slices.Sort(got)
-				if id == "" && states == "RUNNING" {
-					want = []string{"latest", "other", "running"}
+				if id == "" && strings.Contains(states, "RUNNING") {
+					want = slices.Sorted(slices.Values(append(want, "latest", "other")))
 				}
 				if diff := gocmp.Diff(want, got); diff != "" {
 					t.Errorf("turns of conversation %q in states %s (-want +got):\n%s", id, states, diff)
@@ -150,6 +158,52 @@ func TestListStates(t *testing.T) {
 		}
 		l.runs[3].complete()
 	})
+}
+
+// TestListAfterLongHistory: the turns of a tenant that wait or run are on one page, however many turns of it have ended
+// since they were accepted.
+func TestListAfterLongHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newListedTurns(t)
+		for i := range 2000 { // A store examines at most 1000 turns for a page.
+			id := uuid.Must(uuid.NewV7()).String()
+			begin := &store.Append{
+				Tenant: tenant, ConversationID: fmt.Sprint("h", i/store.DefaultMaxTurns), Begin: &parleyv1.Turn{Id: id},
+				Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "q"}},
+			}
+			end := &store.Append{
+				Tenant: tenant, ConversationID: begin.ConversationID,
+				End: &parleyv1.Turn{Id: id, State: parleyv1.TurnState_TURN_STATE_COMPLETED},
+			}
+			for _, a := range []*store.Append{begin, end} {
+				if _, err := l.store.Append(t.Context(), a); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for states, want := range map[string][]string{
+			"QUEUED":         {"third", "interrupts", "second", "first"},
+			"QUEUED RUNNING": {"third", "interrupts", "second", "latest", "first", "running", "other"},
+		} {
+			r := ListRequest{Tenant: tenant, Limit: 32, States: statesOf(states)}
+			got := l.pages(t, r, func(page int) { t.Errorf("page %d of turns in states %s is not the last", page, states) })
+			if diff := gocmp.Diff(want, got); diff != "" {
+				t.Errorf("turns in states %s (-want +got):\n%s", states, diff)
+			}
+		}
+		l.runs[3].complete()
+	})
+}
+
+// TestListQueuedOfNoConversation: the list of queued turns of a conversation that does not exist is an error.
+func TestListQueuedOfNoConversation(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, nil)
+	page, err := f.List(t.Context(), &ListRequest{
+		Tenant: tenant, ConversationID: "none", Limit: 1, States: statesOf("QUEUED"),
+	})
+	if !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("List = %v, %v, want ErrNotFound", page, err)
+	}
 }
 
 // TestListOfQueuedTurns: a queued turn that starts after the first page is not among the queued turns of the next one.
