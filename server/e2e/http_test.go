@@ -90,6 +90,12 @@ func TestEmptyIDsOverHTTP(t *testing.T) {
 			t.Errorf("DELETE %s = %d, want 400, 404 or 405: %s", path, code, text)
 		}
 	}
+	for _, path := range []string{"/v1/conversations//turns", "/v1/conversations//turns/x"} {
+		code, text := d.do(t, "GET", path, "")
+		if code != http.StatusBadRequest || !strings.Contains(text, `"conversationId"`) {
+			t.Errorf("GET %s = %d, want 400 that names conversationId: %s", path, code, text)
+		}
+	}
 	if code, text := d.do(t, "GET", "/v1/conversations/messages", ""); code != http.StatusOK {
 		t.Error(code, text)
 	}

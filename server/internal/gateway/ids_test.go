@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -105,13 +107,48 @@ func TestBadIDsOverHTTP(t *testing.T) {
 		"", ".", "..", "%2e", "%2E%2E", "%20a", "a%20", "a%0Ab", "a%00b", "a%09", "a%C2%85", "%E2%80%A8", "%C2%A0a", "a%FFb", "%C3",
 		"%ED%A0%80", strings.Repeat("x", 257), strings.Repeat("%C3%BC", 128) + "x",
 	} {
-		a := f.do(t, http.MethodPost, "/v1/conversations/"+segment+"/messages", message)
-		a.wantError(t, http.StatusBadRequest, "INVALID_REQUEST", "conversationId")
+		path := "/v1/conversations/" + segment
+		for _, a := range []*answer{
+			f.do(t, http.MethodPost, path+"/messages", message),
+			f.do(t, http.MethodGet, path+"/turns", ""),
+			f.do(t, http.MethodGet, path+"/turns/0198c0de-0000-7000-8000-000000000000", ""),
+		} {
+			a.wantError(t, http.StatusBadRequest, "INVALID_REQUEST", "conversationId")
+		}
 	}
 	stored, err := parleyv1.NewConversationServiceClient(f.conn).ListConversations(t.Context(), &parleyv1.ListConversationsRequest{})
 	if err != nil || stored.GetTotalSize() != 0 {
 		t.Errorf("ListConversations = %v, %v, want none", stored, err)
 	}
+}
+
+// TestEmptyIDInPath: no path with the id of a conversation leads to a call if that id is empty. An empty id of a turn
+// is up to the call.
+func TestEmptyIDInPath(t *testing.T) {
+	t.Parallel()
+	var called string
+	f := serveStub(t, func(_ context.Context, method string) error {
+		called = method
+		return newStatus(codes.Aborted, "REACHED", "").Err()
+	})
+	for _, b := range bindings(t) {
+		body := ""
+		if b.body != "" {
+			body = "{}"
+		}
+		for param, field := range map[string]string{"{conversation_id}": "conversationId", "{conversation.id}": "conversation.id"} {
+			if !strings.Contains(b.path, param) {
+				continue
+			}
+			path := strings.Replace(strings.Replace(b.path, param, "", 1), "{turn_id}", "t", 1)
+			called = ""
+			f.do(t, b.method, path, body).wantError(t, http.StatusBadRequest, "INVALID_REQUEST", field)
+			if called != "" {
+				t.Errorf("%s %s called %s, want no call", b.method, path, called)
+			}
+		}
+	}
+	f.do(t, http.MethodGet, "/v1/conversations/c/turns//events", "").wantError(t, http.StatusConflict, "REACHED")
 }
 
 // TestRawRequestLines sends request lines as they are, without a library that changes the path.

@@ -84,10 +84,15 @@ func methodOf(name string) protoreflect.MethodDescriptor {
 	return method
 }
 
-// checkPath checks the parameters in the path. Decoded, each may contain any bytes.
+// checkPath checks the parameters in the path. Decoded, each may contain any bytes. The id of a conversation must not
+// be empty: some calls have an optional conversation_id, and a request for one conversation would become one for all
+// conversations of the tenant.
 func (f *faults) checkPath(params map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(params)) {
-		if !utf8.ValidString(params[name]) {
+		switch {
+		case params[name] == "" && (name == "conversation_id" || name == "conversation.id"):
+			f.add(jsonPath(name), "is required")
+		case !utf8.ValidString(params[name]):
 			f.add(jsonPath(name), "must be UTF-8")
 		}
 	}
