@@ -14,7 +14,7 @@ type Result struct {
 	// Appended has one entry for each appended message.
 	Appended []*parleyv1.AppendedMessage
 	// Turn that the write started or ended, in its present state. If Replayed, the turn that the
-	// first call started; nil if it is no longer stored.
+	// first call started; nil if it is not among the newest turns, which Read returns.
 	Turn *parleyv1.Turn
 	// TenantRevision is the revision of the tenant's records that an append wrote or deleted; 0 if there were none.
 	TenantRevision int64
