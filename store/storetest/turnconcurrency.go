@@ -2,40 +2,40 @@ package storetest
 
 import (
 	"fmt"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
-// concurrentTurns tests that each turn that has begun is found, and is listed once, while others begin and end.
+const (
+	turnWriters = 4
+	// concurrentMaxTurns is the max_turns of the conversations of concurrentTurns. It is large enough for two chunks.
+	concurrentMaxTurns = 70
+)
+
+// concurrentTurns tests that turns that are kept are found and listed once while others begin, end and are dropped.
 func (s Subject) concurrentTurns(t *testing.T) {
-	const writers, each = 4, 30 // A conversation keeps all its turns.
+	const each = 160 // So that stores that keep turns in chunks drop some.
 	f := s.open(t, nil)
-	var mu sync.Mutex
-	var begun []string // turns whose begin has returned
-	started := func() []string {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Clone(begun)
-	}
+	var writers [turnWriters]turnWriter
 	var running sync.WaitGroup
 	for w := range writers {
+		id := fmt.Sprint("c", w)
+		f.withMaxTurns(id, concurrentMaxTurns)
 		running.Go(func() {
-			id := fmt.Sprint("c", w)
 			for n := range each {
-				turn := &parleyv1.Turn{Id: turnID(n*writers + w), State: parleyv1.TurnState_TURN_STATE_COMPLETED}
+				turn := &parleyv1.Turn{Id: turnID(n*turnWriters + w), State: parleyv1.TurnState_TURN_STATE_COMPLETED}
+				writers[w].calls.Add(1)
 				for _, a := range []*store.Append{{Begin: turn}, {End: turn}} {
 					a.Tenant, a.ConversationID = tenant, id
 					if _, err := f.store.Append(t.Context(), a); err != nil {
 						t.Error(err)
 						return
 					}
-					mu.Lock()
-					begun = append(begun, turn.GetId())
-					mu.Unlock()
+					writers[w].begun.Store(int32(n + 1))
 				}
 			}
 		})
@@ -51,13 +51,53 @@ func (s Subject) concurrentTurns(t *testing.T) {
 			last = true
 		default:
 		}
-		before := started()
-		listed := f.turnList(store.ListTurns{Limit: 50}, func() {})
-		for _, id := range before {
-			if i := slices.Index(listed, id); i < 0 || slices.Contains(listed[i+1:], id) {
-				t.Errorf("ListTurns returned turn %s never or twice", id)
+		f.checkTurnsOf(&writers, store.ListTurns{Limit: 50})
+		for w := range writers {
+			f.checkTurnsOf(&writers, store.ListTurns{ConversationID: fmt.Sprint("c", w), Limit: 20})
+		}
+	}
+}
+
+// turnWriter counts the turns of a conversation.
+type turnWriter struct {
+	calls atomic.Int32 // that began a turn or may have done so
+	begun atomic.Int32
+}
+
+// checkTurnsOf checks that a list has each turn once that is kept during all of its calls, and no turn that was dropped
+// before them. It checks also that the kept turns are found.
+func (f *fixture) checkTurnsOf(writers *[turnWriters]turnWriter, l store.ListTurns) {
+	least, most := keptTurns(concurrentMaxTurns)
+	var begun [turnWriters]int
+	for w := range writers {
+		begun[w] = int(writers[w].begun.Load())
+	}
+	listed := map[string]int{}
+	for _, id := range f.turnList(l, func() {}) {
+		listed[id]++
+		if listed[id] == 2 {
+			f.t.Errorf("ListTurns(%+v) returned turn %s twice", l, id)
+		}
+	}
+	for w := range writers {
+		if l.ConversationID != "" && l.ConversationID != fmt.Sprint("c", w) {
+			continue
+		}
+		calls := func() int { return int(writers[w].calls.Load()) }
+		after := calls()
+		for n := range begun[w] {
+			id := turnID(n*turnWriters + w)
+			switch kept, dropped := n >= after-least, n < begun[w]-most; {
+			case kept && listed[id] == 0:
+				f.t.Errorf("ListTurns(%+v) lacks turn %d of c%d, which had begun %d to %d", l, n, w, begun[w], after)
+			case dropped && listed[id] > 0:
+				f.t.Errorf("ListTurns(%+v) returned turn %d of c%d, which had begun %d", l, n, w, begun[w])
+			case kept:
+				_, err := f.store.FindTurn(f.t.Context(), &store.FindTurn{Tenant: tenant, TurnID: id})
+				if began := calls(); err != nil && n >= began-least {
+					f.t.Errorf("FindTurn of turn %d of c%d, which had begun %d at most: %v", n, w, began, err)
+				}
 			}
-			f.findTurn("", id)
 		}
 	}
 }
