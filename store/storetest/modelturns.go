@@ -22,30 +22,85 @@ func (m *machine) nextTurn() string {
 	return id
 }
 
-// runTurns runs up to three turns of a conversation with max_turns, unless a turn runs.
-func (m *machine) runTurns(r *rapid.T, id string) {
+// runTurns runs a few turns of a conversation, or so many that a store divides them. In the second case, it makes the
+// conversation keep many turns.
+func (m *machine) runTurns(r *rapid.T) {
+	id := drawID(r)
+	m.writeBoth(&store.Create{Conversation: drawNew(r, id), OrGet: true})
 	c := m.oracle.conversations[id]
-	if c == nil || c.header.GetActiveTurnId() != "" || c.header.GetRetention().GetMaxTurns() == 0 {
-		return
+	if c == nil {
+		return // The tenant is full.
 	}
-	for range rapid.IntRange(0, 3).Draw(r, "turns") {
+	if running := c.header.GetActiveTurnId(); running != "" {
+		m.writeBoth(&store.Append{ConversationID: id, End: &parleyv1.Turn{Id: running}})
+	}
+	n := rapid.SampledFrom([]int{1, 2, 50, 80}).Draw(r, "turns")
+	if n > 3 && c.header.GetRetention().GetMaxTurns() <= store.DefaultMaxTurns {
+		m.writeBoth(&store.Update{
+			ConversationID: id, Fields: []string{"retention.max_turns"},
+			Values: &parleyv1.Conversation{Retention: &parleyv1.Retention{MaxTurns: drawMaxTurns(r, false)}},
+		})
+	}
+	for range n {
 		turn := &parleyv1.Turn{Id: m.nextTurn(), State: parleyv1.TurnState_TURN_STATE_COMPLETED}
-		m.writeBoth(&store.Append{ConversationID: id, Begin: turn})
+		m.writeBoth(&store.Append{ConversationID: id, Begin: turn, Events: turnEvents(int32(m.counter))})
 		m.writeBoth(&store.Append{ConversationID: id, End: turn})
 	}
 }
 
-// dropTurns drops the oldest turns. In the model, max_turns is at most store.DefaultMaxTurns.
-func (c *oracleConversation) dropTurns() {
-	limit := int(c.header.GetRetention().GetMaxTurns())
-	if limit == 0 {
-		limit = store.DefaultMaxTurns
+// drawMaxTurns draws a max_turns with which a conversation keeps few turns, or so many that a store divides them.
+func drawMaxTurns(r *rapid.T, few bool) int32 {
+	if few {
+		return int32(rapid.IntRange(0, 3).Draw(r, "max_turns"))
 	}
-	c.turns = slices.Clone(c.turns[max(0, len(c.turns)-limit):])
+	return rapid.SampledFrom([]int32{33, 48, 60}).Draw(r, "many max_turns")
+}
+
+// dropTurns drops the oldest turns that the store cannot keep. Those that it may keep are left until align is called.
+func (c *oracleConversation) dropTurns() {
+	least, most := keptTurns(c.header.GetRetention().GetMaxTurns())
+	c.leastTurns = min(c.leastTurns, least)
+	c.dropAllBut(most)
+}
+
+// dropAllBut drops all turns but the newest n.
+func (c *oracleConversation) dropAllBut(n int) {
+	c.turns = slices.Clone(c.turns[max(0, len(c.turns)-n):])
 	c.keepEvents(nil, "")
 }
 
-// checkTurns compares the lists of turns, and looks up the newest 40 turns that have begun.
+// isNewest reports whether a turn is one of the newest, which each read returns.
+func (c *oracleConversation) isNewest(turn *parleyv1.Turn) bool {
+	return slices.ContainsFunc(c.turns[max(0, len(c.turns)-store.DefaultMaxTurns):], func(t *parleyv1.Turn) bool {
+		return t.GetId() == turn.GetId()
+	})
+}
+
+// alignTurns checks that the store keeps as many turns of a conversation as it must, and drops those from the oracle
+// that it has dropped.
+func (m *machine) alignTurns(id string, c *oracleConversation) {
+	n := len(m.turnList(store.ListTurns{ConversationID: id, Limit: 100}, func() {}))
+	if n < c.leastTurns || n > len(c.turns) {
+		m.t.Fatalf("%s keeps %d turns, want %d to %d", id, n, c.leastTurns, len(c.turns))
+	}
+	c.dropAllBut(n)
+	least, _ := keptTurns(c.header.GetRetention().GetMaxTurns())
+	c.leastTurns = min(n, least) // None of these is dropped before there are more than max_turns.
+}
+
+// compareNewest compares the turns of a snapshot, and their events, with the newest of a conversation.
+func (m *machine) compareNewest(id string, got *store.Snapshot, c *oracleConversation) {
+	n := len(got.Turns)
+	if n < min(store.DefaultMaxTurns, len(c.turns)) || n > min(store.DefaultMaxTurns+63, len(c.turns)) {
+		m.t.Fatalf("Read(%s) = %d turns of %d", id, n, len(c.turns))
+	}
+	newest := &oracleConversation{turns: c.turns, events: slices.Clone(c.events)}
+	newest.dropAllBut(n)
+	same(m.t, "turns of "+id, got.Turns, newest.turns)
+	same(m.t, "events of "+id, got.Events, newest.events)
+}
+
+// checkTurns compares the lists of turns, and finds each turn that has ever begun.
 func (m *machine) checkTurns() {
 	kept := map[string]*parleyv1.Turn{}
 	var all, running []string
@@ -60,11 +115,11 @@ func (m *machine) checkTurns() {
 				}
 			}
 		}
-		m.compareTurns(store.ListTurns{ConversationID: id, Limit: 2}, own)
+		m.compareTurns(store.ListTurns{ConversationID: id, Limit: 2 + len(own)/8}, own)
 	}
 	slices.Sort(all)
 	slices.Sort(running)
-	m.compareTurns(store.ListTurns{Limit: 2}, all)
+	m.compareTurns(store.ListTurns{Limit: 2 + len(all)/8}, all)
 	m.compareTurns(store.ListTurns{Limit: 2, States: []parleyv1.TurnState{parleyv1.TurnState_TURN_STATE_RUNNING}}, running)
 	for _, id := range m.begun[max(0, len(m.begun)-40):] {
 		turn := kept[id]

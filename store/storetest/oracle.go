@@ -33,11 +33,13 @@ type oracleConversation struct {
 	header   *parleyv1.Conversation
 	exchange int32
 	messages []*parleyv1.Message
-	turns    []*parleyv1.Turn
-	events   []*storev1.TurnEvents
-	requests []oracleRequest
-	records  oracleRecords
-	saved    *store.Progress // of the newest turn; nil: nothing
+	turns    []*parleyv1.Turn // those that the store may keep
+	// leastTurns is the number of the newest turns that the store must keep.
+	leastTurns int
+	events     []*storev1.TurnEvents
+	requests   []oracleRequest
+	records    oracleRecords
+	saved      *store.Progress // of the newest turn; nil: nothing
 }
 
 // oracleRequest is a stored request with its result.

@@ -94,6 +94,7 @@ func (c *oracleConversation) turn(w *store.Append, appended []*parleyv1.Appended
 			Id: w.Begin.GetId(), ConversationId: w.ConversationID, Agent: w.Begin.GetAgent(), RequestId: w.Begin.GetRequestId(),
 			State: parleyv1.TurnState_TURN_STATE_RUNNING, InputSequence: last, CreateTime: timestamppb.New(now),
 		})
+		c.leastTurns++
 		c.dropTurns()
 	case w.End != nil:
 		turn := c.turns[len(c.turns)-1]
