@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +30,10 @@ const (
 	batchSize = 3
 	// replacer is the writer whose appends replace all messages of its conversation.
 	replacer = 1
+	// turnWriters is the number of conversations that have nothing but turns, at most childMaxTurns + 15 of them.
+	turnWriters, childMaxTurns = 8, 60
+	// turnsPerWriter is more than the number of turns of one conversation.
+	turnsPerWriter = 1_000_000
 )
 
 var childOptions = store.Options{MaxMessages: 1000}
@@ -39,8 +44,8 @@ var heldByChild = &store.Hold{
 }
 
 // child appends to one conversation per goroutine until it is killed. One of them replaces all messages
-// each time. Each append writes its text to a record of the conversation and to one of the tenant. It prints each
-// acknowledged append to standard output.
+// each time. Each append writes its text to a record of the conversation and to one of the tenant. Other goroutines run
+// turns. It prints each acknowledged append to standard output.
 func child() int {
 	o := Options{Options: childOptions, chunkSize: 500} // So that conversations get many chunks.
 	if os.Getenv(childEnv) == withJournal {
@@ -87,19 +92,137 @@ func child() int {
 			}
 		})
 	}
+	for writer := range turnWriters {
+		group.Go(func() {
+			if err := runTurns(ctx, s, writer); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+		})
+	}
 	group.Wait()
 	return 0
+}
+
+// runTurns runs turns of a conversation, after those that it has had. It prints each turn that has begun.
+func runTurns(ctx context.Context, s *Store, writer int) error {
+	id := fmt.Sprint("t", writer)
+	page, err := s.ListTurns(ctx, &store.ListTurns{Tenant: "acme", ConversationID: id, Limit: 1})
+	if err != nil {
+		return err
+	}
+	number, err := numberOf(page.Turns[0].GetId())
+	if err != nil {
+		return err
+	}
+	for {
+		number++
+		turn := &parleyv1.Turn{
+			Id: indexedTurn(writer*turnsPerWriter + number), State: parleyv1.TurnState_TURN_STATE_COMPLETED,
+		}
+		for _, a := range []*store.Append{{Begin: turn}, {End: turn}} {
+			a.Tenant, a.ConversationID = "acme", id
+			if _, err := s.Append(ctx, a); err != nil {
+				return err
+			}
+			fmt.Println(id, number)
+		}
+	}
+}
+
+// numberOf returns the number of a turn of runTurns among those of its conversation.
+func numberOf(turnID string) (int, error) {
+	n, err := strconv.Atoi(turnID[len(turnID)-12:])
+	return n % turnsPerWriter, err
+}
+
+// preparedTurns is the number of turns of a conversation of runTurns before the first child. Each conversation is another
+// number of turns before the next chunk is made and the next one is dropped.
+func preparedTurns(writer int) int { return childMaxTurns + 16 + 2*writer }
+
+// prepareTurns makes the conversations of runTurns.
+func prepareTurns(t *testing.T, path string) {
+	t.Helper()
+	s := openJournaled(t, path, childOptions, 0)
+	for writer := range turnWriters {
+		id := fmt.Sprint("t", writer)
+		keepTurns(t, s, id, childMaxTurns)
+		for n := range preparedTurns(writer) {
+			runTurn(t, s, id, indexedTurn(writer*turnsPerWriter+n))
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantTurnsOf checks that a conversation of runTurns, whose turn with that number was acknowledged, keeps its newest
+// turns and no others. It returns the number of the newest.
+func wantTurnsOf(t *testing.T, s *Store, id string, acknowledged int) (newest int) {
+	t.Helper()
+	page, err := s.ListTurns(t.Context(), &store.ListTurns{Tenant: "acme", ConversationID: id, Limit: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(page.Turns); n < childMaxTurns || n > childMaxTurns+15 {
+		t.Fatalf("%s keeps %d turns, want %d to %d", id, n, childMaxTurns, childMaxTurns+15)
+	}
+	if newest, err = numberOf(page.Turns[0].GetId()); err != nil || newest < acknowledged {
+		t.Fatalf("newest turn of %s = %d, %v, acknowledged was %d", id, newest, err, acknowledged)
+	}
+	for i, turn := range page.Turns {
+		running := turn.GetState() == parleyv1.TurnState_TURN_STATE_RUNNING
+		if n, err := numberOf(turn.GetId()); err != nil || n != newest-i || running && i > 0 {
+			t.Errorf("turn %d of %s before the newest, %d, is %v, %v", i, id, newest, turn, err)
+		}
+		if found, err := s.FindTurn(t.Context(), &store.FindTurn{Tenant: "acme", TurnID: turn.GetId()}); err != nil {
+			t.Errorf("FindTurn of turn %d of %s = %v, %v", newest-i, id, found, err)
+		}
+	}
+	return newest
+}
+
+// endAbandoned ends the turns that the child left. One is that of asked.
+func endAbandoned(t *testing.T, s *Store) {
+	t.Helper()
+	turns, _, err := s.Abandoned(t.Context(), "")
+	asked := 0
+	for _, turn := range turns {
+		if turn.ConversationID == "asked" {
+			asked++
+		} else if turn.ConversationID[0] != 't' {
+			t.Errorf("%s has an abandoned turn", turn.ConversationID)
+		}
+		if _, err := s.Append(t.Context(), &store.Append{
+			Tenant: "acme", ConversationID: turn.ConversationID, End: &parleyv1.Turn{
+				Id: turn.TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED,
+			},
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err != nil || asked != 1 {
+		t.Fatalf("Abandoned = %v, %v, want one turn of asked", turns, err)
+	}
 }
 
 // TestKill kills a writing process several times, with and without a journal, and checks the file that it leaves.
 func TestKill(t *testing.T) {
 	path := newPath(t)
+	prepareTurns(t, path)
+	ran := 0
 	for round, mode := range []string{"file", withJournal, withJournal, "file", withJournal, withJournal} {
 		acknowledged := killAfter(t, path, mode, 5*writers+100*round)
 		before := time.Now()
 		s := openJournaled(t, path, childOptions, []int64{0, 1 << 20}[round%2])
 		wantConsistent(t, s)
 		releasedAt(t, s, before, time.Now())
+		ran = 0
+		for writer := range turnWriters {
+			id := fmt.Sprint("t", writer)
+			ran += wantTurnsOf(t, s, id, int(acknowledged[id])) + 1 - preparedTurns(writer)
+			delete(acknowledged, id)
+		}
 		for id, sequence := range acknowledged {
 			snapshot, err := s.Read(t.Context(), &store.Read{Tenant: "acme", ConversationID: id, Newest: -1})
 			if err != nil {
@@ -117,20 +240,14 @@ func TestKill(t *testing.T) {
 			}
 		}
 		wantTogether(t, s)
-		turns, _, err := s.Abandoned(t.Context(), "")
-		if err != nil || len(turns) != 1 || turns[0].ConversationID != "asked" {
-			t.Fatalf("Abandoned = %v, %v, want the turn of asked", turns, err)
-		}
-		if _, err := s.Append(t.Context(), &store.Append{
-			Tenant: "acme", ConversationID: "asked", End: &parleyv1.Turn{
-				Id: turns[0].TurnID, State: parleyv1.TurnState_TURN_STATE_INTERRUPTED,
-			},
-		}); err != nil {
-			t.Fatal(err)
-		}
+		endAbandoned(t, s)
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+	t.Logf("%d turns begun by the children", ran)
+	if ran < 16*turnWriters/2 { // Half of the conversations have made a chunk then, and dropped one.
+		t.Errorf("the children have begun %d turns, want %d at least", ran, 16*turnWriters/2)
 	}
 }
 
