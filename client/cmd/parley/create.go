@@ -60,7 +60,6 @@ func (f *headerFlags) add(command *cobra.Command, clearable bool) {
 		"number of messages to keep, 0 for the server's default")
 	flags.Var(ttlFlag{&f.chosen.Retention.Ttl}, "ttl",
 		"time to live after the last append, such as 90s or 7d (default: set by the server)")
-	flags.Int32Var(&f.chosen.Retention.MaxTurns, "max-turns", 0, "number of turns to keep, up to 10000; 0 means 32")
 	f.retentionFlags.add(command, "")
 }
 
@@ -73,12 +72,16 @@ func (f *headerFlags) conversation() *parleyv1.Conversation {
 // ifCreated ends the descriptions of flags that describe a conversation that the command may create.
 const ifCreated = ", if this command creates it"
 
-// retentionFlags are the flags for the retention of a conversation that must not be lost.
-type retentionFlags struct{ keepAll, noExpiry, noEviction bool }
+// retentionFlags are the flags for the retention of a conversation that keeps more than others.
+type retentionFlags struct {
+	maxTurns                      int32
+	keepAll, noExpiry, noEviction bool
+}
 
 // add adds the flags to a command. when ends their descriptions.
 func (f *retentionFlags) add(command *cobra.Command, when string) {
 	flags := command.Flags()
+	flags.Int32Var(&f.maxTurns, "max-turns", 0, "number of turns to keep, up to 10000; 0 means 32"+when)
 	flags.BoolVar(&f.keepAll, "keep-all", false, "keep all messages; a full conversation refuses more"+when)
 	flags.BoolVar(&f.noExpiry, "no-expiry", false, "do not expire the conversation"+when)
 	flags.BoolVar(&f.noEviction, "no-eviction", false,
@@ -87,7 +90,7 @@ func (f *retentionFlags) add(command *cobra.Command, when string) {
 
 // apply sets the fields of a retention.
 func (f *retentionFlags) apply(r *parleyv1.Retention) {
-	r.KeepAll, r.NoExpiry, r.NoEviction = f.keepAll, f.noExpiry, f.noEviction
+	r.MaxTurns, r.KeepAll, r.NoExpiry, r.NoEviction = f.maxTurns, f.keepAll, f.noExpiry, f.noEviction
 }
 
 // createWith returns the field create_with of a request, nil if no flag is set.

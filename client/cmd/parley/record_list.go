@@ -64,7 +64,7 @@ type recordList struct {
 // run prints the records. It prints JSON and keys as they arrive, and a table at the end, so that the columns are
 // aligned.
 func (l recordList) run(ctx context.Context, c *client.Client) error {
-	rows := [][]string{{"KEY", "SIZE", "REVISION", "UPDATED", "EXPIRES", "MEDIA TYPE", "LABELS"}}
+	rows, last := [][]string{{"KEY", "SIZE", "REVISION", "UPDATED", "EXPIRES", "MEDIA TYPE", "LABELS"}}, ""
 	for listed := int32(0); l.limit == 0 || listed < l.limit; {
 		l.request.PageSize = maxPage
 		if l.limit > 0 {
@@ -87,15 +87,26 @@ func (l recordList) run(ctx context.Context, c *client.Client) error {
 		if err != nil {
 			return err
 		}
-		listed += int32(len(page.GetRecords()))
+		if n := len(page.GetRecords()); n > 0 {
+			listed, last = listed+int32(n), page.GetRecords()[n-1].GetKey()
+		}
 		if l.request.GetPageToken() == "" {
 			break
 		}
 	}
-	if l.output == "json" || l.onlyKeys {
+	if l.output == "json" {
 		return nil
 	}
-	return l.print(nil, func(w io.Writer) { table(w, fitted(l.width, rows, "MEDIA TYPE", "LABELS")...) })
+	if !l.onlyKeys {
+		err := l.print(nil, func(w io.Writer) { table(w, fitted(l.width, rows, "MEDIA TYPE", "LABELS")...) })
+		if err != nil {
+			return err
+		}
+	}
+	if l.request.GetPageToken() != "" {
+		fmt.Fprintf(l.err, "there are more; use --after=%s to continue\n", quoted(last))
+	}
+	return nil
 }
 
 // recordPage returns the next page of a list, and sets the page token of request to that of the page after it.

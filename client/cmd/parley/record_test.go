@@ -163,7 +163,7 @@ func TestRecordsOnTerminals(t *testing.T) {
 	}{
 		{[]string{"get", "b"}, "b\uFFFD\n", "b\x1b"},
 		{[]string{"list", "--keys"}, "a\uFFFD\nb\nc\n", "a\u202e\nb\nc\n"},
-		{[]string{"list", "--keys", "--limit", "2"}, "a\uFFFD\nb\n", "a\u202e\nb\n"},
+		{[]string{"list", "--keys", "--limit", "2"}, "a\uFFFD\nb\nthere are more; use --after=b to continue\n", "a\u202e\nb\n"},
 	}
 	for _, test := range tests {
 		args := append([]string{"--address", address, "record", test.args[0], "--tenant-scope"}, test.args[1:]...)

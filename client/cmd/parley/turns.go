@@ -33,7 +33,9 @@ func (a *app) newTurnsCommand() *cobra.Command {
 				return usageError(fmt.Sprintf("--limit %d: must not be negative", limit))
 			}
 			if len(args) == 1 {
-				request.ConversationId = args[0]
+				if request.ConversationId = args[0]; args[0] == "" { // An unset variable of a script, perhaps.
+					return usageError("CONVERSATION: must not be empty; leave it out to list the turns of all conversations")
+				}
 			}
 			return a.call(command.Context(), func(ctx context.Context, c *client.Client) error {
 				return a.turns(ctx, c, &request, limit)
@@ -77,7 +79,7 @@ func (a *app) turns(ctx context.Context, c *client.Client, request *parleyv1.Lis
 	}
 	err := a.print(nil, func(w io.Writer) { a.turnTable(w, all, request.GetConversationId() == "") })
 	if err == nil && request.GetPageToken() != "" {
-		fmt.Fprintf(a.err, "there are more; use --page-token %s to continue\n", request.GetPageToken())
+		fmt.Fprintf(a.err, "there may be more; use --page-token %s to continue\n", request.GetPageToken())
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -338,7 +339,10 @@ func conversationBusy(e *store.BusyError, about subject) refusal {
 func turnNotFound(e *turn.NotFoundError, about subject) refusal {
 	r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", about.name, e)
 	if about.id == "" {
-		r.text = fmt.Sprintf("%v; if an earlier version of the server started it, set conversation_id", e)
+		r.text = fmt.Sprintf("%v, or its conversation has ended", e)
+		if id, err := uuid.Parse(e.TurnID); err == nil && id.Version() == 4 {
+			r.text += "; set conversation_id to find a turn of an earlier version of the server"
+		}
 	}
 	r.detail = &errdetails.ResourceInfo{
 		ResourceType: "parley.v1.Turn", ResourceName: rules.Clip(e.TurnID, rules.MaxFieldBytes), Owner: about.id,

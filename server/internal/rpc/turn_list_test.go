@@ -192,12 +192,17 @@ func TestListTurnsOfTenant(t *testing.T) {
 		t.Errorf("turns of b (-want +got):\n%s", diff)
 	}
 	f.wantTokensOfOneList(t)
-	_, err := f.GetTurn(t.Context(), &parleyv1.GetTurnRequest{TurnId: "none"})
-	got := wantError(t, err, codes.NotFound, "TURN_NOT_FOUND")
-	const text = `turn "none" does not exist; it was never started or is no longer kept; ` +
-		`if an earlier version of the server started it, set conversation_id`
-	if got.text != text || got.resource.GetResourceName() != "none" || got.resource.GetOwner() != "" {
-		t.Errorf("GetTurn(none) = %q, %v, want %q", got.text, got.resource, text)
+	for id, hint := range map[string]string{
+		"none":                                 "",
+		"0b9ffa8e-6a4e-4f0c-9d0e-1f6f0e3a6b01": "; set conversation_id to find a turn of an earlier version of the server",
+	} {
+		_, err := f.GetTurn(t.Context(), &parleyv1.GetTurnRequest{TurnId: id})
+		got := wantError(t, err, codes.NotFound, "TURN_NOT_FOUND")
+		text := fmt.Sprintf("turn %q does not exist; it was never started or is no longer kept, ", id) +
+			"or its conversation has ended" + hint
+		if got.text != text || got.resource.GetResourceName() != id || got.resource.GetOwner() != "" {
+			t.Errorf("GetTurn(%s) = %q, %v, want %q", id, got.text, got.resource, text)
+		}
 	}
 	for _, s := range []*stream{running, queued, other} {
 		s.disconnect()
