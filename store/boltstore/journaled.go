@@ -116,10 +116,8 @@ func (s *Store) restore(key, tenant string, e overlay.Entry, bytes int, operatio
 	s.tally.total = s.tally.total.Plus(e.Counts)
 }
 
-// errNotJournaled means that an operation needs a transaction of the file. For an append: its conversation does not
-// exist or would expire earlier than its entry in expiry says, it removes messages, messages or turns must be moved to
-// chunks first, or its turn is the first in the index. For a write of records: see mayJournal and the limits of
-// records.
+// errNotJournaled means that an operation needs a transaction of the file. For a write of records: see mayJournal.
+// For an append: see loadToLog; its conversation may also have to expire earlier than its entry in expiry says.
 var errNotJournaled = errors.New("the operation needs a transaction")
 
 // maxReplayed is the number of operations of a conversation whose head is not in memory from which the next one is a
@@ -210,7 +208,8 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*record.Outcome
 	return out, nil
 }
 
-// loadToLog returns the conversation of an append for the journal. The error is errNotJournaled.
+// loadToLog returns the conversation of an append for the journal. It must exist, and keep all of its messages.
+// The error is errNotJournaled.
 func (t *txn) loadToLog(a *store.Append, now time.Time) (*stored, error) {
 	if a.ReplaceAfter != nil {
 		return nil, errNotJournaled

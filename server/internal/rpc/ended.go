@@ -7,10 +7,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/calllog"
+	"github.com/parleyhq/parley/server/internal/rules"
+	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
@@ -76,3 +80,20 @@ func endingText(ending watch.Ending) string {
 }
 
 func endTime(ending watch.Ending) string { return ending.At.UTC().Format(time.RFC3339) }
+
+// turnNotFound returns the refusal of a call that names a turn that does not exist. With the
+// conversation, the call would also find a turn of an earlier version of the server, whose id is a UUID of version 4.
+func turnNotFound(e *turn.NotFoundError, about subject) refusal {
+	r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", about.name, e)
+	if about.id == "" {
+		r.text = fmt.Sprintf("%v, or its conversation has ended", e)
+		if id, err := uuid.Parse(e.TurnID); err == nil && id.Version() == 4 {
+			r.text += "; set conversation_id to find a turn of an earlier version of the server"
+		}
+	}
+	r.detail = &errdetails.ResourceInfo{
+		ResourceType: "parley.v1.Turn", ResourceName: rules.Clip(e.TurnID, rules.MaxFieldBytes), Owner: about.id,
+		Description: rules.Clip(r.text, rules.MaxFaultBytes),
+	}
+	return r
+}

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -334,21 +333,6 @@ func versionMismatch(e *store.VersionError, about subject) refusal {
 func conversationBusy(e *store.BusyError, about subject) refusal {
 	return refuse(codes.Aborted, "CONVERSATION_BUSY", "turn %s is running on %s; wait until it has ended, cancel it, "+
 		"or set on_busy to queue or interrupt", e.TurnID, about.name).with("active_turn_id", e.TurnID).retryable()
-}
-
-func turnNotFound(e *turn.NotFoundError, about subject) refusal {
-	r := refuse(codes.NotFound, "TURN_NOT_FOUND", "%s: %v", about.name, e)
-	if about.id == "" {
-		r.text = fmt.Sprintf("%v, or its conversation has ended", e)
-		if id, err := uuid.Parse(e.TurnID); err == nil && id.Version() == 4 {
-			r.text += "; set conversation_id to find a turn of an earlier version of the server"
-		}
-	}
-	r.detail = &errdetails.ResourceInfo{
-		ResourceType: "parley.v1.Turn", ResourceName: rules.Clip(e.TurnID, rules.MaxFieldBytes), Owner: about.id,
-		Description: rules.Clip(r.text, rules.MaxFaultBytes),
-	}
-	return r
 }
 
 func eventsGone(e *turn.EventsGoneError, _ subject) refusal {
