@@ -125,8 +125,7 @@ var errNotJournaled = errors.New("the operation needs a transaction")
 const maxReplayed = 64
 
 // maxTail is the size of the messages that are not in chunks, in multiples of Options.chunkSize, above which the next
-// append is a transaction, which moves most of them into chunks. Each append reads their sizes. After a
-// transaction or a fold, at most 2 are left.
+// append is a transaction, which moves most into chunks: all but 2 at most. Each append reads their sizes.
 const maxTail = 4
 
 // journaledOperation is an operation that has been decided and not yet written to the journal.
@@ -208,8 +207,7 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*record.Outcome
 	return out, nil
 }
 
-// loadToLog returns the conversation of an append for the journal. It must exist, and keep all of its messages.
-// The error is errNotJournaled.
+// loadToLog returns the conversation of an append for the journal, if it can take it. The error is errNotJournaled.
 func (t *txn) loadToLog(a *store.Append, now time.Time) (*stored, error) {
 	if a.ReplaceAfter != nil {
 		return nil, errNotJournaled
