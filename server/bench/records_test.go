@@ -145,9 +145,10 @@ func (l *largeSet) report(b *testing.B) {
 
 // recordSet is a server whose conversations have records.
 type recordSet struct {
-	// small has 20 messages of 500 B in each conversation, and kilobyte 20 of 1 KB.
-	small, kilobyte *benchServer
-	client, bound   parleyv1.RecordServiceClient
+	// small has 20 messages of 500 B in each conversation, kilobyte 20 of 1 KB, and sameSize 20 of 2.5 KB, the size of a
+	// message of 500 B and a record of 2 KB.
+	small, kilobyte, sameSize *benchServer
+	client, bound             parleyv1.RecordServiceClient
 	// got is the reply of each GetRecords.
 	got *parleyv1.GetRecordsResponse
 }
@@ -169,9 +170,10 @@ func newRecordSet(b *testing.B, s *benchServer) *recordSet {
 	r := &recordSet{
 		small:    s,
 		kilobyte: s.having(b, len(s.ids), slices.Repeat([]int{kilobyteContent}, benchMessages)),
+		sameSize: s.having(b, len(s.ids), slices.Repeat([]int{benchContent + checkpointBytes}, benchMessages)),
 		client:   parleyv1.NewRecordServiceClient(s.conn),
 	}
-	r.kilobyte.message = sizedMessage(kilobyteContent)
+	r.kilobyte.message, r.sameSize.message = sizedMessage(kilobyteContent), sizedMessage(benchContent+checkpointBytes)
 	var callers errgroup.Group
 	callers.SetLimit(64)
 	for _, id := range slices.Concat(s.ids, r.kilobyte.ids) {
@@ -199,12 +201,14 @@ func newRecordSet(b *testing.B, s *benchServer) *recordSet {
 // cases returns the cases of records.
 func (r *recordSet) cases(callers int) []*benchCase {
 	alone := newBenchCase("batch", callers, "message", r.small.appending(false))
+	sameSize := newBenchCase("batch", callers, "message of 2.5 KB", r.sameSize.appending(false))
 	message := newBenchCase("write", callers, "message of 1 KB", r.kilobyte.appending(false))
 	empty := newBenchCase("get", callers, "empty call", r.small.calling(r.got))
 	bound := newBenchCase("get", callers, "bound", r.getting(r.bound))
 	return []*benchCase{
-		alone,
-		newBenchCase("batch", callers, "message and record of 2 KB", r.appending, comparison{with: alone, least: 0.8}),
+		alone, sameSize,
+		newBenchCase("batch", callers, "message and record of 2 KB", r.appending,
+			comparison{with: alone, least: 0.8}, comparison{with: sameSize}),
 		message,
 		newBenchCase("write", callers, "record of 1 KB", r.writing, comparison{with: message, least: 0.95}),
 		newBenchCase("write", callers, "record of the tenant", r.writingTenant, comparison{with: message}),
