@@ -145,7 +145,7 @@ func (a *Answer) addText(text string) error {
 	a.bytes += len(text)
 	index := a.events.AddText(text, int32(offset))
 	indexes := a.currentIndexes()
-	a.addToRun(&storev1.DeltaRun{First: index, Last: index, Bytes: int32(len(text))}, offset)
+	a.addToRun(index, len(text), false, offset)
 	if indexes.LastText = index; offset == 0 {
 		indexes.FirstText = index
 	}

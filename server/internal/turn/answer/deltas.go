@@ -100,35 +100,38 @@ func (a *Answer) addReasoning(text string) error {
 	a.bytes += len(text)
 	a.deltas.reasoningBytes += len(text)
 	index := a.events.AddReasoning(text, int32(offset))
-	a.addToRun(&storev1.DeltaRun{First: index, Last: index, Bytes: int32(len(text)), Reasoning: true}, a.text.Len())
+	a.addToRun(index, len(text), true, a.text.Len())
 	return nil
 }
 
-// addToRun records a delta in the runs of the current message. textBytes is the size of the text before
-// it. A message that has one run of text and nothing else needs no runs.
-func (a *Answer) addToRun(delta *storev1.DeltaRun, textBytes int) {
+// addToRun records a delta of text or reasoning, its index and its size, in the runs of the current message.
+// textBytes is the size of the text before it. A message that has one run of text and nothing else needs no
+// runs, so most calls change nothing.
+func (a *Answer) addToRun(index int32, size int, reasoning bool, textBytes int) {
 	indexes, ended := a.currentIndexes(), a.deltas.runEnded
 	a.deltas.runEnded = false
 	if len(indexes.GetDeltas()) == 0 && textBytes > 0 {
-		if !delta.GetReasoning() && !ended {
+		if !reasoning && !ended {
 			return
 		}
 		a.deltas.runs++
 		indexes.Deltas = append(indexes.Deltas, &storev1.DeltaRun{
 			First: indexes.GetFirstText(), Last: indexes.GetLastText(), Bytes: int32(textBytes),
 		})
-	} else if len(indexes.GetDeltas()) == 0 && !delta.GetReasoning() {
+	} else if len(indexes.GetDeltas()) == 0 && !reasoning {
 		return
 	}
 	for i, run := range slices.Backward(indexes.GetDeltas()) {
 		last := i == len(indexes.GetDeltas())-1
-		if run.GetReasoning() == delta.GetReasoning() && (last && !ended || a.deltas.runs >= maxRuns) {
-			run.Last, run.Bytes = delta.GetLast(), run.GetBytes()+delta.GetBytes()
+		if run.GetReasoning() == reasoning && (last && !ended || a.deltas.runs >= maxRuns) {
+			run.Last, run.Bytes = index, run.GetBytes()+int32(size)
 			return
 		}
 	}
 	a.deltas.runs++
-	indexes.Deltas = append(indexes.Deltas, delta)
+	indexes.Deltas = append(indexes.Deltas, &storev1.DeltaRun{
+		First: index, Last: index, Bytes: int32(size), Reasoning: reasoning,
+	})
 }
 
 // checkCallDelta checks a delta of a call against the answer so far.
