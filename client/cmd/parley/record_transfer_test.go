@@ -173,21 +173,27 @@ func TestRequestsWithRecordsFitTheServer(t *testing.T) {
 }
 
 // TestImportContinuesConversations checks which lines continue the conversation of the line before.
-func TestImportContinuesConversations(t *testing.T) {
-	var received []string
-	f := fake{imports: func(stream importStream) error {
+// outlineFake returns a server that reports that many imported conversations, and the outlines of the requests that it
+// receives.
+func outlineFake(imported int64) (f fake, received *[]string) {
+	received = new([]string)
+	return fake{imports: func(stream importStream) error {
 		for {
 			request, err := stream.Recv()
 			if errors.Is(err, io.EOF) {
-				return stream.SendAndClose(&parleyv1.ImportConversationsResponse{ImportedCount: 3})
+				return stream.SendAndClose(&parleyv1.ImportConversationsResponse{ImportedCount: imported})
 			}
 			if err != nil {
 				return err
 			}
-			received = append(received,
+			*received = append(*received,
 				outline(request.GetConversation().GetId(), len(request.GetMessages()), request.GetRecords()))
 		}
-	}}
+	}}, received
+}
+
+func TestImportContinuesConversations(t *testing.T) {
+	f, received := outlineFake(3)
 	lines := 0
 	line := func(id, rest string) string {
 		lines++ // Each header has another record_count.
@@ -217,7 +223,7 @@ parley: 6 lines not imported
 		t.Errorf("exit code %d, want 1; standard error (-want +got):\n%s", code, diff)
 	}
 	sent := []string{"a 1 k l", "a 0 m", "a 0 n o", "b 1", "b 0 k", "d 0 l"}
-	if diff := cmp.Diff(sent, received); diff != "" {
+	if diff := cmp.Diff(sent, *received); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 }
@@ -236,25 +242,12 @@ func TestLongConversationOnSeveralLines(t *testing.T) {
 	if n := strings.Count(stdout, "\n"); n != 4 || stderr != "exported 2 conversations\n" || code != 0 {
 		t.Fatalf("%d lines, standard error %q, exit code %d; want 4 lines of 2 conversations, 0", n, stderr, code)
 	}
-	var received []string
-	f := fake{imports: func(stream importStream) error {
-		for {
-			request, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return stream.SendAndClose(&parleyv1.ImportConversationsResponse{ImportedCount: 2})
-			}
-			if err != nil {
-				return err
-			}
-			received = append(received,
-				outline(request.GetConversation().GetId(), len(request.GetMessages()), request.GetRecords()))
-		}
-	}}
+	f, received := outlineFake(2)
 	if _, stderr, code = runOnce(t.Context(), stdout, "--address", f.serve(t), "import"); stderr != "" || code != 0 {
 		t.Errorf("import: exit code %d, standard error %q", code, stderr)
 	}
 	sent := []string{"a 1", "a 1", "a 1", "a 1", "a 1", "a 0 k", "b 0"}
-	if diff := cmp.Diff(sent, received); diff != "" {
+	if diff := cmp.Diff(sent, *received); diff != "" {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 	again := stdout + stdout[:strings.Index(stdout, "\n")+1]

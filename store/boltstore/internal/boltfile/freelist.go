@@ -7,8 +7,8 @@ import (
 	"math"
 )
 
-// findFreeListDamage describes the damage that the list of free pages shows by itself. The cause is empty if there is
-// none. Only a walk over all pages shows whether those in the list are free.
+// findFreeListDamage describes damage in the list of free pages that can be found without other pages. The cause is
+// empty if there is none. Only a walk over all pages shows whether those in the list are free.
 //
 // bbolt checks only the kind of the page. When it writes another list, it frees the pages of this one. If the header
 // says that there are more of them than there are, bbolt then frees and overwrites others, which are in use.
