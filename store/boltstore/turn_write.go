@@ -54,7 +54,7 @@ func (t *txn) encodeTurns(tenant string, r *record.Record) (w turnWrite) {
 	key := layout.InnerKey(r.Key())
 	conversation := layout.ConversationKey(tenant, key)
 	put := r.DivideTurns()
-	change := r.ChangeOfIndex(t.conversations.Get(conversation), put)
+	change := r.ChangeOfIndex(record.IndexedTurns(t.conversations.Get(conversation)), put)
 	w.conversation, w.removed = key, t.turnKeys(tenant, key, change.Dropped)
 	for _, id := range change.Added {
 		w.added = append(w.added, layout.TurnKey(tenant, id))

@@ -64,7 +64,7 @@ func (e *entry) setTurns(r *record.Record, old *entry, put []record.TurnChunk) {
 	}
 	var dropped [][]byte
 	e.turnChunks, dropped = e.turnChunks.with(r, put)
-	e.turnChange = r.ChangeOfIndex(before, put)
+	e.turnChange = r.ChangeOfIndex(record.IndexedTurns(before), put)
 	if r.Header.GetTurnsIndexed() {
 		for _, list := range dropped {
 			e.turnChange.Dropped = append(e.turnChange.Dropped, record.TurnIDs(list)...)

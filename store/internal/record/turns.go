@@ -275,10 +275,10 @@ type IndexChange struct {
 	Added, Dropped []TurnID
 }
 
-// ChangeOfIndex returns how an index of turns changes when r is written. before is the value of the conversation before
-// the write, nil if the conversation is new. put is the result of r.DivideTurns. The turns in dropped chunks are not in
-// the result: the caller reads their ids from these chunks.
-func (r *Record) ChangeOfIndex(before []byte, put []TurnChunk) (c IndexChange) {
+// ChangeOfIndex returns how an index of turns changes when r is written. indexed are the IndexedTurns of the value of the
+// conversation before the write, none if the conversation is new. put is the result of r.DivideTurns. The turns in
+// dropped chunks are not in the result: the caller reads their ids from these chunks.
+func (r *Record) ChangeOfIndex(indexed []TurnID, put []TurnChunk) (c IndexChange) {
 	if !r.Header.GetTurnsIndexed() {
 		return c
 	}
@@ -287,7 +287,6 @@ func (r *Record) ChangeOfIndex(before []byte, put []TurnChunk) (c IndexChange) {
 		after = append(after, TurnIDs(chunk.Turns)...)
 	}
 	after = append(after, TurnIDs(r.Turns)...)
-	indexed := IndexedTurns(before)
 	if slices.Equal(indexed, after) {
 		return c
 	}

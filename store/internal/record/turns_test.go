@@ -111,7 +111,7 @@ func runTurn(t *rapid.T, r *record.Record, limit int32, id string) *record.Recor
 // one with the turns of the index.
 func divide(t *rapid.T, r **record.Record, chunks turnChunks, index map[record.TurnID]bool) {
 	put := (*r).DivideTurns()
-	change := (*r).ChangeOfIndex(chunks[-1], put)
+	change := (*r).ChangeOfIndex(record.IndexedTurns(chunks[-1]), put)
 	for _, c := range put {
 		chunks[c.Ordinal] = slices.Clone(c.Turns)
 	}
