@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Option changes how [Start] starts a server.
+// Option changes how [Start] and [StartCluster] start servers.
 type Option func(tb testing.TB, s *settings)
 
 // settings are what options change.

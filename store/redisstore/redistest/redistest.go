@@ -1,5 +1,6 @@
-// Package redistest starts Redis or Valkey for tests. The programs are real, and their ports, data and
-// settings are those of one test. Each ends with its test. Start at [Start].
+// Package redistest starts Redis or Valkey for tests, alone or as a cluster. The programs are real, and
+// their ports, data and settings are those of one test. Each ends with its test. Start at [Start] and
+// [StartCluster].
 package redistest
 
 import (
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 const (
@@ -240,6 +242,13 @@ func (s *Server) setPaused(paused bool) error {
 	return nil
 }
 
+// answers reports whether the server runs and is not paused.
+func (s *Server) answers() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.process.running() && !s.paused
+}
+
 // Config changes a setting until the next start.
 func (s *Server) Config(key, value string) {
 	s.tb.Helper()
@@ -264,6 +273,25 @@ func (s *Server) logOutput() {
 	s.tb.Helper()
 	if p := s.current(); p != nil && s.tb.Failed() {
 		s.tb.Logf("output of %s at %s since its last start:\n%s", filepath.Base(s.program), s.Addr(), p.output.String())
+	}
+}
+
+// poll calls done until it returns nil, at most startTime. Then it returns the last error.
+func poll(done func() error) error {
+	deadline := time.NewTimer(startTime)
+	defer deadline.Stop()
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for {
+		err := done()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-deadline.C:
+			return fmt.Errorf("after %v: %w", startTime, err)
+		}
 	}
 }
 

@@ -290,7 +290,7 @@ func (r *recorder) Fatal(args ...any) {
 	runtime.Goexit()
 }
 
-// TestEndsWithTest: no process is left after a test, running, paused or killed.
+// TestEndsWithTest: no process is left after a test, running, paused or killed, alone or in a cluster.
 func TestEndsWithTest(t *testing.T) {
 	t.Parallel()
 	var servers []*Server
@@ -299,6 +299,7 @@ func TestEndsWithTest(t *testing.T) {
 		paused.Pause()
 		killed.Kill()
 		servers = append(servers, running, paused, killed)
+		servers = append(servers, StartCluster(t, 1, 1).Nodes...)
 	})
 	for _, s := range servers {
 		if s.Running() {
