@@ -50,19 +50,22 @@ build: ## build bin/parleyd and bin/parley
 	$(GOBUILD) -o bin/parleyd ./server
 	$(GOBUILD) -o bin/parley ./client/cmd/parley
 
-# -short leaves out the longest tests. CI is empty so that tests whose programs are missing are skipped.
+# -short leaves out the longest tests. CI and REDIS_REQUIRED are empty so that tests whose programs are
+# missing are skipped.
 # Some tests build programs. Without the build before, several would compile the same packages at once.
 # -s -w: without tables for debuggers, programs and tests are linked in two thirds of the time.
 .PHONY: test
 test: ## run the Go tests, in about three minutes: needs Go and git alone
 	CGO_ENABLED=0 go build -ldflags='-s -w' ./...
-	CI= CGO_ENABLED=0 go test -short -vet=off -ldflags='-s -w' ./...
+	CI= REDIS_REQUIRED= CGO_ENABLED=0 go test -short -vet=off -ldflags='-s -w' ./...
 	@echo 'left out, and part of make check: the race detector, lint, generated code, the tests of client/python,'
 	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST), $(DEPLOYCHECK) and $(BENCHCOMPARE), and the'
-	@echo 'longest Go tests. Go tests that need root, Python, Node or Chromium were skipped where these are missing.'
+	@echo 'longest Go tests. Go tests that need root, Python, Node, Chromium or Redis were skipped where these are missing.'
 
 # The last two groups mostly wait, one for its programs and one for its disk: they run at the same time.
+# With REDIS_REQUIRED=1, tests that need redis-server fail if it is missing. make tools installs it on Linux.
 .PHONY: check
+check: export REDIS_REQUIRED = $(if $(filter Linux,$(shell uname)),1)
 check: programs languages build test lint checkgenerate ## check everything, in more than half an hour: needs what make tools installs
 	CGO_ENABLED=1 go test -race -timeout 30m ./...
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; trap 'exit 1' HUP INT TERM; \
@@ -227,12 +230,23 @@ FIND_MISSING = packages=; need() { packages="$$packages $$*"; }; set -- $$(go en
 			prometheus=prometheus systemd-analyze=systemd; do \
 			command -v "$${program%=*}" >/dev/null || need "$${program\#*=}"; \
 		done; \
+		command -v redis-server >/dev/null || command -v valkey-server >/dev/null || need redis-server; \
 	fi
 
+# Tests start the programs themselves. The policy keeps the packages from starting services now, and
+# systemctl keeps them from starting with the machine.
 .PHONY: tools
 tools: ## install the Debian packages that make check needs; needs root
 	@$(FIND_MISSING); [ -n "$$packages" ] || { echo 'nothing is missing'; exit 0; }; \
-	echo "installing$$packages"; apt-get update -qq; apt-get install -qq -y --no-install-recommends $$packages
+	echo "installing$$packages"; policy=/usr/sbin/policy-rc.d; \
+	if [ ! -e "$$policy" ]; then \
+		trap 'rm -f "$$policy"' EXIT; trap 'exit 1' HUP INT TERM; \
+		printf '#!/bin/sh\nexit 101\n' >"$$policy"; chmod 755 "$$policy"; \
+	fi; \
+	apt-get update -qq; apt-get install -qq -y --no-install-recommends $$packages; \
+	for service in prometheus redis-server; do \
+		case "$$packages " in *" $$service "*) systemctl --quiet disable "$$service" || true;; esac; \
+	done
 
 .PHONY: programs
 programs:
