@@ -29,6 +29,9 @@ var (
 	// ErrOverloaded means that too many writes are waiting. The same write may succeed a moment
 	// later.
 	ErrOverloaded = errors.New("store is overloaded")
+	// ErrUnavailable means that the system that holds the data does not answer. A write may have been made or not; the
+	// same write may succeed later. A store without such a system never returns it.
+	ErrUnavailable = errors.New("store is unavailable")
 	// ErrPageToken means that the token is invalid, damaged or from another list.
 	ErrPageToken = errors.New("page token is not from this list")
 	// ErrCorrupt means that a record does not match its checksum.

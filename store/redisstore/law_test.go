@@ -1,0 +1,48 @@
+package redisstore
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/redis/rueidis"
+
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/redisstore/redistest"
+	"github.com/parleyhq/parley/store/storetest"
+)
+
+// subject returns a store on an engine. Each folder has keys of its own.
+func subject(addresses []string, buckets int) storetest.Subject {
+	return storetest.Subject{
+		Durable: true,
+		Open: func(tb testing.TB, dir string, o store.Options) store.Store {
+			tb.Helper()
+			s, err := Open(tb.Context(), Options{
+				Options: o, Client: rueidis.ClientOption{InitAddress: addresses}, Prefix: dir, Buckets: buckets,
+			})
+			if err != nil {
+				tb.Fatal(err)
+			}
+			return s
+		},
+	}
+}
+
+func addressesIn(url string) []string { return strings.Split(strings.TrimPrefix(url, "redis://"), ",") }
+
+func TestLaw(t *testing.T) {
+	for _, buckets := range []int{1, 64} {
+		t.Run(fmt.Sprint(buckets, " buckets"), func(t *testing.T) {
+			storetest.Run(t, subject([]string{redistest.Start(t).Addr()}, buckets))
+		})
+	}
+}
+
+// TestLawOfCluster tests the law on a cluster of three masters.
+func TestLawOfCluster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes minutes; TestLaw tests one server")
+	}
+	storetest.Run(t, subject(addressesIn(redistest.StartCluster(t, 3, 0).URL()), 16))
+}

@@ -1,0 +1,210 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+func isNil(err error) bool { return rueidis.IsRedisNil(err) }
+
+// conversation is a conversation as it was read. It may have ended.
+type conversation struct {
+	space
+	id        string
+	revision  string // empty if there is none
+	summary   string
+	place     string // key in the order of create time
+	ephemeral record.Ephemeral
+	extra     *extra
+	record    *record.Record // nil if there is none
+	values    [parts]string  // of the parts that were read
+	read      [parts]bool
+}
+
+// Indexes of the fields that every load of a conversation reads. The fields of its parts follow.
+const (
+	revisionField = iota
+	summaryField
+	placeField
+	ephemeralField
+	extraField
+	headField
+	fixedFields
+)
+
+// loadCommand returns the command that reads a conversation with these parts.
+func (s *Store) loadCommand(p space, id string, with ...part) rueidis.Completed {
+	args := []string{"v", "s", "k", "e", "x", "h"}
+	for _, part := range with {
+		args = append(args, part.field())
+	}
+	return s.client.B().Hmget().Key(p.of("c", id)).Field(args...).Build()
+}
+
+// decode decodes the reply of a loadCommand. If the conversation is damaged, the error is store.ErrCorrupt, and the
+// result has all but its record.
+func (s *Store) decode(p space, id string, reply rueidis.RedisResult, with ...part) (*conversation, error) {
+	fields, err := reply.ToArray()
+	if err != nil {
+		return nil, s.fault(err)
+	}
+	text := func(i int) string {
+		value, _ := fields[i].ToString() // A field that does not exist is empty.
+		return value
+	}
+	c := &conversation{
+		space: p, id: id, revision: text(revisionField), summary: text(summaryField), place: text(placeField),
+		ephemeral: ephemeralOf(text(ephemeralField)),
+	}
+	if c.place == "" && c.revision == "" {
+		return c, nil
+	}
+	if err := c.decode(text(headField), text(extraField)); err != nil {
+		s.counts.corrupt.Add(1)
+		return c, err
+	}
+	for i, part := range with {
+		value := text(fixedFields + i)
+		if err := c.extra.check(part, []byte(value)); err != nil {
+			c.record = nil
+			s.counts.corrupt.Add(1)
+			return c, err
+		}
+		c.values[part], c.read[part] = value, true
+	}
+	c.setParts()
+	c.record.TurnChunks = &turnChunks{store: s, conversation: c}
+	return c, nil
+}
+
+// decode decodes head and extra.
+func (c *conversation) decode(head, rest string) (err error) {
+	if c.extra, err = unmarshalExtra(rest); err != nil {
+		return err
+	}
+	r, err := record.Unmarshal([]byte(head))
+	if err != nil {
+		return err
+	}
+	if h := r.Conversation(); h.GetId() != c.id || r.Header.GetTenant() != c.tenant || string(r.Key()) != c.place {
+		return fmt.Errorf("%w: it is another conversation", store.ErrCorrupt)
+	}
+	r.Sizes = c.extra.sizes
+	c.record = r
+	return nil
+}
+
+// setParts gives the record the parts that were read, in memory of its own.
+func (c *conversation) setParts() {
+	c.record.Requests = []byte(c.values[requestsPart])
+	c.record.Turns = []byte(c.values[turnsPart])
+	c.record.Prompt = []byte(c.values[promptPart])
+}
+
+// ephemeralOf returns the ephemeral state of an id from its stored form, see lib.lua.
+func ephemeralOf(text string) record.Ephemeral {
+	switch {
+	case text == "":
+		return record.Ephemeral{}
+	case strings.HasPrefix(text, "h"):
+		return record.Ephemeral{Held: true}
+	}
+	return record.Ephemeral{DeleteTime: unstamp(text)}
+}
+
+// live returns the record if there is one and it has not ended.
+func (c *conversation) live(now time.Time) *record.Record {
+	if c.record == nil || c.record.Expired(now, c.ephemeral) {
+		return nil
+	}
+	return c.record
+}
+
+// count returns the number of retained messages.
+func (c *conversation) count() int { return int(c.record.Conversation().GetMessageCount()) }
+
+// size returns the size of the conversation in bytes, without its records.
+func (c *conversation) size() int64 {
+	s, _ := readSummary(c.summary)
+	return s.bytes
+}
+
+// maxTries is how often a read or a write is tried again because another one came in between.
+const maxTries = 200
+
+// errMoved means that the conversation has changed since it was read.
+var errMoved = errors.New("the conversation has changed since it was read")
+
+// again calls try until it does not return errMoved.
+func again[T any](ctx context.Context, try func() (T, error)) (T, error) {
+	for range maxTries {
+		result, err := try()
+		if !errors.Is(err, errMoved) {
+			return result, err
+		}
+		if err := ctx.Err(); err != nil {
+			return result, err
+		}
+	}
+	var none T
+	return none, fmt.Errorf("%w: %d other writes came in between", store.ErrOverloaded, maxTries)
+}
+
+// revisionCommand returns a command that reads the revision of a conversation again, at the end of a pipeline.
+func (s *Store) revisionCommand(p space, id string) rueidis.Completed {
+	return s.client.B().Hget().Key(p.of("c", id)).Field("v").Build()
+}
+
+// unchanged returns errMoved if the reply of a revisionCommand differs from the revision that was read first.
+func (s *Store) unchanged(c *conversation, reply rueidis.RedisResult) error {
+	revision, err := reply.ToString()
+	if err != nil && !isNil(err) {
+		return s.fault(err)
+	}
+	if revision != c.revision {
+		return errMoved
+	}
+	return nil
+}
+
+// load reads a conversation without messages.
+func (s *Store) load(ctx context.Context, p space, id string, with ...part) (*conversation, error) {
+	return s.decode(p, id, s.client.Do(ctx, s.loadCommand(p, id, with...)), with...)
+}
+
+// pageElements is the number of messages that one command reads at most.
+const pageElements = 256
+
+// elements reads messages by their places in the list, from first to last. The error is errMoved if the conversation
+// has changed.
+func (s *Store) elements(ctx context.Context, c *conversation, first, last int) (store.Frames, error) {
+	var frames store.Frames
+	for ; first <= last; first += pageElements {
+		end := min(last, first+pageElements-1)
+		replies := s.client.DoMulti(ctx,
+			s.client.B().Lrange().Key(c.of("m", c.id)).Start(int64(first)).Stop(int64(end)).Build(),
+			s.revisionCommand(c.space, c.id))
+		list, err := replies[0].AsStrSlice()
+		if err != nil {
+			return nil, s.fault(err)
+		}
+		if err := s.unchanged(c, replies[1]); err != nil {
+			return nil, err
+		}
+		if len(list) != end-first+1 {
+			return nil, fmt.Errorf("%w: messages %d to %d of the list are missing", store.ErrCorrupt, first, end)
+		}
+		if frames, err = unsealed(frames, list); err != nil {
+			return nil, err
+		}
+	}
+	return frames, nil
+}

@@ -1,0 +1,41 @@
+-- Makes ids ephemeral and holds them. The arguments after those of lib.lua: the server that holds, the nanoseconds after
+-- which the conversations are deleted if it ends without a release, the maximum number of ephemeral ids of the tenant,
+-- and the ids. Returns 'many' and changes nothing if the tenant would have more; else 'done', the number of the change,
+-- 0 if nothing was removed, and what it removed.
+local server, after, limit = ARGV[4], ARGV[5], tonumber(ARGV[6])
+local active = call('HLEN', EPHEMERAL)
+for _, id in ipairs(call('ZRANGEBYSCORE', BY_DELETE_TIME, '-inf', micros(now))) do
+  local state = call('HGET', EPHEMERAL, id)
+  if state and not isHeld(state) and state <= now then active = active - 1 end
+end
+for i = 7, #ARGV do
+  local state = call('HGET', EPHEMERAL, ARGV[i])
+  if not state or not isHeld(state) and state <= now then active = active + 1 end
+end
+if active > limit then return { 'many' } end
+
+local holds = P .. 'ho:' .. server
+for i = 7, #ARGV do
+  local id = ARGV[i]
+  local s = conversation(id)
+  local why = s and ended(s)
+  if why then
+    remove(s, why)
+    s = nil
+  end
+  local state, n = call('HGET', EPHEMERAL, id), 1
+  if isHeld(state) then n = tonumber(string.sub(state, 2)) + 1 end
+  call('HSET', EPHEMERAL, id, 'h' .. n)
+  call('ZREM', BY_DELETE_TIME, id)
+  local own = call('HGET', holds, T .. id)
+  call('HSET', holds, T .. id, (own and tonumber(string.match(own, '^%d+')) or 0) + 1 .. ' ' .. after)
+  if s then
+    call('HSET', P .. 'c:' .. T .. id, 'e', 'h' .. n)
+    call('ZREM', BY_END, id)
+    call('ZREM', EVICTABLE, s.place)
+  end
+end
+call('SADD', P .. 'hs', server)
+if #removed == 0 then return { 'done', 0, removed } end
+listTenant()
+return { 'done', number(), removed }

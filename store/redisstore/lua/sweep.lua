@@ -1,0 +1,14 @@
+-- Removes conversations of a tenant that have ended or exceed its capacity. The arguments after those of lib.lua: the
+-- maximum number to remove, and the capacity, 0 for none. Returns the number of the change, 0 if nothing was removed,
+-- and what it removed.
+local limit, capacity = tonumber(ARGV[4]), tonumber(ARGV[5])
+local found = {}
+addEnded(found, limit)
+if capacity > 0 then
+  addOldest(found, math.min(limit, math.max(#found, call('ZCARD', BY_TIME) - capacity)))
+end
+for _, s in ipairs(found) do remove(s, s.why) end
+if call('ZCARD', P .. 'te:' .. T) == 0 then call('ZREM', P .. 'tx', T) end -- It has no records that expire.
+if #removed == 0 then return { 0, removed } end
+listTenant()
+return { number(), removed }

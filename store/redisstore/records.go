@@ -1,0 +1,440 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
+)
+
+// The records of a scope are three keys: a hash of their values (k), a hash of their states (ks), which writes read in
+// place of the values, and a sorted set of their keys (kx). Those of a tenant have a fourth: their keys by expire_time.
+
+// tenantState is what a write of the tenant's records has read. The zero value says that it has read nothing.
+type tenantState struct {
+	wasRead  bool
+	revision string // id of the last commit of these records
+}
+
+// read returns the argument of commit.lua.
+func (t tenantState) read() string {
+	if !t.wasRead {
+		return "-"
+	}
+	return t.revision
+}
+
+// marshalState encodes the state of a record.
+func marshalState(s records.State) string {
+	expires := ""
+	if !s.ExpireTime.IsZero() {
+		expires = stamp(s.ExpireTime)
+	}
+	return fmt.Sprintf("%d %d %d %d %s", s.Revision, s.Counts.Records, s.Counts.RecordBytes, s.Counts.Bytes, expires)
+}
+
+func unmarshalState(text string) (s records.State, err error) {
+	f := strings.Split(text, " ")
+	if len(f) != 5 {
+		return s, fmt.Errorf("%w: state of a record", store.ErrCorrupt)
+	}
+	for i, to := range []*int64{&s.Revision, &s.Counts.Records, &s.Counts.RecordBytes, &s.Counts.Bytes} {
+		if *to, err = strconv.ParseInt(f[i], 10, 64); err != nil {
+			return s, fmt.Errorf("%w: state of a record", store.ErrCorrupt)
+		}
+	}
+	if f[4] != "" {
+		s.ExpireTime = unstamp(f[4])
+	}
+	return s, nil
+}
+
+// recordInput reads what a decision about writes needs. id is the conversation; empty if there is none. If tenantOnly is
+// true, all writes are of the tenant's records.
+func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*parleyv1.RecordWrite, tenantOnly bool,
+) (*records.Input, tenantState, error) {
+	commands := []rueidis.Completed{s.client.B().Hmget().Key(p.key("t")).Field("v", "rev", "own").Build()}
+	var state tenantState
+	for _, w := range writes {
+		scope := id
+		if tenantOnly || w.GetTenantScope() {
+			scope, state.wasRead = "", true
+		}
+		commands = append(commands, s.client.B().Hget().Key(p.scope("ks", scope)).Field(w.GetKey()).Build())
+	}
+	replies := s.client.DoMulti(ctx, commands...)
+	of, err := replies[0].ToArray()
+	if err != nil {
+		return nil, state, s.fault(err)
+	}
+	in := records.Tenant{Limit: s.options.Limits(p.tenant).MaxRecordBytes}
+	state.revision, _ = of[0].ToString()
+	in.Revision = number(of[1])
+	in.Bytes = number(of[2])
+	i := 0
+	input, err := records.NewInput(writes, tenantOnly, in, func(tenantScope bool, _ string) (records.State, error) {
+		i++
+		if !tenantScope && id == "" {
+			return records.State{}, nil
+		}
+		text, err := replies[i].ToString()
+		if isNil(err) {
+			return records.State{}, nil
+		}
+		if err != nil {
+			return records.State{}, s.fault(err)
+		}
+		return unmarshalState(text)
+	})
+	return input, state, err
+}
+
+// number returns the number in a reply; 0 if it is nil.
+func number(m rueidis.RedisMessage) int64 {
+	text, _ := m.ToString()
+	n, _ := strconv.ParseInt(text, 10, 64)
+	return n
+}
+
+// records adds the commands of edits of the records of a conversation and of the tenant.
+func (b *commands) records(id, commit string, edits *records.Edits, tenant tenantState) {
+	if tenant.wasRead {
+		b.add("HSET", b.key("t"), "v", commit)
+	}
+	if !edits.Any() {
+		return
+	}
+	for _, e := range edits.All {
+		scope := id
+		if e.TenantScope {
+			scope = ""
+		}
+		if e.Value == nil {
+			b.add("HDEL", b.scope("k", scope), e.Key)
+			b.add("HDEL", b.scope("ks", scope), e.Key)
+			b.add("ZREM", b.scope("kx", scope), e.Key)
+		} else {
+			b.add("HSET", b.scope("k", scope), e.Key, rueidis.BinaryString(e.Value))
+			b.add("HSET", b.scope("ks", scope), e.Key, marshalState(e.After))
+			b.add("ZADD", b.scope("kx", scope), "0", e.Key)
+		}
+		switch {
+		case !e.TenantScope:
+		case !e.After.ExpireTime.IsZero():
+			b.add("ZADD", b.prefix+"tx", "0", b.name)
+			b.add("ZADD", b.key("te"), strconv.FormatInt(e.After.ExpireTime.UnixMicro(), 10), e.Key)
+		case !e.Before.ExpireTime.IsZero():
+			b.add("ZREM", b.key("te"), e.Key)
+		}
+	}
+	if edits.TenantRevision != 0 {
+		b.add("HSET", b.key("t"), "rev", strconv.FormatInt(edits.TenantRevision, 10))
+	}
+	if n := edits.Tenant.Bytes; n != 0 {
+		b.add("HINCRBY", b.key("t"), "own", strconv.FormatInt(n, 10))
+	}
+}
+
+// WriteRecords implements store.Store.
+func (s *Store) WriteRecords(ctx context.Context, w *store.WriteRecords) (*store.WrittenRecords, error) {
+	if w.ConversationID != "" {
+		out, err := s.append(ctx, record.AppendOf(w), w.OnlyRemoves())
+		if err != nil {
+			return nil, err
+		}
+		return record.Written(out), nil
+	}
+	result, err := s.writeTenant(ctx, w)
+	if err != nil {
+		return nil, fmt.Errorf("records of the tenant: %w", err)
+	}
+	return result, nil
+}
+
+func (s *Store) writeTenant(ctx context.Context, w *store.WriteRecords) (*store.WrittenRecords, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.leave()
+	p := s.space(w.Tenant)
+	if err := s.writes.enter(ctx, p.key("t"), nil); err != nil {
+		return nil, err
+	}
+	defer s.writes.leave(p.key("t"))
+	ctx, cancel := writing(ctx)
+	defer cancel()
+	return again(ctx, func() (*store.WrittenRecords, error) {
+		now := s.options.Now()
+		in, state, err := s.recordInput(ctx, p, "", w.Writes, true)
+		if err != nil {
+			return nil, err
+		}
+		var first []byte
+		if w.Request != nil {
+			get := s.client.B().Hget().Key(p.scope("k", "")).Field(records.RequestKey(w.Request)).Build()
+			if first, err = s.client.Do(ctx, get).AsBytes(); isNil(err) {
+				first = nil
+			} else if err != nil {
+				return nil, s.fault(err)
+			}
+		}
+		result, edits, err := records.WriteTenant(w, in, first, now)
+		if err != nil || !edits.Any() {
+			return result, err
+		}
+		return result, s.commitTenant(ctx, p, edits, state, w.OnlyRemoves(), now)
+	})
+}
+
+// commitTenant commits edits of the records of a tenant.
+func (s *Store) commitTenant(
+	ctx context.Context, p space, edits *records.Edits, state tenantState, mayExceed bool, now time.Time,
+) error {
+	limits := s.options.Limits(p.tenant)
+	maxBytes, script := limits.MaxBytes, s.scripts.commit
+	if mayExceed {
+		maxBytes, script = 0, s.scripts.free
+	}
+	b := newCommands(p)
+	b.records("", newCommit(), edits, state)
+	args := b.args("", "", "change", state.read(), "", "", "0", strconv.FormatInt(maxBytes, 10), "", "", "0",
+		strconv.FormatInt(edits.Tenant.Records, 10), strconv.FormatInt(edits.Tenant.RecordBytes, 10),
+		strconv.FormatInt(edits.Tenant.Bytes, 10))
+	reply, err := s.run(ctx, script, p, now, args...)
+	if err != nil {
+		return err
+	}
+	return s.finish(p, now, reply, nil, limits)
+}
+
+// scope reads the records of a conversation or of the tenant. It reads them in pages; all is of one instant if ended
+// returns nil.
+type scope struct {
+	store    *Store
+	ctx      context.Context //nolint:containedctx // It is that of one read.
+	p        space
+	id       string // of the conversation; empty for the records of the tenant
+	revision string
+	keysOnly bool
+	err      error
+}
+
+// scope returns the records of a conversation that exists, or of the tenant if the id is empty.
+func (s *Store) scope(ctx context.Context, p space, id string, now time.Time) (*scope, error) {
+	c := &scope{store: s, ctx: ctx, p: p, id: id}
+	if id == "" {
+		revision, err := s.client.Do(ctx, s.client.B().Hget().Key(p.key("t")).Field("v").Build()).ToString()
+		if err != nil && !isNil(err) {
+			return nil, s.fault(err)
+		}
+		c.revision = revision
+		return c, nil
+	}
+	of, err := s.load(ctx, p, id)
+	if err != nil {
+		return nil, err
+	}
+	if of.live(now) == nil {
+		return nil, store.ErrNotFound
+	}
+	c.revision = of.revision
+	return c, nil
+}
+
+// ended returns errMoved if the scope has changed since it was opened, and the error of the reads.
+func (c *scope) ended() error {
+	key := c.p.key("t")
+	if c.id != "" {
+		key = c.p.of("c", c.id)
+	}
+	revision, err := c.store.client.Do(c.ctx, c.store.client.B().Hget().Key(key).Field("v").Build()).ToString()
+	if err != nil && !isNil(err) {
+		return c.store.fault(err)
+	}
+	if revision != c.revision {
+		return errMoved
+	}
+	return c.err
+}
+
+// Pages of records: pageKeys keys are read at once, and values of up to about pageValues bytes.
+const (
+	pageKeys   = 128
+	pageValues = 1 << 20
+)
+
+// values returns the values of keys, nil for those that do not exist.
+func (c *scope) values(keys []string) [][]byte {
+	found, err := c.store.client.Do(c.ctx, c.store.client.B().Hmget().Key(c.p.scope("k", c.id)).Field(keys...).Build()).ToArray()
+	if err != nil {
+		c.err = c.store.fault(err)
+		return nil
+	}
+	values := make([][]byte, len(keys))
+	for i, m := range found {
+		if !m.IsNil() {
+			values[i], _ = m.AsBytes()
+		}
+	}
+	return values
+}
+
+// pages yields the keys and values in the order of next, which returns the keys after a key.
+func (c *scope) pages(next func(after string, n int) rueidis.Completed) iter.Seq2[string, []byte] {
+	return func(yield func(string, []byte) bool) {
+		after := ""
+		for n := 8; ; n = min(pageKeys, 4*n) {
+			keys, err := c.store.client.Do(c.ctx, next(after, n)).AsStrSlice()
+			if err != nil {
+				c.err = c.store.fault(err)
+				return
+			}
+			if len(keys) == 0 {
+				return
+			}
+			after = keys[len(keys)-1]
+			values := c.values(keys)
+			if values == nil {
+				return
+			}
+			for i, key := range keys {
+				if values[i] != nil && !yield(key, values[i]) {
+					return
+				}
+			}
+			if len(keys) < n {
+				return
+			}
+		}
+	}
+}
+
+// ascend implements records.Ascend.
+func (c *scope) ascend(from string) iter.Seq2[string, []byte] {
+	return c.pages(func(after string, n int) rueidis.Completed {
+		least := "[" + from
+		if after != "" {
+			least = "(" + after
+		}
+		return c.store.client.B().Zrange().Key(c.p.scope("kx", c.id)).Min(least).Max("+").Bylex().Limit(0, int64(n)).Build()
+	})
+}
+
+// descend implements records.Descend.
+func (c *scope) descend(before string) iter.Seq2[string, []byte] {
+	return c.pages(func(after string, n int) rueidis.Completed {
+		most := "+"
+		switch {
+		case after != "":
+			most = "(" + after
+		case before != "":
+			most = "(" + before
+		}
+		return c.store.client.B().Zrange().Key(c.p.scope("kx", c.id)).Min(most).Max("-").Bylex().Rev().Limit(0, int64(n)).Build()
+	})
+}
+
+// GetRecords implements store.Store.
+func (s *Store) GetRecords(ctx context.Context, g *store.GetRecords) (store.RecordFrames, []string, error) {
+	type result struct {
+		found   store.RecordFrames
+		omitted []string
+	}
+	r, err := s.readRecords(ctx, g.Tenant, g.ConversationID, func(c *scope, now time.Time) (any, error) {
+		values := map[string][]byte{}
+		if len(g.Keys) > 0 {
+			all := c.values(g.Keys)
+			for i := range all {
+				values[g.Keys[i]] = all[i]
+			}
+		}
+		found, omitted, err := records.Get(g, now, func(key string) ([]byte, error) { return values[key], nil })
+		return result{found, omitted}, err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	of, _ := r.(result)
+	return of.found, of.omitted, nil
+}
+
+// ListRecords implements store.Store.
+func (s *Store) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parleyv1.Record, bool, error) {
+	type result struct {
+		found []*parleyv1.Record
+		more  bool
+	}
+	r, err := s.readRecords(ctx, l.Tenant, l.ConversationID, func(c *scope, now time.Time) (any, error) {
+		found, more, err := records.List(l, now, c.ascend, c.descend)
+		return result{found, more}, err
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	of, _ := r.(result)
+	return of.found, of.more, nil
+}
+
+// readRecords calls read with the records of a conversation or of the tenant until they are of one instant.
+func (s *Store) readRecords(
+	ctx context.Context, tenant, id string, read func(c *scope, now time.Time) (any, error),
+) (any, error) {
+	err := s.enter(ctx)
+	var result any
+	if err == nil {
+		defer s.leave()
+		result, err = again(ctx, func() (any, error) {
+			now := s.options.Now()
+			c, err := s.scope(ctx, s.space(tenant), id, now)
+			if err != nil {
+				return nil, err
+			}
+			result, err := read(c, now)
+			if ended := c.ended(); ended != nil {
+				return nil, ended
+			}
+			return result, err
+		})
+	}
+	switch {
+	case err == nil:
+		return result, nil
+	case id == "":
+		return nil, fmt.Errorf("records of the tenant: %w", err)
+	}
+	return nil, fmt.Errorf("records of conversation %q: %w", id, err)
+}
+
+// withPrefixes returns the records of a conversation as store.Read.RecordPrefixes says.
+func (s *Store) withPrefixes(ctx context.Context, of *conversation, prefixes []string) ([]*parleyv1.Record, bool, error) {
+	c := &scope{store: s, ctx: ctx, p: of.space, id: of.id, revision: of.revision}
+	found, more, err := records.WithPrefixes(prefixes, of.id, c.ascend)
+	if ended := c.ended(); ended != nil {
+		return nil, false, ended
+	}
+	return found, more, err
+}
+
+// copies returns the edits that make the records of a conversation those of a new one, too.
+func (s *Store) copies(ctx context.Context, of *conversation, now time.Time) (*records.Edits, error) {
+	c := &scope{store: s, ctx: ctx, p: of.space, id: of.id, revision: of.revision}
+	edits := &records.Edits{Revision: 1}
+	for key, value := range c.ascend("") {
+		edit := records.Edit{Key: key}
+		var err error
+		if edit.Value, edit.After, err = records.Copy(key, value, edits.Revision, now); err != nil {
+			return nil, err
+		}
+		edits.Add(edit)
+	}
+	return edits, c.ended()
+}

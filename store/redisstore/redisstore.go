@@ -1,0 +1,224 @@
+// Package redisstore keeps conversations in Redis or Valkey, 7.0 or later: one server, Sentinel or a cluster. Several
+// processes may have the same store open.
+//
+// # How a write is made
+//
+// A write reads the head of its conversation, package record decides what becomes of it, and a script commits that if the
+// conversation still has the revision that was read. Otherwise the write reads and decides again. Of the law of package
+// store only the choice of what makes room for a new conversation is in a script, lua/commit.lua, because it depends on
+// all conversations of the tenant. A revision is the id of a commit, 8 random bytes, and not a number: after a failover
+// that has lost commits, numbers would be given again. A conversation has the ids of its newest commits, so that a commit
+// whose reply was lost is not made twice.
+//
+// # Keys
+//
+// A tenant is in one bucket, a bucket in one slot of a cluster. All keys of a bucket begin with the prefix of the store
+// and the tag of the bucket in braces, here {T}. Tenants are part of keys with their length, as in 4:acme: and conversation
+// ids follow them.
+//
+//	{T}c:<tenant><id>   hash  a conversation: v revision, h head (record.Record.Head), x sizes of its newest messages and
+//	                          checksums of its parts (see extra), q requests, t turns, p system prompt, s what scripts
+//	                          know of it (see summary), k place in ix, e state if it is ephemeral (see em)
+//	{T}m:<tenant><id>   list  its messages, oldest first, each frame with its CRC-32C
+//	{T}k:, ks:, kx:<tenant><id>   its records: hash of values, hash of states, sorted set of keys
+//	{T}tc:<tenant><id>  hash  chunks of older turns by ordinal, with their CRC-32C
+//	{T}tl:<tenant><id>  set   its members of ti
+//	{T}p:<tenant><id>   text  progress of its running turn
+//	{T}t:<tenant>       hash  counts: n conversations, m messages, b bytes, r records, y their bytes; of the records of
+//	                          the tenant v the last commit, rev the last revision, own their bytes
+//	{T}tk:, tks:, tkx:<tenant>    records of the tenant, as those of a conversation; te: sorted set, keys by expire_time
+//	{T}ix:<tenant>      zset  place (create time and number, 12 bytes) and id: order of lists
+//	{T}ev:<tenant>      zset  those of ix that may be evicted
+//	{T}ex:<tenant>      zset  ids by end in µs, of conversations that may expire
+//	{T}em:<tenant>      hash  ephemeral ids: h and the number of holds, or the time of the deletion
+//	{T}ed:<tenant>      zset  released ids by the time of their deletion in µs
+//	{T}ti:, tr:<tenant> zset  turn id (16 bytes) and conversation id: all turns that have such an id, those that run
+//	{T}tn, tx           zset  tenants with conversations or records; those with records that expire
+//	{T}rt               hash  tenant and id with a running turn: server (16 characters), turn id (16 bytes), its text
+//	{T}rl               zset  the fields of rt, in order
+//	{T}hs, ho:<server>  set of servers with holds; hash of what each holds: number and nanoseconds until the deletion
+//	{T}ls, la           zset of servers by the end of their lease in ms, by the clock of the engine; hash of addresses
+//	{T}st               hash  counts of the bucket, as those of a tenant; c changes, a conversations added
+//	<prefix>:schema     text  version and number of buckets
+//
+// Nothing has a time to live in the engine: sweeps remove what has ended, and tell it.
+//
+// Start at [Open].
+package redisstore
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/parleyhq/parley/store"
+)
+
+// Options are the options of a store. The zero value of all but Client is valid.
+type Options struct {
+	store.Options
+	// Client says how to reach the engine; see [ParseURL].
+	Client rueidis.ClientOption
+	// Prefix begins all keys. Stores with different prefixes share nothing. Empty means "parley".
+	Prefix string
+	// Buckets is the number of buckets of a new store, at most MaxBuckets. An existing one must have the same. 0 means 64.
+	Buckets int
+	// Address at which other servers reach this one; empty if there are none.
+	Address string
+}
+
+// MaxBuckets is the largest value of Options.Buckets.
+const MaxBuckets = 1024
+
+const (
+	schemaVersion = 1
+	leaseTime     = 15 * time.Second
+	renewTime     = leaseTime / 3
+	// callTime is how long a command may take. A write goes on after the context of its call has ended, but not longer.
+	callTime = 5 * time.Second
+)
+
+// Store implements store.Store on Redis or Valkey.
+type Store struct {
+	options store.Options
+	client  rueidis.Client
+	prefix  string
+	buckets []bucket
+	scripts scripts
+	server  string // id of this process, 16 characters
+	address string
+	writes  *turnstile // of conversations
+	teller  *teller
+	counts  counters
+
+	closing sync.RWMutex // held for reading by each call
+	closed  bool
+	stop    context.CancelFunc // of the renewal of leases
+	renewed chan struct{}      // closed when the renewal has ended
+}
+
+var _ store.Store = (*Store)(nil)
+
+// Open opens a store, which is empty if the engine has no key with the prefix. It takes leases, and releases what
+// servers whose lease has ended have held. Errors: store.ErrUnavailable; others say what to change.
+func Open(ctx context.Context, o Options) (*Store, error) {
+	o.Client.DisableCache = true
+	if o.Client.ConnWriteTimeout == 0 {
+		o.Client.ConnWriteTimeout = 2 * time.Second
+	}
+	client, err := rueidis.NewClient(o.Client)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+	}
+	s := &Store{
+		options: o.Options.WithDefaults(), client: client, prefix: o.Prefix, scripts: newScripts(), address: o.Address,
+		writes: newTurnstile(), renewed: make(chan struct{}),
+	}
+	if s.prefix == "" {
+		s.prefix = "parley"
+	}
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // It never fails.
+	s.server = hex.EncodeToString(id[:])
+	if err := s.start(ctx, o.Buckets); err != nil {
+		client.Close()
+		return nil, err
+	}
+	renewal, stop := context.WithCancel(context.WithoutCancel(ctx))
+	s.stop = stop
+	go s.renewAll(renewal)
+	return s, nil
+}
+
+// start checks the schema, takes leases, and releases what other servers have left.
+func (s *Store) start(ctx context.Context, buckets int) error {
+	n, err := s.schema(ctx, buckets)
+	if err != nil {
+		return err
+	}
+	s.buckets = newBuckets(s.prefix, n)
+	s.teller = newTeller(s.options.Observe, n)
+	if err := errors.Join(s.readNumbers(ctx), s.renew(ctx)); err != nil {
+		return err
+	}
+	return s.releaseAbandoned(ctx)
+}
+
+// schema returns the number of buckets of the store, and makes a new store if there is none.
+func (s *Store) schema(ctx context.Context, buckets int) (int, error) {
+	wanted := buckets
+	if wanted == 0 {
+		wanted = 64
+	}
+	if wanted < 1 || wanted > MaxBuckets {
+		return 0, fmt.Errorf("%d buckets: choose 1 to %d", wanted, MaxBuckets)
+	}
+	key := s.prefix + ":schema"
+	made := fmt.Sprintf("%d %d", schemaVersion, wanted)
+	err := s.client.Do(ctx, s.client.B().Set().Key(key).Value(made).Nx().Build()).Error()
+	if err != nil && !rueidis.IsRedisNil(err) {
+		return 0, s.fault(err)
+	}
+	text, err := s.client.Do(ctx, s.client.B().Get().Key(key).Build()).ToString()
+	if err != nil {
+		return 0, s.fault(err)
+	}
+	var version, n int
+	if _, err := fmt.Sscanf(text, "%d %d", &version, &n); err != nil || n < 1 || n > MaxBuckets {
+		return 0, fmt.Errorf("the engine has %q at %q: it is not a store of this program", text, key)
+	}
+	if version != schemaVersion {
+		return 0, fmt.Errorf("the data of the engine has version %d, this program reads version %d: use a newer program",
+			version, schemaVersion)
+	}
+	if buckets != 0 && buckets != n {
+		return 0, fmt.Errorf("the data of the engine has %d buckets, which cannot be changed to %d", n, buckets)
+	}
+	return n, nil
+}
+
+// Close implements store.Store. It ends the leases of the store: what it has held counts as released from then on.
+func (s *Store) Close() error {
+	s.closing.Lock()
+	defer s.closing.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	s.stop()
+	<-s.renewed
+	err := s.endLeases()
+	s.client.Close()
+	s.teller.close()
+	if errors.Is(err, store.ErrUnavailable) {
+		return nil // The leases end by themselves.
+	}
+	return err
+}
+
+// enter begins a call. The caller must call leave if there is no error.
+func (s *Store) enter(ctx context.Context) error {
+	s.closing.RLock()
+	if s.closed {
+		s.closing.RUnlock()
+		return store.ErrClosed
+	}
+	if err := ctx.Err(); err != nil {
+		s.closing.RUnlock()
+		return err
+	}
+	return nil
+}
+
+func (s *Store) leave() { s.closing.RUnlock() }
+
+// writing returns the context of a write that has started: it is completed even if the context of its call ends.
+func writing(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), callTime)
+}

@@ -1,0 +1,114 @@
+package redisstore
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+)
+
+var (
+	//go:embed lua/lib.lua
+	library string
+	//go:embed lua/commit.lua
+	commitText string
+	//go:embed lua/sweep.lua
+	sweepText string
+	//go:embed lua/hold.lua
+	holdText string
+	//go:embed lua/release.lua
+	releaseText string
+	//go:embed lua/progress.lua
+	progressText string
+	//go:embed lua/lease.lua
+	leaseText string
+	//go:embed lua/leases.lua
+	leasesText string
+)
+
+// scripts are the scripts of the store. The engine refuses all but those that free memory when its memory is full.
+type scripts struct {
+	commit, free, sweep, hold, release, progress, lease, leases *rueidis.Lua
+}
+
+func newScripts() scripts {
+	const writes, frees = "#!lua\n", "#!lua flags=allow-oom\n"
+	return scripts{
+		commit: rueidis.NewLuaScript(writes + library + commitText), free: rueidis.NewLuaScript(frees + library + commitText),
+		sweep: rueidis.NewLuaScript(frees + library + sweepText), hold: rueidis.NewLuaScript(writes + library + holdText),
+		release: rueidis.NewLuaScript(frees + library + releaseText), progress: rueidis.NewLuaScript(writes + library + progressText),
+		lease: rueidis.NewLuaScript(frees + leaseText), leases: rueidis.NewLuaScript(frees + leasesText),
+	}
+}
+
+// run runs a script with the arguments that all scripts of lib.lua share. It retries nothing.
+func (s *Store) run(ctx context.Context, script *rueidis.Lua, p space, now time.Time, args ...string) (
+	[]rueidis.RedisMessage, error,
+) {
+	all := append([]string{p.prefix, p.name, stamp(now)}, args...)
+	reply, err := script.Exec(ctx, s.client, []string{p.key("t")}, all).ToArray()
+	if err != nil {
+		return nil, s.fault(err)
+	}
+	return reply, nil
+}
+
+// stamp returns a time as the scripts expect it: nanoseconds with 19 digits.
+func stamp(t time.Time) string { return fmt.Sprintf("%019d", max(0, t.UnixNano())) }
+
+func unstamp(text string) time.Time {
+	ns, _ := strconv.ParseInt(text, 10, 64)
+	return time.Unix(0, ns)
+}
+
+// fault returns the error of a command as one of package store.
+func (s *Store) fault(err error) error {
+	var reply *rueidis.RedisError
+	var network net.Error
+	switch {
+	case errors.As(err, &reply) && strings.HasPrefix(reply.Error(), "OOM "):
+		return fmt.Errorf("%w: %w", store.ErrNoSpace, err)
+	case errors.Is(err, rueidis.ErrClosing):
+		return store.ErrClosed
+	case reply == nil && errors.As(err, &network) && !errors.Is(err, context.Canceled):
+		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+	}
+	return err
+}
+
+// removals returns the changes that report what a script has removed.
+func removals(p space, now time.Time, list rueidis.RedisMessage) (changes []store.Change, err error) {
+	all, err := list.ToArray()
+	if err != nil {
+		return nil, err
+	}
+	for _, one := range all {
+		f, err := one.AsStrSlice()
+		if err != nil || len(f) != 6 {
+			return nil, fmt.Errorf("reply of a script: %v, %w", f, err)
+		}
+		c := store.Change{Tenant: p.tenant, ConversationID: f[0], UID: f[1], Time: now}
+		version, _ := strconv.ParseInt(f[2], 10, 32)
+		c.Version = int32(version)
+		c.Count, _ = strconv.Atoi(f[3])
+		switch f[5] {
+		case "expired":
+			c.Kind, c.ExpireTime = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, unstamp(f[4])
+		case "evicted":
+			c.Kind = parleyv1.ChangeKind_CHANGE_KIND_EVICTED
+		default:
+			c.Kind, c.EphemeralEnded = parleyv1.ChangeKind_CHANGE_KIND_DELETED, true
+		}
+		changes = append(changes, c)
+	}
+	return changes, nil
+}

@@ -1,0 +1,382 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
+)
+
+// countRemovals counts what was removed.
+func (s *Store) countRemovals(changes []store.Change) {
+	for i := range changes {
+		switch changes[i].Kind {
+		case parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
+			s.counts.expired.Add(1)
+		case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
+			s.counts.evicted.Add(1)
+		default:
+		}
+	}
+}
+
+// told reads a reply with the number of a change, 0 for none, and what was removed, and tells it.
+func (s *Store) told(p space, now time.Time, number, list rueidis.RedisMessage) (int, error) {
+	n, err := number.AsInt64()
+	if err != nil {
+		return 0, err
+	}
+	removed, err := removals(p, now, list)
+	if err != nil || n == 0 {
+		return 0, err
+	}
+	s.countRemovals(removed)
+	s.teller.tell(p.index, n, removed)
+	return len(removed), nil
+}
+
+// Sweep implements store.Store.
+func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
+	if err := s.enter(ctx); err != nil {
+		return false, err
+	}
+	defer s.leave()
+	ctx, cancel := writing(ctx)
+	defer cancel()
+	left := limit
+	for _, b := range s.buckets {
+		names, err := s.client.Do(ctx, s.client.B().Zunion().Numkeys(2).Key(b.prefix+"tn", b.prefix+"tx").Build()).AsStrSlice()
+		if err != nil {
+			return false, s.fault(err)
+		}
+		for _, name := range names {
+			tenant, _, ok := cutTenant(name)
+			if !ok {
+				continue
+			}
+			n, err := s.sweepTenant(ctx, s.space(tenant), left)
+			if err != nil {
+				return false, err
+			}
+			if left -= n; left <= 0 {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// sweepTenant removes at most limit conversations and records of a tenant, and returns how many.
+func (s *Store) sweepTenant(ctx context.Context, p space, limit int) (int, error) {
+	now, limits := s.options.Now(), s.options.Limits(p.tenant)
+	due := s.client.DoMulti(ctx,
+		s.client.B().Zrange().Key(p.key("ex")).Min("0").Max("0").Withscores().Build(),
+		s.client.B().Zrange().Key(p.key("ed")).Min("0").Max("0").Withscores().Build(),
+		s.client.B().Zrange().Key(p.key("te")).Min("0").Max("0").Withscores().Build(),
+		s.client.B().Zcard().Key(p.key("ix")).Build())
+	isDue := func(reply rueidis.RedisResult) (bool, error) {
+		scores, err := reply.AsZScores()
+		if err != nil {
+			return false, s.fault(err)
+		}
+		return len(scores) > 0 && int64(scores[0].Score) <= now.UnixMicro(), nil
+	}
+	expired, err := isDue(due[0])
+	deleted, err2 := isDue(due[1])
+	ofRecords, err3 := isDue(due[2])
+	count, err4 := due[3].AsInt64()
+	if err := errors.Join(err, err2, err3, err4); err != nil {
+		return 0, err
+	}
+	n := 0
+	if ofRecords {
+		if n, err = s.sweepRecords(ctx, p, limit, now); err != nil {
+			return 0, err
+		}
+	}
+	if !ofRecords && !expired && !deleted && (limits.MaxConversations == 0 || count <= int64(limits.MaxConversations)) || n >= limit {
+		return n, nil
+	}
+	reply, err := s.run(ctx, s.scripts.sweep, p, now, strconv.Itoa(limit-n), strconv.Itoa(limits.MaxConversations))
+	if err != nil {
+		return n, err
+	}
+	removed, err := s.told(p, now, reply[0], reply[1])
+	return n + removed, err
+}
+
+// sweepRecords removes at most limit records of a tenant that have expired, and returns how many.
+func (s *Store) sweepRecords(ctx context.Context, p space, limit int, now time.Time) (int, error) {
+	return again(ctx, func() (int, error) {
+		list := s.client.B().Zrange().Key(p.key("te")).Min("-inf").Max(strconv.FormatInt(now.UnixMicro(), 10)).Byscore().
+			Limit(0, int64(min(limit, pageKeys))).Build()
+		keys, err := s.client.Do(ctx, list).AsStrSlice()
+		if err != nil {
+			return 0, s.fault(err)
+		}
+		writes := make([]*parleyv1.RecordWrite, len(keys))
+		for i, key := range keys {
+			writes[i] = &parleyv1.RecordWrite{Key: key}
+		}
+		in, state, err := s.recordInput(ctx, p, "", writes, true)
+		if err != nil || in == nil {
+			return 0, err
+		}
+		edits := new(records.Edits)
+		for i, key := range keys {
+			if before := in.Before[i]; before.Expired(now) {
+				edits.Add(records.Edit{TenantScope: true, Key: key, Before: before})
+			}
+		}
+		if !edits.Any() {
+			return 0, nil
+		}
+		return len(edits.All), s.commitTenant(ctx, p, edits, state, true, now)
+	})
+}
+
+// Purge implements store.Store. Each step deletes one conversation.
+func (s *Store) Purge(ctx context.Context, q *store.Purge) (store.Purged, error) {
+	var purged store.Purged
+	if err := s.enter(ctx); err != nil {
+		return purged, err
+	}
+	p := s.space(q.Tenant)
+	r := &rows{store: s, ctx: ctx, p: p, most: rowPage, states: map[string]record.Ephemeral{}}
+	now := s.options.Now()
+	cut := now.Add(-q.InactiveFor)
+	var ids []string
+	for _, value := range r.oldest(nil) {
+		head, err := record.UnmarshalHead(value)
+		if err != nil {
+			continue
+		}
+		c := head.Conversation()
+		if !head.Expired(now, r.states[c.GetId()]) && !c.GetLastAppendTime().AsTime().After(cut) {
+			ids = append(ids, c.GetId())
+		}
+	}
+	s.leave()
+	if r.err != nil {
+		return purged, r.err
+	}
+	for _, id := range ids {
+		if err := ctx.Err(); err != nil {
+			return purged, err
+		}
+		done := true
+		if !q.DryRun {
+			var err error
+			if done, err = s.purge(ctx, q, id, cut); err != nil {
+				return purged, err
+			}
+		}
+		if done {
+			purged.Count++
+			if len(purged.SampleIDs) < store.MaxSampleIDs {
+				purged.SampleIDs = append(purged.SampleIDs, id)
+			}
+		}
+	}
+	return purged, ctx.Err()
+}
+
+// purge deletes a conversation if it still exists and is still inactive, and reports whether it did.
+func (s *Store) purge(ctx context.Context, q *store.Purge, id string, cut time.Time) (done bool, err error) {
+	_, err = s.writeOne(ctx, &write{
+		tenant: q.Tenant, id: id,
+		decide: func(in *input) (*record.Outcome, error) {
+			done = in.old != nil && !in.old.Conversation().GetLastAppendTime().AsTime().After(cut)
+			if !done {
+				return new(record.Outcome), nil
+			}
+			out, err := record.Delete(in.old, &store.Delete{Tenant: q.Tenant, ConversationID: id}, in.now)
+			if err == nil {
+				out.Changes[0].Time = in.now
+			}
+			return out, err
+		},
+	})
+	return done, err
+}
+
+// Stats implements store.Store.
+func (s *Store) Stats(ctx context.Context) (store.Stats, error) {
+	if err := s.enter(ctx); err != nil {
+		return store.Stats{}, err
+	}
+	defer s.leave()
+	commands := make([]rueidis.Completed, len(s.buckets))
+	for i, b := range s.buckets {
+		commands[i] = s.client.B().Hmget().Key(b.prefix + "st").Field(countFields...).Build()
+	}
+	var stats store.Stats
+	for _, reply := range s.client.DoMulti(ctx, commands...) {
+		if err := addCounts(&stats, reply); err != nil {
+			return store.Stats{}, s.fault(err)
+		}
+	}
+	stats.Expired, stats.Evicted = s.counts.expired.Load(), s.counts.evicted.Load()
+	stats.Corrupt = s.counts.corrupt.Load()
+	return stats, nil
+}
+
+// countFields are the fields of counts: conversations, messages, bytes, records and bytes of records.
+var countFields = []string{"n", "m", "b", "r", "y"}
+
+func addCounts(stats *store.Stats, reply rueidis.RedisResult) error {
+	f, err := reply.ToArray()
+	if err != nil {
+		return err
+	}
+	for i, to := range []*int64{
+		&stats.Conversations, &stats.Messages, &stats.Bytes, &stats.Records, &stats.RecordBytes,
+	} {
+		*to += number(f[i])
+	}
+	return nil
+}
+
+// TenantStats implements store.Store.
+func (s *Store) TenantStats(ctx context.Context, tenant string) (store.Stats, error) {
+	if err := s.enter(ctx); err != nil {
+		return store.Stats{}, err
+	}
+	defer s.leave()
+	var stats store.Stats
+	reply := s.client.Do(ctx, s.client.B().Hmget().Key(s.space(tenant).key("t")).Field(countFields...).Build())
+	if err := addCounts(&stats, reply); err != nil {
+		return store.Stats{}, s.fault(err)
+	}
+	return stats, nil
+}
+
+// SaveProgress implements store.Store.
+func (s *Store) SaveProgress(ctx context.Context, q *store.Progress) error {
+	err := s.saveProgress(ctx, q)
+	if err != nil {
+		return fmt.Errorf("conversation %q: %w", q.ConversationID, err)
+	}
+	return nil
+}
+
+func (s *Store) saveProgress(ctx context.Context, q *store.Progress) error {
+	value, err := record.MarshalProgress(q)
+	if err != nil {
+		return err
+	}
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.leave()
+	ctx, cancel := writing(ctx)
+	defer cancel()
+	p := s.space(q.Tenant)
+	all := []string{p.prefix, p.name, stamp(s.options.Now()), q.ConversationID, q.TurnID, rueidis.BinaryString(value)}
+	saved, err := s.scripts.progress.Exec(ctx, s.client, []string{p.key("t")}, all).AsInt64()
+	if err != nil {
+		return s.fault(err)
+	}
+	if saved == 0 {
+		return fmt.Errorf("turn %q: %w", q.TurnID, store.ErrTurnEnded)
+	}
+	return nil
+}
+
+// abandonedBytes is the size of the progress of turns from which on a page of Abandoned ends.
+const abandonedBytes = 1 << 20
+
+// Abandoned implements store.Store.
+func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Progress, next string, err error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, "", err
+	}
+	defer s.leave()
+	bucket, from := 0, "-"
+	if after != "" {
+		index, last, _ := strings.Cut(after, " ")
+		if bucket, err = strconv.Atoi(index); err != nil || bucket < 0 || bucket >= len(s.buckets) {
+			return nil, "", fmt.Errorf("abandoned turns: %w", store.ErrPageToken)
+		}
+		from = "(" + last
+	}
+	size := 0
+	for ; bucket < len(s.buckets); bucket, from = bucket+1, "-" {
+		b := s.buckets[bucket]
+		live, err := s.leases(ctx, b)
+		if err != nil {
+			return nil, "", err
+		}
+		for more := true; more; {
+			list := s.client.B().Zrange().Key(b.prefix+"rl").Min(from).Max("+").Bylex().Limit(0, pageKeys).Build()
+			names, err := s.client.Do(ctx, list).AsStrSlice()
+			if err != nil {
+				return nil, "", s.fault(err)
+			}
+			for _, name := range names {
+				from = "(" + name
+				turn, n, err := s.abandoned(ctx, b, name, live)
+				if err != nil {
+					return nil, "", err
+				}
+				if turn == nil {
+					continue
+				}
+				turns, size = append(turns, *turn), size+n
+				if size >= abandonedBytes || len(turns) >= pageKeys {
+					return turns, strconv.Itoa(bucket) + " " + name, nil
+				}
+			}
+			more = len(names) == pageKeys
+		}
+	}
+	return turns, "", nil
+}
+
+// abandoned returns a running turn and the size of its progress; nil if a live server answers it.
+func (s *Store) abandoned(ctx context.Context, b bucket, name string, live map[string]bool) (*store.Progress, int, error) {
+	tenant, id, ok := cutTenant(name)
+	if !ok {
+		return nil, 0, nil
+	}
+	replies := s.client.DoMulti(ctx, s.client.B().Hget().Key(b.prefix+"rt").Field(name).Build(),
+		s.client.B().Get().Key(b.prefix+"p:"+name).Build())
+	of, err := replies[0].ToString()
+	if err != nil && !isNil(err) {
+		return nil, 0, s.fault(err)
+	}
+	if len(of) < 32 || live[of[:16]] {
+		return nil, 0, nil
+	}
+	p := &store.Progress{TurnID: of[32:]}
+	value, err := replies[1].AsBytes()
+	if err != nil && !isNil(err) {
+		return nil, 0, s.fault(err)
+	}
+	if value != nil {
+		if saved, err := record.UnmarshalProgress(value); err == nil && saved.TurnID == p.TurnID {
+			p = saved
+		}
+	}
+	p.Tenant, p.ConversationID = tenant, id
+	c, err := s.load(ctx, s.space(tenant), id, turnsPart)
+	if err != nil && !errors.Is(err, store.ErrCorrupt) {
+		return nil, 0, err
+	}
+	if err == nil && c.live(s.options.Now()) == nil {
+		return nil, 0, nil // It has ended and is not swept yet.
+	}
+	if err == nil && p.Events == nil {
+		p.Events = c.record.Events(p.TurnID)
+	}
+	return p, len(value) + 100, nil
+}

@@ -1,0 +1,544 @@
+package redisstore
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/rueidis"
+
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
+)
+
+// write is a write of one conversation, and of records.
+type write struct {
+	tenant, id string
+	// with are the parts that the decision needs, and messages says that it needs the messages.
+	with     []part
+	messages bool
+	// records are the writes of records that the decision needs to know the states of.
+	records []*parleyv1.RecordWrite
+	// source is a conversation whose records are copied; see store.Create.RecordsOf.
+	source string
+	// mayExceed says that the tenant may have more bytes than its limit afterwards.
+	mayExceed bool
+	// imports says that a new conversation must not push out others.
+	imports bool
+	queued  func()
+	decide  func(in *input) (*record.Outcome, error)
+}
+
+// input is what a decision is about.
+type input struct {
+	old     *record.Record // nil if there is none or it has ended
+	held    bool           // whether the id is held
+	records *records.Input
+	source  *conversation // nil without write.source
+	now     time.Time
+}
+
+// Create implements store.Store.
+func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, error) {
+	id := c.Conversation.GetId()
+	history, err := record.NewHistory(c.Messages)
+	if err != nil {
+		return nil, fmt.Errorf("conversation %q: %w", id, err)
+	}
+	w := write{tenant: c.Tenant, id: id, with: []part{promptPart, requestsPart}, source: c.RecordsOf}
+	w.decide = func(in *input) (*record.Outcome, error) {
+		if in.old != nil || in.source == nil {
+			return record.Create(in.old, c, history, records.Counts{}, uuid.NewString(), in.now, &s.options)
+		}
+		source := in.source.live(in.now)
+		if c.RecordsOfUID != "" && (source == nil || source.Conversation().GetUid() != c.RecordsOfUID) {
+			return nil, store.ErrNotFound
+		}
+		var counts records.Counts
+		if source != nil {
+			counts = source.RecordCounts()
+		}
+		out, err := record.Create(nil, c, history, counts, uuid.NewString(), in.now, &s.options)
+		if err == nil && source != nil {
+			out.Records, err = s.copies(ctx, in.source, in.now)
+		}
+		return out, err
+	}
+	return s.writeOne(ctx, &w)
+}
+
+// Append implements store.Store.
+func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	out, err := s.append(ctx, a, a.MayExceed())
+	if err != nil {
+		return nil, err
+	}
+	return out.Result, nil
+}
+
+func (s *Store) append(ctx context.Context, a *store.Append, mayExceed bool) (*record.Outcome, error) {
+	drafts, err := record.NewDrafts(a.Messages)
+	if err != nil {
+		return nil, fmt.Errorf("conversation %q: %w", a.ConversationID, err)
+	}
+	w := write{
+		tenant: a.Tenant, id: a.ConversationID, messages: a.ReplaceAfter != nil, records: a.Records, mayExceed: mayExceed,
+		queued: a.Queued,
+	}
+	if a.Request != nil {
+		w.with = append(w.with, requestsPart)
+	}
+	if a.Begin != nil || a.End != nil {
+		w.with = append(w.with, turnsPart)
+	}
+	var out *record.Outcome
+	w.decide = func(in *input) (_ *record.Outcome, err error) {
+		out, err = record.Append(in.old, a, drafts, in.records, uuid.NewString(), in.now, &s.options)
+		return out, err
+	}
+	_, err = s.writeOne(ctx, &w)
+	return out, err
+}
+
+// Update implements store.Store.
+func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, error) {
+	return s.writeOne(ctx, &write{
+		tenant: u.Tenant, id: u.ConversationID, with: []part{promptPart, requestsPart, turnsPart},
+		messages: u.KeepThrough != nil || len(u.Sequences) > 0, mayExceed: u.OnlyRemoves(),
+		decide: func(in *input) (*record.Outcome, error) { return record.Update(in.old, u, in.now, &s.options) },
+	})
+}
+
+// Delete implements store.Store.
+func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
+	_, err := s.writeOne(ctx, &write{
+		tenant: d.Tenant, id: d.ConversationID,
+		decide: func(in *input) (*record.Outcome, error) { return record.Delete(in.old, d, in.now) },
+	})
+	return err
+}
+
+// Import implements store.Store.
+func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, error) {
+	id := i.Conversation.GetId()
+	history, err := record.NewHistory(i.Messages)
+	if err != nil {
+		return nil, fmt.Errorf("conversation %q: %w", id, err)
+	}
+	return s.writeOne(ctx, &write{
+		tenant: i.Tenant, id: id, imports: true,
+		decide: func(in *input) (*record.Outcome, error) {
+			return record.Import(in.old, i, history, uuid.NewString(), in.now, in.held, &s.options)
+		},
+	})
+}
+
+// writeOne makes a write after all earlier ones of this process to the same conversation.
+func (s *Store) writeOne(ctx context.Context, w *write) (*store.Result, error) {
+	result, err := s.writeInTurn(ctx, w)
+	if err != nil {
+		return nil, fmt.Errorf("conversation %q: %w", w.id, err)
+	}
+	return result, nil
+}
+
+func (s *Store) writeInTurn(ctx context.Context, w *write) (*store.Result, error) {
+	if err := s.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer s.leave()
+	p := s.space(w.tenant)
+	if err := s.writes.enter(ctx, p.of("", w.id), w.queued); err != nil {
+		return nil, err
+	}
+	defer s.writes.leave(p.of("", w.id))
+	ctx, cancel := writing(ctx)
+	defer cancel()
+	a := &attempt{write: w, space: p}
+	return again(ctx, func() (*store.Result, error) { return s.try(ctx, a) })
+}
+
+// attempt is a write with the ids of its commits that may have been made.
+type attempt struct {
+	*write
+	space
+
+	commits []string
+	outcome *record.Outcome // of the last commit
+}
+
+// try reads, decides and commits. The error is errMoved if the conversation has changed in between.
+func (s *Store) try(ctx context.Context, a *attempt) (*store.Result, error) {
+	t, err := s.readFor(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	for _, commit := range a.commits {
+		if t.old.extra != nil && t.old.extra.has(commit) { // Its reply was lost.
+			return a.outcome.Result, nil
+		}
+	}
+	out, err := a.decide(t.input())
+	if err != nil {
+		return nil, s.changedSince(ctx, t, err)
+	}
+	if out.Result != nil && out.Result.Replayed && !t.old.read[turnsPart] { // The result may have a turn.
+		a.with = append(a.with, turnsPart)
+		return nil, errMoved
+	}
+	if out.Record == nil && len(out.Changes) == 0 {
+		return out.Result, nil
+	}
+	t.outcome, a.outcome = out, out
+	command, err := t.command()
+	if err != nil {
+		return nil, s.changedSince(ctx, t, err)
+	}
+	a.commits = append(a.commits, t.commit)
+	if err := s.commit(ctx, t, command); err != nil {
+		if errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
+			if ctx.Err() == nil {
+				return nil, errMoved // It may have been made: read again.
+			}
+			return nil, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+		}
+		return nil, err
+	}
+	return out.Result, nil
+}
+
+// changedSince returns errMoved in place of an error if the conversation has changed since it was read: then what was
+// read may not have been of one instant.
+func (s *Store) changedSince(ctx context.Context, t *transaction, err error) error {
+	if !errors.Is(err, store.ErrCorrupt) {
+		return err
+	}
+	if moved := s.unchanged(t.old, s.client.Do(ctx, s.revisionCommand(t.space, t.write.id))); moved != nil {
+		return moved
+	}
+	s.counts.corrupt.Add(1)
+	return err
+}
+
+// transaction is one attempt of a write: what was read, and what it commits.
+type transaction struct {
+	write *write
+	space
+
+	store  *Store
+	now    time.Time
+	commit string // id of the commit
+	old    *conversation
+	chunks *chunkReader // of old; nil if its messages were not read
+	aside  int          // messages of old that are counted aside
+	source *conversation
+	in     *records.Input
+	tenant tenantState
+	number uint32 // of a new conversation
+
+	// What the decision changes in old, as it was before.
+	live          bool
+	runningBefore string
+	indexedBefore bool
+	firstChunk    int64 // of turns
+
+	outcome *record.Outcome
+}
+
+func (t *transaction) input() *input {
+	return &input{old: t.old.live(t.now), held: t.old.ephemeral.Held, records: t.in, source: t.source, now: t.now}
+}
+
+// readFor reads what a write needs.
+func (s *Store) readFor(ctx context.Context, a *attempt) (*transaction, error) {
+	w, p := a.write, a.space
+	t := &transaction{write: w, space: p, store: s, now: s.options.Now(), commit: newCommit()}
+	load := s.loadCommand(p, w.id, w.with...)
+	place := s.client.B().Hget().Key(p.prefix + "st").Field("a").Build()
+	held := s.client.B().Hget().Key(p.key("em")).Field(w.id).Build()
+	replies := s.client.DoMulti(ctx, load, place, held)
+	var err error
+	if t.old, err = s.decode(p, w.id, replies[0], w.with...); err != nil {
+		return nil, err
+	}
+	number, _ := replies[1].AsInt64()
+	t.number = uint32(number + 1)
+	if t.old.record == nil {
+		state, _ := replies[2].ToString()
+		t.old.ephemeral = ephemeralOf(state)
+	} else {
+		t.aside = int(t.old.record.Header.GetChunks().GetMessages())
+		t.chunks = &chunkReader{store: s, conversation: t.old, aside: t.aside}
+		t.old.record.Chunks = t.chunks
+		t.live = t.old.live(t.now) != nil
+		t.runningBefore = t.old.record.Conversation().GetActiveTurnId()
+		t.indexedBefore = t.old.record.Header.GetTurnsIndexed()
+		t.firstChunk = t.old.record.Header.GetTurnChunks().GetFirst()
+	}
+	if w.messages && t.old.record != nil {
+		n := len(t.old.extra.sizes)
+		if t.old.record.Messages, err = s.elements(ctx, t.old, t.old.count()-n, t.old.count()-1); err != nil {
+			return nil, err
+		}
+		t.old.record.Sizes = nil
+	}
+	if w.source != "" {
+		if t.source, err = s.load(ctx, p, w.source); err != nil {
+			return nil, err
+		}
+	}
+	if len(w.records) > 0 {
+		own := ""
+		if t.old.live(t.now) != nil {
+			own = w.id
+		}
+		if t.in, t.tenant, err = s.recordInput(ctx, p, own, w.records, false); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+func newCommit() string {
+	var id [revisionSize]byte
+	_, _ = rand.Read(id[:]) // It never fails.
+	return string(id[:])
+}
+
+// mode returns the mode of the commit, see commit.lua.
+func (t *transaction) mode() string {
+	switch {
+	case t.outcome.Record == nil:
+		return "delete"
+	case t.live && !t.write.imports:
+		return "change"
+	case t.live:
+		return "overwrite"
+	case t.write.imports:
+		return "import"
+	}
+	return "create"
+}
+
+// commit commits what was decided, and tells its changes.
+func (s *Store) commit(ctx context.Context, t *transaction, args []string) error {
+	script := s.scripts.commit
+	if t.outcome.Record == nil || t.write.mayExceed {
+		script = s.scripts.free
+	}
+	reply, err := s.run(ctx, script, t.space, t.now, args...)
+	if err != nil {
+		return err
+	}
+	return s.finish(t.space, t.now, reply, t.outcome.Changes, s.options.Limits(t.space.tenant))
+}
+
+// finish reads the reply of commit.lua and tells the changes of the commit.
+func (s *Store) finish(p space, now time.Time, reply []rueidis.RedisMessage, changes []store.Change, limits store.Limits) error {
+	result, err := reply[0].ToString()
+	if err != nil {
+		return err
+	}
+	switch result {
+	case "moved":
+		return errMoved
+	case "full":
+		return store.ErrFull
+	case "bytes":
+		n, _ := reply[1].AsInt64()
+		text, _ := reply[1].ToString()
+		if n == 0 {
+			n, _ = strconv.ParseInt(text, 10, 64)
+		}
+		return &store.TenantBytesError{Bytes: n, Limit: limits.MaxBytes}
+	}
+	number, err := reply[1].AsInt64()
+	if err != nil {
+		return err
+	}
+	removed, err := removals(p, now, reply[2])
+	if err != nil {
+		return err
+	}
+	s.countRemovals(removed)
+	s.teller.tell(p.index, number, append(removed, changes...))
+	return nil
+}
+
+// command returns the arguments of commit.lua after those that all scripts share.
+func (t *transaction) command() ([]string, error) {
+	out, limits := t.outcome, t.store.options.Limits(t.space.tenant)
+	mode := t.mode()
+	maxBytes := limits.MaxBytes
+	if t.write.mayExceed {
+		maxBytes = 0
+	}
+	b := newCommands(t.space)
+	e := new(extra)
+	var place, text string
+	var delta records.Counts
+	bytesBefore, messagesBefore := int64(0), 0
+	if mode == "change" {
+		e, place = t.old.extra, t.old.place
+		bytesBefore, messagesBefore = t.old.size(), t.messagesBefore()
+	}
+	messages, size := 0, int64(0)
+	if r := out.Record; r != nil {
+		if mode != "change" {
+			r.SetNumber(t.number)
+			place = string(r.Key())
+		}
+		if err := t.putRecord(b, r, e, mode == "change"); err != nil {
+			return nil, err
+		}
+		head, err := r.Head().MarshalHead()
+		if err != nil {
+			return nil, err
+		}
+		e.remember(t.commit)
+		rest := e.marshal()
+		size = int64(len(head)) + int64(r.MessageBytes()) + r.Header.GetTurnChunks().GetBytes()
+		for _, n := range e.lengths {
+			size += int64(n)
+		}
+		text = summaryOf(r, size)
+		b.fields = append(b.fields, "v", t.commit, "s", text, "x", string(rest), "h", string(head))
+		if mode != "change" {
+			b.fields = append(b.fields, "k", place)
+		}
+		b.add(append([]string{"HSET", t.of("c", t.write.id)}, b.fields...)...)
+		messages = int(r.Conversation().GetMessageCount()) - messagesBefore
+		b.records(t.write.id, t.commit, out.Records, t.tenant)
+		if out.Records != nil {
+			delta = out.Records.Conversation.Plus(out.Records.Tenant)
+		}
+	}
+	source, sourceRevision := "", ""
+	if t.source != nil {
+		source, sourceRevision = t.source.id, t.source.revision
+	}
+	return b.args(
+		t.write.id, t.old.revision, mode, t.tenant.read(), source, sourceRevision, strconv.Itoa(limits.MaxConversations),
+		strconv.FormatInt(maxBytes, 10), place, text, strconv.Itoa(messages), strconv.FormatInt(delta.Records, 10),
+		strconv.FormatInt(delta.RecordBytes, 10), strconv.FormatInt(size-bytesBefore+delta.Bytes, 10),
+	), nil
+}
+
+// messagesBefore returns the number of messages before the write.
+func (t *transaction) messagesBefore() int { return t.aside + len(t.old.extra.sizes) }
+
+// putRecord adds the commands that write messages, parts and turns, and completes e. changes says that the conversation
+// exists.
+func (t *transaction) putRecord(b *commands, r *record.Record, e *extra, changes bool) error {
+	list := t.of("m", t.write.id)
+	switch {
+	case !changes:
+		b.push(list, r.Messages)
+	case t.write.messages:
+		kept := t.aside - t.chunks.joined
+		b.trim(list, t.messagesBefore(), 0, kept)
+		b.trim(list, kept, kept-int(r.Header.GetChunks().GetMessages()), -1)
+		b.push(list, r.Messages)
+	default:
+		left := int(r.Header.GetChunks().GetMessages()) + len(r.Sizes)
+		b.trim(list, t.messagesBefore(), t.messagesBefore()-left, -1)
+	}
+	b.push(list, r.Added())
+	if err := t.putTurns(b, r, changes); err != nil {
+		return err
+	}
+	e.sizes = r.CountAside(maxSizes)
+	for i, value := range [parts][]byte{requestsPart: r.Requests, turnsPart: r.Turns, promptPart: r.Prompt} {
+		i := part(i)
+		if changes && !t.old.read[i] {
+			continue
+		}
+		e.setPart(i, value)
+		before := ""
+		if changes {
+			before = t.old.values[i]
+		}
+		b.part(t.of("c", t.write.id), i, before, string(value))
+	}
+	return nil
+}
+
+// commands collects the commands of a commit.
+type commands struct {
+	space
+
+	words  []string
+	fields []string // of the conversation
+}
+
+func newCommands(p space) *commands { return &commands{space: p} }
+
+// add adds a command.
+func (b *commands) add(words ...string) {
+	b.words = append(append(b.words, strconv.Itoa(len(words))), words...)
+}
+
+// maxWords is the maximum number of words of a command; Lua can pass some thousands.
+const maxWords = 1000
+
+// addMany adds commands that begin with the same words and go on with any number of others, which belong together in
+// groups of n.
+func (b *commands) addMany(begin []string, n int, rest []string) {
+	for most := maxWords - maxWords%n; len(rest) > 0; {
+		now := min(most, len(rest))
+		b.add(append(append([]string{}, begin...), rest[:now]...)...)
+		rest = rest[now:]
+	}
+}
+
+// args returns the arguments of the script.
+func (b *commands) args(first ...string) []string { return append(first, b.words...) }
+
+// push appends messages to the list.
+func (b *commands) push(list string, frames store.Frames) {
+	var elements []string
+	for frame := range frames.All() {
+		elements = append(elements, sealed(frame))
+	}
+	b.addMany([]string{"RPUSH", list}, 1, elements)
+}
+
+// trim keeps the elements from one place to before another of a list of n; -1 is its end.
+func (b *commands) trim(list string, n, from, to int) {
+	if to < 0 {
+		to = n
+	}
+	switch {
+	case from >= to && n > 0:
+		b.add("DEL", list)
+	case from > 0 || to < n:
+		b.add("LTRIM", list, strconv.Itoa(from), strconv.Itoa(to-1))
+	}
+}
+
+// part writes a part of the conversation. Of one that begins like a piece of what it was before, it sends only the rest.
+func (b *commands) part(key string, p part, before, after string) {
+	if before == after {
+		return
+	}
+	const least = 64 // bytes that a common piece must have to be worth a splice
+	if len(after) >= least && len(before) >= least {
+		from := bytes.Index([]byte(before), []byte(after[:least]))
+		if from >= 0 {
+			n := 0
+			for n < len(after) && from+n < len(before) && after[n] == before[from+n] {
+				n++
+			}
+			b.add("SPLICE", key, p.field(), strconv.Itoa(from+1), strconv.Itoa(from+n), after[n:])
+			return
+		}
+	}
+	b.fields = append(b.fields, p.field(), after)
+}
