@@ -140,8 +140,11 @@ type Stats struct {
 type Change struct {
 	// Tenant that the conversation belongs to.
 	Tenant string
-	// Kind is one of CREATED, UPDATED, MESSAGE_APPENDED, CLEARED, DELETED, EXPIRED, EVICTED, RECORD.
+	// Kind is one of CREATED, UPDATED, MESSAGE_APPENDED, CLEARED, DELETED, EXPIRED, EVICTED, RECORD. A change of kind GAP
+	// says that the store may have missed changes of other processes, of any tenant. It has no other field.
 	Kind parleyv1.ChangeKind
+	// Elsewhere reports that another process made the change.
+	Elsewhere bool
 	// ConversationID and UID identify the conversation.
 	ConversationID, UID string
 	// Version after the change. If the change deletes the conversation, its last version.

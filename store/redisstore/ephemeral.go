@@ -61,7 +61,7 @@ func (s *Store) Release(ctx context.Context, h *store.Hold) error {
 
 // release runs release.lua.
 func (s *Store) release(ctx context.Context, p space, server, after string, ids []string, now time.Time) error {
-	reply, err := s.run(ctx, s.scripts.release, p, now, append([]string{server, after}, ids...)...)
+	reply, err := s.run(ctx, s.scripts.release, p, now, append([]string{s.server, server, after}, ids...)...)
 	if err != nil {
 		return err
 	}

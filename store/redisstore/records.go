@@ -208,7 +208,7 @@ func (s *Store) commitTenant(
 	b.records("", newCommit(), edits, state)
 	args := b.args("", "", "change", state.read(), "", "", "0", strconv.FormatInt(maxBytes, 10), "", "", "0",
 		strconv.FormatInt(edits.Tenant.Records, 10), strconv.FormatInt(edits.Tenant.RecordBytes, 10),
-		strconv.FormatInt(edits.Tenant.Bytes, 10))
+		strconv.FormatInt(edits.Tenant.Bytes, 10), s.server, "", "0")
 	reply, err := s.run(ctx, script, p, now, args...)
 	if err != nil {
 		return err

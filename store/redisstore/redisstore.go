@@ -99,8 +99,10 @@ type Store struct {
 
 	closing sync.RWMutex // held for reading by each call
 	closed  bool
-	stop    context.CancelFunc // of the renewal of leases
+	running context.Context    //nolint:containedctx // It is that of the goroutines of the store, and ends with it.
+	stop    context.CancelFunc // ends running
 	renewed chan struct{}      // closed when the renewal has ended
+	hearing sync.WaitGroup     // of the goroutines that hear of changes
 }
 
 var _ store.Store = (*Store)(nil)
@@ -126,13 +128,14 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // It never fails.
 	s.server = hex.EncodeToString(id[:])
+	s.running, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if err := s.start(ctx, o.Buckets); err != nil {
+		s.stop()
+		s.hearing.Wait()
 		client.Close()
 		return nil, err
 	}
-	renewal, stop := context.WithCancel(context.WithoutCancel(ctx))
-	s.stop = stop
-	go s.renewAll(renewal)
+	go s.renewAll(s.running)
 	return s, nil
 }
 
@@ -144,7 +147,7 @@ func (s *Store) start(ctx context.Context, buckets int) error {
 	}
 	s.buckets = newBuckets(s.prefix, n)
 	s.teller = newTeller(s.options.Observe, n)
-	if err := errors.Join(s.readNumbers(ctx), s.renew(ctx)); err != nil {
+	if err := errors.Join(s.subscribe(ctx), s.renew(ctx)); err != nil {
 		return err
 	}
 	return s.releaseAbandoned(ctx)
@@ -193,6 +196,7 @@ func (s *Store) Close() error {
 	s.closed = true
 	s.stop()
 	<-s.renewed
+	s.hearing.Wait()
 	err := s.endLeases()
 	s.client.Close()
 	s.teller.close()

@@ -12,7 +12,6 @@ import (
 
 	"github.com/redis/rueidis"
 
-	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -96,19 +95,7 @@ func removals(p space, now time.Time, list rueidis.RedisMessage) (changes []stor
 		if err != nil || len(f) != 6 {
 			return nil, fmt.Errorf("reply of a script: %v, %w", f, err)
 		}
-		c := store.Change{Tenant: p.tenant, ConversationID: f[0], UID: f[1], Time: now}
-		version, _ := strconv.ParseInt(f[2], 10, 32)
-		c.Version = int32(version)
-		c.Count, _ = strconv.Atoi(f[3])
-		switch f[5] {
-		case "expired":
-			c.Kind, c.ExpireTime = parleyv1.ChangeKind_CHANGE_KIND_EXPIRED, unstamp(f[4])
-		case "evicted":
-			c.Kind = parleyv1.ChangeKind_CHANGE_KIND_EVICTED
-		default:
-			c.Kind, c.EphemeralEnded = parleyv1.ChangeKind_CHANGE_KIND_DELETED, true
-		}
-		changes = append(changes, c)
+		changes = append(changes, removal(p.tenant, now, f))
 	}
 	return changes, nil
 }

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +15,8 @@ import (
 // counters are counts since the store was opened.
 type counters struct{ expired, evicted, corrupt atomic.Int64 }
 
-// teller passes the changes of commits to the observer, those of each bucket in the order of their numbers.
+// teller passes the changes of commits to the observer, those of each bucket in the order of their numbers. It learns of
+// them from the replies of the commits of this process and from the channels of the buckets, whichever comes first.
 type teller struct {
 	observe func([]store.Change)
 
@@ -33,36 +35,97 @@ type told struct {
 // news is the changes of a commit.
 type news struct {
 	changes []store.Change
-	done    chan struct{} // closed when they were told
+	done    chan struct{} // closed when they were told; nil if nobody waits
 }
 
-// gapTime is how long changes wait for one with a lower number. It did not come if the reply of its commit was lost, or
-// if another process made it.
+// gapTime is how long changes wait for one with a lower number, which may come a moment later. If it does not come, the
+// subscription was broken.
 const gapTime = 100 * time.Millisecond
 
 func newTeller(observe func([]store.Change), buckets int) *teller {
-	return &teller{observe: observe, buckets: make([]told, buckets)}
+	t := &teller{observe: observe, buckets: make([]told, buckets)}
+	for i := range t.buckets {
+		t.buckets[i].waiting = make(map[int64]*news)
+	}
+	return t
 }
 
-// start sets the number of the last change of a bucket before any is told.
-func (t *teller) start(bucket int, last int64) {
-	t.buckets[bucket] = told{next: last + 1, waiting: make(map[int64]*news)}
-}
-
-// tell passes changes on when all with lower numbers have been, and returns then.
+// tell tells the changes of a commit of this process, and returns when they and all before them were told.
 func (t *teller) tell(bucket int, number int64, changes []store.Change) {
-	n := &news{changes: changes, done: make(chan struct{})}
 	t.mu.Lock()
 	b := &t.buckets[bucket]
+	if number < b.next { // They came by the channel, or were given up.
+		t.mu.Unlock()
+		return
+	}
+	n := &news{changes: changes, done: make(chan struct{})}
+	if heard := b.waiting[number]; heard != nil && heard.done != nil {
+		heard.done, n.done = nil, heard.done
+	}
 	b.waiting[number] = n
 	t.flush(bucket)
 	t.mu.Unlock()
 	<-n.done
 }
 
+// hear tells what came by the channel of a bucket, in its turn.
+func (t *teller) hear(bucket int, text, own string) {
+	p, ok := readPublished(text)
+	if !ok {
+		t.miss(bucket, -1)
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := &t.buckets[bucket]
+	if b.waiting[p.number] != nil || p.number < b.next && p.server == own {
+		return // The reply came first.
+	}
+	changes, ok := p.changes(own)
+	if !ok {
+		changes = gap()
+	}
+	if p.number < b.next { // It was given up, or a failover has lost commits, so that numbers are given again.
+		t.pass(&news{changes: append(gap(), changes...)})
+		return
+	}
+	b.waiting[p.number] = &news{changes: changes}
+	t.flush(bucket)
+}
+
+// miss tells that changes up to a number may have been missed. If it is negative, only the observer is told.
+func (t *teller) miss(bucket int, through int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	b := &t.buckets[bucket]
+	if through >= 0 && b.next > through {
+		return
+	}
+	t.pass(&news{changes: gap()})
+	b.next = max(b.next, through+1)
+	t.flush(bucket)
+}
+
+// start sets the number of the last change of a bucket before any is told.
+func (t *teller) start(bucket int, last int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buckets[bucket].next = last + 1
+	t.flush(bucket)
+}
+
 // flush passes on what has its turn. The caller holds mu.
 func (t *teller) flush(bucket int) {
 	b := &t.buckets[bucket]
+	if b.next == 0 {
+		return // Nothing is told before start.
+	}
+	for number, n := range b.waiting { // Those that come after a gap was given up.
+		if number < b.next {
+			delete(b.waiting, number)
+			t.pass(n)
+		}
+	}
 	for {
 		n, ok := b.waiting[b.next]
 		if !ok {
@@ -71,12 +134,6 @@ func (t *teller) flush(bucket int) {
 		delete(b.waiting, b.next)
 		b.next++
 		t.pass(n)
-	}
-	for number, n := range b.waiting { // Those that come after a gap was given up.
-		if number < b.next {
-			delete(b.waiting, number)
-			t.pass(n)
-		}
 	}
 	switch {
 	case len(b.waiting) == 0 && b.timer != nil:
@@ -89,54 +146,119 @@ func (t *teller) flush(bucket int) {
 }
 
 func (t *teller) pass(n *news) {
-	if len(n.changes) > 0 {
+	if len(n.changes) > 0 && !t.closed {
 		t.observe(n.changes)
 	}
-	close(n.done)
+	if n.done != nil {
+		close(n.done)
+	}
 }
 
 // giveUp goes on behind a number that did not come.
 func (t *teller) giveUp(bucket int, number int64) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	b := &t.buckets[bucket]
 	b.timer = nil
-	if b.next == number && len(b.waiting) > 0 {
-		least := int64(-1)
+	through := int64(-1)
+	if b.next == number {
 		for n := range b.waiting {
-			if least < 0 || n < least {
-				least = n
+			if through < 0 || n-1 < through {
+				through = n - 1
 			}
 		}
-		b.next = least
 	}
+	t.mu.Unlock()
+	if through >= 0 {
+		t.miss(bucket, through)
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	t.flush(bucket)
 }
 
-// close ends all timers. Nothing is told afterwards.
+// close ends all timers and tells nothing more.
 func (t *teller) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
 	for i := range t.buckets {
-		if timer := t.buckets[i].timer; timer != nil {
-			timer.Stop()
+		b := &t.buckets[i]
+		if b.timer != nil {
+			b.timer.Stop()
+		}
+		for number, n := range b.waiting {
+			delete(b.waiting, number)
+			t.pass(n)
 		}
 	}
 }
 
-// readNumbers reads the number of the last change of each bucket.
-func (s *Store) readNumbers(ctx context.Context) error {
-	commands := make([]rueidis.Completed, len(s.buckets))
+// subscribe begins to hear of the changes of all buckets, and returns when it does.
+func (s *Store) subscribe(ctx context.Context) error {
+	ready := make(chan error, len(s.buckets))
 	for i, b := range s.buckets {
-		commands[i] = s.client.B().Hget().Key(b.prefix + "st").Field("c").Build()
+		s.hearing.Go(func() { s.hearAll(i, b, ready) })
 	}
-	for i, reply := range s.client.DoMulti(ctx, commands...) {
-		n, err := reply.AsInt64()
-		if err != nil && !isNil(err) {
-			return s.fault(err)
+	for range s.buckets {
+		select {
+		case err := <-ready:
+			if err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("%w: no subscription: %w", store.ErrUnavailable, ctx.Err())
 		}
-		s.teller.start(i, n)
 	}
 	return nil
+}
+
+// hearAll hears of the changes of a bucket until the store is closed. The driver subscribes anew after a broken
+// connection and says so only by the hook; what was published in between is lost.
+func (s *Store) hearAll(index int, b bucket, ready chan<- error) {
+	subscribed := make(chan struct{}, 1)
+	hook := func(sub rueidis.PubSubSubscription) {
+		if sub.Kind != "ssubscribe" {
+			return
+		}
+		select {
+		case subscribed <- struct{}{}:
+		default: // The number is read for both.
+		}
+	}
+	s.hearing.Go(func() { s.catchUpAll(index, b, subscribed, ready) })
+	ctx := rueidis.WithOnSubscriptionHook(s.running, hook)
+	for s.running.Err() == nil {
+		subscribe := s.client.B().Ssubscribe().Channel(b.prefix + "ch").Build()
+		_ = s.client.Receive(ctx, subscribe, func(m rueidis.PubSubMessage) { s.teller.hear(index, m.Message, s.server) })
+		select {
+		case <-s.running.Done():
+		case <-time.After(renewTime / 10): // The engine has refused the subscription, or is away.
+		}
+	}
+}
+
+// catchUpAll reads the number of the last change of a bucket after each subscription.
+func (s *Store) catchUpAll(index int, b bucket, subscribed <-chan struct{}, ready chan<- error) {
+	first := true
+	for {
+		select {
+		case <-s.running.Done():
+			return
+		case <-subscribed:
+		}
+		n, err := s.client.Do(s.running, s.client.B().Hget().Key(b.prefix+"st").Field("c").Build()).AsInt64()
+		if err != nil && isNil(err) {
+			n, err = 0, nil
+		}
+		switch {
+		case first:
+			s.teller.start(index, n)
+			ready <- s.fault(err)
+			first = false
+		case err != nil: // The connection broke again; there will be another subscription.
+		default:
+			s.teller.miss(index, n)
+		}
+	}
 }

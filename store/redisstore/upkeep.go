@@ -52,6 +52,9 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	defer s.leave()
 	ctx, cancel := writing(ctx)
 	defer cancel()
+	if err := s.releaseAbandoned(ctx); err != nil {
+		return false, err
+	}
 	left := limit
 	for _, b := range s.buckets {
 		names, err := s.client.Do(ctx, s.client.B().Zunion().Numkeys(2).Key(b.prefix+"tn", b.prefix+"tx").Build()).AsStrSlice()
@@ -106,7 +109,7 @@ func (s *Store) sweepTenant(ctx context.Context, p space, limit int) (int, error
 	if !ofRecords && !expired && !deleted && (limits.MaxConversations == 0 || count <= int64(limits.MaxConversations)) || n >= limit {
 		return n, nil
 	}
-	reply, err := s.run(ctx, s.scripts.sweep, p, now, strconv.Itoa(limit-n), strconv.Itoa(limits.MaxConversations))
+	reply, err := s.run(ctx, s.scripts.sweep, p, now, s.server, strconv.Itoa(limit-n), strconv.Itoa(limits.MaxConversations))
 	if err != nil {
 		return n, err
 	}

@@ -368,7 +368,9 @@ func (s *Store) finish(p space, now time.Time, reply []rueidis.RedisMessage, cha
 		return err
 	}
 	s.countRemovals(removed)
-	s.teller.tell(p.index, number, append(removed, changes...))
+	if number > 0 {
+		s.teller.tell(p.index, number, append(removed, changes...))
+	}
 	return nil
 }
 
@@ -420,6 +422,10 @@ func (t *transaction) command() ([]string, error) {
 			delta = out.Records.Conversation.Plus(out.Records.Tenant)
 		}
 	}
+	changes, told, err := marshalChanges(out)
+	if err != nil {
+		return nil, err
+	}
 	source, sourceRevision := "", ""
 	if t.source != nil {
 		source, sourceRevision = t.source.id, t.source.revision
@@ -427,7 +433,8 @@ func (t *transaction) command() ([]string, error) {
 	return b.args(
 		t.write.id, t.old.revision, mode, t.tenant.read(), source, sourceRevision, strconv.Itoa(limits.MaxConversations),
 		strconv.FormatInt(maxBytes, 10), place, text, strconv.Itoa(messages), strconv.FormatInt(delta.Records, 10),
-		strconv.FormatInt(delta.RecordBytes, 10), strconv.FormatInt(size-bytesBefore+delta.Bytes, 10),
+		strconv.FormatInt(delta.RecordBytes, 10), strconv.FormatInt(size-bytesBefore+delta.Bytes, 10), t.store.server, changes,
+		strconv.Itoa(told),
 	), nil
 }
 

@@ -10,6 +10,9 @@
 --   place         key in the order of create time, without the id
 --   summary       of the conversation after the write
 --   messages, records, recordBytes, bytes    by how much the counts change; bytes with those of records
+--   server        this process
+--   changes       the encoded changes of the write, and how many of the last messages that it pushes are published with
+--                 them, if they have no more than 1 MiB together
 -- and then commands: the number of words of each and the words. SPLICE key field from to suffix keeps the bytes from
 -- from to to of a field, counted from 1, and appends a suffix.
 -- It returns 'moved' if something is not as it was read, 'full', or 'bytes' and the size that the tenant would have, and
@@ -17,6 +20,7 @@
 local id, read, mode, tenantRead, source, sourceRead = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local maxCount, maxBytes, place, text = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12], ARGV[13]
 local messages, records, recordBytes, bytes = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16]), tonumber(ARGV[17])
+local server, changes, told = ARGV[18], ARGV[19], tonumber(ARGV[20])
 local c = P .. 'c:' .. T .. id
 
 local f = { false, false, false }
@@ -55,7 +59,8 @@ if maxBytes > 0 and mode ~= 'delete' then
 end
 for _, s in ipairs(victims) do remove(s, s.why) end
 
-local at = 18
+local pushed, list = {}, P .. 'm:' .. T .. id
+local at = 21
 while at <= #ARGV do
   local last = at + tonumber(ARGV[at])
   if ARGV[at + 1] == 'SPLICE' then
@@ -63,6 +68,9 @@ while at <= #ARGV do
     call('HSET', key, field, string.sub(call('HGET', key, field) or '', from, to) .. suffix)
   else
     call(unpack(ARGV, at + 1, last))
+    if told > 0 and ARGV[at + 1] == 'RPUSH' and ARGV[at + 2] == list then
+      for i = at + 3, last do pushed[#pushed + 1] = ARGV[i] end
+    end
   end
   at = last + 1
 end
@@ -95,4 +103,11 @@ count('b', bytes)
 count('r', records)
 count('y', recordBytes)
 if new or #victims > 0 or records ~= 0 then listTenant() end
-return { 'done', number(), removed }
+if id == '' then return { 'done', 0, removed } end
+local published, size = {}, 0
+for i = #pushed - told + 1, #pushed do
+  published[#published + 1] = pushed[i]
+  size = size + #pushed[i]
+end
+if size > 1048576 then published = {} end
+return { 'done', tell(server, changes, published), removed }

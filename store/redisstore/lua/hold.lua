@@ -38,4 +38,4 @@ end
 call('SADD', P .. 'hs', server)
 if #removed == 0 then return { 'done', 0, removed } end
 listTenant()
-return { 'done', number(), removed }
+return { 'done', tell(server, '', {}), removed }

@@ -23,12 +23,13 @@ end
 
 -- listTenant puts the tenant into the list of tenants, or removes it if it has neither conversations nor records.
 local function listTenant()
-  local f = call('HMGET', TENANT, 'n', 'r')
+  local f = call('HMGET', TENANT, 'n', 'r', 'b', 'rev')
   if (tonumber(f[1]) or 0) > 0 or (tonumber(f[2]) or 0) > 0 then
     call('ZADD', P .. 'tn', 0, T)
   else
     call('ZREM', P .. 'tn', T)
-    if call('HEXISTS', TENANT, 'rev') == 0 then call('UNLINK', TENANT) end -- Revisions must not be used again.
+    -- Revisions must not be used again, and requests count as bytes until they expire.
+    if not f[4] and (tonumber(f[3]) or 0) == 0 then call('UNLINK', TENANT) end
   end
 end
 
@@ -139,5 +140,25 @@ local function addOldest(found, n)
   end
 end
 
--- number returns the number of the next change of the bucket.
-local function number() return call('HINCRBY', TOTAL, 'c', 1) end
+-- tell numbers the change of the script and publishes it: number, server, tenant, time, what was removed, the encoded
+-- changes of the write, and its messages, each after its length. It returns the number.
+local function tell(server, changes, messages)
+  local n = call('HINCRBY', TOTAL, 'c', 1)
+  local parts = {}
+  local function add(text)
+    parts[#parts + 1] = #text .. ':'
+    parts[#parts + 1] = text
+  end
+  add(string.format('%.0f', n))
+  add(server)
+  add(T)
+  add(now)
+  add(tostring(#removed))
+  for _, r in ipairs(removed) do
+    for _, text in ipairs(r) do add(text) end
+  end
+  add(changes)
+  for _, message in ipairs(messages) do add(message) end
+  call('SPUBLISH', P .. 'ch', table.concat(parts))
+  return n
+end

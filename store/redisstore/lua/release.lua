@@ -1,8 +1,8 @@
--- Undoes one hold of ids by a server, or all of them. The arguments after those of lib.lua: the server, the nanoseconds
--- after which the conversations are deleted, or '' for those of the hold, which undoes all holds of the server, and the
+-- Undoes one hold of ids by a server, or all of them. The arguments after those of lib.lua: the server that releases, the
+-- one that holds, the nanoseconds after which the conversations are deleted, or '' for those of the hold, which undoes all holds of the server, and the
 -- ids. Returns the number of the change, 0 if nothing was removed, and what it removed.
-local server, after = ARGV[4], ARGV[5]
-local holds = P .. 'ho:' .. server
+local server, holder, after = ARGV[4], ARGV[5], ARGV[6]
+local holds = P .. 'ho:' .. holder
 
 -- plus adds nanoseconds to a time. Both have up to 19 digits, more than a double holds.
 local function plus(time, ns)
@@ -12,7 +12,7 @@ local function plus(time, ns)
   return string.format('%010.0f%09.0f', high, sum % 1e9)
 end
 
-for i = 6, #ARGV do
+for i = 7, #ARGV do
   local id = ARGV[i]
   local own, state = call('HGET', holds, T .. id), call('HGET', EPHEMERAL, id)
   if own and isHeld(state) then
@@ -43,7 +43,7 @@ for i = 6, #ARGV do
     end
   end
 end
-if call('EXISTS', holds) == 0 then call('SREM', P .. 'hs', server) end
+if call('EXISTS', holds) == 0 then call('SREM', P .. 'hs', holder) end
 if #removed == 0 then return { 0, removed } end
 listTenant()
-return { number(), removed }
+return { tell(server, '', {}), removed }

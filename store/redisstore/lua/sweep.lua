@@ -1,7 +1,7 @@
 -- Removes conversations of a tenant that have ended or exceed its capacity. The arguments after those of lib.lua: the
--- maximum number to remove, and the capacity, 0 for none. Returns the number of the change, 0 if nothing was removed,
+-- server, the maximum number to remove, and the capacity, 0 for none. Returns the number of the change, 0 if nothing was removed,
 -- and what it removed.
-local limit, capacity = tonumber(ARGV[4]), tonumber(ARGV[5])
+local server, limit, capacity = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local found = {}
 addEnded(found, limit)
 if capacity > 0 then
@@ -11,4 +11,4 @@ for _, s in ipairs(found) do remove(s, s.why) end
 if call('ZCARD', P .. 'te:' .. T) == 0 then call('ZREM', P .. 'tx', T) end -- It has no records that expire.
 if #removed == 0 then return { 0, removed } end
 listTenant()
-return { number(), removed }
+return { tell(server, '', {}), removed }
