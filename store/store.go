@@ -1,5 +1,5 @@
 // Package store defines the contract between the Parley server and the storage of its
-// conversations and records. The implementations are in packages memstore and boltstore. Package storetest
+// conversations and records. The implementations are in packages memstore, boltstore and redisstore. Package storetest
 // tests any implementation against the law below.
 //
 // # Glossary
@@ -78,8 +78,9 @@
 //     in the order of commit. A read sees all writes that returned before it started.
 //  7. Observation: [Options.Observe] receives each committed change once, in the order of commit.
 //     It is called after the commit and before the write returns, outside any transaction. If other
-//     processes write to the same data, the store also passes their changes, when they arrive; the
-//     order then holds for each conversation.
+//     processes write to the same data, the store also passes their changes, with Elsewhere, when they
+//     arrive; the order then holds for each conversation. If it may have missed some, it passes a
+//     change of kind GAP.
 //  8. Pages: a list may be continued from its token while conversations are created, changed and
 //     deleted. A conversation that exists all the time is neither skipped nor returned twice. In
 //     the order by update time this holds for conversations that do not change in the meantime; the
@@ -106,7 +107,8 @@
 //     is swept and even if a turn is running, and the id is an ordinary one. If it has no
 //     conversation at the last Release, it is an ordinary id at once. A Hold within the
 //     DeleteAfter time keeps the conversation. When a process ends for any reason, all its Holds
-//     count as released at the next start, with the DeleteAfter of the latest Hold.
+//     count as released at the next start or, if other processes have the store open, at the first
+//     sweep after its lease has ended, with the DeleteAfter of the latest Hold.
 //  14. Identity: every new conversation has a uid that no conversation had before, whether Create,
 //     Append or Import creates it. This also holds if it replaces a conversation with the same id.
 //     The store chooses the uid and ignores the one in the caller's header. A uid and a version
@@ -158,6 +160,12 @@
 //     long as it is kept. The caller must not use the id of a turn twice in a tenant. The list of a conversation is in
 //     the order in which its turns started, the list of a tenant in the order of their ids, both newest first. A turn
 //     that is kept during all calls of a list is returned once.
+//  21. Processes: a store that is reached over a network may be open in any number of processes. Laws 1, 6, 9, 11, 14,
+//     17, 18 and 19 hold across them, except that appends of different processes have no order but that of their
+//     commits. The end and the progress of a turn are refused with [ErrTurnEnded] when another process has ended it.
+//     [Store.Abandoned] returns the turns whose process has no lease, and no others. A lease ends when the store is
+//     closed, or some time after its process has ended. If the system that holds the data does not answer, a method
+//     fails with [ErrUnavailable], and a write that failed so was made once or not at all.
 //
 // Start at [Store].
 package store

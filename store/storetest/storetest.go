@@ -17,6 +17,9 @@ type Subject struct {
 	Open func(t testing.TB, dir string, o store.Options) store.Store
 	// Durable reports whether data survives Close.
 	Durable bool
+	// Together reports that Open may be called for a dir that is open already, as another process would. It adds the
+	// tests of law 21.
+	Together bool
 }
 
 // Run runs all tests with the store.
@@ -57,6 +60,7 @@ func Run(t *testing.T, s Subject) {
 		{"Law19SameRequest", s.law19SameRequest},
 		{"Law20Turns", s.law20Turns},
 		{"Law20MaxTurns", s.law20MaxTurns},
+		{"Law21Processes", s.law21Processes},
 		{"Create", s.create},
 		{"Append", s.append},
 		{"AppendChecks", s.appendChecks},
