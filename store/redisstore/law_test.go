@@ -15,7 +15,7 @@ import (
 // subject returns a store on an engine. Each folder has keys of its own.
 func subject(addresses []string, buckets int) storetest.Subject {
 	return storetest.Subject{
-		Durable: true,
+		Durable: true, Together: true,
 		Open: func(tb testing.TB, dir string, o store.Options) store.Store {
 			tb.Helper()
 			s, err := Open(tb.Context(), Options{
