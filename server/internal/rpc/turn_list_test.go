@@ -97,6 +97,45 @@ func TestKeptTurns(t *testing.T) {
 	}
 }
 
+// TestRetryAfterManyTurns: a Chat that repeats the request_id of an old turn replays this turn if it is kept.
+// Otherwise it fails and starts no turn.
+func TestRetryAfterManyTurns(t *testing.T) {
+	for name, test := range map[string]struct {
+		maxTurns int32
+		gone     bool
+	}{"kept": {maxTurns: 100}, "dropped": {gone: true}} {
+		t.Run(name, func(t *testing.T) {
+			f := open(t, func(s *setup) { s.storeOptions.MaxMessages = 1000 })
+			f.create(t, &parleyv1.Conversation{Id: "c", Retention: &parleyv1.Retention{MaxTurns: test.maxTurns}})
+			request := chatRequest("c", "question", reject)
+			request.RequestId = "r"
+			first := f.startChat(t, t.Context(), request)
+			first.wait(t)
+			for range 60 { // The server keeps 32 turns of a conversation in memory and 48 in its value.
+				f.ask(t, "more")
+			}
+			if test.gone {
+				_, err := f.chat(t, request)
+				got := wantError(t, err, codes.OutOfRange, "EVENTS_GONE")
+				if want := "the turn is no longer stored; its answer may be in the history"; got.text != want {
+					t.Errorf("Chat = %q, want %q", got.text, want)
+				}
+			} else {
+				retry := f.startChat(t, t.Context(), request)
+				retry.wait(t)
+				if !retry.events[0].GetStarted().GetReplayed() || retry.turnID != first.turnID ||
+					retry.text(t) != first.text(t) {
+					t.Errorf("Chat = %v, want the events of turn %s", retry.events, first.turnID)
+				}
+			}
+			turns := f.turnPages(t, &parleyv1.ListTurnsRequest{ConversationId: "c", PageSize: 100})
+			if turns[0].GetRequestId() == "r" {
+				t.Error("Chat started a turn, want none")
+			}
+		})
+	}
+}
+
 // setMaxTurns sets max_turns of the conversation c with an update mask.
 func (f *fixture) setMaxTurns(t *testing.T, n int32, mask ...string) {
 	t.Helper()

@@ -427,3 +427,56 @@ func TestRequestAnsweredByAnotherServer(t *testing.T) {
 		})
 	}
 }
+
+// TestRequestAnsweredLongAgo: a request is answered by another server after it was read here, and many turns follow
+// before its append. The reader receives that answer as long as its turn is kept, and else EventsGoneError.
+func TestRequestAnsweredLongAgo(t *testing.T) {
+	for name, test := range map[string]struct {
+		maxTurns int32
+		turns    int // that follow
+		gone     bool
+	}{
+		"newest turn":        {maxTurns: 100},
+		"in a chunk":         {maxTurns: 100, turns: 60},
+		"dropped":            {maxTurns: 100, turns: 160, gone: true},
+		"dropped by default": {turns: 32, gone: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			request := chatRequest("q", 0)
+			request.RequestId = "r"
+			var f *fixture
+			elsewhere := sync.OnceFunc(func() {
+				answerElsewhere(t, f.store, request)
+				for i := range test.turns {
+					begin := &store.Append{Begin: &parleyv1.Turn{Id: fmt.Sprint("later ", i)}, Messages: Inputs(chatRequest("later", 0))}
+					end := &store.Append{End: &parleyv1.Turn{Id: fmt.Sprint("later ", i), State: parleyv1.TurnState_TURN_STATE_COMPLETED}}
+					for _, a := range []*store.Append{begin, end} {
+						a.Tenant, a.ConversationID = tenant, "c"
+						if _, err := f.store.Append(t.Context(), a); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+			})
+			f = newFixture(t, map[string]agent.Agent{"main": respondWith()}, func(o *Options) {
+				o.Store = &hookStore{Store: o.Store, begin: func(*store.Append) { elsewhere() }}
+			})
+			if _, err := f.store.Create(t.Context(), &store.Create{Tenant: tenant, Conversation: &parleyv1.Conversation{
+				Id: "c", Retention: &parleyv1.Retention{MaxTurns: test.maxTurns},
+			}}); err != nil {
+				t.Fatal(err)
+			}
+			events, err := readAll(f.Chat(t.Context(), tenant, request, storeRequest(request)))
+			if test.gone {
+				if !errors.As(err, new(*EventsGoneError)) {
+					t.Errorf("Chat = %q, %v, want EventsGoneError", describeAll(events), err)
+				}
+				return
+			}
+			want := []string{`1 started "q" replayed`, `2 text "a" at 0`, "3 finished COMPLETED"}
+			if diff := cmp.Diff(want, describeAll(events)); diff != "" || err != nil {
+				t.Errorf("Chat: error %v, events (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}

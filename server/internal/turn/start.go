@@ -37,7 +37,11 @@ func (x *execution) start() error {
 		case err != nil:
 			return err
 		case result.Replayed:
-			return &repeatedRequestError{&store.Seen{Created: result.Created, TurnID: result.Turn.GetId()}}
+			// The result has the turn only if it is one of the newest. A read has the id of any.
+			if err := x.readConversation(false); err != nil {
+				return err
+			}
+			return &repeatedRequestError{new(store.Seen)} // The request is no longer stored.
 		}
 		for i, n := range result.Appended {
 			answer.SetStoredFields(x.inputs[i], n)
