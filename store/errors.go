@@ -64,11 +64,23 @@ func (*ExpiredError) Unwrap() error { return ErrNotFound }
 type VersionError struct {
 	// Current version of the conversation; 0 if it does not exist.
 	Current int32
+	// Required is the if_version of the write; 0 if the conversation must not exist.
+	Required int32
 }
 
-// Error returns the current version.
-func (e *VersionError) Error() string {
-	return fmt.Sprintf("conversation is at version %d", e.Current)
+// Error returns the fault.
+func (e *VersionError) Error() string { return "conversation " + e.Fault() }
+
+// Fault says which version the conversation has and which one the write requires, as a clause without its subject.
+func (e *VersionError) Fault() string {
+	current := fmt.Sprintf("is at version %d", e.Current)
+	switch {
+	case e.Current == 0:
+		current = "does not exist"
+	case e.Required == 0:
+		current = fmt.Sprintf("already exists at version %d", e.Current)
+	}
+	return fmt.Sprintf("%s, but if_version is %d", current, e.Required)
 }
 
 // HeaderTooLargeError is returned if a header would have more than MaxHeaderBytes.

@@ -121,7 +121,7 @@ func (s Subject) appendChecks(t *testing.T) {
 	f.beginTurn("busy", "turn")
 	begin, end := &parleyv1.Turn{Id: "new"}, &parleyv1.Turn{Id: "foreign"}
 	busy := &store.BusyError{TurnID: "turn"}
-	version := func(current int32) error { return &store.VersionError{Current: current} }
+	version := func(current, required int32) error { return &store.VersionError{Current: current, Required: required} }
 	for _, test := range []struct {
 		name  string
 		write store.Append
@@ -146,12 +146,12 @@ func (s Subject) appendChecks(t *testing.T) {
 		},
 		{"busy, before version", store.Append{ConversationID: "busy", Begin: begin, IfVersion: new(int32(9))}, busy},
 		{"busy", store.Append{ConversationID: "busy", Begin: begin, IfVersion: new(int32(2))}, busy},
-		{"version, before turn", store.Append{ConversationID: "busy", End: end, IfVersion: new(int32(9))}, version(2)},
-		{"version 0 of an existing conversation", store.Append{ConversationID: "idle", IfVersion: new(int32(0))}, version(1)},
+		{"version, before turn", store.Append{ConversationID: "busy", End: end, IfVersion: new(int32(9))}, version(2, 9)},
+		{"version 0 of an existing conversation", store.Append{ConversationID: "idle", IfVersion: new(int32)}, version(1, 0)},
 		{
 			"version of a missing conversation, before capacity",
 			store.Append{ConversationID: "none", IfVersion: new(int32(9))},
-			version(0),
+			version(0, 9),
 		},
 		{"another turn", store.Append{ConversationID: "busy", End: end, IfVersion: new(int32(2))}, store.ErrTurnEnded},
 		{"no turn", store.Append{ConversationID: "idle", End: end}, store.ErrTurnEnded},

@@ -22,7 +22,8 @@ func (s Subject) delete(t *testing.T) {
 	f.expectError(&store.Delete{ConversationID: "a", IfVersion: new(int32)}, store.ErrNotFound)
 	f.append("a", user("hello"), assistant("hi", "list"))
 	f.append("b", user("hello"))
-	f.expectError(&store.Delete{ConversationID: "a", IfVersion: new(int32(2))}, &store.VersionError{Current: 1})
+	f.expectError(&store.Delete{ConversationID: "a", IfVersion: new(int32(2))},
+		&store.VersionError{Current: 1, Required: 2})
 	f.beginTurn("a", "turn")
 	f.do(&store.Delete{ConversationID: "a", IfVersion: new(int32(2))}) // A running turn does not prevent it.
 	f.missing("a")

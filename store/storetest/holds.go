@@ -163,7 +163,7 @@ func (s Subject) beginAfterDeleteTime(t *testing.T) {
 			other, version, exists := again(), again(), again()
 			other.UID, version.IfVersion, exists.MustExist = old, new(int32(1)), true
 			f.expectError(other, store.ErrNotFound)
-			f.expectError(version, &store.VersionError{})
+			f.expectError(version, &store.VersionError{Required: 1})
 			f.expectError(exists, store.ErrNotFound)
 			f.observer.drain()
 			result := f.do(again())

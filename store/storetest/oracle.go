@@ -102,7 +102,7 @@ func (o *oracle) write(write any, now time.Time) (*store.Result, error) {
 			return nil, store.ErrNotFound
 		}
 		if w.IfVersion != nil && *w.IfVersion != c.header.GetVersion() {
-			return nil, &store.VersionError{Current: c.header.GetVersion()}
+			return nil, &store.VersionError{Current: c.header.GetVersion(), Required: *w.IfVersion}
 		}
 		o.remove(w.ConversationID)
 		o.report("DELETED", w.ConversationID, c, len(c.messages), 0)
@@ -279,7 +279,7 @@ func (o *oracle) update(w *store.Update, now time.Time) (*store.Result, error) {
 		return nil, &store.BusyError{TurnID: c.header.GetActiveTurnId()}
 	}
 	if w.IfVersion != nil && *w.IfVersion != c.header.GetVersion() {
-		return nil, &store.VersionError{Current: c.header.GetVersion()}
+		return nil, &store.VersionError{Current: c.header.GetVersion(), Required: *w.IfVersion}
 	}
 	if err := c.checkRemoval(w); err != nil {
 		return nil, err

@@ -24,7 +24,7 @@ func (c *oracleConversation) check(w *store.Append) error {
 	case (w.Begin != nil || w.ReplaceAfter != nil) && running != "":
 		return &store.BusyError{TurnID: running}
 	case w.IfVersion != nil && *w.IfVersion != version:
-		return &store.VersionError{Current: version}
+		return &store.VersionError{Current: version, Required: *w.IfVersion}
 	case w.End != nil && w.End.GetId() != running:
 		return store.ErrTurnEnded
 	}

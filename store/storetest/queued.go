@@ -76,7 +76,8 @@ func queuedAppends(id string, n int) []*queuedCall {
 			c.append.ReplaceAfter = new(int32(i / 2))
 			version++
 		case 3:
-			c.append.IfVersion, c.fails, c.want = new(version+1), true, &store.VersionError{Current: version}
+			c.append.IfVersion, c.fails = new(version+1), true
+			c.want = &store.VersionError{Current: version, Required: version + 1}
 		case 4:
 			c.append.Messages, c.fails = []*parleyv1.Message{user("no UTF-8: \xff")}, true
 		case 5:

@@ -90,13 +90,13 @@ func recordChecks(f *fixture) {
 	f.refuseRecords(&store.WriteRecords{ConversationID: "d", Writes: both(), IfVersion: new(int32(9))}, store.ErrNotFound)
 	f.refuseRecords(&store.WriteRecords{
 		ConversationID: "c", UID: uid, Writes: both(), IfVersion: new(int32(9)),
-	}, &store.VersionError{Current: 3})
+	}, &store.VersionError{Current: 3, Required: 9})
 	f.refuseRecords(&store.WriteRecords{
 		ConversationID: "c", UID: uid, Writes: both(), IfVersion: new(int32(3)),
 	}, &store.RevisionError{Key: "a", Current: 3, Required: 1})
 	f.refuse(&store.Append{
 		ConversationID: "c", Messages: []*parleyv1.Message{user("one")}, Records: both(), IfVersion: new(int32(9)),
-	}, &store.VersionError{Current: 3})
+	}, &store.VersionError{Current: 3, Required: 9})
 	f.refuse(&store.Append{
 		ConversationID: "c", Messages: []*parleyv1.Message{user("one")}, Records: both(),
 		End: &parleyv1.Turn{Id: "t"},

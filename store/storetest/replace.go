@@ -222,7 +222,7 @@ func (s Subject) replace(t *testing.T) {
 			&store.BusyError{TurnID: "turn"})
 		f.endTurn("a", "turn")
 		f.expectError(&store.Append{ConversationID: "a", ReplaceAfter: new(int32), IfVersion: new(int32(9))},
-			&store.VersionError{Current: 2})
+			&store.VersionError{Current: 2, Required: 9})
 		turn := f.do(&store.Append{
 			ConversationID: "a", ReplaceAfter: new(int32), Messages: []*parleyv1.Message{user("again")},
 			Begin: &parleyv1.Turn{Id: "next"},

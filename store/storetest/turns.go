@@ -193,7 +193,7 @@ func (s Subject) requests(t *testing.T) {
 			ConversationID: "a", Messages: []*parleyv1.Message{user("hello")}, Request: request("r", "hello"),
 			IfVersion: new(int32(9)),
 		}
-		f.expectError(failing, &store.VersionError{Current: 1})
+		f.expectError(failing, &store.VersionError{Current: 1, Required: 9})
 		failing.IfVersion = nil
 		if f.do(failing).Replayed {
 			t.Error("a failed request was replayed")

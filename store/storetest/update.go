@@ -111,7 +111,7 @@ func (s Subject) update(t *testing.T) {
 			store.ErrNotFound)
 		f.create("a")
 		title := &store.Update{ConversationID: "a", Fields: []string{"title"}, Values: other, IfVersion: new(int32(2))}
-		f.expectError(title, &store.VersionError{Current: 1})
+		f.expectError(title, &store.VersionError{Current: 1, Required: 2})
 		f.beginTurn("a", "turn")
 		f.expectError(&store.Update{ConversationID: "a", KeepThrough: new(int32), IfVersion: new(int32(9))},
 			&store.BusyError{TurnID: "turn"})

@@ -326,8 +326,8 @@ func wrongTenant(e *auth.TenantError, _ subject) refusal {
 }
 
 func versionMismatch(e *store.VersionError, about subject) refusal {
-	return refuse(codes.Aborted, "VERSION_MISMATCH", "%s is at version %d, not at if_version; read it and decide again",
-		about.name, e.Current).with("current_version", e.Current)
+	return refuse(codes.Aborted, "VERSION_MISMATCH", "%s %s; read it and decide again", about.name,
+		e.Fault()).with("current_version", e.Current)
 }
 
 func conversationBusy(e *store.BusyError, about subject) refusal {

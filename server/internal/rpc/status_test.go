@@ -50,7 +50,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: store.ErrConversationExists, code: codes.AlreadyExists, reason: "CONVERSATION_EXISTS"},
 		{err: store.ErrRequestReused, code: codes.AlreadyExists, reason: "REQUEST_ID_REUSED"},
 		{
-			err:      &store.VersionError{Current: 7},
+			err:      &store.VersionError{Current: 7, Required: 3},
 			code:     codes.Aborted,
 			reason:   "VERSION_MISMATCH",
 			metadata: map[string]string{"current_version": "7"},

@@ -85,7 +85,7 @@ func (m *Manager) tryAdmit(
 // interrupt the running turn.
 func (m *Manager) interruptRefusal(request *parleyv1.ChatRequest, snapshot *store.Snapshot) error {
 	if version := snapshot.Conversation.GetVersion(); request.IfVersion != nil && request.GetIfVersion() != version {
-		return &store.VersionError{Current: version}
+		return &store.VersionError{Current: version, Required: request.GetIfVersion()}
 	}
 	if _, err := m.chooseAgent(request, snapshot.Conversation); err != nil {
 		return err

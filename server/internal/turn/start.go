@@ -155,7 +155,7 @@ func (x *execution) bindToHistory(a *store.Append) error {
 	}
 	version := c.GetVersion()
 	if a.IfVersion != nil && *a.IfVersion != version {
-		return &store.VersionError{Current: version}
+		return &store.VersionError{Current: version, Required: *a.IfVersion}
 	}
 	a.IfVersion = &version
 	messages, err := x.snapshot.Messages.Messages()

@@ -212,7 +212,7 @@ func checkAppend(r *Record, a *store.Append) error {
 		return &store.BusyError{TurnID: running}
 	}
 	if a.IfVersion != nil && *a.IfVersion != current {
-		return &store.VersionError{Current: current}
+		return &store.VersionError{Current: current, Required: *a.IfVersion}
 	}
 	if a.End != nil && (running == "" || running != a.End.GetId()) {
 		return store.ErrTurnEnded
@@ -300,7 +300,7 @@ func Update(r *Record, u *store.Update, now time.Time, o *store.Options) (*Outco
 		return nil, &store.BusyError{TurnID: c.GetActiveTurnId()}
 	}
 	if u.IfVersion != nil && *u.IfVersion != c.GetVersion() {
-		return nil, &store.VersionError{Current: c.GetVersion()}
+		return nil, &store.VersionError{Current: c.GetVersion(), Required: *u.IfVersion}
 	}
 	m, err := r.removalOf(u)
 	if err != nil {
@@ -386,7 +386,7 @@ func Delete(r *Record, d *store.Delete, now time.Time) (*Outcome, error) {
 		return nil, store.ErrNotFound
 	}
 	if v := r.Conversation().GetVersion(); d.IfVersion != nil && *d.IfVersion != v {
-		return nil, &store.VersionError{Current: v}
+		return nil, &store.VersionError{Current: v, Required: *d.IfVersion}
 	}
 	deleted := r.RemovalChange(d.Tenant, parleyv1.ChangeKind_CHANGE_KIND_DELETED, r.writeTime(now))
 	return &Outcome{Changes: []store.Change{deleted}}, nil
