@@ -72,6 +72,9 @@ func (f *headerFlags) conversation() *parleyv1.Conversation {
 // ifCreated ends the descriptions of flags that describe a conversation that the command may create.
 const ifCreated = ", if this command creates it"
 
+// defaultMaxTurns is the number of turns that a conversation keeps if max_turns of its retention is 0.
+const defaultMaxTurns = 32
+
 // retentionFlags are the flags for the retention of a conversation that keeps more than others.
 type retentionFlags struct {
 	maxTurns                      int32
@@ -81,7 +84,8 @@ type retentionFlags struct {
 // add adds the flags to a command. when ends their descriptions.
 func (f *retentionFlags) add(command *cobra.Command, when string) {
 	flags := command.Flags()
-	flags.Int32Var(&f.maxTurns, "max-turns", 0, "number of turns to keep, up to 10000; 0 means 32"+when)
+	flags.Int32Var(&f.maxTurns, "max-turns", 0,
+		fmt.Sprintf("number of turns to keep, up to 10000; 0 means %d", defaultMaxTurns)+when)
 	flags.BoolVar(&f.keepAll, "keep-all", false, "keep all messages; a full conversation refuses more"+when)
 	flags.BoolVar(&f.noExpiry, "no-expiry", false, "do not expire the conversation"+when)
 	flags.BoolVar(&f.noEviction, "no-eviction", false,

@@ -80,9 +80,11 @@ func (a *app) printConversation(w io.Writer, c *parleyv1.Conversation) {
 	}
 	row("messages", fmt.Sprintf("%d, %s, %s, last sequence %d", c.GetMessageCount(), kept,
 		size(int64(c.GetSizeBytes())), c.GetLastSequence()))
-	if kept := c.GetRetention().GetMaxTurns(); kept > 0 {
-		row("turns", fmt.Sprintf("newest %d", kept))
+	turns := fmt.Sprintf("newest %d", c.GetRetention().GetMaxTurns())
+	if c.GetRetention().GetMaxTurns() == 0 {
+		turns = fmt.Sprintf("newest %d, the default", defaultMaxTurns)
 	}
+	row("turns", turns)
 	if c.GetRecordCount() > 0 {
 		row("records", fmt.Sprintf("%d, %s", c.GetRecordCount(), size(c.GetRecordBytes())))
 	}

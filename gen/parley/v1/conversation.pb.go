@@ -387,9 +387,10 @@ type Retention struct {
 	// false. If no conversation is left to evict, a new one fails with RESOURCE_EXHAUSTED, reason
 	// STORE_FULL.
 	NoEviction bool `protobuf:"varint,5,opt,name=no_eviction,json=noEviction,proto3" json:"no_eviction,omitempty"`
-	// Number of turns to keep, 1 to 10,000; 0 means 32. The oldest turns above it are dropped. Above
-	// 32, they are dropped 16 at a time, so up to 15 more are kept. A turn that is kept can be found,
-	// listed and resumed, without its messages that were dropped. A lower number drops turns at once.
+	// Number of turns to keep, 1 to 10,000; 0 means 32, also in replies. The oldest turns above it are
+	// dropped. Above 32, they are dropped 16 at a time, so up to 15 more are kept. A turn that is kept
+	// can be found, listed and resumed, without its messages that were dropped. A lower number drops
+	// turns at once.
 	MaxTurns      int32 `protobuf:"varint,6,opt,name=max_turns,json=maxTurns,proto3" json:"max_turns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -313,9 +313,10 @@ class Retention(_message.Message):
     STORE_FULL.
     """
     max_turns: _builtins.int
-    """Number of turns to keep, 1 to 10,000; 0 means 32. The oldest turns above it are dropped. Above
-    32, they are dropped 16 at a time, so up to 15 more are kept. A turn that is kept can be found,
-    listed and resumed, without its messages that were dropped. A lower number drops turns at once.
+    """Number of turns to keep, 1 to 10,000; 0 means 32, also in replies. The oldest turns above it are
+    dropped. Above 32, they are dropped 16 at a time, so up to 15 more are kept. A turn that is kept
+    can be found, listed and resumed, without its messages that were dropped. A lower number drops
+    turns at once.
     """
     @_builtins.property
     def ttl(self) -> _duration_pb2.Duration:

@@ -293,9 +293,10 @@ export interface Retention {
    */
   noEviction: boolean;
   /**
-   * Number of turns to keep, 1 to 10,000; 0 means 32. The oldest turns above it are dropped. Above
-   * 32, they are dropped 16 at a time, so up to 15 more are kept. A turn that is kept can be found,
-   * listed and resumed, without its messages that were dropped. A lower number drops turns at once.
+   * Number of turns to keep, 1 to 10,000; 0 means 32, also in replies. The oldest turns above it are
+   * dropped. Above 32, they are dropped 16 at a time, so up to 15 more are kept. A turn that is kept
+   * can be found, listed and resumed, without its messages that were dropped. A lower number drops
+   * turns at once.
    */
   maxTurns: number;
 }
