@@ -121,7 +121,7 @@ func (f *faults) checkParameter(
 	index := key[len(name):]
 	path, field := fieldAt(input, name)
 	if field == nil || index != "" && (!field.IsMap() || !isIndex(index)) {
-		f.add(quoteName(key), "is not a parameter: %s", parametersOf(call, input))
+		f.add(quoteName(key), "is not a parameter: %s", remedy(call, input, field))
 		return
 	}
 	if other, found := taken[path+index]; found {
@@ -168,15 +168,31 @@ func (f *faults) checkParameter(
 		f.add(jsonPath(path), "must be given by its fields, as in %s.%s", field.JSONName(), jsonNames(field.Message())[0])
 	case !field.IsList() && len(call.query[key]) > 1:
 		f.add(jsonPath(path), "must be given once")
+	case field.IsList():
+		f.add(jsonPath(path), "each value must be %s; %s", what, repeatedly(field))
 	default:
 		f.add(jsonPath(path), "must be %s", what)
 	}
+}
+
+// repeatedly says how a query contains the values of a list.
+func repeatedly(field protoreflect.FieldDescriptor) string {
+	return fmt.Sprintf("give the parameter once for each value, as in %[1]s=…&%[1]s=…", field.JSONName())
 }
 
 // isIndex reports whether end, the part of a parameter from its first "[", is one key of a map. The
 // generated code silently ignores a parameter with another form.
 func isIndex(end string) bool {
 	return strings.HasSuffix(end, "]") && strings.Count(end, "[") == 1
+}
+
+// remedy says what a call accepts instead of a parameter. field is the one that the parameter names, nil if there is
+// none.
+func remedy(call *httpCall, input protoreflect.MessageDescriptor, field protoreflect.FieldDescriptor) string {
+	if field != nil && field.IsList() {
+		return repeatedly(field)
+	}
+	return parametersOf(call, input)
 }
 
 // parametersOf describes which parameters a call accepts in its query.

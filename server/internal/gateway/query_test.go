@@ -76,7 +76,23 @@ func TestFaultsOfQueries(t *testing.T) {
 		},
 		{
 			name: "key of a field that is not a map", method: "GET", path: "/v1/export?conversationIds[a]=b",
-			fields: []string{`"conversationIds[a]"`},
+			fields: []string{`"conversationIds[a]"`}, text: "conversationIds=…&conversationIds=…",
+		},
+		{
+			name: "indexes of a list", method: "GET", path: "/v1/turns?states[0]=TURN_STATE_RUNNING&states[]=TURN_STATE_QUEUED",
+			fields: []string{`"states[0]"`, `"states[]"`}, text: "once for each value, as in states=…&states=…",
+		},
+		{
+			name: "commas in a list", method: "GET", path: "/v1/turns?states=TURN_STATE_RUNNING,TURN_STATE_QUEUED",
+			fields: []string{"states"}, text: "once for each value, as in states=…&states=…",
+		},
+		{
+			name: "short names in a list", method: "GET", path: "/v1/conversations/a:b/turns?states=RUNNING&states=QUEUED",
+			fields: []string{"states"}, text: "each value must be one of TURN_STATE_QUEUED, TURN_STATE_RUNNING,",
+		},
+		{
+			name: "commas in a list of numbers", method: "DELETE", path: "/v1/conversations/a:b/messages?sequences=1,2",
+			fields: []string{"sequences"}, text: "as in sequences=…&sequences=…",
 		},
 		{
 			name: "null in a map to merge", method: "PATCH", path: "/v1/conversations/a:b", body: `{"labels": {"k": null}}`,
@@ -169,6 +185,27 @@ func TestQueries(t *testing.T) {
 	}
 	if got := f.do(t, "POST", "/v1/conversations/a:b/chat", ` {"conversationId": "a:b", "content": "conversation_id"}`); got.code != 200 {
 		t.Errorf("POST with the id of the path in the body = %d %s, want 200", got.code, got.body)
+	}
+}
+
+// TestListsInQueries: a list in a query is a parameter that occurs once for each value, by its name or number.
+func TestListsInQueries(t *testing.T) {
+	f := newFixture(t)
+	f.do(t, "POST", "/v1/conversations/c/chat", `{"content": "hi"}`).wantOK(t)
+	for _, path := range []string{"/v1/turns", "/v1/conversations/c/turns"} {
+		for query, want := range map[string]bool{
+			"":                          true,
+			"?states=TURN_STATE_QUEUED": false,
+			"?states=TURN_STATE_QUEUED&states=TURN_STATE_COMPLETED": true,
+			"?states=TURN_STATE_COMPLETED&states=TURN_STATE_QUEUED": true,
+			"?states=TURN_STATE_QUEUED&states=TURN_STATE_RUNNING":   false,
+			"?states=1&pageSize=5&states=3":                         true,
+		} {
+			text := f.do(t, "GET", path+query, "").wantOK(t)
+			if got := strings.Contains(text, "TURN_STATE_COMPLETED"); got != want {
+				t.Errorf("GET %s%s = %s, want the completed turn: %t", path, query, text, want)
+			}
+		}
 	}
 }
 
