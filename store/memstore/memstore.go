@@ -1,8 +1,8 @@
 // Package memstore keeps conversations in memory. It is meant for trials, for tests, and for
 // services whose conversations need not outlive the process.
 //
-// Conversations are stored as the encoded values that a store on disk would write. They therefore
-// share no memory with callers, and package record decides about every write, as in the other
+// Conversations are stored as the encoded values that a store on disk would write, with the messages apart from the
+// rest. They therefore share no memory with callers, and package record decides about every write, as in the other
 // stores. Start at [New].
 package memstore
 

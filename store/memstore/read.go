@@ -35,16 +35,12 @@ func (s *Store) read(ctx context.Context, r *store.Read) (*store.Snapshot, error
 			return nil, err
 		}
 	}
-	decode := record.Unmarshal
-	if r.Newest == 0 {
-		decode = record.UnmarshalHead
-	}
-	c, err := e.live(now, ephemeral, decode)
+	c, err := e.live(now, ephemeral, record.UnmarshalHead)
 	if err != nil {
 		return nil, err
 	}
 	var part record.Part
-	if c != nil {
+	if c != nil && r.Newest != 0 {
 		part.Messages = c.Messages
 	}
 	snapshot, err := record.Read(c, part, r, now)
@@ -100,7 +96,7 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 func newest(all *btree.BTreeG[*entry]) record.Newest {
 	return func(before []byte) iter.Seq2[[]byte, []byte] {
 		return func(yield func(key, value []byte) bool) {
-			visit := func(e *entry) bool { return bytes.Equal(e.key, before) || yield(e.key, e.value) }
+			visit := func(e *entry) bool { return bytes.Equal(e.key, before) || yield(e.key, e.head) }
 			if before == nil {
 				all.Descend(visit)
 			} else {
@@ -115,7 +111,7 @@ func oldest(all *btree.BTreeG[*entry]) record.Oldest {
 	return func(after []byte) iter.Seq2[[]byte, []byte] {
 		return func(yield func(key, value []byte) bool) {
 			all.AscendGreaterOrEqual(&entry{key: after}, func(e *entry) bool {
-				return bytes.Equal(e.key, after) || yield(e.key, e.value)
+				return bytes.Equal(e.key, after) || yield(e.key, e.head)
 			})
 		}
 	}

@@ -36,8 +36,10 @@ type tenant struct {
 
 // entry is a conversation. Except for its records, it never changes: a write replaces it.
 type entry struct {
-	key, value        []byte
-	bytes             int64 // of value and turnChunks
+	key               []byte
+	head              []byte // see record.Record.MarshalHead
+	messages          messages
+	bytes             int64 // size of the conversation, see record.Record.Size
 	appended, expires time.Time
 	turn              string       // running turn; empty if there is none
 	evictable         bool         // see record.Record.Evictable
@@ -52,18 +54,22 @@ type entry struct {
 // none.
 func newEntry(tenantName string, r *record.Record, old *entry) (*entry, error) {
 	put := r.DivideTurns()
-	value, err := r.Marshal()
+	head, err := r.MarshalHead()
 	if err != nil {
 		return nil, err
 	}
 	c := r.Conversation()
 	e := &entry{
-		value: value, appended: c.GetLastAppendTime().AsTime(), expires: r.ExpireTime(), turn: c.GetActiveTurnId(),
-		evictable: r.Evictable(), recordCounts: r.RecordCounts(),
+		head: head, bytes: int64(r.Size()), appended: c.GetLastAppendTime().AsTime(), expires: r.ExpireTime(),
+		turn: c.GetActiveTurnId(), evictable: r.Evictable(), recordCounts: r.RecordCounts(),
 		removal: r.RemovalChange(tenantName, parleyv1.ChangeKind_CHANGE_KIND_UNSPECIFIED, time.Time{}),
 	}
+	var before messages
+	if old != nil {
+		before = old.messages
+	}
+	e.messages = before.with(r)
 	e.setTurns(r, old, put)
-	e.bytes = int64(len(value)) + r.Header.GetTurnChunks().GetBytes()
 	return e, nil
 }
 
@@ -116,9 +122,9 @@ func (e *entry) live(
 	if e == nil || e.expired(now, s) {
 		return nil, nil //nolint:nilnil // nil means that there is no conversation.
 	}
-	r, err := decode(e.value)
+	r, err := decode(e.head)
 	if err == nil {
-		r.TurnChunks = e.turnChunks
+		r.Messages, r.TurnChunks = e.messages.all(), e.turnChunks
 	}
 	return r, err
 }

@@ -60,7 +60,7 @@ func (c turnChunks) with(r *record.Record, put []record.TurnChunk) (after turnCh
 func (e *entry) setTurns(r *record.Record, old *entry, put []record.TurnChunk) {
 	var before []byte
 	if old != nil {
-		before, e.turnChunks = old.value, old.turnChunks
+		before, e.turnChunks = old.head, old.turnChunks
 	}
 	var dropped [][]byte
 	e.turnChunks, dropped = e.turnChunks.with(r, put)
@@ -85,7 +85,7 @@ func (t *tenant) indexTurns(e *entry) {
 
 // unindexTurns removes the turns of a conversation from the index of turns.
 func (t *tenant) unindexTurns(e *entry) {
-	ids := record.IndexedTurns(e.value)
+	ids := record.IndexedTurns(e.head)
 	for _, list := range e.turnChunks.lists {
 		ids = append(ids, record.TurnIDs(list)...)
 	}

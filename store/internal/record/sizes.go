@@ -71,6 +71,10 @@ func (r *Record) TailBytes() int {
 	return n
 }
 
+// TailFrames returns the retained messages that are not in chunks: those with which the record was decoded, and the
+// appended ones. kept shares the memory of r.Messages, unless messages were removed. r must have no Sizes.
+func (r *Record) TailFrames() (kept, added store.Frames) { return r.Messages, r.newMessages }
+
 // frameSizes yields the sizes of the frames and bodies of the retained messages that are not in chunks, oldest first.
 func (r *Record) frameSizes() iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
