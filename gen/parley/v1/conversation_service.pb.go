@@ -1913,7 +1913,7 @@ type ListMessagesResponse struct {
 	Conversation *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// Messages in the requested order.
 	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
-	// Empty on the last page.
+	// Empty on the last page. With message_ids, the last page may have no messages.
 	NextPageToken string `protobuf:"bytes,3,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	// Sequence of the oldest message that is still kept; last_sequence + 1 if none is kept. A
 	// reader that stopped at a lower sequence has missed messages.

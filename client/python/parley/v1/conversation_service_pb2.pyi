@@ -1061,7 +1061,7 @@ class ListMessagesResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     OLDEST_SEQUENCE_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Empty on the last page."""
+    """Empty on the last page. With message_ids, the last page may have no messages."""
     oldest_sequence: _builtins.int
     """Sequence of the oldest message that is still kept; last_sequence + 1 if none is kept. A
     reader that stopped at a lower sequence has missed messages.

@@ -35,7 +35,8 @@ type Messages struct {
 
 // ListMessages returns the page that a request asks for. read reads the conversation of the request. A page of any
 // messages takes one read, and another one with a page token. With message_ids, ListMessages reads up to MaxBytes of
-// messages at a time until it has found enough. Errors: store.ErrPageToken, those of read.
+// messages at a time until the page is full; then the next page may be empty. Errors: store.ErrPageToken, those of
+// read.
 func ListMessages(
 	r *parleyv1.ListMessagesRequest, tenant string, read func(*store.Read) (*store.Snapshot, error),
 ) (*Messages, error) {
@@ -140,7 +141,7 @@ func (w *messageWalk) walk(read func(*store.Read) (*store.Snapshot, error)) (*Me
 			w.page.OldestSequence = snapshot.Conversation.GetLastSequence() + 1
 		}
 		more := w.take(snapshot.Messages)
-		if more || len(w.ids) == 0 && snapshot.MoreMessages {
+		if more || snapshot.MoreMessages && (len(w.ids) == 0 || w.left == 0) {
 			w.page.NextToken = store.SealToken(
 				binary.BigEndian.AppendUint32(nil, uint32(w.last)), w.scope(snapshot.Conversation)...)
 			return &w.page, nil

@@ -595,7 +595,7 @@ export interface ListMessagesResponse {
     | undefined;
   /** Messages in the requested order. */
   messages: Message[];
-  /** Empty on the last page. */
+  /** Empty on the last page. With message_ids, the last page may have no messages. */
   nextPageToken: string;
   /**
    * Sequence of the oldest message that is still kept; last_sequence + 1 if none is kept. A
