@@ -56,7 +56,7 @@ type Importer struct {
 	retentions rules.Retentions
 	limit      int           // of the messages of a conversation, in bytes
 	slots      chan struct{} // one element for each running import
-	large      chan struct{} // one element for each large conversation, see maxLarge
+	large      *largeSlots
 }
 
 // NewImporter returns an Importer for a store. limit is the maximum size of the messages of a conversation in the
@@ -68,7 +68,7 @@ func NewImporter(s store.Store, limit int, now func() time.Time, forbidden rules
 	}
 	return &Importer{
 		store: s, limit: limit, now: now, retentions: forbidden,
-		slots: make(chan struct{}, MaxImports), large: make(chan struct{}, large),
+		slots: make(chan struct{}, MaxImports), large: newLargeSlots(large),
 	}
 }
 
@@ -204,8 +204,7 @@ func (i *importing) startStore(ctx context.Context) error {
 	return nil
 }
 
-// acquireLarge waits for a slot if a conversation needs one, at most for maxLargeWait. If there is none by then, the
-// error is ErrTooManyImports.
+// acquireLarge waits for a slot if a conversation needs one. Its errors are those of largeSlots.acquire.
 func (i *importing) acquireLarge(ctx context.Context, c *incoming) error {
 	if c.large || c.size <= maxSmallBytes {
 		return nil
@@ -213,24 +212,16 @@ func (i *importing) acquireLarge(ctx context.Context, c *incoming) error {
 	if err := i.wait(); err != nil {
 		return err
 	}
-	timer := time.NewTimer(maxLargeWait)
-	defer timer.Stop()
-	select {
-	case i.large <- struct{}{}:
-		c.large = true
-		return nil
-	case <-timer.C:
-		return ErrTooManyImports
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	err := i.large.acquire(ctx, i.tenant)
+	c.large = err == nil
+	return err
 }
 
 // releaseLarge releases the slot of a conversation, if it has one.
 func (i *importing) releaseLarge(c *incoming) {
 	if c.large {
 		c.large = false
-		<-i.large
+		i.large.release()
 	}
 }
 

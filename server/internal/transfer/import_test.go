@@ -281,24 +281,25 @@ func TestImportKeepAll(t *testing.T) {
 	}
 }
 
+// largeImport returns the 10 requests of a conversation with 10 MiB of messages. It needs a slot from the sixth on.
+func largeImport(id string, now time.Time) []*parleyv1.ImportConversationsRequest {
+	var parts []*parleyv1.ImportConversationsRequest
+	header := exportOf(id, now).Conversation
+	header.LastSequence, header.MessageCount = 10, 10
+	for n := range int32(10) {
+		m := proto.CloneOf(exportOf(id, now).GetMessages()[0])
+		m.Id, m.Sequence, m.Content = fmt.Sprint("m", n), n+1, strings.Repeat("x", 1<<20)
+		parts = append(parts, &parleyv1.ImportConversationsRequest{Conversation: header, Messages: []*parleyv1.Message{m}})
+	}
+	return parts
+}
+
 // TestLargeImportSlots checks that imports of large conversations return their slots: after success, after a fault, and
 // if the import ends in the middle of one. More of them than there are slots run one after the other.
 func TestLargeImportSlots(t *testing.T) {
 	f := open(t)
 	f.importer.limit = store.MaxConversationBytes
-	large := func(id string) []*parleyv1.ImportConversationsRequest {
-		var parts []*parleyv1.ImportConversationsRequest
-		header := exportOf(id, f.clock.Now()).Conversation
-		header.LastSequence, header.MessageCount = 10, 10
-		for n := range int32(10) {
-			m := proto.CloneOf(exportOf(id, f.clock.Now()).GetMessages()[0])
-			m.Id, m.Sequence, m.Content = fmt.Sprint("m", n), n+1, strings.Repeat("x", 1<<20)
-			parts = append(parts, &parleyv1.ImportConversationsRequest{
-				Conversation: header, Messages: []*parleyv1.Message{m},
-			})
-		}
-		return parts
-	}
+	large := func(id string) []*parleyv1.ImportConversationsRequest { return largeImport(id, f.clock.Now()) }
 	run := func(parts ...*parleyv1.ImportConversationsRequest) (Imported, error) {
 		next := 0
 		return f.importer.Import(t.Context(), tenant, func() (*parleyv1.ImportConversationsRequest, error) {
@@ -328,7 +329,7 @@ func TestLargeImportSlots(t *testing.T) {
 	if !errors.Is(err, broken) {
 		t.Errorf("cut import = %v, want %v", err, broken)
 	}
-	if n := len(f.importer.large); n != 0 {
+	if n := len(f.importer.large.slots); n != 0 {
 		t.Errorf("%d slots are in use after all imports, want 0", n)
 	}
 }
