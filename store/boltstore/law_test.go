@@ -37,12 +37,9 @@ func TestLaw(t *testing.T) {
 
 // TestLawWithChunks tests the law with chunks so small that most conversations have some, with a journal and without.
 func TestLawWithChunks(t *testing.T) {
-	if testing.Short() {
-		t.Skip("TestRandom uses chunks, too, and takes less time")
-	}
 	for _, budget := range []int64{0, 4 << 10} {
 		t.Run(fmt.Sprint("journal ", budget), func(t *testing.T) {
-			storetest.Run(t, storetest.Subject{
+			storetest.RunVariant(t, storetest.Subject{
 				Durable: true,
 				Open: func(tb testing.TB, dir string, o store.Options) store.Store {
 					tb.Helper()
@@ -55,10 +52,7 @@ func TestLawWithChunks(t *testing.T) {
 
 // TestLawWithJournal tests the law with a journal so small that it is folded all the time.
 func TestLawWithJournal(t *testing.T) {
-	if testing.Short() {
-		t.Skip("TestRandom uses a journal, too, and takes less time")
-	}
-	storetest.Run(t, storetest.Subject{
+	storetest.RunVariant(t, storetest.Subject{
 		Durable: true,
 		Open: func(tb testing.TB, dir string, o store.Options) store.Store {
 			tb.Helper()

@@ -215,7 +215,7 @@ func (s Subject) processesObserve(t *testing.T) {
 	heard := other.observer.await(t, len(own))
 	for i := range heard {
 		if !heard[i].Elsewhere || i < len(own) && own[i].Elsewhere {
-			t.Errorf("Elsewhere of %s is %t, and %t in the process that wrote", summaries(heard[i : i+1]), heard[i].Elsewhere,
+			t.Errorf("Elsewhere of %s is %t, and %t in the process that wrote", summaries(heard[i:i+1]), heard[i].Elsewhere,
 				own[i].Elsewhere)
 		}
 		heard[i].Elsewhere = false

@@ -22,6 +22,16 @@ type Subject struct {
 	Together bool
 }
 
+// RunVariant is Run for one more configuration of a store that Run tests already. It skips the tests if they would take
+// minutes: with -short, and with the race detector, which makes them five times as slow and has seen the code in Run.
+func RunVariant(t *testing.T, s Subject) {
+	t.Helper()
+	if testing.Short() || raceDetector {
+		t.Skip("left out with -short and with the race detector; make testlaws runs it")
+	}
+	Run(t, s)
+}
+
 // Run runs all tests with the store.
 func Run(t *testing.T, s Subject) {
 	t.Helper()

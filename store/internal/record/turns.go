@@ -275,8 +275,8 @@ type IndexChange struct {
 	Added, Dropped []TurnID
 }
 
-// ChangeOfIndex returns how an index of turns changes when r is written. indexed are the IndexedTurns of the value of the
-// conversation before the write, none if the conversation is new. put is the result of r.DivideTurns. The turns in
+// ChangeOfIndex returns how an index of turns changes when r is written. indexed are the IndexedTurns of the value of
+// the conversation before the write, none if the conversation is new. put is the result of r.DivideTurns. The turns in
 // dropped chunks are not in the result: the caller reads their ids from these chunks.
 func (r *Record) ChangeOfIndex(indexed []TurnID, put []TurnChunk) (c IndexChange) {
 	if !r.Header.GetTurnsIndexed() {
