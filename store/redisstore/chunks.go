@@ -15,6 +15,7 @@ import (
 
 // chunkReader reads the messages that are counted aside: those at the begin of the list.
 type chunkReader struct {
+	ctx          context.Context //nolint:containedctx // It is that of one read or write: package record passes none.
 	store        *Store
 	conversation *conversation
 	aside        int
@@ -25,11 +26,8 @@ type chunkReader struct {
 
 var _ record.ChunkReader = (*chunkReader)(nil)
 
-// elements is Store.elements within callTime: package record passes no context.
 func (r *chunkReader) elements(first, last int) (store.Frames, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
-	defer cancel()
-	return r.store.elements(ctx, r.conversation, first, last)
+	return r.store.elements(r.ctx, r.conversation, first, last)
 }
 
 // Head implements record.ChunkReader.
@@ -113,6 +111,7 @@ func (r *chunkReader) Before(sequence int32) iter.Seq2[*record.Chunk, error] {
 
 // turnChunks reads the chunks of turns of a conversation.
 type turnChunks struct {
+	ctx          context.Context //nolint:containedctx // It is that of one read or write: package record passes none.
 	store        *Store
 	conversation *conversation
 	read         map[int64][]byte
@@ -131,11 +130,9 @@ func (c *turnChunks) Turns(ordinal int64) ([]byte, error) {
 	if list, ok := c.read[ordinal]; ok {
 		return list, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
-	defer cancel()
 	p := c.conversation
 	get := c.store.client.B().Hget().Key(p.of("tc", p.id)).Field(strconv.FormatInt(ordinal, 10)).Build()
-	value, err := c.store.client.Do(ctx, get).AsBytes()
+	value, err := c.store.client.Do(c.ctx, get).AsBytes()
 	if err != nil && !isNil(err) {
 		return nil, c.store.fault(err)
 	}

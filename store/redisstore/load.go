@@ -51,7 +51,9 @@ func (s *Store) loadCommand(p space, id string, with ...part) rueidis.Completed 
 
 // decode decodes the reply of a loadCommand. If the conversation is damaged, the error is store.ErrCorrupt, and the
 // result has all but its record.
-func (s *Store) decode(p space, id string, reply rueidis.RedisResult, with ...part) (*conversation, error) {
+func (s *Store) decode(
+	ctx context.Context, p space, id string, reply rueidis.RedisResult, with ...part,
+) (*conversation, error) {
 	fields, err := reply.ToArray()
 	if err != nil {
 		return nil, s.fault(err)
@@ -81,7 +83,7 @@ func (s *Store) decode(p space, id string, reply rueidis.RedisResult, with ...pa
 		c.values[part], c.read[part] = value, true
 	}
 	c.setParts()
-	c.record.TurnChunks = &turnChunks{store: s, conversation: c}
+	c.record.TurnChunks = &turnChunks{ctx: ctx, store: s, conversation: c}
 	return c, nil
 }
 
@@ -177,7 +179,7 @@ func (s *Store) unchanged(c *conversation, reply rueidis.RedisResult) error {
 
 // load reads a conversation without messages.
 func (s *Store) load(ctx context.Context, p space, id string, with ...part) (*conversation, error) {
-	return s.decode(p, id, s.client.Do(ctx, s.loadCommand(p, id, with...)), with...)
+	return s.decode(ctx, p, id, s.client.Do(ctx, s.loadCommand(p, id, with...)), with...)
 }
 
 // pageElements is the number of messages that one command reads at most.

@@ -44,7 +44,7 @@ func (s *Store) readOnce(ctx context.Context, q *store.Read) (*store.Snapshot, e
 		commands = append(commands, s.client.B().Lrange().Key(p.of("m", q.ConversationID)).Start(int64(-first)).Stop(-1).Build())
 	}
 	replies := s.client.DoMulti(ctx, append(commands, s.revisionCommand(p, q.ConversationID))...)
-	c, err := s.decode(p, q.ConversationID, replies[0], with...)
+	c, err := s.decode(ctx, p, q.ConversationID, replies[0], with...)
 	if err != nil {
 		return nil, err
 	}

@@ -265,7 +265,7 @@ func (s *Store) readFor(ctx context.Context, a *attempt) (*transaction, error) {
 	held := s.client.B().Hget().Key(p.key("em")).Field(w.id).Build()
 	replies := s.client.DoMulti(ctx, load, place, held)
 	var err error
-	if t.old, err = s.decode(p, w.id, replies[0], w.with...); err != nil {
+	if t.old, err = s.decode(ctx, p, w.id, replies[0], w.with...); err != nil {
 		return nil, err
 	}
 	number, _ := replies[1].AsInt64()
@@ -275,7 +275,7 @@ func (s *Store) readFor(ctx context.Context, a *attempt) (*transaction, error) {
 		t.old.ephemeral = ephemeralOf(state)
 	} else {
 		t.aside = int(t.old.record.Header.GetChunks().GetMessages())
-		t.chunks = &chunkReader{store: s, conversation: t.old, aside: t.aside}
+		t.chunks = &chunkReader{ctx: ctx, store: s, conversation: t.old, aside: t.aside}
 		t.old.record.Chunks = t.chunks
 		t.live = t.old.live(t.now) != nil
 		t.runningBefore = t.old.record.Conversation().GetActiveTurnId()
