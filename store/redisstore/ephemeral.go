@@ -26,7 +26,7 @@ func (s *Store) hold(ctx context.Context, h *store.Hold) error {
 		return err
 	}
 	defer s.leave()
-	ctx, cancel := writing(ctx)
+	ctx, cancel := s.writing(ctx)
 	defer cancel()
 	p, now := s.space(h.Tenant), s.options.Now()
 	args := []string{s.server, strconv.FormatInt(int64(h.DeleteAfter), 10), strconv.Itoa(store.MaxHolds)}
@@ -48,7 +48,7 @@ func (s *Store) Release(ctx context.Context, h *store.Hold) error {
 	err := s.enter(ctx)
 	if err == nil {
 		defer s.leave()
-		writing, cancel := writing(ctx)
+		writing, cancel := s.writing(ctx)
 		defer cancel()
 		after := strconv.FormatInt(int64(h.DeleteAfter), 10)
 		err = s.release(writing, s.space(h.Tenant), s.server, after, record.HoldIDs(h), s.options.Now())

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/rueidis"
 
@@ -18,7 +19,9 @@ func subject(addresses []string, buckets int) storetest.Subject {
 		Open: func(tb testing.TB, dir string, o store.Options) store.Store {
 			tb.Helper()
 			s, err := Open(tb.Context(), Options{
-				Options: o, Client: rueidis.ClientOption{InitAddress: addresses}, Prefix: dir, Buckets: buckets,
+				Options: o, Prefix: dir, Buckets: buckets,
+				// Tests of many ids, and busy machines, may need longer than a service should wait.
+				Timeout: time.Minute, Client: rueidis.ClientOption{InitAddress: addresses, ConnWriteTimeout: time.Minute},
 			})
 			if err != nil {
 				tb.Fatal(err)

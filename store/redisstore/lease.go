@@ -46,7 +46,7 @@ func (s *Store) renewAll(ctx context.Context) {
 
 // endLeases ends the leases of this process.
 func (s *Store) endLeases() error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.running), callTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.running), s.timeout)
 	defer cancel()
 	var commands []rueidis.Completed
 	for _, b := range s.buckets {

@@ -170,7 +170,7 @@ func (s *Store) writeTenant(ctx context.Context, w *store.WriteRecords) (*store.
 		return nil, err
 	}
 	defer s.writes.leave(p.key("t"))
-	ctx, cancel := writing(ctx)
+	ctx, cancel := s.writing(ctx)
 	defer cancel()
 	return again(ctx, func() (*store.WrittenRecords, error) {
 		now := s.options.Now()

@@ -69,6 +69,9 @@ type Options struct {
 	Prefix string
 	// Buckets is the number of buckets of a new store, at most MaxBuckets. An existing one must have the same. 0 means 64.
 	Buckets int
+	// Timeout is how long a command may take. A write goes on after the context of its call has ended, but not longer. 0
+	// means 5 s.
+	Timeout time.Duration
 	// Address at which other servers reach this one; empty if there are none.
 	Address string
 }
@@ -77,11 +80,10 @@ type Options struct {
 const MaxBuckets = 1024
 
 const (
-	schemaVersion = 1
-	leaseTime     = 15 * time.Second
-	renewTime     = leaseTime / 3
-	// callTime is how long a command may take. A write goes on after the context of its call has ended, but not longer.
-	callTime = 5 * time.Second
+	schemaVersion  = 1
+	leaseTime      = 15 * time.Second
+	renewTime      = leaseTime / 3
+	defaultTimeout = 5 * time.Second
 )
 
 // Store implements store.Store on Redis or Valkey.
@@ -93,7 +95,8 @@ type Store struct {
 	scripts scripts
 	server  string // id of this process, 16 characters
 	address string
-	writes  *turnstile // of conversations
+	timeout time.Duration // of a command
+	writes  *turnstile    // of conversations
 	teller  *teller
 	counts  counters
 
@@ -121,6 +124,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s := &Store{
 		options: o.Options.WithDefaults(), client: client, prefix: o.Prefix, scripts: newScripts(), address: o.Address,
 		writes: newTurnstile(), renewed: make(chan struct{}),
+	}
+	if s.timeout = o.Timeout; s.timeout == 0 {
+		s.timeout = defaultTimeout
 	}
 	if s.prefix == "" {
 		s.prefix = "parley"
@@ -223,6 +229,6 @@ func (s *Store) enter(ctx context.Context) error {
 func (s *Store) leave() { s.closing.RUnlock() }
 
 // writing returns the context of a write that has started: it is completed even if the context of its call ends.
-func writing(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), callTime)
+func (s *Store) writing(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), s.timeout)
 }

@@ -35,7 +35,7 @@ func (t *turnstile) enter(ctx context.Context, key string, queued func()) error 
 		queued()
 	}
 	if turn != nil {
-		<-turn // A write takes callTime at most. Those whose context has ended pass at once, in their order.
+		<-turn // A write takes a few timeouts at most. Those whose context has ended pass at once, in their order.
 	}
 	if err := ctx.Err(); err != nil {
 		t.leave(key)

@@ -50,7 +50,7 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 		return false, err
 	}
 	defer s.leave()
-	ctx, cancel := writing(ctx)
+	ctx, cancel := s.writing(ctx)
 	defer cancel()
 	if err := s.releaseAbandoned(ctx); err != nil {
 		return false, err
@@ -281,7 +281,7 @@ func (s *Store) saveProgress(ctx context.Context, q *store.Progress) error {
 		return err
 	}
 	defer s.leave()
-	ctx, cancel := writing(ctx)
+	ctx, cancel := s.writing(ctx)
 	defer cancel()
 	p := s.space(q.Tenant)
 	all := []string{p.prefix, p.name, stamp(s.options.Now()), q.ConversationID, q.TurnID, rueidis.BinaryString(value)}

@@ -159,7 +159,7 @@ func (s *Store) writeInTurn(ctx context.Context, w *write) (*store.Result, error
 		return nil, err
 	}
 	defer s.writes.leave(p.of("", w.id))
-	ctx, cancel := writing(ctx)
+	ctx, cancel := s.writing(ctx)
 	defer cancel()
 	a := &attempt{write: w, space: p}
 	return again(ctx, func() (*store.Result, error) { return s.try(ctx, a) })

@@ -8,27 +8,31 @@ for _, id in ipairs(call('ZRANGEBYSCORE', BY_DELETE_TIME, '-inf', micros(now))) 
   local state = call('HGET', EPHEMERAL, id)
   if state and not isHeld(state) and state <= now then active = active - 1 end
 end
+local states = {}
 for i = 7, #ARGV do
   local state = call('HGET', EPHEMERAL, ARGV[i])
+  states[i] = state
   if not state or not isHeld(state) and state <= now then active = active + 1 end
 end
 if active > limit then return { 'many' } end
 
 local holds = P .. 'ho:' .. server
 for i = 7, #ARGV do
-  local id = ARGV[i]
+  local id, state, n, mine = ARGV[i], states[i], 1, 0
   local s = conversation(id)
   local why = s and ended(s)
   if why then
     remove(s, why)
     s = nil
   end
-  local state, n = call('HGET', EPHEMERAL, id), 1
-  if isHeld(state) then n = tonumber(string.sub(state, 2)) + 1 end
+  if isHeld(state) then
+    n = tonumber(string.sub(state, 2)) + 1
+    mine = tonumber(string.match(call('HGET', holds, T .. id) or '0', '^%d+'))
+  elseif state then
+    call('ZREM', BY_DELETE_TIME, id)
+  end
   call('HSET', EPHEMERAL, id, 'h' .. n)
-  call('ZREM', BY_DELETE_TIME, id)
-  local own = call('HGET', holds, T .. id)
-  call('HSET', holds, T .. id, (own and tonumber(string.match(own, '^%d+')) or 0) + 1 .. ' ' .. after)
+  call('HSET', holds, T .. id, mine + 1 .. ' ' .. after)
   if s then
     call('HSET', P .. 'c:' .. T .. id, 'e', 'h' .. n)
     call('ZREM', BY_END, id)
