@@ -226,7 +226,7 @@ func TestWorkOfDivided(t *testing.T) {
 		err := s.readOnce(t.Context(), func(_ *bolt.Tx, r *reader) error {
 			f, err := r.find("acme", id, head)
 			if err == nil {
-				sizes[id] = len(f.pending.Head) + len(f.pending.Sizes)
+				sizes[id] = len(f.pending.Head) + f.pending.Sizes.Memory()
 				values[id] = len(r.value("acme", f.place.Key))
 			}
 			return err

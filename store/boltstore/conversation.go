@@ -146,7 +146,7 @@ func (r *reader) decodePending(conversation, base []byte, e *overlay.Entry, p pa
 		return nil, err
 	}
 	r.setChunks(rec, conversation)
-	rec.Sizes = record.UnpackSizes(e.Sizes)
+	rec.Sizes = new(e.Sizes)
 	if p != all {
 		return rec, nil
 	}

@@ -190,7 +190,7 @@ func (t *txn) logAppend(a *store.Append, drafts []record.Draft) (*record.Outcome
 	if l.entry.Head, err = r.MarshalHead(); err != nil {
 		return nil, err
 	}
-	l.entry.Sizes, l.entry.Counts = record.PackSizes(r.AllSizes()), l.counts
+	l.entry.Sizes, l.entry.Counts = r.AllSizes(), l.counts
 	before := overlay.Entry{}
 	if old.pending != nil {
 		before = *old.pending

@@ -40,7 +40,7 @@ func (p part) String() string { return [parts]string{"requests", "turns", "syste
 // extra is what a conversation has beside its head: which values its parts must have, and the sizes of its messages.
 //
 // Layout: CRC-32C of the rest, big-endian; for each part CRC-32C, big-endian, and length, uvarint; the number of ids of
-// commits, one byte, and the ids; the sizes of the newest messages in the form of record.PackSizes.
+// commits, one byte, and the ids; the sizes of the newest messages in the form of record.MarshalSizes.
 type extra struct {
 	sums    [parts]uint32
 	lengths [parts]int
@@ -55,7 +55,7 @@ func (e *extra) marshal() []byte {
 		b = binary.AppendUvarint(b, uint64(e.lengths[i]))
 	}
 	b = append(b, byte(len(e.commits)/revisionSize))
-	b = append(append(b, e.commits...), record.PackSizes(e.sizes)...)
+	b = append(append(b, e.commits...), record.MarshalSizes(e.sizes)...)
 	binary.BigEndian.PutUint32(b, record.Checksum(b[4:]))
 	return b
 }
@@ -82,8 +82,10 @@ func unmarshalExtra(text string) (*extra, error) {
 		return nil, damaged
 	}
 	end := 1 + int(b[0])*revisionSize
-	e.commits, e.sizes = string(b[1:end]), record.UnpackSizes(b[end:])
-	return e, nil
+	e.commits = string(b[1:end])
+	var err error
+	e.sizes, err = record.UnmarshalSizes(b[end:])
+	return e, err
 }
 
 // check checks a part.

@@ -99,7 +99,7 @@ func (c *conversation) decode(head, rest string) (err error) {
 	if h := r.Conversation(); h.GetId() != c.id || r.Header.GetTenant() != c.tenant || string(r.Key()) != c.place {
 		return fmt.Errorf("%w: it is another conversation", store.ErrCorrupt)
 	}
-	r.Sizes = c.extra.sizes
+	r.Sizes = record.ListSizes(c.extra.sizes)
 	c.record = r
 	return nil
 }

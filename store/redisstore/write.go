@@ -454,7 +454,7 @@ func (t *transaction) putRecord(b *commands, r *record.Record, e *extra, changes
 		b.trim(list, kept, kept-int(r.Header.GetChunks().GetMessages()), -1)
 		b.push(list, r.Messages)
 	default:
-		left := int(r.Header.GetChunks().GetMessages()) + len(r.Sizes)
+		left := int(r.Conversation().GetMessageCount()) - r.Added().Count()
 		b.trim(list, t.messagesBefore(), t.messagesBefore()-left, -1)
 	}
 	b.push(list, r.Added())

@@ -45,7 +45,7 @@ func (c *Chunk) Retained(first int32) (sizes []FrameSize, dropped int) {
 //	4 bytes CRC-32C of the messages, big-endian
 //	uvarint length of the sizes
 //	uvarint length of the data
-//	        sizes    see PackSizes
+//	        sizes    see packSize
 //	        data     storev1.Header with nothing but data
 //	        messages frames, up to the end
 //
@@ -58,7 +58,7 @@ const (
 
 // Marshal encodes the chunk for a key into a new slice.
 func (c *Chunk) Marshal(key []byte) []byte {
-	sizes := PackSizes(c.Sizes)
+	sizes := packSizes(c.Sizes)
 	length := uvarintSize(len(sizes)) + len(sizes) + uvarintSize(len(c.Data)) + len(c.Data)
 	b := make([]byte, chunkHeadAt, chunkHeadAt+length+len(c.Messages))
 	b[0] = chunkFormat
@@ -110,16 +110,16 @@ func unmarshalChunk(key, value []byte) (c *Chunk, messages store.Frames, err err
 		return nil, nil, fmt.Errorf("%w: head of a chunk", store.ErrCorrupt)
 	}
 	messages = value[end:len(value):len(value)]
-	sizes, ok := readSizes(value[at:data], len(messages))
-	if !ok {
+	sizes, total, ok := readSizes(value[at:data])
+	if !ok || total != len(messages) || len(sizes) == 0 {
 		return nil, nil, fmt.Errorf("%w: sizes of a chunk", store.ErrCorrupt)
 	}
 	return &Chunk{Sizes: sizes, Data: value[data:end:end]}, messages, nil
 }
 
-// readSizes is UnpackSizes for any bytes. The bool is false unless they are the sizes of at least one message, with
-// rising sequences, and all messages together have total bytes.
-func readSizes(packed []byte, total int) (sizes []FrameSize, ok bool) {
+// readSizes decodes the packed form of sizes from any bytes, and returns the size of all messages together. ok is false
+// unless they are sizes of messages with rising sequences.
+func readSizes(packed []byte) (sizes []FrameSize, total int, ok bool) {
 	sizes = make([]FrameSize, 0, len(packed)/4)
 	ok = true
 	next := func() uint64 {
@@ -132,11 +132,11 @@ func readSizes(packed []byte, total int) (sizes []FrameSize, ok bool) {
 	for ok && len(packed) > 0 {
 		bytes, frame, step := next(), next(), next()
 		sequence += step
-		ok = ok && frame <= bytes && bytes <= uint64(total) && step > 0 && sequence < 1<<31
+		ok = ok && frame <= bytes && step > 0 && sequence < 1<<31
 		sizes = append(sizes, FrameSize{Bytes: int32(bytes), Body: int32(bytes - frame), Sequence: int32(sequence)})
-		total -= int(bytes)
+		total += int(bytes)
 	}
-	return sizes, ok && total == 0 && len(sizes) > 0
+	return sizes, total, ok
 }
 
 // Divided reports whether the record has chunks, also if join has added them all.

@@ -287,7 +287,7 @@ func replayedDrafts(frames store.Frames) ([]Draft, error) {
 // settle joins the appended messages and data with the others, so that more can be appended.
 func (r *Record) settle() {
 	if r.Sizes != nil {
-		r.Sizes = r.AllSizes()
+		r.Sizes = new(r.AllSizes())
 	} else {
 		r.Messages = joined(r.Messages, r.newMessages)
 	}
@@ -303,14 +303,14 @@ func joined(a, b []byte) []byte {
 	return append(append(make([]byte, 0, len(a)+len(b)), a...), b...)
 }
 
-// AllSizes returns the sizes of the retained messages that are not in chunks, oldest first, also for a record that has
-// Sizes.
-func (r *Record) AllSizes() []FrameSize {
-	sizes := append(make([]FrameSize, 0, len(r.Sizes)+1), r.Sizes...)
-	for _, frames := range []store.Frames{r.Messages, r.newMessages} {
-		sizes = appendSizes(sizes, frames)
+// AllSizes returns the sizes of the retained messages that are not in chunks, also for a record that has Sizes. Then it
+// takes time for the appended messages only, see SizeList.With.
+func (r *Record) AllSizes() SizeList {
+	var sizes SizeList
+	if r.Sizes != nil {
+		sizes = *r.Sizes
 	}
-	return sizes
+	return sizes.With(r.Messages).With(r.newMessages)
 }
 
 // MarshalHead encodes the record without its messages into a new slice, also a record with Sizes.

@@ -23,7 +23,10 @@ func (r *Record) CountAside(limit int) []FrameSize {
 	if c := r.Header.GetChunks(); c != nil && c.GetMessages() == 0 {
 		r.Header.Chunks, r.Types = nil, nil // All were dropped or joined.
 	}
-	sizes := r.AllSizes()
+	var sizes []FrameSize
+	for s := range r.AllSizes().All() {
+		sizes = append(sizes, s)
+	}
 	if len(sizes) <= limit {
 		return sizes
 	}
@@ -39,6 +42,28 @@ func (r *Record) CountAside(limit int) []FrameSize {
 	cut := dataBefore(r.Data, aside[len(aside)-1].Sequence+1)
 	r.Types, r.Data = addTypes(r.Types, r.Data[:cut], 1), r.Data[cut:]
 	return sizes[len(aside):]
+}
+
+// MarshalSizes encodes sizes, about 5 bytes each.
+func MarshalSizes(sizes []FrameSize) []byte { return packSizes(sizes) }
+
+// UnmarshalSizes decodes the result of MarshalSizes. The error is store.ErrCorrupt.
+func UnmarshalSizes(b []byte) ([]FrameSize, error) {
+	sizes, _, ok := readSizes(b)
+	if !ok {
+		return nil, fmt.Errorf("%w: sizes of messages", store.ErrCorrupt)
+	}
+	return sizes, nil
+}
+
+// ListSizes returns a list of sizes.
+func ListSizes(sizes []FrameSize) *SizeList {
+	l := &SizeList{packed: packSizes(sizes)}
+	l.memory = cap(l.packed)
+	for _, s := range sizes {
+		l.last, l.bytes = s.Sequence, l.bytes+int(s.Bytes)
+	}
+	return l
 }
 
 // ChunkOf returns a chunk of messages, which must not be empty. It decodes all of them. The chunk shares their memory.

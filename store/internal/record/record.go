@@ -41,7 +41,7 @@ type Record struct {
 	Messages store.Frames
 	// Sizes describe the messages in place of Messages, which is nil then. With them, a store
 	// need not read the messages for an append. Only Append without ReplaceAfter accepts a record with Sizes.
-	Sizes []FrameSize
+	Sizes *SizeList
 	// Types are the types of structured data of the retained messages in chunks, at most maxTypes, in the form of Data:
 	// each type once, in order, with the number of messages instead of a sequence.
 	Types []byte

@@ -33,7 +33,7 @@ func TestAppendWithSizes(t *testing.T) {
 				messages = append(messages, m)
 			}
 			full, sized := unmarshal(t, value), unmarshal(t, value)
-			sized.Messages, sized.Sizes = nil, record.Sizes(full.Messages)
+			sized.Messages, sized.Sizes = nil, new(record.SizeList{}.With(full.Messages))
 			want, got := appendTo(t, full, o, messages), appendTo(t, sized, o, messages)
 			if diff := cmp.Diff(want.Record.Header, got.Record.Header, protocmp.Transform()); diff != "" {
 				t.Fatalf("header (-want +got):\n%s", diff)
@@ -49,9 +49,10 @@ func TestAppendWithSizes(t *testing.T) {
 			if got, want := retained.Messages.Count(), int(retained.Conversation().GetMessageCount()); got != want {
 				t.Fatalf("retained %d messages, the header says %d", got, want)
 			}
-			old := len(got.Record.Sizes)
-			if want := record.Sizes(retained.Messages)[:old]; !slices.Equal(got.Record.Sizes, want) {
-				t.Fatalf("sizes = %v, want %v", got.Record.Sizes, want)
+			sizes := slices.Collect(got.Record.Sizes.All())
+			old := len(sizes)
+			if want := record.Sizes(retained.Messages)[:old]; !slices.Equal(sizes, want) {
+				t.Fatalf("sizes = %v, want %v", sizes, want)
 			}
 			if _, err := got.Record.Marshal(); old > 0 && err == nil {
 				t.Fatal("Marshal of a record with sizes succeeded")
@@ -97,4 +98,37 @@ func appendTo(tb rapid.TB, r *record.Record, o store.Options, messages []*parley
 		tb.Fatal(err)
 	}
 	return out
+}
+
+// TestSizeList appends frames to a list, while earlier copies of it are in use. Each must have the sizes of its time.
+func TestSizeList(t *testing.T) {
+	var list record.SizeList
+	var all store.Frames
+	copies := map[int]record.SizeList{} // by the size of the frames
+	for i := range 100 {
+		frame, err := store.EncodeFrame(&parleyv1.Message{
+			Id: fmt.Sprint(i), Content: strings.Repeat("x", 50*(i%7)), Sequence: int32(3*i + 5),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		list.With(store.Frames(frame)) // A result that is not used must not be visible.
+		list, all = list.With(store.Frames(frame)), append(all, frame...)
+		copies[len(all)] = list
+	}
+	for size, l := range copies {
+		if want, got := record.Sizes(all[:size]), slices.Collect(l.All()); !slices.Equal(got, want) {
+			t.Errorf("All() = %v, want %v", got, want)
+		}
+		if l.Bytes() != size || l.Memory() < 3*all[:size].Count() {
+			t.Errorf("Bytes(), Memory() = %d, %d, want %d and enough for %d messages", l.Bytes(), l.Memory(), size, all[:size].Count())
+		}
+	}
+	first, allocated := all[:record.Sizes(all)[0].Bytes], 0
+	for _, l := range copies {
+		allocated += int(testing.AllocsPerRun(1, func() { l.With(first) }))
+	}
+	if allocated > 25 {
+		t.Errorf("100 calls of With made %d allocations, want 25 at most", allocated)
+	}
 }

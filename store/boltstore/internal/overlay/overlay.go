@@ -28,6 +28,7 @@ import (
 
 	"github.com/parleyhq/parley/store/boltstore/internal/journal"
 	"github.com/parleyhq/parley/store/boltstore/internal/layout"
+	"github.com/parleyhq/parley/store/internal/record"
 )
 
 // maxHeadBytes is the maximum memory of the heads and sizes of the current generation, in bytes. Entries that would
@@ -59,9 +60,10 @@ type Entry struct {
 	Counts layout.Counts
 	// Size is the size of the conversation after the operations, see record.Record.Size; 0 if it is unknown.
 	Size int
-	// Head is the record without its messages. Those that are not in chunks have Sizes, packed by record.PackSizes. If
-	// Head is nil, the record must be made from the file and the operations.
-	Head, Sizes []byte
+	// Head is the record without its messages. Those that are not in chunks have Sizes. If Head is nil, the record must
+	// be made from the file and the operations.
+	Head  []byte
+	Sizes record.SizeList
 	// Records are the records of the scope that the operations write or delete.
 	Records *Records
 	// Since is the number of the newest transaction when the operations were decided, on which they build: that may have
@@ -83,7 +85,7 @@ func (e *Entry) Through() uint64 {
 	return e.Tenant.Applied
 }
 
-func (e *Entry) headBytes() int { return len(e.Head) + len(e.Sizes) }
+func (e *Entry) headBytes() int { return len(e.Head) + e.Sizes.Memory() }
 
 // Set is a set of entries by the key of their conversation, or by layout.TenantKey.
 type Set struct {
@@ -184,7 +186,7 @@ func (s *Set) put(key string, e Entry, bytes int, operations ...Operation) {
 	}
 	e.Operations = append(e.Operations, operations...)
 	if s.headBytes+e.headBytes() > maxHeadBytes {
-		e.Head, e.Sizes = nil, nil
+		e.Head, e.Sizes = nil, record.SizeList{}
 	}
 	s.headBytes += e.headBytes()
 	s.currentUse.bytes += int64(bytes)
