@@ -161,6 +161,9 @@ func (o Options) withDefaults() Options {
 	if o.JournalAge <= 0 {
 		o.JournalAge = time.Minute
 	}
+	if o.chunkSize <= 0 {
+		o.chunkSize = defaultChunkSize
+	}
 	if o.OnFailure == nil {
 		o.OnFailure = func(error) {}
 	}
@@ -277,9 +280,7 @@ func (s *Store) beginTxn(tx *bolt.Tx) *txn {
 		j.pending = s.tally.pending.View()
 	}
 	t := newTxn(tx, &s.options.Options, s.tally, j)
-	if size := s.options.chunkSize; size > 0 {
-		t.chunkSize = size
-	}
+	t.chunkSize = s.options.chunkSize
 	return t
 }
 
@@ -287,6 +288,9 @@ func (s *Store) beginTxn(tx *bolt.Tx) *txn {
 // callers get their results.
 func (s *Store) afterCommit(t *txn) {
 	s.tally.apply(t)
+	if s.folder != nil {
+		s.folder.tails.remove(t.folded)
+	}
 	if t.endsGeneration {
 		s.tally.pending.End()
 		s.journal.Release(t.foldedThrough)

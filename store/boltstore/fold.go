@@ -22,9 +22,10 @@ const (
 )
 
 // folder folds the operations of the journal into the file, one generation after the other: when a generation reaches
-// the budget, and at the latest after Options.JournalAge.
+// the budget, and at the latest after Options.JournalAge. It folds conversations with long tails earlier.
 type folder struct {
 	store *Store
+	tails longTails
 	full  chan struct{} // has an element if the current generation has reached the budget
 	// segment has an element if the journal has begun a segment and the file may not know that.
 	segment chan struct{}
@@ -34,8 +35,8 @@ type folder struct {
 
 func newFolder(s *Store) *folder {
 	f := &folder{
-		store: s, full: make(chan struct{}, 1), segment: make(chan struct{}, 1), stop: make(chan struct{}),
-		done: make(chan struct{}),
+		store: s, tails: newLongTails(s.options.chunkSize), full: make(chan struct{}, 1), segment: make(chan struct{}, 1),
+		stop: make(chan struct{}), done: make(chan struct{}),
 	}
 	f.notify() // An earlier process may have left enough, or had a larger budget.
 	go f.run()
@@ -129,6 +130,9 @@ func (f *folder) run() {
 				return nil
 			})
 			continue
+		case <-f.tails.urgent:
+			f.divide()
+			continue
 		case <-f.full:
 		case <-age.C:
 		}
@@ -185,16 +189,21 @@ func (f *folder) fold() {
 }
 
 // pause waits for d, the time that the last step took, so that appends have half of the time. It does not wait if the
-// current generation is above 80 % of the budget. It returns false if the folder stops.
+// current generation is above 80 % of the budget. It divides long tails in the meantime. It returns false if the folder
+// stops.
 func (f *folder) pause(d time.Duration) bool {
 	if current, _ := f.usage(); current > 0.8 {
 		d = 0
 	}
-	select {
-	case <-f.stop:
-		return false
-	case <-time.After(d):
-		return true
+	for end := time.After(d); ; {
+		select {
+		case <-f.stop:
+			return false
+		case <-f.tails.urgent:
+			f.divide()
+		case <-end:
+			return true
+		}
 	}
 }
 

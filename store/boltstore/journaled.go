@@ -124,10 +124,6 @@ var errNotJournaled = errors.New("the operation needs a transaction")
 // transaction. Each append to it replays all of them: with 2000, it took 12 ms of the writer.
 const maxReplayed = 64
 
-// maxTail is the size of the messages that are not in chunks, in multiples of Options.chunkSize, above which the next
-// append is a transaction, which moves most into chunks: all but 2 at most. Each append reads their sizes.
-const maxTail = 4
-
 // journaledOperation is an operation that has been decided and not yet written to the journal.
 type journaledOperation struct {
 	tenant   string
@@ -217,7 +213,7 @@ func (t *txn) loadToLog(a *store.Append, now time.Time) (*stored, error) {
 		return nil, errNotJournaled
 	}
 	replays := old.pending != nil && old.pending.Head == nil && len(old.pending.Operations) >= maxReplayed
-	if replays || old.record.TailBytes() > maxTail*t.chunkSize || a.Begin != nil && old.record.MustDivideTurns() {
+	if replays || old.record.TailBytes() > limitTail*t.chunkSize || a.Begin != nil && old.record.MustDivideTurns() {
 		return nil, errNotJournaled // A transaction folds and divides it.
 	}
 	if _, indexed := record.ParseTurnID(a.Begin.GetId()); indexed && t.turnIDs == nil {
@@ -352,6 +348,7 @@ func (s *Store) commitJournal(t *txn) error {
 	for _, l := range t.logged {
 		if l.key != "" {
 			s.tally.cache.Append(l.id, l.entry.Head, l.appended, l.retained)
+			s.folder.tails.note(l.key, l.retained)
 		}
 	}
 	s.tally.replaceCachedRecords(t.edited)
