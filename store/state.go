@@ -41,7 +41,8 @@ type JournalState struct {
 	// FileBytes is the size of the files of the journal.
 	FileBytes int64
 	// Folds is the number of folds that have ended, without those that had nothing to fold. FoldTime is the sum of their
-	// times from begin to end. FoldedConversations is the number of conversations that folds have written to the file.
+	// times from begin to end. FoldedConversations is the number of conversations that folds have written to the file,
+	// also those that are folded alone because they are large.
 	Folds, FoldedConversations int64
 	FoldTime                   time.Duration
 	// BypassedFull is the number of operations that were written to the file because the journal was at twice its budget.

@@ -3,8 +3,8 @@
 // One goroutine, the writer, does all writes (writer.go). It first decides which queued operations the journal can
 // take: appends to existing conversations (journaled.go), and small records (record_write.go). It writes these as one
 // batch of the journal, and puts the others into one transaction of the file, in which they decide and write one after
-// the other (txn.go). A second goroutine makes the writer fold the journal into the file (fold.go).
-// Options.JournalBudget 0 means that there is no journal.
+// the other (txn.go). A second goroutine, the folder, makes the writer fold the journal into the file (fold.go) and move
+// older messages of large conversations to chunks (longtails.go). Options.JournalBudget 0 means that there is no journal.
 //
 // A read that the cache cannot answer is a bbolt transaction of its own. It decodes and copies the data of
 // its result, and applies the operations in the journal that the file does not contain (conversation.go).
@@ -41,6 +41,10 @@
 // operations since the last fold of the whole journal began; it is folded when it reaches the budget. Operations that
 // are not folded are pending: package overlay has them in memory, for readers and for the writer. Package journal
 // writes the segments, which are the files of the journal.
+//
+// A fold divides a conversation with more than 64 KiB of messages outside chunks, its tail. With the journal alone, the
+// tail would grow until the next fold. So the folder folds conversations with long tails earlier, several in one
+// transaction, while appends continue in the journal. If a tail reaches 512 KiB, the next append is a transaction.
 //
 // Any transaction that writes or removes a conversation folds it, with its records. The header of each conversation
 // has the index of the last operation in it, so that no operation is applied twice. The own records of a tenant are
