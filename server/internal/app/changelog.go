@@ -59,12 +59,12 @@ func newChangeLog(log *slog.Logger, level slog.Leveler, warnAt int64) *changeLog
 	}
 }
 
-// Committed queues the store's changes, as one of its observers. It never blocks: an entry that
+// Committed queues the changes that this process has made, as one of its observers. It never blocks: an entry that
 // finds the queue full is dropped and counted.
 func (l *changeLog) Committed(changes []store.Change) {
 	for i := range changes {
 		c := &changes[i]
-		if entryLevel(c) < l.level.Level() {
+		if c.Elsewhere || entryLevel(c) < l.level.Level() {
 			continue
 		}
 		select {

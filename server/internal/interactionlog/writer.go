@@ -39,7 +39,7 @@ type writer struct {
 	closed  bool
 }
 
-// Committed writes an entry for each MESSAGE_APPENDED and CLEARED change. It is an observer of the store, see
+// Committed writes an entry for each MESSAGE_APPENDED and CLEARED change of this process. It is an observer of the store, see
 // [store.Options]. When it returns, the operating system has the entries, so that they survive a crash of
 // the process, or they are counted as lost. It waits for the disk only if the system makes a write wait,
 // and at the end of an Erase.
@@ -57,6 +57,9 @@ func (w *writer) writeBatch(changes []store.Change) {
 	var earliest time.Time
 	for i := range changes {
 		c := &changes[i]
+		if c.Elsewhere {
+			continue // The process that made the change writes its entry.
+		}
 		if c.Kind == parleyv1.ChangeKind_CHANGE_KIND_CREATED {
 			w.excludeImport(c, changes[i+1:])
 		}

@@ -184,10 +184,13 @@ func (m *Metrics) StoreCommit(c store.Commit) {
 	m.queueWait.Observe(c.WaitSeconds)
 }
 
-// Committed counts the changes of the store, as one of its observers.
+// Committed counts the changes that this process has made, as one of the observers of the store.
 func (m *Metrics) Committed(changes []store.Change) {
 	for i := range changes {
 		c := &changes[i]
+		if c.Elsewhere {
+			continue
+		}
 		switch c.Kind {
 		case parleyv1.ChangeKind_CHANGE_KIND_CREATED:
 			m.created.Inc()

@@ -39,6 +39,7 @@ type entry struct {
 	size           int    // approximate memory in bytes
 
 	event bool // an event of a turn; otherwise a committed change
+	gap   bool // a GAP, for all readers
 	// afterChange is the position of the newest change before an event or a record, and afterRecord that of the newest
 	// record before a change.
 	afterChange, afterRecord uint64
@@ -77,6 +78,13 @@ func changeEntry(c *store.Change, after uint64) *entry {
 	}
 	e.size = entryOverheadBytes + len(c.Message) + len(e.payload)
 	return e
+}
+
+// gapEntry returns an entry that says that changes were missed. after is the position of the newest record.
+func gapEntry(after uint64, now time.Time) *entry {
+	return &entry{
+		gap: true, kind: parleyv1.ChangeKind_CHANGE_KIND_GAP, time: now, afterRecord: after, size: entryOverheadBytes,
+	}
 }
 
 // eventEntry returns the entry of a turn's event that came after the change at this position.

@@ -71,7 +71,7 @@ func newReader(ids []string, woken chan struct{}) *reader {
 
 func (r *reader) wants(e *entry) bool {
 	_, named := r.ids[e.conversationID]
-	return named || r.ids == nil
+	return named || r.ids == nil || e.gap
 }
 
 // add appends entries and starts the notification of readers. It does not wait for readers. It returns the
@@ -161,15 +161,27 @@ func (f *feed) notifyBatch(wake []chan struct{}) (_ []chan struct{}, more bool) 
 	f.mu.Unlock()
 
 	for _, e := range entries {
-		for r := range f.byID[e.conversationID] {
-			if r.wakeOnly || r.notify(positions{e.position, e.position}) {
-				wake = append(wake, r.wake)
+		if e.gap {
+			for id := range f.byID {
+				wake = f.notifyNamed(id, e, wake)
 			}
+			continue
 		}
+		wake = f.notifyNamed(e.conversationID, e, wake)
 	}
 	wake = f.notifyIdle(positions{entries[0].position, entries[len(entries)-1].position}, wake)
 	f.notified.Store(entries[len(entries)-1].position)
 	return wake, true
+}
+
+// notifyNamed notifies the readers that name a conversation of an entry.
+func (f *feed) notifyNamed(id string, e *entry, wake []chan struct{}) []chan struct{} {
+	for r := range f.byID[id] {
+		if r.wakeOnly || r.notify(positions{e.position, e.position}) {
+			wake = append(wake, r.wake)
+		}
+	}
+	return wake
 }
 
 // positions is a range of positions, both inclusive.

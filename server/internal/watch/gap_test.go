@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
@@ -147,5 +148,39 @@ func TestBatchLargerThanFeed(t *testing.T) {
 		tenant.want(t, "MESSAGE_APPENDED a 1")
 		one.want(t, "MESSAGE_APPENDED a 100")
 		all.want(t, "MESSAGE_APPENDED a 100", "MESSAGE_APPENDED quiet 1")
+	})
+}
+
+// TestStoreMissedChanges: when the store has missed changes, all watchers of all tenants receive a GAP in its place
+// among the changes, subscribers are woken, and a watcher that resumes from before it receives it, too.
+func TestStoreMissedChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := watch.New(watch.Options{})
+		before, unused := h.Cursor("t"), h.Cursor("later")
+		tenant := startClient(t, h, watch.Watch{Tenant: "t", Records: true}, nil)
+		one := startClient(t, h, watch.Watch{Tenant: "t", ConversationIDs: []string{"a"}, TurnEvents: true}, nil)
+		other := startClient(t, h, watch.Watch{Tenant: "u", ConversationIDs: []string{"b"}}, nil)
+		changed, stop := subscribe(t, h, "t", "a")
+		defer stop()
+		for _, c := range []*client{tenant, one, other} {
+			c.want(t, "HEARTBEAT")
+		}
+		commit(h, "t", "x", 1)
+		h.Committed([]store.Change{
+			{Kind: parleyv1.ChangeKind_CHANGE_KIND_GAP, Elsewhere: true}, appendedChange("t", "x", 2, ""),
+		})
+		tenant.want(t, "MESSAGE_APPENDED x 1", "GAP", "MESSAGE_APPENDED x 2")
+		one.want(t, "GAP")
+		other.want(t, "GAP")
+		if !isWoken(changed) {
+			t.Error("subscriber not woken")
+		}
+		if got := h.Gaps(); got != 3 {
+			t.Errorf("Gaps() = %d, want 3, one for each watcher", got)
+		}
+		again := startClient(t, h, watch.Watch{Tenant: "t", Cursor: before}, nil)
+		again.want(t, "HEARTBEAT", "MESSAGE_APPENDED x 1", "GAP", "MESSAGE_APPENDED x 2")
+		late := startClient(t, h, watch.Watch{Tenant: "later", Cursor: unused}, nil)
+		late.want(t, "GAP", "HEARTBEAT")
 	})
 }

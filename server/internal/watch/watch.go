@@ -122,6 +122,11 @@ func New(o Options) *Hub {
 func (h *Hub) Committed(changes []store.Change) {
 	h.endings.add(changes)
 	for from := 0; from < len(changes); {
+		if changes[from].Kind == parleyv1.ChangeKind_CHANGE_KIND_GAP {
+			h.missed(time.Now())
+			from++
+			continue
+		}
 		name, ofRecords, through := changes[from].Tenant, isRecord(&changes[from]), from+1
 		for through < len(changes) && changes[through].Tenant == name && isRecord(&changes[through]) == ofRecords {
 			through++
@@ -138,6 +143,22 @@ func (h *Hub) Committed(changes []store.Change) {
 		h.removeEmptied(feed.add(entries...))
 		h.release(t)
 		from = through
+	}
+}
+
+// missed sends a GAP to all watchers of all tenants, and wakes all subscribers: the store has missed changes.
+func (h *Hub) missed(now time.Time) {
+	h.mu.Lock()
+	h.removed++ // A cursor of a tenant without feeds is not followed by the GAP: it becomes unknown.
+	var all []*tenant
+	for _, t := range h.tenants {
+		t.users++
+		all = append(all, t)
+	}
+	h.mu.Unlock()
+	for _, t := range all {
+		h.removeEmptied(t.changes.add(gapEntry(t.records.end(), now)))
+		h.release(t)
 	}
 }
 

@@ -264,6 +264,9 @@ func (w *Watcher) yieldRecords(through uint64, yield yieldFunc) (sent, ok bool) 
 
 // yieldEntry yields an entry. It reports whether to continue.
 func (w *Watcher) yieldEntry(e *entry, yield yieldFunc) bool {
+	if e.gap {
+		w.gaps.Add(1)
+	}
 	response, err := e.encodeOnce(w.tenant, w.at)
 	return yield(response, err) && err == nil
 }
