@@ -1,12 +1,21 @@
 package store
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Inspector is implemented by stores that keep a file of their own and can report its state.
 type Inspector interface {
 	// State returns the state of the store at this instant, in constant time. It works after a failure
 	// of the store, too.
 	State() State
+}
+
+// Pinger is implemented by stores whose data is in another system.
+type Pinger interface {
+	// Ping returns nil if the system answers, and ErrUnavailable if it does not within some seconds.
+	Ping(ctx context.Context) error
 }
 
 // State is the state of a store with a file. Sizes are in bytes.

@@ -9,15 +9,18 @@ import (
 	"github.com/redis/rueidis"
 )
 
+// renewTime is the time between two renewals.
+func (s *Store) renewTime() time.Duration { return s.leaseTime / 3 }
+
 // renew takes or renews the leases of this process in all buckets.
 func (s *Store) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, renewTime)
+	ctx, cancel := context.WithTimeout(ctx, s.renewTime())
 	defer cancel()
 	all := make([]rueidis.LuaExec, len(s.buckets))
 	for i, b := range s.buckets {
 		all[i] = rueidis.LuaExec{
 			Keys: []string{b.prefix + "ls"},
-			Args: []string{b.prefix, s.server, s.address, strconv.FormatInt(leaseTime.Milliseconds(), 10)},
+			Args: []string{b.prefix, s.server, s.address, strconv.FormatInt(s.leaseTime.Milliseconds(), 10)},
 		}
 	}
 	var errs []error
@@ -32,7 +35,7 @@ func (s *Store) renew(ctx context.Context) error {
 // renewAll renews the leases until ctx ends.
 func (s *Store) renewAll(ctx context.Context) {
 	defer close(s.renewed)
-	ticker := time.NewTicker(renewTime)
+	ticker := time.NewTicker(s.renewTime())
 	defer ticker.Stop()
 	for {
 		select {
@@ -45,8 +48,8 @@ func (s *Store) renewAll(ctx context.Context) {
 }
 
 // endLeases ends the leases of this process.
-func (s *Store) endLeases() error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.running), s.timeout)
+func (s *Store) endLeases(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	var commands []rueidis.Completed
 	for _, b := range s.buckets {

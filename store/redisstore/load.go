@@ -145,15 +145,29 @@ const maxTries = 200
 // errMoved means that the conversation has changed since it was read.
 var errMoved = errors.New("the conversation has changed since it was read")
 
-// again calls try until it does not return errMoved.
+// maxPause is the longest pause before a write is tried again because the engine did not answer.
+const maxPause = 250 * time.Millisecond
+
+// again calls try until it does not return errMoved. If the error is store.ErrUnavailable, too, there are pauses
+// between the calls.
 func again[T any](ctx context.Context, try func() (T, error)) (T, error) {
+	pause := maxPause / 32
 	for range maxTries {
 		result, err := try()
-		if !errors.Is(err, errMoved) {
+		isLost := errors.Is(err, store.ErrUnavailable)
+		if !errors.Is(err, errMoved) || isLost && ctx.Err() != nil {
 			return result, err
 		}
 		if err := ctx.Err(); err != nil {
 			return result, err
+		}
+		if isLost {
+			pause = min(2*pause, maxPause)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return result, err
+			}
 		}
 	}
 	var none T

@@ -47,11 +47,13 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -72,8 +74,18 @@ type Options struct {
 	// Timeout is how long a command may take. A write goes on after the context of its call has ended, but not longer. 0
 	// means 5 s.
 	Timeout time.Duration
-	// Address at which other servers reach this one; empty if there are none.
+	// Address at which other servers reach this one; empty if there are none. Their errors name it.
 	Address string
+	// Exclusive makes Open fail with ErrInUse if another process uses the store. If that process was killed, Open waits
+	// until its leases have ended, 15 seconds at most.
+	Exclusive bool
+	// Warn is called by Open with what the operator of the engine should know, in one line each. If nil, warnings are
+	// dropped.
+	Warn func(text string)
+
+	// Of tests. The zero values mean leaseTime and the clock of this machine, which Options.Now need not be.
+	leaseTime time.Duration
+	clock     func() time.Time
 }
 
 // MaxBuckets is the largest value of Options.Buckets.
@@ -82,23 +94,26 @@ const MaxBuckets = 1024
 const (
 	schemaVersion  = 1
 	leaseTime      = 15 * time.Second
-	renewTime      = leaseTime / 3
 	defaultTimeout = 5 * time.Second
 )
 
 // Store implements store.Store on Redis or Valkey.
 type Store struct {
-	options store.Options
-	client  rueidis.Client
-	prefix  string
-	buckets []bucket
-	scripts scripts
-	server  string // id of this process, 16 characters
-	address string
-	timeout time.Duration // of a command
-	writes  *turnstile    // of conversations
-	teller  *teller
-	counts  counters
+	options   store.Options
+	client    rueidis.Client
+	addresses []string // of the engine
+	prefix    string
+	buckets   []bucket
+	scripts   scripts
+	server    string // id of this process, 16 characters
+	address   string
+	timeout   time.Duration // of a command
+	leaseTime time.Duration
+	clock     func() time.Time
+	warn      func(text string)
+	writes    *turnstile // of conversations
+	teller    *teller
+	counts    counters
 
 	closing sync.RWMutex // held for reading by each call
 	closed  bool
@@ -108,52 +123,74 @@ type Store struct {
 	hearing sync.WaitGroup     // of the goroutines that hear of changes
 }
 
-var _ store.Store = (*Store)(nil)
+var (
+	_ store.Store  = (*Store)(nil)
+	_ store.Pinger = (*Store)(nil)
+)
 
-// Open opens a store, which is empty if the engine has no key with the prefix. It takes leases, and releases what
-// servers whose lease has ended have held. Errors: store.ErrUnavailable; others say what to change.
+// Open opens a store, which is empty if the engine has no key with the prefix. It checks the settings of the engine,
+// takes leases, and releases what servers whose lease has ended have held. Errors: store.ErrUnavailable with the
+// addresses of the engine, ErrInUse; others say what to change. All are one line.
 func Open(ctx context.Context, o Options) (*Store, error) {
-	o.Client.DisableCache = true
-	if o.Client.ConnWriteTimeout == 0 {
-		o.Client.ConnWriteTimeout = 2 * time.Second
-	}
-	client, err := rueidis.NewClient(o.Client)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
-	}
 	s := &Store{
-		options: o.Options.WithDefaults(), client: client, prefix: o.Prefix, scripts: newScripts(), address: o.Address,
-		writes: newTurnstile(), renewed: make(chan struct{}),
+		options: o.WithDefaults(), addresses: o.Client.InitAddress, prefix: cmp.Or(o.Prefix, "parley"),
+		scripts: newScripts(), address: o.Address, leaseTime: cmp.Or(o.leaseTime, leaseTime), warn: o.Warn,
+		clock: o.clock, writes: newTurnstile(), timeout: cmp.Or(o.Timeout, defaultTimeout), renewed: make(chan struct{}),
 	}
-	if s.timeout = o.Timeout; s.timeout == 0 {
-		s.timeout = defaultTimeout
+	if strings.ContainsAny(s.prefix, "{}") {
+		return nil, fmt.Errorf("prefix %q: choose one without braces, in which the engine finds the slot of a key", s.prefix)
 	}
-	if s.prefix == "" {
-		s.prefix = "parley"
+	if s.clock == nil {
+		s.clock = time.Now
+	}
+	if s.warn == nil {
+		s.warn = func(string) {}
 	}
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // It never fails.
 	s.server = hex.EncodeToString(id[:])
+	var err error
+	if s.client, err = rueidis.NewClient(withDefaults(o.Client)); err != nil {
+		return nil, s.unavailable(err)
+	}
 	s.running, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	if err := s.start(ctx, o.Buckets); err != nil {
+	if err := s.start(ctx, &o); err != nil {
 		s.stop()
 		s.hearing.Wait()
-		client.Close()
+		s.client.Close()
+		if errors.Is(err, store.ErrUnavailable) {
+			err = s.unavailable(err)
+		}
 		return nil, err
 	}
 	go s.renewAll(s.running)
 	return s, nil
 }
 
-// start checks the schema, takes leases, and releases what other servers have left.
-func (s *Store) start(ctx context.Context, buckets int) error {
-	n, err := s.schema(ctx, buckets)
+// start checks the engine and the schema, takes leases, and releases what other servers have left.
+func (s *Store) start(ctx context.Context, o *Options) error {
+	warnings, err := s.checkEngine(ctx)
 	if err != nil {
 		return err
 	}
+	n, err := s.schema(ctx, o.Buckets)
+	if err != nil {
+		return err
+	}
+	for _, warning := range warnings {
+		s.warn(warning)
+	}
 	s.buckets = newBuckets(s.prefix, n)
 	s.teller = newTeller(s.options.Observe, n)
-	if err := errors.Join(s.subscribe(ctx), s.renew(ctx)); err != nil {
+	if o.Exclusive {
+		if err := s.claim(ctx); err != nil {
+			return err
+		}
+	}
+	if err := s.subscribe(ctx); err != nil {
+		return err
+	}
+	if err := s.renew(ctx); err != nil {
 		return err
 	}
 	return s.releaseAbandoned(ctx)
@@ -183,11 +220,12 @@ func (s *Store) schema(ctx context.Context, buckets int) (int, error) {
 		return 0, fmt.Errorf("the engine has %q at %q: it is not a store of this program", text, key)
 	}
 	if version != schemaVersion {
-		return 0, fmt.Errorf("the data of the engine has version %d, this program reads version %d: use a newer program",
-			version, schemaVersion)
+		return 0, fmt.Errorf("the data of the engine at %q has version %d, this program reads version %d: use a program of "+
+			"that version, or another prefix", key, version, schemaVersion)
 	}
 	if buckets != 0 && buckets != n {
-		return 0, fmt.Errorf("the data of the engine has %d buckets, which cannot be changed to %d", n, buckets)
+		return 0, fmt.Errorf("the data of the engine at %q has %d buckets, which cannot be changed to %d: set %d or none",
+			key, n, buckets, n)
 	}
 	return n, nil
 }
@@ -203,13 +241,32 @@ func (s *Store) Close() error {
 	s.stop()
 	<-s.renewed
 	s.hearing.Wait()
-	err := s.endLeases()
+	err := s.endLeases(context.WithoutCancel(s.running))
 	s.client.Close()
 	s.teller.close()
 	if errors.Is(err, store.ErrUnavailable) {
 		return nil // The leases end by themselves.
 	}
 	return err
+}
+
+// Ping implements store.Pinger. The engine answers if one of its masters does.
+func (s *Store) Ping(ctx context.Context) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.leave()
+	commands := make([]rueidis.Completed, len(s.buckets))
+	for i, b := range s.buckets {
+		commands[i] = s.client.B().Exists().Key(b.prefix + "st").Build()
+	}
+	var err error
+	for _, reply := range s.client.DoMulti(ctx, commands...) {
+		if err = reply.Error(); err == nil {
+			return nil
+		}
+	}
+	return s.fault(err)
 }
 
 // enter begins a call. The caller must call leave if there is no error.

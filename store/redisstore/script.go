@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strconv"
 	"strings"
@@ -32,11 +33,13 @@ var (
 	leaseText string
 	//go:embed lua/leases.lua
 	leasesText string
+	//go:embed lua/claim.lua
+	claimText string
 )
 
 // scripts are the scripts of the store. The engine refuses all but those that free memory when its memory is full.
 type scripts struct {
-	commit, free, sweep, hold, release, progress, lease, leases *rueidis.Lua
+	commit, free, sweep, hold, release, progress, lease, leases, claim *rueidis.Lua
 }
 
 func newScripts() scripts {
@@ -46,6 +49,7 @@ func newScripts() scripts {
 		sweep: rueidis.NewLuaScript(frees + library + sweepText), hold: rueidis.NewLuaScript(writes + library + holdText),
 		release: rueidis.NewLuaScript(frees + library + releaseText), progress: rueidis.NewLuaScript(writes + library + progressText),
 		lease: rueidis.NewLuaScript(frees + leaseText), leases: rueidis.NewLuaScript(frees + leasesText),
+		claim: rueidis.NewLuaScript(frees + claimText),
 	}
 }
 
@@ -72,16 +76,35 @@ func unstamp(text string) time.Time {
 // fault returns the error of a command as one of package store.
 func (s *Store) fault(err error) error {
 	var reply *rueidis.RedisError
-	var network net.Error
 	switch {
 	case errors.As(err, &reply) && strings.HasPrefix(reply.Error(), "OOM "):
 		return fmt.Errorf("%w: %w", store.ErrNoSpace, err)
-	case errors.Is(err, rueidis.ErrClosing):
-		return store.ErrClosed
-	case reply == nil && errors.As(err, &network) && !errors.Is(err, context.Canceled):
+	case reply != nil && isOutage(reply.Error()), reply == nil && isBroken(err):
 		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 	}
 	return err
+}
+
+// isOutage reports whether a node of the engine replies with this error while it cannot serve: it loads its data, has
+// lost its master or its majority, has become a replica, or must not write because of its disk or its replicas.
+func isOutage(reply string) bool {
+	word, _, _ := strings.Cut(reply, " ")
+	switch word {
+	case "LOADING", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY", "MISCONF", "NOREPLICAS", "BUSY", "MOVED", "ASK":
+		return true
+	}
+	return false
+}
+
+// isBroken reports whether an error means that the engine was not reached, or has not answered. The driver returns
+// ErrClosing also if it has no connection; a closed Store does not call it.
+func isBroken(err error) bool {
+	var network net.Error
+	if errors.Is(err, context.Canceled) {
+		return false
+	}
+	return errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, net.ErrClosed) || errors.Is(err, rueidis.ErrClosing) || errors.Is(err, rueidis.ErrNoAddr)
 }
 
 // removals returns the changes that report what a script has removed.

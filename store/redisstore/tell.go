@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -226,20 +227,25 @@ func (s *Store) hearAll(index int, b bucket, ready chan<- error) {
 		default: // The number is read for both.
 		}
 	}
-	s.hearing.Go(func() { s.catchUpAll(index, b, subscribed, ready) })
+	var once sync.Once
+	answer := func(err error) { once.Do(func() { ready <- err }) }
+	s.hearing.Go(func() { s.catchUpAll(index, b, subscribed, answer) })
 	ctx := rueidis.WithOnSubscriptionHook(s.running, hook)
 	for s.running.Err() == nil {
 		subscribe := s.client.B().Ssubscribe().Channel(b.prefix + "ch").Build()
-		_ = s.client.Receive(ctx, subscribe, func(m rueidis.PubSubMessage) { s.teller.hear(index, m.Message, s.server) })
+		err := s.client.Receive(ctx, subscribe, func(m rueidis.PubSubMessage) { s.teller.hear(index, m.Message, s.server) })
+		if err = s.fault(err); err != nil && !errors.Is(err, store.ErrUnavailable) {
+			answer(fmt.Errorf("subscribe to %q: %w", b.prefix+"ch", err)) // Open fails with it.
+		}
 		select {
 		case <-s.running.Done():
-		case <-time.After(renewTime / 10): // The engine has refused the subscription, or is away.
+		case <-time.After(s.renewTime() / 10): // The engine has refused the subscription, or is away.
 		}
 	}
 }
 
-// catchUpAll reads the number of the last change of a bucket after each subscription.
-func (s *Store) catchUpAll(index int, b bucket, subscribed <-chan struct{}, ready chan<- error) {
+// catchUpAll reads the number of the last change of a bucket after each subscription. It calls answer after the first.
+func (s *Store) catchUpAll(index int, b bucket, subscribed <-chan struct{}, answer func(error)) {
 	first := true
 	for {
 		select {
@@ -254,7 +260,7 @@ func (s *Store) catchUpAll(index int, b bucket, subscribed <-chan struct{}, read
 		switch {
 		case first:
 			s.teller.start(index, n)
-			ready <- s.fault(err)
+			answer(s.fault(err))
 			first = false
 		case err != nil: // The connection broke again; there will be another subscription.
 		default:

@@ -203,11 +203,8 @@ func (s *Store) try(ctx context.Context, a *attempt) (*store.Result, error) {
 	}
 	a.commits = append(a.commits, t.commit)
 	if err := s.commit(ctx, t, command); err != nil {
-		if errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded) {
-			if ctx.Err() == nil {
-				return nil, errMoved // It may have been made: read again.
-			}
-			return nil, fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+		if errors.Is(err, store.ErrUnavailable) {
+			return nil, fmt.Errorf("%w: %w", errMoved, err) // It may have been made: read again.
 		}
 		return nil, err
 	}

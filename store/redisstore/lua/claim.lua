@@ -1,0 +1,13 @@
+-- Takes the lease of a server in a bucket, unless another server has one. Then it returns that server and its address.
+-- The arguments: the prefix of the bucket's keys, the server, its address, and the milliseconds that the lease lasts, by
+-- the clock of the engine.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for _, other in ipairs(redis.call('ZRANGEBYSCORE', ARGV[1] .. 'ls', now + 1, '+inf')) do
+  if other ~= ARGV[2] then
+    return { other, redis.call('HGET', ARGV[1] .. 'la', other) or '' }
+  end
+end
+redis.call('ZADD', ARGV[1] .. 'ls', now + ARGV[4], ARGV[2])
+redis.call('HSET', ARGV[1] .. 'la', ARGV[2], ARGV[3])
+return {}
