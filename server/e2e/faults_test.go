@@ -227,7 +227,7 @@ func TestStartFailures(t *testing.T) {
 			[]string{address, "choose another --http-address"},
 		},
 		{"no directory", []string{"--data-dir=/dev/null/data"}, 74, []string{"/dev/null/data/parley.db", "not a directory"}},
-		{"an unknown store", []string{"--store=redis"}, 64, []string{`--store: "redis" is not one of memory, bolt`}},
+		{"an unknown store", []string{"--store=sqlite"}, 64, []string{`--store: "sqlite" is not one of memory, bolt, redis`}},
 		{
 			"several faults",
 			[]string{"--ttl=never", "--max-turns=0", "--colour", agents(t, "agents: {x: {kind: y}}")},

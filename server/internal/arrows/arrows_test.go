@@ -69,6 +69,7 @@ func allowedArrows() []arrow {
 		}},
 		{"store/boltstore/internal/fairqueue", nil},
 		{"store/boltstore/internal/backup", []string{"store", "store/boltstore/internal/boltfile"}},
+		{"store/redisstore", []string{"store", "store/internal/record", "store/internal/records", api, record}},
 		{"store/redisstore/redistest", nil}, // Tests call it, also those of other modules.
 		{"store/storetest", []string{"store", api, record}},
 
@@ -136,7 +137,7 @@ func allowedArrows() []arrow {
 		{"server/internal/watch", []string{"store", api}},
 		{"server/internal/config", []string{
 			"server/internal/agent", "server/internal/auth", "server/internal/auth/tokenfile", "server/internal/limit",
-			"server/internal/secretfile", "store", api,
+			"server/internal/secretfile", "store", "store/redisstore", api, // The URL of an engine is checked with all settings.
 		}},
 		{"server/internal/config/configtest", nil}, // Tests read its file.
 		{"server/internal/auth", []string{api}},
@@ -196,6 +197,7 @@ func restrictions() []restriction {
 			"store/boltstore", "store/boltstore/internal/boltfile", "store/boltstore/internal/fsck",
 			"store/boltstore/internal/backup", "store/boltstore/internal/chunks",
 		}},
+		{"github.com/redis/rueidis", []string{"store/redisstore"}},
 		{"google.golang.org/grpc/status", statuses},
 		{"google.golang.org/grpc/codes", statuses},
 		{"github.com/prometheus", []string{"server/internal/metrics"}},
@@ -397,6 +399,11 @@ func TestArrowFaults(t *testing.T) {
 		{"store", modulePath + "/store/internal/record", "store must not import store/internal/record"},
 		{"client", modulePath + "/store", "client must not import store"},
 
+		{"store/redisstore", "github.com/redis/rueidis", ""},
+		{
+			"server/internal/app", "github.com/redis/rueidis",
+			"server/internal/app must not import github.com/redis/rueidis, only store/redisstore",
+		},
 		{"server/internal/app", "go.etcd.io/bbolt/errors", "server/internal/app must not import go.etcd.io/bbolt/errors, " +
 			"only store/boltstore, store/boltstore/internal/boltfile, store/boltstore/internal/fsck, " +
 			"store/boltstore/internal/backup, store/boltstore/internal/chunks"},

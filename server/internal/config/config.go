@@ -60,8 +60,9 @@ type Config struct {
 	OIDCTenantClaim, OIDCRoleClaim string
 	ClientCertificates             []ClientCertificate // in the file only
 
-	Store                string        // "memory" or "bolt"
-	DataDir              string        // directory of the bolt store's file; need not exist
+	Store                string        // "memory", "bolt" or StoreRedis
+	Redis                Redis         // of the store on Redis
+	DataDir              string        // directory of the bolt store's file and of logs; need not exist
 	JournalBudget        int           // bytes of appends in the journal at which they are folded; 0: no journal
 	JournalAge           time.Duration // time between folds if the journal does not reach its budget before
 	CacheBytes           int           // maximum memory for conversations and summaries; 0: no cache
@@ -113,8 +114,8 @@ type Config struct {
 	settingsRead []*setting // for NeedRestart
 }
 
-// SummaryBytes returns the part of CacheBytes for routing summaries. The rest is for conversations; the memory store
-// does not use it.
+// SummaryBytes returns the part of CacheBytes for routing summaries. The rest is for conversations; only the bolt store
+// uses it.
 func (c *Config) SummaryBytes() int { return c.CacheBytes / 8 }
 
 // Warning describes a setting that is allowed but probably a mistake. It contains no secret.
@@ -142,8 +143,8 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 		newSetting("insecure", boolean(&c.Insecure, false),
 			"allow addresses that other machines can reach, without TLS or without sign-in"),
 	}, c.signInSettings(), []*setting{
-		newSetting("store", choice(&c.Store, "bolt", "memory", "bolt"),
-			"store of the conversations: memory loses them when the server stops"),
+		newSetting("store", choice(&c.Store, "bolt", "memory", "bolt", StoreRedis),
+			"store of the conversations: memory loses them when the server stops, redis is Redis or Valkey at redis-url"),
 		newSetting(dataDirName, text(&c.DataDir, "./data", 1, 4096, "path"),
 			"directory of parley.db, its journal and interactions/; created if missing, for this user only"),
 		newSetting("journal-budget", size(&c.JournalBudget, 256*mib, 0, 4*gib),
@@ -152,6 +153,7 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 			"time between folds of the journal if it does not reach its budget before"),
 		newSetting("cache-bytes", size(&c.CacheBytes, 64*mib, 0, math.MaxInt),
 			"maximum memory for conversations, records and summaries that may be read again; 0: no cache"),
+	}, c.redisSettings(), []*setting{
 		newSetting("max-messages", count(&c.MaxMessages, 20, 1, store.MaxMessages),
 			"messages kept per conversation unless its retention says otherwise; the oldest are dropped"),
 		newSetting("ttl", duration(&c.TTL, time.Hour, 100*time.Millisecond, 366*day),

@@ -64,7 +64,7 @@ func diff(want, got any) string {
 func defaults() *Config {
 	return &Config{
 		GRPCAddress: "127.0.0.1:50051", HTTPAddress: "127.0.0.1:8080",
-		Store: "bolt", DataDir: "./data", JournalBudget: 256 << 20, JournalAge: time.Minute, CacheBytes: 64 << 20,
+		Store: "bolt", Redis: Redis{Prefix: "parley"}, DataDir: "./data", JournalBudget: 256 << 20, JournalAge: time.Minute, CacheBytes: 64 << 20,
 		MaxMessages: 20, TTL: time.Hour, MaxConversations: 1000,
 		MaxMessageBytes: 256 << 10, MaxConversationBytes: 3 << 20, MaxRecordBytes: 256 << 20, MaxTenantRecordBytes: 1 << 30,
 		AllowKeepAll: true, AllowNoExpiry: true, AllowNoEviction: true,
@@ -115,6 +115,14 @@ func TestConfigFlags(t *testing.T) {
 		{"journal-budget", "256MiB"},
 		{"journal-age", "1m"},
 		{"cache-bytes", "64MiB"},
+		{"redis-url", ""},
+		{"redis-password-file", ""},
+		{"redis-password-env", ""},
+		{"redis-ca-file", ""},
+		{"redis-cert-file", ""},
+		{"redis-key-file", ""},
+		{"redis-prefix", "parley"},
+		{"redis-buckets", "0"},
 		{"max-messages", "20"},
 		{"ttl", "1h"},
 		{"max-conversations", "1000"},
@@ -226,12 +234,25 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 		"tls-cert-file": files.cert, "tls-key-file": files.key, "tls-client-ca-file": files.cert,
 		"tls-client-auth": "required", "auth-token-file": files.tokens, "oidc-issuer": "https://login.example",
 		"oidc-audience": "parley", "oidc-tenant-claim": "org", "oidc-role-claim": "job",
+
+		"redis-url": "redis://parley@a:1,b:2", "redis-password-file": files.key, "redis-password-env": "REDIS_PASSWORD",
+		"redis-ca-file": files.cert, "redis-cert-file": files.cert, "redis-key-file": files.key, "redis-prefix": "a:b",
+		"redis-buckets": "7",
 	}
 	// needed are the variables without which a setting has no meaning.
 	pair := []string{"PARLEY_TLS_CERT_FILE=" + files.cert, "PARLEY_TLS_KEY_FILE=" + files.key}
 	issuer := []string{"PARLEY_OIDC_ISSUER=https://login.example", "PARLEY_OIDC_AUDIENCE=parley"}
+	redis := []string{"PARLEY_STORE=redis", "PARLEY_REDIS_URL=redis://a:1"}
+	redisWithTLS := []string{
+		"PARLEY_STORE=redis", "PARLEY_REDIS_URL=rediss://a:1",
+		"PARLEY_REDIS_CERT_FILE=" + files.cert, "PARLEY_REDIS_KEY_FILE=" + files.key,
+	}
 	needed := map[string][]string{
-		"tls-cert-file": pair[1:], "tls-key-file": pair[:1], "tls-client-ca-file": pair,
+		"redis-url": redis[:1], "redis-password-file": redis, "redis-password-env": append(redis, "REDIS_PASSWORD=secret"),
+		"redis-prefix": redis, "redis-buckets": redis,
+		"redis-ca-file": redisWithTLS[:2], "redis-cert-file": slices.Delete(slices.Clone(redisWithTLS), 2, 3),
+		"redis-key-file": redisWithTLS[:3],
+		"tls-cert-file":  pair[1:], "tls-key-file": pair[:1], "tls-client-ca-file": pair,
 		"tls-client-auth": append(pair, "PARLEY_TLS_CLIENT_CA_FILE="+files.cert),
 		"oidc-issuer":     issuer[1:], "oidc-audience": issuer[:1], "oidc-tenant-claim": issuer, "oidc-role-claim": issuer,
 	}

@@ -41,7 +41,7 @@ func TestConfigFaults(t *testing.T) {
 		{"--ttl", "", "command line: flag needs an argument: --ttl"},
 		{"--max-turns=x --ttl", "PARLEY_STORE=x", `settings: 3 faults:
   command line: flag needs an argument: --ttl
-  PARLEY_STORE: "x" is not one of memory, bolt
+  PARLEY_STORE: "x" is not one of memory, bolt, redis
   --max-turns: "x" is not a whole number`},
 
 		// The environment.
@@ -76,7 +76,7 @@ func TestConfigFaults(t *testing.T) {
 		{"--max-turns=1025", "", "--max-turns: 1025 is too large; the maximum is 1024"},
 
 		// Choices and texts.
-		{"--store=sqlite", "", `--store: "sqlite" is not one of memory, bolt`},
+		{"--store=sqlite", "", `--store: "sqlite" is not one of memory, bolt, redis`},
 		{"--log-level=trace", "", `--log-level: "trace" is not one of debug, info, warn, error`},
 		{"--log-level=info+2", "", `--log-level: "info+2" is not one of debug, info, warn, error`},
 		{"--log-format=xml", "", `--log-format: "xml" is not one of text, json`},

@@ -273,6 +273,7 @@ func (l *loader) check() {
 		c.InteractionLog = false // With a store in memory nothing is written to disk unless the setting says so.
 	}
 	l.checkSystem(runtime.GOOS)
+	l.checkRedis()
 	l.checkSignIn()
 	l.checkFits("max-message-bytes", c.MaxMessageBytes)
 	l.checkFits("max-answer-bytes", c.MaxAnswerBytes)
@@ -293,9 +294,9 @@ func (l *loader) checkSystem(goos string) {
 	const remedy = "or run the server on Linux or macOS, for example in WSL or a container"
 	if l.config.Store == "bolt" {
 		l.fault(l.place("store"),
-			"bolt is not available on Windows; use memory, which keeps nothing after a stop, %s", remedy)
+			"bolt is not available on Windows; use redis, or memory, which keeps nothing after a stop, %s", remedy)
 	}
-	if l.config.InteractionLog && l.config.Store == "memory" {
+	if l.config.InteractionLog && l.config.Store != "bolt" {
 		l.fault(l.place("interaction-log"), "the interaction log is not available on Windows; turn it off, %s", remedy)
 	}
 	for _, a := range l.config.Agents {

@@ -88,7 +88,7 @@ func TestCompletion(t *testing.T) {
 		"completion zsh":                 "#compdef parleyd",
 		"completion fish":                "fish completion for parleyd",
 		"completion powershell":          "powershell completion for parleyd",
-		"__complete --store ":            "memory\nbolt\n:4\n",
+		"__complete --store ":            "memory\nbolt\nredis\n:4\n",
 		"__complete check-config --log-": "--log-format\t",
 		"__complete --data-dir ":         ":0\n",
 		"__complete --max-turns ":        ":4\n",

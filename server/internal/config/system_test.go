@@ -20,7 +20,11 @@ func TestCheckSystem(t *testing.T) {
 		{goos: "darwin", store: "bolt", log: true, agents: command},
 		{goos: "windows", store: "memory"},
 		{goos: "windows", store: "bolt", log: true, want: []string{
-			"--store: bolt is not available on Windows; use memory, which keeps nothing after a stop" + remedy,
+			"--store: bolt is not available on Windows; use redis, or memory, which keeps nothing after a stop" + remedy,
+		}},
+		{goos: "windows", store: "redis"},
+		{goos: "windows", store: "redis", log: true, want: []string{
+			"--interaction-log: the interaction log is not available on Windows; turn it off" + remedy,
 		}},
 		{goos: "windows", store: "memory", log: true, agents: command, want: []string{
 			"--interaction-log: the interaction log is not available on Windows; turn it off" + remedy,
