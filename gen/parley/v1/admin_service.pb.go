@@ -64,7 +64,7 @@ type GetStatsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version of the server.
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// Kind of store: "memory" or "bolt".
+	// Kind of store: "memory", "bolt" or "redis".
 	Store string `protobuf:"bytes,2,opt,name=store,proto3" json:"store,omitempty"`
 	// Number of stored conversations. Expired conversations count until the sweep deletes them a
 	// few seconds later.

@@ -25,6 +25,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/logqueue"
 	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/store/boltstore"
+	"github.com/parleyhq/parley/store/redisstore"
 )
 
 // Exit codes. Most are those of sysexits.h.
@@ -82,7 +83,7 @@ func (p *program) start(ctx context.Context) int {
 		return exitUnhealthy
 	case errors.Is(err, boltstore.ErrDamaged), errors.Is(err, boltstore.ErrSchema):
 		return exitDamaged
-	case errors.Is(err, boltstore.ErrInUse), errors.Is(err, interactionlog.ErrInUse):
+	case errors.Is(err, boltstore.ErrInUse), errors.Is(err, redisstore.ErrInUse), errors.Is(err, interactionlog.ErrInUse):
 		return exitInUse
 	}
 	return exitIO

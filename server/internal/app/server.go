@@ -140,7 +140,7 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 		OnEnd:          func(e turn.End) { s.metrics.TurnEnded(metrics.Turn(e)) },
 	})
 	s.metrics.SetAgents(s.agents.Names())
-	if c.Store != "memory" {
+	if c.Store == "bolt" {
 		s.failureTime = openStoredTime(c.DataDir, failureTimeName, o.log)
 	}
 	if err := s.storage.Open(ctx, c, []Observer{s.hub, s.turns, s.metrics}, s.onStoreFailure); err != nil {
@@ -214,6 +214,9 @@ func (s *server) serve(ctx context.Context) {
 	s.group.Go(func() error { debug.FreeOSMemory(); return nil })
 	s.group.Go(func() error { s.reloader.reloadAtHangup(s.serving); return nil })
 	s.group.Go(func() error { sweep(s.serving, s.storage, s.log); return nil })
+	if pinger, ok := s.storage.Store.(store.Pinger); ok {
+		s.group.Go(func() error { s.watchStore(s.serving, pinger); return nil })
+	}
 	s.group.Go(func() error { s.storage.Maintain(s.serving); return nil })
 }
 
@@ -244,8 +247,10 @@ func sweep(ctx context.Context, s store.Store, log *slog.Logger) {
 		}
 		for more := true; more && ctx.Err() == nil; {
 			var err error
-			if more, err = s.Sweep(ctx, sweepBatch); err != nil && ctx.Err() == nil {
-				log.Error("sweep failed", "error", err)
+			if more, err = s.Sweep(ctx, sweepBatch); err != nil {
+				if ctx.Err() == nil && !errors.Is(err, store.ErrUnavailable) { // watchStore logs an outage, once.
+					log.Error("sweep failed", "error", err)
+				}
 				break
 			}
 		}

@@ -3,7 +3,9 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 
 	"github.com/parleyhq/parley/server/internal/config"
@@ -12,6 +14,7 @@ import (
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/boltstore"
 	"github.com/parleyhq/parley/store/memstore"
+	"github.com/parleyhq/parley/store/redisstore"
 )
 
 // Storage is the store and the logs that record its changes. Create it with NewStorage and call Open
@@ -135,6 +138,9 @@ func (s *Storage) openStore(
 		s.log.Info("store opened", "store", c.Store, "durable", false)
 		return memstore.New(o), nil
 	}
+	if c.Store == config.StoreRedis {
+		return s.openRedis(ctx, c, o)
+	}
 	path := filepath.Join(c.DataDir, storeName)
 	opened, err := boltstore.Open(path, boltstore.Options{
 		Options: o, Check: checkAtStart(ctx, s.log), OnFailure: failed,
@@ -151,5 +157,27 @@ func (s *Storage) openStore(
 		return nil, err
 	}
 	s.log.Info("store opened", "store", c.Store, "durable", true, "path", path)
+	return opened, nil
+}
+
+// openRedis opens the store on Redis or Valkey. One server uses it at a time.
+func (s *Storage) openRedis(ctx context.Context, c *config.Config, o store.Options) (store.Store, error) {
+	client, err := redisstore.ParseURL(c.Redis.URL, c.Redis.Access())
+	if err != nil {
+		return nil, settingsError("redis-url", err)
+	}
+	address := c.GRPCAddress
+	if host, err := os.Hostname(); err == nil {
+		address += " on " + host
+	}
+	opened, err := redisstore.Open(ctx, redisstore.Options{
+		Options: o, Client: client, Prefix: c.Redis.Prefix, Buckets: c.Redis.Buckets, Address: address, Exclusive: true,
+		Warn: func(text string) { s.log.WarnContext(ctx, "store warning", "warning", text) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("store redis: %w", err)
+	}
+	s.log.InfoContext(ctx, "store opened", "store", c.Store, "durable", true, "addresses", client.InitAddress,
+		"prefix", c.Redis.Prefix)
 	return opened, nil
 }

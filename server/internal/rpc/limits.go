@@ -58,7 +58,7 @@ func LimitReasons() []string {
 
 // FailureReasons returns the reasons of faults in the server that are logged.
 func FailureReasons() []string {
-	return []string{"INTERNAL", "RECORD_CORRUPT", "STORE_FAILED", "STORE_FULL"}
+	return []string{"INTERNAL", "RECORD_CORRUPT", "STORE_FAILED", "STORE_FULL", "STORE_UNAVAILABLE"}
 }
 
 // report reports the limit that a call exceeds, or the fault in the server that it met.

@@ -67,7 +67,7 @@ type Turns interface {
 type Options struct {
 	// Store stores the conversations. Its observer must pass changes to Hub.
 	Store store.Store
-	// StoreName is the name of the store in GetStats: "memory" or "bolt".
+	// StoreName is the name of the store in GetStats: "memory", "bolt" or "redis".
 	StoreName string
 	// Turns runs turns.
 	Turns Turns

@@ -252,7 +252,7 @@ func refusals() []row { //nolint:funlen // one table
 		is(errInteractionLogOff, refuse(codes.FailedPrecondition, "INTERACTION_LOG_OFF",
 			"the interaction log is off; start the server with --interaction-log")),
 		is(errBackupUnsupported, refuse(codes.FailedPrecondition, "BACKUP_UNSUPPORTED",
-			"the store of this server does not support backups; start the server with --store bolt")),
+			"the store of this server does not support backups; use --store bolt, or the tools of Redis with --store redis")),
 		// The text is the same for every cause: a caller must not learn what is wrong with a credential.
 		is(auth.ErrUnauthenticated, refuse(codes.Unauthenticated, "UNAUTHENTICATED",
 			"the call has no valid credential; send a token in the metadata "+auth.TokenKey+
@@ -267,6 +267,9 @@ func refusals() []row { //nolint:funlen // one table
 		is(store.ErrFailed, refuse(codes.Unavailable, "STORE_FAILED",
 			"the store has failed, and the change may or may not be committed; retry after a restart of the server").
 			logged()),
+		is(store.ErrUnavailable, refuse(codes.Unavailable, "STORE_UNAVAILABLE",
+			"the store does not answer, and a change may or may not be committed; retry with the same request_id").
+			retryable().logged()),
 
 		// Limits.
 		is(store.ErrFull, refuse(limit, "STORE_FULL",

@@ -251,6 +251,9 @@ func TestStatusOfErrors(t *testing.T) {
 		{err: store.ErrClosed, code: codes.Unavailable, reason: "SHUTTING_DOWN", retry: time.Second},
 		{err: turn.ErrShuttingDown, code: codes.Unavailable, reason: "SHUTTING_DOWN", retry: time.Second},
 		{err: store.ErrFailed, code: codes.Unavailable, reason: "STORE_FAILED", logged: true},
+		{
+			err: store.ErrUnavailable, code: codes.Unavailable, reason: "STORE_UNAVAILABLE", retry: time.Second, logged: true,
+		},
 		{err: context.Canceled, code: codes.Canceled, reason: "CANCELLED"},
 		{err: context.DeadlineExceeded, code: codes.DeadlineExceeded, reason: "DEADLINE_EXCEEDED"},
 		{err: store.ErrTurnEnded, code: codes.Internal, reason: "INTERNAL", logged: true},

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"runtime/debug"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/parleyhq/parley/client"
@@ -42,10 +41,9 @@ type httpServer struct {
 	signIn       []string      // kinds of credentials
 }
 
-// openHTTP listens on the HTTP address. It does not serve yet. notReady is why /readyz reports that the server is
-// not ready; nil if it is ready.
+// openHTTP listens on the HTTP address. It does not serve yet. /readyz reports the readiness.
 func openHTTP(
-	ctx context.Context, o Options, service *rpc.Server, c *certificates, notReady *atomic.Pointer[string],
+	ctx context.Context, o Options, service *rpc.Server, c *certificates, r *readiness,
 ) (*httpServer, error) {
 	h := &httpServer{
 		log: o.Log, deadClients: newDeadClients(o.KeepaliveTime), certificates: c, signIn: o.SignIn,
@@ -57,7 +55,7 @@ func openHTTP(
 	if h.client, err = client.Dial("passthrough:loopback", h.loopback.dialOptions()...); err != nil {
 		return nil, err
 	}
-	handler, err := h.handler(ctx, o, service, notReady)
+	handler, err := h.handler(ctx, o, service, r)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +111,7 @@ func (h *httpServer) trackConn(conn net.Conn, state http.ConnState) {
 }
 
 func (h *httpServer) handler(
-	ctx context.Context, o Options, service *rpc.Server, notReady *atomic.Pointer[string],
+	ctx context.Context, o Options, service *rpc.Server, ready *readiness,
 ) (http.Handler, error) {
 	api, err := gateway.New(ctx, service.Direct(h.loopback.conn), service.Authorize)
 	if err != nil {
@@ -152,7 +150,7 @@ func (h *httpServer) handler(
 		case r.URL.Path == "/healthz":
 			_, _ = w.Write([]byte("ok\n"))
 		case r.URL.Path == "/readyz":
-			writeReadiness(w, notReady.Load())
+			writeReadiness(w, ready.notReady())
 		case tools.isMetadata(r):
 			tools.serveMetadata(w, r)
 		case r.URL.Path == metricsPath: // Scrapes have no span, as health checks.
@@ -163,10 +161,10 @@ func (h *httpServer) handler(
 	}), nil
 }
 
-// writeReadiness writes that the server is ready, or why not.
-func writeReadiness(w http.ResponseWriter, notReady *string) {
-	if notReady != nil {
-		http.Error(w, "not ready: "+*notReady, http.StatusServiceUnavailable)
+// writeReadiness writes why the server is not ready, or that it is if there is no reason.
+func writeReadiness(w http.ResponseWriter, notReady string) {
+	if notReady != "" {
+		http.Error(w, "not ready: "+notReady, http.StatusServiceUnavailable)
 		return
 	}
 	_, _ = w.Write([]byte("ok\n"))

@@ -8,12 +8,13 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -76,13 +77,12 @@ type Servers struct {
 	log          *slog.Logger
 	grpc         *grpc.Server
 	services     grpc.ServiceRegistrar // of grpc
-	health       *health.Server
 	grpcListener net.Listener
-	http         *httpServer            // nil if HTTP is off
-	metrics      *metricsServer         // nil if the metrics have no listener of their own
-	debug        *debugServer           // nil if it is off
-	notReady     atomic.Pointer[string] // why /readyz reports that the server is not ready; nil if it is ready
-	signIn       []string               // kinds of credentials
+	http         *httpServer    // nil if HTTP is off
+	metrics      *metricsServer // nil if the metrics have no listener of their own
+	debug        *debugServer   // nil if it is off
+	readiness    *readiness
+	signIn       []string // kinds of credentials
 
 	certificates *certificates // nil if there is no TLS
 	stopWatching func()        // ends the watch of the certificates
@@ -94,8 +94,8 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 	if o.Auth == nil {
 		o.Auth = auth.New(time.Now)
 	}
-	s := &Servers{log: o.Log, health: health.NewServer(), signIn: o.SignIn, watchesUntil: make(chan struct{})}
-	s.setNotReady("starting")
+	states := health.NewServer()
+	s := &Servers{log: o.Log, readiness: newReadiness(states), signIn: o.SignIn, watchesUntil: make(chan struct{})}
 	s.stopWatching = sync.OnceFunc(func() { close(s.watchesUntil) })
 	if o.Metrics != nil {
 		o.Metrics = authorizeScrapes(o.Metrics, service)
@@ -113,7 +113,7 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 	s.grpc = grpc.NewServer(options...)
 	s.services = service.Registrar(s.grpc)
 	service.Register(s.grpc)
-	healthv1.RegisterHealthServer(s.services, s.health)
+	healthv1.RegisterHealthServer(s.services, states)
 	reflection.Register(s.grpc)
 	l, err := listen(ctx, o.GRPCAddress)
 	if err != nil {
@@ -131,7 +131,7 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 	if o.HTTPAddress == "" {
 		return s, nil
 	}
-	if s.http, err = openHTTP(ctx, o, service, s.certificates, &s.notReady); err != nil {
+	if s.http, err = openHTTP(ctx, o, service, s.certificates, s.readiness); err != nil {
 		if s.metrics != nil {
 			err = errors.Join(err, s.metrics.listener.Close())
 		}
@@ -240,11 +240,7 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 // Serve starts all servers in group. They serve until Drain. When it returns, the server is ready: a call that
 // arrives is served.
 func (s *Servers) Serve(group *errgroup.Group) {
-	for service := range s.grpc.GetServiceInfo() {
-		s.health.SetServingStatus(service, healthv1.HealthCheckResponse_SERVING)
-	}
-	s.health.SetServingStatus("", healthv1.HealthCheckResponse_SERVING)
-	s.notReady.Store(nil)
+	s.readiness.serve(append(slices.Collect(maps.Keys(s.grpc.GetServiceInfo())), ""))
 	group.Go(s.serveGRPC)
 	if s.debug != nil {
 		group.Go(s.debug.serve)
@@ -294,12 +290,11 @@ func describeSignIn(kinds []string) string {
 
 // SetNotReady makes the health service and /readyz report that the server does not accept calls. The server is not
 // ready again. /readyz says why, which callers without sign-in can read.
-func (s *Servers) SetNotReady(why string) {
-	s.setNotReady(why)
-	s.health.Shutdown()
-}
+func (s *Servers) SetNotReady(why string) { s.readiness.stop(why) }
 
-func (s *Servers) setNotReady(why string) { s.notReady.Store(&why) }
+// SetOutage makes the health service and /readyz report that the server cannot serve for a while, although it accepts
+// calls. why is as in SetNotReady; if it is empty, the outage has ended.
+func (s *Servers) SetOutage(why string) { s.readiness.setOutage(why) }
 
 // Drain rejects new calls and waits for running calls to end. When ctx ends, it cancels them. It
 // returns when all servers have stopped.

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/health"
 )
 
 // TestStopBeforeServe checks that a stop before the server serves is not an error.
@@ -20,7 +19,7 @@ func TestStopBeforeServe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Servers{log: slog.New(slog.DiscardHandler), grpc: grpc.NewServer(), health: health.NewServer(), grpcListener: l}
+	s := &Servers{log: slog.New(slog.DiscardHandler), grpc: grpc.NewServer(), grpcListener: l}
 	s.grpc.GracefulStop()
 	if err := s.serveGRPC(); err != nil {
 		t.Errorf("serveGRPC() after a stop = %v, want nil", err)

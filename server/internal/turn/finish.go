@@ -12,7 +12,7 @@ import (
 )
 
 // storeRetry is the time before a turn retries to store its answer in a store that is overloaded or
-// out of space.
+// out of space or unavailable.
 const storeRetry = 100 * time.Millisecond
 
 // finish stores the answer. It returns the finished event, or the error with which the streams of
@@ -81,7 +81,7 @@ func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 func isAnswerError(err error) bool {
 	for _, known := range []error{
 		store.ErrNotFound, store.ErrTurnEnded, store.ErrNoSpace, store.ErrOverloaded, store.ErrCorrupt, store.ErrFailed,
-		store.ErrClosed,
+		store.ErrClosed, store.ErrUnavailable,
 	} {
 		if errors.Is(err, known) {
 			return false
@@ -91,9 +91,9 @@ func isAnswerError(err error) bool {
 }
 
 // commitEnd ends the turn in the store and writes the records of its answer. It retries while the store is
-// overloaded or the disk is full. On a full disk, it returns in two cases: if there are records, since the store
-// has a reserve for answers but not for records, and if the server stops. After a stop, the next start ends the
-// turn with the saved part of its answer.
+// overloaded or unavailable, or the disk is full. On a full disk, it returns if there are records, since the store
+// has a reserve for answers but not for records. In both of the last cases it returns if the server stops. After a
+// stop, the next start ends the turn with the saved part of its answer.
 func (x *execution) commitEnd(
 	messages []*parleyv1.Message, end *parleyv1.Turn, records []*parleyv1.RecordWrite,
 ) (*store.Result, error) {
@@ -104,18 +104,23 @@ func (x *execution) commitEnd(
 			Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, Messages: messages, End: end,
 			Events: x.eventIndexes, Records: records,
 		})
-		full := errors.Is(err, store.ErrNoSpace)
-		if !full && !errors.Is(err, store.ErrOverloaded) || full && (len(records) > 0 || x.manager.ctx.Err() != nil) {
+		full, unavailable := errors.Is(err, store.ErrNoSpace), errors.Is(err, store.ErrUnavailable)
+		lasts := full || unavailable // maybe longer than the server
+		if !lasts && !errors.Is(err, store.ErrOverloaded) || lasts && x.manager.ctx.Err() != nil || full && len(records) > 0 {
 			return result, err
 		}
 		x.live.events.ReleaseReserved()
 		var stop <-chan struct{}
-		if full {
+		if lasts {
 			stop = x.manager.ctx.Done()
-			if !logged {
-				logged = true
-				x.log.Warn("disk full, answer waits", "error", err)
+		}
+		if lasts && !logged {
+			logged = true
+			message := "disk full, answer waits"
+			if unavailable {
+				message = "store unavailable, answer waits"
 			}
+			x.log.Warn(message, "error", err)
 		}
 		select {
 		case <-time.After(storeRetry):

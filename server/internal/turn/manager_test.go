@@ -241,12 +241,33 @@ func TestStopRetriesAnOverloadedStore(t *testing.T) {
 	}
 }
 
-// TestStopOnAFullDiskLeavesTurnRunning: if the disk is full, a stop leaves the turn to the next
-// start, with the saved part of its answer.
-func TestStopOnAFullDiskLeavesTurnRunning(t *testing.T) {
+// TestAnswerWaitsForTheStore: an answer that finds the store unavailable is stored completely when it is available.
+func TestAnswerWaitsForTheStore(t *testing.T) {
+	f := newFixture(t, map[string]agent.Agent{"main": respondWith(text("a"))}, func(o *Options) {
+		o.Store = &refusingStore{o.Store, []error{store.ErrUnavailable, store.ErrUnavailable}}
+	})
+	end := readFinished(t, f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"}))
+	if state := end.GetTurn().GetState(); state != parleyv1.TurnState_TURN_STATE_COMPLETED {
+		t.Errorf("turn ended %v, want COMPLETED", state)
+	}
+	if diff := cmp.Diff([]string{"user: q", "assistant: a"}, f.stored(t)); diff != "" {
+		t.Errorf("stored messages (-want +got):\n%s", diff)
+	}
+}
+
+// TestStopWithoutStoreLeavesTurnRunning: if the disk is full or the store is unavailable, a stop leaves the turn to the
+// next start, with the saved part of its answer.
+func TestStopWithoutStoreLeavesTurnRunning(t *testing.T) {
+	for _, cause := range []error{store.ErrNoSpace, store.ErrUnavailable} {
+		t.Run(cause.Error(), func(t *testing.T) { stopWithoutStore(t, cause) })
+	}
+}
+
+func stopWithoutStore(t *testing.T, cause error) {
+	t.Helper()
 	sent := make(chan struct{}, 1)
 	f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", sent)}, func(o *Options) {
-		o.Store = &refusingStore{o.Store, []error{store.ErrNoSpace, store.ErrNoSpace}}
+		o.Store = &refusingStore{o.Store, []error{cause, cause}}
 	})
 	events := f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
 	<-sent
@@ -257,7 +278,7 @@ func TestStopOnAFullDiskLeavesTurnRunning(t *testing.T) {
 	for _, err := range events {
 		last = err
 	}
-	if !errors.Is(last, store.ErrNoSpace) {
+	if !errors.Is(last, cause) {
 		t.Errorf("stream ended with %v, want the reason", last)
 	}
 	found, err := f.store.Read(t.Context(), &store.Read{Tenant: tenant, ConversationID: "c"})

@@ -60,7 +60,7 @@ class GetStatsResponse(_message.Message):
     version: _builtins.str
     """Version of the server."""
     store: _builtins.str
-    """Kind of store: "memory" or "bolt"."""
+    """Kind of store: "memory", "bolt" or "redis"."""
     conversation_count: _builtins.int
     """Number of stored conversations. Expired conversations count until the sweep deletes them a
     few seconds later.

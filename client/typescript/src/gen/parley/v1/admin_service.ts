@@ -14,7 +14,7 @@ export interface GetStatsRequest {
 export interface GetStatsResponse {
   /** Version of the server. */
   version: string;
-  /** Kind of store: "memory" or "bolt". */
+  /** Kind of store: "memory", "bolt" or "redis". */
   store: string;
   /**
    * Number of stored conversations. Expired conversations count until the sweep deletes them a
