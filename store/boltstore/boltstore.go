@@ -3,8 +3,9 @@
 // One goroutine, the writer, does all writes (writer.go). It first decides which queued operations the journal can
 // take: appends to existing conversations (journaled.go), and small records (record_write.go). It writes these as one
 // batch of the journal, and puts the others into one transaction of the file, in which they decide and write one after
-// the other (txn.go). A second goroutine, the folder, makes the writer fold the journal into the file (fold.go) and move
-// older messages of large conversations to chunks (longtails.go). Options.JournalBudget 0 means that there is no journal.
+// the other (txn.go). A second goroutine, the folder, makes the writer fold the journal into the file (fold.go) and
+// move older messages of large conversations to chunks (longtails.go). Options.JournalBudget 0 means that there is no
+// journal.
 //
 // A read that the cache cannot answer is a bbolt transaction of its own. It decodes and copies the data of
 // its result, and applies the operations in the journal that the file does not contain (conversation.go).

@@ -33,11 +33,18 @@ func BenchmarkStore(b *testing.B) {
 		name  string
 		start func(testing.TB) []string
 	}{
-		{"everysec", func(tb testing.TB) []string { return []string{redistest.Start(tb).Addr()} }},
+		{"everysec", func(tb testing.TB) []string {
+			tb.Helper()
+			return []string{redistest.Start(tb).Addr()}
+		}},
 		{"always", func(tb testing.TB) []string {
+			tb.Helper()
 			return []string{redistest.Start(tb, redistest.Setting("appendfsync", "always")).Addr()}
 		}},
-		{"cluster", func(tb testing.TB) []string { return addressesIn(redistest.StartCluster(tb, 3, 0).URL()) }},
+		{"cluster", func(tb testing.TB) []string {
+			tb.Helper()
+			return addressesIn(redistest.StartCluster(tb, 3, 0).URL())
+		}},
 	} {
 		for _, size := range []int{500, 4000} {
 			b.Run(fmt.Sprintf("%s/%d", engine.name, size), func(b *testing.B) {

@@ -67,7 +67,7 @@ type published struct {
 // readPublished splits a published text. ok is false if it is malformed.
 func readPublished(text string) (p published, ok bool) {
 	var parts []string
-	for len(text) > 0 {
+	for text != "" {
 		length, rest, found := strings.Cut(text, ":")
 		n, err := strconv.Atoi(length)
 		if !found || err != nil || n < 0 || n > len(rest) {

@@ -68,8 +68,8 @@ func (t *transaction) command() ([]string, error) {
 	return b.args(
 		t.write.id, t.old.revision, mode, t.tenant.read(), source, sourceRevision, strconv.Itoa(limits.MaxConversations),
 		strconv.FormatInt(maxBytes, 10), place, text, strconv.Itoa(messages), strconv.FormatInt(delta.Records, 10),
-		strconv.FormatInt(delta.RecordBytes, 10), strconv.FormatInt(size-bytesBefore+delta.Bytes, 10), t.store.server, changes,
-		strconv.Itoa(told),
+		strconv.FormatInt(delta.RecordBytes, 10), strconv.FormatInt(size-bytesBefore+delta.Bytes, 10), t.store.server,
+		changes, strconv.Itoa(told),
 	), nil
 }
 
@@ -165,7 +165,8 @@ func (b *commands) trim(list string, n, from, to int) {
 	}
 }
 
-// part writes a part of the conversation. Of one that begins like a piece of what it was before, it sends only the rest.
+// part writes a part of the conversation. Of one that begins like a piece of what it was before, it sends only the
+// rest.
 func (b *commands) part(key string, p part, before, after string) {
 	if before == after {
 		return

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -85,7 +86,7 @@ func (r *rows) all(from string, next func(from string) rueidis.Completed, except
 			from = "(" + places[len(places)-1]
 			for i, value := range r.heads(places) {
 				key := []byte(places[i][:record.KeySize])
-				if value == nil || string(key) == string(except) {
+				if value == nil || bytes.Equal(key, except) {
 					continue
 				}
 				if !yield(key, value) {
@@ -219,7 +220,8 @@ func (s *Store) withTurns(ctx context.Context, p space, id string) (*conversatio
 	if err != nil {
 		return nil, nil, err
 	}
-	return c, c.live(s.options.Now()), nil
+	r := c.live(s.options.Now())
+	return c, r, nil
 }
 
 // steady returns errMoved in place of an error if the conversation has changed since it was read.

@@ -41,7 +41,8 @@ func (s *Store) readOnce(ctx context.Context, q *store.Read) (*store.Snapshot, e
 	first := firstPage(q)
 	commands := []rueidis.Completed{s.loadCommand(p, q.ConversationID, with...)}
 	if first > 0 {
-		commands = append(commands, s.client.B().Lrange().Key(p.of("m", q.ConversationID)).Start(int64(-first)).Stop(-1).Build())
+		list := p.of("m", q.ConversationID)
+		commands = append(commands, s.client.B().Lrange().Key(list).Start(int64(-first)).Stop(-1).Build())
 	}
 	replies := s.client.DoMulti(ctx, append(commands, s.revisionCommand(p, q.ConversationID))...)
 	c, err := s.decode(ctx, p, q.ConversationID, replies[0], with...)
@@ -66,8 +67,8 @@ func (s *Store) readOnce(ctx context.Context, q *store.Read) (*store.Snapshot, e
 			if err != nil {
 				return nil, s.fault(err)
 			}
-			if len(list) != min(first, c.count()) {
-				return nil, fmt.Errorf("%w: %d of %d messages are missing", store.ErrCorrupt, min(first, c.count())-len(list), c.count())
+			if want := min(first, c.count()); len(list) != want {
+				return nil, fmt.Errorf("%w: %d of %d messages are missing", store.ErrCorrupt, want-len(list), c.count())
 			}
 			if newest, err = unsealed(nil, list); err != nil {
 				s.counts.corrupt.Add(1)
@@ -148,17 +149,8 @@ func (s *Store) partFor(ctx context.Context, c *conversation, q *store.Read, new
 	if q.Newest == 0 || from > to {
 		return part, nil
 	}
-	enough := func(frames store.Frames) bool {
-		n, size := 0, 0
-		for frame := range frames.All() {
-			if sequence := frame.Sequence(); sequence > q.After && (q.Before == 0 || sequence < q.Before) {
-				n, size = n+1, size+len(frame)
-			}
-		}
-		return q.Newest > 0 && n > q.Newest || q.MaxBytes > 0 && size > q.MaxBytes && n > 1
-	}
 	if q.Oldest {
-		for ; from <= to && !enough(part.Messages); from += pageElements {
+		for ; from <= to && !suffice(part.Messages, q); from += pageElements {
 			frames, err := s.elements(ctx, c, from, min(to, from+pageElements-1))
 			if err != nil {
 				return part, err
@@ -171,7 +163,7 @@ func (s *Store) partFor(ctx context.Context, c *conversation, q *store.Read, new
 	if n := newest.Count(); n > 0 {
 		to = count - 1 - n
 	}
-	for ; from <= to && !enough(part.Messages); to -= pageElements {
+	for ; from <= to && !suffice(part.Messages, q); to -= pageElements {
 		frames, err := s.elements(ctx, c, max(from, to-pageElements+1), to)
 		if err != nil {
 			return part, err
@@ -182,6 +174,17 @@ func (s *Store) partFor(ctx context.Context, c *conversation, q *store.Read, new
 		part.OmittedBytes -= int64(len(frame.Body()))
 	}
 	return part, nil
+}
+
+// suffice reports whether messages include one more than a read needs.
+func suffice(frames store.Frames, q *store.Read) bool {
+	n, size := 0, 0
+	for frame := range frames.All() {
+		if sequence := frame.Sequence(); sequence > q.After && (q.Before == 0 || sequence < q.Before) {
+			n, size = n+1, size+len(frame)
+		}
+	}
+	return q.Newest > 0 && n > q.Newest || q.MaxBytes > 0 && size > q.MaxBytes && n > 1
 }
 
 // oldestSequence returns the sequence of the oldest retained message. Unless the read asks for it, it may be lower.

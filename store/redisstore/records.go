@@ -57,8 +57,8 @@ func unmarshalState(text string) (s records.State, err error) {
 	return s, nil
 }
 
-// recordInput reads what a decision about writes needs. id is the conversation; empty if there is none. If tenantOnly is
-// true, all writes are of the tenant's records.
+// recordInput reads what a decision about writes needs. id is the conversation; empty if there is none. If tenantOnly
+// is true, all writes are of the tenant's records.
 func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*parleyv1.RecordWrite, tenantOnly bool,
 ) (*records.Input, tenantState, error) {
 	commands := []rueidis.Completed{s.client.B().Hmget().Key(p.key("t")).Field("v", "rev", "own").Build()}
@@ -287,7 +287,9 @@ func (s *Store) readRecords(
 }
 
 // withPrefixes returns the records of a conversation as store.Read.RecordPrefixes says.
-func (s *Store) withPrefixes(ctx context.Context, of *conversation, prefixes []string) ([]*parleyv1.Record, bool, error) {
+func (s *Store) withPrefixes(
+	ctx context.Context, of *conversation, prefixes []string,
+) ([]*parleyv1.Record, bool, error) {
 	c := &scope{store: s, ctx: ctx, p: of.space, id: of.id, revision: of.revision}
 	found, more, err := records.WithPrefixes(prefixes, of.id, c.ascend)
 	if ended := c.ended(); ended != nil {

@@ -3,18 +3,23 @@
 //
 // # How a write is made
 //
-// A write reads the head of its conversation, package record decides what becomes of it, and a script commits that if the
-// conversation still has the revision that was read. Otherwise the write reads and decides again. Of the law of package
-// store only the choice of what makes room for a new conversation is in a script, lua/commit.lua, because it depends on
-// all conversations of the tenant. A revision is the id of a commit, 8 random bytes, and not a number: after a failover
-// that has lost commits, numbers would be given again. A conversation has the ids of its newest commits, so that a commit
-// whose reply was lost is not made twice.
+// A write reads the head of its conversation, package record decides what becomes of it, and a script commits that if
+// the conversation still has the revision that was read. Otherwise the write reads and decides again. Of the law of
+// package store only the choice of what makes room for a new conversation is in a script, lua/commit.lua, because it
+// depends on all conversations of the tenant. A revision is the id of a commit, 8 random bytes, and not a number: after
+// a failover that has lost commits, numbers would be given again. A conversation has the ids of its newest commits, so
+// that a commit whose reply was lost is not made twice.
+//
+// # How changes are told
+//
+// A script numbers each change of a bucket, and publishes it on the channel {T}ch. Every process hears of all changes,
+// and tells its observer in the order of the numbers. Where numbers are missing, it tells a GAP.
 //
 // # Keys
 //
 // A tenant is in one bucket, a bucket in one slot of a cluster. All keys of a bucket begin with the prefix of the store
-// and the tag of the bucket in braces, here {T}. Tenants are part of keys with their length, as in 4:acme: and conversation
-// ids follow them.
+// and the tag of the bucket in braces, here {T}. Tenants are part of keys with their length, as in 4:acme: and
+// conversation ids follow them.
 //
 //	{T}c:<tenant><id>   hash  a conversation: v revision, h head (record.Record.Head), x sizes of its newest messages and
 //	                          checksums of its parts (see extra), q requests, t turns, p system prompt, s what scripts

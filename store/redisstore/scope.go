@@ -18,7 +18,6 @@ type scope struct {
 	p        space
 	id       string // of the conversation; empty for the records of the tenant
 	revision string
-	keysOnly bool
 	err      error
 }
 
@@ -68,7 +67,8 @@ const (
 
 // values returns the values of keys, nil for those that do not exist.
 func (c *scope) values(keys []string) [][]byte {
-	found, err := c.store.client.Do(c.ctx, c.store.client.B().Hmget().Key(c.p.scope("k", c.id)).Field(keys...).Build()).ToArray()
+	get := c.store.client.B().Hmget().Key(c.p.scope("k", c.id)).Field(keys...).Build()
+	found, err := c.store.client.Do(c.ctx, get).ToArray()
 	if err != nil {
 		c.err = c.store.fault(err)
 		return nil
@@ -133,6 +133,7 @@ func (c *scope) descend(before string) iter.Seq2[string, []byte] {
 		case before != "":
 			most = "(" + before
 		}
-		return c.store.client.B().Zrange().Key(c.p.scope("kx", c.id)).Min(most).Max("-").Bylex().Rev().Limit(0, int64(n)).Build()
+		list := c.store.client.B().Zrange().Key(c.p.scope("kx", c.id)).Min(most).Max("-").Bylex().Rev()
+		return list.Limit(0, int64(n)).Build()
 	})
 }

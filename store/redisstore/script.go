@@ -47,8 +47,9 @@ func newScripts() scripts {
 	return scripts{
 		commit: rueidis.NewLuaScript(writes + library + commitText), free: rueidis.NewLuaScript(frees + library + commitText),
 		sweep: rueidis.NewLuaScript(frees + library + sweepText), hold: rueidis.NewLuaScript(writes + library + holdText),
-		release: rueidis.NewLuaScript(frees + library + releaseText), progress: rueidis.NewLuaScript(writes + library + progressText),
-		lease: rueidis.NewLuaScript(frees + leaseText), leases: rueidis.NewLuaScript(frees + leasesText),
+		release:  rueidis.NewLuaScript(frees + library + releaseText),
+		progress: rueidis.NewLuaScript(writes + library + progressText),
+		lease:    rueidis.NewLuaScript(frees + leaseText), leases: rueidis.NewLuaScript(frees + leasesText),
 		claim: rueidis.NewLuaScript(frees + claimText),
 	}
 }

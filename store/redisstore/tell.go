@@ -16,8 +16,8 @@ import (
 // counters are counts since the store was opened.
 type counters struct{ expired, evicted, corrupt atomic.Int64 }
 
-// teller passes the changes of commits to the observer, those of each bucket in the order of their numbers. It learns of
-// them from the replies of the commits of this process and from the channels of the buckets, whichever comes first.
+// teller passes the changes of commits to the observer, those of each bucket in the order of their numbers. It learns
+// of them from the replies of the commits of this process and from the channels of the buckets, whichever comes first.
 type teller struct {
 	observe func([]store.Change)
 

@@ -57,7 +57,8 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	}
 	left := limit
 	for _, b := range s.buckets {
-		names, err := s.client.Do(ctx, s.client.B().Zunion().Numkeys(2).Key(b.prefix+"tn", b.prefix+"tx").Build()).AsStrSlice()
+		all := s.client.B().Zunion().Numkeys(2).Key(b.prefix+"tn", b.prefix+"tx").Build()
+		names, err := s.client.Do(ctx, all).AsStrSlice()
 		if err != nil {
 			return false, s.fault(err)
 		}
@@ -106,10 +107,12 @@ func (s *Store) sweepTenant(ctx context.Context, p space, limit int) (int, error
 			return 0, err
 		}
 	}
-	if !ofRecords && !expired && !deleted && (limits.MaxConversations == 0 || count <= int64(limits.MaxConversations)) || n >= limit {
+	above := limits.MaxConversations > 0 && count > int64(limits.MaxConversations)
+	if !ofRecords && !expired && !deleted && !above || n >= limit {
 		return n, nil
 	}
-	reply, err := s.run(ctx, s.scripts.sweep, p, now, s.server, strconv.Itoa(limit-n), strconv.Itoa(limits.MaxConversations))
+	args := []string{s.server, strconv.Itoa(limit - n), strconv.Itoa(limits.MaxConversations)}
+	reply, err := s.run(ctx, s.scripts.sweep, p, now, args...)
 	if err != nil {
 		return n, err
 	}
@@ -220,7 +223,7 @@ func (s *Store) Stats(ctx context.Context) (store.Stats, error) {
 	defer s.leave()
 	commands := make([]rueidis.Completed, len(s.buckets))
 	for i, b := range s.buckets {
-		commands[i] = s.client.B().Hmget().Key(b.prefix + "st").Field(countFields...).Build()
+		commands[i] = s.countsCommand(b.prefix + "st")
 	}
 	var stats store.Stats
 	for _, reply := range s.client.DoMulti(ctx, commands...) {
@@ -233,9 +236,12 @@ func (s *Store) Stats(ctx context.Context) (store.Stats, error) {
 	return stats, nil
 }
 
-// countFields are the fields of counts: conversations, messages, bytes, records and bytes of records.
-var countFields = []string{"n", "m", "b", "r", "y"}
+// countsCommand returns a command that reads conversations, messages, bytes, records and bytes of records.
+func (s *Store) countsCommand(key string) rueidis.Completed {
+	return s.client.B().Hmget().Key(key).Field("n", "m", "b", "r", "y").Build()
+}
 
+// addCounts adds the reply of a countsCommand.
 func addCounts(stats *store.Stats, reply rueidis.RedisResult) error {
 	f, err := reply.ToArray()
 	if err != nil {
@@ -256,7 +262,7 @@ func (s *Store) TenantStats(ctx context.Context, tenant string) (store.Stats, er
 	}
 	defer s.leave()
 	var stats store.Stats
-	reply := s.client.Do(ctx, s.client.B().Hmget().Key(s.space(tenant).key("t")).Field(countFields...).Build())
+	reply := s.client.Do(ctx, s.countsCommand(s.space(tenant).key("t")))
 	if err := addCounts(&stats, reply); err != nil {
 		return store.Stats{}, s.fault(err)
 	}
@@ -346,7 +352,9 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 }
 
 // abandoned returns a running turn and the size of its progress; nil if a live server answers it.
-func (s *Store) abandoned(ctx context.Context, b bucket, name string, live map[string]bool) (*store.Progress, int, error) {
+func (s *Store) abandoned(
+	ctx context.Context, b bucket, name string, live map[string]bool,
+) (*store.Progress, int, error) {
 	tenant, id, ok := cutTenant(name)
 	if !ok {
 		return nil, 0, nil

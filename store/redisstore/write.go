@@ -337,7 +337,9 @@ func (s *Store) commit(ctx context.Context, t *transaction, args []string) error
 }
 
 // finish reads the reply of commit.lua and tells the changes of the commit.
-func (s *Store) finish(p space, now time.Time, reply []rueidis.RedisMessage, changes []store.Change, limits store.Limits) error {
+func (s *Store) finish(
+	p space, now time.Time, reply []rueidis.RedisMessage, changes []store.Change, limits store.Limits,
+) error {
 	result, err := reply[0].ToString()
 	if err != nil {
 		return err

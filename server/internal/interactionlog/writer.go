@@ -39,8 +39,8 @@ type writer struct {
 	closed  bool
 }
 
-// Committed writes an entry for each MESSAGE_APPENDED and CLEARED change of this process. It is an observer of the store, see
-// [store.Options]. When it returns, the operating system has the entries, so that they survive a crash of
+// Committed writes an entry for each MESSAGE_APPENDED and CLEARED change of this process. It is an observer of the
+// store, see [store.Options]. When it returns, the operating system has the entries, so that they survive a crash of
 // the process, or they are counted as lost. It waits for the disk only if the system makes a write wait,
 // and at the end of an Erase.
 func (l *Log) Committed(changes []store.Change) {
