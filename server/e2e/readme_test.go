@@ -34,8 +34,8 @@ func pages() []page {
 			"Tell me about the second one", `"textDelta":{"text":"hello"}`, `"library_list"`, `"recentMessages"`,
 		}},
 		{path: "proto/README.md", output: []string{`"replayed": true`, `"activeAgent"`, "skipped", "demo-copy"}},
-		{path: "server/README.md", programs: []string{"openssl"}, output: []string{
-			"signed in", `"agents"`, "max_messages: 20", "restored", "compacted", `"status": "SERVING"`,
+		{path: "server/README.md", programs: []string{"openssl", "redis-server", "redis-cli"}, output: []string{
+			"1 64", "signed in", `"agents"`, "max_messages: 20", "restored", "compacted", `"status": "SERVING"`,
 		}},
 		{path: "server/agents.md", programs: []string{"python3"}, config: "agents.yaml", output: []string{
 			"You said 'hello', after 0 others.", "TURN_STATE_INPUT_REQUIRED", "It costs 50 cents.", "claude",

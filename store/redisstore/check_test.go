@@ -64,11 +64,11 @@ func TestCheckRights(t *testing.T) {
 	}
 	url := "redis://parley@" + engine.Addr()
 	o := Options{Client: clientOf(t, url, Access{Password: "secret"}), Buckets: 1}
-	setUser("+@all", "-config")
+	setUser("+@all", "-@dangerous", "+info") // as server/README.md says
 	wantOpen(t, o)
 	engine.Config("maxmemory-policy", "allkeys-lru")
 	wantOpen(t, o, "set it to noeviction")
-	setUser("+@all", "-info")
+	setUser("+@all", "-@dangerous")
 	wantOpen(t, o, engine.Addr(), "does not allow INFO")
 	engine.Config("maxmemory-policy", "noeviction")
 	setUser("+@all", "resetchannels")

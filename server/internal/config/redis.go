@@ -2,7 +2,6 @@ package config
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/parleyhq/parley/server/internal/secretfile"
@@ -90,7 +89,8 @@ func redisPrefix(target *string, initial string) value[string] {
 	return value[string]{target, "name", func(s string) (string, error) {
 		isOther := func(r rune) bool { return !strings.ContainsRune(letters+digits+"-_.:/", r) }
 		if s == "" || len(s) > maxRedisPrefix || strings.ContainsFunc(s, isOther) {
-			return "", fmt.Errorf("%.80q is not a prefix; use 1 to %d letters, digits and characters of -_.:/", s, maxRedisPrefix)
+			return "", fmt.Errorf("%.80q is not a prefix; use 1 to %d letters, digits and characters of -_.:/", s,
+				maxRedisPrefix)
 		}
 		return s, nil
 	}, verbatim}
@@ -164,13 +164,15 @@ func (l *loader) checkRedisTLS() {
 		}
 		return
 	}
-	isSet := func(name string) bool { return l.setting(name).String() != "" }
-	files := slices.DeleteFunc([]string{"redis-ca-file", "redis-cert-file"}, func(name string) bool { return !isSet(name) })
-	if len(files) == 0 || r.URL == "" {
+	first := "redis-ca-file"
+	if r.CAFile == "" {
+		first = "redis-cert-file"
+	}
+	if r.CAFile == "" && r.CertFile == "" || r.URL == "" {
 		return
 	}
 	if !redisstore.HasTLS(r.URL) {
-		l.fault(l.place(files[0]), "needs TLS; use a --redis-url that begins with rediss")
+		l.fault(l.place(first), "needs TLS; use a --redis-url that begins with rediss")
 		return
 	}
 	if r.CAFile != "" {

@@ -107,7 +107,7 @@ func redisFiles(t *testing.T) (dir string) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Chmod(filepath.Join(dir, "open"), 0o644); err != nil { //nolint:gosec // The mode is what the test is about.
+	if err := os.Chmod(filepath.Join(dir, "open"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return dir

@@ -114,14 +114,14 @@ func (x *execution) commitEnd(
 		if lasts {
 			stop = x.manager.ctx.Done()
 		}
-		if lasts && !logged {
-			logged = true
-			message := "disk full, answer waits"
-			if unavailable {
-				message = "store unavailable, answer waits"
-			}
-			x.log.Warn(message, "error", err)
+		switch {
+		case logged:
+		case full:
+			x.log.Warn("disk full, answer waits", "error", err)
+		case unavailable:
+			x.log.Warn("store unavailable, answer waits", "error", err)
 		}
+		logged = logged || lasts
 		select {
 		case <-time.After(storeRetry):
 		case <-stop:
