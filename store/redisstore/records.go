@@ -32,23 +32,30 @@ func (t tenantState) read() string {
 	return t.revision
 }
 
-// marshalState encodes the state of a record.
-func marshalState(s records.State) string {
+// marshalState encodes the state of a record with its CRC-32C.
+func marshalState(key string, s records.State) string {
 	expires := ""
 	if !s.ExpireTime.IsZero() {
 		expires = stamp(s.ExpireTime)
 	}
-	return fmt.Sprintf("%d %d %d %d %s", s.Revision, s.Counts.Records, s.Counts.RecordBytes, s.Counts.Bytes, expires)
+	text := fmt.Sprintf("%d %d %d %d %s", s.Revision, s.Counts.Records, s.Counts.RecordBytes, s.Counts.Bytes, expires)
+	return fmt.Sprintf("%s %08x", text, record.Checksum([]byte(key), []byte(text)))
 }
 
-func unmarshalState(text string) (s records.State, err error) {
-	f := strings.Split(text, " ")
-	if len(f) != 5 {
-		return s, fmt.Errorf("%w: state of a record", store.ErrCorrupt)
+// unmarshalState decodes the state of a record. The error is store.ErrCorrupt.
+func unmarshalState(key, encoded string) (s records.State, err error) {
+	damaged := fmt.Errorf("%w: state of record %.128q", store.ErrCorrupt, key)
+	f := strings.Split(encoded, " ")
+	if len(f) != 6 {
+		return s, damaged
+	}
+	text := strings.Join(f[:5], " ")
+	if f[5] != fmt.Sprintf("%08x", record.Checksum([]byte(key), []byte(text))) {
+		return s, damaged
 	}
 	for i, to := range []*int64{&s.Revision, &s.Counts.Records, &s.Counts.RecordBytes, &s.Counts.Bytes} {
 		if *to, err = strconv.ParseInt(f[i], 10, 64); err != nil {
-			return s, fmt.Errorf("%w: state of a record", store.ErrCorrupt)
+			return records.State{}, damaged
 		}
 	}
 	if f[4] != "" {
@@ -80,7 +87,7 @@ func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*p
 	in.Revision = number(of[1])
 	in.Bytes = number(of[2])
 	i := 0
-	input, err := records.NewInput(writes, tenantOnly, in, func(tenantScope bool, _ string) (records.State, error) {
+	input, err := records.NewInput(writes, tenantOnly, in, func(tenantScope bool, key string) (records.State, error) {
 		i++
 		if !tenantScope && id == "" {
 			return records.State{}, nil
@@ -92,7 +99,7 @@ func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*p
 		if err != nil {
 			return records.State{}, s.fault(err)
 		}
-		return unmarshalState(text)
+		return unmarshalState(key, text)
 	})
 	return input, state, err
 }
@@ -123,7 +130,7 @@ func (b *commands) records(id, commit string, edits *records.Edits, tenant tenan
 			b.add("ZREM", b.scope("kx", scope), e.Key)
 		} else {
 			b.add("HSET", b.scope("k", scope), e.Key, rueidis.BinaryString(e.Value))
-			b.add("HSET", b.scope("ks", scope), e.Key, marshalState(e.After))
+			b.add("HSET", b.scope("ks", scope), e.Key, marshalState(e.Key, e.After))
 			b.add("ZADD", b.scope("kx", scope), "0", e.Key)
 		}
 		switch {
