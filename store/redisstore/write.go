@@ -31,6 +31,8 @@ type write struct {
 	mayExceed bool
 	// imports says that a new conversation must not push out others.
 	imports bool
+	// removes says that the write deletes the conversation, which may be damaged.
+	removes bool
 	queued  func()
 	decide  func(in *input) (*record.Outcome, error)
 }
@@ -118,7 +120,7 @@ func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, err
 // Delete implements store.Store.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
 	_, err := s.writeOne(ctx, &write{
-		tenant: d.Tenant, id: d.ConversationID,
+		tenant: d.Tenant, id: d.ConversationID, removes: d.IfVersion == nil,
 		decide: func(in *input) (*record.Outcome, error) { return record.Delete(in.old, d, in.now) },
 	})
 	return err
@@ -176,6 +178,9 @@ type attempt struct {
 // try reads, decides and commits. The error is errMoved if the conversation has changed in between.
 func (s *Store) try(ctx context.Context, a *attempt) (*store.Result, error) {
 	t, err := s.readFor(ctx, a)
+	if a.removes && errors.Is(err, store.ErrCorrupt) {
+		return nil, s.removeDamaged(ctx, t)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -208,6 +213,20 @@ func (s *Store) try(ctx context.Context, a *attempt) (*store.Result, error) {
 		return nil, err
 	}
 	return out.Result, nil
+}
+
+// removeDamaged deletes a conversation that cannot be decoded.
+func (s *Store) removeDamaged(ctx context.Context, t *transaction) error {
+	known, _ := readSummary(t.old.summary)
+	t.outcome = &record.Outcome{Changes: []store.Change{{
+		Tenant: t.space.tenant, Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED, ConversationID: t.write.id, UID: known.uid,
+		Version: known.version, Time: t.now,
+	}}}
+	args, err := t.command()
+	if err != nil {
+		return err
+	}
+	return s.commit(ctx, t, args)
 }
 
 // changedSince returns errMoved in place of an error if the conversation has changed since it was read: then what was
@@ -262,7 +281,7 @@ func (s *Store) readFor(ctx context.Context, a *attempt) (*transaction, error) {
 	replies := s.client.DoMulti(ctx, load, place, held)
 	var err error
 	if t.old, err = s.decode(ctx, p, w.id, replies[0], w.with...); err != nil {
-		return nil, err
+		return t, err
 	}
 	number, _ := replies[1].AsInt64()
 	t.number = uint32(number + 1)
