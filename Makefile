@@ -62,21 +62,20 @@ test: ## run the Go tests, in about three minutes: needs Go and git alone
 	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST), $(DEPLOYCHECK) and $(BENCHCOMPARE), and the'
 	@echo 'longest Go tests. Go tests that need root, Python, Node, Chromium or Redis were skipped where these are missing.'
 
-# The last two groups mostly wait, one for its programs and one for its disk: they run at the same time.
+# The last two groups mostly wait, one for its programs and engines, one for its disk: they run at the same time.
 # With REDIS_REQUIRED=1, tests that need redis-server fail if it is missing. make tools installs it on Linux.
 .PHONY: check
 check: export REDIS_REQUIRED = $(if $(filter Linux,$(shell uname)),1)
 check: programs languages build test lint checkgenerate ## check everything, in more than half an hour: needs what make tools installs
 	CGO_ENABLED=1 go test -race -timeout 30m ./...
-	$(MAKE) --no-print-directory testlaws
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; trap 'exit 1' HUP INT TERM; \
 	$(MAKE) --no-print-directory test-faults >"$$log" 2>&1 & faults=$$!; \
-	code=0; $(MAKE) --no-print-directory testclients || code=$$?; \
+	code=0; $(MAKE) --no-print-directory testclients testlaws || code=$$?; \
 	wait $$faults || code=$$?; cat "$$log"; exit $$code
 
 .PHONY: testlaws
 testlaws: ## test further configurations of the stores, without the race detector
-	CGO_ENABLED=0 go test -vet=off -count=1 -run '^TestLaw(With|Of)' ./store/...
+	CGO_ENABLED=0 go test -vet=off -count=1 -timeout 20m -run '^TestLaw(With|Of)' ./store/...
 
 .PHONY: testclients
 testclients: testpython testtypescript testoidc testdeploy

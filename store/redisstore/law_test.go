@@ -40,10 +40,12 @@ func TestLaw(t *testing.T) {
 
 // TestLawWithBuckets tests the law with so many buckets that most tenants have one of their own.
 func TestLawWithBuckets(t *testing.T) {
+	t.Parallel()
 	storetest.RunVariant(t, subject([]string{redistest.Start(t).Addr()}, 64))
 }
 
 // TestLawOfCluster tests the law on a cluster of three masters.
 func TestLawOfCluster(t *testing.T) {
+	t.Parallel()
 	storetest.RunVariant(t, subject(addressesIn(redistest.StartCluster(t, 3, 0).URL()), 16))
 }
