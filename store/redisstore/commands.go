@@ -130,7 +130,7 @@ func (b *commands) add(words ...string) {
 // maxWords is the maximum number of words of a command; Lua can pass some thousands.
 const maxWords = 1000
 
-// addMany adds commands that begin with the same words and go on with any number of others, which belong together in
+// addMany adds commands that begin with the same words, followed by any number of others, which belong together in
 // groups of n.
 func (b *commands) addMany(begin []string, n int, rest []string) {
 	for most := maxWords - maxWords%n; len(rest) > 0; {

@@ -76,7 +76,7 @@ type Options struct {
 	Prefix string
 	// Buckets is the number of buckets of a new store, at most MaxBuckets. An existing one must have the same. 0 means 64.
 	Buckets int
-	// Timeout is how long a command may take. A write goes on after the context of its call has ended, but not longer. 0
+	// Timeout is how long a command may take. A write continues after the context of its call has ended, but not longer. 0
 	// means 5 s.
 	Timeout time.Duration
 	// Address at which other servers reach this one; empty if there are none. Their errors name it.

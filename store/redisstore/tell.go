@@ -36,7 +36,7 @@ type told struct {
 // news is the changes of a commit.
 type news struct {
 	changes []store.Change
-	done    chan struct{} // closed when they were told; nil if nobody waits
+	done    chan struct{} // closed when they were told; nil if no call waits
 }
 
 // gapTime is how long changes wait for one with a lower number, which may come a moment later. If it does not come, the
@@ -155,7 +155,7 @@ func (t *teller) pass(n *news) {
 	}
 }
 
-// giveUp goes on behind a number that did not come.
+// giveUp continues after a number that did not come.
 func (t *teller) giveUp(bucket int, number int64) {
 	t.mu.Lock()
 	b := &t.buckets[bucket]
@@ -214,7 +214,7 @@ func (s *Store) subscribe(ctx context.Context) error {
 	return nil
 }
 
-// hearAll hears of the changes of a bucket until the store is closed. The driver subscribes anew after a broken
+// hearAll hears of the changes of a bucket until the store is closed. The driver subscribes again after a broken
 // connection and says so only by the hook; what was published in between is lost.
 func (s *Store) hearAll(index int, b bucket, ready chan<- error) {
 	subscribed := make(chan struct{}, 1)

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -251,7 +250,7 @@ type transaction struct {
 	now    time.Time
 	commit string // id of the commit
 	old    *conversation
-	chunks *chunkReader // of old; nil if its messages were not read
+	chunks *chunkReader // of old; nil if there is none
 	aside  int          // messages of old that are counted aside
 	source *conversation
 	in     *records.Input
@@ -369,12 +368,7 @@ func (s *Store) finish(
 	case "full":
 		return store.ErrFull
 	case "bytes":
-		n, _ := reply[1].AsInt64()
-		text, _ := reply[1].ToString()
-		if n == 0 {
-			n, _ = strconv.ParseInt(text, 10, 64)
-		}
-		return &store.TenantBytesError{Bytes: n, Limit: limits.MaxBytes}
+		return &store.TenantBytesError{Bytes: number(reply[1]), Limit: limits.MaxBytes}
 	}
 	number, err := reply[1].AsInt64()
 	if err != nil {
