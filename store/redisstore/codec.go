@@ -73,7 +73,7 @@ func unmarshalExtra(text string) (*extra, error) {
 		}
 		e.sums[i] = binary.BigEndian.Uint32(b)
 		length, n := binary.Uvarint(b[4:])
-		if n <= 0 {
+		if n <= 0 || length > 1<<40 {
 			return nil, damaged
 		}
 		e.lengths[i], b = int(length), b[4+n:]
@@ -101,20 +101,20 @@ func (e *extra) setPart(i part, value []byte) {
 	e.sums[i], e.lengths[i] = record.Checksum(value), len(value)
 }
 
-// remember adds the id of a commit.
-func (e *extra) remember(commit string) {
-	e.commits += commit
-	e.commits = e.commits[max(0, len(e.commits)-maxCommits*revisionSize):]
-}
-
-// has reports whether the conversation has made a commit.
-func (e *extra) has(commit string) bool {
-	for at := 0; at < len(e.commits); at += revisionSize {
-		if e.commits[at:at+revisionSize] == commit {
+// hasCommit reports whether the ids of commits include one.
+func hasCommit(commits, id string) bool {
+	for at := 0; at+revisionSize <= len(commits); at += revisionSize {
+		if commits[at:at+revisionSize] == id {
 			return true
 		}
 	}
 	return false
+}
+
+// withCommit returns the ids of the newest commits with that of another one.
+func withCommit(commits, id string) string {
+	commits += id
+	return commits[max(0, len(commits)-maxCommits*revisionSize):]
 }
 
 // summaryOf returns what the scripts know of a conversation with that size in bytes. See summary in lib.lua.
@@ -137,9 +137,10 @@ func summaryOf(r *record.Record, bytes int64) string {
 type summary struct {
 	uid     string
 	version int32
-	bytes   int64 // without its records
-	ends    time.Time
-	running bool
+	// messages is their number.
+	messages int
+	ends     time.Time
+	running  bool
 }
 
 // readSummary decodes a summary. ok is false if it is damaged.
@@ -149,9 +150,10 @@ func readSummary(text string) (s summary, ok bool) {
 		return s, false
 	}
 	version, err := strconv.ParseInt(f[1], 10, 32)
-	bytes, err2 := strconv.ParseInt(f[3], 10, 64)
-	return summary{uid: f[0], version: int32(version), bytes: bytes, ends: unstamp(f[4]), running: f[5] == "1"},
-		err == nil && err2 == nil
+	messages, err2 := strconv.ParseInt(f[2], 10, 32)
+	return summary{
+		uid: f[0], version: int32(version), messages: int(messages), ends: unstamp(f[4]), running: f[5] == "1",
+	}, err == nil && err2 == nil
 }
 
 // sealed is a frame with its CRC-32C, as the list of messages has it.

@@ -24,7 +24,7 @@ func (t *transaction) command() ([]string, error) {
 	bytesBefore, messagesBefore := int64(0), 0
 	if mode == "change" {
 		e, place = t.old.extra, t.old.place
-		bytesBefore, messagesBefore = t.old.size(), t.messagesBefore()
+		bytesBefore, messagesBefore = t.old.size, t.messagesBefore()
 	}
 	messages, size := 0, int64(0)
 	if r := out.Record; r != nil {
@@ -39,12 +39,9 @@ func (t *transaction) command() ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		e.remember(t.commit)
+		e.commits = withCommit(e.commits, t.commit)
 		rest := e.marshal()
-		size = int64(len(head)) + int64(r.MessageBytes()) + r.Header.GetTurnChunks().GetBytes()
-		for _, n := range e.lengths {
-			size += int64(n)
-		}
+		size = sizeOf(r, len(head), e)
 		text = summaryOf(r, size)
 		b.fields = append(b.fields, "v", t.commit, "s", text, "x", string(rest), "h", string(head))
 		if mode != "change" {

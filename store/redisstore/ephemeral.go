@@ -72,31 +72,37 @@ func (s *Store) release(ctx context.Context, p space, server, after string, ids 
 // releasePage is the number of ids that are released at once.
 const releasePage = 500
 
-// releaseAbandoned releases what servers without a lease have held.
+// releaseAbandoned releases what servers without a lease have held, in the buckets that can be reached.
 func (s *Store) releaseAbandoned(ctx context.Context) error {
 	commands := make([]rueidis.Completed, len(s.buckets))
 	for i, b := range s.buckets {
 		commands[i] = s.client.B().Smembers().Key(b.prefix + "hs").Build()
 	}
+	var errs []error
 	for i, reply := range s.client.DoMulti(ctx, commands...) {
 		servers, err := reply.AsStrSlice()
-		if err != nil {
-			return s.fault(err)
+		if err = s.fault(err); err == nil && len(servers) > 0 {
+			err = s.releaseWithoutLease(ctx, s.buckets[i], servers)
 		}
-		if len(servers) == 0 {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return joined(errs)
+}
+
+// releaseWithoutLease releases what those of the servers have held in a bucket that have no lease.
+func (s *Store) releaseWithoutLease(ctx context.Context, b bucket, servers []string) error {
+	live, err := s.leases(ctx, b)
+	if err != nil {
+		return err
+	}
+	for _, server := range servers {
+		if live[server] {
 			continue
 		}
-		live, err := s.leases(ctx, s.buckets[i])
-		if err != nil {
+		if err := s.releaseAll(ctx, b, server); err != nil {
 			return err
-		}
-		for _, server := range servers {
-			if live[server] {
-				continue
-			}
-			if err := s.releaseAll(ctx, s.buckets[i], server); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

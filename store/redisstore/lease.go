@@ -2,7 +2,7 @@ package redisstore
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -29,7 +29,18 @@ func (s *Store) renew(ctx context.Context) error {
 			errs = append(errs, s.fault(err))
 		}
 	}
-	return errors.Join(errs...)
+	return joined(errs)
+}
+
+// joined returns an error for those of several buckets, in one line: the first, and how many there are.
+func joined(errs []error) error {
+	switch len(errs) {
+	case 0:
+		return nil
+	case 1:
+		return errs[0]
+	}
+	return fmt.Errorf("%w (in one bucket; %d others have failed, too)", errs[0], len(errs)-1)
 }
 
 // renewAll renews the leases until ctx ends.
@@ -62,7 +73,7 @@ func (s *Store) endLeases(ctx context.Context) error {
 			errs = append(errs, s.fault(err))
 		}
 	}
-	return errors.Join(errs...)
+	return joined(errs)
 }
 
 // leases returns the servers that have a lease in a bucket.

@@ -101,13 +101,15 @@ func (r *rows) all(from string, next func(from string) rueidis.Completed, except
 	}
 }
 
-// heads returns the encoded heads of conversations, nil for those that do not exist any more.
+// heads returns the encoded heads of conversations, nil for those that do not exist any more. Those whose key is lost are
+// empty, and so damaged.
 func (r *rows) heads(places []string) [][]byte {
 	commands := make([]rueidis.Completed, len(places))
 	for i, place := range places {
 		commands[i] = r.store.client.B().Hmget().Key(r.p.of("c", place[record.KeySize:])).Field("h", "e").Build()
 	}
 	heads := make([][]byte, len(places))
+	var missing []int
 	for i, reply := range r.store.client.DoMulti(r.ctx, commands...) {
 		fields, err := reply.ToArray()
 		if err != nil {
@@ -115,11 +117,18 @@ func (r *rows) heads(places []string) [][]byte {
 			return nil
 		}
 		if fields[0].IsNil() {
+			missing = append(missing, i)
 			continue
 		}
 		heads[i], _ = fields[0].AsBytes()
 		if state, err := fields[1].ToString(); err == nil {
-			r.states[places[i][record.KeySize:]] = ephemeralOf(state)
+			r.states[places[i][record.KeySize:]], _ = ephemeralOf(state)
+		}
+	}
+	for _, i := range missing {
+		score := r.store.client.Do(r.ctx, r.store.client.B().Zscore().Key(r.p.key("ix")).Member(places[i]).Build())
+		if score.Error() == nil { // It was not deleted in between.
+			heads[i] = []byte{}
 		}
 	}
 	return heads
@@ -171,7 +180,7 @@ func (s *Store) Tenants(ctx context.Context, after string, limit int) (tenants [
 func (s *Store) FindTurn(ctx context.Context, f *store.FindTurn) (*store.FoundTurn, error) {
 	found, err := s.findTurn(ctx, f)
 	if err != nil {
-		return nil, fmt.Errorf("turn %q: %w", f.TurnID, err)
+		return nil, fmt.Errorf("turn %q: %w", f.TurnID, s.counted(err))
 	}
 	return found, nil
 }
@@ -239,7 +248,7 @@ func (s *Store) steady(ctx context.Context, c *conversation, err error) error {
 func (s *Store) ListTurns(ctx context.Context, l *store.ListTurns) (*store.TurnPage, error) {
 	page, err := s.listTurns(ctx, l)
 	if err != nil {
-		return nil, fmt.Errorf("list turns: %w", err)
+		return nil, fmt.Errorf("list turns: %w", s.counted(err))
 	}
 	return page, nil
 }

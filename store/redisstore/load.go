@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/redis/rueidis"
 
+	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
 )
@@ -24,6 +26,7 @@ type conversation struct {
 	place     string // key in the order of create time
 	ephemeral record.Ephemeral
 	extra     *extra
+	size      int64          // in bytes, without its records
 	record    *record.Record // nil if there is none
 	values    [parts]string  // of the parts that were read
 	read      [parts]bool
@@ -64,20 +67,21 @@ func (s *Store) decode(
 	}
 	c := &conversation{
 		space: p, id: id, revision: text(revisionField), summary: text(summaryField), place: text(placeField),
-		ephemeral: ephemeralOf(text(ephemeralField)),
 	}
 	if c.place == "" && c.revision == "" {
 		return c, nil
 	}
+	var ok bool
+	if c.ephemeral, ok = ephemeralOf(text(ephemeralField)); !ok {
+		return c, fmt.Errorf("%w: ephemeral state of a conversation", store.ErrCorrupt)
+	}
 	if err := c.decode(text(headField), text(extraField)); err != nil {
-		s.counts.corrupt.Add(1)
 		return c, err
 	}
 	for i, part := range with {
 		value := text(fixedFields + i)
 		if err := c.extra.check(part, []byte(value)); err != nil {
 			c.record = nil
-			s.counts.corrupt.Add(1)
 			return c, err
 		}
 		c.values[part], c.read[part] = value, true
@@ -99,9 +103,26 @@ func (c *conversation) decode(head, rest string) (err error) {
 	if h := r.Conversation(); h.GetId() != c.id || r.Header.GetTenant() != c.tenant || string(r.Key()) != c.place {
 		return fmt.Errorf("%w: it is another conversation", store.ErrCorrupt)
 	}
+	if !strings.HasSuffix(c.extra.commits, c.revision) || c.revision == "" {
+		return fmt.Errorf("%w: revision of a conversation", store.ErrCorrupt)
+	}
+	count := int(r.Header.GetChunks().GetMessages()) + len(c.extra.sizes)
+	if count != int(r.Conversation().GetMessageCount()) {
+		return fmt.Errorf("%w: sizes of a conversation", store.ErrCorrupt)
+	}
 	r.Sizes = record.ListSizes(c.extra.sizes)
 	c.record = r
+	c.size = sizeOf(r, len(head), c.extra)
 	return nil
+}
+
+// sizeOf returns the size of a conversation in bytes without its records: of head, messages, chunks of turns and parts.
+func sizeOf(r *record.Record, head int, e *extra) int64 {
+	size := int64(head+r.MessageBytes()) + r.Header.GetTurnChunks().GetBytes()
+	for _, n := range e.lengths {
+		size += int64(n)
+	}
+	return size
 }
 
 // setParts gives the record the parts that were read, in memory of its own.
@@ -111,15 +132,19 @@ func (c *conversation) setParts() {
 	c.record.Prompt = []byte(c.values[promptPart])
 }
 
-// ephemeralOf returns the ephemeral state of an id from its stored form, see lib.lua.
-func ephemeralOf(text string) record.Ephemeral {
-	switch {
+// ephemeralOf returns the ephemeral state of an id from its stored form, see lib.lua. ok is false if it is damaged.
+func ephemeralOf(text string) (e record.Ephemeral, ok bool) {
+	number, held := strings.CutPrefix(text, "h")
+	switch n, err := strconv.ParseInt(number, 10, 64); {
 	case text == "":
-		return record.Ephemeral{}
-	case strings.HasPrefix(text, "h"):
-		return record.Ephemeral{Held: true}
+		return e, true
+	case err != nil || n < 0:
+		return e, false
+	case held:
+		return record.Ephemeral{Held: true}, n > 0
+	default:
+		return record.Ephemeral{DeleteTime: time.Unix(0, n)}, len(text) == len(stamp(time.Time{}))
 	}
-	return record.Ephemeral{DeleteTime: unstamp(text)}
 }
 
 // live returns the record if there is one and it has not ended.
@@ -133,10 +158,13 @@ func (c *conversation) live(now time.Time) *record.Record {
 // count returns the number of retained messages.
 func (c *conversation) count() int { return int(c.record.Conversation().GetMessageCount()) }
 
-// size returns the size of the conversation in bytes, without its records.
-func (c *conversation) size() int64 {
+// deleted returns the change that reports the deletion of a damaged conversation.
+func (c *conversation) deleted(now time.Time) store.Change {
 	s, _ := readSummary(c.summary)
-	return s.bytes
+	return store.Change{
+		Tenant: c.tenant, Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED, ConversationID: c.id, UID: s.uid, Version: s.version,
+		Time: now, Count: s.messages,
+	}
 }
 
 // maxTries is how often a read or a write is tried again because another one came in between.

@@ -19,7 +19,7 @@ func (s *Store) Read(ctx context.Context, q *store.Read) (*store.Snapshot, error
 	defer s.leave()
 	snapshot, err := again(ctx, func() (*store.Snapshot, error) { return s.readOnce(ctx, q) })
 	if err != nil {
-		return nil, fmt.Errorf("conversation %q: %w", q.ConversationID, err)
+		return nil, fmt.Errorf("conversation %q: %w", q.ConversationID, s.counted(err))
 	}
 	return snapshot, nil
 }
@@ -71,7 +71,6 @@ func (s *Store) readOnce(ctx context.Context, q *store.Read) (*store.Snapshot, e
 				return nil, fmt.Errorf("%w: %d of %d messages are missing", store.ErrCorrupt, want-len(list), c.count())
 			}
 			if newest, err = unsealed(nil, list); err != nil {
-				s.counts.corrupt.Add(1)
 				return nil, err
 			}
 		}
@@ -99,7 +98,8 @@ func (s *Store) isUnchanged(ctx context.Context, p space, q *store.Read) (bool, 
 	if !ok || !q.Known.Is(store.Known{Version: sum.version, UID: sum.uid}) {
 		return false, nil
 	}
-	return ephemeralOf(state).NotFound(s.options.Now(), sum.ends, sum.running) == nil, nil
+	ephemeral, ok := ephemeralOf(state)
+	return ok && ephemeral.NotFound(s.options.Now(), sum.ends, sum.running) == nil, nil
 }
 
 // firstPage returns how many of the newest messages a read fetches together with the conversation.

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ import (
 type tenantState struct {
 	wasRead  bool
 	revision string // id of the last commit of these records
+	commits  string // ids of the last ones, see maxCommits
 }
 
 // read returns the argument of commit.lua.
@@ -68,7 +70,7 @@ func unmarshalState(key, encoded string) (s records.State, err error) {
 // is true, all writes are of the tenant's records.
 func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*parleyv1.RecordWrite, tenantOnly bool,
 ) (*records.Input, tenantState, error) {
-	commands := []rueidis.Completed{s.client.B().Hmget().Key(p.key("t")).Field("v", "rev", "own").Build()}
+	commands := []rueidis.Completed{s.client.B().Hmget().Key(p.key("t")).Field("v", "rev", "own", "vs").Build()}
 	var state tenantState
 	for _, w := range writes {
 		scope := id
@@ -86,6 +88,7 @@ func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*p
 	state.revision, _ = of[0].ToString()
 	in.Revision = number(of[1])
 	in.Bytes = number(of[2])
+	state.commits, _ = of[3].ToString()
 	i := 0
 	input, err := records.NewInput(writes, tenantOnly, in, func(tenantScope bool, key string) (records.State, error) {
 		i++
@@ -114,7 +117,7 @@ func number(m rueidis.RedisMessage) int64 {
 // records adds the commands of edits of the records of a conversation and of the tenant.
 func (b *commands) records(id, commit string, edits *records.Edits, tenant tenantState) {
 	if tenant.wasRead {
-		b.add("HSET", b.key("t"), "v", commit)
+		b.add("HSET", b.key("t"), "v", commit, "vs", withCommit(tenant.commits, commit))
 	}
 	if !edits.Any() {
 		return
@@ -161,7 +164,7 @@ func (s *Store) WriteRecords(ctx context.Context, w *store.WriteRecords) (*store
 	}
 	result, err := s.writeTenant(ctx, w)
 	if err != nil {
-		return nil, fmt.Errorf("records of the tenant: %w", err)
+		return nil, fmt.Errorf("records of the tenant: %w", s.counted(err))
 	}
 	return result, nil
 }
@@ -178,11 +181,17 @@ func (s *Store) writeTenant(ctx context.Context, w *store.WriteRecords) (*store.
 	defer s.writes.leave(p.key("t"))
 	ctx, cancel := s.writing(ctx)
 	defer cancel()
+	var lost []lostTenantCommit
 	return again(ctx, func() (*store.WrittenRecords, error) {
 		now := s.options.Now()
 		in, state, err := s.recordInput(ctx, p, "", w.Writes, true)
 		if err != nil {
 			return nil, err
+		}
+		for _, l := range lost {
+			if made, err := madeIn(state.commits, l.id, l.revision); made || err != nil {
+				return l.result, err
+			}
 		}
 		var first []byte
 		if w.Request != nil {
@@ -197,13 +206,26 @@ func (s *Store) writeTenant(ctx context.Context, w *store.WriteRecords) (*store.
 		if err != nil || !edits.Any() {
 			return result, err
 		}
-		return result, s.commitTenant(ctx, p, edits, state, w.OnlyRemoves(), now)
+		commit := newCommit()
+		err = s.commitTenant(ctx, p, commit, edits, state, w.OnlyRemoves(), now)
+		if errors.Is(err, store.ErrUnavailable) {
+			lost = append(lost, lostTenantCommit{commit, state.revision, result})
+			return nil, fmt.Errorf("%w: %w", errMoved, err) // Read again: it may have been made.
+		}
+		return result, err
 	})
+}
+
+// lostTenantCommit is a commit of records of a tenant that may have been made.
+type lostTenantCommit struct {
+	id       string
+	revision string // of the records before it
+	result   *store.WrittenRecords
 }
 
 // commitTenant commits edits of the records of a tenant.
 func (s *Store) commitTenant(
-	ctx context.Context, p space, edits *records.Edits, state tenantState, mayExceed bool, now time.Time,
+	ctx context.Context, p space, commit string, edits *records.Edits, state tenantState, mayExceed bool, now time.Time,
 ) error {
 	limits := s.options.Limits(p.tenant)
 	maxBytes, script := limits.MaxBytes, s.scripts.commit
@@ -211,7 +233,7 @@ func (s *Store) commitTenant(
 		maxBytes, script = 0, s.scripts.free
 	}
 	b := newCommands(p)
-	b.records("", newCommit(), edits, state)
+	b.records("", commit, edits, state)
 	args := b.args("", "", "change", state.read(), "", "", "0", strconv.FormatInt(maxBytes, 10), "", "", "0",
 		strconv.FormatInt(edits.Tenant.Records, 10), strconv.FormatInt(edits.Tenant.RecordBytes, 10),
 		strconv.FormatInt(edits.Tenant.Bytes, 10), s.server, "", "0")
@@ -288,9 +310,9 @@ func (s *Store) readRecords(
 	case err == nil:
 		return result, nil
 	case id == "":
-		return nil, fmt.Errorf("records of the tenant: %w", err)
+		return nil, fmt.Errorf("records of the tenant: %w", s.counted(err))
 	}
-	return nil, fmt.Errorf("records of conversation %q: %w", id, err)
+	return nil, fmt.Errorf("records of conversation %q: %w", id, s.counted(err))
 }
 
 // withPrefixes returns the records of a conversation as store.Read.RecordPrefixes says.

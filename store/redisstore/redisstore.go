@@ -154,10 +154,11 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	var id [8]byte
 	_, _ = rand.Read(id[:]) // It never fails.
 	s.server = hex.EncodeToString(id[:])
-	var err error
-	if s.client, err = rueidis.NewClient(withDefaults(o.Client)); err != nil {
+	client, err := rueidis.NewClient(withDefaults(o.Client))
+	if err != nil {
 		return nil, s.unavailable(err)
 	}
+	s.client = bounded{client, s.timeout}
 	s.running, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if err := s.start(ctx, &o); err != nil {
 		s.stop()
@@ -211,12 +212,15 @@ func (s *Store) schema(ctx context.Context, buckets int) (int, error) {
 		return 0, fmt.Errorf("%d buckets: choose 1 to %d", wanted, MaxBuckets)
 	}
 	key := s.prefix + ":schema"
-	made := fmt.Sprintf("%d %d", schemaVersion, wanted)
-	err := s.client.Do(ctx, s.client.B().Set().Key(key).Value(made).Nx().Build()).Error()
-	if err != nil && !rueidis.IsRedisNil(err) {
-		return 0, s.fault(err)
+	get := func() (string, error) { return s.client.Do(ctx, s.client.B().Get().Key(key).Build()).ToString() }
+	text, err := get()
+	if isNil(err) { // An engine whose memory is full would refuse to set it, also if it is set.
+		made := fmt.Sprintf("%d %d", schemaVersion, wanted)
+		err = s.client.Do(ctx, s.client.B().Set().Key(key).Value(made).Nx().Build()).Error()
+		if err == nil || isNil(err) {
+			text, err = get()
+		}
 	}
-	text, err := s.client.Do(ctx, s.client.B().Get().Key(key).Build()).ToString()
 	if err != nil {
 		return 0, s.fault(err)
 	}

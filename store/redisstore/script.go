@@ -43,13 +43,14 @@ type scripts struct {
 }
 
 func newScripts() scripts {
+	// The lease is renewed in all buckets at once. To load it first, all nodes of a cluster would have to be reachable.
 	const writes, frees = "#!lua\n", "#!lua flags=allow-oom\n"
 	return scripts{
 		commit: rueidis.NewLuaScript(writes + library + commitText), free: rueidis.NewLuaScript(frees + library + commitText),
 		sweep: rueidis.NewLuaScript(frees + library + sweepText), hold: rueidis.NewLuaScript(writes + library + holdText),
 		release:  rueidis.NewLuaScript(frees + library + releaseText),
 		progress: rueidis.NewLuaScript(writes + library + progressText),
-		lease:    rueidis.NewLuaScript(frees + leaseText), leases: rueidis.NewLuaScript(frees + leasesText),
+		lease:    rueidis.NewLuaScriptNoSha(frees + leaseText), leases: rueidis.NewLuaScript(frees + leasesText),
 		claim: rueidis.NewLuaScript(frees + claimText),
 	}
 }
@@ -74,12 +75,44 @@ func unstamp(text string) time.Time {
 	return time.Unix(0, ns)
 }
 
-// fault returns the error of a command as one of package store.
+// bounded is a client whose commands take a limited time.
+type bounded struct {
+	rueidis.Client
+
+	most time.Duration
+}
+
+// within returns a context that ends in time.
+func (c bounded) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	if end, ok := ctx.Deadline(); ok && time.Until(end) <= c.most {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, c.most)
+}
+
+// Do implements rueidis.Client.
+func (c bounded) Do(ctx context.Context, command rueidis.Completed) rueidis.RedisResult {
+	ctx, cancel := c.within(ctx)
+	defer cancel()
+	return c.Client.Do(ctx, command)
+}
+
+// DoMulti implements rueidis.Client.
+func (c bounded) DoMulti(ctx context.Context, commands ...rueidis.Completed) []rueidis.RedisResult {
+	ctx, cancel := c.within(ctx)
+	defer cancel()
+	return c.Client.DoMulti(ctx, commands...)
+}
+
+// fault returns the error of a command as one of package store. store.ErrUnavailable means that the command may have
+// been executed or not.
 func (s *Store) fault(err error) error {
 	var reply *rueidis.RedisError
 	switch {
 	case errors.As(err, &reply) && strings.HasPrefix(reply.Error(), "OOM "):
 		return fmt.Errorf("%w: %w", store.ErrNoSpace, err)
+	case reply != nil && strings.HasPrefix(reply.Error(), "WRONGTYPE "): // Something is in place of a key.
+		return fmt.Errorf("%w: %w", store.ErrCorrupt, err)
 	case reply != nil && isOutage(reply.Error()), reply == nil && isBroken(err):
 		return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 	}
@@ -105,7 +138,8 @@ func isBroken(err error) bool {
 		return false
 	}
 	return errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, net.ErrClosed) || errors.Is(err, rueidis.ErrClosing) || errors.Is(err, rueidis.ErrNoAddr)
+		errors.Is(err, net.ErrClosed) || errors.Is(err, rueidis.ErrClosing) || errors.Is(err, rueidis.ErrNoAddr) ||
+		errors.Is(err, rueidis.ErrNoSlot)
 }
 
 // removals returns the changes that report what a script has removed.

@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/parleyhq/parley/store"
 )
-
-// counters are counts since the store was opened.
-type counters struct{ expired, evicted, corrupt atomic.Int64 }
 
 // teller passes the changes of commits to the observer, those of each bucket in the order of their numbers. It learns
 // of them from the replies of the commits of this process and from the channels of the buckets, whichever comes first.
@@ -30,7 +27,14 @@ type teller struct {
 type told struct {
 	next    int64 // number of the change that is told next
 	waiting map[int64]*news
-	timer   *time.Timer // runs while changes wait for one that did not come
+	awaited []awaited
+	timer   *time.Timer // runs while changes or calls wait for a change that did not come
+}
+
+// awaited is a call that waits until all changes up to a number were told.
+type awaited struct {
+	through int64
+	done    chan struct{} // closed then
 }
 
 // news is the changes of a commit.
@@ -67,6 +71,17 @@ func (t *teller) tell(bucket int, number int64, changes []store.Change) {
 	t.flush(bucket)
 	t.mu.Unlock()
 	<-n.done
+}
+
+// await returns when all changes of a bucket up to a number were told, or were given up, which is told as a GAP.
+func (t *teller) await(bucket int, through int64) {
+	t.mu.Lock()
+	a := awaited{through: through, done: make(chan struct{})}
+	b := &t.buckets[bucket]
+	b.awaited = append(b.awaited, a)
+	t.flush(bucket)
+	t.mu.Unlock()
+	<-a.done
 }
 
 // hear tells what came by the channel of a bucket, in its turn.
@@ -136,11 +151,19 @@ func (t *teller) flush(bucket int) {
 		b.next++
 		t.pass(n)
 	}
+	b.awaited = slices.DeleteFunc(b.awaited, func(a awaited) bool {
+		if a.through < b.next || t.closed {
+			close(a.done)
+			return true
+		}
+		return false
+	})
+	waits := len(b.waiting)+len(b.awaited) > 0
 	switch {
-	case len(b.waiting) == 0 && b.timer != nil:
+	case !waits && b.timer != nil:
 		b.timer.Stop()
 		b.timer = nil
-	case len(b.waiting) > 0 && b.timer == nil && !t.closed:
+	case waits && b.timer == nil && !t.closed:
 		next := b.next
 		b.timer = time.AfterFunc(gapTime, func() { t.giveUp(bucket, next) })
 	}
@@ -162,10 +185,16 @@ func (t *teller) giveUp(bucket int, number int64) {
 	b.timer = nil
 	through := int64(-1)
 	if b.next == number {
-		for n := range b.waiting {
-			if through < 0 || n-1 < through {
-				through = n - 1
+		least := func(n int64) {
+			if through < 0 || n < through {
+				through = n
 			}
+		}
+		for n := range b.waiting {
+			least(n - 1)
+		}
+		for _, a := range b.awaited {
+			least(a.through)
 		}
 	}
 	t.mu.Unlock()
@@ -192,6 +221,16 @@ func (t *teller) close() {
 			delete(b.waiting, number)
 			t.pass(n)
 		}
+		t.flush(i)
+	}
+}
+
+// awaitTold waits until the changes of a commit whose reply, and so whose number, was lost were told. If the number of
+// the bucket's last change cannot be read either, it does not wait: the changes come by the channel, or a GAP does.
+func (s *Store) awaitTold(ctx context.Context, b bucket) {
+	last, err := s.client.Do(ctx, s.client.B().Hget().Key(b.prefix+"st").Field("c").Build()).AsInt64()
+	if err == nil {
+		s.teller.await(b.index, last)
 	}
 }
 

@@ -16,19 +16,6 @@ import (
 	"github.com/parleyhq/parley/store/internal/records"
 )
 
-// countRemovals counts what was removed.
-func (s *Store) countRemovals(changes []store.Change) {
-	for i := range changes {
-		switch changes[i].Kind {
-		case parleyv1.ChangeKind_CHANGE_KIND_EXPIRED:
-			s.counts.expired.Add(1)
-		case parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
-			s.counts.evicted.Add(1)
-		default:
-		}
-	}
-}
-
 // told reads a reply with the number of a change, 0 for none, and what was removed, and tells it.
 func (s *Store) told(p space, now time.Time, number, list rueidis.RedisMessage) (int, error) {
 	n, err := number.AsInt64()
@@ -44,43 +31,59 @@ func (s *Store) told(p space, now time.Time, number, list rueidis.RedisMessage) 
 	return len(removed), nil
 }
 
-// Sweep implements store.Store.
+// Sweep implements store.Store. It sweeps the buckets that can be reached even if others cannot.
 func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 	if err := s.enter(ctx); err != nil {
 		return false, err
 	}
 	defer s.leave()
-	ctx, cancel := s.writing(ctx)
-	defer cancel()
-	if err := s.releaseAbandoned(ctx); err != nil {
-		return false, err
+	var errs []error
+	if err := s.sweepHolds(ctx); err != nil {
+		errs = append(errs, err)
+	}
+	lists := make([]rueidis.Completed, len(s.buckets))
+	for i, b := range s.buckets {
+		lists[i] = s.client.B().Zunion().Numkeys(2).Key(b.prefix+"tn", b.prefix+"tx").Build()
 	}
 	left := limit
-	for _, b := range s.buckets {
-		all := s.client.B().Zunion().Numkeys(2).Key(b.prefix+"tn", b.prefix+"tx").Build()
-		names, err := s.client.Do(ctx, all).AsStrSlice()
+	for _, list := range s.client.DoMulti(ctx, lists...) {
+		names, err := list.AsStrSlice()
 		if err != nil {
-			return false, s.fault(err)
+			errs = append(errs, s.fault(err))
+			continue
 		}
 		for _, name := range names {
+			if err := ctx.Err(); err != nil {
+				return false, err
+			}
 			tenant, _, ok := cutTenant(name)
 			if !ok {
 				continue
 			}
 			n, err := s.sweepTenant(ctx, s.space(tenant), left)
-			if err != nil {
-				return false, err
-			}
 			if left -= n; left <= 0 {
 				return true, nil
 			}
+			if err != nil {
+				errs = append(errs, s.counted(err))
+				break
+			}
 		}
 	}
-	return false, nil
+	return false, joined(errs)
+}
+
+// sweepHolds releases what servers that have ended have held.
+func (s *Store) sweepHolds(ctx context.Context) error {
+	ctx, cancel := s.writing(ctx)
+	defer cancel()
+	return s.releaseAbandoned(ctx)
 }
 
 // sweepTenant removes at most limit conversations and records of a tenant, and returns how many.
 func (s *Store) sweepTenant(ctx context.Context, p space, limit int) (int, error) {
+	ctx, cancel := s.writing(ctx)
+	defer cancel()
 	now, limits := s.options.Now(), s.options.Limits(p.tenant)
 	due := s.client.DoMulti(ctx,
 		s.client.B().Zrange().Key(p.key("ex")).Min("0").Max("0").Withscores().Build(),
@@ -146,7 +149,7 @@ func (s *Store) sweepRecords(ctx context.Context, p space, limit int, now time.T
 		if !edits.Any() {
 			return 0, nil
 		}
-		return len(edits.All), s.commitTenant(ctx, p, edits, state, true, now)
+		return len(edits.All), s.commitTenant(ctx, p, newCommit(), edits, state, true, now)
 	})
 }
 
@@ -213,60 +216,6 @@ func (s *Store) purge(ctx context.Context, q *store.Purge, id string, cut time.T
 		},
 	})
 	return done, err
-}
-
-// Stats implements store.Store.
-func (s *Store) Stats(ctx context.Context) (store.Stats, error) {
-	if err := s.enter(ctx); err != nil {
-		return store.Stats{}, err
-	}
-	defer s.leave()
-	commands := make([]rueidis.Completed, len(s.buckets))
-	for i, b := range s.buckets {
-		commands[i] = s.countsCommand(b.prefix + "st")
-	}
-	var stats store.Stats
-	for _, reply := range s.client.DoMulti(ctx, commands...) {
-		if err := addCounts(&stats, reply); err != nil {
-			return store.Stats{}, s.fault(err)
-		}
-	}
-	stats.Expired, stats.Evicted = s.counts.expired.Load(), s.counts.evicted.Load()
-	stats.Corrupt = s.counts.corrupt.Load()
-	return stats, nil
-}
-
-// countsCommand returns a command that reads conversations, messages, bytes, records and bytes of records.
-func (s *Store) countsCommand(key string) rueidis.Completed {
-	return s.client.B().Hmget().Key(key).Field("n", "m", "b", "r", "y").Build()
-}
-
-// addCounts adds the reply of a countsCommand.
-func addCounts(stats *store.Stats, reply rueidis.RedisResult) error {
-	f, err := reply.ToArray()
-	if err != nil {
-		return err
-	}
-	for i, to := range []*int64{
-		&stats.Conversations, &stats.Messages, &stats.Bytes, &stats.Records, &stats.RecordBytes,
-	} {
-		*to += number(f[i])
-	}
-	return nil
-}
-
-// TenantStats implements store.Store.
-func (s *Store) TenantStats(ctx context.Context, tenant string) (store.Stats, error) {
-	if err := s.enter(ctx); err != nil {
-		return store.Stats{}, err
-	}
-	defer s.leave()
-	var stats store.Stats
-	reply := s.client.Do(ctx, s.countsCommand(s.space(tenant).key("t")))
-	if err := addCounts(&stats, reply); err != nil {
-		return store.Stats{}, s.fault(err)
-	}
-	return stats, nil
 }
 
 // SaveProgress implements store.Store.

@@ -30,15 +30,16 @@ type write struct {
 	mayExceed bool
 	// imports says that a new conversation must not push out others.
 	imports bool
-	// removes says that the write deletes the conversation, which may be damaged.
-	removes bool
-	queued  func()
-	decide  func(in *input) (*record.Outcome, error)
+	// replaces says that the conversation may be damaged, since the write deletes it.
+	replaces bool
+	queued   func()
+	decide   func(in *input) (*record.Outcome, error)
 }
 
 // input is what a decision is about.
 type input struct {
-	old     *record.Record // nil if there is none or it has ended
+	old     *record.Record // nil if there is none, or it has ended or is damaged
+	damaged *conversation  // nil if it is not
 	held    bool           // whether the id is held
 	records *records.Input
 	source  *conversation // nil without write.source
@@ -71,16 +72,20 @@ func (s *Store) Create(ctx context.Context, c *store.Create) (*store.Result, err
 		}
 		return out, err
 	}
-	return s.writeOne(ctx, &w)
+	return resultOf(s.writeOne(ctx, &w))
 }
 
-// Append implements store.Store.
-func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
-	out, err := s.append(ctx, a, a.MayExceed())
+// resultOf returns the result of an outcome.
+func resultOf(out *record.Outcome, err error) (*store.Result, error) {
 	if err != nil {
 		return nil, err
 	}
 	return out.Result, nil
+}
+
+// Append implements store.Store.
+func (s *Store) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
+	return resultOf(s.append(ctx, a, a.MayExceed()))
 }
 
 func (s *Store) append(ctx context.Context, a *store.Append, mayExceed bool) (*record.Outcome, error) {
@@ -98,29 +103,31 @@ func (s *Store) append(ctx context.Context, a *store.Append, mayExceed bool) (*r
 	if a.Begin != nil || a.End != nil {
 		w.with = append(w.with, turnsPart)
 	}
-	var out *record.Outcome
-	w.decide = func(in *input) (_ *record.Outcome, err error) {
-		out, err = record.Append(in.old, a, drafts, in.records, uuid.NewString(), in.now, &s.options)
-		return out, err
+	w.decide = func(in *input) (*record.Outcome, error) {
+		return record.Append(in.old, a, drafts, in.records, uuid.NewString(), in.now, &s.options)
 	}
-	_, err = s.writeOne(ctx, &w)
-	return out, err
+	return s.writeOne(ctx, &w)
 }
 
 // Update implements store.Store.
 func (s *Store) Update(ctx context.Context, u *store.Update) (*store.Result, error) {
-	return s.writeOne(ctx, &write{
+	return resultOf(s.writeOne(ctx, &write{
 		tenant: u.Tenant, id: u.ConversationID, with: []part{promptPart, requestsPart, turnsPart},
 		messages: u.KeepThrough != nil || len(u.Sequences) > 0, mayExceed: u.OnlyRemoves(),
 		decide: func(in *input) (*record.Outcome, error) { return record.Update(in.old, u, in.now, &s.options) },
-	})
+	}))
 }
 
 // Delete implements store.Store.
 func (s *Store) Delete(ctx context.Context, d *store.Delete) error {
 	_, err := s.writeOne(ctx, &write{
-		tenant: d.Tenant, id: d.ConversationID, removes: d.IfVersion == nil,
-		decide: func(in *input) (*record.Outcome, error) { return record.Delete(in.old, d, in.now) },
+		tenant: d.Tenant, id: d.ConversationID, replaces: d.IfVersion == nil,
+		decide: func(in *input) (*record.Outcome, error) {
+			if in.damaged != nil {
+				return &record.Outcome{Changes: []store.Change{in.damaged.deleted(in.now)}}, nil
+			}
+			return record.Delete(in.old, d, in.now)
+		},
 	})
 	return err
 }
@@ -132,24 +139,28 @@ func (s *Store) Import(ctx context.Context, i *store.Import) (*store.Result, err
 	if err != nil {
 		return nil, fmt.Errorf("conversation %q: %w", id, err)
 	}
-	return s.writeOne(ctx, &write{
-		tenant: i.Tenant, id: id, imports: true,
+	return resultOf(s.writeOne(ctx, &write{
+		tenant: i.Tenant, id: id, imports: true, replaces: i.Overwrite,
 		decide: func(in *input) (*record.Outcome, error) {
-			return record.Import(in.old, i, history, uuid.NewString(), in.now, in.held, &s.options)
+			out, err := record.Import(in.old, i, history, uuid.NewString(), in.now, in.held, &s.options)
+			if err == nil && in.damaged != nil {
+				out.Changes = append([]store.Change{in.damaged.deleted(in.now)}, out.Changes...)
+			}
+			return out, err
 		},
-	})
+	}))
 }
 
 // writeOne makes a write after all earlier ones of this process to the same conversation.
-func (s *Store) writeOne(ctx context.Context, w *write) (*store.Result, error) {
-	result, err := s.writeInTurn(ctx, w)
+func (s *Store) writeOne(ctx context.Context, w *write) (*record.Outcome, error) {
+	out, err := s.writeInTurn(ctx, w)
 	if err != nil {
-		return nil, fmt.Errorf("conversation %q: %w", w.id, err)
+		return nil, fmt.Errorf("conversation %q: %w", w.id, s.counted(err))
 	}
-	return result, nil
+	return out, nil
 }
 
-func (s *Store) writeInTurn(ctx context.Context, w *write) (*store.Result, error) {
+func (s *Store) writeInTurn(ctx context.Context, w *write) (*record.Outcome, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
 	}
@@ -162,70 +173,7 @@ func (s *Store) writeInTurn(ctx context.Context, w *write) (*store.Result, error
 	ctx, cancel := s.writing(ctx)
 	defer cancel()
 	a := &attempt{write: w, space: p}
-	return again(ctx, func() (*store.Result, error) { return s.try(ctx, a) })
-}
-
-// attempt is a write with the ids of its commits that may have been made.
-type attempt struct {
-	*write
-	space
-
-	commits []string
-	outcome *record.Outcome // of the last commit
-}
-
-// try reads, decides and commits. The error is errMoved if the conversation has changed in between.
-func (s *Store) try(ctx context.Context, a *attempt) (*store.Result, error) {
-	t, err := s.readFor(ctx, a)
-	if a.removes && errors.Is(err, store.ErrCorrupt) {
-		return nil, s.removeDamaged(ctx, t)
-	}
-	if err != nil {
-		return nil, err
-	}
-	for _, commit := range a.commits {
-		if t.old.extra != nil && t.old.extra.has(commit) { // Its reply was lost.
-			return a.outcome.Result, nil
-		}
-	}
-	out, err := a.decide(t.input())
-	if err != nil {
-		return nil, s.changedSince(ctx, t, err)
-	}
-	if out.Result != nil && out.Result.Replayed && !t.old.read[turnsPart] { // The result may have a turn.
-		a.with = append(a.with, turnsPart)
-		return nil, errMoved
-	}
-	if out.Record == nil && len(out.Changes) == 0 {
-		return out.Result, nil
-	}
-	t.outcome, a.outcome = out, out
-	command, err := t.command()
-	if err != nil {
-		return nil, s.changedSince(ctx, t, err)
-	}
-	a.commits = append(a.commits, t.commit)
-	if err := s.commit(ctx, t, command); err != nil {
-		if errors.Is(err, store.ErrUnavailable) {
-			return nil, fmt.Errorf("%w: %w", errMoved, err) // It may have been made: read again.
-		}
-		return nil, err
-	}
-	return out.Result, nil
-}
-
-// removeDamaged deletes a conversation that cannot be decoded.
-func (s *Store) removeDamaged(ctx context.Context, t *transaction) error {
-	known, _ := readSummary(t.old.summary)
-	t.outcome = &record.Outcome{Changes: []store.Change{{
-		Tenant: t.space.tenant, Kind: parleyv1.ChangeKind_CHANGE_KIND_DELETED, ConversationID: t.write.id, UID: known.uid,
-		Version: known.version, Time: t.now,
-	}}}
-	args, err := t.command()
-	if err != nil {
-		return err
-	}
-	return s.commit(ctx, t, args)
+	return again(ctx, func() (*record.Outcome, error) { return s.try(ctx, a) })
 }
 
 // changedSince returns errMoved in place of an error if the conversation has changed since it was read: then what was
@@ -237,7 +185,6 @@ func (s *Store) changedSince(ctx context.Context, t *transaction, err error) err
 	if moved := s.unchanged(t.old, s.client.Do(ctx, s.revisionCommand(t.space, t.write.id))); moved != nil {
 		return moved
 	}
-	s.counts.corrupt.Add(1)
 	return err
 }
 
@@ -250,15 +197,17 @@ type transaction struct {
 	now    time.Time
 	commit string // id of the commit
 	old    *conversation
-	chunks *chunkReader // of old; nil if there is none
-	aside  int          // messages of old that are counted aside
-	source *conversation
-	in     *records.Input
-	tenant tenantState
-	number uint32 // of a new conversation
+	// damaged says that old is damaged, and that the write may replace it.
+	damaged bool
+	chunks  *chunkReader // of old; nil if there is none
+	aside   int          // messages of old that are counted aside
+	source  *conversation
+	in      *records.Input
+	tenant  tenantState
+	number  uint32 // of a new conversation
 
 	// What the decision changes in old, as it was before.
-	live          bool
+	live          bool // also of a damaged one, which the write replaces
 	runningBefore string
 	indexedBefore bool
 	firstChunk    int64 // of turns
@@ -267,7 +216,11 @@ type transaction struct {
 }
 
 func (t *transaction) input() *input {
-	return &input{old: t.old.live(t.now), held: t.old.ephemeral.Held, records: t.in, source: t.source, now: t.now}
+	in := &input{old: t.old.live(t.now), held: t.old.ephemeral.Held, records: t.in, source: t.source, now: t.now}
+	if t.damaged {
+		in.damaged = t.old
+	}
+	return in
 }
 
 // readFor reads what a write needs.
@@ -279,14 +232,16 @@ func (s *Store) readFor(ctx context.Context, a *attempt) (*transaction, error) {
 	held := s.client.B().Hget().Key(p.key("em")).Field(w.id).Build()
 	replies := s.client.DoMulti(ctx, load, place, held)
 	var err error
-	if t.old, err = s.decode(ctx, p, w.id, replies[0], w.with...); err != nil {
-		return t, err
+	t.old, err = s.decode(ctx, p, w.id, replies[0], w.with...)
+	if t.damaged = w.replaces && t.old != nil && errors.Is(err, store.ErrCorrupt); err != nil && !t.damaged {
+		return nil, err
 	}
 	number, _ := replies[1].AsInt64()
 	t.number = uint32(number + 1)
 	if t.old.record == nil {
 		state, _ := replies[2].ToString()
-		t.old.ephemeral = ephemeralOf(state)
+		t.old.ephemeral, _ = ephemeralOf(state)
+		t.live = t.damaged
 	} else {
 		t.aside = int(t.old.record.Header.GetChunks().GetMessages())
 		t.chunks = &chunkReader{ctx: ctx, store: s, conversation: t.old, aside: t.aside}

@@ -1,0 +1,108 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/parleyhq/parley/store"
+	"github.com/parleyhq/parley/store/internal/record"
+)
+
+// attempt is a write with its commits whose reply was lost.
+type attempt struct {
+	*write
+	space
+
+	lost []lostCommit
+}
+
+// lostCommit is a commit that may have been made.
+type lostCommit struct {
+	id       string
+	revision string // of the conversation before it; empty if there was none
+	uid      string // of the conversation that it creates, changes or deletes
+	mode     string // see commit.lua
+	outcome  *record.Outcome
+}
+
+// try reads, decides and commits. The error is errMoved if the conversation has changed in between.
+func (s *Store) try(ctx context.Context, a *attempt) (*record.Outcome, error) {
+	t, err := s.readFor(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	for _, lost := range a.lost {
+		if made, err := lost.wasMade(t.old); err != nil {
+			return nil, err
+		} else if made {
+			s.awaitTold(ctx, a.bucket)
+			return lost.outcome, nil
+		}
+	}
+	out, err := a.decide(t.input())
+	if err != nil {
+		return nil, s.changedSince(ctx, t, err)
+	}
+	if out.Result != nil && out.Result.Replayed && !t.old.read[turnsPart] { // The result may have a turn.
+		a.with = append(a.with, turnsPart)
+		return nil, errMoved
+	}
+	if out.Record == nil && len(out.Changes) == 0 {
+		return out, nil
+	}
+	t.outcome = out
+	command, err := t.command()
+	if err != nil {
+		return nil, s.changedSince(ctx, t, err)
+	}
+	err = s.commit(ctx, t, command)
+	if errors.Is(err, store.ErrUnavailable) {
+		a.lost = append(a.lost, t.lost())
+		return nil, fmt.Errorf("%w: %w", errMoved, err) // Read again: it may have been made.
+	}
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// lost returns the commit of the transaction after its reply was lost.
+func (t *transaction) lost() lostCommit {
+	l := lostCommit{id: t.commit, revision: t.old.revision, mode: t.mode(), outcome: t.outcome}
+	if t.outcome.Record == nil {
+		l.uid = t.outcome.Changes[0].UID
+	} else {
+		l.uid = t.outcome.Record.Conversation().GetUid()
+	}
+	return l
+}
+
+// wasMade reports whether a commit was made, from the conversation as it was read afterwards. If that does not show it,
+// the error is store.ErrUnavailable.
+func (l lostCommit) wasMade(now *conversation) (bool, error) {
+	uid := ""
+	if now.record != nil {
+		uid = now.record.Conversation().GetUid()
+	}
+	switch {
+	case l.mode == "delete":
+		return now.revision == "" || uid != "" && uid != l.uid, nil
+	case l.mode != "change": // It has created a conversation, which may have been deleted since.
+		return uid == l.uid, nil
+	case uid != l.uid:
+		return false, nil
+	}
+	return madeIn(now.extra.commits, l.id, l.revision)
+}
+
+// madeIn reports whether a commit was made, from the newest commits that are remembered and the newest one before it.
+func madeIn(commits, id, before string) (bool, error) {
+	switch {
+	case hasCommit(commits, id):
+		return true, nil
+	case hasCommit(commits, before), len(commits) < maxCommits*revisionSize:
+		return false, nil
+	}
+	return false, fmt.Errorf("%w: %d later commits hide whether the write was made", store.ErrUnavailable, maxCommits)
+}
