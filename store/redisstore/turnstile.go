@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"slices"
 	"sync"
 )
 
@@ -35,13 +36,31 @@ func (t *turnstile) enter(ctx context.Context, key string, queued func()) error 
 		queued()
 	}
 	if turn != nil {
-		<-turn // A write takes a few timeouts at most. Those whose context has ended pass at once, in their order.
+		select {
+		case <-turn:
+		case <-ctx.Done():
+			if t.giveUp(key, turn) {
+				return ctx.Err()
+			}
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		t.leave(key)
 		return err
 	}
 	return nil
+}
+
+// giveUp removes a waiting write, and reports whether its turn had not come.
+func (t *turnstile) giveUp(key string, turn chan struct{}) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	l := t.lines[key]
+	i := slices.Index(l.waiting, turn)
+	if i >= 0 {
+		l.waiting = slices.Delete(l.waiting, i, i+1)
+	}
+	return i >= 0
 }
 
 // leave lets the next write of the key pass.
