@@ -101,8 +101,8 @@ func (r *rows) all(from string, next func(from string) rueidis.Completed, except
 	}
 }
 
-// heads returns the encoded heads of conversations, nil for those that do not exist any more. Those whose key is lost are
-// empty, and so damaged.
+// heads returns the encoded heads of conversations, nil for those that do not exist any more. Those whose key is lost
+// are empty, and so damaged.
 func (r *rows) heads(places []string) [][]byte {
 	commands := make([]rueidis.Completed, len(places))
 	for i, place := range places {

@@ -57,7 +57,7 @@ type lostWrite struct {
 	changes []string // without the id
 }
 
-var oneText = []string{"one"} //nolint:gochecknoglobals // It is constant.
+var oneText = []string{"one"}
 
 func lostWrites() []lostWrite {
 	wantAppended := func(r *store.Result, err error, sequence, version int32) error {
@@ -168,7 +168,7 @@ func lostWrites() []lostWrite {
 			}
 			return err
 		}, oneText, []string{"UPDATED 2", "RECORD 2"}},
-		{"records of the tenant", 1, true, func(ctx context.Context, s store.Store, id string) error {
+		{"records of the tenant", 1, true, func(ctx context.Context, s store.Store, _ string) error {
 			return writeTenantOnce(ctx, s, &store.WriteRecords{
 				Tenant: "acme", Writes: []*parleyv1.RecordWrite{putRecord("k", "v")},
 			})
@@ -178,7 +178,7 @@ func lostWrites() []lostWrite {
 				Tenant: "acme", Writes: []*parleyv1.RecordWrite{putRecord("k", "v")}, Request: requestOf(id),
 			})
 		}, oneText, nil},
-		{"deletion of a record of the tenant", 1, true, func(ctx context.Context, s store.Store, id string) error {
+		{"deletion of a record of the tenant", 1, true, func(ctx context.Context, s store.Store, _ string) error {
 			return writeTenantOnce(ctx, s, &store.WriteRecords{
 				Tenant: "acme", Writes: []*parleyv1.RecordWrite{{Key: "k", Delete: true}},
 			})
@@ -224,6 +224,7 @@ func TestLostReplies(t *testing.T) {
 
 // lose makes a write and loses its commit after others.
 func (l *lossy) lose(t *testing.T, w lostWrite, id string, unsent bool, skip int) {
+	t.Helper()
 	ctx := t.Context()
 	if _, err := l.other.WriteRecords(ctx, &store.WriteRecords{
 		Tenant: "acme", Writes: []*parleyv1.RecordWrite{putRecord("k", "before")},

@@ -102,7 +102,7 @@ func (p *proxy) cut() {
 
 func (p *proxy) serve(client net.Conn) {
 	defer client.Close()
-	engine, err := net.Dial("tcp", p.engine) //nolint:noctx // It ends with the connection.
+	engine, err := net.Dial("tcp", p.engine)
 	if err != nil {
 		return
 	}

@@ -66,6 +66,19 @@ func unmarshalState(key, encoded string) (s records.State, err error) {
 	return s, nil
 }
 
+// stateOf decodes the state of a record. If it is damaged, it is that of the record's value.
+func (s *Store) stateOf(ctx context.Context, p space, scope, key, text string) (records.State, error) {
+	state, err := unmarshalState(key, text)
+	if err == nil {
+		return state, nil
+	}
+	value, err := s.client.Do(ctx, s.client.B().Hget().Key(p.scope("k", scope)).Field(key).Build()).AsBytes()
+	if err != nil && !isNil(err) {
+		return records.State{}, s.fault(err)
+	}
+	return records.StateOf(key, value)
+}
+
 // recordInput reads what a decision about writes needs. id is the conversation; empty if there is none. If tenantOnly
 // is true, all writes are of the tenant's records.
 func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*parleyv1.RecordWrite, tenantOnly bool,
@@ -102,7 +115,11 @@ func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*p
 		if err != nil {
 			return records.State{}, s.fault(err)
 		}
-		return unmarshalState(key, text)
+		scope := id
+		if tenantScope {
+			scope = ""
+		}
+		return s.stateOf(ctx, p, scope, key, text)
 	})
 	return input, state, err
 }

@@ -30,7 +30,7 @@
 //	{T}tl:<tenant><id>  set   its members of ti
 //	{T}p:<tenant><id>   text  progress of its running turn
 //	{T}t:<tenant>       hash  counts: n conversations, m messages, b bytes, r records, y their bytes; of the records of
-//	                          the tenant v the last commit, rev the last revision, own their bytes
+//	                          the tenant v the last commit, vs the newest ones, rev the last revision, own their bytes
 //	{T}tk:, tks:, tkx:<tenant>    records of the tenant, as those of a conversation; te: sorted set, keys by expire_time
 //	{T}ix:<tenant>      zset  place (create time and number, 12 bytes) and id: order of lists
 //	{T}ev:<tenant>      zset  those of ix that may be evicted

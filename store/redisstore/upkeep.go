@@ -106,21 +106,19 @@ func (s *Store) sweepTenant(ctx context.Context, p space, limit int) (int, error
 	}
 	n := 0
 	if ofRecords {
-		if n, err = s.sweepRecords(ctx, p, limit, now); err != nil {
-			return 0, err
-		}
+		n, err = s.sweepRecords(ctx, p, limit, now) // The error does not concern the conversations.
 	}
 	above := limits.MaxConversations > 0 && count > int64(limits.MaxConversations)
-	if !ofRecords && !expired && !deleted && !above || n >= limit {
-		return n, nil
-	}
-	args := []string{s.server, strconv.Itoa(limit - n), strconv.Itoa(limits.MaxConversations)}
-	reply, err := s.run(ctx, s.scripts.sweep, p, now, args...)
-	if err != nil {
+	if !expired && !deleted && !above && !ofRecords || n >= limit {
 		return n, err
 	}
-	removed, err := s.told(p, now, reply[0], reply[1])
-	return n + removed, err
+	args := []string{s.server, strconv.Itoa(limit - n), strconv.Itoa(limits.MaxConversations)}
+	reply, err2 := s.run(ctx, s.scripts.sweep, p, now, args...)
+	if err2 != nil {
+		return n, errors.Join(err, err2)
+	}
+	removed, err2 := s.told(p, now, reply[0], reply[1])
+	return n + removed, errors.Join(err, err2)
 }
 
 // sweepRecords removes at most limit records of a tenant that have expired, and returns how many.

@@ -46,8 +46,7 @@ if new and mode ~= 'overwrite' and maxCount > 0 and excess > #victims then
   local most = math.min(excess, 100)
   addEnded(victims, most)
   if mode == 'create' then
-    addOldest(victims, most)
-    excess = most
+    excess = addOldest(victims, most)
   end
   if #victims < excess then return { 'full' } end
 end
@@ -58,6 +57,9 @@ if maxBytes > 0 and mode ~= 'delete' then
   if delta > 0 and after > maxBytes then return { 'bytes', string.format('%.0f', after) } end
 end
 for _, s in ipairs(victims) do remove(s, s.why) end
+if new and (not victims[1] or victims[1].id ~= id) and call('EXISTS', P .. 'm:' .. T .. id, P .. 'ks:' .. T .. id) > 0 then
+  removeLost(id)
+end
 
 local pushed, list = {}, P .. 'm:' .. T .. id
 local at = 21

@@ -21,15 +21,19 @@ local function count(field, delta)
   end
 end
 
--- listTenant puts the tenant into the list of tenants, or removes it if it has neither conversations nor records.
+-- listTenant puts the tenant into the list of tenants, or removes it if it has neither conversations nor records. Then
+-- nothing of it is counted, also if damage has left something.
 local function listTenant()
-  local f = call('HMGET', TENANT, 'n', 'r', 'b', 'rev')
-  if (tonumber(f[1]) or 0) > 0 or (tonumber(f[2]) or 0) > 0 then
+  local f = call('HMGET', TENANT, 'n', 'm', 'b', 'r', 'y', 'rev')
+  if (tonumber(f[1]) or 0) <= 0 and call('EXISTS', BY_TIME, P .. 'tks:' .. T) == 0 then
+    for i, field in ipairs({ 'n', 'm', 'b', 'r', 'y' }) do count(field, -(tonumber(f[i]) or 0)) end
+    f[4] = '0'
+    if not f[6] then call('UNLINK', TENANT) end -- Revisions must not be used again.
+  end
+  if (tonumber(f[1]) or 0) > 0 or (tonumber(f[4]) or 0) > 0 then
     call('ZADD', P .. 'tn', 0, T)
   else
     call('ZREM', P .. 'tn', T)
-    -- Revisions must not be used again, and requests count as bytes until they expire.
-    if not f[4] and (tonumber(f[3]) or 0) == 0 then call('UNLINK', TENANT) end
   end
 end
 
@@ -46,12 +50,13 @@ local function summary(s)
   }
 end
 
--- conversation returns the summary of a conversation, with its place and its ephemeral state; nil if there is none.
+-- conversation returns the summary of a conversation, with its place and its ephemeral state; nil if there is none. The
+-- state is not that of the conversation, which may be damaged.
 local function conversation(id)
-  local f = call('HMGET', P .. 'c:' .. T .. id, 's', 'k', 'e')
-  if not f[2] then return nil end
+  local f = call('HMGET', P .. 'c:' .. T .. id, 's', 'k', 'e', 'v')
+  if not f[2] and not f[4] then return nil end
   local s = summary(f[1])
-  s.id, s.place, s.ephemeral = id, f[2] .. id, f[3]
+  s.id, s.place, s.ephemeral = id, (f[2] or '') .. id, f[3] and call('HGET', EPHEMERAL, id)
   return s
 end
 
@@ -86,19 +91,43 @@ local function forgetRunning(id)
   end
 end
 
+-- forget removes what a conversation has beside its place.
+local function forget(id)
+  local name = T .. id
+  call('UNLINK', P .. 'c:' .. name, P .. 'm:' .. name, P .. 'k:' .. name, P .. 'kx:' .. name, P .. 'ks:' .. name,
+    P .. 'tc:' .. name, P .. 'p:' .. name)
+  call('ZREM', BY_END, id)
+  call('ZREM', BY_DELETE_TIME, id)
+  forgetRunning(id)
+  forgetTurns(id)
+end
+
+-- forgetPlaces removes all places of a conversation whose key or place was damaged, and returns their number. It reads
+-- the whole index of the tenant.
+local function forgetPlaces(id)
+  local first, found = 0, 0
+  while true do
+    local places = call('ZRANGE', BY_TIME, first, first + 999)
+    if #places == 0 then return found end
+    first = first + #places
+    for _, place in ipairs(places) do
+      if string.sub(place, 13) == id then
+        call('ZREM', BY_TIME, place)
+        call('ZREM', EVICTABLE, place)
+        first, found = first - 1, found + 1
+      end
+    end
+  end
+end
+
 -- remove removes a conversation. Its id becomes an ordinary one, unless it is held. why is nil if the caller reports
 -- the removal itself.
 local function remove(s, why)
   local id = s.id
-  local name = T .. id
-  call('UNLINK', P .. 'c:' .. name, P .. 'm:' .. name, P .. 'k:' .. name, P .. 'kx:' .. name, P .. 'ks:' .. name, P .. 'tc:' .. name)
-  call('ZREM', BY_TIME, s.place)
+  forget(id)
+  if call('ZREM', BY_TIME, s.place) == 0 then forgetPlaces(id) end
   call('ZREM', EVICTABLE, s.place)
-  call('ZREM', BY_END, id)
-  call('ZREM', BY_DELETE_TIME, id)
   if s.ephemeral and not isHeld(s.ephemeral) then call('HDEL', EPHEMERAL, id) end
-  forgetRunning(id)
-  forgetTurns(id)
   count('n', -1)
   count('m', -tonumber(s.messages))
   count('b', -s.bytes - s.recordBytes)
@@ -109,6 +138,14 @@ local function remove(s, why)
   end
 end
 
+-- removeLost removes what is left of a conversation whose key is lost. Its messages stay counted.
+local function removeLost(id)
+  local state = call('HGET', EPHEMERAL, id)
+  if state and not isHeld(state) then call('HDEL', EPHEMERAL, id) end
+  forget(id)
+  count('n', -forgetPlaces(id))
+end
+
 -- addEnded adds conversations of the tenant that have ended to a list, each with why, up to n altogether.
 local function addEnded(found, n)
   local first = found[1] and found[1].id
@@ -117,7 +154,7 @@ local function addEnded(found, n)
     for _, id in ipairs(call('ZRANGEBYSCORE', index, '-inf', micros(now), 'LIMIT', 0, n + 20)) do
       local s = id ~= first and conversation(id)
       if s == nil then
-        call('ZREM', index, id)
+        removeLost(id)
       elseif s and #found < n then
         s.why = ended(s)
         if s.why then found[#found + 1] = s end
@@ -126,18 +163,25 @@ local function addEnded(found, n)
   end
 end
 
--- addOldest adds the oldest conversations that may be evicted to a list, up to n altogether.
+-- addOldest adds the oldest conversations that may be evicted to a list, up to n altogether. It returns n less the number
+-- of those whose key was lost, which it removes.
 local function addOldest(found, n)
-  if #found >= n then return end
+  if #found >= n then return n end
   local listed = {}
   for _, s in ipairs(found) do listed[s.id] = true end
   for _, place in ipairs(call('ZRANGE', EVICTABLE, 0, n + #found)) do
     local s = conversation(string.sub(place, 13))
-    if s and not listed[s.id] and #found < n then
+    if not s or s.place ~= place and call('ZSCORE', BY_TIME, s.place) then
+      call('ZREM', EVICTABLE, place)
+      call('ZREM', BY_TIME, place)
+      count('n', -1)
+      n = n - 1
+    elseif not listed[s.id] and #found < n then
       s.why = 'evicted'
       found[#found + 1] = s
     end
   end
+  return n
 end
 
 -- tell numbers the change of the script and publishes it: number, server, tenant, time, what was removed, the encoded

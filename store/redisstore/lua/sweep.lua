@@ -9,6 +9,6 @@ if capacity > 0 then
 end
 for _, s in ipairs(found) do remove(s, s.why) end
 if call('ZCARD', P .. 'te:' .. T) == 0 then call('ZREM', P .. 'tx', T) end -- It has no records that expire.
-if #removed == 0 then return { 0, removed } end
 listTenant()
+if #removed == 0 then return { 0, removed } end
 return { tell(server, '', {}), removed }
