@@ -21,10 +21,14 @@ type chunkReader struct {
 	aside        int
 	joined       int // messages that From has returned
 	read         int // messages that Head has read
+	most         int // that Head has read at once
 	page         store.Frames
 }
 
 var _ record.ChunkReader = (*chunkReader)(nil)
+
+// firstElements is the number of messages that Head reads first.
+const firstElements = 8
 
 func (r *chunkReader) elements(first, last int) (store.Frames, error) {
 	return r.store.elements(r.ctx, r.conversation, first, last)
@@ -41,7 +45,9 @@ func (r *chunkReader) Head(sequence int32) (*record.Chunk, error) {
 		if r.read >= r.aside {
 			return nil, fmt.Errorf("%w: no message from %d on", store.ErrCorrupt, sequence)
 		}
-		end := min(r.aside, r.read+pageElements)
+		// An append drops one or two messages, mostly.
+		r.most = min(pageElements, max(firstElements, 4*r.most))
+		end := min(r.aside, r.read+r.most)
 		var err error
 		if r.page, err = r.elements(r.read, end-1); err != nil {
 			return nil, err
