@@ -1,6 +1,11 @@
--- Takes or renews the lease of a server in a bucket. The arguments: the prefix of the bucket's keys, the server, its
--- address, and the milliseconds that the lease lasts, by the clock of the engine.
+-- Takes or renews the lease of a server in a bucket, and removes those that ended a day ago. The arguments: the prefix of
+-- the bucket's keys, the server, its address, and the milliseconds that the lease lasts, by the clock of the engine.
 local time = redis.call('TIME')
-redis.call('ZADD', ARGV[1] .. 'ls', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[4], ARGV[2])
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for _, server in ipairs(redis.call('ZRANGEBYSCORE', ARGV[1] .. 'ls', '-inf', now - 86400000)) do
+  redis.call('ZREM', ARGV[1] .. 'ls', server)
+  redis.call('HDEL', ARGV[1] .. 'la', server)
+end
+redis.call('ZADD', ARGV[1] .. 'ls', now + ARGV[4], ARGV[2])
 redis.call('HSET', ARGV[1] .. 'la', ARGV[2], ARGV[3])
 return 1
