@@ -17,7 +17,7 @@ import (
 func TestForeignKeys(t *testing.T) {
 	engine := redistest.Start(t)
 	other := openWith(t, Options{Buckets: 1, Prefix: "parley2"}, engine.Addr())
-	for _, c := range writes() {
+	for _, c := range writeCalls() {
 		if err := c.do(t.Context(), other); err != nil {
 			t.Fatalf("%s = %v", c.name, err)
 		}
@@ -36,7 +36,7 @@ func TestForeignKeys(t *testing.T) {
 	before := foreign()
 	now := time.Now()
 	s := openAt(t, store.Options{Now: func() time.Time { return now }}, engine.Addr())
-	for _, c := range slices.Concat(writes(), reads()) {
+	for _, c := range slices.Concat(writeCalls(), readCalls()) {
 		if err := c.do(t.Context(), s); err != nil {
 			t.Errorf("%s = %v", c.name, err)
 		}
@@ -66,7 +66,7 @@ func TestWhatRemains(t *testing.T) {
 	ctx := t.Context()
 	for _, tenant := range []string{"acme", "plain", "asking"} {
 		if tenant == "acme" {
-			for _, c := range writes() {
+			for _, c := range writeCalls() {
 				if err := c.do(ctx, s); err != nil {
 					t.Fatalf("%s = %v", c.name, err)
 				}
