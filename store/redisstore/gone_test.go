@@ -122,6 +122,7 @@ func writeCalls() []call {
 
 // TestLostScripts makes the engine forget all scripts before each call: by a command, and by a restart.
 func TestLostScripts(t *testing.T) {
+	t.Parallel()
 	engine := redistest.Start(t, redistest.Setting("appendfsync", "always"))
 	s := openAt(t, store.Options{}, engine.Addr())
 	appendTo(t, s, "c", "hello")
@@ -150,6 +151,7 @@ func TestLostScripts(t *testing.T) {
 
 // TestEngineGone kills and pauses the engine. All calls fail in time, and succeed when it is there again.
 func TestEngineGone(t *testing.T) {
+	t.Parallel()
 	for name, of := range map[string]struct{ take, back func(*redistest.Server) }{
 		"killed": {(*redistest.Server).Kill, (*redistest.Server).Restart},
 		"paused": {(*redistest.Server).Pause, (*redistest.Server).Resume},

@@ -64,6 +64,7 @@ type pair struct {
 // TestLongConversations makes the same random writes of conversations with thousands of messages in two stores, and
 // compares what they return and what can be read.
 func TestLongConversations(t *testing.T) {
+	t.Parallel()
 	engine := redistest.Start(t)
 	seeds := []int{1, 2, rand.Int()}
 	if testing.Short() {

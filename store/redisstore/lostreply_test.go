@@ -211,6 +211,7 @@ func writeTenantOnce(ctx context.Context, s store.Store, w *store.WriteRecords) 
 // TestLostReplies loses the reply or the request of each commit. Each write must be made once, with the result of its
 // only commit.
 func TestLostReplies(t *testing.T) {
+	t.Parallel()
 	l := newLossy(t)
 	for n, w := range lostWrites() {
 		for _, unsent := range []bool{false, true} {
@@ -264,6 +265,7 @@ func (l *lossy) lose(t *testing.T, w lostWrite, id string, unsent bool, skip int
 
 // TestLostReplyAndOthers has another process write between a commit whose reply is lost and the next attempt.
 func TestLostReplyAndOthers(t *testing.T) {
+	t.Parallel()
 	l := newLossy(t)
 	ctx := t.Context()
 	during := func(do func()) { l.proxy.set(&fault{matches: isWrite, times: 1, afterward: do}) }
@@ -307,6 +309,7 @@ func TestLostReplyAndOthers(t *testing.T) {
 
 // TestLostReplyOfRecordsAndOthers is TestLostReplyAndOthers for the records of the tenant.
 func TestLostReplyOfRecordsAndOthers(t *testing.T) {
+	t.Parallel()
 	l := newLossy(t)
 	ctx := t.Context()
 	write := func(s store.Store, value string) (int64, error) {
@@ -345,6 +348,7 @@ func TestLostReplyOfRecordsAndOthers(t *testing.T) {
 // TestLostReplyOfHold loses the replies of holds and releases: each is made at most once, or the error says that this is
 // unknown.
 func TestLostReplyOfHold(t *testing.T) {
+	t.Parallel()
 	l := newLossy(t)
 	ctx := t.Context()
 	hold := &store.Hold{Tenant: "acme", ConversationIDs: []string{"held"}, DeleteAfter: time.Hour}

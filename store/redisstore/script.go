@@ -55,16 +55,41 @@ func newScripts() scripts {
 	}
 }
 
-// run runs a script with the arguments that all scripts of lib.lua share. It retries nothing.
+// run runs a script with the arguments that all scripts of lib.lua share.
 func (s *Store) run(ctx context.Context, script *rueidis.Lua, p space, now time.Time, args ...string) (
 	[]rueidis.RedisMessage, error,
 ) {
 	all := append([]string{p.prefix, p.name, stamp(now)}, args...)
-	reply, err := script.Exec(ctx, s.client, []string{p.key("t")}, all).ToArray()
+	reply, err := s.exec(ctx, script, p, all).ToArray()
 	if err != nil {
 		return nil, s.fault(err)
 	}
 	return reply, nil
+}
+
+// Times between attempts to run a script that the engine refuses for now.
+const (
+	firstDelay = 5 * time.Millisecond
+	maxDelay   = 200 * time.Millisecond
+)
+
+// exec runs a script, and tries again until ctx ends if the engine replies that it refuses the script for now, for
+// example because the slot of its keys moves or its node has just become a replica. It was not executed then.
+func (s *Store) exec(ctx context.Context, script *rueidis.Lua, p space, args []string) rueidis.RedisResult {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for delay := firstDelay; ; delay = min(2*delay, maxDelay) {
+		reply := script.Exec(ctx, s.client, []string{p.key("t")}, args)
+		if refusal, ok := rueidis.IsRedisErr(reply.Error()); !ok || !isOutage(refusal.Error()) {
+			return reply
+		}
+		timer.Reset(delay)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return reply
+		}
+	}
 }
 
 // stamp returns a time as the scripts expect it: nanoseconds with 19 digits.

@@ -112,6 +112,7 @@ func tornReads() map[string]struct {
 
 // TestTornReads reads in many ways while another goroutine writes. Each read must be of one version.
 func TestTornReads(t *testing.T) {
+	t.Parallel()
 	engine := redistest.Start(t)
 	s, writer := openAt(t, store.Options{}, engine.Addr()), openAt(t, store.Options{}, engine.Addr())
 	h := &history{versions: map[int32][]int32{}}

@@ -238,7 +238,7 @@ func (s *Store) saveProgress(ctx context.Context, q *store.Progress) error {
 	defer cancel()
 	p := s.space(q.Tenant)
 	all := []string{p.prefix, p.name, stamp(s.options.Now()), q.ConversationID, q.TurnID, rueidis.BinaryString(value)}
-	saved, err := s.scripts.progress.Exec(ctx, s.client, []string{p.key("t")}, all).AsInt64()
+	saved, err := s.exec(ctx, s.scripts.progress, p, all).AsInt64()
 	if err != nil {
 		return s.fault(err)
 	}

@@ -1,5 +1,8 @@
 -- Takes or renews the lease of a server in a bucket, and removes those that ended a day ago. The arguments: the prefix of
 -- the bucket's keys, the server, its address, and the milliseconds that the lease lasts, by the clock of the engine.
+local moving = redis.pcall('EXISTS', ARGV[1] .. '?', ARGV[1] .. '??') -- See lib.lua.
+if type(moving) == 'table' and moving.err then return redis.error_reply('TRYAGAIN the slot is moving') end
+
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for _, server in ipairs(redis.call('ZRANGEBYSCORE', ARGV[1] .. 'ls', '-inf', now - 86400000)) do

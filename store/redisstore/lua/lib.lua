@@ -6,6 +6,13 @@ local TENANT, TOTAL = P .. 't:' .. T, P .. 'st'
 local BY_TIME, EVICTABLE = P .. 'ix:' .. T, P .. 'ev:' .. T
 local BY_END, BY_DELETE_TIME, EPHEMERAL = P .. 'ex:' .. T, P .. 'ed:' .. T, P .. 'em:' .. T
 
+-- While the bucket's slot moves to another node, each node has some of its keys. A script that meets one which is not
+-- there ends, and what it has changed before stays. Two keys that do not exist show it before anything is changed.
+do
+  local r = redis.pcall('EXISTS', P .. '?', P .. '??')
+  if type(r) == 'table' and r.err then return redis.error_reply('TRYAGAIN the slot is moving') end
+end
+
 -- What the script has removed, in order: id, uid, version, messages, end, why.
 local removed = {}
 
