@@ -58,7 +58,6 @@ type pair struct {
 	t         *testing.T
 	got, want store.Store
 	counter   int
-	running   string
 }
 
 // TestLongConversations makes the same random writes of conversations with thousands of messages in two stores, and

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -45,12 +46,12 @@ func (h *history) write(ctx context.Context, s store.Store, n int) error {
 		}
 		next := slices.Clone(sequences)
 		removal := &store.Update{Tenant: "acme", ConversationID: "c"}
-		switch {
-		case i%4 == 1: // In the middle, also of those that are counted aside.
+		switch i % 4 {
+		case 1: // In the middle, also of those that are counted aside.
 			at := (7 * i) % len(next)
 			removal.Sequences = []int32{next[at]}
 			next = slices.Delete(next, at, at+1)
-		case i%4 == 3: // The newest.
+		case 3: // The newest.
 			removal.KeepThrough = &next[len(next)-3]
 			next = slices.Clone(next[:len(next)-2])
 		default:
@@ -206,7 +207,7 @@ func checkRecords(records []*parleyv1.Record, version int32) error {
 		return fmt.Errorf("%d records, want %d", len(records), tornRecords)
 	}
 	for _, r := range records {
-		if r.GetRevision() != records[0].GetRevision() || string(r.GetValue()) != string(records[0].GetValue()) {
+		if r.GetRevision() != records[0].GetRevision() || !bytes.Equal(r.GetValue(), records[0].GetValue()) {
 			return fmt.Errorf("record %v is not of the same commit as %v", r, records[0])
 		}
 		if version != 0 && r.GetRevision() != int64(version) && r.GetRevision() != int64(version-1) {
