@@ -73,14 +73,16 @@ const (
 	maxDelay   = 200 * time.Millisecond
 )
 
-// exec runs a script, and tries again until ctx ends if the engine replies that it refuses the script for now, for
-// example because the slot of its keys moves or its node has just become a replica. It was not executed then.
+// exec runs a script. If the engine replies that it refuses the script for now, for example because the slot of its
+// keys moves or its node has just become a replica, exec tries again until ctx ends or the time of a command has
+// passed. The script was not executed then.
 func (s *Store) exec(ctx context.Context, script *rueidis.Lua, p space, args []string) rueidis.RedisResult {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	end := time.Now().Add(s.timeout)
 	for delay := firstDelay; ; delay = min(2*delay, maxDelay) {
 		reply := script.Exec(ctx, s.client, []string{p.key("t")}, args)
-		if refusal, ok := rueidis.IsRedisErr(reply.Error()); !ok || !isOutage(refusal.Error()) {
+		if refusal, ok := rueidis.IsRedisErr(reply.Error()); !ok || !isOutage(refusal.Error()) || !time.Now().Before(end) {
 			return reply
 		}
 		timer.Reset(delay)
