@@ -1,7 +1,9 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -26,42 +28,89 @@ func (s *Store) hold(ctx context.Context, h *store.Hold) error {
 		return err
 	}
 	defer s.leave()
+	p := s.space(h.Tenant)
+	if err := s.writes.enter(ctx, p.key("em"), nil); err != nil {
+		return err
+	}
+	defer s.writes.leave(p.key("em"))
 	ctx, cancel := s.writing(ctx)
 	defer cancel()
-	p, now := s.space(h.Tenant), s.options.Now()
-	args := []string{s.server, strconv.FormatInt(int64(h.DeleteAfter), 10), strconv.Itoa(store.MaxHolds)}
-	reply, err := s.run(ctx, s.scripts.hold, p, now, append(args, record.HoldIDs(h)...)...)
+	now := s.options.Now()
+	args := []string{
+		s.server, s.nextHold(), strconv.FormatInt(int64(h.DeleteAfter), 10), strconv.Itoa(store.MaxHolds),
+	}
+	reply, err := s.runOnce(ctx, s.scripts.hold, p, now, append(args, record.HoldIDs(h)...)...)
 	if err != nil {
 		return err
 	}
-	if result, err := reply[0].ToString(); err != nil {
+	switch result, err := reply[0].ToString(); {
+	case err != nil:
 		return err
-	} else if result == "many" {
+	case result == "many":
 		return store.ErrTooManyHolds
+	case result == "made": // Its reply was lost.
+		s.awaitTold(ctx, p.bucket)
+		return nil
 	}
 	_, err = s.told(p, now, reply[1], reply[2])
 	return err
 }
 
+// nextHold returns the number of a hold or release of this process. Those of a tenant take turns, so that the last
+// number that was made tells for each whether it was made.
+func (s *Store) nextHold() string { return strconv.FormatInt(s.holds.Add(1), 10) }
+
+// runOnce runs a script again if its reply was lost. The script must find out whether it was made.
+func (s *Store) runOnce(
+	ctx context.Context, script *rueidis.Lua, p space, now time.Time, args ...string,
+) ([]rueidis.RedisMessage, error) {
+	return again(ctx, func() ([]rueidis.RedisMessage, error) {
+		reply, err := s.run(ctx, script, p, now, args...)
+		if errors.Is(err, store.ErrUnavailable) {
+			err = fmt.Errorf("%w: %w", errMoved, err)
+		}
+		return reply, err
+	})
+}
+
 // Release implements store.Store.
 func (s *Store) Release(ctx context.Context, h *store.Hold) error {
-	err := s.enter(ctx)
-	if err == nil {
-		defer s.leave()
-		writing, cancel := s.writing(ctx)
-		defer cancel()
-		after := strconv.FormatInt(int64(h.DeleteAfter), 10)
-		err = s.release(writing, s.space(h.Tenant), s.server, after, record.HoldIDs(h), s.options.Now())
-	}
+	err := s.releaseOwn(ctx, h)
 	if err != nil {
 		return fmt.Errorf("release %d conversations: %w", len(h.ConversationIDs), err)
 	}
 	return nil
 }
 
-// release runs release.lua.
-func (s *Store) release(ctx context.Context, p space, server, after string, ids []string, now time.Time) error {
-	reply, err := s.run(ctx, s.scripts.release, p, now, append([]string{s.server, server, after}, ids...)...)
+func (s *Store) releaseOwn(ctx context.Context, h *store.Hold) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.leave()
+	p := s.space(h.Tenant)
+	if err := s.writes.enter(ctx, p.key("em"), nil); err != nil {
+		return err
+	}
+	defer s.writes.leave(p.key("em"))
+	ctx, cancel := s.writing(ctx)
+	defer cancel()
+	now := s.options.Now()
+	args := []string{s.server, s.server, s.nextHold(), strconv.FormatInt(int64(h.DeleteAfter), 10)}
+	reply, err := s.runOnce(ctx, s.scripts.release, p, now, append(args, record.HoldIDs(h)...)...)
+	if err != nil {
+		return err
+	}
+	if made, _ := reply[0].AsInt64(); made < 0 { // Its reply was lost.
+		s.awaitTold(ctx, p.bucket)
+		return nil
+	}
+	_, err = s.told(p, now, reply[0], reply[1])
+	return err
+}
+
+// releaseOf releases all holds of ids by a server that has ended.
+func (s *Store) releaseOf(ctx context.Context, p space, server string, ids []string, now time.Time) error {
+	reply, err := s.run(ctx, s.scripts.release, p, now, append([]string{s.server, server, "", ""}, ids...)...)
 	if err != nil {
 		return err
 	}
@@ -117,7 +166,9 @@ func (s *Store) releaseAll(ctx context.Context, b bucket, server string) error {
 			return s.fault(err)
 		}
 		if len(page) == 0 {
-			return s.fault(s.client.Do(ctx, s.client.B().Srem().Key(b.prefix+"hs").Member(server).Build()).Error())
+			replies := s.client.DoMulti(ctx, s.client.B().Unlink().Key(b.prefix+"hc:"+server).Build(),
+				s.client.B().Srem().Key(b.prefix+"hs").Member(server).Build())
+			return s.fault(cmp.Or(replies[0].Error(), replies[1].Error()))
 		}
 		byTenant := map[string][]string{}
 		for _, name := range page {
@@ -128,7 +179,7 @@ func (s *Store) releaseAll(ctx context.Context, b bucket, server string) error {
 			byTenant[tenant] = append(byTenant[tenant], id)
 		}
 		for tenant, ids := range byTenant {
-			if err := s.release(ctx, s.space(tenant), server, "", ids, s.options.Now()); err != nil {
+			if err := s.releaseOf(ctx, s.space(tenant), server, ids, s.options.Now()); err != nil {
 				return err
 			}
 		}

@@ -65,7 +65,8 @@ func (s *Store) endLeases(ctx context.Context) error {
 	var commands []rueidis.Completed
 	for _, b := range s.buckets {
 		commands = append(commands, s.client.B().Zrem().Key(b.prefix+"ls").Member(s.server).Build(),
-			s.client.B().Hdel().Key(b.prefix+"la").Field(s.server).Build())
+			s.client.B().Hdel().Key(b.prefix+"la").Field(s.server).Build(),
+			s.client.B().Unlink().Key(b.prefix+"hc:"+s.server).Build())
 	}
 	var errs []error
 	for _, reply := range s.client.DoMulti(ctx, commands...) {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -345,42 +344,42 @@ func TestLostReplyOfRecordsAndOthers(t *testing.T) {
 	}
 }
 
-// TestLostReplyOfHold loses the replies of holds and releases: each is made at most once, or the error says that this is
-// unknown.
+// TestLostReplyOfHold loses the replies or the requests of holds and releases. Each is made once.
 func TestLostReplyOfHold(t *testing.T) {
 	t.Parallel()
 	l := newLossy(t)
 	ctx := t.Context()
-	hold := &store.Hold{Tenant: "acme", ConversationIDs: []string{"held"}, DeleteAfter: time.Hour}
-	state := func() string {
-		text, err := l.other.client.Do(ctx, l.client.B().Hget().Key(l.space("acme").key("em")).Field("held").Build()).ToString()
+	hold := &store.Hold{Tenant: "acme", ConversationIDs: []string{"held"}}
+	want := func(state string) {
+		t.Helper()
+		get := l.other.client.B().Hget().Key(l.space("acme").key("em")).Field("held").Build()
+		got, err := l.other.client.Do(ctx, get).ToString()
 		if err != nil && !isNil(err) {
 			t.Fatal(err)
 		}
-		return text
+		if got != state {
+			t.Errorf("state = %q, want %q", got, state)
+		}
 	}
 	for _, unsent := range []bool{false, true} {
-		l.proxy.set(&fault{matches: isWrite, times: 1, unsent: unsent})
-		wantError(t, "Hold", l.Hold(ctx, hold), store.ErrUnavailable)
-		if got := state(); got != "" && got != "h1" {
-			t.Errorf("state after Hold = %q, want one hold at most", got)
-		}
-		if err := l.Hold(ctx, hold); err != nil {
-			t.Fatal(err)
-		}
-		before := state()
-		l.proxy.set(&fault{matches: isWrite, times: 1, unsent: unsent})
-		wantError(t, "Release", l.Release(ctx, hold), store.ErrUnavailable)
-		if got := state(); unsent && got != before || !unsent && before == "h2" && got != "h1" {
-			t.Errorf("state after Release = %q, before it %q", got, before)
-		}
-		for range 2 { // A release of what is not held changes nothing.
-			if err := l.Release(ctx, hold); err != nil {
-				t.Fatal(err)
+		lose := func(do func(context.Context, *store.Hold) error) {
+			t.Helper()
+			l.proxy.set(&fault{matches: isWrite, times: 1, unsent: unsent})
+			if err := do(ctx, hold); err != nil || l.proxy.lost() != 1 {
+				t.Errorf("%d lost, %v, want 1", l.proxy.lost(), err)
 			}
+			l.proxy.set(nil)
 		}
-		if got := state(); got != "" {
-			t.Errorf("state after all releases = %q, want none", got)
-		}
+		lose(l.Hold)
+		want("h1")
+		lose(l.Hold)
+		want("h2")
+		appendTo(t, l, "held", "hello")
+		lose(l.Release)
+		want("h1")
+		l.seen.take()
+		lose(l.Release)
+		want("")
+		l.seen.want(t, "a release", "DELETED held 1")
 	}
 }

@@ -42,6 +42,7 @@
 //	{T}rt               hash  tenant and id with a running turn: server (16 characters), turn id (16 bytes), its text
 //	{T}rl               zset  the fields of rt, in order
 //	{T}hs, ho:<server>  set of servers with holds; hash of what each holds: number and nanoseconds until the deletion
+//	{T}hc:<server>      hash  tenants: number of the last hold or release by the server, each of which is made once
 //	{T}ls, la           zset of servers by the end of their lease in ms, by the clock of the engine; hash of addresses
 //	{T}st               hash  counts of the bucket, as those of a tenant; c changes, a conversations added
 //	<prefix>:schema     text  version and number of buckets
@@ -60,6 +61,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -119,6 +121,7 @@ type Store struct {
 	writes    *turnstile // of conversations
 	teller    *teller
 	counts    counters
+	holds     atomic.Int64 // number of the last hold or release
 
 	closing sync.RWMutex // held for reading by each call
 	closed  bool

@@ -8,6 +8,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for _, server in ipairs(redis.call('ZRANGEBYSCORE', ARGV[1] .. 'ls', '-inf', now - 86400000)) do
   redis.call('ZREM', ARGV[1] .. 'ls', server)
   redis.call('HDEL', ARGV[1] .. 'la', server)
+  redis.call('UNLINK', ARGV[1] .. 'hc:' .. server)
 end
 redis.call('ZADD', ARGV[1] .. 'ls', now + ARGV[4], ARGV[2])
 redis.call('HSET', ARGV[1] .. 'la', ARGV[2], ARGV[3])

@@ -213,3 +213,12 @@ local function tell(server, changes, messages)
   call('SPUBLISH', P .. 'ch', table.concat(parts))
   return n
 end
+
+-- isMade reports whether a server has made the hold or release with a number, or a later one of the tenant. Only its last
+-- reply can have been lost.
+local function isMade(server, n)
+  return tonumber(n) <= tonumber(call('HGET', P .. 'hc:' .. server, T) or '0')
+end
+
+-- setMade remembers that a server has made the hold or release with a number.
+local function setMade(server, n) call('HSET', P .. 'hc:' .. server, T, n) end

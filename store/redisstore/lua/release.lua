@@ -1,7 +1,12 @@
 -- Undoes one hold of ids by a server, or all of them. The arguments after those of lib.lua: the server that releases, the
--- one that holds, the nanoseconds after which the conversations are deleted, or '' for those of the hold, which undoes all holds of the server, and the
--- ids. Returns the number of the change, 0 if nothing was removed, and what it removed.
-local server, holder, after = ARGV[4], ARGV[5], ARGV[6]
+-- one that holds, the number of the release, see isMade, '' to make it in any case, the nanoseconds after which the
+-- conversations are deleted, or '' for those of the hold, which undoes all holds of the server, and the ids. Returns the
+-- number of the change, 0 if nothing was removed, -1 if it was made before, and what it removed.
+local server, holder, number, after = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+if number ~= '' then
+  if isMade(server, number) then return { -1, removed } end
+  setMade(server, number)
+end
 local holds = P .. 'ho:' .. holder
 
 -- plus adds nanoseconds to a time. Both have up to 19 digits, more than a double holds.
@@ -12,7 +17,7 @@ local function plus(time, ns)
   return string.format('%010.0f%09.0f', high, sum % 1e9)
 end
 
-for i = 7, #ARGV do
+for i = 8, #ARGV do
   local id = ARGV[i]
   local own, state = call('HGET', holds, T .. id), call('HGET', EPHEMERAL, id)
   if own and isHeld(state) then
