@@ -19,9 +19,9 @@ const revisionSize = 8
 const maxCommits = 16
 
 // maxSizes is the number of messages above which the oldest are counted aside, see record.CountAside. Each append
-// writes the sizes of the others, 4 or 5 bytes a message. With 128 of them, it would send more than 2 KB besides its
+// writes the sizes of the others, 4 or 5 bytes a message. With 80 of them, it would send more than 2 KB besides its
 // messages, title and labels.
-const maxSizes = 80
+const maxSizes = 56
 
 // part is a part of a conversation that is a field of its own.
 type part int
