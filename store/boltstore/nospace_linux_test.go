@@ -141,8 +141,10 @@ func TestNoSpaceForOne(t *testing.T) {
 // TestNoSpaceForMany runs a batch of many creates that do not fit. Few of them may try. Operations
 // that end or delete always try.
 func TestNoSpaceForMany(t *testing.T) {
-	const writes = 400
-	dir := mountSmall(t) // Created outside of the bubble.
+	const writes = 200
+	// The space that is left when writes of fillSize fail depends on the pages that bbolt chose. It is less than largeSize.
+	const fillSize, largeSize = 3000, 12_000 // in words
+	dir := mountSmall(t)                     // Created outside of the bubble.
 	synctest.Test(t, func(t *testing.T) {
 		s := openSmall(t, dir, nil, nil)
 		transactions, begin := 0, s.writer.newTxn
@@ -152,10 +154,10 @@ func TestNoSpaceForMany(t *testing.T) {
 			transactions++
 			return x
 		}
-		create := func(id string) func() error {
+		create := func(id string, words int) func() error {
 			return func() error {
 				_, err := s.Append(t.Context(), &store.Append{
-					Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("word ", 3000)),
+					Tenant: "acme", ConversationID: id, Messages: text(strings.Repeat("word ", words)),
 				})
 				return err
 			}
@@ -163,7 +165,7 @@ func TestNoSpaceForMany(t *testing.T) {
 		appendTo(t, s, "b", "hello")
 		appendTo(t, s, "a", "hello")
 		for i := 0; ; i++ {
-			if err := create(fmt.Sprint("fill ", i))(); errors.Is(err, store.ErrNoSpace) {
+			if err := create(fmt.Sprint("fill ", i), fillSize)(); errors.Is(err, store.ErrNoSpace) {
 				break
 			} else if err != nil {
 				t.Fatal(err)
@@ -180,7 +182,7 @@ func TestNoSpaceForMany(t *testing.T) {
 		}
 		var large []pending
 		for i := range writes {
-			large = append(large, start(create(fmt.Sprint("large ", i))))
+			large = append(large, start(create(fmt.Sprint("large ", i), largeSize)))
 		}
 		small := start(func() error {
 			_, err := s.Append(t.Context(), &store.Append{Tenant: "acme", ConversationID: "b", Messages: text("small")})
