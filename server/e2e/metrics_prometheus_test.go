@@ -61,8 +61,8 @@ func TestAlertRules(t *testing.T) {
 // prometheus is a running Prometheus.
 type prometheus struct{ url string }
 
-// startPrometheus starts a Prometheus with rules from a file and with the settings of a job. It scrapes several times
-// a second.
+// startPrometheus starts a Prometheus with rules from a file and with the settings of a job. It scrapes every
+// second, which is also the limit of time of a scrape.
 func startPrometheus(t *testing.T, rules, job string) prometheus {
 	t.Helper()
 	dir := t.TempDir()
@@ -70,7 +70,7 @@ func startPrometheus(t *testing.T, rules, job string) prometheus {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := fmt.Sprintf("global: {scrape_interval: 500ms, evaluation_interval: 500ms}\nrule_files: [%q]\n"+
+	config := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 500ms}\nrule_files: [%q]\n"+
 		"scrape_configs: [{job_name: parley, %s}]\n", rules, job)
 	path := filepath.Join(dir, "prometheus.yaml")
 	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
