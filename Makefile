@@ -62,20 +62,26 @@ test: ## run the Go tests, in about three minutes: needs Go and git alone
 	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST), $(DEPLOYCHECK) and $(BENCHCOMPARE), and the'
 	@echo 'longest Go tests. Go tests that need root, Python, Node, Chromium or Redis were skipped where these are missing.'
 
+# Tests of random calls make 50 rounds of 30 steps without the race detector, since -short divides these numbers by five
+# and two, and 20 with it: it makes them five times as slow, and most of their calls are made one after the other.
+# testlaws makes 100 rounds in each further configuration of a store.
 # The last two groups mostly wait, one for its programs and engines, one for its disk: they run at the same time.
 # With REDIS_REQUIRED=1, tests that need redis-server fail if it is missing. make tools installs it on Linux.
 .PHONY: check
 check: export REDIS_REQUIRED = $(if $(filter Linux,$(shell uname)),1)
-check: programs languages build test lint checkgenerate ## check everything, in more than half an hour: needs what make tools installs
-	CGO_ENABLED=1 go test -race -timeout 30m ./...
+check: export RAPID_CHECKS = 250
+check: export RAPID_STEPS = 60
+check: programs languages build test lint checkgenerate ## check everything, in half an hour: needs what make tools installs
+	RAPID_CHECKS=20 RAPID_STEPS=30 CGO_ENABLED=1 go test -race -timeout 30m ./...
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; trap 'exit 1' HUP INT TERM; \
+	export RAPID_CHECKS=100 RAPID_STEPS=30; \
 	$(MAKE) --no-print-directory test-faults >"$$log" 2>&1 & faults=$$!; \
 	code=0; $(MAKE) --no-print-directory testclients testlaws || code=$$?; \
 	wait $$faults || code=$$?; cat "$$log"; exit $$code
 
 .PHONY: testlaws
-testlaws: ## test further configurations of the stores, without the race detector
-	CGO_ENABLED=0 go test -vet=off -count=1 -timeout 20m -run '^TestLaw(With|Of)' ./store/...
+testlaws: ## test further configurations of the stores, and stores with bugs, without the race detector
+	CGO_ENABLED=0 go test -vet=off -count=1 -timeout 20m -run '^Test(Law(With|Of)|Bugs$$)' ./store/...
 
 .PHONY: testclients
 testclients: testpython testtypescript testoidc testdeploy

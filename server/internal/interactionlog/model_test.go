@@ -33,9 +33,6 @@ type crashModel struct {
 // syncs, edits, crashes, power cuts and changes of the clock. Unless the clock is set back, it also checks
 // that an erased conversation stays erased.
 func TestCrashes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes long")
-	}
 	run := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		run++
