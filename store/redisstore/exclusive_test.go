@@ -61,7 +61,9 @@ func TestExclusiveBesideAnother(t *testing.T) {
 	wantOpen(t, other)
 	shared := o
 	shared.Exclusive = false
-	wantOpen(t, shared)
+	if _, err = Open(t.Context(), shared); !errors.Is(err, ErrInUse) || err.Error() != want {
+		t.Errorf("shared Open beside an exclusive store = %v, want %s", err, want)
+	}
 	if err := first.Ping(t.Context()); err != nil {
 		t.Errorf("Ping of the first = %v, want nil", err)
 	}

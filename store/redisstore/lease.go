@@ -20,7 +20,7 @@ func (s *Store) renew(ctx context.Context) error {
 	for i, b := range s.buckets {
 		all[i] = rueidis.LuaExec{
 			Keys: []string{b.prefix + "ls"},
-			Args: []string{b.prefix, s.server, s.address, strconv.FormatInt(s.leaseTime.Milliseconds(), 10)},
+			Args: []string{b.prefix, s.server, s.entry(), strconv.FormatInt(s.leaseTime.Milliseconds(), 10)},
 		}
 	}
 	var errs []error

@@ -43,7 +43,7 @@
 //	{T}rl               zset  the fields of rt, in order
 //	{T}hs, ho:<server>  set of servers with holds; hash of what each holds: number and nanoseconds until the deletion
 //	{T}hc:<server>      hash  tenants: number of the last hold or release by the server, each of which is made once
-//	{T}ls, la           zset of servers by the end of their lease in ms, by the clock of the engine; hash of addresses
+//	{T}ls, la           zset of servers by the end of their lease in ms, by the clock of the engine; hash of addresses with their keys
 //	{T}st               hash  counts of the bucket, as those of a tenant; c changes, a conversations added
 //	<prefix>:schema     text  version and number of buckets
 //
@@ -81,10 +81,12 @@ type Options struct {
 	// Timeout is how long a command may take. A write continues after the context of its call has ended, but not longer. 0
 	// means 5 s.
 	Timeout time.Duration
-	// Address at which other servers reach this one; empty if there are none. Their errors name it.
+	// Address at which other servers call this one, as host:port. Open fails with ErrInUse if another process has it. If
+	// empty, other servers cannot call this one.
 	Address string
-	// Exclusive makes Open fail with ErrInUse if another process uses the store. If that process was killed, Open waits
-	// until its leases have ended, 15 seconds at most.
+	// Exclusive makes Open fail with ErrInUse if another process uses the store, and Open of others beside this one. The
+	// Address is then only part of their errors, and may be any text. If the other process was killed, Open waits until
+	// its leases have ended, 15 seconds at most.
 	Exclusive bool
 	// Warn is called by Open with what the operator of the engine should know, in one line each. If nil, warnings are
 	// dropped.
@@ -104,6 +106,20 @@ const (
 	defaultTimeout = 5 * time.Second
 )
 
+// Sizes in characters: of the id of a process, of its key, and of what precedes the turn's id in a value of {T}rt.
+const (
+	serverSize  = 16
+	keySize     = 32
+	runningHead = serverSize + 16
+)
+
+// randomText returns this many random hexadecimal digits.
+func randomText(size int) string {
+	random := make([]byte, size/2)
+	_, _ = rand.Read(random) // It never fails.
+	return hex.EncodeToString(random)
+}
+
 // Store implements store.Store on Redis or Valkey.
 type Store struct {
 	options   store.Options
@@ -112,8 +128,8 @@ type Store struct {
 	prefix    string
 	buckets   []bucket
 	scripts   scripts
-	server    string // id of this process, 16 characters
-	address   string
+	server    string        // id of this process, of serverSize
+	self      store.Server  // as other servers see it
 	timeout   time.Duration // of a command
 	leaseTime time.Duration
 	clock     func() time.Time
@@ -134,6 +150,7 @@ type Store struct {
 var (
 	_ store.Store  = (*Store)(nil)
 	_ store.Pinger = (*Store)(nil)
+	_ store.Shared = (*Store)(nil)
 )
 
 // Open opens a store, which is empty if the engine has no key with the prefix. It checks the settings of the engine,
@@ -142,7 +159,7 @@ var (
 func Open(ctx context.Context, o Options) (*Store, error) {
 	s := &Store{
 		options: o.WithDefaults(), addresses: o.Client.InitAddress, prefix: cmp.Or(o.Prefix, "parley"),
-		scripts: newScripts(), address: o.Address, leaseTime: cmp.Or(o.leaseTime, leaseTime), warn: o.Warn,
+		scripts: newScripts(), leaseTime: cmp.Or(o.leaseTime, leaseTime), warn: o.Warn,
 		clock: o.clock, writes: newTurnstile(), timeout: cmp.Or(o.Timeout, defaultTimeout), renewed: make(chan struct{}),
 	}
 	if strings.ContainsAny(s.prefix, "{}") {
@@ -154,9 +171,10 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if s.warn == nil {
 		s.warn = func(string) {}
 	}
-	var id [8]byte
-	_, _ = rand.Read(id[:]) // It never fails.
-	s.server = hex.EncodeToString(id[:])
+	s.server, s.self = randomText(serverSize), store.Server{Address: o.Address, Key: randomText(keySize)}
+	if o.Exclusive {
+		s.self.Key = exclusiveKey
+	}
 	client, err := rueidis.NewClient(withDefaults(o.Client))
 	if err != nil {
 		return nil, s.unavailable(err)
@@ -191,10 +209,8 @@ func (s *Store) start(ctx context.Context, o *Options) error {
 	}
 	s.buckets = newBuckets(s.prefix, n)
 	s.teller = newTeller(s.options.Observe, n)
-	if o.Exclusive {
-		if err := s.claim(ctx); err != nil {
-			return err
-		}
+	if err := s.claim(ctx, o.Exclusive); err != nil {
+		return err
 	}
 	if err := s.subscribe(ctx); err != nil {
 		return err

@@ -312,10 +312,10 @@ func (s *Store) abandoned(
 	if err != nil && !isNil(err) {
 		return nil, 0, s.fault(err)
 	}
-	if len(of) < 32 || live[of[:16]] {
+	if len(of) < runningHead || live[of[:serverSize]] {
 		return nil, 0, nil
 	}
-	p := &store.Progress{TurnID: of[32:]}
+	p := &store.Progress{TurnID: of[runningHead:]}
 	value, err := replies[1].AsBytes()
 	if err != nil && !isNil(err) {
 		return nil, 0, s.fault(err)
