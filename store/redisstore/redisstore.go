@@ -43,7 +43,8 @@
 //	{T}rl               zset  the fields of rt, in order
 //	{T}hs, ho:<server>  set of servers with holds; hash of what each holds: number and nanoseconds until the deletion
 //	{T}hc:<server>      hash  tenants: number of the last hold or release by the server, each of which is made once
-//	{T}ls, la           zset of servers by the end of their lease in ms, by the clock of the engine; hash of addresses with their keys
+//	{T}ls, la           zset of servers by the end of their lease in ms, by the clock of the engine; hash of keys and
+//	                          addresses
 //	{T}st               hash  counts of the bucket, as those of a tenant; c changes, a conversations added
 //	<prefix>:schema     text  version and number of buckets
 //
