@@ -13,8 +13,8 @@ import (
 
 const testTurn = "0197c1b2-0000-7000-8000-000000000001"
 
-// openAt opens a shared store with an address and a short lease.
-func openAt(t *testing.T, engine *redistest.Server, address string) *Store {
+// openShared opens a shared store with an address and a short lease.
+func openShared(t *testing.T, engine *redistest.Server, address string) *Store {
 	t.Helper()
 	s, err := Open(t.Context(), Options{
 		Client: clientOf(t, engine.URL(), Access{}), Buckets: 4, Address: address, leaseTime: time.Second,
@@ -63,7 +63,7 @@ func (s *Store) leaseEnds(t *testing.T, other *Store) bool {
 func TestOwner(t *testing.T) {
 	t.Parallel()
 	engine := redistest.Start(t)
-	first, second := openAt(t, engine, "first:1"), openAt(t, engine, "second:2")
+	first, second := openShared(t, engine, "first:1"), openShared(t, engine, "second:2")
 	want := func(s *Store, id string, owner store.Owner) {
 		t.Helper()
 		if got, err := s.Owner(t.Context(), "acme", id); err != nil || got != owner {
@@ -89,8 +89,8 @@ func TestOwner(t *testing.T) {
 func TestPeers(t *testing.T) {
 	t.Parallel()
 	engine := redistest.Start(t)
-	first, second := openAt(t, engine, "first:1"), openAt(t, engine, "second:2")
-	third, silent := openAt(t, engine, "a-third:3"), openAt(t, engine, "")
+	first, second := openShared(t, engine, "first:1"), openShared(t, engine, "second:2")
+	third, silent := openShared(t, engine, "a-third:3"), openShared(t, engine, "")
 	want := func(s *Store, peers ...store.Server) {
 		t.Helper()
 		if got, err := s.Peers(t.Context()); err != nil || !slices.Equal(got, peers) {
@@ -109,7 +109,7 @@ func TestPeers(t *testing.T) {
 func TestAddressInUse(t *testing.T) {
 	t.Parallel()
 	engine := redistest.Start(t)
-	first := openAt(t, engine, "first:1")
+	first := openShared(t, engine, "first:1")
 	_, err := Open(t.Context(), Options{
 		Client: clientOf(t, engine.URL(), Access{}), Buckets: 4, Address: "first:1", leaseTime: 100 * time.Millisecond,
 	})
