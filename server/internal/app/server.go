@@ -204,7 +204,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
 	return nil
 }
 
-// serve starts the transports, the sweep of expired conversations, and the maintenance of the
+// serve starts the transports, the sweep of expired conversations, the recovery of turns, and the maintenance of the
 // interaction log. They run until s.serving ends. serve also returns unused memory to the system.
 func (s *server) serve(ctx context.Context) {
 	ctx, s.stopServe = context.WithCancel(ctx)
@@ -214,6 +214,7 @@ func (s *server) serve(ctx context.Context) {
 	s.group.Go(func() error { debug.FreeOSMemory(); return nil })
 	s.group.Go(func() error { s.reloader.reloadAtHangup(s.serving); return nil })
 	s.group.Go(func() error { sweep(s.serving, s.storage, s.log); return nil })
+	s.group.Go(func() error { s.turns.KeepRecovering(s.serving); return nil })
 	if pinger, ok := s.storage.Store.(store.Pinger); ok {
 		s.group.Go(func() error { s.watchStore(s.serving, pinger); return nil })
 	}

@@ -120,6 +120,7 @@ func allowedArrows() []arrow {
 			"server/internal/turn/*", "server/internal/window", "server/internal/agent", "server/internal/tracing", "store", api,
 			record,
 		}},
+		{"server/internal/turn/changes", nil},
 		{"server/internal/turn/eventlog", []string{api}},
 		{"server/internal/turn/history", []string{"store", api}},
 		{"server/internal/turn/replay", []string{"server/internal/turn/eventlog", "store", api, record}},

@@ -74,7 +74,8 @@ func (k key) isIn(request key) bool {
 
 // Cancel cancels a running or queued turn and returns it as it ended. The turn may have another
 // state than CANCELLED if its answer was already complete. Cancel does not change a turn that has
-// ended. Errors: those of Get, and store.BusyError if another server runs the turn.
+// ended. Errors: those of Get, ElsewhereError if another server runs the turn, and store.BusyError if this server could
+// not store its end.
 func (m *Manager) Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
 	if t := m.cancelTurn(key{tenant, conversationID}, turnID); t != nil {
 		if turn, err := t.await(ctx); turn != nil || err != nil {
@@ -90,7 +91,7 @@ func (m *Manager) Cancel(ctx context.Context, tenant, conversationID, turnID str
 	case err != nil:
 		return nil, err
 	case !ended:
-		return nil, &store.BusyError{TurnID: turnID}
+		return nil, m.runningError(turnID)
 	}
 	return m.Get(ctx, tenant, conversationID, turnID)
 }

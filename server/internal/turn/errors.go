@@ -7,6 +7,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 	"github.com/parleyhq/parley/server/internal/turn/history"
+	"github.com/parleyhq/parley/store"
 )
 
 // Errors of Chat, in addition to those of the store.
@@ -62,6 +63,19 @@ func (e *NotFoundError) Error() string {
 	}
 	return fmt.Sprintf("turn %q does not exist; it was never started or is no longer kept", e.TurnID)
 }
+
+// ElsewhereError reports that a call is about a running turn that this server does not run. The server that runs the
+// turn can answer the call. Nothing was written, and a stream with this error has had no event.
+type ElsewhereError struct {
+	// TurnID of the running turn.
+	TurnID string
+}
+
+// Error returns the text of the store.BusyError.
+func (e *ElsewhereError) Error() string { return e.Unwrap().Error() }
+
+// Unwrap returns a store.BusyError: for a caller that asks no other server, the conversation is busy.
+func (e *ElsewhereError) Unwrap() error { return &store.BusyError{TurnID: e.TurnID} }
 
 // EventsGoneError reports that the requested events cannot be read.
 type EventsGoneError = eventlog.GoneError

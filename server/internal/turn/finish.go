@@ -57,12 +57,15 @@ func (x *execution) finish(cause error) (*parleyv1.TurnFinished, error) {
 	}
 	x.end.State, x.end.Reason = end.GetState(), end.GetError().GetReason()
 	switch {
-	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
+	case errors.Is(err, store.ErrTurnEnded):
+		return nil, x.endedElsewhere()
+	case errors.Is(err, store.ErrNotFound):
 		x.log.Info("turn ended with its conversation")
 		return nil, ErrConversationDeleted
 	case err != nil:
 		x.log.Error("answer could not be stored", "error", err)
 		x.end.State, x.end.Reason = parleyv1.TurnState_TURN_STATE_FAILED, storeFailure().GetReason()
+		x.manager.leave(x.live.id, leftTurn{conversation: x.live.conversation})
 		return nil, fmt.Errorf("store the answer: %w", err)
 	}
 	x.live.answer.SetStored(messages, result.Appended)
@@ -109,7 +112,9 @@ func (x *execution) commitEnd(
 		if !lasts && !errors.Is(err, store.ErrOverloaded) || lasts && x.manager.ctx.Err() != nil || full && len(records) > 0 {
 			return result, err
 		}
-		x.live.events.ReleaseReserved()
+		if !unavailable { // Otherwise the answer may have been stored, with the reserved index.
+			x.live.events.ReleaseReserved()
+		}
 		var stop <-chan struct{}
 		if lasts {
 			stop = x.manager.ctx.Done()

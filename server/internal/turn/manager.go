@@ -8,7 +8,7 @@
 //	Chat ── admit ──▶ queue ── start ──▶ execution ── events ──▶ output ──▶ Chat, Resume
 //	                 Manager.mu       turn's goroutine          own locks
 //
-// # Goroutines and locks
+// # Goroutines
 //
 // [Manager].mu guards the queues of turns, the entries in them and the manager's counts.
 // A turn has these parts:
@@ -31,12 +31,24 @@
 //	caller's               Chat, Resume, Get, Cancel    Manager.mu, output, completion
 //	turn's                 execution.run                all parts; queueEntry through the manager
 //	save, while the        execution.save, twice a      output; reads execution
-//	agent answers          second
+//	agent answers          second; checkRunning, when
+//	                       another server has changed
+//	                       the conversation
 //	keep-alive, from the   execution.startKeepAlive,    output
 //	start to the end       twice a second
-//	store's                Manager.Committed            Manager.mu
+//	store's                Manager.Committed            Manager.mu, waiters
+//	recovery               Manager.KeepRecovering       Manager.mu
 //	timers                 timeouts of the agent,       context; Manager.mu
 //	                       release of a retained turn
+//
+// # Several servers
+//
+// Other servers may run turns in the same store. The store has one running turn for each conversation, whichever server
+// runs it. A call about a turn of another server ends with [ElsewhereError], so that the caller can ask that server.
+// These wait for the end of a turn in the store: the head of a queue for a turn of another server, a running turn for
+// its end by another server, and [Manager.FollowStored]. [Manager.Committed] wakes them.
+//
+// # Locks
 //
 // The order of locks is: Manager.mu or the lock of the answer, then the lock of the event log, then
 // that of the event sink. The lock of the answer is never taken under Manager.mu. No lock of this package
@@ -44,8 +56,8 @@
 // [Manager.Committed].
 //
 // The packages below contain the parts of a turn that need neither a queue nor a goroutine: eventlog
-// retains its events, answer collects its messages, history answers questions about stored messages, and
-// replay restores the events of a stored turn. The last two are pure.
+// retains its events, answer collects its messages, history answers questions about stored messages,
+// replay restores the events of a stored turn, and changes wakes those that wait. History and replay are pure.
 //
 // Start at [Manager.Chat].
 package turn
@@ -62,6 +74,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/turn/changes"
 	"github.com/parleyhq/parley/server/internal/turn/eventlog"
 	"github.com/parleyhq/parley/store"
 )
@@ -123,9 +136,13 @@ type Manager struct {
 	waitingBytes  int                        // of their requests, at most maxWaitingBytes
 	// waitingBytesByTenant has the same by tenant, at most maxTenantWaitingBytes for each.
 	waitingBytesByTenant map[string]int
-	idle                 chan struct{} // closed when stopping is true and no turn runs
-	retained             *list.List    // elements are *queueEntry, in the order in which they ended
-	retainedBytes        int           // memory of the retained turns
+	idle                 chan struct{}       // closed when stopping is true and no turn runs
+	retained             *list.List          // elements are *queueEntry, in the order in which they ended
+	retainedBytes        int                 // memory of the retained turns
+	left                 map[string]leftTurn // by turn id; few, since each follows an error of the store
+
+	// waiters wait for the end of a turn in the store.
+	waiters changes.Waiters[key]
 
 	ctx    context.Context //nolint:containedctx // the manager's own life, not a call's
 	cancel context.CancelCauseFunc
@@ -144,7 +161,8 @@ func New(ctx context.Context, o Options) *Manager {
 		o: o, turns: make(map[string]*queueEntry), queues: make(map[key]*queue),
 		waitingBytesByTenant: make(map[string]int),
 		runningQueues:        make(map[string]map[*queue]bool), idle: make(chan struct{}), retained: list.New(),
-		ctx: managerCtx, cancel: cancel,
+		left: make(map[string]leftTurn),
+		ctx:  managerCtx, cancel: cancel,
 	}
 }
 

@@ -46,6 +46,11 @@ func (x *execution) outcome(cause error) (parleyv1.TurnState, *parleyv1.TurnErro
 			Code: codeAborted, Reason: "INTERRUPTED", Message: "the conversation was not found while the turn ran",
 			Retryable: true,
 		}
+	case errors.Is(cause, errEndedElsewhere):
+		// This is stored only if the store has lost the end by the other server.
+		return parleyv1.TurnState_TURN_STATE_INTERRUPTED, &parleyv1.TurnError{
+			Code: codeAborted, Reason: "INTERRUPTED", Message: "another server ended the turn", Retryable: true,
+		}
 	case errors.Is(cause, errInterrupted):
 		return parleyv1.TurnState_TURN_STATE_INTERRUPTED,
 			&parleyv1.TurnError{Code: codeAborted, Reason: "INTERRUPTED", Message: "a later request interrupted the turn"}

@@ -35,12 +35,27 @@ type output struct {
 }
 
 // followAndDetach yields the turn's events after an index to an attached reader, and detaches the
-// reader.
+// reader. If another server has ended the turn, it continues from the store.
 func (m *Manager) followAndDetach(
 	ctx context.Context, e *queueEntry, after int32, replayed bool, yield yieldFunc,
 ) error {
 	defer m.detachReader(e)
-	return e.live.follow(ctx, after, replayed, yield)
+	received := ReceivedThrough(after)
+	err := e.live.follow(ctx, after, replayed, func(event *parleyv1.TurnEvent, err error) bool {
+		received.Add(event)
+		return yield(event, err)
+	})
+	if errors.Is(err, errEndedElsewhere) {
+		return m.followStored(ctx, e.live.conversation, m.uidOf(e), e.live.id, received, yield)
+	}
+	return err
+}
+
+// uidOf returns the uid of the conversation of a turn, empty before its start.
+func (m *Manager) uidOf(e *queueEntry) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return e.uid
 }
 
 // follow yields the turn's events after an index. replayed is set for readers that did not start the
@@ -111,20 +126,17 @@ func (m *Manager) replay(ctx context.Context, at key, turnID string, after int32
 	if turnID == "" {
 		return &NotFoundError{}
 	}
+	if _, err := m.endIfLeft(ctx, turnID); err != nil {
+		return err
+	}
 	found, err := m.findStored(ctx, at, turnID)
 	switch {
 	case err != nil:
 		return err
 	case found.Turn.GetFinishTime() == nil:
-		return &store.BusyError{TurnID: turnID} // The store could not end the turn. The next start will end it.
+		return m.runningError(turnID)
 	}
-	if snapshot, err = m.o.Store.Read(ctx, messagesOf(at, found.Turn)); err != nil {
-		return err
-	}
-	if snapshot.Conversation.GetUid() != uid {
-		return &NotFoundError{TurnID: turnID} // Another conversation has the id now.
-	}
-	stored, err := replay.New(snapshot, found)
+	stored, err := m.readStored(ctx, at, uid, found)
 	if err != nil {
 		return err
 	}

@@ -59,7 +59,10 @@ type queueEntry struct {
 	uid          string   // of the conversation; empty before the start
 	version      int32    // of the conversation at the start
 	deletedUIDs  []string // uids of conversations with this id that were deleted during the start
-	ended        bool
+	// behind is the turn of another server for whose end this one waits at the head of its queue. In that time it can be
+	// removed like a waiting turn. Empty otherwise.
+	behind string
+	ended  bool
 
 	retainedBytes   int           // memory of the turn after its end
 	retainedElement *list.Element // in Manager.retained
@@ -107,15 +110,20 @@ func (q *queue) checkBusy(mode parleyv1.OnBusy) error {
 			interrupting++
 		}
 	}
+	behind := q.running.behind
 	switch {
 	case mode == parleyv1.OnBusy_ON_BUSY_QUEUE:
 		if len(q.waiting)-interrupting >= maxQueued {
 			return ErrQueueFull
 		}
+	case mode == parleyv1.OnBusy_ON_BUSY_INTERRUPT && behind != "":
+		return &ElsewhereError{TurnID: behind} // Only the other server can interrupt that turn.
 	case mode == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
 		if interrupting >= maxInterrupting {
 			return ErrQueueFull
 		}
+	case behind != "":
+		return &store.BusyError{TurnID: behind}
 	case q.running.uid == "":
 		return &startPendingError{q.running.live.startDecided}
 	default:
@@ -157,9 +165,14 @@ func (q *queue) checkSnapshot(snapshot *store.Snapshot) error {
 	return nil
 }
 
-// reportPositions reports new positions to the readers of waiting turns.
+// reportPositions reports new positions to the readers of waiting turns, among them one that waits for a turn of
+// another server.
 func (q *queue) reportPositions() {
-	for i, e := range q.waiting {
+	waiting := q.waiting
+	if q.running != nil && q.running.behind != "" {
+		waiting = append([]*queueEntry{q.running}, waiting...)
+	}
+	for i, e := range waiting {
 		if e.position != i+1 {
 			e.position = i + 1
 			e.reportPosition()
@@ -196,14 +209,19 @@ func (m *Manager) countWaiting(e *queueEntry, sign int) {
 }
 
 // removeWaiting removes a waiting turn from its queue for the given cause. It reports whether the
-// turn was waiting. The caller holds mu.
+// turn was waiting. A turn that waits for one of another server stays the running turn of its queue until its goroutine
+// ends. The caller holds mu.
 func (m *Manager) removeWaiting(e *queueEntry, cause error) bool {
 	i := slices.Index(e.queue.waiting, e)
-	if i < 0 {
+	switch {
+	case i >= 0:
+		e.queue.waiting = slices.Delete(e.queue.waiting, i, i+1)
+		m.countWaiting(e, -1)
+	case e.behind != "":
+		e.behind = ""
+	default:
 		return false
 	}
-	e.queue.waiting = slices.Delete(e.queue.waiting, i, i+1)
-	m.countWaiting(e, -1)
 	e.removalCause = cause
 	e.live.cancel(cause)
 	if errors.Is(cause, errCancelled) {
@@ -221,6 +239,9 @@ func (m *Manager) removeWaiting(e *queueEntry, cause error) bool {
 func (m *Manager) removeAllWaiting(q *queue, cause error) {
 	for len(q.waiting) > 0 {
 		m.removeWaiting(q.waiting[len(q.waiting)-1], cause)
+	}
+	if q.running != nil {
+		m.removeWaiting(q.running, cause) // It is only removed if it waits for a turn of another server.
 	}
 }
 
@@ -253,7 +274,7 @@ func (m *Manager) removeCancelled(e *queueEntry) error {
 }
 
 // checkStart reports whether a turn may still start. It returns the uid of the conversation in which
-// earlier turns of the queue ran, empty for the first turn.
+// earlier turns of the queue ran, empty if there were none.
 func (m *Manager) checkStart(e *queueEntry) (uid string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -276,6 +297,7 @@ func (m *Manager) recordStart(e *queueEntry, c *parleyv1.Conversation) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e.uid, e.version = c.GetUid(), c.GetVersion()
+	e.queue.reportPositions() // It may have waited for a turn of another server.
 	switch {
 	case slices.Contains(e.deletedUIDs, e.uid):
 		m.closeQueue(e.queue) // The running turn has a uid only now, so that closeQueue cancels it.
@@ -336,65 +358,6 @@ func (m *Manager) startNext(q *queue) {
 // removeIfEmpty deletes a queue that has no turns. The caller holds mu.
 func (m *Manager) removeIfEmpty(q *queue) {
 	if q.running == nil && len(q.waiting)+len(q.ended) == 0 && m.queues[q.key] == q {
-		delete(m.queues, q.key)
-	}
-}
-
-// Committed receives the changes of the store. If a conversation is deleted, Committed ends its
-// turns. It does not block.
-func (m *Manager) Committed(changes []store.Change) {
-	for i := range changes {
-		switch changes[i].Kind {
-		case parleyv1.ChangeKind_CHANGE_KIND_DELETED, parleyv1.ChangeKind_CHANGE_KIND_EXPIRED,
-			parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
-			m.conversationDeleted(&changes[i])
-		default:
-		}
-	}
-}
-
-// conversationDeleted ends the turns of a conversation that was deleted.
-func (m *Manager) conversationDeleted(c *store.Change) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	q := m.queues[key{c.Tenant, c.ConversationID}]
-	if q == nil {
-		return
-	}
-	for _, e := range slices.Clone(q.ended) {
-		if c.UID == "" || e.uid == "" || e.uid == c.UID { // A damaged conversation has no uid.
-			m.release(e)
-		}
-	}
-	switch e := q.running; {
-	case e == nil:
-	case e.uid != "":
-		if c.UID == "" || c.UID == e.uid {
-			m.closeQueue(q)
-		}
-	case q.uid != "":
-		if c.UID == "" || c.UID == q.uid {
-			e.deletedUIDs = append(e.deletedUIDs, q.uid)
-			m.closeQueue(q)
-		}
-	default: // The store has not answered yet; recordStart will compare the uid.
-		e.deletedUIDs = append(e.deletedUIDs, c.UID)
-	}
-}
-
-// closeQueue ends all turns of a queue whose conversation was deleted. A new conversation with the
-// same id has another queue. If the store has not yet answered whether the running turn starts,
-// that turn ends after the answer. The caller holds mu.
-func (m *Manager) closeQueue(q *queue) {
-	q.deleted = true
-	m.removeAllWaiting(q, ErrConversationDeleted)
-	if q.running.uid != "" {
-		q.running.live.cancel(ErrConversationDeleted)
-	}
-	for _, e := range slices.Clone(q.ended) {
-		m.release(e)
-	}
-	if m.queues[q.key] == q {
 		delete(m.queues, q.key)
 	}
 }

@@ -26,6 +26,8 @@ var (
 	errCancelled    = errors.New("the turn was cancelled")
 	errDisconnected = errors.New("the last reader disconnected")
 	errInterrupted  = errors.New("a later request interrupts the turn")
+	// errEndedElsewhere also ends the streams of the turn: their readers continue from the store.
+	errEndedElsewhere = errors.New("another server has ended the turn")
 )
 
 // errDroppedFromQueue is the cause of a queued turn that does not start because its last reader
@@ -84,17 +86,26 @@ func faultOf(err error) string {
 	case errors.Is(err, errIdleTimeout), errors.Is(err, errTurnTimeout):
 		return "AGENT_TIMEOUT"
 	case errors.Is(err, errCancelled), errors.Is(err, errDisconnected), errors.Is(err, errInterrupted),
-		errors.Is(err, ErrConversationDeleted), errors.Is(err, ErrShuttingDown):
+		errors.Is(err, ErrConversationDeleted), errors.Is(err, ErrShuttingDown), errors.Is(err, errEndedElsewhere):
 		return "" // Others ended the turn.
 	}
 	return "_OTHER"
 }
 
-// startSaving saves the partial answer every saveInterval until stop is called. stop waits for the
-// last save.
+// startSaving saves the partial answer every saveInterval until stop is called. When another server has changed the
+// conversation, it checks at once whether the turn still runs. stop waits for the last save.
 func (x *execution) startSaving() (stop func()) {
-	saved := 0
-	return runEvery(saveInterval, func() { saved = x.save(saved) })
+	waiter := x.manager.waiters.Add(x.live.conversation)
+	saved, isChecked := 0, true
+	stopSaving := runEvery(saveInterval, waiter.C, func(woken bool) {
+		if woken || !isChecked {
+			isChecked = x.checkRunning()
+		}
+		if !woken {
+			saved = x.save(saved)
+		}
+	})
+	return func() { stopSaving(); waiter.Remove() }
 }
 
 // keepAliveCheckInterval is how often a turn checks when its readers last received an event.
@@ -105,7 +116,7 @@ const keepAliveCheckInterval = 500 * time.Millisecond
 // store may be slow.
 func (x *execution) startKeepAlive() (stop func()) {
 	lastIndex, lastTime := x.live.events.LastIndex(), time.Now()
-	return runEvery(keepAliveCheckInterval, func() {
+	return runEvery(keepAliveCheckInterval, nil, func(bool) {
 		switch n := x.live.events.LastIndex(); {
 		case n != lastIndex:
 			lastIndex, lastTime = n, time.Now()
@@ -115,9 +126,9 @@ func (x *execution) startKeepAlive() (stop func()) {
 	})
 }
 
-// runEvery calls do at an interval, in its own goroutine, until stop is called. stop returns when
-// the goroutine has ended.
-func runEvery(interval time.Duration, do func()) (stop func()) {
+// runEvery calls do at an interval, and with woken for each value of wake, in its own goroutine, until stop is called.
+// stop returns when the goroutine has ended.
+func runEvery(interval time.Duration, wake <-chan struct{}, do func(woken bool)) (stop func()) {
 	done, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -126,7 +137,9 @@ func runEvery(interval time.Duration, do func()) (stop func()) {
 		for {
 			select {
 			case <-ticker.C:
-				do()
+				do(false)
+			case <-wake:
+				do(true)
 			case <-done:
 				return
 			}
@@ -148,11 +161,13 @@ func (x *execution) save(since int) int {
 		Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, TurnID: x.live.id,
 		Messages: partial.Messages, Events: events,
 	})
-	if err != nil {
-		if x.live.ctx.Err() == nil && !errors.Is(err, store.ErrTurnEnded) {
-			x.log.Warn("partial answer could not be saved", "error", err)
-		}
-		return since
+	switch {
+	case err == nil:
+		return partial.Changes
+	case errors.Is(err, store.ErrTurnEnded):
+		x.live.cancel(errEndedElsewhere)
+	case x.live.ctx.Err() == nil:
+		x.log.Warn("partial answer could not be saved", "error", err)
 	}
-	return partial.Changes
+	return since
 }

@@ -18,15 +18,18 @@ import (
 
 // start commits the start of the turn.
 func (x *execution) start() error {
-	uid, err := x.manager.checkStart(x.entry)
-	if err != nil {
-		return err
-	}
 	for {
+		uid, err := x.manager.checkStart(x.entry)
+		if err != nil {
+			return err
+		}
 		a, err := x.startAppend(uid)
 		var result *store.Result
 		if err == nil {
 			result, err = x.manager.o.Store.Append(context.WithoutCancel(x.live.ctx), a)
+			if errors.Is(err, store.ErrUnavailable) {
+				x.manager.leave(x.live.id, leftTurn{x.live.conversation, a.Events})
+			}
 		}
 		switch retry, err := x.retryStart(err); {
 		case retry:
@@ -63,11 +66,23 @@ func (x *execution) retryStart(err error) (bool, error) {
 	if _, changed := errors.AsType[*store.VersionError](err); changed && x.ifVersion() == nil {
 		return true, nil // The messages to be answered may have changed.
 	}
-	if busy, ok := errors.AsType[*store.BusyError](err); ok {
-		ended, err := x.manager.endIfAbandoned(context.WithoutCancel(x.live.ctx), x.live.conversation, busy.TurnID)
-		if ended || err != nil {
-			return ended, err
-		}
+	busy, ok := errors.AsType[*store.BusyError](err)
+	if !ok {
+		return false, err
+	}
+	ended, endErr := x.manager.endIfAbandoned(context.WithoutCancel(x.live.ctx), x.live.conversation, busy.TurnID)
+	if ended || endErr != nil {
+		return ended, endErr
+	}
+	elsewhere := x.manager.runningError(busy.TurnID)
+	switch mode := x.request.GetOnBusy(); {
+	case !errors.As(elsewhere, new(*ElsewhereError)):
+		return false, err
+	case x.hadToWait:
+		err := x.waitForOther(busy.TurnID)
+		return err == nil, err
+	case mode == parleyv1.OnBusy_ON_BUSY_QUEUE, mode == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
+		return false, elsewhere
 	}
 	return false, err
 }
