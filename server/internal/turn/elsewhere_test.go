@@ -75,7 +75,7 @@ func (s *sharedStore) begin(id, turnID string) {
 		_, err := other.Append(context.Background(), &store.Append{
 			Tenant: tenant, ConversationID: id, Begin: &parleyv1.Turn{Id: turnID},
 			Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "elsewhere"}},
-			Request:  &store.Request{ID: "elsewhere", Method: "Chat"},
+			Request:  &store.Request{ID: turnID, Method: "Chat"},
 		})
 		return err
 	})
@@ -144,7 +144,7 @@ func TestElsewhereError(t *testing.T) {
 		f, p, s := newShared(t)
 		s.begin("c", "there")
 		repeated := chatRequest("repeated", onBusyQueue)
-		repeated.RequestId = "elsewhere"
+		repeated.RequestId = "there"
 		for call, r := range map[string]*reader{
 			"Chat with QUEUE":       f.startChat(t, chatRequest("q", onBusyQueue)),
 			"Chat with INTERRUPT":   f.startChat(t, chatRequest("q", onBusyInterrupt)),
@@ -153,7 +153,7 @@ func TestElsewhereError(t *testing.T) {
 			"Resume after an index": f.startResume(t, "there", 7),
 			"Chat with answers":     f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", AnswerPending: true, OnBusy: onBusyQueue}),
 			"Chat, repeated request": startReading(t.Context(), func(ctx context.Context) eventSeq {
-				return f.Chat(ctx, tenant, repeated, &store.Request{ID: "elsewhere", Method: "Chat"})
+				return f.Chat(ctx, tenant, repeated, &store.Request{ID: "there", Method: "Chat"})
 			}),
 		} {
 			wantElsewhere(t, call, r.err, "there")
@@ -301,7 +301,7 @@ func TestHeadRunsElsewhere(t *testing.T) {
 		f, p, s := newShared(t)
 		f.startChat(t, chatRequest("first", 0))
 		r := startReading(t.Context(), func(ctx context.Context) eventSeq {
-			q := &store.Request{ID: "elsewhere", Method: "Chat"} // that of sharedStore.begin
+			q := &store.Request{ID: "there", Method: "Chat"} // that of sharedStore.begin
 			return f.Chat(ctx, tenant, chatRequest("q", onBusyQueue), q)
 		})
 		s.set(func() { s.beforeBegin = func() { s.begin("c", "there") } })
