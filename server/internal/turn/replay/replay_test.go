@@ -209,3 +209,79 @@ func TestCompleteIndexes(t *testing.T) {
 		}
 	}
 }
+
+// TestRestIsAboveAll: the finished event has a higher index than all that the reader has: those lost in a crash, and
+// keep-alives after the index was stored.
+func TestRestIsAboveAll(t *testing.T) {
+	lost := indexes()
+	lost.LostAfter = 6
+	for _, test := range []struct {
+		events   *storev1.TurnEvents
+		received int32
+		want     []string
+	}{
+		{indexes(), 9, []string{"10 *parleyv1.TurnEvent_Finished"}},
+		{indexes(), 10, []string{"11 *parleyv1.TurnEvent_Finished"}},
+		{indexes(), 20, []string{"21 *parleyv1.TurnEvent_Finished"}},
+		{CompleteIndexes(lost), 20, []string{fmt.Sprintf("%d *parleyv1.TurnEvent_Finished", 6+LostIndexGap)}},
+	} {
+		got, err := newTurn(t, messages(), test.events).Rest(ReceivedThrough(test.received))
+		if diff := cmp.Diff(test.want, describe(got)); diff != "" || err != nil {
+			t.Errorf("Rest(%d): error = %v, events (-want +got):\n%s", test.received, err, diff)
+		}
+	}
+}
+
+// TestRestOfText: a reader that has a part of a run of text or reasoning receives the rest from its byte offset. If it
+// is unknown how much the reader has, the rest is gone. Dropped messages are left out.
+func TestRestOfText(t *testing.T) {
+	stored := []*parleyv1.Message{
+		{Role: parleyv1.Role_ROLE_USER, Content: "q", Sequence: 1},
+		{Role: parleyv1.Role_ROLE_ASSISTANT, Content: "onetwo", Reasoning: "größer", Agent: "main", Sequence: 2},
+	}
+	events := &storev1.TurnEvents{Started: 1, Finished: 12, Messages: []*storev1.MessageEvents{{
+		FirstText: 2, LastText: 9, Deltas: []*storev1.DeltaRun{
+			{First: 2, Last: 3, Bytes: 3}, {First: 4, Last: 6, Bytes: 8, Reasoning: true}, {First: 7, Last: 9, Bytes: 3},
+		},
+	}}}
+	textDelta := func(index int32, text string, offset int32) *parleyv1.TurnEvent {
+		return &parleyv1.TurnEvent{Index: index, Event: &parleyv1.TurnEvent_TextDelta{
+			TextDelta: &parleyv1.TextDelta{Text: text, Offset: offset},
+		}}
+	}
+	reasoningDelta := func(index int32, text string, offset int32) *parleyv1.TurnEvent {
+		return &parleyv1.TurnEvent{Index: index, Event: &parleyv1.TurnEvent_ReasoningDelta{
+			ReasoningDelta: &parleyv1.ReasoningDelta{Text: text, Offset: offset},
+		}}
+	}
+	finished := "12 *parleyv1.TurnEvent_Finished"
+	for name, test := range map[string]struct {
+		through int32
+		events  []*parleyv1.TurnEvent
+		want    []string // none: gone
+	}{
+		"in text":       {0, []*parleyv1.TurnEvent{textDelta(2, "o", 0)}, []string{"3 ne", "6 reasoning größer at 0", "9 two", finished}},
+		"in reasoning":  {3, []*parleyv1.TurnEvent{reasoningDelta(4, "grö", 0)}, []string{"6 reasoning ßer at 4", "9 two", finished}},
+		"in second run": {6, []*parleyv1.TurnEvent{textDelta(8, "tw", 3)}, []string{"9 o", finished}},
+		"merged before": {0, []*parleyv1.TurnEvent{textDelta(3, "one", 0), reasoningDelta(5, "größ", 0)}, []string{
+			"6 reasoning er at 6", "9 two", finished,
+		}},
+		"resumed between runs":          {6, nil, []string{"9 two", finished}},
+		"resumed in a run":              {5, nil, nil},
+		"resumed in a run, then others": {7, []*parleyv1.TurnEvent{{Index: 8, Event: &parleyv1.TurnEvent_Progress{}}}, nil},
+	} {
+		received := ReceivedThrough(test.through)
+		for _, event := range test.events {
+			received.Add(event)
+		}
+		got, err := newTurn(t, stored, events).Rest(received)
+		if diff := cmp.Diff(test.want, describe(got)); diff != "" && test.want != nil ||
+			errors.As(err, new(*eventlog.GoneError)) != (test.want == nil) {
+			t.Errorf("%s: error = %v, events (-want +got):\n%s", name, err, diff)
+		}
+	}
+	dropped, err := newTurn(t, nil, events).Rest(ReceivedThrough(5))
+	if diff := cmp.Diff([]string{finished}, describe(dropped)); diff != "" || err != nil {
+		t.Errorf("after the message was dropped: error = %v, events (-want +got):\n%s", err, diff)
+	}
+}
