@@ -50,7 +50,7 @@ func (n *network) dial(ctx context.Context, addr string, d *net.Dialer, _ *tls.C
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.isCut {
-		return nil, errCut
+		return nil, &net.OpError{Op: "dial", Err: errCut}
 	}
 	conn, err := d.DialContext(ctx, "tcp", addr)
 	if err == nil {
@@ -117,9 +117,9 @@ func (s *testServer) keepRecovering(t *testing.T) {
 // kill ends a server as a kill of its process does, and its lease as time does.
 func (s *testServer) kill(t *testing.T, engine *redistest.Server) {
 	t.Helper()
+	s.die()
 	s.net.set(true)
 	s.endLease(t, engine)
-	s.die()
 }
 
 // endLease ends the lease of a server. If the server lives, it renews the lease after some seconds.
