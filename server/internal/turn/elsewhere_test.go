@@ -69,11 +69,11 @@ func (s *sharedStore) set(change func()) {
 	change()
 }
 
-// begin begins a turn of another server in a conversation.
-func (s *sharedStore) begin(id, turnID string) {
+// begin begins a turn of another server in conversation c.
+func (s *sharedStore) begin(turnID string) {
 	s.elsewhere(reported, func(other store.Store) error {
 		_, err := other.Append(context.Background(), &store.Append{
-			Tenant: tenant, ConversationID: id, Begin: &parleyv1.Turn{Id: turnID},
+			Tenant: tenant, ConversationID: "c", Begin: &parleyv1.Turn{Id: turnID},
 			Messages: []*parleyv1.Message{{Role: parleyv1.Role_ROLE_USER, Content: "elsewhere"}},
 			Request:  &store.Request{ID: turnID, Method: "Chat"},
 		})
@@ -81,22 +81,22 @@ func (s *sharedStore) begin(id, turnID string) {
 	})
 }
 
-// end ends a turn as another server.
-func (s *sharedStore) end(change, id, turnID string) {
+// end ends the turn "there" as another server.
+func (s *sharedStore) end(change string) {
 	s.elsewhere(change, func(other store.Store) error {
 		_, err := other.Append(context.Background(), &store.Append{
-			Tenant: tenant, ConversationID: id,
-			End: &parleyv1.Turn{Id: turnID, State: parleyv1.TurnState_TURN_STATE_COMPLETED},
+			Tenant: tenant, ConversationID: "c",
+			End: &parleyv1.Turn{Id: "there", State: parleyv1.TurnState_TURN_STATE_COMPLETED},
 		})
 		return err
 	})
 	synctest.Wait()
 }
 
-// deleteConversation deletes a conversation as another server.
-func (s *sharedStore) deleteConversation(change, id string) {
+// deleteConversation deletes conversation c as another server.
+func (s *sharedStore) deleteConversation(change string) {
 	s.elsewhere(change, func(other store.Store) error {
-		return other.Delete(context.Background(), &store.Delete{Tenant: tenant, ConversationID: id})
+		return other.Delete(context.Background(), &store.Delete{Tenant: tenant, ConversationID: "c"})
 	})
 	synctest.Wait()
 }
@@ -142,7 +142,7 @@ func wantElsewhere(t *testing.T, call string, err error, turnID string) {
 func TestElsewhereError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, p, s := newShared(t)
-		s.begin("c", "there")
+		s.begin("there")
 		repeated := chatRequest("repeated", onBusyQueue)
 		repeated.RequestId = "there"
 		for call, r := range map[string]*reader{
@@ -167,7 +167,7 @@ func TestElsewhereError(t *testing.T) {
 		if busy := new(store.BusyError); !errors.As(r.err, &busy) || errors.As(r.err, new(*ElsewhereError)) {
 			t.Errorf("Chat with REJECT: error = %v, want BusyError alone", r.err)
 		}
-		s.end(reported, "c", "there")
+		s.end(reported)
 		if r := f.startChat(t, chatRequest("q", onBusyQueue)); r.err != nil || len(r.events) != 1 || p.runCount() != 1 {
 			t.Errorf("Chat after the end = %q, %v, want a started turn", r.received(), r.err)
 		}
@@ -187,7 +187,7 @@ func newWaitingHead(t *testing.T) (f *fixture, p *controlledAgent, s *sharedStor
 	waiting.RequestId = "head"
 	head = f.startChat(t, waiting)
 	next = f.startChat(t, chatRequest("next", onBusyQueue))
-	s.set(func() { s.beforeBegin = func() { s.begin("c", "there") } })
+	s.set(func() { s.beforeBegin = func() { s.begin("there") } })
 	p.lastRun().complete()
 	if diff := cmp.Diff([]string{"1 queued 1"}, head.received()); diff != "" || head.ended {
 		t.Fatalf("events of the head (-want +got):\n%s\nerror: %v", diff, head.err)
@@ -219,7 +219,7 @@ func TestHeadWaitsForOther(t *testing.T) {
 				t.Errorf("events of the next turn = %q, want position 2", got)
 			}
 			before := time.Now()
-			s.end(change, "c", "there")
+			s.end(change)
 			<-time.After(wait)
 			synctest.Wait()
 			if got := head.received(); len(got) != 3 || got[2] != `3 started "head"` || p.runCount() != 2 {
@@ -266,10 +266,10 @@ func TestHeadStopsWaiting(t *testing.T) {
 			synctest.Wait()
 		}, want: ErrConversationDeleted, all: true},
 		"deletion elsewhere": {stop: func(_ *testing.T, _ *fixture, s *sharedStore, _ *reader) {
-			s.deleteConversation(reported, "c")
+			s.deleteConversation(reported)
 		}, want: ErrConversationDeleted, all: true},
 		"deletion in a gap": {stop: func(_ *testing.T, _ *fixture, s *sharedStore, _ *reader) {
-			s.deleteConversation(gap, "c")
+			s.deleteConversation(gap)
 		}, want: ErrConversationDeleted, all: true},
 	}
 	for name, test := range tests {
@@ -285,7 +285,7 @@ func TestHeadStopsWaiting(t *testing.T) {
 			if test.all {
 				return
 			}
-			s.end(reported, "c", "there")
+			s.end(reported)
 			want := []string{"user: first", "user: elsewhere", "user: next"}
 			if diff := cmp.Diff(want, f.stored(t)); diff != "" || p.runCount() != 2 {
 				t.Errorf("%s: %d agent calls, want 2; messages (-want +got):\n%s", name, p.runCount(), diff)
@@ -304,7 +304,7 @@ func TestHeadRunsElsewhere(t *testing.T) {
 			q := &store.Request{ID: "there", Method: "Chat"} // that of sharedStore.begin
 			return f.Chat(ctx, tenant, chatRequest("q", onBusyQueue), q)
 		})
-		s.set(func() { s.beforeBegin = func() { s.begin("c", "there") } })
+		s.set(func() { s.beforeBegin = func() { s.begin("there") } })
 		p.lastRun().complete()
 		wantElsewhere(t, "Chat", r.err, "there")
 		if p.runCount() != 1 {

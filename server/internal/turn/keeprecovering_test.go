@@ -19,10 +19,12 @@ type abandonedStore struct {
 	turns    []store.Progress
 	fails    map[string]error // by turn; "" for the list
 	searches int
+	onSearch func(n int) // called before each search, from 1
 }
 
 func (s *abandonedStore) Abandoned(context.Context, string) ([]store.Progress, string, error) {
 	s.searches++
+	s.onSearch(s.searches)
 	return s.turns, "", s.fails[""]
 }
 
@@ -53,17 +55,6 @@ func TestKeepRecovering(t *testing.T) {
 			}
 			s.turns = append(s.turns, store.Progress{Tenant: tenant, ConversationID: id, TurnID: id})
 		}
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { f.KeepRecovering(ctx); close(done) }()
-		pass := func() {
-			searches := s.searches
-			<-time.After(recoverInterval)
-			synctest.Wait()
-			if s.searches != searches+1 {
-				t.Errorf("%d searches in 2 s, want 1", s.searches-searches)
-			}
-		}
 		state := func(id string) string {
 			turn, err := f.Get(t.Context(), tenant, id, map[string]string{"own": own.turnID()}[id]+strings.TrimPrefix(id, "own"))
 			if err != nil {
@@ -77,34 +68,41 @@ func TestKeepRecovering(t *testing.T) {
 				t.Errorf("%q is logged %d times, want %d:\n%s", text, got, want, f.logged)
 			}
 		}
-		for range 3 {
-			pass()
-		}
-		for id, want := range map[string]string{"own": "RUNNING", "bad": "RUNNING", "away": "RUNNING", "good": "INTERRUPTED"} {
-			if got := state(id); got != want {
-				t.Errorf("state of turn %s = %s, want %s", id, got, want)
+		wantStates := func(want map[string]string) {
+			t.Helper()
+			for id, want := range want {
+				if got := state(id); got != want {
+					t.Errorf("state of turn %s = %s, want %s", id, got, want)
+				}
 			}
 		}
-		wantLogged("first fault", 1)
-		wantLogged("unavailable", 0)
-		s.fails["bad"] = errors.New("second fault")
-		pass()
-		pass()
-		wantLogged("second fault", 1)
-		s.fails[""] = fmt.Errorf("search: %w", store.ErrUnavailable)
-		pass()
-		wantLogged("search for abandoned turns failed", 0)
-		s.fails[""] = errors.New("third fault")
-		pass()
-		pass()
-		wantLogged("third fault", 1)
-		clear(s.fails)
-		pass()
-		for id, want := range map[string]string{"own": "RUNNING", "bad": "INTERRUPTED", "away": "INTERRUPTED"} {
-			if got := state(id); got != want {
-				t.Errorf("state of turn %s at the end = %s, want %s", id, got, want)
+		const last = 9
+		s.onSearch = func(n int) {
+			switch n {
+			case 4:
+				wantStates(map[string]string{"own": "RUNNING", "bad": "RUNNING", "away": "RUNNING", "good": "INTERRUPTED"})
+				wantLogged("first fault", 1)
+				wantLogged("unavailable", 0)
+				s.fails["bad"] = errors.New("second fault")
+			case 6:
+				wantLogged("second fault", 1)
+				s.fails[""] = fmt.Errorf("search: %w", store.ErrUnavailable)
+			case 7:
+				wantLogged("search for abandoned turns failed", 0)
+				s.fails[""] = errors.New("third fault")
+			case last:
+				wantLogged("third fault", 1)
+				clear(s.fails)
 			}
 		}
+		ctx, stop := context.WithTimeout(t.Context(), last*recoverInterval+time.Second)
+		defer stop()
+		f.KeepRecovering(ctx)
+		if s.searches != last {
+			t.Errorf("%d searches in %d s, want %d", s.searches, 2*last+1, last)
+		}
+		wantStates(map[string]string{"own": "RUNNING", "bad": "INTERRUPTED", "away": "INTERRUPTED"})
+		s.onSearch = func(int) {}
 		if next := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "own", Content: "q"}); next.err == nil {
 			t.Error("a start ended the turn that this server runs")
 		}
@@ -112,7 +110,5 @@ func TestKeepRecovering(t *testing.T) {
 		if stateName(own.finished().GetState()) != "COMPLETED" {
 			t.Errorf("own turn = %q, want COMPLETED", own.received())
 		}
-		stop()
-		<-done
 	})
 }

@@ -128,7 +128,7 @@ func (s *testServer) endLease(t *testing.T, engine *redistest.Server) {
 	const script = `
 		local names, n = redis.call('HGETALL', redis.call('KEYS', '*}la')[1]), 0
 		for i = 1, #names, 2 do
-			if names[i + 1] == ARGV[1] then n = n + redis.call('ZREM', redis.call('KEYS', '*}ls')[1], names[i]) end
+			n = n + (names[i + 1] == ARGV[1] and redis.call('ZREM', redis.call('KEYS', '*}ls')[1], names[i]) or 0)
 		end
 		return n`
 	if n, err := engine.Do("EVAL", script, "0", s.name); err != nil || n != "1" {
@@ -143,7 +143,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 		if time.Now().After(end) {
 			t.Fatalf("waited in vain until %s", what)
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 }
 

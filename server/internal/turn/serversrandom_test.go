@@ -135,7 +135,7 @@ func (s *serversTest) cancel(t *testing.T, at int, turn startedTurn) {
 			if s.servers[1-at].dead.Err() == nil {
 				at = 1 - at
 			} else {
-				time.Sleep(10 * time.Millisecond) // The turn is abandoned.
+				<-time.After(10 * time.Millisecond) // The turn is abandoned.
 			}
 		case err == nil && got.GetFinishTime() != nil, isMissingTurn(err):
 			return
@@ -193,7 +193,7 @@ func (s *serversTest) follow(
 		case isElsewhere && s.servers[1-at].dead.Err() == nil:
 			at = 1 - at
 		case isElsewhere:
-			time.Sleep(10 * time.Millisecond) // The turn is abandoned.
+			<-time.After(10 * time.Millisecond) // The turn is abandoned.
 		case question != "" && (errors.As(failed, new(*store.BusyError)) || errors.Is(failed, ErrQueueFull)), isMissingTurn(failed):
 			return
 		default:

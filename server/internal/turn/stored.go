@@ -24,10 +24,11 @@ func ReceivedThrough(index int32) Received { return replay.ReceivedThrough(index
 // none that is stored is left out. What a crash has lost cannot be yielded.
 //
 // While it waits it yields an empty progress event every 15 s. The event repeats the index of the last event that the
-// reader has, or has 0: every higher index may be one that the store has. A reader that resumes after it misses nothing.
+// reader has, 0 if there is none, because the store may have events with each higher index. A reader that resumes after
+// it misses nothing.
 //
-// The index of the finished event is that of the store, or, if the reader already has a higher one, the next after that.
-// A started event is marked as replayed. If the store is unavailable, FollowStored waits. It ends with
+// The index of the finished event is that of the store. If the reader already has a higher one, it is the next after
+// that. A started event is marked as replayed. If the store is unavailable, FollowStored waits. It ends with
 // ErrConversationDeleted if the conversation does not exist any more, NotFoundError if the turn is not stored,
 // EventsGoneError if the reader resumed within a text and has received none of it since, ErrShuttingDown, another error
 // of the store, or the cause of ctx.

@@ -139,7 +139,7 @@ func TestDeletedElsewhere(t *testing.T) {
 					t.Fatal(err)
 				}
 				if again {
-					s.begin("c", "another")
+					s.begin("another")
 				}
 				s.set(func() { s.change = "" })
 				switch change {
@@ -234,7 +234,7 @@ func TestFollowStored(t *testing.T) {
 				rt.Fatal(err)
 			}
 			lost := found.Events.GetLostAfter()
-			for i, follower := range append(followers, r) {
+			for i, follower := range slices.Concat(followers, []*reader{r}) {
 				all := slices.Concat(events[:min(i, len(events))], follower.events)
 				if follower == r {
 					i, all = len(events), slices.Clone(r.events)
@@ -273,7 +273,7 @@ func TestFollowStored(t *testing.T) {
 func TestFollowStoredWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, _, s := newShared(t)
-		s.begin("c", "there")
+		s.begin("there")
 		received := ReceivedThrough(1)
 		follow := func(turnID string) *reader {
 			return startReading(t.Context(), func(ctx context.Context) eventSeq {
@@ -290,14 +290,14 @@ func TestFollowStoredWaits(t *testing.T) {
 		if !leaves.ended || !errors.Is(leaves.err, context.Canceled) {
 			t.Errorf("reader that left: error = %v, ended: %t", leaves.err, leaves.ended)
 		}
-		s.end(reported, "c", "there")
+		s.end(reported)
 		if !r.ended || stateName(r.finished().GetState()) != "COMPLETED" || r.events[2].GetIndex() <= 1 {
 			t.Errorf("events after the end = %q, %v, want finished", r.received(), r.err)
 		}
 		if unknown := follow("unknown"); !errors.As(unknown.err, new(*NotFoundError)) {
 			t.Errorf("FollowStored of an unknown turn: error = %v, want NotFoundError", unknown.err)
 		}
-		s.begin("c", "second")
+		s.begin("second")
 		stopped := follow("second")
 		f.Stop(t.Context())
 		synctest.Wait()
