@@ -275,7 +275,11 @@ func TestHeadStopsWaiting(t *testing.T) {
 	for name, test := range tests {
 		synctest.Test(t, func(t *testing.T) {
 			f, p, s, head, next := newWaitingHead(t)
+			before := time.Now()
 			test.stop(t, f, s, head)
+			if waited := time.Since(before); waited != 0 {
+				t.Errorf("%s: the head waited %v longer, want none", name, waited)
+			}
 			if !head.ended || !errors.Is(head.err, test.want) || test.want == nil && head.finished() == nil {
 				t.Errorf("%s: events of the head = %q, %v, want %v", name, head.received(), head.err, test.want)
 			}
@@ -292,6 +296,33 @@ func TestHeadStopsWaiting(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHeadAfterForwarded: a turn that waits although no turn of its queue has started waits for a turn in the
+// conversation that it then finds. If that is deleted, the turn ends and does not create another one.
+func TestHeadAfterForwarded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p, s := newShared(t)
+		var headErr error
+		s.beforeBegin = func() {
+			s.begin("there")
+			queued := make(chan struct{})
+			go func() {
+				for event, err := range f.Chat(t.Context(), tenant, chatRequest("head", onBusyQueue), nil) {
+					if headErr = err; event.GetIndex() == 1 {
+						close(queued)
+					}
+				}
+			}()
+			<-queued
+		}
+		wantElsewhere(t, "first Chat", f.startChat(t, chatRequest("first", onBusyQueue)).err, "there")
+		s.deleteConversation(reported)
+		if got := f.stored(t); !errors.Is(headErr, ErrConversationDeleted) || got != nil || p.runCount() != 0 {
+			t.Errorf("head: error = %v, want ErrConversationDeleted; messages %q, %d agent calls, want none", headErr, got,
+				p.runCount())
+		}
+	})
 }
 
 // TestHeadRunsElsewhere: a request that waits and that another server has carried out in the meantime is not carried

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -28,7 +29,9 @@ import (
 // killed. It supports one running turn.
 type crashStore struct {
 	store.Store
-	crashed  atomic.Bool
+	crashed atomic.Bool
+
+	mu       sync.Mutex
 	progress *store.Progress
 }
 
@@ -37,13 +40,15 @@ func (m *crashStore) Append(ctx context.Context, a *store.Append) (*store.Result
 		return nil, store.ErrClosed
 	}
 	result, err := m.Store.Append(ctx, a)
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if err == nil && a.Begin != nil {
 		m.progress = &store.Progress{
 			Tenant: a.Tenant, ConversationID: a.ConversationID, TurnID: a.Begin.GetId(),
 			Events: proto.CloneOf(a.Events),
 		}
 	}
-	if err == nil && a.End != nil {
+	if err == nil && a.End != nil && m.progress != nil && m.progress.TurnID == a.End.GetId() {
 		m.progress = nil
 	}
 	return result, err
@@ -58,11 +63,15 @@ func (m *crashStore) SaveProgress(ctx context.Context, p *store.Progress) error 
 	for _, message := range p.Messages {
 		saved.Messages = append(saved.Messages, proto.CloneOf(message))
 	}
+	m.mu.Lock()
 	m.progress = &saved
+	m.mu.Unlock()
 	return m.Store.SaveProgress(ctx, p)
 }
 
 func (m *crashStore) Abandoned(context.Context, string) (turns []store.Progress, next string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if m.progress != nil {
 		turns = append(turns, *m.progress)
 	}
