@@ -18,6 +18,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/logqueue"
 	"github.com/parleyhq/parley/server/internal/metrics"
+	"github.com/parleyhq/parley/server/internal/peer"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/supervisor"
@@ -72,6 +73,7 @@ type server struct {
 	saving       sync.WaitGroup // of failureTime
 	hub          *watch.Hub
 	turns        *turn.Manager
+	peers        *peer.Turns // nil: no other server uses the store
 
 	signIn     *signIn
 	service    *rpc.Server
@@ -170,13 +172,17 @@ func (s *server) traced() store.Store {
 }
 
 // listen listens on the addresses of the settings. It does not serve yet.
-func (s *server) listen(ctx context.Context, c *config.Config) (err error) {
+func (s *server) listen(ctx context.Context, c *config.Config) error {
 	backuper, hasBackups := s.storage.Store.(store.Backuper) // Nil if the store has no backups.
 	if hasBackups {
 		s.backupTime = openStoredTime(c.DataDir, backupTimeName, s.log)
 	}
+	turns, self, err := s.allTurns(c)
+	if err != nil {
+		return err
+	}
 	s.service, err = rpc.New(rpc.Options{
-		Store: s.traced(), Backuper: backuper, StoreName: c.Store, Turns: s.turns, Hub: s.hub, Agents: s.agents,
+		Store: s.traced(), Backuper: backuper, StoreName: c.Store, Turns: turns, Self: self, Hub: s.hub, Agents: s.agents,
 		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes,
 		MaxConversationBytes: c.MaxConversationBytes, Version: s.version,
 		BallastBytes: s.gcBallast, Log: s.log, Calls: loggedCalls(c), Tracer: s.tracer,
@@ -227,6 +233,9 @@ func (s *server) close() error {
 	s.stopReaping()
 	if s.service != nil {
 		s.service.Close()
+	}
+	if s.peers != nil {
+		_ = s.peers.Close()
 	}
 	err := errors.Join(s.agents.Close(), s.storage.Close())
 	s.saving.Wait() // The store is closed, so it does not fail again.

@@ -160,18 +160,21 @@ func (s *Storage) openStore(
 	return opened, nil
 }
 
-// openRedis opens the store on Redis or Valkey. One server uses it at a time.
+// openRedis opens the store on Redis or Valkey. Without an address for others, only this server may use it.
 func (s *Storage) openRedis(ctx context.Context, c *config.Config, o store.Options) (store.Store, error) {
 	client, err := redisstore.ParseURL(c.Redis.URL, c.Redis.Access())
 	if err != nil {
 		return nil, settingsError("redis-url", err)
 	}
-	address := c.GRPCAddress
-	if host, err := os.Hostname(); err == nil {
-		address += " on " + host
+	address, exclusive := c.Peers.AdvertiseAddress, c.Peers.AdvertiseAddress == ""
+	if exclusive {
+		address = c.GRPCAddress
+		if host, err := os.Hostname(); err == nil {
+			address += " on " + host
+		}
 	}
 	opened, err := redisstore.Open(ctx, redisstore.Options{
-		Options: o, Client: client, Prefix: c.Redis.Prefix, Buckets: c.Redis.Buckets, Address: address, Exclusive: true,
+		Options: o, Client: client, Prefix: c.Redis.Prefix, Buckets: c.Redis.Buckets, Address: address, Exclusive: exclusive,
 		Warn: func(text string) { s.log.WarnContext(ctx, "store warning", "warning", text) },
 	})
 	if err != nil {

@@ -96,11 +96,14 @@ func allowedArrows() []arrow {
 		{"server/parleydtest/signin", []string{"server/parleydtest"}}, // Tests in other languages run it.
 		{"server/internal/rpc", []string{
 			"server/internal/rules", "server/internal/turn", "server/internal/routing", "server/internal/watch",
-			"server/internal/auth",
+			"server/internal/auth", "server/internal/peer",
 			"server/internal/interactionlog", "server/internal/transfer", "server/internal/window", "server/internal/agent",
 			"server/internal/limit", "server/internal/calllog", "server/internal/tracing", "server/internal/rpc/receive",
 			"server/internal/rpc/slowstream", "server/internal/rpc/pipeline", "server/internal/rpc/summaries",
 			"server/internal/rpc/wirecodec", "server/internal/rpc/pages", "server/internal/rpc/retries", "store", api,
+		}},
+		{"server/internal/peer", []string{
+			"server/internal/turn", "server/internal/auth", "server/internal/rules", "server/internal/tracing", "store", api,
 		}},
 		{"server/internal/tracing", nil},
 		{"server/internal/tracing/tracestore", []string{"server/internal/tracing", "store"}},
@@ -189,7 +192,7 @@ type restriction struct {
 
 func restrictions() []restriction {
 	statuses := []string{
-		"gen/parley/v1", "gen/gateway/parley/v1", "server/internal/rpc", "server/internal/gateway",
+		"gen/parley/v1", "gen/gateway/parley/v1", "server/internal/rpc", "server/internal/peer", "server/internal/gateway",
 		"server/internal/agent/remote", "server/internal/metrics",
 		"client", "client/mcp", "client/cmd/parley", "client/examples/agent",
 	}
@@ -357,7 +360,7 @@ func TestArrows(t *testing.T) {
 // TestArrowFaults checks that the tests of arrows reject what is forbidden.
 func TestArrowFaults(t *testing.T) {
 	const known = ": unknown package, add a row to allowedArrows in server/internal/arrows/arrows_test.go"
-	const statuses = "gen/parley/v1, gen/gateway/parley/v1, server/internal/rpc, server/internal/gateway, " +
+	const statuses = "gen/parley/v1, gen/gateway/parley/v1, server/internal/rpc, server/internal/peer, server/internal/gateway, " +
 		"server/internal/agent/remote, server/internal/metrics, client, client/mcp, client/cmd/parley, client/examples/agent"
 	imports := []struct{ from, imported, want string }{
 		{"server/internal/rpc", modulePath + "/server/internal/turn", ""},

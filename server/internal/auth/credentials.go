@@ -22,7 +22,8 @@ const (
 	// stream ends [Grace] later.
 	ExpiresKey = "parley-credential-expires"
 	// certificateKey is the key of the client certificate of an HTTP request, in DER, on the calls that the
-	// HTTP transport makes in memory. No caller over a network can use it; see [Forwarded].
+	// HTTP transport makes in memory, and of calls that another server passes on. No other caller over a network can
+	// use it; see [Forwarded] and [PassedOn].
 	certificateKey = "parley-client-certificate-bin"
 )
 
@@ -74,8 +75,8 @@ func FromNetwork(ctx context.Context) Credentials {
 	return c
 }
 
-// FromProcess returns the credentials of a call of another transport of this process, which passes on those of its
-// own caller.
+// FromProcess returns the credentials of a call of another transport of this process, or of another server on the same
+// store. Both pass on those of their own caller.
 func FromProcess(ctx context.Context) Credentials {
 	c := fromMetadata(ctx)
 	if values := metadata.ValueFromIncomingContext(ctx, certificateKey); len(values) == 1 {
@@ -93,6 +94,28 @@ func Forwarded(certificate *x509.Certificate) metadata.MD {
 		return nil
 	}
 	return metadata.MD{certificateKey: {string(certificate.Raw)}}
+}
+
+// callerKey is the context key of the credentials of a caller.
+type callerKey struct{}
+
+// WithCredentials returns a context from which [PassedOn] reads the credentials of a caller.
+func WithCredentials(ctx context.Context, c Credentials) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
+}
+
+// PassedOn returns the metadata with which a server passes on the credentials of a caller to another server, which
+// reads them with [FromProcess]. It is empty if there are none.
+func PassedOn(ctx context.Context) metadata.MD {
+	c, _ := ctx.Value(callerKey{}).(Credentials)
+	sent := metadata.MD{}
+	if c.Token != "" {
+		sent.Set(TokenKey, "Bearer "+c.Token)
+	}
+	if c.Tenant != "" {
+		sent.Set(TenantKey, c.Tenant)
+	}
+	return metadata.Join(sent, Forwarded(c.Certificate))
 }
 
 // bearerScheme is the only scheme of the metadata TokenKey. Schemes are not case-sensitive (RFC 9110, section 11.1).

@@ -62,6 +62,7 @@ type Config struct {
 
 	Store                string        // "memory", "bolt" or StoreRedis
 	Redis                Redis         // of the store on Redis
+	Peers                Peers         // other servers on the same Redis
 	DataDir              string        // directory of the bolt store's file and of logs; need not exist
 	JournalBudget        int           // bytes of appends in the journal at which they are folded; 0: no journal
 	JournalAge           time.Duration // time between folds if the journal does not reach its budget before
@@ -153,7 +154,7 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 			"time between folds of the journal if it does not reach its budget before"),
 		newSetting("cache-bytes", size(&c.CacheBytes, 64*mib, 0, math.MaxInt),
 			"maximum memory for conversations, records and summaries that may be read again; 0: no cache"),
-	}, c.redisSettings(), []*setting{
+	}, c.redisSettings(), c.peerSettings(), []*setting{
 		newSetting("max-messages", count(&c.MaxMessages, 20, 1, store.MaxMessages),
 			"messages kept per conversation unless its retention says otherwise; the oldest are dropped"),
 		newSetting("ttl", duration(&c.TTL, time.Hour, 100*time.Millisecond, 366*day),

@@ -274,6 +274,7 @@ func (l *loader) check() {
 	}
 	l.checkSystem(runtime.GOOS)
 	l.checkRedis()
+	l.checkPeers()
 	l.checkSignIn()
 	l.checkFits("max-message-bytes", c.MaxMessageBytes)
 	l.checkFits("max-answer-bytes", c.MaxAnswerBytes)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/calllog"
+	"github.com/parleyhq/parley/server/internal/peer"
 )
 
 // source is where a call comes from.
@@ -32,12 +33,15 @@ func (f source) transport() string {
 }
 
 // credentials returns the credentials of a call.
-func (f source) credentials(ctx context.Context) auth.Credentials {
-	if f == fromProcess {
+func (s *Server) credentials(ctx context.Context, from source) auth.Credentials {
+	if from == fromProcess || s.isPassedOn(ctx) {
 		return auth.FromProcess(ctx)
 	}
 	return auth.FromNetwork(ctx)
 }
+
+// isPassedOn reports whether another server on the same store passes on a call of one of its callers.
+func (s *Server) isPassedOn(ctx context.Context) bool { return peer.IsFromServer(ctx, s.self) }
 
 // authorize returns the caller of a method. The log contains why a credential was not accepted; the caller must not
 // learn it.

@@ -128,18 +128,19 @@ func tenant(ctx context.Context) string { return principal(ctx).Tenant }
 // authUnary adds the caller to the context of a call. It rejects callers that may not call the method.
 func (s *Server) authUnary(from source) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		p, err := s.authorize(ctx, info.FullMethod, from, from.credentials(ctx))
+		credentials := s.credentials(ctx, from)
+		p, err := s.authorize(ctx, info.FullMethod, from, credentials)
 		if err != nil {
 			return nil, err
 		}
-		return handler(context.WithValue(ctx, principalKey{}, p), request)
+		return handler(auth.WithCredentials(context.WithValue(ctx, principalKey{}, p), credentials), request)
 	}
 }
 
 // authStream does the same for a stream. It ends the stream when the caller's credential is no longer valid.
 func (s *Server) authStream(from source) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		ctx, credentials := stream.Context(), from.credentials(stream.Context())
+		ctx, credentials := stream.Context(), s.credentials(stream.Context(), from)
 		p, err := s.authorize(ctx, info.FullMethod, from, credentials)
 		if err != nil {
 			return err
@@ -151,6 +152,7 @@ func (s *Server) authStream(from source) grpc.StreamServerInterceptor {
 			}
 		}
 		ctx = context.WithValue(context.WithValue(ctx, principalKey{}, p), sourceKey{}, from)
+		ctx = auth.WithCredentials(ctx, credentials)
 		ctx, release := s.auth.Follow(ctx, info.FullMethod, credentials, p)
 		defer release()
 		// The handler may wait in RecvMsg or SendMsg, which do not notice that ctx has ended.
@@ -238,7 +240,8 @@ func (s *Server) tenantUnary(
 	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
 	name := tenant(ctx)
-	if name == "" { // Health checks, and calls of administrators of the server.
+	// Health checks, calls of administrators of the server, and calls that count at the server that passes them on.
+	if name == "" || s.isPassedOn(ctx) {
 		return handler(ctx, request)
 	}
 	if err := s.limits.Request(name); err != nil {
@@ -257,7 +260,7 @@ func (s *Server) tenantStream(
 	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
 ) error {
 	name := tenant(stream.Context())
-	if name == "" {
+	if name == "" || s.isPassedOn(stream.Context()) {
 		return handler(srv, stream)
 	}
 	if err := s.limits.Request(name); err != nil {

@@ -39,7 +39,7 @@ import (
 // defaultMaxMessageBytes is the default of Options.MaxMessageBytes.
 const defaultMaxMessageBytes = 256 << 10
 
-// Turns runs turns. The implementation is turn.Manager. Tests replace it, for example to test streams
+// Turns runs turns. The implementations are turn.Manager, and peer.Turns for several servers on one store. Tests replace it, for example to test streams
 // that never end, or panics in a handler.
 type Turns interface {
 	// Chat starts a turn and yields its events. If an earlier call with the request q started a turn,
@@ -71,6 +71,8 @@ type Options struct {
 	StoreName string
 	// Turns runs turns.
 	Turns Turns
+	// Self is this server, as other servers on the same store call it. If zero, none calls it.
+	Self store.Server
 	// Hub notifies the calls that wait for a change.
 	Hub *watch.Hub
 	// Interactions is the interaction log. Store's observer must pass changes to it. If nil, the server
@@ -129,6 +131,7 @@ type Server struct {
 	backuper        store.Backuper
 	storeName       string
 	turns           Turns
+	self            store.Server
 	hub             *watch.Hub
 	interactions    *interactionlog.Log
 	agents          *agent.Set
@@ -180,7 +183,8 @@ func New(o Options) (*Server, error) {
 	}
 	stopping := make(chan struct{})
 	return &Server{
-		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, hub: o.Hub,
+		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, self: o.Self,
+		hub:          o.Hub,
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, retentions: o.Retentions,
 		version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,

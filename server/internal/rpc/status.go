@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/peer"
 	"github.com/parleyhq/parley/server/internal/rpc/receive"
 	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/server/internal/rules"
@@ -98,6 +99,9 @@ func (s *Server) toStatus(ctx context.Context, method string, err error) error {
 			return err
 		}
 		err = context.Canceled // The client has disconnected. Logs and metrics must not count that as a fault of the server.
+	}
+	if answered, ok := errors.AsType[*peer.StatusError](err); ok {
+		return answered.Status.Err() // The server that has answered has reported it.
 	}
 	r := s.addEnding(ctx, s.refusalOf(err), err)
 	s.report(ctx, r)
@@ -260,6 +264,8 @@ func refusals() []row { //nolint:funlen // one table
 
 		// Failures of the server.
 		is(turn.ErrShuttingDown, shuttingDown()),
+		is(peer.ErrUnreachable, refuse(codes.Unavailable, "SERVER_UNREACHABLE",
+			"the server that runs the turn of {subject} cannot be reached; retry after the delay").retryable()),
 		is(store.ErrClosed, shuttingDown()),
 		is(store.ErrCorrupt, refuse(codes.DataLoss, "RECORD_CORRUPT",
 			"the store is damaged and cannot read "+subjectMark+"; restore from a backup, or delete what is damaged").

@@ -4,6 +4,7 @@ package transport
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -150,6 +151,14 @@ func (s *Servers) CertificateExpiry() (at time.Time, ok bool) {
 		return time.Time{}, false
 	}
 	return s.certificates.current.Load().leaf.NotAfter, true
+}
+
+// Certificate returns the certificate of the listeners, nil if they have no TLS. It may change.
+func (s *Servers) Certificate() *tls.Certificate {
+	if s.certificates == nil {
+		return nil
+	}
+	return &s.certificates.current.Load().config.Certificates[0]
 }
 
 // MetricsAddress returns the address of the listener of the metrics, or nil if they have none of their own.

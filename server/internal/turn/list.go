@@ -23,6 +23,14 @@ type ListRequest struct {
 	Limit int
 	// Position is Page.Next of the previous page. The zero value is the first page.
 	Position Position
+	// Elsewhere are the queued turns of the conversation, or of the tenant, that wait at other servers: those of each
+	// conversation in the order of ListTurns. The caller got them before the call.
+	Elsewhere []*parleyv1.Turn
+}
+
+// HasQueued reports whether the list selects queued turns.
+func (l *ListRequest) HasQueued() bool {
+	return len(l.States) == 0 || slices.Contains(l.States, parleyv1.TurnState_TURN_STATE_QUEUED)
 }
 
 // Page is a page of a list of turns.
@@ -109,6 +117,9 @@ func (m *Manager) listNext(ctx context.Context, l *ListRequest) (*Page, error) {
 	page, next := new(pageBuilder), l.Position
 	for len(next.Pending) > 0 {
 		turn, err := m.find(ctx, key{l.Tenant, l.ConversationID}, next.Pending[0])
+		if waiting := findTurn(l.Elsewhere, next.Pending[0]); waiting != nil && errors.As(err, new(*NotFoundError)) {
+			turn, err = waiting, nil
+		}
 		switch {
 		case errors.As(err, new(*NotFoundError)): // It was removed from the queue, or is no longer kept.
 		case err != nil:
@@ -173,9 +184,9 @@ func (m *Manager) checkExists(ctx context.Context, l *ListRequest) error {
 }
 
 // queuedTurns returns the turns that have not started, if the list selects them: those of a conversation, the last in
-// the queue first, or those of a tenant.
+// the queue first, or those of a tenant. Those of other servers come last.
 func (m *Manager) queuedTurns(l *ListRequest) []*parleyv1.Turn {
-	if len(l.States) > 0 && !slices.Contains(l.States, parleyv1.TurnState_TURN_STATE_QUEUED) {
+	if !l.HasQueued() {
 		return nil
 	}
 	m.mu.Lock()
@@ -196,7 +207,7 @@ func (m *Manager) queuedTurns(l *ListRequest) []*parleyv1.Turn {
 		}
 	}
 	slices.Reverse(turns)
-	return turns
+	return append(turns, l.Elsewhere...)
 }
 
 // isInState reports whether a turn is in one of these states. No states mean any.

@@ -1,0 +1,26 @@
+package app
+
+import (
+	"crypto/tls"
+
+	"github.com/parleyhq/parley/server/internal/config"
+	"github.com/parleyhq/parley/server/internal/peer"
+	"github.com/parleyhq/parley/server/internal/rpc"
+	"github.com/parleyhq/parley/store"
+)
+
+// allTurns returns the turns of all servers on the store, and this server as the others call it. If no other server may
+// use the store, they are the turns of this server, and the zero value.
+func (s *server) allTurns(c *config.Config) (rpc.Turns, store.Server, error) {
+	shared, ok := s.storage.Store.(store.Shared)
+	if !ok || c.Peers.AdvertiseAddress == "" {
+		return s.turns, store.Server{}, nil
+	}
+	// A call of another server can only arrive when the transports are open.
+	security, err := c.TLSToPeers(func() *tls.Certificate { return s.transports.Certificate() })
+	if err != nil {
+		return nil, store.Server{}, settingsError("peer-ca-file", err)
+	}
+	s.peers = peer.New(peer.Options{Local: s.turns, Shared: shared, TLS: security, Log: s.log})
+	return s.peers, shared.Self(), nil
+}
