@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/parleyhq/parley/server/internal/secretfile"
 )
@@ -37,10 +38,15 @@ func (l *loader) checkPeers() {
 		l.fault(l.place(name), "%q does not say where other servers find this one; use its name or IP address, and the "+
 			"port of --grpc-address", at)
 	}
-	if c.Peers.CAFile == "" {
-		return
+	if at != "" && c.TLSClientAuth == ClientAuthRequired {
+		own, err := tls.LoadX509KeyPair(c.TLSCertFile, c.TLSKeyFile) // Other checks report an error.
+		if err == nil && !canBeClient(&own) {
+			l.fault(l.place("tls-cert-file"), "has a certificate that is not for clients, and servers call one another with "+
+				"theirs: add client authentication to its extended key usage, or use --tls-client-auth optional")
+		}
 	}
 	switch {
+	case c.Peers.CAFile == "":
 	case at == "":
 		l.fault(l.place("peer-ca-file"), "needs --advertise-address")
 	case c.TLSCertFile == "":
@@ -69,7 +75,7 @@ func (p *Peers) roots() (*x509.CertPool, error) {
 }
 
 // TLSToPeers returns how this server calls other servers: as they call it. own returns its certificate, which it
-// presents if they request one. The result is nil if the servers have no TLS.
+// presents if they request one and it may be that of a client. The result is nil if the servers have no TLS.
 func (c *Config) TLSToPeers(own func() *tls.Certificate) (*tls.Config, error) {
 	if c.TLSCertFile == "" {
 		return nil, nil //nolint:nilnil // no TLS
@@ -80,6 +86,18 @@ func (c *Config) TLSToPeers(own func() *tls.Certificate) (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, RootCAs: roots,
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own(), nil },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if certificate := own(); canBeClient(certificate) {
+				return certificate, nil
+			}
+			return new(tls.Certificate), nil // None. One that is not for clients would be refused.
+		},
 	}, nil
+}
+
+// canBeClient reports whether a certificate may be that of a client.
+func canBeClient(c *tls.Certificate) bool {
+	usages := c.Leaf.ExtKeyUsage
+	return len(usages)+len(c.Leaf.UnknownExtKeyUsage) == 0 || slices.Contains(usages, x509.ExtKeyUsageClientAuth) ||
+		slices.Contains(usages, x509.ExtKeyUsageAny)
 }
