@@ -80,6 +80,7 @@ func (s *Storage) committed(changes []store.Change) {
 func (s *Storage) openInteractions(ctx context.Context, c *config.Config) (err error) {
 	o := interactionlog.Options{
 		Dir: filepath.Join(c.DataDir, "interactions"), Redact: c.LogRedact, RetentionDays: c.LogRetentionDays, Log: s.log,
+		Shared: c.Peers.AdvertiseAddress != "",
 	}
 	if c.Store == "bolt" {
 		o.CheckSpace = boltstore.CheckSpace // Deletes must find space on a disk that the log would fill.

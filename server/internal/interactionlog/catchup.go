@@ -40,7 +40,7 @@ const (
 //
 // It adds no entries of removals, and none of messages that were removed, because the store does not retain them.
 //
-// After a clean stop CatchUp does nothing. To a log that is new or was off it adds nothing. It lists
+// After a clean stop CatchUp does nothing. With Options.Shared it adds nothing, and logs that after an unclean stop. To a log that is new or was off it adds nothing. It lists
 // the store once and excludes messages that are dated after the clock, as it excludes imported ones.
 // Call it before anything else is written to the store or the log. After an error or a crash, the next
 // start adds the rest. No entry is added twice.
@@ -56,6 +56,9 @@ func (l *Log) CatchUp(ctx context.Context, s store.Store) error {
 	p := &l.writer.pending
 	since, needed, off, before := p.saved.CompleteUntil, p.needsCatchUp, p.saved.Off, l.writer.lost.Load()
 	l.writer.mu.Unlock()
+	if l.options.Shared {
+		return l.startWithoutCatchUp(off, needed)
+	}
 	if off {
 		return l.excludeCommittedWhileOff(ctx, s, since)
 	}

@@ -34,6 +34,7 @@ type testService struct {
 	buffering bool
 	buffered  []store.Change
 	now       time.Time
+	shared    bool // Options.Shared of the logs that are opened from now on
 }
 
 func newTestService(tb testing.TB, dir string) *testService {
@@ -59,7 +60,7 @@ func (s *testService) open() {
 	s.tb.Helper()
 	w := &testLog{tb: s.tb, dir: s.dir, output: new(logOutput)}
 	now := func() time.Time { return s.now }
-	l, err := Open(Options{Dir: s.dir, Now: now, Log: slog.New(slog.NewTextHandler(w.output, nil))})
+	l, err := Open(Options{Dir: s.dir, Now: now, Shared: s.shared, Log: slog.New(slog.NewTextHandler(w.output, nil))})
 	must(s.tb, err)
 	w.Log, s.log = l, w
 }
@@ -224,6 +225,36 @@ func TestCatchUpClean(t *testing.T) {
 	s.add("acme", "c1", "new")
 	s.restart()
 	s.wantEntries("new")
+	must(t, s.log.Close())
+}
+
+// TestCatchUpShared checks that a log adds no entries for messages which another server may have committed, neither
+// after a crash nor after the log was off.
+func TestCatchUpShared(t *testing.T) {
+	s := newTestService(t, logDir(t))
+	s.shared = true
+	s.add("acme", "c1", "one")
+	s.detached = true
+	s.add("acme", "c1", "of another server")
+	s.restart()
+	if text := s.log.output.take(); !strings.Contains(text, "may lack entries from the last moment") {
+		t.Errorf("log = %q, want a warning", text)
+	}
+	s.detached = false
+	s.add("acme", "c1", "two")
+	s.wantEntries("one", "two")
+	must(t, s.log.Close())
+
+	off := Options{Dir: s.dir, Shared: true, Log: slog.New(slog.DiscardHandler), Now: func() time.Time { return s.now }}
+	must(t, TurnOff(t.Context(), off, s.Store))
+	s.detached = true
+	s.add("acme", "c1", "while off")
+	s.open()
+	must(t, s.catchUp())
+	s.detached = false
+	s.restart()
+	s.add("acme", "c1", "three")
+	s.wantEntries("one", "two", "three")
 	must(t, s.log.Close())
 }
 

@@ -80,6 +80,9 @@ type Options struct {
 	// CheckSpace, if not nil, is called with the directory and the size of the entries before each write. If it
 	// returns an error, the write fails with that error. So the log can leave space on the disk to others.
 	CheckSpace func(dir string, size int) error
+	// Shared says that other servers write to the store, each with a log of its own. CatchUp then adds no entries, since
+	// it cannot know which server has committed a message.
+	Shared bool
 	// Log receives what operators must know about the log.
 	Log *slog.Logger
 	// Now returns the current time. If nil, it is time.Now.

@@ -74,3 +74,20 @@ func (l *Log) excludeCommittedWhileOff(ctx context.Context, s store.Store, since
 	}
 	return nil
 }
+
+// startWithoutCatchUp ends the state in which the log may lack entries of the last stop, without adding any.
+func (l *Log) startWithoutCatchUp(off, needed bool) error {
+	if needed {
+		l.writer.finishCatchUp(0)
+		l.options.Log.Warn("interaction log may lack entries from the last moment before an unclean stop; with several " +
+			"servers they cannot be added")
+		return l.sync()
+	}
+	if !off {
+		return nil
+	}
+	l.writer.mu.Lock()
+	defer l.writer.mu.Unlock()
+	l.writer.pending.saved.Off = false
+	return l.writer.save(true)
+}
