@@ -123,6 +123,8 @@ func TestConfigFlags(t *testing.T) {
 		{"redis-key-file", ""},
 		{"redis-prefix", "parley"},
 		{"redis-buckets", "0"},
+		{"advertise-address", ""},
+		{"peer-ca-file", ""},
 		{"max-messages", "20"},
 		{"ttl", "1h"},
 		{"max-conversations", "1000"},
@@ -237,7 +239,7 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 
 		"redis-url": "redis://parley@a:1,b:2", "redis-password-file": files.key, "redis-password-env": "REDIS_PASSWORD",
 		"redis-ca-file": files.cert, "redis-cert-file": files.cert, "redis-key-file": files.key, "redis-prefix": "a:b",
-		"redis-buckets": "7",
+		"redis-buckets": "7", "advertise-address": "a:1", "peer-ca-file": files.cert,
 	}
 	// needed are the variables without which a setting has no meaning.
 	pair := []string{"PARLEY_TLS_CERT_FILE=" + files.cert, "PARLEY_TLS_KEY_FILE=" + files.key}
@@ -249,7 +251,8 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 	}
 	needed := map[string][]string{
 		"redis-url": redis[:1], "redis-password-file": redis, "redis-password-env": append(redis, "REDIS_PASSWORD=secret"),
-		"redis-prefix": redis, "redis-buckets": redis,
+		"redis-prefix": redis, "redis-buckets": redis, "advertise-address": redis,
+		"peer-ca-file":  slices.Concat(redis, pair, []string{"PARLEY_ADVERTISE_ADDRESS=a:1"}),
 		"redis-ca-file": redisWithTLS[:2], "redis-cert-file": slices.Delete(slices.Clone(redisWithTLS), 2, 3),
 		"redis-key-file": redisWithTLS[:3],
 		"tls-cert-file":  pair[1:], "tls-key-file": pair[:1], "tls-client-ca-file": pair,

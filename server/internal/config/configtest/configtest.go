@@ -39,8 +39,8 @@ func Agents(tb testing.TB) (path, dir string, environ []string) {
 	return path, dir, []string{"GPT_KEY=sk-marked-env", "TEAM_TOKEN=Bearer marked-env"}
 }
 
-// Certificate returns a self-signed certificate and its private key, both in PEM form.
-func Certificate(tb testing.TB) (cert, key string) {
+// Certificate returns a self-signed certificate and its private key, both in PEM form. Without usages, it is for any.
+func Certificate(tb testing.TB, usages ...x509.ExtKeyUsage) (cert, key string) {
 	tb.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -48,7 +48,7 @@ func Certificate(tb testing.TB) (cert, key string) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"planner"}, IsCA: true,
-		BasicConstraintsValid: true,
+		BasicConstraintsValid: true, ExtKeyUsage: usages,
 	}
 	signed, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	if err != nil {
