@@ -20,12 +20,12 @@ import (
 )
 
 // startServers starts servers with their conversations in one engine.
-func startServers(t *testing.T, engine *redistest.Server, n int, flags ...string) []*server {
+func startServers(t *testing.T, engine *redistest.Server, n int) []*server {
 	t.Helper()
-	return startServersWith(t, engine, n, agents(t, testAgents), flags...)
+	return startServersWith(t, engine, n, agents(t, testAgents))
 }
 
-// startServersWith is startServers with the flag of a configuration file.
+// startServersWith is startServers with the flag of a configuration file, and others.
 func startServersWith(t *testing.T, engine *redistest.Server, n int, config string, flags ...string) []*server {
 	t.Helper()
 	servers := make([]*server, n)

@@ -40,8 +40,9 @@ const (
 //
 // It adds no entries of removals, and none of messages that were removed, because the store does not retain them.
 //
-// After a clean stop CatchUp does nothing. With Options.Shared it adds nothing, and logs that after an unclean stop. To a log that is new or was off it adds nothing. It lists
-// the store once and excludes messages that are dated after the clock, as it excludes imported ones.
+// After a clean stop CatchUp does nothing. With Options.Shared it adds nothing, and logs that after an unclean stop.
+// To a log that is new or was off it adds nothing. It lists the store once and excludes messages that are dated after
+// the clock, as it excludes imported ones.
 // Call it before anything else is written to the store or the log. After an error or a crash, the next
 // start adds the rest. No entry is added twice.
 //

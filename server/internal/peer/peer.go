@@ -36,8 +36,8 @@ import (
 // keyOfServer is the key of the metadata with which a server calls another one: the key of the one that is called.
 const keyOfServer = "parley-server-key"
 
-// maxLooks is how often a call looks for the server of a turn. Each time that is in vain, the turn has ended and another
-// one has begun at another server.
+// maxLooks is how often a call looks for the server of a turn. Each time that is in vain, the turn has ended, and
+// another one has begun at another server.
 const maxLooks = 5
 
 // ErrUnreachable is returned if the server that runs a turn cannot be called.

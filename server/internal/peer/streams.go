@@ -11,29 +11,32 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
-type (
-	event  = parleyv1.TurnEvent
-	events = iter.Seq2[*event, error]
-	yield  = func(*event, error) bool
-)
+// yield receives events. It returns false to stop.
+type yield = func(*parleyv1.TurnEvent, error) bool
 
 // Chat is turn.Manager.Chat of all servers. A turn that has to wait for one of another server, or to interrupt it,
 // waits in the queue of that server.
-func (t *Turns) Chat(ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request) events {
+func (t *Turns) Chat(
+	ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request,
+) iter.Seq2[*parleyv1.TurnEvent, error] {
 	at := conversation{tenant, request.GetConversationId()}
 	return t.follow(ctx, at, followed{
-		local: func() events { return t.local.Chat(ctx, tenant, request, q) },
+		local: func() iter.Seq2[*parleyv1.TurnEvent, error] { return t.local.Chat(ctx, tenant, request, q) },
 		open: func(ctx context.Context, client parleyv1.ConversationServiceClient, _ string) (receiver, error) {
 			stream, err := client.Chat(ctx, request)
-			return func() (*event, error) { r, err := stream.Recv(); return r.GetEvent(), err }, err
+			return func() (*parleyv1.TurnEvent, error) { r, err := stream.Recv(); return r.GetEvent(), err }, err
 		},
 	})
 }
 
 // Resume is turn.Manager.Resume of all servers.
-func (t *Turns) Resume(ctx context.Context, tenant, conversationID, turnID string, after int32) events {
+func (t *Turns) Resume(
+	ctx context.Context, tenant, conversationID, turnID string, after int32,
+) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return t.follow(ctx, conversation{tenant, conversationID}, followed{
-		local: func() events { return t.local.Resume(ctx, tenant, conversationID, turnID, after) },
+		local: func() iter.Seq2[*parleyv1.TurnEvent, error] {
+			return t.local.Resume(ctx, tenant, conversationID, turnID, after)
+		},
 		open: func(ctx context.Context, client parleyv1.ConversationServiceClient, runningID string) (receiver, error) {
 			id := turnID
 			if id == "" {
@@ -42,7 +45,7 @@ func (t *Turns) Resume(ctx context.Context, tenant, conversationID, turnID strin
 			stream, err := client.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{
 				ConversationId: conversationID, TurnId: id, AfterIndex: after,
 			})
-			return func() (*event, error) { r, err := stream.Recv(); return r.GetEvent(), err }, err
+			return func() (*parleyv1.TurnEvent, error) { r, err := stream.Recv(); return r.GetEvent(), err }, err
 		},
 		mayWait: turnID != "", after: after,
 	})
@@ -52,12 +55,12 @@ func (t *Turns) Resume(ctx context.Context, tenant, conversationID, turnID strin
 type conversation struct{ tenant, id string }
 
 // receiver returns the next event of a stream. The error is io.EOF after the last one.
-type receiver func() (*event, error)
+type receiver func() (*parleyv1.TurnEvent, error)
 
 // followed is a call that follows the events of a turn.
 type followed struct {
 	// local answers it at this server.
-	local func() events
+	local func() iter.Seq2[*parleyv1.TurnEvent, error]
 	// open makes the same call at the server of the running turn.
 	open func(ctx context.Context, client parleyv1.ConversationServiceClient, runningID string) (receiver, error)
 	// mayWait is set if the turn of the call may wait in the queue of another server.
@@ -70,7 +73,7 @@ type followed struct {
 var errStopped = errors.New("the reader stopped reading")
 
 // follow yields the events of the turn of a call: those of this server, or of the one that runs the turn.
-func (t *Turns) follow(ctx context.Context, at conversation, f followed) events {
+func (t *Turns) follow(ctx context.Context, at conversation, f followed) iter.Seq2[*parleyv1.TurnEvent, error] {
 	return func(yield yield) {
 		if err := t.tryFollow(ctx, at, f, yield); err != nil && !errors.Is(err, errStopped) {
 			yield(nil, err)
@@ -106,7 +109,7 @@ func (t *Turns) tryFollow(ctx context.Context, at conversation, f followed, yiel
 }
 
 // passOn yields events. It returns the error at their end, or errStopped.
-func passOn(all events, yield yield) error {
+func passOn(all iter.Seq2[*parleyv1.TurnEvent, error], yield yield) error {
 	for event, err := range all {
 		if err != nil {
 			return err
@@ -120,9 +123,8 @@ func passOn(all events, yield yield) error {
 
 // awaitEnd waits until a turn has ended in the store.
 func (t *Turns) awaitEnd(ctx context.Context, at conversation, turnID string) error {
-	for range t.local.FollowStored(ctx, at.tenant, at.id, turnID, turn.Received{}) {
-		continue // What the call yields of the turn, it reads again.
-	}
+	ended := t.local.FollowStored(ctx, at.tenant, at.id, turnID, turn.Received{})
+	_ = passOn(ended, func(*parleyv1.TurnEvent, error) bool { return true }) // The call reads the turn again.
 	return context.Cause(ctx)
 }
 
@@ -137,7 +139,7 @@ func (t *Turns) forward(ctx context.Context, at conversation, owner store.Owner,
 	received, turnID := turn.ReceivedThrough(f.after), ""
 	receive, err := f.open(outgoing(ctx, owner.Server), client, owner.TurnID)
 	for err == nil {
-		var next *event
+		var next *parleyv1.TurnEvent
 		if next, err = receive(); err != nil {
 			break
 		}

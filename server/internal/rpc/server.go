@@ -39,8 +39,8 @@ import (
 // defaultMaxMessageBytes is the default of Options.MaxMessageBytes.
 const defaultMaxMessageBytes = 256 << 10
 
-// Turns runs turns. The implementations are turn.Manager, and peer.Turns for several servers on one store. Tests replace it, for example to test streams
-// that never end, or panics in a handler.
+// Turns runs turns. The implementations are turn.Manager, and peer.Turns for several servers on one store. Tests
+// replace it, for example to test streams that never end, or panics in a handler.
 type Turns interface {
 	// Chat starts a turn and yields its events. If an earlier call with the request q started a turn,
 	// Chat yields the events of that turn.

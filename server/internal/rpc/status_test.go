@@ -18,6 +18,7 @@ import (
 
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/limit"
+	"github.com/parleyhq/parley/server/internal/peer"
 	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/transfer"
@@ -254,6 +255,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{
 			err: store.ErrUnavailable, code: codes.Unavailable, reason: "STORE_UNAVAILABLE", retry: time.Second, logged: true,
 		},
+		{err: peer.ErrUnreachable, code: codes.Unavailable, reason: "SERVER_UNREACHABLE", retry: time.Second},
 		{err: context.Canceled, code: codes.Canceled, reason: "CANCELLED"},
 		{err: context.DeadlineExceeded, code: codes.DeadlineExceeded, reason: "DEADLINE_EXCEEDED"},
 		{err: store.ErrTurnEnded, code: codes.Internal, reason: "INTERNAL", logged: true},
