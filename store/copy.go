@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	storev1 "github.com/parleyhq/parley/gen/parley/store/v1"
@@ -93,3 +94,6 @@ const (
 	MaxCopiedPageBytes = 1 << 20
 	MaxCopiedPage      = 256
 )
+
+// IsRequest reports whether the copy is that of a request that the store remembers.
+func (r *RecordCopy) IsRequest() bool { return strings.HasPrefix(r.Key, "\x00") }

@@ -92,7 +92,9 @@ func (s *Source) AllTenants(ctx context.Context) ([]string, error) {
 }
 
 // List implements store.CopySource.
-func (s *Source) List(ctx context.Context, l *store.List) (*store.Page, error) { return s.store.List(ctx, l) }
+func (s *Source) List(ctx context.Context, l *store.List) (*store.Page, error) {
+	return s.store.List(ctx, l)
+}
 
 // Abandoned implements store.CopySource.
 func (s *Source) Abandoned(ctx context.Context, after string) ([]store.Progress, string, error) {
@@ -298,7 +300,9 @@ func (t *txn) putTenantCopies(tenant string, edits *records.Edits) error {
 }
 
 // SaveProgress implements store.CopyTarget.
-func (t *Target) SaveProgress(ctx context.Context, p *store.Progress) error { return t.store.SaveProgress(ctx, p) }
+func (t *Target) SaveProgress(ctx context.Context, p *store.Progress) error {
+	return t.store.SaveProgress(ctx, p)
+}
 
 // Stats implements store.CopyTarget.
 func (t *Target) Stats(ctx context.Context) (store.Stats, error) { return t.store.Stats(ctx) }

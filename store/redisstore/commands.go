@@ -50,6 +50,10 @@ func (t *transaction) command() ([]string, error) {
 		b.add(append([]string{"HSET", t.of("c", t.write.id)}, b.fields...)...)
 		messages = int(r.Conversation().GetMessageCount()) - messagesBefore
 		b.records(t.write.id, t.commit, out.Records, t.tenant)
+		if end := t.write.deleteTime; !end.IsZero() {
+			b.add("HSET", b.key("em"), t.write.id, stamp(end))
+			b.add("ZADD", b.key("ed"), strconv.FormatInt(end.UnixMicro(), 10), t.write.id)
+		}
 		if out.Records != nil {
 			delta = out.Records.Conversation.Plus(out.Records.Tenant)
 		}

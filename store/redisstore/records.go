@@ -251,14 +251,20 @@ func (s *Store) commitTenant(
 	}
 	b := newCommands(p)
 	b.records("", commit, edits, state)
-	args := b.args("", "", "change", state.read(), "", "", "0", strconv.FormatInt(maxBytes, 10), "", "", "0",
-		strconv.FormatInt(edits.Tenant.Records, 10), strconv.FormatInt(edits.Tenant.RecordBytes, 10),
-		strconv.FormatInt(edits.Tenant.Bytes, 10), s.server, "", "0")
+	args := b.recordArgs(state, maxBytes, edits.Tenant, s.server)
 	reply, err := s.run(ctx, script, p, now, args...)
 	if err != nil {
 		return err
 	}
 	return s.finish(p, now, reply, nil, limits)
+}
+
+// recordArgs returns the arguments of commit.lua for commands that change records alone, and the counts of the tenant by
+// delta.
+func (b *commands) recordArgs(state tenantState, maxBytes int64, delta records.Counts, server string) []string {
+	return b.args("", "", "change", state.read(), "", "", "0", strconv.FormatInt(maxBytes, 10), "", "", "0",
+		strconv.FormatInt(delta.Records, 10), strconv.FormatInt(delta.RecordBytes, 10),
+		strconv.FormatInt(delta.Bytes, 10), server, "", "0")
 }
 
 // GetRecords implements store.Store.

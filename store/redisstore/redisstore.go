@@ -157,7 +157,10 @@ var (
 // Open opens a store, which is empty if the engine has no key with the prefix. It checks the settings of the engine,
 // takes leases, and releases what servers whose lease has ended have held. Errors: store.ErrUnavailable with the
 // addresses of the engine, ErrInUse; others say what to change. All are one line.
-func Open(ctx context.Context, o Options) (*Store, error) {
+func Open(ctx context.Context, o Options) (*Store, error) { return open(ctx, o, (*Store).start) }
+
+// open makes a store whose goroutines and leases start begins.
+func open(ctx context.Context, o Options, start func(*Store, context.Context, *Options) error) (*Store, error) {
 	s := &Store{
 		options: o.WithDefaults(), addresses: o.Client.InitAddress, prefix: cmp.Or(o.Prefix, "parley"),
 		scripts: newScripts(), leaseTime: cmp.Or(o.leaseTime, leaseTime), warn: o.Warn,
@@ -182,7 +185,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	}
 	s.client = bounded{client, s.timeout}
 	s.running, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	if err := s.start(ctx, &o); err != nil {
+	if err := start(s, ctx, &o); err != nil {
 		s.stop()
 		s.hearing.Wait()
 		s.client.Close()
@@ -222,6 +225,9 @@ func (s *Store) start(ctx context.Context, o *Options) error {
 	return s.releaseAbandoned(ctx)
 }
 
+// schemaKey returns the key of the version and the number of buckets.
+func (s *Store) schemaKey() string { return s.prefix + ":schema" }
+
 // schema returns the number of buckets of the store, and makes a new store if there is none.
 func (s *Store) schema(ctx context.Context, buckets int) (int, error) {
 	wanted := buckets
@@ -231,7 +237,7 @@ func (s *Store) schema(ctx context.Context, buckets int) (int, error) {
 	if wanted < 1 || wanted > MaxBuckets {
 		return 0, fmt.Errorf("%d buckets: choose 1 to %d", wanted, MaxBuckets)
 	}
-	key := s.prefix + ":schema"
+	key := s.schemaKey()
 	get := func() (string, error) { return s.client.Do(ctx, s.client.B().Get().Key(key).Build()).ToString() }
 	text, err := get()
 	if isNil(err) { // An engine whose memory is full would refuse to set it, also if it is set.
@@ -243,6 +249,16 @@ func (s *Store) schema(ctx context.Context, buckets int) (int, error) {
 	}
 	if err != nil {
 		return 0, s.fault(err)
+	}
+	return readSchema(key, text, buckets)
+}
+
+// readSchema returns the number of buckets of a store whose schema key has this text. If buckets is not 0, it must be
+// that number.
+func readSchema(key, text string, buckets int) (int, error) {
+	if strings.HasPrefix(text, copyMark) {
+		return 0, fmt.Errorf("the data of the engine at %q is an unfinished copy: run parleyd migrate again, which removes "+
+			"it and starts over", key)
 	}
 	var version, n int
 	if _, err := fmt.Sscanf(text, "%d %d", &version, &n); err != nil || n < 1 || n > MaxBuckets {

@@ -32,8 +32,10 @@ type write struct {
 	imports bool
 	// replaces says that the conversation may be damaged, since the write deletes it.
 	replaces bool
-	queued   func()
-	decide   func(in *input) (*record.Outcome, error)
+	// deleteTime makes the new conversation an ephemeral one that is deleted at this time. The zero time does not.
+	deleteTime time.Time
+	queued     func()
+	decide     func(in *input) (*record.Outcome, error)
 }
 
 // input is what a decision is about.

@@ -48,7 +48,7 @@ Stop the server that uses the file before.`
 // offlineCommands returns the commands besides the server.
 func offlineCommands() []config.Offline {
 	return []config.Offline{
-		checkCommand(), restoreCommand(), compactCommand(), tokenCommand(), healthcheckCommand(), checkProcessCommand(),
+		checkCommand(), restoreCommand(), compactCommand(), migrateCommand(), tokenCommand(), healthcheckCommand(), checkProcessCommand(),
 	}
 }
 

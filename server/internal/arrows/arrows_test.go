@@ -118,6 +118,7 @@ func allowedArrows() []arrow {
 		{"server/internal/limit", nil},
 		{"server/internal/metrics", []string{"store", api}},
 		{"server/internal/secretfile", nil},
+		{"server/internal/migrate", []string{"store", api}},
 		{"server/internal/transfer", []string{"server/internal/rules", "server/internal/rules/ids", "store", api}},
 		{"server/internal/turn", []string{
 			"server/internal/turn/*", "server/internal/window", "server/internal/agent", "server/internal/tracing", "store", api,

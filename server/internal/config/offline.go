@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -24,6 +25,8 @@ type Offline struct {
 	Flag, Usage string
 	// More are the names of further settings that the command reads, with the flags of the server.
 	More []string
+	// NeedsRedis says that the command reads RedisSettings and needs a URL of Redis.
+	NeedsRedis bool
 	// Hidden hides the command from the help text.
 	Hidden bool
 	// Args checks the arguments. Its error is returned as an *Error.
@@ -51,8 +54,12 @@ func (o *Offline) command(environ []string) *cobra.Command {
 	}
 	l := newLoader(environ)
 	s, flagName := l.setting(cmp.Or(o.Setting, dataDirName)), cmp.Or(o.Flag, o.Setting, dataDirName)
-	more := make([]*setting, len(o.More))
-	for i, name := range o.More {
+	names := o.More
+	if o.NeedsRedis {
+		names = append(slices.Clone(names), RedisSettings()...)
+	}
+	more := make([]*setting, len(names))
+	for i, name := range names {
 		more[i] = l.setting(name)
 	}
 	command := &cobra.Command{
@@ -64,7 +71,7 @@ func (o *Offline) command(environ []string) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := l.readOnly(cmd.Flags(), flagName, s, more...); err != nil {
+			if err := l.readOnly(cmd.Flags(), flagName, s, o.NeedsRedis, more...); err != nil {
 				return err
 			}
 			return o.Run(cmd.Context(), OfflineCall{
@@ -102,8 +109,10 @@ func (o *Offline) group(environ []string) *cobra.Command {
 }
 
 // readOnly reads only the setting s, which has the flag flagName, and more from file, environment and flags, in the
-// same order as load.
-func (l *loader) readOnly(flags *pflag.FlagSet, flagName string, s *setting, more ...*setting) error {
+// same order as load. If needsRedis is set, it also checks the settings of Redis, and reads the password.
+func (l *loader) readOnly(
+	flags *pflag.FlagSet, flagName string, s *setting, needsRedis bool, more ...*setting,
+) error {
 	place := l.namePath(flags)
 	all := append([]*setting{s}, more...)
 	if l.path != "" {
@@ -122,6 +131,12 @@ func (l *loader) readOnly(flags *pflag.FlagSet, flagName string, s *setting, mor
 		for _, text := range s.flagValues {
 			l.set(s, "--"+flag, text)
 		}
+	}
+	if needsRedis {
+		if l.config.Redis.URL == "" {
+			l.fault(l.place("redis-url"), "is required, for example redis://127.0.0.1:6379")
+		}
+		l.checkRedisAccess()
 	}
 	if len(l.faults) > 0 {
 		return &Error{Faults: l.faults}

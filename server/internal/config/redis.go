@@ -11,8 +11,8 @@ import (
 // StoreRedis is the value of the setting store for Redis and Valkey.
 const StoreRedis = "redis"
 
-// maxRedisConversation is the maximum of max-conversation-bytes with Redis.
-const maxRedisConversation = 32 * mib
+// MaxRedisConversation is the maximum of max-conversation-bytes with Redis.
+const MaxRedisConversation = 32 * mib
 
 // maxRedisPrefix is the maximum size of redis-prefix.
 const maxRedisPrefix = 64
@@ -112,13 +112,26 @@ func (l *loader) checkRedis() {
 	} else if r.URL == "" {
 		l.fault(l.place("redis-url"), "must not be empty with --store redis")
 	}
-	if bytes := c.MaxConversationBytes; bytes > maxRedisConversation {
+	if bytes := c.MaxConversationBytes; bytes > MaxRedisConversation {
 		l.fault(l.place("max-conversation-bytes"), "%s is too large for --store redis; the maximum is %s, because Redis "+
 			"executes one command at a time, and a larger conversation would delay all others",
-			formatSize(int64(bytes)), formatSize(maxRedisConversation))
+			formatSize(int64(bytes)), formatSize(MaxRedisConversation))
 	}
+	l.checkRedisAccess()
+}
+
+// checkRedisAccess reads the password and checks the files of TLS.
+func (l *loader) checkRedisAccess() {
 	l.readRedisPassword()
 	l.checkRedisTLS()
+}
+
+// RedisSettings returns the names of the settings of the store on Redis or Valkey, for [Offline.More].
+func RedisSettings() (names []string) {
+	for _, s := range new(Config).redisSettings() {
+		names = append(names, s.name)
+	}
+	return names
 }
 
 // readRedisPassword reads the password from its file or variable. Faults do not quote it.
