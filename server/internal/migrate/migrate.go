@@ -281,4 +281,9 @@ func (m *migration) compare(ctx context.Context) error {
 
 func sourceError(err error) error { return fmt.Errorf("source: %w", err) }
 
-func targetError(err error) error { return fmt.Errorf("target: %w", err) }
+func targetError(err error) error {
+	if errors.Is(err, store.ErrNoSpace) {
+		return fmt.Errorf("target: %w: free space on its disk, or raise maxmemory of the engine", err)
+	}
+	return fmt.Errorf("target: %w", err)
+}
