@@ -35,7 +35,7 @@ func pages() []page {
 		}},
 		{path: "proto/README.md", output: []string{`"replayed": true`, `"activeAgent"`, "skipped", "demo-copy"}},
 		{path: "server/README.md", programs: []string{"openssl", "redis-server", "redis-cli"}, output: []string{
-			"1 64", "signed in", `"agents"`, "max_messages: 20", "restored", "compacted", `"status": "SERVING"`,
+			"1 64", "signed in", `"agents"`, "max_messages: 20", "restored", "compacted", "migrated", `"status": "SERVING"`,
 		}},
 		{path: "server/agents.md", programs: []string{"python3"}, config: "agents.yaml", output: []string{
 			"You said 'hello', after 0 others.", "TURN_STATE_INPUT_REQUIRED", "It costs 50 cents.", "claude",

@@ -3,6 +3,7 @@ package redisstore
 import (
 	"bytes"
 	"strconv"
+	"time"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -50,10 +51,7 @@ func (t *transaction) command() ([]string, error) {
 		b.add(append([]string{"HSET", t.of("c", t.write.id)}, b.fields...)...)
 		messages = int(r.Conversation().GetMessageCount()) - messagesBefore
 		b.records(t.write.id, t.commit, out.Records, t.tenant)
-		if end := t.write.deleteTime; !end.IsZero() {
-			b.add("HSET", b.key("em"), t.write.id, stamp(end))
-			b.add("ZADD", b.key("ed"), strconv.FormatInt(end.UnixMicro(), 10), t.write.id)
-		}
+		b.deleteAt(t.write.id, t.write.deleteTime)
 		if out.Records != nil {
 			delta = out.Records.Conversation.Plus(out.Records.Tenant)
 		}
@@ -111,6 +109,14 @@ func (t *transaction) putRecord(b *commands, r *record.Record, e *extra, changes
 		b.part(t.of("c", t.write.id), i, before, string(value))
 	}
 	return nil
+}
+
+// deleteAt adds the commands that make a new conversation an ephemeral one that is deleted at a time; none for zero.
+func (b *commands) deleteAt(id string, end time.Time) {
+	if !end.IsZero() {
+		b.add("HSET", b.key("em"), id, stamp(end))
+		b.add("ZADD", b.key("ed"), strconv.FormatInt(end.UnixMicro(), 10), id)
+	}
 }
 
 // commands collects the commands of a commit.

@@ -259,8 +259,8 @@ func (s *Store) commitTenant(
 	return s.finish(p, now, reply, nil, limits)
 }
 
-// recordArgs returns the arguments of commit.lua for commands that change records alone, and the counts of the tenant by
-// delta.
+// recordArgs returns the arguments of commit.lua for commands that change records alone, and the counts of the tenant
+// by delta.
 func (b *commands) recordArgs(state tenantState, maxBytes int64, delta records.Counts, server string) []string {
 	return b.args("", "", "change", state.read(), "", "", "0", strconv.FormatInt(maxBytes, 10), "", "", "0",
 		strconv.FormatInt(delta.Records, 10), strconv.FormatInt(delta.RecordBytes, 10),

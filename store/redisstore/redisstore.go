@@ -188,6 +188,9 @@ func open(ctx context.Context, o Options, start func(*Store, context.Context, *O
 	if err := start(s, ctx, &o); err != nil {
 		s.stop()
 		s.hearing.Wait()
+		if len(s.buckets) > 0 { // Otherwise the next process would wait for the lease.
+			_ = s.endLeases(context.WithoutCancel(ctx))
+		}
 		s.client.Close()
 		if errors.Is(err, store.ErrUnavailable) {
 			err = s.unavailable(err)

@@ -21,9 +21,9 @@ import (
 	"github.com/parleyhq/parley/store/redisstore"
 )
 
-const aboutMigrate = `Copy all data of a store to an empty store of another kind: from the file in --data-dir to Redis or
-Valkey, or back. Stop the server before. The source is only read. No server can use either store until
-the command has ended.
+const aboutMigrate = `Copy all data of a store to an empty store of another kind: from the file in --data-dir to Redis
+or Valkey, or back. Stop the server before. The source is only read. No server can use either store
+until the command has ended.
 
 The copy has all tenants: conversations with their messages, turns, events, uids, versions and times, the
 records of conversations and tenants with their revisions, and the remembered requests, so that a repeated

@@ -48,7 +48,8 @@ Stop the server that uses the file before.`
 // offlineCommands returns the commands besides the server.
 func offlineCommands() []config.Offline {
 	return []config.Offline{
-		checkCommand(), restoreCommand(), compactCommand(), migrateCommand(), tokenCommand(), healthcheckCommand(), checkProcessCommand(),
+		checkCommand(), restoreCommand(), compactCommand(), migrateCommand(), tokenCommand(), healthcheckCommand(),
+		checkProcessCommand(),
 	}
 }
 
