@@ -51,7 +51,6 @@ func (t *transaction) command() ([]string, error) {
 		b.add(append([]string{"HSET", t.of("c", t.write.id)}, b.fields...)...)
 		messages = int(r.Conversation().GetMessageCount()) - messagesBefore
 		b.records(t.write.id, t.commit, out.Records, t.tenant)
-		b.deleteAt(t.write.id, t.write.deleteTime)
 		if out.Records != nil {
 			delta = out.Records.Conversation.Plus(out.Records.Tenant)
 		}
@@ -82,6 +81,7 @@ func (t *transaction) putRecord(b *commands, r *record.Record, e *extra, changes
 	switch {
 	case !changes:
 		b.push(list, r.Messages)
+		b.deleteAt(t.write.id, t.write.deleteTime)
 	case t.write.messages:
 		kept := t.aside - t.chunks.joined
 		b.trim(list, t.messagesBefore(), 0, kept)
