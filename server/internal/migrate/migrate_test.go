@@ -126,6 +126,12 @@ func (f filler) fill() {
 		Tenant: "deleted", Writes: []*parleyv1.RecordWrite{{Key: "key", Delete: true}},
 	})
 	f.try(err)
+	for _, remove := range []bool{false, true} { // This one keeps only its revision.
+		_, err := f.store.WriteRecords(f.Context(), &store.WriteRecords{
+			Tenant: "bare", Writes: []*parleyv1.RecordWrite{{Key: "key", Delete: remove}},
+		})
+		f.try(err)
+	}
 	create("acme", "expired", &parleyv1.Retention{Ttl: durationpb.New(time.Millisecond)})
 	f.ephemeral("released", true)
 	f.ephemeral("held", false)
@@ -265,11 +271,13 @@ func wantRepeats(t *testing.T, s store.Store) {
 			t.Errorf("repeated write of tenant %s = %+v, %v, want a replay", tenant, result, err)
 		}
 	}
-	w := &store.WriteRecords{Tenant: "deleted", Writes: []*parleyv1.RecordWrite{{Key: "new"}}}
-	result, err := s.WriteRecords(t.Context(), w)
-	f.try(err)
-	if result.TenantRevision != 3 {
-		t.Errorf("next revision = %d, want 3", result.TenantRevision)
+	for _, tenant := range []string{"deleted", "bare"} {
+		w := &store.WriteRecords{Tenant: tenant, Writes: []*parleyv1.RecordWrite{{Key: "new"}}}
+		result, err := s.WriteRecords(t.Context(), w)
+		f.try(err)
+		if result.TenantRevision != 3 {
+			t.Errorf("next revision of tenant %s = %d, want 3", tenant, result.TenantRevision)
+		}
 	}
 }
 
