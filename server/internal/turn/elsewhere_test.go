@@ -317,6 +317,9 @@ func TestHeadAfterForwarded(t *testing.T) {
 			<-queued
 		}
 		wantElsewhere(t, "first Chat", f.startChat(t, chatRequest("first", onBusyQueue)).err, "there")
+		if headErr != nil {
+			t.Errorf("head: error = %v before the deletion, want nil", headErr)
+		}
 		s.deleteConversation(reported)
 		if got := f.stored(t); !errors.Is(headErr, ErrConversationDeleted) || got != nil || p.runCount() != 0 {
 			t.Errorf("head: error = %v, want ErrConversationDeleted; messages %q, %d agent calls, want none", headErr, got,
