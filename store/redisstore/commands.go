@@ -111,20 +111,20 @@ func (t *transaction) putRecord(b *commands, r *record.Record, e *extra, changes
 	return nil
 }
 
-// deleteAt adds the commands that make a new conversation an ephemeral one that is deleted at a time; none for zero.
-func (b *commands) deleteAt(id string, end time.Time) {
-	if !end.IsZero() {
-		b.add("HSET", b.key("em"), id, stamp(end))
-		b.add("ZADD", b.key("ed"), strconv.FormatInt(end.UnixMicro(), 10), id)
-	}
-}
-
 // commands collects the commands of a commit.
 type commands struct {
 	space
 
 	words  []string
 	fields []string // of the conversation
+}
+
+// deleteAt adds the commands that make a new conversation an ephemeral one that is deleted at a time; none for zero.
+func (b *commands) deleteAt(id string, end time.Time) {
+	if !end.IsZero() {
+		b.add("HSET", b.key("em"), id, stamp(end))
+		b.add("ZADD", b.key("ed"), strconv.FormatInt(end.UnixMicro(), 10), id)
+	}
 }
 
 func newCommands(p space) *commands { return &commands{space: p} }
