@@ -128,7 +128,8 @@ func (s *testServer) endLease(t *testing.T, engine *redistest.Server) {
 	const script = `
 		local names, n = redis.call('HGETALL', redis.call('KEYS', '*}la')[1]), 0
 		for i = 1, #names, 2 do
-			n = n + (names[i + 1] == ARGV[1] and redis.call('ZREM', redis.call('KEYS', '*}ls')[1], names[i]) or 0)
+			local named = names[i + 1]:match(' (.*)$') == ARGV[1] -- after the key
+			n = n + (named and redis.call('ZREM', redis.call('KEYS', '*}ls')[1], names[i]) or 0)
 		end
 		return n`
 	if n, err := engine.Do("EVAL", script, "0", s.name); err != nil || n != "1" {
