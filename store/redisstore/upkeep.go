@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -246,95 +245,4 @@ func (s *Store) saveProgress(ctx context.Context, q *store.Progress) error {
 		return fmt.Errorf("turn %q: %w", q.TurnID, store.ErrTurnEnded)
 	}
 	return nil
-}
-
-// abandonedBytes is the size of the progress of turns from which on a page of Abandoned ends.
-const abandonedBytes = 1 << 20
-
-// Abandoned implements store.Store.
-func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Progress, next string, err error) {
-	if err := s.enter(ctx); err != nil {
-		return nil, "", err
-	}
-	defer s.leave()
-	bucket, from := 0, "-"
-	if after != "" {
-		index, last, _ := strings.Cut(after, " ")
-		if bucket, err = strconv.Atoi(index); err != nil || bucket < 0 || bucket >= len(s.buckets) {
-			return nil, "", fmt.Errorf("abandoned turns: %w", store.ErrPageToken)
-		}
-		from = "(" + last
-	}
-	size := 0
-	for ; bucket < len(s.buckets); bucket, from = bucket+1, "-" {
-		b := s.buckets[bucket]
-		live, err := s.leases(ctx, b)
-		if err != nil {
-			return nil, "", err
-		}
-		for more := true; more; {
-			list := s.client.B().Zrange().Key(b.prefix+"rl").Min(from).Max("+").Bylex().Limit(0, pageKeys).Build()
-			names, err := s.client.Do(ctx, list).AsStrSlice()
-			if err != nil {
-				return nil, "", s.fault(err)
-			}
-			for _, name := range names {
-				from = "(" + name
-				turn, n, err := s.abandoned(ctx, b, name, live)
-				if err != nil {
-					return nil, "", err
-				}
-				if turn == nil {
-					continue
-				}
-				turns, size = append(turns, *turn), size+n
-				if size >= abandonedBytes || len(turns) >= pageKeys {
-					return turns, strconv.Itoa(bucket) + " " + name, nil
-				}
-			}
-			more = len(names) == pageKeys
-		}
-	}
-	return turns, "", nil
-}
-
-// abandoned returns a running turn and the size of its progress; nil if a live server answers it.
-func (s *Store) abandoned(
-	ctx context.Context, b bucket, name string, live map[string]bool,
-) (*store.Progress, int, error) {
-	tenant, id, ok := cutTenant(name)
-	if !ok {
-		return nil, 0, nil
-	}
-	replies := s.client.DoMulti(ctx, s.client.B().Hget().Key(b.prefix+"rt").Field(name).Build(),
-		s.client.B().Get().Key(b.prefix+"p:"+name).Build())
-	of, err := replies[0].ToString()
-	if err != nil && !isNil(err) {
-		return nil, 0, s.fault(err)
-	}
-	if len(of) < runningHead || live[of[:serverSize]] {
-		return nil, 0, nil
-	}
-	p := &store.Progress{TurnID: of[runningHead:]}
-	value, err := replies[1].AsBytes()
-	if err != nil && !isNil(err) {
-		return nil, 0, s.fault(err)
-	}
-	if value != nil {
-		if saved, err := record.UnmarshalProgress(value); err == nil && saved.TurnID == p.TurnID {
-			p = saved
-		}
-	}
-	p.Tenant, p.ConversationID = tenant, id
-	c, err := s.load(ctx, s.space(tenant), id, turnsPart)
-	if err != nil && !errors.Is(err, store.ErrCorrupt) {
-		return nil, 0, err
-	}
-	if err == nil && c.live(s.options.Now()) == nil {
-		return nil, 0, nil // It has ended and is not swept yet.
-	}
-	if err == nil && p.Events == nil {
-		p.Events = c.record.Events(p.TurnID)
-	}
-	return p, len(value) + 100, nil
 }
