@@ -237,7 +237,7 @@ func TestCatchUpShared(t *testing.T) {
 	s.detached = true
 	s.add("acme", "c1", "of another server")
 	s.restart()
-	if text := s.log.output.take(); !strings.Contains(text, "may lack entries from the last moment") {
+	if text := s.log.output.take(); !strings.Contains(text, "may lack the last entries before an unclean stop") {
 		t.Errorf("log = %q, want a warning", text)
 	}
 	s.detached = false

@@ -79,8 +79,7 @@ func (l *Log) excludeCommittedWhileOff(ctx context.Context, s store.Store, since
 func (l *Log) startWithoutCatchUp(off, needed bool) error {
 	if needed {
 		l.writer.finishCatchUp(0)
-		l.options.Log.Warn("interaction log may lack entries from the last moment before an unclean stop; with several " +
-			"servers they cannot be added")
+		l.options.Log.Warn("interaction log may lack the last entries before an unclean stop")
 		return l.sync()
 	}
 	if !off {
