@@ -117,7 +117,8 @@ func (m *scattered) request(random *rand.Rand, id, content string) {
 		switch reason := reasonOf(f.err); {
 		case f.err == nil && f.finished == nil:
 			m.t.Errorf("%s: the stream ended without a finished event", content)
-		case f.err != nil && reason != "CONVERSATION_BUSY" && reason != "QUEUE_FULL" && reason != "TOO_MANY_TURNS":
+		case reason == "CONVERSATION_BUSY" && mode <= parleyv1.OnBusy_ON_BUSY_REJECT:
+		case f.err != nil && reason != "QUEUE_FULL" && reason != "TOO_MANY_TURNS":
 			m.t.Errorf("%s with %v: %v (%s)", content, mode, f.err, reason)
 		}
 		if f.started {

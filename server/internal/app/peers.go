@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"crypto/tls"
 
 	"github.com/parleyhq/parley/server/internal/config"
@@ -11,16 +12,24 @@ import (
 
 // allTurns returns the turns of all servers on the store, and this server as the others call it. If no other server may
 // use the store, they are the turns of this server, and the zero value.
-func (s *server) allTurns(c *config.Config) (rpc.Turns, store.Server, error) {
+func (s *server) allTurns(ctx context.Context, c *config.Config) (rpc.Turns, store.Server, error) {
 	shared, ok := s.storage.Store.(store.Shared)
 	if !ok || c.Peers.AdvertiseAddress == "" {
 		return s.turns, store.Server{}, nil
 	}
-	// A call of another server can only arrive when the transports are open.
 	security, err := c.TLSToPeers(func() *tls.Certificate { return s.transports.Certificate() })
 	if err != nil {
 		return nil, store.Server{}, settingsError("peer-ca-file", err)
 	}
-	s.peers = peer.New(peer.Options{Local: s.turns, Shared: shared, TLS: security, Log: s.log})
+	s.peers = peer.New(context.WithoutCancel(ctx), peer.Options{Local: s.turns, Shared: shared, TLS: security, Log: s.log})
 	return s.peers, shared.Self(), nil
+}
+
+// owner returns the running turn of a conversation and its server. It is the zero value if no other server may use the
+// store.
+func (s *server) owner(ctx context.Context, tenant, conversationID string) (store.Owner, error) {
+	if shared, ok := s.storage.Store.(store.Shared); ok {
+		return shared.Owner(ctx, tenant, conversationID)
+	}
+	return store.Owner{}, nil
 }

@@ -140,6 +140,7 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 		MaxRecordBytes: int64(c.MaxRecordBytes),
 		MaxTurnsOf:     func(tenant string) int { return limits.Of(tenant).MaxTurns },
 		OnEnd:          func(e turn.End) { s.metrics.TurnEnded(metrics.Turn(e)) },
+		Owner:          s.owner,
 	})
 	s.metrics.SetAgents(s.agents.Names())
 	if c.Store == "bolt" {
@@ -177,7 +178,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) error {
 	if hasBackups {
 		s.backupTime = openStoredTime(c.DataDir, backupTimeName, s.log)
 	}
-	turns, self, err := s.allTurns(c)
+	turns, self, err := s.allTurns(ctx, c)
 	if err != nil {
 		return err
 	}

@@ -65,6 +65,9 @@ func (s *server) stop(grace time.Duration) error {
 	graceful, cancelGraceful := context.WithTimeout(s.storeHealthy, grace)
 	defer cancelGraceful()
 	s.turns.Stop(graceful)
+	if s.peers != nil {
+		s.peers.Stop()
+	}
 
 	drain, cancelDrain := context.WithTimeout(s.storeHealthy, min(streamDrainTime, time.Until(drainDeadline)))
 	defer cancelDrain()

@@ -86,11 +86,11 @@ func (c *Config) TLSToPeers(own func() *tls.Certificate) (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, RootCAs: roots,
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			if certificate := own(); canBeClient(certificate) {
-				return certificate, nil
+		GetClientCertificate: func(request *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if own := own(); canBeClient(own) && request.SupportsCertificate(own) == nil {
+				return own, nil
 			}
-			return new(tls.Certificate), nil // None. One that is not for clients would be refused.
+			return new(tls.Certificate), nil // None. One that is not for clients, or of another authority, would be refused.
 		},
 	}, nil
 }

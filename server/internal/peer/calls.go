@@ -25,7 +25,7 @@ type method[Q, R any] func(parleyv1.ConversationServiceClient, context.Context, 
 
 // call calls a method of another server. Errors: ErrUnreachable, StatusError, or the cause of ctx.
 func call[Q, R any](ctx context.Context, t *Turns, to store.Server, m method[Q, R], request *Q) (*R, error) {
-	client, err := t.client(ctx, to)
+	client, err := t.unary(ctx, to)
 	if err != nil {
 		return nil, err
 	}
@@ -42,15 +42,15 @@ func (t *Turns) failure(ctx context.Context, to store.Server, err error) error {
 		return context.Cause(ctx)
 	}
 	st := status.Convert(err)
-	if reason := reasonOf(st); reason == "" || reason == shuttingDown {
+	if reasonOf(st) == "" {
 		t.log.WarnContext(ctx, "server cannot be reached", "address", to.Address, "error", err)
 		return ErrUnreachable
 	}
 	return &StatusError{Status: st}
 }
 
-// reasonOf returns the reason that a server of Parley gives for a status. It is empty if the status is from elsewhere:
-// from the network, or from what is at the address now.
+// reasonOf returns the reason that a server of Parley gives for a status. It is empty if no such server has made the
+// status, for example because the connection has broken.
 func reasonOf(st *status.Status) string {
 	for _, detail := range st.Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetDomain() == domain {
@@ -60,11 +60,16 @@ func reasonOf(st *status.Status) string {
 	return ""
 }
 
-// isBusy reports whether a server has answered that it does not run the turn either.
-func isBusy(err error) bool {
-	answered, ok := errors.AsType[*StatusError](err)
-	return ok && reasonOf(answered.Status) == busy
+// reasonOfError returns the reason of a StatusError, empty for other errors.
+func reasonOfError(err error) string {
+	if answered, ok := errors.AsType[*StatusError](err); ok {
+		return reasonOf(answered.Status)
+	}
+	return ""
 }
+
+// isBusy reports whether a server has answered that it does not run the turn either.
+func isBusy(err error) bool { return reasonOfError(err) == busy }
 
 // isNotFound reports whether a server has answered that it does not know the turn or the conversation.
 func isNotFound(err error) bool {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,52 +25,123 @@ const (
 	connectTimeout = 2 * time.Second
 	// maxBackoff is the maximum time between two attempts to connect, in which calls fail at once.
 	maxBackoff = time.Second
-	// A server that answers no ping for deadAfter is given up. Servers allow a ping every 10 s.
+	// A connection that answers no ping for deadAfter is closed. Servers allow a ping every 10 s.
 	pingAfter = 10 * time.Second
 	deadAfter = 5 * time.Second
 )
 
-// conns are the connections to other servers, one for each address. The zero value has none.
+// A server accepts 1024 streams on a connection. Calls that are not streams have a connection of their own, so that
+// they never wait for the end of a stream.
+const (
+	maxStreams     = 900 // on a connection
+	maxStreamConns = 16  // to a server
+)
+
+// conns are the connections to other servers. The zero value has none.
 type conns struct {
 	tls *tls.Config
 
 	mu     sync.Mutex
-	open   map[string]*grpc.ClientConn
+	open   map[string]*links // by address
 	closed bool
 }
 
-// client returns a client of another server. The connection is made by the first call.
-func (t *Turns) client(ctx context.Context, to store.Server) (parleyv1.ConversationServiceClient, error) {
-	conn, isNew, err := t.conns.get(to.Address)
+// links are the connections to one server. conns.mu guards them.
+type links struct {
+	unary   *grpc.ClientConn
+	streams []*streamLink
+}
+
+// streamLink is a connection with the number of its streams.
+type streamLink struct {
+	conn *grpc.ClientConn
+	open int
+}
+
+// unary returns a client of another server for calls that are not streams. The first call makes the connection.
+func (t *Turns) unary(ctx context.Context, to store.Server) (parleyv1.ConversationServiceClient, error) {
+	l, err := t.links(ctx, to)
 	if err != nil {
 		return nil, err
 	}
-	if isNew { // Servers come and go: this is when the connections to those that have gone are closed.
-		peers, err := t.shared.Peers(ctx)
-		if err != nil {
-			return nil, err
-		}
-		t.conns.keep(append(peers, to))
-	}
-	return parleyv1.NewConversationServiceClient(conn), nil
+	return parleyv1.NewConversationServiceClient(l.unary), nil
 }
 
-// get returns the connection to an address, and whether it is new.
-func (c *conns) get(address string) (_ *grpc.ClientConn, isNew bool, _ error) {
+// stream returns a client of another server for one stream. The caller must call release after the stream.
+func (t *Turns) stream(
+	ctx context.Context, to store.Server,
+) (client parleyv1.ConversationServiceClient, release func(), err error) {
+	l, err := t.links(ctx, to)
+	if err != nil {
+		return nil, nil, err
+	}
+	c := &t.conns
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if conn := c.open[address]; conn != nil {
-		return conn, false, nil
+	at := slices.IndexFunc(l.streams, func(s *streamLink) bool { return s.open < maxStreams })
+	if at < 0 {
+		if c.closed || len(l.streams) == maxStreamConns {
+			return nil, nil, ErrUnreachable
+		}
+		conn, err := c.dial(to.Address)
+		if err != nil {
+			return nil, nil, err
+		}
+		at, l.streams = len(l.streams), append(l.streams, &streamLink{conn: conn})
+	}
+	link := l.streams[at]
+	link.open++
+	return parleyv1.NewConversationServiceClient(link.conn), func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		link.open--
+	}, nil
+}
+
+// links returns the connections to a server.
+func (t *Turns) links(ctx context.Context, to store.Server) (*links, error) {
+	l, isNew, err := t.conns.get(to.Address)
+	if err != nil || !isNew {
+		return l, err
+	}
+	// A new server has often replaced another one: connections to those that do not exist any more are closed.
+	peers, err := t.shared.Peers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t.conns.keep(append(peers, to))
+	return l, nil
+}
+
+// get returns the connections to an address, and whether they are new.
+func (c *conns) get(address string) (_ *links, isNew bool, _ error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l := c.open[address]; l != nil {
+		return l, false, nil
 	}
 	if c.closed {
 		return nil, false, ErrUnreachable
 	}
+	conn, err := c.dial(address)
+	if err != nil {
+		return nil, false, err
+	}
+	if c.open == nil {
+		c.open = make(map[string]*links)
+	}
+	c.open[address] = &links{unary: conn}
+	return c.open[address], true, nil
+}
+
+// dial returns a connection, which the first call makes.
+func (c *conns) dial(address string) (*grpc.ClientConn, error) {
 	security := insecure.NewCredentials()
 	if c.tls != nil {
 		security = credentials.NewTLS(c.tls)
 	}
 	// passthrough: the address is that of one server, not of several behind a name.
-	conn, err := grpc.NewClient("passthrough:///"+address,
+	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(security),
 		grpc.WithUserAgent("parleyd"),
 		grpc.WithNoProxy(), // Servers are in one network.
@@ -85,14 +157,15 @@ func (c *conns) get(address string) (_ *grpc.ClientConn, isNew bool, _ error) {
 			grpc.ForceCodecV2(rules.Codec()),
 			grpc.MaxCallRecvMsgSize(rules.MaxGRPCBytes), grpc.MaxCallSendMsgSize(math.MaxInt32),
 		))
-	if err != nil {
-		return nil, false, err
+}
+
+// close closes all connections to a server.
+func (l *links) close() error {
+	errs := []error{l.unary.Close()}
+	for _, s := range l.streams {
+		errs = append(errs, s.conn.Close())
 	}
-	if c.open == nil {
-		c.open = make(map[string]*grpc.ClientConn)
-	}
-	c.open[address] = conn
-	return conn, true, nil
+	return errors.Join(errs...)
 }
 
 // keep closes the connections to all other servers.
@@ -103,9 +176,9 @@ func (c *conns) keep(servers []store.Server) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for address, conn := range c.open {
+	for address, l := range c.open {
 		if !kept[address] {
-			_ = conn.Close()
+			_ = l.close()
 			delete(c.open, address)
 		}
 	}
@@ -117,8 +190,8 @@ func (c *conns) close() error {
 	defer c.mu.Unlock()
 	c.closed = true
 	var errs []error
-	for _, conn := range c.open {
-		errs = append(errs, conn.Close())
+	for _, l := range c.open {
+		errs = append(errs, l.close())
 	}
 	c.open = nil
 	return errors.Join(errs...)

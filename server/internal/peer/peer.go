@@ -22,6 +22,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"sync"
+	"time"
 
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -36,12 +38,20 @@ import (
 // keyOfServer is the key of the metadata with which a server calls another one: the key of the one that is called.
 const keyOfServer = "parley-server-key"
 
-// maxLooks is how often a call looks for the server of a turn. Each time that is in vain, the turn has ended, and
-// another one has begun at another server.
-const maxLooks = 5
+// maxAttempts is how often a call is tried that is about a running turn. After each attempt that another server has not
+// answered, the turn has ended and another one has begun at a third server.
+const maxAttempts = 16
 
-// ErrUnreachable is returned if the server that runs a turn cannot be called.
-var ErrUnreachable = errors.New("the server that runs the turn of this conversation cannot be reached")
+// endWithin is how long a call waits for the end of a turn whose server is stopping or has no lease. Within the time of
+// a lease and a search for abandoned turns, another server ends the turn, unless the engine is full.
+const endWithin = 20 * time.Second
+
+// askTime is how long a server may take to say which turns wait in its queues.
+const askTime = 5 * time.Second
+
+// ErrUnreachable is returned if a server cannot be called whose answer is needed. What was requested of it may have
+// been done.
+var ErrUnreachable = errors.New("another server, which is needed for this call, cannot be reached")
 
 // StatusError is the status with which another server has answered.
 type StatusError struct{ Status *status.Status }
@@ -66,15 +76,27 @@ type Turns struct {
 	shared store.Shared
 	log    *slog.Logger
 	conns  conns
+
+	running context.Context //nolint:containedctx // of the streams that other servers answer
+	stop    context.CancelCauseFunc
 }
 
-// New returns the turns of all servers. The caller must call Close.
-func New(o Options) *Turns {
-	return &Turns{local: o.Local, shared: o.Shared, log: o.Log, conns: conns{tls: o.TLS}}
+// New returns the turns of all servers. The caller must call Close. When ctx ends, streams that other servers answer
+// end with its cause.
+func New(ctx context.Context, o Options) *Turns {
+	t := &Turns{local: o.Local, shared: o.Shared, log: o.Log, conns: conns{tls: o.TLS}}
+	t.running, t.stop = context.WithCancelCause(ctx)
+	return t
 }
 
-// Close closes the connections to other servers.
-func (t *Turns) Close() error { return t.conns.close() }
+// Stop ends the streams that other servers answer, with turn.ErrShuttingDown.
+func (t *Turns) Stop() { t.stop(turn.ErrShuttingDown) }
+
+// Close ends what Stop ends, and closes the connections to other servers.
+func (t *Turns) Close() error {
+	t.Stop()
+	return t.conns.close()
+}
 
 // IsFromServer reports whether a call comes from another server: it has the key of this one.
 func IsFromServer(ctx context.Context, self store.Server) bool {
@@ -105,62 +127,97 @@ func (t *Turns) ownerElsewhere(ctx context.Context, tenant, conversationID strin
 
 // Get is turn.Manager.Get of all servers.
 func (t *Turns) Get(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
-	found, err := t.local.Get(ctx, tenant, conversationID, turnID)
+	return t.find(ctx, func() (*parleyv1.Turn, error) {
+		return t.local.Get(ctx, tenant, conversationID, turnID)
+	}, func(ctx context.Context, peer store.Server) (*parleyv1.Turn, error) {
+		reply, err := call(ctx, t, peer, parleyv1.ConversationServiceClient.GetTurn,
+			&parleyv1.GetTurnRequest{ConversationId: conversationID, TurnId: turnID})
+		return reply.GetTurn(), err
+	})
+}
+
+// find asks this server for a turn, and then the others in whose queues it may wait. If none has it, it may have
+// started or ended in the meantime: the last answer is that of this server.
+func (t *Turns) find(
+	ctx context.Context, local func() (*parleyv1.Turn, error),
+	remote func(ctx context.Context, peer store.Server) (*parleyv1.Turn, error),
+) (*parleyv1.Turn, error) {
+	found, err := local()
 	if !errors.As(err, new(*turn.NotFoundError)) || t.isLast(ctx) {
 		return found, err
 	}
-	// The turn may wait in the queue of another server.
-	servers, lookErr := t.queuesOf(ctx, tenant, conversationID)
-	if lookErr != nil {
-		return nil, lookErr
-	}
-	for _, server := range servers {
-		reply, callErr := call(ctx, t, server, parleyv1.ConversationServiceClient.GetTurn,
-			&parleyv1.GetTurnRequest{ConversationId: conversationID, TurnId: turnID})
-		switch {
-		case callErr == nil:
-			return reply.GetTurn(), nil
-		case !isNotFound(callErr):
-			return nil, callErr
-		}
-	}
-	return nil, err
-}
-
-// queuesOf returns the other servers that may have queued turns of a conversation, or of any of a tenant if
-// conversationID is empty.
-func (t *Turns) queuesOf(ctx context.Context, tenant, conversationID string) ([]store.Server, error) {
-	if conversationID == "" {
-		return t.shared.Peers(ctx)
-	}
-	owner, err := t.ownerElsewhere(ctx, tenant, conversationID)
-	if err != nil || owner.Server.Address == "" {
+	answers, err := askAll(ctx, t, remote)
+	if err != nil {
 		return nil, err
 	}
-	return []store.Server{owner.Server}, nil
+	var failure error
+	for _, a := range answers {
+		switch {
+		case a.err == nil:
+			return a.reply, nil
+		case !isNotFound(a.err):
+			failure = a.err
+		}
+	}
+	if found, err = local(); errors.As(err, new(*turn.NotFoundError)) && failure != nil {
+		err = failure
+	}
+	return found, err
+}
+
+// answer is that of one server.
+type answer[R any] struct {
+	reply R
+	err   error
+}
+
+// askAll asks all other servers at the same time.
+func askAll[R any](
+	ctx context.Context, t *Turns, ask func(ctx context.Context, peer store.Server) (R, error),
+) ([]answer[R], error) {
+	peers, err := t.shared.Peers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	answers := make([]answer[R], len(peers))
+	var asking sync.WaitGroup
+	for i, peer := range peers {
+		asking.Go(func() {
+			limited, cancel := context.WithTimeoutCause(ctx, askTime, ErrUnreachable)
+			defer cancel()
+			answers[i].reply, answers[i].err = ask(limited, peer)
+		})
+	}
+	asking.Wait()
+	return answers, nil
 }
 
 // Cancel is turn.Manager.Cancel of all servers.
 func (t *Turns) Cancel(ctx context.Context, tenant, conversationID, turnID string) (*parleyv1.Turn, error) {
-	for look := 1; ; look++ {
-		ended, err := t.local.Cancel(ctx, tenant, conversationID, turnID)
-		isElsewhere := errors.As(err, new(*turn.ElsewhereError))
-		mayWaitElsewhere := errors.As(err, new(*turn.NotFoundError)) // in the queue of another server
-		if !isElsewhere && !mayWaitElsewhere || t.isLast(ctx) {
+	cancelAt := func(ctx context.Context, peer store.Server) (*parleyv1.Turn, error) {
+		reply, err := call(ctx, t, peer, parleyv1.ConversationServiceClient.CancelTurn,
+			&parleyv1.CancelTurnRequest{ConversationId: conversationID, TurnId: turnID})
+		return reply.GetTurn(), err
+	}
+	for attempt := 1; ; attempt++ {
+		ended, err := t.find(ctx, func() (*parleyv1.Turn, error) {
+			return t.local.Cancel(ctx, tenant, conversationID, turnID)
+		}, cancelAt)
+		if !errors.As(err, new(*turn.ElsewhereError)) || t.isLast(ctx) || attempt == maxAttempts {
 			return ended, err
 		}
-		owner, lookErr := t.ownerElsewhere(ctx, tenant, conversationID)
+		owner, ownerErr := t.ownerElsewhere(ctx, tenant, conversationID)
 		switch {
-		case lookErr != nil:
-			return nil, lookErr
+		case ownerErr != nil:
+			return nil, ownerErr
 		case owner.Server.Address != "":
-			reply, callErr := call(ctx, t, owner.Server, parleyv1.ConversationServiceClient.CancelTurn,
-				&parleyv1.CancelTurnRequest{ConversationId: conversationID, TurnId: turnID})
-			if !isBusy(callErr) || look == maxLooks {
-				return reply.GetTurn(), callErr
+			if ended, err := cancelAt(ctx, owner.Server); !isBusy(err) {
+				return ended, err
 			}
-		case mayWaitElsewhere || look == maxLooks:
-			return nil, err
+		case owner.TurnID == turnID: // Its server has no lease. Another one ends the turn.
+			if waited := t.awaitEnd(ctx, conversation{tenant, conversationID}, turnID, err); waited != nil {
+				return nil, waited
+			}
 		}
 	}
 }
@@ -170,33 +227,31 @@ func (t *Turns) List(ctx context.Context, l *turn.ListRequest) (*turn.Page, erro
 	if t.isLast(ctx) || !l.HasQueued() {
 		return t.local.List(ctx, l)
 	}
-	servers, err := t.queuesOf(ctx, l.Tenant, l.ConversationID)
+	answers, err := askAll(ctx, t, func(ctx context.Context, peer store.Server) ([]*parleyv1.Turn, error) {
+		return t.queuedTurns(ctx, peer, l.ConversationID)
+	})
 	if err != nil {
 		return nil, err
 	}
 	all := *l
-	for _, server := range servers {
-		queued, err := t.queuedTurns(ctx, server, l.ConversationID)
-		if isNotFound(err) {
-			continue // The conversation has ended.
+	for _, a := range answers {
+		if a.err != nil && !isNotFound(a.err) { // Not found: the conversation has ended.
+			return nil, a.err
 		}
-		if err != nil {
-			return nil, err
-		}
-		all.Elsewhere = append(all.Elsewhere, queued...)
+		all.Elsewhere = append(all.Elsewhere, a.reply...)
 	}
 	return t.local.List(ctx, &all)
 }
 
 // queuedTurns returns the turns that wait in the queues of a server.
-func (t *Turns) queuedTurns(ctx context.Context, server store.Server, conversationID string) ([]*parleyv1.Turn, error) {
+func (t *Turns) queuedTurns(ctx context.Context, peer store.Server, conversationID string) ([]*parleyv1.Turn, error) {
 	request := &parleyv1.ListTurnsRequest{
 		ConversationId: conversationID, States: []parleyv1.TurnState{parleyv1.TurnState_TURN_STATE_QUEUED},
 		PageSize: listPage,
 	}
 	var queued []*parleyv1.Turn
 	for {
-		reply, err := call(ctx, t, server, parleyv1.ConversationServiceClient.ListTurns, request)
+		reply, err := call(ctx, t, peer, parleyv1.ConversationServiceClient.ListTurns, request)
 		if err != nil {
 			return nil, err
 		}

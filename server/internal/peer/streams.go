@@ -15,7 +15,7 @@ import (
 type yield = func(*parleyv1.TurnEvent, error) bool
 
 // Chat is turn.Manager.Chat of all servers. A turn that has to wait for one of another server, or to interrupt it,
-// waits in the queue of that server.
+// mostly waits in the queue of that server. After ErrUnreachable it may have started all the same.
 func (t *Turns) Chat(
 	ctx context.Context, tenant string, request *parleyv1.ChatRequest, q *store.Request,
 ) iter.Seq2[*parleyv1.TurnEvent, error] {
@@ -83,29 +83,59 @@ func (t *Turns) follow(ctx context.Context, at conversation, f followed) iter.Se
 
 // tryFollow is follow. It returns the error with which the stream ends.
 func (t *Turns) tryFollow(ctx context.Context, at conversation, f followed, yield yield) error {
-	for look := 1; ; look++ {
+	for attempt := 1; ; attempt++ {
 		err := passOn(f.local(), yield)
 		elsewhere, isElsewhere := errors.AsType[*turn.ElsewhereError](err)
-		mayWait := f.mayWait && errors.As(err, new(*turn.NotFoundError))
-		if !isElsewhere && !mayWait || t.isLast(ctx) {
+		switch {
+		case t.isLast(ctx), attempt == maxAttempts:
+			return err
+		case f.mayWait && errors.As(err, new(*turn.NotFoundError)):
+			return t.followWaiting(ctx, at, f, yield)
+		case !isElsewhere:
 			return err
 		}
-		owner, lookErr := t.ownerElsewhere(ctx, at.tenant, at.id)
+		owner, ownerErr := t.ownerElsewhere(ctx, at.tenant, at.id)
 		switch {
-		case lookErr != nil:
-			return lookErr
+		case ownerErr != nil:
+			return ownerErr
+		case owner.TurnID != elsewhere.TurnID && owner.Server.Address == "":
+			continue // The turn has ended.
 		case owner.Server.Address != "":
-			if err := t.forward(ctx, at, owner, f, yield); !isBusy(err) || look == maxLooks {
-				return err
+			forwarded := t.forward(ctx, at, owner.Server, owner.TurnID, f, yield)
+			if isBusy(forwarded) {
+				continue // The turn has ended, and another one has begun at a third server.
 			}
-		case mayWait || look == maxLooks:
-			return err
-		case owner.TurnID == elsewhere.TurnID: // Its server has gone. Another one ends the turn after the end of the lease.
-			if err := t.awaitEnd(ctx, at, owner.TurnID); err != nil {
-				return err
+			if reasonOfError(forwarded) != shuttingDown {
+				return forwarded
 			}
+		}
+		// The server of the turn is stopping, or its lease has ended: the turn ends soon, and the call is repeated.
+		if waited := t.awaitEnd(ctx, at, elsewhere.TurnID, err); waited != nil {
+			return waited
 		}
 	}
+}
+
+// followWaiting yields the events of a turn that waits in the queue of another server. If none has it, it may have
+// started or ended in the meantime: the last answer is that of this server.
+func (t *Turns) followWaiting(ctx context.Context, at conversation, f followed, yield yield) error {
+	peers, err := t.shared.Peers(ctx)
+	if err != nil {
+		return err
+	}
+	var unreachable error
+	for _, peer := range peers {
+		switch err := t.forward(ctx, at, peer, "", f, yield); {
+		case errors.Is(err, ErrUnreachable):
+			unreachable = err
+		case !isNotFound(err):
+			return err
+		}
+	}
+	if err := passOn(f.local(), yield); !errors.As(err, new(*turn.NotFoundError)) || unreachable == nil {
+		return err
+	}
+	return unreachable
 }
 
 // passOn yields events. It returns the error at their end, or errStopped.
@@ -121,23 +151,32 @@ func passOn(all iter.Seq2[*parleyv1.TurnEvent, error], yield yield) error {
 	return nil
 }
 
-// awaitEnd waits until a turn has ended in the store.
-func (t *Turns) awaitEnd(ctx context.Context, at conversation, turnID string) error {
-	ended := t.local.FollowStored(ctx, at.tenant, at.id, turnID, turn.Received{})
-	_ = passOn(ended, func(*parleyv1.TurnEvent, error) bool { return true }) // The call reads the turn again.
-	return context.Cause(ctx)
+// awaitEnd waits until a turn has ended in the store, at most endWithin. If it has not ended then, it returns the error
+// that is passed to it.
+func (t *Turns) awaitEnd(ctx context.Context, at conversation, turnID string, late error) error {
+	waiting, cancel := context.WithTimeoutCause(ctx, endWithin, late)
+	defer cancel()
+	ended := t.local.FollowStored(waiting, at.tenant, at.id, turnID, turn.Received{})
+	_ = passOn(ended, func(*parleyv1.TurnEvent, error) bool { return true }) // The repeated call reads the turn.
+	return context.Cause(waiting)
 }
 
-// forward yields the events of a call of another server. If the stream breaks, it continues from the store.
-func (t *Turns) forward(ctx context.Context, at conversation, owner store.Owner, f followed, yield yield) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	client, err := t.client(ctx, owner.Server)
+// forward yields the events of a call of another server, about the turn that runs there. If the stream breaks, it
+// continues from the store.
+func (t *Turns) forward(
+	ctx context.Context, at conversation, to store.Server, runningID string, f followed, yield yield,
+) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(t.running, func() { cancel(context.Cause(t.running)) })
+	defer stop()
+	client, release, err := t.stream(ctx, to)
 	if err != nil {
 		return err
 	}
+	defer release()
 	received, turnID := turn.ReceivedThrough(f.after), ""
-	receive, err := f.open(outgoing(ctx, owner.Server), client, owner.TurnID)
+	receive, err := f.open(outgoing(ctx, to), client, runningID)
 	for err == nil {
 		var next *parleyv1.TurnEvent
 		if next, err = receive(); err != nil {
@@ -151,8 +190,9 @@ func (t *Turns) forward(ctx context.Context, at conversation, owner store.Owner,
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
-	err = t.failure(ctx, owner.Server, err)
-	if !errors.Is(err, ErrUnreachable) || turnID == "" {
+	err = t.failure(ctx, to, err)
+	hasBroken := errors.Is(err, ErrUnreachable) || reasonOfError(err) == shuttingDown
+	if !hasBroken || turnID == "" {
 		return err
 	}
 	rest := passOn(t.local.FollowStored(ctx, at.tenant, at.id, turnID, received), yield)

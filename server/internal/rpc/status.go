@@ -265,7 +265,8 @@ func refusals() []row { //nolint:funlen // one table
 		// Failures of the server.
 		is(turn.ErrShuttingDown, shuttingDown()),
 		is(peer.ErrUnreachable, refuse(codes.Unavailable, "SERVER_UNREACHABLE",
-			"the server that runs the turn of {subject} cannot be reached; retry after the delay").retryable()),
+			"another server, which is needed for this call, cannot be reached; the call may have been made all the same, so "+
+				"retry it with the same request_id").retryable()),
 		is(store.ErrClosed, shuttingDown()),
 		is(store.ErrCorrupt, refuse(codes.DataLoss, "RECORD_CORRUPT",
 			"the store is damaged and cannot read "+subjectMark+"; restore from a backup, or delete what is damaged").

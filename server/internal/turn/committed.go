@@ -8,8 +8,8 @@ import (
 )
 
 // Committed receives the changes of the store. If a conversation is deleted, Committed ends its turns. If another
-// server has changed a conversation, or changes were missed, Committed wakes those that wait for the end of a turn
-// there. It does not block.
+// server has changed a conversation, or changes were missed, Committed wakes the goroutines that wait for the end of a
+// turn there. It does not block.
 func (m *Manager) Committed(committed []store.Change) {
 	for i := range committed {
 		c := &committed[i]

@@ -65,7 +65,7 @@ func (e *NotFoundError) Error() string {
 }
 
 // ElsewhereError reports that a call is about a running turn that this server does not run. The server that runs the
-// turn can answer the call. Nothing was written, and a stream with this error has had no event.
+// turn can answer the call. Nothing was written, and a stream with this error has had no event but queued ones.
 type ElsewhereError struct {
 	// TurnID of the running turn.
 	TurnID string

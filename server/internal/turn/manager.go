@@ -82,8 +82,8 @@ import (
 // maxRunningTotal limits the running turns of all tenants together.
 const maxRunningTotal = 1024
 
-// Options configures a Manager. All fields are required except EventSink, MaxConversationBytes and
-// MaxRecordBytes.
+// Options configures a Manager. All fields are required except EventSink, MaxConversationBytes,
+// MaxRecordBytes, Owner and OnEnd.
 type Options struct {
 	Store     store.Store
 	Agents    *agent.Set
@@ -105,6 +105,9 @@ type Options struct {
 	// MaxRecordBytes is the limit of the store for the records of a conversation. A request that would exceed it does
 	// not interrupt a turn. If 0, the limit is unknown and not checked.
 	MaxRecordBytes int64
+	// Owner returns the running turn of a conversation and the server that answers it, as store.Shared does. It spares
+	// the search among all abandoned turns. If nil, or if the result has no server, the manager searches.
+	Owner func(ctx context.Context, tenant, conversationID string) (store.Owner, error)
 	// OnEnd is called when a turn that had started has ended, in its goroutine. It must return quickly. If nil,
 	// ends are not reported. Turns that a crash left running are not reported.
 	OnEnd func(End)
@@ -152,6 +155,9 @@ type Manager struct {
 func New(ctx context.Context, o Options) *Manager {
 	if o.MaxTurnsOf == nil {
 		o.MaxTurnsOf = func(string) int { return o.MaxTurns }
+	}
+	if o.Owner == nil {
+		o.Owner = func(context.Context, string, string) (store.Owner, error) { return store.Owner{}, nil }
 	}
 	if o.OnEnd == nil {
 		o.OnEnd = func(End) {}

@@ -96,6 +96,12 @@ func (m *Manager) endIfAbandoned(ctx context.Context, at key, turnID string) (bo
 	if ended, err := m.endIfLeft(ctx, turnID); ended || err != nil {
 		return ended, err
 	}
+	switch owner, err := m.o.Owner(ctx, at.tenant, at.id); {
+	case err != nil:
+		return false, fmt.Errorf("find the server of the turn: %w", err)
+	case owner.Server != store.Server{}:
+		return owner.TurnID != turnID, nil // Another turn: the one in question has ended.
+	}
 	for after := ""; ; {
 		abandoned, next, err := m.o.Store.Abandoned(ctx, after)
 		if err != nil {

@@ -78,7 +78,7 @@ func (x *execution) retryStart(err error) (bool, error) {
 	switch mode := x.request.GetOnBusy(); {
 	case !errors.As(elsewhere, new(*ElsewhereError)):
 		return false, err
-	case x.hadToWait:
+	case x.hadToWait && !x.live.interrupts:
 		err := x.waitForOther(busy.TurnID)
 		return err == nil, err
 	case mode == parleyv1.OnBusy_ON_BUSY_QUEUE, mode == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
