@@ -215,6 +215,9 @@ func CheckSpace(dir string, size int) error { return boltfile.CheckBeside(dir, i
 // ErrInUse, ErrDamaged, ErrSchema, ErrOwner, that of Options.Check, those of the file system.
 func Open(path string, o Options) (*Store, error) {
 	o = o.withDefaults()
+	if err := checkNoCopy(path); err != nil {
+		return nil, fmt.Errorf("store %s: %w", path, err)
+	}
 	db, err := boltfile.Open(path, o.Timeout, o.Check)
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, err)

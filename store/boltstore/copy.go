@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -32,7 +33,10 @@ func OpenSource(path string) (*Source, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("store %s: %w: name the data directory of a server", path, fs.ErrNotExist)
 	}
-	s := &Store{options: Options{}.withDefaults(), path: path, tally: newTally(0)}
+	now := time.Now()
+	// No conversation expires between the copies of its parts.
+	o := Options{Options: store.Options{Now: func() time.Time { return now }}}
+	s := &Store{options: o.withDefaults(), path: path, tally: newTally(0)}
 	if err == nil {
 		s.db, err = boltfile.OpenReadOnly(path, boltfile.ReadTimeout)
 	}
@@ -191,12 +195,27 @@ func checkTarget(path string) (err error) {
 		return nil
 	}
 	db, err := boltfile.OpenLocked(path+copySuffix, boltfile.ReadTimeout)
-	if err == nil {
+	switch {
+	case err == nil:
 		err = db.Close()
-	} else if errors.Is(err, ErrDamaged) {
-		err = nil // Its process was killed.
+	case errors.Is(err, ErrDamaged): // Its process was killed.
+		err = nil
 	}
-	return errors.Join(err, os.Remove(path+copySuffix))
+	if err != nil { // ErrInUse: its process still copies.
+		return err
+	}
+	return os.Remove(path + copySuffix)
+}
+
+// checkNoCopy returns an error if path does not exist because a migration to it has not finished.
+func checkNoCopy(path string) error {
+	_, missing := os.Lstat(path)
+	_, err := os.Lstat(path + copySuffix)
+	if errors.Is(missing, fs.ErrNotExist) && err == nil {
+		return fmt.Errorf("%s is an unfinished copy: run parleyd migrate again, which starts over, or remove it",
+			path+copySuffix)
+	}
+	return nil
 }
 
 func checkMissing(path string) error {

@@ -18,7 +18,14 @@ const abandonedBytes = 1 << 20
 
 // Abandoned implements store.Store. If the engine does not answer for some buckets, it returns the turns of the others,
 // and the error only if there are none.
-func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Progress, next string, err error) {
+func (s *Store) Abandoned(ctx context.Context, after string) ([]store.Progress, string, error) {
+	return s.abandoned(ctx, after, false)
+}
+
+// abandoned is Abandoned. If all is set, it fails if the engine does not answer for some buckets.
+func (s *Store) abandoned(
+	ctx context.Context, after string, all bool,
+) (turns []store.Progress, next string, err error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, "", err
 	}
@@ -52,7 +59,7 @@ func (s *Store) Abandoned(ctx context.Context, after string) (turns []store.Prog
 		}
 		from = "-"
 	}
-	if len(p.turns) == 0 {
+	if len(p.turns) == 0 || all && unreachable != nil {
 		return nil, "", unreachable
 	}
 	return p.turns, "", nil

@@ -64,7 +64,7 @@ func (s *Store) tryClaim(ctx context.Context, exclusive bool) (holder, remedy st
 		holder += " at " + address
 	}
 	if !exclusive && key != exclusiveKey {
-		remedy = "it has the address of this server: choose another address, or stop it"
+		remedy = "choose another address, or stop that server"
 	}
 	return holder, remedy, nil
 }

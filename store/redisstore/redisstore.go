@@ -219,6 +219,11 @@ func (s *Store) start(ctx context.Context, o *Options) error {
 	if err := s.claim(ctx, o.Exclusive); err != nil {
 		return err
 	}
+	if again, err := s.schema(ctx, o.Buckets); err != nil { // Until the claim, another process may have made a copy.
+		return err
+	} else if again != n {
+		return fmt.Errorf("%w: it has changed the number of buckets from %d to %d; start again", ErrInUse, n, again)
+	}
 	if err := s.subscribe(ctx); err != nil {
 		return err
 	}

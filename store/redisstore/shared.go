@@ -13,7 +13,7 @@ import (
 // exclusiveKey is in place of the key of a server that is the only one.
 const exclusiveKey = "-"
 
-// entry returns what the hash of addresses has of this server.
+// entry returns the value of this server in the hash of addresses.
 func (s *Store) entry() string { return s.self.Key + " " + s.self.Address }
 
 // parseServer is the reverse of entry. A server that cannot be called has neither address nor key.

@@ -114,7 +114,7 @@ func TestAddressInUse(t *testing.T) {
 		Client: clientOf(t, engine.URL(), Access{}), Buckets: 4, Address: "first:1", leaseTime: 100 * time.Millisecond,
 	})
 	want := `another server uses the store "parley": server ` + first.server +
-		" at first:1; it has the address of this server: choose another address, or stop it"
+		" at first:1; choose another address, or stop that server"
 	if !errors.Is(err, ErrInUse) || err.Error() != want {
 		t.Errorf("Open = %v, want %s", err, want)
 	}

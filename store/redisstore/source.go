@@ -28,6 +28,8 @@ var _ store.CopySource = (*Source)(nil)
 // OpenSource opens a store to copy it. Options.Exclusive has no effect: no other process may use the store. Errors are
 // those of Open, and that there is no store.
 func OpenSource(ctx context.Context, o Options) (*Source, error) {
+	now := o.WithDefaults().Now()
+	o.Now = func() time.Time { return now } // No conversation expires between the copies of its parts.
 	o.Exclusive = true
 	source := &Source{held: map[string]time.Time{}}
 	var err error
@@ -97,8 +99,8 @@ func (c *Source) readHolds(ctx context.Context, s *Store, b bucket) error {
 	return nil
 }
 
-// AllTenants implements store.CopySource. No list has the tenants without conversations and records, so it looks for
-// their keys.
+// AllTenants implements store.CopySource. No list has the tenants without conversations and records, so it also
+// searches for their keys.
 func (c *Source) AllTenants(ctx context.Context) ([]string, error) {
 	if err := c.store.enter(ctx); err != nil {
 		return nil, err
@@ -109,21 +111,33 @@ func (c *Source) AllTenants(ctx context.Context) ([]string, error) {
 
 func (s *Store) allTenants(ctx context.Context) ([]string, error) {
 	all := map[string]bool{}
-	err := s.scan(ctx, "t:*", func(key string) {
-		_, rest, _ := strings.Cut(key, "}t:")
-		if tenant, left, ok := cutTenant(rest); ok && left == "" {
+	for _, b := range s.buckets {
+		names := s.client.B().Zunion().Numkeys(2).Key(b.prefix+"tn", b.prefix+"tx").Build()
+		listed, err := s.client.Do(ctx, names).AsStrSlice()
+		if err != nil {
+			return nil, s.fault(err)
+		}
+		for _, name := range listed {
+			if tenant, _, ok := cutTenant(name); ok {
+				all[tenant] = true
+			}
+		}
+	}
+	err := s.scan(ctx, "t:*", func(_, rest string) {
+		name, isTenant := strings.CutPrefix(rest, "t:")
+		if tenant, left, ok := cutTenant(name); isTenant && ok && left == "" {
 			all[tenant] = true
 		}
 	})
 	return slices.Sorted(maps.Keys(all)), err
 }
 
-// scanCount is about how many keys of the engine one command of a scan looks at.
+// scanCount is about how many keys of the engine one command of a scan reads.
 const scanCount = 1000
 
-// scan calls found with the keys of all buckets whose rest after the tag matches a pattern. It may pass a key more than
-// once.
-func (s *Store) scan(ctx context.Context, pattern string, found func(key string)) error {
+// scan calls found with the keys of all buckets that match a pattern after a brace, and with what follows their tag.
+// The caller must check what follows, since ids may contain braces. found may get a key more than once.
+func (s *Store) scan(ctx context.Context, pattern string, found func(key, rest string)) error {
 	begin := s.prefix + ":{"
 	escaped := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(begin)
 	for address, node := range s.client.Nodes() {
@@ -141,8 +155,8 @@ func (s *Store) scan(ctx context.Context, pattern string, found func(key string)
 				return s.fault(err)
 			}
 			for _, key := range page.Elements {
-				if strings.HasPrefix(key, begin) {
-					found(key)
+				if _, rest, ok := strings.Cut(strings.TrimPrefix(key, begin), "}"); ok && strings.HasPrefix(key, begin) {
+					found(key, rest)
 				}
 			}
 			if cursor = page.Cursor; cursor == 0 {
@@ -160,7 +174,7 @@ func (c *Source) List(ctx context.Context, l *store.List) (*store.Page, error) {
 
 // Abandoned implements store.CopySource.
 func (c *Source) Abandoned(ctx context.Context, after string) ([]store.Progress, string, error) {
-	return c.store.Abandoned(ctx, after)
+	return c.store.abandoned(ctx, after, true)
 }
 
 // CopyConversation implements store.CopySource.

@@ -60,7 +60,7 @@ func (t *Target) start(ctx context.Context, s *Store, o *Options) error {
 		if err := s.erase(ctx); err != nil {
 			return err
 		}
-	case text != "":
+	default: // The schema alone may be lost.
 		if err := s.checkEmpty(ctx, text, o.Buckets); err != nil {
 			return err
 		}
@@ -68,17 +68,26 @@ func (t *Target) start(ctx context.Context, s *Store, o *Options) error {
 	if err := s.client.Do(ctx, s.client.B().Del().Key(key).Build()).Error(); err != nil {
 		return s.fault(err)
 	}
-	if err := s.start(ctx, o); err != nil { // It has the lease already, and makes the schema.
-		return err
+	err = s.start(ctx, o) // It has the lease already, and makes the schema.
+	if err == nil {
+		t.schema = fmt.Sprintf("%d %d", schemaVersion, len(s.buckets))
+		err = s.fault(s.client.Do(ctx, s.client.B().Set().Key(key).Value(copyMark+t.schema).Build()).Error())
 	}
-	t.schema = fmt.Sprintf("%d %d", schemaVersion, len(s.buckets))
-	return s.fault(s.client.Do(ctx, s.client.B().Set().Key(key).Value(copyMark+t.schema).Build()).Error())
+	if err != nil { // For example because the memory of the engine is full.
+		removed := s.client.Do(context.WithoutCancel(ctx), s.client.B().Del().Key(key).Build()).Error()
+		return errors.Join(err, s.fault(removed))
+	}
+	return nil
 }
 
-// checkEmpty checks that a store with this schema has no data.
+// checkEmpty checks that a store with this schema, which may be empty, has no data.
 func (s *Store) checkEmpty(ctx context.Context, schema string, buckets int) error {
-	if _, err := readSchema(s.schemaKey(), schema, buckets); err != nil {
-		return err
+	if schema != "" {
+		n, err := readSchema(s.schemaKey(), schema, buckets)
+		if err != nil {
+			return err
+		}
+		s.buckets = newBuckets(s.prefix, n)
 	}
 	tenants, err := s.allTenants(ctx)
 	if err == nil && len(tenants) > 0 {
@@ -101,8 +110,8 @@ func (s *Store) erase(ctx context.Context) error {
 		}
 		keys = keys[:0]
 	}
-	err := s.scan(ctx, "*", func(key string) {
-		if strings.HasSuffix(key, "}ls") || strings.HasSuffix(key, "}la") || failed != nil {
+	err := s.scan(ctx, "*", func(key, rest string) {
+		if rest == "ls" || rest == "la" || failed != nil {
 			return
 		}
 		if keys = append(keys, s.client.B().Unlink().Key(key).Build()); len(keys) == erasePage {

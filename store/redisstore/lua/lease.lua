@@ -1,5 +1,5 @@
 -- Takes or renews the lease of a server in a bucket, and removes those that ended a day ago. The arguments: the prefix of
--- the bucket's keys, the server, its address, and the milliseconds that the lease lasts, by the clock of the engine.
+-- the bucket's keys, the server, its entry, and the milliseconds that the lease lasts, by the clock of the engine.
 local moving = redis.pcall('EXISTS', ARGV[1] .. '?', ARGV[1] .. '??') -- See lib.lua.
 if type(moving) == 'table' and moving.err then return redis.error_reply('TRYAGAIN the slot is moving') end
 
