@@ -320,6 +320,10 @@ func TestMigrateInterrupted(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(back, storeName+".migration"), []byte("unfinished"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	got, output = failToStart(t, "--data-dir="+back)
+	if got != exitIO || !strings.Contains(output, "run parleyd migrate again") {
+		t.Errorf("server on an unfinished file ended with %d and %q, want %d and what to do", got, output, exitIO)
+	}
 	wantMigration(t, 0, "42 of 42 conversations", migration(engine, "redis", "bolt", back)...)
 	entries, err := os.ReadDir(back)
 	if err != nil || len(entries) != 1 || entries[0].Name() != storeName {

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -207,13 +206,17 @@ func TestServersEndTurnsOfKilled(t *testing.T) {
 		}
 		text += event.GetTextDelta().GetText()
 	}
-	begin := time.Now()
+	waiting := chatOf(t, servers[1], &parleyv1.ChatRequest{
+		ConversationId: "c", Content: "waits", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE,
+	})
+	nextQueued(t, waiting, 1)
 	servers[0].kill()
+	_, err := waiting.next()
+	wantError(t, err, codes.Unavailable, "SERVER_UNREACHABLE") // It waited in the memory of the killed server.
 	_, finished := untilFinished(t, reader)
 	if turn := finished.GetTurn(); turn.GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
 		t.Errorf("turn of a server that was killed = %v, want INTERRUPTED", turn)
 	}
-	t.Logf("ended after %v", time.Since(begin).Round(time.Millisecond))
 	if answer := ask(t, servers[1], "c", "next"); answer != "next" {
 		t.Errorf("answer = %q, want next", answer)
 	}
@@ -330,4 +333,56 @@ func secureClient(
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	return parleyv1.NewConversationServiceClient(conn)
+}
+
+// TestServersStop: streams that a server passes on end with a reason when it stops, and those of its own turns at other
+// servers continue with what is stored.
+func TestServersStop(t *testing.T) {
+	t.Parallel()
+	servers := startServersWith(t, redistest.Start(t), 2, agents(t, testAgents), "--stop-grace=0s")
+	hold(t, servers[0], "c")
+	hold(t, servers[1], "d")
+	passedOn, stored := resume(t, servers[1], "c", "", 0), resume(t, servers[0], "d", "", 0)
+	for _, reader := range []*eventStream{passedOn, stored} {
+		if event, err := reader.next(); err != nil || event.GetStarted() == nil {
+			t.Fatalf("event = %v, %v, want started", event, err)
+		}
+	}
+	servers[1].terminate()
+	wantError(t, passedOn.drain(), codes.Unavailable, "SHUTTING_DOWN")
+	if text, finished := untilFinished(t, stored); text != "half an " ||
+		finished.GetTurn().GetState() != parleyv1.TurnState_TURN_STATE_INTERRUPTED {
+		t.Errorf("turn of a server that stops = %q, %v, want its text and INTERRUPTED", text, finished.GetTurn())
+	}
+	servers[1].wantStop(t)
+}
+
+// TestServersManyStreams: a server passes on more streams than one connection takes, and other calls do not wait for
+// them.
+func TestServersManyStreams(t *testing.T) {
+	t.Parallel()
+	const streams, connections = 1200, 2
+	servers := startServers(t, redistest.Start(t), 2)
+	hold(t, servers[0], "c")
+	id := header(t, servers[1], "c").GetActiveTurnId()
+	readers := make([]*eventStream, 0, streams)
+	for range connections {
+		client := newSingleConn(t, servers[1])
+		for range streams / connections {
+			readers = append(readers, resume(t, client, "c", id, 0))
+		}
+	}
+	for i, reader := range readers {
+		if event, err := reader.next(); err != nil || event.GetStarted() == nil {
+			t.Fatalf("event of stream %d = %v, %v, want started", i, event, err)
+		}
+	}
+	if _, err := servers[1].CancelTurn(timeLimited(t), &parleyv1.CancelTurnRequest{
+		ConversationId: "c", TurnId: id,
+	}); err != nil {
+		t.Errorf("CancelTurn = %v, want nil", err)
+	}
+	for _, reader := range readers {
+		untilFinished(t, reader)
+	}
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"os"
@@ -54,6 +55,42 @@ func TestPeerFaults(t *testing.T) {
 		_, ok := errors.AsType[*Error](err)
 		if !ok || test.want == "" || strings.ReplaceAll(err.Error(), dir, "DIR") != "settings: "+test.want {
 			t.Errorf("%s: error = %v\n  want  settings: %v", test.args, err, test.want)
+		}
+	}
+}
+
+// TestCertificateForPeers: a server presents its certificate to another one only if that can accept it.
+func TestCertificateForPeers(t *testing.T) {
+	for name, test := range map[string]struct {
+		usages []x509.ExtKeyUsage
+		other  bool // the other server accepts those of another authority
+		want   bool
+	}{
+		"any usage":         {nil, false, true},
+		"client":            {[]x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, false, true},
+		"server only":       {[]x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, false, false},
+		"another authority": {nil, true, false},
+	} {
+		cert, key := configtest.Certificate(t, test.usages...)
+		own, err := tls.X509KeyPair([]byte(cert), []byte(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		accepted := own.Leaf.RawIssuer
+		if test.other {
+			accepted = []byte("another")
+		}
+		c := &Config{TLSCertFile: "cert.pem"}
+		toPeers, err := c.TLSToPeers(func() *tls.Certificate { return &own })
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := toPeers.GetClientCertificate(&tls.CertificateRequestInfo{
+			AcceptableCAs: [][]byte{accepted}, Version: tls.VersionTLS13,
+			SignatureSchemes: []tls.SignatureScheme{tls.ECDSAWithP256AndSHA256},
+		})
+		if err != nil || len(got.Certificate) > 0 != test.want {
+			t.Errorf("%s: certificate = %v, %v, want one: %t", name, got, err, test.want)
 		}
 	}
 }
