@@ -164,8 +164,8 @@ var _ store.CopyTarget = (*Target)(nil)
 // copySuffix is the suffix of the name of a Target before Finish.
 const copySuffix = ".migration"
 
-// OpenTarget begins a store's file at path, which must not exist, as a copy of another store. It removes what an
-// earlier process has left that ended without Finish. Errors: ErrExists, ErrInUse, those of the file system.
+// OpenTarget begins a store's file at path, which must not exist, as a copy of another store. It first removes an
+// unfinished copy of an earlier process. Errors: ErrExists, ErrInUse, those of the file system.
 func OpenTarget(path string) (*Target, error) {
 	if err := boltfile.MakeDir(filepath.Dir(path)); err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, err)

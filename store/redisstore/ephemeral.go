@@ -56,8 +56,8 @@ func (s *Store) hold(ctx context.Context, h *store.Hold) error {
 	return err
 }
 
-// nextHold returns the number of a hold or release of this process. Those of a tenant take turns, so that the last
-// number that was made tells for each whether it was made.
+// nextHold returns the number of a hold or release of this process. Those of a tenant follow one another, so that the
+// number of the last one that was made shows for each whether it was made.
 func (s *Store) nextHold() string { return strconv.FormatInt(s.holds.Add(1), 10) }
 
 // runOnce runs a script again if its reply was lost. The script must find out whether it was made.

@@ -16,14 +16,7 @@ const testTurn = "0197c1b2-0000-7000-8000-000000000001"
 // openShared opens a shared store with an address and a short lease.
 func openShared(t *testing.T, engine *redistest.Server, address string) *Store {
 	t.Helper()
-	s, err := Open(t.Context(), Options{
-		Client: clientOf(t, engine.URL(), Access{}), Buckets: 4, Address: address, leaseTime: time.Second,
-	})
-	if err != nil {
-		t.Fatalf("Open at %q = %v, want nil", address, err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
-	return s
+	return openWith(t, Options{Buckets: 4, Address: address, leaseTime: time.Second}, engine.Addr())
 }
 
 func beginTurn(t *testing.T, s *Store, id, turn string) {

@@ -16,8 +16,8 @@ import (
 	"github.com/parleyhq/parley/store/internal/records"
 )
 
-// Source is a store that is open to be copied. It has leases, so that no server can open the store, and changes nothing
-// else. It implements store.CopySource.
+// Source is a store that is open to be copied. It changes only leases: it has its own, so that no server can open the
+// store. It implements store.CopySource.
 type Source struct {
 	store *Store
 	held  map[string]time.Time // by tenant and id: when ephemeral conversations that a server has held are deleted

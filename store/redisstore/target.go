@@ -27,8 +27,7 @@ type Target struct {
 
 var _ store.CopyTarget = (*Target)(nil)
 
-// OpenTarget begins a store as a copy of another one. It removes what an earlier process has left that ended without
-// Finish. Options.Exclusive has no effect: no other process may use the store. Errors are those of Open, and
+// OpenTarget begins a store as a copy of another one. It first removes an unfinished copy of an earlier process. Options.Exclusive has no effect: no other process may use the store. Errors are those of Open, and
 // ErrNotEmpty.
 func OpenTarget(ctx context.Context, o Options) (*Target, error) {
 	o.Exclusive = true

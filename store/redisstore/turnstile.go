@@ -51,7 +51,7 @@ func (t *turnstile) enter(ctx context.Context, key string, queued func()) error 
 	return nil
 }
 
-// giveUp removes a waiting write, and reports whether its turn had not come.
+// giveUp removes a waiting write. It reports whether the write was still waiting.
 func (t *turnstile) giveUp(key string, turn chan struct{}) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

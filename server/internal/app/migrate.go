@@ -27,8 +27,8 @@ until the command has ended.
 
 The copy has all tenants: conversations with their messages, turns, events, uids, versions and times, the
 records of conversations and tenants with their revisions, and the remembered requests, so that a repeated
-request_id is still recognized. An export of both stores has the same bytes. What has expired is not
-copied. Ephemeral conversations whose client was connected count as released. Turns that were running when
+request_id is still recognized. An export of both stores has the same bytes. Expired conversations and
+records are not copied. Ephemeral conversations whose client was connected count as released. Turns that were running when
 the server was killed are ended by the next server, with what is stored of their answers.
 
 If the command fails or is interrupted, it removes what it has copied. If it is killed, servers refuse the
@@ -129,7 +129,7 @@ func (m *migrating) run(ctx context.Context, from string) (done migrate.Counts, 
 // discardTime is how long the removal of an unfinished copy may take.
 const discardTime = 2 * time.Minute
 
-// discard removes an unfinished copy, and adds to err what became of it.
+// discard removes an unfinished copy. It returns err, and whether the copy was removed.
 func (m *migrating) discard(ctx context.Context, target store.CopyTarget, err error) error {
 	isInterrupted := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardTime)

@@ -140,7 +140,7 @@ func (c *conns) dial(address string) (*grpc.ClientConn, error) {
 	if c.tls != nil {
 		security = credentials.NewTLS(c.tls)
 	}
-	// passthrough: the address is that of one server, not of several behind a name.
+	// passthrough: the address is that of one server, not of several servers with one name.
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(security),
 		grpc.WithUserAgent("parleyd"),

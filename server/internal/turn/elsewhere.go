@@ -13,7 +13,7 @@ import (
 // queue, and can be removed from it in this time as any waiting turn. waitForOther returns the cause if it was removed.
 func (x *execution) waitForOther(turnID string) error {
 	x.releaseAgent() // A reload may close it.
-	defer func() { _ = x.manager.stopWaitingBehind(x.entry) }()
+	defer func() { _ = x.manager.stopWaitingForOther(x.entry) }()
 	waiter := x.manager.waiters.Add(x.live.conversation)
 	defer waiter.Remove()
 	check := time.NewTicker(recoverInterval)
@@ -29,11 +29,11 @@ func (x *execution) waitForOther(turnID string) error {
 			return err
 		case x.snapshot.Conversation.GetActiveTurnId() != turnID:
 			x.snapshot = nil
-			return x.manager.stopWaitingBehind(x.entry)
+			return x.manager.stopWaitingForOther(x.entry)
 		default:
 			uid = x.snapshot.Conversation.GetUid()
 		}
-		if err := x.manager.waitBehind(x.entry, turnID, uid); err != nil {
+		if err := x.manager.recordWait(x.entry, turnID, uid); err != nil {
 			return err
 		}
 		select {
@@ -47,9 +47,9 @@ func (x *execution) waitForOther(turnID string) error {
 	}
 }
 
-// waitBehind records that a turn waits at the head of its queue for a turn of another server, in the conversation with
+// recordWait records that a turn waits at the head of its queue for a turn of another server, in the conversation with
 // this uid, which is empty if it is unknown. It returns an error if the turn must not wait.
-func (m *Manager) waitBehind(e *queueEntry, turnID, uid string) error {
+func (m *Manager) recordWait(e *queueEntry, turnID, uid string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if e.removalCause != nil {
@@ -59,7 +59,7 @@ func (m *Manager) waitBehind(e *queueEntry, turnID, uid string) error {
 	if q.uid == "" {
 		q.uid = uid
 	}
-	e.behind = turnID
+	e.awaited = turnID
 	var cause error
 	switch {
 	case q.deleted, uid != "" && q.uid != uid:
@@ -79,11 +79,11 @@ func (m *Manager) waitBehind(e *queueEntry, turnID, uid string) error {
 	return nil
 }
 
-// stopWaitingBehind undoes waitBehind. It returns the cause if the turn was removed from the queue in the meantime.
-func (m *Manager) stopWaitingBehind(e *queueEntry) error {
+// stopWaitingForOther undoes recordWait. It returns the cause if the turn was removed from the queue in the meantime.
+func (m *Manager) stopWaitingForOther(e *queueEntry) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e.behind = ""
+	e.awaited = ""
 	return e.removalCause
 }
 

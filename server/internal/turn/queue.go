@@ -59,10 +59,10 @@ type queueEntry struct {
 	uid          string   // of the conversation; empty before the start
 	version      int32    // of the conversation at the start
 	deletedUIDs  []string // uids of conversations with this id that were deleted during the start
-	// behind is the turn of another server for whose end this one waits at the head of its queue. In that time it can be
+	// awaited is the turn of another server for whose end this one waits at the head of its queue. In that time it can be
 	// removed like a waiting turn. Empty otherwise.
-	behind string
-	ended  bool
+	awaited string
+	ended   bool
 
 	retainedBytes   int           // memory of the turn after its end
 	retainedElement *list.Element // in Manager.retained
@@ -110,20 +110,20 @@ func (q *queue) checkBusy(mode parleyv1.OnBusy) error {
 			interrupting++
 		}
 	}
-	behind := q.running.behind
+	awaited := q.running.awaited
 	switch {
 	case mode == parleyv1.OnBusy_ON_BUSY_QUEUE:
 		if len(q.waiting)-interrupting >= maxQueued {
 			return ErrQueueFull
 		}
-	case mode == parleyv1.OnBusy_ON_BUSY_INTERRUPT && behind != "":
-		return &ElsewhereError{TurnID: behind} // Only the other server can interrupt that turn.
+	case mode == parleyv1.OnBusy_ON_BUSY_INTERRUPT && awaited != "":
+		return &ElsewhereError{TurnID: awaited} // Only the other server can interrupt that turn.
 	case mode == parleyv1.OnBusy_ON_BUSY_INTERRUPT:
 		if interrupting >= maxInterrupting {
 			return ErrQueueFull
 		}
-	case behind != "":
-		return &store.BusyError{TurnID: behind}
+	case awaited != "":
+		return &store.BusyError{TurnID: awaited}
 	case q.running.uid == "":
 		return &startPendingError{q.running.live.startDecided}
 	default:
@@ -169,7 +169,7 @@ func (q *queue) checkSnapshot(snapshot *store.Snapshot) error {
 // another server.
 func (q *queue) reportPositions() {
 	waiting := q.waiting
-	if q.running != nil && q.running.behind != "" {
+	if q.running != nil && q.running.awaited != "" {
 		waiting = append([]*queueEntry{q.running}, waiting...)
 	}
 	for i, e := range waiting {
@@ -217,8 +217,8 @@ func (m *Manager) removeWaiting(e *queueEntry, cause error) bool {
 	case i >= 0:
 		e.queue.waiting = slices.Delete(e.queue.waiting, i, i+1)
 		m.countWaiting(e, -1)
-	case e.behind != "":
-		e.behind = ""
+	case e.awaited != "":
+		e.awaited = ""
 	default:
 		return false
 	}

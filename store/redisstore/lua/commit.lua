@@ -16,7 +16,8 @@
 -- and then commands: the number of words of each and the words. SPLICE key field from to suffix keeps the bytes from
 -- from to to of a field, counted from 1, and appends a suffix.
 -- It returns 'moved' if something is not as it was read, 'full', or 'bytes' and the size that the tenant would have. The
--- conversation has then not changed; what is damaged or lost may have been removed from the lists of the tenant. Else it returns 'done', the number of the change and what it removed.
+-- conversation has then not changed; what is damaged or lost may have been removed from the lists of the tenant. Else it
+-- returns 'done', the number of the change and what it removed.
 local id, read, mode, tenantRead, source, sourceRead = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local maxCount, maxBytes, place, text = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12], ARGV[13]
 local messages, records, recordBytes, bytes = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16]), tonumber(ARGV[17])
