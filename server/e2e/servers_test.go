@@ -88,6 +88,7 @@ func TestServersAnswerForOneAnother(t *testing.T) {
 	secondID := nextQueued(t, second, 1)
 	third := chatOf(t, c, &parleyv1.ChatRequest{ConversationId: "c", Content: "three", OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE})
 	thirdID := nextQueued(t, third, 2)
+	nextQueued(t, resume(t, c, "c", secondID, 0), 1)
 	_, err := c.GetTurn(t.Context(), &parleyv1.GetTurnRequest{ConversationId: "c", TurnId: secondID})
 	if err != nil {
 		t.Errorf("GetTurn of a turn that waits elsewhere = %v, want the turn", err)

@@ -33,6 +33,17 @@ type sharedStore struct {
 	change      string                      // how changes are reported, empty for those of this server
 	beforeBegin func()                      // called once, before the next turn begins
 	afterAppend func(a *store.Append) error // replaces the result
+	searchErr   error                       // of Abandoned
+}
+
+func (s *sharedStore) Abandoned(ctx context.Context, after string) ([]store.Progress, string, error) {
+	s.mu.Lock()
+	err := s.searchErr
+	s.mu.Unlock()
+	if err != nil {
+		return nil, "", err
+	}
+	return s.Store.Abandoned(ctx, after)
 }
 
 func (s *sharedStore) Append(ctx context.Context, a *store.Append) (*store.Result, error) {
@@ -325,6 +336,35 @@ func TestHeadAfterForwarded(t *testing.T) {
 			t.Errorf("head: error = %v, want ErrConversationDeleted; messages %q, %d agent calls, want none", headErr, got,
 				p.runCount())
 		}
+	})
+}
+
+// TestHeadInterruptsElsewhere: a request that interrupts does not wait for a turn of another server, which alone can
+// interrupt it, also if the request has waited in the queue.
+func TestHeadInterruptsElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, s := newShared(t)
+		f.startChat(t, chatRequest("first", 0))
+		s.set(func() { s.beforeBegin = func() { s.begin("there") } })
+		r := startReading(t.Context(), func(ctx context.Context) eventSeq {
+			return f.Chat(ctx, tenant, chatRequest("q", onBusyInterrupt), nil)
+		})
+		synctest.Wait()
+		wantElsewhere(t, "Chat", r.err, "there")
+	})
+}
+
+// TestOwnerKnown: if another server with a lease runs a turn, no abandoned turns are searched, which would need all
+// parts of the store.
+func TestOwnerKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, s := newShared(t)
+		s.begin("there")
+		f.o.Owner = func(context.Context, string, string) (store.Owner, error) {
+			return store.Owner{TurnID: "there", Server: store.Server{Address: "b:1", Key: "k"}}, nil
+		}
+		s.set(func() { s.searchErr = store.ErrUnavailable })
+		wantElsewhere(t, "Chat", f.startChat(t, chatRequest("q", onBusyQueue)).err, "there")
 	})
 }
 
