@@ -27,8 +27,8 @@ type Target struct {
 
 var _ store.CopyTarget = (*Target)(nil)
 
-// OpenTarget begins a store as a copy of another one. It first removes an unfinished copy of an earlier process. Options.Exclusive has no effect: no other process may use the store. Errors are those of Open, and
-// ErrNotEmpty.
+// OpenTarget begins a store as a copy of another one. It first removes an unfinished copy of an earlier process.
+// Options.Exclusive has no effect: no other process may use the store. Errors are those of Open, and ErrNotEmpty.
 func OpenTarget(ctx context.Context, o Options) (*Target, error) {
 	o.Exclusive = true
 	target := new(Target)

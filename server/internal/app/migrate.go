@@ -28,8 +28,9 @@ until the command has ended.
 The copy has all tenants: conversations with their messages, turns, events, uids, versions and times, the
 records of conversations and tenants with their revisions, and the remembered requests, so that a repeated
 request_id is still recognized. An export of both stores has the same bytes. Expired conversations and
-records are not copied. Ephemeral conversations whose client was connected count as released. Turns that were running when
-the server was killed are ended by the next server, with what is stored of their answers.
+records are not copied. Ephemeral conversations whose client was connected count as released. Turns that
+were running when the server was killed are ended by the next server, with what is stored of their
+answers.
 
 If the command fails or is interrupted, it removes what it has copied. If it is killed, servers refuse the
 unfinished copy. In both cases, run the command again: it starts over.

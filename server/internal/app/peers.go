@@ -25,8 +25,8 @@ func (s *server) allTurns(ctx context.Context, c *config.Config) (rpc.Turns, sto
 	return s.peers, shared.Self(), nil
 }
 
-// owner returns the running turn of a conversation and its server. It is the zero value if the store cannot have several
-// servers.
+// owner returns the running turn of a conversation and its server. It is the zero value if the store cannot have
+// several servers.
 func (s *server) owner(ctx context.Context, tenant, conversationID string) (store.Owner, error) {
 	if shared, ok := s.storage.Store.(store.Shared); ok {
 		return shared.Owner(ctx, tenant, conversationID)
