@@ -145,6 +145,9 @@ type Change struct {
 	Kind parleyv1.ChangeKind
 	// Elsewhere reports that another process made the change.
 	Elsewhere bool
+	// Place is the place of the change in the order of all changes of its tenant. The zero value means that the store has
+	// no order that other processes know, or does not know the place of the change at present.
+	Place Place
 	// ConversationID and UID identify the conversation.
 	ConversationID, UID string
 	// Version after the change. If the change deletes the conversation, its last version.

@@ -134,7 +134,7 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	total, now, mayHaveEphemeral := s.tally.of(l.Tenant).Conversations, s.options.Now(), s.tally.mayHaveEphemeral()
 	var page *store.Page
 	err := s.read(ctx, func(tx *bolt.Tx, r *reader) (err error) {
-		page, err = record.BuildPage(ctx, l, total, now, r.newest(l.Tenant), r.oldest(l.Tenant),
+		page, err = record.BuildPage(ctx, l, total, 1, now, r.newest(l.Tenant), r.oldest(l.Tenant),
 			readStates(tx, s.tally.epoch, mayHaveEphemeral, l.Tenant))
 		return err
 	})

@@ -88,7 +88,7 @@ func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	if err != nil {
 		return nil, err
 	}
-	return record.BuildPage(ctx, l, int64(all.Len()), s.options.Now(), newest(all), oldest(all),
+	return record.BuildPage(ctx, l, int64(all.Len()), 1, s.options.Now(), newest(all), oldest(all),
 		ephemeralStates(ephemeral))
 }
 

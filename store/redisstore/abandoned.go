@@ -123,7 +123,7 @@ func (p *abandonedPage) add(ctx context.Context, b bucket, name, turnID string) 
 		}
 	}
 	found.Tenant, found.ConversationID = tenant, id
-	c, err := s.load(ctx, s.space(tenant), id, turnsPart)
+	c, err := s.load(ctx, spaceIn(b, tenant), id, turnsPart)
 	if err != nil && !errors.Is(err, store.ErrCorrupt) {
 		return err
 	}

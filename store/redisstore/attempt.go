@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ type attempt struct {
 type lostCommit struct {
 	id       string
 	revision string // of the conversation before it; empty if there was none
+	added    int64  // conversations added to the bucket before it
 	uid      string // of the conversation that it creates, changes or deletes
 	mode     string // see commit.lua
 	outcome  *record.Outcome
@@ -33,32 +35,37 @@ func (s *Store) try(ctx context.Context, a *attempt) (*record.Outcome, error) {
 		return nil, err
 	}
 	for _, lost := range a.lost {
-		if made, err := lost.wasMade(t.old); err != nil {
+		if made, err := lost.wasMade(t.old, t.added); err != nil {
 			return nil, err
 		} else if made {
+			if err := s.confirm(ctx, a.of("c", a.id), t.old.revision); err != nil {
+				return nil, err
+			}
 			s.awaitTold(ctx, a.bucket)
 			return lost.outcome, nil
 		}
 	}
 	out, err := a.decide(t.input())
-	if err != nil {
-		return nil, s.changedSince(ctx, t, err)
+	if err != nil { // A refusal may be due to an earlier attempt of the caller.
+		return nil, cmp.Or(s.confirm(ctx, a.of("c", a.id), t.old.revision), s.changedSince(ctx, t, err))
 	}
 	if out.Result != nil && out.Result.Replayed && !t.old.read[turnsPart] { // The result may have a turn.
 		a.with = append(a.with, turnsPart)
 		return nil, errMoved
 	}
 	if out.Record == nil && len(out.Changes) == 0 {
-		return out, nil
+		return out, s.confirm(ctx, a.of("c", a.id), t.old.revision)
 	}
 	t.outcome = out
 	command, err := t.command()
 	if err != nil {
 		return nil, s.changedSince(ctx, t, err)
 	}
-	err = s.commit(ctx, t, command)
+	err = s.commitAll(ctx, t, command)
 	if errors.Is(err, store.ErrUnavailable) {
-		a.lost = append(a.lost, t.lost())
+		if !errors.Is(err, errUnsent) {
+			a.lost = append(a.lost, t.lost())
+		}
 		return nil, fmt.Errorf("%w: %w", errMoved, err) // Read again: it may have been made.
 	}
 	if err != nil {
@@ -69,7 +76,7 @@ func (s *Store) try(ctx context.Context, a *attempt) (*record.Outcome, error) {
 
 // lost returns the commit of the transaction after its reply was lost.
 func (t *transaction) lost() lostCommit {
-	l := lostCommit{id: t.commit, revision: t.old.revision, mode: t.mode(), outcome: t.outcome}
+	l := lostCommit{id: t.commit, revision: t.old.revision, added: t.added, mode: t.mode(), outcome: t.outcome}
 	if t.outcome.Record == nil {
 		l.uid = t.outcome.Changes[0].UID
 	} else {
@@ -78,22 +85,27 @@ func (t *transaction) lost() lostCommit {
 	return l
 }
 
-// wasMade reports whether a commit was made, from the conversation as it was read afterwards. If that does not show it,
-// the error is store.ErrUnavailable.
-func (l lostCommit) wasMade(now *conversation) (bool, error) {
+// wasMade reports whether a commit was made. now is the conversation as it was read afterwards, and added the number of
+// conversations that had been added to the bucket then. If these do not show it, the error is store.ErrUnavailable.
+func (l lostCommit) wasMade(now *conversation, added int64) (bool, error) {
 	uid := ""
 	if now.record != nil {
 		uid = now.record.Conversation().GetUid()
 	}
 	switch {
+	case l.revision != "" && now.revision == l.revision:
+		return false, nil
 	case l.mode == "delete":
 		return now.revision == "" || uid != "" && uid != l.uid, nil
-	case l.mode != "change": // It has created a conversation, which may have been deleted since.
-		return uid == l.uid, nil
-	case uid != l.uid:
-		return false, nil
+	case l.mode == "change" && uid == l.uid:
+		return madeIn(now.extra.commits, l.id, l.revision)
+	case uid == l.uid:
+		return true, nil
+	case l.mode != "change" && added == l.added:
+		return false, nil // The commit would have added a conversation.
 	}
-	return madeIn(now.extra.commits, l.id, l.revision)
+	return false, fmt.Errorf("%w: the conversation was removed, which hides whether the write was made",
+		store.ErrUnavailable)
 }
 
 // madeIn reports whether a commit was made, from the newest commits that are remembered and the newest one before it.

@@ -59,7 +59,8 @@ func marshalChanges(out *record.Outcome) (encoded string, told int, err error) {
 
 // published is what a script has published, see tell in lib.lua.
 type published struct {
-	number int64
+	numbered
+
 	server string
 	rest   []string // tenant, time, what was removed, changes, messages
 }
@@ -75,11 +76,11 @@ func readPublished(text string) (p published, ok bool) {
 		}
 		parts, text = append(parts, rest[:n]), rest[n:]
 	}
-	if len(parts) < 6 {
+	if len(parts) < 7 {
 		return p, false
 	}
 	number, err := strconv.ParseInt(parts[0], 10, 64)
-	return published{number: number, server: parts[1], rest: parts[2:]}, err == nil
+	return published{numbered: numbered{number, parts[1]}, server: parts[2], rest: parts[3:]}, err == nil
 }
 
 // changes decodes the changes. ok is false if some are missing or malformed.

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"maps"
@@ -27,7 +28,7 @@ const (
 // checkEngine checks the engine, in a cluster each master. It returns what deserves a warning.
 func (s *Store) checkEngine(ctx context.Context) (warnings []string, err error) {
 	affected := map[string][]string{} // addresses by warning
-	masters := 0
+	masters, withReplicas := 0, 0
 	nodes := s.client.Nodes()
 	for _, address := range slices.Sorted(maps.Keys(nodes)) {
 		node := nodes[address]
@@ -47,15 +48,22 @@ func (s *Store) checkEngine(ctx context.Context) (warnings []string, err error) 
 			continue
 		}
 		masters++
+		if info["connected_slaves"] != "0" {
+			withReplicas++
+		}
 		if err := errors.Join(checkInfo(info), s.checkClock(ctx, node)); err != nil {
 			return nil, fmt.Errorf("the engine at %s %w", address, err)
 		}
-		for _, warning := range append(infoWarnings(info), nodeTimeoutWarning(ctx, node, info)...) {
+		for _, warning := range append(s.infoWarnings(info), nodeTimeoutWarning(ctx, node, info)...) {
 			affected[warning] = append(affected[warning], address)
 		}
 	}
 	if masters == 0 {
 		return nil, s.unavailable(errors.New("it has no master"))
+	}
+	if s.replicated && withReplicas == 0 { // If only some have none, the buckets of the others can be written.
+		return nil, s.unavailable(errors.New("no replica is connected, but --durability replicated needs one to " +
+			"acknowledge a write: connect a replica, or use --durability local"))
 	}
 	for _, warning := range slices.Sorted(maps.Keys(affected)) {
 		warnings = append(warnings, warning+" at "+strings.Join(affected[warning], ", "))
@@ -119,12 +127,16 @@ func compareClocks(before, after, engine time.Time) error {
 }
 
 // infoWarnings returns what is allowed but may lose data.
-func infoWarnings(info map[string]string) (warnings []string) {
+func (s *Store) infoWarnings(info map[string]string) (warnings []string) {
 	if info["aof_enabled"] == "0" {
 		warnings = append(warnings,
 			"appendonly is off, so that a restart of the engine loses conversations: set appendonly yes")
 	}
-	if info["connected_slaves"] == "0" {
+	switch hasReplica := info["connected_slaves"] != "0"; {
+	case hasReplica:
+	case s.replicated:
+		warnings = append(warnings, "no replica, so that no write of its buckets is acknowledged: connect a replica")
+	default:
 		warnings = append(warnings, "no replica, so that nothing replaces the engine if it fails: add replicas")
 	}
 	return warnings
@@ -160,6 +172,9 @@ func (s *Store) unavailable(err error) error {
 				return fmt.Errorf("the engine at %s refuses the user or the password: %w", addresses, err)
 			}
 		}
+	}
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
+		err = fmt.Errorf("%w: set --redis-ca-file to the certificate of the authority of the engine", err)
 	}
 	if errors.Is(err, store.ErrUnavailable) {
 		return fmt.Errorf("engine at %s: %w", addresses, err)

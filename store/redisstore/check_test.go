@@ -171,10 +171,10 @@ func TestCheckSchema(t *testing.T) {
 	wantOpen(t, o)
 	o.Prefix = "other"
 	wantOpen(t, o)
-	if _, err := engine.Do("SET", "other:schema", "2 64"); err != nil {
+	if _, err := engine.Do("SET", "other:schema", "3 64"); err != nil {
 		t.Fatal(err)
 	}
-	wantOpen(t, o, `"other:schema" has version 2, this program reads version 1`)
+	wantOpen(t, o, `"other:schema" has version 3, this program reads versions 1 and 2`)
 	if _, err := engine.Do("SET", "other:schema", "text"); err != nil {
 		t.Fatal(err)
 	}

@@ -14,10 +14,11 @@ import (
 func (t *transaction) command() ([]string, error) {
 	out, limits := t.outcome, t.store.options.Limits(t.space.tenant)
 	mode := t.mode()
-	maxBytes := limits.MaxBytes
-	if t.write.mayExceed {
+	maxBytes := bytesHere(limits.MaxBytes, t.elsewhere)
+	if t.write.mayExceed || t.isAcross() {
 		maxBytes = 0
 	}
+	edits, tenant := t.edits()
 	b := newCommands(t.space)
 	e := new(extra)
 	var place, text string
@@ -50,23 +51,25 @@ func (t *transaction) command() ([]string, error) {
 		}
 		b.add(append([]string{"HSET", t.of("c", t.write.id)}, b.fields...)...)
 		messages = int(r.Conversation().GetMessageCount()) - messagesBefore
-		b.records(t.write.id, t.commit, out.Records, t.tenant)
-		if out.Records != nil {
-			delta = out.Records.Conversation.Plus(out.Records.Tenant)
+		b.records(t.write.id, t.commit, edits, tenant)
+		if edits != nil {
+			delta = edits.Conversation.Plus(edits.Tenant)
 		}
 	}
+	t.bytes = size - bytesBefore + delta.Bytes
 	changes, told, err := marshalChanges(out)
 	if err != nil {
 		return nil, err
 	}
 	source, sourceRevision := "", ""
-	if t.source != nil {
+	if t.source != nil && t.source.index == t.index { // The script reads no other bucket.
 		source, sourceRevision = t.source.id, t.source.revision
 	}
 	return b.args(
-		t.write.id, t.old.revision, mode, t.tenant.read(), source, sourceRevision, strconv.Itoa(limits.MaxConversations),
+		t.write.id, t.old.revision, mode, tenant.read(), source, sourceRevision,
+		strconv.Itoa(t.store.share(limits.MaxConversations)),
 		strconv.FormatInt(maxBytes, 10), place, text, strconv.Itoa(messages), strconv.FormatInt(delta.Records, 10),
-		strconv.FormatInt(delta.RecordBytes, 10), strconv.FormatInt(size-bytesBefore+delta.Bytes, 10), t.store.server,
+		strconv.FormatInt(delta.RecordBytes, 10), strconv.FormatInt(t.bytes, 10), t.store.server,
 		changes, strconv.Itoa(told),
 	), nil
 }

@@ -3,110 +3,13 @@ package redisstore
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/parleyhq/parley/store"
-	"github.com/parleyhq/parley/store/internal/record"
 )
-
-// Hold implements store.Store.
-func (s *Store) Hold(ctx context.Context, h *store.Hold) error {
-	err := s.hold(ctx, h)
-	if err != nil {
-		return fmt.Errorf("hold %d conversations: %w", len(h.ConversationIDs), err)
-	}
-	return nil
-}
-
-func (s *Store) hold(ctx context.Context, h *store.Hold) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
-	p := s.space(h.Tenant)
-	if err := s.writes.enter(ctx, p.key("em"), nil); err != nil {
-		return err
-	}
-	defer s.writes.leave(p.key("em"))
-	ctx, cancel := s.writing(ctx)
-	defer cancel()
-	now := s.options.Now()
-	args := []string{
-		s.server, s.nextHold(), strconv.FormatInt(int64(h.DeleteAfter), 10), strconv.Itoa(store.MaxHolds),
-	}
-	reply, err := s.runOnce(ctx, s.scripts.hold, p, now, append(args, record.HoldIDs(h)...)...)
-	if err != nil {
-		return err
-	}
-	switch result, err := reply[0].ToString(); {
-	case err != nil:
-		return err
-	case result == "many":
-		return store.ErrTooManyHolds
-	case result == "made": // Its reply was lost.
-		s.awaitTold(ctx, p.bucket)
-		return nil
-	}
-	_, err = s.told(p, now, reply[1], reply[2])
-	return err
-}
-
-// nextHold returns the number of a hold or release of this process. Those of a tenant follow one another, so that the
-// number of the last one that was made shows for each whether it was made.
-func (s *Store) nextHold() string { return strconv.FormatInt(s.holds.Add(1), 10) }
-
-// runOnce runs a script again if its reply was lost. The script must find out whether it was made.
-func (s *Store) runOnce(
-	ctx context.Context, script *rueidis.Lua, p space, now time.Time, args ...string,
-) ([]rueidis.RedisMessage, error) {
-	return again(ctx, func() ([]rueidis.RedisMessage, error) {
-		reply, err := s.run(ctx, script, p, now, args...)
-		if errors.Is(err, store.ErrUnavailable) {
-			err = fmt.Errorf("%w: %w", errMoved, err)
-		}
-		return reply, err
-	})
-}
-
-// Release implements store.Store.
-func (s *Store) Release(ctx context.Context, h *store.Hold) error {
-	err := s.releaseOwn(ctx, h)
-	if err != nil {
-		return fmt.Errorf("release %d conversations: %w", len(h.ConversationIDs), err)
-	}
-	return nil
-}
-
-func (s *Store) releaseOwn(ctx context.Context, h *store.Hold) error {
-	if err := s.enter(ctx); err != nil {
-		return err
-	}
-	defer s.leave()
-	p := s.space(h.Tenant)
-	if err := s.writes.enter(ctx, p.key("em"), nil); err != nil {
-		return err
-	}
-	defer s.writes.leave(p.key("em"))
-	ctx, cancel := s.writing(ctx)
-	defer cancel()
-	now := s.options.Now()
-	args := []string{s.server, s.server, s.nextHold(), strconv.FormatInt(int64(h.DeleteAfter), 10)}
-	reply, err := s.runOnce(ctx, s.scripts.release, p, now, append(args, record.HoldIDs(h)...)...)
-	if err != nil {
-		return err
-	}
-	if made, _ := reply[0].AsInt64(); made < 0 { // Its reply was lost.
-		s.awaitTold(ctx, p.bucket)
-		return nil
-	}
-	_, err = s.told(p, now, reply[0], reply[1])
-	return err
-}
 
 // releaseOf releases all holds of ids by a server that has ended.
 func (s *Store) releaseOf(ctx context.Context, p space, server string, ids []string, now time.Time) error {
@@ -179,7 +82,7 @@ func (s *Store) releaseAll(ctx context.Context, b bucket, server string) error {
 			byTenant[tenant] = append(byTenant[tenant], id)
 		}
 		for tenant, ids := range byTenant {
-			if err := s.releaseOf(ctx, s.space(tenant), server, ids, s.options.Now()); err != nil {
+			if err := s.releaseOf(ctx, spaceIn(b, tenant), server, ids, s.options.Now()); err != nil {
 				return err
 			}
 		}

@@ -59,7 +59,7 @@ func (s *Store) tryClaim(ctx context.Context, exclusive bool) (holder, remedy st
 		return "", "", nil
 	}
 	key, address, _ := strings.Cut(reply[1], " ")
-	holder, remedy = "server "+reply[0], "stop it, or use another prefix"
+	holder, remedy = "server "+reply[0], "stop it, use another prefix, or start each with --advertise-address"
 	if address != "" {
 		holder += " at " + address
 	}

@@ -51,7 +51,7 @@ func TestExclusiveBesideAnother(t *testing.T) {
 	o.Address, o.leaseTime = "", 200*time.Millisecond // It waits less than the first has left.
 	_, err = Open(t.Context(), o)
 	want := `another server uses the store "parley": server ` + first.server +
-		" at first:50051; stop it, or use another prefix"
+		" at first:50051; stop it, use another prefix, or start each with --advertise-address"
 	if !errors.Is(err, ErrInUse) || err.Error() != want {
 		t.Errorf("Open beside another = %v, want %s", err, want)
 	}

@@ -49,22 +49,54 @@ func crc16(text string) (sum uint16) {
 	return sum
 }
 
-// bucketOf returns the bucket of a tenant.
-func (s *Store) bucketOf(tenant string) bucket {
-	sum := crc32.Checksum([]byte(tenant), crc32.MakeTable(crc32.Castagnoli))
-	return s.buckets[sum%uint32(len(s.buckets))]
+// checksum returns the CRC-32C of a text, by which buckets are chosen.
+func checksum(text string) int {
+	return int(crc32.Checksum([]byte(text), crc32.MakeTable(crc32.Castagnoli)))
 }
 
-// space is the keys of one tenant.
+// bucketOf returns the first bucket of a tenant, which has its records.
+func (s *Store) bucketOf(tenant string) bucket { return s.buckets[checksum(tenant)%len(s.buckets)] }
+
+// space is the keys of one tenant in one bucket.
 type space struct {
 	bucket
 	tenant string
 	name   string // the tenant as it is part of keys: with its length, so that no two tenants share keys
 }
 
-func (s *Store) space(tenant string) space {
-	return space{bucket: s.bucketOf(tenant), tenant: tenant, name: tenantPart(tenant)}
+// space returns the keys of a tenant in its first bucket.
+func (s *Store) space(tenant string) space { return spaceIn(s.bucketOf(tenant), tenant) }
+
+// spaceIn returns the keys of a tenant in one of its buckets.
+func spaceIn(b bucket, tenant string) space {
+	return space{bucket: b, tenant: tenant, name: tenantPart(tenant)}
 }
+
+// spaceOf returns the keys of a tenant in the bucket of a conversation, or in its first one if the id is empty.
+func (s *Store) spaceOf(tenant, id string) space {
+	p := s.space(tenant)
+	if id != "" && s.spread > 1 {
+		p.bucket = s.buckets[(p.index+checksum(id)%s.spread*s.stride())%len(s.buckets)]
+	}
+	return p
+}
+
+// spaces returns the keys of a tenant in all its buckets, the first one first.
+func (s *Store) spaces(tenant string) []space {
+	all := make([]space, s.spread)
+	for i := range all {
+		all[i] = s.space(tenant)
+		all[i].bucket = s.buckets[(all[i].index+i*s.stride())%len(s.buckets)]
+	}
+	return all
+}
+
+// stride is the distance between the buckets of a tenant.
+func (s *Store) stride() int { return len(s.buckets) / s.spread }
+
+// lane returns the lane of a bucket, which is its index among the buckets of a tenant: each tenant has one bucket in
+// each lane.
+func (s *Store) lane(b bucket) int { return b.index / s.stride() }
 
 func tenantPart(tenant string) string { return fmt.Sprintf("%d:%s:", len(tenant), tenant) }
 

@@ -1,11 +1,10 @@
 package redisstore
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"iter"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,145 +14,56 @@ import (
 	"github.com/parleyhq/parley/store/internal/record"
 )
 
-// rowPage is the number of conversations that a list reads at once.
-const rowPage = 200
-
 // List implements store.Store.
 func (s *Store) List(ctx context.Context, l *store.List) (*store.Page, error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer s.leave()
-	p := s.space(l.Tenant)
-	total, err := s.client.Do(ctx, s.client.B().Zcard().Key(p.key("ix")).Build()).AsInt64()
+	r := s.rows(ctx, l.Tenant, max(8, min(rowPage, l.PageSize+1)))
+	total, err := s.count(ctx, r.all)
 	if err != nil {
-		return nil, s.fault(err)
+		return nil, err
 	}
-	r := &rows{store: s, ctx: ctx, p: p, most: max(8, min(rowPage, l.PageSize+1)), states: map[string]record.Ephemeral{}}
-	page, err := record.BuildPage(ctx, l, total, s.options.Now(), r.newest, r.oldest, r.ephemeral)
+	page, err := record.BuildPage(ctx, l, total, s.spread, s.options.Now(), r.newest, r.oldest, r.ephemeral)
 	return page, errors.Join(err, r.err)
 }
 
-// rows reads the conversations of a tenant in the order of create time.
-type rows struct {
-	store  *Store
-	ctx    context.Context //nolint:containedctx // It is that of one list.
-	p      space
-	most   int // that are read at once
-	states map[string]record.Ephemeral
-	err    error
-}
-
-func (r *rows) ephemeral(id string) record.Ephemeral { return r.states[id] }
-
-// newest implements record.Newest.
-func (r *rows) newest(before []byte) iter.Seq2[[]byte, []byte] {
-	from := "+"
-	switch {
-	case len(before) > record.KeySize: // It is after a key, and so it must be after that key with an id.
-		from = "(" + string(before[:record.KeySize]) + "\xff"
-	case before != nil:
-		from = "(" + string(before)
+// count returns the number of conversations in some buckets of a tenant.
+func (s *Store) count(ctx context.Context, in []space) (total int64, err error) {
+	commands := make([]rueidis.Completed, len(in))
+	for i, p := range in {
+		commands[i] = s.client.B().Zcard().Key(p.key("ix")).Build()
 	}
-	return r.all(from, func(from string) rueidis.Completed {
-		return r.store.client.B().Zrange().Key(r.p.key("ix")).Min(from).Max("-").Bylex().Rev().Limit(0, int64(r.most)).Build()
-	}, before)
-}
-
-// oldest implements record.Oldest.
-func (r *rows) oldest(after []byte) iter.Seq2[[]byte, []byte] {
-	from := "-"
-	if after != nil {
-		from = "(" + string(after)
-	}
-	return r.all(from, func(from string) rueidis.Completed {
-		return r.store.client.B().Zrange().Key(r.p.key("ix")).Min(from).Max("+").Bylex().Limit(0, int64(r.most)).Build()
-	}, after)
-}
-
-// all yields the keys and the heads of conversations, page by page, without that with the key except.
-func (r *rows) all(from string, next func(from string) rueidis.Completed, except []byte) iter.Seq2[[]byte, []byte] {
-	return func(yield func(key, value []byte) bool) {
-		for {
-			places, err := r.store.client.Do(r.ctx, next(from)).AsStrSlice()
-			if err != nil {
-				r.err = r.store.fault(err)
-				return
-			}
-			if len(places) == 0 {
-				return
-			}
-			from = "(" + places[len(places)-1]
-			for i, value := range r.heads(places) {
-				key := []byte(places[i][:record.KeySize])
-				if value == nil || bytes.Equal(key, except) {
-					continue
-				}
-				if !yield(key, value) {
-					return
-				}
-			}
-			if r.err != nil || len(places) < r.most {
-				return
-			}
-			r.most = rowPage
-		}
-	}
-}
-
-// heads returns the encoded heads of conversations, nil for those that do not exist any more. Those whose key is lost
-// are empty, and so damaged.
-func (r *rows) heads(places []string) [][]byte {
-	commands := make([]rueidis.Completed, len(places))
-	for i, place := range places {
-		commands[i] = r.store.client.B().Hmget().Key(r.p.of("c", place[record.KeySize:])).Field("h", "e").Build()
-	}
-	heads := make([][]byte, len(places))
-	var missing []int
-	for i, reply := range r.store.client.DoMulti(r.ctx, commands...) {
-		fields, err := reply.ToArray()
+	for _, reply := range s.client.DoMulti(ctx, commands...) {
+		n, err := reply.AsInt64()
 		if err != nil {
-			r.err = r.store.fault(err)
-			return nil
+			return 0, s.fault(err)
 		}
-		if fields[0].IsNil() {
-			missing = append(missing, i)
-			continue
-		}
-		heads[i], _ = fields[0].AsBytes()
-		if state, err := fields[1].ToString(); err == nil {
-			r.states[places[i][record.KeySize:]], _ = ephemeralOf(state)
-		}
+		total += n
 	}
-	for _, i := range missing {
-		score := r.store.client.Do(r.ctx, r.store.client.B().Zscore().Key(r.p.key("ix")).Member(places[i]).Build())
-		if score.Error() == nil { // It was not deleted in between.
-			heads[i] = []byte{}
-		}
-	}
-	return heads
+	return total, nil
 }
 
-// Tenants implements store.Store. The order is that of the buckets, and in a bucket that of length and name.
+// Tenants implements store.Store. The order is that of the first buckets of tenants, regardless of their lanes, and
+// then that of length and name: tenants whose buckets are the same are merged.
 func (s *Store) Tenants(ctx context.Context, after string, limit int) (tenants []string, next string, err error) {
 	if err := s.enter(ctx); err != nil {
 		return nil, "", err
 	}
 	defer s.leave()
-	bucket, from := 0, "-"
+	group, from := 0, "-"
 	if after != "" {
 		index, last, _ := strings.Cut(after, " ")
-		if bucket, err = strconv.Atoi(index); err != nil || bucket < 0 || bucket >= len(s.buckets) {
+		if group, err = strconv.Atoi(index); err != nil || group < 0 || group >= s.stride() {
 			return nil, "", fmt.Errorf("tenants: %w", store.ErrPageToken)
 		}
 		from = "(" + last
 	}
-	for ; bucket < len(s.buckets); bucket, from = bucket+1, "-" {
-		list := s.client.B().Zrange().Key(s.buckets[bucket].prefix+"tn").Min(from).Max("+").Bylex().
-			Limit(0, int64(limit-len(tenants)+1)).Build()
-		names, err := s.client.Do(ctx, list).AsStrSlice()
+	for ; group < s.stride(); group, from = group+1, "-" {
+		names, err := s.tenantNames(ctx, group, from, limit-len(tenants)+1)
 		if err != nil {
-			return nil, "", s.fault(err)
+			return nil, "", err
 		}
 		last := ""
 		for _, name := range names {
@@ -161,7 +71,7 @@ func (s *Store) Tenants(ctx context.Context, after string, limit int) (tenants [
 				if last == "" {
 					return tenants, next, nil
 				}
-				return tenants, strconv.Itoa(bucket) + " " + last, nil
+				return tenants, strconv.Itoa(group) + " " + last, nil
 			}
 			tenant, _, ok := cutTenant(name)
 			if !ok {
@@ -170,10 +80,31 @@ func (s *Store) Tenants(ctx context.Context, after string, limit int) (tenants [
 			tenants, last = append(tenants, tenant), name
 		}
 		if last != "" {
-			next = strconv.Itoa(bucket) + " " + last
+			next = strconv.Itoa(group) + " " + last
 		}
 	}
 	return tenants, "", nil
+}
+
+// tenantNames returns at most n names of tenants, from a position on, whose buckets are those of a group: that with its
+// index and those at each stride from it.
+func (s *Store) tenantNames(ctx context.Context, group int, from string, n int) ([]string, error) {
+	var commands []rueidis.Completed
+	for i := group; i < len(s.buckets); i += s.stride() {
+		list := s.client.B().Zrange().Key(s.buckets[i].prefix+"tn").Min(from).Max("+").Bylex().Limit(0, int64(n)).Build()
+		commands = append(commands, list)
+	}
+	var all []string
+	for _, reply := range s.client.DoMulti(ctx, commands...) {
+		names, err := reply.AsStrSlice()
+		if err != nil {
+			return nil, s.fault(err)
+		}
+		all = append(all, names...)
+	}
+	slices.Sort(all) // Each page has the first names of its bucket, so all pages together have the first names.
+	all = slices.Compact(all)
+	return all[:min(n, len(all))], nil
 }
 
 // FindTurn implements store.Store.
@@ -190,22 +121,21 @@ func (s *Store) findTurn(ctx context.Context, f *store.FindTurn) (*store.FoundTu
 		return nil, err
 	}
 	defer s.leave()
-	p, id := s.space(f.Tenant), f.ConversationID
+	p, id := s.spaceOf(f.Tenant, f.ConversationID), f.ConversationID
 	if id == "" {
 		turn, ok := record.ParseTurnID(f.TurnID)
 		if !ok {
 			return nil, store.ErrTurnNotFound
 		}
 		begin := string(turn[:])
-		find := s.client.B().Zrange().Key(p.key("ti")).Min("["+begin).Max("+").Bylex().Limit(0, 1).Build()
-		members, err := s.client.Do(ctx, find).AsStrSlice()
+		members, _, err := newMerged(ctx, s, s.spaces(f.Tenant), "ti", "["+begin, false).page(1)
 		if err != nil {
-			return nil, s.fault(err)
+			return nil, err
 		}
-		if len(members) == 0 || !strings.HasPrefix(members[0], begin) {
+		if len(members) == 0 || !strings.HasPrefix(members[0].text, begin) {
 			return nil, store.ErrTurnNotFound
 		}
-		id = members[0][len(begin):]
+		p, id = members[0].space, members[0].text[len(begin):]
 	}
 	return again(ctx, func() (*store.FoundTurn, error) {
 		c, r, err := s.withTurns(ctx, p, id)
@@ -258,9 +188,9 @@ func (s *Store) listTurns(ctx context.Context, l *store.ListTurns) (*store.TurnP
 		return nil, err
 	}
 	defer s.leave()
-	p := s.space(l.Tenant)
+	p := s.spaceOf(l.Tenant, l.ConversationID)
 	if l.ConversationID == "" {
-		return s.listTenantTurns(ctx, p, l)
+		return s.listTenantTurns(ctx, l)
 	}
 	return again(ctx, func() (*store.TurnPage, error) {
 		c, r, err := s.withTurns(ctx, p, l.ConversationID)
@@ -275,35 +205,34 @@ func (s *Store) listTurns(ctx context.Context, l *store.ListTurns) (*store.TurnP
 	})
 }
 
-func (s *Store) listTenantTurns(ctx context.Context, p space, l *store.ListTurns) (*store.TurnPage, error) {
+func (s *Store) listTenantTurns(ctx context.Context, l *store.ListTurns) (*store.TurnPage, error) {
 	before, all, err := record.TurnBefore(l)
 	if err != nil {
 		return nil, err
 	}
-	key := p.key("ti")
+	kind, from := "ti", "+"
 	if record.OnlyRunning(l) {
-		key = p.key("tr")
+		kind = "tr"
 	}
-	from := "+"
 	if !all {
 		from = "(" + string(before[:]) // Members are longer than the id, so they are not before it.
 	}
 	finders, pager := map[string]*record.TurnFinder{}, record.NewTurnPager(l)
+	turns := newMerged(ctx, s, s.spaces(l.Tenant), kind, from, true)
 	for {
-		list := s.client.B().Zrange().Key(key).Min(from).Max("-").Bylex().Rev().Limit(0, pageKeys).Build()
-		members, err := s.client.Do(ctx, list).AsStrSlice()
+		members, more, err := turns.page(pageKeys)
 		if err != nil {
-			return nil, s.fault(err)
+			return nil, err
 		}
 		for _, member := range members {
 			if pager.IsFull() {
 				return pager.Page(), nil
 			}
 			var turn record.TurnID
-			id := member[copy(turn[:], member):]
+			id := member.text[copy(turn[:], member.text):]
 			f, known := finders[id]
 			if !known {
-				_, r, err := s.withTurns(ctx, p, id)
+				_, r, err := s.withTurns(ctx, member.space, id)
 				if err != nil {
 					return nil, err
 				}
@@ -316,10 +245,9 @@ func (s *Store) listTenantTurns(ctx context.Context, p space, l *store.ListTurns
 				return nil, err
 			}
 		}
-		if len(members) < pageKeys {
+		if !more {
 			pager.End()
 			return pager.Page(), nil
 		}
-		from = "(" + members[len(members)-1]
 	}
 }

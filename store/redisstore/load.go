@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -177,12 +178,19 @@ var errMoved = errors.New("the conversation has changed since it was read")
 const maxPause = 250 * time.Millisecond
 
 // again calls try until it does not return errMoved. If the error is store.ErrUnavailable, too, there are pauses
-// between the calls.
+// between the calls. If the time ends during a call, the error is that of the call before.
 func again[T any](ctx context.Context, try func() (T, error)) (T, error) {
 	pause := maxPause / 32
+	var cause error
 	for range maxTries {
 		result, err := try()
 		isLost := errors.Is(err, store.ErrUnavailable)
+		if isLost && errors.Is(err, context.DeadlineExceeded) { // The earlier error is more specific.
+			err = cmp.Or(cause, err)
+		}
+		if isLost {
+			cause = err
+		}
 		if !errors.Is(err, errMoved) || isLost && ctx.Err() != nil {
 			return result, err
 		}

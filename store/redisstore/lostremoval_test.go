@@ -43,3 +43,33 @@ func TestLostReplyOfSweep(t *testing.T) {
 	}
 	t.Error("each sweep was told as a GAP")
 }
+
+// TestLostReplyAndRemoval has another process remove the conversation between a commit whose reply is lost and the next
+// attempt: the write is not made a second time. If the commit was not made at all, the write is made.
+func TestLostReplyAndRemoval(t *testing.T) {
+	t.Parallel()
+	l := newLossy(t)
+	ctx := t.Context()
+	remove := func(id string) func() {
+		return func() {
+			if err := l.other.Delete(ctx, &store.Delete{Tenant: "acme", ConversationID: id}); err != nil {
+				t.Errorf("Delete(%q) = %v", id, err)
+			}
+		}
+	}
+	for _, present := range []bool{true, false} {
+		id := fmt.Sprint("removed ", present)
+		if present {
+			appendTo(t, l, id, "one")
+		}
+		l.proxy.set(&fault{matches: isWrite, times: 1, afterward: remove(id)})
+		_, err := l.Append(ctx, &store.Append{Tenant: "acme", ConversationID: id, Messages: message("mine")})
+		wantError(t, "Append before a removal", err, store.ErrUnavailable)
+		l.proxy.set(nil)
+		_, err = l.other.Read(ctx, &store.Read{Tenant: "acme", ConversationID: id})
+		wantError(t, "Read of what was removed", err, store.ErrNotFound)
+	}
+	l.proxy.set(&fault{matches: isWrite, times: 1, unsent: true})
+	appendTo(t, l, "unsent", "mine")
+	wantTexts(t, l.other, "unsent", "mine")
+}

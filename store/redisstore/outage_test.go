@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,4 +127,44 @@ func read(ctx context.Context, s *Store, id string) error {
 		return fmt.Errorf("read %q: %w", id, err)
 	}
 	return nil
+}
+
+// TestConnectionsCut: reads during which the engine ends the connections succeed, since they are sent again. The race
+// detector reports it if the memory of a command is reused before the driver has given up writing it.
+func TestConnectionsCut(t *testing.T) {
+	t.Parallel()
+	const readers, cuts = 16, 40
+	engine := redistest.Start(t)
+	s, err := Open(t.Context(), Options{Client: clientOf(t, engine.URL(), Access{}), Buckets: 4})
+	if err != nil {
+		t.Fatalf("Open = %v, want nil", err)
+	}
+	defer s.Close()
+	if err := create(t.Context(), s, "c"); err != nil {
+		t.Fatalf("Create = %v, want nil", err)
+	}
+	var reading sync.WaitGroup
+	var reads atomic.Int64
+	var stopped atomic.Bool
+	for range readers {
+		reading.Go(func() {
+			for !stopped.Load() {
+				if err := read(t.Context(), s, "c"); err != nil {
+					t.Errorf("Read = %v, want nil", err)
+					return
+				}
+				reads.Add(1)
+			}
+		})
+	}
+	for range cuts {
+		for next := reads.Load() + readers; reads.Load() < next && !t.Failed(); {
+			runtime.Gosched()
+		}
+		if _, err := engine.Do("CLIENT", "KILL", "TYPE", "pubsub"); err != nil {
+			t.Error(err)
+		}
+	}
+	stopped.Store(true)
+	reading.Wait()
 }

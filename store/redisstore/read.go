@@ -25,7 +25,7 @@ func (s *Store) Read(ctx context.Context, q *store.Read) (*store.Snapshot, error
 }
 
 func (s *Store) readOnce(ctx context.Context, q *store.Read) (*store.Snapshot, error) {
-	p := s.space(q.Tenant)
+	p := s.spaceOf(q.Tenant, q.ConversationID)
 	if q.Known.Version != 0 {
 		if unchanged, err := s.isUnchanged(ctx, p, q); err != nil || unchanged {
 			return &store.Snapshot{Unchanged: unchanged}, err

@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,11 +25,15 @@ type tenantState struct {
 	wasRead  bool
 	revision string // id of the last commit of these records
 	commits  string // ids of the last ones, see maxCommits
+	decides  string // id of a commit that decides about locked records, see across.go
 }
 
 // read returns the argument of commit.lua.
 func (t tenantState) read() string {
-	if !t.wasRead {
+	switch {
+	case t.decides != "":
+		return "decide:" + t.decides
+	case !t.wasRead:
 		return "-"
 	}
 	return t.revision
@@ -80,17 +85,19 @@ func (s *Store) stateOf(ctx context.Context, p space, scope, key, text string) (
 }
 
 // recordInput reads what a decision about writes needs. id is the conversation; empty if there is none. If tenantOnly
-// is true, all writes are of the tenant's records.
+// is true, all writes are of the tenant's records. The caller has entered the queue of writes of these records, if the
+// store has a spread and there are any.
 func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*parleyv1.RecordWrite, tenantOnly bool,
 ) (*records.Input, tenantState, error) {
-	commands := []rueidis.Completed{s.client.B().Hmget().Key(p.key("t")).Field("v", "rev", "own", "vs").Build()}
+	home := s.space(p.tenant)
+	commands := []rueidis.Completed{s.client.B().Hmget().Key(home.key("t")).Field("v", "rev", "own", "vs").Build()}
 	var state tenantState
 	for _, w := range writes {
-		scope := id
+		key := p.scope("ks", id)
 		if tenantOnly || w.GetTenantScope() {
-			scope, state.wasRead = "", true
+			key, state.wasRead = home.scope("ks", ""), true
 		}
-		commands = append(commands, s.client.B().Hget().Key(p.scope("ks", scope)).Field(w.GetKey()).Build())
+		commands = append(commands, s.client.B().Hget().Key(key).Field(w.GetKey()).Build())
 	}
 	replies := s.client.DoMulti(ctx, commands...)
 	of, err := replies[0].ToArray()
@@ -98,7 +105,9 @@ func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*p
 		return nil, state, s.fault(err)
 	}
 	in := records.Tenant{Limit: s.options.Limits(p.tenant).MaxRecordBytes}
-	state.revision, _ = of[0].ToString()
+	if state.revision, _ = of[0].ToString(); state.wasRead && isLocked(state.revision) {
+		return nil, state, s.settle(ctx, home)
+	}
 	in.Revision = number(of[1])
 	in.Bytes = number(of[2])
 	state.commits, _ = of[3].ToString()
@@ -115,11 +124,10 @@ func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*p
 		if err != nil {
 			return records.State{}, s.fault(err)
 		}
-		scope := id
 		if tenantScope {
-			scope = ""
+			return s.stateOf(ctx, home, "", key, text)
 		}
-		return s.stateOf(ctx, p, scope, key, text)
+		return s.stateOf(ctx, p, id, key, text)
 	})
 	return input, state, err
 }
@@ -206,7 +214,11 @@ func (s *Store) writeTenant(ctx context.Context, w *store.WriteRecords) (*store.
 			return nil, err
 		}
 		for _, l := range lost {
-			if made, err := madeIn(state.commits, l.id, l.revision); made || err != nil {
+			made, err := madeIn(state.commits, l.id, l.revision)
+			if made {
+				err = s.confirm(ctx, p.key("t"), state.revision)
+			}
+			if made || err != nil {
 				return l.result, err
 			}
 		}
@@ -221,7 +233,7 @@ func (s *Store) writeTenant(ctx context.Context, w *store.WriteRecords) (*store.
 		}
 		result, edits, err := records.WriteTenant(w, in, first, now)
 		if err != nil || !edits.Any() {
-			return result, err
+			return result, cmp.Or(s.confirm(ctx, p.key("t"), state.revision), err)
 		}
 		commit := newCommit()
 		err = s.commitTenant(ctx, p, commit, edits, state, w.OnlyRemoves(), now)
@@ -245,7 +257,11 @@ func (s *Store) commitTenant(
 	ctx context.Context, p space, commit string, edits *records.Edits, state tenantState, mayExceed bool, now time.Time,
 ) error {
 	limits := s.options.Limits(p.tenant)
-	maxBytes, script := limits.MaxBytes, s.scripts.commit
+	elsewhere, err := s.bytesElsewhere(ctx, p)
+	if err != nil {
+		return err
+	}
+	maxBytes, script := bytesHere(limits.MaxBytes, elsewhere), s.scripts.commit
 	if mayExceed {
 		maxBytes, script = 0, s.scripts.free
 	}
@@ -256,7 +272,7 @@ func (s *Store) commitTenant(
 	if err != nil {
 		return err
 	}
-	return s.finish(p, now, reply, nil, limits)
+	return withElsewhere(s.finish(p, now, reply, nil, limits), elsewhere)
 }
 
 // recordArgs returns the arguments of commit.lua for commands that change records alone, and the counts of the tenant
@@ -318,7 +334,7 @@ func (s *Store) readRecords(
 		defer s.leave()
 		result, err = again(ctx, func() (any, error) {
 			now := s.options.Now()
-			c, err := s.scope(ctx, s.space(tenant), id, now)
+			c, err := s.scope(ctx, s.spaceOf(tenant, id), id, now)
 			if err != nil {
 				return nil, err
 			}

@@ -15,11 +15,17 @@
 // A script numbers each change of a bucket, and publishes it on the channel {T}ch. Every process hears of all changes,
 // and tells its observer in the order of the numbers. Where numbers are missing, it tells a GAP.
 //
+// The place of a change (store.Place) is its number and the epoch of the bucket. A process of the engine that may have
+// an older copy of the data, and so may assign numbers again, has another epoch. The script that reads the epoch after
+// each subscription makes a new one if the epoch was made in another process of the engine, or if the last number is
+// below one that was seen. Until then, a process that receives a number twice reports changes without a place.
+//
 // # Keys
 //
-// A tenant is in one bucket, a bucket in one slot of a cluster. All keys of a bucket begin with the prefix of the store
-// and the tag of the bucket in braces, here {T}. Tenants are part of keys with their length, as in 4:acme: and
-// conversation ids follow them.
+// A tenant is in as many buckets as Options.Spread says, by default one. A bucket is in one slot of a cluster. All keys
+// of a bucket begin with the prefix of the store and the tag of the bucket in braces, here {T}. Tenants are part of
+// keys with their length, as in 4:acme: and conversation ids follow them. With a spread, a conversation is in one of
+// the buckets of its tenant, see spaceOf, and the records of the tenant are in the first.
 //
 //	{T}c:<tenant><id>   hash  a conversation: v revision, h head (record.Record.Head), x sizes of its newest messages and
 //	                          checksums of its parts (see extra), q requests, t turns, p system prompt, s what scripts
@@ -30,7 +36,8 @@
 //	{T}tl:<tenant><id>  set   its members of ti
 //	{T}p:<tenant><id>   text  progress of its running turn
 //	{T}t:<tenant>       hash  counts: n conversations, m messages, b bytes, r records, y their bytes; of the records of
-//	                          the tenant v the last commit, vs the newest ones, rev the last revision, own their bytes
+//	                          the tenant v the last commit, vs the newest ones, rev the last revision, own their bytes,
+//	                          lock what a write across buckets makes of them, see across.go
 //	{T}tk:, tks:, tkx:<tenant>    records of the tenant, as those of a conversation; te: sorted set, keys by expire_time
 //	{T}ix:<tenant>      zset  place (create time and number, 12 bytes) and id: order of lists
 //	{T}ev:<tenant>      zset  those of ix that may be evicted
@@ -45,8 +52,11 @@
 //	{T}hc:<server>      hash  tenants: number of the last hold or release by the server, each of which is made once
 //	{T}ls, la           zset of servers by the end of their lease in ms, by the clock of the engine; hash of keys and
 //	                          addresses
-//	{T}st               hash  counts of the bucket, as those of a tenant; c changes, a conversations added
-//	<prefix>:schema     text  version and number of buckets
+//	{T}ac:<tenant>      hash  ids of commits that decide about records of the tenant in another bucket: made or dropped,
+//	                          and when, see across.go
+//	{T}st               hash  counts of the bucket, as those of a tenant; c changes, e epoch of their numbers, run the
+//	                          process of the engine in which it was made, a conversations added
+//	<prefix>:schema     text  version, number of buckets, and the spread if it is not 1
 //
 // Nothing has a time to live in the engine: sweeps remove what has ended, and tell it.
 //
@@ -79,6 +89,11 @@ type Options struct {
 	Prefix string
 	// Buckets is the number of buckets of a new store, at most MaxBuckets. An existing one must have the same. 0 means 64.
 	Buckets int
+	// Spread is the number of buckets that each tenant of a new store has, at most MaxSpread and a divisor of Buckets. An
+	// existing store must have the same. 0 means 1, with which the store follows the complete law. With a larger spread
+	// some laws are weaker, see storetest.Subject, and the capacity of each tenant must be at least MinShare times the
+	// spread, or 0.
+	Spread int
 	// Timeout is how long a command may take. A write continues after the context of its call has ended, but not longer. 0
 	// means 5 s.
 	Timeout time.Duration
@@ -89,6 +104,10 @@ type Options struct {
 	// Address is then only part of their errors, and may be any text. If the other process was killed, Open waits until
 	// its leases have ended, 15 seconds at most.
 	Exclusive bool
+	// Replicated acknowledges a write only when at least one replica of the engine has it: if none confirms that in 2 s,
+	// the error is store.ErrUnavailable. Reads may return writes that no replica has yet. Open fails with
+	// store.ErrUnavailable if no master has a replica.
+	Replicated bool
 	// Warn is called by Open with what the operator of the engine should know, in one line each. If nil, warnings are
 	// dropped.
 	Warn func(text string)
@@ -98,11 +117,7 @@ type Options struct {
 	clock     func() time.Time
 }
 
-// MaxBuckets is the largest value of Options.Buckets.
-const MaxBuckets = 1024
-
 const (
-	schemaVersion  = 1
 	leaseTime      = 15 * time.Second
 	defaultTimeout = 5 * time.Second
 )
@@ -123,22 +138,27 @@ func randomText(size int) string {
 
 // Store implements store.Store on Redis or Valkey.
 type Store struct {
-	options   store.Options
-	client    rueidis.Client
-	addresses []string // of the engine
-	prefix    string
-	buckets   []bucket
-	scripts   scripts
-	server    string        // id of this process, of serverSize
-	self      store.Server  // as other servers see it
-	timeout   time.Duration // of a command
-	leaseTime time.Duration
-	clock     func() time.Time
-	warn      func(text string)
-	writes    *turnstile // of conversations
-	teller    *teller
-	counts    counters
-	holds     atomic.Int64 // number of the last hold or release
+	options      store.Options
+	client       rueidis.Client
+	addresses    []string // of the engine
+	prefix       string
+	buckets      []bucket
+	spread       int // buckets of a tenant
+	scripts      scripts
+	server       string        // id of this process, of serverSize
+	self         store.Server  // as other servers see it
+	timeout      time.Duration // of a command
+	leaseTime    time.Duration
+	clock        func() time.Time
+	warn         func(text string)
+	writes       *turnstile // of conversations
+	teller       *teller
+	counts       counters
+	holds        atomic.Int64 // number of the last hold or release
+	unknownHolds unknownHolds // calls of Hold and Release
+
+	writer     rueidis.Client // of commits; a confirmed one if replicated is set
+	replicated bool           // see Options.Replicated
 
 	closing sync.RWMutex // held for reading by each call
 	closed  bool
@@ -149,9 +169,10 @@ type Store struct {
 }
 
 var (
-	_ store.Store  = (*Store)(nil)
-	_ store.Pinger = (*Store)(nil)
-	_ store.Shared = (*Store)(nil)
+	_ store.Store   = (*Store)(nil)
+	_ store.Pinger  = (*Store)(nil)
+	_ store.Shared  = (*Store)(nil)
+	_ store.Ordered = (*Store)(nil)
 )
 
 // Open opens a store, which is empty if the engine has no key with the prefix. It checks the settings of the engine,
@@ -179,11 +200,19 @@ func open(ctx context.Context, o Options, start func(*Store, context.Context, *O
 	if o.Exclusive {
 		s.self.Key = exclusiveKey
 	}
-	client, err := rueidis.NewClient(withDefaults(o.Client))
+	options := withDefaults(o.Client)
+	if o.Replicated {
+		options = withConfirmed(options)
+	}
+	client, err := rueidis.NewClient(options)
 	if err != nil {
 		return nil, s.unavailable(err)
 	}
-	s.client = bounded{client, s.timeout}
+	limited := bounded{client, s.timeout}
+	s.client, s.writer, s.replicated = limited, limited, o.Replicated
+	if o.Replicated {
+		s.writer = newConfirmed(limited)
+	}
 	s.running, s.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if err := start(s, ctx, &o); err != nil {
 		s.stop()
@@ -207,22 +236,21 @@ func (s *Store) start(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	n, err := s.schema(ctx, o.Buckets)
+	found, err := s.schema(ctx, o)
 	if err != nil {
 		return err
 	}
 	for _, warning := range warnings {
 		s.warn(warning)
 	}
-	s.buckets = newBuckets(s.prefix, n)
-	s.teller = newTeller(s.options.Observe, n)
+	s.setLayout(found)
 	if err := s.claim(ctx, o.Exclusive); err != nil {
 		return err
 	}
-	if again, err := s.schema(ctx, o.Buckets); err != nil { // Until the claim, another process may have made a copy.
+	if again, err := s.schema(ctx, o); err != nil { // Until the claim, another process may have made a copy.
 		return err
-	} else if again != n {
-		return fmt.Errorf("%w: it has changed the number of buckets from %d to %d; start again", ErrInUse, n, again)
+	} else if again != found {
+		return fmt.Errorf("%w: it has changed the schema from %q to %q; start again", ErrInUse, found, again)
 	}
 	if err := s.subscribe(ctx); err != nil {
 		return err
@@ -233,54 +261,18 @@ func (s *Store) start(ctx context.Context, o *Options) error {
 	return s.releaseAbandoned(ctx)
 }
 
-// schemaKey returns the key of the version and the number of buckets.
-func (s *Store) schemaKey() string { return s.prefix + ":schema" }
-
-// schema returns the number of buckets of the store, and makes a new store if there is none.
-func (s *Store) schema(ctx context.Context, buckets int) (int, error) {
-	wanted := buckets
-	if wanted == 0 {
-		wanted = 64
-	}
-	if wanted < 1 || wanted > MaxBuckets {
-		return 0, fmt.Errorf("%d buckets: choose 1 to %d", wanted, MaxBuckets)
-	}
-	key := s.schemaKey()
-	get := func() (string, error) { return s.client.Do(ctx, s.client.B().Get().Key(key).Build()).ToString() }
-	text, err := get()
-	if isNil(err) { // An engine whose memory is full would refuse to set it, also if it is set.
-		made := fmt.Sprintf("%d %d", schemaVersion, wanted)
-		err = s.client.Do(ctx, s.client.B().Set().Key(key).Value(made).Nx().Build()).Error()
-		if err == nil || isNil(err) {
-			text, err = get()
+// setLayout makes the buckets of the store.
+func (s *Store) setLayout(l layout) {
+	observe := s.options.Observe
+	if l.spread > 1 { // The places of several buckets cannot be compared.
+		observe = func(changes []store.Change) {
+			for i := range changes {
+				changes[i].Place = store.Place{}
+			}
+			s.options.Observe(changes)
 		}
 	}
-	if err != nil {
-		return 0, s.fault(err)
-	}
-	return readSchema(key, text, buckets)
-}
-
-// readSchema returns the number of buckets of a store whose schema key has this text. If buckets is not 0, it must be
-// that number.
-func readSchema(key, text string, buckets int) (int, error) {
-	if strings.HasPrefix(text, copyMark) {
-		return 0, fmt.Errorf("the data of the engine at %q is an unfinished copy: run parleyd migrate again, which removes "+
-			"it and starts over", key)
-	}
-	var version, n int
-	if _, err := fmt.Sscanf(text, "%d %d", &version, &n); err != nil || n < 1 || n > MaxBuckets {
-		return 0, fmt.Errorf("the engine has %q at %q: it is not a store of this program", text, key)
-	}
-	if version != schemaVersion {
-		return 0, fmt.Errorf("the data of the engine at %q has version %d, this program reads version %d: use a program of "+
-			"that version, or another prefix", key, version, schemaVersion)
-	}
-	if buckets != 0 && buckets != n {
-		return 0, fmt.Errorf("the data of the engine at %q has %d buckets, which cannot be changed to %d: set %d or none",
-			key, n, buckets, n)
-	}
-	return n, nil
+	s.buckets, s.spread, s.teller = newBuckets(s.prefix, l.buckets), l.spread, newTeller(observe, l.buckets)
 }
 
 // Close implements store.Store. It ends the leases of the store: what it has held counts as released from then on.

@@ -30,6 +30,9 @@ func (s *Store) scope(ctx context.Context, p space, id string, now time.Time) (*
 			return nil, s.fault(err)
 		}
 		c.revision = revision
+		if isLocked(revision) {
+			return nil, s.settleForRead(ctx, p)
+		}
 		return c, nil
 	}
 	of, err := s.load(ctx, p, id)

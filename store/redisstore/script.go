@@ -35,11 +35,13 @@ var (
 	leasesText string
 	//go:embed lua/claim.lua
 	claimText string
+	//go:embed lua/epoch.lua
+	epochText string
 )
 
 // scripts are the scripts of the store. The engine refuses all but those that free memory when its memory is full.
 type scripts struct {
-	commit, free, sweep, hold, release, progress, lease, leases, claim *rueidis.Lua
+	commit, free, sweep, hold, release, progress, lease, leases, claim, epoch *rueidis.Lua
 }
 
 func newScripts() scripts {
@@ -51,7 +53,7 @@ func newScripts() scripts {
 		release:  rueidis.NewLuaScript(frees + library + releaseText),
 		progress: rueidis.NewLuaScript(writes + library + progressText),
 		lease:    rueidis.NewLuaScriptNoSha(frees + leaseText), leases: rueidis.NewLuaScript(frees + leasesText),
-		claim: rueidis.NewLuaScript(frees + claimText),
+		claim: rueidis.NewLuaScript(frees + claimText), epoch: rueidis.NewLuaScript(frees + epochText),
 	}
 }
 
@@ -60,7 +62,7 @@ func (s *Store) run(ctx context.Context, script *rueidis.Lua, p space, now time.
 	[]rueidis.RedisMessage, error,
 ) {
 	all := append([]string{p.prefix, p.name, stamp(now)}, args...)
-	reply, err := s.exec(ctx, script, p, all).ToArray()
+	reply, err := s.exec(ctx, s.writer, script, p, all).ToArray()
 	if err != nil {
 		return nil, s.fault(err)
 	}
@@ -73,15 +75,17 @@ const (
 	maxDelay   = 200 * time.Millisecond
 )
 
-// exec runs a script. If the engine replies that it refuses the script for now, for example because the slot of its
-// keys moves or its node has just become a replica, exec tries again until ctx ends or the time of a command has
-// passed. The script was not executed then.
-func (s *Store) exec(ctx context.Context, script *rueidis.Lua, p space, args []string) rueidis.RedisResult {
+// exec runs a script with a client. If the engine replies that it refuses the script for now, for example because the
+// slot of its keys moves or its node has just become a replica, exec tries again until ctx ends or the time of a
+// command has passed. The script was not executed then.
+func (s *Store) exec(
+	ctx context.Context, client rueidis.Client, script *rueidis.Lua, p space, args []string,
+) rueidis.RedisResult {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	end := time.Now().Add(s.timeout)
 	for delay := firstDelay; ; delay = min(2*delay, maxDelay) {
-		reply := script.Exec(ctx, s.client, []string{p.key("t")}, args)
+		reply := script.Exec(ctx, client, []string{p.key("t")}, args)
 		if refusal, ok := rueidis.IsRedisErr(reply.Error()); !ok || !isOutage(refusal.Error()) || !time.Now().Before(end) {
 			return reply
 		}
@@ -102,7 +106,8 @@ func unstamp(text string) time.Time {
 	return time.Unix(0, ns)
 }
 
-// bounded is a client whose commands take a limited time.
+// bounded is a client whose commands take a limited time. It pins them: the driver sends a read again on another
+// connection while it may still be writing it to the broken one, so that the memory of the command must not be reused.
 type bounded struct {
 	rueidis.Client
 
@@ -121,13 +126,16 @@ func (c bounded) within(ctx context.Context) (context.Context, context.CancelFun
 func (c bounded) Do(ctx context.Context, command rueidis.Completed) rueidis.RedisResult {
 	ctx, cancel := c.within(ctx)
 	defer cancel()
-	return c.Client.Do(ctx, command)
+	return c.Client.Do(ctx, command.Pin())
 }
 
 // DoMulti implements rueidis.Client.
 func (c bounded) DoMulti(ctx context.Context, commands ...rueidis.Completed) []rueidis.RedisResult {
 	ctx, cancel := c.within(ctx)
 	defer cancel()
+	for _, command := range commands {
+		command.Pin()
+	}
 	return c.Client.DoMulti(ctx, commands...)
 }
 

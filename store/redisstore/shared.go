@@ -36,7 +36,7 @@ func (s *Store) Owner(ctx context.Context, tenant, conversationID string) (store
 	defer s.leave()
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	p := s.space(tenant)
+	p := s.spaceOf(tenant, conversationID)
 	replies := s.client.DoMulti(ctx, s.client.B().Hget().Key(p.prefix+"rt").Field(p.name+conversationID).Build(),
 		s.client.B().Hgetall().Key(p.prefix+"la").Build())
 	running, err := replies[0].ToString()

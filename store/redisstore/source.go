@@ -54,11 +54,11 @@ func (c *Source) start(ctx context.Context, s *Store, o *Options) error {
 	} else if err != nil {
 		return s.fault(err)
 	}
-	n, err := readSchema(s.schemaKey(), text, o.Buckets)
+	found, err := readSchema(s.schemaKey(), text, o)
 	if err != nil {
 		return err
 	}
-	s.buckets, s.teller = newBuckets(s.prefix, n), newTeller(s.options.Observe, n)
+	s.setLayout(found)
 	if err := s.claim(ctx, true); err != nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func (c *Source) copyConversation(ctx context.Context, tenant, id string) (*stor
 		return nil, err
 	}
 	defer s.leave()
-	of, err := s.load(ctx, s.space(tenant), id, requestsPart, turnsPart, promptPart)
+	of, err := s.load(ctx, s.spaceOf(tenant, id), id, requestsPart, turnsPart, promptPart)
 	if err != nil {
 		return nil, err
 	}

@@ -81,10 +81,15 @@ func (s *Store) TenantStats(ctx context.Context, tenant string) (store.Stats, er
 		return store.Stats{}, err
 	}
 	defer s.leave()
+	var commands []rueidis.Completed
+	for _, p := range s.spaces(tenant) {
+		commands = append(commands, s.countsCommand(p.key("t")))
+	}
 	var stats store.Stats
-	reply := s.client.Do(ctx, s.countsCommand(s.space(tenant).key("t")))
-	if err := addCounts(&stats, reply); err != nil {
-		return store.Stats{}, s.fault(err)
+	for _, reply := range s.client.DoMulti(ctx, commands...) {
+		if err := addCounts(&stats, reply); err != nil {
+			return store.Stats{}, s.fault(err)
+		}
 	}
 	return stats, nil
 }

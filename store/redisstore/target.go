@@ -60,7 +60,7 @@ func (t *Target) start(ctx context.Context, s *Store, o *Options) error {
 			return err
 		}
 	default: // The schema alone may be lost.
-		if err := s.checkEmpty(ctx, text, o.Buckets); err != nil {
+		if err := s.checkEmpty(ctx, text, o); err != nil {
 			return err
 		}
 	}
@@ -69,7 +69,7 @@ func (t *Target) start(ctx context.Context, s *Store, o *Options) error {
 	}
 	err = s.start(ctx, o) // It has the lease already, and makes the schema.
 	if err == nil {
-		t.schema = fmt.Sprintf("%d %d", schemaVersion, len(s.buckets))
+		t.schema = layout{len(s.buckets), s.spread}.String()
 		err = s.fault(s.client.Do(ctx, s.client.B().Set().Key(key).Value(copyMark+t.schema).Build()).Error())
 	}
 	if err != nil { // For example because the memory of the engine is full.
@@ -80,13 +80,13 @@ func (t *Target) start(ctx context.Context, s *Store, o *Options) error {
 }
 
 // checkEmpty checks that a store with this schema, which may be empty, has no data.
-func (s *Store) checkEmpty(ctx context.Context, schema string, buckets int) error {
+func (s *Store) checkEmpty(ctx context.Context, schema string, o *Options) error {
 	if schema != "" {
-		n, err := readSchema(s.schemaKey(), schema, buckets)
+		found, err := readSchema(s.schemaKey(), schema, o)
 		if err != nil {
 			return err
 		}
-		s.buckets = newBuckets(s.prefix, n)
+		s.buckets = newBuckets(s.prefix, found.buckets)
 	}
 	tenants, err := s.allTenants(ctx)
 	if err == nil && len(tenants) > 0 {
@@ -162,7 +162,7 @@ func (t *Target) putRecords(ctx context.Context, c *store.RecordCopies) error {
 	defer s.leave()
 	ctx, cancel := s.writing(ctx)
 	defer cancel()
-	p, now := s.space(c.Tenant), s.options.Now()
+	p, now := s.spaceOf(c.Tenant, c.ConversationID), s.options.Now()
 	b := newCommands(p)
 	b.records(c.ConversationID, "", edits, tenantState{})
 	if c.Revision > 0 {
@@ -187,7 +187,7 @@ func (t *Target) Stats(ctx context.Context) (store.Stats, error) { return t.stor
 // Finish implements store.CopyTarget.
 func (t *Target) Finish(ctx context.Context) error {
 	set := t.store.client.B().Set().Key(t.store.schemaKey()).Value(t.schema).Build()
-	err := t.store.fault(t.store.client.Do(ctx, set).Error())
+	err := t.store.fault(t.store.writer.Do(ctx, set).Error())
 	return errors.Join(err, t.store.Close())
 }
 

@@ -12,7 +12,12 @@ import (
 )
 
 // publishedText is what the script of a commit of a server publishes, see tell in lib.lua.
-func publishedText(t *testing.T, number int64, server, id string) (text string) {
+func publishedText(t *testing.T, number int64, server, id string) string {
+	t.Helper()
+	return publishedIn(t, numbered{number, "epoch"}, server, id)
+}
+
+func publishedIn(t *testing.T, at numbered, server, id string) (text string) {
 	t.Helper()
 	changes, err := proto.Marshal(&storev1.Changes{Changes: []*storev1.Change{{
 		Kind: parleyv1.ChangeKind_CHANGE_KIND_CREATED, ConversationId: id, Version: 1,
@@ -21,7 +26,7 @@ func publishedText(t *testing.T, number int64, server, id string) (text string) 
 		t.Fatal(err)
 	}
 	for _, part := range []string{
-		strconv.FormatInt(number, 10), server, tenantPart("acme"), stamp(time.Now()), "0", string(changes),
+		strconv.FormatInt(at.number, 10), at.epoch, server, tenantPart("acme"), stamp(time.Now()), "0", string(changes),
 	} {
 		text += strconv.Itoa(len(part)) + ":" + part
 	}
@@ -34,7 +39,7 @@ func TestAwait(t *testing.T) {
 	seen := new(watcher)
 	l := newTeller(seen.observe, 1)
 	defer l.close()
-	l.start(0, 4)
+	l.setLast(0, numbered{4, "epoch"})
 	l.await(0, 4) // They were told before the store was opened.
 	begun := make(chan struct{})
 	go func() {

@@ -15,18 +15,18 @@ import (
 	"github.com/parleyhq/parley/store/internal/records"
 )
 
-// told reads a reply with the number of a change, 0 for none, and what was removed, and tells it.
-func (s *Store) told(p space, now time.Time, number, list rueidis.RedisMessage) (int, error) {
-	n, err := number.AsInt64()
+// told reads a reply with the place of a change, 0 for none, and the removed conversations, and passes the change on.
+func (s *Store) told(p space, now time.Time, place, list rueidis.RedisMessage) (int, error) {
+	at, err := readNumbered(place)
 	if err != nil {
 		return 0, err
 	}
 	removed, err := removals(p, now, list)
-	if err != nil || n == 0 {
+	if err != nil || at.number == 0 {
 		return 0, err
 	}
 	s.countRemovals(removed)
-	s.teller.tell(p.index, n, removed)
+	s.teller.tell(p.index, at, removed)
 	return len(removed), nil
 }
 
@@ -45,7 +45,8 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 		lists[i] = s.client.B().Zunion().Numkeys(2).Key(b.prefix+"tn", b.prefix+"tx").Build()
 	}
 	left := limit
-	for _, list := range s.client.DoMulti(ctx, lists...) {
+	crowded := map[string]bool{} // tenants that may exceed their capacity in all their buckets together
+	for i, list := range s.client.DoMulti(ctx, lists...) {
 		names, err := list.AsStrSlice()
 		if err != nil {
 			errs = append(errs, s.fault(err))
@@ -59,7 +60,7 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 			if !ok {
 				continue
 			}
-			n, err := s.sweepTenant(ctx, s.space(tenant), left)
+			n, err := s.sweepTenant(ctx, spaceIn(s.buckets[i], tenant), left, crowded)
 			if left -= n; left <= 0 {
 				return true, nil
 			}
@@ -67,6 +68,15 @@ func (s *Store) Sweep(ctx context.Context, limit int) (more bool, err error) {
 				errs = append(errs, s.counted(err))
 				break
 			}
+		}
+	}
+	for tenant := range crowded {
+		n, err := s.sweepExcess(ctx, tenant, left)
+		if left -= n; left <= 0 {
+			return true, nil
+		}
+		if err != nil {
+			errs = append(errs, s.counted(err))
 		}
 	}
 	return false, joined(errs)
@@ -79,11 +89,13 @@ func (s *Store) sweepHolds(ctx context.Context) error {
 	return s.releaseAbandoned(ctx)
 }
 
-// sweepTenant removes at most limit conversations and records of a tenant, and returns how many.
-func (s *Store) sweepTenant(ctx context.Context, p space, limit int) (int, error) {
+// sweepTenant removes at most limit conversations and records of a tenant in one of its buckets, and returns their
+// number. If the tenant has several buckets, and more than its share of the capacity in this one, the tenant is added
+// to crowded.
+func (s *Store) sweepTenant(ctx context.Context, p space, limit int, crowded map[string]bool) (int, error) {
 	ctx, cancel := s.writing(ctx)
 	defer cancel()
-	now, limits := s.options.Now(), s.options.Limits(p.tenant)
+	now, capacity := s.options.Now(), s.options.Limits(p.tenant).MaxConversations
 	due := s.client.DoMulti(ctx,
 		s.client.B().Zrange().Key(p.key("ex")).Min("0").Max("0").Withscores().Build(),
 		s.client.B().Zrange().Key(p.key("ed")).Min("0").Max("0").Withscores().Build(),
@@ -107,21 +119,42 @@ func (s *Store) sweepTenant(ctx context.Context, p space, limit int) (int, error
 	if ofRecords {
 		n, err = s.sweepRecords(ctx, p, limit, now) // The error does not concern the conversations.
 	}
-	above := limits.MaxConversations > 0 && count > int64(limits.MaxConversations)
+	above := capacity > 0 && count*int64(s.spread) > int64(capacity)
+	if s.spread > 1 {
+		if above { // Otherwise the tenant exceeds its capacity only if another bucket has more than its share.
+			crowded[p.tenant] = true
+		}
+		above, capacity = false, noCapacity
+	}
 	if !expired && !deleted && !above && !ofRecords || n >= limit {
 		return n, err
 	}
-	args := []string{s.server, strconv.Itoa(limit - n), strconv.Itoa(limits.MaxConversations)}
-	reply, err2 := s.run(ctx, s.scripts.sweep, p, now, args...)
-	if err2 != nil {
-		return n, errors.Join(err, err2)
+	if capacity == 0 {
+		capacity = noCapacity
 	}
-	removed, err2 := s.told(p, now, reply[0], reply[1])
+	removed, err2 := s.runSweep(ctx, p, limit-n, capacity, now)
 	return n + removed, errors.Join(err, err2)
+}
+
+// noCapacity is the argument of sweep.lua for no capacity.
+const noCapacity = -1
+
+// runSweep removes from a bucket at most limit conversations of a tenant that have ended or exceed the capacity. It
+// returns their number.
+func (s *Store) runSweep(ctx context.Context, p space, limit, capacity int, now time.Time) (int, error) {
+	reply, err := s.run(ctx, s.scripts.sweep, p, now, s.server, strconv.Itoa(limit), strconv.Itoa(capacity))
+	if err != nil {
+		return 0, err
+	}
+	return s.told(p, now, reply[0], reply[1])
 }
 
 // sweepRecords removes at most limit records of a tenant that have expired, and returns how many.
 func (s *Store) sweepRecords(ctx context.Context, p space, limit int, now time.Time) (int, error) {
+	if err := s.writes.enter(ctx, p.key("t"), nil); err != nil {
+		return 0, err
+	}
+	defer s.writes.leave(p.key("t"))
 	return again(ctx, func() (int, error) {
 		list := s.client.B().Zrange().Key(p.key("te")).Min("-inf").Max(strconv.FormatInt(now.UnixMicro(), 10)).Byscore().
 			Limit(0, int64(min(limit, pageKeys))).Build()
@@ -156,8 +189,7 @@ func (s *Store) Purge(ctx context.Context, q *store.Purge) (store.Purged, error)
 	if err := s.enter(ctx); err != nil {
 		return purged, err
 	}
-	p := s.space(q.Tenant)
-	r := &rows{store: s, ctx: ctx, p: p, most: rowPage, states: map[string]record.Ephemeral{}}
+	r := s.rows(ctx, q.Tenant, rowPage)
 	now := s.options.Now()
 	cut := now.Add(-q.InactiveFor)
 	var ids []string
@@ -235,9 +267,9 @@ func (s *Store) saveProgress(ctx context.Context, q *store.Progress) error {
 	defer s.leave()
 	ctx, cancel := s.writing(ctx)
 	defer cancel()
-	p := s.space(q.Tenant)
+	p := s.spaceOf(q.Tenant, q.ConversationID)
 	all := []string{p.prefix, p.name, stamp(s.options.Now()), q.ConversationID, q.TurnID, rueidis.BinaryString(value)}
-	saved, err := s.exec(ctx, s.scripts.progress, p, all).AsInt64()
+	saved, err := s.exec(ctx, s.writer, s.scripts.progress, p, all).AsInt64()
 	if err != nil {
 		return s.fault(err)
 	}

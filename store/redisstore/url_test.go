@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/redis/rueidis"
 
+	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/redisstore/redistest"
 )
 
@@ -157,10 +159,12 @@ func FuzzParseURL(f *testing.F) {
 	})
 }
 
-// TestURLWithTLS opens a store with a password and TLS, with and without a certificate of the client.
+// TestURLWithTLS uses a store with a password and TLS, with and without a certificate of the client, and with the
+// certificate of another authority.
 func TestURLWithTLS(t *testing.T) {
 	engine := redistest.Start(t,
 		redistest.TLS(), redistest.Password("secret"), redistest.Setting("tls-auth-clients", "yes"))
+	stranger := redistest.Start(t, redistest.TLS())
 	open := func(a Access) error {
 		client, err := ParseURL(engine.URL(), a)
 		if err != nil {
@@ -170,7 +174,9 @@ func TestURLWithTLS(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return s.Close()
+		appendTo(t, s, "c", "hello")
+		wantTexts(t, s, "c", "hello")
+		return errors.Join(s.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: "c"}), s.Close())
 	}
 	full := Access{Password: "secret", CAFile: engine.CAFile, CertFile: engine.CertFile, KeyFile: engine.KeyFile}
 	if err := open(full); err != nil {
@@ -181,6 +187,7 @@ func TestURLWithTLS(t *testing.T) {
 		want   string
 	}{
 		{func(a *Access) { a.CAFile = "" }, "certificate signed by unknown authority"},
+		{func(a *Access) { a.CAFile = stranger.CAFile }, "set --redis-ca-file to the certificate of the authority of the engine"},
 		{func(a *Access) { a.CertFile, a.KeyFile = "", "" }, ""},
 		{func(a *Access) { a.Password = "wrong-one" }, "refuses the user or the password"},
 		{func(a *Access) { a.Password = "" }, "refuses the user or the password"},

@@ -167,11 +167,18 @@ func (s *Store) writeInTurn(ctx context.Context, w *write) (*record.Outcome, err
 		return nil, err
 	}
 	defer s.leave()
-	p := s.space(w.tenant)
+	p := s.spaceOf(w.tenant, w.id)
 	if err := s.writes.enter(ctx, p.of("", w.id), w.queued); err != nil {
 		return nil, err
 	}
 	defer s.writes.leave(p.of("", w.id))
+	if s.spread > 1 && records.HasTenantScope(w.records) {
+		home := s.space(w.tenant)
+		if err := s.writes.enter(ctx, home.key("t"), nil); err != nil {
+			return nil, err
+		}
+		defer s.writes.leave(home.key("t"))
+	}
 	ctx, cancel := s.writing(ctx)
 	defer cancel()
 	a := &attempt{write: w, space: p}
@@ -206,7 +213,10 @@ type transaction struct {
 	source  *conversation
 	in      *records.Input
 	tenant  tenantState
+	added   int64  // conversations added to the bucket so far
 	number  uint32 // of a new conversation
+	// elsewhere is the number of bytes of the tenant in its other buckets. bytes is the change of bytes in this bucket.
+	elsewhere, bytes int64
 
 	// What the decision changes in old, as it was before.
 	live          bool // also of a damaged one, which the write replaces
@@ -225,21 +235,26 @@ func (t *transaction) input() *input {
 	return in
 }
 
+// addedCommand returns the command that reads the number of conversations added to a bucket.
+func (s *Store) addedCommand(b bucket) rueidis.Completed {
+	return s.client.B().Hget().Key(b.prefix + "st").Field("a").Build()
+}
+
 // readFor reads what a write needs.
 func (s *Store) readFor(ctx context.Context, a *attempt) (*transaction, error) {
 	w, p := a.write, a.space
 	t := &transaction{write: w, space: p, store: s, now: s.options.Now(), commit: newCommit()}
 	load := s.loadCommand(p, w.id, w.with...)
-	place := s.client.B().Hget().Key(p.prefix + "st").Field("a").Build()
+	added := s.addedCommand(p.bucket)
 	held := s.client.B().Hget().Key(p.key("em")).Field(w.id).Build()
-	replies := s.client.DoMulti(ctx, load, place, held)
+	replies := s.client.DoMulti(ctx, load, added, held)
 	var err error
 	t.old, err = s.decode(ctx, p, w.id, replies[0], w.with...)
 	if t.damaged = w.replaces && t.old != nil && errors.Is(err, store.ErrCorrupt); err != nil && !t.damaged {
 		return nil, err
 	}
-	number, _ := replies[1].AsInt64()
-	t.number = uint32(number + 1)
+	t.added, _ = replies[1].AsInt64()
+	t.number = uint32((int(t.added)+1)*s.spread + s.lane(p.bucket))
 	if t.old.record == nil {
 		state, _ := replies[2].ToString()
 		t.old.ephemeral, _ = ephemeralOf(state)
@@ -261,7 +276,7 @@ func (s *Store) readFor(ctx context.Context, a *attempt) (*transaction, error) {
 		t.old.record.Sizes = nil
 	}
 	if w.source != "" {
-		if t.source, err = s.load(ctx, p, w.source); err != nil {
+		if t.source, err = s.load(ctx, s.spaceOf(w.tenant, w.source), w.source); err != nil {
 			return nil, err
 		}
 	}
@@ -271,6 +286,11 @@ func (s *Store) readFor(ctx context.Context, a *attempt) (*transaction, error) {
 			own = w.id
 		}
 		if t.in, t.tenant, err = s.recordInput(ctx, p, own, w.records, false); err != nil {
+			return nil, err
+		}
+	}
+	if !w.mayExceed {
+		if t.elsewhere, err = s.bytesElsewhere(ctx, p); err != nil {
 			return nil, err
 		}
 	}
@@ -327,7 +347,7 @@ func (s *Store) finish(
 	case "bytes":
 		return &store.TenantBytesError{Bytes: number(reply[1]), Limit: limits.MaxBytes}
 	}
-	number, err := reply[1].AsInt64()
+	at, err := readNumbered(reply[1])
 	if err != nil {
 		return err
 	}
@@ -336,8 +356,8 @@ func (s *Store) finish(
 		return err
 	}
 	s.countRemovals(removed)
-	if number > 0 {
-		s.teller.tell(p.index, number, append(removed, changes...))
+	if at.number > 0 {
+		s.teller.tell(p.index, at, append(removed, changes...))
 	}
 	return nil
 }

@@ -162,8 +162,11 @@ func (s Subject) appendChecks(t *testing.T) {
 		f.expectError(&test.write, test.want)
 	}
 	f.beginTurn("idle", "turn")
-	f.expectError(&store.Append{ConversationID: "none", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32)},
-		store.ErrFull)
+	f.whenFull("none", 2, func() {
+		f.expectError(&store.Append{
+			ConversationID: "none", Messages: []*parleyv1.Message{user("new")}, IfVersion: new(int32),
+		}, store.ErrFull)
+	})
 	// A request that was already used is returned before any other check.
 	replay := f.do(&store.Append{
 		ConversationID: "busy", Messages: []*parleyv1.Message{user("hello")}, Request: seen,

@@ -51,14 +51,13 @@ func (s Subject) law11ChangedLimits(t *testing.T) {
 		f.create(id)
 		f.do(&store.Create{Tenant: "other", Conversation: &parleyv1.Conversation{Id: id}})
 	}
+	f.settle()
 	same(t, "conversations at capacity", f.pages(store.List{PageSize: 9}), [][]string{{"d", "c", "b"}})
 	limits.set(store.Limits{MaxConversations: 1})
 	f.observer.drain()
 	f.sweep()
 	same(t, "conversations after the capacity was lowered", f.pages(store.List{PageSize: 9}), [][]string{{"d"}})
-	same(t, "changes", summaries(f.observer.drain()), []string{
-		"EVICTED b version 1 count 0 trimmed 0", "EVICTED c version 1 count 0 trimmed 0",
-	})
+	f.sameChanges("EVICTED b version 1 count 0 trimmed 0", "EVICTED c version 1 count 0 trimmed 0")
 	limits.set(store.Limits{})
 	for _, id := range []string{"e", "f", "g", "h"} {
 		f.create(id)
@@ -131,6 +130,9 @@ func (s Subject) law16Bytes(t *testing.T) {
 		f.append("c", long)
 	})
 	t.Run("dropped and evicted messages free bytes", func(t *testing.T) {
+		if s.lanes() > 1 {
+			t.Skip("with several buckets a tenant, a new conversation evicts none from a bucket that is below its share")
+		}
 		f, limits, most := full(t)
 		limits.set(store.Limits{MaxBytes: most, MaxConversations: 2})
 		f.append("c", long) // evicts a

@@ -33,11 +33,9 @@ func (s Subject) law11Capacity(t *testing.T) {
 			// An invalid write evicts nothing.
 			f.expectError(&store.Create{Conversation: &parleyv1.Conversation{Id: "new", Title: "no UTF-8: \xff"}}, nil)
 			f.do(newOne)
+			f.sameChanges("EVICTED a version 2 count 1 trimmed 0", "CREATED new version 1 count 0 trimmed 0")
 			f.missing("a")
 			same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"new", "c", "b"}})
-			same(t, "changes", summaries(f.observer.drain()), []string{
-				"EVICTED a version 2 count 1 trimmed 0", "CREATED new version 1 count 0 trimmed 0",
-			})
 			if stats := f.stats(); stats.Evicted != 1 || stats.Expired != 0 || stats.Conversations != 3 {
 				t.Errorf("Stats() = %+v", stats)
 			}
@@ -49,11 +47,12 @@ func (s Subject) law11Capacity(t *testing.T) {
 				f.beginTurn(id, "turn")
 			}
 			f.clock.Advance(24 * time.Hour)
-			f.expectError(newOne, store.ErrFull)
+			f.whenFull("new", 3, func() { f.expectError(newOne, store.ErrFull) })
 			f.append("a", user("existing conversation"))
 			f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: "a"}, OrGet: true})
 			f.endTurn("b", "turn")
 			f.do(newOne)
+			f.settle()
 			f.missing("b")
 		})
 	}
@@ -62,6 +61,7 @@ func (s Subject) law11Capacity(t *testing.T) {
 		fill(f)
 		f.beginTurn("a", "turn")
 		f.create("d")
+		f.settle()
 		same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"d", "c", "a"}})
 	})
 	t.Run("expired conversations are removed first", func(t *testing.T) {
@@ -74,10 +74,8 @@ func (s Subject) law11Capacity(t *testing.T) {
 		f.clock.Advance(30 * time.Minute)
 		f.observer.drain()
 		f.create("d")
+		f.sameChanges("EXPIRED expired version 1 count 0 trimmed 0", "CREATED d version 1 count 0 trimmed 0")
 		same(t, "remaining conversations", f.pages(store.List{PageSize: 9}), [][]string{{"d", "c", "old"}})
-		same(t, "changes", summaries(f.observer.drain()), []string{
-			"EXPIRED expired version 1 count 0 trimmed 0", "CREATED d version 1 count 0 trimmed 0",
-		})
 		if stats := f.stats(); stats.Evicted != 0 || stats.Expired != 1 {
 			t.Errorf("Stats() = %+v", stats)
 		}
@@ -108,11 +106,12 @@ func (s Subject) law11Capacity(t *testing.T) {
 		f.clock.Advance(time.Hour + time.Second)
 		f.observer.drain()
 		create("new", time.Hour)
-		same(t, "changes", summaries(f.observer.drain()), []string{
-			"EXPIRED expired version 1 count 0 trimmed 0", "CREATED new version 1 count 0 trimmed 0",
-		})
+		f.sameChanges("EXPIRED expired version 1 count 0 trimmed 0", "CREATED new version 1 count 0 trimmed 0")
 	})
 	t.Run("the new conversation stays if the clock was set back", func(t *testing.T) {
+		if s.lanes() > 1 {
+			t.Skip("with several buckets a tenant, the sweep evicts, and it knows no new conversation")
+		}
 		f := s.open(t, three)
 		fill(f)
 		f.clock.Advance(-time.Minute)
@@ -145,13 +144,15 @@ func (s Subject) law11Capacity(t *testing.T) {
 				if _, err := f.store.Append(t.Context(), write); err != nil {
 					t.Errorf("Append: %v", err)
 				}
+				most := s.lanes() * s.share(3)
 				if page, err := f.store.List(t.Context(), &store.List{Tenant: tenant, PageSize: 10}); err != nil ||
-					page.Total > 3 || len(page.Entries) > 3 {
-					t.Errorf("List = %+v, %v, want at most 3 conversations", page, err)
+					page.Total > int64(most) || len(page.Entries) > most {
+					t.Errorf("List = %+v, %v, want at most %d conversations", page, err, most)
 				}
 			})
 		}
 		group.Wait()
+		f.settle()
 		f.consistent()
 		if stats := f.stats(); stats.Evicted != 61 {
 			t.Errorf("Stats().Evicted = %d, want 61", stats.Evicted)
@@ -214,6 +215,7 @@ func (s Subject) law12Isolation(t *testing.T) {
 		f.do(&store.Create{Tenant: other, Conversation: &parleyv1.Conversation{Id: fmt.Sprint("c", i)}})
 	}
 	f.do(&store.Create{Tenant: other, Conversation: &parleyv1.Conversation{Id: "c"}})
+	f.settle()
 	if page := f.list(store.List{Tenant: other, PageSize: 9}); page.Total != 4 {
 		t.Errorf("total of the other tenant = %d, want 4", page.Total)
 	}

@@ -260,6 +260,7 @@ func (s Subject) law13Ephemeral(t *testing.T) {
 			"replaced at capacity": func(f *fixture) {
 				f.create("c")
 				f.create("d")
+				f.settle()
 			},
 		} {
 			t.Run(name+", "+how, func(t *testing.T) { s.expiresAfter(t, test, find) })
@@ -277,6 +278,7 @@ func (s Subject) neverExpires(t *testing.T, test ephemeralCase) {
 	f.visible("a")
 	f.create("c")
 	f.create("d")
+	f.settle()
 	f.visible("a")
 	f.missing("c")
 }

@@ -100,7 +100,7 @@ func (o *oracle) importConversation(w *store.Import, now time.Time) (*store.Resu
 	case old != nil:
 		o.remove(id)
 		o.report("DELETED", id, old, len(old.messages), 0)
-	case len(o.conversations) >= o.options.MaxConversations:
+	case o.excess(1) > 0:
 		return nil, store.ErrFull
 	}
 	o.conversations[id] = c

@@ -144,21 +144,27 @@ func (s Subject) law11NoEviction(t *testing.T) {
 	t.Run("skipped", func(t *testing.T) {
 		f := full(t)
 		f.create("d")
+		f.settle()
 		remaining(f, "d", "c", "a")
 		f.create("e")
+		f.settle()
 		remaining(f, "e", "c", "a")
 	})
 	t.Run("no other left", func(t *testing.T) {
 		f := full(t)
 		f.setRetention("b", noEviction, &parleyv1.Retention{NoEviction: true})
-		f.expectError(&store.Create{Conversation: with("d", nil)}, store.ErrFull)
-		f.expectError(&store.Append{ConversationID: "d", Messages: []*parleyv1.Message{user("hello")}}, store.ErrFull)
+		f.whenFull("d", 3, func() {
+			f.expectError(&store.Create{Conversation: with("d", nil)}, store.ErrFull)
+			f.expectError(&store.Append{ConversationID: "d", Messages: []*parleyv1.Message{user("hello")}}, store.ErrFull)
+		})
 		f.append("a", user("existing conversation"))
 		f.setRetention("c", noEviction, nil)
 		f.create("d")
+		f.settle()
 		remaining(f, "d", "b", "a")
 		f.setRetention("a", noEviction, nil)
 		f.create("e")
+		f.settle()
 		remaining(f, "e", "d", "b") // The oldest again, although it was skipped before.
 	})
 	t.Run("expired", func(t *testing.T) {

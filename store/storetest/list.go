@@ -293,5 +293,8 @@ func (s Subject) listOldestFirst(t *testing.T) {
 		f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: fmt.Sprint("c", i)}})
 	}
 	got := slices.Concat(f.pages(store.List{PageSize: 2, OldestFirst: true})...)
+	if s.lanes() > 1 { // The conversations have no order of creation.
+		slices.Sort(got[len(got)-9:])
+	}
 	same(t, "same create time", got[len(got)-9:], []string{"c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8"})
 }

@@ -16,7 +16,7 @@ import (
 // model makes the same random calls of a store and an oracle and compares the results.
 func (s Subject) model(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		f := s.openFor(t, r, func(o *store.Options) { o.MaxMessages, o.MaxConversations = 3, 3 })
+		f := s.openFor(t, r, func(o *store.Options) { o.MaxMessages, o.MaxConversations = 3, s.modelCapacity(3) })
 		m := &machine{fixture: f, oracle: newOracle(f.options), uids: make(map[string]string)}
 		actions := map[string]func(*rapid.T){
 			"":       m.check,

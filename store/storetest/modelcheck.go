@@ -54,7 +54,7 @@ func (m *machine) check(*rapid.T) {
 	}
 	m.checkTenantStats()
 	live := len(m.oracle.conversations)
-	if n := int(stats.Conversations); n < live || n > live+unswept || n > m.options.MaxConversations && !m.unswept ||
+	if n := int(stats.Conversations); n < live || n > live+unswept || m.oracle.excess(n-live) > 0 && !m.unswept ||
 		n == live && int(stats.Messages) != messages {
 		m.t.Fatalf("Stats() = %+v, want %d conversations, %d messages, and at most %d expired ones", stats, live, messages,
 			unswept)

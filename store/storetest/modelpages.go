@@ -180,7 +180,7 @@ func (m *machine) compareAbandoned() {
 // another capacity.
 func (m *machine) reopenBoth(r *rapid.T) {
 	now := m.nextInstant()
-	capacity := rapid.IntRange(1, 4).Draw(r, "capacity")
+	capacity := m.subject.modelCapacity(rapid.IntRange(1, 4).Draw(r, "capacity"))
 	m.reopen(func(o *store.Options) { o.MaxConversations = capacity })
 	m.oracle.restart(now)
 	m.oracle.options.MaxConversations, m.unswept = capacity, true
@@ -195,5 +195,5 @@ func (m *machine) sweepBoth(*rapid.T) {
 	m.nextInstant()
 	m.oracle.evictExcess()
 	m.sweep()
-	m.unswept = len(m.oracle.conversations) > m.options.MaxConversations // The remaining conversations have running turns.
+	m.unswept = m.oracle.excess(0) > 0 // The remaining conversations have running turns.
 }

@@ -63,6 +63,7 @@ func (s Subject) law07Observation(t *testing.T) {
 			}
 		}
 	})
+	t.Run("places", s.places)
 	t.Run("after the commit, outside any transaction", func(t *testing.T) {
 		f := s.open(t, nil)
 		f.create("other")
@@ -90,6 +91,41 @@ func (s Subject) law07Observation(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// places tests the places of changes. If the store has no order that other processes know, all places are zero.
+// Otherwise they rise within one epoch, and the last change of a commit has LastIndex.
+func (s Subject) places(t *testing.T) {
+	f := s.open(t, func(o *store.Options) { o.MaxConversations = 2 })
+	ordered, ok := f.store.(store.Ordered)
+	var before store.Place
+	if ok = ok && s.Lanes <= 1; ok { // Several buckets have no common order.
+		_, before = ordered.Since(tenant)
+	}
+	first := before
+	for _, id := range []string{"a", "b", "c"} { // The third evicts the first.
+		f.create(id)
+		f.append(id, user("one"), user("two"), user("three"))
+		changes := f.observer.drain()
+		for i := range changes {
+			place, last := changes[i].Place, i == len(changes)-1 || changes[i+1].Version != changes[i].Version
+			switch {
+			case !ok && place != store.Place{}:
+				t.Errorf("a store without an order has the place %v", place)
+			case ok && (place.Epoch != before.Epoch || place.Epoch == "" || place.Compare(before) <= 0):
+				t.Errorf("%s of %s has the place %v after %v", kind(changes[i].Kind), changes[i].ConversationID, place, before)
+			case ok && last != (place.Index == store.LastIndex) && changes[i].Kind != parleyv1.ChangeKind_CHANGE_KIND_EVICTED:
+				t.Errorf("%s of %s has the place %v", kind(changes[i].Kind), changes[i].ConversationID, place)
+			}
+			before = place
+		}
+	}
+	if !ok {
+		return
+	}
+	if _, since := ordered.Since(tenant); since != first {
+		t.Errorf("Since moved from %v to %v without a GAP", first, since)
+	}
 }
 
 // changes tests which changes each kind of write reports.

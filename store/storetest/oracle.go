@@ -168,7 +168,7 @@ func (o *oracle) newConversation(id string, with *parleyv1.Conversation, now tim
 // evictForNew evicts the oldest conversations without a running turn or a holder if the tenant is
 // at its capacity. Expired conversations have already been removed.
 func (o *oracle) evictForNew() error {
-	n := len(o.conversations) + 1 - o.options.MaxConversations
+	n := o.excess(1)
 	oldest := o.evictable()
 	if n > len(oldest) {
 		return store.ErrFull
@@ -180,7 +180,15 @@ func (o *oracle) evictForNew() error {
 // evictExcess evicts conversations that exceed the capacity, as far as they can be evicted.
 func (o *oracle) evictExcess() {
 	oldest := o.evictable()
-	o.evict(oldest[:max(0, min(len(oldest), len(o.conversations)-o.options.MaxConversations))])
+	o.evict(oldest[:max(0, min(len(oldest), o.excess(0)))])
+}
+
+// excess returns the number of conversations above the capacity if some new ones were added.
+func (o *oracle) excess(added int) int {
+	if o.options.MaxConversations == 0 {
+		return 0
+	}
+	return len(o.conversations) + added - o.options.MaxConversations
 }
 
 // evictable returns the conversations without a running turn, a holder or no_eviction, oldest first.

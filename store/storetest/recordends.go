@@ -27,6 +27,7 @@ func recordsEnd(f *fixture) {
 		{"eviction", func() {
 			f.create("d")
 			f.create("e")
+			f.settle()
 		}},
 		{"Purge", func() {
 			if _, err := f.store.Purge(f.t.Context(), &store.Purge{Tenant: tenant}); err != nil {

@@ -105,9 +105,11 @@ func recordChecks(f *fixture) {
 	f.refuse(&store.Append{
 		ConversationID: "new", Messages: []*parleyv1.Message{user("one")}, Records: []*parleyv1.RecordWrite{large},
 	}, &store.RecordsFullError{Bytes: int64(store.RecordOverhead + 101 + len("text/plain")), Limit: 200})
-	f.refuse(&store.Append{
-		ConversationID: "new", Messages: []*parleyv1.Message{user("one")}, Records: []*parleyv1.RecordWrite{put("a", "1")},
-	}, store.ErrFull)
+	f.whenFull("new", 1, func() {
+		f.refuse(&store.Append{
+			ConversationID: "new", Messages: []*parleyv1.Message{user("one")}, Records: []*parleyv1.RecordWrite{put("a", "1")},
+		}, store.ErrFull)
+	})
 }
 
 // law19Bytes: records count towards the limit of bytes of a tenant. Deletions succeed above it, and the end of a turn

@@ -17,7 +17,7 @@ func (s Subject) recordModel(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		f := s.openFor(t, r, func(o *store.Options) {
 			// A conversation has space for three of the four records, two of which have labels.
-			o.MaxMessages, o.MaxConversations, o.MaxRecordBytes = 3, 3, 3*store.RecordOverhead+40
+			o.MaxMessages, o.MaxConversations, o.MaxRecordBytes = 3, s.modelCapacity(3), 3*store.RecordOverhead+40
 		})
 		m := &machine{fixture: f, oracle: newOracle(f.options), uids: make(map[string]string)}
 		actions := map[string]func(*rapid.T){

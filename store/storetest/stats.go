@@ -57,6 +57,7 @@ func (s Subject) stats(t *testing.T) {
 	f.endTurn("a", "turn")
 	f.create("b")
 	f.create("c")
+	f.settle()
 	counts("evicted", 3, 1, 0, 1)
 	f.clock.Advance(time.Hour + sweepSlack)
 	counts("expired, not swept", 3, 1, 0, 1)

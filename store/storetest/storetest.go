@@ -20,6 +20,28 @@ type Subject struct {
 	// Together reports that Open may be called for a dir that is open already, as another process would. It adds the
 	// tests of law 21.
 	Together bool
+	// Lanes is the number of buckets of a tenant. With 0 and 1, the complete law holds. With more, the bucket of a
+	// conversation is the CRC-32C of its id modulo Lanes, the records of the tenant are in one bucket, and the law holds
+	// with these exceptions:
+	//
+	//   - Order and observation (6, 7): the order of changes holds for each conversation and in each bucket. If one call
+	//     changes several buckets, its changes are observed in one part for each bucket.
+	//   - Pages (8): the pages of all buckets are merged by create time. Conversations with equal create times are in no
+	//     order of creation. Total, [store.Store.TenantStats] and [store.Store.Tenants] read one bucket after the other
+	//     and join the results. A tenant may be missing if its only conversation is deleted in one bucket while another
+	//     one is created in another bucket.
+	//   - Capacity (11): a bucket holds at most a quarter more than its share of the capacity, and 32, at any moment. In a
+	//     full bucket, a new conversation replaces an expired one first, then the oldest one, or fails with ErrFull. After
+	//     a sweep, the tenant has at most its capacity in all, unless its conversations cannot be evicted.
+	//   - Ephemeral conversations (13): each bucket has its share of MaxHolds as its limit. Hold checks all buckets and
+	//     then holds the ids in one bucket after the other. It exceeds the limit at most by the ids of concurrent Holds of
+	//     other processes. A Hold or Release that fails with ErrUnavailable may have been made in some buckets.
+	//   - Bytes (16): concurrent writes in several buckets may together exceed the limit of the tenant by the bytes that
+	//     they add.
+	//   - Records (19): a create with RecordsOf copies the records as they were at an instant during the call. A write of
+	//     records of both scopes is one commit, except that a process that pauses during the write for longer than its
+	//     lease may lose the part of the tenant.
+	Lanes int
 }
 
 // RunVariant is Run for one more configuration of a store that Run tests already. It skips the tests if they would take
@@ -35,10 +57,11 @@ func RunVariant(t *testing.T, s Subject) {
 // Run runs all tests with the store.
 func Run(t *testing.T, s Subject) {
 	t.Helper()
-	for _, test := range []struct {
+	type test struct {
 		name string
 		run  func(*testing.T)
-	}{
+	}
+	tests := []test{
 		{"Law01Concurrency", s.law01Concurrency},
 		{"Law02NoSharedMemory", s.law02NoSharedMemory},
 		{"Law03Durability", s.law03Durability},
@@ -105,7 +128,11 @@ func Run(t *testing.T, s Subject) {
 		{"Changes", s.changes},
 		{"Model", s.model},
 		{"ModelRecords", s.recordModel},
-	} {
+	}
+	if s.Lanes > 1 {
+		tests = append(tests, test{"Law11Lanes", s.law11Lanes})
+	}
+	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			test.run(t)

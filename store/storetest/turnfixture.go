@@ -78,8 +78,14 @@ func (f *fixture) turnList(l store.ListTurns, between func()) (ids []string) {
 // wantTurns checks that a list has these turns, for several sizes of its pages. rising has the oldest turn first.
 func (f *fixture) wantTurns(l store.ListTurns, rising ...string) {
 	f.t.Helper()
+	f.wantTurnPages(l, []int{1, 3, 1000}, rising...)
+}
+
+// wantTurnPages is wantTurns for pages of these sizes.
+func (f *fixture) wantTurnPages(l store.ListTurns, sizes []int, rising ...string) {
+	f.t.Helper()
 	slices.Reverse(rising)
-	for _, l.Limit = range []int{1, 3, 1000} {
+	for _, l.Limit = range sizes {
 		if l.Limit == 1 && len(rising) > 100 {
 			continue
 		}

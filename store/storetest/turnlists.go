@@ -111,6 +111,7 @@ func (s Subject) law20Turns(t *testing.T) {
 func (s Subject) turnsEnd(t *testing.T) {
 	f := s.open(t, func(o *store.Options) { o.MaxConversations = 6 })
 	for i, id := range []string{"evicted", "deleted", "expired", "overwritten", "ephemeral", "purged"} {
+		f.clock.Advance(1)
 		f.do(&store.Create{Conversation: &parleyv1.Conversation{
 			Id: id, Retention: &parleyv1.Retention{Ttl: durationpb.New(time.Hour)},
 		}})
@@ -128,6 +129,7 @@ func (s Subject) turnsEnd(t *testing.T) {
 		}
 	}
 	f.runTurn("new", turnID(20))
+	f.settle()
 	ended(0, "evicted")
 	f.do(&store.Delete{ConversationID: "deleted"})
 	ended(2, "deleted")

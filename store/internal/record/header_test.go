@@ -51,7 +51,7 @@ func TestPaddedHeader(t *testing.T) {
 			for _, order := range []parleyv1.ListOrder{0, parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC} {
 				page, err := record.BuildPage(t.Context(), &store.List{
 					Tenant: "acme", PageSize: 10, Order: order,
-				}, 1, time.Unix(1_800_000_000, 0), all, all, nil)
+				}, 1, 1, time.Unix(1_800_000_000, 0), all, all, nil)
 				if err != nil || len(page.Entries) != 1 || !proto.Equal(page.Entries[0].GetConversation(), plain) {
 					t.Errorf("BuildPage by %v = %d rows, %d damaged, %v, want the header", order, len(page.Entries), page.Damaged, err)
 				}

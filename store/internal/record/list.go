@@ -23,10 +23,10 @@ var conversationsField = store.FieldNumber(new(parleyv1.ListConversationsRespons
 // KeySize is the length of a [Key].
 const KeySize = 12
 
-// Key returns the key of a conversation within its tenant. Keys are in the order of create time.
-// The number separates conversations that were created in the same nanosecond. A store assigns
-// rising numbers: of two conversations, the one added later has the higher number, whatever their
-// create times.
+// Key returns the key of a conversation within its tenant. Keys are in the order of create time. The number separates
+// conversations that were created in the same nanosecond. A store assigns rising numbers: of two conversations, the one
+// added later has the higher number, whatever their create times. If a tenant is divided into lanes, numbers rise
+// within each lane: the number of a conversation modulo the number of lanes is its lane.
 func Key(created time.Time, number uint32) []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, KeySize), uint64(created.UnixNano()))
 	return binary.BigEndian.AppendUint32(b, number)
@@ -52,12 +52,12 @@ type Newest func(before []byte) iter.Seq2[[]byte, []byte]
 // than after, or all of them if after is nil.
 type Oldest func(after []byte) iter.Seq2[[]byte, []byte]
 
-// BuildPage builds the page of a store.List. total is the number of the tenant's conversations.
-// BuildPage calls newest or oldest once and stops reading when the page is full. The yielded slices
-// must not change until BuildPage returns; the page does not refer to them. BuildPage skips and
-// counts conversations whose record is damaged, so that the others can be listed. Errors:
-// store.ErrPageToken, and the error of ctx, which is checked before each conversation.
-func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, newest Newest, oldest Oldest,
+// BuildPage builds the page of a store.List. total is the number of the tenant's conversations. lanes is the number of
+// lanes of the tenant, see [Key]. BuildPage calls newest or oldest once and stops reading when the page is full. The
+// yielded slices must not change until BuildPage returns; the page does not refer to them. BuildPage skips and counts
+// conversations whose record is damaged, so that the others can be listed. Errors: store.ErrPageToken, and the error of
+// ctx, which is checked before each conversation.
+func BuildPage(ctx context.Context, l *store.List, total int64, lanes int, now time.Time, newest Newest, oldest Oldest,
 	ephemeral EphemeralStates,
 ) (*store.Page, error) {
 	var position []byte
@@ -66,11 +66,11 @@ func BuildPage(ctx context.Context, l *store.List, total int64, now time.Time, n
 		if position, err = store.OpenToken(l.PageToken, scope(l)...); err != nil {
 			return nil, err
 		}
-		if len(position) != KeySize && (len(position) != inBlockSize || !byUpdateTime(l)) {
+		if len(position) != KeySize && (len(position) != inBlockSize(lanes) || !byUpdateTime(l)) {
 			return nil, store.ErrPageToken
 		}
 	}
-	p := pager{list: l, now: now, ephemeral: ephemeral}
+	p := pager{list: l, lanes: lanes, now: now, ephemeral: ephemeral}
 	switch {
 	case byUpdateTime(l):
 		position = p.fillByUpdateTime(ctx, position, newest)
@@ -112,6 +112,7 @@ func scope(l *store.List) []string {
 // pager collects the rows of one page.
 type pager struct {
 	list      *store.List
+	lanes     int
 	now       time.Time
 	ephemeral EphemeralStates
 	entries   []*parleyv1.ConversationEntry
@@ -176,9 +177,9 @@ func (a listRow) compare(b listRow) int {
 	return cmp.Or(cmp.Compare(b.updated, a.updated), bytes.Compare(b.key, a.key))
 }
 
-// inBlockSize is the length of a position inside a block: the keys of its first and last
-// conversation, its highest number, then update time and key of the last returned row.
-const inBlockSize = 3*KeySize + 4 + 8
+// inBlockSize returns the length of a position inside a block: the keys of its first and last conversation, its highest
+// number in each lane, then update time and key of the last returned row.
+func inBlockSize(lanes int) int { return 3*KeySize + 4*lanes + 8 }
 
 // fillByUpdateTime fills the page in the order of update time, within one block of at most
 // store.MaxListHeaders conversations by create time. A position is either inside a block, or the
@@ -193,7 +194,10 @@ func (p *pager) fillByUpdateTime(ctx context.Context, position []byte, newest Ne
 		// Rows are decoded again, because 10,000 decoded headers may take a gigabyte.
 		if r := p.decodeMatching(at.key, at.value); r != nil && !p.add(r) {
 			returned := b.rows[i-1]
-			at := binary.BigEndian.AppendUint32(nil, b.highest)
+			var at []byte
+			for _, highest := range b.highest {
+				at = binary.BigEndian.AppendUint32(at, highest)
+			}
 			at = binary.BigEndian.AppendUint64(at, uint64(returned.updated))
 			return slices.Concat(b.first, b.last, at, returned.key)
 		}
@@ -208,7 +212,7 @@ func (p *pager) fillByUpdateTime(ctx context.Context, position []byte, newest Ne
 // bounds.
 type block struct {
 	first, last []byte    // their keys
-	highest     uint32    // highest number in the keys
+	highest     []uint32  // highest number in the keys, of each lane
 	rows        []listRow // matching conversations that were on no page yet
 	more        bool      // older conversations follow
 }
@@ -218,14 +222,16 @@ type block struct {
 // Conversations that were imported into it since its first page are skipped, so that its size does
 // not grow.
 func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) block {
-	before, inside := position, len(position) == inBlockSize
-	var b block
+	before, inside := position, len(position) == inBlockSize(p.lanes)
+	b := block{highest: make([]uint32, p.lanes)}
 	var returned listRow
 	if inside {
 		b.first, b.last = position[:KeySize], position[KeySize:2*KeySize]
 		before, position = slices.Concat(b.first, []byte{0}), position[2*KeySize:]
-		b.highest = binary.BigEndian.Uint32(position)
-		returned.updated, returned.key = int64(binary.BigEndian.Uint64(position[4:])), position[12:]
+		for i := range b.highest {
+			b.highest[i], position = binary.BigEndian.Uint32(position), position[4:]
+		}
+		returned.updated, returned.key = int64(binary.BigEndian.Uint64(position)), position[8:]
 	}
 	scanned, end := 0, b.last
 	for key, value := range newest(before) {
@@ -234,7 +240,8 @@ func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) b
 		if b.more || ctx.Err() != nil {
 			break
 		}
-		if inside && numberIn(key) > b.highest {
+		highest := &b.highest[int(numberIn(key))%p.lanes]
+		if inside && numberIn(key) > *highest {
 			continue
 		}
 		if b.first == nil {
@@ -242,7 +249,7 @@ func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) b
 		}
 		scanned, end = scanned+1, key
 		if !inside {
-			b.highest = max(b.highest, numberIn(key))
+			*highest = max(*highest, numberIn(key))
 		}
 		if r := p.decodeMatching(key, value); r != nil {
 			at := listRow{updated: r.Conversation().GetUpdateTime().AsTime().UnixNano(), key: key, value: value}

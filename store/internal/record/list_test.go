@@ -106,7 +106,7 @@ func TestPageReadsNoMore(t *testing.T) {
 		},
 	} {
 		scanned := 0
-		page, err := record.BuildPage(t.Context(), &test.list, 0, now, newest(all, &scanned), oldest(all, &scanned), nil)
+		page, err := record.BuildPage(t.Context(), &test.list, 0, 1, now, newest(all, &scanned), oldest(all, &scanned), nil)
 		if err != nil || page.NextPageToken == "" || scanned != test.want {
 			t.Errorf("BuildPage(%+v) read %d items, want %d; token %q, %v", test.list, scanned, test.want, page.NextPageToken,
 				err)
@@ -145,7 +145,7 @@ func TestPageReadsNoMoreBytes(t *testing.T) {
 		rows := 0
 		for pages := 1; ; pages++ {
 			scanned := 0
-			page, err := record.BuildPage(t.Context(), &l, 0, now, newest(all, &scanned), oldest(all, &scanned), nil)
+			page, err := record.BuildPage(t.Context(), &l, 0, 1, now, newest(all, &scanned), oldest(all, &scanned), nil)
 			if err != nil || scanned > 12 {
 				t.Fatalf("page %d of %.40v: %d conversations read, %v", pages, l, scanned, err)
 			}
@@ -170,7 +170,7 @@ func TestPageWithoutDamage(t *testing.T) {
 	scanned := 0
 	page, err := record.BuildPage(t.Context(), &store.List{
 		Tenant: "acme", PageSize: 10,
-	}, 5, time.Unix(1_800_000_000, 0), newest(all, &scanned), oldest(all, &scanned), nil)
+	}, 5, 1, time.Unix(1_800_000_000, 0), newest(all, &scanned), oldest(all, &scanned), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func FuzzPosition(f *testing.F) {
 		scanned := 0
 		l.PageToken = store.SealToken(position, record.Scope(l)...)
 		for range 1000 {
-			page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &scanned),
+			page, err := record.BuildPage(t.Context(), l, 0, 1, time.Unix(1_800_000_000, 0), newest(all, &scanned),
 				oldest(all, &scanned), nil)
 			if err != nil {
 				if !errors.Is(err, store.ErrPageToken) {
@@ -238,7 +238,7 @@ func TestBlockIsWhatItBeganWith(t *testing.T) {
 			l := &store.List{Tenant: "acme", PageSize: 4000, Order: parleyv1.ListOrder_LIST_ORDER_UPDATE_TIME_DESC}
 			seen, damaged, scanned := make(map[string]int), 0, 0
 			for pages := 0; pages == 0 || l.PageToken != ""; pages++ {
-				page, err := record.BuildPage(t.Context(), l, 0, time.Unix(1_800_000_000, 0), newest(all, &scanned),
+				page, err := record.BuildPage(t.Context(), l, 0, 1, time.Unix(1_800_000_000, 0), newest(all, &scanned),
 					oldest(all, &scanned), nil)
 				if err != nil {
 					t.Fatal(err)

@@ -3,7 +3,8 @@
 --   id            of the conversation; empty for records of the tenant alone
 --   read          revision of the conversation that was read; empty if there was none
 --   mode          'change', 'create', 'import', 'overwrite' or 'delete'
---   tenantRead    revision of the tenant's records that was read; '-' if none were
+--   tenantRead    revision of the tenant's records that was read; '-' if none were; 'decide:' and the id of the commit if
+--                 it decides about records in another bucket
 --   source        id of a conversation that was read, too; empty for none. sourceRead is its revision
 --   maxCount      capacity of the tenant; 0 for none
 --   maxBytes      limit of bytes of the tenant; 0 for none
@@ -17,7 +18,7 @@
 -- from to to of a field, counted from 1, and appends a suffix.
 -- It returns 'moved' if something is not as it was read, 'full', or 'bytes' and the size that the tenant would have. The
 -- conversation has then not changed; what is damaged or lost may have been removed from the lists of the tenant. Else it
--- returns 'done', the number of the change and what it removed.
+-- returns 'done', the place of the change, see tell, 0 if nothing was published, and what it removed.
 local id, read, mode, tenantRead, source, sourceRead = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local maxCount, maxBytes, place, text = tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12], ARGV[13]
 local messages, records, recordBytes, bytes = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16]), tonumber(ARGV[17])
@@ -29,7 +30,11 @@ if id ~= '' then
   f = call('HMGET', c, 'v', 'e', 's')
   if (f[1] or '') ~= read then return { 'moved' } end
 end
-if tenantRead ~= '-' and (call('HGET', TENANT, 'v') or '') ~= tenantRead then return { 'moved' } end
+-- Whoever sets the field of the commit first decides whether it is made, see across.go.
+local decided = #tenantRead == 15 and string.match(tenantRead, '^decide:(.*)$')
+if decided then
+  if call('HEXISTS', P .. 'ac:' .. T, decided) == 1 then return { 'moved' } end
+elseif tenantRead ~= '-' and (call('HGET', TENANT, 'v') or '') ~= tenantRead then return { 'moved' } end
 if source ~= '' and (call('HGET', P .. 'c:' .. T .. source, 'v') or '') ~= sourceRead then return { 'moved' } end
 
 -- What the write removes first. A tenant far above a lowered capacity is left to the sweep.
@@ -57,6 +62,7 @@ if maxBytes > 0 and mode ~= 'delete' then
   local after = (tonumber(call('HGET', TENANT, 'b')) or 0) + delta
   if delta > 0 and after > maxBytes then return { 'bytes', string.format('%.0f', after) } end
 end
+if decided then call('HSET', P .. 'ac:' .. T, decided, 'made ' .. now) end
 for _, s in ipairs(victims) do remove(s, s.why) end
 if new and (not victims[1] or victims[1].id ~= id) and call('EXISTS', P .. 'm:' .. T .. id, P .. 'ks:' .. T .. id) > 0 then
   removeLost(id)

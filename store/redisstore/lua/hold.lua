@@ -1,9 +1,10 @@
 -- Makes ids ephemeral and holds them. The arguments after those of lib.lua: the server that holds, the number of the
--- hold, see isMade, the nanoseconds after which the conversations are deleted if it ends without a release, the maximum
--- number of ephemeral ids of the tenant, and the ids. Returns 'made' and changes nothing if it was made before, 'many' if
--- the tenant would have more; else 'done', the number of the change, 0 if nothing was removed, and what it removed.
+-- hold, see isMade, or '' to check only the maximum, the nanoseconds after which the conversations are deleted if it ends
+-- without a release, the maximum number of ephemeral ids of the tenant in the bucket, and the ids. Returns 'made' and
+-- changes nothing if it was made before, 'many' if the tenant would have more; else 'done', the place of the change, see
+-- tell, 0 if nothing was removed, and what it removed.
 local server, number, after, limit = ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[7])
-if isMade(server, number) then return { 'made' } end
+if number ~= '' and isMade(server, number) then return { 'made' } end
 local active = call('HLEN', EPHEMERAL)
 for _, id in ipairs(call('ZRANGEBYSCORE', BY_DELETE_TIME, '-inf', micros(now))) do
   local state = call('HGET', EPHEMERAL, id)
@@ -16,6 +17,7 @@ for i = 8, #ARGV do
   if not state or not isHeld(state) and state <= now then active = active + 1 end
 end
 if active > limit then return { 'many' } end
+if number == '' then return { 'done', 0, removed } end
 setMade(server, number)
 
 local holds = P .. 'ho:' .. server

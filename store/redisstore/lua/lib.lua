@@ -191,16 +191,19 @@ local function addOldest(found, n)
   return n
 end
 
--- tell numbers the change of the script and publishes it: number, server, tenant, time, what was removed, the encoded
--- changes of the write, and its messages, each after its length. It returns the number.
+-- tell numbers the change of the script and publishes it: number, epoch of the number, server, tenant, time, what was
+-- removed, the encoded changes of the write, and its messages, each after its length. It returns the number and the
+-- epoch, separated by a space.
 local function tell(server, changes, messages)
-  local n = call('HINCRBY', TOTAL, 'c', 1)
+  local n = string.format('%.0f', call('HINCRBY', TOTAL, 'c', 1))
+  local epoch = call('HGET', TOTAL, 'e') or ''
   local parts = {}
   local function add(text)
     parts[#parts + 1] = #text .. ':'
     parts[#parts + 1] = text
   end
-  add(string.format('%.0f', n))
+  add(n)
+  add(epoch)
   add(server)
   add(T)
   add(now)
@@ -211,7 +214,7 @@ local function tell(server, changes, messages)
   add(changes)
   for _, message in ipairs(messages) do add(message) end
   call('SPUBLISH', P .. 'ch', table.concat(parts))
-  return n
+  return n .. ' ' .. epoch
 end
 
 -- isMade reports whether a server has made the hold or release with a number, or a later one of the tenant. Only its last

@@ -1,7 +1,7 @@
 -- Undoes one hold of ids by a server, or all of them. The arguments after those of lib.lua: the server that releases, the
 -- one that holds, the number of the release, see isMade, '' to make it in any case, the nanoseconds after which the
 -- conversations are deleted, or '' for those of the hold, which undoes all holds of the server, and the ids. Returns the
--- number of the change, 0 if nothing was removed, -1 if it was made before, and what it removed.
+-- place of the change, see tell, 0 if nothing was removed, -1 if it was made before, and what it removed.
 local server, holder, number, after = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 if number ~= '' then
   if isMade(server, number) then return { -1, removed } end

@@ -78,6 +78,8 @@ func (s settings) config(dir string) string {
 	set("save", "")
 	set("maxmemory-policy", "noeviction")
 	set("shutdown-timeout", "0") // seconds to wait for replicas
+	// Milliseconds that a script may take. Tests of the store hold 100,000 ids in one call, the API at most 1000.
+	set("busy-reply-threshold", "60000")
 	if s.password != "" {
 		set("requirepass", s.password)
 		set("masterauth", s.password)

@@ -38,11 +38,14 @@ type process struct {
 	done   chan struct{} // closed when it has ended and its output is read
 }
 
-// startProcess starts a program in a folder. It reads its configuration from standard input, so that the
-// arguments, which all users of the machine see, do not have the password.
-func startProcess(program, dir, config string) (*process, error) {
+// startProcess starts a program in a folder. Without arguments, it reads its configuration from standard input, so that
+// the arguments, which all users of the machine see, do not contain the password.
+func startProcess(program, dir, config string, args ...string) (*process, error) {
+	if len(args) == 0 {
+		args = []string{"-"}
+	}
 	p := &process{
-		name: filepath.Base(program), cmd: exec.Command(program, "-"),
+		name: filepath.Base(program), cmd: exec.Command(program, args...),
 		output: output{ready: make(chan struct{})}, done: make(chan struct{}),
 	}
 	p.cmd.Dir = dir
