@@ -2650,7 +2650,7 @@ type AgentInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the agent, as in ChatRequest.agent and Conversation.agent.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Kind of agent: "echo", "command", "openai", "anthropic" or "remote".
+	// Kind of agent: "echo", "command", "openai", "anthropic", "remote" or "a2a".
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Description for people, from the configuration.
 	Description string `protobuf:"bytes,3,opt,name=description,proto3" json:"description,omitempty"`
@@ -3437,8 +3437,8 @@ type WatchConversationsRequest struct {
 	// Ids of up to 1000 conversations, which need not exist yet. If empty, all conversations of
 	// the tenant.
 	ConversationIds []string `protobuf:"bytes,1,rep,name=conversation_ids,json=conversationIds,proto3" json:"conversation_ids,omitempty"`
-	// Cursor of the last change that the client received. If empty, changes from now on. The
-	// response to any cursor may be a GAP.
+	// Cursor of the last change that the client received. If empty, changes from now on. It may
+	// come from another server on the same store. The response to any cursor may be a GAP.
 	Cursor string `protobuf:"bytes,2,opt,name=cursor,proto3" json:"cursor,omitempty"`
 	// If true, the events of turns are sent too, from the first heartbeat on. For a turn that is
 	// already running only later events are sent; their index and offset say what ResumeTurn can

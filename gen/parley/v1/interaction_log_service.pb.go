@@ -245,7 +245,11 @@ type ListInteractionsResponse struct {
 	// entries. Manual edits of the files and DeleteInteractions may move them.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	// Number of unreadable entries that were skipped before the end of this page.
-	SkippedCount  int32 `protobuf:"varint,3,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
+	SkippedCount int32 `protobuf:"varint,3,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
+	// Addresses of the servers that did not answer, if several servers share the store. Each has a
+	// log of its own, and the page lacks the entries of these. If one of them answers for a later
+	// page, its remaining entries begin there.
+	Unreachable   []string `protobuf:"bytes,4,rep,name=unreachable,proto3" json:"unreachable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -299,6 +303,13 @@ func (x *ListInteractionsResponse) GetSkippedCount() int32 {
 		return x.SkippedCount
 	}
 	return 0
+}
+
+func (x *ListInteractionsResponse) GetUnreachable() []string {
+	if x != nil {
+		return x.Unreachable
+	}
+	return nil
 }
 
 // SearchInteractionsRequest says what to search for.
@@ -393,7 +404,11 @@ type SearchInteractionsResponse struct {
 	// entries. Manual edits of the files and DeleteInteractions may move them.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	// Number of unreadable entries that were skipped before the end of this page.
-	SkippedCount  int32 `protobuf:"varint,3,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
+	SkippedCount int32 `protobuf:"varint,3,opt,name=skipped_count,json=skippedCount,proto3" json:"skipped_count,omitempty"`
+	// Addresses of the servers that did not answer, if several servers share the store. Each has a
+	// log of its own, and the page lacks the entries of these. If one of them answers for a later
+	// page, its remaining entries begin there.
+	Unreachable   []string `protobuf:"bytes,4,rep,name=unreachable,proto3" json:"unreachable,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -447,6 +462,13 @@ func (x *SearchInteractionsResponse) GetSkippedCount() int32 {
 		return x.SkippedCount
 	}
 	return 0
+}
+
+func (x *SearchInteractionsResponse) GetUnreachable() []string {
+	if x != nil {
+		return x.Unreachable
+	}
+	return nil
 }
 
 // DeleteInteractionsRequest names the conversation whose entries are erased.
@@ -561,11 +583,12 @@ const file_parley_v1_interaction_log_service_proto_rawDesc = "" +
 	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x05 \x01(\tR\tpageTokenB\x06\n" +
-	"\x04span\"\xa3\x01\n" +
+	"\x04span\"\xc5\x01\n" +
 	"\x18ListInteractionsResponse\x12:\n" +
 	"\finteractions\x18\x01 \x03(\v2\x16.parley.v1.InteractionR\finteractions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12#\n" +
-	"\rskipped_count\x18\x03 \x01(\x05R\fskippedCount\"\xd9\x01\n" +
+	"\rskipped_count\x18\x03 \x01(\x05R\fskippedCount\x12 \n" +
+	"\vunreachable\x18\x04 \x03(\tR\vunreachable\"\xd9\x01\n" +
 	"\x19SearchInteractionsRequest\x12 \n" +
 	"\x05query\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05 \x01(\x80\bR\x05query\x12\x1b\n" +
@@ -574,11 +597,12 @@ const file_parley_v1_interaction_log_service_proto_rawDesc = "" +
 	"\tpage_size\x18\x04 \x01(\x05B\n" +
 	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x05 \x01(\tR\tpageToken\"\xa5\x01\n" +
+	"page_token\x18\x05 \x01(\tR\tpageToken\"\xc7\x01\n" +
 	"\x1aSearchInteractionsResponse\x12:\n" +
 	"\finteractions\x18\x01 \x03(\v2\x16.parley.v1.InteractionR\finteractions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12#\n" +
-	"\rskipped_count\x18\x03 \x01(\x05R\fskippedCount\"O\n" +
+	"\rskipped_count\x18\x03 \x01(\x05R\fskippedCount\x12 \n" +
+	"\vunreachable\x18\x04 \x03(\tR\vunreachable\"O\n" +
 	"\x19DeleteInteractionsRequest\x122\n" +
 	"\x0fconversation_id\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x88\xea0\x01R\x0econversationId\"A\n" +
 	"\x1aDeleteInteractionsResponse\x12#\n" +

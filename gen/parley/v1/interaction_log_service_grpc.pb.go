@@ -31,13 +31,16 @@ const (
 // InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
 // every message. Entries stay in the log after their message was removed or their conversation
 // was deleted. The removal of messages has an entry of its own.
+//
+// If several servers share the store, each call is about the logs of all servers that are running.
 type InteractionLogServiceClient interface {
 	// ListInteractions returns the entries of a day, of a recent time span, or of a conversation.
 	ListInteractions(ctx context.Context, in *ListInteractionsRequest, opts ...grpc.CallOption) (*ListInteractionsResponse, error)
 	// SearchInteractions returns the entries of the last days that contain a text, newest first.
 	SearchInteractions(ctx context.Context, in *SearchInteractionsRequest, opts ...grpc.CallOption) (*SearchInteractionsResponse, error)
 	// DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
-	// role.
+	// role. If one of several servers on a store does not answer, it erases the entries of the
+	// others and fails with UNAVAILABLE; repeating it is safe.
 	DeleteInteractions(ctx context.Context, in *DeleteInteractionsRequest, opts ...grpc.CallOption) (*DeleteInteractionsResponse, error)
 }
 
@@ -86,13 +89,16 @@ func (c *interactionLogServiceClient) DeleteInteractions(ctx context.Context, in
 // InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
 // every message. Entries stay in the log after their message was removed or their conversation
 // was deleted. The removal of messages has an entry of its own.
+//
+// If several servers share the store, each call is about the logs of all servers that are running.
 type InteractionLogServiceServer interface {
 	// ListInteractions returns the entries of a day, of a recent time span, or of a conversation.
 	ListInteractions(context.Context, *ListInteractionsRequest) (*ListInteractionsResponse, error)
 	// SearchInteractions returns the entries of the last days that contain a text, newest first.
 	SearchInteractions(context.Context, *SearchInteractionsRequest) (*SearchInteractionsResponse, error)
 	// DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
-	// role.
+	// role. If one of several servers on a store does not answer, it erases the entries of the
+	// others and fails with UNAVAILABLE; repeating it is safe.
 	DeleteInteractions(context.Context, *DeleteInteractionsRequest) (*DeleteInteractionsResponse, error)
 	mustEmbedUnimplementedInteractionLogServiceServer()
 }

@@ -1470,7 +1470,7 @@ class AgentInfo(_message.Message):
     name: _builtins.str
     """Name of the agent, as in ChatRequest.agent and Conversation.agent."""
     kind: _builtins.str
-    """Kind of agent: "echo", "command", "openai", "anthropic" or "remote"."""
+    """Kind of agent: "echo", "command", "openai", "anthropic", "remote" or "a2a"."""
     description: _builtins.str
     """Description for people, from the configuration."""
     is_default: _builtins.bool
@@ -1925,8 +1925,8 @@ class WatchConversationsRequest(_message.Message):
     DELETE_AFTER_DISCONNECT_FIELD_NUMBER: _builtins.int
     INCLUDE_RECORDS_FIELD_NUMBER: _builtins.int
     cursor: _builtins.str
-    """Cursor of the last change that the client received. If empty, changes from now on. The
-    response to any cursor may be a GAP.
+    """Cursor of the last change that the client received. If empty, changes from now on. It may
+    come from another server on the same store. The response to any cursor may be a GAP.
     """
     include_turn_events: _builtins.bool
     """If true, the events of turns are sent too, from the first heartbeat on. For a turn that is

@@ -127,6 +127,7 @@ class ListInteractionsResponse(_message.Message):
     INTERACTIONS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     SKIPPED_COUNT_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty on the last page. Entries that are appended between two pages do not move other
     entries. Manual edits of the files and DeleteInteractions may move them.
@@ -137,16 +138,24 @@ class ListInteractionsResponse(_message.Message):
     def interactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Interaction]:
         """Entries of a day or of a conversation oldest first; of a recent time span newest first."""
 
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Addresses of the servers that did not answer, if several servers share the store. Each has a
+        log of its own, and the page lacks the entries of these. If one of them answers for a later
+        page, its remaining entries begin there.
+        """
+
     def __init__(
         self,
         *,
         interactions: _abc.Iterable[Global___Interaction] | None = ...,
         next_page_token: _builtins.str = ...,
         skipped_count: _builtins.int = ...,
+        unreachable: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["interactions", b"interactions", "next_page_token", b"next_page_token", "skipped_count", b"skipped_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interactions", b"interactions", "next_page_token", b"next_page_token", "skipped_count", b"skipped_count", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -201,6 +210,7 @@ class SearchInteractionsResponse(_message.Message):
     INTERACTIONS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     SKIPPED_COUNT_FIELD_NUMBER: _builtins.int
+    UNREACHABLE_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty on the last page. Entries that are appended between two pages do not move other
     entries. Manual edits of the files and DeleteInteractions may move them.
@@ -211,16 +221,24 @@ class SearchInteractionsResponse(_message.Message):
     def interactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Interaction]:
         """Entries, newest first."""
 
+    @_builtins.property
+    def unreachable(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Addresses of the servers that did not answer, if several servers share the store. Each has a
+        log of its own, and the page lacks the entries of these. If one of them answers for a later
+        page, its remaining entries begin there.
+        """
+
     def __init__(
         self,
         *,
         interactions: _abc.Iterable[Global___Interaction] | None = ...,
         next_page_token: _builtins.str = ...,
         skipped_count: _builtins.int = ...,
+        unreachable: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["interactions", b"interactions", "next_page_token", b"next_page_token", "skipped_count", b"skipped_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interactions", b"interactions", "next_page_token", b"next_page_token", "skipped_count", b"skipped_count", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

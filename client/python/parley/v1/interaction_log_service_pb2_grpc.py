@@ -29,6 +29,8 @@ class InteractionLogServiceStub:
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
     every message. Entries stay in the log after their message was removed or their conversation
     was deleted. The removal of messages has an entry of its own.
+
+    If several servers share the store, each call is about the logs of all servers that are running.
     """
 
     def __init__(self, channel):
@@ -58,6 +60,8 @@ class InteractionLogServiceServicer:
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
     every message. Entries stay in the log after their message was removed or their conversation
     was deleted. The removal of messages has an entry of its own.
+
+    If several servers share the store, each call is about the logs of all servers that are running.
     """
 
     def ListInteractions(self, request, context):
@@ -76,7 +80,8 @@ class InteractionLogServiceServicer:
 
     def DeleteInteractions(self, request, context):
         """DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
-        role.
+        role. If one of several servers on a store does not answer, it erases the entries of the
+        others and fails with UNAVAILABLE; repeating it is safe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,6 +117,8 @@ class InteractionLogService:
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
     every message. Entries stay in the log after their message was removed or their conversation
     was deleted. The removal of messages has an entry of its own.
+
+    If several servers share the store, each call is about the logs of all servers that are running.
     """
 
     @staticmethod

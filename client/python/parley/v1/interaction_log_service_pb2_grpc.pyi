@@ -30,6 +30,8 @@ class InteractionLogServiceStub:
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
     every message. Entries stay in the log after their message was removed or their conversation
     was deleted. The removal of messages has an entry of its own.
+
+    If several servers share the store, each call is about the logs of all servers that are running.
     """
 
     @_typing.overload
@@ -42,7 +44,8 @@ class InteractionLogServiceStub:
     """SearchInteractions returns the entries of the last days that contain a text, newest first."""
     DeleteInteractions: _grpc.UnaryUnaryMultiCallable[_interaction_log_service_pb2.DeleteInteractionsRequest, _interaction_log_service_pb2.DeleteInteractionsResponse]
     """DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
-    role.
+    role. If one of several servers on a store does not answer, it erases the entries of the
+    others and fails with UNAVAILABLE; repeating it is safe.
     """
 
 @_typing.type_check_only
@@ -50,6 +53,8 @@ class InteractionLogServiceAsyncStub(InteractionLogServiceStub):
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
     every message. Entries stay in the log after their message was removed or their conversation
     was deleted. The removal of messages has an entry of its own.
+
+    If several servers share the store, each call is about the logs of all servers that are running.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -59,13 +64,16 @@ class InteractionLogServiceAsyncStub(InteractionLogServiceStub):
     """SearchInteractions returns the entries of the last days that contain a text, newest first."""
     DeleteInteractions: _aio.UnaryUnaryMultiCallable[_interaction_log_service_pb2.DeleteInteractionsRequest, _interaction_log_service_pb2.DeleteInteractionsResponse]  # type: ignore[assignment]
     """DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
-    role.
+    role. If one of several servers on a store does not answer, it erases the entries of the
+    others and fails with UNAVAILABLE; repeating it is safe.
     """
 
 class InteractionLogServiceServicer(metaclass=_abc_1.ABCMeta):
     """InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
     every message. Entries stay in the log after their message was removed or their conversation
     was deleted. The removal of messages has an entry of its own.
+
+    If several servers share the store, each call is about the logs of all servers that are running.
     """
 
     @_abc_1.abstractmethod
@@ -91,7 +99,8 @@ class InteractionLogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_interaction_log_service_pb2.DeleteInteractionsResponse, _abc.Awaitable[_interaction_log_service_pb2.DeleteInteractionsResponse]]:
         """DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
-        role.
+        role. If one of several servers on a store does not answer, it erases the entries of the
+        others and fails with UNAVAILABLE; repeating it is safe.
         """
 
 def add_InteractionLogServiceServicer_to_server(servicer: InteractionLogServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -69,7 +69,7 @@ export interface BackupStoreRequest {
 /** BackupStoreResponse contains a piece of the copy. */
 export interface BackupStoreResponse {
   /** The next bytes of the copy. */
-  chunk: Buffer;
+  chunk: Uint8Array;
   /** Size of the complete copy; set in the first response. */
   sizeBytes: number;
 }
@@ -426,7 +426,7 @@ export const BackupStoreRequest: MessageFns<BackupStoreRequest> = {
 };
 
 function createBaseBackupStoreResponse(): BackupStoreResponse {
-  return { chunk: Buffer.alloc(0), sizeBytes: 0 };
+  return { chunk: new Uint8Array(0), sizeBytes: 0 };
 }
 
 export const BackupStoreResponse: MessageFns<BackupStoreResponse> = {
@@ -458,7 +458,7 @@ export const BackupStoreResponse: MessageFns<BackupStoreResponse> = {
               break;
             }
 
-            message.chunk = Buffer.from(reader.bytes());
+            message.chunk = reader.bytes();
             continue;
           }
           case 2: {
@@ -486,7 +486,7 @@ export const BackupStoreResponse: MessageFns<BackupStoreResponse> = {
   },
   fromPartial(object: DeepPartial<BackupStoreResponse>): BackupStoreResponse {
     const message = createBaseBackupStoreResponse();
-    message.chunk = object.chunk ?? Buffer.alloc(0);
+    message.chunk = object.chunk ?? new Uint8Array(0);
     message.sizeBytes = object.sizeBytes ?? 0;
     return message;
   },

@@ -766,7 +766,7 @@ export interface ListAgentsResponse {
 export interface AgentInfo {
   /** Name of the agent, as in ChatRequest.agent and Conversation.agent. */
   name: string;
-  /** Kind of agent: "echo", "command", "openai", "anthropic" or "remote". */
+  /** Kind of agent: "echo", "command", "openai", "anthropic", "remote" or "a2a". */
   kind: string;
   /** Description for people, from the configuration. */
   description: string;
@@ -972,8 +972,8 @@ export interface WatchConversationsRequest {
    */
   conversationIds: string[];
   /**
-   * Cursor of the last change that the client received. If empty, changes from now on. The
-   * response to any cursor may be a GAP.
+   * Cursor of the last change that the client received. If empty, changes from now on. It may
+   * come from another server on the same store. The response to any cursor may be a GAP.
    */
   cursor: string;
   /**

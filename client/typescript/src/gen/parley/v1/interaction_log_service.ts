@@ -68,6 +68,12 @@ export interface ListInteractionsResponse {
   nextPageToken: string;
   /** Number of unreadable entries that were skipped before the end of this page. */
   skippedCount: number;
+  /**
+   * Addresses of the servers that did not answer, if several servers share the store. Each has a
+   * log of its own, and the page lacks the entries of these. If one of them answers for a later
+   * page, its remaining entries begin there.
+   */
+  unreachable: string[];
 }
 
 /** SearchInteractionsRequest says what to search for. */
@@ -98,6 +104,12 @@ export interface SearchInteractionsResponse {
   nextPageToken: string;
   /** Number of unreadable entries that were skipped before the end of this page. */
   skippedCount: number;
+  /**
+   * Addresses of the servers that did not answer, if several servers share the store. Each has a
+   * log of its own, and the page lacks the entries of these. If one of them answers for a later
+   * page, its remaining entries begin there.
+   */
+  unreachable: string[];
 }
 
 /** DeleteInteractionsRequest names the conversation whose entries are erased. */
@@ -352,7 +364,7 @@ export const ListInteractionsRequest: MessageFns<ListInteractionsRequest> = {
 };
 
 function createBaseListInteractionsResponse(): ListInteractionsResponse {
-  return { interactions: [], nextPageToken: "", skippedCount: 0 };
+  return { interactions: [], nextPageToken: "", skippedCount: 0, unreachable: [] };
 }
 
 export const ListInteractionsResponse: MessageFns<ListInteractionsResponse> = {
@@ -365,6 +377,9 @@ export const ListInteractionsResponse: MessageFns<ListInteractionsResponse> = {
     }
     if (message.skippedCount !== 0) {
       writer.uint32(24).int32(message.skippedCount);
+    }
+    for (const v of message.unreachable) {
+      writer.uint32(34).string(v!);
     }
     return writer;
   },
@@ -406,6 +421,14 @@ export const ListInteractionsResponse: MessageFns<ListInteractionsResponse> = {
             message.skippedCount = reader.int32();
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.unreachable.push(reader.string());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -426,6 +449,7 @@ export const ListInteractionsResponse: MessageFns<ListInteractionsResponse> = {
     message.interactions = object.interactions?.map((e) => Interaction.fromPartial(e)) || [];
     message.nextPageToken = object.nextPageToken ?? "";
     message.skippedCount = object.skippedCount ?? 0;
+    message.unreachable = object.unreachable?.map((e) => e) || [];
     return message;
   },
 };
@@ -534,7 +558,7 @@ export const SearchInteractionsRequest: MessageFns<SearchInteractionsRequest> = 
 };
 
 function createBaseSearchInteractionsResponse(): SearchInteractionsResponse {
-  return { interactions: [], nextPageToken: "", skippedCount: 0 };
+  return { interactions: [], nextPageToken: "", skippedCount: 0, unreachable: [] };
 }
 
 export const SearchInteractionsResponse: MessageFns<SearchInteractionsResponse> = {
@@ -547,6 +571,9 @@ export const SearchInteractionsResponse: MessageFns<SearchInteractionsResponse> 
     }
     if (message.skippedCount !== 0) {
       writer.uint32(24).int32(message.skippedCount);
+    }
+    for (const v of message.unreachable) {
+      writer.uint32(34).string(v!);
     }
     return writer;
   },
@@ -588,6 +615,14 @@ export const SearchInteractionsResponse: MessageFns<SearchInteractionsResponse> 
             message.skippedCount = reader.int32();
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.unreachable.push(reader.string());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -608,6 +643,7 @@ export const SearchInteractionsResponse: MessageFns<SearchInteractionsResponse> 
     message.interactions = object.interactions?.map((e) => Interaction.fromPartial(e)) || [];
     message.nextPageToken = object.nextPageToken ?? "";
     message.skippedCount = object.skippedCount ?? 0;
+    message.unreachable = object.unreachable?.map((e) => e) || [];
     return message;
   },
 };
@@ -726,6 +762,8 @@ export const DeleteInteractionsResponse: MessageFns<DeleteInteractionsResponse> 
  * InteractionLogService reads the interaction log: daily JSON Lines files with an entry for
  * every message. Entries stay in the log after their message was removed or their conversation
  * was deleted. The removal of messages has an entry of its own.
+ *
+ * If several servers share the store, each call is about the logs of all servers that are running.
  */
 export type InteractionLogServiceDefinition = typeof InteractionLogServiceDefinition;
 export const InteractionLogServiceDefinition = {
@@ -752,7 +790,8 @@ export const InteractionLogServiceDefinition = {
     },
     /**
      * DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
-     * role.
+     * role. If one of several servers on a store does not answer, it erases the entries of the
+     * others and fails with UNAVAILABLE; repeating it is safe.
      */
     deleteInteractions: {
       name: "DeleteInteractions",
@@ -778,7 +817,8 @@ export interface InteractionLogServiceImplementation<CallContextExt = {}> {
   ): Promise<DeepPartial<SearchInteractionsResponse>>;
   /**
    * DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
-   * role.
+   * role. If one of several servers on a store does not answer, it erases the entries of the
+   * others and fails with UNAVAILABLE; repeating it is safe.
    */
   deleteInteractions(
     request: DeleteInteractionsRequest,
@@ -799,7 +839,8 @@ export interface InteractionLogServiceClient<CallOptionsExt = {}> {
   ): Promise<SearchInteractionsResponse>;
   /**
    * DeleteInteractions erases all entries of a conversation, on every day. It needs the admin
-   * role.
+   * role. If one of several servers on a store does not answer, it erases the entries of the
+   * others and fails with UNAVAILABLE; repeating it is safe.
    */
   deleteInteractions(
     request: DeepPartial<DeleteInteractionsRequest>,

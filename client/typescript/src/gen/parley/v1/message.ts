@@ -245,7 +245,7 @@ export interface Native {
    */
   type: string;
   /** The value. May be empty. */
-  value: Buffer;
+  value: Uint8Array;
 }
 
 /** ToolCall is a call that an assistant message requests. */
@@ -750,7 +750,7 @@ export const StructuredData: MessageFns<StructuredData> = {
 };
 
 function createBaseNative(): Native {
-  return { type: "", value: Buffer.alloc(0) };
+  return { type: "", value: new Uint8Array(0) };
 }
 
 export const Native: MessageFns<Native> = {
@@ -790,7 +790,7 @@ export const Native: MessageFns<Native> = {
               break;
             }
 
-            message.value = Buffer.from(reader.bytes());
+            message.value = reader.bytes();
             continue;
           }
         }
@@ -811,7 +811,7 @@ export const Native: MessageFns<Native> = {
   fromPartial(object: DeepPartial<Native>): Native {
     const message = createBaseNative();
     message.type = object.type ?? "";
-    message.value = object.value ?? Buffer.alloc(0);
+    message.value = object.value ?? new Uint8Array(0);
     return message;
   },
 };

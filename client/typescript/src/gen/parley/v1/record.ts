@@ -17,7 +17,7 @@ export interface Record {
   /** The key is unique within the conversation, or among the records of the tenant. */
   key: string;
   /** The value, up to 3 MiB. The server does not interpret it. Empty in lists of keys. */
-  value: Buffer;
+  value: Uint8Array;
   /** What the value is, for example "application/json". The server does not interpret it. */
   mediaType: string;
   /**
@@ -54,7 +54,7 @@ export interface RecordWrite {
    */
   key: string;
   /** The new value, up to 3 MiB. It replaces the record. */
-  value: Buffer;
+  value: Uint8Array;
   /** What the value is, up to 256 bytes. Any text is kept as it is. */
   mediaType: string;
   /**
@@ -89,7 +89,7 @@ function createBaseRecord(): Record {
   return {
     conversationId: "",
     key: "",
-    value: Buffer.alloc(0),
+    value: new Uint8Array(0),
     mediaType: "",
     revision: 0,
     updateTime: undefined,
@@ -165,7 +165,7 @@ export const Record: MessageFns<Record> = {
               break;
             }
 
-            message.value = Buffer.from(reader.bytes());
+            message.value = reader.bytes();
             continue;
           }
           case 4: {
@@ -238,7 +238,7 @@ export const Record: MessageFns<Record> = {
     const message = createBaseRecord();
     message.conversationId = object.conversationId ?? "";
     message.key = object.key ?? "";
-    message.value = object.value ?? Buffer.alloc(0);
+    message.value = object.value ?? new Uint8Array(0);
     message.mediaType = object.mediaType ?? "";
     message.revision = object.revision ?? 0;
     message.updateTime = object.updateTime ?? undefined;
@@ -327,7 +327,7 @@ export const Record_LabelsEntry: MessageFns<Record_LabelsEntry> = {
 function createBaseRecordWrite(): RecordWrite {
   return {
     key: "",
-    value: Buffer.alloc(0),
+    value: new Uint8Array(0),
     mediaType: "",
     ifRevision: undefined,
     delete: false,
@@ -392,7 +392,7 @@ export const RecordWrite: MessageFns<RecordWrite> = {
               break;
             }
 
-            message.value = Buffer.from(reader.bytes());
+            message.value = reader.bytes();
             continue;
           }
           case 3: {
@@ -464,7 +464,7 @@ export const RecordWrite: MessageFns<RecordWrite> = {
   fromPartial(object: DeepPartial<RecordWrite>): RecordWrite {
     const message = createBaseRecordWrite();
     message.key = object.key ?? "";
-    message.value = object.value ?? Buffer.alloc(0);
+    message.value = object.value ?? new Uint8Array(0);
     message.mediaType = object.mediaType ?? "";
     message.ifRevision = object.ifRevision ?? undefined;
     message.delete = object.delete ?? false;
