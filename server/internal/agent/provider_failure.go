@@ -68,7 +68,7 @@ func (p *Provider) StreamError(err error) *Error {
 	case errors.Is(err, errEventTooLarge):
 		return &Error{Message: fmt.Sprintf("the provider sent an event of more than %d bytes", maxEventBytes)}
 	case !isNotStream:
-		return p.broken(true, "the answer broke off", reason(err))
+		return p.broken(true, "the answer broke off", NetworkReason(err))
 	}
 	if r := parseReport(notStream.head); r.message != "" {
 		return p.failure(false, "the provider did not answer with a stream; check base_url and model", r.message)
@@ -85,7 +85,7 @@ func (p *Provider) unreachable(err error) *Error {
 	if fault, ok := errors.AsType[*url.Error](err); ok {
 		err = fault.Err
 	}
-	detail := p.Base.Scheme + "://" + p.Base.Host + ": " + reason(err)
+	detail := p.Base.Scheme + "://" + p.Base.Host + ": " + NetworkReason(err)
 	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	unknown, isDNS := errors.AsType[*net.DNSError](err)
 	operation, isNet := errors.AsType[*net.OpError](err)
@@ -102,8 +102,8 @@ func (p *Provider) unreachable(err error) *Error {
 	return p.broken(true, "no response from the provider", detail)
 }
 
-// reason returns the text of an error without addresses of this machine and its resolver.
-func reason(err error) string {
+// NetworkReason returns the text of an error without addresses of this machine and its resolver.
+func NetworkReason(err error) string {
 	if fault, ok := errors.AsType[*net.DNSError](err); ok {
 		return fault.Err
 	}
@@ -160,11 +160,13 @@ func (p *Provider) failure(retryable bool, message, providerText string) *Error 
 	return &Error{Message: message, Retryable: retryable}
 }
 
-// shown returns a text without secrets, line breaks and other control characters, with at most
-// maxShownBytes.
-func (p *Provider) shown(text string) string {
+func (p *Provider) shown(text string) string { return Shown(text, p.secrets...) }
+
+// Shown returns a text of a remote service for people: without secrets, line breaks and other control characters, with
+// at most 1 KiB. See [Redact] about secrets.
+func Shown(text string, secrets ...string) string {
 	// Secrets are removed first, because a truncated secret would not be found.
-	text = Redact(text, p.secrets...)
+	text = Redact(text, secrets...)
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r)

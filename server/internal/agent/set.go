@@ -19,7 +19,7 @@ const maxNameBytes = 128
 type Entry struct {
 	// Name identifies the agent in requests and conversations: 1 to 128 bytes.
 	Name string
-	// Kind is "echo", "command", "openai", "anthropic" or "remote".
+	// Kind is "echo", "command", "openai", "anthropic", "remote" or "a2a".
 	Kind string
 	// Description is a text for people. It may be empty.
 	Description string
@@ -28,6 +28,8 @@ type Entry struct {
 	// Window limits the history that is passed to the agent if the request has no window. If nil,
 	// there is no limit.
 	Window *parleyv1.ContextWindow
+	// Record is the key of the record of the conversation that the agent reads with [Record]. If empty, it reads none.
+	Record string
 	// Agent answers the requests.
 	Agent Agent
 
