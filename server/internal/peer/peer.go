@@ -13,6 +13,10 @@
 // When the stream of an owner breaks, the stream of the caller does not: Turns waits until the turn has ended in the
 // store, and sends the rest from there.
 //
+// Watchers of this server also receive the events of turns of the other servers: [Turns.FollowEvents] passes them to
+// the hub, from one stream to each other server for each tenant with such watchers. The other server sends only the
+// events of its own turns.
+//
 // Start at [Turns].
 package peer
 
@@ -32,6 +36,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/tracing"
 	"github.com/parleyhq/parley/server/internal/turn"
+	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
 )
 
@@ -59,12 +64,14 @@ type StatusError struct{ Status *status.Status }
 // Error returns the text of the status.
 func (e *StatusError) Error() string { return e.Status.Message() }
 
-// Options configure a Turns. Log, Local and Shared are required.
+// Options configure a Turns. All fields except TLS are required.
 type Options struct {
 	// Local runs the turns of this server.
 	Local *turn.Manager
 	// Shared is the store of all servers.
 	Shared store.Shared
+	// Hub receives the events of turns of other servers.
+	Hub *watch.Hub
 	// TLS secures calls of other servers. If nil, they are plaintext.
 	TLS *tls.Config
 	Log *slog.Logger
@@ -76,6 +83,7 @@ type Turns struct {
 	shared store.Shared
 	log    *slog.Logger
 	conns  conns
+	events *events
 
 	running context.Context //nolint:containedctx // of the streams that other servers answer
 	stop    context.CancelCauseFunc
@@ -86,15 +94,24 @@ type Turns struct {
 func New(ctx context.Context, o Options) *Turns {
 	t := &Turns{local: o.Local, shared: o.Shared, log: o.Log, conns: conns{tls: o.TLS}}
 	t.running, t.stop = context.WithCancelCause(ctx)
+	t.events = &events{
+		turns: t, hub: o.Hub, list: make(chan struct{}, 1), tenants: make(map[string]*tenantEvents),
+		failing: make(map[string]bool),
+	}
 	return t
 }
 
-// Stop ends the streams that other servers answer, with turn.ErrShuttingDown.
+// Stop ends the streams that other servers answer, with turn.ErrShuttingDown. Call it when all turns have ended.
 func (t *Turns) Stop() { t.stop(turn.ErrShuttingDown) }
+
+// Stopping returns a channel that Stop closes. The streams of other servers to this one then end, after all events of
+// its turns.
+func (t *Turns) Stopping() <-chan struct{} { return t.running.Done() }
 
 // Close ends what Stop ends, and closes the connections to other servers.
 func (t *Turns) Close() error {
 	t.Stop()
+	t.events.close()
 	return t.conns.close()
 }
 
@@ -102,6 +119,12 @@ func (t *Turns) Close() error {
 func IsFromServer(ctx context.Context, self store.Server) bool {
 	sent := metadata.ValueFromIncomingContext(ctx, keyOfServer)
 	return len(sent) == 1 && self.Key != "" && subtle.ConstantTimeCompare([]byte(sent[0]), []byte(self.Key)) == 1
+}
+
+// IsForServer reports whether a call comes from another server, even if the call has the key of a server that used the
+// address of this server before.
+func IsForServer(ctx context.Context) bool {
+	return len(metadata.ValueFromIncomingContext(ctx, keyOfServer)) > 0
 }
 
 // isLast reports whether this server must answer a call itself.

@@ -32,6 +32,9 @@ func (x *execution) agentRequest() (*parleyv1.RespondRequest, error) {
 	if err != nil {
 		return nil, err
 	}
+	if x.agentRecord, err = x.readRecord(x.agent.Record); err != nil {
+		return nil, err
+	}
 	window.RemoveReasoning([]*parleyv1.Message{x.input})
 	x.log.Info("conversation history", "message_count", len(messages))
 	x.log.Debug("stream started")
@@ -65,6 +68,31 @@ func (x *execution) history() (*parleyv1.Conversation, []*parleyv1.Message, erro
 		bounds = window.OfNewest(bounds, store.MaxMessageBytes)
 	}
 	return snapshot.Conversation, x.window(messages, snapshot.Offsets(), bounds), nil
+}
+
+// readRecord returns the record of the conversation with this key, nil if there is none or if the key is empty.
+func (x *execution) readRecord(recordKey string) (*parleyv1.Record, error) {
+	if recordKey == "" {
+		return nil, nil
+	}
+	found, _, err := x.manager.o.Store.GetRecords(context.WithoutCancel(x.live.ctx), &store.GetRecords{
+		Tenant: x.live.conversation.tenant, ConversationID: x.live.conversation.id, Keys: []string{recordKey},
+		MaxBytes: maxReadBytes,
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, ErrConversationDeleted
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errHistoryUnreadable, err)
+	}
+	records, err := found.Records()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errHistoryUnreadable, err)
+	}
+	if len(records) == 0 {
+		return nil, nil
+	}
+	return records[0], nil
 }
 
 // window returns the messages before the input that the agent receives. It excludes messages after

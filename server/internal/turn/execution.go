@@ -37,6 +37,8 @@ type execution struct {
 	inputs     []*parleyv1.Message // messages to be stored at the start
 	input      *parleyv1.Message   // the message to be answered; has its sequence after the start
 
+	agentRecord *parleyv1.Record // that the agent reads; nil if there is none
+
 	startResult  *store.Result // the store's result of the start
 	eventIndexes *storev1.TurnEvents
 
@@ -152,6 +154,7 @@ func (x *execution) endStreams(finished *parleyv1.TurnFinished, err error) {
 		x.live.answer.Release(x.eventIndexes.GetMessages())
 	}
 	x.live.events.End(err)
+	x.manager.endedStreams()
 }
 
 // retainedSize returns the approximate memory in bytes of a turn that has ended with this event.

@@ -135,11 +135,13 @@ type Manager struct {
 	queues        map[key]*queue
 	runningQueues map[string]map[*queue]bool // queues with a running turn, by tenant
 	runningTotal  int                        // queues with a running turn
+	endingTotal   int                        // turns that do not run any more, but whose streams have not ended
 	waitingTotal  int                        // turns that wait in all queues
 	waitingBytes  int                        // of their requests, at most maxWaitingBytes
 	// waitingBytesByTenant has the same by tenant, at most maxTenantWaitingBytes for each.
 	waitingBytesByTenant map[string]int
-	idle                 chan struct{}       // closed when stopping is true and no turn runs
+	idle                 chan struct{}       // closed when stopping is true and all turns have ended
+	isIdle               bool                // idle is closed
 	retained             *list.List          // elements are *queueEntry, in the order in which they ended
 	retainedBytes        int                 // memory of the retained turns
 	left                 map[string]leftTurn // by turn id; few, since each follows an error of the store
@@ -286,7 +288,7 @@ func (m *Manager) RunningOf(tenant string) int {
 }
 
 // Stop refuses new turns and drops queued turns. It waits for running turns until ctx ends, then
-// cancels them. It returns when their partial answers are durable.
+// cancels them. It returns when their partial answers are durable and their last events are sent.
 func (m *Manager) Stop(ctx context.Context) {
 	m.stopAccepting()
 	select {
@@ -310,7 +312,13 @@ func (m *Manager) stopAccepting() {
 	for _, q := range m.queues {
 		m.removeAllWaiting(q, ErrShuttingDown)
 	}
-	if m.runningTotal == 0 {
+	m.closeIfIdle()
+}
+
+// closeIfIdle ends the wait of Stop when all turns have ended. The caller holds mu.
+func (m *Manager) closeIfIdle() {
+	if m.stopping && !m.isIdle && m.runningTotal+m.endingTotal == 0 {
+		m.isIdle = true
 		close(m.idle)
 	}
 }

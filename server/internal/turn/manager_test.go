@@ -3,7 +3,10 @@ package turn
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -306,4 +309,33 @@ func TestStopStoresPartialAnswer(t *testing.T) {
 	if diff := cmp.Diff([]string{"user: q", "assistant: half …"}, f.stored(t)); diff != "" {
 		t.Errorf("stored messages (-want +got):\n%s", diff)
 	}
+}
+
+// slowSink is a sink that needs a second for a finished event.
+type slowSink struct{ finished atomic.Bool }
+
+func (*slowSink) HasSubscribers() bool { return true }
+
+func (s *slowSink) TurnEvent(_, _ string, e *parleyv1.TurnEvent) {
+	if e.GetFinished() != nil {
+		<-time.After(time.Second) // of the fake clock
+		s.finished.Store(true)
+	}
+}
+
+// TestStopSendsLastEvents: Stop returns after the last event of each turn is sent, since what follows ends the streams
+// to other servers.
+func TestStopSendsLastEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sent, sink := make(chan struct{}, 1), new(slowSink)
+		f := newFixture(t, map[string]agent.Agent{"main": hangAfter("half", sent)}, func(o *Options) { o.EventSink = sink })
+		f.chat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
+		<-sent
+		ctx, now := context.WithCancel(t.Context())
+		now()
+		f.Stop(ctx)
+		if !sink.finished.Load() {
+			t.Error("Stop returned before the finished event was sent")
+		}
+	})
 }

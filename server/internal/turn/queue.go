@@ -309,11 +309,13 @@ func (m *Manager) recordStart(e *queueEntry, c *parleyv1.Conversation) {
 }
 
 // finishTurn removes a turn that has ended from its queue and starts the next one. If the turn has
-// a finished event, it is retained for readers and uses size bytes.
+// a finished event, it is retained for readers and uses size bytes. The caller must call endedStreams when the last
+// event is sent.
 func (m *Manager) finishTurn(e *queueEntry, finished bool, size int) {
 	e.live.cancel(nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.endingTotal++
 	q := e.queue
 	if q.running == e {
 		m.startNext(q)
@@ -327,6 +329,14 @@ func (m *Manager) finishTurn(e *queueEntry, finished bool, size int) {
 	}
 	e.ended = true
 	m.removeIfEmpty(q)
+}
+
+// endedStreams reports that the streams of a turn have ended, after finishTurn.
+func (m *Manager) endedStreams() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.endingTotal--
+	m.closeIfIdle()
 }
 
 // startNext starts the next turn of a queue. If there is none, it frees the capacity. The caller holds
@@ -349,9 +359,6 @@ func (m *Manager) startNext(q *queue) {
 	delete(m.runningQueues[q.tenant], q)
 	if len(m.runningQueues[q.tenant]) == 0 {
 		delete(m.runningQueues, q.tenant)
-	}
-	if m.runningTotal == 0 && m.stopping {
-		close(m.idle)
 	}
 }
 

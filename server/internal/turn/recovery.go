@@ -145,12 +145,30 @@ func (m *Manager) endAbandoned(ctx context.Context, progress *store.Progress) er
 		m.o.Log.Warn("turn interrupted by a stop of the server", "tenant", progress.Tenant,
 			"conversation_id", progress.ConversationID, "turn_id", progress.TurnID,
 			"saved_messages", len(progress.Messages))
+		// The turn has ended for all, even if the call that has ended it has no time left.
+		m.sendFinished(context.WithoutCancel(ctx), key{progress.Tenant, progress.ConversationID}, progress.TurnID)
 	case errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrTurnEnded):
 	default:
 		return fmt.Errorf("end turn %s of conversation %q: %w", progress.TurnID, progress.ConversationID, err)
 	}
 	m.waiters.Wake(key{progress.Tenant, progress.ConversationID})
 	return nil
+}
+
+// sendFinished sends the finished event of a turn to the sink. The turn has ended in the store, and this server did not
+// run it.
+func (m *Manager) sendFinished(ctx context.Context, at key, turnID string) {
+	if m.o.EventSink == nil || !m.o.EventSink.HasSubscribers() {
+		return
+	}
+	uid := ""
+	events, err := m.restOfStored(ctx, at, &uid, turnID, Received{})
+	if err != nil || len(events) == 0 { // For example, the conversation was deleted in the meantime.
+		m.o.Log.Debug("finished event not sent", "tenant", at.tenant, "conversation_id", at.id, "turn_id", turnID,
+			"error", err)
+		return
+	}
+	m.o.EventSink.TurnEvent(at.tenant, at.id, events[len(events)-1])
 }
 
 // mayRemainRunning reports whether the server can serve although an abandoned turn could not be ended for this reason:

@@ -335,3 +335,29 @@ func TestRecoverPages(t *testing.T) {
 		t.Errorf("Recover with a failed store: error = %v, want ErrFailed", err)
 	}
 }
+
+// TestWatchersReceiveEndOfAbandonedTurn: the sink receives the finished event of an abandoned turn, as a reader that
+// resumes the turn does.
+func TestWatchersReceiveEndOfAbandonedTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var m *crashStore
+		sent := new(sentEvents)
+		f, p := newControlled(t, func(o *Options) {
+			m = &crashStore{Store: o.Store}
+			o.Store, o.EventSink = m, sent
+		})
+		r := f.startChat(t, &parleyv1.ChatRequest{ConversationId: "c", Content: "q"})
+		p.lastRun().do(step{pieces: []*parleyv1.RespondResponse{text("half")}})
+		<-time.After(saveInterval)
+		synctest.Wait()
+		before := len(sent.events)
+		f.crash(t, m)
+		all, err := readAll(f.Resume(t.Context(), tenant, "c", r.turnID(), 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := diffEvents(all[len(all)-1:], sent.events[before:]); d != "" {
+			t.Errorf("events after the crash (-want +got):\n%s", d)
+		}
+	})
+}

@@ -37,6 +37,7 @@ var errDroppedFromQueue = errors.New("the turn has no readers")
 // respond calls the agent and returns why the answer ended, nil if it is complete.
 func (x *execution) respond(request *parleyv1.RespondRequest) (err error) {
 	ctx, span := tracing.BeginAgent(x.live.ctx, x.agent.Kind, x.agent.Name, x.live.conversation.id)
+	ctx = agent.WithRecord(ctx, x.agentRecord)
 	defer func() { span.End(faultOf(err)) }()
 	defer func() {
 		// A panic of an agent must not end the other turns.

@@ -28,7 +28,7 @@ var (
 )
 
 // entryOverheadBytes is the approximate memory of an entry without its payload, as measured.
-const entryOverheadBytes = 304
+const entryOverheadBytes = 336
 
 // entry is a change or an event. Its payload is retained in encoded form, so that its counted size
 // is its real size; a decoded header or value needs up to twenty times as much memory. The first
@@ -37,9 +37,13 @@ type entry struct {
 	conversationID string
 	position       uint64 // in its feed, from 1
 	size           int    // approximate memory in bytes
+	// shared is the place of a change in the store; zero if the store has none, and for events.
+	shared store.Place
 
 	event bool // an event of a turn; otherwise a committed change
 	gap   bool // a GAP, for all readers
+	// elsewhere is set for an event of a turn of another server, and for a GAP of such events.
+	elsewhere bool
 	// afterChange is the position of the newest change before an event or a record, and afterRecord that of the newest
 	// record before a change.
 	afterChange, afterRecord uint64
@@ -60,7 +64,7 @@ type entry struct {
 // the newest entry before it: for the change of a record in the feed of changes, otherwise in the feed of records.
 func changeEntry(c *store.Change, after uint64) *entry {
 	e := &entry{
-		conversationID: c.ConversationID, message: c.Message, kind: c.Kind, version: c.Version, time: c.Time,
+		conversationID: c.ConversationID, message: c.Message, kind: c.Kind, version: c.Version, time: c.Time, shared: c.Place,
 	}
 	if isRecord(c) {
 		e.afterChange = after
@@ -80,10 +84,12 @@ func changeEntry(c *store.Change, after uint64) *entry {
 	return e
 }
 
-// gapEntry returns an entry that says that changes were missed. after is the position of the newest record.
-func gapEntry(after uint64, now time.Time) *entry {
+// gapEntry returns an entry for a GAP: changes up to a place of the store were missed. after is the position of the
+// newest record.
+func gapEntry(after uint64, through store.Place, now time.Time) *entry {
 	return &entry{
-		gap: true, kind: parleyv1.ChangeKind_CHANGE_KIND_GAP, time: now, afterRecord: after, size: entryOverheadBytes,
+		gap: true, kind: parleyv1.ChangeKind_CHANGE_KIND_GAP, time: now, afterRecord: after, shared: through,
+		size: entryOverheadBytes,
 	}
 }
 
@@ -113,9 +119,9 @@ func (e *entry) addPayload(field protowire.Number, payload proto.Message) {
 // place returns the place directly after a change.
 func (e *entry) place() place {
 	if e.kind == parleyv1.ChangeKind_CHANGE_KIND_RECORD {
-		return place{e.afterChange, e.position}
+		return place{e.afterChange, e.position, e.shared}
 	}
-	return place{e.position, e.afterRecord}
+	return place{e.position, e.afterRecord, e.shared}
 }
 
 // encodeOnce returns the response for a watcher. A change has the cursor of its own place, so

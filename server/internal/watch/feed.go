@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/parleyhq/parley/store"
 )
 
 // maxScanned limits the entries that are scanned under the lock at a time, so that writers do not
@@ -30,7 +32,12 @@ type feed struct {
 
 	mu        sync.Mutex // guards the following fields
 	retained  []*entry
-	notifying bool // a goroutine runs notify
+	notifying bool        // a goroutine runs notify
+	newest    store.Place // of the newest entry, or start
+	// start is the place in the store after which all entries are retained. These are the entries after the position
+	// startAt. The place is zero if the store has no places, or does not know them at present.
+	start   store.Place
+	startAt uint64
 
 	readersMu sync.Mutex // guards the following fields and the readers; lock it before mu
 	// idle holds the idle readers of the complete tenant. Other readers need no notification, and there
@@ -40,8 +47,12 @@ type feed struct {
 	byID map[string]map[*reader]struct{}
 }
 
-func newFeed(tenant string, b *budget) *feed {
-	return &feed{budget: b, tenant: tenant, share: share{index: -1}, byID: make(map[string]map[*reader]struct{})}
+// newFeed returns a feed of the changes after a place in the store.
+func newFeed(tenant string, b *budget, start store.Place) *feed {
+	return &feed{
+		budget: b, tenant: tenant, share: share{index: -1}, byID: make(map[string]map[*reader]struct{}),
+		start: start, newest: start,
+	}
 }
 
 // reader is a position in a feed. feed.readersMu guards the fields that change.
@@ -52,6 +63,9 @@ type reader struct {
 	wakeOnly bool
 
 	position uint64 // the reader has passed the entries up to this position
+	// after is the place in the store from which the reader was resumed. Entries up to this place may still be added, if
+	// another server received them first. The reader skips them.
+	after store.Place
 	// idle readers have passed all entries of which they were notified. Newer entries are not for
 	// them, or the notification is still to come. An idle reader cannot miss entries.
 	idle      bool
@@ -70,8 +84,14 @@ func newReader(ids []string, woken chan struct{}) *reader {
 }
 
 func (r *reader) wants(e *entry) bool {
+	if e.gap {
+		return true
+	}
+	if r.after.Epoch != "" && e.shared.Epoch == r.after.Epoch && e.shared.Compare(r.after) <= 0 {
+		return false
+	}
 	_, named := r.ids[e.conversationID]
-	return named || r.ids == nil || e.gap
+	return named || r.ids == nil
 }
 
 // add appends entries and starts the notification of readers. It does not wait for readers. It returns the
@@ -87,6 +107,12 @@ func (f *feed) append(entries []*entry) {
 	for _, e := range entries {
 		e.position = f.last.Add(1)
 		f.retained = append(f.retained, e)
+		// Places rise: a change that comes after later ones was committed before the GAP that precedes these.
+		e.shared = later(f.newest, e.shared)
+		f.newest = e.shared
+		if e.gap {
+			f.start, f.startAt = e.shared, e.position
+		}
 	}
 	// The caller is the store's writer, and there may be thousands of readers to wake: notify them
 	// in another goroutine.
@@ -104,6 +130,9 @@ func (f *feed) dropOldest() (size int) {
 	defer f.mu.Unlock()
 	for {
 		if oldest := f.retained[0]; oldest.position <= f.notified.Load() || f.readers.Load() == 0 {
+			if oldest.position > f.startAt {
+				f.start, f.startAt = oldest.shared, oldest.position
+			}
 			f.retained[0] = nil
 			f.retained = f.retained[1:]
 			return oldest.size

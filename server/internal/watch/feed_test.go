@@ -13,7 +13,7 @@ func TestBatchLimits(t *testing.T) {
 	const retained, wanted = 5000, 200
 	for _, size := range []int{0, 1 << 10, 100 << 10} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			f := newFeed("t", &budget{maxEntries: retained, maxBytes: 1 << 30})
+			f := newFeed("t", &budget{maxEntries: retained, maxBytes: 1 << 30}, store.Place{})
 			r := newReader([]string{"c"}, make(chan struct{}, 1))
 			f.addReader(r)
 			add := func(id string, n int) {

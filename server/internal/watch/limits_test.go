@@ -23,7 +23,7 @@ func TestFeedLimits(t *testing.T) {
 	}{
 		{"count", 10, 1 << 30, message, 100, 10},
 		{"one", 1, 1 << 30, message, 100, 1},
-		{"bytes", 1000, 100 * message, message, 1000, 76}, // plus about 304 bytes for each
+		{"bytes", 1000, 100 * message, message, 1000, 74}, // plus about 336 bytes for each
 		{"one larger than the limit", 1000, message, 10 * message, 5, 1},
 		{"all", 1000, 1 << 30, message, 100, 100},
 	}

@@ -2,15 +2,16 @@ package watch
 
 import (
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/binary"
+
+	"github.com/parleyhq/parley/store"
 )
 
 // tenant has the feeds of one tenant. Hub.mu guards users and watchers; the other fields never change.
 type tenant struct {
 	name string
-	// origin identifies these feeds in cursors: the start of the server, the tenant, and how many tenants the
-	// hub had removed before. A cursor with another origin has an unknown position, because each feed counts
+	// origin identifies these feeds in cursors with positions: the start of the server, the tenant, and how many tenants
+	// the hub had removed before. A cursor with another origin has an unknown position, because each feed counts
 	// positions from 1.
 	origin [8]byte
 	// changes and records come from the store, events from turns. Cursors contain positions of changes and records.
@@ -26,9 +27,10 @@ func (h *Hub) acquire(name string) *tenant {
 	defer h.mu.Unlock()
 	t := h.tenants[name]
 	if t == nil {
+		start := h.start(name)
 		t = &tenant{
-			name: name, origin: h.origin(name),
-			changes: newFeed(name, h.changes), records: newFeed(name, h.records), events: newFeed(name, h.events),
+			name: name, origin: h.origin(name), changes: newFeed(name, h.changes, start),
+			records: newFeed(name, h.records, start), events: newFeed(name, h.events, store.Place{}),
 		}
 		h.tenants[name] = t
 	}
@@ -50,10 +52,29 @@ func (h *Hub) removeIfUnused(t *tenant) {
 	if t.users == 0 && h.changes.isEmpty(t.changes) && h.records.isEmpty(t.records) && h.events.isEmpty(t.events) &&
 		h.tenants[t.name] == t {
 		delete(h.tenants, t.name)
-		if t.end() != (place{}) { // Otherwise the place in its cursors is 0, as in those of its successor.
+		end := t.end()
+		if end != (place{}) { // Otherwise the place in its cursors is 0, as in those of its successor.
 			h.removed++
 		}
+		if start := h.start(t.name); start.Epoch != "" && later(end.shared, start) != start {
+			bucket, _ := h.order.Since(t.name)
+			h.forgotten[bucket] = end.shared
+		}
 	}
+}
+
+// start returns the place in the store after which a tenant without feeds is known to have had no changes. It is the
+// same for all tenants of a bucket, because it depends only on the GAPs of the bucket and on the tenants that were
+// removed. The caller holds mu.
+func (h *Hub) start(name string) store.Place {
+	if h.order == nil {
+		return store.Place{}
+	}
+	bucket, since := h.order.Since(name)
+	if last := h.forgotten[bucket]; last.Epoch == since.Epoch && last.Compare(since) > 0 {
+		return last
+	}
+	return since
 }
 
 // origin returns the origin of the feeds that a tenant would get now. The caller holds mu.
@@ -71,45 +92,5 @@ func (h *Hub) Cursor(name string) string {
 	if t := h.tenants[name]; t != nil {
 		return t.cursor(t.end())
 	}
-	return encodeCursor(h.origin(name), place{})
-}
-
-// place is a place in the order of commits: the positions of the newest change and of the newest record before it. A
-// position of 0 means none.
-type place struct{ change, record uint64 }
-
-// end returns the place after the newest commit. A commit during the call may be after it in one feed only, so that a
-// watcher from there receives a part of the commit; it misses nothing.
-func (t *tenant) end() place { return place{t.changes.end(), t.records.end()} }
-
-func (t *tenant) cursor(at place) string { return encodeCursor(t.origin, at) }
-
-// encodeCursor encodes a place. A cursor without a position of records means 0.
-func encodeCursor(origin [8]byte, at place) string {
-	b := binary.BigEndian.AppendUint64(origin[:len(origin):len(origin)], at.change)
-	if at.record > 0 {
-		b = binary.BigEndian.AppendUint64(b, at.record)
-	}
-	return base64.RawURLEncoding.EncodeToString(b)
-}
-
-// place decodes a cursor. known is false if the cursor comes from another origin: an earlier start of the
-// server, or another tenant.
-func (t *tenant) place(cursor string) (at place, known bool, err error) {
-	b, err := base64.RawURLEncoding.DecodeString(cursor)
-	if err != nil || len(b) != len(t.origin)+8 && len(b) != len(t.origin)+16 {
-		return place{}, false, ErrCursor
-	}
-	if [8]byte(b) != t.origin {
-		return place{}, false, nil
-	}
-	positions := b[len(t.origin):]
-	at.change = binary.BigEndian.Uint64(positions)
-	if len(positions) > 8 {
-		at.record = binary.BigEndian.Uint64(positions[8:])
-	}
-	if at.change > t.changes.end() || at.record > t.records.end() {
-		return place{}, false, ErrCursor
-	}
-	return at, true, nil
+	return encodeCursor(h.origin(name), name, place{shared: h.start(name)})
 }

@@ -17,6 +17,14 @@
 // tenant that uses most of it loses its oldest entry. Positions are those of one tenant, so a cursor does not depend on
 // the changes of others.
 //
+// A cursor contains positions, which are valid until the server ends, unless the store assigns each change a place that
+// all its servers know (cursor.go). Then the cursor contains the place of the last change, and each feed knows the
+// place from which on it has all changes. When a removed tenant is used again, its feeds start at the latest place of
+// all removed tenants of its bucket, so its older cursors lead to a GAP.
+//
+// With several servers, [Hub.Events] returns the events of the turns of this server to another server, which passes
+// them to its own hub (elsewhere.go).
+//
 // The hub also remembers for an hour which conversations have ended (ended.go), so that an error can say so.
 //
 // Start at [Hub].
@@ -91,11 +99,14 @@ type Hub struct {
 	gaps                     atomic.Int64 // number of GAPs that watchers received
 	endings                  *endings
 
-	mu       sync.Mutex         // guards the following fields; lock it before that of a budget
-	tenants  map[string]*tenant // tenants that are in use or have entries
-	removed  uint64             // number of tenants that were removed after they had changes
-	watchers int
-	ids      int // number of ids that watchers name
+	mu      sync.Mutex         // guards the following fields; lock it before that of a budget
+	tenants map[string]*tenant // tenants that are in use or have entries
+	order   store.Ordered      // nil if places of the store are not used
+	// forgotten contains the place of the last change that was removed with its tenant, for each bucket of the store.
+	forgotten map[int]store.Place
+	removed   uint64 // number of tenants that were removed after they had changes
+	watchers  int
+	ids       int // number of ids that watchers name
 }
 
 // New returns a hub without changes and events.
@@ -111,7 +122,7 @@ func New(o Options) *Hub {
 		changes: &budget{maxEntries: maxChanges, maxBytes: maxChangeBytes},
 		records: &budget{maxEntries: maxRecords, maxBytes: maxRecordBytes},
 		events:  &budget{maxEntries: maxEvents, maxBytes: maxEventBytes},
-		endings: newEndings(maxEndings, maxEndingBytes),
+		endings: newEndings(maxEndings, maxEndingBytes), forgotten: make(map[int]store.Place),
 	}
 	_, _ = rand.Read(h.secret[:]) // never fails, see crypto/rand
 	return h
@@ -146,19 +157,33 @@ func (h *Hub) Committed(changes []store.Change) {
 	}
 }
 
+// Follow makes new cursors valid at all servers that have the store open. Without Follow, and while the store has no
+// place, a cursor is valid only at this server, until the server ends. Call it before the first watcher starts.
+func (h *Hub) Follow(o store.Ordered) {
+	h.mu.Lock()
+	h.order = o
+	h.mu.Unlock()
+	h.missed(time.Now()) // The existing feeds do not know from which place on they are complete.
+}
+
 // missed sends a GAP to all watchers of all tenants, and wakes all subscribers: the store has missed changes.
 func (h *Hub) missed(now time.Time) {
 	h.mu.Lock()
 	h.removed++ // A cursor of a tenant without feeds is not followed by the GAP: it becomes unknown.
-	var all []*tenant
+	type missing struct {
+		*tenant
+		through store.Place
+	}
+	var all []missing
 	for _, t := range h.tenants {
 		t.users++
-		all = append(all, t)
+		all = append(all, missing{t, h.start(t.name)})
 	}
 	h.mu.Unlock()
 	for _, t := range all {
-		h.removeEmptied(t.changes.add(gapEntry(t.records.end(), now)))
-		h.release(t)
+		t.records.restart(t.through)
+		h.removeEmptied(t.changes.add(gapEntry(t.records.end(), t.through, now)))
+		h.release(t.tenant)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/store"
 )
 
 // heartbeatInterval is the maximum time without a response for a watcher.
@@ -69,6 +70,7 @@ func (h *Hub) Watch(o Watch) (*Watcher, error) {
 		h.eventReaders.Add(1)
 		t.events.addReader(w.events)
 	}
+	w.at.shared = t.end().shared
 	if w.at.record = t.records.end(); o.Records { // Before the changes: they must not refer to earlier records.
 		w.records = newReader(o.ConversationIDs, woken)
 		w.at.record = t.records.addReader(w.records)
@@ -95,6 +97,10 @@ func (h *Hub) Watch(o Watch) (*Watcher, error) {
 // rewind moves a new watcher back to a place. If entries after it were dropped, or it is not known, the watcher has a
 // gap.
 func (w *Watcher) rewind(to place, known bool) {
+	if known && to.shared != (store.Place{}) {
+		w.rewindTo(to.shared)
+		return
+	}
 	if w.gap = !known || !w.tenant.changes.rewind(w.changes, to.change); !w.gap {
 		w.at.change = to.change
 	}
@@ -106,6 +112,27 @@ func (w *Watcher) rewind(to place, known bool) {
 		w.at.record = to.record
 	default:
 		w.gap = true
+	}
+	if !w.gap {
+		w.at.shared = store.Place{}
+	}
+}
+
+// rewindTo moves a new watcher to a place in the store, as rewind does.
+func (w *Watcher) rewindTo(at store.Place) {
+	change, known := w.tenant.changes.rewindTo(w.changes, at)
+	if known {
+		w.at.change = change
+	}
+	if w.gap = !known; w.records != nil {
+		record, known := w.tenant.records.rewindTo(w.records, at)
+		if known {
+			w.at.record = record
+		}
+		w.gap = w.gap || !known
+	}
+	if !w.gap {
+		w.at.shared = at
 	}
 }
 
@@ -170,7 +197,8 @@ func (w *Watcher) All(
 // it yielded any, whether the watcher will be woken for more, and whether to continue.
 func (w *Watcher) yieldPending(yield yieldFunc) (sent, idle, ok bool) {
 	// Entries after these are for the next call.
-	changes, records, events := w.tenant.changes.end(), w.tenant.records.end(), w.tenant.events.end()
+	changes, newest := w.tenant.changes.endPlace()
+	records, events := w.tenant.records.end(), w.tenant.events.end()
 	idle = true
 	for more := w.events != nil; more; {
 		b := w.tenant.events.next(w.events, events)
@@ -189,6 +217,9 @@ func (w *Watcher) yieldPending(yield yieldFunc) (sent, idle, ok bool) {
 		return true, false, false
 	}
 	sentRecords, ok := w.yieldRecords(records, yield)
+	if w.at.change == changes { // The records before the newest change were yielded, too.
+		w.at.shared = later(w.at.shared, newest)
+	}
 	return sent || sentChanges || sentRecords, idle && w.changesIdle && (w.recordsIdle || w.records == nil), ok
 }
 
@@ -199,7 +230,7 @@ func (w *Watcher) yieldChanges(through uint64, yield yieldFunc) (sent, ok bool) 
 		b := w.tenant.changes.next(w.changes, through)
 		w.changesIdle = b.idle
 		if b.gap {
-			w.at.change = b.position
+			w.at.change, w.at.shared = b.position, later(w.at.shared, w.tenant.end().shared)
 			if !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
 				return true, false
 			}
@@ -241,7 +272,7 @@ func (w *Watcher) yieldRecords(through uint64, yield yieldFunc) (sent, ok bool) 
 		b := w.tenant.records.next(w.records, through)
 		w.recordsIdle = b.idle
 		if b.gap {
-			w.at.record = b.position
+			w.at.record, w.at.shared = b.position, later(w.at.shared, w.tenant.end().shared)
 			if !yield(w.newChange(parleyv1.ChangeKind_CHANGE_KIND_GAP), nil) {
 				return true, false
 			}
@@ -252,7 +283,7 @@ func (w *Watcher) yieldRecords(through uint64, yield yieldFunc) (sent, ok bool) 
 					return true, false
 				}
 			}
-			if w.at.record = e.position; !w.yieldEntry(e, yield) {
+			if w.at.record, w.at.shared = e.position, e.shared; !w.yieldEntry(e, yield) {
 				return true, false
 			}
 		}
