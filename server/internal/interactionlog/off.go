@@ -13,6 +13,9 @@ import (
 	"github.com/parleyhq/parley/store"
 )
 
+// ErrOff reports that a server was started without an interaction log.
+var ErrOff = errors.New("the interaction log is off")
+
 // errLostBefore is the reason for missing entries that no later process could write either.
 var errLostBefore = errors.New("a previous process lost them")
 

@@ -304,6 +304,13 @@ func run(t *testing.T, source store.CopySource, err1 error, target store.CopyTar
 // TestRun: a store is the same after a migration to Redis, and after one back. The first source is the file of a server
 // that was killed, with its journal.
 func TestRun(t *testing.T) {
+	for _, spread := range []int{1, 4} {
+		t.Run(fmt.Sprint("spread ", spread), func(t *testing.T) { testRun(t, spread) })
+	}
+}
+
+func testRun(t *testing.T, spread int) {
+	t.Helper()
 	t.Parallel()
 	now := time.Now()
 	clock := func() time.Time { return now }
@@ -317,6 +324,14 @@ func TestRun(t *testing.T) {
 		}
 		t.Cleanup(func() { s.Close() })
 		return s
+	}
+	dump := func(t *testing.T, s store.Store) []string {
+		t.Helper()
+		lines := dump(t, s)
+		if spread > 1 { // Conversations that were created at the same instant have no order.
+			slices.Sort(lines)
+		}
+		return lines
 	}
 	begin := t.TempDir()
 	s := open(filepath.Join(begin, "parley.db"))
@@ -344,7 +359,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := redisstore.Options{Client: client, Options: store.Options{Now: clock, MaxConversationBytes: 1 << 30}}
+	o := redisstore.Options{Client: client, Spread: spread, Options: store.Options{Now: clock, MaxConversationBytes: 1 << 30}}
 	source, err1 := boltstore.OpenSource(filepath.Join(killed, "parley.db"))
 	target, err2 := redisstore.OpenTarget(t.Context(), o)
 	first := run(t, source, err1, target, err2)

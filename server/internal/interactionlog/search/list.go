@@ -45,6 +45,9 @@ type List struct {
 	PageToken string
 }
 
+// NewestFirst reports whether the entries of the list are in the order from the newest to the oldest.
+func (l *List) NewestFirst() bool { return l.Date == "" && (l.Within > 0 || l.ConversationID == "") }
+
 // List returns a page of entries. To find none is not an error. Errors: ErrPageToken, ErrDate, those of
 // ctx and of the file system.
 func (r *Reader) List(ctx context.Context, l *List) (*Page, error) {
@@ -61,7 +64,7 @@ func (r *Reader) List(ctx context.Context, l *List) (*Page, error) {
 			return nil, fmt.Errorf("%w: %q; use one such as 2026-11-20", ErrDate, l.Date)
 		}
 		q.first, q.last = d, d
-	case l.Within > 0 || l.ConversationID == "":
+	case l.NewestFirst():
 		now := r.now()
 		q.since, q.backward = now.Add(-cmp.Or(l.Within, defaultSpan)), true
 		q.first, q.last = dayfile.DayOf(q.since), dayfile.DayOf(now)

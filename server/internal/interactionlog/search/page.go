@@ -45,6 +45,42 @@ type Page struct {
 	// it must parse. It does not notice errors in lines that seem to belong to others or do not
 	// contain the text. The last line of a file that is being written does not count.
 	Skipped int
+	// Unreachable contains the addresses of other servers that did not answer. Their entries are missing. A Reader leaves
+	// it empty.
+	Unreachable []string
+
+	query *query
+	marks []mark // of Interactions
+}
+
+// mark is the state of a page before one of its interactions.
+type mark struct {
+	position position
+	skipped  int // lines of the page that were skipped
+}
+
+// Cut is the end of a page that has only the first interactions of another one.
+type Cut struct {
+	// PageToken is the token of the page that begins with the next interaction. It is empty if there is none.
+	PageToken string
+	// Skipped is the number of lines that were skipped before the next interaction, as in Page.
+	Skipped int
+}
+
+// Cut returns the end of the page that has only the first n interactions of this one; n may be 0, or all of them.
+func (p *Page) Cut(n int) Cut {
+	if n == len(p.Interactions) {
+		return Cut{PageToken: p.NextPageToken, Skipped: p.Skipped}
+	}
+	return Cut{PageToken: p.query.sealToken(p.marks[n].position), Skipped: p.marks[n].skipped}
+}
+
+// PageSize returns the maximum number of entries in a page of a query with this PageSize.
+func PageSize(requested int) int {
+	if requested <= 0 {
+		return defaultPageSize
+	}
+	return min(requested, maxPageSize)
 }
 
 // query is a List or a Search in a common form.
@@ -133,9 +169,11 @@ func (c *collector) add(d dayfile.Day, raw scan.Line, interaction *parleyv1.Inte
 	c.page.Interactions = append(c.page.Interactions, interaction)
 	c.page.Skipped = c.skipped
 	c.bytes += size
-	if c.last = (position{d, raw.Next}); c.query.backward {
-		c.last.offset = raw.From
+	before, after := position{d, raw.From}, position{d, raw.Next}
+	if c.query.backward {
+		before, after = after, before
 	}
+	c.page.marks, c.last = append(c.page.marks, mark{before, c.skipped}), after
 	return true
 }
 

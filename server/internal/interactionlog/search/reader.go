@@ -56,10 +56,7 @@ func NewReader(dir string, log *slog.Logger, now func() time.Time) *Reader {
 
 // query answers a query from a page token on.
 func (r *Reader) query(ctx context.Context, q *query, token string) (*Page, error) {
-	if q.size <= 0 {
-		q.size = defaultPageSize
-	}
-	q.size = min(q.size, maxPageSize)
+	q.size = PageSize(q.size)
 	from := q.start()
 	if token != "" {
 		var err error
@@ -83,7 +80,7 @@ func (r *Reader) query(ctx context.Context, q *query, token string) (*Page, erro
 	if q.backward {
 		slices.Reverse(days)
 	}
-	c := &collector{query: q}
+	c := &collector{query: q, page: Page{query: q}}
 	for _, d := range days {
 		begin, end := int64(0), int64(math.MaxInt64)
 		switch older := d < from.day; {
