@@ -18,8 +18,11 @@ import (
 
 // ListAgents returns the configured agents.
 func (s *Server) ListAgents(context.Context, *parleyv1.ListAgentsRequest) (*parleyv1.ListAgentsResponse, error) {
-	return &parleyv1.ListAgentsResponse{Agents: s.agents.Infos()}, nil
+	return &parleyv1.ListAgentsResponse{Agents: s.Agents()}, nil
 }
+
+// Agents returns the configured agents, for callers in the same process.
+func (s *Server) Agents() []*parleyv1.AgentInfo { return s.agents.Infos() }
 
 // GetStats returns counts and sizes of the service. A caller that is bound to one tenant, or names one, gets the
 // counts of that tenant only.
@@ -127,16 +130,13 @@ func (s *Server) sendBackup(backup *store.Backup, stream backupStream, began tim
 	return sent, nil
 }
 
-// errInteractionLogOff means that the server was started without an interaction log.
-var errInteractionLogOff = errors.New("the interaction log is off")
-
 // ListInteractions returns the log entries of a day, of a recent time span, or of a conversation. The
 // conversation may be deleted or expired. A conversation or day without entries is not an error.
 func (s *Server) ListInteractions(
 	ctx context.Context, r *parleyv1.ListInteractionsRequest,
 ) (*parleyv1.ListInteractionsResponse, error) {
 	if s.interactions == nil {
-		return nil, errInteractionLogOff
+		return nil, interactionlog.ErrOff
 	}
 	list, err := listOf(tenant(ctx), r)
 	if err != nil {
@@ -148,6 +148,7 @@ func (s *Server) ListInteractions(
 	}
 	return &parleyv1.ListInteractionsResponse{
 		Interactions: page.Interactions, NextPageToken: page.NextPageToken, SkippedCount: skipped(page),
+		Unreachable: page.Unreachable,
 	}, nil
 }
 
@@ -170,7 +171,7 @@ func (s *Server) SearchInteractions(
 	ctx context.Context, r *parleyv1.SearchInteractionsRequest,
 ) (*parleyv1.SearchInteractionsResponse, error) {
 	if s.interactions == nil {
-		return nil, errInteractionLogOff
+		return nil, interactionlog.ErrOff
 	}
 	page, err := s.interactions.Search(ctx, &interactionlog.Search{
 		Tenant: tenant(ctx), Query: r.GetQuery(), Days: int(r.GetDays()), ConversationID: r.GetConversationId(),
@@ -181,6 +182,7 @@ func (s *Server) SearchInteractions(
 	}
 	return &parleyv1.SearchInteractionsResponse{
 		Interactions: page.Interactions, NextPageToken: page.NextPageToken, SkippedCount: skipped(page),
+		Unreachable: page.Unreachable,
 	}, nil
 }
 
@@ -190,7 +192,7 @@ func (s *Server) DeleteInteractions(
 	ctx context.Context, r *parleyv1.DeleteInteractionsRequest,
 ) (*parleyv1.DeleteInteractionsResponse, error) {
 	if s.interactions == nil {
-		return nil, errInteractionLogOff
+		return nil, interactionlog.ErrOff
 	}
 	erased, err := s.interactions.Erase(ctx, tenant(ctx), r.GetConversationId())
 	if err != nil {

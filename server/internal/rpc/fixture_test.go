@@ -23,6 +23,7 @@ import (
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/agent"
 	"github.com/parleyhq/parley/server/internal/agent/echo"
+	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -84,8 +85,8 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	f.hub = s.Hub
 	var turns *turn.Manager
 	s.storeOptions.Observe = func(changes []store.Change) {
-		if s.Interactions != nil {
-			s.Interactions.Committed(changes)
+		if l, ok := s.Interactions.(*interactionlog.Log); ok {
+			l.Committed(changes)
 		}
 		f.hub.Committed(changes)
 		turns.Committed(changes)

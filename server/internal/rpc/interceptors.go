@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -20,7 +23,6 @@ import (
 	"github.com/parleyhq/parley/server/internal/rpc/receive"
 	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
 	"github.com/parleyhq/parley/server/internal/rpc/wirecodec"
-	"github.com/parleyhq/parley/server/internal/watch"
 )
 
 // maxUnaryTime is the maximum deadline of a unary call. Clients may set any deadline.
@@ -219,7 +221,8 @@ func (s *Server) limitStream(
 	if info.FullMethod == healthv1.Health_Watch_FullMethodName {
 		defer s.healthWatches.Add(-1)
 		if s.healthWatches.Add(1) > maxHealthWatches {
-			return watch.ErrTooMany
+			// Clients that watch the health then count the server as healthy, and can still call it.
+			return status.Error(codes.Unimplemented, "too many clients watch the health of the server; use Check")
 		}
 	}
 	return slowstream.Limit(srv, stream, handler)
@@ -235,13 +238,19 @@ func (s *Server) limitReceives(
 	return slowstream.LimitReceives(srv, stream, handler)
 }
 
-// tenantUnary refuses a call that exceeds a limit of its tenant.
+// countsElsewhere reports whether the limits of the tenant apply to a call elsewhere: at the server that passes it on,
+// or to the calls that it makes.
+func (s *Server) countsElsewhere(ctx context.Context, method string) bool {
+	return s.isPassedOn(ctx) || strings.HasPrefix(method, auth.A2AService)
+}
+
+// tenantUnary refuses a call that exceeds a limit of its tenant. Health checks and calls of administrators of the
+// server have no tenant.
 func (s *Server) tenantUnary(
 	ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
 ) (any, error) {
 	name := tenant(ctx)
-	// Health checks, calls of administrators of the server, and calls that count at the server that passes them on.
-	if name == "" || s.isPassedOn(ctx) {
+	if name == "" || s.countsElsewhere(ctx, info.FullMethod) {
 		return handler(ctx, request)
 	}
 	if err := s.limits.Request(name); err != nil {
@@ -260,7 +269,7 @@ func (s *Server) tenantStream(
 	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
 ) error {
 	name := tenant(stream.Context())
-	if name == "" || s.isPassedOn(stream.Context()) {
+	if name == "" || s.countsElsewhere(stream.Context(), info.FullMethod) {
 		return handler(srv, stream)
 	}
 	if err := s.limits.Request(name); err != nil {

@@ -10,8 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -343,4 +346,16 @@ func TestInfrequentReader(t *testing.T) {
 		cancel()
 		<-ended
 	})
+}
+
+// TestTooManyHealthWatches: a client that may not watch the health of the server can call it. gRPC clients take a
+// server that does not implement the method for healthy, and one that refuses it for unhealthy.
+func TestTooManyHealthWatches(t *testing.T) {
+	f := open(t, nil)
+	f.server.healthWatches.Add(maxHealthWatches)
+	info := &grpc.StreamServerInfo{FullMethod: healthv1.Health_Watch_FullMethodName}
+	err := f.server.limitStream(nil, nil, info, func(any, grpc.ServerStream) error { return nil })
+	if status.Code(err) != codes.Unimplemented {
+		t.Errorf("watch of the health above the limit = %v, want %v", err, codes.Unimplemented)
+	}
 }

@@ -212,7 +212,7 @@ func (c asCaller) NewStream(
 func (s *isolatedServer) serveHTTP(t *testing.T) string {
 	t.Helper()
 	caller, _ := metadata.FromOutgoingContext(s.a)
-	handler, err := gateway.New(t.Context(), asCaller{s.conn, caller}, nil)
+	handler, err := gateway.New(t.Context(), asCaller{s.conn, caller}, nil, gateway.NewBodies())
 	if err != nil {
 		t.Fatal(err)
 	}

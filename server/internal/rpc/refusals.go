@@ -3,6 +3,8 @@ package rpc
 import (
 	"google.golang.org/grpc/codes"
 
+	"github.com/parleyhq/parley/server/internal/interactionlog"
+	"github.com/parleyhq/parley/server/internal/peer"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/store"
@@ -26,4 +28,16 @@ func conversationFull(e *store.ConversationFullError, about subject) refusal {
 // retentionForbidden is the refusal of a retention that the settings of the server forbid.
 func retentionForbidden(e *rules.RetentionError, _ subject) refusal {
 	return refuse(codes.FailedPrecondition, "RETENTION_FORBIDDEN", "%v", e).with("field", "retention."+e.Field)
+}
+
+// interactionLogOff is the refusal of calls of the interaction log if no server has one.
+func interactionLogOff() row {
+	return is(interactionlog.ErrOff, refuse(codes.FailedPrecondition, "INTERACTION_LOG_OFF",
+		"the interaction log is off; start the server with --interaction-log"))
+}
+
+// eraseIncomplete is the refusal of an erasure that some servers have not executed.
+func eraseIncomplete(e *peer.EraseError, _ subject) refusal {
+	return refuse(codes.Unavailable, "SERVER_UNREACHABLE", "%v", e).
+		with("servers", joinNames(e.Servers(), rules.MaxTextBytes)).retryable()
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/calllog"
 	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/limit"
+	"github.com/parleyhq/parley/server/internal/peer"
 	"github.com/parleyhq/parley/server/internal/rpc/receive"
 	"github.com/parleyhq/parley/server/internal/rpc/summaries"
 	"github.com/parleyhq/parley/server/internal/rules"
@@ -63,6 +64,19 @@ type Turns interface {
 	RunningOf(tenant string) int
 }
 
+// Interactions reads and erases the entries of interaction logs. The implementations are interactionlog.Log, and
+// peer.Interactions for several servers on one store.
+type Interactions interface {
+	// List returns a page of entries.
+	List(ctx context.Context, l *interactionlog.List) (*interactionlog.Page, error)
+	// Search returns a page of entries that contain a text.
+	Search(ctx context.Context, s *interactionlog.Search) (*interactionlog.Page, error)
+	// Erase removes the entries of a conversation and returns their number.
+	Erase(ctx context.Context, tenant, conversationID string) (int64, error)
+	// Lost returns the number of entries that this server could not write.
+	Lost() int64
+}
+
 // Options configure a Server. All fields are required unless their comment describes the zero value.
 type Options struct {
 	// Store stores the conversations. Its observer must pass changes to Hub.
@@ -71,13 +85,15 @@ type Options struct {
 	StoreName string
 	// Turns runs turns.
 	Turns Turns
+	// Peers receives the events of turns of other servers on the same store. If nil, there are no other servers.
+	Peers *peer.Turns
 	// Self is this server, as other servers on the same store call it. If zero, none calls it.
 	Self store.Server
 	// Hub notifies the calls that wait for a change.
 	Hub *watch.Hub
-	// Interactions is the interaction log. Store's observer must pass changes to it. If nil, the server
-	// has no interaction log, and calls of InteractionLogService fail.
-	Interactions *interactionlog.Log
+	// Interactions is the interaction log. The observer of Store must pass changes to it, or to the log of this server. If
+	// nil, there is no interaction log, and calls of InteractionLogService fail.
+	Interactions Interactions
 	// Backuper copies Store. If nil, the store does not support backups, and BackupStore fails.
 	Backuper store.Backuper
 	// Agents are the agents that ListAgents returns.
@@ -131,9 +147,10 @@ type Server struct {
 	backuper        store.Backuper
 	storeName       string
 	turns           Turns
+	peers           *peer.Turns // nil: there are no other servers
 	self            store.Server
 	hub             *watch.Hub
-	interactions    *interactionlog.Log
+	interactions    Interactions
 	agents          *agent.Set
 	maxMessageBytes int
 	retentions      rules.Retentions
@@ -183,8 +200,8 @@ func New(o Options) (*Server, error) {
 	}
 	stopping := make(chan struct{})
 	return &Server{
-		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, self: o.Self,
-		hub:          o.Hub,
+		store: o.Store, backuper: o.Backuper, storeName: o.StoreName, turns: o.Turns, peers: o.Peers,
+		self: o.Self, hub: o.Hub,
 		interactions: o.Interactions, agents: o.Agents,
 		maxMessageBytes: o.MaxMessageBytes, retentions: o.Retentions,
 		version: o.Version, ballastBytes: o.BallastBytes, now: o.Now, log: o.Log,

@@ -221,6 +221,7 @@ func refusals() []row { //nolint:funlen // one table
 		as(historyTooSmall),
 		as(conversationFull), as(recordsFull), as(copyTooLarge),
 		as(retentionForbidden),
+		as(eraseIncomplete), interactionLogOff(),
 		as(tenantLimit),
 		as(tenantBytes),
 		as(tenantWatchers),
@@ -253,8 +254,6 @@ func refusals() []row { //nolint:funlen // one table
 		is(turn.ErrNothingToAnswer, refuse(codes.FailedPrecondition, "NOTHING_TO_ANSWER",
 			"answer_pending: "+subjectMark+" has no message at its end that needs an answer; "+
 				"send content, or tool_results if calls are open")),
-		is(errInteractionLogOff, refuse(codes.FailedPrecondition, "INTERACTION_LOG_OFF",
-			"the interaction log is off; start the server with --interaction-log")),
 		is(errBackupUnsupported, refuse(codes.FailedPrecondition, "BACKUP_UNSUPPORTED",
 			"the store of this server does not support backups; use --store bolt, or the tools of Redis with --store redis")),
 		// The text is the same for every cause: a caller must not learn what is wrong with a credential.

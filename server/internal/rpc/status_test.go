@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/interactionlog"
 	"github.com/parleyhq/parley/server/internal/limit"
 	"github.com/parleyhq/parley/server/internal/peer"
 	"github.com/parleyhq/parley/server/internal/rpc/slowstream"
@@ -237,7 +238,7 @@ func TestStatusOfErrors(t *testing.T) {
 			reason:   "HISTORY_TOO_SMALL",
 			metadata: map[string]string{"max_conversation_bytes": "9"},
 		},
-		{err: errInteractionLogOff, code: codes.FailedPrecondition, reason: "INTERACTION_LOG_OFF"},
+		{err: interactionlog.ErrOff, code: codes.FailedPrecondition, reason: "INTERACTION_LOG_OFF"},
 		{err: errBackupUnsupported, code: codes.FailedPrecondition, reason: "BACKUP_UNSUPPORTED"},
 		{err: auth.ErrUnauthenticated, code: codes.Unauthenticated, reason: "UNAUTHENTICATED"},
 		{
@@ -256,6 +257,13 @@ func TestStatusOfErrors(t *testing.T) {
 			err: store.ErrUnavailable, code: codes.Unavailable, reason: "STORE_UNAVAILABLE", retry: time.Second, logged: true,
 		},
 		{err: peer.ErrUnreachable, code: codes.Unavailable, reason: "SERVER_UNREACHABLE", retry: time.Second},
+		{
+			err: &peer.EraseError{Failures: []peer.Failure{
+				{Address: "a:1", Err: peer.ErrUnreachable}, {Address: "b:2", Err: peer.ErrUnreachable},
+			}},
+			code: codes.Unavailable, reason: "SERVER_UNREACHABLE", metadata: map[string]string{"servers": "a:1, b:2"},
+			retry: time.Second,
+		},
 		{err: context.Canceled, code: codes.Canceled, reason: "CANCELLED"},
 		{err: context.DeadlineExceeded, code: codes.DeadlineExceeded, reason: "DEADLINE_EXCEEDED"},
 		{err: store.ErrTurnEnded, code: codes.Internal, reason: "INTERNAL", logged: true},

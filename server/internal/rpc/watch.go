@@ -10,6 +10,7 @@ import (
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/peer"
 	"github.com/parleyhq/parley/server/internal/turn"
 	"github.com/parleyhq/parley/server/internal/watch"
 	"github.com/parleyhq/parley/store"
@@ -26,10 +27,10 @@ type changeStream = grpc.ServerStreamingServer[parleyv1.WatchConversationsRespon
 // holds the conversations as ephemeral conversations until the stream ends.
 func (s *Server) WatchConversations(r *parleyv1.WatchConversationsRequest, stream changeStream) error {
 	ctx := stream.Context()
-	w, err := s.hub.Watch(watch.Watch{
-		Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(),
-		Cursor: r.GetCursor(), TurnEvents: r.GetIncludeTurnEvents(), Records: r.GetIncludeRecords(),
-	})
+	if peer.IsForServer(ctx) {
+		return s.sendEvents(stream)
+	}
+	w, err := s.hub.Watch(watchOf(ctx, r))
 	if err != nil {
 		return err
 	}
@@ -41,7 +42,41 @@ func (s *Server) WatchConversations(r *parleyv1.WatchConversationsRequest, strea
 	}
 	defer release()
 	defer w.Stop() // Before the release, which may take long, so that another watcher can start.
+	return s.sendWatched(r, w, stream)
+}
+
+// watchOf returns the watch that a request describes.
+func watchOf(ctx context.Context, r *parleyv1.WatchConversationsRequest) watch.Watch {
+	return watch.Watch{
+		Tenant: tenant(ctx), ConversationIDs: r.GetConversationIds(),
+		Cursor: r.GetCursor(), TurnEvents: r.GetIncludeTurnEvents(), Records: r.GetIncludeRecords(),
+	}
+}
+
+// sendWatched sends the responses of a watcher. If the request is for turn events, it also sends those of other
+// servers. If their events are not complete, the stream begins with a GAP.
+func (s *Server) sendWatched(r *parleyv1.WatchConversationsRequest, w *watch.Watcher, stream changeStream) error {
+	ctx := stream.Context()
+	if r.GetIncludeTurnEvents() && s.peers != nil {
+		complete, leave := s.peers.FollowEvents(ctx, tenant(ctx), s.stopping)
+		defer leave()
+		if !complete {
+			w.Missed()
+		}
+	}
 	return s.sendChanges(w.All(ctx, s.stopping), stream)
+}
+
+// sendEvents sends the events of the turns of this server to another server, for the watchers of the caller's tenant
+// there. It does not count as a watcher. When the server stops, sendEvents ends after all turns have ended.
+func (s *Server) sendEvents(stream changeStream) error {
+	ctx := stream.Context()
+	if s.peers == nil || !s.isPassedOn(ctx) {
+		return peer.ErrUnreachable // Another server had this address before.
+	}
+	events := s.hub.Events(tenant(ctx))
+	defer events.Stop()
+	return s.sendChanges(events.All(ctx, s.peers.Stopping()), stream)
 }
 
 // sendChanges sends changes until the server stops or there is an error.
