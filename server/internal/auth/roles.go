@@ -64,6 +64,10 @@ func AccessOf(method string) (Access, bool) {
 // MetricsMethod stands for a request for the metrics, which is not a method of the API.
 const MetricsMethod = "/metrics"
 
+// A2AService is the prefix of the methods of the A2A protocol, version 1.0. They make calls of the API, to which the
+// limits of tenants apply.
+const A2AService = "/lf.a2a.v1.A2AService/"
+
 // Roles returns the role that each method needs, by its full name.
 func Roles() map[string]Role {
 	roles := make(map[string]Role)
@@ -113,6 +117,19 @@ func accessTable() map[string]Access {
 		parleyv1.InteractionLogService_DeleteInteractions_FullMethodName:     admin,
 		parleyv1.AdminService_GetStats_FullMethodName:                        adminOfAny,
 		parleyv1.AdminService_BackupStore_FullMethodName:                     wholeServer,
+
+		// The calls that these make are authorized again. --a2a turns them on.
+		A2AService + "SendMessage":                      writer,
+		A2AService + "SendStreamingMessage":             writer,
+		A2AService + "GetTask":                          reader,
+		A2AService + "ListTasks":                        reader,
+		A2AService + "CancelTask":                       writer,
+		A2AService + "SubscribeToTask":                  reader,
+		A2AService + "CreateTaskPushNotificationConfig": writer,
+		A2AService + "GetTaskPushNotificationConfig":    reader,
+		A2AService + "ListTaskPushNotificationConfigs":  reader,
+		A2AService + "DeleteTaskPushNotificationConfig": writer,
+		A2AService + "GetExtendedAgentCard":             reader,
 
 		MetricsMethod: {Role: Reader, WholeServer: true, AnyTenant: true},
 

@@ -20,8 +20,9 @@ const (
 	KindOpenAI    = "openai"
 	KindAnthropic = "anthropic"
 	KindRemote    = "remote"
+	KindA2A       = "a2a"
 
-	allKinds = "echo, command, openai, anthropic or remote"
+	allKinds = "echo, command, openai, anthropic, remote or a2a"
 )
 
 const (
@@ -42,7 +43,7 @@ type Agent struct {
 	// MaxConcurrent is the maximum number of answers at the same time. If 0, the kind's own limit applies,
 	// if it has one.
 	MaxConcurrent    int
-	StructuredBlocks bool // not for KindEcho and KindRemote
+	StructuredBlocks bool // not for KindEcho, KindRemote and KindA2A
 
 	// For KindCommand.
 	Command []string // program and arguments; at least the program
@@ -53,7 +54,7 @@ type Agent struct {
 	// For KindOpenAI and KindAnthropic.
 	BaseURL         string // http or https; empty: the provider's own API
 	Model           string
-	APIKey          Secret // zero value: no key
+	APIKey          Secret // also for KindA2A; zero value: no key
 	Tools           []agent.Tool
 	MaxOutputTokens int      // 0: the provider's default
 	Temperature     *float64 // 0 to 2; nil: the provider's default
@@ -62,9 +63,13 @@ type Agent struct {
 
 	// For KindRemote.
 	Address string // host:port, optionally with the prefix dns:///, or unix:PATH
-	TLS     *TLS   // nil: plaintext
+	TLS     *TLS   // also for KindA2A; nil: plaintext, or the system's certificates for KindA2A
 
-	// For KindOpenAI, KindAnthropic and KindRemote, by header name.
+	// For KindA2A.
+	URL   string   // http or https
+	Hosts []string // other hosts that the agent card may name
+
+	// For KindOpenAI, KindAnthropic, KindRemote and KindA2A, by header name.
 	Headers map[string]Secret
 }
 
@@ -118,6 +123,9 @@ func (f *file) agent(key string, a *Agent, n *yaml.Node) {
 	case KindRemote:
 		check = f.checkRemote
 		f.addRemoteFields(fields, a)
+	case KindA2A:
+		check = f.checkA2A
+		f.addA2AFields(fields, a, n)
 	default:
 		// The keys of an unknown kind are unknown, so they are not checked.
 		f.fault(key+".kind", kind, "%.80q is not a kind of agent; write %s", kind.Value, allKinds)

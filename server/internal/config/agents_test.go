@@ -72,6 +72,12 @@ func TestConfigAgents(t *testing.T) {
 			MaxOutputTokens: 4096, Temperature: &half, ReasoningEffort: "high",
 		},
 		{
+			Name: "helper", Kind: "a2a", URL: "https://helper.example:8443/cards/agent.json",
+			Hosts: []string{"api.helper.example", "fd00::1"}, APIKey: fromFile(dir+"/key", "sk-marked-file"),
+			Headers: map[string]Secret{"x-team": literal("marked-literal")},
+			TLS:     &TLS{serverName: "helper", config: &tls.Config{}}, MaxConcurrent: 4,
+		},
+		{
 			Name: "local", Kind: "openai", BaseURL: "http://[::1]:11434/v1", Model: "llama",
 			Headers: map[string]Secret{"Authorization": literal("Basic marked-literal")},
 		},
@@ -117,7 +123,7 @@ func TestConfigHelpExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.DefaultAgent != "writer" || len(c.Agents) != 6 || len(c.Warnings) > 0 {
+	if c.DefaultAgent != "writer" || len(c.Agents) != 7 || len(c.Warnings) > 0 {
 		t.Errorf("the example was read as %+v", c)
 	}
 	f := &file{loader: newLoader(nil)}
@@ -125,6 +131,7 @@ func TestConfigHelpExample(t *testing.T) {
 	f.addCommandFields(fields, &Agent{})
 	f.addModelFields(fields, &Agent{}, mappingOf(t, "{}"))
 	f.addRemoteFields(fields, &Agent{})
+	f.addA2AFields(fields, &Agent{}, mappingOf(t, "{}"))
 	for key := range fields {
 		if key != "api_key" && !strings.Contains(example, key+":") {
 			t.Errorf("the help text does not contain the key %s", key)

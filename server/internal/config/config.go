@@ -46,6 +46,11 @@ type Config struct {
 	// HTTPAllowedOrigins are the origins of web pages that may call over HTTP, as in
 	// "https://app.example".
 	HTTPAllowedOrigins []string
+	Console            bool   // serve the console, a web page, at / of the HTTP listener
+	ConsoleReadOnly    bool   // the console has no button that changes anything
+	A2A                bool   // serve the agents over the A2A protocol
+	A2AURL             string // where its clients reach the HTTP listener: "https://agents.example"; empty: by the request
+	A2APushPrivate     bool   // allow push notifications to addresses that are not public
 
 	// TLS of the listeners. Unix sockets have none.
 	TLSCertFile     string // empty: no TLS
@@ -112,7 +117,7 @@ type Config struct {
 
 	Warnings []Warning
 
-	settingsRead []*setting // for NeedRestart
+	settingsRead []*setting // for NeedRestart and Write
 }
 
 // SummaryBytes returns the part of CacheBytes for routing summaries. The rest is for conversations; only the bolt store
@@ -141,6 +146,16 @@ func (c *Config) settings() []*setting { //nolint:funlen // one table
 			"address of the listener for profiles, which has no sign-in: a loopback host:port or unix:PATH; empty: no listener"),
 		newSetting("http-allowed-origins", origins(&c.HTTPAllowedOrigins),
 			"origins of web pages that may call over HTTP, as in https://app.example, separated by commas; empty: none"),
+		newSetting("console", boolean(&c.Console, true),
+			"serve the console, a web page on which people see conversations and turns, at / of the HTTP listener"),
+		newSetting("console-read-only", boolean(&c.ConsoleReadOnly, false),
+			"show no button on the console that changes anything; what callers may do is not affected"),
+		newSetting("a2a", boolean(&c.A2A, false),
+			"serve the agents to other agents over the A2A protocol, on the HTTP and the gRPC listener"),
+		newSetting("a2a-url", origin(&c.A2AURL),
+			"address of the HTTP listener that agent cards name, as in https://agents.example; empty: that of the request"),
+		newSetting("a2a-push-private", boolean(&c.A2APushPrivate, false),
+			"allow push notifications of A2A to loopback and private addresses, and without TLS"),
 		newSetting("insecure", boolean(&c.Insecure, false),
 			"allow addresses that other machines can reach, without TLS or without sign-in"),
 	}, c.signInSettings(), []*setting{
@@ -271,6 +286,10 @@ always exists. It answers unless default_agent configures another agent:
         kind: remote                    # an AgentService in any language
         address: planner.example:7001   # or unix:PATH
         tls: {}                         # ca_file, cert_file, key_file, server_name
+      helper:
+        kind: a2a                       # any agent that speaks A2A
+        url: https://helper.example     # of the agent or of its card
+        hosts: [api.helper.example]     # other hosts that its card may name
       parrot: {kind: echo}
 `
 

@@ -63,8 +63,9 @@ func diff(want, got any) string {
 
 func defaults() *Config {
 	return &Config{
-		GRPCAddress: "127.0.0.1:50051", HTTPAddress: "127.0.0.1:8080",
-		Store: "bolt", Redis: Redis{Prefix: "parley"}, DataDir: "./data", JournalBudget: 256 << 20, JournalAge: time.Minute, CacheBytes: 64 << 20,
+		GRPCAddress: "127.0.0.1:50051", HTTPAddress: "127.0.0.1:8080", Console: true,
+		Store: "bolt", Redis: Redis{Prefix: "parley", Spread: 1, Durability: "local"}, DataDir: "./data",
+		JournalBudget: 256 << 20, JournalAge: time.Minute, CacheBytes: 64 << 20,
 		MaxMessages: 20, TTL: time.Hour, MaxConversations: 1000,
 		MaxMessageBytes: 256 << 10, MaxConversationBytes: 3 << 20, MaxRecordBytes: 256 << 20, MaxTenantRecordBytes: 1 << 30,
 		AllowKeepAll: true, AllowNoExpiry: true, AllowNoEviction: true,
@@ -100,6 +101,11 @@ func TestConfigFlags(t *testing.T) {
 		{"http-address", "127.0.0.1:8080"},
 		{"debug-address", ""},
 		{"http-allowed-origins", ""},
+		{"console", "true"},
+		{"console-read-only", "false"},
+		{"a2a", "false"},
+		{"a2a-url", ""},
+		{"a2a-push-private", "false"},
 		{"insecure", "false"},
 		{"tls-cert-file", ""},
 		{"tls-key-file", ""},
@@ -123,6 +129,8 @@ func TestConfigFlags(t *testing.T) {
 		{"redis-key-file", ""},
 		{"redis-prefix", "parley"},
 		{"redis-buckets", "0"},
+		{"redis-spread", "1"},
+		{"durability", "local"},
 		{"advertise-address", ""},
 		{"peer-ca-file", ""},
 		{"max-messages", "20"},
@@ -221,7 +229,7 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 	texts := map[string]string{
 		"grpc-address": "[::1]:0", "http-address": "localhost:0",
 		"debug-address":        "unix:/run/debug",
-		"http-allowed-origins": "https://a.example,http://[::1]:3000", "insecure": "true", "store": "memory",
+		"http-allowed-origins": "https://a.example,http://[::1]:3000", "insecure": "true", "console": "false", "console-read-only": "true", "a2a": "true", "a2a-url": "https://agents.example", "a2a-push-private": "true", "store": "memory",
 		"data-dir": "/var/lib/parley", "journal-budget": "4GiB", "journal-age": "7s", "cache-bytes": "0", "max-messages": "7", "ttl": "7d", "max-conversations": "7",
 		"allow-keep-all": "false", "allow-no-expiry": "false", "allow-no-eviction": "false",
 		"max-message-bytes": "7KiB", "max-conversation-bytes": "2MiB", "max-record-bytes": "7GiB", "max-tenant-record-bytes": "7GiB", "turn-timeout": "7s", "idle-timeout": "7s",
@@ -239,7 +247,8 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 
 		"redis-url": "redis://parley@a:1,b:2", "redis-password-file": files.key, "redis-password-env": "REDIS_PASSWORD",
 		"redis-ca-file": files.cert, "redis-cert-file": files.cert, "redis-key-file": files.key, "redis-prefix": "a:b",
-		"redis-buckets": "7", "advertise-address": "a:1", "peer-ca-file": files.cert,
+		"redis-buckets": "7", "redis-spread": "4", "durability": "replicated", "advertise-address": "a:1",
+		"peer-ca-file": files.cert,
 	}
 	// needed are the variables without which a setting has no meaning.
 	pair := []string{"PARLEY_TLS_CERT_FILE=" + files.cert, "PARLEY_TLS_KEY_FILE=" + files.key}
@@ -250,8 +259,10 @@ func TestConfigSourcesAreAlike(t *testing.T) {
 		"PARLEY_REDIS_CERT_FILE=" + files.cert, "PARLEY_REDIS_KEY_FILE=" + files.key,
 	}
 	needed := map[string][]string{
+		"a2a-url": {"PARLEY_A2A=true"}, "a2a-push-private": {"PARLEY_A2A=true"},
 		"redis-url": redis[:1], "redis-password-file": redis, "redis-password-env": append(redis, "REDIS_PASSWORD=secret"),
-		"redis-prefix": redis, "redis-buckets": redis, "advertise-address": redis,
+		"redis-prefix": redis, "redis-buckets": redis, "durability": redis, "advertise-address": redis,
+		"redis-spread":  append(redis, "PARLEY_MAX_CONVERSATIONS=0"),
 		"peer-ca-file":  slices.Concat(redis, pair, []string{"PARLEY_ADVERTISE_ADDRESS=a:1"}),
 		"redis-ca-file": redisWithTLS[:2], "redis-cert-file": slices.Delete(slices.Clone(redisWithTLS), 2, 3),
 		"redis-key-file": redisWithTLS[:3],

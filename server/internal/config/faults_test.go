@@ -127,6 +127,11 @@ func TestConfigFaults(t *testing.T) {
 		{"--log-retention-days=-1", "", "--log-retention-days: -1 is too small; the minimum is 0"},
 
 		// Origins.
+		{"--a2a-url=https://a.example", "", `--a2a-url: needs --a2a`},
+		{
+			"--a2a --a2a-url=a.example/x", "",
+			`--a2a-url: "a.example/x" is not a scheme with a host; use, for example, https://agents.example`,
+		},
 		{"--http-allowed-origins=*", "", `--http-allowed-origins: "*" ` + notOrigin},
 		{
 			"--http-allowed-origins=https://a.example/", "",
@@ -304,7 +309,7 @@ func FuzzConfigFile(f *testing.F) {
 			t.Errorf("read as %+v", c)
 		}
 		var printed bytes.Buffer
-		if err := l.write(&printed); err != nil {
+		if err := l.config.Write(&printed, l.config); err != nil {
 			t.Error(err)
 		}
 		if _, _, err := read(printed.Bytes()); err != nil {

@@ -89,6 +89,7 @@ type loader struct {
 func newLoader(environ []string) *loader {
 	c := &Config{}
 	l := &loader{config: c, settings: c.settings(), environ: slices.Sorted(slices.Values(environ))}
+	c.settingsRead = l.settings
 	l.defaultAgent = &setting{value: text(&c.DefaultAgent, KindEcho, 1, maxAgentName, "name")}
 	return l
 }
@@ -108,7 +109,6 @@ func (l *loader) load(flags *pflag.FlagSet, args []string) (*Config, error) {
 	if len(l.faults) > 0 {
 		return nil, &Error{Faults: l.faults}
 	}
-	l.config.settingsRead = l.settings
 	return l.config, nil
 }
 
@@ -269,6 +269,15 @@ func unknownFlags(flags *pflag.FlagSet, args []string) (unknown []string) {
 // check makes checks that involve several settings.
 func (l *loader) check() {
 	c := l.config
+	if c.ConsoleReadOnly && !c.Console {
+		l.fault(l.place("console-read-only"), "needs --console")
+	}
+	if c.A2AURL != "" && !c.A2A {
+		l.fault(l.place("a2a-url"), "needs --a2a")
+	}
+	if c.A2APushPrivate && !c.A2A {
+		l.fault(l.place("a2a-push-private"), "needs --a2a")
+	}
 	if c.Store == "memory" && !l.setting("interaction-log").isSet {
 		c.InteractionLog = false // With a store in memory nothing is written to disk unless the setting says so.
 	}

@@ -18,11 +18,7 @@ func (f *file) addModelFields(fields map[string]field, a *Agent, n *yaml.Node) {
 	fields["structured_blocks"] = f.value(boolean(&a.StructuredBlocks, false))
 	fields["base_url"] = f.value(baseURL(&a.BaseURL))
 	fields["model"] = f.value(text(&a.Model, "", 1, 256, ""))
-	fields["api_key_env"] = f.secretFromEnv(&a.APIKey, keyText)
-	fields["api_key_file"] = f.secretFromFile(&a.APIKey, keyText)
-	fields["api_key"] = func(key string, n *yaml.Node) {
-		f.fault(key, n, "would put a secret into this file; use api_key_env or api_key_file instead")
-	}
+	f.addKeyFields(fields, a)
 	fields["headers"] = f.headers(a, modelHeader(a.Kind, hasKey(n)))
 	fields["tools"] = f.tools(&a.Tools)
 	fields["max_output_tokens"] = f.value(count(&a.MaxOutputTokens, 0, 1, math.MaxInt32))
@@ -35,11 +31,25 @@ func (f *file) addModelFields(fields map[string]field, a *Agent, n *yaml.Node) {
 	}
 }
 
-func (f *file) checkModel(key string, a *Agent, n *yaml.Node) {
-	f.require(key, n, "model", "set the name that the API uses for the model")
+// addKeyFields adds the keys for a key of an API.
+func (f *file) addKeyFields(fields map[string]field, a *Agent) {
+	fields["api_key_env"] = f.secretFromEnv(&a.APIKey, keyText)
+	fields["api_key_file"] = f.secretFromFile(&a.APIKey, keyText)
+	fields["api_key"] = func(key string, n *yaml.Node) {
+		f.fault(key, n, "would put a secret into this file; use api_key_env or api_key_file instead")
+	}
+}
+
+// checkOneKey reports a fault if an API key has two sources.
+func (f *file) checkOneKey(key string, n *yaml.Node) {
 	if child(n, "api_key_env") != nil && child(n, "api_key_file") != nil {
 		f.fault(key, n, "has both api_key_env and api_key_file; use one of them")
 	}
+}
+
+func (f *file) checkModel(key string, a *Agent, n *yaml.Node) {
+	f.require(key, n, "model", "set the name that the API uses for the model")
+	f.checkOneKey(key, n)
 	f.checkThinking(key, a, n)
 	at := child(n, "base_url")
 	switch {
@@ -74,7 +84,9 @@ func hasKey(n *yaml.Node) bool {
 // API. The function returns what is wrong, or "" if the name is valid. Each kind has its own header
 // for the API key.
 func modelHeader(kind string, hasAPIKey bool) func(name string) string {
-	keyHeader := map[string]string{KindOpenAI: "authorization", KindAnthropic: "x-api-key"}[kind]
+	keyHeader := map[string]string{
+		KindOpenAI: "authorization", KindAnthropic: "x-api-key", KindA2A: "authorization",
+	}[kind]
 	return func(name string) string {
 		switch name {
 		case keyHeader:

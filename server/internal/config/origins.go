@@ -44,6 +44,20 @@ func origins(target *[]string) value[[]string] {
 	}, func(origins []string) string { return strings.Join(origins, ",") }}
 }
 
+// origin is a value of a scheme and a host. The initial value is empty.
+func origin(target *string) value[string] {
+	return value[string]{target, "url", func(s string) (string, error) {
+		if s == "" {
+			return "", nil
+		}
+		canonical, ok := canonicalOrigin(strings.TrimSuffix(s, "/"))
+		if !ok {
+			return "", fmt.Errorf("%.80q is not a scheme with a host; use, for example, https://agents.example", s)
+		}
+		return canonical, nil
+	}, func(s string) string { return s }}
+}
+
 // canonicalOrigin returns the Origin header that browsers send for a page at s: in lower case,
 // without a path and without the default port of the scheme. ok is false if s is not the address of
 // a page.

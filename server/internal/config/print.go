@@ -26,34 +26,37 @@ func (l *loader) print(cmd *cobra.Command, c *Config) error {
 	for _, warning := range c.Warnings {
 		fmt.Fprintln(cmd.ErrOrStderr(), "parleyd: warning:", warning)
 	}
-	return l.write(cmd.OutOrStdout())
+	return c.Write(cmd.OutOrStdout(), c)
 }
 
-// write writes the settings as a file that has the same meaning when it is read. Only the values of
-// headers that are in the file are not written.
-func (l *loader) write(w io.Writer) error {
+// Write writes the settings that are in effect on a server that was started with start and has read c again. The text
+// is a file that has the same meaning when it is read. Only the values of headers that are in the file are not written.
+func (c *Config) Write(w io.Writer, start *Config) error {
 	file, agents := &mapping{}, &mapping{}
-	for _, s := range l.settings {
+	for i, s := range c.settingsRead {
+		if !s.reloads {
+			s = start.settingsRead[i]
+		}
 		file.put(s.key(), unquoted(s.String()))
 	}
-	for _, a := range l.config.Agents {
+	for _, a := range c.Agents {
 		agents.put(a.Name, a.node())
 	}
-	if rules := l.config.ClientCertificates; len(rules) > 0 {
+	if rules := c.ClientCertificates; len(rules) > 0 {
 		list := make([]*yaml.Node, len(rules))
 		for i, rule := range rules {
 			list[i] = rule.node()
 		}
 		file.put("client_certificates", listNode(list, 0))
 	}
-	if len(l.config.Tenants) > 0 {
+	if len(c.Tenants) > 0 {
 		tenants := &mapping{}
-		for _, t := range l.config.Tenants {
+		for _, t := range c.Tenants {
 			tenants.put(t.Name, t.node())
 		}
 		file.put("tenants", tenants.node())
 	}
-	file.put("default_agent", l.config.DefaultAgent)
+	file.put("default_agent", c.DefaultAgent)
 	file.put("agents", agents.node())
 	e := yaml.NewEncoder(w)
 	e.SetIndent(2)
@@ -88,6 +91,8 @@ func (a Agent) node() *yaml.Node {
 	m.add("api_key_env", a.APIKey.env)
 	m.add("api_key_file", a.APIKey.file)
 	m.add("address", a.Address)
+	m.add("url", a.URL)
+	m.add("hosts", a.Hosts)
 	if a.TLS != nil {
 		m.put("tls", a.TLS.node())
 	}

@@ -114,7 +114,7 @@ func TestCheckConfigTexts(t *testing.T) {
 		l.config.Agents = []Agent{a, m}
 		l.config.addEcho()
 		var printed bytes.Buffer
-		if err := l.write(&printed); err != nil {
+		if err := l.config.Write(&printed, l.config); err != nil {
 			t.Fatal(err)
 		}
 		again := newLoader(nil)

@@ -14,6 +14,12 @@ const StoreRedis = "redis"
 // MaxRedisConversation is the maximum of max-conversation-bytes with Redis.
 const MaxRedisConversation = 32 * mib
 
+// Values of the setting durability.
+const (
+	durabilityLocal      = "local"
+	durabilityReplicated = "replicated"
+)
+
 // maxRedisPrefix is the maximum size of redis-prefix.
 const maxRedisPrefix = 64
 
@@ -26,6 +32,8 @@ type Redis struct {
 	CertFile, KeyFile         string // of the client; empty: none
 	Prefix                    string // of all keys
 	Buckets                   int    // of a new store; 0: the default
+	Spread                    int    // buckets of a tenant
+	Durability                string // durabilityLocal or durabilityReplicated
 }
 
 // Access returns what a client needs besides the URL. It contains the password.
@@ -34,6 +42,9 @@ func (r *Redis) Access() redisstore.Access {
 		Password: r.Password.Reveal(), CAFile: r.CAFile, CertFile: r.CertFile, KeyFile: r.KeyFile,
 	}
 }
+
+// Replicated reports whether a write is acknowledged only when a replica has it.
+func (r *Redis) Replicated() bool { return r.Durability == durabilityReplicated }
 
 // redisSettings returns the rows of the table of settings for the store on Redis or Valkey.
 func (c *Config) redisSettings() []*setting {
@@ -56,6 +67,11 @@ func (c *Config) redisSettings() []*setting {
 			"beginning of all keys in Redis; stores with different prefixes share nothing"),
 		newSetting("redis-buckets", count(&r.Buckets, 0, 0, redisstore.MaxBuckets),
 			"number of parts into which a new store in Redis is divided, which cannot be changed later; 0: 64"),
+		newSetting("redis-spread", count(&r.Spread, 1, 1, redisstore.MaxSpread),
+			"number of these parts over which a new store in Redis spreads each tenant, a divisor of their number, which "+
+				"cannot be changed later"),
+		newSetting("durability", choice(&r.Durability, durabilityLocal, durabilityLocal, durabilityReplicated),
+			"when a write to Redis is acknowledged: local, when Redis has made it; replicated, when a replica has it, too"),
 	}
 }
 
@@ -100,8 +116,8 @@ func redisPrefix(target *string, initial string) value[string] {
 func (l *loader) checkRedis() {
 	c, r := l.config, &l.config.Redis
 	if c.Store != StoreRedis {
-		for _, s := range l.settings {
-			if strings.HasPrefix(s.name, "redis-") && s.isSet && s.String() != newLoader(nil).setting(s.name).String() {
+		for _, name := range RedisSettings() {
+			if s := l.setting(name); s.isSet && s.String() != newLoader(nil).setting(name).String() {
 				l.fault(s.place, "needs --store redis")
 			}
 		}
@@ -117,7 +133,35 @@ func (l *loader) checkRedis() {
 			"executes one command at a time, and a larger conversation would delay all others",
 			formatSize(int64(bytes)), formatSize(MaxRedisConversation))
 	}
+	l.checkSpread()
 	l.checkRedisAccess()
+}
+
+// checkSpread checks what a spread above 1 needs. If redis-buckets is 0, the store checks that the spread is a divisor
+// of its number of buckets.
+func (l *loader) checkSpread() {
+	c, n := l.config, l.config.Redis.Spread
+	if n == 1 {
+		return
+	}
+	if buckets := c.Redis.Buckets; buckets%n != 0 {
+		l.fault(l.place("redis-spread"), "%d does not divide the %d of %s evenly; use a divisor", n, buckets,
+			l.place("redis-buckets"))
+	}
+	check := func(place string, capacity int) {
+		if capacity > 0 && capacity/n < redisstore.MinShare {
+			l.fault(place, "%d is too small for a spread of %d; use at least %d, or 0 for no limit, or set %s to 1", capacity,
+				n, n*redisstore.MinShare, l.place("redis-spread"))
+		}
+	}
+	check(l.place("max-conversations"), c.MaxConversations)
+	for _, t := range c.Tenants {
+		for _, row := range t.rows {
+			if row.name == "max-conversations" && row.isSet {
+				check(row.place, t.Limits.MaxConversations)
+			}
+		}
+	}
 }
 
 // checkRedisAccess reads the password and checks the files of TLS.

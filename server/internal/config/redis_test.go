@@ -31,6 +31,32 @@ func TestRedisFaults(t *testing.T) {
 		{store + "--redis-prefix=", "", `--redis-prefix: "" ` + prefix},
 		{store + "--redis-buckets=1025", "", "--redis-buckets: 1025 is too large; the maximum is 1024"},
 
+		// A spread.
+		{store + "--redis-spread=4 --max-conversations=4000", "", ""},
+		{store + "--redis-spread=4 --max-conversations=0 --redis-buckets=8", "", ""},
+		{store + "--redis-spread=17", "", "--redis-spread: 17 is too large; the maximum is 16"},
+		{store + "--redis-spread=0", "", "--redis-spread: 0 is too small; the minimum is 1"},
+		{
+			store + "--redis-spread=4 --redis-buckets=6 --max-conversations=0", "",
+			"--redis-spread: 4 does not divide the 6 of --redis-buckets evenly; use a divisor",
+		},
+		{
+			store + "--max-conversations=3999", "PARLEY_REDIS_SPREAD=4",
+			"--max-conversations: 3999 is too small for a spread of 4; use at least 4000, or 0 for no limit, or set " +
+				"PARLEY_REDIS_SPREAD to 1",
+		},
+		{
+			store + "--redis-spread=4", "",
+			"--max-conversations: 1000 is too small for a spread of 4; use at least 4000, or 0 for no limit, or set " +
+				"--redis-spread to 1",
+		},
+		// Durability.
+		{store + "--durability=replicated", "", ""},
+		{store + "--durability=always", "", `--durability: "always" is not one of local, replicated`},
+		{"--durability=replicated", "", "--durability: needs --store redis"},
+		{"--store=memory", "PARLEY_DURABILITY=replicated", "PARLEY_DURABILITY: needs --store redis"},
+		{"--durability=local", "", ""},
+
 		// Settings that need others.
 		{
 			"--redis-url=redis://a:1 --redis-buckets=7", "PARLEY_REDIS_PREFIX=p",
@@ -130,5 +156,20 @@ func TestRedisPassword(t *testing.T) {
 		if err != nil || strings.Contains(printed, "secret") || !strings.Contains(printed, "redis_url: redis://parley@a:1") {
 			t.Errorf("check-config %s prints %s, %v, want the URL without the password", flag, printed, err)
 		}
+	}
+}
+
+// TestSpreadOfTenants: the capacity of a tenant in the file is checked as that of all.
+func TestSpreadOfTenants(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "parley.yaml")
+	text := "store: redis\nredis_url: redis://a:1\nredis_spread: 4\nmax_conversations: 8000\n" +
+		"tenants:\n  a:\n    max_conversations: 3999\n  b:\n    max_conversations: 0\n  c:\n    max_turns: 3\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := load(t, []string{"--config=" + path}, nil)
+	want := "tenants.a.max_conversations: 3999 is too small for a spread of 4; use at least 4000, or 0 for no limit"
+	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("load = %v, want one fault with %q", err, want)
 	}
 }

@@ -10,11 +10,16 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/parleyhq/parley/client"
 	"github.com/parleyhq/parley/client/mcp"
+	"github.com/parleyhq/parley/server/internal/console"
+	"github.com/parleyhq/parley/server/internal/facade/a2a"
+	"github.com/parleyhq/parley/server/internal/facade/agui"
+	"github.com/parleyhq/parley/server/internal/facade/openai"
 	"github.com/parleyhq/parley/server/internal/gateway"
 	"github.com/parleyhq/parley/server/internal/rpc"
 )
@@ -43,19 +48,16 @@ type httpServer struct {
 
 // openHTTP listens on the HTTP address. It does not serve yet. /readyz reports the readiness.
 func openHTTP(
-	ctx context.Context, o Options, service *rpc.Server, c *certificates, r *readiness,
+	ctx context.Context, o Options, service *rpc.Server, l *loopback, facade a2a.Options, c *certificates, r *readiness,
 ) (*httpServer, error) {
 	h := &httpServer{
-		log: o.Log, deadClients: newDeadClients(o.KeepaliveTime), certificates: c, signIn: o.SignIn,
+		log: o.Log, deadClients: newDeadClients(o.KeepaliveTime), loopback: l, certificates: c, signIn: o.SignIn,
 	}
 	var err error
-	if h.loopback, err = newLoopback(service); err != nil {
-		return nil, err
-	}
 	if h.client, err = client.Dial("passthrough:loopback", h.loopback.dialOptions()...); err != nil {
 		return nil, err
 	}
-	handler, err := h.handler(ctx, o, service, r)
+	handler, err := h.handler(ctx, o, service, facade, r)
 	if err != nil {
 		return nil, err
 	}
@@ -111,22 +113,36 @@ func (h *httpServer) trackConn(conn net.Conn, state http.ConnState) {
 }
 
 func (h *httpServer) handler(
-	ctx context.Context, o Options, service *rpc.Server, ready *readiness,
+	ctx context.Context, o Options, service *rpc.Server, facade a2a.Options, ready *readiness,
 ) (http.Handler, error) {
-	api, err := gateway.New(ctx, service.Direct(h.loopback.conn), service.Authorize)
+	direct, bodies := service.Direct(h.loopback.conn), gateway.NewBodies()
+	api, err := gateway.New(ctx, direct, service.Authorize, bodies)
 	if err != nil {
 		return nil, err
 	}
+	facade.Bodies = bodies
+	toAgents := a2a.New(facade)
+	openAI := openai.New(direct, service.Authorize, bodies)
+	agentUI := agui.New(direct, service.Authorize, bodies)
 	tools := &mcpSignIn{
 		tools: mcp.New(h.client, mcp.Options{Version: o.Version, Timeout: mcpTimeout, Log: h.log}).Handler(),
 		auth:  o.Auth, signIn: service.SignIn, issuer: o.OIDCIssuer,
 	}
+	page := newConsole(o, service)
 	guarded, err := gateway.Guard(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
+		case o.Console && console.IsReply(r.URL.Path):
+			page.ServeHTTP(w, r)
 		case r.URL.Path == mcpPath:
 			tools.ServeHTTP(w, r)
+		case strings.HasPrefix(r.URL.Path, openai.Prefix):
+			openAI.ServeHTTP(w, r)
+		case strings.HasPrefix(r.URL.Path, agui.PathPrefix):
+			agentUI.ServeHTTP(w, r)
 		case r.URL.Path == metricsPath && o.Metrics != nil && o.MetricsOverHTTP:
 			o.Metrics.ServeHTTP(w, r)
+		case o.A2A && a2a.Serves(r.URL.Path):
+			toAgents.ServeHTTP(w, r)
 		default:
 			api.ServeHTTP(w, r)
 		}
@@ -151,6 +167,8 @@ func (h *httpServer) handler(
 			_, _ = w.Write([]byte("ok\n"))
 		case r.URL.Path == "/readyz":
 			writeReadiness(w, ready.notReady())
+		case o.Console && console.IsFile(r.URL.Path):
+			page.ServeHTTP(w, r)
 		case tools.isMetadata(r):
 			tools.serveMetadata(w, r)
 		case r.URL.Path == metricsPath: // Scrapes have no span, as health checks.
@@ -159,6 +177,13 @@ func (h *httpServer) handler(
 			traced.ServeHTTP(w, r)
 		}
 	}), nil
+}
+
+func newConsole(o Options, service *rpc.Server) *console.Console {
+	return console.New(console.Options{
+		ReadOnly: o.ConsoleReadOnly, Version: o.Version, SignInRequired: o.Auth.Required(), SignIn: service.SignIn,
+		WriteSettings: o.WriteSettings,
+	})
 }
 
 // writeReadiness writes why the server is not ready, or that it is if there is no reason.

@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"maps"
@@ -28,6 +29,7 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	"github.com/parleyhq/parley/server/internal/auth"
+	"github.com/parleyhq/parley/server/internal/facade/a2a"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/rules"
 	"github.com/parleyhq/parley/server/internal/tracing"
@@ -49,6 +51,17 @@ type Options struct {
 	KeepaliveTime time.Duration
 	// AllowedOrigins are the origins of web pages that may call over HTTP.
 	AllowedOrigins []string
+	// Console serves the console at / of the HTTP listener. If ConsoleReadOnly, its page has no button that changes
+	// anything. WriteSettings writes the settings in effect, without secrets, for the page; Console requires it.
+	Console         bool
+	ConsoleReadOnly bool
+	WriteSettings   func(io.Writer) error
+	// A2A serves the agents over the A2A protocol, see package a2a. A2AURL is the address of the HTTP listener for the
+	// agent cards. If empty, they name the host of the request.
+	// A2APushPrivate allows push notifications to addresses that are not public.
+	A2A            bool
+	A2AURL         string
+	A2APushPrivate bool
 	// TLS has the certificates of the listeners. If nil, the listeners have no TLS. A Unix socket has none in
 	// any case.
 	TLS *TLSFiles
@@ -80,6 +93,8 @@ type Servers struct {
 	services     grpc.ServiceRegistrar // of grpc
 	grpcListener net.Listener
 	http         *httpServer    // nil if HTTP is off
+	loopback     *loopback      // nil if HTTP and A2A are off
+	notifier     *a2a.Notifier  // nil if A2A is off
 	metrics      *metricsServer // nil if the metrics have no listener of their own
 	debug        *debugServer   // nil if it is off
 	readiness    *readiness
@@ -129,16 +144,40 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 			return nil, errors.Join(err, s.grpcListener.Close(), s.debug.close())
 		}
 	}
-	if o.HTTPAddress == "" {
+	if o.HTTPAddress == "" && !o.A2A {
 		return s, nil
 	}
-	if s.http, err = openHTTP(ctx, o, service, s.certificates, s.readiness); err != nil {
+	if err := s.openHTTP(ctx, o, service); err != nil {
 		if s.metrics != nil {
 			err = errors.Join(err, s.metrics.listener.Close())
 		}
 		return nil, errors.Join(err, s.grpcListener.Close(), s.debug.close())
 	}
 	return s, nil
+}
+
+// openHTTP opens the HTTP server, if it is on, and registers the service of A2A, whose calls it answers in memory, too.
+func (s *Servers) openHTTP(ctx context.Context, o Options, service *rpc.Server) (err error) {
+	if s.loopback, err = newLoopback(service); err != nil {
+		return err
+	}
+	facade := a2a.Options{
+		Conn: service.Direct(s.loopback.conn), Authorize: service.Authorize, Agents: service.Agents, URL: o.A2AURL,
+		SignIn: o.Auth.Required(), Version: o.Version,
+	}
+	if o.A2A {
+		s.notifier = a2a.NewNotifier(ctx, a2a.NotifierOptions{Options: facade, Private: o.A2APushPrivate, Log: o.Log})
+		facade.Notifier = s.notifier
+		a2a.Register(s.services, facade)
+		if at, ok := s.grpcListener.Addr().(*net.TCPAddr); ok {
+			facade.GRPCPort = at.Port
+		}
+	}
+	if o.HTTPAddress == "" {
+		return nil
+	}
+	s.http, err = openHTTP(ctx, o, service, s.loopback, facade, s.certificates, s.readiness)
+	return err
 }
 
 // GetServiceInfo returns the services of the gRPC server and their methods.
@@ -254,8 +293,10 @@ func (s *Servers) Serve(group *errgroup.Group) {
 	if s.debug != nil {
 		group.Go(s.debug.serve)
 	}
+	if s.loopback != nil {
+		group.Go(s.loopback.serve)
+	}
 	if s.http != nil {
-		group.Go(s.http.loopback.serve)
 		group.Go(s.http.serve)
 	}
 	if s.metrics != nil {
@@ -315,12 +356,18 @@ func (s *Servers) Drain(ctx context.Context) {
 		defer cancelStop()
 		s.grpc.GracefulStop()
 	})
-	if s.http != nil {
+	switch {
+	case s.http != nil:
 		draining.Go(func() { s.http.stop(ctx) })
+	case s.loopback != nil:
+		draining.Go(func() { s.loopback.stop(ctx) })
 	}
 	if s.metrics != nil {
 		draining.Go(func() { s.metrics.stop(ctx) })
 	}
 	draining.Wait()
+	if s.notifier != nil { // It has received the end of all turns.
+		s.notifier.Close(ctx)
+	}
 	_ = s.debug.close() // The last: it shows what a stop waits for.
 }
