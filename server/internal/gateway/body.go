@@ -72,26 +72,43 @@ func newBody(text []byte) *body {
 // Close does nothing: net/http closes the body of the connection.
 func (b *body) Close() error { return nil }
 
-// largeBodies limits the memory of requests that are read and handled at the same time: a decoded
-// value needs up to a hundred times the memory of its text. Small requests are not limited.
-type largeBodies struct {
+// Bodies limits the memory of requests that are read and handled at the same time: a decoded
+// value needs up to a hundred times the memory of its text. Small requests are not limited. Its methods
+// may be called by several goroutines.
+type Bodies struct {
 	reads   *semaphore.Weighted // Number of bodies being read or waiting to be decoded.
 	values  *semaphore.Weighted // Bytes of decoded values.
 	maxWait time.Duration       // Maximum wait for either semaphore.
 	maxPace time.Duration       // Maximum time for each paceBytes of a large body.
 }
 
-func newLargeBodies() *largeBodies {
-	return &largeBodies{
+// NewBodies returns the limits of the handlers of one server.
+func NewBodies() *Bodies {
+	return &Bodies{
 		reads: semaphore.NewWeighted(maxLargeReads), values: semaphore.NewWeighted(maxLargeBytes),
 		maxWait: maxLargeWait, maxPace: maxPaceTime,
 	}
 }
 
+// Read reads the complete body of a request, at most [rules.MaxGRPCBytes], within a minute, and acquires the memory
+// that the value decoded from it needs. The error is a status. The caller must call release when it no longer needs
+// the decoded value. If Read fails, the rest of the body is unread: see [RefuseUnread].
+func (l *Bodies) Read(w http.ResponseWriter, r *http.Request) (text []byte, release func(), err error) {
+	text, isRead, err := l.readBody(w, r, maxBodyTime)
+	defer isRead()
+	if err == nil {
+		release, err = l.acquireValue(r.Context(), text, l.maxWait)
+	}
+	if err != nil {
+		return nil, func() {}, err
+	}
+	return text, release, nil
+}
+
 // readBody reads the complete body of a request. net/http detects a disconnect of the client only
 // after that. The error is a status. The caller must call release when it has decoded or refused the
 // body.
-func (l *largeBodies) readBody(
+func (l *Bodies) readBody(
 	w http.ResponseWriter, r *http.Request, within time.Duration,
 ) (text []byte, release func(), err error) {
 	release = func() {}
@@ -151,7 +168,7 @@ func bodyFault(err error, read int, within time.Duration) error {
 		return bodyTooLarge()
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return newStatus(codes.DeadlineExceeded, reasonBodyTooSlow, fmt.Sprintf(
+		return NewStatus(codes.DeadlineExceeded, reasonBodyTooSlow, fmt.Sprintf(
 			"the body of the request did not arrive within %v, or %d bytes of it after the first %d not within %v; "+
 				"send it faster", within, paceBytes, largeBodyBytes, maxPaceTime)).Err()
 	}
@@ -176,17 +193,17 @@ func linger(w http.ResponseWriter, r *http.Request, reader *sync.WaitGroup) {
 const reduceSizeHint = "send less in one request, or store large data elsewhere and attach a reference"
 
 func bodyTooLarge() error {
-	return newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
+	return NewStatus(codes.ResourceExhausted, reasonBodyTooLarge,
 		fmt.Sprintf("the body of the request is larger than %d bytes: %s", maxBodyBytes, reduceSizeHint)).Err()
 }
 
 // acquireValue waits for the memory of the decoded value of text. release releases that memory and
 // may be called several times. The wait ends after within; if within is 0, it has no limit. The
 // error is a status: text has too many values, the limit is reached, or ctx has ended.
-func (l *largeBodies) acquireValue(ctx context.Context, text []byte, within time.Duration) (release func(), err error) {
+func (l *Bodies) acquireValue(ctx context.Context, text []byte, within time.Duration) (release func(), err error) {
 	delimiters := countDelimiters(text)
 	if delimiters > maxDelimiters {
-		return nil, newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
+		return nil, NewStatus(codes.ResourceExhausted, reasonBodyTooLarge,
 			fmt.Sprintf("the request has more values than a message of %d bytes can contain: %s",
 				maxBodyBytes, reduceSizeHint)).Err()
 	}
@@ -213,7 +230,7 @@ func acquire(
 	case ctx.Err() != nil:
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
-	return nil, newStatus(codes.ResourceExhausted, reasonTooManyBodies,
+	return nil, NewStatus(codes.ResourceExhausted, reasonTooManyBodies,
 		"limit of large requests reached; send fewer of them at once and retry this one",
 		&errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)}).Err()
 }

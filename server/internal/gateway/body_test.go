@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rpc/rpctest"
 )
 
 func TestLargeBodies(t *testing.T) {
@@ -50,7 +51,7 @@ func TestLargeBodies(t *testing.T) {
 
 // TestLargeMessage: a body within the limit may be a message that exceeds it.
 func TestLargeMessage(t *testing.T) {
-	f := serve(t, dial(t, fakeServer(&fakeService{
+	f := serve(t, rpctest.Dial(t, fakeServer(&fakeService{
 		chat: func(*parleyv1.ChatRequest, grpc.ServerStreamingServer[parleyv1.ChatResponse]) error { return nil },
 	})))
 	numbers := func(n int) string {
@@ -85,7 +86,7 @@ func testManyLargeBodies(t *testing.T, more string) {
 		case <-ctx.Done():
 		}
 	}
-	d, err := newHandler(t.Context(), dial(t, fakeServer(&fakeService{
+	d, err := newHandler(t.Context(), rpctest.Dial(t, fakeServer(&fakeService{
 		chat: func(_ *parleyv1.ChatRequest, stream grpc.ServerStreamingServer[parleyv1.ChatResponse]) error {
 			hold(stream.Context())
 			return nil
@@ -94,12 +95,12 @@ func testManyLargeBodies(t *testing.T, more string) {
 			hold(ctx)
 			return &parleyv1.AppendMessagesResponse{}, nil
 		},
-	})), nil)
+	})), nil, NewBodies())
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.large.values, d.large.maxWait = semaphore.NewWeighted(largeBodyBytes*3/2), testTimeout
-	s := httptest.NewServer(withResponseWriter(d))
+	s := httptest.NewServer(LimitWrites(d))
 	defer s.Close()
 	f := &fixture{url: s.URL, client: s.Client()}
 	var requests sync.WaitGroup
@@ -140,12 +141,12 @@ func testManyLargeBodies(t *testing.T, more string) {
 // TestManyLargeReads: a limited number of large bodies is read at the same time, even if clients
 // send slowly.
 func TestManyLargeReads(t *testing.T) {
-	d, err := newHandler(t.Context(), openService(t), nil)
+	d, err := newHandler(t.Context(), openService(t), nil, NewBodies())
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.large.reads, d.large.maxWait, d.large.maxPace = semaphore.NewWeighted(1), time.Second, testTimeout
-	s := httptest.NewServer(withResponseWriter(d))
+	s := httptest.NewServer(LimitWrites(d))
 	defer s.Close()
 	f := &fixture{url: s.URL, client: s.Client()}
 	c := rawDial(t, f)
@@ -177,12 +178,12 @@ func sendStalled(c net.Conn) {
 // TestStalledLargeRead: a large body that stalls is refused before maxBodyTime, so that others can
 // be read.
 func TestStalledLargeRead(t *testing.T) {
-	d, err := newHandler(t.Context(), openService(t), nil)
+	d, err := newHandler(t.Context(), openService(t), nil, NewBodies())
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.maxBodyTime, d.large.reads, d.large.maxPace = time.Hour, semaphore.NewWeighted(1), time.Millisecond
-	s := httptest.NewServer(withResponseWriter(d))
+	s := httptest.NewServer(LimitWrites(d))
 	t.Cleanup(s.Close) // Runs after the connection below is closed.
 	f := &fixture{url: s.URL, client: s.Client()}
 	c := rawDial(t, f)
@@ -205,7 +206,7 @@ func TestSteadySender(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
 			from := &steadyBody{w: w, left: size, perSecond: size/int(maxBodyTime/time.Second) + 1}
-			text, release, err := newLargeBodies().readBody(w, httptest.NewRequest(http.MethodPost, "/v1/chat", from),
+			text, release, err := NewBodies().readBody(w, httptest.NewRequest(http.MethodPost, "/v1/chat", from),
 				maxBodyTime)
 			release()
 			if err != nil || len(text) != size {
@@ -267,12 +268,12 @@ func TestLargeBodyIsNotReadFirst(t *testing.T) {
 
 // TestSlowBody: a body that does not arrive within maxBodyTime is refused.
 func TestSlowBody(t *testing.T) {
-	d, err := newHandler(t.Context(), openService(t), nil)
+	d, err := newHandler(t.Context(), openService(t), nil, NewBodies())
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.maxBodyTime = time.Millisecond
-	s := httptest.NewServer(withResponseWriter(d))
+	s := httptest.NewServer(LimitWrites(d))
 	defer s.Close()
 	c := rawDial(t, &fixture{url: s.URL})
 	fmt.Fprint(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -333,7 +334,7 @@ func (d *deadlineRecorder) SetReadDeadline(t time.Time) error {
 func TestBodyDeadlineIsRemoved(t *testing.T) {
 	w := &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
 	r := httptest.NewRequest(http.MethodPost, "/v1/chat", strings.NewReader("{}"))
-	if text, _, err := newLargeBodies().readBody(w, r, time.Minute); err != nil || string(text) != "{}" {
+	if text, _, err := NewBodies().readBody(w, r, time.Minute); err != nil || string(text) != "{}" {
 		t.Fatalf("readBody = %q, %v, want {}", text, err)
 	}
 	if len(w.all) != 2 || w.all[0].IsZero() || !w.all[1].IsZero() {

@@ -257,14 +257,21 @@ func (c *checkedConn) checkMessage(call *httpCall, message any) error {
 	if err := c.check(call, request); err != nil {
 		return err
 	}
-	// An in-process connection does not enforce gRPC's limit, and some values are larger as a
-	// message than in JSON, for example a list of numbers.
+	if err := CheckSize(request); err != nil {
+		return err
+	}
+	call.sent = true
+	return nil
+}
+
+// CheckSize returns an error, which is a status, for a request message that is larger than gRPC's limit. An in-process
+// connection does not enforce it, and some values are larger as a message than in JSON, for example a list of numbers.
+func CheckSize(request proto.Message) error {
 	if size := proto.Size(request); size > maxBodyBytes {
-		return newStatus(codes.ResourceExhausted, reasonBodyTooLarge,
+		return NewStatus(codes.ResourceExhausted, reasonBodyTooLarge,
 			fmt.Sprintf("the request is %d bytes as a message, more than the limit of %d: %s",
 				size, maxBodyBytes, reduceSizeHint)).Err()
 	}
-	call.sent = true
 	return nil
 }
 

@@ -35,8 +35,9 @@ const (
 // retryDelay is the retry delay of errors that a retry may resolve.
 const retryDelay = time.Second
 
-// newStatus returns a status with an ErrorInfo that contains the reason.
-func newStatus(code codes.Code, reason, text string, details ...protoadapt.MessageV1) *status.Status {
+// NewStatus returns a status with an ErrorInfo of Parley that contains the reason. A text that is longer than
+// [rules.MaxTextBytes] is cut.
+func NewStatus(code codes.Code, reason, text string, details ...protoadapt.MessageV1) *status.Status {
 	st := status.New(code, rules.Clip(text, rules.MaxTextBytes))
 	info := &errdetails.ErrorInfo{Reason: reason, Domain: domain}
 	if detailed, err := st.WithDetails(append([]protoadapt.MessageV1{info}, details...)...); err == nil {
@@ -57,6 +58,14 @@ func writeStatus(w http.ResponseWriter, st *status.Status) {
 	header.Set("Content-Type", "application/json")
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Content-Length", strconv.Itoa(len(body)))
+	SetErrorHeaders(header, st)
+	w.WriteHeader(HTTPStatus(st))
+	// The text quotes the request, but nosniff keeps browsers from reading JSON as HTML.
+	_, _ = w.Write(body) //nolint:gosec // See above.
+}
+
+// SetErrorHeaders sets the headers that HTTP has for what a status says: Retry-After and WWW-Authenticate.
+func SetErrorHeaders(header http.Header, st *status.Status) {
 	for _, detail := range st.Details() {
 		if retry, ok := detail.(*errdetails.RetryInfo); ok {
 			// Retry-After is in seconds, rounded up.
@@ -67,14 +76,11 @@ func writeStatus(w http.ResponseWriter, st *status.Status) {
 	if st.Code() == codes.Unauthenticated {
 		header.Set("WWW-Authenticate", "Bearer")
 	}
-	w.WriteHeader(httpStatus(st))
-	// The text quotes the request, but nosniff keeps browsers from reading JSON as HTML.
-	_, _ = w.Write(body) //nolint:gosec // See above.
 }
 
-// httpStatus returns the HTTP status of the code, or a more specific one if HTTP defines it.
-func httpStatus(st *status.Status) int {
-	switch reasonOf(st) {
+// HTTPStatus returns the HTTP status of the code of a status, or a more specific one if HTTP defines it.
+func HTTPStatus(st *status.Status) int {
+	switch Reason(st) {
 	case reasonMethodNotAllowed:
 		return http.StatusMethodNotAllowed
 	case reasonBodyTooLarge, "MESSAGE_TOO_LARGE", "REQUEST_TOO_LARGE":
@@ -87,8 +93,8 @@ func httpStatus(st *status.Status) int {
 	return runtime.HTTPStatusFromCode(st.Code())
 }
 
-// reasonOf returns the reason of a status, or "" if the status has no ErrorInfo of this domain.
-func reasonOf(st *status.Status) string {
+// Reason returns the reason of a status, or "" if the status has no ErrorInfo of Parley.
+func Reason(st *status.Status) string {
 	for _, detail := range st.Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetDomain() == domain {
 			return info.GetReason()
@@ -108,45 +114,45 @@ func handleError(ctx context.Context, _ *runtime.ServeMux, _ runtime.Marshaler, 
 	if hasLines(r.URL.Path) { // The client may still be sending the body.
 		w.Header().Set("Connection", "close")
 	}
-	st := statusOf(ctx, err)
+	st := StatusOf(ctx, err)
 	if call := httpCallOf(ctx); !call.sent && call.refused != nil {
 		call.refused(st.Err())
 	}
 	writeStatus(w, st)
 }
 
-// statusOf returns the status that a client receives for err. A status of the server is returned as
+// StatusOf returns the status that a client receives for err. A status of the server is returned as
 // it is. Others get a reason and a text, because the texts of libraries are not meant for users of
 // the API.
-func statusOf(ctx context.Context, err error) *status.Status {
+func StatusOf(ctx context.Context, err error) *status.Status {
 	st := status.Convert(err)
-	if reasonOf(st) != "" {
+	if Reason(st) != "" {
 		return st
 	}
 	call := httpCallOf(ctx)
-	if st.Code() == codes.InvalidArgument && !call.sent {
+	if st.Code() == codes.InvalidArgument && call != nil && !call.sent {
 		return call.faults(ctx, st).status()
 	}
 	switch st.Code() {
 	case codes.Canceled:
 		if ctx.Err() != nil {
-			return newStatus(st.Code(), "CANCELLED", "the client cancelled the call")
+			return NewStatus(st.Code(), "CANCELLED", "the client cancelled the call")
 		}
 		fallthrough // This server closed its own in-process connection.
 	case codes.Unavailable:
-		return newStatus(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; try again",
+		return NewStatus(codes.Unavailable, "SHUTTING_DOWN", "the server is shutting down; try again",
 			&errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)})
 	case codes.DeadlineExceeded:
-		return newStatus(st.Code(), "DEADLINE_EXCEEDED", "the call did not end within its Grpc-Timeout")
+		return NewStatus(st.Code(), "DEADLINE_EXCEEDED", "the call did not end within its Grpc-Timeout")
 	case codes.Unimplemented:
-		return newStatus(st.Code(), "UNIMPLEMENTED", "this server does not support the call: "+st.Message())
+		return NewStatus(st.Code(), "UNIMPLEMENTED", "this server does not support the call: "+st.Message())
 	case codes.ResourceExhausted:
 		// Too large requests are refused earlier, in checkedConn.checkSize.
-		return newStatus(st.Code(), reasonReplyTooLarge,
+		return NewStatus(st.Code(), reasonReplyTooLarge,
 			fmt.Sprintf("the reply is larger than %d bytes as a message; request less, for example a smaller page",
 				maxBodyBytes))
 	}
-	return newStatus(codes.Internal, "INTERNAL", "internal error")
+	return NewStatus(codes.Internal, "INTERNAL", "internal error")
 }
 
 // handleRoutingError answers a request whose path or method is unknown.
@@ -169,7 +175,7 @@ func (h *handler) handleRoutingError(ctx context.Context, _ *runtime.ServeMux, _
 			break
 		}
 	}
-	writeStatus(w, newStatus(codes.NotFound, reasonPathNotFound,
+	writeStatus(w, NewStatus(codes.NotFound, reasonPathNotFound,
 		fmt.Sprintf("path %.80q does not exist%s; %s lists all paths", path, hint, documentPath)))
 }
 
@@ -177,7 +183,7 @@ func (h *handler) handleRoutingError(ctx context.Context, _ *runtime.ServeMux, _
 func (h *handler) refuseMethod(w http.ResponseWriter, call *httpCall, allowed []string) {
 	all := strings.Join(allowed, ", ")
 	w.Header().Set("Allow", all)
-	writeStatus(w, newStatus(codes.Unimplemented, reasonMethodNotAllowed,
+	writeStatus(w, NewStatus(codes.Unimplemented, reasonMethodNotAllowed,
 		fmt.Sprintf("path %.80q does not allow %.16s; use %s; %s lists all paths", rawPath(call.request.URL),
 			call.request.Method, all, documentPath)))
 }

@@ -118,7 +118,7 @@ func withFakeService(t *testing.T, s *fakeService, test func(t *testing.T, d *me
 		if err != nil {
 			t.Fatal(err)
 		}
-		handler, err := New(t.Context(), conn, nil)
+		handler, err := New(t.Context(), conn, nil, NewBodies())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -66,7 +66,7 @@ func (f *faults) status() *status.Status {
 		}
 		text.WriteString(v.GetField() + ": " + v.GetDescription())
 	}
-	return newStatus(codes.InvalidArgument, "INVALID_REQUEST", "invalid request: "+text.String(),
+	return NewStatus(codes.InvalidArgument, "INVALID_REQUEST", "invalid request: "+text.String(),
 		&errdetails.BadRequest{FieldViolations: f.violations})
 }
 

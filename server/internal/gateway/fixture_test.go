@@ -1,16 +1,11 @@
 package gateway
 
 import (
-	"context"
-	"errors"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,19 +13,13 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/parleyhq/parley/server/internal/agent"
-	"github.com/parleyhq/parley/server/internal/agent/echo"
 	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/rpc"
-	"github.com/parleyhq/parley/server/internal/turn"
-	"github.com/parleyhq/parley/server/internal/watch"
-	"github.com/parleyhq/parley/store"
-	"github.com/parleyhq/parley/store/memstore"
+	"github.com/parleyhq/parley/server/internal/rpc/rpctest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -60,7 +49,7 @@ func serve(t *testing.T, conn *grpc.ClientConn) *fixture {
 // serveAuthorized is like serve, with a check of the callers.
 func serveAuthorized(t *testing.T, conn *grpc.ClientConn, authorize Authorize) *fixture {
 	t.Helper()
-	handler, err := New(t.Context(), conn, authorize)
+	handler, err := New(t.Context(), conn, authorize, NewBodies())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,64 +76,11 @@ func openService(t *testing.T) *grpc.ClientConn {
 // openServiceWith starts a service whose callers a authenticates. It returns the check of the callers, too.
 func openServiceWith(t *testing.T, a *auth.Authenticator) (*grpc.ClientConn, Authorize) {
 	t.Helper()
-	log := slog.New(slog.DiscardHandler)
-	hub := watch.New(watch.Options{})
-	agents, err := agent.NewSet("echo", []agent.Entry{
-		{Name: "echo", Kind: "echo", Agent: echo.New()}, {Name: "large-first", Agent: largeFirst{}},
+	service := rpctest.Open(t, rpctest.Options{
+		Agents: []agent.Entry{{Name: "large-first", Agent: largeFirst{}}},
+		Change: func(o *rpc.Options) { o.Auth = a },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var turns *turn.Manager
-	conversations := memstore.New(store.Options{Observe: func(changes []store.Change) {
-		hub.Committed(changes)
-		turns.Committed(changes)
-	}})
-	turns = turn.New(t.Context(), turn.Options{
-		Store: conversations, Agents: agents, EventSink: hub, Log: log, TurnTimeout: testTimeout, IdleTimeout: testTimeout,
-		MaxAnswerBytes: 3 << 20, MaxTurns: 16,
-	})
-	service, err := rpc.New(rpc.Options{
-		Store: conversations, StoreName: "memory", Turns: turns, Hub: hub, Agents: agents, Log: log, Auth: a,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		turns.Stop(t.Context()) // The context has ended, so Stop does not wait for turns.
-		conversations.Close()
-	})
-	g := grpc.NewServer(append(service.LoopbackOptions(), grpc.WaitForHandlers(true))...)
-	service.Register(g)
-	conn := dial(t, g)
-	t.Cleanup(service.Stop)
-	return conn, service.Authorize
-}
-
-// dial serves g until the test ends and returns a connection to it.
-func dial(t *testing.T, g *grpc.Server) *grpc.ClientConn {
-	t.Helper()
-	listener := bufconn.Listen(1 << 20)
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		// A test without calls may stop the server before Serve is called.
-		if err := g.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			t.Errorf("Serve: %v", err)
-		}
-	})
-	conn, err := grpc.NewClient("passthrough:///parley",
-		grpc.WithStaticStreamWindowSize(256<<10), // The same value as the server's.
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		conn.Close()
-		g.Stop()
-		serving.Wait()
-	})
-	return conn
+	return service.Conn, service.Authorize
 }
 
 // answer is the response that a client received.
@@ -207,8 +143,8 @@ func (a *answer) wantError(t *testing.T, code int, reason string, at ...string) 
 	t.Helper()
 	s := a.status(t)
 	slices.Sort(at)
-	if a.code != code || reasonOf(s) != reason || !slices.Equal(fields(s), at) {
-		t.Errorf("got %d %q %q, want %d %q %q: %s", a.code, reasonOf(s), fields(s), code, reason, at, a.body)
+	if a.code != code || Reason(s) != reason || !slices.Equal(fields(s), at) {
+		t.Errorf("got %d %q %q, want %d %q %q: %s", a.code, Reason(s), fields(s), code, reason, at, a.body)
 	}
 	if media := a.header.Get("Content-Type"); media != "application/json" {
 		t.Errorf("error has Content-Type %q, want application/json", media)

@@ -44,29 +44,34 @@ type handler struct {
 	authorize   Authorize
 	mux         *runtime.ServeMux
 	maxBodyTime time.Duration
-	large       *largeBodies
+	large       *Bodies
 }
 
 // New returns the handler of /openapi.json and of all paths under /v1/. The handler makes its calls
 // over conn and does not close it. It calls authorize before it reads a body or parses anything besides
-// the path. If authorize is nil, only the server behind conn checks the callers.
-func New(ctx context.Context, conn grpc.ClientConnInterface, authorize Authorize) (http.Handler, error) {
-	h, err := newHandler(ctx, conn, authorize)
-	return withResponseWriter(h), err
+// the path. If authorize is nil, only the server behind conn checks the callers. large limits the memory of the
+// bodies of all handlers that share it.
+func New(
+	ctx context.Context, conn grpc.ClientConnInterface, authorize Authorize, large *Bodies,
+) (http.Handler, error) {
+	h, err := newHandler(ctx, conn, authorize, large)
+	return LimitWrites(h), err
 }
 
-func newHandler(ctx context.Context, conn grpc.ClientConnInterface, authorize Authorize) (*handler, error) {
+func newHandler(
+	ctx context.Context, conn grpc.ClientConnInterface, authorize Authorize, large *Bodies,
+) (*handler, error) {
 	if authorize == nil {
 		authorize = func(context.Context, string, metadata.MD) (func(error), error) { return func(error) {}, nil }
 	}
-	h := &handler{authorize: authorize, maxBodyTime: maxBodyTime, large: newLargeBodies()}
+	h := &handler{authorize: authorize, maxBodyTime: maxBodyTime, large: large}
 	dropAll := func(string) (string, bool) { return "", false }
 	h.mux = runtime.NewServeMux(append(slices.Concat(marshalerOptions(), responseOptions()),
 		runtime.WithMiddlewares(func(next runtime.HandlerFunc) runtime.HandlerFunc {
 			return h.prepare(next, calledMethod(ctx, next))
 		}),
 		runtime.WithErrorHandler(handleError),
-		runtime.WithStreamErrorHandler(statusOf),
+		runtime.WithStreamErrorHandler(StatusOf),
 		runtime.WithRoutingErrorHandler(h.handleRoutingError),
 		// The mux splits RawPath, which routedPath returns, and then decodes each parameter.
 		runtime.WithUnescapingMode(runtime.UnescapingModeAllExceptSlash),
@@ -188,7 +193,7 @@ func (h *handler) prepare(next runtime.HandlerFunc, method string) runtime.Handl
 		}
 		var err error
 		if call.refused, err = h.authorize(r.Context(), method, Metadata(call.request)); err != nil {
-			refuseCaller(w, r, err)
+			RefuseUnread(w, r, func() { writeStatus(w, StatusOf(r.Context(), err)) })
 			return
 		}
 		if err := call.parse(r, params); err != nil {
@@ -241,15 +246,15 @@ func isStream(pattern runtime.Pattern) bool {
 	return false
 }
 
-// refuseCaller answers a request whose caller may not make the call, without waiting for its body.
-func refuseCaller(w http.ResponseWriter, r *http.Request, err error) {
+// RefuseUnread answers a request by write, which writes an error, without waiting for the rest of its body.
+func RefuseUnread(w http.ResponseWriter, r *http.Request, write func()) {
 	// On HTTP/1, net/http would wait for the body before it sends the response, unless the connection is closed.
 	// On HTTP/2, it resets the stream, and other requests of the connection continue.
 	unread := r.ProtoMajor == 1 && r.Body != nil && r.Body != http.NoBody
 	if unread {
 		w.Header().Set("Connection", "close")
 	}
-	writeStatus(w, statusOf(r.Context(), err))
+	write()
 	if unread {
 		linger(w, r, new(sync.WaitGroup))
 	}

@@ -51,7 +51,7 @@ func Guard(next http.Handler, origins []string, anyHost bool) (http.Handler, err
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !anyHost && !isLoopback(r.Host) && !slices.Contains(hosts, r.Host) {
-			writeStatus(w, newStatus(codes.PermissionDenied, "HOST_NOT_ALLOWED", fmt.Sprintf(
+			writeStatus(w, NewStatus(codes.PermissionDenied, "HOST_NOT_ALLOWED", fmt.Sprintf(
 				"the host %.80q is not allowed: use a loopback address, "+
 					"or add the origin of the proxy to --http-allowed-origins", r.Host)))
 			return
@@ -59,7 +59,7 @@ func Guard(next http.Handler, origins []string, anyHost bool) (http.Handler, err
 		asWrite := *r // The library permits all GET and HEAD requests.
 		asWrite.Method = http.MethodPost
 		if err := protection.Check(&asWrite); err != nil {
-			writeStatus(w, newStatus(codes.PermissionDenied, "ORIGIN_NOT_ALLOWED", fmt.Sprintf(
+			writeStatus(w, NewStatus(codes.PermissionDenied, "ORIGIN_NOT_ALLOWED", fmt.Sprintf(
 				"the origin %.80q is not allowed: add it to --http-allowed-origins", r.Header.Get("Origin"))))
 			return
 		}

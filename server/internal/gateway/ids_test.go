@@ -63,7 +63,7 @@ func TestAnyIDInPath(t *testing.T) {
 			if err := json.Unmarshal([]byte(summary.body), &reply); err != nil || reply.Summary.ConversationID != id {
 				rt.Errorf("GET %s/routing-summary (%s) = %d %s, want the summary of %q", path, name, summary.code, summary.body, id)
 			}
-			if missing := f.do(t, http.MethodGet, path, ""); reasonOf(missing.status(t)) != "CONVERSATION_NOT_FOUND" {
+			if missing := f.do(t, http.MethodGet, path, ""); Reason(missing.status(t)) != "CONVERSATION_NOT_FOUND" {
 				rt.Errorf("GET %s (%s) = %d %s, want CONVERSATION_NOT_FOUND", path, name, missing.code, missing.body)
 			}
 		}
@@ -129,7 +129,7 @@ func TestEmptyIDInPath(t *testing.T) {
 	var called string
 	f := serveStub(t, func(_ context.Context, method string) error {
 		called = method
-		return newStatus(codes.Aborted, "REACHED", "").Err()
+		return NewStatus(codes.Aborted, "REACHED", "").Err()
 	})
 	for _, b := range bindings(t) {
 		body := ""

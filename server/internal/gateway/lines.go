@@ -34,7 +34,7 @@ const maxLineBytes = 6 * maxBodyBytes
 type importer struct {
 	client parleyv1.ConversationServiceClient
 	mux    *runtime.ServeMux
-	large  *largeBodies
+	large  *Bodies
 }
 
 func (i *importer) serve(w http.ResponseWriter, r *http.Request, _ map[string]string) {
@@ -133,7 +133,7 @@ func parseOverwrite(query url.Values) (*bool, error) {
 type appender struct {
 	client parleyv1.ConversationServiceClient
 	mux    *runtime.ServeMux
-	large  *largeBodies
+	large  *Bodies
 }
 
 func (a *appender) serve(w http.ResponseWriter, r *http.Request, _ map[string]string) {
@@ -157,7 +157,7 @@ func (a *appender) serve(w http.ResponseWriter, r *http.Request, _ map[string]st
 	case !replies.begun:
 		runtime.HTTPError(r.Context(), a.mux, nil, w, r, err)
 	default:
-		replies.end(statusOf(ctx, err))
+		replies.end(StatusOf(ctx, err))
 	}
 	cancel()
 	linger(w, r, &sending)
@@ -258,7 +258,7 @@ func (l *replyLines) write(reply proto.Message) {
 // upload sends the lines of one body as requests of a stream.
 type upload struct {
 	stream     grpc.ClientStream
-	large      *largeBodies
+	large      *Bodies
 	newRequest func() proto.Message
 	complete   func(proto.Message) // sets further fields of a request before it is sent
 }
@@ -374,5 +374,5 @@ func (f *lineFault) ended(format string, args ...any) *status.Status {
 	for _, v := range f.violations {
 		text = fmt.Appendf(text, "; %s: %s", v.GetField(), v.GetDescription())
 	}
-	return newStatus(code, reason, string(text), &errdetails.BadRequest{FieldViolations: f.violations})
+	return NewStatus(code, reason, string(text), &errdetails.BadRequest{FieldViolations: f.violations})
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rpc/rpctest"
 )
 
 const importLine = `{"conversation":{"id":%q,"version":1,"createTime":"2026-01-01T00:00:00Z","updateTime":"2026-01-01T00:00:00Z",` +
@@ -58,7 +59,7 @@ func TestImportLines(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := []string{}
-			f := serve(t, dial(t, fakeServer(recordImports(&got))))
+			f := serve(t, rpctest.Dial(t, fakeServer(recordImports(&got))))
 			reply := new(parleyv1.ImportConversationsResponse)
 			text := f.do(t, "POST", "/v1/import"+c.query, c.body).wantOK(t)
 			if err := protojson.Unmarshal([]byte(text), reply); err != nil || int(reply.GetImportedCount()) != len(got) ||
@@ -109,7 +110,7 @@ func TestImportFaults(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := []string{}
-			f := serve(t, dial(t, fakeServer(recordImports(&got))))
+			f := serve(t, rpctest.Dial(t, fakeServer(recordImports(&got))))
 			a := f.do(t, "POST", "/v1/import"+c.query, c.body)
 			a.wantError(t, c.code, c.reason, c.at...)
 			reported := -1
@@ -132,11 +133,11 @@ func TestImportEndsEarly(t *testing.T) {
 		if _, err := stream.Recv(); err != nil {
 			return err
 		}
-		return newStatus(codes.ResourceExhausted, "STORE_FULL", "full").Err()
+		return NewStatus(codes.ResourceExhausted, "STORE_FULL", "full").Err()
 	}
 	for _, silent := range []bool{true, false} {
 		t.Run(fmt.Sprint("silent: ", silent), func(t *testing.T) {
-			f := serve(t, dial(t, fakeServer(&fakeService{importConversations: full})))
+			f := serve(t, rpctest.Dial(t, fakeServer(&fakeService{importConversations: full})))
 			from, to := io.Pipe()
 			sent := make(chan struct{})
 			go func() {
@@ -188,7 +189,7 @@ func TestImportBreaksOff(t *testing.T) {
 					got = append(got, "a")
 					return recordImports(&got).importConversations(stream)
 				}
-				f := serve(t, dial(t, fakeServer(&fakeService{importConversations: take})))
+				f := serve(t, rpctest.Dial(t, fakeServer(&fakeService{importConversations: take})))
 				conn := rawDial(t, f)
 				fmt.Fprintf(conn, "POST /v1/import HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n%s", c.head, c.body)
 				<-first
@@ -217,7 +218,7 @@ func TestImportBreaksOff(t *testing.T) {
 
 // TestImportTimeout: an import that continues without its client ends at the Grpc-Timeout.
 func TestImportTimeout(t *testing.T) {
-	f := serve(t, dial(t, fakeServer(&fakeService{
+	f := serve(t, rpctest.Dial(t, fakeServer(&fakeService{
 		importConversations: func(stream grpc.ClientStreamingServer[parleyv1.ImportConversationsRequest, parleyv1.ImportConversationsResponse]) error {
 			<-stream.Context().Done()
 			return stream.Context().Err()
@@ -239,14 +240,14 @@ func answerAppends(stream grpc.BidiStreamingServer[parleyv1.AppendStreamRequest,
 			return err
 		}
 		if r.GetAppend().GetConversationId() == "full" {
-			return newStatus(codes.ResourceExhausted, "STORE_FULL", "full").Err()
+			return NewStatus(codes.ResourceExhausted, "STORE_FULL", "full").Err()
 		}
 		reply := &parleyv1.AppendStreamResponse{Result: &parleyv1.AppendStreamResponse_Response{
 			Response: &parleyv1.AppendMessagesResponse{Conversation: &parleyv1.Conversation{Id: r.GetAppend().GetConversationId()}},
 		}}
 		if r.GetAppend() == nil {
 			reply.Result = &parleyv1.AppendStreamResponse_Error{
-				Error: newStatus(codes.InvalidArgument, "INVALID_REQUEST", "append: is required").Proto(),
+				Error: NewStatus(codes.InvalidArgument, "INVALID_REQUEST", "append: is required").Proto(),
 			}
 		}
 		if err := stream.Send(reply); err != nil {
@@ -259,7 +260,7 @@ const appendLine = `{"append":{"conversationId":%q}}` + "\n"
 
 // TestAppendLines sends lines, and reads the reply to each before it sends the next.
 func TestAppendLines(t *testing.T) {
-	f := serve(t, dial(t, fakeServer(&fakeService{appendStream: answerAppends})))
+	f := serve(t, rpctest.Dial(t, fakeServer(&fakeService{appendStream: answerAppends})))
 	from, to := io.Pipe()
 	defer from.Close()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/append", from)
@@ -312,7 +313,7 @@ func TestAppendLinesEnd(t *testing.T) {
 		{"an error after a reply", "", fmt.Sprintf(appendLine+appendLine, "a", "full"), 200, "STORE_FULL", "", 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := serve(t, dial(t, fakeServer(&fakeService{appendStream: answerAppends})))
+			f := serve(t, rpctest.Dial(t, fakeServer(&fakeService{appendStream: answerAppends})))
 			a := f.do(t, "POST", "/v1/append"+c.query, c.body)
 			if a.code != c.code || !strings.Contains(a.body, c.reason) || !strings.Contains(a.body, c.at) {
 				t.Errorf("response = %d %s, want %d, %q, %q", a.code, a.body, c.code, c.reason, c.at)

@@ -26,7 +26,7 @@ type marshaler struct {
 }
 
 // marshalerOptions returns the mux options that select server-sent events if the Accept header is
-// exactly mediaEvents, and lines otherwise; see [withResponseWriter].
+// exactly mediaEvents, and lines otherwise; see [LimitWrites].
 func marshalerOptions() []runtime.ServeMuxOption {
 	return []runtime.ServeMuxOption{
 		runtime.WithMarshalerOption(runtime.MIMEWildcard, &marshaler{}),

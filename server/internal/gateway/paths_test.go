@@ -52,7 +52,7 @@ func TestEveryCallIsReachable(t *testing.T) {
 	var reached string
 	f := serveStub(t, func(_ context.Context, method string) error {
 		reached = strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
-		return newStatus(10, "REACHED", "").Err() // before a request is read
+		return NewStatus(10, "REACHED", "").Err() // before a request is read
 	})
 	param := regexp.MustCompile(`\{[a-z_.]+\}`)
 	calls := map[string]bool{}

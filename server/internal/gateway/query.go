@@ -124,6 +124,10 @@ func (f *faults) checkParameter(
 		f.add(quoteName(key), "is not a parameter: %s", remedy(call, input, field))
 		return
 	}
+	if strings.Contains(index, "\n") { // The generated code would ignore the parameter.
+		f.add(jsonPath(path), "cannot have a key with a line break in a query; use gRPC")
+		return
+	}
 	if other, found := taken[path+index]; found {
 		f.add(jsonPath(path), "must be given once, but was given as %s and as %s", quoteName(other), quoteName(key))
 		return

@@ -75,6 +75,10 @@ func TestFaultsOfQueries(t *testing.T) {
 			fields: []string{`"labels[k][l]"`},
 		},
 		{
+			name: "key of a map with a line break", method: "GET", path: "/v1/conversations?labels[a%0Ab]=c",
+			fields: []string{"labels"},
+		},
+		{
 			name: "key of a field that is not a map", method: "GET", path: "/v1/export?conversationIds[a]=b",
 			fields: []string{`"conversationIds[a]"`}, text: "conversationIds=…&conversationIds=…",
 		},

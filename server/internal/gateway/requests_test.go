@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/parleyhq/parley/server/internal/rpc/rpctest"
 	"github.com/parleyhq/parley/server/internal/rules"
 )
 
@@ -75,7 +76,7 @@ func TestStreamsHaveNoHead(t *testing.T) {
 	reached := false
 	f := serveStub(t, func(context.Context, string) error {
 		reached = true
-		return newStatus(codes.Aborted, "REACHED", "").Err()
+		return NewStatus(codes.Aborted, "REACHED", "").Err()
 	})
 	for _, b := range bindings(t) {
 		if b.method != http.MethodGet {
@@ -125,7 +126,7 @@ func TestMediaTypesAndOverrides(t *testing.T) {
 // serveStub serves a service that answers each call by a function.
 func serveStub(t *testing.T, answer func(ctx context.Context, method string) error) *fixture {
 	t.Helper()
-	return serve(t, dial(t, grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any,
+	return serve(t, rpctest.Dial(t, grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnknownServiceHandler(func(_ any,
 		stream grpc.ServerStream,
 	) error {
 		method, _ := grpc.MethodFromServerStream(stream)
@@ -143,7 +144,7 @@ func TestEveryCodeHasItsStatus(t *testing.T) {
 		codes.Internal:    500,
 		codes.Unavailable: 503, codes.DataLoss: 500,
 	} {
-		answered = newStatus(code, "REASON", "the text", &errdetails.RetryInfo{
+		answered = NewStatus(code, "REASON", "the text", &errdetails.RetryInfo{
 			RetryDelay: durationpb.New(1500 * time.Millisecond),
 		}).Err()
 		for _, path := range []string{"/v1/agents", "/v1/watch"} { // one reply, and many
@@ -197,7 +198,7 @@ func TestMetadata(t *testing.T) {
 	f := serveStub(t, func(ctx context.Context, _ string) error {
 		got, _ = metadata.FromIncomingContext(ctx)
 		_, hasDeadline = ctx.Deadline()
-		return newStatus(codes.Aborted, "SEEN", "").Err()
+		return NewStatus(codes.Aborted, "SEEN", "").Err()
 	})
 	for _, path := range []string{"/v1/agents", "/v1/watch"} {
 		f.do(t, "GET", path, "", "Authorization: Bearer x", "Traceparent: 00-1-2-3", "Grpc-Metadata-Tenant: other", "Grpc-Timeout: 50S",
@@ -235,7 +236,7 @@ func TestLongTimeouts(t *testing.T) {
 	var deadline time.Time
 	f := serveStub(t, func(ctx context.Context, _ string) error {
 		deadline, _ = ctx.Deadline()
-		return newStatus(codes.Aborted, "SEEN", "").Err()
+		return NewStatus(codes.Aborted, "SEEN", "").Err()
 	})
 	for _, timeout := range []string{"8760H", "8761H", "2562047H", "2562048H", "9999999H", "99999999H", "99999999M", "99999999S"} {
 		for _, path := range []string{"/v1/agents", "/v1/watch"} { // one reply, and many

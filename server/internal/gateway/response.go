@@ -36,12 +36,12 @@ type responseWriter struct {
 	headerWritten bool         // The response header was written.
 	failed        bool         // A write failed; all later output is discarded.
 	replies       *replyStream // Nil if the response is not a stream.
-	ids           eventIDs
+	ids           EventIDs
 }
 
-// withResponseWriter wraps next so that each request has a responseWriter in its context. It must wrap the mux,
-// and the mux must have responseOptions.
-func withResponseWriter(next http.Handler) http.Handler {
+// LimitWrites returns a handler whose responses have a limit of time: if a client does not read for 30 s, next's
+// context is cancelled and its later output is discarded, without an error. Flush sends what was written.
+func LimitWrites(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()

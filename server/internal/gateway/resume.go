@@ -53,7 +53,7 @@ func (r *replyStream) applyLastEventID(m any) error {
 	default:
 		return nil // Replies of other calls have no ids.
 	}
-	index, textPending, ok := parseEventID(id)
+	index, textPending, ok := ParseEventID(id)
 	switch {
 	case !ok:
 		return badEventID(fmt.Sprintf("%.80q is not the id of an event of a turn; "+
@@ -156,7 +156,7 @@ func badEventID(why string) error {
 	bad := &errdetails.BadRequest{
 		FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: lastEventID, Description: why}},
 	}
-	return newStatus(codes.InvalidArgument, "INVALID_REQUEST", fmt.Sprintf("invalid request: %s: %s", lastEventID, why),
+	return NewStatus(codes.InvalidArgument, "INVALID_REQUEST", fmt.Sprintf("invalid request: %s: %s", lastEventID, why),
 		bad).Err()
 }
 

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/rpc/rpctest"
 )
 
 // TestLastEventIDIsPassedOn: the Last-Event-ID header has precedence over the URL.
@@ -84,9 +85,9 @@ func TestLastEventIDFaults(t *testing.T) {
 		bad := &errdetails.BadRequest{
 			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: "cursor", Description: r.GetCursor()}},
 		}
-		return newStatus(codes.InvalidArgument, "INVALID_REQUEST", "cursor: is bad", bad).Err()
+		return NewStatus(codes.InvalidArgument, "INVALID_REQUEST", "cursor: is bad", bad).Err()
 	}
-	f := serve(t, dial(t, fakeServer(&fakeService{watch: refuse})))
+	f := serve(t, rpctest.Dial(t, fakeServer(&fakeService{watch: refuse})))
 	const chat = `{"conversation_id": "c", "content": "hello"}`
 	for _, c := range []struct {
 		name, method, path, body, id string
@@ -124,7 +125,7 @@ func TestLastEventIDFaults(t *testing.T) {
 // TestChatResumes: a Chat with a Last-Event-ID resumes after that event in each state of the turn.
 func TestChatResumes(t *testing.T) {
 	eventsGone := func(*parleyv1.ResumeTurnRequest, grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
-		return newStatus(codes.OutOfRange, "EVENTS_GONE", "eventsGone").Err()
+		return NewStatus(codes.OutOfRange, "EVENTS_GONE", "eventsGone").Err()
 	}
 	for _, c := range []struct {
 		name  string

@@ -105,7 +105,7 @@ func TestRepeatedCredential(t *testing.T) {
 // for any host.
 func TestPreflightWithSignIn(t *testing.T) {
 	conn, authorize := openServiceWith(t, auth.New(time.Now, new(oneToken)))
-	api, err := New(t.Context(), conn, authorize)
+	api, err := New(t.Context(), conn, authorize, NewBodies())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,12 +147,12 @@ func TestPreflightWithSignIn(t *testing.T) {
 // and before anything but the path is parsed.
 func TestCallerIsCheckedFirst(t *testing.T) {
 	conn, authorize := openServiceWith(t, auth.New(time.Now, new(oneToken)))
-	d, err := newHandler(t.Context(), conn, authorize)
+	d, err := newHandler(t.Context(), conn, authorize, NewBodies())
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.maxBodyTime, d.large.maxPace = time.Hour, time.Hour
-	s := httptest.NewServer(withResponseWriter(d))
+	s := httptest.NewServer(LimitWrites(d))
 	t.Cleanup(s.Close) // Runs after the connections below are closed.
 	f := &fixture{url: s.URL, client: s.Client()}
 	const (

@@ -127,7 +127,7 @@ func importContents(t *testing.T, over grpc.ClientConnInterface, contents []stri
 // readOver returns the body of a response that is read over a slow connection.
 func readOver(t *testing.T, over grpc.ClientConnInterface, perSecond int, method, path, body string) string {
 	t.Helper()
-	handler, err := New(t.Context(), over, nil)
+	handler, err := New(t.Context(), over, nil, NewBodies())
 	if err != nil {
 		t.Fatal(err)
 	}

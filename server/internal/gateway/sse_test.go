@@ -98,7 +98,7 @@ func TestEventIDs(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n, got := eventIDs{last: c.after}, []string(nil)
+			n, got := EventIDs{last: c.after}, []string(nil)
 			for _, event := range c.events {
 				reply, ok := n.withID(&parleyv1.ResumeTurnResponse{Event: event}).(replyWithID)
 				if !ok {
@@ -112,10 +112,10 @@ func TestEventIDs(t *testing.T) {
 		})
 	}
 	change := &parleyv1.WatchConversationsResponse{Change: &parleyv1.ConversationChange{Cursor: "x"}}
-	if got, ok := new(eventIDs).withID(change).(replyWithID); !ok || got.id != "x" {
+	if got, ok := new(EventIDs).withID(change).(replyWithID); !ok || got.id != "x" {
 		t.Errorf("withID of a change = %v, want id x", got)
 	}
-	if export, ok := new(eventIDs).withID(&parleyv1.ExportConversationsResponse{}).(replyWithID); ok {
+	if export, ok := new(EventIDs).withID(&parleyv1.ExportConversationsResponse{}).(replyWithID); ok {
 		t.Errorf("withID of an exported conversation has the id %q, want none", export.id)
 	}
 }
@@ -140,8 +140,8 @@ func TestParseEventID(t *testing.T) {
 		{"", 0, false, false},
 		{"x", 0, false, false},
 	} {
-		if index, pending, ok := parseEventID(c.id); ok != c.ok || ok && (index != c.index || pending != c.pending) {
-			t.Errorf("parseEventID(%q) = %d, %t, %t, want %d, %t, %t", c.id, index, pending, ok, c.index, c.pending, c.ok)
+		if index, pending, ok := ParseEventID(c.id); ok != c.ok || ok && (index != c.index || pending != c.pending) {
+			t.Errorf("ParseEventID(%q) = %d, %t, %t, want %d, %t, %t", c.id, index, pending, ok, c.index, c.pending, c.ok)
 		}
 	}
 }

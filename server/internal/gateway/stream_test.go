@@ -30,7 +30,7 @@ func sendEvents(events ...*parleyv1.TurnEvent) func(*parleyv1.ResumeTurnRequest,
 }
 
 func failNotFound(*parleyv1.ResumeTurnRequest, grpc.ServerStreamingServer[parleyv1.ResumeTurnResponse]) error {
-	return newStatus(codes.NotFound, "TURN_NOT_FOUND", "no turn").Err()
+	return NewStatus(codes.NotFound, "TURN_NOT_FOUND", "no turn").Err()
 }
 
 // TestStreamHeaders: the status and header of a stream depend on its first reply.

@@ -235,7 +235,7 @@ func serve(t *testing.T, calls chan<- received, choice *atomic.Int32, authorized
 		func(_ context.Context, method string, _ metadata.MD) (func(error), error) {
 			*authorized = method
 			return func(error) {}, nil
-		})
+		}, gateway.NewBodies())
 	if err != nil {
 		t.Fatal(err)
 	}
