@@ -1,0 +1,208 @@
+import { type Message, MessageStatus, Role, type ToolCall } from "@parleyhq/client/web";
+
+import { attempt, fork, startTurn } from "./conversation-actions.js";
+import { button, type Child, h, outerLink } from "./dom.js";
+import { bytes, clock, enumName } from "./format.js";
+import { jsonTree } from "./json-tree.js";
+import { format } from "./route.js";
+import { block, line } from "./text.js";
+import type { Context } from "./view.js";
+
+/** Returns a message without its tool calls; see {@link callElement}. */
+export function messageElement(context: Context, conversationId: string, message: Message): HTMLElement {
+  const { role, agent, status, sequence, exchange, createTime, turnId, finishReason } = message;
+  const isIncomplete = status === MessageStatus.MESSAGE_STATUS_INCOMPLETE;
+  return h(
+    "article",
+    {
+      class: `message ${enumName(role, "ROLE_")}`,
+      "data-sequence": sequence,
+      "aria-label": `Message ${sequence}`,
+    },
+    h(
+      "header",
+      {},
+      h("strong", {}, enumName(role, "ROLE_")),
+      agent !== "" && line(agent, { class: "agent" }),
+      isIncomplete && h("span", { class: "badge warning" }, "incomplete"),
+      finishReason !== "" && line(finishReason, { class: "badge" }),
+      h(
+        "span",
+        { class: "facts" },
+        `#${sequence} · exchange ${exchange} · `,
+        h("time", {}, clock(createTime)),
+      ),
+      turnId !== "" &&
+        h(
+          "a",
+          { href: format({ view: "conversations", id: conversationId, tab: "turns", turn: turnId }) },
+          "turn",
+        ),
+      context.session.mayWrite &&
+        button("Fork here", () => attempt(() => fork(context, conversationId, sequence)), { class: "quiet" }),
+    ),
+    contents(message),
+  );
+}
+
+/** Returns everything that a message contains, except its tool calls. */
+export function contents(message: Message): Child[] {
+  const { content, reasoning, structuredData, attachments, toolResult, usage, summary, native, metadata } =
+    message;
+  return [
+    reasoning !== "" && folded("Reasoning", () => block(reasoning, { class: "reasoning" })),
+    content !== "" && block(content, { class: "content" }),
+    toolResult && [
+      h(
+        "p",
+        { class: toolResult.isError ? "tool-result error" : "tool-result" },
+        toolResult.isError ? "error of " : "result of ",
+        line(toolResult.name || "a tool"),
+        " ",
+        line(toolResult.callId, { class: "id" }),
+      ),
+      block(toolResult.content, { class: "content" }),
+    ],
+    structuredData.map(({ type, value }) =>
+      h("div", { class: "data" }, h("span", { class: "badge" }, line(type)), jsonTree(value)),
+    ),
+    attachments.map(({ uri, mediaType, filename, sizeBytes }) =>
+      h(
+        "p",
+        { class: "attachment" },
+        "attachment ",
+        outerLink(uri, line(filename || uri)),
+        mediaType !== "" && [" ", line(mediaType, { class: "id" })],
+        sizeBytes > 0 && ` ${bytes(sizeBytes)}`,
+      ),
+    ),
+    summary !== "" && h("p", { class: "facts" }, "summary: ", line(summary)),
+    usage &&
+      h(
+        "p",
+        { class: "facts" },
+        line(usage.model),
+        ` · ${usage.inputTokens} tokens in (${usage.cachedInputTokens} cached), ${usage.outputTokens} out`,
+      ),
+    native &&
+      h("p", { class: "facts" }, "native form ", line(native.type), ` · ${bytes(native.value.length)}`),
+    Object.keys(metadata).length > 0 && folded("Metadata", () => jsonTree(metadata)),
+  ];
+}
+
+/** Returns a part that is made when the user opens it. */
+export function folded(label: string, make: () => HTMLElement): HTMLElement {
+  const details = h("details", { class: "folded" }, h("summary", {}, label));
+  details.addEventListener("toggle", () => details.append(make()), { once: true });
+  return details;
+}
+
+/** A tool call with its result. */
+export interface Call {
+  readonly call: ToolCall;
+  readonly result?: Message | undefined;
+  /** The call has no result and may still get one; see ToolResult.call_id. */
+  readonly isOpen: boolean;
+}
+
+/** Returns the calls of each message by its sequence, with their results. The messages are in their order. */
+export function pairCalls(messages: readonly Message[]): Map<number, Call[]> {
+  const calls = new Map<number, Call[]>();
+  const newest = new Map<string, Call[]>(); // the calls of the newest message that has a call with this id
+  for (const message of messages) {
+    const { toolCalls, toolResult, sequence } = message;
+    if (toolCalls.length > 0) {
+      const own = toolCalls.map((call): Call => ({ call, isOpen: true }));
+      calls.set(sequence, own);
+      for (const { call } of own) {
+        for (const [index, old] of (newest.get(call.id) ?? []).entries()) {
+          if (old.call.id === call.id && old.isOpen) {
+            newest.get(call.id)![index] = { ...old, isOpen: false };
+          }
+        }
+        newest.set(call.id, own);
+      }
+    }
+    if (message.role === Role.ROLE_TOOL && toolResult) {
+      const own = newest.get(toolResult.callId);
+      const index = own?.findIndex(({ call, isOpen }) => call.id === toolResult.callId && isOpen) ?? -1;
+      if (own && index >= 0) {
+        own[index] = { ...own[index]!, result: message, isOpen: false };
+      }
+    }
+  }
+  return calls;
+}
+
+/** Returns a tool call with its result, or with the form for it. */
+export function callElement(
+  context: Context,
+  conversationId: string,
+  { call, result, isOpen }: Call,
+): HTMLElement {
+  return h(
+    "div",
+    { class: isOpen ? "tool-call open" : "tool-call", role: "group", "aria-label": `Tool call ${call.name}` },
+    h(
+      "p",
+      {},
+      "calls ",
+      line(call.name, { class: "name" }),
+      " ",
+      line(call.id, { class: "id" }),
+      isOpen && [" ", h("span", { class: "badge warning" }, "waits for a result")],
+      !isOpen && !result && h("span", { class: "badge" }, "no result"),
+    ),
+    argumentsElement(call.arguments),
+    result?.toolResult &&
+      h(
+        "div",
+        { class: result.toolResult.isError ? "result error" : "result" },
+        h("p", {}, result.toolResult.isError ? "failed" : "result", ` (#${result.sequence})`),
+        block(result.toolResult.content, { class: "content" }),
+      ),
+    isOpen && context.session.mayWrite && resultForm(context, conversationId, call),
+  );
+}
+
+/** Returns the arguments of a call: a tree if they are JSON. */
+export function argumentsElement(text: string): HTMLElement {
+  try {
+    return jsonTree(JSON.parse(text));
+  } catch {
+    return block(text, { class: "content" });
+  }
+}
+
+/** Returns the form with which the user answers a call in place of its tool. */
+function resultForm(context: Context, conversationId: string, call: ToolCall): HTMLElement {
+  const content = h("textarea", {
+    rows: 2,
+    "aria-label": `Result of ${call.name}`,
+    placeholder: "Result of the call",
+  });
+  const isError = h("input", { type: "checkbox" });
+  const send = h("button", { type: "submit" }, "Send the result");
+  return h(
+    "form",
+    {
+      class: "result-form",
+      onsubmit: async (event) => {
+        event.preventDefault();
+        send.disabled = true;
+        await attempt(() =>
+          startTurn(context, {
+            conversationId,
+            toolResults: [
+              { callId: call.id, name: call.name, content: content.value, isError: isError.checked },
+            ],
+          }),
+        );
+        send.disabled = false;
+      },
+    },
+    content,
+    h("label", {}, isError, " the call failed"),
+    send,
+  );
+}

@@ -1,0 +1,352 @@
+import {
+  ChangeKind,
+  type ConversationChange,
+  type Message,
+  ParleyError,
+  type Turn,
+  TurnState,
+} from "@parleyhq/client/web";
+
+import { answerElement } from "./answer.js";
+import { composer } from "./composer.js";
+import { arrange, fill, h } from "./dom.js";
+import { count } from "./format.js";
+import { type Call, callElement, messageElement, pairCalls } from "./message.js";
+import { coalesced, View } from "./view.js";
+
+/** The number of messages of one page. */
+const pageSize = 50;
+
+/** More messages than this are left out again when the user reads the end. */
+const longest = 1000;
+
+/** The changes after which the shown messages may be others. A lower limit, set by an update, drops messages. */
+const reloading: ReadonlySet<ChangeKind> = new Set([
+  ChangeKind.CHANGE_KIND_CREATED,
+  ChangeKind.CHANGE_KIND_UPDATED,
+  ChangeKind.CHANGE_KIND_CLEARED,
+  ChangeKind.CHANGE_KIND_DELETED,
+  ChangeKind.CHANGE_KIND_EXPIRED,
+  ChangeKind.CHANGE_KIND_EVICTED,
+]);
+
+/** A message in the page, with its tool calls. */
+interface Shown {
+  readonly id: string;
+  readonly element: HTMLElement;
+  readonly calls: { element: HTMLElement; key: string }[];
+}
+
+/** The messages of a conversation, oldest first, with the answers that are in progress. */
+export class MessagesView extends View {
+  readonly #messages = new Map<number, Message>();
+  readonly #shown = new Map<number, Shown>();
+  readonly #answers = new Map<string, HTMLElement>();
+  /** The newest turns whose answers have ended here. The feed may still bring their events. */
+  readonly #ended = new Set<string>();
+  readonly #older = h("div", { class: "older" });
+  readonly #list = h("div", { class: "messages" });
+  readonly #running = h("div", { class: "messages" });
+  readonly #scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Messages" });
+  #oldest = 1;
+  /** The token of the page before the shown messages; undefined if there is none. */
+  #next: string | undefined;
+  /** What changes have added since the current read began. */
+  #arrived: Message[] = [];
+  /** The number of reads from the newest message on. What an older read returns is outdated. */
+  #reads = 0;
+  #isLoading = false;
+  #watching: IntersectionObserver | undefined;
+
+  get #id(): string {
+    return this.route.id!;
+  }
+
+  protected show(): void {
+    fill(this.#scroll, this.#older, this.#list, this.#running);
+    fill(this, this.#scroll, this.session.mayWrite && composer(this.context, this.#id, this.signal));
+    this.context.feed.onChange((change) => this.#apply(change), this.signal);
+    this.context.feed.onGap(this.#reloadSoon, this.signal);
+    const watching = new IntersectionObserver(
+      ([entry]) => {
+        if (entry?.isIntersecting) {
+          void this.#loadOlder();
+        }
+      },
+      { root: this.#scroll, rootMargin: "600px 0px 0px 0px" },
+    );
+    this.#watching = watching;
+    this.signal.addEventListener("abort", () => watching.disconnect());
+    this.#reloadSoon();
+  }
+
+  readonly #reloadSoon = coalesced(() => this.#reload());
+
+  /** Reads the shown messages and the turns that run. What is shown stays until they have arrived. */
+  async #reload(): Promise<void> {
+    if (this.signal.aborted) {
+      return;
+    }
+    this.#reads++;
+    this.#arrived = [];
+    this.#isLoading = true;
+    await this.run(this.#older, async () => {
+      try {
+        await this.#read();
+      } catch (error) {
+        if (!(error instanceof ParleyError && error.code === "NOT_FOUND")) {
+          throw error;
+        }
+        // The head of the conversation says that it does not exist.
+        this.#messages.clear();
+        this.#next = undefined;
+        this.#oldest = 1;
+        this.#draw();
+        fill(this.#older);
+        fill(this.#running);
+      }
+    });
+    this.#isLoading = false;
+    this.#watchOlder();
+  }
+
+  async #read(): Promise<void> {
+    const { client } = this.session;
+    const conversationId = this.#id;
+    const options = { signal: this.signal };
+    // At the end, a long list is not worth reading again.
+    const lowest = this.#isLong ? Infinity : Math.min(...this.#messages.keys());
+    const messages: Message[] = [];
+    let pageToken = "";
+    let oldest = 1;
+    do {
+      const page = await client.listMessages({ conversationId, pageSize, pageToken }, options);
+      messages.push(...page.messages);
+      pageToken = page.nextPageToken;
+      oldest = page.oldestSequence;
+    } while (pageToken !== "" && (messages.at(-1)?.sequence ?? 0) > lowest);
+    const { turns } = await client.listTurns(
+      { conversationId, states: [TurnState.TURN_STATE_RUNNING, TurnState.TURN_STATE_QUEUED] },
+      options,
+    );
+    const isAtEnd = this.#isAtEnd;
+    this.#messages.clear();
+    this.#next = pageToken || undefined;
+    this.#oldest = oldest;
+    this.#add([...messages, ...this.#arrived], isAtEnd);
+    for (const { id } of turns.toReversed()) {
+      this.#follow(id);
+    }
+  }
+
+  async #loadOlder(): Promise<void> {
+    if (this.#isLoading || this.#next === undefined) {
+      return;
+    }
+    const read = this.#reads;
+    this.#isLoading = true;
+    await this.run(this.#older, async () => {
+      const page = await this.session.client.listMessages(
+        { conversationId: this.#id, pageSize, pageToken: this.#next! },
+        { signal: this.signal },
+      );
+      if (read !== this.#reads) {
+        return;
+      }
+      this.#next = page.nextPageToken || undefined;
+      this.#oldest = page.oldestSequence;
+      const { scrollHeight, scrollTop } = this.#scroll;
+      for (const message of page.messages) {
+        this.#messages.set(message.sequence, message);
+      }
+      this.#draw();
+      // The messages that the user reads stay where they are.
+      this.#scroll.scrollTop = scrollTop + this.#scroll.scrollHeight - scrollHeight;
+      this.#watchOlder();
+    });
+    if (read === this.#reads) {
+      this.#isLoading = false;
+    }
+  }
+
+  /** Reports again whether the beginning is in view: pages may be shorter than the view. */
+  #watchOlder(): void {
+    this.#watching?.unobserve(this.#older);
+    if (!this.signal.aborted) {
+      this.#watching?.observe(this.#older);
+    }
+  }
+
+  #apply(change: ConversationChange): void {
+    if (change.conversationId !== this.#id) {
+      return;
+    }
+    const { kind, payload } = change;
+    if (payload?.$case === "message") {
+      this.#arrived.push(payload.value);
+      this.#add([payload.value]);
+      if (this.#isLong) {
+        this.#reloadSoon();
+      }
+    } else if (payload?.$case === "turnEvent") {
+      if (payload.value.event?.$case !== "finished") {
+        this.#follow(payload.value.turnId);
+      }
+    } else if (reloading.has(kind)) {
+      this.#arrived = [];
+      this.#reloadSoon();
+    }
+  }
+
+  /** Adds messages, and stays at the end if the user reads the end. */
+  #add(messages: readonly Message[], isAtEnd = this.#isAtEnd): void {
+    for (const message of messages) {
+      this.#messages.set(message.sequence, message);
+    }
+    this.#draw();
+    if (isAtEnd) {
+      this.#scroll.scrollTop = this.#scroll.scrollHeight;
+    }
+  }
+
+  get #isAtEnd(): boolean {
+    const { scrollTop, clientHeight, scrollHeight } = this.#scroll;
+    return this.#shown.size === 0 || scrollTop + clientHeight >= scrollHeight - 40;
+  }
+
+  /** There are more messages than a page should hold, and the user does not read the older ones. */
+  get #isLong(): boolean {
+    return this.#messages.size > longest && this.#isAtEnd;
+  }
+
+  #follow(turnId: string): void {
+    if (this.#answers.has(turnId) || this.#ended.has(turnId)) {
+      return;
+    }
+    const element = answerElement(this.context, this.#id, turnId, this.signal, (last) => {
+      element.remove();
+      this.#answers.delete(turnId);
+      this.#rememberEnd(turnId);
+      const finished = last?.event?.$case === "finished" ? last.event.value : undefined;
+      this.#arrived.push(...(finished?.messages ?? []));
+      this.#add(finished?.messages ?? []);
+      if (finished?.turn?.error) {
+        this.#running.append(failedTurn(finished.turn));
+      }
+    });
+    this.#answers.set(turnId, element);
+    const isAtEnd = this.#isAtEnd;
+    for (const failed of this.#running.querySelectorAll(":scope > .failure")) {
+      failed.remove(); // It is about an earlier turn.
+    }
+    this.#running.append(element);
+    if (isAtEnd) {
+      this.#keepAtEnd(element);
+    }
+  }
+
+  #rememberEnd(turnId: string): void {
+    this.#ended.add(turnId);
+    const [first] = this.#ended;
+    if (this.#ended.size > 100 && first !== undefined) {
+      this.#ended.delete(first);
+    }
+  }
+
+  /** Scrolls with an answer as it grows, until the user scrolls away from the end. */
+  #keepAtEnd(element: HTMLElement): void {
+    this.#scroll.scrollTop = this.#scroll.scrollHeight;
+    const resizing = new ResizeObserver(() => {
+      if (!element.isConnected) {
+        resizing.disconnect();
+      } else if (this.#scroll.scrollTop + this.#scroll.clientHeight >= this.#scroll.scrollHeight - 200) {
+        this.#scroll.scrollTop = this.#scroll.scrollHeight;
+      }
+    });
+    resizing.observe(element);
+    this.signal.addEventListener("abort", () => resizing.disconnect());
+  }
+
+  /** Updates the list in place: only messages that are new, and tool calls with another result, are made. */
+  #draw(): void {
+    const messages = [...this.#messages.values()].sort((a, b) => a.sequence - b.sequence);
+    const calls = pairCalls(messages);
+    const wanted: HTMLElement[] = [];
+    let previous = 0;
+    const first = messages[0];
+    fill(
+      this.#older,
+      this.#next !== undefined && h("p", { class: "hint" }, "Older messages load as you scroll."),
+      this.#next === undefined &&
+        this.#oldest > 1 &&
+        h("p", { class: "dropped" }, dropped(1, Math.min(this.#oldest, first?.sequence ?? this.#oldest) - 1)),
+      messages.length === 0 && this.#oldest <= 1 && h("p", { class: "hint" }, "No messages yet."),
+    );
+    for (const message of messages) {
+      const { sequence } = message;
+      if (previous > 0 && sequence > previous + 1) {
+        wanted.push(this.#gap(previous + 1, sequence - 1));
+      }
+      previous = sequence;
+      wanted.push(this.#element(message, calls.get(sequence) ?? []));
+    }
+    for (const sequence of this.#shown.keys()) {
+      if (!this.#messages.has(sequence)) {
+        this.#shown.delete(sequence);
+      }
+    }
+    arrange(this.#list, wanted);
+  }
+
+  #element(message: Message, calls: readonly Call[]): HTMLElement {
+    let shown = this.#shown.get(message.sequence);
+    if (shown?.id !== message.id) {
+      shown = { id: message.id, element: messageElement(this.context, this.#id, message), calls: [] };
+      this.#shown.set(message.sequence, shown);
+    }
+    for (const [index, call] of calls.entries()) {
+      const key = `${call.isOpen} ${call.result?.id}`;
+      const old = shown.calls[index];
+      if (old?.key !== key) {
+        // The other calls stay: the user may be writing a result.
+        const element = callElement(this.context, this.#id, call);
+        shown.calls[index] = { element, key };
+        if (old) {
+          old.element.replaceWith(element);
+        } else {
+          shown.element.append(element);
+        }
+      }
+    }
+    return shown.element;
+  }
+
+  #gap(first: number, last: number): HTMLElement {
+    return h("p", { class: "dropped" }, dropped(first, last, "removed"));
+  }
+}
+
+function dropped(first: number, last: number, how = "dropped"): string {
+  const n = last - first + 1;
+  return n === 1
+    ? `Message ${first} was ${how}.`
+    : `${count(n, "message")} (${first} to ${last}) were ${how}.`;
+}
+
+/** How a turn ends without a complete answer, if its agent has not failed. */
+const failures: { readonly [state in TurnState]?: string } = {
+  [TurnState.TURN_STATE_CANCELLED]: "The turn was cancelled. ",
+  [TurnState.TURN_STATE_INTERRUPTED]: "The turn was interrupted. ",
+};
+
+function failedTurn({ error, state }: Turn): HTMLElement {
+  return h(
+    "p",
+    { class: "failure", role: "alert" },
+    failures[state] ?? "The turn failed. ",
+    `${error?.reason ?? ""}: `,
+    error?.message ?? "",
+  );
+}
+
+customElements.define("parley-messages", MessagesView);

@@ -1,0 +1,359 @@
+import {
+  type ConversationChange,
+  ParleyError,
+  type Turn,
+  type TurnEvent,
+  TurnState,
+} from "@parleyhq/client/web";
+
+import { button, type Child, fill, h } from "./dom.js";
+import { bytes, count } from "./format.js";
+import { jsonTree } from "./json-tree.js";
+import { argumentsElement, contents, folded } from "./message.js";
+import { block, line, visible } from "./text.js";
+import {
+  createdElement,
+  durationElement,
+  reasonElement,
+  stateBadge,
+  table,
+  tickDurations,
+  took,
+} from "./turn-row.js";
+import { View } from "./view.js";
+
+/** Text above this length is shown in a block of its own, in UTF-16 units. */
+const longText = 20_000;
+
+/** The events of one turn, as they come. */
+export class TimelineView extends View {
+  readonly #head = h("div", { class: "timeline-head" });
+  readonly #note = h(
+    "p",
+    { class: "hint timeline-note", hidden: true },
+    "Events without a time came before the page has opened this turn. They are replayed, and a replay has no times.",
+  );
+  readonly #problem = h("div");
+  readonly #table = table("Events of the turn", [
+    "Index",
+    "Kind",
+    h("span", { title: "Since the creation of the turn, by the clock of the server" }, "Time"),
+    "Contents",
+  ]);
+  /** The times of events that the feed has sent while the view is open, by their indexes. */
+  readonly #times = new Map<number, Date>();
+  #rows: EventRow[] = [];
+  #turn: Turn | undefined;
+
+  protected show(): void {
+    fill(this, this.#head, this.#note, this.#problem, this.#table.element);
+    this.context.feed.onChange((change) => this.#noteTime(change), this.signal);
+    this.everySecond(() => tickDurations(this));
+    void this.run(this.#problem, async () => {
+      this.#rows = [];
+      fill(this.#table.rows);
+      fill(this.#problem);
+      await this.#follow();
+    });
+  }
+
+  async #follow(): Promise<void> {
+    const request = { conversationId: this.route.id!, turnId: this.route.turn! };
+    const options = { signal: this.signal };
+    try {
+      this.#showTurn((await this.session.client.getTurn(request, options)).turn!);
+      for await (const event of this.session.client.resumeTurn(request, options)) {
+        this.#add(event);
+        const step = event.event;
+        if (step?.$case === "finished" && step.value.turn) {
+          this.#showTurn(step.value.turn);
+        } else if (step?.$case === "started" && this.#turn?.state === TurnState.TURN_STATE_QUEUED) {
+          this.#showTurn({ ...this.#turn, state: TurnState.TURN_STATE_RUNNING });
+        }
+      }
+    } catch (error) {
+      if (!(error instanceof ParleyError && error.code === "NOT_FOUND")) {
+        throw error;
+      }
+      fill(this.#problem, h("p", { class: "hint" }, "This turn does not exist or is no longer kept."));
+    }
+  }
+
+  #showTurn(turn: Turn): void {
+    this.#turn = turn;
+    const { id, state, agent, error, inputSequence, requestId } = turn;
+    const first = this.context.times.firstPiece(turn);
+    fill(
+      this.#head,
+      h("h2", {}, "Turn ", line(id, { class: "id" }), " ", stateBadge(state)),
+      h(
+        "p",
+        { class: "facts" },
+        "agent ",
+        line(agent),
+        ` · answers message ${inputSequence} · created `,
+        createdElement(turn),
+        " · first piece ",
+        h("span", { class: "first-piece" }, first === undefined ? "—" : `after ${took(first)}`),
+        turn.finishTime ? " · ended after " : " · open for ",
+        durationElement(turn),
+        requestId !== "" && [" · request ", line(requestId, { class: "id" })],
+      ),
+      error && reasonElement(error),
+      !turn.finishTime &&
+        this.session.mayWrite &&
+        button(
+          "Cancel",
+          () =>
+            void this.run(this.#problem, async () => {
+              await this.session.client.cancelTurn({ conversationId: this.route.id!, turnId: id });
+              fill(this.#problem);
+            }),
+        ),
+    );
+  }
+
+  #add(event: TurnEvent): void {
+    const last = this.#rows.at(-1);
+    if (last?.add(event)) {
+      this.#showTime(last);
+      return;
+    }
+    const row = new EventRow(event, (last?.last ?? 0) + 1);
+    this.#rows.push(row);
+    this.#table.rows.append(row.element);
+    this.#showTime(row);
+  }
+
+  /** Notes when the server has sent an event. The event itself comes over another stream, before or after this. */
+  #noteTime({ payload, time }: ConversationChange): void {
+    if (payload?.$case !== "turnEvent" || payload.value.turnId !== this.route.turn || !time) {
+      return;
+    }
+    const { index } = payload.value;
+    this.#times.set(index, time);
+    const row = this.#rows.findLast(({ after, last }) => after <= index && index <= last);
+    if (row) {
+      this.#showTime(row);
+    }
+    if (
+      this.#turn &&
+      !this.#turn.finishTime &&
+      !this.#head.querySelector(".first-piece")?.textContent?.includes("after")
+    ) {
+      const first = this.context.times.firstPiece(this.#turn);
+      if (first !== undefined) {
+        fill(this.#head.querySelector(".first-piece")!, `after ${took(first)}`);
+      }
+    }
+  }
+
+  #showTime(row: EventRow): void {
+    const created = this.#turn?.createTime?.getTime();
+    if (created !== undefined) {
+      row.showTime(this.#times, created);
+    }
+    this.#note.hidden = !this.#rows.some(({ hasTime }) => !hasTime);
+  }
+}
+
+/** A row of the timeline: one event, or deltas of one kind that follow one another. */
+class EventRow {
+  readonly element: HTMLElement;
+  /** The first index that the row may have: those between are of merged deltas. */
+  readonly after: number;
+  last: number;
+  hasTime = false;
+  readonly #key: string;
+  readonly #index = h("td", { class: "index" });
+  readonly #time = h("td", { class: "time" });
+  readonly #text = h("div", { class: "content", dir: "auto" });
+  readonly #facts = h("span", { class: "facts" });
+  readonly #first: number;
+  #count = 0;
+  #size = 0;
+  #firstTime: Date | undefined;
+
+  constructor(event: TurnEvent, after: number) {
+    this.after = after;
+    this.#first = this.last = event.index;
+    this.#key = keyOf(event);
+    const kind = event.event?.$case ?? "unknown";
+    this.element = h(
+      "tr",
+      { class: `turn-event ${kind}`, "data-index": event.index },
+      this.#index,
+      h("td", { class: "kind" }, names[kind]),
+      this.#time,
+      h("td", { class: "contents" }, this.#key === "" ? eventContents(event) : [this.#facts, this.#text]),
+    );
+    this.#note(event);
+  }
+
+  /** Adds another delta of the same text. Returns false if the event is none. */
+  add(event: TurnEvent): boolean {
+    if (this.#key === "" || keyOf(event) !== this.#key) {
+      return false;
+    }
+    this.#note(event);
+    return true;
+  }
+
+  showTime(times: ReadonlyMap<number, Date>, created: number): void {
+    for (let index = this.#firstTime ? this.last : this.after; index <= this.last; index++) {
+      this.#firstTime ??= times.get(index);
+    }
+    if (!this.#firstTime) {
+      return;
+    }
+    this.hasTime = true;
+    const from = seconds(this.#firstTime.getTime() - created);
+    const to = seconds((times.get(this.last) ?? this.#firstTime).getTime() - created);
+    const [oldest = this.after] = times.keys();
+    if (oldest > this.after) {
+      this.#time.textContent = `until ${to}`; // The first of its pieces were replayed.
+    } else {
+      this.#time.textContent = from === to ? from : `${from} to ${to}`;
+    }
+  }
+
+  #note(event: TurnEvent): void {
+    this.#count++;
+    this.last = event.index;
+    this.#index.textContent = this.#first === this.last ? String(this.last) : `${this.#first}–${this.last}`;
+    if (this.#key === "") {
+      return;
+    }
+    const text = deltaText(event);
+    this.#size += new TextEncoder().encode(text).length;
+    this.#text.append(...(text.length > longText ? [block(text)] : (visible(text) as Node[])));
+    const size = this.#size > 0 ? `, ${bytes(this.#size)}` : "";
+    fill(this.#facts, deltaName(event), `${count(this.#count, "event")}${size}`);
+  }
+}
+
+/** Returns a time after the creation of the turn, to the millisecond: rows are compared with one another. */
+function seconds(milliseconds: number): string {
+  return `+${(Math.max(0, milliseconds) / 1000).toFixed(3)} s`;
+}
+
+/** Returns what the deltas of one text have in common; empty if the event is no delta. */
+function keyOf({ event }: TurnEvent): string {
+  switch (event?.$case) {
+    case "textDelta":
+    case "reasoningDelta":
+      return event.$case;
+    case "toolCallDelta":
+      return `call ${event.value.index} ${event.value.id}`;
+    case "progress":
+      return event.value.text === "" ? "progress" : "";
+    default:
+      return "";
+  }
+}
+
+function deltaText({ event }: TurnEvent): string {
+  switch (event?.$case) {
+    case "textDelta":
+    case "reasoningDelta":
+      return event.value.text;
+    case "toolCallDelta":
+      return event.value.arguments;
+    default:
+      return "";
+  }
+}
+
+function deltaName({ event }: TurnEvent): Child {
+  switch (event?.$case) {
+    case "toolCallDelta":
+      return [line(event.value.name, { class: "name" }), " ", line(event.value.id, { class: "id" }), " · "];
+    case "progress":
+      return "a sign of life without text · ";
+    default:
+      return null;
+  }
+}
+
+/** The names of the kinds of event. */
+const names: { readonly [kind in NonNullable<TurnEvent["event"]>["$case"] | "unknown"]: string } = {
+  started: "started",
+  textDelta: "text",
+  reasoningDelta: "reasoning",
+  structuredData: "data",
+  toolCall: "tool call",
+  toolCallDelta: "tool call, in pieces",
+  toolResult: "tool result",
+  answerStarted: "next message",
+  queued: "queued",
+  progress: "progress",
+  record: "record",
+  finished: "finished",
+  unknown: "unknown",
+};
+
+/** Returns what an event that is no delta contains. */
+function eventContents({ event }: TurnEvent): Child {
+  switch (event?.$case) {
+    case "started": {
+      const { agent, historyCount, created, userMessage } = event.value;
+      return [
+        h("p", {}, "agent ", line(agent), ` · gets ${count(historyCount, "message")} before this one`),
+        created && h("p", {}, "created the conversation"),
+        userMessage && contents(userMessage),
+      ];
+    }
+    case "structuredData":
+      return [h("span", { class: "badge" }, line(event.value.type)), jsonTree(event.value.value)];
+    case "toolCall": {
+      const { id, name } = event.value;
+      return [
+        h("p", {}, "calls ", line(name, { class: "name" }), " ", line(id, { class: "id" })),
+        argumentsElement(event.value.arguments),
+      ];
+    }
+    case "toolResult": {
+      const { name, callId, content, isError } = event.value;
+      return [
+        h(
+          "p",
+          { class: isError ? "tool-result error" : "tool-result" },
+          isError ? "error of " : "result of ",
+          line(name || "a tool"),
+          " ",
+          line(callId, { class: "id" }),
+        ),
+        block(content, { class: "content" }),
+      ];
+    }
+    case "answerStarted":
+      return ["agent ", line(event.value.agent)];
+    case "queued":
+      return `position ${event.value.position}`;
+    case "progress":
+      return block(event.value.text, { class: "content" });
+    case "record": {
+      const { key, deleted, tenantScope } = event.value;
+      return [deleted ? "deletes " : "writes ", line(key), tenantScope && " of the tenant"];
+    }
+    case "finished": {
+      const { turn, messages, conversationVersion } = event.value;
+      return [
+        h(
+          "p",
+          {},
+          turn && [stateBadge(turn.state), " "],
+          `${count(messages.length, "message")} kept · version ${conversationVersion}`,
+        ),
+        turn?.error && reasonElement(turn.error),
+        messages.map((message) =>
+          folded(`Message ${message.sequence}`, () => h("div", {}, contents(message))),
+        ),
+      ];
+    }
+    default:
+      return "This page does not know this kind of event.";
+  }
+}
+
+customElements.define("parley-timeline", TimelineView);

@@ -1,0 +1,129 @@
+import { type Turn, type TurnError, TurnState } from "@parleyhq/client/web";
+
+import { type Child, h } from "./dom.js";
+import { clock, enumName, span } from "./format.js";
+import { line } from "./text.js";
+
+/** The colours of the states that need one. */
+const classes: { readonly [state in TurnState]?: string } = {
+  [TurnState.TURN_STATE_RUNNING]: "running",
+  [TurnState.TURN_STATE_QUEUED]: "warning",
+  [TurnState.TURN_STATE_INPUT_REQUIRED]: "warning",
+  [TurnState.TURN_STATE_FAILED]: "error",
+  [TurnState.TURN_STATE_INTERRUPTED]: "error",
+};
+
+/** Returns the state of a turn. */
+export function stateBadge(state: TurnState): HTMLElement {
+  return h("span", { class: `badge turn-state ${classes[state] ?? ""}` }, enumName(state, "TURN_STATE_"));
+}
+
+/** Returns why a turn did not complete. */
+export function reasonElement(error: TurnError): HTMLElement {
+  const { reason, message, retryable } = error;
+  return h(
+    "div",
+    { class: "turn-reason" },
+    line(reason, { class: "reason" }),
+    h("span", { class: "badge" }, retryable ? "retryable" : "not retryable"),
+    " ",
+    line(message),
+  );
+}
+
+/** Returns when a turn was created. */
+export function createdElement({ createTime }: Turn): HTMLElement {
+  const text = clock(createTime);
+  return h("time", { title: text }, text.slice(0, 19));
+}
+
+/** Returns a time that a turn took: "250 ms", "8.1 s", "1 min 3 s". */
+export function took(milliseconds: number): string {
+  return milliseconds < 1000 || milliseconds >= 60_000
+    ? span(milliseconds)
+    : `${(milliseconds / 1000).toFixed(1)} s`;
+}
+
+/** Returns how long a turn took. While it is open, {@link tickDurations} updates it. */
+export function durationElement({ createTime, finishTime }: Turn): HTMLElement {
+  return createTime && finishTime
+    ? h("span", { class: "duration" }, took(finishTime.getTime() - createTime.getTime()))
+    : sinceElement(createTime);
+}
+
+/** Returns how long ago a time was. {@link tickDurations} updates it. */
+export function sinceElement(time: Date | undefined): HTMLElement {
+  return h("span", { class: "duration", "data-since": time?.getTime() }, since(time?.getTime()));
+}
+
+/** Updates the durations of the open turns in an element. */
+export function tickDurations(parent: ParentNode): void {
+  for (const element of parent.querySelectorAll<HTMLElement>(".duration[data-since]")) {
+    element.textContent = since(Number(element.dataset["since"]));
+  }
+}
+
+function since(time: number | undefined): string {
+  return time ? span(Date.now() - time) : "";
+}
+
+/** Returns a table that scrolls where it is wider than the page, and the place of its rows. */
+export function table(label: string, columns: readonly Child[]): { element: HTMLElement; rows: HTMLElement } {
+  const rows = h("tbody");
+  const head = h(
+    "tr",
+    {},
+    columns.map((name) => h("th", { scope: "col" }, name)),
+  );
+  const element = h(
+    "div",
+    { class: "wide", tabindex: "0", role: "region", "aria-label": label },
+    h("table", { class: "turn-table" }, h("thead", {}, head), rows),
+  );
+  return { element, rows };
+}
+
+/** The turns of one page. */
+const pageSize = 50;
+
+/** Pages that are read for each page of results: a page may have no turns although others follow. */
+const pagesAtOnce = 20;
+
+/** Pages of turns. */
+type Page = (
+  pageSize: number,
+  pageToken: string,
+) => Promise<{ turns: readonly Turn[]; nextPageToken: string }>;
+
+/** The newest turns of a list. They are read from the beginning each time, because states change in their places. */
+export class TurnList {
+  turns: readonly Turn[] = [];
+  hasMore = false;
+  readonly #page: Page;
+  #pages = 1;
+
+  constructor(page: Page) {
+    this.#page = page;
+  }
+
+  /** Makes the next read return another page. */
+  more(): void {
+    this.#pages++;
+  }
+
+  async load(): Promise<void> {
+    const turns: Turn[] = [];
+    const wanted = this.#pages * pageSize;
+    let token = "";
+    for (let page = 0; page < this.#pages * pagesAtOnce && turns.length < wanted; page++) {
+      const reply = await this.#page(Math.min(1000, wanted - turns.length), token);
+      turns.push(...reply.turns);
+      token = reply.nextPageToken;
+      if (token === "") {
+        break;
+      }
+    }
+    this.turns = turns;
+    this.hasMore = token !== "";
+  }
+}

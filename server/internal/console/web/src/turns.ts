@@ -1,0 +1,250 @@
+import {
+  ChangeKind,
+  type ConversationChange,
+  type ToolCall,
+  type Turn,
+  TurnState,
+} from "@parleyhq/client/web";
+
+import { arrange, button, fill, h } from "./dom.js";
+import { count } from "./format.js";
+import { format, go } from "./route.js";
+import { line } from "./text.js";
+import {
+  createdElement,
+  durationElement,
+  reasonElement,
+  sinceElement,
+  stateBadge,
+  TurnList,
+  table,
+  tickDurations,
+} from "./turn-row.js";
+import { coalesced, failure, View } from "./view.js";
+import { waitingBadge } from "./waiting.js";
+
+/** The lists of the view, by their names in the address. No states are those of all turns. */
+const chips: readonly { readonly name: string; readonly label: string; readonly states: TurnState[] }[] = [
+  {
+    name: "running",
+    label: "Running & queued",
+    states: [TurnState.TURN_STATE_RUNNING, TurnState.TURN_STATE_QUEUED],
+  },
+  { name: "waiting", label: "Waiting for a tool result", states: [] },
+  { name: "failed", label: "Failed", states: [TurnState.TURN_STATE_FAILED] },
+  { name: "all", label: "All", states: [] },
+];
+
+/** A row of the table. calls are those that wait for a result. */
+interface Row {
+  readonly turn: Turn;
+  readonly calls: readonly ToolCall[];
+}
+
+/** The turns of the tenant. */
+export class TurnsView extends View {
+  readonly #chip =
+    chips.find(({ name }) => name === this.route.query.get("state")) ??
+    chips[this.context.waiting.turns.length > 0 ? 1 : 0]!;
+  readonly #status = h("p", { class: "list-status", role: "status" }, "Loading…");
+  readonly #problem = h("div");
+  readonly #more = h("p", { class: "more" });
+  readonly #table = table("Turns", [
+    "State",
+    "Agent",
+    "Conversation",
+    "Created",
+    this.#isWaiting ? "Waiting" : "Duration",
+    this.#isWaiting ? "Calls without a result" : "Reason",
+  ]);
+  readonly #list = new TurnList((pageSize, pageToken) =>
+    this.session.client.listTurns(
+      { states: this.#chip.states, pageSize, pageToken },
+      { signal: this.signal },
+    ),
+  );
+  readonly #shown = new Map<string, { readonly element: HTMLElement; readonly key: string }>();
+  #rows: readonly Row[] = [];
+  #chosen = -1;
+
+  protected show(): void {
+    fill(
+      this,
+      h("h1", {}, "Turns"),
+      this.#chips(),
+      this.#status,
+      this.#problem,
+      this.#table.element,
+      this.#more,
+    );
+    this.everySecond(() => tickDurations(this));
+    if (this.#isWaiting) {
+      const { waiting } = this.context;
+      waiting.addEventListener("change", () => this.#showWaiting(), { signal: this.signal });
+      this.#showWaiting();
+      return;
+    }
+    this.context.feed.onChange((change) => {
+      if (isChangeOfTurns(change)) {
+        this.#reloadSoon();
+      }
+    }, this.signal);
+    this.context.feed.onGap(this.#reloadSoon, this.signal);
+    void this.#reload();
+  }
+
+  move(by: 1 | -1): void {
+    this.#chosen = Math.min(Math.max(this.#chosen + by, 0), this.#rows.length - 1);
+    this.#draw();
+    this.#table.rows.children[this.#chosen]?.querySelector<HTMLElement>("a.conversation")?.focus();
+  }
+
+  choose(): void {
+    const row = this.#rows[this.#chosen];
+    if (row) {
+      go(place(row));
+    }
+  }
+
+  search(): void {
+    this.querySelector<HTMLElement>(".chips [aria-current]")?.focus();
+  }
+
+  get #isWaiting(): boolean {
+    return this.#chip.name === "waiting";
+  }
+
+  #chips(): HTMLElement {
+    return h(
+      "nav",
+      { class: "chips", "aria-label": "Turns to show" },
+      chips.map(({ name, label }) =>
+        h(
+          "a",
+          {
+            class: "chip",
+            href: format({ view: "turns", query: new URLSearchParams({ state: name }) }),
+            "aria-current": name === this.#chip.name ? "page" : undefined,
+          },
+          label,
+          name === "waiting" && [" ", waitingBadge(this.context.waiting, this.signal, true)],
+        ),
+      ),
+    );
+  }
+
+  readonly #reloadSoon = coalesced(() => this.#reload(), 250);
+
+  async #reload(): Promise<void> {
+    if (this.signal.aborted) {
+      return;
+    }
+    await this.run(this.#problem, async () => {
+      await this.#list.load();
+      fill(this.#problem);
+      this.#rows = this.#list.turns.map((turn) => ({ turn, calls: [] }));
+      this.#showRows(this.#list.hasMore, () => {
+        this.#list.more();
+        void this.#reload();
+      });
+    });
+  }
+
+  #showWaiting(): void {
+    const { waiting } = this.context;
+    fill(this.#problem, Boolean(waiting.error) && failure(waiting.error, waiting.refresh));
+    if (waiting.isKnown) {
+      this.#rows = waiting.turns;
+      this.#showRows(waiting.hasMore, () => waiting.more());
+    }
+  }
+
+  #showRows(hasMore: boolean, more: () => void): void {
+    const none = hasMore ? "None among the newest turns." : "No turns.";
+    fill(
+      this.#status,
+      this.#rows.length === 0 ? none : `${count(this.#rows.length, "turn")}${hasMore ? " and more" : ""}`,
+    );
+    fill(this.#more, hasMore && button("Show more", more));
+    this.#chosen = Math.min(this.#chosen, this.#rows.length - 1);
+    this.#draw();
+  }
+
+  /** Updates the table in place: rows of turns that are as before stay, so that the focus stays, too. */
+  #draw(): void {
+    const wanted = this.#rows.map((row) => {
+      const { id, state, agent, finishTime } = row.turn;
+      const key = [state, agent, finishTime?.getTime(), ...row.calls.map(({ name }) => name)].join();
+      const shown = this.#shown.get(id);
+      const element = shown?.key === key ? shown.element : rowElement(row);
+      this.#shown.set(id, { element, key });
+      return element;
+    });
+    const ids = new Set(this.#rows.map(({ turn }) => turn.id));
+    for (const id of this.#shown.keys()) {
+      if (!ids.has(id)) {
+        this.#shown.delete(id);
+      }
+    }
+    for (const [index, element] of wanted.entries()) {
+      element.classList.toggle("chosen", index === this.#chosen);
+    }
+    arrange(this.#table.rows, wanted);
+  }
+}
+
+/** Returns the place that shows a turn: the messages if they have a call that waits. */
+function place({ turn: { conversationId: id, id: turn }, calls }: Row): Parameters<typeof format>[0] {
+  return calls.length > 0
+    ? { view: "conversations", id, tab: "messages" }
+    : { view: "conversations", id, tab: "turns", turn };
+}
+
+function rowElement(row: Row): HTMLElement {
+  const { turn, calls } = row;
+  return h(
+    "tr",
+    { class: "turn", "data-turn": turn.id },
+    h(
+      "td",
+      {},
+      h(
+        "a",
+        { href: format(place({ turn, calls: [] })), title: "The events of this turn" },
+        stateBadge(turn.state),
+      ),
+    ),
+    h("td", { class: "agent-cell" }, line(turn.agent, { class: "agent" })),
+    h(
+      "td",
+      { class: "conversation-cell" },
+      h("a", { class: "conversation", href: format(place(row)) }, line(turn.conversationId)),
+    ),
+    h("td", {}, createdElement(turn)),
+    h("td", {}, calls.length > 0 ? sinceElement(turn.finishTime) : durationElement(turn)),
+    h(
+      "td",
+      { class: "why" },
+      calls.map(({ name, id }) =>
+        h("div", { class: "waiting-call" }, line(name, { class: "name" }), " ", line(id, { class: "id" })),
+      ),
+      turn.error && reasonElement(turn.error),
+    ),
+  );
+}
+
+/** Reports whether a change may add, change or remove a turn. */
+export function isChangeOfTurns({ kind, payload }: ConversationChange): boolean {
+  if (payload?.$case === "turnEvent") {
+    const step = payload.value.event?.$case;
+    return step === "started" || step === "finished" || step === "queued";
+  }
+  return (
+    kind === ChangeKind.CHANGE_KIND_DELETED ||
+    kind === ChangeKind.CHANGE_KIND_EXPIRED ||
+    kind === ChangeKind.CHANGE_KIND_EVICTED ||
+    kind === ChangeKind.CHANGE_KIND_CLEARED
+  );
+}
+
+customElements.define("parley-turns", TurnsView);
