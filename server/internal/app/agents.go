@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/parleyhq/parley/server/internal/agent"
+	"github.com/parleyhq/parley/server/internal/agent/a2a"
 	"github.com/parleyhq/parley/server/internal/agent/anthropic"
 	"github.com/parleyhq/parley/server/internal/agent/command"
 	"github.com/parleyhq/parley/server/internal/agent/echo"
@@ -60,6 +61,10 @@ func newAgents(
 		}
 		entry.Name, entry.Kind, entry.Description = a.Name, a.Kind, a.Description
 		entry.SystemPrompt, entry.Window = a.SystemPrompt, a.Window
+		entry.Record = ""
+		if a.Kind == config.KindA2A {
+			entry.Record = a2a.RecordKey(a.Name)
+		}
 		entries = append(entries, entry)
 	}
 	var set *agent.Set
@@ -105,6 +110,10 @@ func newAgent(a config.Agent, processes *command.Processes) (created agent.Agent
 		created, err = anthropic.New(modelConfig(a))
 	case config.KindRemote:
 		created, err = remote.New(remote.Config{Address: a.Address, TLS: a.TLS.Config(), Headers: revealHeaders(a.Headers)})
+	case config.KindA2A:
+		created, err = a2a.New(a2a.Config{
+			URL: a.URL, Hosts: a.Hosts, Key: a.APIKey.Reveal(), Headers: revealHeaders(a.Headers), TLS: a.TLS.Config(),
+		})
 	default:
 		err = fmt.Errorf("%q is not a kind of agent", a.Kind)
 	}
@@ -150,6 +159,8 @@ func logAgents(log *slog.Logger, c *config.Config) {
 			attributes = append(attributes, "model", a.Model, "base_url", a.BaseURL)
 		case config.KindRemote:
 			attributes = append(attributes, "address", a.Address, "tls", a.TLS != nil)
+		case config.KindA2A:
+			attributes = append(attributes, "url", a.URL)
 		}
 		log.Info("agent configured", attributes...)
 	}

@@ -38,8 +38,8 @@ func TestNewAgents(t *testing.T) {
 		got = append(got, info.GetName()+": "+info.GetKind()+" "+info.GetDescription())
 	}
 	want := []string{
-		"claude: anthropic ", "echo: echo ", "gpt: openai Knows much.", "local: openai ", "named: remote ",
-		"neighbour: remote ", "parrot: echo ", "planner: remote ", "writer: command ",
+		"claude: anthropic ", "echo: echo ", "gpt: openai Knows much.", "helper: a2a ", "local: openai ",
+		"named: remote ", "neighbour: remote ", "parrot: echo ", "planner: remote ", "writer: command ",
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("newAgents(c).Infos() (-want +got):\n%s", d)
@@ -225,6 +225,7 @@ func TestLogAgents(t *testing.T) {
 	want := `level=INFO msg="agent configured" agent=claude kind=anthropic default=false model=claude-x base_url=""
 level=INFO msg="agent configured" agent=echo kind=echo default=false
 level=INFO msg="agent configured" agent=gpt kind=openai default=true model=gpt-x base_url=https://gateway.example:8443/openai/v1
+level=INFO msg="agent configured" agent=helper kind=a2a default=false url=https://helper.example:8443/cards/agent.json
 level=INFO msg="agent configured" agent=local kind=openai default=false model=llama base_url=http://[::1]:11434/v1
 level=INFO msg="agent configured" agent=named kind=remote default=false address=dns:///planner.example:7001 tls=false
 level=INFO msg="agent configured" agent=neighbour kind=remote default=false address=unix:/run/agent.sock tls=true

@@ -75,7 +75,7 @@ func TestStartPrints(t *testing.T) {
 // TestNewAgentsOfValidConfig checks that newAgents accepts every configuration that passes its own
 // checks.
 func TestNewAgentsOfValidConfig(t *testing.T) {
-	for _, kind := range []string{config.KindEcho, config.KindCommand, config.KindOpenAI, config.KindAnthropic, config.KindRemote} {
+	for _, kind := range []string{config.KindEcho, config.KindCommand, config.KindOpenAI, config.KindAnthropic, config.KindRemote, config.KindA2A} {
 		t.Run(kind, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "parley.yaml")
 			accepted := 0
@@ -158,6 +158,20 @@ func drawAgent(t *rapid.T, kind string) map[string]any {
 		entry["address"] = mostly(`(dns:///)?[a-z.-]{1,5}:[1-9][0-9]{0,3}|unix:/{0,3}[a-z]{1,3}`,
 			rapid.OneOf(rapid.StringMatching(`[!-~]{1,9}:[0-9]{1,5}`), rapid.StringMatching(`unix:[!-~]{0,5}`), anyText)).Draw(t,
 			"address")
+		if has("tls") {
+			entry["tls"] = map[string]any{}
+		}
+	}
+	if kind == config.KindA2A {
+		delete(entry, "system_prompt") // It is refused.
+		entry["url"] = mostly(`https://[a-z.-]{1,5}(:[1-9][0-9]{0,3})?(/[a-z]{0,5}(\.json)?)?`,
+			rapid.OneOf(rapid.StringMatching(`(?i:https?)://[!-~]{1,9}`), anyText)).Draw(t, "url")
+		if has("hosts") {
+			entry["hosts"] = rapid.SliceOfN(mostly(`[a-z.-]{1,5}|::1`, anyText), 0, 2).Draw(t, "hosts")
+		}
+		if has("api_key_env") {
+			entry["api_key_env"] = "KEY"
+		}
 		if has("tls") {
 			entry["tls"] = map[string]any{}
 		}

@@ -202,7 +202,8 @@ func (m *migrating) redisOptions(ctx context.Context) (redisstore.Options, error
 		address += " on " + host
 	}
 	return redisstore.Options{
-		Client: client, Prefix: r.Prefix, Buckets: r.Buckets, Address: address,
+		Client: client, Prefix: r.Prefix, Buckets: r.Buckets, Spread: r.Spread, Address: address,
+		Replicated: r.Replicated(),
 		Warn: func(text string) {
 			if ctx.Err() == nil {
 				fmt.Fprintln(m.call.Err, "redis:", text)

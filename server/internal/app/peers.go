@@ -21,8 +21,22 @@ func (s *server) allTurns(ctx context.Context, c *config.Config) (rpc.Turns, sto
 	if err != nil {
 		return nil, store.Server{}, settingsError("peer-ca-file", err)
 	}
-	s.peers = peer.New(context.WithoutCancel(ctx), peer.Options{Local: s.turns, Shared: shared, TLS: security, Log: s.log})
+	s.peers = peer.New(context.WithoutCancel(ctx), peer.Options{
+		Local: s.turns, Shared: shared, Hub: s.hub, TLS: security, Log: s.log,
+	})
 	return s.peers, shared.Self(), nil
+}
+
+// allInteractions returns the interaction logs of all servers on the store. If no other server may use the store, it
+// returns the log of this server, or nil if that log is off.
+func (s *server) allInteractions() rpc.Interactions {
+	switch {
+	case s.peers != nil:
+		return s.peers.Interactions(s.storage.interactions)
+	case s.storage.interactions != nil:
+		return s.storage.interactions
+	}
+	return nil
 }
 
 // owner returns the running turn of a conversation and its server. It is the zero value if the store cannot have

@@ -49,6 +49,7 @@ func (r *reloader) reload(ctx context.Context) (status string) {
 		log.ErrorContext(ctx, "reload failed; nothing has changed", "error", err)
 		return "serving; the last reload failed, see the log"
 	}
+	r.server.settings.Store(next)
 	r.server.signIn.auth.Recheck(ctx)
 	for _, name := range r.start.NeedRestart(next) {
 		log.WarnContext(ctx, "setting changed but not applied; restart the server", "setting", name)

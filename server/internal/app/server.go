@@ -3,10 +3,12 @@ package app
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -63,6 +65,7 @@ type server struct {
 	agents       *agent.Set
 	processes    command.Processes // of agents
 	reloader     *reloader
+	settings     atomic.Pointer[config.Config] // the last ones that were read
 	stopReaping  func()
 	supervisor   *supervisor.Supervisor
 	stopWatchdog func()
@@ -97,6 +100,7 @@ func run(ctx context.Context, c *config.Config, o options) error {
 		}
 		return errors.Join(err, s.close())
 	}
+	s.settings.Store(c)
 	if err := s.listen(ctx, c); err != nil {
 		return errors.Join(err, s.close())
 	}
@@ -152,6 +156,9 @@ func open(ctx context.Context, c *config.Config, o options) (*server, error) {
 		s.signIn.close()
 		return nil, errors.Join(err, s.agents.Close())
 	}
+	if ordered, ok := s.storage.Store.(store.Ordered); ok {
+		s.hub.Follow(ordered)
+	}
 	logAgents(o.log, c)
 	s.stopWatchdog = s.supervisor.Watch(func() { _, _ = s.storage.Stats(context.WithoutCancel(ctx)) })
 	// The check process of the store has ended: the reaper would take its exit code.
@@ -183,8 +190,9 @@ func (s *server) listen(ctx context.Context, c *config.Config) error {
 		return err
 	}
 	s.service, err = rpc.New(rpc.Options{
-		Store: s.traced(), Backuper: backuper, StoreName: c.Store, Turns: turns, Self: self, Hub: s.hub, Agents: s.agents,
-		Interactions: s.storage.interactions, MaxMessageBytes: c.MaxMessageBytes,
+		Store: s.traced(), Backuper: backuper, StoreName: c.Store, Turns: turns, Peers: s.peers,
+		Self: self, Hub: s.hub, Agents: s.agents,
+		Interactions: s.allInteractions(), MaxMessageBytes: c.MaxMessageBytes,
 		MaxConversationBytes: c.MaxConversationBytes, Version: s.version,
 		BallastBytes: s.gcBallast, Log: s.log, Calls: loggedCalls(c), Tracer: s.tracer,
 		Auth: s.signIn.auth, Limits: s.limits, SummaryBytes: c.SummaryBytes(),
@@ -199,7 +207,10 @@ func (s *server) listen(ctx context.Context, c *config.Config) error {
 	s.transports, err = transport.Open(ctx, transport.Options{
 		GRPCAddress: c.GRPCAddress, HTTPAddress: c.HTTPAddress, DebugAddress: c.DebugAddress,
 		KeepaliveTime:  c.KeepaliveTime,
-		AllowedOrigins: c.HTTPAllowedOrigins, Insecure: c.Insecure, Version: s.version, Log: s.log,
+		AllowedOrigins: c.HTTPAllowedOrigins, A2A: c.A2A, A2AURL: c.A2AURL, A2APushPrivate: c.A2APushPrivate,
+		Console: c.Console, ConsoleReadOnly: c.ConsoleReadOnly,
+		WriteSettings: func(w io.Writer) error { return s.settings.Load().Write(w, c) },
+		Insecure:      c.Insecure, Version: s.version, Log: s.log,
 		Tracer: s.tracer, TLS: tlsFiles(c), Auth: s.signIn.auth, OIDCIssuer: c.OIDCIssuer, SignIn: c.SignIn(),
 		Metrics: s.metrics.Handler(), MetricsAddress: c.MetricsAddress, MetricsOverHTTP: c.MetricsOverHTTP(),
 	}, s.service)

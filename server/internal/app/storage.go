@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/parleyhq/parley/server/internal/config"
 	"github.com/parleyhq/parley/server/internal/interactionlog"
@@ -26,7 +27,9 @@ type Storage struct {
 	log          *slog.Logger
 	interactions *interactionlog.Log // nil before Open, and if the interaction log is off
 	changes      *changeLog
-	observers    []Observer // in the order in which they receive a commit; set by Open before the first commit
+	// observers are in the order in which they receive a commit; nil until Open returns. Commits of other servers may
+	// arrive earlier. No observer needs them, because the server accepts no calls yet.
+	observers atomic.Pointer[[]Observer]
 }
 
 // Observer receives the committed changes of a store. It must return quickly and must not call the
@@ -61,16 +64,22 @@ func (s *Storage) Open(ctx context.Context, c *config.Config, observers []Observ
 	if err := s.openInteractions(ctx, c); err != nil {
 		return errors.Join(err, s.Close())
 	}
+	var all []Observer
 	if s.interactions != nil {
-		s.observers = append(s.observers, s.interactions)
+		all = append(all, s.interactions)
 	}
-	s.observers = append(append(s.observers, observers...), s.changes)
+	all = append(append(all, observers...), s.changes)
+	s.observers.Store(&all)
 	return nil
 }
 
 // committed passes the changes of a commit to the observers.
 func (s *Storage) committed(changes []store.Change) {
-	for _, o := range s.observers {
+	all := s.observers.Load()
+	if all == nil {
+		return
+	}
+	for _, o := range *all {
 		o.Committed(changes)
 	}
 }
@@ -175,13 +184,14 @@ func (s *Storage) openRedis(ctx context.Context, c *config.Config, o store.Optio
 		}
 	}
 	opened, err := redisstore.Open(ctx, redisstore.Options{
-		Options: o, Client: client, Prefix: c.Redis.Prefix, Buckets: c.Redis.Buckets, Address: address, Exclusive: exclusive,
+		Options: o, Client: client, Prefix: c.Redis.Prefix, Buckets: c.Redis.Buckets, Spread: c.Redis.Spread,
+		Replicated: c.Redis.Replicated(), Address: address, Exclusive: exclusive,
 		Warn: func(text string) { s.log.WarnContext(ctx, "store warning", "warning", text) },
 	})
 	if err != nil {
 		return nil, fmt.Errorf("store redis: %w", err)
 	}
 	s.log.InfoContext(ctx, "store opened", "store", c.Store, "durable", true, "addresses", client.InitAddress,
-		"prefix", c.Redis.Prefix)
+		"prefix", c.Redis.Prefix, "durability", c.Redis.Durability)
 	return opened, nil
 }

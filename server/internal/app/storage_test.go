@@ -40,8 +40,8 @@ func TestObservers(t *testing.T) {
 			if c.InteractionLog {
 				want = append([]Observer{s.interactions}, want...)
 			}
-			if !slices.Equal(s.observers, want) {
-				t.Errorf("observers = %s, want %s", types(s.observers), types(want))
+			if !slices.Equal(*s.observers.Load(), want) {
+				t.Errorf("observers = %s, want %s", types(*s.observers.Load()), types(want))
 			}
 			if _, err := s.Create(t.Context(), &store.Create{
 				Tenant: "tenant", Conversation: &parleyv1.Conversation{Id: "conversation"},

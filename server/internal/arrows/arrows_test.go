@@ -80,14 +80,18 @@ func allowedArrows() []arrow {
 		}},
 		{"server/internal/transport", []string{
 			"server/internal/rpc", "server/internal/gateway", "server/internal/rules", "server/internal/auth",
-			"server/internal/secretfile", "server/internal/tracing", "client", "client/mcp", api,
+			"server/internal/secretfile", "server/internal/tracing", "server/internal/facade/*", "server/internal/console", "client", "client/mcp", api,
 		}},
+		{"server/internal/facade/*", []string{"server/internal/gateway", "server/internal/auth", "server/internal/a2aparts", api}},
+		{"server/internal/a2aparts", []string{api}},
+		{"server/internal/console", []string{"server/internal/gateway", "server/internal/auth", api}},
 		{"server/internal/healthcheck", nil},
 		{"server/internal/supervisor", nil},
 		{"server/deploy/release", nil},
 		{"server/deploy/release/manual", nil},
 		{"server/internal/logqueue", nil},
 		{"server/internal/nettest", nil}, // Tests call it.
+		{"server/internal/rpc/rpctest", []string{"server/internal/*", "server/internal/agent/echo", "store", "store/memstore"}}, // Likewise.
 		{"server/internal/arrows", nil},
 		{"server/e2e", nil},
 		{"server/e2e/hostile", nil},
@@ -103,7 +107,8 @@ func allowedArrows() []arrow {
 			"server/internal/rpc/wirecodec", "server/internal/rpc/pages", "server/internal/rpc/retries", "store", api,
 		}},
 		{"server/internal/peer", []string{
-			"server/internal/turn", "server/internal/auth", "server/internal/rules", "server/internal/tracing", "store", api,
+			"server/internal/turn", "server/internal/watch", "server/internal/auth", "server/internal/rules",
+			"server/internal/tracing", "server/internal/interactionlog", "server/internal/interactionlog/search", "store", api,
 		}},
 		{"server/internal/tracing", nil},
 		{"server/internal/tracing/tracestore", []string{"server/internal/tracing", "store"}},
@@ -148,8 +153,7 @@ func allowedArrows() []arrow {
 		{"server/internal/auth", []string{api}},
 		{"server/internal/auth/*", []string{"server/internal/auth"}},
 		{"server/internal/gateway", []string{
-			"server/internal/gateway/openapi", "server/internal/rules", "server/internal/auth", "server/internal/calllog", "server/internal/tracing",
-			api, "gen/gateway/parley/v1",
+			"server/internal/gateway/openapi", "server/internal/rules", "server/internal/auth", "server/internal/calllog", "server/internal/tracing", api, "gen/gateway/parley/v1",
 		}},
 		{"server/internal/gateway/openapi", nil},
 		{
@@ -174,6 +178,7 @@ func allowedArrows() []arrow {
 		{"server/internal/agent/remote", []string{
 			"server/internal/agent", "server/internal/rules", "server/internal/tracing", api,
 		}},
+		{"server/internal/agent/a2a", []string{"server/internal/agent", "server/internal/tracing", "server/internal/a2aparts", api}},
 		{"server/internal/agent/command", []string{"server/internal/agent", "server/internal/tracing", api}},
 		{"server/internal/agent/*", []string{"server/internal/agent", api}},
 
@@ -194,7 +199,7 @@ type restriction struct {
 func restrictions() []restriction {
 	statuses := []string{
 		"gen/parley/v1", "gen/gateway/parley/v1", "server/internal/rpc", "server/internal/peer", "server/internal/gateway",
-		"server/internal/agent/remote", "server/internal/metrics",
+		"server/internal/agent/remote", "server/internal/agent/a2a", "server/internal/metrics", "server/internal/facade/a2a", "server/internal/facade/agui", "server/internal/facade/openai",
 		"client", "client/mcp", "client/cmd/parley", "client/examples/agent",
 	}
 	return []restriction{
@@ -362,7 +367,8 @@ func TestArrows(t *testing.T) {
 func TestArrowFaults(t *testing.T) {
 	const known = ": unknown package, add a row to allowedArrows in server/internal/arrows/arrows_test.go"
 	const statuses = "gen/parley/v1, gen/gateway/parley/v1, server/internal/rpc, server/internal/peer, server/internal/gateway, " +
-		"server/internal/agent/remote, server/internal/metrics, client, client/mcp, client/cmd/parley, client/examples/agent"
+		"server/internal/agent/remote, server/internal/agent/a2a, server/internal/metrics, " +
+		"server/internal/facade/a2a, server/internal/facade/agui, server/internal/facade/openai, client, client/mcp, client/cmd/parley, client/examples/agent"
 	imports := []struct{ from, imported, want string }{
 		{"server/internal/rpc", modulePath + "/server/internal/turn", ""},
 		{"server/internal/agent/echo", modulePath + "/server/internal/agent", ""},
