@@ -279,8 +279,8 @@ func (r remains) files() []string {
 	return found
 }
 
-// eventually polls get until it returns want. The kernel does not report the end of a process to
-// processes other than its parent.
+// eventually polls get until it returns want, for what nothing reports: the kernel tells only its parent of the end of
+// a process.
 func eventually(t *testing.T, what string, want []string, get func() []string) {
 	t.Helper()
 	for late := time.After(timeout); ; {
@@ -366,8 +366,9 @@ agents:
   remote: {kind: remote, address: 'unix:%s'}
   openai: {kind: openai, model: m, base_url: 'http://%s/v1'}
   anthropic: {kind: anthropic, model: m, base_url: 'http://%[2]s'}
+  a2a: {kind: a2a, url: 'http://%[2]s'}
 `, socket, address)))
-	for name, where := range map[string]string{"remote": socket, "openai": address, "anthropic": address} {
+	for name, where := range map[string]string{"remote": socket, "openai": address, "anthropic": address, "a2a": address} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // Each agent retries for seconds.
 			turn := chat(t, s, &parleyv1.ChatRequest{ConversationId: name, Agent: name, Content: "Hi"}).finish(t).GetTurn()

@@ -37,8 +37,8 @@ const asEphemeralClients = "RUN_AS_EPHEMERAL_CLIENTS"
 func TestEphemeralConversationEndsWithItsStream(t *testing.T) {
 	t.Parallel()
 	dataDir := t.TempDir()
-	// A conversation that no client holds expires at once, and a silent connection is found within seconds.
-	flags := []string{"--ttl=100ms", "--keepalive-time=3s"}
+	// A conversation that no client holds expires at once. A client has 3 s to answer, and those that stay must do so.
+	flags := []string{"--ttl=100ms", "--keepalive-time=9s"}
 	s := startServer(t, dataDir, flags...)
 	proxy := startSilentProxy(t, s.conn.Target())
 	closed, cut, stay := make([]*ephemeralClient, clientsPerWay), make([]*ephemeralClient, clientsPerWay),

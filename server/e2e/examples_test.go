@@ -31,6 +31,7 @@ func examples() []example {
 			binary := filepath.Join(t.TempDir(), "agent")
 			build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-s -w", "-o", binary,
 				"../../client/examples/agent")
+			build.Env = append(os.Environ(), "CGO_ENABLED=0") // as all programs are built
 			if out, err := build.CombinedOutput(); err != nil {
 				t.Fatalf("%v:\n%s", err, out)
 			}

@@ -51,20 +51,27 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// parallelTests is the number of tests that run in parallel with -short, unless -parallel is set. Most of
-// these wait for the server or for the disk. The others load both processors, and some of them measure
-// the time of a stop.
-const parallelTests = 8
+// parallelTests is the number of tests that run in parallel with -short, and parallelLongTests without it, unless
+// -parallel is set. Most of these wait for the server, for the disk, or for 15 s for the lease of a server. The others
+// load both processors, and some of them measure the time of a stop.
+const (
+	parallelTests     = 8
+	parallelLongTests = 3
+)
 
 func raiseParallelism() {
 	const parallel = "test.parallel"
 	flag.Parse()
 	isSet := false
 	flag.Visit(func(f *flag.Flag) { isSet = isSet || f.Name == parallel })
-	if isSet || !testing.Short() {
+	if isSet {
 		return
 	}
-	if err := flag.Set(parallel, strconv.Itoa(max(parallelTests, runtime.GOMAXPROCS(0)))); err != nil {
+	tests := parallelLongTests
+	if testing.Short() {
+		tests = parallelTests
+	}
+	if err := flag.Set(parallel, strconv.Itoa(max(tests, runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)
 	}
 }

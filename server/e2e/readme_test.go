@@ -41,6 +41,10 @@ func pages() []page {
 			"You said 'hello', after 0 others.", "TURN_STATE_INPUT_REQUIRED", "It costs 50 cents.", "claude",
 		}},
 		{path: "server/http.md", output: []string{`"title":"Chairs"`, "event: ", `"importedCount"`}},
+		{path: "server/a2a.md", config: "parleyd.yaml", output: []string{
+			`"protocolBinding":"GRPC"`, "TASK_STATE_COMPLETED", "lastChunk",
+		}},
+		{path: "server/console.md"},
 		{path: "server/interaction-log.md", programs: []string{"jq"}, output: []string{
 			"quarterly goals", `"agent": "echo"`, "erased",
 		}},
@@ -110,6 +114,7 @@ func buildPrograms(t *testing.T) string {
 	}
 	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", bin,
 		"github.com/parleyhq/parley/client/cmd/parley")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as all programs are built
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, output)
 	}

@@ -177,7 +177,10 @@ func TestRedisFaults(t *testing.T) {
 		}
 	}
 	wantEnd(exitUsage, "--redis-url: must not have a password", "--redis-url=redis://me:correct-horse@"+engine.Addr())
+	wantEnd(exitUsage, "--durability: needs --store redis", "--store=memory", "--redis-url=", "--redis-password-file=",
+		"--durability=replicated")
 	wantEnd(exitIO, "refuses the user or the password", "--redis-password-file=")
+	wantEnd(exitIO, "connect a replica, or use --durability local", "--durability=replicated")
 	s := startServer(t, t.TempDir(), flags...)
 	wantEnd(exitInUse, `another server uses the store "parley": server `)
 	ask(t, s, "c", "hello")

@@ -65,7 +65,7 @@ type scattered struct {
 
 // TestServersScattered: clients send each request to two of three servers at once, with each on_busy, and resume and
 // cancel turns at any. Each request starts one turn at most, whose message is stored once, and no call fails without a
-// reason.
+// reason. Watches at each server give every change once and in order, and waiting summaries end with each change.
 func TestServersScattered(t *testing.T) {
 	t.Parallel()
 	const clients, conversations, requests = 64, 8, 6
@@ -73,12 +73,17 @@ func TestServersScattered(t *testing.T) {
 		t: t, started: map[string]map[string]string{},
 		servers: startServersWith(t, redistest.Start(t), 3, agents(t, testAgents), "--max-messages=10000"),
 	}
+	ids := make([]string, conversations)
+	for i := range ids {
+		ids[i] = fmt.Sprint("c", i)
+	}
+	readers := startReaders(t, m.servers, ids)
 	var running sync.WaitGroup
 	for i := range clients {
 		running.Go(func() {
 			random := rand.New(rand.NewPCG(1, uint64(i)))
 			for n := range requests {
-				id := fmt.Sprint("c", random.IntN(conversations))
+				id := ids[random.IntN(conversations)]
 				m.request(random, id, fmt.Sprint("request ", i, "/", n))
 				if random.IntN(4) == 0 {
 					m.cancel(random, id)
@@ -90,9 +95,11 @@ func TestServersScattered(t *testing.T) {
 		})
 	}
 	running.Wait()
-	for i := range conversations {
-		m.wantOnce(fmt.Sprint("c", i))
+	for _, id := range ids {
+		m.wantOnce(id)
 	}
+	readers.writeLast()
+	readers.end()
 }
 
 func (m *scattered) any(random *rand.Rand) *server { return m.servers[random.IntN(len(m.servers))] }

@@ -135,7 +135,9 @@ func TestHealthAndReflection(t *testing.T) {
 	if err != nil || reply.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
 		t.Errorf("health of ConversationService = %v, %v; want SERVING", reply, err)
 	}
-	for path, want := range map[string]int{"/healthz": http.StatusOK, "/readyz": http.StatusOK, "/": http.StatusNotFound} {
+	for path, want := range map[string]int{
+		"/healthz": http.StatusOK, "/readyz": http.StatusOK, "/": http.StatusOK, "/missing": http.StatusNotFound,
+	} {
 		if code, body := httpGet(t, s, path); code != want {
 			t.Errorf("GET %s = %d with %q, want %d", path, code, body, want)
 		}

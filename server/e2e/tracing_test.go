@@ -242,9 +242,9 @@ func TestTraceOfTurn(t *testing.T) {
 	t.Parallel()
 	collector := startCollector(t)
 	agent, address := startTracedAgent(t)
-	command := parleyd(t, "--store=memory", "--log-calls=all",
+	command := parleyd(t, "--store=memory",
 		agents(t, "agents:\n  planner: {kind: remote, address: "+address+"}\n"))
-	command.Env = append(command.Env, "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL)
+	command.Env = append(command.Env, "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_BSP_SCHEDULE_DELAY=10")
 	s := startProcess(t, command)
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
@@ -257,7 +257,14 @@ func TestTraceOfTurn(t *testing.T) {
 	}
 	<-agent.received
 	leave()
-	s.await(t, "call", "method=/parley.v1.ConversationService/Chat", "code=CANCELLED")
+	eventually(t, "ended spans", []string{"parley.v1.ConversationService/Chat"}, func() (ended []string) {
+		for _, span := range collector.all() {
+			if strings.HasPrefix(span.GetName(), "parley.") {
+				ended = append(ended, span.GetName())
+			}
+		}
+		return ended
+	})
 	close(agent.ends)
 	s.terminate() // A stop waits for the turn.
 	s.wantStop(t)

@@ -148,16 +148,18 @@ type Log struct {
 	more    chan struct{} // closed when there is another entry
 }
 
-// Read adds the lines of a process's standard error to the log, to their end.
+// Read adds the lines of a process's standard error to the log, to their end. A last line without an end is no entry:
+// the process was killed while it wrote it.
 func (l *Log) Read(stderr io.Reader) {
 	for lines := bufio.NewReader(stderr); ; {
 		line, err := lines.ReadString('\n')
-		if line != "" {
-			l.add(strings.TrimSuffix(line, "\n"))
-		}
 		if err != nil {
+			l.mu.Lock()
+			l.text.WriteString(line)
+			l.mu.Unlock()
 			return
 		}
+		l.add(strings.TrimSuffix(line, "\n"))
 	}
 }
 

@@ -115,8 +115,9 @@ func startProgram(
 	}
 	t.Cleanup(func() {
 		s.process.Kill()
-		if texts, _ := s.process.Log.Find(parleydtest.NotAnEntry); len(texts) > 0 {
-			t.Errorf("the server wrote text that is not a log entry: %s", s.process.Log.Text())
+		texts, _ := s.process.Log.Find(parleydtest.NotAnEntry)
+		for _, entry := range texts { // For example the report of a race, line by line.
+			t.Errorf("the server wrote text that is not a log entry: %s", entry["text"])
 		}
 	})
 	if s.grpcAddr, err = s.process.AwaitServing(); err != nil {

@@ -59,6 +59,7 @@ func (r *recorder) add(o operation) {
 func (r *recorder) endLost() {
 	for _, o := range r.lost {
 		o.ended = r.now()
+		o.got.createTime = span{r.began.UnixNano() + o.began, r.began.UnixNano() + o.ended}
 		r.history = append(r.history, o)
 	}
 	r.lost = nil
@@ -76,7 +77,8 @@ func record(t *testing.T, program string, seed uint64, flags ...string) ([]opera
 		errs := make(chan error, clients)
 		for i := range clients {
 			c := &client{
-				number: i, life: life, random: rand.New(rand.NewPCG(seed, uint64(life*clients+i))), versions: map[string]int32{},
+				number: i, life: life, ids: idsInUse, random: rand.New(rand.NewPCG(seed, uint64(life*clients+i))),
+				versions: map[string]int32{},
 			}
 			go func() { errs <- c.run(ctx, s, r) }()
 		}
@@ -106,6 +108,7 @@ func record(t *testing.T, program string, seed uint64, flags ...string) ([]opera
 // client makes one call after the other.
 type client struct {
 	number, life, calls int
+	ids                 int // conversations in use
 	random              *rand.Rand
 	versions            map[string]int32 // as last seen, by conversation
 }
@@ -133,7 +136,7 @@ func (c *client) run(ctx context.Context, s *server, r *recorder) error {
 // next chooses a call.
 func (c *client) next() call {
 	c.calls++
-	chosen := call{kind: "append", id: fmt.Sprint("c", c.random.IntN(idsInUse)), ifVersion: anyVersion}
+	chosen := call{kind: "append", id: fmt.Sprint("c", c.random.IntN(c.ids)), ifVersion: anyVersion}
 	switch n := c.random.IntN(10); {
 	case n < 3:
 		chosen.kind = "read"
@@ -150,7 +153,7 @@ func (c *client) next() call {
 }
 
 // do makes a call. It returns an error if the call was lost or the answer is invalid.
-func do(ctx context.Context, s *server, c call) (answer, error) {
+func do(ctx context.Context, s parleyv1.ConversationServiceClient, c call) (answer, error) {
 	switch c.kind {
 	case "append":
 		return appendTo(ctx, s, c)
@@ -174,7 +177,7 @@ func do(ctx context.Context, s *server, c call) (answer, error) {
 	}
 }
 
-func appendTo(ctx context.Context, s *server, c call) (answer, error) {
+func appendTo(ctx context.Context, s parleyv1.ConversationServiceClient, c call) (answer, error) {
 	r := &parleyv1.AppendMessagesRequest{ConversationId: c.id}
 	if c.ifVersion >= 0 {
 		r.IfVersion = &c.ifVersion
@@ -186,7 +189,12 @@ func appendTo(ctx context.Context, s *server, c call) (answer, error) {
 	switch status.Code(err) {
 	case codes.OK:
 		now := reply.GetConversation()
-		return answer{version: now.GetVersion(), last: now.GetLastSequence(), created: reply.GetCreated()}, nil
+		got := answer{version: now.GetVersion(), last: now.GetLastSequence(), created: reply.GetCreated()}
+		if got.created {
+			created := now.GetCreateTime().AsTime().UnixNano()
+			got.createTime = span{created, created}
+		}
+		return got, nil
 	case codes.Aborted:
 		version, mismatch := current(err)
 		if mismatch != nil {

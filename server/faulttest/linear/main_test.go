@@ -1,8 +1,10 @@
 // Package linear checks that the service is linearizable through gRPC and across kill -9: concurrent
 // clients see what they would see if every call took effect at one instant between its start and its
-// end. A call without an answer, because the server was killed, may have taken effect or not.
+// end. A call without an answer, because the server was killed, may have taken effect or not. The same holds for
+// clients of three servers on one Redis.
 //
-// The package is separate because of its checker, porcupine. Start at [TestLinear].
+// The package is separate because of its checker, porcupine. Start at [TestLinear] and
+// [TestThreeServers].
 package linear
 
 import (

@@ -27,12 +27,14 @@ type answer struct {
 	lost    bool // The server was killed before it answered.
 	missing bool // The conversation does not exist.
 	// refused means that the conversation has another version, which is in version.
-	refused  bool
-	version  int32
-	created  bool
-	last     int32    // sequence
-	contents []string // of a read
-	listed   []string // of a list: ids with versions, newest first
+	refused bool
+	version int32
+	created bool
+	// createTime is that of the conversation if an append created it. Without an answer, only its bounds are known.
+	createTime span
+	last       int32    // sequence
+	contents   []string // of a read
+	listed     []string // of a list: ids with versions, newest first
 }
 
 // conversation is the state of a conversation in the model.
@@ -40,9 +42,14 @@ type conversation struct {
 	id            string
 	version, last int32
 	contents      []string // stored ones, oldest first
+	createTime    span
 }
 
-// state is all conversations, oldest first. It is immutable.
+// span is the time between two instants, in ns since 1970.
+type span struct{ from, to int64 }
+
+// state is all conversations in the order of their create times, oldest first. Several servers may commit in another
+// order. It is immutable.
 type state []conversation
 
 // model returns the sequential specification of the service.
@@ -63,32 +70,36 @@ func model() porcupine.Model {
 
 func (s state) equal(other state) bool {
 	return slices.EqualFunc(s, other, func(a, b conversation) bool {
-		return a.id == b.id && a.version == b.version && a.last == b.last && slices.Equal(a.contents, b.contents)
+		return a.id == b.id && a.version == b.version && a.last == b.last && a.createTime == b.createTime &&
+			slices.Equal(a.contents, b.contents)
 	})
 }
 
 // next returns the possible states after a call with the answer got; none if the answer is wrong.
 func next(s state, c call, got answer) []any {
-	after, want := s.do(c)
-	switch {
-	case got.lost && after.equal(s):
-		return []any{s}
-	case got.lost:
-		return []any{s, after}
-	case want.equal(got):
-		return []any{after}
+	possible, want := s.do(c, got.createTime)
+	if !got.lost && !want.equal(got) {
+		return nil
 	}
-	return nil
+	var after []any
+	if got.lost {
+		after = append(after, s)
+	}
+	for _, p := range possible {
+		after = append(after, p)
+	}
+	return after
 }
 
 func (a answer) equal(b answer) bool {
 	return a.missing == b.missing && a.refused == b.refused && a.version == b.version && a.created == b.created &&
-		a.last == b.last &&
+		a.createTime == b.createTime && a.last == b.last &&
 		slices.Equal(a.contents, b.contents) && slices.Equal(a.listed, b.listed)
 }
 
-// do applies a call and returns the next state and the right answer.
-func (s state) do(c call) (state, answer) {
+// do applies a call and returns the possible next states and the right answer. createTime is that of a conversation
+// that the call creates.
+func (s state) do(c call, createTime span) ([]state, answer) {
 	at := slices.IndexFunc(s, func(has conversation) bool { return has.id == c.id })
 	switch {
 	case c.kind == "list":
@@ -96,35 +107,49 @@ func (s state) do(c call) (state, answer) {
 		for _, has := range slices.Backward(s) {
 			listed = append(listed, row(has.id, has.version))
 		}
-		return s, answer{listed: listed}
+		return []state{s}, answer{listed: listed}
 	case c.kind == "append":
-		return s.append(at, c)
+		return s.append(at, c, createTime)
 	case at < 0:
-		return s, answer{missing: true}
+		return []state{s}, answer{missing: true}
 	}
-	return s, answer{version: s[at].version, last: s[at].last, contents: s[at].contents}
+	return []state{s}, answer{version: s[at].version, last: s[at].last, contents: s[at].contents}
 }
 
-func (s state) append(at int, c call) (state, answer) {
-	created, was := at < 0, conversation{id: c.id}
+func (s state) append(at int, c call, createTime span) ([]state, answer) {
+	created, was := at < 0, conversation{id: c.id, createTime: createTime}
 	if !created {
 		was = s[at]
 	}
 	if c.ifVersion >= 0 && c.ifVersion != was.version {
-		return s, answer{refused: true, version: was.version}
+		return []state{s}, answer{refused: true, version: was.version}
 	}
 	now := conversation{
 		id: c.id, version: was.version + 1, last: was.last + int32(len(c.contents)),
-		contents: slices.Concat(was.contents, c.contents),
+		contents: slices.Concat(was.contents, c.contents), createTime: was.createTime,
 	}
 	now.contents = now.contents[max(0, len(now.contents)-maxMessages):]
-	after := slices.Clone(s)
+	right := answer{version: now.version, last: now.last, created: created}
 	if created {
-		after = append(after[max(0, len(s)+1-maxConversations):], now) // The oldest conversation is evicted.
-	} else {
-		after[at] = now
+		right.createTime = createTime
+		return s[max(0, len(s)+1-maxConversations):].insert(now), right // The oldest conversation is evicted.
 	}
-	return after, answer{version: now.version, last: now.last, created: created}
+	after := slices.Clone(s)
+	after[at] = now
+	return []state{after}, right
+}
+
+// insert returns the states with one more conversation, which is at any place that the create times allow.
+func (s state) insert(created conversation) []state {
+	later := func(has conversation) bool { return has.createTime.from > created.createTime.to }
+	earlier := func(has conversation) bool { return has.createTime.to < created.createTime.from }
+	var possible []state
+	for at := range len(s) + 1 {
+		if !slices.ContainsFunc(s[:at], later) && !slices.ContainsFunc(s[at:], earlier) {
+			possible = append(possible, slices.Insert(slices.Clone(s), at, created))
+		}
+	}
+	return possible
 }
 
 // row returns a conversation of a list as text.
