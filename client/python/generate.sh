@@ -22,25 +22,7 @@ trap 'exit 1' HUP INT TERM
 cd "$root"
 go tool -modfile=proto/tools.mod buf build proto --path proto/parley/v1 \
 	--as-file-descriptor-set --output "$work/complete.binpb"
-
-# The server checks the rules of buf/validate and parley/rules, and the client does not. This removes them, so that
-# the client does not depend on their package. In this program their options are unknown fields.
-"$bin/python" - "$work/complete.binpb" "$work/plain.binpb" <<'PYTHON'
-import pathlib
-import sys
-
-from google.protobuf.descriptor_pb2 import FileDescriptorSet
-
-complete, plain = map(pathlib.Path, sys.argv[1:])
-known = ("parley/v1/", "google/protobuf/", "google/rpc/")
-kept = FileDescriptorSet()
-for file in FileDescriptorSet.FromString(complete.read_bytes()).file:
-    if file.name.startswith(known):
-        file.dependency[:] = [name for name in file.dependency if name.startswith(known)]
-        kept.file.append(file)
-kept.DiscardUnknownFields()
-plain.write_bytes(kept.SerializeToString())
-PYTHON
+"$bin/python" "$root/client/plain_descriptors.py" "$work/complete.binpb" "$work/plain.binpb"
 
 protoc() {
 	"$bin/python" -m grpc_tools.protoc --descriptor_set_in="$work/plain.binpb" \

@@ -1,0 +1,3 @@
+from agent_framework import SupportsChatGetResponse
+
+client: SupportsChatGetResponse

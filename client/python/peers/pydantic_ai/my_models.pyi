@@ -1,0 +1,3 @@
+from pydantic_ai.models import Model
+
+model: Model

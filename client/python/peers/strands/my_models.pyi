@@ -1,0 +1,3 @@
+from strands.models.model import Model
+
+model: Model
