@@ -18,7 +18,7 @@ import {
   type Piece,
   type RespondRequest,
   serve,
-} from "parley";
+} from "@parleyhq/client";
 
 /** The answer to one message. */
 interface Answer {

@@ -10,12 +10,16 @@ const maxBytes = 4 << 20;
  */
 const maxRequestsOfConversation = 16;
 
-/** A request and the promise of its reply. */
-export interface Append {
+/** A complete copy of a request. */
+export interface Prepared {
   readonly request: AppendStreamRequest;
   readonly conversationId: string;
   /** The size of the encoded request. */
   readonly size: number;
+}
+
+/** A request and the promise of its reply. */
+export interface Append extends Prepared {
   readonly resolve: (reply: AppendMessagesResponse) => void;
   readonly reject: (reason: unknown) => void;
 }

@@ -1,15 +1,14 @@
-import type { Append } from "./append-queue.js";
-import { AppendQueue } from "./append-queue.js";
+/// <reference lib="esnext.disposable" preserve="true" />
+
+import { AppendQueue, type Prepared } from "./append-queue.js";
 import type { Call } from "./calls.js";
-import { fromStatus, ParleyError } from "./errors.js";
-import {
+import { ParleyError } from "./errors.js";
+import type {
   AppendMessagesRequest,
-  type AppendMessagesResponse,
+  AppendMessagesResponse,
   AppendStreamRequest,
-  type AppendStreamResponse,
 } from "./gen/index.parley.v1.js";
 import type { Input } from "./input.js";
-import { complete, maxMessageBytes, tooLarge } from "./request.js";
 import { Attempt } from "./resumption.js";
 import { type Clock, type Connection, isResumable, Retry, systemClock } from "./retry.js";
 
@@ -21,11 +20,13 @@ export interface Appending {
   readonly connection: Connection;
   /** Begins to use the client. Throws if it is closed, or if the caller's signal has aborted. */
   begin(): Call;
-  /** Opens a stream. Each iteration over the requests begins with the first one without a reply. */
+  /** Copies a request. Throws INVALID_ARGUMENT if it cannot be encoded. */
+  prepare(request: Input<AppendMessagesRequest>): Prepared;
+  /** Opens a stream of replies. The error of a request is an item. Each iteration over the requests begins with the first one without a reply. */
   open(
     requests: AsyncIterable<AppendStreamRequest>,
     signal: AbortSignal,
-  ): AsyncIterable<AppendStreamResponse>;
+  ): AsyncIterable<AppendMessagesResponse | ParleyError>;
 }
 
 /**
@@ -122,7 +123,7 @@ export class Appender {
     if (this.#isClosed) {
       throw new ParleyError("FAILED_PRECONDITION", "the appender is closed");
     }
-    const copy = encodable(request);
+    const copy = this.#client.prepare(request);
     const reply = new Promise<AppendMessagesResponse>((resolve, reject) => {
       this.#queue.add({ ...copy, resolve, reject });
     });
@@ -209,22 +210,18 @@ export class Appender {
   }
 
   /** Answers a request. Throws if the stream must not be used after this reply. */
-  #accept({ result }: AppendStreamResponse): void {
+  #accept(reply: AppendMessagesResponse | ParleyError): void {
     this.#isAccepted = true;
     const append = this.#queue.firstSent();
     if (!append) {
       throw new ParleyError("INTERNAL", "the server answered a request that was not sent");
     }
-    if (result?.$case === "response") {
-      append.resolve(result.value);
+    if (!(reply instanceof ParleyError)) {
+      append.resolve(reply);
+    } else if (reply.code === "UNAVAILABLE") {
+      throw reply; // Another stream sends the request again, as calls do, and then those after it.
     } else {
-      const error = result
-        ? fromStatus(result.value)
-        : new ParleyError("INTERNAL", "the server sent a reply without a result");
-      if (error.code === "UNAVAILABLE") {
-        throw error; // Another stream sends the request again, as calls do, and then those after it.
-      }
-      append.reject(error);
+      append.reject(reply);
     }
     this.#queue.removeFirstSent();
     this.#wake();
@@ -277,17 +274,6 @@ export class Appender {
     }
     return { done: true, value: undefined };
   }
-}
-
-/** Copies a request for the stream. Throws INVALID_ARGUMENT if it cannot be encoded. */
-function encodable(input: Input<AppendMessagesRequest>): Omit<Append, "resolve" | "reject"> {
-  const append = complete(AppendMessagesRequest, input);
-  const request = { append };
-  const size = AppendStreamRequest.encode(request).finish().length;
-  if (size > maxMessageBytes) {
-    throw tooLarge(size);
-  }
-  return { request, size, conversationId: append.conversationId };
 }
 
 /** Returns the error of a silent stream. That of the previous stream is more specific. */

@@ -1,16 +1,6 @@
-import {
-  type CallOptions,
-  ClientError,
-  type ClientMiddleware,
-  type ClientMiddlewareCall,
-  type Metadata,
-  Status,
-} from "nice-grpc";
-
-import { fromClientError, ParleyError, TokenExpiredError } from "./errors.js";
-import { CallerError, complete, completeEach, explainSize, invalidRequest, requestTypes } from "./request.js";
-import { resumablePaths } from "./services.js";
-import type { SignedMetadata, SignIn } from "./sign-in.js";
+import { derived, ParleyError, TokenExpiredError } from "./errors.js";
+import { CallerError } from "./request.js";
+import type { Credential, SignIn } from "./sign-in.js";
 
 /** A running call. */
 export interface Call {
@@ -62,50 +52,39 @@ export class Calls {
   }
 
   /**
-   * Returns the middleware of every call. It runs before gRPC's retries: it makes complete copies of
-   * the requests, once for all attempts, signs in, and converts errors to ParleyErrors.
+   * Makes a call and yields its responses, or returns the only one. start copies the request and returns the function
+   * that sends it. run signs in, and sends the call again if the server rejects the token and there is another one.
    */
-  middleware(): ClientMiddleware {
-    const types = requestTypes();
-    const begin = (signal?: AbortSignal) => this.begin(signal);
-    const signIn = this.#signIn;
-    return async function* middleware<Request, Response>(
-      call: ClientMiddlewareCall<Request, Response>,
-      options: CallOptions,
-    ) {
-      const { signal, release } = begin(options.signal);
-      const type = types.get(call.method.path)!;
-      const mayResume = resumablePaths.has(call.method.path);
-      let single: object | undefined; // The request, if there is only one.
-      try {
-        if (!call.requestStream) {
-          single = complete(type, call.request);
-        }
-        const request = !call.requestStream
-          ? single
-          : mayResume
-            ? call.request // of an Appender, which has completed its requests
-            : completeEach(type, call.request);
-        const attempt = (metadata: Metadata) =>
-          call.next(request as typeof call.request, { ...options, signal, metadata }) as Responses<Response>;
-        const sign = (isRejected: boolean) => untilAborted(signIn.sign(options.metadata, isRejected), signal);
-        return yield* send(attempt, sign, {
-          mayRepeat: mayResume || !call.requestStream,
-          mayResume,
-        });
-      } catch (error) {
-        signal.throwIfAborted();
-        const shown = toCallerError(error);
-        throw single ? explainSize(shown, type, single) : shown;
-      } finally {
-        release();
-      }
-    };
+  async *run<Response>(start: () => Sending<Response>, signal: AbortSignal | undefined): Responses<Response> {
+    const call = this.begin(signal);
+    try {
+      const sending = start();
+      const sign = (isRejected: boolean) =>
+        untilAborted(this.#signIn.sign(sending.isSet, isRejected), call.signal);
+      return yield* send(sending, sign, call.signal);
+    } catch (error) {
+      call.signal.throwIfAborted();
+      throw error instanceof CallerError ? error.reason : error;
+    } finally {
+      call.release();
+    }
   }
 }
 
 /** Yields the responses of a stream, or returns the only response. */
-type Responses<Response> = AsyncGenerator<Response, Response | undefined, undefined>;
+export type Responses<Response> = AsyncGenerator<Response, Response | undefined, undefined>;
+
+/** A call of a transport. */
+export interface Sending<Response> {
+  /** Reports whether the caller has set this key of the metadata. */
+  isSet(key: string): boolean;
+  /** Sends the call with this metadata in addition. It throws ParleyErrors and CallerErrors. */
+  attempt(signal: AbortSignal, metadata: Credential["metadata"]): Responses<Response>;
+  /** The call may be sent again if the server has refused it. */
+  readonly mayRepeat: boolean;
+  /** The call is a stream that resumes after a TokenExpiredError. */
+  readonly mayResume: boolean;
+}
 
 /**
  * Sends a call with a token. If the server rejects the token and there is another one, the call continues:
@@ -114,15 +93,15 @@ type Responses<Response> = AsyncGenerator<Response, Response | undefined, undefi
  * because gRPC has taken requests from it.
  */
 async function* send<Response>(
-  attempt: (metadata: Metadata) => Responses<Response>,
-  sign: (isRejected: boolean) => Promise<SignedMetadata>,
-  { mayRepeat, mayResume }: { mayRepeat: boolean; mayResume: boolean },
+  { attempt, mayRepeat, mayResume }: Sending<Response>,
+  sign: (isRejected: boolean) => Promise<Credential>,
+  signal: AbortSignal,
 ): Responses<Response> {
   let isRepeated = false;
   for (let signed = await sign(false); ; ) {
     let isAccepted = false;
     try {
-      const responses = attempt(signed.metadata);
+      const responses = attempt(signal, signed.metadata);
       try {
         for (;;) {
           const next = await responses.next();
@@ -136,7 +115,7 @@ async function* send<Response>(
         await responses.return(undefined);
       }
     } catch (error) {
-      const isRejected = error instanceof ClientError && error.code === Status.UNAUTHENTICATED;
+      const isRejected = error instanceof ParleyError && error.code === "UNAUTHENTICATED";
       const mayContinue = isAccepted ? mayResume : mayRepeat && !isRepeated;
       if (!isRejected || signed.token === undefined || !mayContinue) {
         throw error;
@@ -146,7 +125,7 @@ async function* send<Response>(
         throw error;
       }
       if (isAccepted) {
-        throw fromClientError(error, TokenExpiredError);
+        throw derived(error, "", TokenExpiredError);
       }
       isRepeated = true;
       signed = next;
@@ -155,7 +134,7 @@ async function* send<Response>(
 }
 
 /** Waits for a promise. Throws the signal's reason if the signal aborts before. */
-async function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
+export async function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
   let onAbort = () => {};
   const aborted = new Promise<never>((_, reject) => {
     onAbort = () => reject(signal.reason);
@@ -170,18 +149,4 @@ async function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promis
 
 function closedError(): ParleyError {
   return new ParleyError("CANCELLED", "the client is closed");
-}
-
-/** Converts an error to the one that the caller receives. */
-function toCallerError(error: unknown): unknown {
-  if (error instanceof CallerError) {
-    return error.reason;
-  }
-  if (error instanceof ParleyError) {
-    return error;
-  }
-  // Any other error is that of invalid metadata, which gRPC rejects before it sends anything.
-  return error instanceof ClientError
-    ? fromClientError(error)
-    : invalidRequest((error as Error).message, error);
 }

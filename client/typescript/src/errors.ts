@@ -1,19 +1,26 @@
-import { type ClientError, Status } from "nice-grpc";
-import {
-  BadRequest,
-  type ErrorDetails,
-  ErrorInfo,
-  RetryInfo,
-  RichClientError,
-} from "nice-grpc-error-details";
-
-import type { Status as RpcStatus } from "./gen/google/rpc/status.js";
-
-/** The details of a status that this package uses. */
-const detailTypes = [ErrorInfo, BadRequest, RetryInfo];
+/** The names of the gRPC statuses, by their numbers. */
+const codes = [
+  "OK",
+  "CANCELLED",
+  "UNKNOWN",
+  "INVALID_ARGUMENT",
+  "DEADLINE_EXCEEDED",
+  "NOT_FOUND",
+  "ALREADY_EXISTS",
+  "PERMISSION_DENIED",
+  "RESOURCE_EXHAUSTED",
+  "FAILED_PRECONDITION",
+  "ABORTED",
+  "OUT_OF_RANGE",
+  "UNIMPLEMENTED",
+  "INTERNAL",
+  "UNAVAILABLE",
+  "DATA_LOSS",
+  "UNAUTHENTICATED",
+] as const;
 
 /** The name of a gRPC status other than OK. */
-export type Code = Exclude<keyof typeof Status, "OK">;
+export type Code = Exclude<(typeof codes)[number], "OK">;
 
 /** A field of a request that breaks a rule. */
 export interface FieldViolation {
@@ -105,49 +112,49 @@ export function heading(code: Code, reason: string): string {
   return `${reason === "" ? code : `${code} ${reason}`}: `;
 }
 
+/** Returns an error like this one, with a text before that of its message. */
+export function derived(
+  error: ParleyError,
+  prefix: string,
+  Type: typeof ParleyError = ParleyError,
+): ParleyError {
+  const text = error.message.slice(heading(error.code, error.reason).length);
+  return new Type(error.code, prefix + text, { ...error, cause: error });
+}
+
 /** A stream that the server had accepted ended with its token, and the client has another token. */
 export class TokenExpiredError extends ParleyError {}
 
-/** Converts an error of nice-grpc. */
-export function fromClientError(error: ClientError, type = ParleyError): ParleyError {
-  const extra = error instanceof RichClientError ? error.extra : [];
-  return fromDetails(error.code, error.details, extra, type, error);
+/** The details of a gRPC status that this package uses. */
+export interface StatusDetails {
+  /** google.rpc.ErrorInfo */
+  readonly info?: {
+    readonly reason: string;
+    readonly domain: string;
+    readonly metadata: Readonly<Record<string, string>>;
+  };
+  /** The violations of google.rpc.BadRequest. */
+  readonly fieldViolations?: readonly FieldViolation[];
+  /** Milliseconds of google.rpc.RetryInfo. */
+  readonly retryDelay?: number | undefined;
 }
 
-/** Converts the status of one request of a stream. */
-export function fromStatus({ code, message, details }: RpcStatus): ParleyError {
-  const decoded = details.flatMap(({ typeUrl, value }) => {
-    const type = detailTypes.find(({ $type }) => typeUrl.endsWith(`/${$type}`));
-    return type ? [type.decode(value)] : [];
-  });
-  return fromDetails(code, message, decoded);
-}
-
-function fromDetails(
-  code: Status,
+/** Returns the error of a gRPC status with this number. */
+export function fromDetails(
+  code: number,
   message: string,
-  extra: ErrorDetails[],
+  { info, fieldViolations = [], retryDelay }: StatusDetails,
   type = ParleyError,
   cause?: unknown,
 ): ParleyError {
-  const info = find(extra, "google.rpc.ErrorInfo");
-  const delay = find(extra, "google.rpc.RetryInfo")?.retryDelay;
   const ours = info?.domain === "parley";
-  const violations = find(extra, "google.rpc.BadRequest")?.fieldViolations ?? [];
   const reason = ours ? info.reason : "";
   const Type = reason === "REVISION_MISMATCH" ? RevisionMismatchError : type;
-  return new Type((Status[code] ?? "UNKNOWN") as Code, message, {
+  return new Type((codes[code] ?? "UNKNOWN") as Code, message, {
     reason,
     metadata: ours ? info.metadata : {},
-    fieldViolations: violations.map(({ field, description }) => ({ field, description })),
-    retryDelay: delay && delay.seconds * 1e3 + delay.nanos / 1e6,
+    fieldViolations: fieldViolations.map(({ field, description }) => ({ field, description })),
+    retryDelay,
     cause,
   });
-}
-
-function find<T extends ErrorDetails["$type"]>(
-  details: ErrorDetails[],
-  type: T,
-): Extract<ErrorDetails, { $type: T }> | undefined {
-  return details.find((d): d is Extract<ErrorDetails, { $type: T }> => d.$type === type);
 }

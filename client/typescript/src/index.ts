@@ -4,7 +4,7 @@
  * object. Start at {@link Client}.
  */
 export { type CallOptions, ChannelCredentials, type ChannelOptions, Metadata } from "nice-grpc";
-
+export { conversationId, recordKey } from "./adapters/ids.js";
 export {
   Agent,
   AgentError,

@@ -1,9 +1,10 @@
 import type { ChannelCredentials, ChannelOptions } from "nice-grpc";
 
-import { SignIn } from "./sign-in.js";
+import { checkedTenant, SignIn } from "./sign-in.js";
 import { isLocal } from "./target.js";
 import { channelCredentials, type NamedPath } from "./tls.js";
-import { fixedToken, type Token, TokenFile, type TokenSource, tokenFault, tokenFunction } from "./token.js";
+import { tokenSource as namedSource, type Token, type TokenSource } from "./token.js";
+import { TokenFile } from "./token-file.js";
 
 /**
  * The options of a Client. An option that is missing or undefined has the value of its environment
@@ -57,9 +58,6 @@ export interface ClientOptions {
 /** The environment variables of a process. */
 export type Environment = Readonly<Record<string, string | undefined>>;
 
-/** The limits of the server for the names of tenants. */
-const tenantPattern = /^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,63}$/;
-
 /**
  * Returns how the calls of a client sign in, and the credentials of its connection to target. Throws a
  * TypeError if options contradict each other or are invalid.
@@ -94,13 +92,8 @@ function tokenSource(
   const value = isGiven ? token : environment[name];
   const file = path(fileName, isGiven ? tokenFile : environment[fileName]);
   forbidBoth(name, value, fileName, file);
-  if (typeof value === "function") {
-    return [tokenFunction(value), name];
-  }
-  if (value !== undefined && value !== "") {
-    return [fixedToken(checked(name, value)), name];
-  }
-  return [file && new TokenFile(file.path), fileName];
+  const source = namedSource(name, value);
+  return source ? [source, name] : [file && new TokenFile(file.path), fileName];
 }
 
 function forbidBoth(name: string, value: unknown, otherName: string, other: unknown): void {
@@ -109,24 +102,10 @@ function forbidBoth(name: string, value: unknown, otherName: string, other: unkn
   }
 }
 
-function checked(name: string, token: unknown): string {
-  const fault = tokenFault(token);
-  if (fault) {
-    throw new TypeError(`${name} ${fault}`);
-  }
-  return token as string;
-}
-
 function tenant({ tenant }: ClientOptions, environment: Environment): string | undefined {
-  const name = tenant === undefined ? "PARLEY_TENANT" : "tenant";
-  const value: unknown = tenant === undefined ? environment["PARLEY_TENANT"] : tenant;
-  if (value === undefined || value === "" || (typeof value === "string" && tenantPattern.test(value))) {
-    return value;
-  }
-  throw new TypeError(
-    `${name} is ${JSON.stringify(value)?.slice(0, 80)}, want 1 to 64 letters, digits, dots, underscores ` +
-      "and hyphens, not starting with a dot or a hyphen",
-  );
+  return tenant === undefined
+    ? checkedTenant("PARLEY_TENANT", environment["PARLEY_TENANT"])
+    : checkedTenant("tenant", tenant);
 }
 
 /** Checks that no option for TLS is set beside the caller's own credentials. */

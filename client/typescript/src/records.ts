@@ -1,20 +1,17 @@
-import { types } from "node:util";
-
-import type { CallOptions } from "nice-grpc";
-
 import { ParleyError } from "./errors.js";
-import {
-  type GetRecordsRequest,
-  type GetRecordsResponse,
+import type {
+  GetRecordsRequest,
+  GetRecordsResponse,
   ListRecordsRequest,
-  type ListRecordsResponse,
-  type Record as ParleyRecord,
+  ListRecordsResponse,
+  Record as ParleyRecord,
   RecordWrite,
-  type WriteRecordsRequest,
-  type WriteRecordsResponse,
+  WriteRecordsRequest,
+  WriteRecordsResponse,
 } from "./gen/index.parley.v1.js";
 import type { Input } from "./input.js";
-import { deferredCopy, invalidRequest } from "./request.js";
+import { invalidRequest } from "./request.js";
+import type { BaseCallOptions } from "./transport.js";
 
 /** The maximum number of keys in one call. */
 const maxKeys = 100;
@@ -41,10 +38,10 @@ export type WriteFields = Pick<Input<WriteRecordsRequest>, "ifVersion" | "reques
 export type ListFields = Omit<Input<ListRecordsRequest>, "conversationId" | "pageToken">;
 
 /** The calls of {@link Records}. */
-export interface RecordCalls {
-  writeRecords(request: Input<WriteRecordsRequest>, options?: CallOptions): Promise<WriteRecordsResponse>;
-  getRecords(request: Input<GetRecordsRequest>, options?: CallOptions): Promise<GetRecordsResponse>;
-  listRecords(request: Input<ListRecordsRequest>, options?: CallOptions): Promise<ListRecordsResponse>;
+export interface RecordCalls<Options extends BaseCallOptions = BaseCallOptions> {
+  writeRecords(request: Input<WriteRecordsRequest>, options?: Options): Promise<WriteRecordsResponse>;
+  getRecords(request: Input<GetRecordsRequest>, options?: Options): Promise<GetRecordsResponse>;
+  listRecords(request: Input<ListRecordsRequest>, options?: Options): Promise<ListRecordsResponse>;
 }
 
 /**
@@ -71,8 +68,17 @@ export function jsonWrite<T>(
   if (text === undefined) {
     throw invalidRequest(`the value of record ${JSON.stringify(key)} is ${typeof value}, want JSON`);
   }
-  const write = { ...fields, key, value: Buffer.from(text), mediaType: "application/json" };
-  return RecordWrite.fromPartial(write as Partial<RecordWrite>);
+  const { ifRevision, tenantScope = false, ttl, labels } = fields;
+  return {
+    key,
+    value: new TextEncoder().encode(text),
+    mediaType: "application/json",
+    ifRevision,
+    delete: false,
+    tenantScope,
+    ttl: ttl && { seconds: ttl.seconds ?? 0, nanos: ttl.nanos ?? 0 },
+    labels: { ...labels } as RecordWrite["labels"],
+  };
 }
 
 /**
@@ -88,17 +94,22 @@ function checked(this: unknown, key: string, value: unknown): unknown {
     fault = `a ${typeof value}`;
   } else if (value === undefined && Array.isArray(this)) {
     fault = "undefined in an array";
-  } else if (value === null && types.isDate(original)) {
+  } else if (value === null && kindOf(original) === "Date") {
     fault = "an invalid Date";
-  } else if (types.isMap(value) || types.isSet(value)) {
+  } else if (["Map", "Set"].includes(kindOf(value))) {
     fault = "a Map or Set; convert it to an array or object";
-  } else if (types.isArrayBufferView(original) || types.isAnyArrayBuffer(value)) {
+  } else if (ArrayBuffer.isView(original) || ["ArrayBuffer", "SharedArrayBuffer"].includes(kindOf(value))) {
     fault = "a typed array or buffer; convert it to an array or base64";
   }
   if (fault !== undefined) {
     throw new TypeError(`it contains ${fault}`);
   }
   return value;
+}
+
+/** Returns the name of the class of a value of JavaScript, also if it is from another frame of a page. */
+function kindOf(value: unknown): string {
+  return Object.prototype.toString.call(value).slice("[object ".length, -1);
 }
 
 /**
@@ -119,19 +130,19 @@ export function jsonValue<T = unknown>({ key, value }: Pick<ParleyRecord, "key" 
  * `Client.tenantRecords` return it. Each method is one call, or one call for each page. The conversation must
  * exist; an append creates it and may write records in the same commit.
  */
-export class Records {
-  readonly #calls: RecordCalls;
+export class Records<Options extends BaseCallOptions = BaseCallOptions> {
+  readonly #calls: RecordCalls<Options>;
   /** Empty for the records of the tenant. */
   readonly #conversationId: string;
 
   /** Only the methods of a client make records. An empty id means the tenant. */
-  constructor(calls: RecordCalls, conversationId: string) {
+  constructor(calls: RecordCalls<Options>, conversationId: string) {
     this.#calls = calls;
     this.#conversationId = conversationId;
   }
 
   /** Returns the record of a key, or undefined if there is none. */
-  async get(key: string, options?: CallOptions): Promise<ParleyRecord | undefined> {
+  async get(key: string, options?: Options): Promise<ParleyRecord | undefined> {
     const { records } = await this.#calls.getRecords(this.#getRequest([key]), options);
     return records[0];
   }
@@ -140,7 +151,7 @@ export class Records {
    * Returns the JSON value of a record and its revision: undefined and 0 if there is no record. T is not
    * checked. Throws a SyntaxError if the value is not JSON.
    */
-  async getJSON<T = unknown>(key: string, options?: CallOptions): Promise<JSONRecord<T>> {
+  async getJSON<T = unknown>(key: string, options?: Options): Promise<JSONRecord<T>> {
     const record = await this.get(key, options);
     return record
       ? { value: jsonValue<T>(record), revision: record.revision }
@@ -153,7 +164,7 @@ export class Records {
    * record for which a reply had no space follows later. A key that occurs several times counts once. The
    * options apply to each call. Throws INVALID_ARGUMENT if keys is a string.
    */
-  getAll(keys: readonly string[], options?: CallOptions): AsyncIterable<ParleyRecord> {
+  getAll(keys: readonly string[], options?: Options): AsyncIterable<ParleyRecord> {
     if (typeof keys === "string") {
       throw invalidRequest(
         `keys is the string ${JSON.stringify(keys)}, want an array; get returns one record`,
@@ -169,7 +180,7 @@ export class Records {
    * `RevisionMismatchError` and writes nothing; 0 means that the record must not exist. Only records of the
    * tenant may have a ttl, 100 ms to 366 days; without it the record does not expire.
    */
-  put(key: string, value: Uint8Array, fields: PutFields = {}, options?: CallOptions): Promise<number> {
+  put(key: string, value: Uint8Array, fields: PutFields = {}, options?: Options): Promise<number> {
     const { requestId, ...rest } = fields;
     return this.#put({ ...rest, key, value }, requestId, options);
   }
@@ -179,7 +190,7 @@ export class Records {
     key: string,
     value: T,
     fields: Omit<PutFields, "mediaType"> = {},
-    options?: CallOptions,
+    options?: Options,
   ): Promise<number> {
     const { requestId, ...rest } = fields;
     return await this.#put(jsonWrite(key, value, rest), requestId, options);
@@ -192,7 +203,7 @@ export class Records {
   async delete(
     key: string,
     fields: Pick<PutFields, "ifRevision" | "requestId"> = {},
-    options?: CallOptions,
+    options?: Options,
   ): Promise<void> {
     const { ifRevision, requestId } = fields;
     await this.write([{ key, delete: true, ifRevision }], { requestId }, options);
@@ -207,7 +218,7 @@ export class Records {
   write(
     writes: readonly Input<RecordWrite>[],
     { ifVersion, requestId }: WriteFields = {},
-    options?: CallOptions,
+    options?: Options,
   ): Promise<WriteRecordsResponse> {
     const request = { conversationId: this.#conversationId, writes, ifVersion, requestId };
     return this.#calls.writeRecords(request, options);
@@ -218,8 +229,8 @@ export class Records {
    * during the whole loop is returned once. Each page is a call, made when the loop needs it. Another loop over
    * the result begins again. The options apply to each call.
    */
-  list(fields: ListFields = {}, options?: CallOptions): AsyncIterable<ParleyRecord> {
-    const copy = deferredCopy(ListRecordsRequest, { ...fields, conversationId: this.#conversationId });
+  list(fields: ListFields = {}, options?: Options): AsyncIterable<ParleyRecord> {
+    const copy = { ...fields, conversationId: this.#conversationId };
     return { [Symbol.asyncIterator]: () => this.#list(copy, options) };
   }
 
@@ -230,13 +241,13 @@ export class Records {
   async #put(
     write: Input<RecordWrite>,
     requestId: string | undefined,
-    options: CallOptions | undefined,
+    options: Options | undefined,
   ): Promise<number> {
     const { revision, tenantRevision } = await this.write([write], { requestId }, options);
     return this.#conversationId ? revision : tenantRevision;
   }
 
-  async *#getAll(keys: readonly string[], options?: CallOptions): AsyncGenerator<ParleyRecord> {
+  async *#getAll(keys: readonly string[], options?: Options): AsyncGenerator<ParleyRecord> {
     for (let remaining = keys; remaining.length > 0; ) {
       const asked = remaining.slice(0, maxKeys);
       const { records, omittedKeys } = await this.#calls.getRecords(this.#getRequest(asked), options);
@@ -248,10 +259,10 @@ export class Records {
     }
   }
 
-  async *#list(copy: () => ListRecordsRequest, options?: CallOptions): AsyncGenerator<ParleyRecord> {
+  async *#list(request: Input<ListRecordsRequest>, options?: Options): AsyncGenerator<ParleyRecord> {
     let pageToken = "";
     do {
-      const { records, nextPageToken } = await this.#calls.listRecords({ ...copy(), pageToken }, options);
+      const { records, nextPageToken } = await this.#calls.listRecords({ ...request, pageToken }, options);
       yield* records;
       pageToken = nextPageToken;
     } while (pageToken);

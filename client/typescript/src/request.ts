@@ -1,21 +1,25 @@
-import { randomUUID } from "node:crypto";
-
 import { ParleyError } from "./errors.js";
-import { type MessageType, services } from "./services.js";
+
+/** The type of a message: the generated code for gRPC, or the schema for JSON. */
+export interface MessageType<T = object> {
+  /** Returns a message with all fields set. */
+  fromPartial(object: object): T;
+  /** Encodes a message. Throws an error if a value is not valid. */
+  encode(message: T): { finish(): Uint8Array };
+}
 
 /**
- * Returns a copy of a request with all fields set, and with a random requestId if its requestId is
- * empty. Throws INVALID_ARGUMENT if the request cannot be encoded; gRPC would report that as a failure
- * of the server.
+ * Returns a copy of a request with all fields set. If its requestId is empty, it is set to the result of newID. Throws
+ * INVALID_ARGUMENT if the request cannot be encoded; gRPC would report that as a failure of the server.
  */
-export function complete<T>(type: MessageType<T>, request: unknown): T {
+export function complete<T>(type: MessageType<T>, request: unknown, newID: () => string): T {
   if (typeof request !== "object" || request === null) {
     throw invalidRequest(`it is ${request === null ? "null" : typeof request}, want an object`);
   }
   try {
     const message = type.fromPartial(request);
     const { requestId } = message as { requestId?: string };
-    const copy = requestId === "" ? { ...message, requestId: randomUUID() } : message;
+    const copy = requestId === "" ? { ...message, requestId: newID() } : message;
     type.encode(copy);
     return copy;
   } catch (error) {
@@ -27,10 +31,10 @@ export function complete<T>(type: MessageType<T>, request: unknown): T {
  * Copies a request now. Returns a function that returns the copy, or throws the error of an invalid
  * request, so that only the use of the request fails.
  */
-export function deferredCopy<T>(type: MessageType<T>, request: unknown): () => T {
+export function deferred<T>(copy: () => T): () => T {
   try {
-    const copy = complete(type, request);
-    return () => copy;
+    const copied = copy();
+    return () => copied;
   } catch (error) {
     return () => {
       throw error;
@@ -42,12 +46,10 @@ export function deferredCopy<T>(type: MessageType<T>, request: unknown): () => T
 export async function* completeEach<T>(
   type: MessageType<T>,
   requests: unknown,
+  newID: () => string,
 ): AsyncGenerator<T, void, undefined> {
-  if (!isIterable(requests)) {
-    throw invalidRequest("it is no iterable, want an iterable of objects");
-  }
   for await (const request of iterate(requests)) {
-    yield complete(type, request);
+    yield complete(type, request, newID);
   }
 }
 
@@ -60,7 +62,11 @@ export class CallerError {
   }
 }
 
-async function* iterate(requests: AsyncIterable<unknown> | Iterable<unknown>): AsyncGenerator<unknown> {
+/** Yields the requests of a caller. Throws INVALID_ARGUMENT if they are no iterable, and a CallerError for its errors. */
+export async function* iterate(requests: unknown): AsyncGenerator<unknown, void, undefined> {
+  if (!isIterable(requests)) {
+    throw invalidRequest("it is no iterable, want an iterable of objects");
+  }
   try {
     yield* requests;
   } catch (error) {
@@ -71,18 +77,6 @@ async function* iterate(requests: AsyncIterable<unknown> | Iterable<unknown>): A
 function isIterable(value: unknown): value is AsyncIterable<unknown> | Iterable<unknown> {
   return (
     typeof value === "object" && value !== null && (Symbol.asyncIterator in value || Symbol.iterator in value)
-  );
-}
-
-/** Returns the types of the requests, by the paths of their methods. */
-export function requestTypes(): ReadonlyMap<string, MessageType> {
-  return new Map(
-    services.flatMap(({ fullName, methods }) =>
-      Object.values(methods).map(({ name, requestType }) => [
-        `/${fullName}/${name}`,
-        requestType as MessageType,
-      ]),
-    ),
   );
 }
 

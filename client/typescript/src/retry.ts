@@ -1,4 +1,4 @@
-import { heading, ParleyError, TokenExpiredError } from "./errors.js";
+import { derived, type ParleyError, TokenExpiredError } from "./errors.js";
 
 /**
  * The limit of the time without a new message over all attempts. The server sends something at least
@@ -117,11 +117,7 @@ export class Retry {
     }
     const delay = this.#delay * (0.8 + 0.4 * Math.random());
     if (this.#deadline - this.#clock.now() < delay) {
-      const text = failure.message.slice(heading(failure.code, failure.reason).length);
-      throw new ParleyError(failure.code, `nothing new for ${giveUpAfter / 1000} s: ${text}`, {
-        ...failure,
-        cause: failure,
-      });
+      throw derived(failure, `nothing new for ${giveUpAfter / 1000} s: `);
     }
     this.#delay = Math.min(2 * this.#delay, maxDelay);
     await new Promise<void>((resolve, reject) => {

@@ -1,17 +1,9 @@
+import { retryPolicy, sentOnce } from "./methods.js";
 import { services } from "./services.js";
-
-/** The methods that are sent once: they change something, and their requests have no requestId. */
-const sentOnce: ReadonlySet<string> = new Set([
-  "UpdateConversation",
-  "DeleteConversation",
-  "PurgeConversations",
-  "SetActiveAgent",
-  "ImportConversations",
-  "DeleteInteractions",
-]);
 
 /** Returns the retry settings of gRPC. They are the same in all clients of Parley. */
 export function serviceConfig() {
+  const { initialBackoff, maxBackoff, ...counts } = retryPolicy;
   return {
     methodConfig: [
       {
@@ -21,10 +13,9 @@ export function serviceConfig() {
             .map(({ name: method }) => ({ service, method })),
         ),
         retryPolicy: {
-          maxAttempts: 5,
-          initialBackoff: "0.1s",
-          maxBackoff: "1s",
-          backoffMultiplier: 2,
+          ...counts,
+          initialBackoff: `${initialBackoff}s`,
+          maxBackoff: `${maxBackoff}s`,
           retryableStatusCodes: ["UNAVAILABLE"],
         },
       },

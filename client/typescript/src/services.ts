@@ -4,12 +4,8 @@ import {
   InteractionLogServiceDefinition,
   RecordServiceDefinition,
 } from "./gen/index.parley.v1.js";
-
-/** A message as the generated code describes it. */
-export interface MessageType<T = object> {
-  fromPartial(object: object): T;
-  encode(message: T): { finish(): Uint8Array };
-}
+import { resumable } from "./methods.js";
+import type { MessageType } from "./request.js";
 
 /** A service as the generated code describes it. */
 export interface Service {
@@ -27,9 +23,19 @@ export const services: readonly Service[] = [
   RecordServiceDefinition,
 ];
 
-/** The paths of the methods whose streams resume. Their requests can be sent again. */
-export const resumablePaths: ReadonlySet<string> = new Set(
-  ["AppendStream", "Chat", "ResumeTurn", "WatchConversations"].map(
-    (method) => `/${ConversationServiceDefinition.fullName}/${method}`,
+/** A method of the services. */
+export interface Method {
+  readonly requestType: MessageType;
+  /** Its streams resume. */
+  readonly isResumable: boolean;
+}
+
+/** The methods of the services, by their paths. */
+export const methods: ReadonlyMap<string, Method> = new Map(
+  services.flatMap(({ fullName, methods }) =>
+    Object.values(methods).map(({ name, requestType }) => [
+      `/${fullName}/${name}`,
+      { requestType: requestType as MessageType, isResumable: resumable.has(name) },
+    ]),
   ),
 );

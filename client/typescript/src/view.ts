@@ -1,5 +1,3 @@
-import { Buffer } from "node:buffer";
-
 import type { TurnEvent } from "./gen/index.parley.v1.js";
 
 /**
@@ -106,20 +104,20 @@ export class View {
       case "textDelta": {
         const { text, offset } = kind.value;
         const rest = this.#cut(this.#bytes, text, offset);
-        this.#bytes = Math.max(this.#bytes, offset + Buffer.byteLength(text));
+        this.#bytes = Math.max(this.#bytes, offset + byteLength(text));
         return rest && { ...delivered, event: { $case: "textDelta", value: rest } };
       }
       case "reasoningDelta": {
         const { text, offset } = kind.value;
         const rest = this.#cut(this.#reasoning, text, offset);
-        this.#reasoning = Math.max(this.#reasoning, offset + Buffer.byteLength(text));
+        this.#reasoning = Math.max(this.#reasoning, offset + byteLength(text));
         return rest && { ...delivered, event: { $case: "reasoningDelta", value: rest } };
       }
       case "toolCallDelta": {
         const { id, arguments: text, offset } = kind.value;
         const bytes = this.#calls.get(id) ?? 0;
         const rest = this.#cut(bytes, text, offset);
-        this.#calls.set(id, Math.max(bytes, offset + Buffer.byteLength(text)));
+        this.#calls.set(id, Math.max(bytes, offset + byteLength(text)));
         const value = rest && { ...kind.value, arguments: rest.text, offset: rest.offset };
         return value && { ...delivered, event: { $case: "toolCallDelta", value } };
       }
@@ -134,10 +132,18 @@ export class View {
     if (!this.#repeats || known <= 0) {
       return { text, offset };
     }
-    const bytes = Buffer.from(text);
+    const bytes = new TextEncoder().encode(text);
     if (known >= bytes.length) {
       return undefined; // The caller has all of it, or has text that the server lost in a crash.
     }
-    return { text: bytes.subarray(known).toString(), offset: offset + known };
+    return {
+      text: new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes.subarray(known)),
+      offset: offset + known,
+    };
   }
+}
+
+/** Returns the number of bytes of a text in UTF-8. */
+function byteLength(text: string): number {
+  return new TextEncoder().encode(text).length;
 }

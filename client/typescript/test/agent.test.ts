@@ -2,9 +2,6 @@ import assert from "node:assert/strict";
 import { once } from "node:events";
 import { join } from "node:path";
 import { type TestContext, test } from "node:test";
-
-import { ClientError, createChannel, createClient, Metadata, Status } from "nice-grpc";
-import { HealthDefinition } from "nice-grpc-server-health";
 import {
   Agent,
   AgentServiceDefinition,
@@ -14,7 +11,9 @@ import {
   RecordWrite,
   type RespondRequest,
   serve,
-} from "parley";
+} from "@parleyhq/client";
+import { ClientError, createChannel, createClient, Metadata, Status } from "nice-grpc";
+import { HealthDefinition } from "nice-grpc-server-health";
 
 import { tempFolder } from "./parleyd.js";
 

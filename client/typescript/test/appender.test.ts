@@ -1,18 +1,18 @@
 import assert from "node:assert/strict";
 import { type TestContext, test } from "node:test";
-
-import { ServerError, Status } from "nice-grpc";
 import {
   Appender,
-  type AppendMessagesResponse,
+  AppendMessagesResponse,
   type AppendStreamRequest,
-  AppendStreamResponse,
   Client,
-  type ParleyError,
-} from "parley";
+  type Code,
+  ParleyError,
+} from "@parleyhq/client";
+import { ServerError, Status } from "nice-grpc";
 
 import { AppendQueue } from "../src/append-queue.js";
 import { Calls } from "../src/calls.js";
+import { prepareAppend } from "../src/grpc-transport.js";
 import { SignIn } from "../src/sign-in.js";
 import { FakeClock } from "./clock.js";
 import { FakeServer } from "./fake-server.js";
@@ -26,20 +26,18 @@ function hello(content: string, conversationId = "c", requestId = "") {
 }
 
 /** Returns the reply to a request. It has the id of the request. */
-function answered({ append }: AppendStreamRequest): AppendStreamResponse {
-  const value = { appended: [{ id: append?.requestId ?? "" }] };
-  return AppendStreamResponse.fromPartial({ result: { $case: "response", value } });
+function answered({ append }: AppendStreamRequest): AppendMessagesResponse {
+  return AppendMessagesResponse.fromPartial({ appended: [{ id: append?.requestId ?? "" }] });
 }
 
 /** Returns the error of a request. */
-function refused(code: Status): AppendStreamResponse {
-  return AppendStreamResponse.fromPartial({
-    result: { $case: "error", value: { code, message: "refused" } },
-  });
+function refused(code: Code): ParleyError {
+  return new ParleyError(code, "refused");
 }
 
+type Reply = AppendMessagesResponse | ParleyError;
 type Requests = AsyncIterator<AppendStreamRequest>;
-type Handler = (requests: Requests, signal: AbortSignal) => AsyncGenerator<AppendStreamResponse>;
+type Handler = (requests: Requests, signal: AbortSignal) => AsyncGenerator<Reply>;
 
 async function next(requests: Requests): Promise<AppendStreamRequest> {
   const { value } = await requests.next();
@@ -48,14 +46,14 @@ async function next(requests: Requests): Promise<AppendStreamRequest> {
 }
 
 /** Answers each request. */
-async function* answer(requests: Requests): AsyncGenerator<AppendStreamResponse> {
+async function* answer(requests: Requests): AsyncGenerator<Reply> {
   for (let request = await requests.next(); !request.done; request = await requests.next()) {
     yield answered(request.value);
   }
 }
 
 /** Receives three requests, answers the first, and continues with then. */
-function answerOne(then: (signal: AbortSignal) => AsyncGenerator<AppendStreamResponse>): Handler {
+function answerOne(then: (signal: AbortSignal) => AsyncGenerator<Reply>): Handler {
   return async function* (requests, signal) {
     const first = await next(requests);
     await next(requests);
@@ -67,7 +65,7 @@ function answerOne(then: (signal: AbortSignal) => AsyncGenerator<AppendStreamRes
 
 /** Receives a request and never answers. */
 // biome-ignore lint/correctness/useYield: it never answers
-async function* silent(requests: Requests, signal: AbortSignal): AsyncGenerator<AppendStreamResponse> {
+async function* silent(requests: Requests, signal: AbortSignal): AsyncGenerator<Reply> {
   await next(requests);
   await hang(signal);
 }
@@ -81,6 +79,7 @@ function withStreams(connection = reachable, signal?: AbortSignal, ...handlers: 
     {
       connection,
       begin: () => calls.begin(signal),
+      prepare: prepareAppend,
       open(requests, signal) {
         const own: AppendStreamRequest[] = [];
         received.push(own);
@@ -105,10 +104,10 @@ function withStreams(connection = reachable, signal?: AbortSignal, ...handlers: 
 
 const idOf = ({ appended }: AppendMessagesResponse) => appended[0]?.id;
 
-const replies: Record<string, () => AsyncGenerator<AppendStreamResponse>> = {
+const replies: Record<string, () => AsyncGenerator<Reply>> = {
   "a reply is UNAVAILABLE": async function* () {
-    yield refused(Status.UNAVAILABLE);
-    yield refused(Status.NOT_FOUND);
+    yield refused("UNAVAILABLE");
+    yield refused("NOT_FOUND");
   },
 };
 const ends = {
@@ -168,9 +167,9 @@ test("a refused request does not affect the others", async () => {
   const refuse: Handler = async function* (requests) {
     yield answered(await next(requests));
     await next(requests);
-    yield refused(Status.NOT_FOUND);
+    yield refused("NOT_FOUND");
     await next(requests);
-    yield AppendStreamResponse.fromPartial({});
+    yield refused("INTERNAL");
     yield* answer(requests);
   };
   const { appender, clock } = withStreams(reachable, undefined, refuse);

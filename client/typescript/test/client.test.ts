@@ -2,10 +2,9 @@ import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { readFile } from "node:fs/promises";
 import { test } from "node:test";
-
+import { type AppendMessagesRequest, Client, type Input, ParleyError } from "@parleyhq/client";
 import { Metadata, ServerError, Status } from "nice-grpc";
 import { BadRequest, ErrorInfo, RetryInfo, RichServerError } from "nice-grpc-error-details";
-import { type AppendMessagesRequest, Client, type Input, ParleyError } from "parley";
 
 import { serviceConfig } from "../src/service-config.js";
 import { isLocal } from "../src/target.js";
@@ -379,7 +378,7 @@ test("a program ends although its client is open", options, async (t) => {
   };
   const address = await server.serve(t);
   const program = `
-    import { Client } from "parley";
+    import { Client } from "@parleyhq/client";
     const client = new Client("${address}");
     await client.getConversation({});
     for await (const event of client.chat({ content: "hello" })) break;

@@ -2,15 +2,15 @@ import { once } from "node:events";
 import type { TestContext } from "node:test";
 
 import type { ServerCredentials } from "@grpc/grpc-js";
-import { type CallContext, createServer, type ServerError } from "nice-grpc";
-import { errorDetailsServerMiddleware } from "nice-grpc-error-details";
 import {
   type AppendStreamRequest,
   type ChatRequest,
   ConversationServiceDefinition,
   type ImportConversationsRequest,
   type TurnEvent,
-} from "parley";
+} from "@parleyhq/client";
+import { type CallContext, createServer, type ServerError } from "nice-grpc";
+import { errorDetailsServerMiddleware } from "nice-grpc-error-details";
 
 import { short } from "./model.js";
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ChatRequest, ParleyError, ResumeTurnRequest, type TurnEvent } from "parley";
+import { ChatRequest, ParleyError, ResumeTurnRequest, type TurnEvent } from "@parleyhq/client";
 
 import { Follower, type Turns } from "../src/follow.js";
 import { resumed } from "../src/resumption.js";

@@ -10,7 +10,7 @@ import {
   type Message,
   type Piece,
   TurnEvent,
-} from "parley";
+} from "@parleyhq/client";
 
 // Each test also checks that it compiles.
 

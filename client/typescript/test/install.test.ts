@@ -25,15 +25,15 @@ async function project(t: TestContext): Promise<string> {
   await run(t, "npm", "pack", "--ignore-scripts", "--loglevel=error", `--pack-destination=${made}`);
   const { packages } = JSON.parse(await readFile(join(folder, "package-lock.json"), "utf8")) as Lock;
   const { "": own, ...others } = packages;
-  const tarball = `file:parley-${own!.version}.tgz`;
-  const dependencies = { parley: tarball };
+  const tarball = `file:parleyhq-client-${own!.version}.tgz`;
+  const dependencies = { "@parleyhq/client": tarball };
   await writeFile(join(made, "package.json"), JSON.stringify({ name: "other", dependencies }));
   const lock = {
     name: "other",
     lockfileVersion: 3,
     packages: {
       "": { name: "other", dependencies },
-      "node_modules/parley": {
+      "node_modules/@parleyhq/client": {
         version: own!.version,
         resolved: tarball,
         dependencies: own!.dependencies,
@@ -63,6 +63,22 @@ client.close();
 `;
 const names = `Agent, type AppendMessagesResponse, Client, type Code, Metadata, ParleyError, type Piece,
   type RespondRequest, Role, serve`;
+/** A program of a web page: it has the types of the DOM and none of Node. */
+const page = `import { Client, Metadata, ParleyError, Role, type AppendMessagesResponse, type Code } from "@parleyhq/client/web";
+const client = new Client(location.origin, { token: () => "t", fetch });
+const send = (value: Uint8Array): Promise<AppendMessagesResponse> =>
+  client.appendMessages(
+    { messages: [{ role: Role.ROLE_USER, native: { type: "t", value } }] },
+    { metadata: Metadata({ traceparent: "t" }), signal: AbortSignal.timeout(1000) },
+  );
+async function show(element: HTMLElement): Promise<void> {
+  for await (const { event } of client.chat({ content: "hi" })) {
+    element.append(event?.$case === "textDelta" ? event.value.text : "");
+  }
+}
+const code: Code = new ParleyError("NOT_FOUND", "nothing").code;
+console.log(typeof send, typeof show, code);
+`;
 const output = "function NOT_FOUND ROLE_USER function true b";
 
 test("another project installs the package and imports it in each way", options, async (t) => {
@@ -74,12 +90,21 @@ test("another project installs the package and imports it in each way", options,
     await writeFile(
       program,
       `import { createRequire } from "node:module";
-      import * as imported from "parley";
-      const required = createRequire(import.meta.url)("parley");
+      import * as imported from "@parleyhq/client";
+      const required = createRequire(import.meta.url)("@parleyhq/client");
       const names = Object.keys(required);
       console.log(names.length > 100, names.filter((name) => imported[name] !== required[name]).length);`,
     );
     assert.equal(await node(program), "true 0");
+  });
+
+  await t.test("the web client is imported and required", async () => {
+    const code = 'console.log(typeof Client, new Client("http://127.0.0.1").close())';
+    await writeFile(join(made, "web.mjs"), `import { Client } from "@parleyhq/client/web"; ${code}`);
+    await writeFile(join(made, "web.cjs"), `const { Client } = require("@parleyhq/client/web"); ${code}`);
+    for (const file of ["web.mjs", "web.cjs"]) {
+      assert.equal(await node(join(made, file)), "function undefined");
+    }
   });
 
   for (const [module, moduleResolution, files] of [
@@ -91,13 +116,27 @@ test("another project installs the package and imports it in each way", options,
     await t.test(`TypeScript: module ${module}, resolution ${moduleResolution}`, async () => {
       const src = join(made, `${module}-${moduleResolution}`);
       await mkdir(src);
-      await writeFile(join(src, "esm.mts"), `import { ${names} } from "parley";\n${use}`);
-      await writeFile(join(src, "cjs.cts"), `import { ${names} } from "parley";\n${use}`);
+      await writeFile(join(src, "esm.mts"), `import { ${names} } from "@parleyhq/client";\n${use}`);
+      await writeFile(join(src, "cjs.cts"), `import { ${names} } from "@parleyhq/client";\n${use}`);
       await writeFile(
         join(src, "required.cts"),
-        `import parley = require("parley");\nconst client: parley.Client = new parley.Client("127.0.0.1:1");\n` +
+        `import parley = require("@parleyhq/client");\nconst client: parley.Client = new parley.Client("127.0.0.1:1");\n` +
           `client.close();\nconsole.log("${output}");`,
       );
+      await writeFile(join(src, "page.mts"), page);
+      const web = {
+        module,
+        moduleResolution,
+        target: "es2022",
+        lib: ["es2022", "dom"],
+        types: [],
+        strict: true,
+      };
+      await writeFile(
+        join(src, "tsconfig.web.json"),
+        JSON.stringify({ compilerOptions: { ...web, noEmit: true }, files: ["page.mts"] }),
+      );
+      await run(t, join(folder, "node_modules", ".bin", "tsc"), "--project", join(src, "tsconfig.web.json"));
       const compilerOptions = { module, moduleResolution, target: "es2022", lib: ["es2023"], strict: true };
       await writeFile(join(src, "tsconfig.json"), JSON.stringify({ compilerOptions, files }));
       await run(t, join(folder, "node_modules", ".bin", "tsc"), "--project", src);

@@ -1,7 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Attachment, CreateConversationRequest, Message, Role, StructuredData, TurnEvent } from "parley";
+import {
+  Attachment,
+  CreateConversationRequest,
+  Message,
+  Role,
+  StructuredData,
+  TurnEvent,
+} from "@parleyhq/client";
 
 test("structured data is plain JSON", () => {
   const deep = (levels: number): unknown => (levels === 1 ? [] : { a: deep(levels - 1) });

@@ -1,6 +1,6 @@
 import { Buffer } from "node:buffer";
 
-import { type TurnEvent as Event, TurnEvent } from "parley";
+import { type TurnEvent as Event, TurnEvent } from "@parleyhq/client";
 
 // The events of turns, as a server sends them.
 

@@ -7,7 +7,7 @@ import {
   ConversationServiceDefinition,
   InteractionLogServiceDefinition,
   RecordServiceDefinition,
-} from "parley";
+} from "@parleyhq/client";
 
 import { start } from "./process.js";
 
@@ -38,11 +38,28 @@ test("the package contains only the files that its users need", { timeout: 60_00
     "dist/src/package.json",
     "dist/src/index.js",
     "dist/src/index.d.ts",
+    "dist/src/web/index.js",
+    "dist/src/adapters/ag-ui.js",
+    "dist/src/adapters/ai-sdk.js",
+    "dist/src/adapters/langgraph.js",
+    "dist/src/adapters/openai-agents.js",
+    "dist/esm/package.json",
+    "dist/esm/index.js",
+    "dist/esm/web/index.js",
+    "dist/esm/web/index.d.ts",
+    "dist/esm/gen/index.parley.v1.d.ts",
+    "dist/esm/adapters/ag-ui.d.ts",
+    "dist/esm/adapters/ai-sdk.d.ts",
+    "dist/esm/adapters/langgraph.d.ts",
+    "dist/esm/adapters/openai-agents.d.ts",
   ]) {
     assert.ok(paths.includes(path), `${path} is missing`);
   }
   const rest = paths.filter(
-    (path) => !/^(LICENSE|README\.md|(dist\/src\/)?package\.json|dist\/src\/.*\.(js|d\.ts))$/.test(path),
+    (path) =>
+      !/^(LICENSE|README\.md|(dist\/(src|esm)\/)?package\.json|dist\/(src|esm)\/.*\.(js|d\.ts))$/.test(path),
   );
   assert.deepEqual(rest, []);
+  const generated = paths.filter((path) => /^dist\/esm\/gen\/.*\.js$/.test(path));
+  assert.deepEqual(generated.sort(), ["dist/esm/gen/enums.js", "dist/esm/gen/schema.js"]);
 });

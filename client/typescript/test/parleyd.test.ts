@@ -10,7 +10,7 @@ import {
   type Piece,
   type TurnEvent,
   type TurnFinished,
-} from "parley";
+} from "@parleyhq/client";
 
 import { textOf } from "./model.js";
 import { connect, options, ScriptedAgent, serveAgent, startParleyd, tempFolder } from "./parleyd.js";

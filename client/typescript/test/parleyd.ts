@@ -13,7 +13,7 @@ import {
   type Piece,
   type RespondRequest,
   serve,
-} from "parley";
+} from "@parleyhq/client";
 
 import { type Program, start } from "./process.js";
 
@@ -48,9 +48,9 @@ export async function startParleyd(
   const config = join(await tempFolder(t), "parley.yaml");
   const settings = [
     "grpc_address: 127.0.0.1:0",
-    'http_address: ""',
+    ...("http_address" in more ? [] : ['http_address: ""']),
     ...(data ? ["store: bolt", `data_dir: ${JSON.stringify(data)}`] : ["store: memory"]),
-    "interaction_log: false",
+    ...("interaction_log" in more ? [] : ["interaction_log: false"]),
     "log_format: json",
     ...(agent ? ["default_agent: own", `agents: {own: {kind: remote, address: "${agent}"}}`] : []),
     ...Object.entries(more).map(([key, value]) => `${key}: ${JSON.stringify(value)}`),

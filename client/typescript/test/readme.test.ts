@@ -6,6 +6,7 @@ import { type TestContext, test } from "node:test";
 import { createAuthority } from "./certificates.js";
 import { connect, createToken, options, startParleyd, tempFolder } from "./parleyd.js";
 import { folder, start } from "./process.js";
+import { startWebParleyd } from "./web.js";
 
 /** Returns the first snippet of each section of the README, by its heading. */
 async function snippets(): Promise<Record<string, string>> {
@@ -56,6 +57,7 @@ const fileOf = (heading: string) => heading.replaceAll(" ", "-");
 
 const agent = "An agent of your own";
 const signIn = "Sign in and TLS";
+const web = "Browsers, edge and workers";
 
 test("the snippets are in order", async () => {
   const first = [
@@ -70,7 +72,7 @@ test("the snippets are in order", async () => {
     "Append many messages",
     "Replace",
   ];
-  const headings = [...first, agent, signIn, "Errors"];
+  const headings = [...first, agent, signIn, web, "Errors"];
   assert.deepEqual(Object.keys(await snippets()), headings);
 });
 
@@ -132,9 +134,27 @@ test("the client signs in", options, async (t) => {
   assert.deepEqual(running.lines, ["[ 'echo' ]"]);
 });
 
+test("the page shows the answer", options, async (t) => {
+  const { url } = await startWebParleyd(t);
+  const code = (await snippets())[web]!;
+  assert.ok(code.includes("http://127.0.0.1:8080"));
+  // A page, of which the snippet uses two objects.
+  const begin = `
+    const shown: string[] = [];
+    const document = { body: { append: (text: string) => shown.push(text) } };
+    const localStorage = { getItem: (_: string): string | null => null };`;
+  const end = 'console.log(shown.join(""));';
+  const program = code.replace("http://127.0.0.1:8080", url).replace(/^import .*$/m, (line) => line + begin);
+  const made = await compile(t, { page: `${program}\n${end}` });
+  const running = start(t, process.execPath, join(made, "page.js"));
+  assert.equal(await running.ended, 0, running.lines.join("\n"));
+  assert.deepEqual(running.lines, ["How many eggs?"]);
+});
+
 test("the table of the README has every option and variable", async () => {
   const readme = await readFile(join(folder, "README.md"), "utf8");
-  const source = await readFile(join(folder, "src", "options.ts"), "utf8");
+  const files = ["options.ts", "web/options.ts"].map((file) => readFile(join(folder, "src", file), "utf8"));
+  const source = (await Promise.all(files)).join("\n");
   const names = new Set(source.match(/PARLEY_\w+|(?<=^ {2}readonly )\w+(?=\?:)/gm));
   assert.ok(names.size > 10, [...names].join());
   for (const name of names) {

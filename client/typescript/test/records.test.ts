@@ -1,7 +1,5 @@
 import assert from "node:assert/strict";
 import { type TestContext, test } from "node:test";
-
-import { createServer, ServerError, type ServiceImplementation, Status } from "nice-grpc";
 import {
   Agent,
   type ConversationChange,
@@ -18,7 +16,8 @@ import {
   RevisionMismatchError,
   type TurnEvent,
   type WatchConversationsRequest,
-} from "parley";
+} from "@parleyhq/client";
+import { createServer, ServerError, type ServiceImplementation, Status } from "nice-grpc";
 
 import { connect, options, serveAgent, startParleyd } from "./parleyd.js";
 

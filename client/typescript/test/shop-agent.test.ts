@@ -1,8 +1,7 @@
 import assert from "node:assert/strict";
 import { type TestContext, test } from "node:test";
-
+import { AgentServiceDefinition, Message, type RespondResponse, Role } from "@parleyhq/client";
 import { type Client, ClientError, createChannel, createClient, Status } from "nice-grpc";
-import { AgentServiceDefinition, Message, type RespondResponse, Role } from "parley";
 
 import { shopAgent, start, startShop } from "./process.js";
 

@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { type TestContext, test } from "node:test";
 import { inspect } from "node:util";
 
-import { Client, type ClientOptions, type Metadata, ParleyError } from "parley";
+import { Client, type ClientOptions, type Metadata, ParleyError } from "@parleyhq/client";
 
 import { createAuthority } from "./certificates.js";
 import { textOf } from "./model.js";
@@ -66,7 +66,7 @@ test("a token from each source signs in over TLS", options, async (t) => {
     });
   }
   const program = `
-    import { Client } from "parley";
+    import { Client } from "@parleyhq/client";
     const client = new Client("${target}");
     const { messages } = await client.loadConversation({ conversationId: "c" });
     console.log(messages.length);`;

@@ -1,4 +1,4 @@
-import { ParleyError } from "parley";
+import { ParleyError } from "@parleyhq/client";
 
 import type { Connection } from "../src/retry.js";
 

@@ -4,7 +4,7 @@ import { join } from "node:path";
 import { type TestContext, test } from "node:test";
 
 import { ServerCredentials } from "@grpc/grpc-js";
-import { ChannelCredentials, Client, type ClientOptions } from "parley";
+import { ChannelCredentials, Client, type ClientOptions } from "@parleyhq/client";
 
 import { connectionSettings } from "../src/options.js";
 import { type Authority, createAuthority } from "./certificates.js";

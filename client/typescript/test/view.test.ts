@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { readFile } from "node:fs/promises";
 import { test } from "node:test";
 
-import { TurnEvent } from "parley";
+import { TurnEvent } from "@parleyhq/client";
 
 import { View } from "../src/view.js";
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { ConversationChange, ParleyError, WatchConversationsRequest } from "parley";
+import { ConversationChange, ParleyError, WatchConversationsRequest } from "@parleyhq/client";
 
 import { resumed } from "../src/resumption.js";
 import { Watcher } from "../src/watch.js";

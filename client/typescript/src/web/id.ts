@@ -1,0 +1,11 @@
+// The types of Node do not declare it.
+declare const crypto: { getRandomValues(array: Uint8Array): Uint8Array };
+
+/** Returns a random UUID. Pages without TLS have no crypto.randomUUID. */
+export function newID(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  bytes[6] = (bytes[6]! & 0x0f) | 0x40;
+  bytes[8] = (bytes[8]! & 0x3f) | 0x80;
+  const hex = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, "$1-$2-$3-$4-$5");
+}
