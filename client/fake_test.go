@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -27,6 +29,7 @@ type fake struct {
 
 	turn   func(*turnCall) error   // The handler of Chat and ResumeTurn.
 	signIn func(metadata.MD) error // If not nil, checks the metadata of each call.
+	health *health.Server          // If nil, the server reports no health.
 	// The handlers of GetRecords and ListRecords.
 	getRecords  func(*parleyv1.GetRecordsRequest) *parleyv1.GetRecordsResponse
 	listRecords func(*parleyv1.ListRecordsRequest) *parleyv1.ListRecordsResponse
@@ -220,6 +223,9 @@ func (f *fake) serve(t *testing.T, listener net.Listener) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}))
 	parleyv1.RegisterConversationServiceServer(server, f)
 	parleyv1.RegisterRecordServiceServer(server, f)
+	if f.health != nil {
+		healthv1.RegisterHealthServer(server, f.health)
+	}
 	var running sync.WaitGroup
 	running.Go(func() { _ = server.Serve(recordingListener{listener, f}) })
 	t.Cleanup(func() { server.Stop(); running.Wait() })

@@ -143,7 +143,9 @@ func goBuild(t *testing.T, sources map[string]string, flags ...string) (output s
 		t.Fatal(err)
 	}
 	write(t, args[3], string(text))
-	combined, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput()
+	build := exec.CommandContext(t.Context(), "go", args...)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as all programs are built
+	combined, err := build.CombinedOutput()
 	return string(combined), err
 }
 

@@ -46,6 +46,7 @@ func (r withPrograms) Run() int {
 		return 1
 	}
 	build := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", program("parley"), "../cmd/parley")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as all programs are built
 	if output, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build parley: %v\n%s", err, output)
 		return 1
@@ -227,4 +228,24 @@ func connect(t *testing.T, transport sdk.Transport, o *sdk.ClientOptions, protoc
 		}
 	})
 	return session
+}
+
+// dialFake serves the services that register adds, and returns a client of them. Both end with the test.
+func dialFake(t *testing.T, register func(*grpc.Server)) *client.Client {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.WaitForHandlers(true))
+	register(server)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	t.Cleanup(func() { server.Stop(); serving.Wait() })
+	c, err := client.Dial(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
 }

@@ -65,7 +65,8 @@ const searchOutput = `{
       }
     },
     "next_page_token": {"type": "string", "description": "There are more: call again with this page_token. Left out on the last page."},
-    "skipped_count": {"type": "integer", "description": "Number of log entries that could not be read."}
+    "skipped_count": {"type": "integer", "description": "Number of log entries that could not be read."},
+    "unreachable": {"type": "array", "items": {"type": "string"}, "description": "Servers that did not answer: their messages are missing. Left out if there are none."}
   }
 }`
 
@@ -91,6 +92,7 @@ type searchPage struct {
 	Interactions  []json.RawMessage `json:"interactions"`
 	NextPageToken string            `json:"next_page_token,omitempty"`
 	SkippedCount  int32             `json:"skipped_count"`
+	Unreachable   []string          `json:"unreachable,omitempty"`
 }
 
 func (s *Server) search(ctx context.Context, r *request) (*sdk.CallToolResult, error) {
@@ -140,6 +142,7 @@ func (s *Server) searchPage(ctx context.Context, search *parleyv1.SearchInteract
 		Interactions:  make([]json.RawMessage, len(reply.GetInteractions())),
 		NextPageToken: reply.GetNextPageToken(),
 		SkippedCount:  reply.GetSkippedCount(),
+		Unreachable:   reply.GetUnreachable(),
 	}
 	for i, interaction := range reply.GetInteractions() {
 		if page.Interactions[i], err = asJSON(interaction); err != nil {

@@ -1,10 +1,12 @@
 package mcp
 
 import (
+	"context"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
@@ -56,6 +58,27 @@ func TestSearch(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// partialLog is one of several servers. Its searches lack the entries of another server.
+type partialLog struct {
+	parleyv1.UnimplementedInteractionLogServiceServer
+}
+
+// SearchInteractions names the other server.
+func (partialLog) SearchInteractions(
+	context.Context, *parleyv1.SearchInteractionsRequest,
+) (*parleyv1.SearchInteractionsResponse, error) {
+	return &parleyv1.SearchInteractionsResponse{Unreachable: []string{"10.0.0.3:50051"}}, nil
+}
+
+// TestSearchNamesServersThatDoNotAnswer checks that a result says which servers did not answer.
+func TestSearchNamesServersThatDoNotAnswer(t *testing.T) {
+	c := dialFake(t, func(s *grpc.Server) { parleyv1.RegisterInteractionLogServiceServer(s, partialLog{}) })
+	page := call(t, connect(t, serveHTTP(t, c), nil, ""), "search_interactions", object{"query": "x"})
+	if diff := cmp.Diff([]any{"10.0.0.3:50051"}, page["unreachable"]); diff != "" {
+		t.Errorf("unreachable (-want +got):\n%s", diff)
 	}
 }
 

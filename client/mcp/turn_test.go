@@ -3,7 +3,6 @@ package mcp
 import (
 	"context"
 	"errors"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/parleyhq/parley/client"
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
 
@@ -83,20 +81,7 @@ func TestCancelRequeuedQuestion(t *testing.T) {
 	q := &requeueFake{
 		queued: make(chan string), cancelled: make(chan string, 8), started: make(chan struct{}), ended: make(chan struct{}),
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer(grpc.WaitForHandlers(true))
-	parleyv1.RegisterConversationServiceServer(server, q)
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = server.Serve(listener) })
-	t.Cleanup(func() { server.Stop(); serving.Wait() })
-	c, err := client.Dial(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
+	c := dialFake(t, func(s *grpc.Server) { parleyv1.RegisterConversationServiceServer(s, q) })
 
 	ctx, cancel := context.WithCancel(t.Context())
 	asked := make(chan error, 1)

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,8 +24,8 @@ and deleted ones. If the server has no log, see its --interaction-log.
 
 Each line contains the time in UTC, the conversation, the author and the content. Further lines of the
 content are indented. With --output json each line is one message as in the API. Results go to standard
-output. Standard error says whether there are more messages, how to continue, and how many entries of
-the log cannot be read; the server's own log lists those.`
+output. Standard error says whether there are more messages, how to continue, which servers did not
+answer, and how many entries of the log cannot be read; the server's own log lists those.`
 
 func (a *app) newLogCommand() *cobra.Command {
 	command := &cobra.Command{
@@ -181,6 +183,7 @@ type interactionPage interface {
 	GetInteractions() []*parleyv1.Interaction
 	GetNextPageToken() string
 	GetSkippedCount() int32
+	GetUnreachable() []string
 }
 
 // pageGetter requests a page of at most size entries.
@@ -218,12 +221,15 @@ func (a *app) showLog(ctx context.Context, writer *logWriter, flags *logFlags, g
 }
 
 // readLog calls show with each entry until the limit or the end of the log. It returns the token of the next
-// page, or "" at the end. It prints how many entries the server could not read.
+// page, or "" at the end. It prints how many entries the server could not read, and which servers did not answer.
 func (a *app) readLog(flags *logFlags, get func(size int32, token string) (interactionPage, error),
 	show func(*parleyv1.Interaction) error,
 ) (more string, err error) {
-	skipped := 0
+	skipped, unreachable := 0, map[string]bool{}
 	defer func() {
+		if len(unreachable) > 0 {
+			fmt.Fprintln(a.err, unreachableText(slices.Sorted(maps.Keys(unreachable))))
+		}
 		if skipped > 0 {
 			fmt.Fprintf(a.err, "skipped %s that cannot be read; the server's own log lists them\n", count(skipped, "log entry"))
 		}
@@ -245,11 +251,19 @@ func (a *app) readLog(flags *logFlags, get func(size int32, token string) (inter
 		}
 		shown += int32(len(page.GetInteractions()))
 		skipped += int(page.GetSkippedCount())
+		for _, server := range page.GetUnreachable() {
+			unreachable[server] = true
+		}
 		if more = page.GetNextPageToken(); more == "" {
 			break
 		}
 	}
 	return more, nil
+}
+
+// unreachableText says which servers did not answer.
+func unreachableText(servers []string) string {
+	return "entries of servers that did not answer are missing: " + strings.Join(servers, ", ")
 }
 
 func (a *app) newLogEraseCommand() *cobra.Command {

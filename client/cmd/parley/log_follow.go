@@ -24,6 +24,9 @@ const (
 	// maxDisorder is how much older than the newest entry a new entry may be. A poll stops at known
 	// entries that are older than that.
 	maxDisorder = 10 * time.Second
+	// maxOutage is the longest outage of a server after which its entries are still printed.
+	// A server that was killed is not asked any more when its lease has ended.
+	maxOutage = 10 * time.Minute
 )
 
 // entryKey identifies an entry of the log.
@@ -63,8 +66,10 @@ type logFollower struct {
 	request *parleyv1.ListInteractionsRequest // Lists the entries to print first.
 
 	seen     map[entryKey]time.Time // The known entries and the local time of the last poll that returned them.
-	lastPoll time.Time              // The local time at which the last poll began.
+	lastPoll time.Time              // The local time at which the last complete poll began.
 	newest   time.Time              // The latest timestamp of the known entries.
+	// unreachable are the servers that did not answer the last poll.
+	unreachable []string
 }
 
 // followLog prints the entries that request lists, the newest last, and then new entries.
@@ -181,13 +186,16 @@ func (f *logFollower) poll(ctx context.Context, show func(*parleyv1.Interaction)
 		PageSize: followPage,
 	}
 	var entries []*parleyv1.Interaction
+	var unreachable []string
 	for {
 		page, err := f.client.ListInteractions(ctx, request)
 		if err != nil {
 			return err
 		}
-		entries = append(entries, page.GetInteractions()...)
-		if request.PageToken = page.GetNextPageToken(); request.GetPageToken() == "" || f.allSeen(page.GetInteractions()) {
+		entries, unreachable = append(entries, page.GetInteractions()...), page.GetUnreachable()
+		// Unknown entries of a server that did not answer may be older than all known ones.
+		mayStop := len(f.unreachable) == 0 && f.allSeen(page.GetInteractions())
+		if request.PageToken = page.GetNextPageToken(); request.GetPageToken() == "" || mayStop {
 			break
 		}
 	}
@@ -202,8 +210,14 @@ func (f *logFollower) poll(ctx context.Context, show func(*parleyv1.Interaction)
 			return err
 		}
 	}
-	f.lastPoll = start
-	maps.DeleteFunc(f.seen, func(_ entryKey, last time.Time) bool { return last.Before(start.Add(-overlap)) })
+	if len(unreachable) > 0 && !slices.Equal(unreachable, f.unreachable) {
+		fmt.Fprintln(f.err, unreachableText(unreachable))
+	}
+	f.unreachable = unreachable
+	if len(unreachable) == 0 || start.Sub(f.lastPoll) > maxOutage {
+		f.lastPoll = start
+	}
+	maps.DeleteFunc(f.seen, func(_ entryKey, last time.Time) bool { return last.Before(f.lastPoll.Add(-overlap)) })
 	return nil
 }
 

@@ -34,6 +34,10 @@ type logFake struct {
 	// beforeList is called before the first list of a conversation.
 	beforeList func()
 	erased     []string
+	// unreachable contains the servers that have not answered. If there are any, the replies omit the entries of the
+	// conversation away.
+	unreachable []string
+	within      time.Duration // of the last list
 }
 
 func serveLog(t *testing.T) (f *logFake, address string) {
@@ -91,6 +95,7 @@ func (f *logFake) ListInteractions(
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lists++
+	f.within = request.GetWithin().AsDuration()
 	if f.failures > 0 {
 		f.failures--
 		return nil, f.failure
@@ -108,6 +113,7 @@ func (f *logFake) ListInteractions(
 		if request.GetSpan() != nil {
 			at--
 		}
+		reply.Unreachable = f.unreachable
 		if at < 0 || at >= len(f.file) {
 			return reply, nil
 		}
@@ -117,7 +123,8 @@ func (f *logFake) ListInteractions(
 			}
 			return reply, nil
 		}
-		if id := request.GetConversationId(); id == "" || id == f.file[at].GetConversationId() {
+		isAway := len(f.unreachable) > 0 && f.file[at].GetConversationId() == "away"
+		if id := request.GetConversationId(); !isAway && (id == "" || id == f.file[at].GetConversationId()) {
 			reply.Interactions = append(reply.Interactions, f.file[at])
 		}
 		if request.GetSpan() == nil {
@@ -132,7 +139,7 @@ func (f *logFake) SearchInteractions(
 ) (*parleyv1.SearchInteractionsResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return &parleyv1.SearchInteractionsResponse{Interactions: f.file, SkippedCount: 1}, nil
+	return &parleyv1.SearchInteractionsResponse{Interactions: f.file, SkippedCount: 1, Unreachable: f.unreachable}, nil
 }
 
 // DeleteInteractions records the conversation to erase.

@@ -132,6 +132,22 @@ func TestLogReportsSkippedEntries(t *testing.T) {
 	}
 }
 
+// TestLogNamesServersThatDoNotAnswer checks that a server is named once, not for each page.
+func TestLogNamesServersThatDoNotAnswer(t *testing.T) {
+	f, address := serveLog(t)
+	f.unreachable = []string{"10.0.0.3:50051"}
+	for i := range 2000 {
+		f.append("a", i, float64(i), "text")
+	}
+	const want = "entries of servers that did not answer are missing: 10.0.0.3:50051\n"
+	for _, args := range [][]string{{"session", "a"}, {"search", "text"}} {
+		_, stderr, code := runOnce(t.Context(), "", append([]string{"--address", address, "log"}, args...)...)
+		if !strings.HasPrefix(stderr, want) && !strings.HasSuffix(stderr, want) || strings.Count(stderr, want) != 1 || code != 0 {
+			t.Errorf("standard error of %v = %q, exit code %d, want %q", args, stderr, code, want)
+		}
+	}
+}
+
 // TestEraseAsks checks that erase on a terminal needs the answer yes.
 func TestEraseAsks(t *testing.T) {
 	const question = "permanently erase all messages of conversation a from the log? [y/N] "
