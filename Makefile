@@ -10,20 +10,26 @@ FUZZTIME ?= 10s
 BUF := go tool -modfile=proto/tools.mod buf
 GOLANGCI_VERSION := 2.15.0
 GOLANGCI := bin/golangci-lint-$(GOLANGCI_VERSION)
+GOTESTSUM_VERSION := 1.13.0
+GOTESTSUM := bin/gotestsum-$(GOTESTSUM_VERSION)
 
 # -buildvcs=false: the version comes from VERSION, also where git distrusts the folder's owner.
 # -s -w omits the tables for debuggers; stack traces and profiles keep their names.
 # grpcnotrace omits the pages of golang.org/x/net/trace, which nothing here serves: 4 MB.
 LDFLAGS = -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(DATE)
-BUILDFLAGS = -trimpath -buildvcs=false -tags grpcnotrace -ldflags '$(LDFLAGS)'
+TRIMPATH ?= -trimpath
+BUILDFLAGS = $(TRIMPATH) -buildvcs=false -tags grpcnotrace -ldflags '$(LDFLAGS)'
 GOBUILD = CGO_ENABLED=0 go build $(BUILDFLAGS)
 
 PYTHON := client/python
 TYPESCRIPT := client/typescript
+JAVA := client/java
+CONSOLE := server/internal/console/web
 
 # The oldest versions that the clients support.
 HAVE_PYTHON := python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 HAVE_NODE := command -v npm >/dev/null && node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 18 || (a == 18 && b >= 20) ? 0 : 1)' 2>/dev/null
+HAVE_JAVA := command -v mvn >/dev/null && javac -version 2>/dev/null | awk '{ split($$2, v, "."); old = v[1] < 17 } END { exit !NR || old }'
 HAVE_BROWSER := [ -n "$${PARLEY_CHROMIUM:-}" ] || command -v chromium >/dev/null || command -v google-chrome >/dev/null
 ON_LINUX := [ "$$(uname)" = Linux ]
 
@@ -54,12 +60,13 @@ build: ## build bin/parleyd and bin/parley
 # missing are skipped.
 # Some tests build programs. Without the build before, several would compile the same packages at once.
 # -s -w: without tables for debuggers, programs and tests are linked in two thirds of the time.
+TESTED = ./...
 .PHONY: test
 test: ## run the Go tests, in about three minutes: needs Go and git alone
 	CGO_ENABLED=0 go build -ldflags='-s -w' ./...
-	CI= REDIS_REQUIRED= CGO_ENABLED=0 go test -short -vet=off -ldflags='-s -w' ./...
+	CI= REDIS_REQUIRED= CGO_ENABLED=0 go test -short -vet=off -ldflags='-s -w' $(TESTED)
 	@echo 'left out, and part of make check: the race detector, lint, generated code, the tests of client/python,'
-	@echo 'client/typescript, $(FAULTTEST), $(OIDCTEST), $(DEPLOYCHECK) and $(BENCHCOMPARE), and the'
+	@echo 'client/typescript, client/java, $(FAULTTEST), $(OIDCTEST), $(DEPLOYCHECK) and $(BENCHCOMPARE), and the'
 	@echo 'longest Go tests. Go tests that need root, Python, Node, Chromium or Redis were skipped where these are missing.'
 
 # Tests of random calls make 50 rounds of 30 steps without the race detector, since -short divides these numbers by five
@@ -67,12 +74,22 @@ test: ## run the Go tests, in about three minutes: needs Go and git alone
 # testlaws makes 100 rounds in each further configuration of a store.
 # The last two groups mostly wait, one for its programs and engines, one for its disk: they run at the same time.
 # With REDIS_REQUIRED=1, tests that need redis-server fail if it is missing. make tools installs it on Linux.
+# The tests of server/e2e start programs that have the race detector if the test has it, and run with it alone: without
+# -short, all that they run with it.
+# With the race detector, up to three tests that fail run again, alone: a busy machine may stop their programs for longer
+# than a test waits. The first failure is printed in any case. It is a fault of the test or of the program: find it.
+# Packages are compiled once without the race detector and once with it: all steps have the same build tags, those
+# without it have no cgo, which nothing here uses, and bin/ keeps the paths of the sources. lint runs go vet.
 .PHONY: check
+check: TESTED = $(shell go list ./... | grep -v '/server/e2e$$')
+check: export TRIMPATH =
+check: export GOFLAGS := $(GOFLAGS) -tags=grpcnotrace
 check: export REDIS_REQUIRED = $(if $(filter Linux,$(shell uname)),1)
 check: export RAPID_CHECKS = 250
 check: export RAPID_STEPS = 60
-check: programs languages build test lint checkgenerate ## check everything, in half an hour: needs what make tools installs
-	RAPID_CHECKS=20 RAPID_STEPS=30 CGO_ENABLED=1 go test -race -timeout 30m ./...
+check: programs languages $(GOTESTSUM) build test lint checkgenerate ## check everything, in half an hour: needs what make tools installs
+	RAPID_CHECKS=20 RAPID_STEPS=30 CGO_ENABLED=1 $(GOTESTSUM) --format pkgname-and-test-fails --rerun-fails=1 \
+		--rerun-fails-max-failures=3 --packages=./... -- -race -vet=off -timeout 30m
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; trap 'exit 1' HUP INT TERM; \
 	export RAPID_CHECKS=100 RAPID_STEPS=30; \
 	$(MAKE) --no-print-directory test-faults >"$$log" 2>&1 & faults=$$!; \
@@ -84,7 +101,7 @@ testlaws: ## test further configurations of the stores, and stores with bugs, wi
 	CGO_ENABLED=0 go test -vet=off -count=1 -timeout 20m -run '^Test(Law(With|Of)|Bugs$$)' ./store/...
 
 .PHONY: testclients
-testclients: testpython testtypescript testoidc testdeploy
+testclients: testpython testtypescript testjava testconsole testoidc testdeploy
 	@if $(ON_LINUX); then $(MAKE) --no-print-directory testbenchcompare; fi
 
 .PHONY: testpython
@@ -95,14 +112,43 @@ testpython: $(PYTHON)/.venv/.stamp build ## check client/python and run its test
 	cd $(PYTHON) && .venv/bin/mypy
 	cd $(PYTHON) && PARLEYD='$(CURDIR)/bin/parleyd' .venv/bin/pytest
 
+# The packages of each framework are installed in a folder of its own below client/python/.peers, those of all
+# frameworks for TypeScript in client/typescript/peers.
+.PHONY: peers
+peers: export PARLEY_LONG = 1
+peers: testpeers ## test the adapters with the test suites of their frameworks, in about 20 minutes
+
+.PHONY: testpeers
+testpeers: $(TYPESCRIPT)/node_modules/.stamp build testadk ## the same without its longest tests, in about ten minutes
+	PARLEYD='$(CURDIR)/bin/parleyd' $(PYTHON)/peers/run.sh
+	PARLEYD='$(CURDIR)/bin/parleyd' $(TYPESCRIPT)/peers/run.sh
+
+.PHONY: packages
+packages: $(TYPESCRIPT)/node_modules/.stamp build ## build the packages of the clients, and use them in new projects
+	PARLEYD='$(CURDIR)/bin/parleyd' $(PYTHON)/package.sh
+	PARLEYD='$(CURDIR)/bin/parleyd' $(TYPESCRIPT)/package.sh
+	PARLEYD='$(CURDIR)/bin/parleyd' $(JAVA)/package.sh
+
 .PHONY: testtypescript
 testtypescript: $(TYPESCRIPT)/node_modules/.stamp build ## check client/typescript and run its tests
 	cd $(TYPESCRIPT) && PARLEYD='$(CURDIR)/bin/parleyd' npm test
 
+# Maven fetches its plugins and the dependencies into ~/.m2 the first time.
+.PHONY: testjava
+testjava: build ## build client/java and run its tests
+	cd $(JAVA) && PARLEYD='$(CURDIR)/bin/parleyd' mvn --batch-mode --no-transfer-progress --quiet verify
+
+# The tests keep what they saw in $(CONSOLE)/screenshots.
+.PHONY: testconsole
+testconsole: $(CONSOLE)/node_modules/.stamp languages build ## check the console and test it in a browser
+	cd $(CONSOLE) && npm run --silent lint
+	cd $(CONSOLE) && PARLEYD='$(CURDIR)/bin/parleyd' npm test
+
 .PHONY: long
-long: ## run the random tests of turns, crashes and calls for a few minutes
+long: ## run the random tests of turns, crashes, failovers and calls for some minutes
 	CGO_ENABLED=1 PARLEY_LONG=1 go test -race -count=1 -timeout 15m -run 'Proxy|InteractionsKilled$$|Storm' ./server/e2e
 	PARLEY_LONG=1 go test -count=1 -timeout 10m ./server/e2e/hostile
+	PARLEY_LONG=1 go test -count=1 -timeout 30m -run 'Failovers$$' ./store/redisstore
 
 # A module of its own. The long round is the one to quote: there everything must run.
 FAULTTEST := server/faulttest
@@ -124,6 +170,13 @@ OIDCTEST := server/oidctest
 testoidc: ## sign in with the tokens of a real OpenID Connect issuer
 	cd $(OIDCTEST) && CGO_ENABLED=1 go test -race -count=1 ./...
 
+# A module of its own, because of the dependencies of the ADK.
+ADK := client/adk
+
+.PHONY: testadk
+testadk: ## test the sessions of the ADK for Go with the tests of its own services
+	cd $(ADK) && CGO_ENABLED=1 go test -race -count=1 $(if $(PARLEY_LONG),,-short) ./...
+
 # A module of its own, because of Helm and BuildKit.
 DEPLOYCHECK := server/deploy/check
 
@@ -136,10 +189,11 @@ lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running i
 	$(BUF) lint
 	$(BUF) format --diff --exit-code --exclude-path proto/buf --exclude-path proto/google
 	$(BUF) breaking --against proto/release.binpb
-	go vet ./...
-	$(GOLANGCI) run
-	cd $(FAULTTEST) && go vet ./... && ../../$(GOLANGCI) run
-	cd $(OIDCTEST) && go vet ./... && ../../$(GOLANGCI) run
+	CGO_ENABLED=0 go vet ./...
+	CGO_ENABLED=0 $(GOLANGCI) run
+	cd $(FAULTTEST) && export CGO_ENABLED=0 && go vet ./... && ../../$(GOLANGCI) run
+	cd $(OIDCTEST) && export CGO_ENABLED=0 && go vet ./... && ../../$(GOLANGCI) run
+	cd $(ADK) && export CGO_ENABLED=0 && go vet ./... && ../../$(GOLANGCI) run
 	cd $(DEPLOYCHECK) && go vet ./... && ../../../$(GOLANGCI) run
 	@if $(ON_LINUX); then $(MAKE) --no-print-directory lintbenchcompare; fi
 
@@ -153,15 +207,17 @@ format: bin/.buf $(GOLANGCI) ## format the protos and the Go code
 	$(GOLANGCI) fmt
 
 .PHONY: generate
-generate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp ## write gen/ and the stubs of all languages from proto/
+generate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp $(CONSOLE)/node_modules/.stamp ## write gen/, the stubs of all languages and the console
 	$(BUF) generate --clean
 	$(PYTHON)/generate.sh
 	$(TYPESCRIPT)/generate.sh
+	$(JAVA)/generate.sh
+	cd $(CONSOLE) && node build.js
 
 # In a folder of its own: neither git nor a clean work tree is needed, and none is touched.
 .PHONY: checkgenerate
-checkgenerate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp ## fail if gen/ or the stubs differ from what proto/ generates
-	@echo 'comparing gen/ and the stubs of other languages with what proto/ generates'
+checkgenerate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp $(CONSOLE)/node_modules/.stamp ## fail if gen/, the stubs or the console differ from what their sources generate
+	@echo 'comparing gen/, the stubs of other languages and the console with what their sources generate'
 	@fresh=$$(mktemp -d); trap 'rm -rf "$$fresh"' EXIT; trap 'exit 1' HUP INT TERM; \
 	same() { diff -rq -x __pycache__ "$$1" "$$2" || { echo "$$1 is stale: run make generate" >&2; exit 1; }; }; \
 	$(BUF) generate --output "$$fresh"; \
@@ -169,12 +225,15 @@ checkgenerate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp
 	same server/internal/gateway/openapi/gen "$$fresh/server/internal/gateway/openapi/gen"; \
 	same server/internal/rules/checks "$$fresh/server/internal/rules/checks"; \
 	$(PYTHON)/generate.sh "$$fresh"; same $(PYTHON)/parley/v1 "$$fresh/parley/v1"; \
-	$(TYPESCRIPT)/generate.sh "$$fresh"; same $(TYPESCRIPT)/src/gen "$$fresh/src/gen"
+	$(TYPESCRIPT)/generate.sh "$$fresh"; same $(TYPESCRIPT)/src/gen "$$fresh/src/gen"; \
+	$(JAVA)/generate.sh "$$fresh"; same $(JAVA)/parley-proto/parley.binpb "$$fresh/parley-proto/parley.binpb"; \
+	node $(CONSOLE)/build.js "$$fresh/console"; same $(CONSOLE)/../dist "$$fresh/console"
 
 # PARLEY_BENCH_ROUNDS=3 is for a quick run; server/bench/bench_test.go has the other variables.
 .PHONY: bench
-bench: ## compare the service with plain gRPC and bbolt
-	go test -run '^$$' -bench . -benchtime 1x -timeout 30m -v ./server/bench
+bench: ## compare the service with plain gRPC and bbolt, and the store in Redis with the commands that it sends
+	go test -run '^$$' -bench . -benchtime 1x -timeout 60m -v ./server/bench
+	go test -run '^$$' -bench Store -benchtime 1x -timeout 30m -v ./store/redisstore
 	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog/search
 
 # A module of its own, with SQLite in it, which is written in C.
@@ -225,13 +284,16 @@ release-proto: bin/.buf ## write proto/release.binpb, which later changes must n
 
 .PHONY: clean
 clean: ## remove what was built and installed, never data/
-	rm -rf bin dist $(PYTHON)/.venv $(PYTHON)/.pythons $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist
+	rm -rf bin dist $(PYTHON)/.venv $(PYTHON)/.pythons $(PYTHON)/.peers $(PYTHON)/dist $(TYPESCRIPT)/node_modules \
+		$(TYPESCRIPT)/dist $(TYPESCRIPT)/peers/node_modules $(TYPESCRIPT)/peers/dist $(JAVA)/*/target \
+		$(CONSOLE)/node_modules $(CONSOLE)/screenshots
 
 # Sets $packages to the Debian packages of the programs that `make check` needs and that are missing.
 FIND_MISSING = packages=; need() { packages="$$packages $$*"; }; set -- $$(go env CC); \
 	command -v "$$1" >/dev/null || need gcc libc6-dev; \
 	$(HAVE_PYTHON) || need python3 python3-venv; \
 	$(HAVE_NODE) || need nodejs npm; \
+	$(HAVE_JAVA) || need default-jdk-headless maven; \
 	$(HAVE_BROWSER) || need chromium; \
 	command -v curl >/dev/null || need curl; \
 	command -v jq >/dev/null || need jq; \
@@ -292,3 +354,13 @@ $(GOLANGCI):
 	@rm -f bin/golangci-lint*
 	CGO_ENABLED=0 GOBIN='$(CURDIR)/bin' go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_VERSION)
 	@mv bin/golangci-lint $@
+
+$(GOTESTSUM):
+	@rm -f bin/gotestsum*
+	CGO_ENABLED=0 GOBIN='$(CURDIR)/bin' go install gotest.tools/gotestsum@v$(GOTESTSUM_VERSION)
+	@mv bin/gotestsum $@
+
+$(CONSOLE)/node_modules/.stamp: $(CONSOLE)/package.json $(CONSOLE)/package-lock.json
+	@echo 'installing the packages of $(CONSOLE) as pinned in its package-lock.json'
+	cd $(CONSOLE) && npm ci
+	@touch $@
