@@ -140,6 +140,9 @@ class Stream(Generic[S]):
         except StopIteration:
             return None, None
         except grpc.RpcError as error:
+            # The call itself is the exception. Its traceback would refer to this frame, hence
+            # to the call and the stream: only the garbage collector would end the stream.
+            error.__traceback__ = None
             if expired.is_set():
                 return None, self._resumption.silence_error()
             return None, explain_size(from_rpc(error), self._request)

@@ -23,6 +23,7 @@ from parley import (
     Conversation,
     ConversationChange,
     ExportConversationsResponse,
+    ResumeTurnResponse,
     TextDelta,
     TurnEvent,
     TurnFinished,
@@ -189,6 +190,12 @@ class Hanging:
         """Answer Chat."""
         self._begin(context)
         yield from map(reply, TURN[:2])
+        hang(context)
+
+    def resume(self, _: Any, context: Any) -> Iterator[ResumeTurnResponse]:
+        """Answer ResumeTurn after the first event."""
+        self._begin(context)
+        yield ResumeTurnResponse(event=TURN[1])
         hang(context)
 
     def watch(self, _: Any, context: Any) -> Iterator[WatchConversationsResponse]:

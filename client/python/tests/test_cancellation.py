@@ -8,8 +8,9 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
-from fake import HELLO, LIMIT, Hanging, wait_for_watchdogs
+from fake import HELLO, LIMIT, TURN, Hanging, fail, reply, serving, wait_for_watchdogs
 
 from parley import (
     AsyncClient,
@@ -19,7 +20,9 @@ from parley import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from parley import ChatResponse
 
 
 def leave_loop(client: Client) -> None:
@@ -66,6 +69,25 @@ def test_leaving_ends_the_stream(
     try:
         with Client(address) as client:
             leave(client)
+            hanging.wait_for_cancel()
+    finally:
+        gc.enable()
+    wait_for_watchdogs()
+
+
+def test_leaving_ends_a_resumed_stream(hanging: Hanging) -> None:
+    """The error of its first call does not keep it, although it was raised in the loop."""
+
+    def chat(_: Any, context: Any) -> Iterator[ChatResponse]:
+        yield reply(TURN[0])
+        fail(context, grpc.StatusCode.UNAVAILABLE)
+
+    gc.disable()
+    try:
+        with serving(Chat=chat, ResumeTurn=hanging.resume) as address, Client(address) as client:
+            for event in client.chat(HELLO):
+                if event == TURN[1]:
+                    break
             hanging.wait_for_cancel()
     finally:
         gc.enable()
