@@ -272,6 +272,9 @@ type List struct {
 	Tenant string
 	// Labels that a conversation must have, all of them.
 	Labels map[string]string
+	// Text that the id or the title of a conversation must contain, whatever the case of its letters. Empty skips the
+	// filter.
+	Text string
 	// StructuredDataType that the kept messages must include. Empty skips the filter.
 	StructuredDataType string
 	// Order of the list. The unspecified order is by create time, newest first.

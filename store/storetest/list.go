@@ -110,7 +110,7 @@ func (s Subject) listFilters(t *testing.T) {
 	f := s.open(t, func(o *store.Options) { o.MaxMessages = 2 })
 	add := func(id string, labels map[string]string, messages ...*parleyv1.Message) {
 		f.clock.Advance(time.Millisecond)
-		f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: id, Labels: labels}})
+		f.do(&store.Create{Conversation: &parleyv1.Conversation{Id: id, Title: "The " + id + " ONE", Labels: labels}})
 		if len(messages) > 0 {
 			f.append(id, messages...)
 		}
@@ -124,21 +124,28 @@ func (s Subject) listFilters(t *testing.T) {
 	f.do(&store.Update{ConversationID: "cleared", KeepThrough: new(int32(1))})
 	for _, test := range []struct {
 		labels map[string]string
+		text   string
 		kind   string
 		want   []string
 	}{
-		{map[string]string{"team": "blue"}, "", []string{"both", "blue"}},
-		{map[string]string{"team": "blue", "tier": "gold"}, "", []string{"both"}},
-		{map[string]string{"team": ""}, "", []string{"trimmed"}},
-		{map[string]string{"team": "green"}, "", nil},
-		{nil, "list", []string{"both", "blue"}},
-		{nil, "table", []string{"red", "blue"}},
-		{nil, "lis", nil},
-		{map[string]string{"team": "blue"}, "table", []string{"blue"}},
+		{map[string]string{"team": "blue"}, "", "", []string{"both", "blue"}},
+		{map[string]string{"team": "blue", "tier": "gold"}, "", "", []string{"both"}},
+		{map[string]string{"team": ""}, "", "", []string{"trimmed"}},
+		{map[string]string{"team": "green"}, "", "", nil},
+		{nil, "", "list", []string{"both", "blue"}},
+		{nil, "", "table", []string{"red", "blue"}},
+		{nil, "", "lis", nil},
+		{map[string]string{"team": "blue"}, "", "table", []string{"blue"}},
+		{nil, "B", "", []string{"both", "blue"}},
+		{nil, "ED o", "", []string{"cleared", "trimmed", "red"}},
+		{nil, "none", "", nil},
+		{map[string]string{"team": "blue"}, "blue", "list", []string{"blue"}},
 	} {
 		for _, order := range []parleyv1.ListOrder{0, byUpdateTime} {
 			for _, size := range []int{1, 10} {
-				l := store.List{Labels: test.labels, StructuredDataType: test.kind, Order: order, PageSize: size}
+				l := store.List{
+					Labels: test.labels, Text: test.text, StructuredDataType: test.kind, Order: order, PageSize: size,
+				}
 				same(t, fmt.Sprintf("%v", l), slices.Concat(f.pages(l)...), test.want)
 			}
 		}
@@ -163,6 +170,8 @@ func (s Subject) listTokens(t *testing.T) {
 		{Labels: map[string]string{"a": "b", "c": "d"}},
 		{Labels: map[string]string{"a": "b"}, Order: byUpdateTime},
 		{StructuredDataType: "list"},
+		{Text: "c"},
+		{Text: "c", StructuredDataType: "list"},
 		{Tenant: "another"},
 		{Tenant: "another", Order: byUpdateTime},
 	}

@@ -141,9 +141,8 @@ func checkDivided(t *rapid.T, d *divided, want *record.Record) {
 		}
 	}
 	for _, kind := range []string{"a", "b", "c"} {
-		list := &store.List{StructuredDataType: kind}
-		if got, want := got.Matches(list), want.Matches(list); got != want {
-			t.Fatalf("Matches(%s) = %t, want %t", kind, got, want)
+		if got, want := got.HasType(kind), want.HasType(kind); got != want {
+			t.Fatalf("HasType(%s) = %t, want %t", kind, got, want)
 		}
 	}
 	joined := d.record(t, true)

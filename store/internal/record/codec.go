@@ -140,25 +140,6 @@ func UnmarshalHead(b []byte) (*Record, error) {
 	return &v.Record, nil
 }
 
-// unmarshalRow decodes and checks the parts of a value that a list needs, and its data only if they
-// are asked for. It also returns the number of bytes that it read.
-func unmarshalRow(b []byte, data bool) (r *Record, size int, err error) {
-	v, err := unmarshal(b)
-	if err != nil {
-		return nil, 0, err
-	}
-	r, size = &v.Record, v.headSize
-	r.Prompt, r.Messages = nil, nil
-	if !data {
-		r.Data = nil
-		return r, size, nil
-	}
-	if err := v.checkData(); err != nil {
-		return nil, 0, err
-	}
-	return r, size + len(r.Data), nil
-}
-
 // value is the parts of a value; its header, requests and turns were checked.
 type value struct {
 	Record
@@ -210,10 +191,12 @@ func MessagesIn(b []byte) (messages store.Frames, applied uint64, err error) {
 // unmarshal splits a value into its parts and checks its header, requests and turns. Its time does
 // not depend on data and messages.
 func unmarshal(b []byte) (*value, error) {
-	v, header, err := split(b)
+	parts, header, err := split(b)
 	if err != nil {
 		return nil, err
 	}
+	v := &parts
+	v.Header = new(storev1.Header)
 	if err := proto.Unmarshal(header, v.Header); err != nil {
 		return nil, fmt.Errorf("%w: header: %w", store.ErrCorrupt, err)
 	}
@@ -230,18 +213,17 @@ func unmarshal(b []byte) (*value, error) {
 
 // split splits a value into its parts, checks its header, requests and turns, and returns the encoded header without
 // data.
-func split(b []byte) (v *value, header []byte, err error) {
+func split(b []byte) (v value, header []byte, err error) {
 	l, at, ends, err := endsIn(b)
 	if err != nil {
-		return nil, nil, err
+		return value{}, nil, err
 	}
 	if Checksum(b[:1], b[l.headSize():ends[2]]) != binary.BigEndian.Uint32(b[1:]) {
-		return nil, nil, fmt.Errorf("%w: header", store.ErrCorrupt)
+		return value{}, nil, fmt.Errorf("%w: header", store.ErrCorrupt)
 	}
 	sum := func(i int) uint32 { return binary.BigEndian.Uint32(b[1+4*i:]) }
-	v = &value{
+	v = value{
 		Record: Record{
-			Header:   new(storev1.Header),
 			Requests: b[ends[0]:ends[1]:ends[1]],
 			Turns:    b[ends[1]:ends[2]:ends[2]],
 			Prompt:   b[ends[2]:ends[3]:ends[3]],

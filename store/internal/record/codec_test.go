@@ -19,7 +19,7 @@ import (
 )
 
 // sample returns a small record in which no part is empty.
-func sample(tb testing.TB) *record.Record {
+func sample(tb rapid.TB) *record.Record {
 	tb.Helper()
 	o := store.Options{}.WithDefaults()
 	a := &store.Append{

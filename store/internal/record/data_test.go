@@ -177,8 +177,8 @@ func checkData(t *rapid.T, value []byte) {
 		t.Fatalf("data = %v, want %v", got, want)
 	}
 	for _, kind := range []string{"a", "b", "aa", "aaa"} {
-		if got := r.Matches(&store.List{StructuredDataType: kind}); got != types[kind] {
-			t.Fatalf("Matches(%s) = %t with %v", kind, got, want)
+		if got := r.HasType(kind); got != types[kind] {
+			t.Fatalf("HasType(%s) = %t with %v", kind, got, want)
 		}
 	}
 }

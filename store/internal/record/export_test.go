@@ -4,6 +4,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
+
+	"github.com/parleyhq/parley/store"
 )
 
 // Sealed returns a value with correct checksums for its parts, whatever they contain.
@@ -50,6 +54,16 @@ func SealedProgress(value []byte) []byte {
 		binary.BigEndian.PutUint32(b[1:], Checksum(b[:1], b[5:]))
 	}
 	return b
+}
+
+// HasType reports whether the indexes of a record have structured data of this type.
+func (r *Record) HasType(kind string) bool { return hasType(r.Data, kind) || hasType(r.Types, kind) }
+
+// RowOf returns what a list reads of a value, and whether it is in that list.
+func RowOf(value []byte, l *store.List, now time.Time) (key []byte, updated time.Time, listed bool, err error) {
+	r, _, err := readRow(value, true)
+	return r.key(), r.updated, string(r.tenant) == l.Tenant && r.matches(l, strings.ToLower(l.Text)) &&
+		!r.expired(now, Ephemeral{}), err
 }
 
 // Uses returns the entries of an index of structured data as text.

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -70,7 +71,7 @@ func BuildPage(ctx context.Context, l *store.List, total int64, lanes int, now t
 			return nil, store.ErrPageToken
 		}
 	}
-	p := pager{list: l, lanes: lanes, now: now, ephemeral: ephemeral}
+	p := pager{list: l, text: strings.ToLower(l.Text), lanes: lanes, now: now, ephemeral: ephemeral}
 	switch {
 	case byUpdateTime(l):
 		position = p.fillByUpdateTime(ctx, position, newest)
@@ -103,6 +104,10 @@ func scope(l *store.List) []string {
 		order = "oldest"
 	}
 	s := []string{"conversations", l.Tenant, order, l.StructuredDataType}
+	if l.Text != "" {
+		// The other tokens stay as they were. A label has a key, so this is none.
+		s = append(s, "", l.Text)
+	}
 	for _, key := range slices.Sorted(maps.Keys(l.Labels)) {
 		s = append(s, key, l.Labels[key])
 	}
@@ -112,6 +117,7 @@ func scope(l *store.List) []string {
 // pager collects the rows of one page.
 type pager struct {
 	list      *store.List
+	text      string // List.Text in lower case
 	lanes     int
 	now       time.Time
 	ephemeral EphemeralStates
@@ -121,25 +127,27 @@ type pager struct {
 	readBytes int // bytes of headers and data that were read
 }
 
-// decodeMatching decodes a value. It returns nil if the list does not include the conversation, or
-// if the value is damaged or has the wrong key.
-func (p *pager) decodeMatching(key, value []byte) *Record {
-	r, size, err := unmarshalRow(value, p.list.StructuredDataType != "")
+// readMatching reads a row. It returns false if the list does not include the conversation, or if the value is damaged
+// or has the wrong key.
+func (p *pager) readMatching(key, value []byte) (row, bool) {
+	r, size, err := readRow(value, p.list.StructuredDataType != "")
 	p.readBytes += size
-	if err != nil || r.Header.GetTenant() != p.list.Tenant || !bytes.Equal(key, r.Key()) {
+	if err != nil || string(r.tenant) != p.list.Tenant || !bytes.Equal(key, r.key()) {
 		p.damaged++
-		return nil
+		return row{}, false
 	}
-	if !r.Matches(p.list) || r.Expired(p.now, p.ephemeral.Of(r.Conversation().GetId())) {
-		return nil
-	}
-	return r
+	return r, r.matches(p.list, p.text) && !r.expired(p.now, p.ephemeral.Of(string(r.id)))
 }
 
-// add adds a row and returns true, unless the page is full.
-func (p *pager) add(r *Record) bool {
-	r.removeExpiredLease(p.now)
-	entry := r.Entry()
+// add adds the conversation of a value and returns true, unless the page is full. It skips and counts a damaged one.
+func (p *pager) add(value []byte) bool {
+	v, err := unmarshal(value)
+	if err != nil {
+		p.damaged++
+		return true
+	}
+	v.removeExpiredLease(p.now)
+	entry := v.Entry()
 	size := protowire.SizeTag(conversationsField) + protowire.SizeBytes(proto.Size(entry))
 	full := len(p.entries) >= p.list.PageSize || p.size+size > store.MaxListBytes
 	if len(p.entries) > 0 && full {
@@ -158,7 +166,7 @@ func (p *pager) fillByCreateTime(ctx context.Context, position []byte, entries i
 		if scanned == store.MaxListHeaders || scanned > 0 && p.readBytes >= store.MaxListHeaderBytes || ctx.Err() != nil {
 			return last
 		}
-		if r := p.decodeMatching(key, value); r != nil && !p.add(r) {
+		if _, ok := p.readMatching(key, value); ok && !p.add(value) {
 			return last
 		}
 		scanned, last = scanned+1, key
@@ -191,8 +199,7 @@ func (p *pager) fillByUpdateTime(ctx context.Context, position []byte, newest Ne
 		if ctx.Err() != nil {
 			break
 		}
-		// Rows are decoded again, because 10,000 decoded headers may take a gigabyte.
-		if r := p.decodeMatching(at.key, at.value); r != nil && !p.add(r) {
+		if !p.add(at.value) {
 			returned := b.rows[i-1]
 			var at []byte
 			for _, highest := range b.highest {
@@ -251,8 +258,8 @@ func (p *pager) readBlock(ctx context.Context, position []byte, newest Newest) b
 		if !inside {
 			*highest = max(*highest, numberIn(key))
 		}
-		if r := p.decodeMatching(key, value); r != nil {
-			at := listRow{updated: r.Conversation().GetUpdateTime().AsTime().UnixNano(), key: key, value: value}
+		if r, ok := p.readMatching(key, value); ok {
+			at := listRow{updated: r.updated.UnixNano(), key: key, value: value}
 			if !inside || returned.compare(at) < 0 {
 				b.rows = append(b.rows, at)
 			}

@@ -105,17 +105,6 @@ func (r *Record) Expired(now time.Time, s Ephemeral) bool {
 	return s.Expired(now, r.ExpireTime(), r.Running())
 }
 
-// Matches reports whether the filter of a list includes the conversation.
-func (r *Record) Matches(l *store.List) bool {
-	for key, value := range l.Labels {
-		if v, ok := r.Conversation().GetLabels()[key]; !ok || v != value {
-			return false
-		}
-	}
-	return l.StructuredDataType == "" || hasType(r.Data, l.StructuredDataType) ||
-		hasType(r.Types, l.StructuredDataType)
-}
-
 // Entry returns the conversation's row in a list.
 func (r *Record) Entry() *parleyv1.ConversationEntry {
 	return &parleyv1.ConversationEntry{Conversation: r.Conversation(), Preview: r.Header.GetPreview()}

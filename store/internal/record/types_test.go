@@ -92,7 +92,7 @@ func TestTypesAreLimited(t *testing.T) {
 		}
 		found := 0
 		for i := range messages {
-			if r.Matches(&store.List{StructuredDataType: fmt.Sprint("type ", i)}) {
+			if r.HasType(fmt.Sprint("type ", i)) {
 				found++
 				if i < messages-int(left) {
 					t.Fatalf("with %d messages: type %d of a dropped message is found", left, i)
