@@ -697,7 +697,9 @@ type ListConversationsRequest struct {
 	// more than 64 KiB of messages, at most 1000 types of older messages are considered.
 	StructuredDataType string `protobuf:"bytes,4,opt,name=structured_data_type,json=structuredDataType,proto3" json:"structured_data_type,omitempty"`
 	// Order of the list. If unset, CREATE_TIME_DESC.
-	Order         ListOrder `protobuf:"varint,5,opt,name=order,proto3,enum=parley.v1.ListOrder" json:"order,omitempty"`
+	Order ListOrder `protobuf:"varint,5,opt,name=order,proto3,enum=parley.v1.ListOrder" json:"order,omitempty"`
+	// Only conversations whose id or title contains this text. The case of letters does not matter.
+	Text          string `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -765,6 +767,13 @@ func (x *ListConversationsRequest) GetOrder() ListOrder {
 		return x.Order
 	}
 	return ListOrder_LIST_ORDER_UNSPECIFIED
+}
+
+func (x *ListConversationsRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
 }
 
 // ListConversationsResponse contains a page of conversations.
@@ -4265,7 +4274,7 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"\x16update.conversation.id\x12\vis required\x1a5!has(this.conversation) || this.conversation.id != ''B\r\n" +
 	"\v_if_version\"Y\n" +
 	"\x1aUpdateConversationResponse\x12;\n" +
-	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\"\xf1\x02\n" +
+	"\fconversation\x18\x01 \x01(\v2\x17.parley.v1.ConversationR\fconversation\"\x8f\x03\n" +
 	"\x18ListConversationsRequest\x12'\n" +
 	"\tpage_size\x18\x01 \x01(\x05B\n" +
 	"\xbaH\a\x1a\x05\x18\xe8\a(\x00R\bpageSize\x12\x1d\n" +
@@ -4273,7 +4282,8 @@ const file_parley_v1_conversation_service_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\x12`\n" +
 	"\x06labels\x18\x03 \x03(\v2/.parley.v1.ListConversationsRequest.LabelsEntryB\x17\xbaH\x14\x9a\x01\x11\x10@\"\x06r\x04 \x01(@*\x05r\x03(\x80\bR\x06labels\x12:\n" +
 	"\x14structured_data_type\x18\x04 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x12structuredDataType\x124\n" +
-	"\x05order\x18\x05 \x01(\x0e2\x14.parley.v1.ListOrderB\b\xbaH\x05\x82\x01\x02\x10\x01R\x05order\x1a9\n" +
+	"\x05order\x18\x05 \x01(\x0e2\x14.parley.v1.ListOrderB\b\xbaH\x05\x82\x01\x02\x10\x01R\x05order\x12\x1c\n" +
+	"\x04text\x18\x06 \x01(\tB\b\xbaH\x05r\x03(\x80\x04R\x04text\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc9\x01\n" +

@@ -252,7 +252,7 @@ func (s *Server) ListConversations(
 	// The cursor is read before the list. So a change between the two is reported twice, not lost.
 	cursor := s.hub.Cursor(tenant(ctx))
 	page, err := s.store.List(ctx, &store.List{
-		Tenant: tenant(ctx), Labels: r.GetLabels(), StructuredDataType: r.GetStructuredDataType(),
+		Tenant: tenant(ctx), Labels: r.GetLabels(), Text: r.GetText(), StructuredDataType: r.GetStructuredDataType(),
 		Order: r.GetOrder(), PageSize: size, PageToken: r.GetPageToken(),
 	})
 	if err != nil {

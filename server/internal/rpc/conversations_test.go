@@ -251,7 +251,7 @@ func TestListConversations(t *testing.T) {
 	f := open(t, nil)
 	for _, id := range []string{"a", "b", "c"} {
 		c := fullConversation(id)
-		c.Labels["id"] = id
+		c.Labels["id"], c.Title = id, "The "+id
 		f.create(t, c)
 		f.append(t, id, user("message of "+id))
 	}
@@ -286,6 +286,9 @@ func TestListConversations(t *testing.T) {
 	}
 	if _, ids := page(&parleyv1.ListConversationsRequest{Labels: map[string]string{"team": "shop", "id": "b"}}); ids != "b" {
 		t.Errorf("ListConversations by labels = %s, want b", ids)
+	}
+	if _, ids := page(&parleyv1.ListConversationsRequest{Text: "the C"}); ids != "c" {
+		t.Errorf("ListConversations by text = %s, want c", ids)
 	}
 	_, err := f.ListConversations(t.Context(), &parleyv1.ListConversationsRequest{
 		PageToken: first.GetNextPageToken(), Labels: map[string]string{"id": "b"},

@@ -311,6 +311,7 @@ func TestInvalidInput(t *testing.T) {
 			"long type in a list", &parleyv1.ListConversationsRequest{StructuredDataType: x(129)},
 			[]string{"structured_data_type"},
 		},
+		{"long text in a list", &parleyv1.ListConversationsRequest{Text: x(513)}, []string{"text"}},
 		{
 			"empty label in a list", &parleyv1.ListConversationsRequest{Labels: map[string]string{"": ""}},
 			[]string{`labels[""]`},

@@ -419,6 +419,7 @@ class ListConversationsRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     STRUCTURED_DATA_TYPE_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Maximum number of conversations on the page, at most 1000; 0 means 50. A page may have
     fewer conversations, or none, and still have a next_page_token.
@@ -431,6 +432,8 @@ class ListConversationsRequest(_message.Message):
     """
     order: Global___ListOrder.ValueType
     """Order of the list. If unset, CREATE_TIME_DESC."""
+    text: _builtins.str
+    """Only conversations whose id or title contains this text. The case of letters does not matter."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Only conversations that have all of these labels."""
@@ -443,10 +446,11 @@ class ListConversationsRequest(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         structured_data_type: _builtins.str = ...,
         order: Global___ListOrder.ValueType = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "order", b"order", "page_size", b"page_size", "page_token", b"page_token", "structured_data_type", b"structured_data_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "order", b"order", "page_size", b"page_size", "page_token", b"page_token", "structured_data_type", b"structured_data_type", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

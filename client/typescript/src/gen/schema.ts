@@ -75,7 +75,7 @@ export const messages: { readonly [name: string]: string } = {
   GetConversationResponse: "conversation:Conversation",
   UpdateConversationRequest: "conversation:Conversation updateMask:FieldMask ifVersion:int32?",
   UpdateConversationResponse: "conversation:Conversation",
-  ListConversationsRequest: "pageSize:int32 pageToken:string labels:string% structuredDataType:string order:ListOrder",
+  ListConversationsRequest: "pageSize:int32 pageToken:string labels:string% structuredDataType:string order:ListOrder text:string",
   ListConversationsResponse: "conversations:ConversationEntry* nextPageToken:string totalSize:int64 watchCursor:string",
   ConversationEntry: "conversation:Conversation preview:string",
   DeleteConversationRequest: "conversationId:string allowMissing:bool ifVersion:int32?",

@@ -321,6 +321,8 @@ export interface ListConversationsRequest {
   structuredDataType: string;
   /** Order of the list. If unset, CREATE_TIME_DESC. */
   order: ListOrder;
+  /** Only conversations whose id or title contains this text. The case of letters does not matter. */
+  text: string;
 }
 
 export interface ListConversationsRequest_LabelsEntry {
@@ -1779,7 +1781,14 @@ export const UpdateConversationResponse: MessageFns<UpdateConversationResponse> 
 };
 
 function createBaseListConversationsRequest(): ListConversationsRequest {
-  return { pageSize: 0, pageToken: "", labels: {}, structuredDataType: "", order: ListOrder.LIST_ORDER_UNSPECIFIED };
+  return {
+    pageSize: 0,
+    pageToken: "",
+    labels: {},
+    structuredDataType: "",
+    order: ListOrder.LIST_ORDER_UNSPECIFIED,
+    text: "",
+  };
 }
 
 export const ListConversationsRequest: MessageFns<ListConversationsRequest> = {
@@ -1798,6 +1807,9 @@ export const ListConversationsRequest: MessageFns<ListConversationsRequest> = {
     }
     if (message.order !== ListOrder.LIST_ORDER_UNSPECIFIED) {
       writer.uint32(40).int32(listOrderToNumber(message.order));
+    }
+    if (message.text !== "") {
+      writer.uint32(50).string(message.text);
     }
     return writer;
   },
@@ -1858,6 +1870,14 @@ export const ListConversationsRequest: MessageFns<ListConversationsRequest> = {
             message.order = listOrderFromJSON(reader.int32());
             continue;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.text = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1888,6 +1908,7 @@ export const ListConversationsRequest: MessageFns<ListConversationsRequest> = {
     );
     message.structuredDataType = object.structuredDataType ?? "";
     message.order = object.order ?? ListOrder.LIST_ORDER_UNSPECIFIED;
+    message.text = object.text ?? "";
     return message;
   },
 };
