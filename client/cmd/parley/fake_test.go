@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -86,16 +87,15 @@ func (f fake) GetConversation(
 	}, nil
 }
 
-// ListConversations returns three conversations in pages of one, with an empty page among them.
+// ListConversations returns three conversations in pages of one, with an empty page among them. It filters by text
+// with its case.
 func (f fake) ListConversations(
 	_ context.Context, request *parleyv1.ListConversationsRequest,
 ) (*parleyv1.ListConversationsResponse, error) {
 	page, next := pageOf(request.GetPageToken())
 	reply := &parleyv1.ListConversationsResponse{NextPageToken: next, TotalSize: 3}
-	if page != 1 {
-		reply.Conversations = []*parleyv1.ConversationEntry{
-			{Conversation: &parleyv1.Conversation{Id: fmt.Sprintf("c%d", max(page, 1))}},
-		}
+	if id := fmt.Sprintf("c%d", max(page, 1)); page != 1 && strings.Contains(id, request.GetText()) {
+		reply.Conversations = []*parleyv1.ConversationEntry{{Conversation: &parleyv1.Conversation{Id: id}}}
 	}
 	return reply, nil
 }

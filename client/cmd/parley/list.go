@@ -48,6 +48,7 @@ func (a *app) newListCommand() *cobra.Command {
 	flags := command.Flags()
 	flags.Int32Var(&limit, "limit", 50, "maximum number of conversations, 0 for all")
 	flags.StringVar(&order, "order", "created", "created: newest first; updated: most recently changed first")
+	flags.StringVar(&request.Text, "text", "", "only conversations whose id or title contains this text, in any case")
 	flags.Var(labelsFlag{labels: &request.Labels}, "label",
 		"only conversations with this label, key=value; may be repeated")
 	flags.StringVar(&request.StructuredDataType, "data-type", "",

@@ -165,6 +165,7 @@ func TestListsReadAllPages(t *testing.T) {
 		{[]string{"list", "--limit", "0"}, "c1 c2 c3"},
 		{[]string{"list", "--limit", "2"}, "c1 c2"},
 		{[]string{"list", "--limit", "2", "--page-token", "3"}, "c3"},
+		{[]string{"list", "--text", "3"}, "c3"},
 		{[]string{"show", "a"}, "[1] [2] [3] [4]"},
 	}
 	for _, test := range tests {
