@@ -28,8 +28,8 @@ export interface Filter {
 }
 
 /**
- * The loaded part of the list of conversations. The server filters by label and by type of structured data; text and
- * agent are compared here, in the conversations that are loaded. Changes update the list without reading it again.
+ * The loaded part of the list of conversations. The server filters by all but the agent, which is compared here, in the
+ * conversations that are loaded. Changes update the list without reading it again.
  */
 export class ConversationList {
   /** The conversations that match, in their order. */
@@ -54,11 +54,6 @@ export class ConversationList {
     this.#client = client;
     this.#filter = filter;
     this.#signal = signal;
-  }
-
-  /** The number of conversations that are loaded. */
-  get loaded(): number {
-    return this.#entries.size;
   }
 
   /** All conversations are loaded. */
@@ -116,12 +111,13 @@ export class ConversationList {
   }
 
   async #read(pageToken: string): Promise<ListConversationsResponse> {
-    const { label, dataType, order } = this.#filter;
+    const { text, label, dataType, order } = this.#filter;
     const page = await this.#client.listConversations(
       {
         pageSize,
         pageToken,
         order,
+        text,
         structuredDataType: dataType,
         ...(label ? { labels: { [label[0]]: label[1] } } : {}),
       },

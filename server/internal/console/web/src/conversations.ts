@@ -13,7 +13,7 @@ import { chosenId, VirtualList } from "./virtual-list.js";
 /** The height of a row in pixels, as in style.css. */
 const rowHeight = 68;
 
-/** Pages that are read at once to find conversations that match a text or an agent. */
+/** Pages that are read at once to find conversations that match the filter; each may be short or empty. */
 const pagesAtOnce = 20;
 
 /** The list of conversations, with the open one beside it. */
@@ -291,7 +291,7 @@ export class ConversationsView extends View {
       this.#status,
       isMalformed && h("span", { class: "failure" }, "A label has the form name=value. "),
       isFiltered
-        ? `${matching} among ${list.isComplete ? "" : `${list.loaded} of `}${count(list.total, "conversation")}`
+        ? `${matching}${list.isComplete ? "" : " so far"} among ${count(list.total, "conversation")}`
         : count(list.total, "conversation"),
       isFiltered &&
         !list.isComplete &&

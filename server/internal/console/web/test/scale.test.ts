@@ -83,6 +83,12 @@ test("many conversations and messages stay usable", { ...options, timeout: 600_0
   );
   const rows = await page.locator(".row").count();
   assert.ok(rows > 5 && rows < 60, `${rows} rows are in the page`);
+  const filter = page.getByLabel("Filter by id or title");
+  await filter.fill("SATION-0");
+  const begin = performance.now();
+  await page.getByText("1 match among").waitFor();
+  t.diagnostic(`the oldest conversation found by its id: ${(performance.now() - begin).toFixed(0)} ms`);
+  await filter.fill("");
 
   await page.goto(`${new URL(page.url()).origin}/#/conversations/long`);
   await page.locator('[data-sequence="1000"]').waitFor();
