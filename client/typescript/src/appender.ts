@@ -2,6 +2,7 @@
 
 import { AppendQueue, type Prepared } from "./append-queue.js";
 import type { Call } from "./calls.js";
+import { type Clock, systemClock } from "./clock.js";
 import { ParleyError } from "./errors.js";
 import type {
   AppendMessagesRequest,
@@ -10,7 +11,7 @@ import type {
 } from "./gen/index.parley.v1.js";
 import type { Input } from "./input.js";
 import { Attempt } from "./resumption.js";
-import { type Clock, type Connection, isResumable, Retry, systemClock } from "./retry.js";
+import { type Connection, isResumable, Retry } from "./retry.js";
 
 /** Milliseconds to wait until the server ends a stream of which it has answered all requests. */
 const endDelay = 5000;

@@ -285,7 +285,7 @@ export abstract class BaseClient<Options extends BaseCallOptions> {
    * - No server could be reached at first (UNAVAILABLE, after about 1.5 s).
    * - No new event arrived for one minute, although the client kept retrying. The error is that of the
    *   last attempt, or UNKNOWN if the server ends streams without finished. The time that the loop's
-   *   body takes does not count.
+   *   body takes does not count, nor does that for which the machine or the page is suspended.
    *
    * The options apply to each attempt.
    *
@@ -372,7 +372,7 @@ export abstract class BaseClient<Options extends BaseCallOptions> {
    * - No server could be reached at first (UNAVAILABLE, after about 1.5 s).
    * - The server sent nothing for one minute, although the client kept retrying. The error is that of
    *   the last attempt, or UNKNOWN if the server ends each stream without a message. The time that the
-   *   loop's body takes does not count.
+   *   loop's body takes does not count, nor does that for which the machine or the page is suspended.
    *
    * At its limit of watchers the server refuses a new watch (TOO_MANY_WATCHERS). A watch that the
    * server accepted before retries for that minute, because the server may still count its broken

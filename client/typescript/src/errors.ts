@@ -122,6 +122,14 @@ export function derived(
   return new Type(error.code, prefix + text, { ...error, cause: error });
 }
 
+/**
+ * Returns the milliseconds for which a proxy has asked to wait before the next attempt; 0 if it has not. The errors of
+ * Parley itself do not count: their retryDelay is for callers, and the client has times of its own.
+ */
+export function waitAskedBy({ reason, retryDelay = 0 }: ParleyError): number {
+  return reason === "" ? retryDelay : 0;
+}
+
 /** A stream that the server had accepted ended with its token, and the client has another token. */
 export class TokenExpiredError extends ParleyError {}
 

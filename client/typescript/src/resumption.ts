@@ -1,5 +1,6 @@
+import type { Clock } from "./clock.js";
 import { ParleyError } from "./errors.js";
-import { type Clock, type Connection, isResumable, Retry } from "./retry.js";
+import { type Connection, isResumable, Retry } from "./retry.js";
 
 /** How a call resumes: what each stream requests, and what of its responses is new. */
 export interface Resumption<Response, Item> {

@@ -1,8 +1,10 @@
-import { derived, type ParleyError, TokenExpiredError } from "./errors.js";
+import { type Clock, systemClock } from "./clock.js";
+import { derived, type ParleyError, TokenExpiredError, waitAskedBy } from "./errors.js";
 
 /**
  * The limit of the time without a new message over all attempts. The server sends something at least
- * every 15 s. The time that the caller's loop takes does not count. All times are in milliseconds.
+ * every 15 s. The time that the caller's loop takes does not count, nor does that for which the machine or the page is
+ * suspended. All times are in milliseconds.
  */
 const giveUpAfter = 60_000;
 /**
@@ -26,22 +28,6 @@ export interface Connection {
    */
   onReady(listener: () => void): () => void;
 }
-
-/** The time, in milliseconds. */
-export interface Clock {
-  now(): number;
-  /** Calls callback after a delay. Returns a function that stops the timer. */
-  after(delay: number, callback: () => void): () => void;
-}
-
-/** The clock of the system. */
-export const systemClock: Clock = {
-  now: () => performance.now(),
-  after(delay, callback) {
-    const timer = setTimeout(callback, delay);
-    return () => clearTimeout(timer);
-  },
-};
 
 /** Decides when a call that resumes over many streams opens the next one, and when it gives up. */
 export class Retry {
@@ -115,8 +101,13 @@ export class Retry {
     if (!this.#connected) {
       throw failure;
     }
-    const delay = this.#delay * (0.8 + 0.4 * Math.random());
-    if (this.#deadline - this.#clock.now() < delay) {
+    const asked = waitAskedBy(failure);
+    const delay = Math.max(this.#delay * (0.8 + 0.4 * Math.random()), asked);
+    const left = this.#deadline - this.#clock.now();
+    if (asked > left) {
+      throw failure;
+    }
+    if (left < delay) {
       throw derived(failure, `nothing new for ${giveUpAfter / 1000} s: `);
     }
     this.#delay = Math.min(2 * this.#delay, maxDelay);

@@ -1,6 +1,6 @@
 import { setImmediate } from "node:timers/promises";
 
-import type { Clock } from "../src/retry.js";
+import type { Clock } from "../src/clock.js";
 
 /** A clock that stands still while any task can run, and then jumps to the next timer. */
 export class FakeClock implements Clock {
@@ -19,6 +19,11 @@ export class FakeClock implements Clock {
 
   sleep(delay: number): Promise<void> {
     return new Promise((resolve) => this.after(delay, resolve));
+  }
+
+  /** Passes time in which no timer fires, as a suspended machine does. */
+  suspend(time: number): void {
+    this.#time += time;
   }
 
   /** The number of timers that have neither fired nor been stopped. */

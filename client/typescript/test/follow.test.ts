@@ -3,6 +3,7 @@ import { test } from "node:test";
 
 import { ChatRequest, ParleyError, ResumeTurnRequest, type TurnEvent } from "@parleyhq/client";
 
+import { AwakeClock, type Clock } from "../src/clock.js";
 import { Follower, type Turns } from "../src/follow.js";
 import { resumed } from "../src/resumption.js";
 import { FakeClock } from "./clock.js";
@@ -40,8 +41,12 @@ class Fake {
     };
   }
 
-  chat(signal = new AbortController().signal, generatedID = true): AsyncIterable<TurnEvent> {
-    return resumed(Follower.chat(this.#turns, hello, generatedID), this.connection, signal, this.clock);
+  chat(
+    signal = new AbortController().signal,
+    generatedID = true,
+    clock: Clock = this.clock,
+  ): AsyncIterable<TurnEvent> {
+    return resumed(Follower.chat(this.#turns, hello, generatedID), this.connection, signal, clock);
   }
 
   resume(request: Partial<ResumeTurnRequest>): AsyncIterable<TurnEvent> {
@@ -292,6 +297,63 @@ test("the caller's own time does not count", async () => {
   assert.ifError(error);
   assert.deepEqual(items, long());
   assert.equal(fake.calls.length, 1);
+});
+
+const suspensions: Record<string, (clock: FakeClock, signal: AbortSignal) => Promise<unknown>> = {
+  "while a stream is open, which then breaks": async (clock) => {
+    await clock.sleep(14_000);
+    clock.suspend(3_600_000);
+  },
+  "while a stream is open, which then hangs": async (clock, signal) => {
+    await clock.sleep(14_000);
+    clock.suspend(3_600_000);
+    await hang(signal);
+  },
+  "several times": async (clock) => {
+    for (let count = 0; count < 5; count++) {
+      clock.suspend(600_000);
+      await clock.sleep(1000);
+    }
+  },
+  "while a stream that hangs was about to be opened again": async (clock, signal) => {
+    await clock.sleep(44_000);
+    clock.suspend(3_600_000);
+    await hang(signal);
+  },
+};
+for (const [name, suspend] of Object.entries(suspensions)) {
+  test(`the time of a suspension does not count: ${name}`, async () => {
+    const fake: Fake = new Fake(async function* ({ nth, resume, signal }) {
+      if (nth === 0) {
+        yield* long().slice(0, 5);
+        await suspend(fake.clock, signal);
+        throw breaks["a proxy has no server"];
+      }
+      if (nth < 5) {
+        throw breaks["a proxy has no server"]; // The network needs some seconds.
+      }
+      yield* long().slice(resume!.afterIndex);
+    });
+    const { items, error } = await fake.clock.run(
+      read(fake.chat(undefined, true, new AwakeClock(fake.clock))),
+    );
+    assert.ifError(error);
+    assert.deepEqual(items, long());
+    assert.equal(fake.calls.length, 6);
+    assert.equal(fake.clock.pending, 0);
+  });
+}
+
+test("a clock that counts no suspension gives up after a minute, too", async () => {
+  const fake = new Fake(async function* ({ nth }) {
+    yield* nth === 0 ? short().slice(0, 2) : [];
+    throw breaks["a proxy has no server"];
+  });
+  const clock = new AwakeClock(fake.clock);
+  const { error } = await fake.clock.run(read(fake.chat(undefined, true, clock)));
+  assert.ok(error instanceof ParleyError && error.code === "UNAVAILABLE");
+  assert.ok(fake.clock.now() > 57_000 && fake.clock.now() <= 60_000, `after ${fake.clock.now()} ms`);
+  assert.equal(clock.now(), fake.clock.now());
 });
 
 test("no server at first", async () => {

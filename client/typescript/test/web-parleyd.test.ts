@@ -2,10 +2,11 @@ import assert from "node:assert/strict";
 import { join } from "node:path";
 import { type TestContext, test } from "node:test";
 
-import type { Client, ConversationChange, ExportConversationsResponse } from "@parleyhq/client";
+import type { Client, ConversationChange, ExportConversationsResponse, ParleyError } from "@parleyhq/client";
 import type { Client as WebClient } from "@parleyhq/client/web";
 
 import { browserOptions, startPage } from "./browser.js";
+import { HTTPServer } from "./http-server.js";
 import { textOf } from "./model.js";
 import { connect, createToken, options, ScriptedAgent, serveAgent, tempFolder } from "./parleyd.js";
 import { startProxy } from "./proxy.js";
@@ -200,6 +201,43 @@ test("a page whose origin is not allowed gets a hint", browserOptions, async (t)
     page.run("readTurn", { url, content: "go" }),
     /UNAVAILABLE: cannot reach .*--http-allowed-origins/,
   );
+});
+
+test("a page does not follow a redirect", browserOptions, async (t) => {
+  const page = await startPage(t);
+  const other = new HTTPServer();
+  const location = await other.serve(t);
+  const server = new HTTPServer();
+  const url = await server.serve(t);
+  server.answers = [
+    (response) => {
+      response.writeHead(307, { location, "access-control-allow-origin": page.origin }).end();
+    },
+  ];
+  await assert.rejects(
+    page.run("readTurn", { url, content: "go" }),
+    /FAILED_PRECONDITION: .* redirects calls;/,
+  );
+  assert.equal(server.requests.length, 1);
+  assert.equal(other.requests.length, 0);
+});
+
+test("a conversation that is deleted while a stream is broken ends the stream", options, async (t) => {
+  const { scripted, server, proxy, client } = await behindProxy(t);
+  const direct = connect(t, server.address);
+  scripted.send("one");
+  const { items, error } = await read(
+    client.chat({ conversationId: "c", content: "go" }),
+    async ({ event }) => {
+      if (event?.$case === "textDelta") {
+        proxy.cut();
+        await direct.deleteConversation({ conversationId: "c" });
+      }
+    },
+  );
+  assert.equal(textOf(items), "one");
+  const { code, reason } = error as ParleyError;
+  assert.deepEqual([code, reason], ["NOT_FOUND", "CONVERSATION_NOT_FOUND"]);
 });
 
 test("a watch over HTTP resumes over reset connections and a restart", options, async (t) => {

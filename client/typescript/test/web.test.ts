@@ -210,6 +210,30 @@ test("an id that a URL would lose is refused before the request is sent", option
   assert.equal(server.requests.length, 0);
 });
 
+test("a label that a URL cannot name is refused before the request is sent", options, async (t) => {
+  const { server, client } = await connected(t);
+  for (const key of ["a[b", "[", "a\nb"]) {
+    const field = `labels[${JSON.stringify(key)}]`;
+    await assert.rejects(
+      client.listConversations({ labels: { ok: "x", [key]: "v" } }),
+      (error: ParleyError) => {
+        assert.equal(error.code, "INVALID_ARGUMENT");
+        assert.equal(error.reason, "INVALID_REQUEST");
+        assert.deepEqual(
+          error.fieldViolations.map((violation) => violation.field),
+          [field],
+        );
+        assert.match(
+          error.message,
+          /must not contain "\[" or a line break over HTTP.*; use the client over gRPC$/,
+        );
+        return true;
+      },
+    );
+  }
+  assert.equal(server.requests.length, 0);
+});
+
 test("a request that is too large is refused before it is sent", options, async (t) => {
   const { server, client } = await connected(t);
   const large = "x".repeat(4 << 20);
@@ -339,6 +363,159 @@ test("unavailable servers are retried with one requestId, then the call fails", 
     server.requests.length = 0;
     await assert.rejects(client.deleteConversation({ conversationId: "a" }), { code: "UNAVAILABLE" });
     assert.equal(server.requests.length, 1);
+  }
+});
+
+for (const status of [301, 302, 303, 307, 308]) {
+  test(`a redirect is not followed: ${status}`, options, async (t) => {
+    const other = new HTTPServer();
+    const location = await other.serve(t);
+    const { server, url, client } = await connected(t, { token: "secret" });
+    server.answers = [
+      (response) => {
+        response.writeHead(status, { location: `${location}/v1/stats` });
+        response.end();
+      },
+    ];
+    const calls: Record<string, () => Promise<unknown>> = {
+      unary: () => client.getStats(),
+      write: () => client.appendMessages({ conversationId: "c", messages: [] }),
+      stream: () => chat(client),
+      appender: () => client.appender().append({ conversationId: "c" }),
+      import: () => client.importConversations([{}]),
+    };
+    for (const [name, call] of Object.entries(calls)) {
+      server.requests.length = 0;
+      await assert.rejects(call(), (error: ParleyError) => {
+        assert.equal(error.code, "FAILED_PRECONDITION", name);
+        assert.ok(
+          error.message.includes(`${url} redirects calls to "${location}/v1/stats"; `),
+          error.message,
+        );
+        return true;
+      });
+      assert.equal(server.requests.length, 1, name);
+    }
+    assert.equal(other.requests.length, 0);
+  });
+}
+
+test("a function that follows redirects is recognized", options, async (t) => {
+  const { server, client } = await connected(t, {
+    fetch: (url, init) => fetch(url, { ...init, redirect: "follow" }),
+  });
+  const redirect: Answer = (response) => {
+    response.writeHead(307, { location: "/" }).end();
+  };
+  server.answers = [redirect, json({})];
+  await assert.rejects(client.getStats(), { code: "FAILED_PRECONDITION", message: /redirects calls; / });
+});
+
+/** Answers as a proxy with a Retry-After. */
+function refusedUntil(status: number, after: string): Answer {
+  return (response) => {
+    response.writeHead(status, { "retry-after": after }).end("busy");
+  };
+}
+
+test("a Retry-After is obeyed and reported", options, async (t) => {
+  const { server, client } = await connected(t);
+  const times: number[] = [];
+  const answers: [name: string, answer: (after: string) => Answer][] = [
+    ["a proxy", (after) => refusedUntil(503, after)],
+    ["a limit of a proxy", (after) => refusedUntil(429, after)],
+    [
+      "a status without RetryInfo",
+      (after) => async (response, request) => {
+        response.setHeader("retry-after", after);
+        await json({ code: 14, message: "busy" }, 503)(response, request);
+      },
+    ],
+  ];
+  const timed =
+    (answer: Answer): Answer =>
+    (...args) => {
+      times.push(performance.now());
+      return answer(...args);
+    };
+  for (const [name, answer] of answers) {
+    times.length = 0;
+    server.answers = [timed(answer("1")), timed(json({}))];
+    await client.getStats();
+    assert.ok(times[1]! - times[0]! >= 995, `${name}: ${times[1]! - times[0]!} ms`);
+
+    times.length = 0;
+    server.answers = [timed(answer("30"))];
+    await assert.rejects(client.getStats(), { code: "UNAVAILABLE", retryDelay: 30_000 });
+    assert.equal(times.length, 1, name);
+  }
+  const date = new Date(Date.now() + 3_600_000).toUTCString();
+  server.answers = [answers[0]![1](date)];
+  await assert.rejects(client.deleteConversation({ conversationId: "c" }), ({ retryDelay }: ParleyError) => {
+    return retryDelay! > 3_590_000 && retryDelay! <= 3_600_000;
+  });
+  const texts: [after: string, delay: number | undefined][] = [
+    ["soon", undefined],
+    ["-1", undefined],
+    ["0", 0],
+    ["Sun, 06 Nov 1994 08:49:37 GMT", 0],
+  ];
+  for (const [after, delay] of texts) {
+    server.answers = [answers[0]![1](after)];
+    await assert.rejects(
+      client.deleteConversation({ conversationId: "c" }),
+      ({ retryDelay }: ParleyError) => {
+        assert.equal(retryDelay, delay, after);
+        return true;
+      },
+    );
+  }
+  // RetryInfo is more precise.
+  const type = "type.googleapis.com/google.rpc.RetryInfo";
+  server.answers = [
+    async (response, request) => {
+      response.setHeader("retry-after", "7");
+      await failure(503, 14, "SHUTTING_DOWN", { "@type": type, retryDelay: "0.5s" })(response, request);
+    },
+  ];
+  await assert.rejects(client.deleteConversation({ conversationId: "c" }), { retryDelay: 500 });
+});
+
+test("a stream that breaks waits for a Retry-After before it resumes", options, async (t) => {
+  const { server, client } = await connected(t);
+  const times: number[] = [];
+  server.answers = [
+    broken(started, text("one ")),
+    (response) => {
+      times.push(performance.now());
+      response.writeHead(503, { "retry-after": "6" }).end();
+    },
+    (response, request) => {
+      times.push(performance.now());
+      return stream(turnEvent(3, { finished: { turn: { id: "t" } } }))(response, request);
+    },
+  ];
+  assert.equal(await chat(client), "one ");
+  assert.ok(times[1]! - times[0]! >= 5995, `${times[1]! - times[0]!} ms`);
+  server.answers = [
+    broken(started, text("one ")),
+    (response) => {
+      response.writeHead(503, { "retry-after": "600" }).end();
+    },
+  ];
+  await assert.rejects(chat(client), { code: "UNAVAILABLE", retryDelay: 600_000 });
+});
+
+test("a turn that is deleted while its stream is broken ends the stream", options, async (t) => {
+  const { server, client } = await connected(t);
+  for (const reason of ["TURN_NOT_FOUND", "CONVERSATION_NOT_FOUND"]) {
+    server.requests.length = 0;
+    server.answers = [broken(started, text("one ")), failure(404, 5, reason)];
+    const { items, error } = await read(client.chat({ content: "hello" }));
+    assert.equal(items.length, 2);
+    assert.ok(error instanceof ParleyError);
+    assert.deepEqual([error.code, error.reason], ["NOT_FOUND", reason]);
+    assert.equal(server.requests.length, 2);
   }
 });
 

@@ -25,10 +25,7 @@ export function httpRequest(name: string, request: Fields): HTTPRequest {
     const id = valueAt(request, field);
     // The parser of URLs would remove such a segment, and the path would belong to another call.
     if (id === "." || id === "..") {
-      throw invalidField(
-        field.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`),
-        'must not be "." or ".."',
-      );
+      throw invalidField(protoName(field), 'must not be "." or ".."');
     }
     rest = without(rest, field.split("."));
     return encodeURIComponent(id);
@@ -96,7 +93,16 @@ function parameters(message: string, json: Fields, prefix = ""): [string, string
       return (value as unknown[]).map((element) => [key, String(element)]);
     }
     if (shape === "%") {
-      return Object.entries(value as object).map(([entry, element]) => [`${key}[${entry}]`, String(element)]);
+      return Object.entries(value as object).map(([entry, element]) => {
+        // The server would read another key, or none.
+        if (/[[\n]/.test(entry)) {
+          throw invalidField(
+            `${protoName(key)}[${JSON.stringify(entry)}]`,
+            'must not contain "[" or a line break over HTTP, where it is in the URL; use the client over gRPC',
+          );
+        }
+        return [`${key}[${entry}]`, String(element)];
+      });
     }
     return typeof value === "object" ? parameters(kind, value as Fields, `${key}.`) : [[key, String(value)]];
   });
@@ -113,6 +119,11 @@ export function encode(json: Fields): Uint8Array<ArrayBuffer> {
 
 function utf8(text: string): Uint8Array<ArrayBuffer> {
   return new TextEncoder().encode(text) as Uint8Array<ArrayBuffer>;
+}
+
+/** Returns the path of a field in the names of the protos. */
+function protoName(path: string): string {
+  return path.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
 }
 
 function invalidField(field: string, description: string): ParleyError {

@@ -7,6 +7,9 @@ const maxLineBytes = 6 * maxMessageBytes;
 /** The status of a stream without events. */
 const noContent = 204;
 
+/** The only status between those of redirects that is none. */
+const notModified = 304;
+
 /** A response from a proxy, and not from Parley, has no status of gRPC. */
 const proxyCodes: { readonly [status: number]: Code } = {
   401: "UNAUTHENTICATED",
@@ -38,8 +41,29 @@ interface Detail {
   readonly retryDelay?: string;
 }
 
-/** Converts the status of a call or of one request of a stream. */
-export function fromStatus({ code, message = "", details = [] }: Status): ParleyError {
+/** Reports whether a response is a redirect. Browsers hide its status, and some functions follow it nevertheless. */
+export function isRedirect({ type, status, redirected }: Response): boolean {
+  return (
+    type === "opaqueredirect" || redirected || (status >= 301 && status <= 308 && status !== notModified)
+  );
+}
+
+/** Returns the error of a redirect from this server. */
+export function redirected(base: string, response: Response): ParleyError {
+  const location = response.headers.get("location");
+  const to = location ? ` to ${JSON.stringify(location.slice(0, 200))}` : "";
+  return new ParleyError(
+    "FAILED_PRECONDITION",
+    `${base} redirects calls${to}; the client does not follow redirects, because another server would receive the ` +
+      "token and the messages; make the client with the URL of the server itself",
+  );
+}
+
+/**
+ * Converts the status of a call or of one request of a stream. retryAfter is the delay in milliseconds of the response,
+ * for a status that has none.
+ */
+export function fromStatus({ code, message = "", details = [] }: Status, retryAfter?: number): ParleyError {
   const find = (type: string) => details.find((detail) => detail["@type"]?.endsWith(`/google.rpc.${type}`));
   const info = find("ErrorInfo");
   const delay = find("RetryInfo")?.retryDelay;
@@ -54,7 +78,7 @@ export function fromStatus({ code, message = "", details = [] }: Status): Parley
   return fromDetails(code, text, {
     ...(info ? { info: { reason: "", domain: "", metadata: {}, ...info } } : {}),
     fieldViolations,
-    retryDelay: delay === undefined ? undefined : Number.parseFloat(delay) * 1000,
+    retryDelay: delay === undefined ? retryAfter : Number.parseFloat(delay) * 1000,
   });
 }
 
@@ -74,14 +98,29 @@ export async function fromResponse(response: Response): Promise<ParleyError> {
   } catch {
     // A proxy has answered.
   }
+  const retryDelay = retryAfter(response.headers);
   if (isStatus(status)) {
-    return fromStatus(status);
+    return fromStatus(status, retryDelay);
   }
   const code = proxyCodes[response.status] ?? (response.status < 500 ? "FAILED_PRECONDITION" : "UNKNOWN");
   return new ParleyError(
     code,
     `the response is not from Parley: status ${response.status}: ${text.slice(0, 200)}`,
+    { retryDelay },
   );
+}
+
+/** Returns the Retry-After of a response in milliseconds: it is in seconds, or a date. */
+function retryAfter(headers: Headers): number | undefined {
+  const value = headers.get("retry-after")?.trim();
+  if (!value) {
+    return undefined;
+  }
+  if (/^\d+$/.test(value)) {
+    return Number(value) * 1000;
+  }
+  const time = /^[a-z]+,? /i.test(value) ? Date.parse(value) : Number.NaN; // Date.parse accepts nearly any text.
+  return Number.isNaN(time) ? undefined : Math.max(time - Date.now(), 0);
 }
 
 /** Reports whether JSON is a status of gRPC. Other servers have errors with a code, too. */

@@ -1,6 +1,6 @@
 import type { Prepared } from "../append-queue.js";
 import { Calls, type Responses, untilAborted } from "../calls.js";
-import { ParleyError } from "../errors.js";
+import { ParleyError, waitAskedBy } from "../errors.js";
 import type {
   AppendMessagesRequest,
   AppendMessagesResponse,
@@ -16,7 +16,20 @@ import { newID } from "./id.js";
 import { fieldsOf, fromJSON, toJSON } from "./json.js";
 import { type CallOptions, type ClientOptions, connectionSettings } from "./options.js";
 import { encode, type HTTPRequest, httpRequest, line, linesRequest } from "./request.js";
-import { bodyJSON, events, fromResponse, fromStatus, lines, parse, type Status } from "./response.js";
+import {
+  bodyJSON,
+  events,
+  fromResponse,
+  fromStatus,
+  isRedirect,
+  lines,
+  parse,
+  redirected,
+  type Status,
+} from "./response.js";
+
+/** The longest wait, in milliseconds, for which a proxy can ask before the next attempt of a call. */
+const maxRetryAfter = 5000;
 
 /** The server reads at most 1024 lines before it needs to send a reply, and a page reads only when it has sent all. */
 const maxBatch = 1000;
@@ -256,13 +269,18 @@ export class FetchTransport implements Transport<CallOptions> {
     try {
       // Without a Content-Type, which the server does not need, browsers send a POST without asking first.
       const content = body ? { body } : {};
-      response = await this.#fetch(this.#base + path, { method, headers, signal, ...uncached, ...content });
+      const fixed = { redirect: "manual", ...uncached } as const;
+      response = await this.#fetch(this.#base + path, { method, headers, signal, ...fixed, ...content });
     } catch (cause) {
       throw new ParleyError(
         "UNAVAILABLE",
         `cannot reach ${this.#base}: ${cause}; a web page needs its origin in --http-allowed-origins`,
         { cause },
       );
+    }
+    if (isRedirect(response)) {
+      await response.body?.cancel().catch(() => {});
+      throw redirected(this.#base, response);
     }
     const listeners = [...this.#listeners];
     this.#listeners.clear();
@@ -275,10 +293,14 @@ export class FetchTransport implements Transport<CallOptions> {
     return response;
   }
 
-  /** Makes attempts while the server is unavailable, with the times of gRPC. */
+  /**
+   * Makes attempts while the server is unavailable, with the times of gRPC, or after the Retry-After of a proxy. If that
+   * is too long, the error is thrown.
+   */
   async #retry<T>(name: string, signal: AbortSignal, attempt: () => Promise<T>): Promise<T> {
     const { maxAttempts, initialBackoff, maxBackoff, backoffMultiplier } = retryPolicy;
     for (let count = 1; ; count++) {
+      let asked = 0;
       try {
         return await attempt();
       } catch (error) {
@@ -286,9 +308,13 @@ export class FetchTransport implements Transport<CallOptions> {
         if (!isUnavailable || signal.aborted || count === maxAttempts || sentOnce.has(nameOf(name))) {
           throw error;
         }
+        asked = waitAskedBy(error);
+        if (asked > maxRetryAfter) {
+          throw error;
+        }
       }
       const backoff = Math.min(initialBackoff * backoffMultiplier ** (count - 1), maxBackoff);
-      await sleep(1000 * backoff * (0.8 + 0.4 * Math.random()), signal);
+      await sleep(Math.max(1000 * backoff * (0.8 + 0.4 * Math.random()), asked), signal);
     }
   }
 }
