@@ -7,8 +7,12 @@ import { setTimeout } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
 import { Chat } from "@ai-sdk/react";
-import type { Answering, RespondRequest } from "@parleyhq/client";
-import { ParleyChatTransport, type ParleyChatTransportOptions } from "@parleyhq/client/ai-sdk";
+import { type Answering, ParleyError, type RespondRequest } from "@parleyhq/client";
+import {
+  ParleyChatTransport,
+  type ParleyChatTransportOptions,
+  type TransportClient,
+} from "@parleyhq/client/ai-sdk";
 import { Client as WebClient } from "@parleyhq/client/web";
 import {
   type ChatInit,
@@ -319,6 +323,74 @@ test("an answer that ends between load and resume is not lost", options, async (
   await chat.resumeStream();
   assert.deepEqual(texts(chat.messages), ["slow", "Once upon a time."]);
   assert.equal(await transport.reconnectToStream({ chatId: "c" }), null);
+});
+
+for (const name of ["getTurn", "resumeTurn"] as const) {
+  test(
+    `an answer that has ended is not lost if a call fails when it is resumed: ${name}`,
+    options,
+    async (t) => {
+      const { server, agent } = await start(t);
+      let fails = false;
+      const client: TransportClient = new Proxy<TransportClient>(server.client, {
+        get: (target, key) => {
+          if (key === name && fails) {
+            fails = false;
+            return () => {
+              throw new ParleyError("UNAVAILABLE", "no connection");
+            };
+          }
+          const method = target[key as keyof TransportClient];
+          return method.bind(target);
+        },
+      });
+      const transport = new ParleyChatTransport({ client });
+      const first = await open(transport);
+      const sent = first.sendMessage({ text: "slow" });
+      await until(first, /Once/);
+      const chat = await open(transport);
+      agent.release();
+      await sent;
+      await transport.loadMessages("other");
+      const loaded = await open(new ParleyChatTransport({ client: server.client }));
+      assert.deepEqual(texts(loaded.messages), ["slow", "Once upon a time."]);
+      fails = true;
+      await assert.rejects(transport.reconnectToStream({ chatId: "c" }), /no connection/);
+      await chat.resumeStream();
+      assert.deepEqual(texts(chat.messages), ["slow", "Once upon a time."]);
+      assert.equal(await transport.reconnectToStream({ chatId: "c" }), null);
+    },
+  );
+}
+
+test("an answer that has ended is resumed by the second of two calls", options, async (t) => {
+  const { transport, agent } = await start(t);
+  const first = await open(transport);
+  const sent = first.sendMessage({ text: "slow" });
+  await until(first, /Once/);
+  await transport.loadMessages("c");
+  agent.release();
+  const stopped = new AbortController();
+  const stream = await transport.reconnectToStream({ chatId: "c", abortSignal: stopped.signal });
+  await sent;
+  const next = transport.reconnectToStream({ chatId: "c" });
+  stopped.abort();
+  await stream!.cancel();
+  assert.deepEqual(texts([(await read(await next)).message]), ["Once upon a time."]);
+  assert.equal(await transport.reconnectToStream({ chatId: "c" }), null);
+});
+
+test("a chat that was deleted while its answer was written has nothing to resume", options, async (t) => {
+  const { server, transport, agent } = await start(t);
+  const first = await open(transport);
+  const sent = first.sendMessage({ text: "slow" });
+  await until(first, /Once/);
+  await transport.loadMessages("c");
+  await server.client.deleteConversation({ conversationId: "c" });
+  agent.release();
+  await sent;
+  assert.equal(await transport.reconnectToStream({ chatId: "c" }), null);
+  assert.deepEqual(await transport.loadMessages("c"), []);
 });
 
 test("a message that is sent again is stored once", options, async (t) => {

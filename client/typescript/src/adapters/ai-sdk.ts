@@ -75,12 +75,12 @@ export interface ParleyChatTransportOptions<UI_MESSAGE extends UIMessage = UIMes
 interface Known {
   /** The newest call of reconnectToStream of each chat, while it streams. */
   readonly resuming: Map<string, { isReplaced: boolean }>;
-  /** The turn that ran when a chat was loaded or lost its connection, until the chat has resumed it. */
+  /** The turn that ran when a chat was loaded or lost its connection, until the chat has read its end. */
   readonly running: Map<string, string>;
 }
 
 const known = new WeakMap<object, Known>();
-/** How many chats may have been loaded and not resumed; the oldest are forgotten. */
+/** How many chats may have such a turn; the oldest are forgotten. */
 const maxRunning = 1000;
 
 /**
@@ -205,7 +205,8 @@ export class ParleyChatTransport<UI_MESSAGE extends UIMessage = UIMessage>
         release();
         return null;
       }
-      this.#setRunning(chatId, "");
+      // Until its end is read, another call can resume the turn: this one may fail, or be replaced.
+      this.#setRunning(chatId, turnId);
       const { turn } = await this.#client.getTurn({ conversationId: id, turnId });
       const before = messages.filter(({ sequence }) => sequence <= turn!.inputSequence);
       // A turn that answers results of tools continues the message that has their calls.
@@ -220,10 +221,15 @@ export class ParleyChatTransport<UI_MESSAGE extends UIMessage = UIMessage>
         ),
         abortSignal,
         isStop: () => !call.isReplaced,
+        onEnd: () => this.#known.running.get(chatId) === turnId && this.#setRunning(chatId, ""),
         release,
       });
     } catch (error) {
       release();
+      if (failure(error).code === "NOT_FOUND") {
+        this.#setRunning(chatId, ""); // The conversation was deleted, or the server no longer has the turn.
+        return null;
+      }
       throw error;
     }
   }
@@ -416,6 +422,7 @@ export class ParleyChatTransport<UI_MESSAGE extends UIMessage = UIMessage>
     chunks,
     abortSignal,
     isStop,
+    onEnd = () => {},
     release = () => {},
   }: {
     chatId: string;
@@ -424,6 +431,8 @@ export class ParleyChatTransport<UI_MESSAGE extends UIMessage = UIMessage>
     abortSignal: AbortSignal | undefined;
     /** Reports, after the signal has aborted, whether the chat was stopped. */
     isStop: () => boolean;
+    /** Is called when the end of the turn is read, or when it cannot be read. */
+    onEnd?: () => void;
     release?: () => void;
   }): Promise<ReadableStream<UIMessageChunk>> {
     const leaving = new AbortController();
@@ -469,8 +478,10 @@ export class ParleyChatTransport<UI_MESSAGE extends UIMessage = UIMessage>
           turnId = next.value.turnId;
           yield* chunks.of(next.value);
         }
+        onEnd();
       } catch (error) {
         if (failure(error).code !== "UNAVAILABLE") {
+          onEnd();
           throw error;
         }
         onLost();
