@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections import OrderedDict
 from contextlib import contextmanager
 from itertools import islice
@@ -22,8 +21,9 @@ from strands.storage import Storage
 from strands.types.exceptions import SessionException, StorageError
 from strands.types.session import Session, SessionAgent, SessionMessage
 
-from parley._error import Error, RevisionMismatchError
+from parley._error import Error
 from parley.adapters._common import Clients, Server, conversation_id, kept, record_key
+from parley.adapters._values import VALUE_BYTES, DamagedValueError, Values
 from parley.v1.conversation_pb2 import Conversation, Retention
 from parley.v1.conversation_service_pb2 import (
     AppendMessagesRequest,
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from parley._records import Records
     from parley.v1.record_pb2 import Record
 
-VALUE_BYTES = 3 << 20  # of a record
-PIECE_BYTES = 2 << 20
 TEXT_BYTES = 16 << 10  # of the readable text of a message
 READABLE_MESSAGES = 1000
 REVISIONS = 10_000
@@ -398,6 +396,8 @@ class ParleyStorage(Storage):
         self._conversation = None if conversation is None else conversation_id(conversation)
         self._prefix = prefix
         self._retention = retention or kept()
+        create = None if conversation is None else self._create
+        self._values = Values(self._records, prefix, create)
 
     async def aclose(self) -> None:
         """Close the client, if the storage was made with an address."""
@@ -405,39 +405,21 @@ class ParleyStorage(Storage):
 
     async def write(self, key: str, data: bytes) -> None:
         """Write the value of a key. It replaces the value before."""
-        name = self._name(key)
+        head = RecordWrite(key=self._name(key), value=bytes(data))
         with wrapping(f"writing {key!r} failed"):
-            pieces = await self._write_pieces(bytes(data)) if len(data) > VALUE_BYTES else []
-            head = RecordWrite(key=name, value=b"" if pieces else bytes(data))
-            if pieces:
-                head.labels["pieces"] = pieces[0].rpartition("/")[0].removeprefix(self._prefix)
-                head.labels["count"] = str(len(pieces))
-            await self._replace(head)
+            await self._values.put(head)
 
     async def read(self, key: str) -> bytes | None:
         """Return the value of a key, or None if there is none."""
         name = self._name(key)
-        revision = 0
         with wrapping(f"reading {key!r} failed"):
-            while True:
-                head = await self._get(name)
-                if head is None:
-                    return None
-                pieces = self._pieces(head)
-                if not pieces:
-                    return head.value
-                found = {r.key: r.value async for r in self._records().get_all(pieces)}
-                if len(found) == len(pieces):
-                    return b"".join(found[piece] for piece in pieces)
-                if head.revision == revision:  # Otherwise the value was replaced in between.
-                    raise StorageError(f"reading {key!r} failed: a part of the value is missing")
-                revision = head.revision
+            return await self._values.get(name)
 
     async def delete(self, key: str) -> None:
         """Delete the value of a key, if there is one."""
         name = self._name(key)
         with wrapping(f"deleting {key!r} failed"):
-            await self._replace(RecordWrite(key=name, delete=True))
+            await self._values.delete(name)
 
     async def list(self, query: str = "") -> builtins.list[str]:
         """Return the keys that begin with a text, sorted; all keys if it is empty."""
@@ -461,62 +443,16 @@ class ParleyStorage(Storage):
             raise StorageError("a storage key must not be empty")
         return f"{self._prefix}value/{encode(key)}"
 
-    def _pieces(self, head: Record) -> builtins.list[str]:
-        count = int(head.labels.get("count", "0"))
-        return [f"{self._prefix}{head.labels['pieces']}/{i}" for i in range(count)]
-
-    async def _get(self, name: str, *, key_only: bool = False) -> Record | None:
-        try:
-            if not key_only:
-                return await self._records().get(name)
-            # The key itself is the first of those that begin with it.
-            async for record in self._records().list(name, keys_only=True, page_size=1):
-                return record if record.key == name else None
-        except Error as error:
-            if error.code is not grpc.StatusCode.NOT_FOUND:
-                raise
-        return None
-
-    async def _write(self, writes: builtins.list[RecordWrite]) -> None:
-        try:
-            await self._records().write(writes)
-        except Error as error:
-            if error.code is not grpc.StatusCode.NOT_FOUND or self._conversation is None:
-                raise
-            await self._clients.aio.load_conversation(
-                LoadConversationRequest(
-                    conversation_id=self._conversation,
-                    message_limit=0,
-                    create_with=Conversation(
-                        labels={"parley.adapter": "strands"}, retention=self._retention
-                    ),
-                )
+    async def _create(self) -> None:
+        await self._clients.aio.load_conversation(
+            LoadConversationRequest(
+                conversation_id=self._conversation or "",
+                message_limit=0,
+                create_with=Conversation(
+                    labels={"parley.adapter": "strands"}, retention=self._retention
+                ),
             )
-            await self._records().write(writes)
-
-    async def _write_pieces(self, data: bytes) -> builtins.list[str]:
-        start = f"{self._prefix}piece/{uuid.uuid4()}"
-        names: list[str] = []
-        for i in range(0, len(data), PIECE_BYTES):
-            names.append(f"{start}/{len(names)}")
-            await self._write([RecordWrite(key=names[-1], value=data[i : i + PIECE_BYTES])])
-        return names
-
-    async def _replace(self, head: RecordWrite) -> None:
-        """Write or delete a value, and the pieces of the value before in the same commit."""
-        while True:
-            old = await self._get(head.key, key_only=True)
-            if head.delete and old is None:
-                return
-            head.if_revision = old.revision if old else 0
-            unused = [RecordWrite(key=k, delete=True) for k in (self._pieces(old) if old else [])]
-            try:
-                await self._write([head, *unused[:99]])
-            except RevisionMismatchError:
-                continue
-            for i in range(99, len(unused), 100):
-                await self._write(unused[i : i + 100])
-            return
+        )
 
 
 def agent_key(agent_id: str) -> str:
@@ -614,8 +550,8 @@ def refusing(text: str) -> Iterator[None]:
 
 @contextmanager
 def wrapping(text: str) -> Iterator[None]:
-    """Raise StorageError for each error of a call."""
+    """Raise StorageError for each error of a call, and for a value that is damaged."""
     try:
         yield
-    except Error as error:
+    except (Error, DamagedValueError) as error:
         raise StorageError(f"{text}: {error}") from error

@@ -226,6 +226,13 @@ def test_types_may_be_allowed(
     assert run(storage.get_latest(workflow_name="w")).checkpoint_id == "plain"
 
 
+def test_a_timestamp_may_end_with_z(storage: ParleyCheckpointStorage) -> None:
+    """Python 3.10 itself does not read it."""
+    late = checkpoint_of(checkpoint_id="late", timestamp="2026-11-28T12:00:01Z")
+    saved(storage, late, checkpoint_of(checkpoint_id="early"))
+    assert ids(storage) == ["early", "late"]
+
+
 def test_a_timestamp_must_be_one(storage: ParleyCheckpointStorage) -> None:
     """FileCheckpointStorage stores it, and then get_latest raises ValueError."""
     with pytest.raises(WorkflowCheckpointException, match="not ISO 8601"):
@@ -256,6 +263,27 @@ def test_large_checkpoints(fresh: str, storage: ParleyCheckpointStorage) -> None
     assert run(storage.delete("more"))
     with Client(fresh) as client:
         assert not list(client.tenant_records().list(keys_only=True))
+
+
+def test_a_checkpoint_with_a_missing_part_is_left_out(
+    fresh: str, storage: ParleyCheckpointStorage
+) -> None:
+    saved(storage, checkpoint_of(checkpoint_id="old"))
+    text = "x" * (5 << 20)
+    saved(storage, checkpoint_of(checkpoint_id="damaged", minutes=1, state={"text": text}))
+    with Client(fresh) as client:
+        records = client.tenant_records()
+        (_, second, _) = [r.key for r in records.list("agent_framework/piece/", keys_only=True)]
+        records.delete(second)
+    with pytest.raises(WorkflowCheckpointException, match=r"damaged cannot be read: .* missing"):
+        run(storage.load("damaged"))
+    assert ids(storage) == ["old"]
+    latest = run(storage.get_latest(workflow_name="w"))
+    assert latest.checkpoint_id == "old"
+    assert run(storage.delete("damaged"))
+    with Client(fresh) as client:
+        names = [r.key for r in client.tenant_records().list("agent_framework/", keys_only=True)]
+    assert len(names) == 2
 
 
 def test_a_replaced_checkpoint_leaves_nothing(fresh: str, storage: ParleyCheckpointStorage) -> None:

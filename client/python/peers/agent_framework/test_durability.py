@@ -19,13 +19,13 @@ from programs import parleyd
 from proxy import proxy_to
 from workflows import Count, counted, counting
 
-from parley import AsyncClient, Client, Error, ListMessagesRequest, Role
+from parley import AsyncClient, ChangeKind, Client, Error, ListMessagesRequest, Role
 from parley.adapters.agent_framework import (
     ParleyCheckpointStorage,
     ParleyHistoryProvider,
     ParleySessionStore,
 )
-from parley.v1.conversation_service_pb2 import AppendMessagesRequest
+from parley.v1.conversation_service_pb2 import AppendMessagesRequest, WatchConversationsRequest
 from parley.v1.message_pb2 import Message as Stored
 from parley.v1.message_pb2 import ToolCall, ToolResult
 
@@ -266,6 +266,85 @@ def test_a_full_conversation_says_so(history: ParleyHistoryProvider) -> None:
     assert saved > 50
     got = texts(history, "full")
     assert [text.split()[0] for text in got] == [str(number) for number in range(saved)]
+
+
+def keys(shared: str, conversation: str) -> list[str]:
+    """Return the keys of all records of a conversation."""
+    with Client(shared) as client:
+        return [record.key for record in client.records(conversation).list(keys_only=True)]
+
+
+def test_a_refused_save_leaves_no_records(history: ParleyHistoryProvider, shared: str) -> None:
+    """Records that a request has no space for are written before the messages."""
+
+    def fill() -> None:
+        for start in range(0, 1000, 99):
+            texts = [f"{number} " + "x" * 15_000 for number in range(start, start + 99)]
+            run(history.save_messages("refused", [Message("user", [text]) for text in texts]))
+
+    with pytest.raises(Error, match="CONVERSATION_FULL"):
+        fill()
+    assert keys(shared, "refused") == []
+    large = [Message("user", [f"{number} " + "x" * 60_000]) for number in range(100)]
+    with pytest.raises(Error, match="CONVERSATION_FULL"):
+        run(history.save_messages("refused", large))
+    assert keys(shared, "refused") == []
+
+
+def test_a_cancelled_save_leaves_no_records(history: ParleyHistoryProvider, shared: str) -> None:
+    async def check() -> None:
+        async with AsyncClient(shared) as client:
+            message = Message("user", ["x" * (60 << 20)])
+            saving = asyncio.create_task(history.save_messages("cancelled", [message]))
+            request = WatchConversationsRequest(
+                conversation_ids=["cancelled"], include_records=True
+            )
+            async for change in client.watch_conversations(request):
+                if change.kind == ChangeKind.CHANGE_KIND_RECORD:
+                    break
+            saving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await saving
+
+    run(check())
+    assert keys(shared, "cancelled") == []
+    assert texts(history, "cancelled") == []
+
+
+def test_a_session_with_a_missing_part_is_an_error(
+    shared: str, opened: Callable[[Any], Any]
+) -> None:
+    store = opened(ParleySessionStore(shared, prefix="missing/"))
+    session = AgentSession(session_id="s")
+    session.state["text"] = "x" * (5 << 20)
+    run(store.set("s", session))
+    with Client(shared) as client:
+        records = client.tenant_records()
+        parts = [record.key for record in records.list("missing/piece/", keys_only=True)]
+        assert len(parts) == 3
+        records.delete(parts[1])
+    with pytest.raises(ValueError, match=r"piece/.*/1', a part of the value, is missing"):
+        run(store.get("s"))
+    session.state["text"] = "y" * (5 << 20)
+    run(store.set("s", session))
+    assert run(store.get("s")).state == session.state
+
+
+def test_text_that_is_not_unicode_comes_back(
+    history: ParleyHistoryProvider, shared: str, opened: Callable[[Any], Any]
+) -> None:
+    """Models return half of a surrogate pair now and then. The history in memory stores it, too."""
+    messages = [Message("user", ["a\ud800b"]), Message("assistant", ["c"], author_name="\udc00")]
+    run(history.save_messages("surrogates", messages))
+    got = run(history.get_messages("surrogates"))
+    assert [m.to_dict() for m in got] == [m.to_dict() for m in messages]
+    run(history.save_messages("surrogates", messages * 60))
+    assert len(run(history.get_messages("surrogates"))) > 100
+    store = opened(ParleySessionStore(shared))
+    session = AgentSession(session_id="surrogates")
+    session.state["text"] = "a\ud800b"
+    run(store.set("surrogates", session))
+    assert run(store.get("surrogates")).state == session.state
 
 
 def test_the_stores_may_share_a_client(shared: str) -> None:

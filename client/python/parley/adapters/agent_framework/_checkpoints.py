@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from agent_framework._workflows._checkpoint_encoding import (
 )
 
 from parley.adapters._common import Clients, conversation_id
-from parley.adapters.agent_framework._values import Values
+from parley.adapters._values import DamagedValueError, Values
 from parley.v1.record_pb2 import RecordWrite
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ParleyCheckpointStorage(CheckpointStorage):
         self._clients = Clients(server)
         self._allowed = frozenset(allowed_checkpoint_types)
         self._prefix = prefix
-        self._values = Values(self._clients, prefix)
+        self._values = Values(lambda: self._clients.aio.tenant_records(), prefix)
 
     async def aclose(self) -> None:
         """Close the client, if the storage was made with an address."""
@@ -92,7 +93,7 @@ class ParleyCheckpointStorage(CheckpointStorage):
                 return [index]
             return [index, RecordWrite(key=self._index(old), delete=True)]
 
-        await self._values.put(head, None, others)
+        await self._values.put(head, others)
         return checkpoint.checkpoint_id
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
@@ -102,7 +103,12 @@ class ParleyCheckpointStorage(CheckpointStorage):
             WorkflowCheckpointException: There is none with this id, or it cannot be decoded.
 
         """
-        value = await self._values.get(self._key(checkpoint_id))
+        try:
+            value = await self._values.get(self._key(checkpoint_id))
+        except DamagedValueError as error:
+            raise WorkflowCheckpointException(
+                f"Checkpoint {checkpoint_id} cannot be read: {error}"
+            ) from error
         if value is None:
             raise WorkflowCheckpointException(f"No checkpoint found with ID {checkpoint_id}")
         return self._decode(value)
@@ -113,7 +119,7 @@ class ParleyCheckpointStorage(CheckpointStorage):
         Those that cannot be decoded are left out, with an entry in the log.
         """
         ids = [name async for name in self._ids(workflow_name)]
-        values = self._values.get_all(map(self._key, ids))
+        values = self._values.get_all(map(self._key, ids), leave_out)
         found = [self._try_decode(value) async for value in values]
         return [each for each in found if each and each.workflow_name == workflow_name]
 
@@ -126,7 +132,11 @@ class ParleyCheckpointStorage(CheckpointStorage):
     async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
         """Return the checkpoint of a workflow with the newest timestamp; None if there is none."""
         async for name in self._ids(workflow_name, newest_first=True):
-            value = await self._values.get(self._key(name))
+            try:
+                value = await self._values.get(self._key(name))
+            except DamagedValueError as error:
+                leave_out(error)
+                continue
             found = None if value is None else self._try_decode(value)
             if found and found.workflow_name == workflow_name:
                 return found
@@ -157,7 +167,8 @@ class ParleyCheckpointStorage(CheckpointStorage):
             document = encode_checkpoint_value(checkpoint.to_dict())
             # What cannot be read is not stored.
             decode_checkpoint_value(document, allowed_types=self._allowed)
-            return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+            text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+            return text.encode(errors="surrogatepass")  # json.loads reads them.
         except WorkflowCheckpointException:
             raise
         except Exception as error:  # The pickles of any type raise anything.
@@ -177,8 +188,13 @@ class ParleyCheckpointStorage(CheckpointStorage):
         try:
             return self._decode(value)
         except WorkflowCheckpointException as error:
-            logger.warning("checkpoint left out; it cannot be decoded: %s", error)
+            leave_out(error)
             return None
+
+
+def leave_out(error: Exception) -> None:
+    """Write an entry about a checkpoint that cannot be decoded."""
+    logger.warning("checkpoint left out; it cannot be decoded: %s", error)
 
 
 def workflow_of(name: str) -> str:
@@ -194,7 +210,8 @@ def place_of(checkpoint: WorkflowCheckpoint) -> str:
 
     """
     try:
-        time = datetime.fromisoformat(checkpoint.timestamp)
+        # Python 3.10 does not read the Z for UTC.
+        time = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", checkpoint.timestamp))
     except (TypeError, ValueError) as error:
         raise WorkflowCheckpointException(
             f"Checkpoint {checkpoint.checkpoint_id} has the timestamp {checkpoint.timestamp!r},"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import grpc
@@ -21,6 +23,7 @@ from parley.adapters._common import (
     kept,
     removed,
 )
+from parley.adapters._values import UNCERTAIN
 from parley.adapters.agent_framework._messages import decode, encode, record_keys
 from parley.v1.conversation_pb2 import Conversation, Retention
 from parley.v1.conversation_service_pb2 import (
@@ -233,20 +236,28 @@ class ParleyHistoryProvider(HistoryProvider):
             create_with=self._new,
         )
         size = request.ByteSize() + sum(record.ByteSize() for record in records)
-        fits = size <= MAX_REQUEST_BYTES and len(records) <= MAX_WRITES
+        separate: Sequence[RecordWrite] = ()
+        if size <= MAX_REQUEST_BYTES and len(records) <= MAX_WRITES:
+            request.records.extend(records)
+        else:
+            separate = records
+        is_sent = False
         try:
-            if fits:
-                request.records.extend(records)
-            else:
+            if separate:
                 # No reader knows these records before the messages are there.
-                request.if_version = await self._write(conversation, records, version)
+                request.if_version = await self._write(conversation, separate, version)
+            is_sent = True
             await self._send(request)
-        except Error as error:
-            if error.reason != "VERSION_MISMATCH" and not is_not_found(error):
-                raise
-            if not fits:
-                await self._delete(conversation, records)
-            return False
+        except (Exception, asyncio.CancelledError) as error:
+            refused = isinstance(error, Error) and error.code not in UNCERTAIN
+            if not is_sent or refused:
+                await self._discard(conversation, separate)
+            # Another process has appended, or has deleted the conversation.
+            if isinstance(error, Error) and (
+                error.reason == "VERSION_MISMATCH" or is_not_found(error)
+            ):
+                return False
+            raise
         return True
 
     async def _send(self, request: AppendMessagesRequest) -> AppendMessagesResponse:
@@ -278,15 +289,12 @@ class ParleyHistoryProvider(HistoryProvider):
             version = reply.conversation.version
         return version
 
-    async def _delete(self, conversation: str, records: Sequence[RecordWrite]) -> None:
-        """Delete records that no message has."""
+    async def _discard(self, conversation: str, records: Sequence[RecordWrite]) -> None:
+        """Delete records that no message has; if that fails, they stay."""
         writes = [RecordWrite(key=record.key, delete=True) for record in records]
-        try:
+        with suppress(Error):
             for batch in batches(writes):
                 await self._clients.aio.records(conversation).write(batch)
-        except Error as error:
-            if not is_not_found(error):
-                raise
 
 
 def is_not_found(error: Error) -> bool:

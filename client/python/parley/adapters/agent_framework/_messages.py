@@ -95,7 +95,8 @@ def decode(stored: Stored, values: Mapping[str, bytes]) -> list[Message]:
 
 def to_json(message: Message) -> bytes:
     """Return the JSON of a message in one line. to_dict leaves out what is not JSON."""
-    return json.dumps(message.to_dict(), ensure_ascii=False, separators=(",", ":")).encode()
+    text = json.dumps(message.to_dict(), ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="surrogatepass")  # json.loads reads them.
 
 
 def readable(message: Message) -> Stored:
@@ -109,7 +110,7 @@ def readable(message: Message) -> Stored:
         call = conversation_id(calls[0]) if calls else "unknown"
         return Stored(role=Role.ROLE_TOOL, tool_result=ToolResult(call_id=call, content=text))
     stored = Stored(role=ROLES.get(message.role, Role.ROLE_USER), content=text)
-    author = message.author_name or ""
+    author = (message.author_name or "").encode(errors="replace").decode()
     if message.role == "assistant" and len(author.encode()) <= AGENT_BYTES:
         stored.agent = author
     return stored
@@ -118,7 +119,7 @@ def readable(message: Message) -> Stored:
 def transcript(messages: Sequence[Message]) -> Stored:
     """Return a message with the texts of several ones, the newest if they are too long."""
     lines = (f"{m.role}: {' '.join(filter(None, map(text_of, m.contents)))}" for m in messages)
-    text = "\n".join(lines).encode()[-TEXT_BYTES:].decode(errors="ignore")
+    text = "\n".join(lines).encode(errors="replace")[-TEXT_BYTES:].decode(errors="ignore")
     return Stored(role=Role.ROLE_USER, content=text)
 
 
@@ -136,7 +137,7 @@ def text_of(content: Content) -> str:
 
 def cut(text: str) -> str:
     """Return the start of a text, up to 16 KiB."""
-    return text.encode()[:TEXT_BYTES].decode(errors="ignore")
+    return text.encode(errors="replace")[:TEXT_BYTES].decode(errors="ignore")
 
 
 def foreign(stored: Stored) -> Message:

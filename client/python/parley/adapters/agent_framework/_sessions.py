@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from agent_framework import AgentSession, SessionStore
 
 from parley.adapters._common import Clients, conversation_id
-from parley.adapters.agent_framework._values import Values
+from parley.adapters._values import Values
 from parley.v1.record_pb2 import RecordWrite
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ParleySessionStore(SessionStore):
         super().__init__()
         self._clients = Clients(server)
         self._prefix = prefix
-        self._values = Values(self._clients, prefix)
+        self._values = Values(lambda: self._clients.aio.tenant_records(), prefix)
 
     async def aclose(self) -> None:
         """Close the client, if the store was made with an address."""
@@ -49,7 +49,8 @@ class ParleySessionStore(SessionStore):
         """Return a session, or None if there is none.
 
         Raises:
-            ValueError: The id is empty, or a registered type cannot read its state.
+            ValueError: The id is empty, a registered type cannot read its state, or another program
+                has deleted a piece of a session of more than 3 MiB.
 
         """
         value = await self._values.get(self._key(session_id))
@@ -68,7 +69,7 @@ class ParleySessionStore(SessionStore):
         if type(session) is not AgentSession:
             raise TypeError("ParleySessionStore supports AgentSession only, not its subclasses")
         write = RecordWrite(key=key, value=encode(session), media_type="application/json")
-        await self._values.put(write, await self._values.head(key))
+        await self._values.put(write)
 
     async def delete(self, session_id: str) -> None:
         """Delete a session, if there is one."""
@@ -87,7 +88,8 @@ def encode(session: AgentSession) -> bytes:
     ):
         document["service_session_id"] = dict(document["service_session_id"])
     check(document["state"], "state")
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="surrogatepass")  # json.loads reads them.
 
 
 def check(value: Any, path: str) -> None:  # noqa: ANN401 - any value
