@@ -224,7 +224,7 @@ def test_a_checkpoint_that_is_put_during_a_deletion_is_complete(
     client.append_messages(
         parley.AppendMessagesRequest(conversation_id="meanwhile", messages=[message])
     )
-    deletion = saver._delete_thread("meanwhile")
+    deletion = saver._deleter.delete_thread("meanwhile")
     request = next(deletion)
     while not isinstance(request, parley.WriteRecordsRequest):
         request = deletion.send(getattr(client, method_of(request))(request))

@@ -24,6 +24,7 @@ from parley.v1.record_pb2 import RecordWrite
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
+    from parley._aio_records import AsyncRecords
     from parley.adapters._common import Server
     from parley.v1.record_pb2 import Record
 
@@ -66,7 +67,7 @@ class ParleyCheckpointStorage(CheckpointStorage):
         self._clients = Clients(server)
         self._allowed = frozenset(allowed_checkpoint_types)
         self._prefix = prefix
-        self._values = Values(lambda: self._clients.aio.tenant_records(), prefix)
+        self._values = Values(self._records, prefix)
 
     async def aclose(self) -> None:
         """Close the client, if the storage was made with an address."""
@@ -146,6 +147,9 @@ class ParleyCheckpointStorage(CheckpointStorage):
         """Return the ids of what :meth:`list_checkpoints` returns."""
         found = await self.list_checkpoints(workflow_name=workflow_name)
         return [checkpoint.checkpoint_id for checkpoint in found]
+
+    def _records(self) -> AsyncRecords:
+        return self._clients.aio.tenant_records()
 
     def _key(self, checkpoint_id: str) -> str:
         return self._prefix + conversation_id("checkpoint", checkpoint_id)

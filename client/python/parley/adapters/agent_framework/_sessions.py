@@ -13,6 +13,7 @@ from parley.adapters._values import Values
 from parley.v1.record_pb2 import RecordWrite
 
 if TYPE_CHECKING:
+    from parley._aio_records import AsyncRecords
     from parley.adapters._common import Server
 
 
@@ -39,7 +40,7 @@ class ParleySessionStore(SessionStore):
         super().__init__()
         self._clients = Clients(server)
         self._prefix = prefix
-        self._values = Values(lambda: self._clients.aio.tenant_records(), prefix)
+        self._values = Values(self._records, prefix)
 
     async def aclose(self) -> None:
         """Close the client, if the store was made with an address."""
@@ -74,6 +75,9 @@ class ParleySessionStore(SessionStore):
     async def delete(self, session_id: str) -> None:
         """Delete a session, if there is one."""
         await self._values.delete(self._key(session_id))
+
+    def _records(self) -> AsyncRecords:
+        return self._clients.aio.tenant_records()
 
     def _key(self, session_id: str) -> str:
         self.validate_session_id(session_id)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import uuid
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import grpc
 import ormsgpack
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -17,43 +15,23 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     get_checkpoint_id,
     get_checkpoint_metadata,
-    writes_sort_key,
 )
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from parley._error import Error, RevisionMismatchError
-from parley.adapters._common import Clients, batches, conversation_id, kept
+from parley._error import RevisionMismatchError
+from parley.adapters._common import Clients, conversation_id, kept
 from parley.adapters._steps import Steps, arun, run
 from parley.adapters.langgraph import _values as values
 from parley.adapters.langgraph._commits import Commits
-from parley.adapters.langgraph._rows import (
-    NEWEST_PAGE,
-    Row,
-    Rows,
-    all_checkpoints,
-    all_conversations,
-    checkpoints_of,
-    newest_row,
-    with_writes,
-)
-from parley.adapters.langgraph._steps import (
-    NOT_FOUND,
-    PAGE_SIZE,
-    deletion,
-    get_all,
-    list_all,
-    segment,
-)
+from parley.adapters.langgraph._configs import config_of, thread_of
+from parley.adapters.langgraph._deleting import DELTA, RUN, Deleter
+from parley.adapters.langgraph._reading import Reader, get_pieces
+from parley.adapters.langgraph._steps import get_all, list_all, segment
 from parley.v1.conversation_pb2 import Conversation
-from parley.v1.conversation_service_pb2 import (
-    DeleteConversationRequest,
-    GetConversationRequest,
-)
 from parley.v1.record_pb2 import RecordWrite
-from parley.v1.record_service_pb2 import WriteRecordsRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -64,12 +42,6 @@ if TYPE_CHECKING:
     from parley.v1.record_pb2 import Record
 
     Filter: TypeAlias = "dict[str, Any] | None"
-    Tuples: TypeAlias = "list[CheckpointTuple]"  # in the class, list is a method
-
-STRATEGIES = ("keep_latest", "delete")
-
-RUN = "run"  # label of a checkpoint: the run that wrote it
-DELTA = "delta"  # label of a checkpoint of a graph with a DeltaChannel
 
 
 class ParleySaver(BaseCheckpointSaver[str]):
@@ -130,11 +102,11 @@ class ParleySaver(BaseCheckpointSaver[str]):
 
         None if there is none. The writes are in the order of ``writes_sort_key``.
         """
-        return run(self._clients.sync, self._get(config))
+        return run(self._clients.sync, self._reader.get(config))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See :meth:`get_tuple`."""
-        return await arun(self._clients.aio, self._get(config))
+        return await arun(self._clients.aio, self._reader.get(config))
 
     def list(
         self,
@@ -156,7 +128,8 @@ class ParleySaver(BaseCheckpointSaver[str]):
 
         """
         client = self._clients.sync
-        listing = run(client, self._listing(config, before, None if filter else limit))
+        steps = self._reader.listing(config, before, None if filter else limit)
+        listing = run(client, steps)
         remaining = limit
         while not listing.ended:
             for found in run(client, listing.page(filter)):
@@ -175,7 +148,9 @@ class ParleySaver(BaseCheckpointSaver[str]):
     ) -> AsyncIterator[CheckpointTuple]:
         """See :meth:`list`."""
         client = self._clients.aio
-        listing = await arun(client, self._listing(config, before, None if filter else limit))
+        listing = await arun(
+            client, self._reader.listing(config, before, None if filter else limit)
+        )
         remaining = limit
         while not listing.ended:
             for found in await arun(client, listing.page(filter)):
@@ -237,22 +212,22 @@ class ParleySaver(BaseCheckpointSaver[str]):
 
         The conversation is deleted if it contains nothing else.
         """
-        run(self._clients.sync, self._delete_thread(thread_id))
+        run(self._clients.sync, self._deleter.delete_thread(thread_id))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """See :meth:`delete_thread`."""
-        await arun(self._clients.aio, self._delete_thread(thread_id))
+        await arun(self._clients.aio, self._deleter.delete_thread(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints, with their writes, whose metadata has one of these run ids.
 
         It reads the keys of the checkpoints of all threads of the tenant.
         """
-        run(self._clients.sync, self._delete_for_runs(run_ids))
+        run(self._clients.sync, self._deleter.delete_for_runs(run_ids))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """See :meth:`delete_for_runs`."""
-        await arun(self._clients.aio, self._delete_for_runs(run_ids))
+        await arun(self._clients.aio, self._deleter.delete_for_runs(run_ids))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints and writes of a thread to another one.
@@ -283,128 +258,26 @@ class ParleySaver(BaseCheckpointSaver[str]):
                 and the strategy is "keep_latest". Then nothing of that thread is deleted.
 
         """
-        run(self._clients.sync, self._prune(thread_ids, strategy))
+        run(self._clients.sync, self._deleter.prune(thread_ids, strategy))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """See :meth:`prune`."""
-        await arun(self._clients.aio, self._prune(thread_ids, strategy))
+        await arun(self._clients.aio, self._deleter.prune(thread_ids, strategy))
 
     def get_next_version(self, current: str | None, channel: None) -> str:  # noqa: ARG002
         """Return the version after another one, different from that of any other writer."""
         number = 0 if current is None else int(str(current).split(".")[0])
         return f"{number + 1:032}.{random.random():016}"  # noqa: S311 - no secret
 
-    # Reading
+    # LangGraph copies a saver and gives the copy another serializer.
 
-    def _get(self, config: RunnableConfig) -> Steps[CheckpointTuple | None]:
-        thread_id, ns = thread_of(config)
-        conversation = conversation_id(thread_id)
-        checkpoint_id = get_checkpoint_id(config)
-        revision = 0
-        while True:
-            row = yield from newest_row(conversation, ns, checkpoint_id)
-            if row is None:
-                return None
-            try:
-                found = yield from self._load(conversation, [row])
-            except values.MissingPieceError as error:
-                # Another program deletes or prunes the thread: read what is there now.
-                if row.record.revision == revision:
-                    raise damaged(row, error) from error
-                revision = row.record.revision
-            else:
-                return found[0]
+    @property
+    def _reader(self) -> Reader:
+        return Reader(self.serde, self._commits)
 
-    def _load(self, conversation: str, rows: Sequence[Row]) -> Steps[Tuples]:
-        """Return the checkpoints of rows, with the values of their channels and their writes."""
-        contents = [content for row in rows for _, _, content in row.pending]
-        contents += [part[1] for row in rows for part in (row.state.checkpoint, row.state.metadata)]
-        pieces = yield from self._get_pieces(conversation, values.digests_of(*contents))
-        loader = values.Loader(self.serde, pieces)
-        checkpoints: list[Checkpoint] = [loader.typed(row.state.checkpoint) for row in rows]
-        keys = [
-            row.state.value_keys(checkpoint["channel_versions"], checkpoint["channel_values"])
-            for row, checkpoint in zip(rows, checkpoints, strict=True)
-        ]
-        wanted = [key for each in keys for key in each.values()]
-        records = yield from get_all(conversation, [*wanted, values.GENERATION] if wanted else [])
-        generation = records.pop(values.GENERATION, None)
-        found = {key: values.unpack(record) for key, record in records.items()}
-        for row, each in zip(rows, keys, strict=True):
-            for channel in row.state.values:
-                if each[channel] not in found:
-                    raise values.MissingPieceError(each[channel])
-        digests = {
-            digest
-            for value in found.values()
-            for digest in values.digests_of(*values.contents_of(value))
-        }
-        loader = values.Loader(
-            self.serde, {**pieces, **(yield from self._get_pieces(conversation, digests))}
-        )
-        tuples = []
-        for row, checkpoint, each in zip(rows, checkpoints, keys, strict=True):
-            for channel, key in each.items():
-                if key in found:
-                    checkpoint["channel_values"][channel] = loader.value(found[key])
-            tuples.append(self._tuple(row, checkpoint, loader))
-        if generation:
-            self._commits.learn(conversation, generation, digests)
-        return tuples
-
-    def _tuple(self, row: Row, checkpoint: Checkpoint, loader: values.Loader) -> CheckpointTuple:
-        state = row.state
-        writes = sorted(
-            (
-                (task_path, task_id, *write)
-                for task_id, task_path, content in row.pending
-                for write in ormsgpack.unpackb(loader.join(content))
-            ),
-            key=lambda write: writes_sort_key(*write[:3]),
-        )
-        return CheckpointTuple(
-            config=config_of(state.thread_id, state.ns, state.id),
-            checkpoint=checkpoint,
-            metadata=loader.typed(state.metadata),
-            parent_config=(
-                config_of(state.thread_id, state.ns, state.parent_id) if state.parent_id else None
-            ),
-            pending_writes=[
-                (task_id, channel, self.serde.loads_typed((kind, data)))
-                for _, task_id, _, channel, kind, data in writes
-            ],
-        )
-
-    def _get_pieces(
-        self, conversation: str, digests: Iterable[bytes]
-    ) -> Steps[Mapping[str, Record]]:
-        return (yield from get_all(conversation, [values.piece_key(each) for each in digests]))
-
-    def _listing(
-        self, config: RunnableConfig | None, before: RunnableConfig | None, limit: int | None
-    ) -> Steps[Listing | ScatteredListing]:
-        """Return the listing for a config."""
-        before_id = get_checkpoint_id(before) if before else None
-        if config is None:
-            return ScatteredListing(self, (yield from all_checkpoints(before_id)))
-        thread_id, ns = thread_of(config)
-        conversation = conversation_id(thread_id)
-        checkpoint_id = get_checkpoint_id(config)
-        if "checkpoint_ns" not in config["configurable"]:
-            places = yield from checkpoints_of(conversation, before_id)
-            if checkpoint_id:
-                places = [place for place in places if place[0] == segment(checkpoint_id)]
-            return ScatteredListing(self, places)
-        if checkpoint_id:
-            if before_id and checkpoint_id >= before_id:
-                return ScatteredListing(self, [])
-            rows = Rows(conversation, values.checkpoint_prefix(ns, checkpoint_id))
-        else:
-            after_key = values.checkpoint_prefix(ns, before_id) if before_id else ""
-            page_size = 0 if limit is None else max(1, min(NEWEST_PAGE * limit, PAGE_SIZE))
-            prefix = values.namespace_prefix(ns)
-            rows = Rows(conversation, prefix, after_key=after_key, page_size=page_size)
-        return Listing(self, conversation, rows)
+    @property
+    def _deleter(self) -> Deleter:
+        return Deleter(self.serde, self._commits)
 
     # Writing
 
@@ -506,155 +379,14 @@ class ParleySaver(BaseCheckpointSaver[str]):
         if key not in found:
             return 0, {}
         content = values.unpack(found[key])[2]
-        pieces = yield from self._get_pieces(conversation, values.digests_of(content))
+        pieces = yield from get_pieces(conversation, values.digests_of(content))
         try:
             joined = values.Loader(self.serde, pieces).join(content)
         except values.MissingPieceError:  # Another program is deleting the record.
             return found[key].revision, {}
         return found[key].revision, {each[0]: each for each in ormsgpack.unpackb(joined)}
 
-    # Deleting and copying
-
-    def _delete_thread(self, thread_id: str) -> Steps[None]:
-        conversation = conversation_id(str(thread_id))
-        while True:
-            try:
-                header = (yield GetConversationRequest(conversation_id=conversation)).conversation
-            except Error as error:
-                if error.reason != NOT_FOUND:
-                    raise
-                return
-            keys = [
-                record.key
-                for record in (yield from list_all(conversation, values.ROOT, keys_only=True))
-            ]
-            if header.message_count or header.record_count != len(keys):
-                yield from self._delete_records(conversation)
-                return
-            try:
-                yield DeleteConversationRequest(
-                    conversation_id=conversation, if_version=header.version, allow_missing=True
-                )
-            except Error as error:
-                if error.reason != "VERSION_MISMATCH":
-                    raise
-            else:
-                return
-
-    def _delete_records(self, conversation: str) -> Steps[None]:
-        """Delete all records of a thread, and leave the rest of its conversation."""
-        while True:
-            revision = (yield from self._commits.read_generation(conversation)).revision
-            records = yield from list_all(conversation, values.ROOT, keys_only=True)
-            keys = [record.key for record in records if record.key != values.GENERATION]
-            if not keys and not revision:
-                return
-            try:
-                # Without the guard, a checkpoint that another program puts now would refer to
-                # pieces that are deleted.
-                for batch in batches(map(deletion, checkpoints_first(keys)), spare=1):
-                    guard = RecordWrite(
-                        key=values.GENERATION, value=uuid.uuid4().bytes, if_revision=revision
-                    )
-                    revision = yield from change(conversation, [*batch, guard])
-                last = deletion(values.GENERATION)
-                last.if_revision = revision
-                yield from change(conversation, [last])
-            except RevisionMismatchError:
-                continue
-            return
-
-    def _delete(self, conversation: str, keys: Iterable[str]) -> Steps[None]:
-        """Delete records, the checkpoints before what they refer to."""
-        for batch in batches(map(deletion, checkpoints_first(keys))):
-            yield from change(conversation, batch)
-
-    def _delete_for_runs(self, run_ids: Sequence[str]) -> Steps[None]:
-        wanted = {segment(str(run_id)) for run_id in run_ids}
-        if not wanted:
-            return
-        for conversation in (yield from all_conversations()):
-            records = yield from list_all(conversation, values.CHECKPOINTS, keys_only=True)
-            states = [record.key for record in records if record.labels.get(RUN) in wanted]
-            if states:
-                yield from self._delete(conversation, with_writes(states, records))
-                yield from self._sweep(conversation)
-
-    def _prune(self, thread_ids: Sequence[str], strategy: str) -> Steps[None]:
-        if isinstance(thread_ids, str):
-            raise TypeError("thread_ids is a str, want several thread ids")
-        if strategy not in STRATEGIES:
-            raise ValueError(f"unknown strategy {strategy!r}, want one of {STRATEGIES}")
-        for thread_id in thread_ids:
-            if strategy == "delete":
-                yield from self._delete_thread(thread_id)
-            else:
-                yield from self._keep_latest(str(thread_id))
-
-    def _keep_latest(self, thread_id: str) -> Steps[None]:
-        conversation = conversation_id(thread_id)
-        records = yield from list_all(conversation, values.CHECKPOINTS, keys_only=True)
-        states = [record for record in records if values.is_state(record.key)]
-        if any(DELTA in record.labels for record in states):
-            raise NotImplementedError(
-                f"keep_latest cannot prune thread {thread_id!r}, which uses a DeltaChannel: "
-                "its value is in older checkpoints"
-            )
-        latest = {record.key.split("/")[2]: record.key for record in states}
-        heads = yield from get_all(conversation, latest.values())
-        rewritten = []
-        for head in heads.values():
-            state = values.decode_state(head)
-            if state.parent_id:
-                write = values.pack(head.key, state._replace(parent_id=None), dict(head.labels))
-                write.if_revision = head.revision
-                rewritten.append(write)
-        old = [record.key for record in states if record.key not in heads]
-        for batch in batches(rewritten):
-            yield from change(conversation, batch)
-        yield from self._delete(conversation, with_writes(old, records))
-        yield from self._sweep(conversation)
-
-    def _sweep(self, conversation: str) -> Steps[None]:
-        """Delete the values and pieces to which nothing refers."""
-        while True:
-            known = yield from self._commits.read_generation(conversation)
-            stored = yield from list_all(conversation, values.VALUES)
-            pieces = yield from list_all(conversation, values.PIECES, keys_only=True)
-            # A checkpoint is read after its values: so all that are listed have theirs here, too.
-            records = yield from list_all(conversation, values.CHECKPOINTS)
-            digests = {
-                digest
-                for record in records
-                for digest in values.references(record.key, values.unpack(record))
-            }
-            loader = values.Loader(self.serde, (yield from self._get_pieces(conversation, digests)))
-            live = set[str]()
-            for record in records:
-                if values.is_state(record.key):
-                    state = values.decode_state(record)
-                    try:
-                        checkpoint = loader.typed(state.checkpoint)
-                    except values.MissingPieceError:  # Another program has deleted it.
-                        continue
-                    live.update(state.value_keys(checkpoint["channel_versions"], {}).values())
-            unused = [record.key for record in stored if record.key not in live]
-            for record in stored:
-                if record.key in live:
-                    digests.update(values.references(record.key, values.unpack(record)))
-            used = {values.piece_key(digest) for digest in digests}
-            unused += [record.key for record in pieces if record.key not in used]
-            revision = known.revision
-            generation = uuid.uuid4().bytes
-            try:
-                for batch in batches(map(deletion, unused), spare=1):
-                    guard = RecordWrite(
-                        key=values.GENERATION, value=generation, if_revision=revision
-                    )
-                    revision = yield from change(conversation, [*batch, guard])
-            except RevisionMismatchError:
-                continue
-            return
+    # Copying
 
     def _copy(self, source_id: str, target_id: str) -> Steps[None]:
         source, target = conversation_id(str(source_id)), conversation_id(str(target_id))
@@ -668,7 +400,7 @@ class ParleySaver(BaseCheckpointSaver[str]):
             for record in [*checkpoints, *stored]
             for digest in values.references(record.key, values.unpack(record))
         }
-        found = yield from self._get_pieces(source, digests)
+        found = yield from get_pieces(source, digests)
         pieces = values.Pieces()
         for record in found.values():
             pieces.split(record.value)
@@ -684,117 +416,8 @@ class ParleySaver(BaseCheckpointSaver[str]):
             yield from self._commits.commit(target, pieces, [*writes, *states])
 
 
-class Listing:
-    """The checkpoints of one namespace, or one checkpoint."""
-
-    def __init__(self, saver: ParleySaver, conversation: str, rows: Rows) -> None:
-        """List these rows."""
-        self._saver = saver
-        self._conversation = conversation
-        self._rows = rows
-
-    @property
-    def ended(self) -> bool:
-        """Whether there are no more pages."""
-        return self._rows.ended
-
-    def page(self, wanted: Filter) -> Steps[list[CheckpointTuple]]:
-        """Get the next page."""
-        rows = yield from self._rows.page()
-        return (yield from load_page(self._saver, self._conversation, rows, wanted))
-
-
-class ScatteredListing:
-    """Checkpoints of several namespaces or threads, newest first."""
-
-    def __init__(self, saver: ParleySaver, places: Sequence[tuple[str, str, str]]) -> None:
-        """List checkpoints by their ids, keys and conversations."""
-        self._saver = saver
-        self._places = sorted(places)
-        self.ended = not places
-
-    def page(self, wanted: Filter) -> Steps[list[CheckpointTuple]]:
-        """Get the next page, which has one checkpoint or none."""
-        _, key, conversation = self._places.pop()
-        self.ended = not self._places
-        rows = yield from Rows(conversation, key.removesuffix(values.STATE[1:])).page()
-        return (yield from load_page(self._saver, conversation, rows, wanted))
-
-
-def load_page(
-    saver: ParleySaver, conversation: str, rows: Sequence[Row], wanted: Filter
-) -> Steps[list[CheckpointTuple]]:
-    """Return the checkpoints of rows whose metadata has the wanted values."""
-    if wanted:
-        digests = values.digests_of(*(row.state.metadata[1] for row in rows))
-        pieces = yield from saver._get_pieces(conversation, digests)
-        loader = values.Loader(saver.serde, pieces)
-        rows = [row for row in rows if matches(loader.typed(row.state.metadata), wanted)]
-    if not rows:
-        return []
-    try:
-        return (yield from saver._load(conversation, rows))
-    except values.MissingPieceError:
-        # Another program deletes checkpoints. Those that remain are complete.
-        found = []
-        for row in rows:
-            state = row.state
-            each = yield from saver._get(config_of(state.thread_id, state.ns, state.id))
-            if each:
-                found.append(each)
-        return found
-
-
-def checkpoints_first(keys: Iterable[str]) -> list[str]:
-    """Return the keys in the order in which to delete them."""
-    return sorted(keys, key=lambda key: not key.endswith(values.STATE))
-
-
-def change(conversation: str, writes: Sequence[RecordWrite]) -> Steps[int]:
-    """Write records, and return their revision; 0 if the conversation does not exist anymore."""
-    try:
-        reply = yield WriteRecordsRequest(conversation_id=conversation, writes=writes)
-    except Error as error:
-        if error.reason != NOT_FOUND:
-            raise
-        return 0
-    revision: int = reply.revision
-    return revision
-
-
 def copied(record: Record) -> RecordWrite:
     """Return the write of a copy of a record."""
     return RecordWrite(
         key=record.key, value=record.value, media_type=record.media_type, labels=record.labels
-    )
-
-
-def matches(metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether metadata has the wanted values."""
-    return all(metadata.get(key) == value for key, value in wanted.items())
-
-
-def thread_of(config: RunnableConfig) -> tuple[str, str]:
-    """Return the thread and the namespace of a config."""
-    configurable = config["configurable"]
-    return str(configurable["thread_id"]), configurable.get("checkpoint_ns", "")
-
-
-def config_of(thread_id: str, ns: str, checkpoint_id: str) -> RunnableConfig:
-    """Return the config of a checkpoint."""
-    return {
-        "configurable": {
-            "thread_id": thread_id,
-            "checkpoint_ns": ns,
-            "checkpoint_id": checkpoint_id,
-        }
-    }
-
-
-def damaged(row: Row, error: Exception) -> Error:
-    """Return the error of a checkpoint that refers to a record that does not exist."""
-    return Error(
-        grpc.StatusCode.DATA_LOSS,
-        f"checkpoint {row.state.id!r} of thread {row.state.thread_id!r} refers to the record "
-        f"{error}, which does not exist",
     )

@@ -5,6 +5,9 @@ const maxWrites = 100;
 const maxBatchBytes = 3 << 20;
 const maxPage = 1000;
 
+/** The reason of the error of a call if the conversation does not exist. */
+export const notFound = "CONVERSATION_NOT_FOUND";
+
 /** Reports whether an error has this reason. */
 export function hasReason(error: unknown, reason: string): boolean {
   return error instanceof ParleyError && error.reason === reason;
@@ -23,7 +26,7 @@ export async function getAll(
       records.set(record.key, record);
     }
   } catch (error) {
-    if (!hasReason(error, "CONVERSATION_NOT_FOUND")) {
+    if (!hasReason(error, notFound)) {
       throw error;
     }
   }
@@ -44,7 +47,7 @@ export async function listAll(
       records.push(record);
     }
   } catch (error) {
-    if (!hasReason(error, "CONVERSATION_NOT_FOUND")) {
+    if (!hasReason(error, notFound)) {
       throw error;
     }
   }
