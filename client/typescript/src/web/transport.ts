@@ -294,8 +294,8 @@ export class FetchTransport implements Transport<CallOptions> {
   }
 
   /**
-   * Makes attempts while the server is unavailable, with the times of gRPC, or after the Retry-After of a proxy. If that
-   * is too long, the error is thrown.
+   * Makes attempts while the server is unavailable, with the times of gRPC, or after the Retry-After of a proxy. If
+   * that is too long, the error is thrown.
    */
   async #retry<T>(name: string, signal: AbortSignal, attempt: () => Promise<T>): Promise<T> {
     const { maxAttempts, initialBackoff, maxBackoff, backoffMultiplier } = retryPolicy;
