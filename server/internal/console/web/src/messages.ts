@@ -17,6 +17,12 @@ import { coalesced, View } from "./view.js";
 /** The number of messages of one page. */
 const pageSize = 50;
 
+/**
+ * The sequences of one group of messages. The browser observes each part of a page that it may skip, in every frame: with
+ * groups those are the groups, and the messages of the groups near the view.
+ */
+const groupSize = 25;
+
 /** More messages than this are left out again when the user reads the end. */
 const longest = 1000;
 
@@ -41,6 +47,8 @@ interface Shown {
 export class MessagesView extends View {
   readonly #messages = new Map<number, Message>();
   readonly #shown = new Map<number, Shown>();
+  /** The groups of messages in the page, by their numbers. */
+  readonly #groups = new Map<number, HTMLElement>();
   readonly #answers = new Map<string, HTMLElement>();
   /** The newest turns whose answers have ended here. The feed may still bring their events. */
   readonly #ended = new Set<string>();
@@ -271,7 +279,7 @@ export class MessagesView extends View {
   #draw(): void {
     const messages = [...this.#messages.values()].sort((a, b) => a.sequence - b.sequence);
     const calls = pairCalls(messages);
-    const wanted: HTMLElement[] = [];
+    const wanted = new Map<number, HTMLElement[]>();
     let previous = 0;
     const first = messages[0];
     fill(
@@ -284,18 +292,39 @@ export class MessagesView extends View {
     );
     for (const message of messages) {
       const { sequence } = message;
+      const number = Math.floor(sequence / groupSize);
+      const group = wanted.get(number) ?? [];
+      wanted.set(number, group);
       if (previous > 0 && sequence > previous + 1) {
-        wanted.push(this.#gap(previous + 1, sequence - 1));
+        group.push(this.#gap(previous + 1, sequence - 1));
       }
       previous = sequence;
-      wanted.push(this.#element(message, calls.get(sequence) ?? []));
+      group.push(this.#element(message, calls.get(sequence) ?? []));
     }
     for (const sequence of this.#shown.keys()) {
       if (!this.#messages.has(sequence)) {
         this.#shown.delete(sequence);
       }
     }
-    arrange(this.#list, wanted);
+    this.#arrange(wanted);
+  }
+
+  /** Shows groups of elements, in their order. */
+  #arrange(wanted: ReadonlyMap<number, readonly HTMLElement[]>): void {
+    for (const number of this.#groups.keys()) {
+      if (!wanted.has(number)) {
+        this.#groups.delete(number);
+      }
+    }
+    for (const [number, elements] of wanted) {
+      const group = this.#groups.get(number) ?? h("div", { class: "message-group" });
+      this.#groups.set(number, group);
+      arrange(group, elements);
+    }
+    arrange(
+      this.#list,
+      [...wanted.keys()].map((number) => this.#groups.get(number)!),
+    );
   }
 
   #element(message: Message, calls: readonly Call[]): HTMLElement {

@@ -99,6 +99,10 @@ test("many conversations and messages stay usable", { ...options, timeout: 600_0
   }
   t.diagnostic(`longest frame while 1000 messages scroll and load: ${longest.toFixed(0)} ms`);
   assert.equal(await page.locator(".message").count(), 1000);
+  const observed = await page
+    .locator(".message")
+    .evaluateAll((all) => all.filter((one) => one.checkVisibility({ contentVisibilityAuto: true })).length);
+  assert.ok(observed > 0 && observed < 200, `${observed} messages are in groups that the browser lays out`);
   const session = await page.context().newCDPSession(page);
   await session.send("HeapProfiler.collectGarbage");
   const { usedSize, totalSize } = await session.send("Runtime.getHeapUsage");
