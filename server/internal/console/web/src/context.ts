@@ -12,6 +12,9 @@ import { isPiece, numberField, setNumber } from "./view-settings.js";
 /** The kept messages of one page. */
 const pageSize = 50;
 
+/** The most kept messages that are shown: all of them are read again at each change. */
+const maxMessages = 1000;
+
 /** Pages that are read until a message is found that is left out. */
 const pagesAtOnce = 4;
 
@@ -140,10 +143,12 @@ export class ContextView extends View {
     fill(
       this.#older,
       hasOlder &&
-        button("Show more", () => {
-          this.#pages++;
-          this.#reloadSoon();
-        }),
+        (this.#pages * pageSize >= maxMessages
+          ? `The newest ${count(maxMessages, "kept message")} are shown at most. Older ones are left out.`
+          : button("Show more", () => {
+              this.#pages++;
+              this.#reloadSoon();
+            })),
     );
   }
 
@@ -158,6 +163,12 @@ export class ContextView extends View {
       this.#shown.set(message.sequence, { element, key });
       return element;
     });
+    const sequences = new Set(kept.map(({ sequence }) => sequence));
+    for (const sequence of this.#shown.keys()) {
+      if (!sequences.has(sequence)) {
+        this.#shown.delete(sequence);
+      }
+    }
     arrange(this.#list, wanted);
   }
 }

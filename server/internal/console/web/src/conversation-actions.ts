@@ -1,4 +1,4 @@
-import { type Conversation, OnDisconnect } from "@parleyhq/client/web";
+import { type Conversation, OnDisconnect, ParleyError } from "@parleyhq/client/web";
 
 import { confirm, notify } from "./dialog.js";
 import { button, h } from "./dom.js";
@@ -7,7 +7,10 @@ import { errorText, isAbort } from "./session.js";
 import { line } from "./text.js";
 import type { Context } from "./view.js";
 
-/** Returns the buttons for what the caller may do with a conversation. */
+/**
+ * Returns the buttons for what the caller may do with a conversation. The one that answers again is hidden until the
+ * page knows that a message has no answer.
+ */
 export function actions({ session }: Context, conversation: Conversation): HTMLElement[] {
   const { client } = session;
   const { id: conversationId, activeTurnId } = conversation;
@@ -36,8 +39,22 @@ export function actions({ session }: Context, conversation: Conversation): HTMLE
     buttons.unshift(
       button(
         "Answer again",
-        () => attempt(() => startTurn({ session }, { conversationId, answerPending: true })),
-        { title: "Answers the newest message that has no answer, for example after a failed turn" },
+        () =>
+          attempt(async () => {
+            try {
+              await startTurn({ session }, { conversationId, answerPending: true });
+            } catch (error) {
+              const isAnswered = error instanceof ParleyError && error.reason === "NOTHING_TO_ANSWER";
+              throw isAnswered
+                ? new Error("The newest message has an answer, so no turn was started.")
+                : error;
+            }
+          }),
+        {
+          class: "answer-again",
+          hidden: true,
+          title: "Answers the newest message that has no answer, for example after a failed turn",
+        },
       ),
     );
   }
@@ -76,14 +93,36 @@ export function actions({ session }: Context, conversation: Conversation): HTMLE
   return buttons;
 }
 
-/** Copies a conversation up to a message, or with all messages if that is 0, and opens the copy. */
+/**
+ * Copies a conversation up to a message, or with all messages if that is 0, and opens the copy. Its title says which part
+ * of which conversation it continues: the server copies the title as it is.
+ */
 export async function fork(
   { session }: Pick<Context, "session">,
   conversationId: string,
   atSequence = 0,
 ): Promise<void> {
   const { conversation } = await session.client.forkConversation({ conversationId, atSequence });
-  go({ view: "conversations", id: conversation!.id });
+  const { id, title, forkedFrom } = conversation!;
+  go({ view: "conversations", id });
+  await session.client.updateConversation({
+    conversation: { id, title: forkTitle(title || conversationId, forkedFrom?.sequence ?? 0) },
+    updateMask: ["title"],
+  });
+}
+
+/** The longest title that the server accepts, in bytes of UTF-8. */
+const maxTitle = 512;
+
+/** Returns the title of a fork. That of a fork of a fork names only the newest message that was copied last. */
+function forkTitle(title: string, sequence: number): string {
+  const suffix = sequence > 0 ? ` (fork at message ${sequence})` : " (fork)";
+  const characters = Array.from(title.replace(/ \(fork( at message \d+)?\)$/, ""));
+  const size = () => new TextEncoder().encode(characters.join("") + suffix).length;
+  while (size() > maxTitle) {
+    characters.pop();
+  }
+  return characters.join("") + suffix;
 }
 
 /**

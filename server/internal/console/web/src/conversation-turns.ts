@@ -1,12 +1,13 @@
 import { ParleyError, type Turn } from "@parleyhq/client/web";
 
-import { arrange, button, fill, h } from "./dom.js";
+import { arrange, fill, h } from "./dom.js";
 import { format } from "./route.js";
 import { line } from "./text.js";
 import { TimelineView } from "./timeline.js";
 import {
   createdElement,
   durationElement,
+  moreTurns,
   reasonElement,
   stateBadge,
   TurnList,
@@ -16,6 +17,7 @@ import {
 } from "./turn-row.js";
 import { isChangeOfTurns } from "./turns.js";
 import { coalesced, View } from "./view.js";
+import { isPiece } from "./view-settings.js";
 
 /** The turns of one conversation, or the events of one of them. */
 export class ConversationTurnsView extends View {
@@ -60,6 +62,9 @@ export class ConversationTurnsView extends View {
         this.#reloadSoon();
       } else {
         this.#drawSoon(); // It may be the first piece.
+        if (!isPiece(change)) {
+          this.#checkSoon(); // It may be a result.
+        }
       }
     }, this.signal);
     this.context.feed.onGap(this.#reloadSoon, this.signal);
@@ -68,6 +73,14 @@ export class ConversationTurnsView extends View {
 
   readonly #reloadSoon = coalesced(() => this.#reload());
   readonly #drawSoon = coalesced(() => this.#draw());
+  readonly #checkSoon = coalesced(() => this.#check(), 16, 100);
+
+  /** Finds out which of the turns that waited for results have them. */
+  async #check(): Promise<void> {
+    if (await this.context.answered.check(this.#list.turns, this.signal)) {
+      this.#draw();
+    }
+  }
 
   async #reload(): Promise<void> {
     if (this.signal.aborted) {
@@ -85,25 +98,32 @@ export class ConversationTurnsView extends View {
       fill(this.#status, this.#list.turns.length === 0 && "No turns yet.");
       fill(
         this.#more,
-        this.#list.hasMore &&
-          button("Show more", () => {
-            this.#list.more();
-            this.#reloadSoon();
-          }),
+        moreTurns(this.#list, () => {
+          this.#list.more();
+          this.#reloadSoon();
+        }),
       );
       this.#draw();
+      this.#checkSoon();
     });
   }
 
   #draw(): void {
-    const { times } = this.context;
+    const { times, answered } = this.context;
     const wanted = this.#list.turns.map((turn) => {
-      const key = [turn.state, turn.agent, turn.finishTime?.getTime(), times.firstPiece(turn)].join();
+      const parts = [turn.state, turn.agent, turn.finishTime?.getTime(), times.firstPiece(turn)];
+      const key = [...parts, answered.has(turn)].join();
       const shown = this.#shown.get(turn.id);
       const element = shown?.key === key ? shown.element : this.#row(turn);
       this.#shown.set(turn.id, { element, key });
       return element;
     });
+    const ids = new Set(this.#list.turns.map(({ id }) => id));
+    for (const id of this.#shown.keys()) {
+      if (!ids.has(id)) {
+        this.#shown.delete(id);
+      }
+    }
     arrange(this.#table.rows, wanted);
   }
 
@@ -122,7 +142,7 @@ export class ConversationTurnsView extends View {
             href: format({ ...this.route, turn: turn.id }),
             title: `Events of turn ${turn.id}`,
           },
-          stateBadge(turn.state),
+          stateBadge(turn.state, this.context.answered.has(turn)),
         ),
       ),
       h("td", { class: "agent-cell" }, line(turn.agent, { class: "agent" })),

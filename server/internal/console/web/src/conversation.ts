@@ -6,9 +6,10 @@ import { actions } from "./conversation-actions.js";
 import { ConversationTurnsView } from "./conversation-turns.js";
 import { fill, h } from "./dom.js";
 import { bytes, clock, count, until } from "./format.js";
-import { jsonTree } from "./json-tree.js";
+import { jsonTree, unfoldedOnce } from "./json-tree.js";
 import { StoryView } from "./log.js";
 import { MessagesView } from "./messages.js";
+import { hasPending } from "./pending.js";
 import { format, type Route, type Tab, tabs } from "./route.js";
 import { RoutingView } from "./routing.js";
 import { line } from "./text.js";
@@ -32,6 +33,8 @@ export class ConversationView extends View {
   readonly #head = h("header", { class: "conversation-head" }, this.#about, this.#actions);
   readonly #tabs = h("nav", { class: "tabs", "aria-label": "Parts of the conversation" });
   readonly #part = h("div", { class: "part" });
+  /** What the user has unfolded of the details. */
+  readonly #unfolded = unfoldedOnce();
   #header: Conversation | undefined;
   #actionsKey = "";
   #end = "";
@@ -122,6 +125,7 @@ export class ConversationView extends View {
         );
         this.#header = reply.conversation!;
         this.#showHead(this.#header);
+        await this.#offerAnswer(this.#header);
       } catch (error) {
         if (!(error instanceof ParleyError && error.code === "NOT_FOUND")) {
           throw error;
@@ -135,8 +139,21 @@ export class ConversationView extends View {
     });
   }
 
+  /** Offers to answer again if a message has no answer and no turn runs. */
+  async #offerAnswer({ activeTurnId }: Conversation): Promise<void> {
+    const again = this.#actions.querySelector<HTMLElement>(".answer-again");
+    if (again && activeTurnId === "") {
+      again.hidden = !(await hasPending((pageSize, pageToken) =>
+        this.session.client.listMessages(
+          { conversationId: this.#id, pageSize, pageToken },
+          { signal: this.signal },
+        ),
+      ));
+    }
+  }
+
   #showHead(header: Conversation): void {
-    const { id, title, labels, activeTurnId, activeAgent, agent } = header;
+    const { id, title, labels, activeTurnId, activeAgent, agent, forkedFrom } = header;
     fill(
       this.#about,
       h(
@@ -151,6 +168,18 @@ export class ConversationView extends View {
         activeTurnId !== "" && h("span", { class: "badge running" }, "● running"),
       ),
       title !== "" && h("p", { class: "id" }, line(id)),
+      forkedFrom &&
+        h(
+          "p",
+          { class: "fork-origin" },
+          "fork of ",
+          h(
+            "a",
+            { href: format({ view: "conversations", id: forkedFrom.conversationId }) },
+            line(forkedFrom.conversationId),
+          ),
+          forkedFrom.sequence > 0 ? ` up to message ${forkedFrom.sequence}` : " without messages",
+        ),
       h(
         "p",
         { class: "facts" },
@@ -187,9 +216,7 @@ export class ConversationView extends View {
       fill(details);
       return;
     }
-    const tree = jsonTree(JSON.parse(JSON.stringify(this.#header)));
-    (tree as HTMLDetailsElement).open = true;
-    fill(details, tree);
+    fill(details, jsonTree(JSON.parse(JSON.stringify(this.#header)), undefined, this.#unfolded));
   }
 
   #showMissing(): void {

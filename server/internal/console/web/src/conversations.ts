@@ -32,6 +32,8 @@ export class ConversationsView extends View {
   readonly #elements = new Map<string, { readonly element: HTMLElement; readonly key: string }>();
   /** The id of the conversation that j and k have moved to. The list may change around it. */
   #chosen: string | undefined;
+  /** The conversation that has been opened and is not yet in view in the list. */
+  #toReveal: string | undefined;
   #isLoading = false;
   #pagesLeft = pagesAtOnce;
 
@@ -233,6 +235,20 @@ export class ConversationsView extends View {
     }
   }
 
+  /** Scrolls to the conversation that has been opened, once: the user may scroll away from it. */
+  #reveal(): void {
+    if (this.#toReveal === undefined || this.#list.total === undefined) {
+      return;
+    }
+    const at = this.#entries.findIndex(({ conversation }) => conversation!.id === this.#toReveal);
+    this.#toReveal = undefined;
+    if (at >= 0) {
+      this.#chosen = this.#entries[at]!.conversation!.id;
+      this.#rows.reveal(at);
+      this.#rows.show(this.#entries.length);
+    }
+  }
+
   readonly #loadTopSoon = coalesced(() => this.#loadTop(), 20, 100);
 
   /** Adds the conversations that have changed and are on no loaded page. */
@@ -269,6 +285,7 @@ export class ConversationsView extends View {
     }
     this.#showStatus();
     this.#rows.show(length);
+    this.#reveal();
     for (const [id, { element }] of this.#elements) {
       if (!element.isConnected) {
         this.#elements.delete(id);
@@ -361,6 +378,9 @@ export class ConversationsView extends View {
 
   #openDetail(): void {
     const { id } = this.#route;
+    if (id !== undefined) {
+      this.#toReveal = id;
+    }
     this.classList.toggle("has-detail", id !== undefined);
     const shown = this.#detail.firstElementChild;
     if (!id) {

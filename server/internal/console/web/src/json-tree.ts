@@ -4,8 +4,27 @@ import { block, line } from "./text.js";
 /** The number of entries of a list or object that are shown at once. */
 const shownAtOnce = 100;
 
-/** Returns a JSON value with its lists and objects folded. Each is made when the user opens it. */
-export function jsonTree(value: unknown, name?: string): HTMLElement {
+/**
+ * What the user has unfolded, by its path: the number of entries that are shown. A tree that replaces another one, with
+ * the same values of this type, is unfolded as that one was.
+ */
+export type Unfolded = Map<string, number>;
+
+/** Returns that the outermost list or object is unfolded. */
+export function unfoldedOnce(): Unfolded {
+  return new Map([["", shownAtOnce]]);
+}
+
+/**
+ * Returns a JSON value with its lists and objects folded. Each is made when the user opens it. What the user unfolds is
+ * noted in unfolded under the path, and those that are in it already are open.
+ */
+export function jsonTree(
+  value: unknown,
+  name?: string,
+  unfolded: Unfolded = new Map(),
+  path = "",
+): HTMLElement {
   const label: Child = name !== undefined && [h("span", { class: "key" }, line(name)), ": "];
   if (typeof value !== "object" || value === null) {
     return h("div", { class: "json" }, label, scalar(value));
@@ -19,19 +38,49 @@ export function jsonTree(value: unknown, name?: string): HTMLElement {
     { class: "json" },
     h("summary", {}, label, h("span", { class: "size" }, size), " ", preview(entries, Array.isArray(value))),
   );
-  details.addEventListener("toggle", () => showEntries(details, entries), { once: true });
+  let isMade = false;
+  const make = () => {
+    if (!isMade) {
+      isMade = true;
+      showEntries(details, entries, 0, unfolded, path);
+    }
+  };
+  if (unfolded.has(path)) {
+    details.open = true;
+    make();
+  }
+  details.addEventListener("toggle", () => {
+    if (details.open) {
+      make();
+      unfolded.set(path, unfolded.get(path) ?? shownAtOnce);
+    } else if (details.isConnected) {
+      unfolded.delete(path);
+    }
+  });
   return details;
 }
 
-function showEntries(parent: HTMLElement, entries: readonly [string, unknown][], start = 0): void {
-  const end = Math.min(start + shownAtOnce, entries.length);
-  parent.append(...entries.slice(start, end).map(([name, item]) => jsonTree(item, name)));
+function showEntries(
+  parent: HTMLElement,
+  entries: readonly [string, unknown][],
+  start: number,
+  unfolded: Unfolded,
+  path: string,
+): void {
+  const wanted = Math.max(unfolded.get(path) ?? 0, start + shownAtOnce);
+  const end = Math.min(wanted, entries.length);
+  parent.append(
+    ...entries
+      .slice(start, end)
+      .map(([name, item]) => jsonTree(item, name, unfolded, `${path}/${JSON.stringify(name)}`)),
+  );
   if (end < entries.length) {
     const more = button(
       `Show ${Math.min(shownAtOnce, entries.length - end)} of ${entries.length - end} more`,
       () => {
         more.remove();
-        showEntries(parent, entries, end);
+        unfolded.set(path, end + shownAtOnce);
+        showEntries(parent, entries, end, unfolded, path);
       },
     );
     parent.append(more);

@@ -33,6 +33,8 @@ export interface Source {
   readonly isOneConversation?: boolean;
   /** New entries come to the end of the list. */
   readonly grows?: boolean;
+  /** Called after each read that has not failed, and if the log is off. */
+  readonly onKnown?: (isOff: boolean) => void;
 }
 
 /** Entries of the log, page by page. Calls of one list do not overlap. */
@@ -99,6 +101,7 @@ export class LogEntries {
         this.#clear();
         page = await this.#source.read("");
       }
+      this.#source.onKnown?.(false);
       return this.#add(page);
     } catch (error) {
       if (!isAbort(error)) {
@@ -170,6 +173,9 @@ export class LogEntries {
       fill(this.#status);
     }
     const isOff = error instanceof ParleyError && error.reason === "INTERACTION_LOG_OFF";
+    if (isOff) {
+      this.#source.onKnown?.(true);
+    }
     fill(
       this.#end,
       isOff

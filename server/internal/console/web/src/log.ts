@@ -14,6 +14,9 @@ const usualDays = 7;
 export class LogView extends View {
   #query = new URLSearchParams(this.route.query);
   #entries: LogEntries | undefined;
+  /** What the user filters by. It is hidden while the log is off. */
+  readonly #controls = h("div", { hidden: true });
+  #isOff = false;
   readonly #what = h("h2", { class: "log-what" });
   readonly #place = h("div");
   #ending = new AbortController();
@@ -58,9 +61,10 @@ export class LogView extends View {
       input.addEventListener("change", search, { signal: this.signal });
     }
     this.signal.addEventListener("abort", () => this.#ending.abort());
+    // A server that has restarted may have turned the log on.
+    this.context.feed.onGap(() => this.#isOff && this.#reload(), this.signal);
     fill(
-      this,
-      h("h1", {}, "Interaction log"),
+      this.#controls,
       h(
         "form",
         {
@@ -85,8 +89,8 @@ export class LogView extends View {
         h("button", { type: "submit", class: "visually-hidden" }, "Search"),
       ),
       this.#what,
-      this.#place,
     );
+    fill(this, h("h1", {}, "Interaction log"), this.#controls, this.#place);
     this.#reload();
   }
 
@@ -162,6 +166,10 @@ export class LogView extends View {
     this.#ending = new AbortController();
     const { signal } = this.#ending;
     const { client } = this.session;
+    const onKnown = (isOff: boolean) => {
+      this.#isOff = isOff;
+      this.#controls.hidden = isOff;
+    };
     this.#entries = new LogEntries(
       text
         ? {
@@ -171,6 +179,7 @@ export class LogView extends View {
                 { signal },
               ),
             search: text,
+            onKnown,
           }
         : {
             read: (pageToken) =>
@@ -179,6 +188,7 @@ export class LogView extends View {
                 { signal },
               ),
             grows: day >= today(),
+            onKnown,
           },
     );
     fill(this.#place, this.#entries.element);
@@ -194,21 +204,21 @@ export class StoryView extends View {
   protected show(): void {
     const { id: conversationId = "" } = this.route;
     const { signal } = this;
+    const hint = h(
+      "p",
+      { class: "hint" },
+      "Every message that the conversation has had, from the interaction log, oldest first.",
+    );
     const entries = new LogEntries({
+      onKnown: (isOff) => {
+        hint.hidden = isOff;
+      },
       read: (pageToken) =>
         this.session.client.listInteractions({ conversationId, pageSize, pageToken }, { signal }),
       isOneConversation: true,
       grows: true,
     });
-    fill(
-      this,
-      h(
-        "p",
-        { class: "hint" },
-        "Every message that the conversation has had, from the interaction log, oldest first.",
-      ),
-      entries.element,
-    );
+    fill(this, hint, entries.element);
     void entries.more();
     let timer: ReturnType<typeof setTimeout> | undefined;
     const refresh = async (attempts: number) => {

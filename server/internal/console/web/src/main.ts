@@ -1,4 +1,5 @@
 /** The console: it signs in, and shows the view that the address names. Start at {@link App}. */
+import { AnsweredTurns } from "./answered.js";
 import { ConversationsView } from "./conversations.js";
 import { button, fill, h } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -57,6 +58,7 @@ class App {
       feed,
       samples: new Samples(session, signal),
       waiting: new Waiting(session, feed, signal),
+      answered: new AnsweredTurns(session, feed, signal),
       times: new TurnTimes(feed, signal),
       drafts: new Map(),
     };

@@ -8,8 +8,16 @@ import { format } from "./route.js";
 import { block, line } from "./text.js";
 import type { Context } from "./view.js";
 
-/** Returns a message without its tool calls; see {@link callElement}. */
-export function messageElement(context: Context, conversationId: string, message: Message): HTMLElement {
+/**
+ * Returns a message without its tool calls; see {@link callElement}. If it is the result of a call that is shown with it,
+ * reference is shown in place of the result.
+ */
+export function messageElement(
+  context: Context,
+  conversationId: string,
+  message: Message,
+  reference?: HTMLElement,
+): HTMLElement {
   const { role, agent, status, sequence, exchange, createTime, turnId, finishReason } = message;
   const isIncomplete = status === MessageStatus.MESSAGE_STATUS_INCOMPLETE;
   return h(
@@ -41,12 +49,12 @@ export function messageElement(context: Context, conversationId: string, message
       context.session.mayWrite &&
         button("Fork here", () => attempt(() => fork(context, conversationId, sequence)), { class: "quiet" }),
     ),
-    contents(message),
+    contents(message, reference),
   );
 }
 
-/** Returns everything that a message contains, except its tool calls. */
-export function contents(message: Message): Child[] {
+/** Returns everything that a message contains, except its tool calls. A reference replaces the tool result. */
+export function contents(message: Message, reference?: HTMLElement): Child[] {
   const { content, reasoning, structuredData, attachments, toolResult, usage, summary, native, metadata } =
     message;
   return [
@@ -60,8 +68,9 @@ export function contents(message: Message): Child[] {
         line(toolResult.name || "a tool"),
         " ",
         line(toolResult.callId, { class: "id" }),
+        reference && [", shown with the call in ", reference],
       ),
-      block(toolResult.content, { class: "content" }),
+      !reference && block(toolResult.content, { class: "content" }),
     ],
     structuredData.map(({ type, value }) =>
       h("div", { class: "data" }, h("span", { class: "badge" }, line(type)), jsonTree(value)),

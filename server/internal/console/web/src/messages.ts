@@ -9,7 +9,7 @@ import {
 
 import { answerElement } from "./answer.js";
 import { composer } from "./composer.js";
-import { arrange, fill, h } from "./dom.js";
+import { arrange, button, fill, h } from "./dom.js";
 import { count } from "./format.js";
 import { type Call, callElement, messageElement, pairCalls } from "./message.js";
 import { coalesced, View } from "./view.js";
@@ -38,7 +38,7 @@ const reloading: ReadonlySet<ChangeKind> = new Set([
 
 /** A message in the page, with its tool calls. */
 interface Shown {
-  readonly id: string;
+  readonly key: string;
   readonly element: HTMLElement;
   readonly calls: { element: HTMLElement; key: string }[];
 }
@@ -279,6 +279,14 @@ export class MessagesView extends View {
   #draw(): void {
     const messages = [...this.#messages.values()].sort((a, b) => a.sequence - b.sequence);
     const calls = pairCalls(messages);
+    const callers = new Map<number, number>(); // the messages with the calls, by those with their results
+    for (const [sequence, own] of calls) {
+      for (const { result } of own) {
+        if (result) {
+          callers.set(result.sequence, sequence);
+        }
+      }
+    }
     const wanted = new Map<number, HTMLElement[]>();
     let previous = 0;
     const first = messages[0];
@@ -299,7 +307,7 @@ export class MessagesView extends View {
         group.push(this.#gap(previous + 1, sequence - 1));
       }
       previous = sequence;
-      group.push(this.#element(message, calls.get(sequence) ?? []));
+      group.push(this.#element(message, calls.get(sequence) ?? [], callers.get(sequence)));
     }
     for (const sequence of this.#shown.keys()) {
       if (!this.#messages.has(sequence)) {
@@ -327,10 +335,17 @@ export class MessagesView extends View {
     );
   }
 
-  #element(message: Message, calls: readonly Call[]): HTMLElement {
+  /** Returns the element of a message. caller is the sequence of the call that it is the result of, if that is shown. */
+  #element(message: Message, calls: readonly Call[], caller: number | undefined): HTMLElement {
     let shown = this.#shown.get(message.sequence);
-    if (shown?.id !== message.id) {
-      shown = { id: message.id, element: messageElement(this.context, this.#id, message), calls: [] };
+    const key = `${message.id} ${caller}`;
+    if (shown?.key !== key) {
+      const reference =
+        caller === undefined
+          ? undefined
+          : button(`message ${caller}`, () => this.#reveal(caller), { class: "quiet" });
+      const element = messageElement(this.context, this.#id, message, reference);
+      shown = { key, element, calls: [] };
       this.#shown.set(message.sequence, shown);
     }
     for (const [index, call] of calls.entries()) {
@@ -348,6 +363,11 @@ export class MessagesView extends View {
       }
     }
     return shown.element;
+  }
+
+  /** Scrolls to a message. */
+  #reveal(sequence: number): void {
+    this.#shown.get(sequence)?.element.scrollIntoView({ block: "center" });
   }
 
   #gap(first: number, last: number): HTMLElement {

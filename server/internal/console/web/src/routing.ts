@@ -1,9 +1,9 @@
 import { type ActiveAgent, ParleyError, type RoutingSummary } from "@parleyhq/client/web";
 
 import { attempt } from "./conversation-actions.js";
-import { button, type Child, fill, h } from "./dom.js";
+import { arrange, button, type Child, fill, h } from "./dom.js";
 import { clock, count, enumName, until } from "./format.js";
-import { jsonTree } from "./json-tree.js";
+import { jsonTree, type Unfolded, unfoldedOnce } from "./json-tree.js";
 import { argumentsElement, contents } from "./message.js";
 import { messageHead } from "./message-head.js";
 import { rewrite } from "./route.js";
@@ -30,6 +30,11 @@ export class RoutingView extends View {
       await this.session.client.setActiveAgent({ conversationId: this.route.id!, agent: "" });
     }),
   );
+  /** What the user has unfolded of the reply, and of the referenced data. */
+  readonly #unfolded = unfoldedOnce();
+  readonly #unfoldedData: Unfolded = new Map();
+  /** The parts that are shown, by what they show. */
+  #shown = new Map<string, HTMLElement>();
   #active: ActiveAgent | undefined;
   #endReadAt = 0;
 
@@ -100,7 +105,7 @@ export class RoutingView extends View {
         );
         fill(this.#problem);
         this.#showLease(summary!.activeAgent);
-        fill(this.#summary, summaryParts(summary!));
+        this.#showSummary(summary!);
         await this.#readJson();
       } catch (error) {
         if (!(error instanceof ParleyError && error.code === "NOT_FOUND")) {
@@ -109,6 +114,7 @@ export class RoutingView extends View {
         fill(this.#problem); // The head of the conversation says so.
         fill(this.#lease);
         fill(this.#summary);
+        this.#shown.clear();
       }
     });
   }
@@ -122,10 +128,21 @@ export class RoutingView extends View {
       const limit = this.#limit === undefined ? "" : `&messageLimit=${this.#limit}`;
       const id = encodeURIComponent(this.route.id!);
       const path = `/v1/conversations/${id}/routing-summary?maxBytes=${this.#maxBytes}${limit}`;
-      const tree = jsonTree(JSON.parse(await this.session.read(path, this.signal)));
-      (tree as HTMLDetailsElement).open = true;
-      fill(this.#tree, tree);
+      const reply = JSON.parse(await this.session.read(path, this.signal));
+      fill(this.#tree, jsonTree(reply, undefined, this.#unfolded));
     });
+  }
+
+  /** Updates the summary in place: parts that are as before stay, with what the user has unfolded and the focus. */
+  #showSummary(summary: RoutingSummary): void {
+    const shown = new Map<string, HTMLElement>();
+    const keep = (key: string, make: () => HTMLElement) => {
+      const element = this.#shown.get(key) ?? make();
+      shown.set(key, element);
+      return element;
+    };
+    arrange(this.#summary, summaryParts(summary, keep, this.#unfoldedData));
+    this.#shown = shown;
   }
 
   #showLease(active: ActiveAgent | undefined): void {
@@ -226,17 +243,19 @@ export class RoutingView extends View {
   }
 }
 
-/** Returns a part of the summary with its heading. */
-function part(name: string, label: string, children: readonly Child[]): Child {
-  return h(
-    "section",
-    { class: `summary-part ${name}`, "aria-label": label },
-    h("h2", {}, label),
-    children.length > 0 ? children : h("p", { class: "hint" }, "None"),
-  );
-}
+/** Returns the element that is shown for a key, or makes it. */
+type Keep = (key: string, make: () => HTMLElement) => HTMLElement;
 
-function summaryParts(summary: RoutingSummary): Child {
+function summaryParts(summary: RoutingSummary, keep: Keep, unfolded: Unfolded): HTMLElement[] {
+  /** Returns a part of the summary with its heading. */
+  const part = (name: string, label: string, children: readonly HTMLElement[]) => {
+    const section = keep(`part ${name}`, () =>
+      h("section", { class: `summary-part ${name}`, "aria-label": label }, h("h2", {}, label)),
+    );
+    const heading = section.firstElementChild as HTMLElement;
+    arrange(section, [heading, ...(children.length > 0 ? children : [h("p", { class: "hint" }, "None")])]);
+    return section;
+  };
   const { text, truncated, version, awaitingAnswer, activeTurnId, messageCount, lastSequence, expireTime } =
     summary;
   return [
@@ -263,12 +282,14 @@ function summaryParts(summary: RoutingSummary): Child {
     part(
       "pending-calls",
       "Pending tool calls",
-      summary.pendingToolCalls.map((call) =>
-        h(
-          "div",
-          { class: "tool-call open" },
-          h("p", {}, line(call.name, { class: "name" }), " ", line(call.id, { class: "id" })),
-          argumentsElement(call.arguments),
+      summary.pendingToolCalls.map((call, index) =>
+        keep(`call ${index} ${JSON.stringify(call)}`, () =>
+          h(
+            "div",
+            { class: "tool-call open" },
+            h("p", {}, line(call.name, { class: "name" }), " ", line(call.id, { class: "id" })),
+            argumentsElement(call.arguments),
+          ),
         ),
       ),
     ),
@@ -276,15 +297,18 @@ function summaryParts(summary: RoutingSummary): Child {
     part(
       "referenced-data",
       "Referenced data",
-      summary.referencedData.map(({ sequence, agent, data }) =>
-        h(
-          "div",
-          { class: "data" },
-          h("span", { class: "badge" }, line(data?.type ?? "")),
-          ` #${sequence} `,
-          line(agent, { class: "agent" }),
-          jsonTree(data?.value),
-        ),
+      summary.referencedData.map((referenced, index) =>
+        keep(`data ${index} ${JSON.stringify(referenced)}`, () => {
+          const { sequence, agent, data } = referenced;
+          return h(
+            "div",
+            { class: "data" },
+            h("span", { class: "badge" }, line(data?.type ?? "")),
+            ` #${sequence} `,
+            line(agent, { class: "agent" }),
+            jsonTree(data?.value, undefined, unfolded, `${index} ${data?.type}`),
+          );
+        }),
       ),
     ),
     part("recent-agents", "Recent agents", agentsTable(summary)),
@@ -292,18 +316,20 @@ function summaryParts(summary: RoutingSummary): Child {
       "recent-messages",
       "Recent messages",
       summary.recentMessages.map((message) =>
-        h(
-          "article",
-          { class: `message ${enumName(message.role, "ROLE_")}`, "data-sequence": message.sequence },
-          messageHead(message),
-          contents(message),
+        keep(`message ${JSON.stringify(message)}`, () =>
+          h(
+            "article",
+            { class: `message ${enumName(message.role, "ROLE_")}`, "data-sequence": message.sequence },
+            messageHead(message),
+            contents(message),
+          ),
         ),
       ),
     ),
   ];
 }
 
-function typesTable({ structuredDataTypes }: RoutingSummary): Child[] {
+function typesTable({ structuredDataTypes }: RoutingSummary): HTMLElement[] {
   return rows(
     ["Type", "Values", "Last sequence", "Last agent"],
     structuredDataTypes.map(({ type, count, lastSequence, lastAgent }) => [
@@ -315,7 +341,7 @@ function typesTable({ structuredDataTypes }: RoutingSummary): Child[] {
   );
 }
 
-function agentsTable({ recentAgents }: RoutingSummary): Child[] {
+function agentsTable({ recentAgents }: RoutingSummary): HTMLElement[] {
   return rows(
     ["Agent", "Last sequence", "Time"],
     recentAgents.map(({ agent, lastSequence, lastTime }) => [
@@ -326,7 +352,7 @@ function agentsTable({ recentAgents }: RoutingSummary): Child[] {
   );
 }
 
-function rows(columns: readonly string[], cells: readonly (readonly Child[])[]): Child[] {
+function rows(columns: readonly string[], cells: readonly (readonly Child[])[]): HTMLElement[] {
   return cells.length === 0
     ? []
     : [

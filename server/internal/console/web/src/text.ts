@@ -62,7 +62,7 @@ export function block(
 }
 
 /** Returns the next piece of a text: up to its last line break if there is one, and never half a character. */
-function cut(text: string, start: number, size: number): string {
+export function cut(text: string, start: number, size: number): string {
   let end = start + size;
   if (end >= text.length) {
     return text.slice(start);

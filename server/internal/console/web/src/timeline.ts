@@ -10,7 +10,7 @@ import { button, type Child, fill, h } from "./dom.js";
 import { bytes, count } from "./format.js";
 import { jsonTree } from "./json-tree.js";
 import { argumentsElement, contents, folded } from "./message.js";
-import { block, line, visible } from "./text.js";
+import { block, cut, line, visible } from "./text.js";
 import {
   createdElement,
   durationElement,
@@ -25,6 +25,15 @@ import { View } from "./view.js";
 /** Text above this length is shown in a block of its own, in UTF-16 units. */
 const longText = 20_000;
 
+/** The most rows of a timeline. Older ones are removed while newer ones come. */
+const maxRows = 2000;
+
+/** The most text of a row, in UTF-16 units: the rest of a longer text is left out. */
+const maxRowText = 100_000;
+
+/** The newest events whose times are remembered. The times that a row shows stay. */
+const maxTimes = 10_000;
+
 /** The events of one turn, as they come. */
 export class TimelineView extends View {
   readonly #head = h("div", { class: "timeline-head" });
@@ -33,6 +42,7 @@ export class TimelineView extends View {
     { class: "hint timeline-note", hidden: true },
     "Events without a time came before the page has opened this turn. They are replayed, and a replay has no times.",
   );
+  readonly #removed = h("p", { class: "hint timeline-removed", hidden: true });
   readonly #problem = h("div");
   readonly #table = table("Events of the turn", [
     "Index",
@@ -42,15 +52,19 @@ export class TimelineView extends View {
   ]);
   /** The times of events that the feed has sent while the view is open, by their indexes. */
   readonly #times = new Map<number, Date>();
+  /** The index of the first event that had a time. */
+  #firstTimed: number | undefined;
   #rows: EventRow[] = [];
+  #removedRows = 0;
   #turn: Turn | undefined;
 
   protected show(): void {
-    fill(this, this.#head, this.#note, this.#problem, this.#table.element);
+    fill(this, this.#head, this.#note, this.#removed, this.#problem, this.#table.element);
     this.context.feed.onChange((change) => this.#noteTime(change), this.signal);
     this.everySecond(() => tickDurations(this));
     void this.run(this.#problem, async () => {
       this.#rows = [];
+      this.#removedRows = 0;
       fill(this.#table.rows);
       fill(this.#problem);
       await this.#follow();
@@ -81,11 +95,15 @@ export class TimelineView extends View {
 
   #showTurn(turn: Turn): void {
     this.#turn = turn;
+    const { answered } = this.context;
+    if (!answered.has(turn)) {
+      void answered.check([turn], this.signal).then((isKnown) => isKnown && this.#showTurn(turn));
+    }
     const { id, state, agent, error, inputSequence, requestId } = turn;
     const first = this.context.times.firstPiece(turn);
     fill(
       this.#head,
-      h("h2", {}, "Turn ", line(id, { class: "id" }), " ", stateBadge(state)),
+      h("h2", {}, "Turn ", line(id, { class: "id" }), " ", stateBadge(state, answered.has(turn))),
       h(
         "p",
         { class: "facts" },
@@ -122,7 +140,21 @@ export class TimelineView extends View {
     const row = new EventRow(event, (last?.last ?? 0) + 1);
     this.#rows.push(row);
     this.#table.rows.append(row.element);
+    this.#limitRows();
     this.#showTime(row);
+  }
+
+  /** Removes the oldest row if there are too many, and says so. */
+  #limitRows(): void {
+    if (this.#rows.length > maxRows) {
+      this.#rows.shift()!.element.remove();
+      this.#removedRows++;
+      const { after } = this.#rows[0]!;
+      this.#removed.hidden = false;
+      this.#removed.textContent =
+        `The newest ${count(maxRows, "row")} are shown. ` +
+        `${count(this.#removedRows, "older row")} with the events before ${after} ${this.#removedRows === 1 ? "is" : "are"} left out.`;
+    }
   }
 
   /** Notes when the server has sent an event. The event itself comes over another stream, before or after this. */
@@ -132,6 +164,11 @@ export class TimelineView extends View {
     }
     const { index } = payload.value;
     this.#times.set(index, time);
+    this.#firstTimed = Math.min(index, this.#firstTimed ?? index);
+    const oldest = this.#times.keys().next().value;
+    if (this.#times.size > maxTimes && oldest !== undefined) {
+      this.#times.delete(oldest);
+    }
     const row = this.#rows.findLast(({ after, last }) => after <= index && index <= last);
     if (row) {
       this.#showTime(row);
@@ -151,7 +188,7 @@ export class TimelineView extends View {
   #showTime(row: EventRow): void {
     const created = this.#turn?.createTime?.getTime();
     if (created !== undefined) {
-      row.showTime(this.#times, created);
+      row.showTime(this.#times, this.#firstTimed, created);
     }
     this.#note.hidden = !this.#rows.some(({ hasTime }) => !hasTime);
   }
@@ -172,6 +209,7 @@ class EventRow {
   readonly #first: number;
   #count = 0;
   #size = 0;
+  #length = 0;
   #firstTime: Date | undefined;
 
   constructor(event: TurnEvent, after: number) {
@@ -199,7 +237,8 @@ class EventRow {
     return true;
   }
 
-  showTime(times: ReadonlyMap<number, Date>, created: number): void {
+  /** Shows when the events of the row were sent. firstTimed is the index of the first event that had a time. */
+  showTime(times: ReadonlyMap<number, Date>, firstTimed: number | undefined, created: number): void {
     for (let index = this.#firstTime ? this.last : this.after; index <= this.last; index++) {
       this.#firstTime ??= times.get(index);
     }
@@ -209,8 +248,7 @@ class EventRow {
     this.hasTime = true;
     const from = seconds(this.#firstTime.getTime() - created);
     const to = seconds((times.get(this.last) ?? this.#firstTime).getTime() - created);
-    const [oldest = this.after] = times.keys();
-    if (oldest > this.after) {
+    if ((firstTimed ?? this.after) > this.after) {
       this.#time.textContent = `until ${to}`; // The first of its pieces were replayed.
     } else {
       this.#time.textContent = from === to ? from : `${from} to ${to}`;
@@ -226,9 +264,20 @@ class EventRow {
     }
     const text = deltaText(event);
     this.#size += new TextEncoder().encode(text).length;
-    this.#text.append(...(text.length > longText ? [block(text)] : (visible(text) as Node[])));
+    const left = maxRowText - this.#length;
+    this.#length += text.length;
+    if (left > 0) {
+      const shown = cut(text, 0, left);
+      this.#text.append(...(shown.length > longText ? [block(shown)] : (visible(shown) as Node[])));
+    }
     const size = this.#size > 0 ? `, ${bytes(this.#size)}` : "";
-    fill(this.#facts, deltaName(event), `${count(this.#count, "event")}${size}`);
+    fill(
+      this.#facts,
+      deltaName(event),
+      `${count(this.#count, "event")}${size}`,
+      this.#length > maxRowText &&
+        `. The first ${count(maxRowText, "character")} are shown, and the rest is left out.`,
+    );
   }
 }
 

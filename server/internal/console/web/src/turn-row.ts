@@ -1,7 +1,7 @@
 import { type Turn, type TurnError, TurnState } from "@parleyhq/client/web";
 
-import { type Child, h } from "./dom.js";
-import { clock, enumName, span } from "./format.js";
+import { button, type Child, h } from "./dom.js";
+import { clock, count, enumName, span } from "./format.js";
 import { line } from "./text.js";
 
 /** The colours of the states that need one. */
@@ -13,9 +13,18 @@ const classes: { readonly [state in TurnState]?: string } = {
   [TurnState.TURN_STATE_INTERRUPTED]: "error",
 };
 
-/** Returns the state of a turn. */
-export function stateBadge(state: TurnState): HTMLElement {
-  return h("span", { class: `badge turn-state ${classes[state] ?? ""}` }, enumName(state, "TURN_STATE_"));
+/** Returns the state of a turn. isAnswered says that it waited for results and has them. */
+export function stateBadge(state: TurnState, isAnswered = false): HTMLElement {
+  const colour = isAnswered ? "" : (classes[state] ?? "");
+  return h(
+    "span",
+    { class: "turn-state" },
+    h("span", { class: `badge ${colour}` }, enumName(state, "TURN_STATE_")),
+    isAnswered && [
+      " ",
+      h("span", { class: "badge answered", title: "Each tool call of this turn has its result" }, "answered"),
+    ],
+  );
 }
 
 /** Returns why a turn did not complete. */
@@ -89,6 +98,9 @@ const pageSize = 50;
 /** Pages that are read for each page of results: a page may have no turns although others follow. */
 const pagesAtOnce = 20;
 
+/** The most turns of a list: all of them are read again at each change. */
+const maxTurns = 1000;
+
 /** Pages of turns. */
 type Page = (
   pageSize: number,
@@ -104,6 +116,11 @@ export class TurnList {
 
   constructor(page: Page) {
     this.#page = page;
+  }
+
+  /** There are more turns than a list shows. */
+  get isFull(): boolean {
+    return this.#pages * pageSize >= maxTurns;
   }
 
   /** Makes the next read return another page. */
@@ -126,4 +143,14 @@ export class TurnList {
     this.turns = turns;
     this.hasMore = token !== "";
   }
+}
+
+/** Returns what follows a list of turns: a button for more, or that the list has as many as it may. */
+export function moreTurns(list: TurnList, more: () => void): Child {
+  if (!list.hasMore) {
+    return null;
+  }
+  return list.isFull
+    ? `The list shows the newest ${count(maxTurns, "turn")} at most. Older turns are left out.`
+    : button("Show more", more);
 }

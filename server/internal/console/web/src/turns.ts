@@ -6,13 +6,14 @@ import {
   TurnState,
 } from "@parleyhq/client/web";
 
-import { arrange, button, fill, h } from "./dom.js";
+import { arrange, button, type Child, fill, h } from "./dom.js";
 import { count } from "./format.js";
 import { format, go } from "./route.js";
 import { line } from "./text.js";
 import {
   createdElement,
   durationElement,
+  moreTurns,
   reasonElement,
   sinceElement,
   stateBadge,
@@ -87,6 +88,8 @@ export class TurnsView extends View {
     this.context.feed.onChange((change) => {
       if (isChangeOfTurns(change)) {
         this.#reloadSoon();
+      } else if (change.payload?.$case === "message" && change.payload.value.toolResult) {
+        this.#checkSoon();
       }
     }, this.signal);
     this.context.feed.onGap(this.#reloadSoon, this.signal);
@@ -134,6 +137,14 @@ export class TurnsView extends View {
   }
 
   readonly #reloadSoon = coalesced(() => this.#reload(), 250);
+  readonly #checkSoon = coalesced(() => this.#check(), 250);
+
+  /** Finds out which of the turns that waited for results have them. */
+  async #check(): Promise<void> {
+    if (await this.context.answered.check(this.#list.turns, this.signal)) {
+      this.#draw();
+    }
+  }
 
   async #reload(): Promise<void> {
     if (this.signal.aborted) {
@@ -143,10 +154,14 @@ export class TurnsView extends View {
       await this.#list.load();
       fill(this.#problem);
       this.#rows = this.#list.turns.map((turn) => ({ turn, calls: [] }));
-      this.#showRows(this.#list.hasMore, () => {
-        this.#list.more();
-        void this.#reload();
-      });
+      this.#showRows(
+        this.#list.hasMore,
+        moreTurns(this.#list, () => {
+          this.#list.more();
+          void this.#reload();
+        }),
+      );
+      this.#checkSoon();
     });
   }
 
@@ -155,17 +170,17 @@ export class TurnsView extends View {
     fill(this.#problem, Boolean(waiting.error) && failure(waiting.error, waiting.refresh));
     if (waiting.isKnown) {
       this.#rows = waiting.turns;
-      this.#showRows(waiting.hasMore, () => waiting.more());
+      this.#showRows(waiting.hasMore, waiting.hasMore && button("Show more", () => waiting.more()));
     }
   }
 
-  #showRows(hasMore: boolean, more: () => void): void {
+  #showRows(hasMore: boolean, more: Child): void {
     const none = hasMore ? "None among the newest turns." : "No turns.";
     fill(
       this.#status,
       this.#rows.length === 0 ? none : `${count(this.#rows.length, "turn")}${hasMore ? " and more" : ""}`,
     );
-    fill(this.#more, hasMore && button("Show more", more));
+    fill(this.#more, more);
     this.#chosen = Math.min(this.#chosen, this.#rows.length - 1);
     this.#draw();
   }
@@ -174,9 +189,11 @@ export class TurnsView extends View {
   #draw(): void {
     const wanted = this.#rows.map((row) => {
       const { id, state, agent, finishTime } = row.turn;
-      const key = [state, agent, finishTime?.getTime(), ...row.calls.map(({ name }) => name)].join();
+      const isAnswered = this.context.answered.has(row.turn);
+      const calls = row.calls.map(({ name }) => name);
+      const key = [state, agent, finishTime?.getTime(), isAnswered, ...calls].join();
       const shown = this.#shown.get(id);
-      const element = shown?.key === key ? shown.element : rowElement(row);
+      const element = shown?.key === key ? shown.element : rowElement(row, isAnswered);
       this.#shown.set(id, { element, key });
       return element;
     });
@@ -200,7 +217,7 @@ function place({ turn: { conversationId: id, id: turn }, calls }: Row): Paramete
     : { view: "conversations", id, tab: "turns", turn };
 }
 
-function rowElement(row: Row): HTMLElement {
+function rowElement(row: Row, isAnswered: boolean): HTMLElement {
   const { turn, calls } = row;
   return h(
     "tr",
@@ -211,7 +228,7 @@ function rowElement(row: Row): HTMLElement {
       h(
         "a",
         { href: format(place({ turn, calls: [] })), title: "The events of this turn" },
-        stateBadge(turn.state),
+        stateBadge(turn.state, isAnswered),
       ),
     ),
     h("td", { class: "agent-cell" }, line(turn.agent, { class: "agent" })),

@@ -1,3 +1,4 @@
+import type { AnsweredTurns } from "./answered.js";
 import { button, fill, h } from "./dom.js";
 import type { Feed } from "./feed.js";
 import type { Route } from "./route.js";
@@ -12,6 +13,7 @@ export interface Context {
   readonly feed: Feed;
   readonly samples: Samples;
   readonly waiting: Waiting;
+  readonly answered: AnsweredTurns;
   readonly times: TurnTimes;
   /** What the user has written and not sent, by the id of the conversation. */
   readonly drafts: Map<string, string>;

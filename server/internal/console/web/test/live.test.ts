@@ -245,3 +245,65 @@ test("what was written and not sent stays with its conversation", options, async
   await page.locator(".tabs").getByRole("link", { name: "Messages" }).click();
   assert.equal(await text.inputValue(), "");
 });
+
+test("a tool result is shown once, with its call", options, async (t) => {
+  const { client, open } = await startConsole(t);
+  await client.appendMessages({
+    conversationId: "c",
+    messages: [
+      { role: Role.ROLE_USER, content: "what is the weather?" },
+      { role: Role.ROLE_ASSISTANT, toolCalls: [{ id: "call-1", name: "weather", arguments: "{}" }] },
+    ],
+  });
+  const page = await open("#/conversations/c");
+  await page.getByLabel("Tool call weather").getByText("waits for a result").waitFor();
+  const result = { callId: "call-1", name: "weather", content: "much rain" };
+  await client.appendMessages({
+    conversationId: "c",
+    messages: [
+      { role: Role.ROLE_TOOL, toolResult: result },
+      ...Array(60).fill({ role: Role.ROLE_USER, content: "more\n".repeat(5) }),
+    ],
+  });
+  await page.locator('[data-sequence="63"]').waitFor();
+  assert.equal(await page.locator(".message").getByText("much rain").count(), 1);
+  const row = page.locator('[data-sequence="3"]');
+  assert.match((await row.textContent())!, /result of weather call-1, shown with the call in message 2/);
+  await row.getByRole("button", { name: "message 2" }).click();
+  assert.ok(await page.getByLabel("Tool call weather").isVisible());
+  // A page that begins after the call shows the result.
+  await client.appendMessages({
+    conversationId: "d",
+    messages: [
+      { role: Role.ROLE_USER, content: "hello" },
+      { role: Role.ROLE_TOOL, toolResult: result },
+    ],
+  });
+  await page.goto(`${page.url().split("#")[0]}#/conversations/d`);
+  await page.locator('[data-sequence="2"]', { hasText: "much rain" }).waitFor();
+});
+
+test("the open conversation is in view in the list, and stays marked", options, async (t) => {
+  const { client, open } = await startConsole(t);
+  for (let i = 0; i < 60; i++) {
+    await converse(client, `c${i}`, "hello");
+  }
+  const page = await open("#/conversations/c10");
+  const row = page.locator('.row[aria-selected="true"]', { hasText: "c10" });
+  await row.waitFor();
+  const isInView = () =>
+    row.evaluate((element) => {
+      const { top, bottom } = element.getBoundingClientRect();
+      const list = element.closest(".virtual-list")!.getBoundingClientRect();
+      return top >= list.top - 1 && bottom <= list.bottom + 1;
+    });
+  assert.ok(await isInView(), "the row is out of view");
+  assert.ok(await row.evaluate((element) => element.classList.contains("chosen")));
+  await converse(client, "c3", "again");
+  await converse(client, "new", "hello");
+  await page.getByText("61 conversations", { exact: true }).waitFor();
+  await row.waitFor();
+  assert.ok(await row.evaluate((element) => element.classList.contains("chosen")));
+  await page.keyboard.press("j");
+  await page.locator(".row.chosen", { hasText: "c9" }).waitFor();
+});

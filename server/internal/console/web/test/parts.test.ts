@@ -157,3 +157,71 @@ test("a page of another site may link to the console but not call the API", opti
     assert.equal((await fetch(url + path, { headers })).status, 403, path);
   }
 });
+
+test("the page of the log says that the log is off, and how to turn it on", options, async (t) => {
+  const { client, open } = await startConsole(t);
+  await converse(client, "c", "hello");
+  const page = await open("#/log");
+  await page.getByText("The interaction log of this server is off.").waitFor();
+  assert.equal(await page.locator("main").getByRole("textbox").count(), 0);
+  assert.equal(await page.locator("main").getByRole("button").count(), 0);
+  await page.goto(`${page.url().split("#")[0]}#/conversations/c/log`);
+  await page.getByText("The interaction log of this server is off.").waitFor();
+  assert.equal(await page.getByText("Every message that the conversation has had").isVisible(), false);
+});
+
+test("a fork names its origin, in its title, too", options, async (t) => {
+  const { client, open } = await startConsole(t);
+  await client.createConversation({ conversation: { id: "c", title: "The weather" } });
+  await converse(client, "c", "one", "two", "three");
+  const page = await open("#/conversations/c");
+  await page.locator('[data-sequence="2"]').getByRole("button", { name: "Fork here" }).click();
+  await page.locator(".conversation-head h2", { hasText: "The weather (fork at message 2)" }).waitFor();
+  await page.locator(".row", { hasText: "The weather (fork at message 2)" }).waitFor();
+  await page.locator(".fork-origin", { hasText: "fork of c up to message 2" }).waitFor();
+  await page.locator('[data-sequence="1"]').getByRole("button", { name: "Fork here" }).click();
+  await page.locator(".conversation-head h2", { hasText: "The weather (fork at message 1)" }).waitFor();
+  await page.locator(".fork-origin a").click();
+  await page.locator(".fork-origin a", { hasText: /^c$/ }).click();
+  await page.locator('[data-sequence="3"]').waitFor();
+});
+
+test("what the user has unfolded stays unfolded when the conversation changes", options, async (t) => {
+  const { client, open } = await startConsole(t);
+  await client.appendMessages({
+    conversationId: "c",
+    messages: [
+      {
+        role: Role.ROLE_ASSISTANT,
+        agent: "searcher",
+        structuredData: [{ type: "library", value: { name: "Redux", facts: { license: "MIT" } } }],
+      },
+      ...Array(5).fill({ role: Role.ROLE_USER, content: "hello" }),
+    ],
+  });
+  const page = await open("#/conversations/c/routing");
+  const data = page.locator(".referenced-data");
+  await data.locator("summary").click();
+  await data.locator("summary", { hasText: "license" }).click();
+  await data.getByText('"MIT"').last().waitFor();
+  await page.getByText("The reply as JSON").click();
+  const reply = page.locator(".reply-json");
+  await reply.locator("summary", { hasText: /^summary: / }).click();
+  await reply.locator("summary", { hasText: /^recentMessages/ }).click();
+  await reply.locator("summary", { hasText: /^0: / }).first().waitFor();
+  const unfolded = page.locator("details.json[open]");
+  const before = await unfolded.count();
+  await converse(client, "c", "the newest");
+  await page.locator(".recent-messages", { hasText: "the newest" }).waitFor();
+  await reply.getByText("lastSequence: 7").waitFor();
+  assert.equal(await unfolded.count(), before);
+  assert.ok(await data.getByText('"MIT"').last().isVisible());
+
+  await page.locator(".tabs").getByRole("link", { name: "Details" }).click();
+  await converse(client, "c", "one more");
+  await page.locator(".details", { hasText: "lastSequence: 8" }).waitFor();
+  await page.locator(".details > details > summary").click();
+  await converse(client, "c", "and another");
+  await page.locator(".conversation-head", { hasText: "9 messages" }).waitFor();
+  assert.equal(await page.locator(".details > details[open]").count(), 0, "what was folded is unfolded");
+});

@@ -1,0 +1,166 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Agent, MessageStatus, type Piece, type RespondRequest, Role } from "@parleyhq/client";
+import type { Message } from "@parleyhq/client/web";
+import type { Page } from "playwright-core";
+
+import { ScriptedAgent, serveAgent } from "../../../../../client/typescript/test/parleyd.js";
+import { needsAnswer } from "../src/pending.js";
+import { converse, options, settle, startConsole } from "./console.js";
+
+/** Calls a tool for each question, and again for its first result. The second result gets an answer. */
+class TwoCalls extends Agent {
+  override async *respond({ messages }: RespondRequest): AsyncGenerator<Piece> {
+    const results = messages.filter(({ toolResult }) => toolResult).length;
+    yield results < 2 ? { toolCall: { id: `call-${results}`, name: "weather", arguments: "{}" } } : "rain";
+  }
+}
+
+/** Returns the messages of a history, newest first: "u" of a user, "a/t!" an incomplete one of turn t, "r/t" a result. */
+function parse(history: string): Message[] {
+  const roles = { u: Role.ROLE_USER, a: Role.ROLE_ASSISTANT, r: Role.ROLE_TOOL, s: Role.ROLE_SYSTEM };
+  return history
+    .split(" ")
+    .filter((word) => word !== "")
+    .map((word) => {
+      const [, role, turnId = ""] = /^(.)(?:\/(\w+))?/.exec(word)!;
+      return {
+        role: roles[role as keyof typeof roles],
+        turnId,
+        status: word.endsWith("!")
+          ? MessageStatus.MESSAGE_STATUS_INCOMPLETE
+          : MessageStatus.MESSAGE_STATUS_COMPLETE,
+      } as unknown as Message;
+    })
+    .reverse();
+}
+
+test("a message has no answer if the server would answer it", () => {
+  const histories: [string, boolean][] = [
+    ["", false],
+    ["u", true],
+    ["s s", false],
+    ["u s", true],
+    ["u a/t", false],
+    ["u a/t!", true],
+    ["u a/t a/t!", true],
+    ["u a/t! u a/x", false],
+    ["u a/x a/t!", false],
+    ["u a/t r", true],
+    ["u a/t r/t", false],
+    ["u a/t! r/t", true],
+    ["u a/t r/t a/t!", true],
+    ["u a/x! r/y", false],
+    ["r/t", false],
+    ["u r/t", false],
+  ];
+  for (const [history, want] of histories) {
+    assert.equal(needsAnswer(parse(history), true), want, history);
+  }
+  for (const history of ["", "s", "a/t!", "r/t"]) {
+    assert.equal(needsAnswer(parse(history), false), undefined, `${history} after older messages`);
+  }
+});
+
+test("an answer is offered only for a message without one", options, async (t) => {
+  const agent = new ScriptedAgent();
+  const { address } = await serveAgent(t, agent);
+  const { client, open } = await startConsole(t, { agent: address });
+  await converse(client, "c", "hello", "hello");
+  const page = await open("#/conversations/c");
+  const again = page.getByRole("button", { name: "Answer again" });
+  await page.getByRole("button", { name: "Delete…" }).waitFor();
+  await settle(page);
+  assert.equal(await again.count(), 0, "the newest message has an answer");
+  await converse(client, "c", "are you there?");
+  await again.click();
+  await page.getByRole("button", { name: "Cancel the turn" }).click();
+  await again.waitFor();
+  agent.send("I am");
+  agent.end();
+  await again.click();
+  await page.locator(".message", { hasText: "I am" }).waitFor();
+  await again.waitFor({ state: "hidden" });
+});
+
+/** Sends a result of a call and waits for the end of the turn. */
+async function answer(
+  client: Awaited<ReturnType<typeof startConsole>>["client"],
+  callId: string,
+): Promise<void> {
+  const toolResults = [{ callId, name: "weather", content: "rain" }];
+  for await (const _ of client.chat({ conversationId: "c", toolResults })) {
+    // Until the turn ends.
+  }
+}
+
+/** Returns the texts of the states in a list of turns, newest first. */
+function states(page: Page): Promise<string[]> {
+  return page
+    .locator("tr.turn .turn-state")
+    .evaluateAll((all) => all.map((one) => one.textContent!.replace(/\s+/g, " ").trim()));
+}
+
+test("a turn whose calls have results says that it was answered", options, async (t) => {
+  const { address } = await serveAgent(t, new TwoCalls());
+  const { client, open } = await startConsole(t, { agent: address });
+  for await (const _ of client.chat({ conversationId: "c", content: "what is the weather?" })) {
+    // Until the turn waits for a result.
+  }
+  const page = await open("#/conversations/c/turns");
+  await page.locator("tr.turn", { hasText: "input required" }).waitFor();
+  await answer(client, "call-0");
+  await page.locator("tr.turn .answered").waitFor();
+  await settle(page);
+  assert.deepEqual(await states(page), ["input required", "input required answered"]);
+  await page.goto(`${page.url().split("#")[0]}#/turns?state=all`);
+  await page.locator("tr.turn .answered").waitFor();
+  assert.deepEqual(await states(page), ["input required", "input required answered"]);
+  // A result that is appended starts no turn.
+  await client.appendMessages({
+    conversationId: "c",
+    messages: [{ role: Role.ROLE_TOOL, toolResult: { callId: "call-1", name: "weather", content: "rain" } }],
+  });
+  await page.locator("tr.turn .answered").nth(1).waitFor();
+  await page.locator("tr.turn .turn-state").first().click();
+  await page.locator(".timeline-head .answered").waitFor();
+});
+
+test("a timeline says which of its rows and texts are left out", options, async (t) => {
+  const agent = new ScriptedAgent();
+  const { address } = await serveAgent(t, agent);
+  const { client, open } = await startConsole(t, { agent: address });
+  const events = client.chat({ conversationId: "c", content: "hello" })[Symbol.asyncIterator]();
+  const { value } = await events.next();
+  const page = await open(`#/conversations/c/turns/${value.turnId}`);
+  await page.locator("tr.turn-event.started").waitFor();
+  for (let i = 0; i < 2100; i++) {
+    agent.send({ progress: { text: `step ${i}` } });
+  }
+  await page.locator("tr.turn-event.progress", { hasText: "step 2099" }).waitFor();
+  await page.locator(".timeline-removed", { hasText: "101 older rows" }).waitFor();
+  assert.equal(await page.locator("tr.turn-event").count(), 2000);
+  agent.send("word ".repeat(10_000), "word ".repeat(15_000));
+  const text = page.locator("tr.turn-event.textDelta");
+  await text.getByText("The first 100,000 characters are shown, and the rest is left out.").waitFor();
+  const shown = (await text.locator("div.content").first().textContent())!.length;
+  assert.ok(shown <= 101_000, `${shown} characters are in the page`);
+  agent.end();
+  await page.locator("tr.turn-event.finished").waitFor();
+});
+
+test("the context says that it shows as many messages as it may", options, async (t) => {
+  const { client, open } = await startConsole(t, { more: { max_conversation_bytes: "64MiB" } });
+  await client.createConversation({ conversation: { id: "c", retention: { maxMessages: 3000 } } });
+  for (let i = 0; i < 11; i++) {
+    await converse(client, "c", ...Array.from({ length: 100 }, (_, k) => `message ${k}`));
+  }
+  const page = await open("#/conversations/c/context");
+  const note = page.getByText("The newest 1,000 kept messages are shown at most. Older ones are left out.");
+  while ((await note.count()) === 0) {
+    await page.locator(".more button").click();
+    await settle(page);
+  }
+  assert.equal(await page.locator("article[data-sequence]").count(), 1000);
+});
