@@ -1,6 +1,6 @@
 import { type AgentInfo, ChangeKind, type Turn, TurnState } from "@parleyhq/client/web";
 
-import { type Child, fill, h } from "./dom.js";
+import { type Child, fill, h, nameCells } from "./dom.js";
 import { ago, clock, count, enumName } from "./format.js";
 import { format } from "./route.js";
 import { line } from "./text.js";
@@ -61,16 +61,12 @@ export class AgentsView extends View {
         { class: "wide", tabindex: "0", role: "group", "aria-label": "Agents" },
         h(
           "table",
-          { class: "agents" },
-          h(
-            "thead",
-            {},
-            h("tr", {}, ["Agent", "Kind", "Description", "Last turn", "Failed", "Last error"].map(heading)),
-          ),
+          { class: "agents cards" },
+          h("thead", {}, h("tr", {}, columns.map(heading))),
           h(
             "tbody",
             {},
-            agents.map((agent) => row(agent, turns)),
+            agents.map((agent) => nameCells(row(agent, turns), columns)),
           ),
         ),
       ),
@@ -79,7 +75,7 @@ export class AgentsView extends View {
         { class: "hint" },
         turns.length > 0
           ? `The last three columns are from the newest ${count(turns.length, "turn")} of this tenant. The page does not call agents to check them.`
-          : "This tenant has no turns yet, so nothing is known of the health of the agents.",
+          : "This tenant has no turns yet, so the health of the agents is not known.",
       ),
     );
   }
@@ -101,6 +97,8 @@ export class AgentsView extends View {
     return turns;
   }
 }
+
+const columns = ["Agent", "Kind", "Description", "Last turn", "Failed", "Last error"] as const;
 
 function heading(name: string): HTMLElement {
   return h("th", { scope: "col" }, name);

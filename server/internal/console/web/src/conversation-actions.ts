@@ -65,7 +65,7 @@ export function actions({ session }: Context, conversation: Conversation): HTMLE
       () =>
         void confirm(
           "Remove all messages?",
-          [named, "The conversation stays, and its numbers continue."],
+          [named, "The conversation stays. New messages continue its sequence numbers."],
           "Clear",
           async () => {
             await client.clearConversation({ conversationId });
@@ -77,7 +77,7 @@ export function actions({ session }: Context, conversation: Conversation): HTMLE
       async () => {
         const isDeleted = await confirm(
           "Delete this conversation?",
-          [named, "Its messages and records are lost. Entries of the interaction log stay."],
+          [named, "Its messages and records are deleted. Its entries in the interaction log stay."],
           "Delete",
           async () => {
             await client.deleteConversation({ conversationId, allowMissing: true });

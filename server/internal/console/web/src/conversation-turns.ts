@@ -1,6 +1,6 @@
 import { ParleyError, type Turn } from "@parleyhq/client/web";
 
-import { arrange, fill, h } from "./dom.js";
+import { arrange, fill, h, nameCells } from "./dom.js";
 import { format } from "./route.js";
 import { line } from "./text.js";
 import { TimelineView } from "./timeline.js";
@@ -19,22 +19,16 @@ import { isChangeOfTurns } from "./turns.js";
 import { coalesced, View } from "./view.js";
 import { isPiece } from "./view-settings.js";
 
+const columns = ["State", "Agent", "Created", "To first piece", "To the end", "Reason"] as const;
+
 /** The turns of one conversation, or the events of one of them. */
 export class ConversationTurnsView extends View {
   readonly #status = h("p", { class: "list-status", role: "status" }, "Loading…");
   readonly #more = h("p", { class: "more" });
-  readonly #table = table("Turns of the conversation", [
-    "State",
-    "Agent",
-    "Created",
-    h(
-      "span",
-      { title: "From the creation of the turn; known for turns that started while the page was open" },
-      "To first piece",
-    ),
-    h("span", { title: "From the creation of the turn" }, "To the end"),
-    "Reason",
-  ]);
+  readonly #table = table("Turns of the conversation", columns, {
+    "To first piece": "From the creation of the turn; known for turns that started while the page was open",
+    "To the end": "From the creation of the turn",
+  });
   readonly #list = new TurnList((pageSize, pageToken) =>
     this.session.client.listTurns(
       { conversationId: this.route.id!, pageSize, pageToken },
@@ -129,7 +123,7 @@ export class ConversationTurnsView extends View {
 
   #row(turn: Turn): HTMLElement {
     const first = this.context.times.firstPiece(turn);
-    return h(
+    const row = h(
       "tr",
       { class: "turn", "data-turn": turn.id },
       h(
@@ -151,6 +145,7 @@ export class ConversationTurnsView extends View {
       h("td", {}, durationElement(turn)),
       h("td", { class: "why" }, turn.error && reasonElement(turn.error)),
     );
+    return nameCells(row, columns);
   }
 }
 

@@ -183,9 +183,14 @@ export class ConversationView extends View {
       h(
         "p",
         { class: "facts" },
-        `version ${header.version} · ${count(header.messageCount, "message")} · ${bytes(header.sizeBytes)} · created `,
-        h("time", { title: clock(header.createTime) }, clock(header.createTime).slice(0, 19)),
-        " · ",
+        `version ${header.version} · ${count(header.messageCount, "message")} · ${bytes(header.sizeBytes)} · `,
+        h(
+          "span",
+          { class: "created" },
+          "created ",
+          h("time", { title: clock(header.createTime) }, clock(header.createTime).slice(0, 19)),
+          " · ",
+        ),
         h("span", { class: header.expireTime ? "expiry" : "" }, header.expireTime ? "" : "no expiry"),
         (activeAgent?.agent || agent) && [" · agent ", line(activeAgent?.agent || agent)],
         Object.entries(labels).map(([name, value]) => [
@@ -235,7 +240,7 @@ export class ConversationView extends View {
       h(
         "p",
         { class: "failure", role: "alert" },
-        `This conversation ${this.#end || "does not exist"}. Its log may still have its messages.`,
+        `This conversation ${this.#end || "does not exist"}. The interaction log may still have its messages.`,
       ),
     );
   }

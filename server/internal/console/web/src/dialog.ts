@@ -46,7 +46,7 @@ export async function confirm(
   );
   dialog.addEventListener("cancel", (event) => {
     if (ok.disabled) {
-      event.preventDefault(); // The action runs, and its result is to be seen.
+      event.preventDefault(); // The action is running: the dialog stays until its result is known.
     }
   });
   document.body.append(dialog);

@@ -64,6 +64,14 @@ export function arrange(parent: HTMLElement, wanted: readonly HTMLElement[]): vo
   }
 }
 
+/** Names the cells of a row after their columns: where the page is narrow, a row is a card with these names. */
+export function nameCells(row: HTMLElement, columns: readonly string[]): HTMLElement {
+  for (const [index, cell] of [...row.children].entries()) {
+    cell.setAttribute("data-column", columns[index] ?? "");
+  }
+  return row;
+}
+
 /** Returns a button. */
 export function button(label: string, onclick: () => void, attributes: Attributes = {}): HTMLButtonElement {
   return h("button", { type: "button", onclick, ...attributes }, label);

@@ -148,7 +148,7 @@ export class LogEntries {
         h(
           "p",
           { class: "log-note skipped" },
-          `Lines of the log that could not be read: ${this.#skipped}. The server's own log names their files.`,
+          `Entries of the log that could not be read: ${this.#skipped}. The log of the server names their files.`,
         ),
       ],
       this.#unreachable.size > 0 &&
@@ -164,7 +164,7 @@ export class LogEntries {
       length === 0 && this.#isComplete ? "No entries" : entries + (this.#isComplete ? "" : " so far"),
       notes,
     );
-    this.#more.textContent = this.#isComplete ? "Look for new entries" : "Show more";
+    this.#more.textContent = this.#isComplete ? "Check for new entries" : "Show more";
     fill(this.#end, (!this.#isComplete || this.#source.grows) && this.#more);
   }
 
@@ -183,7 +183,7 @@ export class LogEntries {
             "p",
             { class: "hint log-off", role: "alert" },
             "The interaction log of this server is off. To turn it on, restart the server with --interaction-log. " +
-              "It then has an entry for each new message; messages that are already stored get none.",
+              "Messages that are stored while it is off get no entry.",
           )
         : failure(error, () => {
             fill(this.#end);

@@ -199,7 +199,7 @@ export class LogView extends View {
 /** How long after a change the log has its entry at the latest, as a rule. In milliseconds. */
 const logDelay = 400;
 
-/** The whole log of one conversation, also after it has ended. */
+/** All entries of one conversation in the log, also after it has ended. */
 export class StoryView extends View {
   protected show(): void {
     const { id: conversationId = "" } = this.route;

@@ -99,7 +99,7 @@ export function contents(message: Message, reference?: HTMLElement): Child[] {
   ];
 }
 
-/** Returns a part that is made when the user opens it. */
+/** Returns a folded part. make is called when the user opens it. */
 export function folded(label: string, make: () => HTMLElement): HTMLElement {
   const details = h("details", { class: "folded" }, h("summary", {}, label));
   details.addEventListener("toggle", () => details.append(make()), { once: true });

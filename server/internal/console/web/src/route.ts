@@ -19,7 +19,7 @@ export interface Route {
   readonly query: URLSearchParams;
 }
 
-/** Returns the place of an address. An address that is none is the list of conversations. */
+/** Returns the place of an address. Any other address is that of the list of conversations. */
 export function parse(hash: string): Route {
   const [path = "", query = ""] = hash.replace(/^#\/?/, "").split("?", 2);
   const parts = path.split("/").map(decode);

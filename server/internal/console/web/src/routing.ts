@@ -1,7 +1,7 @@
 import { type ActiveAgent, ParleyError, type RoutingSummary } from "@parleyhq/client/web";
 
 import { attempt } from "./conversation-actions.js";
-import { arrange, button, type Child, fill, h } from "./dom.js";
+import { arrange, button, type Child, fill, h, nameCells } from "./dom.js";
 import { clock, count, enumName, until } from "./format.js";
 import { jsonTree, type Unfolded, unfoldedOnce } from "./json-tree.js";
 import { argumentsElement, contents } from "./message.js";
@@ -13,7 +13,7 @@ import { isPiece, numberField, setNumber } from "./view-settings.js";
 
 /**
  * The time between reads after the end of a lease, in milliseconds. If the clock of the user is later than that of the
- * server, the lease is still there.
+ * server, the lease has not ended yet.
  */
 const endInterval = 10_000;
 
@@ -176,11 +176,11 @@ export class RoutingView extends View {
       return;
     }
     const end = this.#active.leaseExpireTime;
-    element.textContent = end ? `ends ${until(end)}` : "as long as the conversation";
+    element.textContent = end ? `ends ${until(end)}` : "ends with the conversation";
     const now = Date.now();
     if (end && end.getTime() <= now && now - this.#endReadAt >= endInterval) {
       this.#endReadAt = now;
-      this.#reloadSoon(); // The end of a lease is no change of the conversation.
+      this.#reloadSoon(); // The end of a lease does not change the conversation.
     }
   }
 
@@ -361,7 +361,7 @@ function rows(columns: readonly string[], cells: readonly (readonly Child[])[]):
           { class: "wide" },
           h(
             "table",
-            {},
+            { class: "cards" },
             h(
               "thead",
               {},
@@ -375,10 +375,13 @@ function rows(columns: readonly string[], cells: readonly (readonly Child[])[]):
               "tbody",
               {},
               cells.map((row) =>
-                h(
-                  "tr",
-                  {},
-                  row.map((cell) => h("td", {}, cell)),
+                nameCells(
+                  h(
+                    "tr",
+                    {},
+                    row.map((cell) => h("td", {}, cell)),
+                  ),
+                  columns,
                 ),
               ),
             ),

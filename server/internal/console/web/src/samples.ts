@@ -165,12 +165,12 @@ export class Samples {
       return metrics;
     } catch (error) {
       this.metricsProblem = problem(error);
-      // Fetch throws a TypeError if there is no connection, and the signal a DOMException. Any other error is an answer
-      // of the server, which is the same the next time.
+      // Fetch throws a TypeError if there is no connection, and a DOMException if the signal aborts. Any other error is a
+      // reply of the server, and the next reply would be the same.
       this.#isRefused = !(error instanceof TypeError || error instanceof DOMException);
       if (this.#isRefused && this.metricsProblem.includes('"/metrics" does not exist')) {
         this.metricsProblem =
-          "The HTTP listener has them only if its address is loopback and the setting metrics_address is empty.";
+          "The HTTP listener serves them only if its address is loopback and the setting metrics_address is empty.";
       }
       return undefined;
     }
@@ -239,6 +239,6 @@ function set(values: Values, measure: Measure, value: number | undefined): void 
 
 function problem(error: unknown): string {
   return error instanceof TypeError || error instanceof DOMException
-    ? "The server does not answer. The page continues when it is back."
+    ? "The server cannot be reached. The page reconnects automatically."
     : errorText(error);
 }

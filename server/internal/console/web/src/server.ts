@@ -118,12 +118,14 @@ export class ServerView extends View {
     if (!stats || stats.memoryBytes > 0) {
       texts.push("The numbers are those of the whole server.");
     } else if (hasMetrics) {
-      texts.push("Memory, calls and ended turns are those of the whole server, all else is of this tenant.");
+      texts.push(
+        "Memory, calls and ended turns are those of the whole server. The other numbers are those of this tenant.",
+      );
     } else {
       texts.push("The numbers are those of this tenant.");
     }
     if (hasMetrics) {
-      texts.push("Calls that their caller cancelled do not count as failed.");
+      texts.push("Calls that were cancelled by their caller do not count as failed.");
     }
     return texts.join(" ");
   }
@@ -135,11 +137,14 @@ export class ServerView extends View {
     const unknown = this.session.isAdmin ? "…" : "needs the role admin";
     const facts: [string, Child][] = [
       ["Server", line(now)],
-      ["Console", [line(version), now !== version && " – load the page again to get that of the server"]],
+      ["Console", [line(version), now !== version && " – reload the page to get that of the server"]],
       ["Started", stats?.startTime ? h("time", {}, clock(stats.startTime).slice(0, 19)) : unknown],
       ["Uptime", h("span", { class: "uptime" })],
       ["Store", stats ? line(stats.store) : unknown],
-      ["You", signInRequired ? line(`${caller.name} · ${caller.role}`) : "sign-in is off; everyone is admin"],
+      [
+        "You",
+        signInRequired ? line(`${caller.name} · ${caller.role}`) : "sign-in is off; all callers are admin",
+      ],
       ["Tenant", line(caller.tenant)],
     ];
     fill(
@@ -203,7 +208,7 @@ export class ServerView extends View {
   }
 }
 
-/** Returns the statistics with their names. Those of one tenant lack what is about the whole server. */
+/** Returns the statistics with their names. Those of one tenant have no numbers of the whole server. */
 function rows(stats: GetStatsResponse): [string, string][] {
   const isWhole = stats.memoryBytes > 0;
   const { format } = counts;
@@ -222,7 +227,7 @@ function rows(stats: GetStatsResponse): [string, string][] {
     ["Expired conversations since the start", isWhole && format(stats.expiredTotal)],
     ["Evicted conversations since the start", isWhole && format(stats.evictedTotal)],
     ["Log entries that could not be written", isWhole && format(stats.lostInteractionTotal)],
-    ["Requests that met damaged data", isWhole && format(stats.dataLossTotal)],
+    ["Requests that read damaged data", isWhole && format(stats.dataLossTotal)],
   ];
   return all.filter((row): row is [string, string] => row[1] !== false);
 }

@@ -137,7 +137,7 @@ export class SignInError extends Error {
 /** Returns the text of an error for people: what was wrong and what to do. */
 export function errorText(error: unknown): string {
   if (error instanceof ParleyError && error.code === "UNAVAILABLE") {
-    return "The server cannot be reached. The page continues when it is back.";
+    return "The server cannot be reached. The page reconnects automatically.";
   }
   return error instanceof Error ? error.message : String(error);
 }

@@ -38,7 +38,7 @@ export function signInForm(
         },
       },
       h("h1", {}, "Parley"),
-      h("p", {}, "This server asks its callers to sign in. The token stays in the memory of this page."),
+      h("p", {}, "This server requires sign-in. The page keeps the token in its memory only."),
       h("label", { for: "token" }, "Token"),
       token,
       h("label", { for: "tenant" }, "Tenant, if the token is for several"),

@@ -6,7 +6,7 @@ import {
   TurnState,
 } from "@parleyhq/client/web";
 
-import { button, type Child, fill, h } from "./dom.js";
+import { button, type Child, fill, h, nameCells } from "./dom.js";
 import { bytes, count } from "./format.js";
 import { jsonTree } from "./json-tree.js";
 import { argumentsElement, contents, folded } from "./message.js";
@@ -34,22 +34,21 @@ const maxRowText = 100_000;
 /** The newest events whose times are remembered. The times that a row shows stay. */
 const maxTimes = 10_000;
 
+const columns = ["Index", "Kind", "Time", "Contents"] as const;
+
 /** The events of one turn, as they come. */
 export class TimelineView extends View {
   readonly #head = h("div", { class: "timeline-head" });
   readonly #note = h(
     "p",
     { class: "hint timeline-note", hidden: true },
-    "Events without a time came before the page has opened this turn. They are replayed, and a replay has no times.",
+    "Events without a time were sent before the page opened this turn. The API replays them without times.",
   );
   readonly #removed = h("p", { class: "hint timeline-removed", hidden: true });
   readonly #problem = h("div");
-  readonly #table = table("Events of the turn", [
-    "Index",
-    "Kind",
-    h("span", { title: "Since the creation of the turn, by the clock of the server" }, "Time"),
-    "Contents",
-  ]);
+  readonly #table = table("Events of the turn", columns, {
+    Time: "Since the creation of the turn, by the clock of the server",
+  });
   /** The times of events that the feed has sent while the view is open, by their indexes. */
   readonly #times = new Map<number, Date>();
   /** The index of the first event that had a time. */
@@ -225,6 +224,7 @@ class EventRow {
       this.#time,
       h("td", { class: "contents" }, this.#key === "" ? eventContents(event) : [this.#facts, this.#text]),
     );
+    nameCells(this.element, columns);
     this.#note(event);
   }
 
@@ -249,7 +249,7 @@ class EventRow {
     const from = seconds(this.#firstTime.getTime() - created);
     const to = seconds((times.get(this.last) ?? this.#firstTime).getTime() - created);
     if ((firstTimed ?? this.after) > this.after) {
-      this.#time.textContent = `until ${to}`; // The first of its pieces were replayed.
+      this.#time.textContent = `until ${to}`; // Its first pieces were replayed.
     } else {
       this.#time.textContent = from === to ? from : `${from} to ${to}`;
     }
@@ -318,7 +318,7 @@ function deltaName({ event }: TurnEvent): Child {
     case "toolCallDelta":
       return [line(event.value.name, { class: "name" }), " ", line(event.value.id, { class: "id" }), " · "];
     case "progress":
-      return "a sign of life without text · ";
+      return "progress without text · ";
     default:
       return null;
   }

@@ -76,18 +76,27 @@ function since(time: number | undefined): string {
   return time ? span(Date.now() - time) : "";
 }
 
-/** Returns a table that scrolls where it is wider than the page, and the place of its rows. */
-export function table(label: string, columns: readonly Child[]): { element: HTMLElement; rows: HTMLElement } {
+/**
+ * Returns a table and the place of its rows, whose cells are named by nameCells. It scrolls where it is wider than the
+ * page; where the page is narrow, its rows are cards. Titles explain columns by their names.
+ */
+export function table(
+  label: string,
+  columns: readonly string[],
+  titles: { readonly [column: string]: string } = {},
+): { element: HTMLElement; rows: HTMLElement } {
   const rows = h("tbody");
   const head = h(
     "tr",
     {},
-    columns.map((name) => h("th", { scope: "col" }, name)),
+    columns.map((name) =>
+      h("th", { scope: "col" }, titles[name] ? h("span", { title: titles[name] }, name) : name),
+    ),
   );
   const element = h(
     "div",
     { class: "wide", tabindex: "0", role: "region", "aria-label": label },
-    h("table", { class: "turn-table" }, h("thead", {}, head), rows),
+    h("table", { class: "turn-table cards" }, h("thead", {}, head), rows),
   );
   return { element, rows };
 }

@@ -6,7 +6,7 @@ import {
   TurnState,
 } from "@parleyhq/client/web";
 
-import { arrange, button, type Child, fill, h } from "./dom.js";
+import { arrange, button, type Child, fill, h, nameCells } from "./dom.js";
 import { count } from "./format.js";
 import { format, go } from "./route.js";
 import { line } from "./text.js";
@@ -50,14 +50,15 @@ export class TurnsView extends View {
   readonly #status = h("p", { class: "list-status", role: "status" }, "Loading…");
   readonly #problem = h("div");
   readonly #more = h("p", { class: "more" });
-  readonly #table = table("Turns", [
+  readonly #columns = [
     "State",
     "Agent",
     "Conversation",
     "Created",
     this.#isWaiting ? "Waiting" : "Duration",
     this.#isWaiting ? "Calls without a result" : "Reason",
-  ]);
+  ];
+  readonly #table = table("Turns", this.#columns);
   readonly #list = new TurnList((pageSize, pageToken) =>
     this.session.client.listTurns(
       { states: this.#chip.states, pageSize, pageToken },
@@ -193,7 +194,8 @@ export class TurnsView extends View {
       const calls = row.calls.map(({ name }) => name);
       const key = [state, agent, finishTime?.getTime(), isAnswered, ...calls].join();
       const shown = this.#shown.get(id);
-      const element = shown?.key === key ? shown.element : rowElement(row, isAnswered);
+      const element =
+        shown?.key === key ? shown.element : nameCells(rowElement(row, isAnswered), this.#columns);
       this.#shown.set(id, { element, key });
       return element;
     });

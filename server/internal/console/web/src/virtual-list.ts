@@ -21,7 +21,8 @@ export class VirtualList {
   #last = 0;
 
   /**
-   * render returns a row; if it returns one that is in the page, that stays. onEnd is called when the end of the list comes into view. The list ends with the signal.
+   * render returns a row. A row that is in the page and is returned again stays. onEnd is called when the end of the
+   * list comes into view. The list ends with the signal.
    */
   constructor(
     label: string,

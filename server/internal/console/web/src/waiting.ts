@@ -72,7 +72,7 @@ export class Waiting extends EventTarget {
 
   async #load(): Promise<void> {
     if (document.hidden) {
-      // Nothing shows the number. A busy server is not asked for it.
+      // The number is not in view, so the server is not asked for it.
       document.addEventListener("visibilitychange", this.refresh, { once: true, signal: this.#signal });
       return;
     }

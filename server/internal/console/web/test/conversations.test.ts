@@ -194,7 +194,7 @@ test("a conversation is forked, exported, cleared and deleted", options, async (
   await assert.rejects(client.getConversation({ conversationId: "c/1" }), /NOT_FOUND/);
 });
 
-test("the page is whole after a restart of the server in mid-answer", options, async (t) => {
+test("the page is complete after a restart of the server during an answer", options, async (t) => {
   const data = await tempFolder(t);
   const port = await freePort();
   const agent = new ScriptedAgent();

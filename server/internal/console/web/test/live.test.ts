@@ -111,7 +111,7 @@ test(
   },
 );
 
-test("the page does not ask for what a change has told it", options, async (t) => {
+test("the page does not request what a change contained", options, async (t) => {
   const { client, open } = await startConsole(t);
   await converse(client, "kept", "hello");
   await converse(client, "other", "hello");
@@ -167,22 +167,28 @@ test("a conversation that changes comes to the top from a page that is not loade
   await page.getByText("No match among").waitFor();
 });
 
-test("an export is saved whole, with a name that every system accepts", options, async (t) => {
-  const { client, open } = await startConsole(t);
-  const id = 'c/1: "x" \u202e*?<y>';
-  await converse(client, id, "hello");
-  const page = await open(`#/conversations/${encodeURIComponent(id)}`);
-  const [saved] = await Promise.all([
-    page.waitForEvent("download"),
-    page.getByRole("button", { name: "Export" }).click(),
-  ]);
-  assert.equal(saved.suggestedFilename(), "c_1___x______y_.jsonl");
-  await page.route("**/v1/export?*", (route) =>
-    route.fulfill({ body: '{"result":{}}\n{"error":{"code":14,"message":"the server stops"}}\n' }),
-  );
-  await page.getByRole("button", { name: "Export" }).click();
-  await page.locator("#notes", { hasText: "not complete, so it was not saved: the server stops" }).waitFor();
-});
+test(
+  "an export is saved only if it is complete, with a name that every system accepts",
+  options,
+  async (t) => {
+    const { client, open } = await startConsole(t);
+    const id = 'c/1: "x" \u202e*?<y>';
+    await converse(client, id, "hello");
+    const page = await open(`#/conversations/${encodeURIComponent(id)}`);
+    const [saved] = await Promise.all([
+      page.waitForEvent("download"),
+      page.getByRole("button", { name: "Export" }).click(),
+    ]);
+    assert.equal(saved.suggestedFilename(), "c_1___x______y_.jsonl");
+    await page.route("**/v1/export?*", (route) =>
+      route.fulfill({ body: '{"result":{}}\n{"error":{"code":14,"message":"the server stops"}}\n' }),
+    );
+    await page.getByRole("button", { name: "Export" }).click();
+    await page
+      .locator("#notes", { hasText: "not complete, so it was not saved: the server stops" })
+      .waitFor();
+  },
+);
 
 test("a long answer streams in parts that the browser lays out one by one", options, async (t) => {
   const agent = new ScriptedAgent();

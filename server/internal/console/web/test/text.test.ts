@@ -93,29 +93,33 @@ test("text of users and agents stays text", options, async (t) => {
   assert.deepEqual(harm, { hacked: false, elements: 0, listeners: 0 });
 });
 
-test("links of attachments lead only to the web, and tell nothing of the page", options, async (t) => {
-  const { client, open } = await startConsole(t);
-  await client.appendMessages({
-    conversationId: "c",
-    messages: [
-      {
-        role: Role.ROLE_USER,
-        attachments: [
-          "https://files.example/a.png",
-          "javascript:alert(1)",
-          "data:text/html,x",
-          "file:///etc/passwd",
-        ].map((uri) => ({ uri, filename: uri })),
-      },
-    ],
-  });
-  const page = await open("#/conversations/c");
-  await page.locator(".attachment").nth(3).waitFor();
-  const links = await page
-    .locator(".attachment a")
-    .evaluateAll((all) => all.map((one) => [one.getAttribute("href"), one.getAttribute("rel")]));
-  assert.deepEqual(links, [["https://files.example/a.png", "noopener noreferrer nofollow"]]);
-});
+test(
+  "links of attachments lead only to the web, and do not send the address of the page",
+  options,
+  async (t) => {
+    const { client, open } = await startConsole(t);
+    await client.appendMessages({
+      conversationId: "c",
+      messages: [
+        {
+          role: Role.ROLE_USER,
+          attachments: [
+            "https://files.example/a.png",
+            "javascript:alert(1)",
+            "data:text/html,x",
+            "file:///etc/passwd",
+          ].map((uri) => ({ uri, filename: uri })),
+        },
+      ],
+    });
+    const page = await open("#/conversations/c");
+    await page.locator(".attachment").nth(3).waitFor();
+    const links = await page
+      .locator(".attachment a")
+      .evaluateAll((all) => all.map((one) => [one.getAttribute("href"), one.getAttribute("rel")]));
+    assert.deepEqual(links, [["https://files.example/a.png", "noopener noreferrer nofollow"]]);
+  },
+);
 
 test("the policy is enforced", options, async (t) => {
   const { client, url, faults, open } = await startConsole(t);
@@ -154,7 +158,7 @@ test("the policy is enforced", options, async (t) => {
   assert.match(reply.headers.get("content-security-policy")!, /default-src 'none'; script-src 'self'/);
 });
 
-test("a message of 3 MiB is shown in part, and whole on request", options, async (t) => {
+test("a message of 3 MiB is shown in part, and completely on request", options, async (t) => {
   const { client, open } = await startConsole(t, { more: { max_message_bytes: "3MiB" } });
   const lineOfText = `${"long ".repeat(19)}end\n`;
   const content = lineOfText.repeat(Math.floor((3 << 20) / lineOfText.length) - 100);

@@ -106,6 +106,17 @@ test("every view fits a width of 360 pixels", options, async (t) => {
     await settle(page);
     const width = await page.evaluate(() => document.documentElement.scrollWidth);
     assert.ok(width <= 360, `${place} is ${width} pixels wide`);
+    const wide = await page
+      .locator(".wide")
+      .evaluateAll((all) => all.filter((one) => one.scrollWidth > one.clientWidth).length);
+    assert.equal(wide, 0, `${place} has tables that scroll sideways`);
+    const messages = await page
+      .locator(".scroll")
+      .evaluateAll((all) => all.map((one) => one.clientHeight / innerHeight));
+    assert.ok(
+      messages.every((share) => share > 0.5),
+      `${place} has ${messages.join()} of the height for messages`,
+    );
     const name = place.replace(/\W+/g, "-").slice(0, 60);
     await page.screenshot({ path: `screenshots/narrow${name}.png` });
   }
