@@ -172,7 +172,7 @@ test("a conversation is forked, exported, cleared and deleted", options, async (
   await converse(client, "c/1", "one", "two", "three", "four");
   const page = await open(`#/conversations/${encodeURIComponent("c/1")}`);
   await page.locator('[data-sequence="2"]').getByRole("button", { name: "Fork here" }).click();
-  await page.locator(".conversation-head h2", { hasNotText: "c/1" }).waitFor();
+  await page.locator(".conversation-head h2", { hasText: "c/1 (fork at message 2)" }).waitFor();
   await page.locator('[data-sequence="2"]').waitFor();
   assert.equal(await page.locator(".message").count(), 2);
   await page.goBack();
