@@ -17,12 +17,14 @@ import (
 const abandonedBytes = 1 << 20
 
 // Abandoned implements store.Store. If the engine does not answer for some buckets, it returns the turns of the others,
-// and the error only if there are none.
+// and the error only if there are none. After a bucket could not be reached, it returns none of that bucket for the time
+// of a lease, see judges.
 func (s *Store) Abandoned(ctx context.Context, after string) ([]store.Progress, string, error) {
 	return s.abandoned(ctx, after, false)
 }
 
-// abandoned is Abandoned. If all is set, it fails if the engine does not answer for some buckets.
+// abandoned is Abandoned. If all is set, no other process uses the store, and the call fails if the engine does not
+// answer for some buckets.
 func (s *Store) abandoned(
 	ctx context.Context, after string, all bool,
 ) (turns []store.Progress, next string, err error) {
@@ -38,7 +40,10 @@ func (s *Store) abandoned(
 		}
 		from = "(" + last
 	}
-	p := &abandonedPage{store: s}
+	p := &abandonedPage{store: s, leases: s.judgedLeases}
+	if all { // No server lives beside this process.
+		p.leases = s.leases
+	}
 	counts := make([]rueidis.Completed, len(s.buckets)-first) // Mostly no turn is running.
 	for i, b := range s.buckets[first:] {
 		counts[i] = s.client.B().Zcard().Key(b.prefix + "rl").Build()
@@ -68,8 +73,10 @@ func (s *Store) abandoned(
 // abandonedPage collects turns that no live server answers.
 type abandonedPage struct {
 	store *Store
-	turns []store.Progress
-	size  int // of their progress, about
+	// leases returns the servers that live. If it is not known which ones do, the error is errNotJudged.
+	leases func(ctx context.Context, b bucket) (map[string]bool, error)
+	turns  []store.Progress
+	size   int // of their progress, about
 }
 
 // addBucket adds those of a bucket, from a position in {T}rl. next is the position after the page if it is full.
@@ -85,7 +92,10 @@ func (p *abandonedPage) addBucket(ctx context.Context, b bucket, from string) (n
 		if err != nil {
 			return "", s.fault(err)
 		}
-		live, err := s.leases(ctx, b) // After the turns: a server has a lease before it begins one.
+		live, err := p.leases(ctx, b) // After the turns: a server has a lease before it begins one.
+		if errors.Is(err, errNotJudged) {
+			return "", nil
+		}
 		if err != nil {
 			return "", err
 		}

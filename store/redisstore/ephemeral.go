@@ -3,6 +3,7 @@ package redisstore
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -45,7 +46,10 @@ func (s *Store) releaseAbandoned(ctx context.Context) error {
 
 // releaseWithoutLease releases what those of the servers have held in a bucket that have no lease.
 func (s *Store) releaseWithoutLease(ctx context.Context, b bucket, servers []string) error {
-	live, err := s.leases(ctx, b)
+	live, err := s.judgedLeases(ctx, b)
+	if errors.Is(err, errNotJudged) {
+		return nil // A later sweep releases them.
+	}
 	if err != nil {
 		return err
 	}

@@ -2,8 +2,10 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -24,12 +26,80 @@ func (s *Store) renew(ctx context.Context) error {
 		}
 	}
 	var errs []error
-	for _, reply := range s.scripts.lease.ExecMulti(ctx, s.client, all...) {
-		if err := reply.Error(); err != nil {
+	for i, reply := range s.scripts.lease.ExecMulti(ctx, s.client, all...) {
+		hadLease, err := reply.AsInt64()
+		if err != nil {
 			errs = append(errs, s.fault(err))
 		}
+		s.judges.renewed(i, hadLease == 1, err, s.leaseTime)
 	}
 	return joined(errs)
+}
+
+// judges decides for each bucket whether a lease that has ended shows that its server has ended. It does not if the
+// engine could not be reached for some time, or its clock was set: then the leases of all servers have ended, and the
+// first server that can renew its own would end the turns and the holds of the others. It waits for one lease after
+// that, so that each server that lives has renewed its lease.
+type judges struct {
+	mu  sync.Mutex
+	all []judge // by bucket
+}
+
+// judge is the state of the lease of this process in a bucket.
+type judge struct {
+	renewed time.Time // last renewal; zero before the first one
+	missed  bool      // whether the last renewal has failed
+	from    time.Time // when leases can be judged again
+}
+
+// renewed records a renewal. hadLease reports whether the lease had not ended before.
+func (j *judges) renewed(bucket int, hadLease bool, err error, lease time.Duration) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for len(j.all) <= bucket {
+		j.all = append(j.all, judge{})
+	}
+	of := &j.all[bucket]
+	if err != nil {
+		of.missed = true
+		return
+	}
+	now := time.Now()
+	if !of.renewed.IsZero() && (of.missed || !hadLease || !of.isRecent(now, lease)) {
+		of.from = now.Add(lease)
+	}
+	of.renewed, of.missed = now, false
+}
+
+// isRecent reports whether the last renewal is so recent that no lease can have ended because the engine could not be
+// reached: a lease lasts for three renewals.
+func (j *judge) isRecent(now time.Time, lease time.Duration) bool { return now.Sub(j.renewed) <= 2*(lease/3) }
+
+// may reports whether the leases of a bucket can be judged now.
+func (j *judges) may(bucket int, lease time.Duration) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if bucket >= len(j.all) {
+		return false
+	}
+	of, now := &j.all[bucket], time.Now()
+	return !of.missed && of.isRecent(now, lease) && !now.Before(of.from)
+}
+
+// errNotJudged means that it is not known whether servers without a lease have ended.
+var errNotJudged = errors.New("the leases are not judged yet")
+
+// judgedLeases returns the servers that have a lease in a bucket. All others have ended. The error is errNotJudged if
+// that is not known.
+func (s *Store) judgedLeases(ctx context.Context, b bucket) (map[string]bool, error) {
+	live, err := s.leases(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	if !live[s.server] || !s.judges.may(b.index, s.leaseTime) {
+		return nil, errNotJudged
+	}
+	return live, nil
 }
 
 // joined returns an error for those of several buckets, in one line: the first, and how many there are.

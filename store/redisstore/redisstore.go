@@ -154,6 +154,7 @@ type Store struct {
 	writes       *turnstile // of conversations
 	teller       *teller
 	counts       counters
+	judges       judges
 	holds        atomic.Int64 // number of the last hold or release
 	unknownHolds unknownHolds // calls of Hold and Release
 
