@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
@@ -35,7 +36,7 @@ func (s *Store) try(ctx context.Context, a *attempt) (*record.Outcome, error) {
 		return nil, err
 	}
 	for _, lost := range a.lost {
-		if made, err := lost.wasMade(t.old, t.added); err != nil {
+		if made, err := s.wasMade(ctx, t, &lost); err != nil {
 			return nil, err
 		} else if made {
 			if err := s.confirm(ctx, a.of("c", a.id), t.old.revision); err != nil {
@@ -85,10 +86,10 @@ func (t *transaction) lost() lostCommit {
 	return l
 }
 
-// wasMade reports whether a commit was made. now is the conversation as it was read afterwards, and added the number of
-// conversations that had been added to the bucket then. If these do not show it, the error is store.ErrUnavailable.
-func (l lostCommit) wasMade(now *conversation, added int64) (bool, error) {
-	uid := ""
+// wasMade reports whether a lost commit was made. t has what was read afterwards. If that does not show it, the error is
+// store.ErrUnavailable.
+func (s *Store) wasMade(ctx context.Context, t *transaction, l *lostCommit) (bool, error) {
+	now, uid := t.old, ""
 	if now.record != nil {
 		uid = now.record.Conversation().GetUid()
 	}
@@ -101,11 +102,36 @@ func (l lostCommit) wasMade(now *conversation, added int64) (bool, error) {
 		return madeIn(now.extra.commits, l.id, l.revision)
 	case uid == l.uid:
 		return true, nil
-	case l.mode != "change" && added == l.added:
-		return false, nil // The commit would have added a conversation.
+	case l.mode != "change":
+		return s.wasAdded(ctx, t.bucket, l)
 	}
 	return false, fmt.Errorf("%w: the conversation was removed, which hides whether the write was made",
 		store.ErrUnavailable)
+}
+
+// maxAdded is the number of conversations added to a bucket whose commits it remembers at least, see commit.lua.
+const maxAdded = 1000
+
+// wasAdded reports whether a commit has added a conversation to a bucket. The conversation need not exist any more. If
+// the bucket may have forgotten the commit, the error is store.ErrUnavailable.
+func (s *Store) wasAdded(ctx context.Context, b bucket, l *lostCommit) (bool, error) {
+	replies := s.client.DoMulti(ctx,
+		s.client.B().Lrange().Key(b.prefix+"cr").Start(0).Stop(-1).Build(),
+		s.addedCommand(b)) // After the list: it must have each commit that the number includes.
+	commits, err := replies[0].AsStrSlice()
+	if err != nil {
+		return false, s.fault(err)
+	}
+	added, err := replies[1].AsInt64()
+	switch {
+	case err != nil && !isNil(err):
+		return false, s.fault(err)
+	case slices.Contains(commits, l.id):
+		return true, nil
+	case added-l.added <= maxAdded:
+		return false, nil
+	}
+	return false, fmt.Errorf("%w: %d later conversations hide whether the write was made", store.ErrUnavailable, maxAdded)
 }
 
 // madeIn reports whether a commit was made, from the newest commits that are remembered and the newest one before it.

@@ -268,7 +268,7 @@ func (d *damaged) wantRepaired(t *testing.T, miscounts bool) {
 
 // keysOfNothing returns the keys of a bucket without data.
 func keysOfNothing(prefix string) []string {
-	return []string{prefix + "la", prefix + "ls", prefix + "st"}
+	return []string{prefix + "cr", prefix + "la", prefix + "ls", prefix + "st"}
 }
 
 // TestLostKey deletes the key of a conversation and leaves all others.

@@ -73,7 +73,9 @@ func (j *judges) renewed(bucket int, hadLease bool, err error, lease time.Durati
 
 // isRecent reports whether the last renewal is so recent that no lease can have ended because the engine could not be
 // reached: a lease lasts for three renewals.
-func (j *judge) isRecent(now time.Time, lease time.Duration) bool { return now.Sub(j.renewed) <= 2*(lease/3) }
+func (j *judge) isRecent(now time.Time, lease time.Duration) bool {
+	return now.Sub(j.renewed) <= 2*(lease/3)
+}
 
 // may reports whether the leases of a bucket can be judged now.
 func (j *judges) may(bucket int, lease time.Duration) bool {

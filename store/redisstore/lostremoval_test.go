@@ -45,7 +45,7 @@ func TestLostReplyOfSweep(t *testing.T) {
 }
 
 // TestLostReplyAndRemoval has another process remove the conversation between a commit whose reply is lost and the next
-// attempt: the write is not made a second time. If the commit was not made at all, the write is made.
+// attempt: the write is not made a second time. If the commit has added the conversation, the write returns its result.
 func TestLostReplyAndRemoval(t *testing.T) {
 	t.Parallel()
 	l := newLossy(t)
@@ -63,13 +63,63 @@ func TestLostReplyAndRemoval(t *testing.T) {
 			appendTo(t, l, id, "one")
 		}
 		l.proxy.set(&fault{matches: isWrite, times: 1, afterward: remove(id)})
-		_, err := l.Append(ctx, &store.Append{Tenant: "acme", ConversationID: id, Messages: message("mine")})
-		wantError(t, "Append before a removal", err, store.ErrUnavailable)
+		r, err := l.Append(ctx, &store.Append{Tenant: "acme", ConversationID: id, Messages: message("mine")})
+		if present {
+			wantError(t, "Append before a removal", err, store.ErrUnavailable)
+		} else if err != nil || r.Appended[0].GetSequence() != 1 {
+			t.Errorf("Append that creates before a removal = %+v, %v, want its result", r, err)
+		}
 		l.proxy.set(nil)
 		_, err = l.other.Read(ctx, &store.Read{Tenant: "acme", ConversationID: id})
 		wantError(t, "Read of what was removed", err, store.ErrNotFound)
 	}
-	l.proxy.set(&fault{matches: isWrite, times: 1, unsent: true})
-	appendTo(t, l, "unsent", "mine")
-	wantTexts(t, l.other, "unsent", "mine")
+}
+
+// TestLostCreateAndOthers loses a create, or its reply, and has another process create other conversations before the
+// next attempt. The conversation is created once, unless so many others follow that the commit may be forgotten.
+func TestLostCreateAndOthers(t *testing.T) {
+	t.Parallel()
+	l := newLossy(t)
+	for _, test := range []struct {
+		name          string
+		unsent, fails bool
+		others        int
+		removed       bool // whether the conversation is also removed
+	}{
+		{name: "request", unsent: true, others: 1},
+		{name: "request and many others", unsent: true, others: maxAdded},
+		{name: "request and too many others", unsent: true, others: maxAdded + 1, fails: true},
+		{name: "reply", others: 1},
+		{name: "reply and many others", others: 2 * maxAdded},
+		{name: "reply and removal", others: maxAdded - 1, removed: true},
+		{name: "reply, removal and too many others", others: 2 * maxAdded, removed: true, fails: true},
+	} {
+		others := func() {
+			if test.removed {
+				if err := l.other.Delete(t.Context(), &store.Delete{Tenant: "acme", ConversationID: test.name}); err != nil {
+					t.Error(err)
+				}
+			}
+			for i := range test.others {
+				if err := create(t.Context(), l.other, fmt.Sprint("other ", i)); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		l.proxy.set(&fault{matches: isWrite, times: 1, unsent: test.unsent, afterward: others, sentNone: others})
+		err := create(t.Context(), l.Store, test.name)
+		l.proxy.set(nil)
+		if test.fails {
+			wantError(t, "Create after a lost "+test.name, err, store.ErrUnavailable)
+		} else if err != nil {
+			t.Errorf("Create after a lost %s = %v, want nil", test.name, err)
+		}
+		err = read(t.Context(), l.other, test.name)
+		if exists := !test.fails && !test.removed; exists == (err != nil) {
+			t.Errorf("Read after a lost %s = %v, want the conversation: %t", test.name, err, exists)
+		}
+		if _, err := l.other.Purge(t.Context(), &store.Purge{Tenant: "acme"}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

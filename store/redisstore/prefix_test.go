@@ -144,7 +144,7 @@ func TestWhatRemains(t *testing.T) {
 		key, _, _ := strings.Cut(line, " ")
 		keys = append(keys, key)
 	}
-	if want := []string{"parley:schema", prefix + "st", prefix + "t:4:acme:"}; !slices.Equal(keys, want) {
+	if want := []string{"parley:schema", prefix + "cr", prefix + "st", prefix + "t:4:acme:"}; !slices.Equal(keys, want) {
 		t.Errorf("keys = %q, want %q", keys, want)
 	}
 	if fields, err := engine.Do("HLEN", prefix+"t:4:acme:"); err != nil || fields > "9" {

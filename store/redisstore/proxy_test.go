@@ -32,6 +32,7 @@ type fault struct {
 	unsent    bool   // whether the request is lost, too
 	lost      int    // commands that it concerned
 	afterward func() // called when the engine has replied, before the connection ends; may be nil
+	sentNone  func() // called in its place if the request is lost; may be nil
 }
 
 // newProxy starts a proxy, which ends with the test.
@@ -138,6 +139,9 @@ func (p *proxy) requests(client io.Reader, engine io.Writer, fates chan<- *fault
 		}
 		fate := p.fate(len(raw), args)
 		if fate != nil && fate.unsent {
+			if fate.sentNone != nil {
+				fate.sentNone()
+			}
 			return
 		}
 		if !strings.EqualFold(args[0], "SSUBSCRIBE") { // It is answered by a push.

@@ -56,6 +56,7 @@
 //	                          and when, see across.go
 //	{T}st               hash  counts of the bucket, as those of a tenant; c changes, e epoch of their numbers, run the
 //	                          process of the engine in which it was made, a conversations added
+//	{T}cr               list  ids of the newest commits that added conversations, newest first, see wasAdded
 //	<prefix>:schema     text  version, number of buckets, and the spread if it is not 1
 //
 // Nothing has a time to live in the engine: sweeps remove what has ended, and tell it.

@@ -92,6 +92,7 @@ if id ~= '' and mode ~= 'delete' then
     if ephemeral then call('HSET', c, 'e', ephemeral) end
     call('ZADD', BY_TIME, 0, place .. id)
     call('HINCRBY', TOTAL, 'a', 1)
+    if call('LPUSH', P .. 'cr', call('HGET', c, 'v')) > 1100 then call('LTRIM', P .. 'cr', 0, 999) end
     count('n', 1)
   end
   if not ephemeral and not s.running and s.ends ~= '9223372036854775807' then
