@@ -9,6 +9,7 @@ import (
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
+	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // attempt is a write with its commits whose reply was lost.
@@ -45,6 +46,18 @@ func (s *Store) try(ctx context.Context, a *attempt) (*record.Outcome, error) {
 			s.awaitTold(ctx, a.bucket)
 			return lost.outcome, nil
 		}
+	}
+	if s.spread > 1 && records.HasTenantScope(a.records) {
+		// Not before the conversation was read: while its bucket cannot be reached, other writes of the records must not
+		// wait for this one.
+		home := s.space(a.space.tenant).key("t")
+		if err := s.writes.enter(ctx, home, nil); err != nil {
+			return nil, s.fault(err)
+		}
+		defer s.writes.leave(home)
+	}
+	if err := s.readRecordsFor(ctx, t); err != nil {
+		return nil, err
 	}
 	out, err := a.decide(t.input())
 	if err != nil { // A refusal may be due to an earlier attempt of the caller.
