@@ -17,8 +17,8 @@ import (
 const abandonedBytes = 1 << 20
 
 // Abandoned implements store.Store. If the engine does not answer for some buckets, it returns the turns of the others,
-// and the error only if there are none. After a bucket could not be reached, it returns none of that bucket for the time
-// of a lease, see judges.
+// and the error only if there are none. After a bucket could not be reached, it returns none of that bucket for the
+// time of a lease, see judges.
 func (s *Store) Abandoned(ctx context.Context, after string) ([]store.Progress, string, error) {
 	return s.abandoned(ctx, after, false)
 }

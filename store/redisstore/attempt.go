@@ -99,8 +99,8 @@ func (t *transaction) lost() lostCommit {
 	return l
 }
 
-// wasMade reports whether a lost commit was made. t has what was read afterwards. If that does not show it, the error is
-// store.ErrUnavailable.
+// wasMade reports whether a lost commit was made. t has what was read afterwards. If that does not show it, the error
+// is store.ErrUnavailable.
 func (s *Store) wasMade(ctx context.Context, t *transaction, l *lostCommit) (bool, error) {
 	now, uid := t.old, ""
 	if now.record != nil {

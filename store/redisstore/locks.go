@@ -16,8 +16,8 @@ import (
 	"github.com/parleyhq/parley/store/internal/records"
 )
 
-// locks are the locked records of a tenant, as they were read. See across.go. While there is a lock, the revision of the
-// records is lockMark and the id of the last commit that has changed records or locks.
+// locks are the locked records of a tenant, as they were read. See across.go. While there is a lock, the revision of
+// the records is lockMark and the id of the last commit that has changed records or locks.
 type locks struct {
 	revision string
 	commits  string // ids of the last commits, see maxCommits
@@ -115,8 +115,8 @@ func (s *Store) lockRecords(ctx context.Context, t *transaction, home space, cha
 	return l, s.finish(home, t.now, reply, nil, store.Limits{})
 }
 
-// unlockRecords unlocks the records of a change, and makes the change if its commit was made. l is the last known state.
-// It returns nil if another call has unlocked them.
+// unlockRecords unlocks the records of a change, and makes the change if its commit was made. l is the last known
+// state. It returns nil if another call has unlocked them.
 func (s *Store) unlockRecords(ctx context.Context, home space, l *locks, change *pending, made bool) error {
 	_, err := again(ctx, func() (any, error) {
 		rest := slices.DeleteFunc(slices.Clone(l.pending), func(p *pending) bool {
@@ -184,9 +184,9 @@ func unlockCommands(home space, l *locks, rest []*pending, change *pending, made
 	return b, nil
 }
 
-// settle unlocks records that a call needs if the call that locked them will not unlock them. The caller has entered the
-// queue of writes of the records of the tenant, so that no other call of this process is about to unlock them. On success
-// the error is errMoved: the caller must read the records again.
+// settle unlocks records that a call needs if the call that locked them will not unlock them. The caller has entered
+// the queue of writes of the records of the tenant, so that no other call of this process is about to unlock them. On
+// success the error is errMoved: the caller must read the records again.
 func (s *Store) settle(ctx context.Context, home space, needs func(key string) bool) error {
 	l, err := s.readLocks(ctx, home)
 	if err != nil {

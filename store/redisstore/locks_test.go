@@ -83,6 +83,7 @@ func TestSpreadUnreachableBucket(t *testing.T) {
 }
 
 func testUnreachableBucket(t *testing.T, made bool) {
+	t.Helper()
 	s := newSpreadCluster(t)
 	a := newAcrossOf(t, s.Store, s.id)
 	a.lock(t, made)

@@ -356,8 +356,8 @@ func (s *Store) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parle
 	return of.found, of.more, nil
 }
 
-// readRecords calls read with the records of a conversation or of the tenant until they are of one instant. needs reports
-// which records of the tenant read needs; nil means all.
+// readRecords calls read with the records of a conversation or of the tenant until they are of one instant. needs
+// reports which records of the tenant read needs; nil means all.
 func (s *Store) readRecords(
 	ctx context.Context, tenant, id string, needs func(key string) bool, read func(c *scope, now time.Time) (any, error),
 ) (any, error) {

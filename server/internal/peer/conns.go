@@ -75,15 +75,26 @@ func (t *Turns) stream(
 	if err != nil {
 		return nil, nil, err
 	}
-	c := &t.conns
+	conn, release, err := t.conns.stream(to.Address, l)
+	if err != nil {
+		return nil, nil, err
+	}
+	return parleyv1.NewConversationServiceClient(conn), release, nil
+}
+
+// stream returns a connection to an address for one stream. l are the connections to it, as get has returned them.
+func (c *conns) stream(address string, l *links) (conn *grpc.ClientConn, release func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.open[address] != l { // In the meantime, keep or close has closed them, and would not close a new one.
+		return nil, nil, ErrUnreachable
+	}
 	at := slices.IndexFunc(l.streams, func(s *streamLink) bool { return s.open < maxStreams })
 	if at < 0 {
-		if c.closed || len(l.streams) == maxStreamConns {
+		if len(l.streams) == maxStreamConns {
 			return nil, nil, ErrUnreachable
 		}
-		conn, err := c.dial(to.Address)
+		conn, err := c.dial(address)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -91,7 +102,7 @@ func (t *Turns) stream(
 	}
 	link := l.streams[at]
 	link.open++
-	return parleyv1.NewConversationServiceClient(link.conn), func() {
+	return link.conn, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		link.open--
