@@ -16,6 +16,42 @@ import (
 	"github.com/parleyhq/parley/store/internal/records"
 )
 
+// tenantState is what a write of the tenant's records has read. The zero value says that it has read nothing.
+type tenantState struct {
+	wasRead  bool
+	revision string // id of the last commit of these records, after lockMark if others of them are locked
+	commits  string // ids of the last ones, see maxCommits
+	pending  []*pending
+	decides  string // id of a commit that decides about locked records, see across.go
+}
+
+// last returns the id of the last commit.
+func (t tenantState) last() string {
+	if len(t.pending) == 0 {
+		return t.revision
+	}
+	return strings.TrimPrefix(t.revision, lockMark)
+}
+
+// after returns the revision after a commit, which leaves the locks as they are.
+func (t tenantState) after(commit string) string {
+	if len(t.pending) == 0 {
+		return commit
+	}
+	return lockMark + commit
+}
+
+// read returns the argument of commit.lua.
+func (t tenantState) read() string {
+	switch {
+	case t.decides != "":
+		return "decide:" + t.decides
+	case !t.wasRead:
+		return "-"
+	}
+	return t.revision
+}
+
 // locks are the locked records of a tenant, as they were read. See across.go. While there is a lock, the revision of
 // the records is lockMark and the id of the last commit that has changed records or locks.
 type locks struct {

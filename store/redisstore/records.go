@@ -21,42 +21,6 @@ import (
 // The records of a scope are three keys: a hash of their values (k), a hash of their states (ks), which writes read in
 // place of the values, and a sorted set of their keys (kx). Those of a tenant have a fourth: their keys by expire_time.
 
-// tenantState is what a write of the tenant's records has read. The zero value says that it has read nothing.
-type tenantState struct {
-	wasRead  bool
-	revision string // id of the last commit of these records, after lockMark if others of them are locked
-	commits  string // ids of the last ones, see maxCommits
-	pending  []*pending
-	decides  string // id of a commit that decides about locked records, see across.go
-}
-
-// last returns the id of the last commit.
-func (t tenantState) last() string {
-	if len(t.pending) == 0 {
-		return t.revision
-	}
-	return strings.TrimPrefix(t.revision, lockMark)
-}
-
-// after returns the revision after a commit, which leaves the locks as they are.
-func (t tenantState) after(commit string) string {
-	if len(t.pending) == 0 {
-		return commit
-	}
-	return lockMark + commit
-}
-
-// read returns the argument of commit.lua.
-func (t tenantState) read() string {
-	switch {
-	case t.decides != "":
-		return "decide:" + t.decides
-	case !t.wasRead:
-		return "-"
-	}
-	return t.revision
-}
-
 // marshalState encodes the state of a record with its CRC-32C.
 func marshalState(key string, s records.State) string {
 	expires := ""
