@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -112,7 +113,7 @@ func faultOf(ctx context.Context, err error) *fault {
 	}
 	st := gateway.StatusOf(ctx, err)
 	reason := gateway.Reason(st)
-	f := &fault{Message: st.Message(), status: gateway.HTTPStatus(st), cause: st, Code: codesOf[reason]}
+	f := &fault{Message: withClientIDs(st.Message()), status: gateway.HTTPStatus(st), cause: st, Code: codesOf[reason]}
 	if f.Code == "" {
 		f.Code = strings.ToLower(reason)
 	}
@@ -134,10 +135,14 @@ func faultOf(ctx context.Context, err error) *fault {
 		case *errdetails.BadRequest:
 			var texts []string
 			for _, v := range d.GetFieldViolations() {
-				texts = append(texts, paramOf(v.GetField())+": "+v.GetDescription())
+				texts = append(texts, paramOf(v.GetField())+": "+withClientIDs(v.GetDescription()))
 			}
 			if len(texts) > 0 {
 				f.Param, f.Message = new(paramOf(d.GetFieldViolations()[0].GetField())), strings.Join(texts, "; ")
+			}
+		case *errdetails.ResourceInfo:
+			if reason == "TURN_NOT_FOUND" && d.GetOwner() != "" {
+				f.Message = notFound("", "response", turnRef{d.GetOwner(), d.GetResourceName()}.responseID()).Message
 			}
 		case *errdetails.RetryInfo:
 			waits = true
@@ -146,7 +151,12 @@ func faultOf(ctx context.Context, err error) *fault {
 	if f.status == http.StatusTooManyRequests && !waits {
 		f.retry = "false" // Waiting does not help, for example if a conversation is full.
 	}
-	switch reason {
+	switch reason { // The texts of these calls name fields and metadata of gRPC.
+	case "UNAUTHENTICATED":
+		f.Message = "the request has no valid API key; send a token of this server in the header Authorization, as in " +
+			`"Authorization: Bearer TOKEN", or use a client certificate`
+	case "REQUEST_ID_REUSED":
+		f.Message = idempotencyKey + " was already used with a different request; use a new key"
 	case "VERSION_MISMATCH":
 		f.Code, f.Message = "conversation_locked", "another request has changed the conversation; send this one again"
 	case "CONVERSATION_BUSY":
@@ -157,6 +167,17 @@ func faultOf(ctx context.Context, err error) *fault {
 		}
 	}
 	return f
+}
+
+// storedID matches the id of a conversation in the text of an error of a call.
+var storedID = regexp.MustCompile(`conversation "[0-9a-f-]{36}"`)
+
+// withClientIDs returns the text of an error with the ids of conversations as clients of OpenAI know them.
+func withClientIDs(text string) string {
+	return storedID.ReplaceAllStringFunc(text, func(found string) string {
+		id := strings.TrimSuffix(strings.TrimPrefix(found, `conversation "`), `"`)
+		return fmt.Sprintf("conversation %q", conversationID(id))
+	})
 }
 
 // paramOf returns the parameter from which a field of a call was made.
