@@ -163,7 +163,7 @@ func (s *Servers) openHTTP(ctx context.Context, o Options, service *rpc.Server) 
 	}
 	facade := a2a.Options{
 		Conn: service.Direct(s.loopback.conn), Authorize: service.Authorize, Agents: service.Agents, URL: o.A2AURL,
-		SignIn: o.Auth.Required(), Version: o.Version,
+		SignIn: service.SignIn, NeedsSignIn: o.Auth.Required(), Version: o.Version,
 	}
 	if o.A2A {
 		s.notifier = a2a.NewNotifier(ctx, a2a.NotifierOptions{Options: facade, Private: o.A2APushPrivate, Log: o.Log})

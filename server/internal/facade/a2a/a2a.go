@@ -9,6 +9,7 @@ package a2a
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -27,6 +28,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/gateway"
 )
 
@@ -39,6 +41,10 @@ const cardPath = a2asrv.WellKnownAgentCardPath
 
 // keepAlive is the time between the comments of a stream without events. It is that of the progress events of turns.
 const keepAlive = 15 * time.Second
+
+// SignIn returns the caller of a request that is not a call itself. sent is the metadata of its calls. See
+// [rpc.Server.SignIn].
+type SignIn func(ctx context.Context, method string, sent metadata.MD) (auth.Principal, error)
 
 // Options are what the services need. Required are Conn and Agents, and for HTTP Authorize and Bodies.
 type Options struct {
@@ -58,8 +64,10 @@ type Options struct {
 	GRPCPort int
 	// Notifier sends push notifications. If nil, there are none.
 	Notifier *Notifier
-	// SignIn is true if callers need a credential. The cards say so.
-	SignIn bool
+	// SignIn is required with Notifier, which has a limit for each tenant.
+	SignIn SignIn
+	// NeedsSignIn is true if callers need a credential. The cards say so.
+	NeedsSignIn bool
 	// Version is that of the program, for the cards.
 	Version string
 }
@@ -75,7 +83,7 @@ type handler struct {
 func (o Options) tasks() *tasks {
 	return &tasks{
 		api: parleyv1.NewConversationServiceClient(o.Conn), records: parleyv1.NewRecordServiceClient(o.Conn),
-		notifier: o.Notifier,
+		notifier: o.Notifier, signIn: o.SignIn,
 	}
 }
 

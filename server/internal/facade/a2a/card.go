@@ -99,7 +99,7 @@ func (h *handler) card(r *http.Request, agent *parleyv1.AgentInfo) *a2a.AgentCar
 			ID: agent.GetName(), Name: agent.GetName(), Description: description, Tags: []string{agent.GetKind()},
 		}},
 	}
-	if h.SignIn {
+	if h.NeedsSignIn {
 		const name = "bearer"
 		card.SecuritySchemes = a2a.NamedSecuritySchemes{name: a2a.HTTPAuthSecurityScheme{Scheme: "Bearer"}}
 		card.SecurityRequirements = a2a.SecurityRequirementsOptions{{name: {}}}

@@ -27,6 +27,7 @@ import (
 	"github.com/parleyhq/parley/server/internal/gateway"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/rpc/rpctest"
+	"github.com/parleyhq/parley/store/memstore"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -91,6 +92,8 @@ type fixture struct {
 	api      parleyv1.ConversationServiceClient
 	puppet   *puppet
 	notifier *Notifier
+	conn     grpc.ClientConnInterface
+	store    *memstore.Store
 }
 
 // newFixture returns a fixture whose callers need no credential.
@@ -106,9 +109,11 @@ func newFixtureWith(tb testing.TB, a *auth.Authenticator) *fixture {
 		Agents: []agent.Entry{{Name: "puppet", Kind: "test", Agent: f.puppet}},
 		Change: func(o *rpc.Options) { o.Auth = a },
 	})
+	f.conn, f.store = service.Conn, service.Store
 	f.api = parleyv1.NewConversationServiceClient(service.Conn)
 	o := Options{
-		Conn: service.Conn, Authorize: service.Authorize, Bodies: gateway.NewBodies(), Version: "1.2.3", SignIn: a != nil,
+		Conn: service.Conn, Authorize: service.Authorize, Bodies: gateway.NewBodies(), Version: "1.2.3", NeedsSignIn: a != nil,
+		SignIn: service.SignIn,
 		Agents: func() []*parleyv1.AgentInfo {
 			return []*parleyv1.AgentInfo{
 				{Name: "echo", Kind: "echo", IsDefault: true, Description: "repeats what it is told"}, {Name: "puppet", Kind: "test"},

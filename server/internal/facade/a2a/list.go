@@ -3,9 +3,9 @@ package a2a
 import (
 	"cmp"
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
@@ -30,81 +29,165 @@ const (
 // at most 4 MiB at a time.
 const maxListBytes = 3 << 20
 
-// listed is a task of a list.
-type listed struct {
-	id     string
-	newest *parleyv1.Turn
+// maxListCalls is how many pages of turns a page of tasks reads at most: tasks of other agents and tasks that the
+// request does not select are read, too. So a page reads at most maxListCalls turns for each task that it may have.
+const maxListCalls = 10
+
+// tasksPage collects the tasks of a page.
+type tasksPage struct {
+	request *a2a.ListTasksRequest
+	size    int
+	tasks   []*a2a.Task
+	bytes   int
 }
 
-// compare orders tasks by the time of their state, newest first.
-func (l listed) compare(other listed) int {
-	return cmp.Or(changed(other.newest).Compare(changed(l.newest)), strings.Compare(other.id, l.id))
-}
-
-// taskPage collects the tasks of a page from all tasks, which come in any order. It keeps no others.
-type taskPage struct {
-	size  int
-	after *listed // that the page comes after; nil for the first page
-	tasks []listed
-	more  bool // There are tasks after those of the page.
-	total int  // tasks that were added
-}
-
-// add adds a task to the page if it is one of the first ones after the task that the page comes after.
-func (p *taskPage) add(l listed) {
-	p.total++
-	if p.after != nil && l.compare(*p.after) <= 0 {
-		return
-	}
-	i, _ := slices.BinarySearchFunc(p.tasks, l, listed.compare)
-	p.tasks = slices.Insert(p.tasks, i, l)
-	if len(p.tasks) > p.size {
-		p.tasks, p.more = p.tasks[:p.size], true
-	}
-}
-
-// ListTasks returns a page of the tasks of this agent that the caller's tenant has, in one context or in all. The task
-// whose state is the newest comes first. Since the protocol wants their number, each page reads the turns of all tasks,
-// or of those with the state that the request selects.
+// ListTasks returns a page of the tasks of this agent that the caller's tenant has, in one context or in all. Pages
+// follow the order of the turns, the turn that was accepted last first; on a page, the task whose state is the newest
+// comes first. A page may have fewer tasks than it could, or none, and have a token for the next page. The total size
+// is that of the pages until this one, and one more if there is a token: to count all tasks would read all turns.
 func (t *tasks) ListTasks(ctx context.Context, r *a2a.ListTasksRequest) (*a2a.ListTasksResponse, error) {
 	if err := t.addQuery(r); err != nil {
 		return nil, err
 	}
-	size, after, err := t.checkList(r)
+	page := &tasksPage{request: r, tasks: []*a2a.Task{}}
+	var err error
+	if page.size, err = t.checkList(r); err != nil {
+		return nil, err
+	}
+	before, token, err := t.parseToken(r.PageToken)
 	if err != nil {
 		return nil, err
 	}
-	page := &taskPage{size: size, after: after}
-	if err := t.list(ctx, r, page); err != nil {
+	if token, err = t.fill(ctx, page, token); err != nil {
 		return nil, err
 	}
-	reply := &a2a.ListTasksResponse{Tasks: []*a2a.Task{}, TotalSize: page.total, PageSize: size}
-	bytes := 0
-	for i, l := range page.tasks {
-		turns, messages, err := t.load(ctx, l.id)
-		if errors.Is(err, a2a.ErrTaskNotFound) { // It was deleted since it was listed.
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		task := taskOf(turns, messages, r.HistoryLength)
-		bytes += sizeOf(messages[len(messages)-len(task.History):])
-		if r.IncludeArtifacts {
-			bytes += sizeOf(messages)
-		} else {
-			task.Artifacts = nil
-		}
-		if bytes > maxListBytes && len(reply.Tasks) > 0 {
-			reply.NextPageToken = tokenAfter(page.tasks[i-1])
-			return reply, nil
-		}
-		reply.Tasks = append(reply.Tasks, task)
-	}
-	if page.more {
-		reply.NextPageToken = tokenAfter(page.tasks[len(page.tasks)-1])
+	slices.SortStableFunc(page.tasks, func(a, b *a2a.Task) int { return b.Status.Timestamp.Compare(*a.Status.Timestamp) })
+	reply := &a2a.ListTasksResponse{Tasks: page.tasks, PageSize: page.size, TotalSize: before + len(page.tasks)}
+	if token != "" {
+		reply.NextPageToken = strconv.Itoa(reply.TotalSize) + tokenSeparator + token
+		reply.TotalSize++
 	}
 	return reply, nil
+}
+
+// tokenSeparator separates the parts of a page token: the number of tasks on the pages before, and the token of the
+// page of turns.
+const tokenSeparator = "."
+
+// parseToken returns the parts of a page token.
+func (t *tasks) parseToken(token string) (before int, turns string, err error) {
+	if token == "" {
+		return 0, "", nil
+	}
+	number, turns, _ := strings.Cut(token, tokenSeparator)
+	before, err = strconv.Atoi(number)
+	if err != nil || turns == "" || before < 0 || before > math.MaxInt32-maxTasksPage-1 {
+		return 0, "", t.badToken()
+	}
+	return before, turns, nil
+}
+
+func (t *tasks) badToken() error {
+	return a2a.NewError(t.invalid(),
+		"pageToken: must be the nextPageToken of the previous page, with the same contextId and status")
+}
+
+// fill adds tasks to a page, and returns the token of the turns after them. Its first turns are those after token.
+func (t *tasks) fill(ctx context.Context, page *tasksPage, token string) (next string, err error) {
+	r := page.request
+	request := &parleyv1.ListTurnsRequest{ConversationId: r.ContextID, States: turnStates(r.Status), PageToken: token}
+	if r.Status != "" && len(request.GetStates()) == 0 {
+		return "", nil // No task of this server has that state.
+	}
+	for range maxListCalls {
+		request.PageSize = int32(page.size - len(page.tasks))
+		reply, err := t.api.ListTurns(ctx, request)
+		if err != nil {
+			return "", t.listFault(ctx, request, err)
+		}
+		for i, turn := range reply.GetTurns() {
+			fits, err := t.addTurn(ctx, page, turn)
+			if err != nil {
+				return "", err
+			}
+			if !fits {
+				return t.tokenAfter(ctx, request, i)
+			}
+		}
+		request.PageToken = reply.GetNextPageToken()
+		if request.GetPageToken() == "" || len(page.tasks) == page.size {
+			break
+		}
+	}
+	return request.GetPageToken(), nil
+}
+
+// listFault returns the error of ListTasks for an error of a list of turns. It is nil if the context does not exist,
+// because then it has no tasks.
+func (t *tasks) listFault(ctx context.Context, request *parleyv1.ListTurnsRequest, err error) error {
+	st := status.Convert(err)
+	switch {
+	case request.GetConversationId() != "" && st.Code() == codes.NotFound:
+		return nil
+	case st.Code() == codes.InvalidArgument && strings.Contains(st.Message(), "page_token"):
+		return t.badToken()
+	}
+	return t.faultOf(ctx, err)
+}
+
+// tokenAfter returns the token of the page after the first count turns of a page. Turns that were accepted since that
+// page was read may be among them, so that the next page repeats some; it misses none.
+func (t *tasks) tokenAfter(ctx context.Context, page *parleyv1.ListTurnsRequest, count int) (string, error) {
+	if count == 0 {
+		return page.GetPageToken(), nil
+	}
+	page.PageSize = int32(count)
+	reply, err := t.api.ListTurns(ctx, page)
+	if err != nil {
+		return "", t.listFault(ctx, page, err)
+	}
+	return reply.GetNextPageToken(), nil
+}
+
+// addTurn adds the task whose newest turn is turn to a page, if the request selects it. It does not add the task of an
+// older turn. It returns false if the task does not fit on the page.
+func (t *tasks) addTurn(ctx context.Context, page *tasksPage, turn *parleyv1.Turn) (fits bool, err error) {
+	r := page.request
+	// A turn that waits for input may have been continued, or its task may have been cancelled.
+	waits := turn.GetState() == parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED
+	if turn.GetAgent() != t.agent || !waits && !selects(r, turn) {
+		return true, nil
+	}
+	turns := []*parleyv1.Turn{turn}
+	if id := cmp.Or(continued(turn), turn.GetId()); waits || id != turn.GetId() {
+		turns, err = t.turnsOf(ctx, id)
+		if errors.Is(err, a2a.ErrTaskNotFound) { // It was deleted since the turn was listed.
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		newest := turns[len(turns)-1]
+		if newest.GetId() != turn.GetId() || !selects(r, newest) {
+			return true, nil
+		}
+	}
+	messages, err := t.messages(ctx, turns)
+	if err != nil {
+		return false, err
+	}
+	task := taskOf(turns, messages, r.HistoryLength)
+	size := sizeOf(messages[len(messages)-len(task.History):])
+	if r.IncludeArtifacts {
+		size += sizeOf(messages)
+	} else {
+		task.Artifacts = nil
+	}
+	if page.bytes += size; page.bytes > maxListBytes && len(page.tasks) > 0 {
+		return false, nil
+	}
+	page.tasks = append(page.tasks, task)
+	return true, nil
 }
 
 // sizeOf returns the size of messages in bytes.
@@ -137,24 +220,19 @@ func (t *tasks) addQuery(r *a2a.ListTasksRequest) error {
 	return nil
 }
 
-// checkList returns the size of the page, and the task that it comes after, or nil for the first page.
-func (t *tasks) checkList(r *a2a.ListTasksRequest) (size int, after *listed, err error) {
+// checkList returns the size of the page.
+func (t *tasks) checkList(r *a2a.ListTasksRequest) (size int, err error) {
 	size = cmp.Or(r.PageSize, defaultTasksPage)
 	switch {
 	case size < 1 || size > maxTasksPage:
-		return 0, nil, a2a.NewError(t.invalid(), fmt.Sprintf("pageSize: is %d, must be 1 to %d", r.PageSize, maxTasksPage))
+		return 0, a2a.NewError(t.invalid(), fmt.Sprintf("pageSize: is %d, must be 1 to %d", r.PageSize, maxTasksPage))
 	case r.HistoryLength != nil && *r.HistoryLength < 0:
-		return 0, nil, a2a.NewError(t.invalid(), fmt.Sprintf("historyLength: is %d, must be at least 0", *r.HistoryLength))
+		return 0, a2a.NewError(t.invalid(), fmt.Sprintf("historyLength: is %d, must be at least 0", *r.HistoryLength))
 	case r.Status != "" && !slices.Contains(knownStates(), r.Status):
-		return 0, nil, a2a.NewError(t.invalid(), fmt.Sprintf(
+		return 0, a2a.NewError(t.invalid(), fmt.Sprintf(
 			"status: %.60q is not a state of a task; use one such as TASK_STATE_WORKING", r.Status))
-	case r.PageToken == "":
-		return size, nil, nil
 	}
-	if after = taskBefore(r.PageToken); after == nil {
-		return 0, nil, a2a.NewError(t.invalid(), "pageToken: must be the nextPageToken of the previous page")
-	}
-	return size, after, nil
+	return size, nil
 }
 
 // knownStates returns the states of the protocol.
@@ -165,52 +243,8 @@ func knownStates() []a2a.TaskState {
 	}
 }
 
-// list adds all tasks that a request selects to a page.
-func (t *tasks) list(ctx context.Context, r *a2a.ListTasksRequest, page *taskPage) error {
-	request := &parleyv1.ListTurnsRequest{ConversationId: r.ContextID, PageSize: turnsPage, States: turnStates(r.Status)}
-	continuing := make(map[string]*parleyv1.Turn) // the newest turn of each task that is continued, until its first one
-	for {
-		reply, err := t.api.ListTurns(ctx, request)
-		if r.ContextID != "" && status.Code(err) == codes.NotFound {
-			return nil // A context that does not exist has no tasks.
-		}
-		if err != nil {
-			return t.faultOf(ctx, err)
-		}
-		for _, turn := range reply.GetTurns() { // Newest first.
-			if turn.GetAgent() != t.agent {
-				continue
-			}
-			task := continued(turn)
-			if len(request.GetStates()) > 0 { // It is the newest turn of its task.
-				if l := (listed{cmp.Or(task, turn.GetId()), turn}); selects(r, l.newest) {
-					page.add(l)
-				}
-				continue
-			}
-			if task != "" {
-				if continuing[task] == nil {
-					continuing[task] = turn
-				}
-				continue
-			}
-			l := listed{turn.GetId(), cmp.Or(continuing[turn.GetId()], turn)}
-			delete(continuing, turn.GetId())
-			if err := t.findAbandoned(ctx, []*parleyv1.Turn{turn, l.newest}); err != nil {
-				return err
-			}
-			if selects(r, l.newest) {
-				page.add(l)
-			}
-		}
-		if request.PageToken = reply.GetNextPageToken(); request.GetPageToken() == "" {
-			return nil
-		}
-	}
-}
-
-// turnStates returns the states of the newest turns of tasks with a state, if only such turns have them. A turn that
-// waits for input may not be the newest one of its task, or the task may be cancelled; then it returns none.
+// turnStates returns the states that the newest turn of a task with a state may have. A turn that waits for input may
+// be one of a task that was cancelled. It returns none for a state that no task has, and for "".
 func turnStates(of a2a.TaskState) []parleyv1.TurnState {
 	switch of {
 	case a2a.TaskStateSubmitted:
@@ -221,6 +255,12 @@ func turnStates(of a2a.TaskState) []parleyv1.TurnState {
 		return []parleyv1.TurnState{parleyv1.TurnState_TURN_STATE_COMPLETED}
 	case a2a.TaskStateFailed:
 		return []parleyv1.TurnState{parleyv1.TurnState_TURN_STATE_FAILED, parleyv1.TurnState_TURN_STATE_INTERRUPTED}
+	case a2a.TaskStateInputRequired:
+		return []parleyv1.TurnState{parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED}
+	case a2a.TaskStateCanceled:
+		return []parleyv1.TurnState{
+			parleyv1.TurnState_TURN_STATE_CANCELLED, parleyv1.TurnState_TURN_STATE_INPUT_REQUIRED,
+		}
 	}
 	return nil
 }
@@ -229,23 +269,4 @@ func turnStates(of a2a.TaskState) []parleyv1.TurnState {
 func selects(r *a2a.ListTasksRequest, turn *parleyv1.Turn) bool {
 	return (r.Status == "" || stateOf(turn) == r.Status) &&
 		(r.StatusTimestampAfter == nil || changed(turn).After(*r.StatusTimestampAfter))
-}
-
-// tokenAfter returns the token of the page after a task.
-func tokenAfter(l listed) string {
-	return base64.RawURLEncoding.EncodeToString([]byte(changed(l.newest).Format(time.RFC3339Nano) + " " + l.id))
-}
-
-// taskBefore returns the task that a token names, with what compare needs. It returns nil if the token is malformed.
-func taskBefore(token string) *listed {
-	text, err := base64.RawURLEncoding.DecodeString(token)
-	at, id, ok := strings.Cut(string(text), " ")
-	if err != nil || !ok {
-		return nil
-	}
-	when, err := time.Parse(time.RFC3339Nano, at)
-	if err != nil {
-		return nil
-	}
-	return &listed{id, &parleyv1.Turn{FinishTime: timestamppb.New(when)}}
 }

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/a2aproject/a2a-go/v2/a2a"
-	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc/metadata"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
@@ -26,7 +25,14 @@ import (
 const (
 	// maxNotifications is the maximum number of turns that are followed for notifications at the same time, one for each
 	// configuration.
-	maxNotifications = 256
+	maxNotifications = 2048
+	// freeShare is the part of those that are free which a tenant may use: one of freeShare. So one tenant can use
+	// maxTenantNotifications at most, and other tenants always have some.
+	freeShare = 7
+	// maxTenantNotifications is the maximum number of a tenant.
+	maxTenantNotifications = maxNotifications / (freeShare + 1)
+	// maxIdleConns is the number of connections to targets that are kept for further notifications.
+	maxIdleConns = 256
 	// maxAttempts is how often a notification is sent until its target accepts it. The time before the next attempt is
 	// firstDelay and doubles: all attempts take about a minute.
 	maxAttempts = 6
@@ -48,7 +54,7 @@ type Notifier struct {
 	log           *slog.Logger
 	delay         time.Duration // before the second attempt
 
-	reserved *semaphore.Weighted
+	reserved reservations
 	ctx      context.Context //nolint:containedctx // It ends all notifications.
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
@@ -67,12 +73,12 @@ type NotifierOptions struct {
 func NewNotifier(ctx context.Context, o NotifierOptions) *Notifier {
 	n := &Notifier{
 		conversations: parleyv1.NewConversationServiceClient(o.Conn), records: parleyv1.NewRecordServiceClient(o.Conn),
-		private: o.Private, log: o.Log, delay: firstDelay, reserved: semaphore.NewWeighted(maxNotifications),
+		private: o.Private, log: o.Log, delay: firstDelay, reserved: reservations{tenants: make(map[string]int)},
 	}
 	n.client = &http.Client{
 		Transport: &http.Transport{
 			DialContext: dialer(o.Private).DialContext, TLSHandshakeTimeout: attemptTime, IdleConnTimeout: time.Minute,
-			MaxIdleConns: maxNotifications, MaxIdleConnsPerHost: 2, MaxResponseHeaderBytes: 16 << 10,
+			MaxIdleConns: maxIdleConns, MaxIdleConnsPerHost: 2, MaxResponseHeaderBytes: 16 << 10,
 		},
 		// A redirect could lead to an address that the check of the target does not know.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -92,9 +98,30 @@ func (n *Notifier) Close(ctx context.Context) {
 	n.client.CloseIdleConnections()
 }
 
-// reserve reserves the following of count configurations. release gives back one of them.
-func (n *Notifier) reserve(count int) (release func(), ok bool) {
-	return func() { n.reserved.Release(1) }, n.reserved.TryAcquire(int64(count))
+// reservations are the turns that are followed or will be, by tenant.
+type reservations struct {
+	mu      sync.Mutex
+	used    int
+	tenants map[string]int // Tenants with none are absent.
+}
+
+// add adds count to a tenant. It returns false, and adds nothing, if the tenant would have more than its share.
+func (r *reservations) add(tenant string, count int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if count > 0 && (r.tenants[tenant]+count)*freeShare > maxNotifications-r.used-count {
+		return false
+	}
+	r.used += count
+	if r.tenants[tenant] += count; r.tenants[tenant] == 0 {
+		delete(r.tenants, tenant)
+	}
+	return true
+}
+
+// reserve reserves the following of count configurations for a tenant. release gives back one of them.
+func (n *Notifier) reserve(tenant string, count int) (release func(), ok bool) {
+	return func() { n.reserved.add(tenant, -1) }, n.reserved.add(tenant, count)
 }
 
 // follow sends the notifications of a turn of a task for a configuration, until the turn has ended. It releases the
@@ -143,17 +170,15 @@ func (f *following) run(ctx context.Context) error {
 		event := reply.GetEvent()
 		switch {
 		case event.GetFinished() != nil:
-			task, err := f.tasks.get(ctx, f.task, nil)
-			if err != nil {
-				return err
-			}
-			return f.notify(ctx, "ended", task)
+			return f.notify(ctx, "ended", func() (a2a.Event, error) { return f.tasks.after(ctx, f.task, f.turn.GetId()) })
 		case event.GetStarted() != nil && state == a2a.TaskStateSubmitted:
 			state = a2a.TaskStateWorking
 			now := time.Now()
-			err = f.notify(ctx, "started", &a2a.TaskStatusUpdateEvent{
-				TaskID: a2a.TaskID(f.task), ContextID: f.turn.GetConversationId(),
-				Status: a2a.TaskStatus{State: state, Timestamp: &now},
+			err = f.notify(ctx, "started", func() (a2a.Event, error) {
+				return &a2a.TaskStatusUpdateEvent{
+					TaskID: a2a.TaskID(f.task), ContextID: f.turn.GetConversationId(),
+					Status: a2a.TaskStatus{State: state, Timestamp: &now},
+				}, nil
 			})
 		}
 		if err != nil {
@@ -163,17 +188,22 @@ func (f *following) run(ctx context.Context) error {
 }
 
 // notify sends an event until the target accepts it. change is what has happened to the turn. A turn may be followed
-// twice, if its message is repeated; then both notifications of a change have the same id.
-func (f *following) notify(ctx context.Context, change string, event a2a.Event) error {
-	body, err := json.Marshal(a2a.StreamResponse{Event: event})
-	if err != nil {
-		return err
-	}
+// twice, if its message is repeated; then both notifications of a change have the same id. The event is read for each
+// attempt, so that a task is not in memory while its target does not answer.
+func (f *following) notify(ctx context.Context, change string, event func() (a2a.Event, error)) error {
 	id := fmt.Sprintf("%s.%s.%s", f.turn.GetId(), f.config, change)
 	delay := f.delay
 	for attempt := 1; ; attempt++ {
 		config, err := f.current(ctx)
 		if err != nil || config == nil { // It was deleted.
+			return err
+		}
+		sent, err := event()
+		if err != nil {
+			return err
+		}
+		body, err := json.Marshal(a2a.StreamResponse{Event: sent})
+		if err != nil {
 			return err
 		}
 		again, err := f.attempt(ctx, config, id, body)

@@ -37,7 +37,12 @@ func (t *tasks) begin(ctx context.Context, p *progress, event *parleyv1.TurnEven
 	if p.task == "" {
 		p.task = p.turn
 	}
-	turns, messages, err := t.load(ctx, p.task)
+	turns, err := t.turnsOf(ctx, p.task)
+	if err != nil {
+		return err
+	}
+	turns = until(turns, p.turn) // Later ones follow as events, too.
+	messages, err := t.messages(ctx, turns)
 	if err != nil {
 		return err
 	}
@@ -74,6 +79,12 @@ func newTask(turn string, started *parleyv1.TurnStarted, history *int) *a2a.Task
 // next returns the events of the task for an event of the turn.
 func (p *progress) next(event *parleyv1.TurnEvent) iter.Seq[a2a.Event] {
 	return func(yield func(a2a.Event) bool) {
+		if event.GetTurnId() != p.turn { // Another turn has continued the task.
+			if !p.nextAnswer(yield) {
+				return
+			}
+			p.turn, p.answer, p.calls = event.GetTurnId(), 0, nil
+		}
 		switch e := event.GetEvent().(type) {
 		case *parleyv1.TurnEvent_Started:
 			if p.first.Status.State != a2a.TaskStateWorking {

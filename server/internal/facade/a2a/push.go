@@ -8,6 +8,7 @@ import (
 
 	"github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/google/uuid"
+	"google.golang.org/grpc/metadata"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 )
@@ -32,7 +33,7 @@ func (t *tasks) CreateTaskPushConfig(ctx context.Context, r *a2a.PushConfig) (*a
 	if err := t.checkPush(&config); err != nil {
 		return nil, err
 	}
-	release, err := t.reserve(1)
+	release, err := t.reserve(ctx, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -63,13 +64,18 @@ func (t *tasks) checkPush(config *a2a.PushConfig) error {
 	return nil
 }
 
-// reserve reserves n notifications. release gives them back, one with each call.
-func (t *tasks) reserve(n int) (release func(), err error) {
-	if release, ok := t.notifier.reserve(n); ok {
+// reserve reserves n notifications for the tenant of the caller. release gives them back, one with each call.
+func (t *tasks) reserve(ctx context.Context, n int) (release func(), err error) {
+	sent, _ := metadata.FromOutgoingContext(ctx)
+	caller, err := t.signIn(ctx, parleyv1.ConversationService_ResumeTurn_FullMethodName, sent)
+	if err != nil {
+		return nil, t.faultOf(ctx, err)
+	}
+	if release, ok := t.notifier.reserve(caller.Tenant, n); ok {
 		return release, nil
 	}
 	return nil, a2a.NewError(a2a.ErrServerError,
-		"the limit of push notifications is reached; retry when tasks have ended, or subscribe to the task")
+		"the tenant's limit of push notifications is reached; retry when tasks have ended, or subscribe to the task")
 }
 
 // savePush stores a configuration.
@@ -203,7 +209,7 @@ func (t *tasks) preparePushes(
 		return p, nil
 	}
 	var err error
-	p.release, err = t.reserve(len(p.ids))
+	p.release, err = t.reserve(ctx, len(p.ids))
 	return p, err
 }
 

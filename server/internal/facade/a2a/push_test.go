@@ -22,6 +22,7 @@ import (
 	"github.com/a2aproject/a2a-go/v2/a2aclient"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
+	"github.com/parleyhq/parley/server/internal/auth"
 	"github.com/parleyhq/parley/server/internal/rpc/rpctest"
 )
 
@@ -359,7 +360,7 @@ func TestPushLimits(t *testing.T) {
 		}
 	}
 	f.notifier.running.Wait()
-	if !f.notifier.reserved.TryAcquire(maxNotifications) {
+	if _, ok := f.notifier.reserve(auth.DefaultTenant, maxTenantNotifications); !ok {
 		t.Fatal("notifications are reserved after all turns have ended")
 	}
 	_, err := c.SendMessage(t.Context(), &a2a.SendMessageRequest{
@@ -371,4 +372,37 @@ func TestPushLimits(t *testing.T) {
 	if _, err := f.api.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: "other"}); err == nil {
 		t.Error("a refused message was stored")
 	}
+}
+
+// anyTenant accepts each caller for two tenants.
+type anyTenant struct{}
+
+// Verify returns the caller.
+func (anyTenant) Verify(context.Context, auth.Credentials) (auth.Identity, error) {
+	return auth.Identity{Name: "someone", Tenants: []string{"acme", "globex"}, Role: auth.Writer}, nil
+}
+
+// TestPushLimitOfTenants: a tenant that uses all notifications that it may leaves some for others.
+func TestPushLimitOfTenants(t *testing.T) {
+	t.Parallel()
+	f := newFixtureWith(t, auth.New(time.Now, anyTenant{}))
+	used := 0
+	for ; ; used++ {
+		if _, ok := f.notifier.reserve("acme", 1); !ok {
+			break
+		}
+	}
+	if used != maxTenantNotifications {
+		t.Errorf("a tenant has %d notifications, want %d", used, maxTenantNotifications)
+	}
+	to := newTarget(t, accept)
+	for tenant, want := range map[string]string{"acme": "the tenant's limit", "globex": "TASK_STATE_COMPLETED"} {
+		_, _, body := f.request(t, http.MethodPost, "/a2a/echo/message:send", `{"message": {"messageId": "m", "role": `+
+			`"ROLE_USER", "parts": [{"text": "hello"}]}, "configuration": {"taskPushNotificationConfig": `+
+			`{"url": "`+to.URL+`"}}}`, "A2A-Version: 1.0", "Authorization: Bearer x", "Parley-Tenant: "+tenant)
+		if !strings.Contains(body, want) {
+			t.Errorf("message:send of %s = %s, want %s", tenant, body, want)
+		}
+	}
+	to.next(t)
 }

@@ -20,6 +20,7 @@ type tasks struct {
 	api      parleyv1.ConversationServiceClient
 	records  parleyv1.RecordServiceClient
 	notifier *Notifier // nil if there are no push notifications
+	signIn   SignIn    // Required with a notifier.
 	agent    string
 	overREST bool       // The requests are those of HTTP+JSON.
 	query    url.Values // of a request of HTTP+JSON
@@ -52,6 +53,7 @@ func (t *tasks) SendMessage(ctx context.Context, r *a2a.SendMessageRequest) (a2a
 		return nil, err
 	}
 	defer s.cancel()
+	id := s.task
 	for {
 		event, err := s.Recv()
 		if err == nil {
@@ -62,13 +64,10 @@ func (t *tasks) SendMessage(ctx context.Context, r *a2a.SendMessageRequest) (a2a
 		if err != nil {
 			return nil, err
 		}
+		id = cmp.Or(id, event.GetTurnId()) // Later events may be those of a turn that continues the task.
 		begun := event.GetStarted() != nil || event.GetQueued() != nil
 		if event.GetFinished() == nil && (!begun || r.Config == nil || !r.Config.ReturnImmediately) {
 			continue
-		}
-		id := s.task
-		if id == "" {
-			id = event.GetTurnId()
 		}
 		return t.get(ctx, id, historyLength(r))
 	}
@@ -113,14 +112,12 @@ func (t *tasks) SubscribeToTask(ctx context.Context, r *a2a.SubscribeToTaskReque
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		resumed, err := t.api.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{
-			ConversationId: newest.GetConversationId(), TurnId: newest.GetId(),
-		})
+		events, err := t.resume(ctx, newest)
 		if err != nil {
 			yield(nil, t.faultOf(ctx, err))
 			return
 		}
-		t.stream(ctx, eventStream[*parleyv1.ResumeTurnResponse]{resumed.Recv}, &progress{task: string(r.ID)}, yield)
+		t.stream(ctx, t.continuing(ctx, string(r.ID), events), &progress{task: string(r.ID)}, yield)
 	}
 }
 
@@ -157,77 +154,10 @@ func (t *tasks) streamFault(ctx context.Context, err error) error {
 	if errors.Is(err, io.EOF) {
 		return a2a.NewError(a2a.ErrInternalError, "the stream of the turn ended before the turn")
 	}
+	if _, ok := errors.AsType[*a2a.Error](err); ok {
+		return err
+	}
 	return t.faultOf(ctx, err)
-}
-
-// sent is the Chat call for a message.
-type sent struct {
-	events
-
-	task   string // that the message continues; "" if the message starts one
-	pushes *pushes
-	cancel context.CancelFunc
-}
-
-// notify starts the push notifications of a task with the first event of its turn.
-func (t *tasks) notify(ctx context.Context, s *sent, event *parleyv1.TurnEvent) error {
-	if len(s.pushes.ids) == 0 || s.pushes.begun {
-		return nil
-	}
-	reply, err := t.api.GetTurn(ctx, &parleyv1.GetTurnRequest{TurnId: event.GetTurnId()})
-	if err != nil {
-		return t.faultOf(ctx, err)
-	}
-	turn := reply.GetTurn()
-	if event.GetQueued() != nil {
-		turn.State = parleyv1.TurnState_TURN_STATE_QUEUED // It may have started since.
-	}
-	return t.beginPushes(ctx, s.pushes, cmp.Or(s.task, turn.GetId()), turn)
-}
-
-// notified are the events of a message whose push notifications start with the first one.
-type notified struct {
-	*sent
-
-	tasks *tasks
-	ctx   context.Context //nolint:containedctx // That of the operation.
-}
-
-// Recv returns the next event.
-func (n notified) Recv() (*parleyv1.TurnEvent, error) {
-	event, err := n.sent.Recv()
-	if err == nil {
-		err = n.tasks.notify(n.ctx, n.sent, event)
-	}
-	return event, err
-}
-
-// send makes the Chat call for a message. Its task continues when the call is cancelled.
-func (t *tasks) send(ctx context.Context, r *a2a.SendMessageRequest) (*sent, error) {
-	request, turns, err := t.chatRequest(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	pushes, err := t.preparePushes(ctx, r, request.GetRequestId(), turns)
-	if err != nil {
-		return nil, err
-	}
-	called, cancel := context.WithCancel(ctx)
-	stream, err := t.api.Chat(called, request)
-	if err != nil {
-		cancel()
-		pushes.end()
-		return nil, t.faultOf(ctx, err)
-	}
-	return &sent{
-		events: eventStream[*parleyv1.ChatResponse]{stream.Recv}, task: string(r.Message.TaskID), pushes: pushes,
-		cancel: func() {
-			cancel()
-			if !pushes.begun {
-				pushes.end()
-			}
-		},
-	}, nil
 }
 
 // chatRequest returns the Chat request for a message, and the turns of the task that the message continues.
@@ -280,8 +210,8 @@ func (t *tasks) continueTask(
 			"message.taskId: task %q is one of the agent %q; send the message to that agent", m.TaskID, agent))
 	}
 	request.ConversationId = first.GetConversationId()
-	if newest.GetRequestId() == request.GetRequestId() {
-		return turns, nil // A repetition joins the turn.
+	if repeated(turns, request) != nil {
+		return turns, nil
 	}
 	if state := stateOf(newest); state != a2a.TaskStateInputRequired {
 		return nil, a2a.NewError(a2a.ErrUnsupportedOperation, fmt.Sprintf(

@@ -92,6 +92,28 @@ func (t *tasks) load(ctx context.Context, id string) ([]*parleyv1.Turn, []*parle
 	return turns, messages, err
 }
 
+// after returns a task as it was after one of its turns.
+func (t *tasks) after(ctx context.Context, id, turn string) (*a2a.Task, error) {
+	turns, err := t.turnsOf(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	turns = until(turns, turn)
+	messages, err := t.messages(ctx, turns)
+	if err != nil {
+		return nil, err
+	}
+	return taskOf(turns, messages, nil), nil
+}
+
+// until returns turns until the one with an id, or all if there is none.
+func until(turns []*parleyv1.Turn, id string) []*parleyv1.Turn {
+	if i := slices.IndexFunc(turns, func(turn *parleyv1.Turn) bool { return turn.GetId() == id }); i >= 0 {
+		return turns[:i+1]
+	}
+	return turns
+}
+
 // abandonedKey is the key of the record of the conversation that says that a task was cancelled while it waited for
 // input. The value is the time.
 func abandonedKey(task string) string { return "a2a/cancelled/" + task }
@@ -144,17 +166,20 @@ const (
 
 // messages returns the kept messages of turns, oldest first: their questions, tool results and answers.
 func (t *tasks) messages(ctx context.Context, turns []*parleyv1.Turn) ([]*parleyv1.Message, error) {
-	first, newest := turns[0], turns[len(turns)-1]
+	first, last := turns[0], int32(0)
 	if first.GetInputSequence() == 0 { // It waits in the queue.
 		return nil, nil
 	}
-	last := max(newest.GetInputSequence(), newest.GetLastAnswerSequence())
+	for _, turn := range turns { // The newest one may wait in the queue.
+		last = max(last, turn.GetInputSequence(), turn.GetLastAnswerSequence())
+	}
+	size := min(messagesPage, last-first.GetInputSequence()+1) // The messages after the task are not read.
 	var kept []*parleyv1.Message
 	token := ""
 	for {
 		page, err := t.api.ListMessages(ctx, &parleyv1.ListMessagesRequest{
 			ConversationId: first.GetConversationId(), AfterSequence: first.GetInputSequence() - 1, Ascending: true,
-			PageSize: messagesPage, PageToken: token,
+			PageSize: size, PageToken: token,
 		})
 		if err != nil {
 			return nil, t.faultOf(ctx, err)
@@ -165,6 +190,9 @@ func (t *tasks) messages(ctx context.Context, turns []*parleyv1.Turn) ([]*parley
 			}
 			if belongs(turns, m) {
 				kept = append(kept, m)
+			}
+			if m.GetSequence() == last {
+				return kept, nil
 			}
 		}
 		if token = page.GetNextPageToken(); token == "" {
