@@ -149,7 +149,7 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request, agent *parleyv1.
 	t.agent = agent.GetName()
 	keep := a2asrv.WithTransportKeepAlive(keepAlive)
 	if rest == "/" {
-		a2asrv.NewJSONRPCHandler(t, keep).ServeHTTP(w, called)
+		a2asrv.NewJSONRPCHandler(t, keep).ServeHTTP(&rpcWriter{w}, called)
 		return
 	}
 	t.overREST, t.query = true, r.URL.Query()

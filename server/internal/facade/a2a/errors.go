@@ -100,59 +100,6 @@ func (reportFailure) After(ctx context.Context, _ *a2asrv.CallContext, r *a2asrv
 	return nil
 }
 
-// restWriter is the response of a request of HTTP+JSON. It holds the header back until the first byte of the body. If
-// the operation has failed before that, it writes the error with the status and the headers that HTTP has
-// for it. The SDK would write status 500, and begins a stream before it runs the operation.
-type restWriter struct {
-	http.ResponseWriter
-	failed *failure
-
-	code     int // as the SDK set it; 0 if it did not
-	begun    bool
-	replaced bool // The error was written, and what the SDK writes is dropped.
-}
-
-// WriteHeader keeps the status for later.
-func (w *restWriter) WriteHeader(code int) {
-	if w.code == 0 {
-		w.code = code
-	}
-}
-
-// Write writes a part of the body.
-func (w *restWriter) Write(p []byte) (int, error) {
-	w.begin()
-	if w.replaced {
-		return len(p), nil
-	}
-	return w.ResponseWriter.Write(p)
-}
-
-// Flush sends what was written.
-func (w *restWriter) Flush() {
-	if w.begun && !w.replaced {
-		_ = http.NewResponseController(w.ResponseWriter).Flush() // It fails only if the client is gone.
-	}
-}
-
-// end writes the header of a response without a body.
-func (w *restWriter) end() { w.begin() }
-
-func (w *restWriter) begin() {
-	if w.begun {
-		return
-	}
-	w.begun = true
-	if w.failed.err != nil {
-		w.replaced = true
-		writeREST(w.ResponseWriter, w.failed.err)
-		return
-	}
-	if w.code != 0 {
-		w.ResponseWriter.WriteHeader(w.code)
-	}
-}
-
 // refuse answers a request that is refused before it becomes an operation.
 func (h *handler) refuse(w http.ResponseWriter, r *http.Request, rest string, err error) {
 	gateway.RefuseUnread(w, r, func() { writeRefusal(w, rest, err) })

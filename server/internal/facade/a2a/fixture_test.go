@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -94,6 +95,8 @@ type fixture struct {
 	notifier *Notifier
 	conn     grpc.ClientConnInterface
 	store    *memstore.Store
+
+	grpcAddress string
 }
 
 // newFixture returns a fixture whose callers need no credential.
@@ -125,6 +128,7 @@ func newFixtureWith(tb testing.TB, a *auth.Authenticator) *fixture {
 	tb.Cleanup(func() { o.Notifier.Close(tb.Context()) })
 	f.notifier = o.Notifier
 	o.GRPCPort = serveGRPC(tb, service.Server, o)
+	f.grpcAddress = net.JoinHostPort("127.0.0.1", strconv.Itoa(o.GRPCPort))
 	s := httptest.NewServer(New(o))
 	tb.Cleanup(s.Close)
 	tb.Cleanup(http.DefaultClient.CloseIdleConnections)

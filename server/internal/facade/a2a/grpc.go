@@ -10,8 +10,11 @@ import (
 	a2agrpc "github.com/a2aproject/a2a-go/v2/a2agrpc/v1"
 	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 	"github.com/a2aproject/a2a-go/v2/a2asrv"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
@@ -39,9 +42,21 @@ func (passOn) Before(
 ) (context.Context, any, error) {
 	versions, _ := call.ServiceParams().Get(a2a.SvcParamVersion)
 	if err := checkVersionText(slices.Concat(versions, []string{""})[0]); err != nil {
-		return ctx, nil, err
+		return ctx, nil, versionFault(err)
 	}
 	return metadata.NewOutgoingContext(ctx, auth.PassedOn(ctx)), nil, nil
+}
+
+// versionFault returns the error for a version that is not supported with the code that the protocol has for it: A2A
+// 1.0, 5.4. The SDK has another one.
+func versionFault(err error) error {
+	st, detailErr := status.New(codes.Unimplemented, err.Error()).WithDetails(&errdetails.ErrorInfo{
+		Reason: a2a.ErrorReason(a2a.ErrVersionNotSupported), Domain: a2a.ProtocolDomain,
+	})
+	if detailErr != nil {
+		return err
+	}
+	return st.Err()
 }
 
 // byTenant chooses the agent by the tenant of a request. Operations on a task need no agent.

@@ -111,7 +111,7 @@ func (t *tasks) pushConfigs(ctx context.Context, first *parleyv1.Turn) ([]*a2a.P
 	if err != nil {
 		return nil, t.faultOf(ctx, err)
 	}
-	var all []*a2a.PushConfig
+	all := []*a2a.PushConfig{} // The SDK would write nil as null.
 	for _, record := range page.GetRecords() {
 		config := new(a2a.PushConfig)
 		if json.Unmarshal(record.GetValue(), config) == nil { // Others may write such a record.

@@ -288,6 +288,20 @@ func TestPushForm(t *testing.T) {
 	if all := `{"configs":[` + want("a") + "," + want("b") + "," + want("c") + "]}"; strings.TrimSpace(body) != all {
 		t.Errorf("list of configurations = %s, want %s", body, all)
 	}
+	for _, config := range []string{"a", "b"} {
+		code, _, body := f.request(t, http.MethodDelete, at+"/"+config, "", version)
+		if code != http.StatusOK || body != "{}" {
+			t.Errorf("DELETE of a configuration = %d %s, want an empty message", code, body)
+		}
+	}
+	_, _, body = f.request(t, http.MethodPost, "/a2a/echo", `{"jsonrpc": "2.0", "id": "x", "method": `+
+		`"DeleteTaskPushNotificationConfig", "params": {"taskId": "`+id+`", "id": "c"}}`, version)
+	if want := `{"jsonrpc":"2.0","id":"x","result":{}}`; body != want {
+		t.Errorf("DeleteTaskPushNotificationConfig = %s, want %s", body, want)
+	}
+	if _, _, body = f.request(t, http.MethodGet, at, "", version); strings.TrimSpace(body) != `{"configs":[]}` {
+		t.Errorf("list without configurations = %s, want an empty list", body)
+	}
 }
 
 // TestRefusedTargets: a target that is no address of the public internet, or no URL for notifications, is refused.

@@ -14,6 +14,12 @@ import (
 	"github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2aclient"
 	"github.com/a2aproject/a2a-go/v2/a2aclient/agentcard"
+	a2apb "github.com/a2aproject/a2a-go/v2/a2apb/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/server/internal/auth"
@@ -281,5 +287,22 @@ func TestSignIn(t *testing.T) {
 	card, err := agentcard.DefaultResolver.Resolve(t.Context(), f.url)
 	if err != nil || len(card.SecurityRequirements) != 1 {
 		t.Errorf("card = %+v, %v, want one that requires a token", card, err)
+	}
+}
+
+// TestVersionOverGRPC: a call with another version of the protocol fails with the code of the protocol.
+func TestVersionOverGRPC(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	conn, err := grpc.NewClient(f.grpcAddress, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx := metadata.AppendToOutgoingContext(t.Context(), a2a.SvcParamVersion, "99.0")
+	_, err = a2apb.NewA2AServiceClient(conn).GetTask(ctx, &a2apb.GetTaskRequest{Id: "x"})
+	st := status.Convert(err)
+	if st.Code() != codes.Unimplemented || len(st.Details()) != 1 || !strings.Contains(st.Message(), "99.0") {
+		t.Errorf("GetTask with version 99.0 = %v %v, want Unimplemented with a reason", err, st.Details())
 	}
 }
