@@ -12,7 +12,8 @@ type rpcWriter struct{ http.ResponseWriter }
 // Write writes a response, which the SDK writes at once, or a part of a stream.
 func (w *rpcWriter) Write(p []byte) (int, error) {
 	// In texts, quotes are escaped.
-	if !bytes.HasPrefix(p, []byte("{")) || bytes.Contains(p, []byte(`,"result":`)) || bytes.Contains(p, []byte(`,"error":`)) {
+	if !bytes.HasPrefix(p, []byte("{")) || bytes.Contains(p, []byte(`,"result":`)) ||
+		bytes.Contains(p, []byte(`,"error":`)) {
 		return w.ResponseWriter.Write(p)
 	}
 	text := append(bytes.TrimSuffix(bytes.TrimSpace(p), []byte("}")), `,"result":{}}`...)
@@ -67,7 +68,8 @@ func (w *restWriter) end() {
 	if w.begun {
 		return
 	}
-	if w.begin(); !w.replaced {
+	w.begin()
+	if !w.replaced {
 		_, _ = w.ResponseWriter.Write([]byte("{}"))
 	}
 }
