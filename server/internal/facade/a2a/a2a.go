@@ -18,6 +18,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -76,7 +77,25 @@ type Options struct {
 type handler struct {
 	Options
 
-	started time.Time // when the cards got their content
+	started  time.Time // when the cards got their content
+	services sync.Map  // by name of the agent: *service
+}
+
+// service are the handlers of the SDK for an agent. To make them takes longer than to route a request.
+type service struct{ rpc, rest http.Handler }
+
+// service returns the handlers for one of the agents of this server.
+func (h *handler) service(agent string) *service {
+	if found, ok := h.services.Load(agent); ok {
+		return found.(*service) //nolint:forcetypeassert // It has no others.
+	}
+	rpc, rest := h.tasks(), h.tasks()
+	rpc.agent, rest.agent, rest.overREST = agent, agent, true
+	keep := a2asrv.WithTransportKeepAlive(keepAlive)
+	reported := &a2asrv.InterceptedHandler{Handler: rest, Interceptors: []a2asrv.CallInterceptor{reportFailure{}}}
+	made := &service{a2asrv.NewJSONRPCHandler(rpc, keep), a2asrv.NewRESTHandler(reported, keep)}
+	h.services.Store(agent, made)
+	return made
 }
 
 // tasks returns the operations without an agent.
@@ -90,7 +109,7 @@ func (o Options) tasks() *tasks {
 // New returns the handler of all paths below [Path] and of the default agent's card at the root. [Serves] reports
 // which paths those are.
 func New(o Options) http.Handler {
-	return gateway.LimitWrites(&handler{o, time.Now()})
+	return gateway.LimitWrites(&handler{Options: o, started: time.Now()})
 }
 
 // Serves reports whether a path belongs to the handler.
@@ -141,18 +160,16 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // serve answers a request whose body is text.
 func (h *handler) serve(w http.ResponseWriter, r *http.Request, agent *parleyv1.AgentInfo, rest string, text []byte) {
-	ctx, failed := withFailure(metadata.NewOutgoingContext(r.Context(), gateway.Metadata(r)))
+	ctx, failed := withExchange(metadata.NewOutgoingContext(r.Context(), gateway.Metadata(r)))
 	called := r.Clone(ctx)
 	called.Body, called.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
 	called.URL.Path, called.URL.RawPath = rest, ""
-	t := h.tasks()
-	t.agent = agent.GetName()
-	keep := a2asrv.WithTransportKeepAlive(keepAlive)
+	service := h.service(agent.GetName())
 	if rest == "/" {
-		a2asrv.NewJSONRPCHandler(t, keep).ServeHTTP(&rpcWriter{w}, called)
+		service.rpc.ServeHTTP(&rpcWriter{w}, called)
 		return
 	}
-	t.overREST, t.query = true, r.URL.Query()
+	failed.query = r.URL.Query()
 	if rest == "/tasks" { // ListTasks reads these parameters itself: errors of the SDK do not name them.
 		query := r.URL.Query()
 		query.Del("historyLength")
@@ -160,8 +177,7 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request, agent *parleyv1.
 		called.URL.RawQuery = query.Encode()
 	}
 	answered := &restWriter{ResponseWriter: w, failed: failed}
-	reported := &a2asrv.InterceptedHandler{Handler: t, Interceptors: []a2asrv.CallInterceptor{reportFailure{}}}
-	a2asrv.NewRESTHandler(reported, keep).ServeHTTP(answered, called)
+	service.rest.ServeHTTP(answered, called)
 	answered.end()
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -74,17 +75,20 @@ func (t *tasks) invalid() error {
 	return a2a.ErrInvalidParams
 }
 
-// failureKey is the key of the failure in the context of a request.
-type failureKey struct{}
+// exchangeKey is the key of the exchange in the context of a request.
+type exchangeKey struct{}
 
-// failure is what the operation of a request failed with. The SDK has other HTTP statuses for errors than the protocol,
-// none for most errors of the API, and writes those of a stream as an event that its own client does not know; see
-// restWriter.
-type failure struct{ err error }
+// exchange is a request over HTTP with what its operation failed with. The SDK has other HTTP statuses for errors than
+// the protocol, none for most errors of the API, and writes those of a stream as an event that its own client does not
+// know; see restWriter.
+type exchange struct {
+	query url.Values // of HTTP+JSON
+	err   error
+}
 
-func withFailure(ctx context.Context) (context.Context, *failure) {
-	f := new(failure)
-	return context.WithValue(ctx, failureKey{}, f), f
+func withExchange(ctx context.Context) (context.Context, *exchange) {
+	e := new(exchange)
+	return context.WithValue(ctx, exchangeKey{}, e), e
 }
 
 // reportFailure records the error with which the operation of a request fails, before the SDK writes it.
@@ -94,7 +98,7 @@ type reportFailure struct {
 
 // After records the error.
 func (reportFailure) After(ctx context.Context, _ *a2asrv.CallContext, r *a2asrv.Response) error {
-	if to, ok := ctx.Value(failureKey{}).(*failure); ok && r.Err != nil {
+	if to, ok := ctx.Value(exchangeKey{}).(*exchange); ok && r.Err != nil {
 		to.err = r.Err
 	}
 	return nil

@@ -46,7 +46,7 @@ type tasksPage struct {
 // comes first. A page may have fewer tasks than it could, or none, and have a token for the next page. The total size
 // is that of the pages until this one, and one more if there is a token: to count all tasks would read all turns.
 func (t *tasks) ListTasks(ctx context.Context, r *a2a.ListTasksRequest) (*a2a.ListTasksResponse, error) {
-	if err := t.addQuery(r); err != nil {
+	if err := t.addQuery(ctx, r); err != nil {
 		return nil, err
 	}
 	page := &tasksPage{request: r, tasks: []*a2a.Task{}}
@@ -200,8 +200,12 @@ func sizeOf(messages []*parleyv1.Message) int {
 }
 
 // addQuery sets the fields of a request of HTTP+JSON that serve takes out of its query.
-func (t *tasks) addQuery(r *a2a.ListTasksRequest) error {
-	if text := t.query.Get("historyLength"); text != "" {
+func (t *tasks) addQuery(ctx context.Context, r *a2a.ListTasksRequest) error {
+	e, ok := ctx.Value(exchangeKey{}).(*exchange)
+	if !ok {
+		return nil
+	}
+	if text := e.query.Get("historyLength"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil {
 			return a2a.NewError(t.invalid(), fmt.Sprintf("historyLength: is %.40q, must be a number", text))
@@ -209,7 +213,7 @@ func (t *tasks) addQuery(r *a2a.ListTasksRequest) error {
 		r.HistoryLength = &n
 	}
 	// The client of the SDK has an older name for it.
-	if text := cmp.Or(t.query.Get("statusTimestampAfter"), t.query.Get("lastUpdatedAfter")); text != "" {
+	if text := cmp.Or(e.query.Get("statusTimestampAfter"), e.query.Get("lastUpdatedAfter")); text != "" {
 		at, err := time.Parse(time.RFC3339, text)
 		if err != nil {
 			return a2a.NewError(t.invalid(), fmt.Sprintf(

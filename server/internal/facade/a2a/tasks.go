@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"net/url"
 
 	"github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2asrv"
@@ -22,8 +21,7 @@ type tasks struct {
 	notifier *Notifier // nil if there are no push notifications
 	signIn   SignIn    // Required with a notifier.
 	agent    string
-	overREST bool       // The requests are those of HTTP+JSON.
-	query    url.Values // of a request of HTTP+JSON
+	overREST bool // The requests are those of HTTP+JSON.
 }
 
 var _ a2asrv.RequestHandler = (*tasks)(nil)

@@ -33,7 +33,7 @@ func (w *rpcWriter) Flush() {
 // for it. The SDK would write status 500, and begins a stream before it runs the operation.
 type restWriter struct {
 	http.ResponseWriter
-	failed *failure
+	failed *exchange
 
 	code     int // as the SDK set it; 0 if it did not
 	begun    bool
