@@ -86,8 +86,9 @@ type service struct{ rpc, rest http.Handler }
 
 // service returns the handlers for one of the agents of this server.
 func (h *handler) service(agent string) *service {
-	if found, ok := h.services.Load(agent); ok {
-		return found.(*service) //nolint:forcetypeassert // It has no others.
+	found, _ := h.services.Load(agent)
+	if made, ok := found.(*service); ok {
+		return made
 	}
 	rpc, rest := h.tasks(), h.tasks()
 	rpc.agent, rest.agent, rest.overREST = agent, agent, true
