@@ -1,24 +1,26 @@
 package redisstore
 
 import (
-	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/redis/rueidis"
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // A write of a conversation and of records of its tenant changes two buckets if the tenant has several. Its first
-// script locks these records and stores their pending change in the lock. The second script commits the conversation,
-// and stores that in {T}ac. The third script makes the change of the records and unlocks them. If the process ends in
-// between, the next call that needs one of the records makes the change if {T}ac has the commit. Otherwise it stores
-// there that the commit is dropped, which the second script then obeys, and drops the change. No call reads or writes
-// locked records, so that none reads a part of the write. The other records of the tenant can be read and written, see
-// locks.go: while the bucket of the conversation cannot be reached, the locked records stay locked.
+// script locks the records of the tenant and stores their pending change in the lock. The second script commits the
+// conversation, and stores that in {T}ac. The third script makes the change of the records and unlocks them. If the
+// process ends in between, the next call that finds the lock makes the change if {T}ac has the commit. Otherwise it
+// stores there that the commit is dropped, which the second script then obeys, and drops the change. No call reads or
+// writes locked records, so that none reads a part of the write.
 
 // lockMark begins the revision of records of a tenant that are locked, in place of a commit. The id of the commit
 // follows.
@@ -36,11 +38,6 @@ type pending struct {
 	Before  []byte         `json:"before"` // revision of the records
 	Words   [][]byte       `json:"words"`  // commands that make the change
 	Changes records.Counts `json:"changes"`
-	// Keys of the locked records. A lock of an earlier program has none, and concerns all records.
-	Keys [][]byte `json:"keys"`
-	// Counter is the last revision of a record of the tenant before the write, and Reserved that of the write.
-	Counter  int64 `json:"counter"`
-	Reserved int64 `json:"reserved"`
 }
 
 func (p *pending) lock() string { return lockMark + string(p.Commit) }
@@ -92,22 +89,21 @@ func (s *Store) commitAll(ctx context.Context, t *transaction, args []string) er
 		return fmt.Errorf("%w: %w", errUnsent, err)
 	}
 	change := s.pendingOf(t, home, part)
-	locked, err := s.lockRecords(ctx, t, home, change)
-	if err != nil {
+	if err := s.lockRecords(ctx, t, home, change); err != nil {
 		return fmt.Errorf("%w: %w", errUnsent, err)
 	}
-	err = s.commit(ctx, t, args)
+	err := s.commit(ctx, t, args)
 	if err == nil || !errors.Is(err, store.ErrUnavailable) {
-		// If this fails, the next call that needs the records unlocks them.
-		_ = s.unlock(ctx, home, locked, change, err == nil)
+		// If this fails, the next call that finds the lock unlocks the records.
+		_ = s.unlock(ctx, home, change, err == nil)
 	}
 	return err
 }
 
-// unlock unlocks the records of a change, and removes the decision about the change if it was made. One that was
+// unlock unlocks the records of a tenant, and removes the decision about their change if it was made. One that was
 // dropped stays for decisionTime, because the commit may still be on its way.
-func (s *Store) unlock(ctx context.Context, home space, l *locks, change *pending, made bool) error {
-	if err := s.unlockRecords(ctx, home, l, change, made); err != nil || !made {
+func (s *Store) unlock(ctx context.Context, home space, change *pending, made bool) error {
+	if err := s.unlockRecords(ctx, home, change, made); err != nil || !made {
 		return err
 	}
 	key := s.spaceOf(home.tenant, change.ID).key("ac")
@@ -121,10 +117,6 @@ func (s *Store) pendingOf(t *transaction, home space, part *records.Edits) *pend
 	change := &pending{
 		Server: s.server, End: s.clock().Add(s.timeout + s.leaseTime), ID: t.write.id, Commit: []byte(t.commit),
 		Before: []byte(t.tenant.revision), Changes: part.Tenant,
-		Counter: t.in.Tenant.Revision, Reserved: cmp.Or(part.TenantRevision, t.in.Tenant.Revision),
-	}
-	for _, e := range part.All {
-		change.Keys = append(change.Keys, []byte(e.Key))
 	}
 	for _, word := range b.words {
 		change.Words = append(change.Words, []byte(word))
@@ -147,6 +139,82 @@ func (s *Store) checkBytes(ctx context.Context, t *transaction, delta int64) err
 		return &store.TenantBytesError{Bytes: after, Limit: limit}
 	}
 	return nil
+}
+
+// lockRecords locks the records of a tenant for a change.
+func (s *Store) lockRecords(ctx context.Context, t *transaction, home space, change *pending) error {
+	value, err := json.Marshal(change)
+	if err != nil {
+		return fmt.Errorf("encode a change of records: %w", err)
+	}
+	script := s.scripts.commit
+	if t.write.mayExceed {
+		script = s.scripts.free
+	}
+	b := newCommands(home)
+	b.add("HSET", home.key("t"), "v", change.lock(), "lock", rueidis.BinaryString(value),
+		"rev", strconv.FormatInt(t.in.Tenant.Revision, 10)) // With a revision, the key is not removed.
+	reply, err := s.run(ctx, script, home, t.now, b.recordArgs(t.tenant, 0, records.Counts{}, s.server)...)
+	if err != nil {
+		return err
+	}
+	return s.finish(home, t.now, reply, nil, store.Limits{})
+}
+
+// unlockRecords unlocks the records of a tenant, and makes the change if its commit was made.
+func (s *Store) unlockRecords(ctx context.Context, home space, change *pending, made bool) error {
+	b, counts := newCommands(home), records.Counts{}
+	b.add("HDEL", home.key("t"), "lock")
+	if made {
+		counts = change.Changes
+		for _, word := range change.Words {
+			b.words = append(b.words, string(word))
+		}
+	} else {
+		b.add("HSET", home.key("t"), "v", string(change.Before))
+	}
+	now, locked := s.options.Now(), tenantState{wasRead: true, revision: change.lock()}
+	reply, err := s.run(ctx, s.scripts.free, home, now, b.recordArgs(locked, 0, counts, s.server)...)
+	if err != nil {
+		return err
+	}
+	return s.finish(home, now, reply, nil, store.Limits{})
+}
+
+// settle unlocks the records of a tenant if the call that locked them will not unlock them. The caller has entered the
+// queue of writes of these records, so that no other call of this process is about to unlock them. On success the error
+// is errMoved: the caller must read the records again.
+func (s *Store) settle(ctx context.Context, home space) error {
+	read := s.client.B().Hmget().Key(home.key("t")).Field("v", "lock").Build()
+	f, err := s.client.Do(ctx, read).ToArray()
+	if err != nil {
+		return s.fault(err)
+	}
+	if revision, _ := f[0].ToString(); !isLocked(revision) {
+		return errMoved
+	}
+	change := new(pending)
+	value, _ := f[1].AsBytes()
+	if err := json.Unmarshal(value, change); err != nil {
+		return fmt.Errorf("%w: lock of the records of a tenant: %w", store.ErrCorrupt, err)
+	}
+	if change.Server != s.server && s.clock().Before(change.End) {
+		live, err := s.leases(ctx, home.bucket)
+		if err != nil {
+			return err
+		}
+		if live[change.Server] {
+			return fmt.Errorf("%w: %w: server %s is writing the records", errMoved, store.ErrUnavailable, change.Server)
+		}
+	}
+	made, err := s.wasCommitted(ctx, home.tenant, change)
+	if err != nil {
+		return err
+	}
+	if err := s.unlock(ctx, home, change, made); err != nil {
+		return err
+	}
+	return errMoved
 }
 
 // decisionTime is how long a decision is kept. A commit that reaches the engine later is not refused.
@@ -191,4 +259,15 @@ func (s *Store) forgetDecisions(ctx context.Context, key string) error {
 		}
 	}
 	return nil
+}
+
+// settleForRead is settle for a call that has not entered the queue of writes.
+func (s *Store) settleForRead(ctx context.Context, home space) error {
+	if err := s.writes.enter(ctx, home.key("t"), nil); err != nil {
+		return err
+	}
+	defer s.writes.leave(home.key("t"))
+	ctx, cancel := s.writing(ctx)
+	defer cancel()
+	return s.settle(ctx, home)
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/internal/record"
-	"github.com/parleyhq/parley/store/internal/records"
 )
 
 // attempt is a write with its commits whose reply was lost.
@@ -46,18 +45,6 @@ func (s *Store) try(ctx context.Context, a *attempt) (*record.Outcome, error) {
 			s.awaitTold(ctx, a.bucket)
 			return lost.outcome, nil
 		}
-	}
-	if s.spread > 1 && records.HasTenantScope(a.records) {
-		// Not before the conversation was read: while its bucket cannot be reached, other writes of the records must not
-		// wait for this one.
-		home := s.space(a.space.tenant).key("t")
-		if err := s.writes.enter(ctx, home, nil); err != nil {
-			return nil, s.fault(err)
-		}
-		defer s.writes.leave(home)
-	}
-	if err := s.readRecordsFor(ctx, t); err != nil {
-		return nil, err
 	}
 	out, err := a.decide(t.input())
 	if err != nil { // A refusal may be due to an earlier attempt of the caller.
@@ -122,7 +109,7 @@ func (s *Store) wasMade(ctx context.Context, t *transaction, l *lostCommit) (boo
 		store.ErrUnavailable)
 }
 
-// maxAdded is the number of conversations added to a bucket whose commits it remembers at least, see commit.lua.
+// maxAdded is the number of conversations added to a bucket whose commits it remembers at least. It is a number of commit.lua, too.
 const maxAdded = 1000
 
 // wasAdded reports whether a commit has added a conversation to a bucket. The conversation need not exist any more. If
@@ -130,7 +117,7 @@ const maxAdded = 1000
 func (s *Store) wasAdded(ctx context.Context, b bucket, l *lostCommit) (bool, error) {
 	replies := s.client.DoMulti(ctx,
 		s.client.B().Lrange().Key(b.prefix+"cr").Start(0).Stop(-1).Build(),
-		s.addedCommand(b)) // After the list: it must have each commit that the number includes.
+		s.addedCommand(b)) // After the list, so that it is not lower than at the time of the list.
 	commits, err := replies[0].AsStrSlice()
 	if err != nil {
 		return false, s.fault(err)

@@ -54,7 +54,7 @@ func (s *Store) releaseWithoutLease(ctx context.Context, b bucket, servers []str
 		return err
 	}
 	for _, server := range servers {
-		if live[server] || server == s.server { // This process lives, also if it could not renew its lease.
+		if live[server] || server == s.server {
 			continue
 		}
 		if err := s.releaseAll(ctx, b, server); err != nil {

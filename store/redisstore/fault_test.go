@@ -9,8 +9,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/redis/rueidis"
-
 	parleyv1 "github.com/parleyhq/parley/gen/parley/v1"
 	"github.com/parleyhq/parley/store"
 )
@@ -23,7 +21,7 @@ func openAt(t *testing.T, o store.Options, addresses ...string) *Store {
 
 func openWith(t *testing.T, o Options, addresses ...string) *Store {
 	t.Helper()
-	o.Client = rueidis.ClientOption{InitAddress: addresses}
+	o.Client.InitAddress = addresses
 	s, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/parleyhq/parley/store"
 	"github.com/parleyhq/parley/store/redisstore/redistest"
 )
@@ -80,6 +82,10 @@ func TestLostReplyAndRemoval(t *testing.T) {
 func TestLostCreateAndOthers(t *testing.T) {
 	t.Parallel()
 	l := newLossy(t)
+	// It waits until the others have been created.
+	l.Store = openWith(t, Options{
+		Client: rueidis.ClientOption{ConnWriteTimeout: time.Minute}, Buckets: 1, Timeout: time.Minute,
+	}, l.proxy.addr)
 	for _, test := range []struct {
 		name          string
 		unsent, fails bool

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,6 +19,25 @@ import (
 
 // The records of a scope are three keys: a hash of their values (k), a hash of their states (ks), which writes read in
 // place of the values, and a sorted set of their keys (kx). Those of a tenant have a fourth: their keys by expire_time.
+
+// tenantState is what a write of the tenant's records has read. The zero value says that it has read nothing.
+type tenantState struct {
+	wasRead  bool
+	revision string // id of the last commit of these records
+	commits  string // ids of the last ones, see maxCommits
+	decides  string // id of a commit that decides about locked records, see across.go
+}
+
+// read returns the argument of commit.lua.
+func (t tenantState) read() string {
+	switch {
+	case t.decides != "":
+		return "decide:" + t.decides
+	case !t.wasRead:
+		return "-"
+	}
+	return t.revision
+}
 
 // marshalState encodes the state of a record with its CRC-32C.
 func marshalState(key string, s records.State) string {
@@ -72,14 +90,12 @@ func (s *Store) stateOf(ctx context.Context, p space, scope, key, text string) (
 func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*parleyv1.RecordWrite, tenantOnly bool,
 ) (*records.Input, tenantState, error) {
 	home := s.space(p.tenant)
-	commands := []rueidis.Completed{s.client.B().Hmget().Key(home.key("t")).Field("v", "rev", "own", "vs", "lock").Build()}
+	commands := []rueidis.Completed{s.client.B().Hmget().Key(home.key("t")).Field("v", "rev", "own", "vs").Build()}
 	var state tenantState
-	needed := map[string]bool{}
 	for _, w := range writes {
 		key := p.scope("ks", id)
 		if tenantOnly || w.GetTenantScope() {
 			key, state.wasRead = home.scope("ks", ""), true
-			needed[w.GetKey()] = true
 		}
 		commands = append(commands, s.client.B().Hget().Key(key).Field(w.GetKey()).Build())
 	}
@@ -89,21 +105,11 @@ func (s *Store) recordInput(ctx context.Context, p space, id string, writes []*p
 		return nil, state, s.fault(err)
 	}
 	in := records.Tenant{Limit: s.options.Limits(p.tenant).MaxRecordBytes}
+	if state.revision, _ = of[0].ToString(); state.wasRead && isLocked(state.revision) {
+		return nil, state, s.settle(ctx, home)
+	}
 	in.Revision = number(of[1])
 	in.Bytes = number(of[2])
-	if state.revision, _ = of[0].ToString(); state.wasRead && isLocked(state.revision) {
-		text, _ := of[4].ToString()
-		if state.pending, err = unmarshalPending(text); err != nil {
-			return nil, state, err
-		}
-		needs := func(key string) bool { return needed[key] }
-		if touched(state.pending, needs) {
-			return nil, state, s.settle(ctx, home, needs)
-		}
-		for _, change := range state.pending {
-			in.Bytes += max(0, change.Changes.Bytes)
-		}
-	}
 	state.commits, _ = of[3].ToString()
 	i := 0
 	input, err := records.NewInput(writes, tenantOnly, in, func(tenantScope bool, key string) (records.State, error) {
@@ -136,7 +142,7 @@ func number(m rueidis.RedisMessage) int64 {
 // records adds the commands of edits of the records of a conversation and of the tenant.
 func (b *commands) records(id, commit string, edits *records.Edits, tenant tenantState) {
 	if tenant.wasRead {
-		b.add("HSET", b.key("t"), "v", tenant.after(commit), "vs", withCommit(tenant.commits, commit))
+		b.add("HSET", b.key("t"), "v", commit, "vs", withCommit(tenant.commits, commit))
 	}
 	if !edits.Any() {
 		return
@@ -232,7 +238,7 @@ func (s *Store) writeTenant(ctx context.Context, w *store.WriteRecords) (*store.
 		commit := newCommit()
 		err = s.commitTenant(ctx, p, commit, edits, state, w.OnlyRemoves(), now)
 		if errors.Is(err, store.ErrUnavailable) {
-			lost = append(lost, lostTenantCommit{commit, state.last(), result})
+			lost = append(lost, lostTenantCommit{commit, state.revision, result})
 			return nil, fmt.Errorf("%w: %w", errMoved, err) // Read again: it may have been made.
 		}
 		return result, err
@@ -283,8 +289,7 @@ func (s *Store) GetRecords(ctx context.Context, g *store.GetRecords) (store.Reco
 		found   store.RecordFrames
 		omitted []string
 	}
-	needs := func(key string) bool { return slices.Contains(g.Keys, key) }
-	r, err := s.readRecords(ctx, g.Tenant, g.ConversationID, needs, func(c *scope, now time.Time) (any, error) {
+	r, err := s.readRecords(ctx, g.Tenant, g.ConversationID, func(c *scope, now time.Time) (any, error) {
 		values := map[string][]byte{}
 		if len(g.Keys) > 0 {
 			all := c.values(g.Keys)
@@ -308,8 +313,7 @@ func (s *Store) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parle
 		found []*parleyv1.Record
 		more  bool
 	}
-	needs := func(key string) bool { return strings.HasPrefix(key, l.Prefix) }
-	r, err := s.readRecords(ctx, l.Tenant, l.ConversationID, needs, func(c *scope, now time.Time) (any, error) {
+	r, err := s.readRecords(ctx, l.Tenant, l.ConversationID, func(c *scope, now time.Time) (any, error) {
 		found, more, err := records.List(l, now, c.ascend, c.descend)
 		return result{found, more}, err
 	})
@@ -320,10 +324,9 @@ func (s *Store) ListRecords(ctx context.Context, l *store.ListRecords) ([]*parle
 	return of.found, of.more, nil
 }
 
-// readRecords calls read with the records of a conversation or of the tenant until they are of one instant. needs
-// reports which records of the tenant read needs; nil means all.
+// readRecords calls read with the records of a conversation or of the tenant until they are of one instant.
 func (s *Store) readRecords(
-	ctx context.Context, tenant, id string, needs func(key string) bool, read func(c *scope, now time.Time) (any, error),
+	ctx context.Context, tenant, id string, read func(c *scope, now time.Time) (any, error),
 ) (any, error) {
 	err := s.enter(ctx)
 	var result any
@@ -331,7 +334,7 @@ func (s *Store) readRecords(
 		defer s.leave()
 		result, err = again(ctx, func() (any, error) {
 			now := s.options.Now()
-			c, err := s.scope(ctx, s.spaceOf(tenant, id), id, now, needs)
+			c, err := s.scope(ctx, s.spaceOf(tenant, id), id, now)
 			if err != nil {
 				return nil, err
 			}

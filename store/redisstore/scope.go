@@ -21,26 +21,17 @@ type scope struct {
 	err      error
 }
 
-// scope returns the records of a conversation that exists, or of the tenant if the id is empty. needs reports which
-// records of the tenant the caller needs; nil means all.
-func (s *Store) scope(
-	ctx context.Context, p space, id string, now time.Time, needs func(key string) bool,
-) (*scope, error) {
+// scope returns the records of a conversation that exists, or of the tenant if the id is empty.
+func (s *Store) scope(ctx context.Context, p space, id string, now time.Time) (*scope, error) {
 	c := &scope{store: s, ctx: ctx, p: p, id: id}
 	if id == "" {
-		f, err := s.client.Do(ctx, s.client.B().Hmget().Key(p.key("t")).Field("v", "lock").Build()).ToArray()
-		if err != nil {
+		revision, err := s.client.Do(ctx, s.client.B().Hget().Key(p.key("t")).Field("v").Build()).ToString()
+		if err != nil && !isNil(err) {
 			return nil, s.fault(err)
 		}
-		if c.revision, _ = f[0].ToString(); isLocked(c.revision) {
-			text, _ := f[1].ToString()
-			pending, err := unmarshalPending(text)
-			if err != nil {
-				return nil, err
-			}
-			if touched(pending, needs) {
-				return nil, s.settleForRead(ctx, p, needs)
-			}
+		c.revision = revision
+		if isLocked(revision) {
+			return nil, s.settleForRead(ctx, p)
 		}
 		return c, nil
 	}

@@ -217,7 +217,7 @@ func (c *Source) copyConversation(ctx context.Context, tenant, id string) (*stor
 // CopyRecords implements store.CopySource.
 func (c *Source) CopyRecords(ctx context.Context, tenant, id, after string) (*store.RecordCopies, error) {
 	copies := &store.RecordCopies{Tenant: tenant, ConversationID: id}
-	_, err := c.store.readRecords(ctx, tenant, id, nil, func(of *scope, now time.Time) (any, error) {
+	_, err := c.store.readRecords(ctx, tenant, id, func(of *scope, now time.Time) (any, error) {
 		if id == "" {
 			get := c.store.client.B().Hget().Key(of.p.key("t")).Field("rev").Build()
 			revision, err := c.store.client.Do(ctx, get).AsInt64()

@@ -74,8 +74,8 @@ func (s *Store) sweepExcess(ctx context.Context, tenant string, limit int) (remo
 	return removed, nil
 }
 
-// bytesElsewhere returns the bytes of a tenant with a limit of bytes in its other buckets. It does not count buckets
-// that cannot be reached, so that writes to the others work. For a tenant without a limit it returns 0.
+// bytesElsewhere returns the bytes of a tenant with a limit of bytes in its other buckets. For a tenant without a limit
+// it returns 0.
 func (s *Store) bytesElsewhere(ctx context.Context, p space) (total int64, err error) {
 	if s.spread == 1 || s.options.Limits(p.tenant).MaxBytes == 0 {
 		return 0, nil
@@ -88,8 +88,8 @@ func (s *Store) bytesElsewhere(ctx context.Context, p space) (total int64, err e
 	}
 	for _, reply := range s.client.DoMulti(ctx, commands...) {
 		n, err := reply.AsInt64()
-		if err = s.fault(err); err != nil && !isNil(err) && !errors.Is(err, store.ErrUnavailable) {
-			return 0, err
+		if err != nil && !isNil(err) {
+			return 0, s.fault(err)
 		}
 		total += n
 	}

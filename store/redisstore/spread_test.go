@@ -115,21 +115,11 @@ type across struct {
 // newAcross decides a write that sets the record k of the tenant to "new", and adds a message.
 func newAcross(t *testing.T, s *Store) *across {
 	t.Helper()
-	return newAcrossOf(t, s, elsewhere(s, "c"))
-}
-
-// elsewhere returns the id of a conversation that is in another bucket than the records of the tenant.
-func elsewhere(s *Store, id string) string {
-	for s.spaceOf("acme", id).index == s.space("acme").index {
-		id += "!"
-	}
-	return id
-}
-
-func newAcrossOf(t *testing.T, s *Store, id string) *across {
-	t.Helper()
 	home := s.space("acme")
-	a := &across{Store: s, id: id}
+	a := &across{Store: s, id: "c"}
+	for s.spaceOf("acme", a.id).index == home.index {
+		a.id += "!"
+	}
 	if _, err := s.WriteRecords(t.Context(), &store.WriteRecords{
 		Tenant: "acme", Writes: []*parleyv1.RecordWrite{{Key: "k", Value: []byte("old")}},
 	}); err != nil {
@@ -148,9 +138,6 @@ func newAcrossOf(t *testing.T, s *Store, id string) *across {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.readRecordsFor(t.Context(), a.before); err != nil {
-		t.Fatal(err)
-	}
 	in := a.before.input()
 	a.before.outcome, err = record.Append(in.old, q, drafts, in.records, uuid.NewString(), in.now, &s.options)
 	if err != nil {
@@ -166,7 +153,7 @@ func newAcrossOf(t *testing.T, s *Store, id string) *across {
 // lock begins the write, and commits the conversation if made is set.
 func (a *across) lock(t *testing.T, made bool) {
 	t.Helper()
-	if _, err := a.lockRecords(t.Context(), a.before, a.space("acme"), a.change); err != nil {
+	if err := a.lockRecords(t.Context(), a.before, a.space("acme"), a.change); err != nil {
 		t.Fatal(err)
 	}
 	if made {

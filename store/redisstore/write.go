@@ -172,6 +172,13 @@ func (s *Store) writeInTurn(ctx context.Context, w *write) (*record.Outcome, err
 		return nil, err
 	}
 	defer s.writes.leave(p.of("", w.id))
+	if s.spread > 1 && records.HasTenantScope(w.records) {
+		home := s.space(w.tenant)
+		if err := s.writes.enter(ctx, home.key("t"), nil); err != nil {
+			return nil, err
+		}
+		defer s.writes.leave(home.key("t"))
+	}
 	ctx, cancel := s.writing(ctx)
 	defer cancel()
 	a := &attempt{write: w, space: p}
@@ -233,7 +240,7 @@ func (s *Store) addedCommand(b bucket) rueidis.Completed {
 	return s.client.B().Hget().Key(b.prefix + "st").Field("a").Build()
 }
 
-// readFor reads what a write needs of its conversation.
+// readFor reads what a write needs.
 func (s *Store) readFor(ctx context.Context, a *attempt) (*transaction, error) {
 	w, p := a.write, a.space
 	t := &transaction{write: w, space: p, store: s, now: s.options.Now(), commit: newCommit()}
@@ -273,25 +280,21 @@ func (s *Store) readFor(ctx context.Context, a *attempt) (*transaction, error) {
 			return nil, err
 		}
 	}
-	return t, nil
-}
-
-// readRecordsFor reads what a write needs of records, and of other buckets.
-func (s *Store) readRecordsFor(ctx context.Context, t *transaction) (err error) {
-	w := t.write
 	if len(w.records) > 0 {
 		own := ""
 		if t.old.live(t.now) != nil {
 			own = w.id
 		}
-		if t.in, t.tenant, err = s.recordInput(ctx, t.space, own, w.records, false); err != nil {
-			return err
+		if t.in, t.tenant, err = s.recordInput(ctx, p, own, w.records, false); err != nil {
+			return nil, err
 		}
 	}
 	if !w.mayExceed {
-		t.elsewhere, err = s.bytesElsewhere(ctx, t.space)
+		if t.elsewhere, err = s.bytesElsewhere(ctx, p); err != nil {
+			return nil, err
+		}
 	}
-	return err
+	return t, nil
 }
 
 func newCommit() string {

@@ -37,7 +37,7 @@ type Subject struct {
 	//     then holds the ids in one bucket after the other. It exceeds the limit at most by the ids of concurrent Holds of
 	//     other processes. A Hold or Release that fails with ErrUnavailable may have been made in some buckets.
 	//   - Bytes (16): concurrent writes in several buckets may together exceed the limit of the tenant by the bytes that
-	//     they add. The bytes of a bucket that cannot be reached do not count.
+	//     they add.
 	//   - Records (19): a create with RecordsOf copies the records as they were at an instant during the call. A write of
 	//     records of both scopes is one commit, except that a process that pauses during the write for longer than its
 	//     lease may lose the part of the tenant.

@@ -65,6 +65,8 @@ func readRow(b []byte, data bool) (r row, size int, err error) {
 		}
 		r.data, size = v.Data, size+len(v.Data)
 	}
+	epoch := timeOf(nil) // of a time that is not set
+	r.created, r.updated, r.expires = epoch, epoch, epoch
 	for field, whole := range fields(header) {
 		switch field {
 		case conversationField:
