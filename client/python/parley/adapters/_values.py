@@ -34,6 +34,13 @@ UNCERTAIN = (
 )
 """The codes of calls that the server may have executed nevertheless."""
 
+UNCHECKED = (
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
+"""The codes of calls that the server refuses before it sees that they repeat an executed one."""
+
 
 class DamagedValueError(ValueError):
     """A piece of a value does not exist, because another program has deleted it."""
@@ -149,7 +156,7 @@ class Values:
                 old = await self.head(head.key)
             except Error as error:
                 if error.code not in UNCERTAIN:
-                    await self._discard(pieces)
+                    await self._discard_unless_written(head, pieces)
                 raise
             except Exception:
                 await self._discard(pieces)
@@ -200,6 +207,13 @@ class Values:
         """Delete pieces that nothing refers to; if that fails, they stay."""
         with suppress(Error):
             await self._delete(pieces)
+
+    async def _discard_unless_written(self, head: RecordWrite, pieces: Sequence[str]) -> None:
+        """Delete pieces, unless an earlier attempt of the refused commit was executed."""
+        with suppress(Error):
+            now = await self.head(head.key) if pieces else None
+            if not now or now.labels.get(PIECES) != head.labels[PIECES]:
+                await self._delete(pieces)
 
     async def _delete(self, keys: Sequence[str]) -> None:
         for i in range(0, len(keys), COMMIT_WRITES):
