@@ -14,8 +14,9 @@ const tolerance = 2000;
 
 /**
  * A clock that stands still while the machine or the page is suspended. Many platforms count that time, although no
- * message can arrive in it. It recognizes it by its own timers, so it does so only while one is set. A suspension may
- * count as up to 5 s. In a hidden page, where timers fire about once a minute, the clock is slow.
+ * message can arrive in it. The clock notices a suspension by its timers, so only while one is set. Up to 7 s between two
+ * reads count as they are, and a longer time counts as 5 s. In a hidden page, where timers fire about once a minute, the
+ * clock is slow.
  */
 export class AwakeClock implements Clock {
   readonly #platform: Clock;

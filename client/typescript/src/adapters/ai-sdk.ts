@@ -221,7 +221,9 @@ export class ParleyChatTransport<UI_MESSAGE extends UIMessage = UIMessage>
         ),
         abortSignal,
         isStop: () => !call.isReplaced,
-        onEnd: () => this.#known.running.get(chatId) === turnId && this.#setRunning(chatId, ""),
+        // A replaced call does not know whether its replacement has already resumed the turn.
+        onEnd: () =>
+          !call.isReplaced && this.#known.running.get(chatId) === turnId && this.#setRunning(chatId, ""),
         release,
       });
     } catch (error) {

@@ -7,7 +7,7 @@ const maxLineBytes = 6 * maxMessageBytes;
 /** The status of a stream without events. */
 const noContent = 204;
 
-/** The only status between those of redirects that is none. */
+/** A status between 300 and 399 that is no redirect. */
 const notModified = 304;
 
 /** A response from a proxy, and not from Parley, has no status of gRPC. */
