@@ -44,7 +44,8 @@ type tasksPage struct {
 // ListTasks returns a page of the tasks of this agent that the caller's tenant has, in one context or in all. Pages
 // follow the order of the turns, the turn that was accepted last first; on a page, the task whose state is the newest
 // comes first. A page may have fewer tasks than it could, or none, and have a token for the next page. The total size
-// is that of the pages until this one, and one more if there is a token: to count all tasks would read all turns.
+// is that of this page and the pages before it, and one more if there is a token: to count all tasks would read all
+// turns.
 func (t *tasks) ListTasks(ctx context.Context, r *a2a.ListTasksRequest) (*a2a.ListTasksResponse, error) {
 	if err := t.addQuery(ctx, r); err != nil {
 		return nil, err
@@ -58,12 +59,13 @@ func (t *tasks) ListTasks(ctx context.Context, r *a2a.ListTasksRequest) (*a2a.Li
 	if err != nil {
 		return nil, err
 	}
-	if token, err = t.fill(ctx, page, token); err != nil {
+	token, more, err := t.fill(ctx, page, token)
+	if err != nil {
 		return nil, err
 	}
 	slices.SortStableFunc(page.tasks, func(a, b *a2a.Task) int { return b.Status.Timestamp.Compare(*a.Status.Timestamp) })
 	reply := &a2a.ListTasksResponse{Tasks: page.tasks, PageSize: page.size, TotalSize: before + len(page.tasks)}
-	if token != "" {
+	if more {
 		reply.NextPageToken = strconv.Itoa(reply.TotalSize) + tokenSeparator + token
 		reply.TotalSize++
 	}
@@ -71,7 +73,7 @@ func (t *tasks) ListTasks(ctx context.Context, r *a2a.ListTasksRequest) (*a2a.Li
 }
 
 // tokenSeparator separates the parts of a page token: the number of tasks on the pages before, and the token of the
-// page of turns.
+// page of turns, which is empty if that page begins with the newest turn.
 const tokenSeparator = "."
 
 // parseToken returns the parts of a page token.
@@ -79,9 +81,9 @@ func (t *tasks) parseToken(token string) (before int, turns string, err error) {
 	if token == "" {
 		return 0, "", nil
 	}
-	number, turns, _ := strings.Cut(token, tokenSeparator)
+	number, turns, separated := strings.Cut(token, tokenSeparator)
 	before, err = strconv.Atoi(number)
-	if err != nil || turns == "" || before < 0 || before > math.MaxInt32-maxTasksPage-1 {
+	if err != nil || !separated || before < 0 || before >= math.MaxInt32-maxTasksPage {
 		return 0, "", t.badToken()
 	}
 	return before, turns, nil
@@ -92,26 +94,27 @@ func (t *tasks) badToken() error {
 		"pageToken: must be the nextPageToken of the previous page, with the same contextId and status")
 }
 
-// fill adds tasks to a page, and returns the token of the turns after them. Its first turns are those after token.
-func (t *tasks) fill(ctx context.Context, page *tasksPage, token string) (next string, err error) {
+// fill adds tasks to a page, and returns the token of the turns after them. Its first turns are those after token. more
+// reports whether there may be a next page: the token of one that begins with the newest turn is "".
+func (t *tasks) fill(ctx context.Context, page *tasksPage, token string) (next string, more bool, err error) {
 	r := page.request
 	request := &parleyv1.ListTurnsRequest{ConversationId: r.ContextID, States: turnStates(r.Status), PageToken: token}
 	if r.Status != "" && len(request.GetStates()) == 0 {
-		return "", nil // No task of this server has that state.
+		return "", false, nil // No task of this server has that state.
 	}
 	for range maxListCalls {
 		request.PageSize = int32(page.size - len(page.tasks))
 		reply, err := t.api.ListTurns(ctx, request)
 		if err != nil {
-			return "", t.listFault(ctx, request, err)
+			return "", false, t.listFault(ctx, request, err)
 		}
 		for i, turn := range reply.GetTurns() {
 			fits, err := t.addTurn(ctx, page, turn)
 			if err != nil {
-				return "", err
+				return "", false, err
 			}
 			if !fits {
-				return t.tokenAfter(ctx, request, i)
+				return t.tokenBefore(ctx, request, reply.GetTurns(), i)
 			}
 		}
 		request.PageToken = reply.GetNextPageToken()
@@ -119,7 +122,7 @@ func (t *tasks) fill(ctx context.Context, page *tasksPage, token string) (next s
 			break
 		}
 	}
-	return request.GetPageToken(), nil
+	return request.GetPageToken(), request.GetPageToken() != "", nil
 }
 
 // listFault returns the error of ListTasks for an error of a list of turns. It is nil if the context does not exist,
@@ -135,18 +138,35 @@ func (t *tasks) listFault(ctx context.Context, request *parleyv1.ListTurnsReques
 	return t.faultOf(ctx, err)
 }
 
-// tokenAfter returns the token of the page after the first count turns of a page. Turns that were accepted since that
-// page was read may be among them, so that the next page repeats some; it misses none.
-func (t *tasks) tokenAfter(ctx context.Context, page *parleyv1.ListTurnsRequest, count int) (string, error) {
-	if count == 0 {
-		return page.GetPageToken(), nil
+// tokenBefore returns the token of the page that begins with turn i of a page of turns, or before it: the next page may
+// repeat tasks. It misses none that the page of turns has and that the request still selects. Turns are accepted and
+// deleted, and change their state, while the server reads the page. So a second list may have other turns, and its
+// token is used only if all of them precede turn i.
+func (t *tasks) tokenBefore(
+	ctx context.Context, page *parleyv1.ListTurnsRequest, turns []*parleyv1.Turn, i int,
+) (token string, more bool, err error) {
+	places := make(map[string]int, len(turns))
+	for place, turn := range turns {
+		places[turn.GetId()] = place
 	}
-	page.PageSize = int32(count)
-	reply, err := t.api.ListTurns(ctx, page)
-	if err != nil {
-		return "", t.listFault(ctx, page, err)
+	accepted := turns[i].GetCreateTime().AsTime()
+	follows := func(turn *parleyv1.Turn) bool {
+		if place, known := places[turn.GetId()]; known {
+			return place >= i
+		}
+		return !turn.GetCreateTime().AsTime().After(accepted)
 	}
-	return reply.GetNextPageToken(), nil
+	for count := i; count > 0; {
+		page.PageSize = int32(count)
+		reply, err := t.api.ListTurns(ctx, page)
+		if err != nil {
+			return "", false, t.listFault(ctx, page, err)
+		}
+		if count = slices.IndexFunc(reply.GetTurns(), follows); count < 0 {
+			return reply.GetNextPageToken(), reply.GetNextPageToken() != "", nil
+		}
+	}
+	return page.GetPageToken(), true, nil
 }
 
 // addTurn adds the task whose newest turn is turn to a page, if the request selects it. It does not add the task of an
