@@ -26,10 +26,11 @@ const (
 	// maxNotifications is the maximum number of turns that are followed for notifications at the same time, one for each
 	// configuration.
 	maxNotifications = 2048
-	// freeShare is the part of those that are free which a tenant may use: one of freeShare. So one tenant can use
-	// maxTenantNotifications at most, and other tenants always have some.
+	// freeShare limits a tenant to a number of notifications that, multiplied by freeShare, is at most the number of free
+	// places. A tenant that has none may have one as long as any place is free.
 	freeShare = 7
-	// maxTenantNotifications is the maximum number of a tenant.
+	// maxTenantNotifications is the maximum number of a tenant, if other tenants have none. The more they have, the fewer
+	// the tenant may have.
 	maxTenantNotifications = maxNotifications / (freeShare + 1)
 	// maxIdleConns is the number of connections to targets that are kept for further notifications.
 	maxIdleConns = 256
@@ -109,8 +110,11 @@ type reservations struct {
 func (r *reservations) add(tenant string, count int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if count > 0 && (r.tenants[tenant]+count)*freeShare > maxNotifications-r.used-count {
-		return false
+	if count > 0 {
+		total, free := r.tenants[tenant]+count, maxNotifications-r.used-count
+		if free < 0 || total > 1 && total*freeShare > free {
+			return false
+		}
 	}
 	r.used += count
 	if r.tenants[tenant] += count; r.tenants[tenant] == 0 {

@@ -388,6 +388,30 @@ func TestPushLimits(t *testing.T) {
 	}
 }
 
+// TestPushLimitOfManyTenants: a tenant that has no notifications may have one as long as a place is free, and none after
+// that.
+func TestPushLimitOfManyTenants(t *testing.T) {
+	t.Parallel()
+	r := reservations{tenants: make(map[string]int)}
+	tenants := 0
+	for ; r.used < maxNotifications && tenants < 2*maxNotifications; tenants++ {
+		tenant := fmt.Sprint(tenants)
+		free := maxNotifications - r.used
+		for r.add(tenant, 1) {
+		}
+		if r.tenants[tenant] == 0 {
+			t.Fatalf("tenant %d has no notification while %d places are free", tenants, free)
+		}
+	}
+	if r.used != maxNotifications || r.add("late", 1) {
+		t.Errorf("%d tenants have %d notifications, want %d, and none for another tenant", tenants, r.used, maxNotifications)
+	}
+	r.add("0", -1)
+	if r.add("late", 2) || !r.add("late", 1) {
+		t.Errorf("another tenant has %d notifications, want 1 as one place is free", r.tenants["late"])
+	}
+}
+
 // anyTenant accepts each caller for two tenants.
 type anyTenant struct{}
 
