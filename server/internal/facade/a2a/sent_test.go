@@ -8,8 +8,8 @@ import (
 	"github.com/a2aproject/a2a-go/v2/a2aclient"
 )
 
-// TestRepeatedMessagesOfContinuedTasks: a message that is sent again gets the events of its task until now, though
-// the turn of that message waits for input, which has come since.
+// TestRepeatedMessagesOfContinuedTasks: a message that is sent again gets all events of its task since that message,
+// though the turn of that message ended with a tool call. Other messages had the results, and continued the task.
 func TestRepeatedMessagesOfContinuedTasks(t *testing.T) {
 	t.Parallel()
 	over(t, func(t *testing.T, f *fixture, c *a2aclient.Client) {
