@@ -14,6 +14,9 @@ const pageSize = 100;
 /** Pages that are read again at most when conversations have changed that are not loaded. */
 const topPages = 3;
 
+/** Conversations that are remembered at most because the top of the list does not have them. */
+const maxMissing = 10_000;
+
 /** The length of a preview, in characters; as in ConversationEntry.preview. */
 const previewLength = 120;
 
@@ -42,10 +45,17 @@ export class ConversationList {
   readonly #entries = new Map<string, ConversationEntry>();
   /** The token of the next page; undefined if the last page is loaded. */
   #next: string | undefined = "";
-  /** Conversations on no loaded page that have changed since the top was read. */
-  readonly #unknown = new Set<string>();
+  /** Conversations on no loaded page that have changed since the top was read, with the times of their last changes. */
+  readonly #unknown = new Map<string, number>();
+  /**
+   * Conversations that have changed and that the server did not list at the top: they do not match. Messages do not
+   * change that, so they are not looked for again until their headers change.
+   */
+  readonly #missing = new Set<string>();
   /** Conversations that have ended while pages are read: the pages may still have them. */
   readonly #ended = new Set<string>();
+  /** Conversations whose headers have changed while pages are read: the pages may be older. */
+  readonly #updated = new Set<string>();
   /** The agents that have answered in each conversation, if the list is filtered by agent. */
   readonly #agents = new Map<string, Set<string>>();
   #reads = 0;
@@ -90,9 +100,10 @@ export class ConversationList {
   /** Reads the first pages again, until they have the conversations that have changed and are not loaded. */
   loadTop(): Promise<void> {
     return this.#reading(async () => {
-      const unknown = new Set(this.#unknown);
+      const unknown = new Map(this.#unknown);
       this.#unknown.clear();
       let token = "";
+      let oldest = 0;
       for (let page = 0; page < topPages && unknown.size > 0; page++) {
         const { conversations, nextPageToken } = await this.#read(token);
         for (const entry of conversations) {
@@ -103,11 +114,30 @@ export class ConversationList {
           }
         }
         token = nextPageToken;
+        const last = conversations.at(-1)?.conversation;
+        oldest = last ? this.#timeOf(last) : oldest;
         if (token === "") {
           break;
         }
       }
+      for (const [id, time] of unknown) {
+        // If all that was read has changed later, the conversation may follow on the next page.
+        if (token === "" || time >= oldest) {
+          this.#noteMissing(id);
+        }
+      }
     });
+  }
+
+  #noteMissing(id: string): void {
+    if (this.#unknown.has(id) || this.#updated.has(id)) {
+      return; // It has changed while the pages were read.
+    }
+    this.#missing.add(id);
+    const first = this.#missing.values().next().value;
+    if (this.#missing.size > maxMissing && first !== undefined) {
+      this.#missing.delete(first);
+    }
   }
 
   async #read(pageToken: string): Promise<ListConversationsResponse> {
@@ -157,6 +187,7 @@ export class ConversationList {
       this.#reads--;
       if (this.#reads === 0) {
         this.#ended.clear();
+        this.#updated.clear();
       }
     }
   }
@@ -164,15 +195,20 @@ export class ConversationList {
   /** Applies a change. Returns whether the list differs from before. */
   apply(change: ConversationChange): boolean {
     const id = change.conversationId;
+    if (headerOf(change)) {
+      this.#missing.delete(id);
+      if (this.#reads > 0) {
+        this.#updated.add(id);
+      }
+    }
     switch (change.kind) {
       case ChangeKind.CHANGE_KIND_CREATED:
         this.#ended.delete(id);
         if (!this.#entries.has(id)) {
           this.total = (this.total ?? 0) + 1;
         }
-        if (headerOf(change)!.messageCount > 0 && this.#unknown.size < topPages * pageSize) {
-          this.#unknown.add(id); // A fork or an import, whose messages are not sent.
-          return true;
+        if (headerOf(change)!.messageCount > 0 && this.#addUnknown(change)) {
+          return true; // A fork or an import, whose messages are not sent.
         }
         return this.#put({ conversation: headerOf(change)!, preview: "" });
       case ChangeKind.CHANGE_KIND_DELETED:
@@ -180,6 +216,7 @@ export class ConversationList {
       case ChangeKind.CHANGE_KIND_EVICTED:
         this.total = Math.max(0, (this.total ?? 0) - 1);
         this.#unknown.delete(id);
+        this.#missing.delete(id);
         if (this.#reads > 0) {
           this.#ended.add(id);
         }
@@ -200,12 +237,35 @@ export class ConversationList {
     return this.#put({ conversation: header, preview: preview ?? "" });
   }
 
-  /** A conversation on no loaded page has changed. In the order of changes it belongs to the top. */
-  #noteUnknown({ kind, conversationId }: ConversationChange): void {
-    const isAppended = kind === ChangeKind.CHANGE_KIND_MESSAGE_APPENDED;
-    if (isAppended && this.#isByUpdate && this.#unknown.size < topPages * pageSize) {
-      this.#unknown.add(conversationId);
+  /** A conversation on no loaded page has changed. In the order of changes it belongs to the top if it matches. */
+  #noteUnknown(change: ConversationChange): void {
+    const isAppended = change.kind === ChangeKind.CHANGE_KIND_MESSAGE_APPENDED;
+    if (
+      isAppended &&
+      this.#isByUpdate &&
+      (!this.#missing.has(change.conversationId) || this.#hasType(change))
+    ) {
+      this.#addUnknown(change);
     }
+  }
+
+  /** Returns false if as many conversations are unknown as {@link loadTop} reads. */
+  #addUnknown({ conversationId, time }: ConversationChange): boolean {
+    const isKept = this.#unknown.size < topPages * pageSize;
+    if (isKept) {
+      this.#unknown.set(conversationId, time?.getTime() ?? 0);
+    }
+    return isKept;
+  }
+
+  /** Reports whether a message has data of the type that the list is filtered by: its conversation may match now. */
+  #hasType({ payload }: ConversationChange): boolean {
+    const { dataType } = this.#filter;
+    return (
+      dataType !== "" &&
+      payload?.$case === "message" &&
+      payload.value.structuredData.some(({ type }) => type === dataType)
+    );
   }
 
   get #isByUpdate(): boolean {

@@ -131,6 +131,58 @@ test("the page does not request what a change contained", options, async (t) => 
   );
 });
 
+test("the page looks once for a conversation that does not match its filter", options, async (t) => {
+  const { client, open } = await startConsole(t);
+  await converse(client, "kept", "hello");
+  await converse(client, "other", "hello");
+  const page = await open("#/conversations?text=kept");
+  await page.getByText("1 match among 2 conversations").waitFor();
+  await settle(page);
+  let reads = 0;
+  const isRead = (url: string) => url.includes("/v1/conversations?");
+  page.on("request", (request) => {
+    reads += isRead(request.url()) ? 1 : 0;
+  });
+  const read = page.waitForResponse((response) => isRead(response.url()));
+  await converse(client, "other", "one");
+  await (await read).finished();
+  await settle(page);
+  for (let i = 0; i < 8; i++) {
+    await converse(client, "other", `other ${i}`);
+    await converse(client, "kept", `kept ${i}`);
+    await page.locator(".row", { hasText: `kept ${i}` }).waitFor();
+    await settle(page);
+  }
+  assert.ok(reads <= 2, `the page read the list ${reads} times`);
+  await client.updateConversation({
+    conversation: { id: "other", title: "kept, too" },
+    updateMask: ["title"],
+  });
+  await page.getByText("2 matches among 2 conversations").waitFor();
+});
+
+test("a conversation is listed from its first data of the type that is shown", options, async (t) => {
+  const { client, open } = await startConsole(t);
+  const append = (conversationId: string, content: string, ...types: string[]) =>
+    client.appendMessages({
+      conversationId,
+      messages: [
+        { role: Role.ROLE_USER, content, structuredData: types.map((type) => ({ type, value: 1 })) },
+      ],
+    });
+  await append("kept", "hello", "invoice");
+  await append("other", "hello");
+  const page = await open("#/conversations?type=invoice");
+  await page.getByText("1 match among 2 conversations").waitFor();
+  await settle(page);
+  const read = page.waitForResponse((response) => response.url().includes("/v1/conversations?"));
+  await append("other", "without data");
+  await (await read).finished();
+  await settle(page);
+  await append("other", "with data", "invoice");
+  await page.locator(".row", { hasText: "with data" }).waitFor();
+});
+
 test(
   "keys open the conversation that is marked, and rows stay while the list changes",
   options,
