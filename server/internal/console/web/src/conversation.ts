@@ -12,6 +12,7 @@ import { MessagesView } from "./messages.js";
 import { hasPending } from "./pending.js";
 import { format, type Route, type Tab, tabs } from "./route.js";
 import { RoutingView } from "./routing.js";
+import { isAbort } from "./session.js";
 import { line } from "./text.js";
 import { coalesced, View } from "./view.js";
 import { isPiece } from "./view-settings.js";
@@ -139,16 +140,27 @@ export class ConversationView extends View {
     });
   }
 
-  /** Offers to answer again if a message has no answer and no turn runs. */
+  /**
+   * Offers to answer again if a message has no answer and no turn runs. If the messages cannot be read, the button stays
+   * as it is: the head of the conversation is known and shown.
+   */
   async #offerAnswer({ activeTurnId }: Conversation): Promise<void> {
     const again = this.#actions.querySelector<HTMLElement>(".answer-again");
-    if (again && activeTurnId === "") {
+    if (!again || activeTurnId !== "") {
+      return;
+    }
+    try {
       again.hidden = !(await hasPending((pageSize, pageToken) =>
         this.session.client.listMessages(
           { conversationId: this.#id, pageSize, pageToken },
           { signal: this.signal },
         ),
       ));
+    } catch (error) {
+      const isMissing = error instanceof ParleyError && error.code === "NOT_FOUND";
+      if (isAbort(error) || isMissing) {
+        throw error;
+      }
     }
   }
 

@@ -84,6 +84,26 @@ test("an answer is offered only for a message without one", options, async (t) =
   await again.waitFor({ state: "hidden" });
 });
 
+test("the head stays if the page cannot read whether a message has an answer", options, async (t) => {
+  const { client, open } = await startConsole(t);
+  await converse(client, "c", "hello", "hello");
+  const page = await open();
+  let failures = 0;
+  await page.route(/\/messages\?.*pageSize=1(&|$)/, async (route) => {
+    await route.fulfill({ status: 500, json: { code: 13, message: "the disk failed" } });
+    failures++;
+  });
+  await page.locator(".row", { hasText: "c" }).click();
+  await page.getByRole("button", { name: "Delete…" }).waitFor();
+  await settle(page);
+  assert.ok(failures > 0, "no read has failed");
+  assert.equal(await page.locator(".conversation-head .failure").count(), 0);
+  assert.equal(await page.locator(".conversation-head h2").innerText(), "c");
+  await page.unrouteAll();
+  await converse(client, "c", "are you there?");
+  await page.getByRole("button", { name: "Answer again" }).waitFor();
+});
+
 /** Sends a result of a call and waits for the end of the turn. */
 async function answer(
   client: Awaited<ReturnType<typeof startConsole>>["client"],
