@@ -33,7 +33,7 @@ export interface Source {
   readonly isOneConversation?: boolean;
   /** New entries come to the end of the list. */
   readonly grows?: boolean;
-  /** Called after each read that has not failed, and if the log is off. */
+  /** Called after each read, unless it was aborted, with whether the log is off. */
   readonly onKnown?: (isOff: boolean) => void;
 }
 
@@ -173,9 +173,7 @@ export class LogEntries {
       fill(this.#status);
     }
     const isOff = error instanceof ParleyError && error.reason === "INTERACTION_LOG_OFF";
-    if (isOff) {
-      this.#source.onKnown?.(true);
-    }
+    this.#source.onKnown?.(isOff);
     fill(
       this.#end,
       isOff

@@ -209,8 +209,10 @@ export class StoryView extends View {
       { class: "hint" },
       "Every message that the conversation has had, from the interaction log, oldest first.",
     );
+    let wasOff = false;
     const entries = new LogEntries({
       onKnown: (isOff) => {
+        wasOff = isOff;
         hint.hidden = isOff;
       },
       read: (pageToken) =>
@@ -242,7 +244,8 @@ export class StoryView extends View {
         later(3);
       }
     }, signal);
-    this.context.feed.onGap(() => later(1), signal);
+    // A server that has restarted may have turned the log on.
+    this.context.feed.onGap(() => (wasOff ? void entries.more() : later(1)), signal);
   }
 }
 

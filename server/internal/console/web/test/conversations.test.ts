@@ -194,6 +194,21 @@ test("a conversation is forked, exported, cleared and deleted", options, async (
   await assert.rejects(client.getConversation({ conversationId: "c/1" }), /NOT_FOUND/);
 });
 
+test("the log of a conversation is read when the server has restarted with the log", options, async (t) => {
+  const data = await tempFolder(t);
+  const http_address = `127.0.0.1:${await freePort()}`;
+  const first = await startConsole(t, { data, more: { http_address } });
+  await converse(first.client, "c", "before");
+  const page = await first.open("#/conversations/c/log");
+  await page.getByText("The interaction log of this server is off.").waitFor();
+  first.server.kill("SIGTERM");
+  await first.server.ended;
+  const second = await startConsole(t, { data, more: { http_address, interaction_log: true } });
+  await page.getByText("No entries").waitFor();
+  await converse(second.client, "c", "after the restart");
+  await page.locator(".entry", { hasText: "after the restart" }).waitFor();
+});
+
 test("the page is complete after a restart of the server during an answer", options, async (t) => {
   const data = await tempFolder(t);
   const port = await freePort();

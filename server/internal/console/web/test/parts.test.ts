@@ -170,6 +170,20 @@ test("the page of the log says that the log is off, and how to turn it on", opti
   assert.equal(await page.getByText("Every message that the conversation has had").isVisible(), false);
 });
 
+test("the filters of the log are shown after a first read that failed", options, async (t) => {
+  const { client, open } = await startConsole(t, {
+    data: await tempFolder(t),
+    more: { interaction_log: true },
+  });
+  await converse(client, "c", "hello");
+  // The server accepts no id of this length.
+  const page = await open(`#/log?conversation=${"x".repeat(2000)}`);
+  await page.locator(".log-end .failure").waitFor();
+  await page.getByLabel("Conversation id").fill("");
+  await page.keyboard.press("Enter");
+  await page.locator(".entry", { hasText: "hello" }).waitFor();
+});
+
 test("a fork names its origin, in its title, too", options, async (t) => {
   const { client, open } = await startConsole(t);
   await client.createConversation({ conversation: { id: "c", title: "The weather" } });
