@@ -70,10 +70,8 @@ export class ConversationTurnsView extends View {
   readonly #checkSoon = coalesced(() => this.#check(), 16, 100);
 
   /** Finds out which of the turns that waited for results have them. */
-  async #check(): Promise<void> {
-    if (await this.context.answered.check(this.#list.turns, this.signal)) {
-      this.#draw();
-    }
+  #check(): Promise<void> {
+    return this.context.answered.check(this.#list.turns, this.signal, this.#drawSoon);
   }
 
   async #reload(): Promise<void> {

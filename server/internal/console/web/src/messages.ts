@@ -8,10 +8,11 @@ import {
 } from "@parleyhq/client/web";
 
 import { answerElement } from "./answer.js";
+import { type Call, pairCalls } from "./calls.js";
 import { composer } from "./composer.js";
 import { arrange, button, fill, h } from "./dom.js";
 import { count } from "./format.js";
-import { type Call, callElement, messageElement, pairCalls } from "./message.js";
+import { callElement, messageElement } from "./message.js";
 import { coalesced, View } from "./view.js";
 
 /** The number of messages of one page. */

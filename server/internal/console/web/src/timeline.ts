@@ -20,7 +20,8 @@ import {
   tickDurations,
   took,
 } from "./turn-row.js";
-import { View } from "./view.js";
+import { coalesced, View } from "./view.js";
+import { isPiece } from "./view-settings.js";
 
 /** Text above this length is shown in a block of its own, in UTF-16 units. */
 const longText = 20_000;
@@ -59,7 +60,13 @@ export class TimelineView extends View {
 
   protected show(): void {
     fill(this, this.#head, this.#note, this.#removed, this.#problem, this.#table.element);
-    this.context.feed.onChange((change) => this.#noteTime(change), this.signal);
+    this.context.feed.onChange((change) => {
+      this.#noteTime(change);
+      if (change.conversationId === this.route.id && !isPiece(change)) {
+        this.#checkSoon(); // It may be a result.
+      }
+    }, this.signal);
+    this.context.feed.onGap(this.#checkSoon, this.signal);
     this.everySecond(() => tickDurations(this));
     void this.run(this.#problem, async () => {
       this.#rows = [];
@@ -92,11 +99,21 @@ export class TimelineView extends View {
     }
   }
 
+  readonly #checkSoon = coalesced(() => this.#check(), 16, 100);
+
+  /** Finds out whether the turn waited for results and has them. */
+  async #check(): Promise<void> {
+    const turn = this.#turn;
+    if (turn && !this.context.answered.has(turn)) {
+      await this.context.answered.check([turn], this.signal, () => this.#showTurn(turn));
+    }
+  }
+
   #showTurn(turn: Turn): void {
     this.#turn = turn;
     const { answered } = this.context;
     if (!answered.has(turn)) {
-      void answered.check([turn], this.signal).then((isKnown) => isKnown && this.#showTurn(turn));
+      this.#checkSoon();
     }
     const { id, state, agent, error, inputSequence, requestId } = turn;
     const first = this.context.times.firstPiece(turn);

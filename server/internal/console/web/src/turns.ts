@@ -139,12 +139,11 @@ export class TurnsView extends View {
 
   readonly #reloadSoon = coalesced(() => this.#reload(), 250);
   readonly #checkSoon = coalesced(() => this.#check(), 250);
+  readonly #drawSoon = coalesced(() => this.#draw());
 
   /** Finds out which of the turns that waited for results have them. */
-  async #check(): Promise<void> {
-    if (await this.context.answered.check(this.#list.turns, this.signal)) {
-      this.#draw();
-    }
+  #check(): Promise<void> {
+    return this.context.answered.check(this.#list.turns, this.signal, this.#drawSoon);
   }
 
   async #reload(): Promise<void> {

@@ -6,7 +6,10 @@ import type { Message } from "@parleyhq/client/web";
 import type { Page } from "playwright-core";
 
 import { ScriptedAgent, serveAgent } from "../../../../../client/typescript/test/parleyd.js";
+import { AnsweredTurns } from "../src/answered.js";
+import type { Feed } from "../src/feed.js";
 import { needsAnswer } from "../src/pending.js";
+import type { Session } from "../src/session.js";
 import { converse, options, settle, startConsole } from "./console.js";
 
 /** Calls a tool for each question, and again for its first result. The second result gets an answer. */
@@ -145,6 +148,55 @@ test("a turn whose calls have results says that it was answered", options, async
   await page.locator("tr.turn .answered").nth(1).waitFor();
   await page.locator("tr.turn .turn-state").first().click();
   await page.locator(".timeline-head .answered").waitFor();
+});
+
+test("a timeline that is open shows that its turn was answered", options, async (t) => {
+  const { address } = await serveAgent(t, new TwoCalls());
+  const { client, open } = await startConsole(t, { agent: address });
+  for await (const _ of client.chat({ conversationId: "c", content: "what is the weather?" })) {
+    // Until the turn waits for a result.
+  }
+  const { turns } = await client.listTurns({ conversationId: "c" });
+  const page = await open(`#/conversations/c/turns/${turns[0]!.id}`);
+  await page.locator(".timeline-head", { hasText: "input required" }).waitFor();
+  await settle(page);
+  await client.appendMessages({
+    conversationId: "c",
+    messages: [{ role: Role.ROLE_TOOL, toolResult: { callId: "call-0", name: "weather", content: "rain" } }],
+  });
+  await page.locator(".timeline-head .answered").waitFor();
+});
+
+test("a turn is read for all views that ask, and after any number of others", options, async (t) => {
+  const { address } = await serveAgent(t, new TwoCalls());
+  const { client } = await startConsole(t, { agent: address });
+  for await (const _ of client.chat({ conversationId: "c", content: "what is the weather?" })) {
+    // Until the turn waits for a result.
+  }
+  await client.appendMessages({
+    conversationId: "c",
+    messages: [{ role: Role.ROLE_TOOL, toolResult: { callId: "call-0", name: "weather", content: "rain" } }],
+  });
+  const [turn] = (await client.listTurns({ conversationId: "c" })).turns;
+  const silent = { onGap: () => {}, onChange: () => {} } as unknown as Feed;
+  const newAnswered = () =>
+    new AnsweredTurns({ client, isLost: false } as unknown as Session, silent, new AbortController().signal);
+  const answered = newAnswered();
+  const leaving = new AbortController();
+  let found = 0;
+  const checks = [
+    answered.check([turn!], leaving.signal, () => assert.fail("the view was removed")),
+    answered.check([turn!], new AbortController().signal, () => found++),
+  ];
+  leaving.abort();
+  await Promise.all(checks);
+  assert.equal(found, 1);
+  assert.ok(answered.has(turn!));
+  const others = Array.from({ length: 60 }, (_, i) => ({ ...turn!, id: `other-${i}` }));
+  const second = newAnswered();
+  await second.check([...others, turn!], new AbortController().signal, () => found++);
+  assert.equal(found, 2);
+  assert.ok(second.has(turn!));
 });
 
 test("a timeline says which of its rows and texts are left out", options, async (t) => {
