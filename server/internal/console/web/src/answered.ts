@@ -37,8 +37,8 @@ export class AnsweredTurns {
   }
 
   /**
-   * Reads the turns that are not known, one by one, until the signal of the view aborts or the connection is lost. Calls
-   * onFound after each turn that is answered.
+   * Reads the turns that are not known, one by one, until the signal of the view aborts or the connection is lost.
+   * Calls onFound after each turn that is answered.
    */
   async check(turns: readonly Turn[], signal: AbortSignal, onFound: () => void): Promise<void> {
     const unknown = turns.filter(

@@ -5,8 +5,8 @@ import { fill, h } from "./dom.js";
 import { type Context, failure } from "./view.js";
 
 /**
- * Returns the form with which the user asks. Enter sends; Shift+Enter begins a new line. The signal aborts when the form is
- * no longer shown.
+ * Returns the form with which the user asks. Enter sends; Shift+Enter begins a new line. The signal aborts when the
+ * form is no longer shown.
  */
 export function composer(context: Context, conversationId: string, signal: AbortSignal): HTMLElement {
   const text = h("textarea", { rows: 2, "aria-label": "Message", placeholder: "Ask… (Enter sends)" });

@@ -94,8 +94,8 @@ export function actions({ session }: Context, conversation: Conversation): HTMLE
 }
 
 /**
- * Copies a conversation up to a message, or with all messages if that is 0, and opens the copy. Its title says which part
- * of which conversation it continues: the server copies the title as it is.
+ * Copies a conversation up to a message, or with all messages if that is 0, and opens the copy. Its title says which
+ * part of which conversation it continues: the server copies the title as it is.
  */
 export async function fork(
   { session }: Pick<Context, "session">,
@@ -114,7 +114,7 @@ export async function fork(
 /** The longest title that the server accepts, in bytes of UTF-8. */
 const maxTitle = 512;
 
-/** Returns the title of a fork. That of a fork of a fork names only the newest message that was copied last. */
+/** Returns the title of a fork. The title of a fork of a fork has one suffix, that of the last fork. */
 function forkTitle(title: string, sequence: number): string {
   const suffix = sequence > 0 ? ` (fork at message ${sequence})` : " (fork)";
   const characters = Array.from(title.replace(/ \(fork( at message \d+)?\)$/, ""));

@@ -10,8 +10,8 @@ import { block, line } from "./text.js";
 import type { Context } from "./view.js";
 
 /**
- * Returns a message without its tool calls; see {@link callElement}. If it is the result of a call that is shown with it,
- * reference is shown in place of the result.
+ * Returns a message without its tool calls; see {@link callElement}. If it is the result of a call that is shown with
+ * it, reference is shown in place of the result.
  */
 export function messageElement(
   context: Context,

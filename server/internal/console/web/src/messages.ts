@@ -19,8 +19,8 @@ import { coalesced, View } from "./view.js";
 const pageSize = 50;
 
 /**
- * The sequences of one group of messages. The browser observes each part of a page that it may skip, in every frame: with
- * groups those are the groups, and the messages of the groups near the view.
+ * The sequences of one group of messages. The browser observes each part of a page that it may skip, in every frame:
+ * with groups those are the groups, and the messages of the groups near the view.
  */
 const groupSize = 25;
 
@@ -336,7 +336,7 @@ export class MessagesView extends View {
     );
   }
 
-  /** Returns the element of a message. caller is the sequence of the call that it is the result of, if that is shown. */
+  /** Returns the element of a message. If it is the result of a call that is shown, caller is the sequence of the call. */
   #element(message: Message, calls: readonly Call[], caller: number | undefined): HTMLElement {
     let shown = this.#shown.get(message.sequence);
     const key = `${message.id} ${caller}`;

@@ -1,6 +1,6 @@
 import { type Message, MessageStatus, Role } from "@parleyhq/client/web";
 
-/** The sizes of the pages that are read: as a rule the newest message decides. */
+/** The sizes of the pages that are read. The first one has only the newest message, which usually decides. */
 const pageSizes = [1, 20, 200] as const;
 
 /** Reads messages, newest first; an empty token is that of the first page. */
@@ -30,8 +30,8 @@ export async function hasPending(read: Read): Promise<boolean> {
 
 /**
  * Reports whether the newest of these messages has no complete answer, as the server decides it: a message of a user, a
- * result that was appended, or one in an answer that is incomplete. The messages are newest first. isAll says that there
- * are no older ones. Returns undefined if older messages decide it.
+ * result that was appended, or one in an answer that is incomplete. The messages are newest first. isAll says that
+ * there are no older ones. Returns undefined if older messages decide it.
  */
 export function needsAnswer(messages: readonly Message[], isAll: boolean): boolean | undefined {
   let incompleteTurn: string | undefined;

@@ -165,8 +165,8 @@ export class Samples {
       return metrics;
     } catch (error) {
       this.metricsProblem = problem(error);
-      // Fetch throws a TypeError if there is no connection, and a DOMException if the signal aborts. Any other error is a
-      // reply of the server, and the next reply would be the same.
+      // Fetch throws a TypeError if there is no connection, and a DOMException if the signal aborts. Any other error is
+      // a reply of the server, and the next reply would be the same.
       this.#isRefused = !(error instanceof TypeError || error instanceof DOMException);
       if (this.#isRefused && this.metricsProblem.includes('"/metrics" does not exist')) {
         this.metricsProblem =

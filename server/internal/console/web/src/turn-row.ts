@@ -154,7 +154,7 @@ export class TurnList {
   }
 }
 
-/** Returns what follows a list of turns: a button for more, or that the list has as many as it may. */
+/** Returns what follows a list of turns: a button for more, or a note that the limit maxTurns is reached. */
 export function moreTurns(list: TurnList, more: () => void): Child {
   if (!list.hasMore) {
     return null;
