@@ -71,6 +71,7 @@ export class TimelineView extends View {
     void this.run(this.#problem, async () => {
       this.#rows = [];
       this.#removedRows = 0;
+      this.#removed.hidden = true;
       fill(this.#table.rows);
       fill(this.#problem);
       await this.#follow();

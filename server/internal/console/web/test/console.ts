@@ -1,5 +1,7 @@
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
+import { once } from "node:events";
+import { createServer } from "node:net";
 import { join } from "node:path";
 import type { TestContext } from "node:test";
 import { type Client, Role } from "@parleyhq/client";
@@ -126,4 +128,14 @@ export async function converse(client: Client, conversationId: string, ...texts:
       content,
     })),
   });
+}
+
+/** Returns a port that is free now. */
+export async function freePort(): Promise<number> {
+  const server = createServer().listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = server.address() as { port: number };
+  server.close();
+  await once(server, "close");
+  return port;
 }

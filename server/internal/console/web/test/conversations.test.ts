@@ -1,11 +1,9 @@
 import assert from "node:assert/strict";
-import { once } from "node:events";
-import { createServer } from "node:net";
 import { test } from "node:test";
 
 import { Role } from "@parleyhq/client";
 import { ScriptedAgent, serveAgent, tempFolder } from "../../../../../client/typescript/test/parleyd.js";
-import { converse, options, startConsole } from "./console.js";
+import { converse, freePort, options, startConsole } from "./console.js";
 
 test("the list follows the changes", options, async (t) => {
   const { client, open } = await startConsole(t);
@@ -242,13 +240,3 @@ test("the page is complete after a restart of the server during an answer", opti
     .evaluateAll((all) => all.map((one) => one.getAttribute("data-sequence")));
   assert.deepEqual(shown, stored);
 });
-
-/** Returns a port that is free now. */
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, "127.0.0.1");
-  await once(server, "listening");
-  const { port } = server.address() as { port: number };
-  server.close();
-  await once(server, "close");
-  return port;
-}

@@ -5,12 +5,12 @@ import { Agent, MessageStatus, type Piece, type RespondRequest, Role } from "@pa
 import type { Message } from "@parleyhq/client/web";
 import type { Page } from "playwright-core";
 
-import { ScriptedAgent, serveAgent } from "../../../../../client/typescript/test/parleyd.js";
+import { ScriptedAgent, serveAgent, tempFolder } from "../../../../../client/typescript/test/parleyd.js";
 import { AnsweredTurns } from "../src/answered.js";
 import type { Feed } from "../src/feed.js";
 import { needsAnswer } from "../src/pending.js";
 import type { Session } from "../src/session.js";
-import { converse, options, settle, startConsole } from "./console.js";
+import { converse, freePort, options, settle, startConsole } from "./console.js";
 
 /** Calls a tool for each question, and again for its first result. The second result gets an answer. */
 class TwoCalls extends Agent {
@@ -220,6 +220,35 @@ test("a timeline says which of its rows and texts are left out", options, async 
   assert.ok(shown <= 101_000, `${shown} characters are in the page`);
   agent.end();
   await page.locator("tr.turn-event.finished").waitFor();
+});
+
+test("a timeline that is read again does not say that rows are left out", options, async (t) => {
+  const agent = new ScriptedAgent();
+  const { address } = await serveAgent(t, agent);
+  const data = await tempFolder(t);
+  const settings = { agent: address, data, more: { http_address: `127.0.0.1:${await freePort()}` } };
+  const first = await startConsole(t, settings);
+  const events = first.client.chat({ conversationId: "c", content: "hello" })[Symbol.asyncIterator]();
+  const { value } = await events.next();
+  const page = await first.open(`#/conversations/c/turns/${value.turnId}`);
+  await page.locator("tr.turn-event.started").waitFor();
+  for (let i = 0; i < 2100; i++) {
+    agent.send({ progress: { text: `step ${i}` } });
+  }
+  await page.locator(".timeline-removed", { hasText: "older rows" }).waitFor();
+  const isTurn = new RegExp(`/turns/${value.turnId}`);
+  await page.route(isTurn, (route) =>
+    route.fulfill({ status: 400, json: { code: 3, message: "the request failed" } }),
+  );
+  first.server.kill("SIGKILL");
+  await first.server.ended;
+  await events.return?.(undefined);
+  await startConsole(t, settings);
+  await page.getByText("the request failed").waitFor();
+  await page.unroute(isTurn);
+  await page.locator("parley-timeline").getByRole("button", { name: "Try again" }).click();
+  await page.locator("tr.turn-event.finished").waitFor();
+  assert.equal(await page.locator(".timeline-removed").isVisible(), false);
 });
 
 test("the context says that it shows as many messages as it may", options, async (t) => {
