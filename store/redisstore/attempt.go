@@ -109,7 +109,8 @@ func (s *Store) wasMade(ctx context.Context, t *transaction, l *lostCommit) (boo
 		store.ErrUnavailable)
 }
 
-// maxAdded is the number of conversations added to a bucket whose commits it remembers at least. It is a number of commit.lua, too.
+// maxAdded is the number of conversations added to a bucket whose commits it remembers at least. It is a number of
+// commit.lua, too.
 const maxAdded = 1000
 
 // wasAdded reports whether a commit has added a conversation to a bucket. The conversation need not exist any more. If

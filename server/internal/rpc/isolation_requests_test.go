@@ -188,7 +188,7 @@ func (f *foreignIDs) text(t *testing.T, field protoreflect.FieldDescriptor) stri
 		"request_id": f.request, "known_uid": f.header.GetUid(), "cursor": f.cursor, "page_token": "no token",
 		"agent": "echo", "content": secretContent, "query": secretContent, "reason": "because",
 		"system_prompt": "Be brief.", "structured_data_type": "list", "date": logTime().Format(time.DateOnly),
-		"text": f.conversation,
+		"text":        f.conversation,
 		"message_ids": f.message, "keys": f.record + "true", "prefix": f.record, "record_prefixes": f.record, "after_key": "a",
 	}[field.Name()]
 	if !known {
