@@ -5,7 +5,7 @@ import { options, Page } from "./page.js";
 import { Scripts } from "./scripts.js";
 import { Parleyd } from "./server.js";
 
-test("a page shows an answer, reloads in the middle, and goes on without a gap", options, async (t) => {
+test("a page shows an answer, reloads in the middle, and continues without a gap", options, async (t) => {
   const agent = new Scripts();
   const page = new Page();
   await page.serve(t);

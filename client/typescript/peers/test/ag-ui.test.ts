@@ -209,7 +209,7 @@ test("what the server does not support is refused by name, and nothing is stored
   });
 });
 
-test("a run whose connection breaks goes on without a gap", options, async (t) => {
+test("a run whose connection breaks continues without a gap", options, async (t) => {
   forbidWarnings(t);
   const agent = new Scripts(scripts);
   const { address, server } = await startServer(t, agent);

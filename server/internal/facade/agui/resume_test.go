@@ -167,7 +167,7 @@ func (f *fixture) endOfTurn(t *testing.T, turnID string) parleyv1.TurnState {
 }
 
 // TestResumeAmongMergedTexts checks that a page that connects to a long turn, whose texts the server has merged, resumes
-// after each event: the merged text comes after data that belongs behind its beginning, and nothing is missing or
+// after each event: the merged text comes after data that belongs after its start, and nothing is missing or
 // repeated.
 func TestResumeAmongMergedTexts(t *testing.T) {
 	const merged, perValue = 17_000, 1000 // The server keeps 16,384 events one by one.

@@ -39,7 +39,7 @@ class ParleyCheckpointStorage(CheckpointStorage):
     """A storage of checkpoints in the records of the tenant, instead of FileCheckpointStorage.
 
     A checkpoint has any size. Its record has the same JSON as a file of FileCheckpointStorage, with
-    pickles of what is not JSON. So whoever writes to the server can run code in the programs that
+    pickles of other values. So a program that writes to the server can run code in those that
     load checkpoints: restrict the writers, and the types with ``allowed_checkpoint_types``.
 
     The methods raise WorkflowCheckpointException for a checkpoint that cannot be stored, does not
