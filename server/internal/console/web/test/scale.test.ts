@@ -1,4 +1,5 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 import { type ImportConversationsRequest, type Input, Role } from "@parleyhq/client";
@@ -9,7 +10,17 @@ import { converse, options, startConsole } from "./console.js";
 const total = process.env["PARLEY_LONG"] ? 100_000 : 3_000;
 
 /** The most memory that the page may use for scripts, in bytes. */
-const maxHeap = 150 << 20;
+const maxHeap = 20 << 20;
+
+/** The most memory that the process of the page may use, in bytes: layout, styles and code of the browser included. */
+const maxPage = 150 << 20;
+
+/** Returns the memory of a process of Linux in bytes. Of memory that n processes share, it has 1/n. */
+function proportionalSize(id: number): number {
+  const size = /^Pss: +(\d+) kB$/m.exec(readFileSync(`/proc/${id}/smaps_rollup`, "utf8"))?.[1];
+  assert.ok(size, `smaps_rollup of process ${id} has no Pss`);
+  return Number(size) * 1024;
+}
 
 /** Returns conversations with one message each, a millisecond apart. */
 async function* conversations(): AsyncGenerator<Input<ImportConversationsRequest>> {
@@ -110,4 +121,12 @@ test("many conversations and messages stay usable", { ...options, timeout: 600_0
     `heap: ${(usedSize / 2 ** 20).toFixed(1)} MiB used, ${(totalSize / 2 ** 20).toFixed(1)} MiB reserved`,
   );
   assert.ok(totalSize < maxHeap, `the heap has ${totalSize} bytes, want ${maxHeap} at most`);
+  if (process.platform === "linux") {
+    const browser = await page.context().browser()!.newBrowserCDPSession();
+    const { processInfo } = await browser.send("SystemInfo.getProcessInfo");
+    const sizes = processInfo.filter(({ type }) => type === "renderer").map(({ id }) => proportionalSize(id));
+    const largest = Math.max(...sizes);
+    t.diagnostic(`process of the page: ${(largest / 2 ** 20).toFixed(0)} MiB`);
+    assert.ok(largest < maxPage, `the process of the page has ${largest} bytes, want ${maxPage} at most`);
+  }
 });
