@@ -100,9 +100,9 @@ func allowedArrows() []arrow {
 		{"server/parleydtest/signin", []string{"server/parleydtest"}}, // Tests in other languages run it.
 		{"server/internal/rpc", []string{
 			"server/internal/rules", "server/internal/turn", "server/internal/routing", "server/internal/watch",
-			"server/internal/auth", "server/internal/peer",
-			"server/internal/interactionlog", "server/internal/transfer", "server/internal/window", "server/internal/agent",
-			"server/internal/limit", "server/internal/calllog", "server/internal/tracing", "server/internal/rpc/receive",
+			"server/internal/auth", "server/internal/peer", "server/internal/interactionlog", "server/internal/transfer",
+			"server/internal/window", "server/internal/agent", "server/internal/limit", "server/internal/calllog",
+			"server/internal/tracing", "server/internal/rpc/receive", "server/internal/rpc/localstream",
 			"server/internal/rpc/slowstream", "server/internal/rpc/pipeline", "server/internal/rpc/summaries",
 			"server/internal/rpc/wirecodec", "server/internal/rpc/pages", "server/internal/rpc/retries", "store", api,
 		}},
@@ -114,12 +114,11 @@ func allowedArrows() []arrow {
 		{"server/internal/tracing/tracestore", []string{"server/internal/tracing", "store"}},
 		{"server/internal/calllog", []string{"server/internal/auth", "server/internal/rules/ids", api}},
 		{"server/internal/rpc/receive", nil},
-		{"server/internal/rpc/slowstream", nil},
+		{"server/internal/rpc/slowstream", nil}, {"server/internal/rpc/localstream", nil},
 		{"server/internal/rpc/pipeline", nil},
 		{"server/internal/rpc/summaries", []string{"server/internal/routing", "store"}},
-		{"server/internal/rpc/wirecodec", []string{"store"}},
 		{"server/internal/rpc/pages", []string{"server/internal/turn", "store", api}},
-		{"server/internal/rpc/retries", []string{"store"}},
+		{"server/internal/rpc/retries", []string{"store"}}, {"server/internal/rpc/wirecodec", []string{"store"}},
 		{"server/internal/limit", nil},
 		{"server/internal/metrics", []string{"store", api}},
 		{"server/internal/secretfile", nil},
@@ -198,9 +197,10 @@ type restriction struct {
 
 func restrictions() []restriction {
 	statuses := []string{
-		"gen/parley/v1", "gen/gateway/parley/v1", "server/internal/rpc", "server/internal/peer", "server/internal/gateway",
-		"server/internal/agent/remote", "server/internal/agent/a2a", "server/internal/metrics", "server/internal/facade/a2a", "server/internal/facade/agui", "server/internal/facade/openai",
-		"client", "client/mcp", "client/cmd/parley", "client/examples/agent",
+		"gen/parley/v1", "gen/gateway/parley/v1", "server/internal/rpc", "server/internal/rpc/localstream",
+		"server/internal/peer", "server/internal/gateway", "server/internal/agent/remote", "server/internal/agent/a2a",
+		"server/internal/metrics", "server/internal/facade/a2a", "server/internal/facade/agui",
+		"server/internal/facade/openai", "client", "client/mcp", "client/cmd/parley", "client/examples/agent",
 	}
 	return []restriction{
 		{"go.etcd.io/bbolt", []string{
@@ -366,8 +366,8 @@ func TestArrows(t *testing.T) {
 // TestArrowFaults checks that the tests of arrows reject what is forbidden.
 func TestArrowFaults(t *testing.T) {
 	const known = ": unknown package, add a row to allowedArrows in server/internal/arrows/arrows_test.go"
-	const statuses = "gen/parley/v1, gen/gateway/parley/v1, server/internal/rpc, server/internal/peer, server/internal/gateway, " +
-		"server/internal/agent/remote, server/internal/agent/a2a, server/internal/metrics, " +
+	const statuses = "gen/parley/v1, gen/gateway/parley/v1, server/internal/rpc, server/internal/rpc/localstream, " +
+		"server/internal/peer, server/internal/gateway, server/internal/agent/remote, server/internal/agent/a2a, server/internal/metrics, " +
 		"server/internal/facade/a2a, server/internal/facade/agui, server/internal/facade/openai, client, client/mcp, client/cmd/parley, client/examples/agent"
 	imports := []struct{ from, imported, want string }{
 		{"server/internal/rpc", modulePath + "/server/internal/turn", ""},

@@ -34,7 +34,7 @@ func TestDirect(t *testing.T) {
 	client, direct := parleyv1.NewConversationServiceClient(
 		f.conn,
 	), parleyv1.NewConversationServiceClient(
-		f.server.Direct(f.conn),
+		f.server.Direct(t.Context()),
 	)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer me")
 	type method func(parleyv1.ConversationServiceClient) (proto.Message, error)

@@ -51,6 +51,14 @@ func (s *Server) LoopbackOptions() []grpc.ServerOption {
 }
 
 func (s *Server) serverOptions(from source, slow grpc.StreamServerInterceptor) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ForceServerCodecV2(wirecodec.Codec(s.requests.codec)),
+		grpc.ChainUnaryInterceptor(s.unaryInterceptors(from)...),
+		grpc.ChainStreamInterceptor(s.streamInterceptors(from, slow)...),
+	}
+}
+
+func (s *Server) streamInterceptors(from source, slow grpc.StreamServerInterceptor) []grpc.StreamServerInterceptor {
 	streams := []grpc.StreamServerInterceptor{
 		s.calls.Stream(from == fromProcess), s.statusStream, slow,
 		recovery.StreamServerInterceptor(recovery.WithRecoveryHandler(panicError)),
@@ -62,11 +70,7 @@ func (s *Server) serverOptions(from source, slow grpc.StreamServerInterceptor) [
 	if s.outerStream != nil {
 		streams = slices.Insert(streams, 0, s.outerStream)
 	}
-	return []grpc.ServerOption{
-		grpc.ForceServerCodecV2(wirecodec.Codec(s.requests.codec)),
-		grpc.ChainUnaryInterceptor(s.unaryInterceptors(from)...),
-		grpc.ChainStreamInterceptor(streams...),
-	}
+	return streams
 }
 
 func (s *Server) unaryInterceptors(from source) []grpc.UnaryServerInterceptor {

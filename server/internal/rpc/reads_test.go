@@ -29,7 +29,7 @@ func (w *model) checkReads(t *rapid.T) {
 	case "gzip":
 		options = []grpc.CallOption{grpc.UseCompressor(gzip.Name)}
 	case "direct":
-		client = parleyv1.NewConversationServiceClient(w.f.server.Direct(w.f.conn))
+		client = parleyv1.NewConversationServiceClient(w.f.server.Direct(t.Context()))
 	}
 	limit := rapid.Int32Range(0, 30).Draw(t, "limit")
 	header, err := client.GetConversation(t.Context(), &parleyv1.GetConversationRequest{ConversationId: w.id})
@@ -98,7 +98,7 @@ func TestReadsWhileWriting(t *testing.T) {
 	f := open(t, func(s *setup) {
 		s.wrap = func(store.Store) store.Store { return openBolt(t, s.storeOptions) }
 	})
-	direct := parleyv1.NewConversationServiceClient(f.server.Direct(f.conn))
+	direct := parleyv1.NewConversationServiceClient(f.server.Direct(t.Context()))
 	id := func(i int) string { return fmt.Sprint("c", i%writers) }
 	for i := range writers {
 		f.append(t, id(i), marked(id(i), 1))

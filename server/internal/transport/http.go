@@ -39,7 +39,8 @@ type httpServer struct {
 	server      *http.Server
 	listener    net.Listener
 	deadClients *deadClients
-	loopback    *loopback
+	direct      *rpc.Direct    // of the API and the facades
+	loopback    *loopback      // of the MCP tools
 	client      *client.Client // of the MCP tools, over the loopback
 
 	certificates *certificates // nil if there is no TLS
@@ -48,10 +49,11 @@ type httpServer struct {
 
 // openHTTP listens on the HTTP address. It does not serve yet. /readyz reports the readiness.
 func openHTTP(
-	ctx context.Context, o Options, service *rpc.Server, l *loopback, facade a2a.Options, c *certificates, r *readiness,
+	ctx context.Context, o Options, service *rpc.Server, d *rpc.Direct, facade a2a.Options, c *certificates, r *readiness,
 ) (*httpServer, error) {
 	h := &httpServer{
-		log: o.Log, deadClients: newDeadClients(o.KeepaliveTime), loopback: l, certificates: c, signIn: o.SignIn,
+		log: o.Log, deadClients: newDeadClients(o.KeepaliveTime), direct: d, loopback: newLoopback(service),
+		certificates: c, signIn: o.SignIn,
 	}
 	var err error
 	if h.client, err = client.Dial("passthrough:loopback", h.loopback.dialOptions()...); err != nil {
@@ -115,15 +117,15 @@ func (h *httpServer) trackConn(conn net.Conn, state http.ConnState) {
 func (h *httpServer) handler(
 	ctx context.Context, o Options, service *rpc.Server, facade a2a.Options, ready *readiness,
 ) (http.Handler, error) {
-	direct, bodies := service.Direct(h.loopback.conn), gateway.NewBodies()
-	api, err := gateway.New(ctx, direct, service.Authorize, bodies)
+	bodies := gateway.NewBodies()
+	api, err := gateway.New(ctx, h.direct, service.Authorize, bodies)
 	if err != nil {
 		return nil, err
 	}
 	facade.Bodies = bodies
 	toAgents := a2a.New(facade)
-	openAI := openai.New(direct, service.Authorize, bodies)
-	agentUI := agui.New(direct, service.Authorize, bodies)
+	openAI := openai.New(h.direct, service.Authorize, bodies)
+	agentUI := agui.New(h.direct, service.Authorize, bodies)
 	tools := &mcpSignIn{
 		tools: mcp.New(h.client, mcp.Options{Version: o.Version, Timeout: mcpTimeout, Log: h.log}).Handler(),
 		auth:  o.Auth, signIn: service.SignIn, issuer: o.OIDCIssuer,

@@ -26,18 +26,17 @@ const (
 // loopbackWorkers is the number of worker goroutines; see [GRPCOptions].
 const loopbackWorkers = 32
 
-// loopback connects the HTTP and MCP transports to the gRPC handlers of the same process. Its
-// connections are in memory, so no other process can open one. Its grpc.Server is separate but has
-// the same handlers, interceptors and size limits. There is no time limit for a send, since those
-// transports limit the time of their own clients. There is no limit on the streams of a connection,
-// since all clients of a transport share one: a call must not wait for other clients' watches.
+// loopback connects the client of the MCP tools to the gRPC handlers of the same process, since [client.Client] needs a
+// connection of gRPC. Its connections are in memory, so no other process can open one. Its grpc.Server is separate but
+// has the same handlers, interceptors and size limits. There is no time limit for a send, since the HTTP transport
+// limits the time of its own clients. There is no limit on the streams of a connection, since all sessions share one:
+// a call must not wait for other sessions' turns.
 type loopback struct {
 	server   *grpc.Server
 	listener *bufconn.Listener
-	conn     *grpc.ClientConn
 }
 
-func newLoopback(service *rpc.Server) (*loopback, error) {
+func newLoopback(service *rpc.Server) *loopback {
 	l := &loopback{listener: bufconn.Listen(pipeBytes)}
 	l.server = grpc.NewServer(append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(rules.MaxGRPCBytes),
@@ -50,9 +49,7 @@ func newLoopback(service *rpc.Server) (*loopback, error) {
 		grpc.ReadBufferSize(0),
 	}, service.LoopbackOptions()...)...)
 	service.Register(l.server)
-	var err error
-	l.conn, err = grpc.NewClient("passthrough:loopback", l.dialOptions()...)
-	return l, err
+	return l
 }
 
 // dialOptions returns the options with which a gRPC client connects to the loopback.
@@ -85,5 +82,4 @@ func (l *loopback) stop(ctx context.Context) {
 	cancelStop := context.AfterFunc(ctx, l.server.Stop)
 	defer cancelStop()
 	l.server.GracefulStop()
-	_ = l.conn.Close()
 }

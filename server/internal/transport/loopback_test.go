@@ -2,9 +2,7 @@ package transport
 
 import (
 	"context"
-	"iter"
 	"log/slog"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,7 +17,6 @@ import (
 	"github.com/parleyhq/parley/server/internal/agent/echo"
 	"github.com/parleyhq/parley/server/internal/rpc"
 	"github.com/parleyhq/parley/server/internal/rules"
-	"github.com/parleyhq/parley/store"
 )
 
 // connectionCounter counts the connections of a client.
@@ -53,10 +50,7 @@ func withLoopback(t *testing.T, o rpc.Options, test func(t *testing.T, l *loopba
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		l, err := newLoopback(service)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := newLoopback(service)
 		served := make(chan error, 1)
 		go func() { served <- l.serve() }()
 		defer func() {
@@ -94,45 +88,6 @@ func TestLoopbackIdle(t *testing.T) {
 		}
 		if begun, ended := conns.begun.Load(), conns.ended.Load(); begun != 1 || ended != 0 {
 			t.Errorf("connections begun = %d and ended = %d, want 1 and 0", begun, ended)
-		}
-	})
-}
-
-// endlessTurns are turns whose events never end.
-type endlessTurns struct{ rpc.Turns }
-
-// Chat returns text_delta events without end.
-func (endlessTurns) Chat(
-	context.Context, string, *parleyv1.ChatRequest, *store.Request,
-) iter.Seq2[*parleyv1.TurnEvent, error] {
-	e := &parleyv1.TurnEvent{
-		Event: &parleyv1.TurnEvent_TextDelta{TextDelta: &parleyv1.TextDelta{Text: strings.Repeat("x", 1000)}},
-	}
-	return func(yield func(*parleyv1.TurnEvent, error) bool) {
-		for yield(e, nil) {
-		}
-	}
-}
-
-// TestLoopbackSlowReader checks that a stream waits for a slow reader. The HTTP transport forwards a
-// stream as fast as its own client reads.
-func TestLoopbackSlowReader(t *testing.T) {
-	t.Parallel()
-	withLoopback(t, rpc.Options{Turns: endlessTurns{}}, func(t *testing.T, l *loopback) {
-		t.Helper()
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		stream, err := parleyv1.NewConversationServiceClient(l.conn).Chat(ctx, &parleyv1.ChatRequest{Content: "hello"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 3 {
-			for range 2 * streamBytes / 1000 {
-				if _, err := stream.Recv(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			<-time.After(10 * time.Minute) // of the fake clock
 		}
 	})
 }

@@ -93,7 +93,7 @@ type Servers struct {
 	services     grpc.ServiceRegistrar // of grpc
 	grpcListener net.Listener
 	http         *httpServer    // nil if HTTP is off
-	loopback     *loopback      // nil if HTTP and A2A are off
+	direct       *rpc.Direct    // nil if HTTP and A2A are off
 	notifier     *a2a.Notifier  // nil if A2A is off
 	metrics      *metricsServer // nil if the metrics have no listener of their own
 	debug        *debugServer   // nil if it is off
@@ -158,11 +158,9 @@ func Open(ctx context.Context, o Options, service *rpc.Server) (*Servers, error)
 
 // openHTTP opens the HTTP server, if it is on, and registers the service of A2A, whose calls it answers in memory, too.
 func (s *Servers) openHTTP(ctx context.Context, o Options, service *rpc.Server) (err error) {
-	if s.loopback, err = newLoopback(service); err != nil {
-		return err
-	}
+	s.direct = service.Direct(ctx)
 	facade := a2a.Options{
-		Conn: service.Direct(s.loopback.conn), Authorize: service.Authorize, Agents: service.Agents, URL: o.A2AURL,
+		Conn: s.direct, Authorize: service.Authorize, Agents: service.Agents, URL: o.A2AURL,
 		SignIn: service.SignIn, NeedsSignIn: o.Auth.Required(), Version: o.Version,
 	}
 	if o.A2A {
@@ -176,7 +174,7 @@ func (s *Servers) openHTTP(ctx context.Context, o Options, service *rpc.Server) 
 	if o.HTTPAddress == "" {
 		return nil
 	}
-	s.http, err = openHTTP(ctx, o, service, s.loopback, facade, s.certificates, s.readiness)
+	s.http, err = openHTTP(ctx, o, service, s.direct, facade, s.certificates, s.readiness)
 	return err
 }
 
@@ -293,10 +291,8 @@ func (s *Servers) Serve(group *errgroup.Group) {
 	if s.debug != nil {
 		group.Go(s.debug.serve)
 	}
-	if s.loopback != nil {
-		group.Go(s.loopback.serve)
-	}
 	if s.http != nil {
+		group.Go(s.http.loopback.serve)
 		group.Go(s.http.serve)
 	}
 	if s.metrics != nil {
@@ -356,11 +352,11 @@ func (s *Servers) Drain(ctx context.Context) {
 		defer cancelStop()
 		s.grpc.GracefulStop()
 	})
-	switch {
-	case s.http != nil:
+	if s.direct != nil {
+		draining.Go(func() { s.direct.Stop(ctx) })
+	}
+	if s.http != nil {
 		draining.Go(func() { s.http.stop(ctx) })
-	case s.loopback != nil:
-		draining.Go(func() { s.loopback.stop(ctx) })
 	}
 	if s.metrics != nil {
 		draining.Go(func() { s.metrics.stop(ctx) })

@@ -115,7 +115,7 @@ func newFixtureWith(tb testing.TB, a *auth.Authenticator) *fixture {
 	f.conn, f.store = service.Conn, service.Store
 	f.api = parleyv1.NewConversationServiceClient(service.Conn)
 	o := Options{
-		Conn: service.Conn, Authorize: service.Authorize, Bodies: gateway.NewBodies(), Version: "1.2.3", NeedsSignIn: a != nil,
+		Conn: service.Direct, Authorize: service.Authorize, Bodies: gateway.NewBodies(), Version: "1.2.3", NeedsSignIn: a != nil,
 		SignIn: service.SignIn,
 		Agents: func() []*parleyv1.AgentInfo {
 			return []*parleyv1.AgentInfo{
@@ -136,11 +136,12 @@ func newFixtureWith(tb testing.TB, a *auth.Authenticator) *fixture {
 	return f
 }
 
-// serveGRPC serves the protocol over gRPC and returns the port.
+// serveGRPC serves the protocol and the API over gRPC and returns the port.
 func serveGRPC(tb testing.TB, service *rpc.Server, o Options) int {
 	tb.Helper()
 	g := grpc.NewServer(append(service.ServerOptions(), grpc.WaitForHandlers(true))...)
 	Register(service.Registrar(g), o)
+	service.Register(g)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)

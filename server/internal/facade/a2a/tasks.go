@@ -169,14 +169,12 @@ func (t *tasks) chatRequest(
 	if err != nil {
 		return nil, nil, err
 	}
-	requestID, err := requestID(r.Message)
-	if err != nil {
-		return nil, nil, a2a.NewError(t.invalid(), "message: "+err.Error())
-	}
 	request = &parleyv1.ChatRequest{
-		ConversationId: r.Message.ContextID, Agent: t.agent, OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE,
-		RequestId: requestID, Metadata: in.metadata,
+		ConversationId: r.Message.ContextID, Agent: t.agent, OnBusy: parleyv1.OnBusy_ON_BUSY_QUEUE, Metadata: in.metadata,
 		Content: in.text, StructuredData: in.data, Attachments: in.attachments, ToolResults: in.results,
+	}
+	if request.RequestId, err = requestID(r.Message, request); err != nil {
+		return nil, nil, a2a.NewError(t.invalid(), "message: "+err.Error())
 	}
 	if r.Message.TaskID == "" {
 		if len(in.results) > 0 {

@@ -4,9 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,11 +24,11 @@ import (
 const requestPrefix = "a2a/"
 
 // requestID returns the request_id of the turn for a message: "a2a/", the task that the message continues or nothing,
-// "/" and a hash of the message. So the turns of a task are found by the request_ids alone, and a repetition of a
+// "/" and a hash of the message's id and of the request, which has no request_id yet. So the turns of a task are found by the request_ids alone, and a repetition of a
 // message joins its turn. Another message with the same messageId is not a repetition: some clients count from 1 in
 // each context, and the server cannot know the context of a message without one.
-func requestID(m *a2a.Message) (string, error) {
-	text, err := json.Marshal(m)
+func requestID(m *a2a.Message, request *parleyv1.ChatRequest) (string, error) {
+	text, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend([]byte(strconv.Quote(m.ID)), request)
 	if err != nil {
 		return "", err
 	}

@@ -91,7 +91,7 @@ func openFixture(tb testing.TB, f *fixture, a *auth.Authenticator) *fixture {
 		Change: func(o *rpc.Options) { o.Auth = a },
 	})
 	f.store, f.api = service.Store, parleyv1.NewConversationServiceClient(service.Conn)
-	f.handler = New(service.Direct(service.Conn), service.Authorize, gateway.NewBodies())
+	f.handler = New(service.Direct, service.Authorize, gateway.NewBodies())
 	s := httptest.NewServer(f.handler)
 	tb.Cleanup(s.Close)
 	f.url, f.client = s.URL, s.Client()

@@ -45,7 +45,7 @@ func newFixtureWith(tb testing.TB, change func(*rpc.Options)) *fixture {
 		Agents: []agent.Entry{{Name: "scripted", Kind: "test", Agent: f.agent}}, Change: change,
 	})
 	f.ConversationServiceClient = parleyv1.NewConversationServiceClient(service.Conn)
-	server := httptest.NewServer(New(service.Direct(service.Conn), service.Authorize, gateway.NewBodies()))
+	server := httptest.NewServer(New(service.Direct, service.Authorize, gateway.NewBodies()))
 	tb.Cleanup(server.Close)
 	f.url, f.client = server.URL+Prefix, server.Client()
 	return f

@@ -42,9 +42,11 @@ type Service struct {
 	*rpc.Server
 
 	// Conn is a connection to the service, whose server takes the credentials of calls from their metadata.
-	Conn  *grpc.ClientConn
-	Store *memstore.Store
-	turns *turn.Manager
+	Conn *grpc.ClientConn
+	// Direct is the connection of transports in this process.
+	Direct *rpc.Direct
+	Store  *memstore.Store
+	turns  *turn.Manager
 }
 
 // Open starts a service.
@@ -78,7 +80,8 @@ func Open(tb testing.TB, o Options) *Service {
 	tb.Cleanup(func() { s.turns.Stop(tb.Context()) }) // The context has ended, so Stop does not wait for turns.
 	g := grpc.NewServer(append(s.LoopbackOptions(), grpc.WaitForHandlers(true))...)
 	s.Register(g)
-	s.Conn = Dial(tb, g)
+	s.Conn, s.Direct = Dial(tb, g), s.Server.Direct(tb.Context())
+	tb.Cleanup(func() { s.Direct.Stop(tb.Context()) })
 	tb.Cleanup(s.Stop)
 	return s
 }
