@@ -60,36 +60,30 @@ build: ## build bin/parleyd and bin/parley
 # missing are skipped.
 # Some tests build programs. Without the build before, several would compile the same packages at once.
 # -s -w: without tables for debuggers, programs and tests are linked in two thirds of the time.
-TESTED = ./...
 .PHONY: test
 test: ## run the Go tests, in about three minutes: needs Go and git alone
 	CGO_ENABLED=0 go build -ldflags='-s -w' ./...
-	CI= REDIS_REQUIRED= CGO_ENABLED=0 go test -short -vet=off -ldflags='-s -w' $(TESTED)
+	CI= REDIS_REQUIRED= CGO_ENABLED=0 go test -short -vet=off -ldflags='-s -w' ./...
 	@echo 'left out, and part of make check: the race detector, lint, generated code, the tests of client/python,'
 	@echo 'client/typescript, client/java, $(FAULTTEST), $(OIDCTEST), $(DEPLOYCHECK) and $(BENCHCOMPARE), and the'
 	@echo 'longest Go tests. Go tests that need root, Python, Node, Chromium or Redis were skipped where these are missing.'
 
-# Tests of random calls make 50 rounds of 30 steps without the race detector, since -short divides these numbers by five
-# and two, and 20 with it: it makes them five times as slow, and most of their calls are made one after the other.
-# testlaws makes 100 rounds in each further configuration of a store.
+# All Go tests run with the race detector, without -short. Tests of random calls make 20 rounds of 30 steps: the race
+# detector makes them five times as slow. testlaws makes 100 rounds without it, for the stores.
 # The last two groups mostly wait, one for its programs and engines, one for its disk: they run at the same time.
 # With REDIS_REQUIRED=1, tests that need redis-server fail if it is missing. make tools installs it on Linux.
-# The tests of server/e2e start programs that have the race detector if the test has it, and run with it alone: without
-# -short, all that they run with it.
-# With the race detector, up to three tests that fail run again, alone: a busy machine may stop their programs for longer
-# than a test waits. The first failure is printed in any case. It is a fault of the test or of the program: find it.
-# Packages are compiled once without the race detector and once with it: all steps have the same build tags, those
-# without it have no cgo, which nothing here uses, and bin/ keeps the paths of the sources. lint runs go vet.
+# Up to three tests that fail run again, alone: a busy machine may stop their programs for longer than a test waits. The
+# first failure is printed in any case. It is a fault of the test or of the program: find it.
+# Packages are compiled once without the race detector, for bin/ and testlaws, and once with it, for lint and the tests:
+# all steps have the same build tags, those without it have no cgo, which nothing here uses, and bin/ keeps the paths of
+# the sources.
 .PHONY: check
-check: TESTED = $(shell go list ./... | grep -v '/server/e2e$$')
 check: export TRIMPATH =
 check: export GOFLAGS := $(GOFLAGS) -tags=grpcnotrace
 check: export REDIS_REQUIRED = $(if $(filter Linux,$(shell uname)),1)
-check: export RAPID_CHECKS = 250
-check: export RAPID_STEPS = 60
-check: programs languages $(GOTESTSUM) build test lint checkgenerate ## check everything, in half an hour: needs what make tools installs
+check: programs languages $(GOTESTSUM) build lint checkgenerate ## check everything, in half an hour: needs what make tools installs
 	RAPID_CHECKS=20 RAPID_STEPS=30 CGO_ENABLED=1 $(GOTESTSUM) --format pkgname-and-test-fails --rerun-fails=1 \
-		--rerun-fails-max-failures=3 --packages=./... -- -race -vet=off -timeout 30m
+		--rerun-fails-max-failures=3 --packages=./... -- -race -vet=off -ldflags='-s -w' -timeout 30m
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; trap 'exit 1' HUP INT TERM; \
 	export RAPID_CHECKS=100 RAPID_STEPS=30; \
 	$(MAKE) --no-print-directory test-faults >"$$log" 2>&1 & faults=$$!; \
@@ -97,7 +91,7 @@ check: programs languages $(GOTESTSUM) build test lint checkgenerate ## check ev
 	wait $$faults || code=$$?; cat "$$log"; exit $$code
 
 .PHONY: testlaws
-testlaws: ## test further configurations of the stores, and stores with bugs, without the race detector
+testlaws: ## test the laws of the stores, and stores with bugs, without the race detector
 	CGO_ENABLED=0 go test -vet=off -count=1 -timeout 20m -run '^Test(Law(With|Of)|Bugs$$)' ./store/...
 
 .PHONY: testclients
@@ -184,22 +178,24 @@ DEPLOYCHECK := server/deploy/check
 testdeploy: ## check the image, the chart, the compose file and the systemd unit of server/deploy
 	cd $(DEPLOYCHECK) && go test -count=1 ./...
 
+# govet is one of the linters. They need compiled packages: those of the tests, with the race detector.
+LINT = CGO_ENABLED=1 GOFLAGS="$${GOFLAGS:-} -race" $(CURDIR)/$(GOLANGCI) run
+
 .PHONY: lint
 lint: bin/.buf $(GOLANGCI) ## check the protos and the Go code without running it
 	$(BUF) lint
 	$(BUF) format --diff --exit-code --exclude-path proto/buf --exclude-path proto/google
 	$(BUF) breaking --against proto/release.binpb
-	CGO_ENABLED=0 go vet ./...
-	CGO_ENABLED=0 $(GOLANGCI) run
-	cd $(FAULTTEST) && export CGO_ENABLED=0 && go vet ./... && ../../$(GOLANGCI) run
-	cd $(OIDCTEST) && export CGO_ENABLED=0 && go vet ./... && ../../$(GOLANGCI) run
-	cd $(ADK) && export CGO_ENABLED=0 && go vet ./... && ../../$(GOLANGCI) run
-	cd $(DEPLOYCHECK) && go vet ./... && ../../../$(GOLANGCI) run
+	$(LINT)
+	cd $(FAULTTEST) && $(LINT)
+	cd $(OIDCTEST) && $(LINT)
+	cd $(ADK) && $(LINT)
+	cd $(DEPLOYCHECK) && $(CURDIR)/$(GOLANGCI) run
 	@if $(ON_LINUX); then $(MAKE) --no-print-directory lintbenchcompare; fi
 
 .PHONY: lintbenchcompare
 lintbenchcompare:
-	cd $(BENCHCOMPARE) && export CGO_ENABLED=1 && go vet ./... && ../../$(GOLANGCI) run
+	cd $(BENCHCOMPARE) && $(LINT)
 
 .PHONY: format
 format: bin/.buf $(GOLANGCI) ## format the protos and the Go code
