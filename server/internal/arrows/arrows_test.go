@@ -114,11 +114,13 @@ func allowedArrows() []arrow {
 		{"server/internal/tracing/tracestore", []string{"server/internal/tracing", "store"}},
 		{"server/internal/calllog", []string{"server/internal/auth", "server/internal/rules/ids", api}},
 		{"server/internal/rpc/receive", nil},
-		{"server/internal/rpc/slowstream", nil}, {"server/internal/rpc/localstream", nil},
+		{"server/internal/rpc/slowstream", nil},
+		{"server/internal/rpc/localstream", nil},
 		{"server/internal/rpc/pipeline", nil},
 		{"server/internal/rpc/summaries", []string{"server/internal/routing", "store"}},
 		{"server/internal/rpc/pages", []string{"server/internal/turn", "store", api}},
-		{"server/internal/rpc/retries", []string{"store"}}, {"server/internal/rpc/wirecodec", []string{"store"}},
+		{"server/internal/rpc/retries", []string{"store"}},
+		{"server/internal/rpc/wirecodec", []string{"store"}},
 		{"server/internal/limit", nil},
 		{"server/internal/metrics", []string{"store", api}},
 		{"server/internal/secretfile", nil},
@@ -204,8 +206,7 @@ func restrictions() []restriction {
 	}
 	return []restriction{
 		{"go.etcd.io/bbolt", []string{
-			"store/boltstore", "store/boltstore/internal/boltfile", "store/boltstore/internal/fsck",
-			"store/boltstore/internal/backup", "store/boltstore/internal/chunks",
+			"store/boltstore", "store/boltstore/internal/boltfile", "store/boltstore/internal/fsck", "store/boltstore/internal/backup", "store/boltstore/internal/chunks",
 		}},
 		{"github.com/redis/rueidis", []string{"store/redisstore"}},
 		{"google.golang.org/grpc/status", statuses},
@@ -214,8 +215,7 @@ func restrictions() []restriction {
 		{"github.com/grpc-ecosystem/go-grpc-middleware/providers", []string{"server/internal/metrics"}},
 		// If the server is process 1, it reaps all children except those that these packages start.
 		{"os/exec", []string{
-			"server/internal/app", "server/internal/agent/command", "server/parleydtest", "server/deploy/release",
-			"store/redisstore/redistest",
+			"server/internal/app", "server/internal/agent/command", "server/parleydtest", "server/deploy/release", "store/redisstore/redistest",
 		}},
 	}
 }

@@ -24,9 +24,10 @@ import (
 const requestPrefix = "a2a/"
 
 // requestID returns the request_id of the turn for a message: "a2a/", the task that the message continues or nothing,
-// "/" and a hash of the message's id and of the request, which has no request_id yet. So the turns of a task are found by the request_ids alone, and a repetition of a
-// message joins its turn. Another message with the same messageId is not a repetition: some clients count from 1 in
-// each context, and the server cannot know the context of a message without one.
+// "/" and a hash of the message's id and of the request, which has no request_id yet. So the turns of a task are found
+// by the request_ids alone, and a repetition of a message joins its turn. Another message with the same messageId is
+// not a repetition: some clients count from 1 in each context, and the server cannot know the context of a message
+// without one.
 func requestID(m *a2a.Message, request *parleyv1.ChatRequest) (string, error) {
 	text, err := proto.MarshalOptions{Deterministic: true}.MarshalAppend([]byte(strconv.Quote(m.ID)), request)
 	if err != nil {

@@ -1,7 +1,9 @@
 // Package localstream makes streaming calls inside a process. The two ends of a stream pass encoded messages to each
 // other, without a connection: a message needs one switch between goroutines, where HTTP/2 in memory needs four.
 //
-// The ends behave like those of gRPC, except that a sender never runs ahead by more than one message. Start at [Server].
+// The ends behave like those of gRPC, except that a sender is at most one message before the receiver.
+//
+// Start at [Server].
 package localstream
 
 import (
@@ -21,9 +23,10 @@ import (
 
 // Server runs the handlers of streams, each in a goroutine. Create it with [New].
 type Server struct {
-	codec   encoding.CodecV2
-	max     int             // bytes of a message
-	base    context.Context // of all handlers
+	codec   encoding.CodecV2 // of handlers
+	wire    encoding.CodecV2 // of clients: gRPC's codec for protobuf
+	max     int              // bytes of a message
+	base    context.Context  // of all handlers
 	cancel  context.CancelFunc
 	mu      sync.Mutex // guards stopped, so that running does not grow after Stop has begun to wait
 	stopped bool
@@ -34,7 +37,7 @@ type Server struct {
 // codec for protobuf. An encoded message has at most maxBytes. The end of ctx has no effect: streams end by Stop.
 func New(ctx context.Context, codec encoding.CodecV2, maxBytes int) *Server {
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	return &Server{codec: codec, max: maxBytes, base: base, cancel: cancel}
+	return &Server{codec: codec, wire: encoding.GetCodecV2(proto.Name), max: maxBytes, base: base, cancel: cancel}
 }
 
 // Stop refuses new streams and returns when all handlers have returned. When ctx ends, it cancels them.
@@ -42,7 +45,8 @@ func (s *Server) Stop(ctx context.Context) {
 	s.mu.Lock()
 	s.stopped = true
 	s.mu.Unlock()
-	defer context.AfterFunc(ctx, s.cancel)()
+	stop := context.AfterFunc(ctx, s.cancel)
+	defer stop()
 	s.running.Wait()
 	s.cancel()
 }
@@ -85,7 +89,7 @@ func (s *Server) Open(
 		defer cancel()
 		st.end(handler(&serverStream{stream: st, ctx: in, codec: s.codec}))
 	})
-	return &clientStream{stream: st, ctx: ctx, cancel: cancel}, nil
+	return &clientStream{stream: st, ctx: ctx, codec: s.wire, cancel: cancel}, nil
 }
 
 // stream is what both ends share.
@@ -243,12 +247,10 @@ type clientStream struct {
 	*stream
 
 	ctx       context.Context
+	codec     encoding.CodecV2
 	cancel    context.CancelFunc // of the handler
 	closeOnce sync.Once
 }
-
-// wire is gRPC's codec for protobuf.
-var wire = encoding.GetCodecV2(proto.Name)
 
 // Context returns the context of the call.
 func (c *clientStream) Context() context.Context { return c.ctx }
@@ -281,7 +283,7 @@ func (c *clientStream) CloseSend() error {
 // SendMsg sends a request. It waits until the handler has received the previous one. It returns io.EOF if the stream
 // has ended; RecvMsg then returns why.
 func (c *clientStream) SendMsg(m any) error {
-	data, err := c.encode(m, wire)
+	data, err := c.encode(m, c.codec)
 	if err != nil {
 		c.cancel()
 		return err
@@ -338,7 +340,7 @@ func (c *clientStream) receive(m any) error {
 	if m == nil {
 		return status.Error(codes.Internal, "the handler sent more than one reply")
 	}
-	if err := wire.Unmarshal(data, m); err != nil {
+	if err := c.codec.Unmarshal(data, m); err != nil {
 		return status.Errorf(codes.Internal, "decode a reply: %v", err)
 	}
 	return nil

@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
@@ -43,8 +45,8 @@ type opener func(context.Context, *grpc.StreamDesc, func(grpc.ServerStream) erro
 // inMemory returns an opener of this package. All streams end with the test.
 func inMemory(t *testing.T) opener {
 	t.Helper()
-	s := New(t.Context(), wire, maxBytes)
-	t.Cleanup(func() { s.Stop(context.Background()) })
+	s := New(t.Context(), encoding.GetCodecV2(proto.Name), maxBytes)
+	t.Cleanup(func() { s.Stop(t.Context()) })
 	return s.Open
 }
 
@@ -191,7 +193,7 @@ var calls = map[string]struct {
 	"a reply, then an error": {&requests, func(s grpc.ServerStream) error {
 		return errors.Join(send(s, "a"), status.Error(codes.Aborted, "no"))
 	}, tell},
-	"requests that are refused": {&requests, func(s grpc.ServerStream) error {
+	"requests that are refused": {&requests, func(grpc.ServerStream) error {
 		return status.Error(codes.PermissionDenied, "no")
 	}, func(c grpc.ClientStream) ([]string, error) {
 		for {
@@ -318,7 +320,7 @@ func TestEnds(t *testing.T) {
 		for where, wait := range waits {
 			t.Run(name+" in "+where, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					s := New(t.Context(), wire, maxBytes)
+					s := New(t.Context(), encoding.GetCodecV2(proto.Name), maxBytes)
 					ctx, cancel := e.make(t.Context())
 					defer cancel()
 					handled := make(chan error, 1)
@@ -354,7 +356,7 @@ func TestEnds(t *testing.T) {
 // one message ahead.
 func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := New(t.Context(), wire, maxBytes)
+		s := New(t.Context(), encoding.GetCodecV2(proto.Name), maxBytes)
 		defer s.Stop(t.Context())
 		sent := 0
 		c, err := s.Open(t.Context(), &replies, func(stream grpc.ServerStream) error {
@@ -369,7 +371,7 @@ func TestSlowReader(t *testing.T) {
 			t.Fatal(err)
 		}
 		for read := range 10 {
-			time.Sleep(10 * time.Minute) // of the fake clock
+			<-time.After(10 * time.Minute) // of the fake clock
 			synctest.Wait()
 			if want := min(read+1, 10); sent != want {
 				t.Errorf("%d messages were sent when %d were read, want %d", sent, read, want)
@@ -410,7 +412,7 @@ func TestContext(t *testing.T) {
 // TestStop checks that Stop waits for the handlers, cancels them when its context ends, and refuses new streams.
 func TestStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := New(t.Context(), wire, maxBytes)
+		s := New(t.Context(), encoding.GetCodecV2(proto.Name), maxBytes)
 		release := make(chan struct{})
 		var ended []string
 		open := func(name string, until func(context.Context)) {
