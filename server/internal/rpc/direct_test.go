@@ -31,11 +31,9 @@ func TestDirect(t *testing.T) {
 			{Type: "list", Value: structpb.NewStringValue("Redux")},
 		},
 	}, user("The second one"))
-	client, direct := parleyv1.NewConversationServiceClient(
-		f.conn,
-	), parleyv1.NewConversationServiceClient(
-		f.server.Direct(t.Context()),
-	)
+	conn := f.server.Direct(t.Context())
+	t.Cleanup(func() { conn.Stop(t.Context()) })
+	client, direct := parleyv1.NewConversationServiceClient(f.conn), parleyv1.NewConversationServiceClient(conn)
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer me")
 	type method func(parleyv1.ConversationServiceClient) (proto.Message, error)
 	for name, call := range map[string]method{

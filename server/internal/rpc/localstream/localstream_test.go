@@ -442,3 +442,29 @@ func TestStop(t *testing.T) {
 		}
 	})
 }
+
+// TestWorkers checks that the goroutines of handlers are used again, and that not too many wait.
+func TestWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(t.Context(), encoding.GetCodecV2(proto.Name), maxBytes)
+		run := func(n int) {
+			release := make(chan struct{})
+			for range n {
+				_, err := s.Open(t.Context(), &replies, func(grpc.ServerStream) error { <-release; return nil })
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			synctest.Wait()
+			close(release)
+			synctest.Wait()
+		}
+		for _, step := range []struct{ handlers, waiting int }{{1, 1}, {1, 1}, {3, 3}, {2, 3}, {2 * maxWaiting, maxWaiting}} {
+			run(step.handlers)
+			if got := len(s.waiting); got != step.waiting {
+				t.Errorf("%d workers wait after %d handlers, want %d", got, step.handlers, step.waiting)
+			}
+		}
+		s.Stop(t.Context())
+	})
+}
