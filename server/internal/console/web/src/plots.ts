@@ -3,6 +3,7 @@ import uPlot from "uplot";
 import { fill, h } from "./dom.js";
 import { clock } from "./format.js";
 import { kept, type Measure, type Sample } from "./samples.js";
+import { type Scale, topOf } from "./scales.js";
 
 /** A line of a plot. */
 export interface Line {
@@ -11,12 +12,6 @@ export interface Line {
   readonly name?: string;
   /** The class of the line's key, whose colour the line has. */
   readonly class: string;
-}
-
-/** How the values of a plot are written, and which of them its axis names. */
-export interface Scale {
-  readonly format: (value: number) => string;
-  readonly steps: readonly number[];
 }
 
 /** Samples that are further apart than this are not joined: the page was hidden, or the server away. */
@@ -149,7 +144,7 @@ export class Plot {
         },
         scales: {
           x: { time: true, range: (_, first) => timeRange(first) },
-          y: { range: (_, _least, most) => [0, Math.max(most * 1.1, this.#scale.steps[0]!) || 1] },
+          y: { range: (_, _least, most) => [0, topOf(this.#scale, most ?? 0)] },
         },
         axes: [
           {

@@ -3,26 +3,11 @@ import type { GetStatsResponse } from "@parleyhq/client/web";
 import { AgentsView } from "./agent-health.js";
 import { type Child, fill, h } from "./dom.js";
 import { bytes, clock, span } from "./format.js";
-import { type Line, Plot, type Scale } from "./plots.js";
+import { type Line, Plot } from "./plots.js";
 import { type EndState, endStates } from "./samples.js";
+import { counts, percents, rates, type Scale, sizes } from "./scales.js";
 import { block, line } from "./text.js";
 import { View } from "./view.js";
-
-const counts: Scale = {
-  format: (value) => Math.round(value).toLocaleString("en"),
-  steps: [1, 2, 5]
-    .flatMap((first) => Array.from({ length: 12 }, (_, zeros) => first * 10 ** zeros))
-    .sort(ascending),
-};
-const sizes: Scale = {
-  format: (value) => bytes(Math.round(value)),
-  steps: Array.from({ length: 40 }, (_, power) => 1024 * 2 ** power),
-};
-const rates: Scale = {
-  format: (value) => value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : 0 }),
-  steps: [0.1, 0.2, 0.5, ...counts.steps],
-};
-const percents: Scale = { format: (value) => `${rates.format(value)} %`, steps: counts.steps };
 
 /** The lines of ended turns. */
 const lineClasses: { readonly [state in EndState]: string } = {
@@ -237,10 +222,6 @@ function setText(element: HTMLElement, text: string): void {
   if (element.textContent !== text) {
     element.textContent = text;
   }
-}
-
-function ascending(a: number, b: number): number {
-  return a - b;
 }
 
 customElements.define("parley-server", ServerView);
