@@ -62,6 +62,11 @@ export function clock(time: Date | undefined): string {
     : "";
 }
 
+/** Returns a time of UTC to the millisecond, in the form of {@link clock}. */
+export function utcClock(time: Date | undefined): string {
+  return time ? time.toISOString().replace("T", " ").slice(0, -1) : "";
+}
+
 /** Returns the name of a value of an enumeration: "INPUT_REQUIRED" of TURN_STATE_INPUT_REQUIRED is "input required". */
 export function enumName(value: string, prefix: string): string {
   return value.replace(prefix, "").replaceAll("_", " ").toLowerCase();

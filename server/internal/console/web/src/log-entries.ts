@@ -1,7 +1,7 @@
 import { type Interaction, ParleyError } from "@parleyhq/client/web";
 
 import { button, type Child, fill, h } from "./dom.js";
-import { clock, enumName } from "./format.js";
+import { enumName, utcClock } from "./format.js";
 import { jsonTree } from "./json-tree.js";
 import { folded } from "./message.js";
 import { format } from "./route.js";
@@ -44,7 +44,7 @@ export class LogEntries {
   readonly #entries = h("div", { class: "entries" });
   readonly #status = h("div", { class: "log-status", role: "status" });
   readonly #end = h("div", { class: "log-end" });
-  readonly #more = button("Show more", () => void this.more(), { class: "more" });
+  readonly #more = button("Show more", () => void this.more());
   /** Of the page that is shown last. It is read again when there may be more entries. */
   #token = "";
   /** The number of entries of that page that are shown, and how many were skipped before its end. */
@@ -161,7 +161,9 @@ export class LogEntries {
     ];
     fill(
       this.#status,
-      length === 0 && this.#isComplete ? "No entries" : entries + (this.#isComplete ? "" : " so far"),
+      length === 0 && this.#isComplete
+        ? "No entries"
+        : `${entries}${this.#isComplete ? "" : " so far"}. Days and times are UTC.`,
       notes,
     );
     this.#more.textContent = this.#isComplete ? "Check for new entries" : "Show more";
@@ -200,16 +202,12 @@ function entryElement(entry: Interaction, { search = "", isOneConversation }: So
     {
       class: isRemoval ? "entry removal" : `entry ${enumName(role, "ROLE_")}`,
       tabindex: "-1",
-      "aria-label": `Entry of ${clock(timestamp)}`,
+      "aria-label": `Entry of ${utcClock(timestamp)}`,
     },
     h(
       "header",
       {},
-      h(
-        "time",
-        { datetime: timestamp?.toISOString(), title: `${timestamp?.toISOString()} (UTC)` },
-        clock(timestamp),
-      ),
+      h("time", { datetime: timestamp?.toISOString() }, utcClock(timestamp)),
       h("strong", {}, isRemoval ? "removal" : enumName(role, "ROLE_")),
       line(agent, { class: "agent" }),
       !isOneConversation &&

@@ -1,4 +1,4 @@
-import { ChangeKind } from "@parleyhq/client/web";
+import { ChangeKind, type Interaction } from "@parleyhq/client/web";
 
 import { button, fill, h } from "./dom.js";
 import { count } from "./format.js";
@@ -9,6 +9,9 @@ import { View } from "./view.js";
 
 /** The number of days that are searched unless the user names another. */
 const usualDays = 7;
+
+/** The seconds before midnight that are read for a list of today, newest first. Entries before midnight are left out. */
+const spare = 600;
 
 /** The interaction log of all conversations: a day, or the entries that contain a text. */
 export class LogView extends View {
@@ -26,6 +29,16 @@ export class LogView extends View {
     required: true,
     onchange: () => this.#day.value && this.#showDay(this.#day.value),
   });
+  /** The API lists the last hours newest first, and other days only oldest first. So this is for today only. */
+  readonly #order = h(
+    "select",
+    {
+      "aria-label": "Order",
+      onchange: () => this.#set({ order: this.#order.value }),
+    },
+    h("option", { value: "" }, "Oldest first"),
+    h("option", { value: "newest" }, "Newest first"),
+  );
   readonly #text = h("input", {
     type: "search",
     "aria-label": "Search for a text",
@@ -83,6 +96,7 @@ export class LogView extends View {
           this.#day,
           button("›", () => this.#moveDay(1), { "aria-label": "Next day" }),
           button("Today", () => this.#showDay(today())),
+          this.#order,
         ),
         h("div", { class: "log-search" }, this.#text, h("label", {}, "in the last ", this.#days, " days")),
         this.#conversation,
@@ -151,6 +165,9 @@ export class LogView extends View {
     const given = Number(this.#query.get("days"));
     const days = Number.isInteger(given) && given > 0 && given <= 36500 ? given : usualDays;
     const conversationId = this.#query.get("conversation") ?? "";
+    const isNewestFirst = day === today() && this.#query.get("order") === "newest";
+    this.#order.hidden = text !== "" || day !== today();
+    this.#order.value = isNewestFirst ? "newest" : "";
     this.#day.value = day;
     this.#text.value = text;
     this.#days.value = String(days);
@@ -159,7 +176,7 @@ export class LogView extends View {
       this.#what,
       text
         ? ["Entries with “", line(text), `” of the last ${count(days, "day")}, newest first`]
-        : `Entries of ${day} (UTC)`,
+        : `Entries of ${day}${isNewestFirst ? ", newest first" : ""}`,
       conversationId && [" of the conversation ", line(conversationId)],
     );
     this.#ending.abort();
@@ -169,6 +186,17 @@ export class LogView extends View {
     const onKnown = (isOff: boolean) => {
       this.#isOff = isOff;
       this.#controls.hidden = isOff;
+    };
+    // A span stays the same for all pages, and ends at the time of each read, so it begins a little before the day.
+    const midnight = Date.parse(`${day}T00:00:00Z`);
+    const seconds = Math.round((Date.now() - midnight) / 1000) + spare;
+    const read = async (pageToken: string) => {
+      const span = isNewestFirst
+        ? { $case: "within" as const, value: { seconds } }
+        : { $case: "date" as const, value: day };
+      const page = await client.listInteractions({ span, conversationId, pageSize, pageToken }, { signal });
+      const isOfDay = ({ timestamp }: Interaction) => Number(timestamp) >= midnight;
+      return isNewestFirst ? { ...page, interactions: page.interactions.filter(isOfDay) } : page;
     };
     this.#entries = new LogEntries(
       text
@@ -182,16 +210,16 @@ export class LogView extends View {
             onKnown,
           }
         : {
-            read: (pageToken) =>
-              client.listInteractions(
-                { span: { $case: "date", value: day }, conversationId, pageSize, pageToken },
-                { signal },
-              ),
-            grows: day >= today(),
+            read,
+            grows: day >= today() && !isNewestFirst,
             onKnown,
           },
     );
-    fill(this.#place, this.#entries.element);
+    fill(
+      this.#place,
+      isNewestFirst && button("Check for new entries", () => this.#reload()),
+      this.#entries.element,
+    );
     void this.#entries.more();
   }
 }
