@@ -30,6 +30,8 @@ export class ContextView extends View {
   readonly #older = h("p", { class: "more" });
   readonly #list = h("div", { class: "messages" });
   readonly #shown = new Map<number, { readonly element: HTMLElement; readonly key: string }>();
+  /** The folded runs of messages that are left out, in their order. */
+  readonly #folds: Fold[] = [];
   #pages = 0;
 
   protected show(): void {
@@ -122,7 +124,7 @@ export class ContextView extends View {
     );
     this.#pages = pages;
     this.#showHead(given, token !== "");
-    this.#draw(kept.reverse(), inWindow);
+    this.#draw(kept.reverse(), inWindow, given.omittedCount);
   }
 
   #showHead({ systemPrompt, messages, omittedCount, version }: GetContextResponse, hasOlder: boolean): void {
@@ -131,6 +133,12 @@ export class ContextView extends View {
       `${count(messages.length, "message")} in the window · `,
       h("span", { class: "omitted-count" }, `${count(omittedCount, "kept message")} left out`),
       ` · version ${version}`,
+      omittedCount > 0 &&
+        messages.length < Number(this.#query.get("max_messages") ?? 0) && [
+          h("br"),
+          "A window begins at a message of the user and does not separate a tool call from its result. " +
+            "So it may have fewer messages than the limit, or none.",
+        ],
     );
     fill(
       this.#prompt,
@@ -152,17 +160,35 @@ export class ContextView extends View {
     );
   }
 
-  /** Updates the list in place. The messages are in their order. */
-  #draw(kept: readonly Message[], inWindow: ReadonlyMap<number, Message>): void {
-    const wanted = kept.map((message) => {
+  /** Updates the list in place. The messages are in their order. Those that are left out are folded. */
+  #draw(kept: readonly Message[], inWindow: ReadonlyMap<number, Message>, omittedCount: number): void {
+    const wanted: HTMLElement[] = [];
+    const runs: HTMLElement[][] = [];
+    let run: HTMLElement[] | undefined;
+    for (const message of kept) {
       const given = inWindow.get(message.sequence);
       const key = `${message.id} ${given !== undefined} ${this.#isOn("include_reasoning")}`;
       const shown = this.#shown.get(message.sequence);
       const element =
         shown?.key === key ? shown.element : contextMessage(given ?? message, given !== undefined);
       this.#shown.set(message.sequence, { element, key });
-      return element;
-    });
+      if (given) {
+        run = undefined;
+        wanted.push(element);
+      } else if (run) {
+        run.push(element);
+      } else {
+        run = [element];
+        const fold = this.#folds[runs.length] ?? new Fold();
+        this.#folds[runs.push(run) - 1] = fold;
+        wanted.push(fold.element);
+      }
+    }
+    // Messages that are not loaded are before the first one, and left out, too.
+    const unloaded = omittedCount - runs.flat().length;
+    for (const [index, run] of runs.entries()) {
+      this.#folds[index]!.show(run, index === 0 ? unloaded : 0);
+    }
     const sequences = new Set(kept.map(({ sequence }) => sequence));
     for (const sequence of this.#shown.keys()) {
       if (!sequences.has(sequence)) {
@@ -170,6 +196,20 @@ export class ContextView extends View {
       }
     }
     arrange(this.#list, wanted);
+  }
+}
+
+/** Messages that follow one another and are left out. Their number is shown; they are shown when the user unfolds them. */
+class Fold {
+  readonly #summary = h("summary");
+  readonly element = h("details", { class: "left-out-run" }, this.#summary);
+
+  /** Shows messages. unloaded is the number of messages before them that are not loaded. */
+  show(messages: readonly HTMLElement[], unloaded: number): void {
+    this.#summary.textContent =
+      `${count(messages.length + unloaded, "message")} left out` +
+      (unloaded > 0 ? `, of which the newest ${messages.length.toLocaleString("en")} are loaded` : "");
+    arrange(this.element, [this.#summary, ...messages]);
   }
 }
 
