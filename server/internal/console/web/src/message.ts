@@ -81,7 +81,7 @@ export function contents(message: Message, reference?: HTMLElement): Child[] {
         "p",
         { class: "attachment" },
         "attachment ",
-        outerLink(uri, line(filename || uri)),
+        attachmentLink(uri, filename),
         mediaType !== "" && [" ", line(mediaType, { class: "id" })],
         sizeBytes > 0 && ` ${bytes(sizeBytes)}`,
       ),
@@ -98,6 +98,13 @@ export function contents(message: Message, reference?: HTMLElement): Child[] {
       h("p", { class: "facts" }, "native form ", line(native.type), ` · ${bytes(native.value.length)}`),
     Object.keys(metadata).length > 0 && folded("Metadata", () => jsonTree(metadata)),
   ];
+}
+
+/** Returns the link to an attachment. Where it leads is shown as text if it is no link. */
+function attachmentLink(uri: string, filename: string): Child {
+  const link = outerLink(uri, line(filename || uri));
+  const isText = !(link instanceof HTMLAnchorElement) && filename !== "" && filename !== uri;
+  return [link, isText && [" ", line(uri.length > 300 ? `${uri.slice(0, 300)}…` : uri, { class: "id" })]];
 }
 
 /** Returns a folded part. make is called when the user opens it. */
