@@ -1,6 +1,6 @@
 import { ChangeKind, type ConversationChange, ParleyError } from "@parleyhq/client/web";
 
-import { isAbort, type Session } from "./session.js";
+import type { Session } from "./session.js";
 
 /**
  * How long the feed waits before it opens a watch again that the server has refused, in milliseconds. Each refusal in a
@@ -13,6 +13,9 @@ type Listener = (change: ConversationChange) => void;
 /**
  * The changes of all conversations of the tenant, with the events of their turns, over one watch. After a GAP, and when
  * the feed has begun, the listeners of gaps are called: they read again what they show.
+ *
+ * The watch is open only while the page is visible. Browsers open six connections to a host with HTTP/1.1, for all of
+ * their tabs together, and a watch occupies one.
  */
 export class Feed {
   readonly #session: Session;
@@ -40,14 +43,21 @@ export class Feed {
   }
 
   async #run(): Promise<void> {
-    let hasBegun = false;
     let delay = retryDelay.first;
     while (!this.#signal.aborted) {
-      try {
-        const changes = this.#session.client.watchConversations(
-          { includeTurnEvents: true },
-          { signal: this.#signal },
+      if (document.hidden) {
+        await new Promise((resolve) =>
+          document.addEventListener("visibilitychange", resolve, { once: true }),
         );
+        continue;
+      }
+      const hiding = new AbortController();
+      const onChange = () => document.hidden && hiding.abort();
+      document.addEventListener("visibilitychange", onChange);
+      try {
+        let hasBegun = false;
+        const signal = AbortSignal.any([this.#signal, hiding.signal]);
+        const changes = this.#session.client.watchConversations({ includeTurnEvents: true }, { signal });
         for await (const change of changes) {
           // The first response of a new watch is where it begins. What was read before may be older.
           if (!hasBegun || change.kind === ChangeKind.CHANGE_KIND_GAP) {
@@ -62,15 +72,19 @@ export class Feed {
           }
         }
       } catch (error) {
-        if (isAbort(error) || this.#signal.aborted) {
+        if (this.#signal.aborted) {
           return;
+        }
+        if (hiding.signal.aborted) {
+          continue;
         }
         if (error instanceof ParleyError && error.code === "UNAUTHENTICATED") {
           this.#session.dispatchEvent(new Event("expired"));
           return;
         }
+      } finally {
+        document.removeEventListener("visibilitychange", onChange);
       }
-      hasBegun = false;
       await new Promise((resolve) => setTimeout(resolve, delay));
       delay = Math.min(2 * delay, retryDelay.longest);
     }
