@@ -122,7 +122,11 @@ function row({ name, kind, description, isDefault }: AgentInfo, turns: readonly 
       { class: failed.length > 0 ? "failures some" : "failures" },
       ended.length > 0 ? `${failed.length} of ${ended.length} (${share} %)` : "–",
     ),
-    h("td", { class: "last-error" }, lastError(own.find(({ error }) => error))),
+    h(
+      "td",
+      { class: "last-error" },
+      lastError(own.find(({ error, state }) => error && state !== TurnState.TURN_STATE_CANCELLED)),
+    ),
   );
 }
 

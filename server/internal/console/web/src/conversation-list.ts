@@ -107,10 +107,14 @@ export class ConversationList {
       for (let page = 0; page < topPages && unknown.size > 0; page++) {
         const { conversations, nextPageToken } = await this.#read(token);
         for (const entry of conversations) {
-          const { id } = entry.conversation!;
-          // Those that are loaded follow the changes.
-          if (unknown.delete(id) && !this.#entries.has(id) && !this.#ended.has(id)) {
-            this.#put(entry, true);
+          const { id, version } = entry.conversation!;
+          const old = this.#entries.get(id);
+          // Those that are loaded follow the changes. What may be missing is their newest message.
+          if (unknown.delete(id) && !old?.preview && !this.#ended.has(id)) {
+            this.#put(
+              old?.conversation?.version === version ? { ...old, preview: entry.preview } : entry,
+              true,
+            );
           }
         }
         token = nextPageToken;
@@ -234,7 +238,11 @@ export class ConversationList {
       this.#addAgent(id, message.agent);
     }
     const preview = message ? Array.from(message.content).slice(0, previewLength).join("") : entry?.preview;
-    return this.#put({ conversation: header, preview: preview ?? "" });
+    const isChanged = this.#put({ conversation: header, preview: preview ?? "" });
+    if (isChanged && preview === undefined && header.messageCount > 0) {
+      this.#addUnknown(change); // Its newest message is not known.
+    }
+    return isChanged;
   }
 
   /** A conversation on no loaded page has changed. In the order of changes it belongs to the top if it matches. */
@@ -332,7 +340,7 @@ export class ConversationList {
 }
 
 /** Returns the header that a change contains, if any. */
-function headerOf({ payload }: ConversationChange): Conversation | undefined {
+export function headerOf({ payload }: ConversationChange): Conversation | undefined {
   if (payload?.$case === "conversation") {
     return payload.value;
   }

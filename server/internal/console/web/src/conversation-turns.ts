@@ -7,9 +7,9 @@ import { TimelineView } from "./timeline.js";
 import {
   createdElement,
   durationElement,
+  eventsLink,
   moreTurns,
   reasonElement,
-  stateBadge,
   TurnList,
   table,
   tickDurations,
@@ -127,21 +127,13 @@ export class ConversationTurnsView extends View {
       h(
         "td",
         {},
-        h(
-          "a",
-          {
-            class: "open-turn",
-            href: format({ ...this.route, turn: turn.id }),
-            title: `Events of turn ${turn.id}`,
-          },
-          stateBadge(turn.state, this.context.answered.has(turn)),
-        ),
+        eventsLink(turn, format({ ...this.route, turn: turn.id }), this.context.answered.has(turn)),
       ),
       h("td", { class: "agent-cell" }, line(turn.agent, { class: "agent" })),
       h("td", {}, createdElement(turn)),
       h("td", { class: "first-piece" }, first === undefined ? "—" : took(first)),
       h("td", {}, durationElement(turn)),
-      h("td", { class: "why" }, turn.error && reasonElement(turn.error)),
+      h("td", { class: "why" }, turn.error && reasonElement(turn.error, turn.state)),
     );
     return nameCells(row, columns);
   }

@@ -9,6 +9,7 @@ import { isAbort } from "./session.js";
 import { line } from "./text.js";
 import { coalesced, failure, View } from "./view.js";
 import { chosenId, VirtualList } from "./virtual-list.js";
+import { waitingLink } from "./waiting.js";
 
 /** The height of a row in pixels, as in style.css. */
 const rowHeight = 68;
@@ -25,20 +26,24 @@ export class ConversationsView extends View {
   #filter!: HTMLInputElement;
   #status = h("p", { class: "list-status", role: "status" });
   #problem = h("div");
+  #waiting!: HTMLElement;
   readonly #side = h("section", { class: "list-side", "aria-label": "Conversations" });
   readonly #detail = h("section", { class: "detail", "aria-label": "Conversation" });
   /** The entries that are shown. */
   #entries: readonly ConversationEntry[] = [];
   readonly #elements = new Map<string, { readonly element: HTMLElement; readonly key: string }>();
-  /** The id of the conversation that j and k have moved to. The list may change around it. */
+  /** The id of the conversation at the cursor: opened, or moved to by a key. The list may change around it. */
   #chosen: string | undefined;
   /** The conversation that has been opened and is not yet in view in the list. */
   #toReveal: string | undefined;
   #isLoading = false;
   #pagesLeft = pagesAtOnce;
+  /** Enter was pressed in the filter: the conversation at the cursor is opened when the filtered list is shown. */
+  #opensFirst = false;
 
   protected show(): void {
     fill(this, this.#side, this.#detail);
+    this.#waiting = waitingLink(this.context.waiting, this.signal);
     this.#showSide();
     this.context.feed.onChange((change) => {
       if (this.#list.apply(change)) {
@@ -50,7 +55,7 @@ export class ConversationsView extends View {
     }, this.signal);
     this.context.waiting.addEventListener("change", this.#redraw, { signal: this.signal });
     document.addEventListener("visibilitychange", this.#redraw, { signal: this.signal });
-    this.context.feed.onGap(() => this.#reload(), this.signal);
+    this.context.feed.onGap(() => this.#reload(this.#entries.length || 1), this.signal);
     this.everySecond(() => this.#tick());
     this.#openDetail();
   }
@@ -73,8 +78,7 @@ export class ConversationsView extends View {
   }
 
   move(by: 1 | -1): void {
-    const at = this.#entries.findIndex(({ conversation }) => conversation!.id === this.#chosen);
-    const index = Math.min(Math.max(at + by, 0), this.#entries.length - 1);
+    const index = Math.min(Math.max(this.#indexOf(this.#chosen) + by, 0), this.#entries.length - 1);
     if (index >= 0) {
       this.#chosen = this.#entries[index]!.conversation!.id;
       this.#rows.reveal(index);
@@ -84,8 +88,16 @@ export class ConversationsView extends View {
 
   choose(): void {
     if (this.#chosen !== undefined) {
-      go({ view: "conversations", id: this.#chosen, query: this.#route.query });
+      this.#open(this.#chosen);
     }
+  }
+
+  #indexOf(id: string | undefined): number {
+    return this.#entries.findIndex(({ conversation }) => conversation!.id === id);
+  }
+
+  #open(id: string): void {
+    go({ view: "conversations", id, query: this.#route.query });
   }
 
   search(): void {
@@ -131,6 +143,19 @@ export class ConversationsView extends View {
       return field;
     };
     this.#filter = input("text", "Filter by id or title", "Id or title");
+    this.#filter.addEventListener("keydown", (event) => {
+      if (event.key === "ArrowDown") {
+        event.preventDefault();
+        this.#rows.element.focus();
+        if (this.#indexOf(this.#chosen) < 0) {
+          this.move(1);
+        }
+      } else if (event.key === "Enter" && !event.isComposing) {
+        this.#setFilter("text", this.#filter.value.trim());
+        this.#opensFirst = true;
+        this.#redraw();
+      }
+    });
     const order = h(
       "select",
       {
@@ -159,6 +184,7 @@ export class ConversationsView extends View {
         ),
       ),
       this.#status,
+      this.#waiting,
       this.#problem,
     );
     this.#rows = new VirtualList(
@@ -183,12 +209,13 @@ export class ConversationsView extends View {
       query.delete(name);
     }
     this.#route = { ...this.#route, query };
+    this.#opensFirst = false;
     rewrite(this.#route);
     this.#reload();
   }
 
-  /** Reads the list from its beginning. The rows stay until the first page has arrived. */
-  #reload(): void {
+  /** Reads the list from its beginning, up to a number of matches. The rows stay until they have arrived. */
+  #reload(wanted = 1): void {
     this.#listEnding.abort();
     this.#listEnding = new AbortController();
     const { signal } = this.#listEnding;
@@ -196,10 +223,11 @@ export class ConversationsView extends View {
     this.#list = new ConversationList(this.session.client, this.#query, signal);
     this.#isLoading = false;
     this.#pagesLeft = pagesAtOnce;
-    void this.#loadMore();
+    void this.#loadMore(wanted);
   }
 
-  async #loadMore(): Promise<void> {
+  /** Loads pages until the list has more matches, this number at least, or ends. */
+  async #loadMore(wanted = this.#list.matches.length + 1): Promise<void> {
     const list = this.#list;
     if (this.#isLoading || list.isComplete || this.#pagesLeft === 0) {
       return;
@@ -207,8 +235,7 @@ export class ConversationsView extends View {
     this.#isLoading = true;
     const { length } = list.matches;
     try {
-      // Until a page has matches, so that the list grows or ends.
-      while (!list.isComplete && list.matches.length === length && this.#pagesLeft > 0) {
+      while (!list.isComplete && list.matches.length < wanted && this.#pagesLeft > 0) {
         await list.loadPage();
         this.#pagesLeft--;
         this.#showStatus();
@@ -219,9 +246,10 @@ export class ConversationsView extends View {
       fill(this.#problem);
     } catch (error) {
       if (!isAbort(error)) {
+        this.#opensFirst = false;
         fill(
           this.#problem,
-          failure(error, () => void this.#loadMore()),
+          failure(error, () => void this.#loadMore(wanted)),
         );
       }
       return;
@@ -240,10 +268,9 @@ export class ConversationsView extends View {
     if (this.#toReveal === undefined || this.#list.total === undefined) {
       return;
     }
-    const at = this.#entries.findIndex(({ conversation }) => conversation!.id === this.#toReveal);
+    const at = this.#indexOf(this.#toReveal);
     this.#toReveal = undefined;
     if (at >= 0) {
-      this.#chosen = this.#entries[at]!.conversation!.id;
       this.#rows.reveal(at);
       this.#rows.show(this.#entries.length);
     }
@@ -275,13 +302,23 @@ export class ConversationsView extends View {
     if (this.#list.isTopOld) {
       this.#loadTopSoon();
     }
-    // The rows stay until the first page of another list has arrived.
-    if (this.#list.total !== undefined) {
+    // The rows stay until another list is as long as it shall be.
+    if (
+      this.#list.total !== undefined &&
+      (!this.#isLoading || this.#list.matches.length >= this.#entries.length)
+    ) {
       this.#entries = this.#list.matches;
     }
     const { length } = this.#entries;
-    if (length > 0 && !this.#entries.some(({ conversation }) => conversation!.id === this.#chosen)) {
-      this.#chosen = this.#entries[0]!.conversation!.id;
+    const opensFirst = this.#opensFirst && this.#list.total !== undefined && !this.#isLoading;
+    // The cursor stays at the conversation that is open while the list does not have it, such as a new fork.
+    const isOpen = this.#chosen !== undefined && this.#chosen === this.#route.id;
+    if (this.#indexOf(this.#chosen) < 0 && (!isOpen || opensFirst)) {
+      this.#chosen = this.#entries[0]?.conversation?.id;
+    }
+    if (opensFirst) {
+      this.#opensFirst = false;
+      this.choose();
     }
     this.#showStatus();
     this.#rows.show(length);
@@ -306,7 +343,7 @@ export class ConversationsView extends View {
     const isMalformed = this.#route.query.has("label") && !label;
     fill(
       this.#status,
-      isMalformed && h("span", { class: "failure" }, "A label has the form name=value. "),
+      isMalformed && h("span", { class: "failure" }, "A label has the form name=value."),
       isFiltered
         ? `${matching}${list.isComplete ? "" : " so far"} among ${count(list.total, "conversation")}`
         : count(list.total, "conversation"),
@@ -350,10 +387,7 @@ export class ConversationsView extends View {
       {
         class: "row",
         role: "option",
-        onclick: () => {
-          this.#chosen = header.id;
-          this.choose();
-        },
+        onclick: () => this.#open(header.id),
       },
       h(
         "div",
@@ -363,7 +397,9 @@ export class ConversationsView extends View {
         isWaiting && h("span", { class: "badge warning" }, "waits for a result"),
         ages(header),
       ),
-      line(entry.preview.replace(/\s+/g, " ") || "No messages", { class: "preview" }),
+      line(entry.preview.replace(/\s+/g, " ") || (header.messageCount > 0 ? "No text" : "No messages"), {
+        class: "preview",
+      }),
       h("div", { class: "row-facts" }, facts(header)),
     );
   }
@@ -379,7 +415,7 @@ export class ConversationsView extends View {
   #openDetail(): void {
     const { id } = this.#route;
     if (id !== undefined) {
-      this.#toReveal = id;
+      this.#chosen = this.#toReveal = id;
     }
     this.classList.toggle("has-detail", id !== undefined);
     const shown = this.#detail.firstElementChild;

@@ -10,6 +10,7 @@ import { Samples } from "./samples.js";
 import { ServerView } from "./server.js";
 import { type Credential, errorText, Session, SignInError } from "./session.js";
 import { signInForm } from "./sign-in.js";
+import { Titles } from "./titles.js";
 import { TurnTimes } from "./turn-times.js";
 import { TurnsView } from "./turns.js";
 import type { Context, View } from "./view.js";
@@ -60,6 +61,7 @@ class App {
       waiting: new Waiting(session, feed, signal),
       answered: new AnsweredTurns(session, feed, signal),
       times: new TurnTimes(feed, signal),
+      titles: new Titles(session, feed, signal),
       drafts: new Map(),
     };
     const leave = (problem: string) => {

@@ -10,6 +10,7 @@ import { button, type Child, fill, h, nameCells } from "./dom.js";
 import { bytes, count } from "./format.js";
 import { jsonTree } from "./json-tree.js";
 import { argumentsElement, contents, folded } from "./message.js";
+import { format } from "./route.js";
 import { block, cut, line, visible } from "./text.js";
 import {
   createdElement,
@@ -43,7 +44,7 @@ export class TimelineView extends View {
   readonly #note = h(
     "p",
     { class: "hint timeline-note", hidden: true },
-    "Events without a time were sent before the page opened this turn. The API replays them without times.",
+    "Events without a time were sent before the page opened this turn, or while it was hidden. The API replays them without times.",
   );
   readonly #removed = h("p", { class: "hint timeline-removed", hidden: true });
   readonly #problem = h("div");
@@ -72,6 +73,7 @@ export class TimelineView extends View {
       this.#rows = [];
       this.#removedRows = 0;
       this.#removed.hidden = true;
+      this.#table.element.hidden = false;
       fill(this.#table.rows);
       fill(this.#problem);
       await this.#follow();
@@ -96,7 +98,28 @@ export class TimelineView extends View {
       if (!(error instanceof ParleyError && error.code === "NOT_FOUND")) {
         throw error;
       }
-      fill(this.#problem, h("p", { class: "hint" }, "This turn does not exist or is no longer kept."));
+      if (!(await this.#openOrigin(request.turnId))) {
+        this.#table.element.hidden = true;
+        fill(this.#problem, h("p", { class: "hint" }, "This turn does not exist or is no longer kept."));
+      }
+    }
+  }
+
+  /** Opens the turn in another conversation that has it: the messages of a fork have the turns of its origin. */
+  async #openOrigin(turnId: string): Promise<boolean> {
+    try {
+      const { turn } = await this.session.client.getTurn({ turnId }, { signal: this.signal });
+      if (turn!.conversationId === this.route.id) {
+        return false;
+      }
+      location.replace(format({ ...this.route, id: turn!.conversationId }));
+      return true;
+    } catch (error) {
+      // A turn of an earlier version of the server is not found without its conversation.
+      if (error instanceof ParleyError && (error.code === "NOT_FOUND" || error.code === "INVALID_ARGUMENT")) {
+        return false;
+      }
+      throw error;
     }
   }
 
@@ -134,7 +157,19 @@ export class TimelineView extends View {
         durationElement(turn),
         requestId !== "" && [" · request ", line(requestId, { class: "id" })],
       ),
-      error && reasonElement(error),
+      error && reasonElement(error, state),
+      state === TurnState.TURN_STATE_INPUT_REQUIRED &&
+        !answered.has(turn) &&
+        this.session.mayWrite &&
+        h(
+          "p",
+          {},
+          h(
+            "a",
+            { class: "answer-link", href: format({ ...this.route, tab: "messages", turn: "" }) },
+            "Answer in Messages",
+          ),
+        ),
       !turn.finishTime &&
         this.session.mayWrite &&
         button(
@@ -412,7 +447,7 @@ function eventContents({ event }: TurnEvent): Child {
           turn && [stateBadge(turn.state), " "],
           `${count(messages.length, "message")} kept · version ${conversationVersion}`,
         ),
-        turn?.error && reasonElement(turn.error),
+        turn?.error && reasonElement(turn.error, turn.state),
         messages.map((message) =>
           folded(`Message ${message.sequence}`, () => h("div", {}, contents(message))),
         ),

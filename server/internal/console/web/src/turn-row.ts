@@ -27,13 +27,24 @@ export function stateBadge(state: TurnState, isAnswered = false): HTMLElement {
   );
 }
 
-/** Returns why a turn did not complete. */
-export function reasonElement(error: TurnError): HTMLElement {
-  const { reason, message, retryable } = error;
+/** Returns the link from a turn to its events, with its state. */
+export function eventsLink({ id, state }: Turn, href: string, isAnswered: boolean): HTMLElement {
+  return h(
+    "a",
+    { class: "open-turn", href, title: `Events of turn ${id}` },
+    stateBadge(state, isAnswered),
+    " ",
+    h("span", { class: "link" }, "Events"),
+  );
+}
+
+/** Returns why a turn did not complete. That a user cancelled it is no failure. */
+export function reasonElement({ reason, message, retryable }: TurnError, state: TurnState): HTMLElement {
+  const isFailure = state !== TurnState.TURN_STATE_CANCELLED;
   return h(
     "div",
     { class: "turn-reason" },
-    line(reason, { class: "reason" }),
+    line(reason, { class: isFailure ? "reason" : "quiet-reason" }),
     h("span", { class: "badge" }, retryable ? "retryable" : "not retryable"),
     " ",
     line(message),

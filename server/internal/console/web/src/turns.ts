@@ -13,10 +13,10 @@ import { line } from "./text.js";
 import {
   createdElement,
   durationElement,
+  eventsLink,
   moreTurns,
   reasonElement,
   sinceElement,
-  stateBadge,
   TurnList,
   table,
   tickDurations,
@@ -36,17 +36,19 @@ const chips: readonly { readonly name: string; readonly label: string; readonly 
   { name: "all", label: "All", states: [] },
 ];
 
-/** A row of the table. calls are those that wait for a result. */
+/** A row of the table: a turn, or a conversation whose calls wait for a result. A fork that waits has no turn. */
 interface Row {
-  readonly turn: Turn;
+  readonly id: string;
+  readonly turn: Turn | undefined;
   readonly calls: readonly ToolCall[];
+  readonly since?: Date | undefined;
 }
 
 /** The turns of the tenant. */
 export class TurnsView extends View {
   readonly #chip =
     chips.find(({ name }) => name === this.route.query.get("state")) ??
-    chips[this.context.waiting.turns.length > 0 ? 1 : 0]!;
+    chips[this.context.waiting.conversations.length > 0 ? 1 : 0]!;
   readonly #status = h("p", { class: "list-status", role: "status" }, "Loading…");
   readonly #problem = h("div");
   readonly #more = h("p", { class: "more" });
@@ -106,7 +108,7 @@ export class TurnsView extends View {
   choose(): void {
     const row = this.#rows[this.#chosen];
     if (row) {
-      go(place(row));
+      go({ view: "conversations", id: row.id });
     }
   }
 
@@ -141,6 +143,14 @@ export class TurnsView extends View {
   readonly #checkSoon = coalesced(() => this.#check(), 250);
   readonly #drawSoon = coalesced(() => this.#draw());
 
+  readonly #readTitles = coalesced(() =>
+    this.context.titles.read(
+      this.#rows.map(({ id }) => id),
+      this.signal,
+      this.#drawSoon,
+    ),
+  );
+
   /** Finds out which of the turns that waited for results have them. */
   #check(): Promise<void> {
     return this.context.answered.check(this.#list.turns, this.signal, this.#drawSoon);
@@ -153,7 +163,7 @@ export class TurnsView extends View {
     await this.run(this.#problem, async () => {
       await this.#list.load();
       fill(this.#problem);
-      this.#rows = this.#list.turns.map((turn) => ({ turn, calls: [] }));
+      this.#rows = this.#list.turns.map((turn) => ({ id: turn.conversationId, turn, calls: [] }));
       this.#showRows(
         this.#list.hasMore,
         moreTurns(this.#list, () => {
@@ -169,36 +179,42 @@ export class TurnsView extends View {
     const { waiting } = this.context;
     fill(this.#problem, Boolean(waiting.error) && failure(waiting.error, waiting.refresh));
     if (waiting.isKnown) {
-      this.#rows = waiting.turns;
+      this.#rows = waiting.conversations;
       this.#showRows(waiting.hasMore, waiting.hasMore && button("Show more", () => waiting.more()));
     }
   }
 
   #showRows(hasMore: boolean, more: Child): void {
-    const none = hasMore ? "None among the newest turns." : "No turns.";
+    const noun = this.#isWaiting ? "conversation" : "turn";
+    const none = hasMore ? "None among the newest turns." : `No ${noun}s.`;
     fill(
       this.#status,
-      this.#rows.length === 0 ? none : `${count(this.#rows.length, "turn")}${hasMore ? " and more" : ""}`,
+      this.#rows.length === 0 ? none : `${count(this.#rows.length, noun)}${hasMore ? " and more" : ""}`,
     );
     fill(this.#more, more);
     this.#chosen = Math.min(this.#chosen, this.#rows.length - 1);
     this.#draw();
+    this.#readTitles();
   }
 
-  /** Updates the table in place: rows of turns that are as before stay, so that the focus stays, too. */
+  /** Updates the table in place: rows that are as before stay, so that the focus stays, too. */
   #draw(): void {
+    const { answered, titles } = this.context;
+    const ids = new Set<string>();
     const wanted = this.#rows.map((row) => {
-      const { id, state, agent, finishTime } = row.turn;
-      const isAnswered = this.context.answered.has(row.turn);
+      const { turn } = row;
+      const id = turn?.id ?? row.id;
+      ids.add(id);
+      const isAnswered = turn !== undefined && answered.has(turn);
+      const title = titles.of(row.id);
       const calls = row.calls.map(({ name }) => name);
-      const key = [state, agent, finishTime?.getTime(), isAnswered, ...calls].join();
+      const key = [turn?.state, turn?.agent, turn?.finishTime?.getTime(), isAnswered, title, ...calls].join();
       const shown = this.#shown.get(id);
       const element =
-        shown?.key === key ? shown.element : nameCells(rowElement(row, isAnswered), this.#columns);
+        shown?.key === key ? shown.element : nameCells(rowElement(row, title, isAnswered), this.#columns);
       this.#shown.set(id, { element, key });
       return element;
     });
-    const ids = new Set(this.#rows.map(({ turn }) => turn.id));
     for (const id of this.#shown.keys()) {
       if (!ids.has(id)) {
         this.#shown.delete(id);
@@ -211,42 +227,37 @@ export class TurnsView extends View {
   }
 }
 
-/** Returns the place that shows a turn: the messages if they have a call that waits. */
-function place({ turn: { conversationId: id, id: turn }, calls }: Row): Parameters<typeof format>[0] {
-  return calls.length > 0
-    ? { view: "conversations", id, tab: "messages" }
-    : { view: "conversations", id, tab: "turns", turn };
-}
-
-function rowElement(row: Row, isAnswered: boolean): HTMLElement {
-  const { turn, calls } = row;
+function rowElement({ id, turn, calls, since }: Row, title: string, isAnswered: boolean): HTMLElement {
   return h(
     "tr",
-    { class: "turn", "data-turn": turn.id },
+    { class: "turn", "data-turn": turn?.id },
     h(
       "td",
       {},
-      h(
-        "a",
-        { href: format(place({ turn, calls: [] })), title: "The events of this turn" },
-        stateBadge(turn.state, isAnswered),
-      ),
+      turn
+        ? eventsLink(turn, format({ view: "conversations", id, tab: "turns", turn: turn.id }), isAnswered)
+        : h(
+            "span",
+            { class: "badge warning", title: "A fork has the calls of its origin, but no turn." },
+            "fork",
+          ),
     ),
-    h("td", { class: "agent-cell" }, line(turn.agent, { class: "agent" })),
+    h("td", { class: "agent-cell" }, turn && line(turn.agent, { class: "agent" })),
     h(
       "td",
       { class: "conversation-cell" },
-      h("a", { class: "conversation", href: format(place(row)) }, line(turn.conversationId)),
+      h("a", { class: "conversation", href: format({ view: "conversations", id }) }, line(title || id)),
+      title !== "" && [" ", line(id, { class: "id" })],
     ),
-    h("td", {}, createdElement(turn)),
-    h("td", {}, calls.length > 0 ? sinceElement(turn.finishTime) : durationElement(turn)),
+    h("td", {}, turn ? createdElement(turn) : "—"),
+    h("td", {}, turn && calls.length === 0 ? durationElement(turn) : sinceElement(since)),
     h(
       "td",
       { class: "why" },
       calls.map(({ name, id }) =>
         h("div", { class: "waiting-call" }, line(name, { class: "name" }), " ", line(id, { class: "id" })),
       ),
-      turn.error && reasonElement(turn.error),
+      turn?.error && reasonElement(turn.error, turn.state),
     ),
   );
 }

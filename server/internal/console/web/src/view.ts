@@ -4,6 +4,7 @@ import type { Feed } from "./feed.js";
 import type { Route } from "./route.js";
 import type { Samples } from "./samples.js";
 import { errorText, isAbort, type Session } from "./session.js";
+import type { Titles } from "./titles.js";
 import type { TurnTimes } from "./turn-times.js";
 import type { Waiting } from "./waiting.js";
 
@@ -15,6 +16,7 @@ export interface Context {
   readonly waiting: Waiting;
   readonly answered: AnsweredTurns;
   readonly times: TurnTimes;
+  readonly titles: Titles;
   /** What the user has written and not sent, by the id of the conversation. */
   readonly drafts: Map<string, string>;
 }

@@ -1,7 +1,17 @@
-import { type ConversationChange, type ToolCall, type Turn, TurnState } from "@parleyhq/client/web";
+import {
+  ChangeKind,
+  type Conversation,
+  type ConversationChange,
+  ListOrder,
+  type ToolCall,
+  type Turn,
+  TurnState,
+} from "@parleyhq/client/web";
 
+import { headerOf } from "./conversation-list.js";
 import { h } from "./dom.js";
 import type { Feed } from "./feed.js";
+import { format } from "./route.js";
 import { isAbort, type Session } from "./session.js";
 import { coalesced } from "./view.js";
 
@@ -14,20 +24,28 @@ const pagesAtOnce = 5;
 /** How long changes are collected before the list is read again, in milliseconds. */
 const delay = 1000;
 
-/** A turn that has ended with tool calls, of which some have no result. */
-export interface WaitingTurn {
-  readonly turn: Turn;
+/** The last changed conversations that are searched for forks. */
+const searched = 100;
+
+/** A conversation with tool calls that have no result. */
+export interface WaitingConversation {
+  readonly id: string;
   readonly calls: readonly ToolCall[];
+  /** The newest turn that has ended with such calls. A fork has none: it has the calls of its origin. */
+  readonly turn: Turn | undefined;
+  /** When the turn has ended, or the fork was created. */
+  readonly since: Date | undefined;
 }
 
 /**
- * The conversations of the tenant in which a tool call of a turn waits for its result. Each has its newest such turn.
- * Sends an event "change" when they have been read again.
+ * The conversations of the tenant in which a tool call of a turn waits for its result. The API lists turns that wait,
+ * but no forks: those are known that are among the last changed conversations when the page opens, or are created
+ * later. Sends an event "change" when they have been read again.
  */
 export class Waiting extends EventTarget {
-  /** Newest first. */
-  turns: readonly WaitingTurn[] = [];
-  /** There may be more than {@link turns}. */
+  /** Forks without a turn first, then by their turns, newest first. */
+  conversations: readonly WaitingConversation[] = [];
+  /** There may be more than {@link conversations}. */
   hasMore = false;
   /** The first read has ended. */
   isKnown = false;
@@ -35,6 +53,9 @@ export class Waiting extends EventTarget {
   error: unknown;
   readonly #session: Session;
   readonly #signal: AbortSignal;
+  /** The forks that may have calls without a result. */
+  readonly #forks = new Map<string, Conversation>();
+  #areForksKnown = false;
   #wanted = pageSize;
 
   /** Begins to follow the changes of the feed, until the signal aborts. */
@@ -42,7 +63,10 @@ export class Waiting extends EventTarget {
     super();
     this.#session = session;
     this.#signal = signal;
-    feed.onGap(this.refresh, signal);
+    feed.onGap(() => {
+      this.#areForksKnown = false;
+      this.refresh();
+    }, signal);
     feed.onChange((change) => {
       if (this.#mayMatter(change)) {
         this.refresh();
@@ -53,15 +77,15 @@ export class Waiting extends EventTarget {
 
   /** Reports whether a call of a conversation waits. */
   has(conversationId: string): boolean {
-    return this.turns.some(({ turn }) => turn.conversationId === conversationId);
+    return this.conversations.some(({ id }) => id === conversationId);
   }
 
-  /** The number of turns: "3", or "50+" if there may be more. */
+  /** The number of conversations: "3", or "50+" if there may be more. */
   get count(): string {
-    return `${this.turns.length}${this.hasMore ? "+" : ""}`;
+    return `${this.conversations.length}${this.hasMore ? "+" : ""}`;
   }
 
-  /** Reads the turns again. */
+  /** Reads the conversations again. */
   readonly refresh = coalesced(() => this.#load(), delay);
 
   /** Reads another page. */
@@ -77,16 +101,16 @@ export class Waiting extends EventTarget {
       return;
     }
     try {
-      const turns: WaitingTurn[] = [];
+      const found: WaitingConversation[] = [];
       const seen = new Set<string>();
       let token: string | undefined;
       for (let page = 0; page < (pagesAtOnce * this.#wanted) / pageSize && token !== ""; page++) {
-        if (turns.length >= this.#wanted) {
+        if (found.length >= this.#wanted) {
           break;
         }
-        token = await this.#loadPage(token, seen, turns);
+        token = await this.#loadPage(token, seen, found);
       }
-      this.turns = turns;
+      this.conversations = [...(await this.#loadForks(seen)), ...found];
       this.hasMore = token !== "";
       this.isKnown = true;
       this.error = undefined;
@@ -95,17 +119,20 @@ export class Waiting extends EventTarget {
         return;
       }
       this.error = error;
+      this.#areForksKnown = false;
     }
     this.dispatchEvent(new Event("change"));
   }
 
-  /** Adds the turns of a page. Returns the token of the next one; empty if it was the last one. */
-  async #loadPage(pageToken: string | undefined, seen: Set<string>, turns: WaitingTurn[]): Promise<string> {
-    const { client } = this.#session;
-    const signal = this.#signal;
-    const page = await client.listTurns(
+  /** Adds the conversations of a page of turns. Returns the token of the next one; empty if it was the last one. */
+  async #loadPage(
+    pageToken: string | undefined,
+    seen: Set<string>,
+    found: WaitingConversation[],
+  ): Promise<string> {
+    const page = await this.#session.client.listTurns(
       { states: [TurnState.TURN_STATE_INPUT_REQUIRED], pageSize, pageToken },
-      { signal },
+      { signal: this.#signal },
     );
     const newest = new Map<string, Turn>();
     for (const turn of page.turns) {
@@ -114,39 +141,96 @@ export class Waiting extends EventTarget {
         newest.set(turn.conversationId, turn);
       }
     }
-    if (newest.size > 0) {
-      const { summaries } = await client.batchGetRoutingSummaries(
-        // Only the calls matter here, so that data is left out.
-        { conversationIds: [...newest.keys()], messageLimit: 0, maxBytes: 1 },
-        { signal },
-      );
-      for (const { conversationId, pendingToolCalls } of summaries) {
-        if (pendingToolCalls.length > 0) {
-          turns.push({ turn: newest.get(conversationId)!, calls: pendingToolCalls });
-        }
-      }
+    for (const [id, calls] of await this.#openCalls([...newest.keys()])) {
+      const turn = newest.get(id);
+      found.push({ id, calls, turn, since: turn?.finishTime });
     }
     return page.nextPageToken;
   }
 
-  /** Reports whether a change may add a waiting turn, or answer one. */
-  #mayMatter({ conversationId, payload }: ConversationChange): boolean {
+  /** Returns the forks with open calls that have no turn of their own. Others are not looked at again. */
+  async #loadForks(seen: ReadonlySet<string>): Promise<WaitingConversation[]> {
+    if (!this.#areForksKnown) {
+      this.#areForksKnown = true;
+      const { conversations } = await this.#session.client.listConversations(
+        { pageSize: searched, order: ListOrder.LIST_ORDER_UPDATE_TIME_DESC },
+        { signal: this.#signal },
+      );
+      for (const { conversation } of conversations.toReversed()) {
+        this.#noteFork(conversation!);
+      }
+    }
+    const ids = [...this.#forks.keys()].filter((id) => !seen.has(id));
+    const calls = await this.#openCalls(ids);
+    const found: WaitingConversation[] = [];
+    for (const id of ids.reverse()) {
+      const own = calls.get(id);
+      if (own) {
+        found.push({ id, calls: own, turn: undefined, since: this.#forks.get(id)?.createTime });
+      } else {
+        this.#forks.delete(id);
+      }
+    }
+    return found;
+  }
+
+  /** Returns the calls without a result of those conversations that have some, in the order of the ids. */
+  async #openCalls(conversationIds: string[]): Promise<Map<string, readonly ToolCall[]>> {
+    if (conversationIds.length === 0) {
+      return new Map();
+    }
+    const { summaries } = await this.#session.client.batchGetRoutingSummaries(
+      // Only the calls matter here, so that data is left out.
+      { conversationIds, messageLimit: 0, maxBytes: 1 },
+      { signal: this.#signal },
+    );
+    return new Map(
+      summaries
+        .filter(({ pendingToolCalls }) => pendingToolCalls.length > 0)
+        .map(({ conversationId, pendingToolCalls }) => [conversationId, pendingToolCalls]),
+    );
+  }
+
+  /** Notes a conversation if it is a fork that may have open calls. Returns whether it is. */
+  #noteFork(header: Conversation): boolean {
+    const { id, forkedFrom, messageCount } = header;
+    if (!forkedFrom || messageCount === 0) {
+      return false;
+    }
+    this.#forks.delete(id);
+    this.#forks.set(id, header);
+    const oldest = this.#forks.keys().next().value;
+    if (this.#forks.size > searched && oldest !== undefined) {
+      this.#forks.delete(oldest);
+    }
+    return true;
+  }
+
+  /** Reports whether a change may add a conversation that waits, or answer its calls. */
+  #mayMatter(change: ConversationChange): boolean {
+    const { conversationId, kind, payload } = change;
     const event = payload?.$case === "turnEvent" ? payload.value.event : undefined;
     if (event?.$case === "finished") {
       return event.value.turn?.state === TurnState.TURN_STATE_INPUT_REQUIRED;
     }
-    return event === undefined && this.turns.some(({ turn }) => turn.conversationId === conversationId);
+    if (kind === ChangeKind.CHANGE_KIND_CREATED && this.#noteFork(headerOf(change)!)) {
+      return true;
+    }
+    return event === undefined && this.has(conversationId);
   }
 }
 
 /**
- * Returns a badge with the number of waiting turns. It is hidden while there is none, unless it shows zero. It follows
+ * Returns a badge with the number of conversations that wait. It is hidden while there is none, unless it shows zero. It follows
  * the number until the signal aborts.
  */
 export function waitingBadge(waiting: Waiting, signal: AbortSignal, showsZero = false): HTMLElement {
-  const badge = h("span", { class: "badge waiting-count", title: "Turns that wait for a tool result" });
+  const badge = h("span", {
+    class: "badge waiting-count",
+    title: "Conversations that wait for a tool result",
+  });
   const update = () => {
-    const isZero = waiting.turns.length === 0 && !waiting.hasMore;
+    const isZero = waiting.conversations.length === 0 && !waiting.hasMore;
     badge.hidden = isZero && !(showsZero && waiting.isKnown);
     badge.classList.toggle("warning", !isZero);
     badge.textContent = waiting.count;
@@ -154,4 +238,17 @@ export function waitingBadge(waiting: Waiting, signal: AbortSignal, showsZero = 
   update();
   waiting.addEventListener("change", update, { signal });
   return badge;
+}
+
+/** Returns a link to the conversations that wait, with their number. It is hidden while there is none. */
+export function waitingLink(waiting: Waiting, signal: AbortSignal): HTMLElement {
+  const link = h("a", { href: format({ view: "turns", query: new URLSearchParams({ state: "waiting" }) }) });
+  const element = h("p", { class: "waiting-link" }, link);
+  const update = () => {
+    element.hidden = waiting.conversations.length === 0;
+    link.textContent = `${waiting.count} ${waiting.count === "1" ? "waits" : "wait"} for a result`;
+  };
+  update();
+  waiting.addEventListener("change", update, { signal });
+  return element;
 }
