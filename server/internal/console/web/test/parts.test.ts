@@ -90,7 +90,7 @@ test("the context view marks what is left out", options, async (t) => {
   await page.locator('article[data-sequence="6"]').waitFor();
   await page.getByLabel("max_exchanges").last().fill("1");
   await page.keyboard.press("Enter");
-  await page.locator(".left-out").nth(3).waitFor();
+  await page.locator(".message.left-out").nth(3).waitFor({ state: "attached" });
   const kept = page.locator("article.message:not(.left-out)");
   const sequences = await kept.evaluateAll((all) => all.map((one) => one.getAttribute("data-sequence")));
   assert.deepEqual(sequences.sort(), ["5", "6"]);

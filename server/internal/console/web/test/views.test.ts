@@ -140,6 +140,7 @@ test("the keys move, open, filter and leave", options, async (t) => {
   await page.keyboard.press("/");
   await page.keyboard.type("thr");
   await page.keyboard.press("Enter");
+  await page.locator(".conversation-head h2", { hasText: "three" }).waitFor();
   await page.getByText("1 match among").waitFor();
   assert.equal(await page.evaluate(() => document.activeElement?.getAttribute("type")), "search");
 });
