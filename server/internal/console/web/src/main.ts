@@ -58,10 +58,10 @@ class App {
       session,
       feed,
       samples: new Samples(session, signal),
+      titles: new Titles(session, feed, signal),
       waiting: new Waiting(session, feed, signal),
       answered: new AnsweredTurns(session, feed, signal),
       times: new TurnTimes(feed, signal),
-      titles: new Titles(session, feed, signal),
       drafts: new Map(),
     };
     const leave = (problem: string) => {

@@ -13,10 +13,10 @@ export interface Context {
   readonly session: Session;
   readonly feed: Feed;
   readonly samples: Samples;
+  readonly titles: Titles;
   readonly waiting: Waiting;
   readonly answered: AnsweredTurns;
   readonly times: TurnTimes;
-  readonly titles: Titles;
   /** What the user has written and not sent, by the id of the conversation. */
   readonly drafts: Map<string, string>;
 }

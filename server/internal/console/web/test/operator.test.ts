@@ -93,6 +93,20 @@ test("a hidden page closes its watch, and shows what has changed when it is visi
   await page.locator(".row .running").waitFor({ state: "detached" });
 });
 
+test("more tabs load than a browser opens connections to a host", options, async (t) => {
+  const { client, url, open } = await startConsole(t);
+  await converse(client, "c", "hello");
+  const first = await open();
+  const context = await first.context().browser()!.newContext();
+  for (let i = 0; i < 8; i++) {
+    const page = await context.newPage();
+    page.setDefaultTimeout(20_000);
+    await page.goto(url);
+    await page.locator(".row", { hasText: "hello" }).waitFor();
+    await setHidden(page, true);
+  }
+});
+
 test("a list that was scrolled stays as long when its page was hidden", options, async (t) => {
   const { client, open } = await startConsole(t);
   await Promise.all(Array.from({ length: 250 }, (_, i) => converse(client, `c${i}`, "hello")));
@@ -146,6 +160,23 @@ test("a fork has a preview in the list, and waits for the results of its calls",
   await page.locator("header .waiting-count", { hasText: "1" }).waitFor();
   await fork.getByText("waits for a result").waitFor({ state: "detached" });
 });
+
+test(
+  "a conversation on a page that is not loaded has a preview when its title changes",
+  options,
+  async (t) => {
+    const { client, open } = await startConsole(t);
+    await converse(client, "old", "one", "two");
+    await Promise.all(Array.from({ length: 150 }, (_, i) => converse(client, `c${i}`, "hello")));
+    const page = await open();
+    await page.getByText("151 conversations", { exact: true }).waitFor();
+    await client.updateConversation({
+      conversation: { id: "old", title: "an old one" },
+      updateMask: ["title"],
+    });
+    await page.locator(".row", { hasText: "an old one" }).getByText("two").waitFor();
+  },
+);
 
 test("the log shows the times of UTC, and today newest first", options, async (t) => {
   const { client, open } = await startConsole(t, {
