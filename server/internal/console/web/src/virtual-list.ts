@@ -42,7 +42,6 @@ export class VirtualList {
         tabindex: "0",
         role: "listbox",
         "aria-label": label,
-        "aria-activedescendant": chosenId,
       },
       this.#rows,
     );
@@ -82,6 +81,11 @@ export class VirtualList {
         this.#rows,
         Array.from({ length }, (_, index) => this.#row(first + index)),
       );
+      if (this.#rows.querySelector(`#${chosenId}`)) {
+        this.element.setAttribute("aria-activedescendant", chosenId);
+      } else {
+        this.element.removeAttribute("aria-activedescendant");
+      }
     }
     if (clientHeight > 0 && last >= this.#count) {
       this.#onEnd();

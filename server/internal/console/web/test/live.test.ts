@@ -316,6 +316,7 @@ test("a tool result is shown once, with its call", options, async (t) => {
   });
   const page = await open("#/conversations/c");
   await page.getByLabel("Tool call weather").getByText("waits for a result").waitFor();
+  await settle(page); // Another read would drop what the conversation no longer keeps.
   const result = { callId: "call-1", name: "weather", content: "much rain" };
   await client.appendMessages({
     conversationId: "c",
