@@ -156,7 +156,7 @@ export class Plot {
           {
             ...axis,
             size: 58,
-            space: 26,
+            space: 22, // Three steps fit; see topOf.
             incrs: [...this.#scale.steps],
             values: (_, values) => values.map(this.#scale.format),
           },

@@ -17,11 +17,13 @@ const places = [
   "#/conversations/c/messages",
   "#/conversations/c/routing",
   "#/conversations/c/context",
+  "#/conversations/c/context?max_messages=2",
   "#/conversations/c/turns",
   "#/conversations/c/log",
   "#/conversations/c/details",
   "#/conversations/missing",
   "#/turns",
+  "#/turns?state=waiting",
   "#/turns?state=all",
   "#/log",
   "#/log?text=weather&days=7",
@@ -64,6 +66,7 @@ async function fillConversation(client: Client): Promise<void> {
   for await (const _ of client.chat({ conversationId: "c", content: "Are you there?", agent: "echo" })) {
     // Until the turn ends.
   }
+  await client.forkConversation({ conversationId: "c", newConversationId: "fork", atSequence: 4 });
 }
 
 for (const scheme of ["light", "dark"] as const) {
