@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
@@ -119,20 +120,29 @@ func (s *server) signIn() error {
 	return nil
 }
 
-// start starts the server and returns once it serves gRPC at s.address. A restarted server keeps its address.
+// start starts the server and returns once it serves gRPC at s.address. A restarted server keeps its address. In the
+// meantime, another process may have a connection from that port: then start tries again until it has ended.
 func (s *server) start() error {
 	flags := append(slices.Clone(s.signInFlags), "--grpc-address", cmp.Or(s.address, "127.0.0.1:0"))
 	if config := filepath.Join(s.dir, "server.yaml"); exists(config) {
 		flags = append(flags, "--config", config)
 	}
-	command := parleydtest.Command(context.Background(), s.program, filepath.Join(s.dir, "data"), flags...)
-	command.Dir = s.dir
-	var err error
-	if s.process, err = parleydtest.Start(command); err != nil {
-		return err
+	for deadline := time.Now().Add(parleydtest.Timeout); ; {
+		command := parleydtest.Command(context.Background(), s.program, filepath.Join(s.dir, "data"), flags...)
+		command.Dir = s.dir
+		var err error
+		if s.process, err = parleydtest.Start(command); err != nil {
+			return err
+		}
+		address, err := s.process.AwaitServing()
+		if err == nil {
+			s.address = address
+			return nil
+		}
+		if !strings.Contains(err.Error(), "address already in use") || time.Now().After(deadline) {
+			return err
+		}
 	}
-	s.address, err = s.process.AwaitServing()
-	return err
 }
 
 func exists(name string) bool {
