@@ -19,7 +19,6 @@ export function answerElement(
   signal: AbortSignal,
   onFinished: (event: TurnEvent | undefined) => void,
 ): HTMLElement {
-  const status = h("span", { class: "badge running" }, "● running");
   const agent = h("span", { class: "agent" });
   const progress = h("p", { class: "progress", role: "status" });
   const body = h("div", { class: "answer-body" });
@@ -31,7 +30,7 @@ export function answerElement(
       {},
       h("strong", {}, "assistant"),
       agent,
-      status,
+      h("span", { class: "badge running" }, "● running"),
       context.session.mayWrite &&
         button("Cancel", () =>
           attempt(async () => {
@@ -47,11 +46,7 @@ export function answerElement(
     const step = event.event;
     switch (step?.$case) {
       case "started":
-        status.textContent = "● running";
         fill(agent, line(step.value.agent));
-        break;
-      case "queued":
-        status.textContent = `queued, position ${step.value.position}`;
         break;
       case "progress":
         if (step.value.text) {

@@ -1,14 +1,21 @@
 import { OnBusy } from "@parleyhq/client/web";
 
-import { startTurn } from "./conversation-actions.js";
-import { fill, h } from "./dom.js";
-import { type Context, failure } from "./view.js";
+import { attempt } from "./conversation-actions.js";
+import { button, fill, h } from "./dom.js";
+import type { Asking } from "./outbox.js";
+import { line } from "./text.js";
+import type { Context } from "./view.js";
 
 /**
- * Returns the form with which the user asks. Enter sends; Shift+Enter begins a new line. The signal aborts when the
- * form is no longer shown.
+ * Returns the form with which the user asks. Enter sends; Shift+Enter begins a new line. Calls onSend when the user
+ * sends. The signal aborts when the form is no longer shown.
  */
-export function composer(context: Context, conversationId: string, signal: AbortSignal): HTMLElement {
+export function composer(
+  { session, outbox }: Context,
+  conversationId: string,
+  signal: AbortSignal,
+  onSend: () => void,
+): HTMLElement {
   const text = h("textarea", { rows: 2, "aria-label": "Message", placeholder: "Ask… (Enter sends)" });
   const agent = h(
     "select",
@@ -23,55 +30,72 @@ export function composer(context: Context, conversationId: string, signal: Abort
     h("option", { value: OnBusy.ON_BUSY_REJECT }, "refuse if busy"),
   );
   const send = h("button", { type: "submit" }, "Ask");
+  const waiting = h("div", { role: "status" });
   const problem = h("div");
   const form = h(
     "form",
     {
       class: "composer",
-      onsubmit: async (event) => {
+      onsubmit: (event) => {
         event.preventDefault();
-        const content = text.value;
-        if (content.trim() === "" || send.disabled) {
+        if (text.value.trim() === "" || send.disabled) {
           return;
         }
-        send.disabled = true;
-        try {
-          await startTurn(context, {
-            conversationId,
-            content,
-            agent: agent.value,
-            onBusy: onBusy.value as OnBusy,
-          });
-          text.value = "";
-          context.drafts.delete(conversationId);
-          fill(problem);
-        } catch (error) {
-          fill(problem, failure(error)); // The text stays, so that the user can send it again.
-        } finally {
-          send.disabled = false;
-          text.focus();
-        }
+        onSend();
+        void outbox.send(conversationId, { agent: agent.value, onBusy: onBusy.value as OnBusy });
+        text.focus();
       },
     },
+    waiting,
     text,
     h("div", { class: "composer-row" }, agent, onBusy, send),
     problem,
   );
-  text.value = context.drafts.get(conversationId) ?? "";
-  text.addEventListener("input", () => {
-    if (text.value === "") {
-      context.drafts.delete(conversationId);
-    } else {
-      context.drafts.set(conversationId, text.value);
+  let queued: Asking["queued"] = [];
+  const update = () => {
+    const asking = outbox.get(conversationId);
+    const shown = asking.sending || asking.draft;
+    if (text.value !== shown) {
+      text.value = shown;
     }
-  });
+    text.readOnly = send.disabled = asking.sending !== "";
+    if (queued !== asking.queued) {
+      queued = asking.queued;
+      fill(
+        waiting,
+        queued.map((message) =>
+          h(
+            "p",
+            { class: "queued-message" },
+            h("span", { class: "badge warning" }, `queued, position ${message.position}`),
+            line(message.content),
+            button("Take back", () => attempt(() => outbox.takeBack(conversationId, message)), {
+              title: "Removes the message from the queue and puts its text into the field",
+            }),
+          ),
+        ),
+        queued.length > 0 &&
+          h(
+            "p",
+            { class: "facts" },
+            "Keep this page open: the server stores a message when its turn begins.",
+          ),
+      );
+    }
+    if (problem.textContent !== asking.problem) {
+      fill(problem, asking.problem !== "" && h("p", { class: "failure", role: "alert" }, asking.problem));
+    }
+  };
+  update();
+  outbox.addEventListener("change", update, { signal });
+  text.addEventListener("input", () => outbox.write(conversationId, text.value));
   text.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
       event.preventDefault();
       form.requestSubmit();
     }
   });
-  void context.session.client.listAgents({}, { signal }).then(
+  void session.client.listAgents({}, { signal }).then(
     ({ agents }) => {
       agent.append(
         ...agents.map(({ name, isDefault }) =>

@@ -126,12 +126,14 @@ function forkTitle(title: string, sequence: number): string {
 }
 
 /**
- * Begins a turn and returns when the server has accepted it. The turn does not depend on this page: the views follow it
- * by its events.
+ * Begins a turn and returns when the server has stored its messages. From then on, the turn does not depend on this
+ * page: the views follow it by its events. Until then, the server drops it if the stream ends, so the stream stays open.
+ * Calls onQueued when the position in the queue changes. Throws an error if the turn ends before it begins.
  */
 export async function startTurn(
   { session }: Pick<Context, "session">,
   request: Parameters<Context["session"]["client"]["chat"]>[0],
+  onQueued?: (turnId: string, position: number) => void,
 ): Promise<void> {
   const leaving = new AbortController();
   try {
@@ -139,9 +141,15 @@ export async function startTurn(
       { ...request, onDisconnect: OnDisconnect.ON_DISCONNECT_CONTINUE },
       { signal: leaving.signal },
     );
-    for await (const _ of events) {
-      return;
+    for await (const { turnId, event } of events) {
+      if (event?.$case === "started") {
+        return;
+      }
+      if (event?.$case === "queued") {
+        onQueued?.(turnId, event.value.position);
+      }
     }
+    throw new Error("The turn was cancelled before it began.");
   } finally {
     leaving.abort();
   }

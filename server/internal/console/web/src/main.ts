@@ -5,6 +5,7 @@ import { button, fill, h } from "./dom.js";
 import { Feed } from "./feed.js";
 import { onKeys } from "./keys.js";
 import { LogView } from "./log.js";
+import { Outbox } from "./outbox.js";
 import { format, parse, type Route, type View as ViewName, views } from "./route.js";
 import { Samples } from "./samples.js";
 import { ServerView } from "./server.js";
@@ -62,7 +63,7 @@ class App {
       waiting: new Waiting(session, feed, signal),
       answered: new AnsweredTurns(session, feed, signal),
       times: new TurnTimes(feed, signal),
-      drafts: new Map(),
+      outbox: new Outbox(session, signal),
     };
     const leave = (problem: string) => {
       ending.abort();

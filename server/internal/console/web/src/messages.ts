@@ -13,6 +13,7 @@ import { composer } from "./composer.js";
 import { arrange, button, fill, h } from "./dom.js";
 import { count } from "./format.js";
 import { callElement, messageElement } from "./message.js";
+import { ScrollEnd } from "./scroll-end.js";
 import { coalesced, View } from "./view.js";
 
 /** The number of messages of one page. */
@@ -56,6 +57,7 @@ export class MessagesView extends View {
   readonly #older = h("div", { class: "older" });
   readonly #list = h("div", { class: "messages" });
   readonly #running = h("div", { class: "messages" });
+  readonly #news = button("New messages below", () => this.#end?.keep(), { hidden: true });
   readonly #scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Messages" });
   #oldest = 1;
   /** The token of the page before the shown messages; undefined if there is none. */
@@ -65,6 +67,7 @@ export class MessagesView extends View {
   /** The number of reads from the newest message on. What an older read returns is outdated. */
   #reads = 0;
   #isLoading = false;
+  #end: ScrollEnd | undefined;
   #watching: IntersectionObserver | undefined;
 
   get #id(): string {
@@ -72,8 +75,14 @@ export class MessagesView extends View {
   }
 
   protected show(): void {
-    fill(this.#scroll, this.#older, this.#list, this.#running);
-    fill(this, this.#scroll, this.session.mayWrite && composer(this.context, this.#id, this.signal));
+    const { signal } = this;
+    const end = new ScrollEnd(this.#scroll, [this.#list, this.#running], signal, () => {
+      this.#news.hidden = true;
+    });
+    this.#end = end;
+    fill(this.#scroll, this.#older, this.#list, this.#running, h("div", { class: "news" }, this.#news));
+    const ask = this.session.mayWrite && composer(this.context, this.#id, signal, () => end.keep());
+    fill(this, this.#scroll, ask);
     this.context.feed.onChange((change) => this.#apply(change), this.signal);
     this.context.feed.onGap(this.#reloadSoon, this.signal);
     const watching = new IntersectionObserver(
@@ -135,14 +144,13 @@ export class MessagesView extends View {
       oldest = page.oldestSequence;
     } while (pageToken !== "" && (messages.at(-1)?.sequence ?? 0) > lowest);
     const { turns } = await client.listTurns(
-      { conversationId, states: [TurnState.TURN_STATE_RUNNING, TurnState.TURN_STATE_QUEUED] },
+      { conversationId, states: [TurnState.TURN_STATE_RUNNING] },
       options,
     );
-    const isAtEnd = this.#isAtEnd;
     this.#messages.clear();
     this.#next = pageToken || undefined;
     this.#oldest = oldest;
-    this.#add([...messages, ...this.#arrived], isAtEnd);
+    this.#add([...messages, ...this.#arrived]);
     for (const { id } of turns.toReversed()) {
       this.#follow(id);
     }
@@ -169,8 +177,12 @@ export class MessagesView extends View {
         this.#messages.set(message.sequence, message);
       }
       this.#draw();
-      // The messages that the user reads stay where they are.
-      this.#scroll.scrollTop = scrollTop + this.#scroll.scrollHeight - scrollHeight;
+      if (this.#isAtEnd) {
+        this.#end?.keep();
+      } else {
+        // The messages that the user reads stay where they are.
+        this.#scroll.scrollTop = scrollTop + this.#scroll.scrollHeight - scrollHeight;
+      }
       this.#watchOlder();
     });
     if (read === this.#reads) {
@@ -194,11 +206,13 @@ export class MessagesView extends View {
     if (payload?.$case === "message") {
       this.#arrived.push(payload.value);
       this.#add([payload.value]);
+      this.#showNews();
       if (this.#isLong) {
         this.#reloadSoon();
       }
     } else if (payload?.$case === "turnEvent") {
-      if (payload.value.event?.$case !== "finished") {
+      const step = payload.value.event?.$case;
+      if (step !== "queued" && step !== "finished") {
         this.#follow(payload.value.turnId);
       }
     } else if (reloading.has(kind)) {
@@ -208,19 +222,23 @@ export class MessagesView extends View {
   }
 
   /** Adds messages, and stays at the end if the user reads the end. */
-  #add(messages: readonly Message[], isAtEnd = this.#isAtEnd): void {
+  #add(messages: readonly Message[]): void {
     for (const message of messages) {
       this.#messages.set(message.sequence, message);
     }
     this.#draw();
-    if (isAtEnd) {
-      this.#scroll.scrollTop = this.#scroll.scrollHeight;
+    if (this.#isAtEnd) {
+      this.#end?.keep();
     }
   }
 
   get #isAtEnd(): boolean {
-    const { scrollTop, clientHeight, scrollHeight } = this.#scroll;
-    return this.#shown.size === 0 || scrollTop + clientHeight >= scrollHeight - 40;
+    return this.#end?.isKept ?? true;
+  }
+
+  /** Says that there are new messages below, unless they are in view. */
+  #showNews(): void {
+    this.#news.hidden = this.#isAtEnd;
   }
 
   /** There are more messages than a page should hold, and the user does not read the older ones. */
@@ -244,14 +262,11 @@ export class MessagesView extends View {
       }
     });
     this.#answers.set(turnId, element);
-    const isAtEnd = this.#isAtEnd;
     for (const failed of this.#running.querySelectorAll(":scope > .failure")) {
       failed.remove(); // It is about an earlier turn.
     }
     this.#running.append(element);
-    if (isAtEnd) {
-      this.#keepAtEnd(element);
-    }
+    this.#showNews();
   }
 
   #rememberEnd(turnId: string): void {
@@ -260,20 +275,6 @@ export class MessagesView extends View {
     if (this.#ended.size > 100 && first !== undefined) {
       this.#ended.delete(first);
     }
-  }
-
-  /** Scrolls with an answer as it grows, until the user scrolls away from the end. */
-  #keepAtEnd(element: HTMLElement): void {
-    this.#scroll.scrollTop = this.#scroll.scrollHeight;
-    const resizing = new ResizeObserver(() => {
-      if (!element.isConnected) {
-        resizing.disconnect();
-      } else if (this.#scroll.scrollTop + this.#scroll.clientHeight >= this.#scroll.scrollHeight - 200) {
-        this.#scroll.scrollTop = this.#scroll.scrollHeight;
-      }
-    });
-    resizing.observe(element);
-    this.signal.addEventListener("abort", () => resizing.disconnect());
   }
 
   /** Updates the list in place: only messages that are new, and tool calls with another result, are made. */
@@ -368,6 +369,7 @@ export class MessagesView extends View {
 
   /** Scrolls to a message. */
   #reveal(sequence: number): void {
+    this.#end?.leave();
     this.#shown.get(sequence)?.element.scrollIntoView({ block: "center" });
   }
 

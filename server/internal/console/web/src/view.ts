@@ -1,6 +1,7 @@
 import type { AnsweredTurns } from "./answered.js";
 import { button, fill, h } from "./dom.js";
 import type { Feed } from "./feed.js";
+import type { Outbox } from "./outbox.js";
 import type { Route } from "./route.js";
 import type { Samples } from "./samples.js";
 import { errorText, isAbort, type Session } from "./session.js";
@@ -17,8 +18,7 @@ export interface Context {
   readonly waiting: Waiting;
   readonly answered: AnsweredTurns;
   readonly times: TurnTimes;
-  /** What the user has written and not sent, by the id of the conversation. */
-  readonly drafts: Map<string, string>;
+  readonly outbox: Outbox;
 }
 
 /**
