@@ -64,6 +64,7 @@ class App {
       answered: new AnsweredTurns(session, feed, signal),
       times: new TurnTimes(feed, signal),
       outbox: new Outbox(session, signal),
+      results: new Map(),
     };
     const leave = (problem: string) => {
       ending.abort();

@@ -1,10 +1,11 @@
-import { type Message, MessageStatus, type ToolCall } from "@parleyhq/client/web";
+import { type Message, MessageStatus } from "@parleyhq/client/web";
 
 import type { Call } from "./calls.js";
-import { attempt, fork, startTurn } from "./conversation-actions.js";
+import { attempt, fork } from "./conversation-actions.js";
 import { button, type Child, h, outerLink } from "./dom.js";
 import { bytes, clock, enumName } from "./format.js";
 import { jsonTree } from "./json-tree.js";
+import { resultField } from "./result-form.js";
 import { format } from "./route.js";
 import { block, line } from "./text.js";
 import type { Context } from "./view.js";
@@ -114,10 +115,11 @@ export function folded(label: string, make: () => HTMLElement): HTMLElement {
   return details;
 }
 
-/** Returns a tool call with its result, or with the form for it. */
+/** Returns a tool call with its result, or with the field for it. */
 export function callElement(
   context: Context,
   conversationId: string,
+  message: Message,
   { call, result, isOpen }: Call,
 ): HTMLElement {
   return h(
@@ -141,7 +143,7 @@ export function callElement(
         h("p", {}, result.toolResult.isError ? "failed" : "result", ` (#${result.sequence})`),
         block(result.toolResult.content, { class: "content" }),
       ),
-    isOpen && context.session.mayWrite && resultForm(context, conversationId, call),
+    isOpen && context.session.mayWrite && resultField(context, conversationId, message, call),
   );
 }
 
@@ -152,37 +154,4 @@ export function argumentsElement(text: string): HTMLElement {
   } catch {
     return block(text, { class: "content" });
   }
-}
-
-/** Returns the form with which the user answers a call in place of its tool. */
-function resultForm(context: Context, conversationId: string, call: ToolCall): HTMLElement {
-  const content = h("textarea", {
-    rows: 2,
-    "aria-label": `Result of ${call.name}`,
-    placeholder: "Result of the call",
-  });
-  const isError = h("input", { type: "checkbox" });
-  const send = h("button", { type: "submit" }, "Send the result");
-  return h(
-    "form",
-    {
-      class: "result-form",
-      onsubmit: async (event) => {
-        event.preventDefault();
-        send.disabled = true;
-        await attempt(() =>
-          startTurn(context, {
-            conversationId,
-            toolResults: [
-              { callId: call.id, name: call.name, content: content.value, isError: isError.checked },
-            ],
-          }),
-        );
-        send.disabled = false;
-      },
-    },
-    content,
-    h("label", {}, isError, " the call failed"),
-    send,
-  );
 }

@@ -13,6 +13,7 @@ import { composer } from "./composer.js";
 import { arrange, button, fill, h } from "./dom.js";
 import { count } from "./format.js";
 import { callElement, messageElement } from "./message.js";
+import { resultForm } from "./result-form.js";
 import { ScrollEnd } from "./scroll-end.js";
 import { coalesced, View } from "./view.js";
 
@@ -43,6 +44,8 @@ interface Shown {
   readonly key: string;
   readonly element: HTMLElement;
   readonly calls: { element: HTMLElement; key: string }[];
+  /** The form for the results of the open calls, and their ids. */
+  form?: { readonly element: HTMLElement; readonly key: string } | undefined;
 }
 
 /** The messages of a conversation, oldest first, with the answers that are in progress. */
@@ -355,7 +358,7 @@ export class MessagesView extends View {
       const old = shown.calls[index];
       if (old?.key !== key) {
         // The other calls stay: the user may be writing a result.
-        const element = callElement(this.context, this.#id, call);
+        const element = callElement(this.context, this.#id, message, call);
         shown.calls[index] = { element, key };
         if (old) {
           old.element.replaceWith(element);
@@ -364,7 +367,24 @@ export class MessagesView extends View {
         }
       }
     }
+    this.#showForm(shown, message, calls);
     return shown.element;
+  }
+
+  /** Shows the form that sends the results of the open calls of a message. */
+  #showForm(shown: Shown, message: Message, calls: readonly Call[]): void {
+    const open = calls.filter(({ isOpen }) => isOpen).map(({ call }) => call);
+    const key = JSON.stringify(open.map(({ id }) => id));
+    if (shown.form?.key === key) {
+      return;
+    }
+    shown.form?.element.remove();
+    shown.form = undefined;
+    if (open.length > 0 && this.session.mayWrite) {
+      const element = resultForm(this.context, this.#id, message, open);
+      shown.form = { element, key };
+      shown.element.append(element);
+    }
   }
 
   /** Scrolls to a message. */

@@ -2,6 +2,7 @@ import type { AnsweredTurns } from "./answered.js";
 import { button, fill, h } from "./dom.js";
 import type { Feed } from "./feed.js";
 import type { Outbox } from "./outbox.js";
+import type { ResultDraft } from "./result-form.js";
 import type { Route } from "./route.js";
 import type { Samples } from "./samples.js";
 import { errorText, isAbort, type Session } from "./session.js";
@@ -19,6 +20,8 @@ export interface Context {
   readonly answered: AnsweredTurns;
   readonly times: TurnTimes;
   readonly outbox: Outbox;
+  /** The results of tool calls that the user has written and not sent; see result-form.ts. */
+  readonly results: Map<string, ResultDraft>;
 }
 
 /**

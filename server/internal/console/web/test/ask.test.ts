@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { type TestContext, test } from "node:test";
 
-import { TurnState } from "@parleyhq/client";
+import { Agent, type Piece, type RespondRequest, TurnState } from "@parleyhq/client";
 import type { Page } from "playwright-core";
 import { ScriptedAgent, serveAgent } from "../../../../../client/typescript/test/parleyd.js";
 import { converse, freePort, options, settle, startConsole } from "./console.js";
@@ -109,4 +109,100 @@ test("an error says that the message was not sent, until its text is changed", o
   await page.keyboard.type("?");
   await failure.waitFor({ state: "detached" });
   assert.equal(await text.inputValue(), "are you there??");
+});
+
+/** Starts a turn of an agent that is not the default one. It ends with these calls. */
+async function callTools(t: TestContext, ...names: string[]) {
+  const calling = new (class extends Agent {
+    override async *respond({ messages }: RespondRequest): AsyncGenerator<Piece> {
+      const results = messages.filter(({ toolResult }) => toolResult).map(({ toolResult }) => toolResult!);
+      if (results.length > 0) {
+        yield `got ${results.map(({ name, content, isError }) => `${name}=${content}${isError ? "!" : ""}`)}`;
+        return;
+      }
+      for (const name of names) {
+        yield { toolCall: { id: `call-${name}`, name, arguments: "{}" } };
+      }
+    }
+  })();
+  const { address } = await serveAgent(t, calling);
+  const console = await startConsole(t, {
+    more: { agents: { caller: { kind: "remote", address } } },
+  });
+  for await (const _ of console.client.chat({
+    conversationId: "c",
+    content: "look it up",
+    agent: "caller",
+  })) {
+    // Until the turn waits for the results.
+  }
+  return console;
+}
+
+test("a result goes to the agent that has called the tool", options, async (t) => {
+  const { client, open } = await callTools(t, "stock");
+  const page = await open("#/conversations/c");
+  await page.locator(".result-form", { hasText: "to the agent caller" }).waitFor();
+  const result = page.getByLabel("Result of stock");
+  await result.fill("two");
+  await result.press("Enter");
+  await page.keyboard.type("chairs");
+  assert.equal(await result.inputValue(), "two\nchairs");
+  await result.press("Control+Enter");
+  await page.locator(".message", { hasText: "got stock=two\nchairs" }).waitFor();
+  const { turns } = await client.listTurns({ conversationId: "c" });
+  assert.deepEqual(
+    turns.map(({ agent }) => agent),
+    ["caller", "caller"],
+  );
+});
+
+test("the results of parallel calls are sent together", options, async (t) => {
+  const { client, open } = await callTools(t, "stock", "price");
+  const page = await open("#/conversations/c");
+  await page.getByLabel("Result of stock").fill("two");
+  await page.getByLabel("Result of price").fill("unknown");
+  await page.getByLabel("Tool call price").getByLabel("the call failed").check();
+  await page.getByRole("button", { name: "Send the 2 results" }).click();
+  await page.locator(".message", { hasText: "got stock=two,price=unknown!" }).waitFor();
+  await page.locator(".result-form").waitFor({ state: "detached" });
+  const { turns } = await client.listTurns({ conversationId: "c" });
+  assert.equal(turns.length, 2);
+});
+
+test("an empty result is sent after a question", options, async (t) => {
+  const { client, open } = await callTools(t, "stock", "price");
+  const page = await open("#/conversations/c");
+  await page.getByLabel("Result of stock").fill("two");
+  const send = page.getByRole("button", { name: "Send the 2 results" });
+  await send.click();
+  const dialog = page.getByRole("dialog", { name: "Send an empty result?" });
+  await dialog.getByText("Nothing is written as the result of price call-price.").waitFor();
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  assert.equal((await client.listTurns({ conversationId: "c" })).turns.length, 1);
+  await send.click();
+  await dialog.getByRole("button", { name: "Send" }).click();
+  await page.locator(".message", { hasText: "got stock=two,price=" }).waitFor();
+});
+
+test("a result that is not sent stays when another part of the conversation is shown", options, async (t) => {
+  const { open } = await callTools(t, "stock");
+  const page = await open("#/conversations/c");
+  const result = page.getByLabel("Result of stock");
+  await result.fill("half of a resu");
+  await page.getByLabel("the call failed").check();
+  await page.locator(".tabs").getByRole("link", { name: "Routing" }).click();
+  await result.waitFor({ state: "detached" });
+  await page.locator(".tabs").getByRole("link", { name: "Messages" }).click();
+  await result.waitFor();
+  assert.equal(await result.inputValue(), "half of a resu");
+  assert.ok(await page.getByLabel("the call failed").isChecked());
+  // A turn that runs refuses the result.
+  await page.route("**/v1/chat", (route) =>
+    route.fulfill({ status: 409, json: { code: 10, message: "another turn is running" } }),
+  );
+  await page.getByRole("button", { name: "Send the result" }).click();
+  await page.locator(".result-form", { hasText: "The result was not sent." }).waitFor();
+  await page.locator(".result-form .failure", { hasText: "another turn is running" }).waitFor();
+  assert.equal(await result.inputValue(), "half of a resu");
 });

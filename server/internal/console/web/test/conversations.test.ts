@@ -158,7 +158,7 @@ test("a tool call that waits is answered by hand", options, async (t) => {
   const call = page.getByLabel("Tool call weather");
   await call.getByText("waits for a result").waitFor();
   await call.getByLabel("Result of weather").fill("rain");
-  await call.getByRole("button", { name: "Send the result" }).click();
+  await page.getByRole("button", { name: "Send the result" }).click();
   agent.send("Take an umbrella.");
   agent.end();
   await page.locator('[data-sequence="4"]', { hasText: "Take an umbrella." }).waitFor();
