@@ -152,7 +152,14 @@ export class TimelineView extends View {
         ` · answers message ${inputSequence} · created `,
         createdElement(turn),
         " · first piece ",
-        h("span", { class: "first-piece" }, first === undefined ? "—" : `after ${took(first)}`),
+        h(
+          "span",
+          {
+            class: "first-piece",
+            title: first === undefined ? "Known if the turn started while the page was open" : undefined,
+          },
+          first === undefined ? "—" : `after ${took(first)}`,
+        ),
         turn.finishTime ? " · ended after " : " · open for ",
         durationElement(turn),
         requestId !== "" && [" · request ", line(requestId, { class: "id" })],
@@ -232,7 +239,9 @@ export class TimelineView extends View {
     ) {
       const first = this.context.times.firstPiece(this.#turn);
       if (first !== undefined) {
-        fill(this.#head.querySelector(".first-piece")!, `after ${took(first)}`);
+        const element = this.#head.querySelector(".first-piece")!;
+        fill(element, `after ${took(first)}`);
+        element.removeAttribute("title");
       }
     }
   }
@@ -258,7 +267,6 @@ class EventRow {
   readonly #time = h("td", { class: "time" });
   readonly #text = h("div", { class: "content", dir: "auto" });
   readonly #facts = h("span", { class: "facts" });
-  readonly #first: number;
   #count = 0;
   #size = 0;
   #length = 0;
@@ -266,7 +274,7 @@ class EventRow {
 
   constructor(event: TurnEvent, after: number) {
     this.after = after;
-    this.#first = this.last = event.index;
+    this.last = event.index;
     this.#key = keyOf(event);
     const kind = event.event?.$case ?? "unknown";
     this.element = h(
@@ -311,10 +319,11 @@ class EventRow {
   #note(event: TurnEvent): void {
     this.#count++;
     this.last = event.index;
-    this.#index.textContent = this.#first === this.last ? String(this.last) : `${this.#first}–${this.last}`;
     if (this.#key === "") {
+      this.#index.textContent = String(this.last);
       return;
     }
+    this.#index.textContent = this.after === this.last ? String(this.last) : `${this.after}–${this.last}`;
     const text = deltaText(event);
     this.#size += new TextEncoder().encode(text).length;
     const left = maxRowText - this.#length;
@@ -323,11 +332,13 @@ class EventRow {
       const shown = cut(text, 0, left);
       this.#text.append(...(shown.length > longText ? [block(shown)] : (visible(shown) as Node[])));
     }
+    // The server merges the deltas that wait for a reader, and does not say how many they are.
+    const isMerged = this.#count < this.last - this.after + 1;
     const size = this.#size > 0 ? `, ${bytes(this.#size)}` : "";
     fill(
       this.#facts,
       deltaName(event),
-      `${count(this.#count, "event")}${size}`,
+      `${isMerged ? "merged events" : count(this.#count, "event")}${size}`,
       this.#length > maxRowText &&
         `. The first ${count(maxRowText, "character")} are shown, and the rest is left out.`,
     );

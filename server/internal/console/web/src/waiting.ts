@@ -68,6 +68,7 @@ export class Waiting extends EventTarget {
       this.refresh();
     }, signal);
     feed.onChange((change) => {
+      this.#noteResult(change);
       if (this.#mayMatter(change)) {
         this.refresh();
       }
@@ -204,6 +205,19 @@ export class Waiting extends EventTarget {
       this.#forks.delete(oldest);
     }
     return true;
+  }
+
+  /** Removes a call whose result is stored, before the conversations are read again. */
+  #noteResult({ conversationId, payload }: ConversationChange): void {
+    const callId = payload?.$case === "message" ? payload.value.toolResult?.callId : undefined;
+    if (callId !== undefined && this.has(conversationId)) {
+      this.conversations = this.conversations
+        .map((one) =>
+          one.id === conversationId ? { ...one, calls: one.calls.filter(({ id }) => id !== callId) } : one,
+        )
+        .filter(({ calls }) => calls.length > 0);
+      this.dispatchEvent(new Event("change"));
+    }
   }
 
   /** Reports whether a change may add a conversation that waits, or answer its calls. */

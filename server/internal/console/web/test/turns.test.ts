@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Agent, MessageStatus, type Piece, type RespondRequest, Role } from "@parleyhq/client";
+import { Agent, type Client, MessageStatus, type Piece, type RespondRequest, Role } from "@parleyhq/client";
 import type { Message } from "@parleyhq/client/web";
 import type { Page } from "playwright-core";
 
@@ -264,4 +264,112 @@ test("the context says that it shows as many messages as it may", options, async
     await settle(page);
   }
   assert.equal(await page.locator("article[data-sequence]").count(), 1000);
+});
+
+test("a timeline shows which events are merged, and why it has no first piece", options, async (t) => {
+  const agent = new ScriptedAgent();
+  const { address } = await serveAgent(t, agent);
+  const { client, open } = await startConsole(t, { agent: address });
+  const events = client.chat({ conversationId: "c", content: "hello" })[Symbol.asyncIterator]();
+  const { value } = await events.next();
+  let length = 0;
+  for (let i = 0; i < 20; i++) {
+    agent.send(`piece ${i} `);
+    // Without other readers, the server would merge the pieces before it counts them.
+    for (; length < i + 1; length++) {
+      await events.next();
+    }
+  }
+  const page = await open(`#/conversations/c/turns/${value.turnId}`);
+  const row = page.locator("tr.turn-event.textDelta");
+  await row.getByText("merged events, 170 B").waitFor();
+  assert.equal(await row.locator(".index").textContent(), "2–21");
+  assert.equal(
+    await page.locator(".timeline-head .first-piece").getAttribute("title"),
+    "Known if the turn started while the page was open",
+  );
+  agent.send("last");
+  await row.getByText("last").waitFor();
+  assert.equal(await row.locator(".index").textContent(), "2–22");
+  assert.equal(await row.locator(".facts").textContent(), "merged events, 174 B");
+});
+
+/** Runs a turn until it waits for a result, and returns its id. */
+async function waitForResult(client: Client): Promise<string> {
+  for await (const _ of client.chat({ conversationId: "c", content: "what is the weather?" })) {
+    // Until the turn waits.
+  }
+  return (await client.listTurns({ conversationId: "c" })).turns[0]!.id;
+}
+
+test(
+  "a result that the page has missed is shown after a gap, in the list and in the timeline",
+  options,
+  async (t) => {
+    const { address } = await serveAgent(t, new TwoCalls());
+    const data = await tempFolder(t);
+    const settings = { agent: address, data, more: { http_address: `127.0.0.1:${await freePort()}` } };
+    const first = await startConsole(t, settings);
+    const turnId = await waitForResult(first.client);
+    const pages = [
+      await first.open("#/conversations/c/turns"),
+      await first.open(`#/conversations/c/turns/${turnId}`),
+    ];
+    for (const page of pages) {
+      await page.locator(".turn-state", { hasText: "input required" }).first().waitFor();
+      await settle(page);
+      await page.route(/\/v1\/watch/, (route) => route.abort());
+    }
+    first.server.kill("SIGKILL");
+    await first.server.ended;
+    const second = await startConsole(t, settings);
+    await second.client.appendMessages({
+      conversationId: "c",
+      messages: [
+        { role: Role.ROLE_TOOL, toolResult: { callId: "call-0", name: "weather", content: "rain" } },
+      ],
+    });
+    for (const page of pages) {
+      assert.equal(await page.locator(".answered").count(), 0);
+      await page.unrouteAll();
+      await page.locator(".answered").waitFor();
+    }
+  },
+);
+
+test("the list of a conversation shows its newest 1,000 turns", options, async (t) => {
+  const { client, open } = await startConsole(t);
+  await client.createConversation({ conversation: { id: "c", retention: { maxTurns: 2000 } } });
+  for (let i = 0; i <= 1000; i++) {
+    for await (const _ of client.chat({ conversationId: "c", content: "hello" })) {
+      // Until the turn ends.
+    }
+  }
+  const page = await open("#/conversations/c/turns");
+  const note = page.getByText("The list shows the newest 1,000 turns at most. Older turns are left out.");
+  const more = page.getByRole("button", { name: "Show more" });
+  await page.locator("tr.turn").first().waitFor();
+  while ((await note.count()) === 0) {
+    await more.click();
+    await settle(page);
+  }
+  assert.equal(await page.locator("tr.turn").count(), 1000);
+  assert.equal(await more.count(), 0);
+});
+
+test("the list says no longer that a conversation waits when its result is stored", options, async (t) => {
+  const { address } = await serveAgent(t, new TwoCalls());
+  const { client, open } = await startConsole(t, { agent: address });
+  await waitForResult(client);
+  const page = await open("#/conversations");
+  const badge = page.locator(".row", { hasText: "waits for a result" });
+  await badge.waitFor();
+  await settle(page);
+  await page.route(/INPUT_REQUIRED/, () => {}); // The turns are not read again.
+  await client.appendMessages({
+    conversationId: "c",
+    messages: [{ role: Role.ROLE_TOOL, toolResult: { callId: "call-0", name: "weather", content: "rain" } }],
+  });
+  await badge.waitFor({ state: "detached" });
+  await page.locator(".waiting-count").first().waitFor({ state: "hidden" });
 });
