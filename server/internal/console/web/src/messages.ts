@@ -60,7 +60,7 @@ export class MessagesView extends View {
   readonly #older = h("div", { class: "older" });
   readonly #list = h("div", { class: "messages" });
   readonly #running = h("div", { class: "messages" });
-  readonly #news = button("New messages below", () => this.#end?.keep(), { hidden: true });
+  readonly #news = h("div", { class: "news" });
   readonly #scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Messages" });
   #oldest = 1;
   /** The token of the page before the shown messages; undefined if there is none. */
@@ -79,11 +79,9 @@ export class MessagesView extends View {
 
   protected show(): void {
     const { signal } = this;
-    const end = new ScrollEnd(this.#scroll, [this.#list, this.#running], signal, () => {
-      this.#news.hidden = true;
-    });
+    const end = new ScrollEnd(this.#scroll, [this.#list, this.#running], signal, () => fill(this.#news));
     this.#end = end;
-    fill(this.#scroll, this.#older, this.#list, this.#running, h("div", { class: "news" }, this.#news));
+    fill(this.#scroll, this.#older, this.#list, this.#running, this.#news);
     const ask = this.session.mayWrite && composer(this.context, this.#id, signal, () => end.keep());
     fill(this, this.#scroll, ask);
     this.context.feed.onChange((change) => this.#apply(change), this.signal);
@@ -241,7 +239,7 @@ export class MessagesView extends View {
 
   /** Says that there are new messages below, unless they are in view. */
   #showNews(): void {
-    this.#news.hidden = this.#isAtEnd;
+    fill(this.#news, !this.#isAtEnd && button("New messages below", () => this.#end?.keep()));
   }
 
   /** There are more messages than a page should hold, and the user does not read the older ones. */
