@@ -252,12 +252,14 @@ export class MessagesView extends View {
       return;
     }
     const element = answerElement(this.context, this.#id, turnId, this.signal, (last) => {
+      const place = element.getBoundingClientRect();
       element.remove();
       this.#answers.delete(turnId);
       this.#rememberEnd(turnId);
       const finished = last?.event?.$case === "finished" ? last.event.value : undefined;
       this.#arrived.push(...(finished?.messages ?? []));
       this.#add(finished?.messages ?? []);
+      this.#putAt(place, finished?.messages ?? []);
       if (finished?.turn?.error) {
         this.#running.append(failedTurn(finished.turn));
       }
@@ -268,6 +270,17 @@ export class MessagesView extends View {
     }
     this.#running.append(element);
     this.#showNews();
+  }
+
+  /** Keeps stored messages at the place of the answer that they replace, unless the user reads the end. */
+  #putAt({ top, height }: DOMRect, messages: readonly Message[]): void {
+    const first = this.#shown.get(messages[0]?.sequence ?? 0)?.element;
+    const last = this.#shown.get(messages.at(-1)?.sequence ?? 0)?.element;
+    if (first && last && !this.#isAtEnd) {
+      // It is the estimate until the browser has laid out the message.
+      last.style.setProperty("contain-intrinsic-height", `auto ${height}px`);
+      this.#scroll.scrollTop += first.getBoundingClientRect().top - top;
+    }
   }
 
   #rememberEnd(turnId: string): void {

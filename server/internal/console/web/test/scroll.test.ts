@@ -118,4 +118,15 @@ test("the page stays where the user scrolls to, and offers the new messages", op
   }
   await page.locator(".answer", { hasText: "piece 19" }).waitFor();
   assert.ok((await distanceFromEnd(page)) > 150, "the page scrolls away from what the user reads");
+  const read = () =>
+    page.evaluate(() => {
+      const all = document.querySelectorAll(".answer, .message-group:last-child .message:last-child");
+      return [...all].at(-1)!.getBoundingClientRect().top;
+    });
+  const before = await read();
+  agent.end();
+  await page.locator(".answer").waitFor({ state: "detached" });
+  await distanceFromEnd(page);
+  const moved = (await read()) - before;
+  assert.ok(Math.abs(moved) <= 2, `the answer has moved by ${moved} pixels when it was stored`);
 });
