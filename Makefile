@@ -227,8 +227,9 @@ checkgenerate: bin/.buf $(PYTHON)/.venv/.stamp $(TYPESCRIPT)/node_modules/.stamp
 
 # PARLEY_BENCH_ROUNDS=3 is for a quick run; server/bench/bench_test.go has the other variables.
 .PHONY: bench
-bench: ## compare the service with plain gRPC and bbolt, and the store in Redis with the commands that it sends
+bench: ## compare the service with plain gRPC and bbolt, other protocols with gRPC, and the store in Redis with its commands
 	go test -run '^$$' -bench . -benchtime 1x -timeout 60m -v ./server/bench
+	go test -run '^$$' -bench . -benchtime 3000x ./server/internal/facade/...
 	go test -run '^$$' -bench Store -benchtime 1x -timeout 30m -v ./store/redisstore
 	go test -run '^$$' -bench 'Read|LongLines' -benchtime 1x -timeout 30m -v ./server/internal/interactionlog/search
 

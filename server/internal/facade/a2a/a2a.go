@@ -139,7 +139,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	// The operation is not known yet. Its calls are authorized again.
-	refused, err := h.Authorize(r.Context(), parleyv1.ConversationService_GetTurn_FullMethodName, gateway.Metadata(r))
+	sent := gateway.Metadata(r)
+	refused, err := h.Authorize(r.Context(), parleyv1.ConversationService_GetTurn_FullMethodName, sent)
 	if err != nil {
 		gateway.RefuseUnread(w, r, func() { h.refuseCall(w, r, rest, err) })
 		return
@@ -156,12 +157,12 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeRefusal(w, rest, err)
 		return
 	}
-	h.serve(w, r, agent, rest, text)
+	h.serve(w, r.WithContext(metadata.NewOutgoingContext(r.Context(), sent)), agent, rest, text)
 }
 
-// serve answers a request whose body is text.
+// serve answers a request whose body is text, and whose context has the metadata of its calls.
 func (h *handler) serve(w http.ResponseWriter, r *http.Request, agent *parleyv1.AgentInfo, rest string, text []byte) {
-	ctx, failed := withExchange(metadata.NewOutgoingContext(r.Context(), gateway.Metadata(r)))
+	ctx, failed := withExchange(r.Context())
 	called := r.Clone(ctx)
 	called.Body, called.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
 	called.URL.Path, called.URL.RawPath = rest, ""
