@@ -16,6 +16,14 @@ import (
 	"github.com/parleyhq/parley/server/internal/auth"
 )
 
+// direct returns a connection for callers in this process. It is stopped at the end of the test.
+func (f *fixture) direct(t *testing.T) *Direct {
+	t.Helper()
+	d := f.server.Direct(t.Context())
+	t.Cleanup(func() { d.Stop(t.Context()) })
+	return d
+}
+
 // TestDirect checks that a direct call returns the same reply and status as a call over a connection.
 // The replies include fields that the server sets in encoded form.
 func TestDirect(t *testing.T) {
@@ -31,9 +39,7 @@ func TestDirect(t *testing.T) {
 			{Type: "list", Value: structpb.NewStringValue("Redux")},
 		},
 	}, user("The second one"))
-	conn := f.server.Direct(t.Context())
-	t.Cleanup(func() { conn.Stop(t.Context()) })
-	client, direct := parleyv1.NewConversationServiceClient(f.conn), parleyv1.NewConversationServiceClient(conn)
+	client, direct := parleyv1.NewConversationServiceClient(f.conn), parleyv1.NewConversationServiceClient(f.direct(t))
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer me")
 	type method func(parleyv1.ConversationServiceClient) (proto.Message, error)
 	for name, call := range map[string]method{

@@ -322,7 +322,7 @@ func TestInteractionsDirect(t *testing.T) {
 	_, withLog := withInteractionLog(t, nil)
 	f := open(t, withLog)
 	f.append(t, "a", user("one"))
-	direct := parleyv1.NewInteractionLogServiceClient(f.server.Direct(t.Context()))
+	direct := parleyv1.NewInteractionLogServiceClient(f.direct(t))
 	for _, client := range []parleyv1.InteractionLogServiceClient{f, direct} {
 		list, err := client.ListInteractions(t.Context(), &parleyv1.ListInteractionsRequest{})
 		if err != nil || len(list.GetInteractions()) != 1 {

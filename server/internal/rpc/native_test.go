@@ -49,7 +49,7 @@ func TestNative(t *testing.T) {
 		sent[i].Status = parleyv1.MessageStatus_MESSAGE_STATUS_COMPLETE
 	}
 	for way, client := range map[string]parleyv1.ConversationServiceClient{
-		"gRPC": f.ConversationServiceClient, "direct": parleyv1.NewConversationServiceClient(f.server.Direct(t.Context())),
+		"gRPC": f.ConversationServiceClient, "direct": parleyv1.NewConversationServiceClient(f.direct(t)),
 	} {
 		want := func(call string, want, got []*parleyv1.Message, err error) {
 			t.Helper()

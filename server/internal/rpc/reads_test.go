@@ -98,7 +98,7 @@ func TestReadsWhileWriting(t *testing.T) {
 	f := open(t, func(s *setup) {
 		s.wrap = func(store.Store) store.Store { return openBolt(t, s.storeOptions) }
 	})
-	direct := parleyv1.NewConversationServiceClient(f.server.Direct(t.Context()))
+	direct := parleyv1.NewConversationServiceClient(f.direct(t))
 	id := func(i int) string { return fmt.Sprint("c", i%writers) }
 	for i := range writers {
 		f.append(t, id(i), marked(id(i), 1))

@@ -22,7 +22,7 @@ import (
 func TestUnknownFieldsAreNotStored(t *testing.T) {
 	f := open(t, nil)
 	clients := []parleyv1.ConversationServiceClient{
-		f.ConversationServiceClient, parleyv1.NewConversationServiceClient(f.server.Direct(t.Context())),
+		f.ConversationServiceClient, parleyv1.NewConversationServiceClient(f.direct(t)),
 	}
 	rounds := 0
 	rapid.Check(t, func(r *rapid.T) {

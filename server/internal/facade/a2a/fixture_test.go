@@ -94,6 +94,7 @@ type fixture struct {
 	puppet   *puppet
 	notifier *Notifier
 	conn     grpc.ClientConnInterface
+	direct   *rpc.Direct
 	store    *memstore.Store
 
 	grpcAddress string
@@ -112,7 +113,7 @@ func newFixtureWith(tb testing.TB, a *auth.Authenticator) *fixture {
 		Agents: []agent.Entry{{Name: "puppet", Kind: "test", Agent: f.puppet}},
 		Change: func(o *rpc.Options) { o.Auth = a },
 	})
-	f.conn, f.store = service.Conn, service.Store
+	f.conn, f.direct, f.store = service.Conn, service.Direct, service.Store
 	f.api = parleyv1.NewConversationServiceClient(service.Conn)
 	o := Options{
 		Conn: service.Direct, Authorize: service.Authorize, Bodies: gateway.NewBodies(), Version: "1.2.3", NeedsSignIn: a != nil,

@@ -145,6 +145,31 @@ func (n *Notifier) follow(ctx context.Context, release func(), task string, turn
 	})
 }
 
+// keepQueued reads a turn in the queue of its conversation until it starts or ends: the API removes a queued turn that no
+// caller reads. It returns when the turn is read.
+func (n *Notifier) keepQueued(ctx context.Context, conversation, turn string) error {
+	sent, _ := metadata.FromOutgoingContext(ctx)
+	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(n.ctx, sent))
+	resumed, err := n.conversations.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{
+		ConversationId: conversation, TurnId: turn,
+	})
+	var reply *parleyv1.ResumeTurnResponse
+	if err == nil {
+		reply, err = resumed.Recv()
+	}
+	if err != nil {
+		cancel()
+		return err
+	}
+	n.running.Go(func() {
+		defer cancel()
+		for err == nil && reply.GetEvent().GetStarted() == nil && reply.GetEvent().GetFinished() == nil {
+			reply, err = resumed.Recv()
+		}
+	})
+	return nil
+}
+
 // following is a turn that is followed for a configuration.
 type following struct {
 	*Notifier
@@ -156,6 +181,8 @@ type following struct {
 
 // run follows the turn to its end.
 func (f *following) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // The stream ends if a target does not accept notifications.
 	resumed, err := f.conversations.ResumeTurn(ctx, &parleyv1.ResumeTurnRequest{
 		ConversationId: f.turn.GetConversationId(), TurnId: f.turn.GetId(),
 	})

@@ -15,13 +15,22 @@ import (
 type sent struct {
 	events
 
-	task   string // that the message continues; "" if the message starts one
-	pushes *pushes
-	cancel context.CancelFunc
+	conversation string // "" if the message starts one
+	task         string // that the message continues; "" if the message starts one
+	pushes       *pushes
+	queued       bool // The turn was in the queue.
+	cancel       context.CancelFunc
 }
 
-// notify starts the push notifications of a task with the first event of its turn.
+// notify starts the push notifications of a task with the first event of its turn. If the turn is queued, it stays so
+// when the client leaves.
 func (t *tasks) notify(ctx context.Context, s *sent, event *parleyv1.TurnEvent) error {
+	if event.GetQueued() != nil && !s.queued && t.notifier != nil {
+		s.queued = true
+		if err := t.notifier.keepQueued(ctx, s.conversation, event.GetTurnId()); err != nil {
+			return t.faultOf(ctx, err)
+		}
+	}
 	if len(s.pushes.ids) == 0 || s.pushes.begun {
 		return nil
 	}
@@ -72,7 +81,7 @@ func (t *tasks) send(ctx context.Context, r *a2a.SendMessageRequest) (*sent, err
 	}
 	task := string(r.Message.TaskID)
 	return &sent{
-		events: t.continuing(called, task, events), task: task, pushes: pushes,
+		events: t.continuing(called, task, events), conversation: request.GetConversationId(), task: task, pushes: pushes,
 		cancel: func() {
 			cancel()
 			if !pushes.begun {

@@ -77,7 +77,7 @@ func (s *Server) Open(
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
-		return nil, status.Error(codes.Unavailable, "the server is stopping")
+		return nil, errStopping()
 	}
 	sent, _ := metadata.FromOutgoingContext(ctx)
 	in := metadata.NewIncomingContext(s.base, sent)
@@ -103,8 +103,10 @@ func (s *Server) Open(
 		defer cancel()
 		st.end(handler(&serverStream{stream: st, ctx: in, codec: s.codec}))
 	})
-	return &clientStream{stream: st, ctx: ctx, codec: s.wire, cancel: cancel}, nil
+	return &clientStream{stream: st, ctx: ctx, server: s.base, codec: s.wire, cancel: cancel}, nil
 }
+
+func errStopping() error { return status.Error(codes.Unavailable, "the server is stopping") }
 
 // start calls run in the goroutine of a worker.
 func (s *Server) start(run func()) {
@@ -116,6 +118,7 @@ func (s *Server) start(run func()) {
 	s.workers.Go(func() {
 		for {
 			run()
+			run = nil // It refers to the request and the credentials of its caller.
 			select {
 			case s.waiting <- struct{}{}:
 			default:
@@ -286,6 +289,7 @@ type clientStream struct {
 	*stream
 
 	ctx       context.Context
+	server    context.Context // ends with the server
 	codec     encoding.CodecV2
 	cancel    context.CancelFunc // of the handler
 	closeOnce sync.Once
@@ -319,8 +323,8 @@ func (c *clientStream) CloseSend() error {
 	return nil
 }
 
-// SendMsg sends a request. It waits until the handler has received the previous one. It returns io.EOF if the stream
-// has ended; RecvMsg then returns why.
+// SendMsg sends a request. It waits until the handler has received the previous one. If the stream has ended, it returns
+// io.EOF, or nil if there is only one request, as gRPC does; RecvMsg then returns why it has ended.
 func (c *clientStream) SendMsg(m any) error {
 	data, err := c.encode(m, c.codec)
 	if err != nil {
@@ -329,15 +333,19 @@ func (c *clientStream) SendMsg(m any) error {
 	}
 	select {
 	case c.requests <- data:
-		if !c.desc.ClientStreams {
-			return c.CloseSend()
-		}
-		return nil
+		err = nil
 	case <-c.ended:
+		err = io.EOF
 	case <-c.ctx.Done():
+		err = io.EOF
 	}
-	data.Free()
-	return io.EOF
+	if err != nil {
+		data.Free()
+	}
+	if !c.desc.ClientStreams {
+		return c.CloseSend()
+	}
+	return err
 }
 
 // RecvMsg receives a reply. After the last one it returns the error of the handler, or io.EOF.
@@ -370,6 +378,9 @@ func (c *clientStream) onlyReply(err error) error {
 func (c *clientStream) receive(m any) error {
 	data, err := receive(c.ctx, c.replies, c.ended)
 	if errors.Is(err, io.EOF) && c.err != nil {
+		if status.Code(c.err) == codes.Canceled && c.ctx.Err() == nil && c.server.Err() != nil {
+			return errStopping() // Stop has cancelled it, not the caller.
+		}
 		return c.err
 	}
 	if err != nil {

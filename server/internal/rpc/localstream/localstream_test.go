@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -235,10 +236,7 @@ var calls = map[string]struct {
 
 // ask sends the only request and reads all replies, as generated clients do.
 func ask(c grpc.ClientStream) ([]string, error) {
-	if err := send(c, "a"); err != nil && !errors.Is(err, io.EOF) { // io.EOF: the handler did not wait for it.
-		return nil, err
-	}
-	if err := c.CloseSend(); err != nil {
+	if err := errors.Join(send(c, "a"), c.CloseSend()); err != nil {
 		return nil, err
 	}
 	return receiveAll(c)
@@ -292,6 +290,25 @@ func TestLikeGRPC(t *testing.T) {
 				t.Errorf("outcome (-gRPC +in memory):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestRefusedBeforeTheRequest checks that a client sends its only request in any case, and then receives why the stream
+// has ended: generated clients return the error of SendMsg in place of the stream.
+func TestRefusedBeforeTheRequest(t *testing.T) {
+	s := New(t.Context(), encoding.GetCodecV2(proto.Name), maxBytes)
+	c, err := s.Open(t.Context(), &replies, func(grpc.ServerStream) error { return status.Error(codes.NotFound, "no") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Stop(t.Context()) // The handler has returned.
+	for range 100 {     // There is no order among the reasons for which SendMsg returns.
+		if err := send(c, "a"); err != nil {
+			t.Fatalf("SendMsg = %v, want nil", err)
+		}
+	}
+	if err := c.RecvMsg(new(wrapperspb.StringValue)); status.Code(err) != codes.NotFound {
+		t.Errorf("RecvMsg = %v, want NOT_FOUND", err)
 	}
 }
 
@@ -415,18 +432,18 @@ func TestStop(t *testing.T) {
 		s := New(t.Context(), encoding.GetCodecV2(proto.Name), maxBytes)
 		release := make(chan struct{})
 		var ended []string
-		open := func(name string, until func(context.Context)) {
-			_, err := s.Open(t.Context(), &both, func(stream grpc.ServerStream) error {
-				until(stream.Context())
-				ended = append(ended, name)
-				return nil
+		open := func(name string, until func(context.Context) error) grpc.ClientStream {
+			c, err := s.Open(t.Context(), &both, func(stream grpc.ServerStream) error {
+				defer func() { ended = append(ended, name) }()
+				return until(stream.Context())
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
+			return c
 		}
-		open("released", func(context.Context) { <-release })
-		open("cancelled", func(ctx context.Context) { <-ctx.Done() })
+		open("released", func(context.Context) error { <-release; return nil })
+		cancelled := open("cancelled", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		stopped := make(chan struct{})
@@ -439,6 +456,9 @@ func TestStop(t *testing.T) {
 		<-stopped
 		if want := []string{"released", "cancelled"}; !slices.Equal(ended, want) {
 			t.Errorf("handlers ended: %q, want %q", ended, want)
+		}
+		if err := cancelled.RecvMsg(new(wrapperspb.StringValue)); status.Code(err) != codes.Unavailable {
+			t.Errorf("RecvMsg of the cancelled stream = %v, want UNAVAILABLE", err)
 		}
 	})
 }
@@ -467,4 +487,32 @@ func TestWorkers(t *testing.T) {
 		}
 		s.Stop(t.Context())
 	})
+}
+
+// TestWaitingWorkersRetainNothing checks that what a handler refers to is freed while its goroutine waits for another.
+func TestWaitingWorkersRetainNothing(t *testing.T) {
+	s := New(t.Context(), encoding.GetCodecV2(proto.Name), maxBytes)
+	defer s.Stop(t.Context())
+	freed := make(chan struct{})
+	func() {
+		request := new([1 << 20]byte)
+		runtime.AddCleanup(request, func(c chan struct{}) { close(c) }, freed)
+		c, err := s.Open(t.Context(), &replies, func(grpc.ServerStream) error { request[0]++; return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ask(c); !errors.Is(err, io.EOF) {
+			t.Fatal(err)
+		}
+	}()
+	for {
+		runtime.GC()
+		select {
+		case <-freed:
+			return
+		case <-t.Context().Done():
+			t.Fatal("the request was not freed")
+		default:
+		}
+	}
 }

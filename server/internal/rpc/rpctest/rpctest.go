@@ -81,7 +81,13 @@ func Open(tb testing.TB, o Options) *Service {
 	g := grpc.NewServer(append(s.LoopbackOptions(), grpc.WaitForHandlers(true))...)
 	s.Register(g)
 	s.Conn, s.Direct = Dial(tb, g), s.Server.Direct(tb.Context())
-	tb.Cleanup(func() { s.Direct.Stop(tb.Context()) })
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), Timeout)
+		defer cancel()
+		if s.Direct.Stop(ctx); ctx.Err() != nil {
+			tb.Error("streams inside the process did not end with their clients")
+		}
+	})
 	tb.Cleanup(s.Stop)
 	return s
 }
