@@ -31,7 +31,7 @@ const testTimeout = time.Minute
 type fixture struct {
 	url    string
 	client *http.Client
-	conn   *grpc.ClientConn // The connection to the service.
+	conn   grpc.ClientConnInterface // The connection to the service.
 }
 
 // newFixture returns a fixture with its own service, which ends with the test.
@@ -41,13 +41,13 @@ func newFixture(t *testing.T) *fixture {
 }
 
 // serve returns a fixture that calls a service over conn.
-func serve(t *testing.T, conn *grpc.ClientConn) *fixture {
+func serve(t *testing.T, conn grpc.ClientConnInterface) *fixture {
 	t.Helper()
 	return serveAuthorized(t, conn, nil)
 }
 
 // serveAuthorized is like serve, with a check of the callers.
-func serveAuthorized(t *testing.T, conn *grpc.ClientConn, authorize Authorize) *fixture {
+func serveAuthorized(t *testing.T, conn grpc.ClientConnInterface, authorize Authorize) *fixture {
 	t.Helper()
 	handler, err := New(t.Context(), conn, authorize, NewBodies())
 	if err != nil {
@@ -67,20 +67,20 @@ func serveHandler(t *testing.T, handler http.Handler) *fixture {
 }
 
 // openService starts a service and returns a connection to it.
-func openService(t *testing.T) *grpc.ClientConn {
+func openService(t *testing.T) grpc.ClientConnInterface {
 	t.Helper()
 	conn, _ := openServiceWith(t, nil)
 	return conn
 }
 
 // openServiceWith starts a service whose callers a authenticates. It returns the check of the callers, too.
-func openServiceWith(t *testing.T, a *auth.Authenticator) (*grpc.ClientConn, Authorize) {
+func openServiceWith(t *testing.T, a *auth.Authenticator) (grpc.ClientConnInterface, Authorize) {
 	t.Helper()
 	service := rpctest.Open(t, rpctest.Options{
 		Agents: []agent.Entry{{Name: "large-first", Agent: largeFirst{}}},
 		Change: func(o *rpc.Options) { o.Auth = a },
 	})
-	return service.Conn, service.Authorize
+	return service.Direct, service.Authorize
 }
 
 // answer is the response that a client received.

@@ -186,7 +186,9 @@ func TestErrorsWithoutReason(t *testing.T) {
 			t.Errorf("%v: response %s contains the text of the error", test.err, a.body)
 		}
 	}
-	f.conn.Close()
+	if conn, ok := f.conn.(*grpc.ClientConn); !ok || conn.Close() != nil {
+		t.Fatalf("connection = %T, want one of gRPC that can be closed", f.conn)
+	}
 	f.do(t, "GET", "/v1/agents", "").wantError(t, 503, "SHUTTING_DOWN")
 	f.do(t, "GET", "/v1/watch", "").wantError(t, 503, "SHUTTING_DOWN")
 }
