@@ -145,8 +145,8 @@ func (n *Notifier) follow(ctx context.Context, release func(), task string, turn
 	})
 }
 
-// keepQueued reads a turn in the queue of its conversation until it starts or ends: the API removes a queued turn that no
-// caller reads. It returns when the turn is read.
+// keepQueued reads a turn in the queue of its conversation until it starts or ends: the API removes a queued turn that
+// no caller reads. It returns when the turn is read.
 func (n *Notifier) keepQueued(ctx context.Context, conversation, turn string) error {
 	sent, _ := metadata.FromOutgoingContext(ctx)
 	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(n.ctx, sent))

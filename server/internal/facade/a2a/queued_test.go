@@ -14,6 +14,17 @@ import (
 	"github.com/parleyhq/parley/server/internal/rpc/rpctest"
 )
 
+// start sends a message and leaves its stream when its task has begun.
+func start(t *testing.T, c *a2aclient.Client, m *a2a.Message) {
+	t.Helper()
+	for _, err := range c.SendStreamingMessage(t.Context(), &a2a.SendMessageRequest{Message: m}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+}
+
 // TestQueuedOutlivesItsClient checks that a message that waits for another one of its context is answered, although its
 // client waits no longer: it asked for an immediate reply, or left its stream.
 func TestQueuedOutlivesItsClient(t *testing.T) {
@@ -53,9 +64,7 @@ func TestQueuedOutlivesItsClient(t *testing.T) {
 				return nil
 			}
 			f.puppet.scripts <- says(text("later"))
-			for range c.SendStreamingMessage(t.Context(), &a2a.SendMessageRequest{Message: question(name, "First")}) {
-				break // The first message has begun, and continues.
-			}
+			start(t, c, question(name, "First"))
 			<-started
 			info, state := submit(&a2a.SendMessageRequest{Message: question(name, "Second")})
 			if state != a2a.TaskStateSubmitted {
@@ -100,9 +109,7 @@ func TestRefusedNotificationEndsItsStream(t *testing.T) {
 		}
 		return nil
 	}
-	for range c.SendStreamingMessage(t.Context(), &a2a.SendMessageRequest{Message: question("busy", "First")}) {
-		break
-	}
+	start(t, c, question("busy", "First"))
 	second, err := c.SendMessage(t.Context(), &a2a.SendMessageRequest{
 		Message: question("busy", "Second"),
 		Config:  &a2a.SendMessageConfig{ReturnImmediately: true, PushConfig: &a2a.PushConfig{URL: to.URL}},
@@ -120,7 +127,8 @@ func TestRefusedNotificationEndsItsStream(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), rpctest.Timeout)
 	defer cancel()
-	if f.direct.Stop(ctx); ctx.Err() != nil {
+	f.direct.Stop(ctx)
+	if ctx.Err() != nil {
 		t.Error("a stream has no reader and did not end")
 	}
 }

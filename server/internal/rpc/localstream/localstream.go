@@ -323,8 +323,8 @@ func (c *clientStream) CloseSend() error {
 	return nil
 }
 
-// SendMsg sends a request. It waits until the handler has received the previous one. If the stream has ended, it returns
-// io.EOF, or nil if there is only one request, as gRPC does; RecvMsg then returns why it has ended.
+// SendMsg sends a request. It waits until the handler has received the previous one. If the stream has ended, it
+// returns io.EOF, or nil if there is only one request, as gRPC does; RecvMsg then returns why it has ended.
 func (c *clientStream) SendMsg(m any) error {
 	data, err := c.encode(m, c.codec)
 	if err != nil {

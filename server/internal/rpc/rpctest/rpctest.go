@@ -84,8 +84,9 @@ func Open(tb testing.TB, o Options) *Service {
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), Timeout)
 		defer cancel()
-		if s.Direct.Stop(ctx); ctx.Err() != nil {
-			tb.Error("streams inside the process did not end with their clients")
+		s.Direct.Stop(ctx)
+		if ctx.Err() != nil {
+			tb.Errorf("streams inside the process did not end with their clients: %v", ctx.Err())
 		}
 	})
 	tb.Cleanup(s.Stop)
