@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"runtime"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -38,8 +39,8 @@ type Server struct {
 	waiting chan struct{} // has an element for each worker that waits
 }
 
-// maxWaiting is how many workers wait for a handler. Each keeps its stack, of about 16 KiB.
-const maxWaiting = 32
+// waitingPerProcessor is how many workers wait for a handler, for each processor. Each keeps its stack, of about 16 KiB.
+const waitingPerProcessor = 4
 
 // New returns a server. Handlers decode requests and encode replies with codec; clients do the opposite with gRPC's
 // codec for protobuf. An encoded message has at most maxBytes. The end of ctx has no effect: streams end by Stop.
@@ -47,7 +48,7 @@ func New(ctx context.Context, codec encoding.CodecV2, maxBytes int) *Server {
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	return &Server{
 		codec: codec, wire: encoding.GetCodecV2(proto.Name), max: maxBytes, base: base, cancel: cancel,
-		next: make(chan func()), waiting: make(chan struct{}, maxWaiting),
+		next: make(chan func()), waiting: make(chan struct{}, waitingPerProcessor*runtime.GOMAXPROCS(0)),
 	}
 }
 

@@ -467,6 +467,7 @@ func TestStop(t *testing.T) {
 func TestWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(t.Context(), encoding.GetCodecV2(proto.Name), maxBytes)
+		most := cap(s.waiting)
 		run := func(n int) {
 			release := make(chan struct{})
 			for range n {
@@ -479,7 +480,7 @@ func TestWorkers(t *testing.T) {
 			close(release)
 			synctest.Wait()
 		}
-		for _, step := range []struct{ handlers, waiting int }{{1, 1}, {1, 1}, {3, 3}, {2, 3}, {2 * maxWaiting, maxWaiting}} {
+		for _, step := range []struct{ handlers, waiting int }{{1, 1}, {1, 1}, {3, 3}, {2, 3}, {2 * most, most}} {
 			run(step.handlers)
 			if got := len(s.waiting); got != step.waiting {
 				t.Errorf("%d workers wait after %d handlers, want %d", got, step.handlers, step.waiting)
