@@ -39,7 +39,7 @@ type Server struct {
 	waiting chan struct{} // has an element for each worker that waits
 }
 
-// waitingPerProcessor is how many workers wait for a handler, for each processor. Each keeps its stack, of about 16 KiB.
+// waitingPerProcessor is how many workers wait for a handler, for each processor. Each keeps a stack of about 16 KiB.
 const waitingPerProcessor = 4
 
 // New returns a server. Handlers decode requests and encode replies with codec; clients do the opposite with gRPC's
