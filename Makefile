@@ -69,7 +69,7 @@ test: ## run the Go tests, in about three minutes: needs Go and git alone
 	@echo 'longest Go tests. Go tests that need root, Python, Node, Chromium or Redis were skipped where these are missing.'
 
 # All Go tests run with the race detector, without -short. Tests of random calls make 20 rounds of 30 steps: the race
-# detector makes them five times as slow. testlaws makes 100 rounds without it, for the stores.
+# detector makes them five times as slow. testlaws makes 50 rounds without it, for the stores.
 # The last two groups mostly wait, one for its programs and engines, one for its disk: they run at the same time.
 # With REDIS_REQUIRED=1, tests that need redis-server fail if it is missing. make tools installs it on Linux.
 # Up to three tests that fail run again, alone: a busy machine may stop their programs for longer than a test waits. The
@@ -81,11 +81,11 @@ test: ## run the Go tests, in about three minutes: needs Go and git alone
 check: export TRIMPATH =
 check: export GOFLAGS := $(GOFLAGS) -tags=grpcnotrace
 check: export REDIS_REQUIRED = $(if $(filter Linux,$(shell uname)),1)
-check: programs languages $(GOTESTSUM) build lint checkgenerate ## check everything, in half an hour: needs what make tools installs
+check: programs languages $(GOTESTSUM) build lint checkgenerate ## check everything, in about 40 minutes: needs what make tools installs
 	RAPID_CHECKS=20 RAPID_STEPS=30 CGO_ENABLED=1 $(GOTESTSUM) --format pkgname-and-test-fails --rerun-fails=1 \
 		--rerun-fails-max-failures=3 --packages=./... -- -race -vet=off -ldflags='-s -w' -timeout 30m
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; trap 'exit 1' HUP INT TERM; \
-	export RAPID_CHECKS=100 RAPID_STEPS=30; \
+	export RAPID_CHECKS=50 RAPID_STEPS=30; \
 	$(MAKE) --no-print-directory test-faults >"$$log" 2>&1 & faults=$$!; \
 	code=0; $(MAKE) --no-print-directory testclients testlaws || code=$$?; \
 	wait $$faults || code=$$?; cat "$$log"; exit $$code

@@ -2,6 +2,7 @@ package faulttest
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"slices"
 	"syscall"
@@ -101,12 +102,20 @@ func (s *server) kill() {
 // the standard error.
 func (s *server) awaitExit(t *testing.T) (code int, stderr string) {
 	t.Helper()
-	select {
-	case <-s.process.Ended():
-	case <-time.After(testTimeout):
-		t.Fatalf("parleyd did not end within %v:\n%s", testTimeout, quote(s.output()))
+	if err := s.awaitEnd(); err != nil {
+		t.Fatal(err)
 	}
 	return s.process.ProcessState.ExitCode(), s.output()
+}
+
+// awaitEnd waits until the server ends. It returns an error if that takes too long.
+func (s *server) awaitEnd() error {
+	select {
+	case <-s.process.Ended():
+		return nil
+	case <-time.After(testTimeout):
+		return fmt.Errorf("parleyd did not end within %v:\n%s", testTimeout, quote(s.output()))
+	}
 }
 
 // stop stops the server with SIGTERM, as an operator does, and waits for its end. The test fails
