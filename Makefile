@@ -236,7 +236,7 @@ bench: ## compare the service with plain gRPC and bbolt, other protocols with gR
 # A module of its own, with SQLite in it, which is written in C.
 BENCHCOMPARE := server/benchcompare
 
-# Tests do not need a fast SQLite, and -O0 compiles it in a tenth of the time.
+# Tests do not need a fast SQLite, and -O0 compiles it in a third of the processor time.
 testbenchcompare lintbenchcompare: export CGO_CFLAGS = -O0
 
 .PHONY: testbenchcompare

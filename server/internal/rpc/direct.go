@@ -18,8 +18,8 @@ import (
 )
 
 // Direct is a connection to the server for callers in the same process. It has all interceptors around the handlers.
-// Call options have no effect. Other ends of a call than those of gRPC avoid most switches between goroutines, which
-// are most of the cost of a small call. Create it with [Server.Direct].
+// Call options have no effect. Calls do not pass through a connection of gRPC. That avoids most switches between
+// goroutines, which are most of the cost of a small call. Create it with [Server.Direct].
 type Direct struct {
 	server       *Server
 	methods      map[string]grpc.MethodDesc // by full name

@@ -42,7 +42,7 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 }
 
 // LoopbackOptions returns the ServerOptions of a grpc.Server whose clients are in this process and
-// forward streams to clients of their own, such as the gateway. These options do not limit the time
+// forward streams to clients of their own, such as the MCP tools. These options do not limit the time
 // of a send. While a client forwards a large message to a slow client of its own, the next message
 // waits in this server, which cannot know how long that takes. So the forwarding client must end a
 // stream whose own client does not read.

@@ -1,5 +1,5 @@
 // Package localstream makes streaming calls inside a process. The two ends of a stream pass encoded messages to each
-// other, without a connection: a message needs one switch between goroutines, where HTTP/2 in memory needs four.
+// other. There is no connection, whose goroutines would take most of the time of a small message.
 //
 // The ends behave like those of gRPC, except that a sender is at most one message before the receiver.
 //
