@@ -3,6 +3,7 @@ package redisstore
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -61,26 +62,29 @@ func (e *extra) marshal() []byte {
 	return b
 }
 
+// errExtra is the error of an extra that is damaged.
+var errExtra = fmt.Errorf("%w: sizes of a conversation", store.ErrCorrupt)
+
 func unmarshalExtra(text string) (*extra, error) {
-	b, damaged := []byte(text), fmt.Errorf("%w: sizes of a conversation", store.ErrCorrupt)
+	b := []byte(text)
 	if len(b) < 4 || record.Checksum(b[4:]) != binary.BigEndian.Uint32(b) {
-		return nil, damaged
+		return nil, errExtra
 	}
 	b = b[4:]
 	e := new(extra)
 	for i := range parts {
 		if len(b) < 4 {
-			return nil, damaged
+			return nil, errExtra
 		}
 		e.sums[i] = binary.BigEndian.Uint32(b)
 		length, n := binary.Uvarint(b[4:])
 		if n <= 0 || length > 1<<40 {
-			return nil, damaged
+			return nil, errExtra
 		}
 		e.lengths[i], b = int(length), b[4+n:]
 	}
 	if len(b) == 0 || len(b) < 1+int(b[0])*revisionSize {
-		return nil, damaged
+		return nil, errExtra
 	}
 	end := 1 + int(b[0])*revisionSize
 	e.commits = string(b[1:end])
@@ -146,9 +150,12 @@ type summary struct {
 
 // readSummary decodes a summary. ok is false if it is damaged.
 func readSummary(text string) (s summary, ok bool) {
-	f := strings.Split(text, " ")
-	if len(f) != 9 {
-		return s, false
+	var f [9]string // strings.Split would allocate it for every read of a known version.
+	for i := range f {
+		var more bool
+		if f[i], text, more = strings.Cut(text, " "); more != (i < len(f)-1) {
+			return s, false
+		}
 	}
 	version, err := strconv.ParseInt(f[1], 10, 32)
 	messages, err2 := strconv.ParseInt(f[2], 10, 32)
@@ -164,6 +171,11 @@ func sealed(frame store.Frame) string {
 
 // unsealed appends the frames of elements of the list of messages.
 func unsealed(frames store.Frames, elements []string) (store.Frames, error) {
+	size := 0
+	for _, element := range elements {
+		size += len(element)
+	}
+	frames = slices.Grow(frames, size)
 	for _, element := range elements {
 		n := len(element) - 4
 		if n < 0 {

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"fmt"
 	"hash/crc32"
 	"strconv"
 	"strings"
@@ -98,7 +97,7 @@ func (s *Store) stride() int { return len(s.buckets) / s.spread }
 // each lane.
 func (s *Store) lane(b bucket) int { return b.index / s.stride() }
 
-func tenantPart(tenant string) string { return fmt.Sprintf("%d:%s:", len(tenant), tenant) }
+func tenantPart(tenant string) string { return strconv.Itoa(len(tenant)) + ":" + tenant + ":" }
 
 // cutTenant splits a text that begins with a tenantPart.
 func cutTenant(text string) (tenant, rest string, ok bool) {

@@ -81,17 +81,14 @@ const (
 func (s *Store) exec(
 	ctx context.Context, client rueidis.Client, script *rueidis.Lua, p space, args []string,
 ) rueidis.RedisResult {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	end := time.Now().Add(s.timeout)
 	for delay := firstDelay; ; delay = min(2*delay, maxDelay) {
 		reply := script.Exec(ctx, client, []string{p.key("t")}, args)
 		if refusal, ok := rueidis.IsRedisErr(reply.Error()); !ok || !isOutage(refusal.Error()) || !time.Now().Before(end) {
 			return reply
 		}
-		timer.Reset(delay)
 		select {
-		case <-timer.C:
+		case <-time.After(delay):
 		case <-ctx.Done():
 			return reply
 		}
