@@ -204,7 +204,7 @@ func TestBadArguments(t *testing.T) {
 				}
 			}
 			if failure, _ := callError(t, session, "get_history", object{"conversation_id": "nowhere"}); failure.Message !=
-				`conversation_id: conversation "nowhere" does not exist; it was never created, has expired, or was deleted; list_conversations returns the existing ones` {
+				`conversation_id: conversation "nowhere" does not exist; it was never created, or it has expired, was evicted or was deleted; list_conversations returns the existing ones` {
 				t.Errorf("error of a missing conversation = %s", failure.Message)
 			}
 		})

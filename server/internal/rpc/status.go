@@ -240,7 +240,7 @@ func refusals() []row { //nolint:funlen // one table
 
 		// Requests that do not fit the state of the conversation or the server.
 		is(store.ErrNotFound, refuse(codes.NotFound, notFoundReason,
-			subjectMark+" does not exist; it was never created, has expired, or was deleted")),
+			subjectMark+" does not exist; it was never created, or it has expired, was evicted or was deleted")),
 		is(turn.ErrConversationDeleted, refuse(codes.NotFound, notFoundReason,
 			subjectMark+" was deleted before the turn ended; the answer is not stored")),
 		is(store.ErrConversationExists, refuse(codes.AlreadyExists, "CONVERSATION_EXISTS",
