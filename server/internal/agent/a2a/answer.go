@@ -1,7 +1,6 @@
 package a2a
 
 import (
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,10 +15,6 @@ import (
 )
 
 const (
-	// fileType is the type of structured data for a file: an object with url or raw, which is base64, and filename and
-	// mediaType if they are known.
-	fileType = "a2a.file"
-
 	maxTypeBytes     = 128
 	maxProgressBytes = 1 << 10
 )
@@ -91,10 +86,8 @@ func (a *answer) addPart(p *sdk.Part) error {
 		if of, ok := p.Metadata[a2aparts.TypeKey].(string); ok && of != "" {
 			kind = agent.Truncate(of, maxTypeBytes)
 		}
-	case sdk.URL:
-		kind, value = fileType, file(p, "url", string(content))
-	case sdk.Raw:
-		kind, value = fileType, file(p, "raw", base64.StdEncoding.EncodeToString(content))
+	case sdk.URL, sdk.Raw:
+		kind, value = a2aparts.TypeFile, a2aparts.File(p)
 	default:
 		return nil
 	}
@@ -106,18 +99,6 @@ func (a *answer) addPart(p *sdk.Part) error {
 	return a.send(&parleyv1.RespondResponse{Piece: &parleyv1.RespondResponse_StructuredData{
 		StructuredData: &parleyv1.StructuredData{Type: kind, Value: converted},
 	}})
-}
-
-// file describes a file: where it is or what it contains.
-func file(p *sdk.Part, field, content string) map[string]any {
-	f := map[string]any{field: content}
-	if p.Filename != "" {
-		f["filename"] = p.Filename
-	}
-	if p.MediaType != "" {
-		f["mediaType"] = p.MediaType
-	}
-	return f
 }
 
 // addMessage sends a message of the remote agent. A text that the answer has already is not repeated: some agents end

@@ -20,6 +20,7 @@ const keySize = "parley.sizeBytes"
 const (
 	keyMessageID = "a2a.message_id"
 	keyMetadata  = "a2a.metadata" // Message.metadata of the protocol, as JSON
+	keyText      = "a2a.text"     // set if a text alone was sent as the result of a tool call
 )
 
 // maxMetadataBytes is the maximum size of a value of Message.metadata.
@@ -162,6 +163,9 @@ func messageOf(task *a2a.Task, m *parleyv1.Message) *a2a.Message {
 			out.Role = a2a.MessageRoleAgent
 		}
 		out.Parts = a2a.ContentParts{a2aparts.OfResult(m.GetToolResult())}
+		if m.GetMetadata()[keyText] != "" {
+			out.Parts = a2a.ContentParts{a2a.NewTextPart(m.GetToolResult().GetContent())}
+		}
 	default:
 		out.Parts = answerParts(m)
 	}
@@ -178,7 +182,7 @@ func answerParts(m *parleyv1.Message) a2a.ContentParts {
 		parts = append(parts, a2a.NewTextPart(m.GetContent()))
 	}
 	for _, data := range m.GetStructuredData() {
-		parts = append(parts, a2aparts.OfData(data))
+		parts = append(parts, a2aparts.OfAnswer(data))
 	}
 	return append(parts, fileParts(m)...)
 }

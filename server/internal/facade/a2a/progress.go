@@ -95,7 +95,7 @@ func (p *progress) next(event *parleyv1.TurnEvent) iter.Seq[a2a.Event] {
 				yield(p.piece(a2a.NewTextPart(e.TextDelta.GetText())))
 			}
 		case *parleyv1.TurnEvent_StructuredData:
-			yield(p.piece(a2aparts.OfData(e.StructuredData)))
+			yield(p.piece(a2aparts.OfAnswer(e.StructuredData)))
 		case *parleyv1.TurnEvent_ToolCall:
 			p.filled, p.calls = true, append(p.calls, e.ToolCall)
 		case *parleyv1.TurnEvent_ToolResult:

@@ -226,7 +226,7 @@ func (t *tasks) continueTask(
 			`send a data part {"toolResult": {"callId": …, "content": …}} for each`, callIDs(calls)))
 	}
 	request.ToolResults = []*parleyv1.ToolResult{{CallId: calls[0].GetId(), Content: request.GetContent()}}
-	request.Content = ""
+	request.Content, request.Metadata[keyText] = "", "true"
 	return turns, nil
 }
 
