@@ -94,7 +94,8 @@ func (t *tasks) SendStreamingMessage(ctx context.Context, r *a2a.SendMessageRequ
 }
 
 // SubscribeToTask returns the events of a task that has not ended, from its first event on: a client that lost its
-// stream replaces what it has of each artifact by the first event of that artifact, and misses nothing.
+// stream replaces what it has of each artifact by the first event of that artifact, and misses nothing. If the task
+// waits for input, the only event is the task: A2A 1.0, 11.7 ends streams in that state.
 func (t *tasks) SubscribeToTask(ctx context.Context, r *a2a.SubscribeToTaskRequest) iter.Seq2[a2a.Event, error] {
 	return func(yield func(a2a.Event, error) bool) {
 		turns, err := t.turnsOf(ctx, string(r.ID))
@@ -103,9 +104,18 @@ func (t *tasks) SubscribeToTask(ctx context.Context, r *a2a.SubscribeToTaskReque
 			return
 		}
 		newest := turns[len(turns)-1]
-		if state := stateOf(newest); state.Terminal() {
+		switch state := stateOf(newest); {
+		case state.Terminal():
 			yield(nil, a2a.NewError(a2a.ErrUnsupportedOperation, fmt.Sprintf(
 				"task %q has ended as %s; read it with GetTask", r.ID, state)))
+			return
+		case state == a2a.TaskStateInputRequired:
+			messages, err := t.messages(ctx, turns)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			yield(taskOf(turns, messages, nil), nil)
 			return
 		}
 		ctx, cancel := context.WithCancel(ctx)
