@@ -223,8 +223,7 @@ func (s *benchServer) serve(b *testing.B, turns *turn.Manager) *grpc.ClientConn 
 		served.Unary, served.Stream = s.metrics.Unary(), s.metrics.Stream()
 		o.Metrics, o.MetricsOverHTTP = s.metrics.Handler(), true
 	}
-	service, err := rpc.New(served)
-	must(b, err)
+	service := rpc.New(served)
 	servers, err := transport.Open(s.ctx, o, service)
 	must(b, err)
 	if s.metrics != nil {

@@ -29,11 +29,10 @@ func (s *benchServer) withSignIn(b *testing.B) *benchServer {
 	tokens, err := tokenfile.Open(files.TokenFile, time.Now)
 	must(b, err)
 	authenticator := auth.New(time.Now, tokens)
-	service, err := rpc.New(rpc.Options{
+	service := rpc.New(rpc.Options{
 		Store: s.store, StoreName: s.config.Store, Turns: s.newTurns(), Hub: s.hub, Agents: s.agents, Log: s.log,
 		Auth: authenticator,
 	})
-	must(b, err)
 	servers, err := transport.Open(s.ctx, transport.Options{
 		GRPCAddress: "127.0.0.1:0", KeepaliveTime: s.config.KeepaliveTime, Log: s.log, Auth: authenticator,
 		TLS: &transport.TLSFiles{CertFile: files.CertFile, KeyFile: files.KeyFile},

@@ -189,7 +189,7 @@ func (s *server) listen(ctx context.Context, c *config.Config) error {
 	if err != nil {
 		return err
 	}
-	s.service, err = rpc.New(rpc.Options{
+	s.service = rpc.New(rpc.Options{
 		Store: s.traced(), Backuper: backuper, StoreName: c.Store, Turns: turns, Peers: s.peers,
 		Self: self, Hub: s.hub, Agents: s.agents,
 		Interactions: s.allInteractions(), MaxMessageBytes: c.MaxMessageBytes,
@@ -201,9 +201,6 @@ func (s *server) listen(ctx context.Context, c *config.Config) error {
 		},
 		Monitor: &monitor{s.metrics, s.backupTime}, Unary: s.metrics.Unary(), Stream: s.metrics.Stream(),
 	})
-	if err != nil {
-		return err
-	}
 	s.transports, err = transport.Open(ctx, transport.Options{
 		GRPCAddress: c.GRPCAddress, HTTPAddress: c.HTTPAddress, DebugAddress: c.DebugAddress,
 		KeepaliveTime:  c.KeepaliveTime,
@@ -223,13 +220,17 @@ func (s *server) listen(ctx context.Context, c *config.Config) error {
 }
 
 // serve starts the transports, the sweep of expired conversations, the recovery of turns, and the maintenance of the
-// interaction log. They run until s.serving ends. serve also returns unused memory to the system.
+// interaction log. They run until s.serving ends. serve also compiles the rules of the API, which would be most of the
+// time of a start: until then, a call compiles what it needs.
 func (s *server) serve(ctx context.Context) {
 	ctx, s.stopServe = context.WithCancel(ctx)
 	s.group, s.serving = errgroup.WithContext(ctx)
 	s.transports.Serve(s.group)
-	// The memory that only the start used, such as that of compiled rules, is garbage. The GC ballast would keep it.
-	s.group.Go(func() error { debug.FreeOSMemory(); return nil })
+	s.group.Go(func() error {
+		// What only the start and the compilation used is garbage. The GC ballast would keep it.
+		defer debug.FreeOSMemory()
+		return rules.Compile()
+	})
 	s.group.Go(func() error { s.reloader.reloadAtHangup(s.serving); return nil })
 	s.group.Go(func() error { sweep(s.serving, s.storage, s.log); return nil })
 	s.group.Go(func() error { s.turns.KeepRecovering(s.serving); return nil })

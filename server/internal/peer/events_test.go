@@ -101,13 +101,10 @@ func start(t *testing.T, engine *redistest.Server) *server {
 	s.peers = peer.New(context.WithoutCancel(t.Context()), peer.Options{
 		Local: turns, Shared: shared, Hub: s.hub, Log: log,
 	})
-	service, err := rpc.New(rpc.Options{
+	service := rpc.New(rpc.Options{
 		Store: shared, StoreName: "redis", Turns: s.peers, Peers: s.peers, Self: shared.Self(), Hub: s.hub, Agents: agents,
 		Log: log,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	g := grpc.NewServer(append(service.ServerOptions(), grpc.WaitForHandlers(true))...)
 	service.Register(g)
 	var serving sync.WaitGroup

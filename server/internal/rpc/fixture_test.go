@@ -103,9 +103,7 @@ func open(t *testing.T, change func(*setup)) *fixture {
 	if s.Turns == nil {
 		s.Turns = turns
 	}
-	if f.server, err = New(s.Options); err != nil {
-		t.Fatal(err)
-	}
+	f.server = New(s.Options)
 	f.serve(t, s.wrapConn, s.grpcOptions)
 	t.Cleanup(func() {
 		turns.Stop(t.Context()) // The test's context has ended, so Stop does not wait.

@@ -10,7 +10,6 @@ package rpc
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"iter"
 	"log/slog"
 	"slices"
@@ -180,12 +179,8 @@ type Server struct {
 	stop                     func()
 }
 
-// New returns a server that is not registered yet. It returns an error if the rules in the protos
-// cannot be compiled.
-func New(o Options) (*Server, error) {
-	if err := rules.Compile(); err != nil {
-		return nil, fmt.Errorf("compile the rules of the API: %w", err)
-	}
+// New returns a server that is not registered yet.
+func New(o Options) *Server {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -218,7 +213,7 @@ func New(o Options) (*Server, error) {
 		signedInReceives: receive.New(maxReceives), publicReceives: receive.New(maxPublicReceives),
 		startTime: o.Now(),
 		stopping:  stopping, stop: sync.OnceFunc(func() { close(stopping) }),
-	}, nil
+	}
 }
 
 // Register registers the services with a grpc.Server, which must have the options that ServerOptions

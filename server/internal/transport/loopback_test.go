@@ -45,10 +45,7 @@ func (c *connectionCounter) HandleConn(_ context.Context, event stats.ConnStats)
 func withLoopback(t *testing.T, o rpc.Options, test func(t *testing.T, l *loopback)) {
 	t.Helper()
 	o.Log = slog.New(slog.DiscardHandler)
-	service, err := rpc.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	service := rpc.New(o)
 	synctest.Test(t, func(t *testing.T) {
 		l := newLoopback(service)
 		served := make(chan error, 1)

@@ -74,9 +74,7 @@ func Open(tb testing.TB, o Options) *Service {
 	if o.Change != nil {
 		o.Change(&options)
 	}
-	if s.Server, err = rpc.New(options); err != nil {
-		tb.Fatal(err)
-	}
+	s.Server = rpc.New(options)
 	tb.Cleanup(func() { s.turns.Stop(tb.Context()) }) // The context has ended, so Stop does not wait for turns.
 	g := grpc.NewServer(append(s.LoopbackOptions(), grpc.WaitForHandlers(true))...)
 	s.Register(g)
