@@ -142,7 +142,8 @@ func timed(do func()) time.Duration {
 type caller struct {
 	store    *Store
 	tenant   string
-	messages []*parleyv1.Message // made ahead
+	messages []*parleyv1.Message        // made ahead
+	ids      [benchConversations]string // of the conversations
 	made     int
 	appended [benchConversations]int32 // to each conversation
 	recorder *recorder
@@ -160,6 +161,9 @@ const (
 
 func newCaller(s *Store, number, size int) *caller {
 	c := &caller{store: s, tenant: fmt.Sprint("tenant", number)}
+	for i := range c.ids {
+		c.ids[i] = fmt.Sprint("conversation", i)
+	}
 	for i := range 100 {
 		text := strings.Repeat(fmt.Sprintf("%08d", i), size/8)
 		c.messages = append(c.messages, &parleyv1.Message{
@@ -181,7 +185,7 @@ func (c *caller) repeat(n, kind int) error {
 
 func (c *caller) call(kind int) error {
 	ctx, n := context.Background(), c.made%benchConversations
-	id := fmt.Sprint("conversation", n)
+	id := c.ids[n]
 	c.made++
 	switch kind {
 	case appends:

@@ -210,7 +210,7 @@ func open(ctx context.Context, o Options, start func(*Store, context.Context, *O
 	if err != nil {
 		return nil, s.unavailable(err)
 	}
-	limited := bounded{client, s.timeout}
+	limited := bounded{client, &horizon{most: s.timeout, base: context.WithoutCancel(ctx)}}
 	s.client, s.writer, s.replicated = limited, limited, o.Replicated
 	if o.Replicated {
 		s.writer = newConfirmed(limited)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -108,15 +109,57 @@ func unstamp(text string) time.Time {
 type bounded struct {
 	rueidis.Client
 
-	most time.Duration
+	horizon *horizon
+}
+
+// Close implements rueidis.Client.
+func (c bounded) Close() {
+	c.Client.Close()
+	c.horizon.close()
 }
 
 // within returns a context that ends in time.
 func (c bounded) within(ctx context.Context) (context.Context, context.CancelFunc) {
-	if end, ok := ctx.Deadline(); ok && time.Until(end) <= c.most {
+	if ctx.Done() == nil {
+		return c.horizon.shared(), func() {}
+	}
+	if end, ok := ctx.Deadline(); ok && time.Until(end) <= c.horizon.most {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, c.most)
+	return context.WithTimeout(ctx, c.horizon.most)
+}
+
+// horizon gives commands whose context does not end one that does. A timer for each of them would be a sixth of the
+// time of a short read.
+type horizon struct {
+	most time.Duration
+	base context.Context //nolint:containedctx // It does not end.
+
+	mu     sync.Mutex
+	latest context.Context //nolint:containedctx // Many commands share it.
+	cancel context.CancelFunc
+	aged   time.Time // from when on another one is made
+}
+
+// shared returns a context that ends after most, or at most an eighth of that earlier.
+func (h *horizon) shared() context.Context {
+	now := time.Now()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !now.Before(h.aged) { // The one before ends by itself: its commands may still run.
+		h.latest, h.cancel = context.WithDeadline(h.base, now.Add(h.most))
+		h.aged = now.Add(h.most / 8)
+	}
+	return h.latest
+}
+
+// close ends the latest context.
+func (h *horizon) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.cancel != nil {
+		h.cancel()
+	}
 }
 
 // Do implements rueidis.Client.

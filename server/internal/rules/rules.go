@@ -30,9 +30,9 @@ type Fault struct {
 // String returns the field and the rule as one clause.
 func (f Fault) String() string { return f.Field + ": " + f.Rule }
 
-// Compile compiles the rules of the pieces of agents and of the requests of ConversationService and RecordService. Check
-// compiles the rules of a message at its first use: those of other messages are few. Compile returns an error if the
-// rules in the protos cannot be compiled.
+// Compile compiles the rules of the pieces of agents and of the requests of ConversationService and RecordService.
+// Check compiles the rules of a message at its first use: those of other messages are few. Compile returns an error if
+// the rules in the protos cannot be compiled.
 func Compile() error {
 	messages := []protoreflect.MessageDescriptor{(*parleyv1.RespondResponse)(nil).ProtoReflect().Descriptor()}
 	for _, services := range []protoreflect.ServiceDescriptors{
