@@ -16,10 +16,16 @@ import (
 type tracer struct {
 	// first is closed when the first call has failed.
 	first chan struct{}
+	// output is the pipe to which strace writes. drained receives when an endOfOutput was read from it.
+	output  *os.File
+	drained chan struct{}
 
 	mu     sync.Mutex
 	failed []string // failed calls as strace prints them
 }
+
+// endOfOutput is a line that is not of strace. It is written when strace has ended.
+const endOfOutput = "end of output"
 
 // onlyOn is the prefix of a path in a list of faults: only calls on these paths fail, if there are any.
 const onlyOn = "only on "
@@ -52,7 +58,8 @@ func launchTracedAs(
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr, done := &tracer{first: make(chan struct{})}, make(chan struct{})
+	tr := &tracer{first: make(chan struct{}), output: to, drained: make(chan struct{}, 1)}
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for lines := bufio.NewScanner(from); lines.Scan(); {
@@ -84,7 +91,20 @@ func launchTracedAs(
 	return launch(t, dataDir, append(wrapper, program...), flags...), tr
 }
 
+// drain waits until everything is read that strace wrote before it ended.
+func (c *tracer) drain(t *testing.T) {
+	t.Helper()
+	if _, err := c.output.WriteString(endOfOutput + "\n"); err != nil {
+		t.Fatal(err)
+	}
+	<-c.drained
+}
+
 func (c *tracer) read(line string) {
+	if strings.HasSuffix(line, endOfOutput) { // It follows a part of a line if strace was killed.
+		c.drained <- struct{}{}
+		return
+	}
 	if !strings.Contains(line, "(INJECTED)") && !strings.Contains(line, "(DELAYED)") {
 		return
 	}
