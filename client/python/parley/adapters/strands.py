@@ -11,6 +11,7 @@ import json
 import re
 from collections import OrderedDict
 from contextlib import contextmanager
+from dataclasses import fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -19,7 +20,7 @@ import grpc
 from strands.session.session_repository import SessionRepository
 from strands.storage import Storage
 from strands.types.exceptions import SessionException, StorageError
-from strands.types.session import Session, SessionAgent, SessionMessage
+from strands.types.session import Session, SessionAgent, SessionMessage, decode_bytes_values
 
 from parley._error import Error
 from parley.adapters._common import Clients, Server, conversation_id, kept, record_key
@@ -52,6 +53,7 @@ COMMIT_MESSAGES = 100
 MAX_PAGE = 1000
 
 SESSION_KEY = "strands/session"
+MESSAGE_FIELDS = frozenset(field.name for field in fields(SessionMessage))
 
 
 class ParleySessionRepository(SessionRepository):
@@ -183,7 +185,7 @@ class ParleySessionRepository(SessionRepository):
     ) -> SessionMessage | None:
         """Return a message, or None if there is none."""
         record = self._read(session_id, message_key(agent_id, message_id))
-        return None if record is None else SessionMessage.from_dict(json.loads(record.value))
+        return None if record is None else message_of(record)
 
     def update_message(
         self,
@@ -235,7 +237,7 @@ class ParleySessionRepository(SessionRepository):
         # An agent is created before its messages, so most calls need not read it.
         if not found and self._read(session_id, agent_key(agent_id)) is None:
             raise SessionException(f"agent {agent_id} in session {session_id} does not exist")
-        return [SessionMessage.from_dict(json.loads(record.value)) for record in found]
+        return [message_of(record) for record in found]
 
     def _list_messages(
         self, session_id: str, prefix: str, limit: int | None, offset: int
@@ -475,6 +477,13 @@ def message_key(agent_id: str, message_id: int) -> str:
     if not isinstance(message_id, int) or not 0 <= message_id < 10**12:
         raise ValueError(f"the message id {message_id!r} is not an integer from 0 to 10**12 - 1")
     return record_key("strands", "message", agent_id, f"{message_id:012}")
+
+
+def message_of(record: Record) -> SessionMessage:
+    """Return what ``SessionMessage.from_dict`` returns, which reads signatures for each value."""
+    value: dict[str, Any] = json.loads(record.value)
+    known = {name: value[name] for name in value if name in MESSAGE_FIELDS}
+    return SessionMessage(**decode_bytes_values(known))
 
 
 def write_of(key: str, value: object, if_revision: int) -> RecordWrite:

@@ -6,6 +6,7 @@ test_file_session_manager.py. Those of behaviour that both have also run with Fi
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -25,8 +26,8 @@ from strands.session import FileSessionManager, RepositorySessionManager
 from strands.types.exceptions import SessionException
 from strands.types.session import Session, SessionAgent, SessionMessage, SessionType
 
-from parley import Client, Error, ListMessagesRequest, Role
-from parley.adapters.strands import ParleySessionRepository
+from parley import Client, Error, ListMessagesRequest, Record, Role
+from parley.adapters.strands import ParleySessionRepository, message_of
 
 
 def message(text: str, number: int = 0) -> SessionMessage:
@@ -117,6 +118,18 @@ def test_bytes_come_back(both: Any) -> None:
     sent: Any = {"role": "user", "content": [{"text": "Look."}, image]}
     both.create_message("s", "a", SessionMessage(message=sent, message_id=0))
     assert both.read_message("s", "a", 0).message == sent
+
+
+def test_messages_are_read_as_by_the_framework() -> None:
+    content: Any = [{"document": {"source": {"bytes": b"\x00\xff"}}}]
+    stored = SessionMessage(
+        message={"role": "user", "content": content},
+        message_id=7,
+        redact_message={"role": "user", "content": [{"text": "…"}]},
+    )
+    value = stored.to_dict() | {"of a newer version": 1}
+    got = message_of(Record(value=json.dumps(value).encode()))
+    assert got == SessionMessage.from_dict(value) == stored
 
 
 def test_a_manager_creates_and_restores(repository: ParleySessionRepository) -> None:
