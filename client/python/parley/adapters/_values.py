@@ -133,19 +133,23 @@ class Values:
         self,
         head: RecordWrite,
         others: Callable[[Record | None], Sequence[RecordWrite]] = lambda _: (),
+        *,
+        probably_new: bool = False,
     ) -> None:
         """Write a value. It replaces the value before.
 
         Args:
             head: The write of the value, of any size.
             others: Returns up to 10 writes for the same commit, from the record before.
+            probably_new: The first attempt is for a key without a value: one call instead of two,
+                but three if there is a value.
 
         """
         pieces: list[str] = []
         try:
             if len(head.value) > VALUE_BYTES:
                 await self._write_pieces(head, pieces)
-            old = await self.head(head.key)
+            old = None if probably_new else await self.head(head.key)
         except (Exception, asyncio.CancelledError):
             await self._discard(pieces)
             raise

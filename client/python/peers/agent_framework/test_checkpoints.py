@@ -27,7 +27,7 @@ from agent_framework import (
 from conftest import run
 from workflows import Count, approving, counted, counting
 
-from parley import Client
+from parley import AsyncClient, Client
 from parley.adapters.agent_framework import ParleyCheckpointStorage
 
 if TYPE_CHECKING:
@@ -148,6 +148,27 @@ def test_a_checkpoint_with_the_same_id_is_replaced(checkpoints: CheckpointStorag
     assert ids(checkpoints, "moved") == ["same"]
     assert run(checkpoints.delete("same")) is True
     assert ids(checkpoints, "moved") == []
+
+
+class CountingClient(AsyncClient):
+    """A client that counts the calls for records."""
+
+    calls = 0
+
+    async def _unary(self, *arguments: Any) -> Any:
+        self.calls += 1
+        return await super()._unary(*arguments)
+
+
+def test_a_new_checkpoint_is_one_call(fresh: str) -> None:
+    client = CountingClient(fresh)
+    storage = ParleyCheckpointStorage(client)
+    saved(storage, checkpoint_of(checkpoint_id="new"))
+    assert client.calls == 1
+    saved(storage, checkpoint_of(checkpoint_id="new", minutes=1))
+    assert client.calls == 4  # It also reads what it replaces.
+    assert ids(storage) == ["new"]
+    run(client.close())
 
 
 def test_values_come_back_exactly(durable_checkpoints: CheckpointStorage) -> None:

@@ -94,7 +94,8 @@ class ParleyCheckpointStorage(CheckpointStorage):
                 return [index]
             return [index, RecordWrite(key=self._index(old), delete=True)]
 
-        await self._values.put(head, others)
+        # The framework gives each checkpoint an id of its own.
+        await self._values.put(head, others, probably_new=True)
         return checkpoint.checkpoint_id
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
