@@ -32,6 +32,7 @@ MAX_ID_BYTES = 256
 MAX_KEY_BYTES = 512
 DIGEST_BYTES = 65  # of a shortened id: a tilde and a SHA-256 in hexadecimal
 SHORTENED = re.compile(r"~[0-9a-f]{64}\Z")
+PLAIN = re.compile("[!-$&-.0-~]+")  # printable ASCII without space, "%" and "/"
 
 MAKING = threading.Lock()
 """Is held while a client is made, so that threads that begin at once share it. It is no attribute:
@@ -117,6 +118,8 @@ def key_of(*segments: str) -> str:
 
 def encoded(part: str, *, several: bool) -> str:
     """Return an id with the characters percent-encoded that :func:`conversation_id` names."""
+    if PLAIN.fullmatch(part):
+        return part
 
     def encode(i: int, character: str) -> str:
         category = unicodedata.category(character)

@@ -681,19 +681,29 @@ def test_messages_of_other_writers_are_items(address: str) -> None:
 
 def test_native_values_that_are_not_json_are_skipped(address: str) -> None:
     """As in SQLiteSession, the limit counts the items that can be read."""
-    native = parley.Native(type="openai.responses.item", value=b"{{{")
-    invalid = parley.Message(role=parley.Role.ROLE_ASSISTANT, native=native)
+
+    def of(value: bytes) -> parley.Message:
+        native = parley.Native(type="openai.responses.item", value=value)
+        return parley.Message(role=parley.Role.ROLE_ASSISTANT, native=native)
+
+    invalid = [of(b"{{{"), of(b"{} {}"), of(b"")]
 
     async def test() -> None:
         async with parley.AsyncClient(address) as client:
             session = ParleySession("invalid", client)
             await session.add_items(users(3))
             await client.append_messages(
-                parley.AppendMessagesRequest(conversation_id="invalid", messages=[invalid] * 5)
+                parley.AppendMessagesRequest(conversation_id="invalid", messages=invalid * 2)
             )
             assert await session.get_items(2) == users(3)[-2:]
             assert await session.pop_item() == user("2")
             assert await session.get_items() == users(2)
+            await client.append_messages(
+                parley.AppendMessagesRequest(
+                    conversation_id="invalid", messages=[of(b' {"spaces": [1, 2]}\n')]
+                )
+            )
+            assert repr(await session.get_items(1)) == "[{'spaces': [1, 2]}]"
 
     asyncio.run(test())
 
