@@ -1,7 +1,8 @@
 """What a history and checkpoints cost, compared with the framework's own ones in files.
 
-One run, in which all take turns for each call. The framework does not sync its files to the disk;
-parleyd does. So "file, synced" also syncs the file and its folder.
+Each round times some calls of each backend one after the other, and the order changes from round to
+round. The framework does not sync its files to the disk; parleyd does. So "file, synced" also syncs
+the file and its folder.
 
     PARLEYD=../../bin/parleyd .peers/agent_framework/bin/python peers/agent_framework/bench.py
 """
@@ -9,6 +10,7 @@ parleyd does. So "file, synced" also syncs the file and its folder.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import statistics
 import sys
@@ -33,10 +35,10 @@ from programs import parleyd
 from parley.adapters.agent_framework import ParleyCheckpointStorage, ParleyHistoryProvider
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-ROUNDS = 300
-GROUPS = 5  # of rounds, for the spread
+ROUNDS = 30
+CALLS = 10  # of each backend in a round
 STORED = 100  # messages and checkpoints before the first round
 
 
@@ -90,37 +92,46 @@ async def measure(backends: dict[str, tuple[HistoryProvider, CheckpointStorage]]
     """Print the medians and the ratios of all calls."""
     times: dict[str, dict[str, list[float]]] = {}
 
-    async def timed(what: str, name: str, call: Awaitable[object]) -> None:
-        start = time.perf_counter()
-        await call
-        times.setdefault(what, {}).setdefault(name, []).append(time.perf_counter() - start)
+    async def timed(what: str, name: str, call: Callable[[], Awaitable[object]]) -> None:
+        each = []
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            await call()
+            each.append(1000 * (time.perf_counter() - start))
+        times.setdefault(what, {}).setdefault(name, []).append(statistics.median(each))
 
     for provider, storage in backends.values():
         for number in range(STORED):
             await provider.save_messages("read", [message(number)])
             await provider.save_messages("add", [message(number)])
             await storage.save(checkpoint("read"))
-    for number in range(STORED, STORED + ROUNDS):
-        for name, (provider, storage) in backends.items():
-            add = provider.save_messages("add", [message(number)])
-            await timed("add a message", name, add)
-            await timed("newest 20 messages of 100", name, newest(provider))
-            await timed("all messages of 100", name, provider.get_messages("read"))
-            await timed("save a checkpoint", name, storage.save(checkpoint("save")))
-            if number % 10 == 0:  # The storage for files reads all files.
-                latest = storage.get_latest(workflow_name="read")
-                await timed("latest checkpoint", name, latest)
+    names = list(backends)
+    numbers = itertools.count(STORED)
+    for _ in range(ROUNDS):
+        names = names[1:] + names[:1]
+        for name in names:
+            provider, storage = backends[name]
+            calls: dict[str, Callable[[], Awaitable[object]]] = {
+                "add a message": lambda p=provider: p.save_messages(  # type: ignore[misc]
+                    "add", [message(next(numbers))]
+                ),
+                "newest 20 messages of 100": lambda p=provider: newest(p),  # type: ignore[misc]
+                "all messages of 100": lambda p=provider: p.get_messages("read"),  # type: ignore[misc]
+                "save a checkpoint": lambda s=storage: s.save(checkpoint("save")),  # type: ignore[misc]
+                "latest checkpoint": lambda s=storage: s.get_latest(workflow_name="read"),  # type: ignore[misc]
+            }
+            for what, call in calls.items():
+                await timed(what, name, call)
     for what, of in times.items():
-        ours = of["parley"]
-        size = len(ours) // GROUPS
-        print(f"{what}: {1000 * statistics.median(ours):.2f} ms")
+        print(f"{what}: {statistics.median(of['parley']):.2f} ms")
         for name in ("file", "file, synced"):
-            ratios = sorted(
-                statistics.median(ours[i : i + size]) / statistics.median(of[name][i : i + size])
-                for i in range(0, len(ours), size)
+            ratios = [ours / theirs for ours, theirs in zip(of["parley"], of[name], strict=True)]
+            low, ratio, high = statistics.quantiles(ratios, n=4)
+            theirs = statistics.median(of[name])
+            print(
+                f"  {name} {theirs:.2f} ms; {ratio:.2f}"
+                f" (half of the rounds {low:.2f} to {high:.2f})"
             )
-            theirs, ratio = 1000 * statistics.median(of[name]), statistics.median(ratios)
-            print(f"  {name} {theirs:.2f} ms; {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
 
 
 def main() -> None:

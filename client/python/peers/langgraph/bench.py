@@ -10,23 +10,21 @@ of its own in a temporary folder, from /usr/lib/postgresql or the folder in PGBI
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from graphs import chat_graph, thread
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
+from postgres import postgres
 from programs import parleyd
 
 from parley.adapters.langgraph import ParleySaver
@@ -41,49 +39,6 @@ ROUNDS = 5  # or fewer, within the time
 MAX_SECONDS = 55.0  # for all rounds
 
 
-def programs_of_postgres() -> Path:
-    """Return the folder of the newest PostgreSQL of this machine."""
-    if folder := os.environ.get("PGBIN"):
-        return Path(folder)
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: path.parent.name)
-    if not found:
-        sys.exit("bench.py: install postgresql, or set PGBIN to the folder of its programs")
-    return found[-1]
-
-
-@contextmanager
-def postgres(folder: Path) -> Iterator[str]:
-    """Run a PostgreSQL with its default settings until the block ends; yield how to connect."""
-    programs = programs_of_postgres()
-    account: dict[str, Any] = {}
-    if os.getuid() == 0:  # PostgreSQL does not run as root.
-        nobody = pwd.getpwnam("nobody")
-        account = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    data = folder / "data"
-    initialize = [str(programs / "initdb"), "--auth=trust", "--username=bench", f"--pgdata={data}"]
-    subprocess.run(initialize, check=True, stdout=subprocess.DEVNULL, cwd=folder, **account)
-    server = subprocess.Popen(
-        [programs / "postgres", "-D", data, "-h", "127.0.0.1", "-p", str(port), "-k", folder],
-        stderr=subprocess.DEVNULL,
-        cwd=folder,
-        **account,
-    )
-    try:
-        ready = [str(programs / "pg_isready"), "--host=127.0.0.1", f"--port={port}"]
-        while subprocess.run(ready, stdout=subprocess.DEVNULL, check=False).returncode:
-            if server.poll() is not None:
-                sys.exit("bench.py: postgres ended before it served")
-            time.sleep(0.05)
-        yield f"postgresql://bench@127.0.0.1:{port}/postgres"
-    finally:
-        server.terminate()
-        server.wait()
-
-
 @contextmanager
 def savers() -> Iterator[dict[str, BaseCheckpointSaver[str]]]:
     """Yield a saver of each kind, with servers of their own on the same disk."""
@@ -95,7 +50,7 @@ def savers() -> Iterator[dict[str, BaseCheckpointSaver[str]]]:
             (folder / name).mkdir()
         server = stack.enter_context(parleyd(folder / "parley", store="bolt"))
         address = stack.enter_context(postgres(folder / "postgres"))
-        in_postgres = stack.enter_context(PostgresSaver.from_conn_string(address))
+        in_postgres = stack.enter_context(PostgresSaver.from_conn_string(f"postgresql://{address}"))
         in_postgres.setup()
         in_sqlite = stack.enter_context(SqliteSaver.from_conn_string(str(folder / "sqlite.db")))
         yield {

@@ -1,7 +1,8 @@
 """What sessions cost, compared with Strands' sessions in files.
 
-One run, in which both take turns for each call. FileSessionManager writes a file for each message
-and does not sync it to the disk; parleyd does. So "file, synced" also syncs the file.
+Each round times ten calls of each repository one after the other, and the order changes from round
+to round. FileSessionManager writes a file for each message and does not sync it to the disk;
+parleyd does. So "file, synced" also syncs the file.
 
     PARLEYD=../../bin/parleyd .peers/strands/bin/python peers/strands/bench.py
 """
@@ -27,8 +28,8 @@ from parley.adapters.strands import ParleySessionRepository
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROUNDS = 300
-GROUPS = 5  # of rounds, for the spread
+ROUNDS = 40
+CALLS = 10  # of each repository in a round
 
 
 class SyncedFiles(FileSessionManager):
@@ -52,10 +53,13 @@ def measure(repositories: dict[str, Any]) -> None:
     """Print the medians and the ratios for adding a message and for reading the newest 20."""
     times: dict[str, dict[str, list[float]]] = {"add": {}, "newest 20": {}}
 
-    def timed(what: str, name: str, call: Callable[[], object]) -> None:
-        start = time.perf_counter()
-        call()
-        times[what].setdefault(name, []).append(time.perf_counter() - start)
+    def timed(what: str, name: str, call: Callable[[int], object]) -> None:
+        each = []
+        for i in range(CALLS):
+            start = time.perf_counter()
+            call(i)
+            each.append(1000 * (time.perf_counter() - start))
+        times[what].setdefault(name, []).append(statistics.median(each))
 
     for repository in repositories.values():
         for agent in ("read", "add"):
@@ -64,22 +68,26 @@ def measure(repositories: dict[str, Any]) -> None:
             )
         for number in range(100):
             repository.create_message("s", "read", message(number))
-    for number in range(ROUNDS):
-        for name, repository in repositories.items():
-            one = message(number)
-            timed("add", name, lambda r=repository, m=one: r.create_message("s", "add", m))  # type: ignore[misc]
-            timed("newest 20", name, lambda r=repository: r.list_messages("s", "read", offset=80))  # type: ignore[misc]
-    size = ROUNDS // GROUPS
+    names = list(repositories)
+    for first in range(0, ROUNDS * CALLS, CALLS):
+        names = names[1:] + names[:1]
+        ones = [message(first + i) for i in range(CALLS)]
+        for name in names:
+            r = repositories[name]
+            timed("add", name, lambda i, r=r, ones=ones: r.create_message("s", "add", ones[i]))  # type: ignore[misc]
+        for name in names:
+            r = repositories[name]
+            timed("newest 20", name, lambda _, r=r: r.list_messages("s", "read", offset=80))  # type: ignore[misc]
     for what, of in times.items():
-        ours = of["parley"]
-        print(f"{what}: {1000 * statistics.median(ours):.2f} ms")
+        print(f"{what}: {statistics.median(of['parley']):.2f} ms")
         for name in ("file", "file, synced"):
-            ratios = sorted(
-                statistics.median(ours[i : i + size]) / statistics.median(of[name][i : i + size])
-                for i in range(0, ROUNDS, size)
+            ratios = [ours / theirs for ours, theirs in zip(of["parley"], of[name], strict=True)]
+            low, ratio, high = statistics.quantiles(ratios, n=4)
+            theirs = statistics.median(of[name])
+            print(
+                f"  {name} {theirs:.2f} ms; {ratio:.2f}"
+                f" (half of the rounds {low:.2f} to {high:.2f})"
             )
-            theirs, ratio = 1000 * statistics.median(of[name]), statistics.median(ratios)
-            print(f"  {name} {theirs:.2f} ms; {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
 
 
 def main() -> None:
