@@ -39,7 +39,17 @@ UNCHECKED = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.UNAUTHENTICATED,
 )
-"""The codes of calls that the server refuses before it sees that they repeat an executed one."""
+"""The codes of calls that the server may refuse before it sees that they repeat an executed one."""
+
+CHECKED = ("CONVERSATION_FULL", "RECORDS_FULL")
+"""The reasons of refusals with these codes that it gives only after that."""
+
+
+def is_refused(error: BaseException) -> bool:
+    """Report whether the server has executed no attempt of the call that raised this."""
+    if not isinstance(error, Error):
+        return False
+    return error.code not in (*UNCERTAIN, *UNCHECKED) or error.reason in CHECKED
 
 
 class DamagedValueError(ValueError):

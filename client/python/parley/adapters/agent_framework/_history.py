@@ -23,7 +23,7 @@ from parley.adapters._common import (
     kept,
     removed,
 )
-from parley.adapters._values import UNCERTAIN, UNCHECKED
+from parley.adapters._values import is_refused
 from parley.adapters.agent_framework._messages import decode, encode, record_keys
 from parley.v1.conversation_pb2 import Conversation, Retention
 from parley.v1.conversation_service_pb2 import (
@@ -249,8 +249,7 @@ class ParleyHistoryProvider(HistoryProvider):
             is_sent = True
             await self._send(request)
         except (Exception, asyncio.CancelledError) as error:
-            refused = isinstance(error, Error) and error.code not in (*UNCERTAIN, *UNCHECKED)
-            if not is_sent or refused:
+            if not is_sent or is_refused(error):
                 await self._discard(conversation, separate)
             # Another process has appended, or has deleted the conversation.
             if isinstance(error, Error) and (
