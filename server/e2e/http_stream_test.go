@@ -73,12 +73,14 @@ func (d *httpServer) openEvents(t *testing.T, lastID, path, body string) *eventS
 	return e
 }
 
-// next reads the next event. It returns io.EOF at the end of the stream.
+// next reads the next event. It skips comments, and returns io.EOF at the end of the stream.
 func (e *eventSource) next() (serverEvent, error) {
 	var event serverEvent
 	for e.lines.Scan() {
 		field, value, _ := strings.Cut(e.lines.Text(), ": ")
 		switch field {
+		case ":": // A comment is followed by an empty line, as an event is.
+			e.lines.Scan()
 		case "id":
 			event.id, e.lastID = value, value
 		case "event":

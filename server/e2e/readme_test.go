@@ -66,6 +66,7 @@ func pages() []page {
 //     "until Ctrl-D" reads one line.
 //   - A block "console" is not run: it needs root, a container engine or a cluster.
 //   - Targets of make must exist, but are not run.
+//   - A benchmark makes one call.
 //   - A block of another language whose first line is a comment with a file name is written to that file.
 func TestCommandsOfPages(t *testing.T) {
 	t.Parallel()
@@ -302,6 +303,7 @@ var (
 	untilCtrlC      = regexp.MustCompile(`(?m)^([^#\n]*[^#\s]) +# .*until Ctrl-C.*$`)
 	untilCtrlD      = regexp.MustCompile(`(?m)^([^#\n]*[^#\s]) +# .*until Ctrl-D.*$`)
 	makeTarget      = regexp.MustCompile(`(?m)^make ([a-z-]+)`)
+	benchTime       = regexp.MustCompile(`-benchtime \d+x( -count \d+)?`)
 	agentPort       = regexp.MustCompile(`127\.0\.0\.1:700\d`)
 )
 
@@ -311,6 +313,7 @@ func (s *site) script(b block) string {
 		"2026-11-20", time.Now().UTC().Format(time.DateOnly)).Replace(b.text)
 	text = agentPort.ReplaceAllString(text, "127.0.0.1:0")
 	text = makeTarget.ReplaceAllString(text, "grep -q '^$1:' Makefile # make $1")
+	text = benchTime.ReplaceAllString(text, "-benchtime 1x")
 	// timeout exits with 124 if the command was still running.
 	text = untilCtrlC.ReplaceAllString(text, "timeout --signal=INT 2 $1 || [ $$? -eq 124 ]")
 	text = untilCtrlD.ReplaceAllString(text, "echo 'hello again' | $1")
