@@ -146,7 +146,7 @@ func (h *horizon) shared() context.Context {
 	now := time.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !now.Before(h.aged) { // The one before ends by itself: its commands may still run.
+	if !now.Before(h.aged) { // The one before ends at its deadline: its commands may still run.
 		h.latest, h.cancel = context.WithDeadline(h.base, now.Add(h.most))
 		h.aged = now.Add(h.most / 8)
 	}
